@@ -33,7 +33,7 @@ import json, resource, sys, time
 from pathlib import Path
 import torch
 from gemmill.checkpoints.convert import convert
-from gemmill.checkpoints.plan import Asked
+from gemmill.checkpoints.steps import Asked
 device, source, out, to = sys.argv[1:]
 from gemmill.quantize import layer_error, quantize_weight
 for weight in (torch.randn(128, 256).to(device, torch.bfloat16),):

@@ -32,8 +32,8 @@ NAMES = {"vllm": "vLLM", "deepgemm": "DeepGEMM", "torch mm": "torch (cuBLAS)"}
 def tables(record: dict, source: str) -> str:
     """Markdown of all tables. `source` is the result's path in the repository."""
     told = (
-        f"These tables are of one {record['environment']['gpu']}, {record['date'][:10]}, commit {record['commit'][:7]}, "
-        f"torch {record['environment']['torch']}, of build `{record['build']['id']}` ([JSON](../{source})). Times are in "
+        f"These tables are of one run ([JSON](../{source})), with torch {record['environment']['torch']} and build "
+        f"`{record['build']['id']}`. Times are in "
         "microseconds, the best peer in bold. That is the one nearest to gemmill, or ahead, where times of the same round are held together."
     )
     parts = [told, "\n".join(_summary(record))]
@@ -41,8 +41,13 @@ def tables(record: dict, source: str) -> str:
     return "\n\n".join([*parts, "\n".join(_host(record))])
 
 
+def _run(record: dict) -> str:
+    """Device, date and commit, as heads of tables have them."""
+    return f"{record['environment']['gpu']}, {record['date'][:10]}, {record['commit'][:7]}"
+
+
 def _summary(record: dict) -> Iterator[str]:
-    yield "| best peer's time / gemmill's, geometric mean | M up to 128 | above | worst |"
+    yield f"| {_run(record)}: best peer's time / gemmill's, geometric mean | M up to 128 | above | worst |"
     yield "| --- | --- | --- | --- |"
     for op, (what, _) in OPS.items():
         sides = {part["side"]: part for part in record["summary"] if part["op"] == op and part["shapes"]}
@@ -57,7 +62,7 @@ def _summary(record: dict) -> Iterator[str]:
 def _times(record: dict, op: str) -> Iterator[str]:
     what, peers = OPS[op]
     names = [NAMES.get(peer, peer) for peer in peers]
-    yield f"| {what}: M x N x K | {SUBJECT} | {' | '.join(names)} |"
+    yield f"| {_run(record)}: {what}: M x N x K | {SUBJECT} | {' | '.join(names)} |"
     yield "| --- " * (2 + len(peers)) + "|"
     for row in sorted((row for row in record["rows"] if row["op"] == op), key=shape_of):
         best = row["best_peer"]
@@ -76,7 +81,7 @@ def _number(us: float) -> str:
 
 def _host(record: dict) -> Iterator[str]:
     peers = list(dict.fromkeys(peer for _, peers in OPS.values() for peer in peers))
-    yield f"| host time of a call through `.default`, us | {SUBJECT} | {' | '.join(NAMES.get(peer, peer) for peer in peers)} |"
+    yield f"| {_run(record)}: host time of a call through `.default`, us | {SUBJECT} | {' | '.join(NAMES.get(peer, peer) for peer in peers)} |"
     yield "| --- " * (2 + len(peers)) + "|"
     for op, (what, _) in OPS.items():
         if taken := record["host"].get(op):

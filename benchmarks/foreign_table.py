@@ -28,7 +28,7 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.select import select
 from gemmill.runtime.table_file import read_table
 from gemmill.tuner.device import now
-from gemmill.tuner.problems import Workload
+from gemmill.tuner.workloads import Workload
 from harness import devices
 from harness.contenders import SM_COUNT, LocalContender
 from harness.measuring import measure
@@ -56,29 +56,29 @@ def drawn(count: int, seed: int) -> list[Workload]:
         for i, (m, n, k) in enumerate(dice.sample(shapes, min(count, len(shapes)))):
             rows = max(1, round(m * dice.uniform(0.6, 1))) if i % 2 else m
             found.append(gemm(op=Op(name), m=rows, n=n, k=k))
-    return sorted(found, key=lambda problem: random.Random(f"{seed} {problem}").random())
+    return sorted(found, key=lambda workload: random.Random(f"{seed} {workload}").random())
 
 
-def choices_of(build: Build, problem: Workload, sm_count: int) -> tuple[str | None, str | None, str]:
+def choices_of(build: Build, workload: Workload, sm_count: int) -> tuple[str | None, str | None, str]:
     """The variant by the tables, the one by the model, and what the first rests on."""
     table = build.table
-    by_table = select(table, problem.call, sm_count)
-    by_model = select(replace(table, tuned=()), problem.call, sm_count)
+    by_table = select(table, workload.call, sm_count)
+    by_model = select(replace(table, tuned=()), workload.call, sm_count)
     names = [choice.entry.name if choice.entry else None for choice in (by_table, by_model)]
     return names[0], names[1], by_table.trust.name.lower()
 
 
 def row_of(
-    build: Build, problem: Workload, pinned: dict[str, LocalContender], maker: GemmMaker, timer: Any, sm_count: int
+    build: Build, workload: Workload, pinned: dict[str, LocalContender], maker: GemmMaker, timer: Any, sm_count: int
 ) -> dict[str, Any]:
     """A shape's row: both choices, and the model's time over the table's."""
-    by_table, by_model, trust = choices_of(build, problem, sm_count)
-    row = {"op": problem.kind, **problem.sizes, "trust": trust, "by_table": by_table, "by_model": by_model}
+    by_table, by_model, trust = choices_of(build, workload, sm_count)
+    row = {"op": workload.kind, **workload.sizes, "trust": trust, "by_table": by_table, "by_model": by_model}
     if by_table is None or by_model is None:
         return row | {"ratio": None}
     if by_table == by_model:
         return row | {"ratio": 1.0}
-    found = measure(maker.make(problem), [pinned[by_table], pinned[by_model]], timer, CAREFUL)
+    found = measure(maker.make(workload), [pinned[by_table], pinned[by_model]], timer, CAREFUL)
     samples = found.samples
     both = by_table in samples and by_model in samples
     ratio = round(paired_ratio(samples[by_model], samples[by_table]), 4) if both else None
@@ -123,15 +123,15 @@ def main(arguments: list[str] | None = None) -> int:
     maker = GemmMaker(torch.device("cpu" if dry else "cuda"), 4096 if dry else ROTATED_BYTES)
     timer = DryTimer() if dry else GraphTimer()
     sm_count = SM_COUNT if dry else torch.cuda.get_device_properties(0).multi_processor_count
-    problems = drawn(options.shapes, options.seed)
+    workloads = drawn(options.shapes, options.seed)
     started, rows = now(), []
     with of_this_gpu() as monitor:
         begun = time.perf_counter()
-        for done, problem in enumerate(problems, 1):
+        for done, workload in enumerate(workloads, 1):
             if time.perf_counter() - begun > options.limit_seconds:
                 break
-            rows.append(row_of(build, problem, pinned, maker, timer, sm_count))
-            print(f"{done}/{len(problems)} {problem}: {rows[-1]['ratio']}", flush=True)
+            rows.append(row_of(build, workload, pinned, maker, timer, sm_count))
+            print(f"{done}/{len(workloads)} {workload}: {rows[-1]['ratio']}", flush=True)
     verdict = verdict_of(rows)
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         "environment": devices.environment(),
         "while_measuring": monitor.summary(),
         "method": {"rounds": CAREFUL.rounds, "device_time": DEVICE_TIME, "ratio": "model / table, median over rounds"},
-        "left_out": len(problems) - len(rows),
+        "left_out": len(workloads) - len(rows),
         "verdict": verdict,
         "rows": rows,
     }

@@ -30,8 +30,8 @@ from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
 from gemmill.tuner.device import now
-from gemmill.tuner.problems import Workload, tiny
 from gemmill.tuner.timing import shuffled
+from gemmill.tuner.workloads import Workload, tiny
 from harness import devices
 from harness.contenders import SM_COUNT, FieldError, LocalContender
 from harness.drawing import classes_of, drawings, drawn, held_weights, ladders
@@ -64,15 +64,15 @@ class Judge:
     field: Field
     variants: Variants
     maker: Any
-    """Makes operands of a problem."""
+    """Makes operands of a workload."""
     timer: Timer
     quick: QuickTimer
     sieve: Sieve
 
-    def shape(self, problem: Workload) -> dict[str, Any]:
+    def shape(self, workload: Workload) -> dict[str, Any]:
         """Time a shape: the variants quickly, then the choice, the fastest and the peers."""
-        operands = self.maker.make(problem)
-        choice, trust = choice_of(self.field.loaded, problem)
+        operands = self.maker.make(workload)
+        choice, trust = choice_of(self.field.loaded, workload)
         quick = sieved(operands, self.variants, self.quick, self.sieve, [] if choice is None else [choice])
         fastest = [name for name in quick.us if name != choice][:FINALISTS]
         finalists = [variant for variant in self.variants.pinned if variant.name in fastest]
@@ -82,28 +82,28 @@ class Judge:
     def ladder(self, rungs: Sequence[Workload]) -> dict[str, Any]:
         """Time gemmill's choice at every M of the same weights, rounds alternating between them."""
         prepared = {}
-        for problem in rungs:
-            operands = self.maker.make(problem)
-            prepared[problem] = self.field.subject.prepare(operands, self.timer, CAREFUL.calls(problem))
-        rounds: dict[Workload, list[float]] = {problem: [] for problem in rungs}
-        by_m = {str(problem.m): problem for problem in rungs}
+        for workload in rungs:
+            operands = self.maker.make(workload)
+            prepared[workload] = self.field.subject.prepare(operands, self.timer, CAREFUL.calls(workload))
+        rounds: dict[Workload, list[float]] = {workload: [] for workload in rungs}
+        by_m = {str(workload.m): workload for workload in rungs}
         for turn in range(CAREFUL.rounds):
             for m in shuffled(list(by_m), turn):
                 rounds[by_m[m]].append(prepared[by_m[m]].round())
         for ready in prepared.values():
             ready.close()
         found = [
-            {"m": problem.m, "choice": choice_of(self.field.loaded, problem)[0], "us": round(sample(us).median_us, 3)}
-            for problem, us in rounds.items()
+            {"m": workload.m, "choice": choice_of(self.field.loaded, workload)[0], "us": round(sample(us).median_us, 3)}
+            for workload, us in rounds.items()
         ]
         return {"kind": "ladder", "op": rungs[0].kind, "n": rungs[0].n, "k": rungs[0].k, "rungs": found}
 
 
-def choice_of(build: Build | None, problem: Workload) -> tuple[str | None, str]:
+def choice_of(build: Build | None, workload: Workload) -> tuple[str | None, str]:
     """The variant that the extension chooses, and what the choice rests on."""
     if build is None:
         return None, "model"
-    row, trust = build.choose(problem.call, SM_COUNT)
+    row, trust = build.choose(workload.call, SM_COUNT)
     return (build.table.entries[row].name if row >= 0 else None), trust.name.lower()
 
 
@@ -111,7 +111,7 @@ def shape_record(
     found: Measurement, quick: Sieved, choice: str | None, trust: str, finalists: Sequence[str], field: Field
 ) -> dict[str, Any]:
     """A shape's row: the ratio to the best peer, the regret against the fastest variant, and all times."""
-    samples, problem = found.samples, found.problem
+    samples, workload = found.samples, found.workload
     subject = samples.get(SUBJECT)
     timed = [name for name in finalists if name in samples]
     peers = [peer.name for peer in field.peers if peer.complete and peer.name in samples]
@@ -122,8 +122,8 @@ def shape_record(
     regret = None if subject is None or not quick.us else max(0.0, slower[fastest] if fastest else 0.0)
     return {
         "kind": "shape",
-        "op": problem.kind,
-        **problem.sizes,
+        "op": workload.kind,
+        **workload.sizes,
         "trust": trust,
         "choice": choice,
         "us": None if subject is None else round(subject.median_us, 3),
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     begun = time.perf_counter()
     try:
-        shapes, rungs = problems_of(options)
+        shapes, rungs = workloads_of(options)
         judge, setup = prepared(options, shapes)
         lines = Lines(options.out_dir / f"{options.name}.jsonl", setup)
     except (FieldError, LinesError) as error:
@@ -258,7 +258,7 @@ def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tu
     return judge, setup
 
 
-def problems_of(options: argparse.Namespace) -> tuple[list[Workload], list[list[Workload]]]:
+def workloads_of(options: argparse.Namespace) -> tuple[list[Workload], list[list[Workload]]]:
     """Shapes and ladders, classes taking turns."""
     held = sorted(held_weights(options.fitted, options.tables))
     classes = options.classes.split(",")
@@ -285,9 +285,9 @@ def run_all(
 ) -> None:
     """Measure what the file lacks until `end`, the first half of the shapes before the ladders."""
     half = len(shapes) // 2
-    work: list[tuple[str, Any]] = [(str(problem), problem) for problem in shapes]
+    work: list[tuple[str, Any]] = [(str(workload), workload) for workload in shapes]
     work[half:half] = [(f"ladder {ladder[0].op} {ladder[0].n} x {ladder[0].k}", ladder) for ladder in rungs]
-    for done, (key, problem) in enumerate(work):
+    for done, (key, workload) in enumerate(work):
         if not lines.waits(key):
             continue
         begun = time.perf_counter()
@@ -296,7 +296,7 @@ def run_all(
             return
         lines.begin(key)
         faulthandler.dump_traceback_later(shape_s, exit=True, file=sys.__stderr__)
-        result = judge.shape(problem) if isinstance(problem, Workload) else judge.ladder(problem)
+        result = judge.shape(workload) if isinstance(workload, Workload) else judge.ladder(workload)
         faulthandler.cancel_dump_traceback_later()
         seconds = time.perf_counter() - begun
         lines.end(key, result | {"seconds": round(seconds, 3)})

@@ -73,16 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timer: Timer = DryTimer() if dry else GraphTimer()
     device = torch.device("cpu" if dry else "cuda")
     maker = benchmark.maker(device, DRY_ROTATED_BYTES if dry else ROTATED_BYTES)
-    problems = benchmark.problems(options)
+    workloads = benchmark.workloads(options)
     if dry:
-        problems = list(dict.fromkeys(map(benchmark.tiny, problems)))
-    plan = SWEEP if options.variants or options.by_backend else COMPARISON
+        workloads = list(dict.fromkeys(map(benchmark.tiny, workloads)))
+    method = SWEEP if options.variants or options.by_backend else COMPARISON
     started = now()
     with of_this_gpu() as monitor:
-        settled = warm_up(field, maker, timer, problems[0], dry)
+        settled = warm_up(field, maker, timer, workloads[0], dry)
         copy_gbps = copy_bandwidth(timer, device, DRY_ELEMENTS if dry else COPIED_ELEMENTS)
-        host = host_times(field, maker, timer, list(dict.fromkeys(p.kind for p in problems)))
-        measurements, left_out = measure_all(problems, field, maker, timer, plan, options.limit_seconds)
+        host = host_times(field, maker, timer, list(dict.fromkeys(p.kind for p in workloads)))
+        measurements, left_out = measure_all(workloads, field, maker, timer, method, options.limit_seconds)
     record = {
         "schema_version": SCHEMA_VERSION,
         "program": f"benchmarks/run.py {options.family}",
@@ -95,11 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "while_measuring": monitor.summary(),
         "settled_seconds": round(settled, 2),
         "copy_gbps": round(copy_gbps, 1),
-        "method": method_record(plan, field),
+        "method": method_record(method, field),
         "notes": list(field.notes),
         "host": host,
         "facts": benchmark.facts(field.loaded) if field.loaded is not None else {},
-        "left_out": [str(problem) for problem in left_out],
+        "left_out": [str(workload) for workload in left_out],
     }
     report = report_backends if options.by_backend else report_sweep if options.variants else report_comparison
     report(record, measurements, field, options.out_dir / (options.name or result_stem(options.family, record)))
@@ -136,15 +136,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if (options.variants or options.by_backend) and benchmark.variants is None:
         parser.error(f"{options.family} has one variant for each call: there is nothing to choose among")
     try:
-        benchmark.problems(options)
+        benchmark.workloads(options)
     except ValueError as error:
         parser.error(str(error))
     return options
 
 
-def warm_up(field: Field, maker: object, timer: Timer, problem: Workload, dry: bool) -> float:
+def warm_up(field: Field, maker: object, timer: Timer, workload: Workload, dry: bool) -> float:
     """Bring the clocks to where they stay; returns the seconds that took."""
-    operands = maker.make(problem if dry else field.benchmark.warm_problem(problem))
+    operands = maker.make(workload if dry else field.benchmark.warm_workload(workload))
     return timer.settle(field.subject.call(operands, 0))
 
 
@@ -161,13 +161,13 @@ def copy_bandwidth(timer: Timer, device: torch.device, elements: int) -> float:
 
 
 def host_times(field: Field, maker: object, timer: Timer, kinds: Sequence[str]) -> dict[str, dict]:
-    """Host time of one call of a small problem, by kind and contender."""
+    """Host time of one call of a small workload, by kind and contender."""
     times: dict[str, dict] = {}
     for kind in kinds:
-        operands = maker.make(field.benchmark.host_problem(kind))
+        operands = maker.make(field.benchmark.host_workload(kind))
         times[kind] = {}
         for contender in (field.subject, *field.also, *field.peers):
-            if not contender.takes(operands.problem):
+            if not contender.takes(operands.workload):
                 continue
             try:
                 times[kind][contender.name] = sample_record(contender.host_us(operands, timer))
@@ -178,35 +178,35 @@ def host_times(field: Field, maker: object, timer: Timer, kinds: Sequence[str]) 
 
 
 def measure_all(
-    problems: Sequence[Workload], field: Field, maker: object, timer: Timer, plan: Rounds, limit_seconds: float
+    workloads: Sequence[Workload], field: Field, maker: object, timer: Timer, method: Rounds, limit_seconds: float
 ) -> tuple[list[Measurement], list[Workload]]:
-    """Measurements, and the problems that the time did not suffice for."""
+    """Measurements, and the workloads that the time did not suffice for."""
     start, measurements = time.perf_counter(), []
-    for i, problem in enumerate(problems):
+    for i, workload in enumerate(workloads):
         if time.perf_counter() - start > limit_seconds:
-            return measurements, list(problems[i:])
+            return measurements, list(workloads[i:])
         try:
-            found = measure(maker.make(problem), field.contenders(problem), timer, plan)
+            found = measure(maker.make(workload), field.contenders(workload), timer, method)
         except RuntimeError as error:
-            print(f"{problem}: the device gave up, nothing after it is measured: {first_line(error)}", file=sys.stderr)
-            return measurements, list(problems[i:])
+            print(f"{workload}: the device gave up, nothing after it is measured: {first_line(error)}", file=sys.stderr)
+            return measurements, list(workloads[i:])
         measurements.append(found)
         for name, failure in found.failures.items():
-            print(f"{problem}: {name} failed: {failure}", file=sys.stderr)
+            print(f"{workload}: {name} failed: {failure}", file=sys.stderr)
     return measurements, []
 
 
-def method_record(plan: Rounds, field: Field) -> dict[str, object]:
+def method_record(method: Rounds, field: Field) -> dict[str, object]:
     """How the times were taken, for the reader of the JSON."""
     return {
-        "rounds": plan.rounds,
-        "give_up_ratio": plan.give_up_ratio,
+        "rounds": method.rounds,
+        "give_up_ratio": method.give_up_ratio,
         "rotated_bytes": ROTATED_BYTES,
         "data": field.benchmark.data,
         "copy": "1 GiB of bf16 copied by torch or by torch.abs, the faster; reads and writes counted",
         "device_time": DEVICE_TIME,
         "ratio": "median over rounds of peer / gemmill in the same round, against the peer for which it is least",
-        "host_time": "loop of calls of a small problem, through the op's .default",
+        "host_time": "loop of calls of a small workload, through the op's .default",
     }
 
 

@@ -30,7 +30,7 @@ from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import Monitor, driver_version, now
 from gemmill.tuner.journal import Entry, Journal, JournalError
 from gemmill.tuner.measure import Outcome
-from gemmill.tuner.problems import Workload, tiny
+from gemmill.tuner.workloads import Workload, tiny
 from harness import devices
 from harness.contenders import FieldError, LocalContender
 from harness.drawing import designed
@@ -56,15 +56,15 @@ class Sampler:
     all_every: int
     """Of so many shapes, one is timed with all variants; 0 for none."""
 
-    def sample(self, problem: Workload, number: int) -> tuple[Outcome, str | None]:
+    def sample(self, workload: Workload, number: int) -> tuple[Outcome, str | None]:
         """Time a shape, the `number`th of all. Returns what came out and today's choice."""
         begun = time.perf_counter()
-        choice = choice_of(self.field.loaded, problem)[0]
+        choice = choice_of(self.field.loaded, workload)[0]
         whole = self.all_every > 0 and number % self.all_every == 0
         sieve = replace(self.sieve, best=None) if whole else self.sieve
-        found = sieved(self.maker.make(problem), self.variants, self.quick, sieve, [choice] if choice else [])
+        found = sieved(self.maker.make(workload), self.variants, self.quick, sieve, [choice] if choice else [])
         outcome = Outcome(
-            problem=problem,
+            workload=workload,
             rounds_us=found.rounds_us,
             findings={name: Finding(fault=Fault.REFUSED, detail=text) for name, text in found.failures.items()},
             builds=dict.fromkeys(found.rounds_us, build_id(self.field.loaded)),
@@ -167,13 +167,13 @@ def setup_of(options: argparse.Namespace, sampler: Sampler) -> dict[str, Any]:
 def run_until(end: float, sampler: Sampler, journal: Journal, options: argparse.Namespace, monitor: Monitor) -> None:
     """Sample what the journal lacks."""
     told = time.perf_counter()
-    for number, problem in enumerate(problems(options)):
+    for number, workload in enumerate(workloads(options)):
         if time.perf_counter() > end or number >= options.most:
             return
-        if (problem, 0, 0) in journal.record.entries:
+        if (workload, 0, 0) in journal.record.entries:
             continue
         faulthandler.dump_traceback_later(options.shape_s, exit=True, file=sys.__stderr__)
-        outcome, choice = sampler.sample(problem, number)
+        outcome, choice = sampler.sample(workload, number)
         faulthandler.cancel_dump_traceback_later()
         # Clocks so far: the last line's are those of the whole run.
         outcome = replace(outcome, state=monitor.summary() if number % 50 == 0 else {})
@@ -181,18 +181,18 @@ def run_until(end: float, sampler: Sampler, journal: Journal, options: argparse.
         if time.perf_counter() - told > PROGRESS_S:
             told = time.perf_counter()
             print(
-                f"{number + 1} shapes, {problem}: {len(outcome.rounds_us)} variants, {outcome.seconds:.2f} s",
+                f"{number + 1} shapes, {workload}: {len(outcome.rounds_us)} variants, {outcome.seconds:.2f} s",
                 flush=True,
             )
 
 
-def problems(options: argparse.Namespace) -> Iterator[Workload]:
+def workloads(options: argparse.Namespace) -> Iterator[Workload]:
     """Without end, classes taking turns with weights."""
     of_classes = [designed(name, options.seed, options.rows) for name in options.classes.split(",")]
     while True:
         for weights in of_classes:
-            for problem in next(weights):
-                yield tiny(problem) if options.dry_run else problem
+            for workload in next(weights):
+                yield tiny(workload) if options.dry_run else workload
 
 
 if __name__ == "__main__":

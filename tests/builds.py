@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from gemmill.families import scaled_mm
-from gemmill.families.scaled_mm.classes import Need, problem_code
+from gemmill.families.scaled_mm.classes import Need, class_code
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.family import ProblemCall
+from gemmill.family import ShapedCall
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
@@ -59,16 +59,16 @@ def smoke_build(
 
 
 @pytest.fixture
-def problem_call() -> Callable[..., ProblemCall]:
+def shaped_call() -> Callable[..., ShapedCall]:
     """A call, by default of e4m3 to bf16 with a bias, everything aligned."""
 
     def make(
         need: Need = Need.BIAS, operand: str = "float8_e4m3fn", out: str = "bfloat16", **changes: int
-    ) -> ProblemCall:
+    ) -> ShapedCall:
         given = {"m": 16, "n": 4096, "k": 4096, "align_a": 16, "align_b": 16, "align_d": 16} | changes
         sizes, alignments = (tuple(given.values())[i : i + 3] for i in (0, 3))
-        return ProblemCall(
-            family=scaled_mm.NAME, problem=problem_code(need, operand, out), sizes=sizes, alignments=alignments
+        return ShapedCall(
+            family=scaled_mm.NAME, call_class=class_code(need, operand, out), sizes=sizes, alignments=alignments
         )
 
     return make

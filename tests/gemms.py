@@ -1,11 +1,11 @@
 """Measured classes of the GEMMs at sizes."""
 
 from gemmill.families.scaled_mm.sweep import Op
-from gemmill.tuner.problems import Workload, problem_of
+from gemmill.tuner.workloads import Workload, workload_of
 
 __all__ = ["Op", "Workload", "gemm"]
 
 
 def gemm(*, op: str, m: int, n: int, k: int) -> Workload:
     """D[m, n] = epilogue(A[m, k] B[k, n])."""
-    return problem_of(op, {"m": m, "n": n, "k": k})
+    return workload_of(op, {"m": m, "n": n, "k": k})

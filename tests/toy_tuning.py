@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from gemmill.family import ProblemCall, Reach, Row, Tuning
+from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.runtime.tuned import TunedChoice
 
 TOY = "toy"
@@ -16,10 +16,10 @@ class Facts(NamedTuple):
 
 def toy_rows(config: int, accepts: object, kernel: int) -> list[Row]:
     least, facts = (1, 1, config), Facts(config)
-    return [Row(kernel=kernel, problem=5, most=1000, alignments=(4,), least=least, facts=facts)]
+    return [Row(kernel=kernel, call_class=5, most=1000, alignments=(4,), least=least, facts=facts)]
 
 
-def toy_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+def toy_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     length, heads, page = call.sizes
     return float(-(-length // row.facts.rows_at_a_time) * heads * page)
 
@@ -36,7 +36,7 @@ TOY_TUNING = Tuning(
     bucketed="length",
     reach=Reach(few=2, many=100, endless=400, ratio=3, distance=0.5),
     rows=toy_rows,
-    describe=lambda problem: f"class {problem}",
+    describe=lambda number: f"class {number}",
     differs=lambda has, needs: f"it computes class {has}, the call needs class {needs}",
     refuses=lambda row, call: None if call.sizes[1] % 2 else "it takes odd heads",
     model_ns=toy_ns,
@@ -53,8 +53,8 @@ def toy_entry(config: int, symbol: str) -> Any:
 
 def measured(name: str, length: int, heads: int = 7, page: int = 16) -> TunedChoice:
     sizes = {"page": page, "length": length, "heads": heads}
-    return TunedChoice(family=TOY, problem=5, sizes=sizes, names=(f"sm90a_toy_{name}",))
+    return TunedChoice(family=TOY, call_class=5, sizes=sizes, names=(f"sm90a_toy_{name}",))
 
 
-def call(length: int, heads: int = 7, page: int = 16, problem: int = 5, alignment: int = 16) -> ProblemCall:
-    return ProblemCall(family=TOY, problem=problem, sizes=(length, heads, page), alignments=(alignment,))
+def call(length: int, heads: int = 7, page: int = 16, call_class: int = 5, alignment: int = 16) -> ShapedCall:
+    return ShapedCall(family=TOY, call_class=call_class, sizes=(length, heads, page), alignments=(alignment,))

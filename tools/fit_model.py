@@ -26,7 +26,7 @@ from table_loss import SM_COUNT, Times, read, row_of
 from gemmill.families.scaled_mm import NAME
 from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, Facts, Terms, terms_of, time_ns
 from gemmill.space.names import parse_name
-from gemmill.tuner.problems import Workload
+from gemmill.tuner.workloads import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "generator/gemmill/families/scaled_mm/model.py"
@@ -48,9 +48,9 @@ M_RANGES = ((1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513
 class Samples:
     """Times with what the model makes them of; those of a shape are neighbours."""
 
-    problems: tuple[Workload, ...]
+    workloads: tuple[Workload, ...]
     starts: np.ndarray
-    """Where each problem's begin."""
+    """Where each workload's begin."""
     terms: Terms
     """Arrays."""
     us: np.ndarray
@@ -58,26 +58,26 @@ class Samples:
 
     @property
     def shape_of(self) -> np.ndarray:
-        """The index of each sample's problem."""
-        return np.repeat(np.arange(len(self.problems)), np.diff([*self.starts, len(self.us)]))
+        """The index of each sample's workload."""
+        return np.repeat(np.arange(len(self.workloads)), np.diff([*self.starts, len(self.us)]))
 
     @property
     def ratios(self) -> np.ndarray:
-        """Of each time to the least of its problem."""
+        """Of each time to the least of its workload."""
         return self.us / np.minimum.reduceat(self.us, self.starts)[self.shape_of]
 
 
 def samples_of(times: Times) -> Samples:
     """Of this family's shapes with variants enough."""
     kept = {p: us for p, us in times.items() if p.family == NAME and len(us) >= FEWEST_VARIANTS}
-    rows = [(problem, name, t) for problem, us in kept.items() for name, t in us.items()]
+    rows = [(workload, name, t) for workload, us in kept.items() for name, t in us.items()]
     *columns, variants = zip(
-        *(terms_of(row_of(name), problem.call, SM_COUNT) for problem, name, _ in rows), strict=True
+        *(terms_of(row_of(name), workload.call, SM_COUNT) for workload, name, _ in rows), strict=True
     )
     arrays = [[np.array(column, dtype=float) for column in found] for found in (columns, zip(*variants, strict=True))]
     counts = np.array([len(us) for us in kept.values()])
     return Samples(
-        problems=tuple(kept),
+        workloads=tuple(kept),
         starts=np.concatenate([[0], np.cumsum(counts)[:-1]]),
         terms=Terms(*arrays[0], Facts(*arrays[1])),
         us=np.array([t for _, _, t in rows]),
@@ -94,7 +94,7 @@ def parts_of(times: Times, share: float, seed: int) -> tuple[Times, Times]:
 
 
 def losses(samples: Samples, constants: Constants) -> np.ndarray:
-    """Of each problem: how much longer the model's first takes than the fastest, as a fraction."""
+    """Of each workload: how much longer the model's first takes than the fastest, as a fraction."""
     guesses, ratios = time_ns(samples.terms, constants, OF_ARRAYS), samples.ratios
     ends = [*samples.starts[1:], len(guesses)]
     return np.array([ratios[i + np.argmin(guesses[i:end])] - 1 for i, end in zip(samples.starts, ends, strict=True)])
@@ -103,7 +103,7 @@ def losses(samples: Samples, constants: Constants) -> np.ndarray:
 def objective(samples: Samples) -> Callable[[Constants], float]:
     """What is made small: every class of calls, few rows and many, counts the same."""
     of, ratios = samples.shape_of, np.minimum(samples.ratios, MOST_RATIO)
-    groups = [(p.op, p.m > 128) for p in samples.problems]
+    groups = [(p.op, p.m > 128) for p in samples.workloads]
     sizes = {group: groups.count(group) for group in set(groups)}
     weights = np.array([1 / sizes[group] / len(sizes) for group in groups])
     near = ratios <= NEAR
@@ -160,9 +160,9 @@ def fitted(value: Callable[[Constants], float], begin: Constants, evaluations: i
 def loss_lines(samples: Samples, constants: Constants) -> Iterator[str]:
     """What the choice loses, by class of calls and range of M."""
     lost = losses(samples, constants)
-    for op in sorted({p.op for p in samples.problems}):
+    for op in sorted({p.op for p in samples.workloads}):
         for low, high in M_RANGES:
-            part = lost[[p.op == op and low <= p.m <= high for p in samples.problems]]
+            part = lost[[p.op == op and low <= p.m <= high for p in samples.workloads]]
             if len(part):
                 yield (
                     f"  {op:<11}M {low:>4} to {high if high < 1 << 31 else 'any':>4}: {part.mean():6.1%} in the mean, "

@@ -72,13 +72,13 @@ tune_targets() {
 import sys
 from pathlib import Path
 
-from gemmill.tuner.problems import tiny
-from timed.scaled_mm import OPS_OF, table_problems
+from gemmill.tuner.workloads import tiny
+from timed.scaled_mm import OPS_OF, table_workloads
 
-problems = table_problems(OPS_OF["all"])
+workloads = table_workloads(OPS_OF["all"])
 if sys.argv[2]:
-    problems = sorted({tiny(problem) for problem in problems})
-rows = [",".join(map(str, (problem.op, *problem.sizes.values()))) for problem in problems]
+    workloads = sorted({tiny(workload) for workload in workloads})
+rows = [",".join(map(str, (workload.op, *workload.sizes.values()))) for workload in workloads]
 Path(sys.argv[1]).write_text("\n".join(["op,m,n,k", *rows]) + "\n")
 EOF
   "$python" -m gemmill tune "${options[@]}"

@@ -26,9 +26,9 @@ from gemmill.runtime.select import model_ns
 from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection, select
-from gemmill.tuner.problems import Workload, problem_of
 from gemmill.tuner.program import stand_in_build
-from gemmill.tuner.protocol import problem_from_json
+from gemmill.tuner.protocol import workload_from_json
+from gemmill.tuner.workloads import Workload, workload_of
 from gemmill.vocab import Arch
 
 SM_COUNT = 132
@@ -47,10 +47,10 @@ def main() -> None:
     if args.selection:
         names = {to_name(config) for config in select(args.selection).configs}
         times = {p: {name: t for name, t in us.items() if name in names} for p, us in times.items()}
-    best = {problem: min(us, key=lambda name: (us[name], name)) for problem, us in times.items()}
+    best = {workload: min(us, key=lambda name: (us[name], name)) for workload, us in times.items()}
     print(f"{len(times)} shapes of {len({p.at[:-1] for p in times})} weights")
-    losses = {problem: by_model(problem, us) for problem, us in times.items()}
-    for op in sorted({problem.op for problem in losses}):
+    losses = {workload: by_model(workload, us) for workload, us in times.items()}
+    for op in sorted({workload.op for workload in losses}):
         for label, few in (("M up to 128", True), ("above", False)):
             if ratios := [loss for p, loss in losses.items() if p.op == op and (p.step <= FEW_ROWS) is few]:
                 print(
@@ -73,22 +73,22 @@ def read(paths: Iterable[Path]) -> Times:
         data = path.read_bytes()
         text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
         of_file = of_journal(text) if ".jsonl" in path.name else of_sweep(json.loads(text))
-        for problem, us in of_file:
-            times.setdefault(problem, {}).update({name: t for name, t in us.items() if name.startswith("sm")})
-    return {problem: us for problem, us in times.items() if us}
+        for workload, us in of_file:
+            times.setdefault(workload, {}).update({name: t for name, t in us.items() if name.startswith("sm")})
+    return {workload: us for workload, us in times.items() if us}
 
 
 def of_journal(text: str) -> Iterator[tuple[Workload, dict[str, float]]]:
     for row in map(json.loads, text.splitlines()):
         if row["kind"] == "outcome":
             rounds = [found for of_build in row["rounds_us"].values() for found in of_build.items()]
-            yield problem_from_json(row["problem"]), {name: statistics.median(us) for name, us in rounds}
+            yield workload_from_json(row["problem"]), {name: statistics.median(us) for name, us in rounds}
 
 
 def of_sweep(data: Mapping[str, Any]) -> Iterator[tuple[Workload, dict[str, float]]]:
     for (op, m, n, k), row in zip(data["shapes"], data["us"], strict=True):
         found = {name: us for name, us in zip(data["contenders"], row, strict=True) if us}
-        yield problem_of(op, {"m": m, "n": n, "k": k}), found
+        yield workload_of(op, {"m": m, "n": n, "k": k}), found
 
 
 def mean(ratios: Iterable[float]) -> float:
@@ -105,8 +105,8 @@ def row_of(name: str) -> Row:
     return make_variant_table(entries, [entries[0].symbol], ()).rows[0]
 
 
-def by_model(problem: Workload, us: dict[str, float]) -> float:
-    chosen = min(us, key=lambda name: model_ns(row_of(name), problem.call, SM_COUNT))
+def by_model(workload: Workload, us: dict[str, float]) -> float:
+    chosen = min(us, key=lambda name: model_ns(row_of(name), workload.call, SM_COUNT))
     return us[chosen] / min(us.values())
 
 
@@ -124,7 +124,7 @@ def by_distance(times: Times, best: dict[Workload, str]) -> Sequence[tuple[float
 
 
 def by_m(times: Times, best: dict[Workload, str], m: int, other: int) -> float:
-    pairs = ((us, problem_of(p.op, p.sizes | {"m": other})) for p, us in times.items() if p.step == m)
+    pairs = ((us, workload_of(p.op, p.sizes | {"m": other})) for p, us in times.items() if p.step == m)
     return mean(taken(us, best[q]) for us, q in pairs if q in best)
 
 

@@ -1,1 +1,1 @@
-"""What the benchmark programs share: problems, contenders, timing, the record of what was measured on what."""
+"""What the benchmark programs share: workloads, contenders, timing, the record of what was measured on what."""

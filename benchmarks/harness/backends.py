@@ -13,7 +13,7 @@ def backends_record(measurements: Sequence[Measurement], variants: Sequence[str]
     times of both, and how many times faster cutedsl is."""
     best, pairs = [], []
     for found in measurements:
-        shape = [found.problem.kind, *found.problem.sizes.values()]
+        shape = [found.workload.kind, *found.workload.sizes.values()]
         us = {name: found.samples[name].median_us for name in variants if name in found.samples}
         fastest = {}
         for backend in Backend:
@@ -37,7 +37,7 @@ def twin_of(name: str) -> str | None:
 
 def backends_text(record: dict) -> str:
     """The record in a table, and the geometric means."""
-    lines = [f"{'problem':<32}{'cutlass us':>12}{'cutedsl us':>12}{'ratio':>8}  fastest of cutedsl"]
+    lines = [f"{'workload':<32}{'cutlass us':>12}{'cutedsl us':>12}{'ratio':>8}  fastest of cutedsl"]
     ratios = []
     for row in record["best"]:
         op, *sizes = row["shape"]
@@ -48,8 +48,8 @@ def backends_text(record: dict) -> str:
             ratios.append(cells[0][1] / cells[1][1])
             ratio = f"{ratios[-1]:.3f}"
         schedule = "-" if cells[1] is None else cells[1][0]
-        problem = f"{op} {' x '.join(map(str, sizes))}"
-        lines.append(f"{problem:<32}{numbers}{ratio:>8}  {schedule}")
+        workload = f"{op} {' x '.join(map(str, sizes))}"
+        lines.append(f"{workload:<32}{numbers}{ratio:>8}  {schedule}")
     if ratios:
         lines.append(
             f"fastest of each, cutlass / cutedsl: geometric mean {geometric_mean(ratios):.3f} over {len(ratios)}"

@@ -14,7 +14,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns
 from gemmill.runtime.variant_table import VariantTable
 from gemmill.tuner.peers import vllm_peer
-from gemmill.tuner.problems import Workload
+from gemmill.tuner.workloads import Workload
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
@@ -35,14 +35,14 @@ class WrongResult(Exception):
 
 
 class Contender(Protocol):
-    """One way to compute problems, in this process or another."""
+    """One way to compute workloads, in this process or another."""
 
     name: str
     complete: bool
     """Whether it computes all of the op; one that does not is shown, and not compared with."""
 
-    def takes(self, problem: Workload) -> bool:
-        """Whether the problem is one of its kind; preparing it may still fail."""
+    def takes(self, workload: Workload) -> bool:
+        """Whether the workload is one of its kind; preparing it may still fail."""
         ...
 
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
@@ -61,8 +61,8 @@ class LocalContender:
     name: str
     bind: Bind
     """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
-    suits: Callable[[Workload], bool] = lambda problem: True
-    """Which problems it computes."""
+    suits: Callable[[Workload], bool] = lambda workload: True
+    """Which workloads it computes."""
     given: Callable[[Any], Any] = as_they_are
     """The operands as it takes them."""
     complete: bool = True
@@ -71,8 +71,8 @@ class LocalContender:
     row: Row | None = None
     """Of a variant: what the analytic model needs to guess its time."""
 
-    def takes(self, problem: Workload) -> bool:
-        return self.suits(problem)
+    def takes(self, workload: Workload) -> bool:
+        return self.suits(workload)
 
     def call(self, operands: Operands, i: int) -> Callable[[], object]:
         """One call, with the i-th copy of the weights."""
@@ -97,7 +97,7 @@ class LocalContender:
             return
         comparison = expected_of(operands, self.given).compare(results)
         if not comparison.ok:
-            raise WrongResult(f"wrong result of {operands.problem}: {comparison.report}")
+            raise WrongResult(f"wrong result of {operands.workload}: {comparison.report}")
 
 
 _checks: dict[Callable[[Any], Any], tuple[Operands, Expected]] = {}
@@ -149,14 +149,14 @@ def classes_served(accepts: object, family: str) -> frozenset[str]:
 
 
 def of_classes(classes: frozenset[str]) -> Callable[[Workload], bool]:
-    """Whether a problem is of one of these."""
-    return lambda problem: problem.op in classes
+    """Whether a workload is of one of these."""
+    return lambda workload: workload.op in classes
 
 
-def plausible(variants: Sequence[LocalContender], problem: Workload, ratio: float) -> list[LocalContender]:
+def plausible(variants: Sequence[LocalContender], workload: Workload, ratio: float) -> list[LocalContender]:
     """The variants that the analytic model puts within `ratio` of its best: a sweep need not time the hopeless ones."""
-    call = replace(problem.call, alignments=tuple(ALIGNED for _ in problem.call.alignments))
-    guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(problem)}
+    call = replace(workload.call, alignments=tuple(ALIGNED for _ in workload.call.alignments))
+    guesses = {v.name: model_ns(v.row, call, SM_COUNT) for v in variants if v.row is not None and v.takes(workload)}
     limit = ratio * min(guesses.values(), default=0.0)
     return [v for v in variants if guesses.get(v.name, 0.0) <= limit]
 

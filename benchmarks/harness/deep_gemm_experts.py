@@ -47,9 +47,9 @@ class DeepGemmExperts:
     lay: Callable[["MoeOperands", int], Laid]
     complete: bool = True
 
-    def takes(self, problem: "MoeWorkload") -> bool:
+    def takes(self, workload: "MoeWorkload") -> bool:
         """Whether scales are in groups."""
-        return problem.grouped
+        return workload.grouped
 
     def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -92,28 +92,28 @@ def _contiguous(multiply: Callable[..., object], x: "MoeOperands", i: int) -> La
     a, a_scales = _in_slots(x, i, begins, sum(sizes))
     for begin, count, size in zip(begins, counts, sizes, strict=True):
         layout[begin + count : begin + size] = -1
-    out = torch.empty((sum(sizes), x.problem.n), dtype=x.out.dtype, device=x.a.device)
+    out = torch.empty((sum(sizes), x.workload.n), dtype=x.out.dtype, device=x.a.device)
     columns = _by_columns(a_scales)
     return Laid(call=partial(multiply, (a, columns), (x.b, x.b_scales), out, layout), out=out, begins=begins)
 
 
 def _masked(multiply: Callable[..., object], x: "MoeOperands", i: int) -> Laid:
     """Slots of one size, with the rows used of each."""
-    counts, experts = x.offsets[i].diff(), x.problem.experts
+    counts, experts = x.offsets[i].diff(), x.workload.experts
     size = -(-int(counts.max()) // ALIGNED_ROWS) * ALIGNED_ROWS
     begins = [size * expert for expert in range(experts)]
     a, a_scales = _in_slots(x, i, begins, size * experts)
-    out = torch.empty((experts, size, x.problem.n), dtype=x.out.dtype, device=x.a.device)
+    out = torch.empty((experts, size, x.workload.n), dtype=x.out.dtype, device=x.a.device)
     columns = _by_columns(a_scales.unflatten(0, (experts, size)))
     given = (a.unflatten(0, (experts, size)), columns), (x.b, x.b_scales), out, counts.int()
-    expected = max(1, -(-x.problem.rows // experts))
+    expected = max(1, -(-x.workload.rows // experts))
     return Laid(call=partial(multiply, *given, expected), out=out.flatten(0, 1), begins=begins)
 
 
 def _in_slots(x: "MoeOperands", i: int, begins: Sequence[int], rows: int) -> tuple[Tensor, Tensor]:
     offsets = x.offsets[i].tolist()
-    a = torch.zeros((rows, x.problem.k), dtype=x.a.dtype, device=x.a.device)
-    a_scales = torch.ones((rows, -(-x.problem.k // GROUP)), device=x.a.device)
+    a = torch.zeros((rows, x.workload.k), dtype=x.a.dtype, device=x.a.device)
+    a_scales = torch.ones((rows, -(-x.workload.k // GROUP)), device=x.a.device)
     for expert, begin in enumerate(begins):
         count = offsets[expert + 1] - offsets[expert]
         a[begin : begin + count] = x.a[offsets[expert] : offsets[expert + 1]]
@@ -130,28 +130,28 @@ def _by_columns(scales: Tensor) -> Tensor:
 
 
 def compile_ahead(
-    load: Callable[[str], ModuleType], folder: str, problems: Sequence["MoeWorkload"], jobs: int, limit_s: float
+    load: Callable[[str], ModuleType], folder: str, workloads: Sequence["MoeWorkload"], jobs: int, limit_s: float
 ) -> str:
-    """Have `jobs` processes call both forms once for each problem; what they compile is kept on disk. Returns what came of it."""
+    """Have `jobs` processes call both forms once for each workload; what they compile is kept on disk. Returns what came of it."""
     begun = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        waiting = pool.starmap_async(_compile, [(load, folder, problem) for problem in problems], chunksize=1)
+        waiting = pool.starmap_async(_compile, [(load, folder, workload) for workload in workloads], chunksize=1)
         try:
             failures = [failure for failure in waiting.get(limit_s) if failure]
         except multiprocessing.TimeoutError:
-            return f"DeepGEMM had not compiled its kernels for {len(problems)} problems after {limit_s:.0f} s"
-    text = f"DeepGEMM compiled its kernels for {len(problems)} problems in {time.perf_counter() - begun:.0f} s"
+            return f"DeepGEMM had not compiled its kernels for {len(workloads)} workloads after {limit_s:.0f} s"
+    text = f"DeepGEMM compiled its kernels for {len(workloads)} workloads in {time.perf_counter() - begun:.0f} s"
     return text if not failures else f"{text}; {len(failures)} failed, the first with: {failures[0]}"
 
 
-def _compile(load: Callable[[str], ModuleType], folder: str, problem: "MoeWorkload") -> str | None:
+def _compile(load: Callable[[str], ModuleType], folder: str, workload: "MoeWorkload") -> str | None:
     from timed.moe import MoeMaker
 
     try:
-        operands = MoeMaker(torch.device("cuda"), 1, filled=False).make(problem)
+        operands = MoeMaker(torch.device("cuda"), 1, filled=False).make(workload)
         for form in forms_of(load(folder)):
             form.call(replace(operands, offsets=operands.offsets[:1]), 0)()
         torch.cuda.synchronize()
     except Exception as error:
-        return f"{problem}: {first_line(error)}"
+        return f"{workload}: {first_line(error)}"
     return None

@@ -10,7 +10,7 @@ from gemmill.locations import runtime_tables_dir
 from gemmill.registry import REGISTRY
 from gemmill.runtime.table_file import read_table
 from gemmill.tuner.journal import read_journal
-from gemmill.tuner.problems import Workload, problem_of
+from gemmill.tuner.workloads import Workload, workload_of
 from timed import Drawing, benchmark_of, families
 
 MOST_ROWS = 8192
@@ -54,8 +54,8 @@ def held_weights(journals: Iterable[Path], tables: Iterable[Path] = ()) -> set[W
         rows = read_table(path).rows
         held |= {(row.op, row.sizes["n"], row.sizes["k"]) for row in rows if row.op in known}
     for path in journals:
-        problems = [problem for problem, _, _ in read_journal(path).entries if problem.op in known]
-        held |= {(problem.op, problem.n, problem.k) for problem in problems}
+        workloads = [workload for workload, _, _ in read_journal(path).entries if workload.op in known]
+        held |= {(workload.op, workload.n, workload.k) for workload in workloads}
     return held
 
 
@@ -109,7 +109,7 @@ def designed(op: str, seed: int, rows: int) -> Iterator[list[Workload]]:
 
 
 def _gemm(op: str, m: int, n: int, k: int) -> Workload:
-    return problem_of(op, {"m": m, "n": n, "k": k})
+    return workload_of(op, {"m": m, "n": n, "k": k})
 
 
 def _just_above(m: int, generator: random.Random) -> int:

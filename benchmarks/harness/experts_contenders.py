@@ -56,21 +56,21 @@ class ExpertsContender(_Timed):
     namespace: str
     complete: bool = True
 
-    def takes(self, problem: "ExpertsWorkload") -> bool:
+    def takes(self, workload: "ExpertsWorkload") -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), self._op(problem))
+        return hasattr(getattr(torch.ops, self.namespace), self._op(workload))
 
     def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        x, format = operands, operands.problem.format
-        op = getattr(getattr(torch.ops, self.namespace), self._op(x.problem)).default
+        x, format = operands, operands.workload.format
+        op = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default
         given = x.out, x.x, x.w13, x.w2, x.w13_scales, x.w2_scales, x.ids[i], x.weights
         numbers = () if format is None else (FP4_FORMATS.index(format), INTERLEAVED)
         return partial(op, *given, "silu", 1.0, float("inf"), 0.0, *numbers)
 
     @staticmethod
-    def _op(problem: "ExpertsWorkload") -> str:
-        return "fused_experts" if problem.format is None else "fused_fp4_experts"
+    def _op(workload: "ExpertsWorkload") -> str:
+        return "fused_experts" if workload.format is None else "fused_fp4_experts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,9 @@ class ExpertsPeer(_Timed):
     complete: bool = True
     loosely = True
 
-    def takes(self, problem: "ExpertsWorkload") -> bool:
+    def takes(self, workload: "ExpertsWorkload") -> bool:
         """Whether weights are of one of its kinds."""
-        return problem.kind in self.kinds
+        return workload.kind in self.kinds
 
     def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -101,9 +101,9 @@ class OneAfterTheOther(_Timed):
     complete: bool = False
     loosely = True
 
-    def takes(self, problem: "ExpertsWorkload") -> bool:
+    def takes(self, workload: "ExpertsWorkload") -> bool:
         """Whether scales are of blocks."""
-        return problem.grouped
+        return workload.grouped
 
     def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -111,7 +111,7 @@ class OneAfterTheOther(_Timed):
 
     @staticmethod
     def _layer(x: "ExpertsOperands", ids: Tensor) -> None:
-        ops, p = torch.ops.gemmill, x.problem
+        ops, p = torch.ops.gemmill, x.workload
         order = ids.flatten().argsort(stable=True)
         experts = torch.arange(p.experts + 1, device=ids.device, dtype=torch.int32)
         offsets = torch.searchsorted(ids.flatten()[order], experts, out_int32=True)
@@ -148,14 +148,14 @@ class VllmTriton(_Timed):
     complete: bool = True
     loosely = True
 
-    def takes(self, problem: "ExpertsWorkload") -> bool:
+    def takes(self, workload: "ExpertsWorkload") -> bool:
         """Whether there are sizes of tiles for it."""
-        return problem.grouped and self._sizes(problem).is_file()
+        return workload.grouped and self._sizes(workload).is_file()
 
     def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        sizes = json.loads(self._sizes(operands.problem).read_text())
-        nearest = min((int(m) for m in sizes if m.isdigit()), key=lambda m: abs(m - operands.problem.tokens))
+        sizes = json.loads(self._sizes(operands.workload).read_text())
+        nearest = min((int(m) for m in sizes if m.isdigit()), key=lambda m: abs(m - operands.workload.tokens))
         return partial(self._layer, _kernel(self.source), sizes[str(nearest)], operands, operands.ids[i])
 
     def _sizes(self, p: "ExpertsWorkload") -> Path:
@@ -167,7 +167,7 @@ class VllmTriton(_Timed):
 
     @staticmethod
     def _layer(kernel: Any, sizes: dict[str, int], x: "ExpertsOperands", ids: Tensor) -> None:
-        p, ops = x.problem, torch.ops._C
+        p, ops = x.workload, torch.ops._C
         sorted_ids, experts, padded = _aligned(ids, p.experts, sizes["BLOCK_SIZE_M"])
         codes, scales = _coded_by_vllm(x.x)
         product = x.x.new_empty((p.tokens, p.top, 2 * p.inner))
@@ -253,14 +253,14 @@ def check(operands: "ExpertsOperands", call: Callable[[], object], *, loosely: b
     right = float(error.norm()) <= 0.05 * float(wanted.exact.norm()) if loosely else bool((error <= wanted.bound).all())
     if not right:
         raise WrongResult(
-            f"wrong result of {x.problem}: {float(error.norm() / wanted.exact.norm()):.3g} of its length away"
+            f"wrong result of {x.workload}: {float(error.norm() / wanted.exact.norm()):.3g} of its length away"
         )
 
 
 def _layer_of(x: "ExpertsOperands", rows: slice) -> Layer:
     """Of some tokens; of packed weights those that these tokens meet are decoded."""
     of_tokens = {"x": x.x[rows], "topk_weights": x.weights[rows]}
-    if (format := x.problem.format) is None:
+    if (format := x.workload.format) is None:
         of_weights = {name: getattr(x, name) for name in _WEIGHTS}
         return Layer(**of_tokens, **of_weights, topk_ids=x.ids[0][rows])
     used, ids = x.ids[0][rows].unique(return_inverse=True)

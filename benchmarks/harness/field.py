@@ -41,9 +41,9 @@ class Field:
     def all(self) -> list[Contender]:
         return [self.subject, *self.also, *self.variants, *self.peers]
 
-    def contenders(self, problem: Workload) -> list[Contender]:
-        """Those worth timing on a problem."""
-        return [self.subject, *self.also, *self.benchmark.plausible(self.variants, problem), *self.peers]
+    def contenders(self, workload: Workload) -> list[Contender]:
+        """Those worth timing on a workload."""
+        return [self.subject, *self.also, *self.benchmark.plausible(self.variants, workload), *self.peers]
 
 
 def make_field(benchmark: Benchmark, options: Namespace) -> Field:

@@ -42,7 +42,7 @@ class GatedContender(_Timed):
     namespace: str
     complete: bool = True
 
-    def takes(self, problem: "GatedWorkload") -> bool:
+    def takes(self, workload: "GatedWorkload") -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), "scaled_mm_act_quant")
 
@@ -55,7 +55,7 @@ class GatedContender(_Timed):
         """A call with its arguments bound."""
         x, op = operands, getattr(torch.ops, self.namespace).scaled_mm_act_quant.default
         given = x.out, x.out_scales, x.a, x.weights[i], x.a_scales, x.b_scales
-        return partial(op, *given, *x.problem.activation, x.static_scale)
+        return partial(op, *given, *x.workload.activation, x.static_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class Separate(_Timed):
     with_op: bool
     complete: bool = False
 
-    def takes(self, problem: "GatedWorkload") -> bool:
+    def takes(self, workload: "GatedWorkload") -> bool:
         """Whether there is an op for what is stored."""
-        return not self.with_op or problem.result is not Result.BF16
+        return not self.with_op or workload.result is not Result.BF16
 
     def prepare(self, operands: "GatedOperands", timer: Timer, fewest: int) -> Prepared:
         """Make ready to be timed."""
@@ -94,13 +94,13 @@ def check(operands: "GatedOperands", call: Callable[[], object]) -> None:
         if written is not None:
             written.view(torch.uint8).fill_(0x7F)
     call()
-    rows, columns = slice(-CHECKED_ROWS, None), min(CHECKED_COLUMNS, x.problem.hidden)
-    activation, alpha, limit, beta = x.problem.activation
+    rows, columns = slice(-CHECKED_ROWS, None), min(CHECKED_COLUMNS, x.workload.hidden)
+    activation, alpha, limit, beta = x.workload.activation
     given = {
         "a": x.a[rows],
         "b": x.weights[0][:, -2 * columns :],
         "a_scales": x.a_scales[rows],
-        "b_scales": x.b_scales[:, -(2 * columns // GROUP) :] if x.problem.in_groups else x.b_scales[-2 * columns :],
+        "b_scales": x.b_scales[:, -(2 * columns // GROUP) :] if x.workload.in_groups else x.b_scales[-2 * columns :],
         "activation": activation,
         "alpha": alpha,
         "limit": limit,
@@ -111,4 +111,4 @@ def check(operands: "GatedOperands", call: Callable[[], object]) -> None:
     if x.out_scales is not None:
         found["out_scales"] = x.out_scales[rows, -(columns // GROUP) :]
     if report := report_of(wrong_of(given, found, exactly=False)):
-        raise WrongResult(f"wrong result of {x.problem}: {report}")
+        raise WrongResult(f"wrong result of {x.workload}: {report}")

@@ -29,13 +29,13 @@ class KvCacheContender:
     namespace: str
     complete: bool = True
 
-    def takes(self, problem: "KvCacheWorkload") -> bool:
+    def takes(self, workload: "KvCacheWorkload") -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), problem.case.schema.name)
+        return hasattr(getattr(torch.ops, self.namespace), workload.case.schema.name)
 
     def call(self, operands: "KvCacheOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        op = getattr(getattr(torch.ops, self.namespace), operands.problem.case.schema.name)
+        op = getattr(getattr(torch.ops, self.namespace), operands.workload.case.schema.name)
         return partial(op.default, *operands.copies[i].values())
 
     def prepare(self, operands: "KvCacheOperands", timer: Timer, fewest: int) -> Prepared:
@@ -53,15 +53,15 @@ def check(operands: "KvCacheOperands", call: Callable[[], object]) -> None:
     given = operands.copies[0]
     before = {name: value.clone() if name == "cache" else value for name, value in given.items()}
     before = {name: value.clone() if name == "packed" else value for name, value in before.items()}
-    for name in ("keys", "values") if operands.problem.op == "restore" else ("out", "lse"):
+    for name in ("keys", "values") if operands.workload.op == "restore" else ("out", "lse"):
         if isinstance(given.get(name), Tensor):
             given[name].fill_(torch.nan)
     call()
     after = given
     if "q" in given:
         before, after = (last_row(each) for each in (before, after))
-    if wrong := report(parts(operands.problem.case.schema.name, before, after)):
-        raise WrongResult(f"wrong result of {operands.problem}: {wrong}")
+    if wrong := report(parts(operands.workload.case.schema.name, before, after)):
+        raise WrongResult(f"wrong result of {operands.workload}: {wrong}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +70,25 @@ class KvCachePeer:
 
     name: str
     op: str
-    """The kind of problem that it computes."""
+    """The kind of workload that it computes."""
     bind: Callable[[dict[str, Any], "KvCacheWorkload"], Callable[[], object]]
     """A call, from the arguments of gemmill's."""
     complete: bool = True
 
-    def takes(self, problem: "KvCacheWorkload") -> bool:
-        """Whether the problem is one of its kind."""
-        return problem.op == self.op
+    def takes(self, workload: "KvCacheWorkload") -> bool:
+        """Whether the workload is one of its kind."""
+        return workload.op == self.op
 
     def prepare(self, operands: "KvCacheOperands", timer: Timer, fewest: int) -> Prepared:
         """Make ready to be timed. Raises whatever the call raises."""
-        return timer.prepare([self.bind(given, operands.problem) for given in operands.copies], fewest)
+        return timer.prepare([self.bind(given, operands.workload) for given in operands.copies], fewest)
 
     def host_us(self, operands: "KvCacheOperands", timer: Timer) -> Sample:
         """Host time of one call."""
-        return timer.host_us(self.bind(operands.copies[0], operands.problem))
+        return timer.host_us(self.bind(operands.copies[0], operands.workload))
 
 
-def matrix_product(given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
+def matrix_product(given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
     """Rows times a Hadamard matrix."""
     x = given["x"]
     matrix = hadamard_transform(torch.eye(x.shape[1], device=x.device)).to(x.dtype)
@@ -106,18 +106,18 @@ def plain_pages(given: dict[str, Any], dtype: torch.dtype) -> Sequence[Tensor]:
     return [torch.randn(shape, device=q.device, dtype=torch.bfloat16).to(dtype) for _ in range(2)]
 
 
-def torch_attention(given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
+def torch_attention(given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
     """torch's attention over keys and values that lie in order."""
-    batch, length = problem.shape
+    batch, length = workload.shape
     q, (keys, values) = given["q"].transpose(1, 2), plain_pages(given, torch.bfloat16)
     k, v = (x.flatten(0, 1)[: batch * length].unflatten(0, (batch, length)).transpose(1, 2) for x in (keys, values))
     is_causal = q.shape[2] > 1
     return partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=True, is_causal=is_causal)
 
 
-def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
+def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
     """vLLM's FlashAttention 3 over pages, as its backend calls it."""
-    batch, length = problem.shape
+    batch, length = workload.shape
     q, (keys, values) = given["q"].flatten(0, 1).to(dtype), plain_pages(given, dtype)
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
     rows = given["q"].shape[1]
@@ -160,16 +160,16 @@ class PrefillPeer(KvCachePeer):
 
     op: str = "prefill"
 
-    def takes(self, problem: "KvCacheWorkload") -> bool:
+    def takes(self, workload: "KvCacheWorkload") -> bool:
         """Whether there are pages."""
-        return super().takes(problem) and bool(problem.bits)
+        return super().takes(workload) and bool(workload.bits)
 
 
 def restore_then_attend(
-    attention: Attention, given: dict[str, Any], problem: "KvCacheWorkload"
+    attention: Attention, given: dict[str, Any], workload: "KvCacheWorkload"
 ) -> Callable[[], object]:
     """`kv_decompress` and an attention, by hand: a sequence at a time, into memory that is there already."""
-    (batch, length), cache = problem.shape, given["cache"]
+    (batch, length), cache = workload.shape, given["cache"]
     page, q, table = cache.shape[2], given["q"], given["block_table"].long()
     places = torch.arange(page, device=q.device)
     slots = [(row[:, None] * page + places).flatten()[:length] for row in table]
@@ -185,9 +185,9 @@ def restore_then_attend(
     return call
 
 
-def prefill_of_class(attention: Attention, given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
+def prefill_of_class(attention: Attention, given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
     """`CompressedKVCache.prefill` over the same pages."""
-    (batch, length), data, q = problem.shape, given["cache"], given["q"]
+    (batch, length), data, q = workload.shape, given["cache"], given["q"]
     sizes = {"kv_heads": data.shape[1], "head_dim": q.shape[3], "page": data.shape[2], "format": given["format"]}
     cache = CompressedKVCache(pages=len(data), seed=given["seed"], device=data.device, **sizes)
     cache.data = data[None]

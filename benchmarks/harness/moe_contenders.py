@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHECKED_EXPERTS, CHECKED_ROWS = 3, 4
 """Of those that have rows the first and the last ones, and of each the last rows: whole layers take float64 too long."""
 VLLM_SWAPS = 64
-"""Up to so many rows vLLM's op takes each problem transposed (run_cutlass_moe_mm_sm90)."""
+"""Up to so many rows vLLM's op takes each workload transposed (run_cutlass_moe_mm_sm90)."""
 
 
 class Calls(Protocol):
@@ -51,21 +51,21 @@ class MoeContender(_Timed):
     name: str
     namespace: str
 
-    def takes(self, problem: "MoeWorkload") -> bool:
+    def takes(self, workload: "MoeWorkload") -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), self._op(problem))
+        return hasattr(getattr(torch.ops, self.namespace), self._op(workload))
 
     def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         x = operands
-        op, format = getattr(getattr(torch.ops, self.namespace), self._op(x.problem)).default, x.problem.format
+        op, format = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default, x.workload.format
         if format is not None:
             given = x.out, x.a, x.b, x.a_scales, x.b_scales, None, None, x.offsets[i], None, None, str(format)
             return partial(op, *given)
         return partial(op, x.out, x.a, x.b, x.a_scales, x.b_scales, x.offsets[i], None)
 
-    def _op(self, problem: "MoeWorkload") -> str:
-        return "grouped_mm" if problem.format is None else "grouped_fp4_mm"
+    def _op(self, workload: "MoeWorkload") -> str:
+        return "grouped_mm" if workload.format is None else "grouped_fp4_mm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,9 @@ class MoePeer(_Timed):
     bind: Callable[["MoeOperands", int], Callable[[], object]]
     kind: str = "fp8"
 
-    def takes(self, problem: "MoeWorkload") -> bool:
-        """Whether the problem is one of its kind."""
-        return problem.kind == self.kind
+    def takes(self, workload: "MoeWorkload") -> bool:
+        """Whether the workload is one of its kind."""
+        return workload.kind == self.kind
 
     def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -103,24 +103,24 @@ def check(
         found = out[rows] if placed is None else placed(expert, rows)
         exact, bound = _wanted(x, expert, rows)
         if not bool(((found.double() - exact).abs() <= bound).all()):
-            raise WrongResult(f"wrong result of {x.problem} for expert {expert}")
+            raise WrongResult(f"wrong result of {x.workload} for expert {expert}")
 
 
 def _wanted(x: "MoeOperands", expert: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Exact results of rows of an expert, and how far a right kernel may be from them."""
     scales = None if x.a_scales is None else x.a_scales[rows]
-    if x.problem.format is None:
+    if x.workload.format is None:
         given = x.a[rows], x.b[expert], scales, None if x.b_scales is None else x.b_scales[expert]
         return exact_mm(*given), tolerance(*given, x.out.dtype, promoted=False)
     a = x.a[rows].double() * (1.0 if scales is None else scales.double())
     b = weights_of(x, expert)
-    bound = packed_tolerance(a, b, None, x.out.dtype, folded=x.problem.scaled)
+    bound = packed_tolerance(a, b, None, x.out.dtype, folded=x.workload.scaled)
     return packed_exact_mm(a, b, None), bound
 
 
 def weights_of(x: "MoeOperands", expert: int) -> torch.Tensor:
     """Packed weights as float64 [N, K]."""
-    return unpacked(x.b[expert], x.b_scales[expert], x.problem.format, x.problem.k, folded=x.problem.scaled)
+    return unpacked(x.b[expert], x.b_scales[expert], x.workload.format, x.workload.k, folded=x.workload.scaled)
 
 
 def torch_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:
@@ -144,7 +144,7 @@ class Dequantised:
 
     def __call__(self, x: "MoeOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        p = x.problem
+        p = x.workload
         if self._of is not x.b:
             self._of, self._weights = x.b, None
             self._weights = torch.empty((p.experts, p.n, p.k), dtype=torch.bfloat16, device=x.a.device)
@@ -155,7 +155,7 @@ class Dequantised:
 
 def vllm_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:
     """vLLM's cutlass_moe_mm, with what get_cutlass_moe_mm_data would make."""
-    p, offsets = x.problem, x.offsets[i]
+    p, offsets = x.workload, x.offsets[i]
     counts = offsets.diff()
     n, k = torch.full_like(counts, p.n), torch.full_like(counts, p.k)
     sizes = torch.stack((n, counts, k) if p.rows <= VLLM_SWAPS else (counts, n, k), dim=1).contiguous()

@@ -37,9 +37,9 @@ class QuantContender:
     """The share of codes that may lie one step from the reference"""
     complete: bool = True
 
-    def takes(self, problem: "QuantWorkload") -> bool:
+    def takes(self, workload: "QuantWorkload") -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), self._op(problem.case.op))
+        return hasattr(getattr(torch.ops, self.namespace), self._op(workload.case.op))
 
     def _op(self, op: str) -> str:
         """Its name there: peers know no prefix."""
@@ -56,7 +56,7 @@ class QuantContender:
 
     def call(self, operands: "QuantOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
-        op = getattr(getattr(torch.ops, self.namespace), self._op(operands.problem.case.op))
+        op = getattr(getattr(torch.ops, self.namespace), self._op(operands.workload.case.op))
         return partial(op.default, *operands.copies[i])
 
 
@@ -66,30 +66,34 @@ def check(operands: "QuantOperands", call: Callable[[], object], codes_apart: fl
     out, scales = given[name_of(given, OUT_NAMES)], given[name_of(given, SCALE_NAMES)]
     # What a row is coded by depends on its expert: then all rows are checked.
     of_experts = "input_offset_by_experts" in given
-    rows = torch.arange(operands.problem.m, device=out.device) if of_experts else _ends(operands.problem.m, out.device)
-    wanted = {name: _some_rows(value, rows, operands.problem.m) for name, value in given.items()}
+    rows = (
+        torch.arange(operands.workload.m, device=out.device) if of_experts else _ends(operands.workload.m, out.device)
+    )
+    wanted = {name: _some_rows(value, rows, operands.workload.m) for name, value in given.items()}
     swizzled = given.get("is_sf_swizzled_layout", False)
     if swizzled:
-        scales = unswizzle(scales.view(torch.uint8), operands.problem.m, operands.problem.case.words).view(scales.dtype)
+        scales = unswizzle(scales.view(torch.uint8), operands.workload.m, operands.workload.case.words).view(
+            scales.dtype
+        )
         wanted |= {
             "is_sf_swizzled_layout": False,
             name_of(given, SCALE_NAMES): scales.view(torch.uint8)[rows].view(scales.dtype),
         }
     out.view(torch.uint8).fill_(0x55)
     call()
-    by_reference(BY_NAME[operands.problem.case.op], tuple(wanted.values()))
+    by_reference(BY_NAME[operands.workload.case.op], tuple(wanted.values()))
     codes, expected = out.view(torch.uint8)[rows].view(out.dtype), wanted[name_of(wanted, OUT_NAMES)]
     steps = (_steps(codes) - _steps(expected)).abs()
     if swizzled:
         found = given[name_of(given, SCALE_NAMES)].view(torch.uint8)
-        scales = unswizzle(found, operands.problem.m, operands.problem.case.words).view(scales.dtype)
+        scales = unswizzle(found, operands.workload.m, operands.workload.case.words).view(scales.dtype)
     apart = (
-        _some_rows(scales, rows, operands.problem.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()
+        _some_rows(scales, rows, operands.workload.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()
     ).abs()
     allowed = SCALES_APART * wanted[name_of(wanted, SCALE_NAMES)].double().abs()
     if bool((steps > 1).any()) or float((steps > 0).float().mean()) > codes_apart or bool((apart > allowed).any()):
         raise WrongResult(
-            f"wrong result in the first and last rows of {operands.problem}: {int((steps > 0).sum())} codes and "
+            f"wrong result in the first and last rows of {operands.workload}: {int((steps > 0).sum())} codes and "
             f"{int((apart > allowed).sum())} scales differ, codes by up to {int(steps.max())} steps"
         )
 

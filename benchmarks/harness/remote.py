@@ -8,7 +8,7 @@ from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import ROTATED_BYTES, Maker, Operands
 from gemmill.registry import REGISTRY
 from gemmill.tuner.peers import vllm_takes
-from gemmill.tuner.problems import Workload
+from gemmill.tuner.workloads import Workload
 from harness.contenders import Contender, vllm_contender
 from harness.statistics import Sample
 from harness.timers import GraphTimer, Prepared, Timer
@@ -32,15 +32,15 @@ class RemoteContender:
         other.close()
         self._ask("ready")
 
-    def takes(self, problem: Workload) -> bool:
-        return vllm_takes(problem)
+    def takes(self, workload: Workload) -> bool:
+        return vllm_takes(workload)
 
     def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
-        self._ask("prepare", operands.problem, fewest)
+        self._ask("prepare", operands.workload, fewest)
         return _RemoteGraph(self._ask)
 
     def host_us(self, operands: Operands, timer: Timer) -> Sample:
-        return self._ask("host_us", operands.problem)
+        return self._ask("host_us", operands.workload)
 
     def _ask(self, command: str, *arguments: object) -> object:
         try:
@@ -89,8 +89,8 @@ def serve(pipe: Connection, contender_of: Callable[[], Contender], maker: Maker,
             answer: object = None
             contender = contender or contender_of()
             if command == "prepare":
-                problem, fewest = arguments
-                prepared = contender.prepare(maker.make(problem), timer, fewest)
+                workload, fewest = arguments
+                prepared = contender.prepare(maker.make(workload), timer, fewest)
             elif command == "host_us":
                 answer = contender.host_us(maker.make(arguments[0]), timer)
             elif command == "round":

@@ -25,18 +25,18 @@ def sample_record(found: Sample) -> dict[str, object]:
 
 
 def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: float) -> dict[str, object]:
-    """One problem's row: times, by what factor gemmill is faster than each peer that computes the same and the fastest, and
+    """One workload's row: times, by what factor gemmill is faster than each peer that computes the same and the fastest, and
     its share of the bandwidth of copying."""
-    problem, samples = measurement.problem, measurement.samples
+    workload, samples = measurement.workload, measurement.samples
     peers = [peer.name for peer in peers if peer.complete and peer.name in samples]
     subject = samples.get(SUBJECT)
     ratios = {name: paired_ratio(samples[name], subject) for name in peers} if subject is not None else {}
     best = min(ratios, key=ratios.__getitem__, default=None)
     record: dict[str, object] = {
-        "op": problem.kind,
-        **problem.sizes,
-        "sizes": list(problem.sizes),
-        "bytes": problem.bytes,
+        "op": workload.kind,
+        **workload.sizes,
+        "sizes": list(workload.sizes),
+        "bytes": workload.bytes,
         "contenders": {name: sample_record(found) for name, found in samples.items()},
         "failures": measurement.failures,
         "best_peer": best,
@@ -47,8 +47,8 @@ def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: 
         "fraction": None,
     }
     if subject is not None:
-        gbps = problem.bytes / subject.median_us / 1e3
-        record["tflops"] = round(problem.flops / subject.median_us / 1e6, 1) if problem.flops else None
+        gbps = workload.bytes / subject.median_us / 1e3
+        record["tflops"] = round(workload.flops / subject.median_us / 1e6, 1) if workload.flops else None
         record |= {"gbps": round(gbps, 1), "fraction": round(gbps / copy_gbps, 4)}
     return record
 

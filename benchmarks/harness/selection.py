@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gemmill.families import scaled_mm
-from gemmill.families.scaled_mm.classes import Need, problem_code
-from gemmill.family import ProblemCall
+from gemmill.families.scaled_mm.classes import Need, class_code
+from gemmill.family import ShapedCall
 from gemmill.runtime.library import Build
 from gemmill.runtime.packed import PackedCall, PackedChoice, packed_call
 
@@ -27,8 +27,8 @@ def selection_us(build: Build) -> dict[str, float]:
     pin.argtypes, pin.restype = [ctypes.c_int64], ctypes.c_int64
     choose.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     family = list(build.table.families).index(scaled_mm.NAME)
-    problem = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
-    shape = ProblemCall(family=scaled_mm.NAME, problem=problem, sizes=(16, 8192, 16), alignments=(16, 16, 16))
+    call_class = class_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
+    shape = ShapedCall(family=scaled_mm.NAME, call_class=call_class, sizes=(16, 8192, 16), alignments=(16, 16, 16))
     calls = (PackedCall * CALLS)(*(packed_call(replace(shape, sizes=(16, 8192, 16 * (1 + i)))) for i in range(CALLS)))
     addresses = [ctypes.addressof(call) for call in calls]
     answer = ctypes.addressof(result := PackedChoice())

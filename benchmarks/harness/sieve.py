@@ -1,4 +1,4 @@
-"""Many variants timed on one problem in little time: which few are worth a careful comparison, and what a model is fitted to.
+"""Many variants timed on one workload in little time: which few are worth a careful comparison, and what a model is fitted to.
 
 Every variant's calls become one CUDA graph. Then each round enqueues all graphs in an order of its own and waits once, so the
 device is never idle between them and clocks are what the mixture draws. That tells variants apart by two or three per cent.
@@ -16,9 +16,9 @@ from gemmill.family import Row
 from gemmill.numerics.measured import Operands
 from gemmill.runtime.select import model_ns, rejection
 from gemmill.runtime.variant_table import VariantTable
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import BYTES_PER_S, FP8_FLOPS, shuffled
+from gemmill.tuner.workloads import Workload
 from harness.contenders import SM_COUNT, LocalContender
 
 ROUND_US = 200.0
@@ -75,19 +75,19 @@ class Variants:
         rows = {} if table is None else dict(zip(_keys(table), table.rows, strict=True))
         return cls(pinned=tuple(pinned), rows=rows)
 
-    def guesses_us(self, problem: Workload) -> dict[str, float]:
-        """What the model expects of the variants that take a problem."""
-        names = [variant.name for variant in self.pinned if variant.takes(problem)]
+    def guesses_us(self, workload: Workload) -> dict[str, float]:
+        """What the model expects of the variants that take a workload."""
+        names = [variant.name for variant in self.pinned if variant.takes(workload)]
         if not self.rows:
             return dict.fromkeys(names, 1.0)
-        call = problem.call
-        rows = {name: self.rows.get((call.problem, name)) for name in names}
+        call = workload.call
+        rows = {name: self.rows.get((call.call_class, name)) for name in names}
         taken = {name: row for name, row in rows.items() if row is not None and rejection(row, call) is None}
         return {name: model_ns(row, call, SM_COUNT) / 1e3 for name, row in taken.items()}
 
 
 def _keys(table: VariantTable) -> list[tuple[int, str]]:
-    return [(row.problem, entry.name) for row, entry in zip(table.rows, table.entries, strict=True)]
+    return [(row.call_class, entry.name) for row, entry in zip(table.rows, table.entries, strict=True)]
 
 
 class QuickTimer(Protocol):
@@ -98,14 +98,14 @@ class QuickTimer(Protocol):
         ...
 
 
-def chosen_for(guesses: Mapping[str, float], problem: Workload, sieve: Sieve) -> list[str]:
-    """Names of the variants that are timed on a problem."""
+def chosen_for(guesses: Mapping[str, float], workload: Workload, sieve: Sieve) -> list[str]:
+    """Names of the variants that are timed on a workload."""
     ranked = sorted(guesses, key=lambda name: (guesses[name], name))
     if sieve.best is None:
-        limit = LONG_RATIO * guesses[ranked[0]] if ranked and guess_us(problem) > LONG_US else float("inf")
+        limit = LONG_RATIO * guesses[ranked[0]] if ranked and guess_us(workload) > LONG_US else float("inf")
         return [name for name in ranked if guesses[name] <= limit]
     first, rest = ranked[: sieve.best], ranked[sieve.best :]
-    generator = random.Random(f"{sieve.seed} {problem}")
+    generator = random.Random(f"{sieve.seed} {workload}")
     # Efraimidis and Spirakis 2006: the largest u ** (1 / weight) are a weighted sample.
     keys = {name: generator.random() ** ((guesses[name] / guesses[ranked[0]]) ** 2) for name in rest}
     return first + sorted(keys, key=keys.__getitem__, reverse=True)[: sieve.others]
@@ -114,21 +114,21 @@ def chosen_for(guesses: Mapping[str, float], problem: Workload, sieve: Sieve) ->
 def sieved(
     operands: Operands, variants: Variants, timer: QuickTimer, sieve: Sieve, also: Collection[str] = ()
 ) -> Sieved:
-    """Time the variants that are chosen for a problem, and those named in `also` that take it."""
-    problem = operands.problem
-    guesses = variants.guesses_us(problem)
-    names = {*chosen_for(guesses, problem, sieve), *(name for name in also if name in guesses)}
-    count = max(FEWEST_CALLS, min(MOST_CALLS, int(ROUND_US / guess_us(problem))))
+    """Time the variants that are chosen for a workload, and those named in `also` that take it."""
+    workload = operands.workload
+    guesses = variants.guesses_us(workload)
+    names = {*chosen_for(guesses, workload, sieve), *(name for name in also if name in guesses)}
+    count = max(FEWEST_CALLS, min(MOST_CALLS, int(ROUND_US / guess_us(workload))))
     return timer.rounds([v for v in variants.pinned if v.name in names], operands, count, sieve.rounds)
 
 
-def guess_us(problem: Workload) -> float:
+def guess_us(workload: Workload) -> float:
     """About how long a call takes."""
-    return max(problem.flops * problem.operand_bits / 8 / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
+    return max(workload.flops * workload.operand_bits / 8 / FP8_FLOPS, workload.bytes / BYTES_PER_S) * 1e6 + 3.0
 
 
 class QuickGraphs:
-    """CUDA graphs, all of a problem's alive at a time; they share one pool of memory, since they run one after another."""
+    """CUDA graphs, all of a workload's alive at a time; they share one pool of memory, since they run one after another."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()

@@ -63,9 +63,9 @@ class SparseContender(_Timed):
     dtype: str = ""
     """Of the variant's operands."""
 
-    def takes(self, problem: "SparseWorkload") -> bool:
-        """Whether the namespace has the op, and the variant is of the problem's kind."""
-        is_kind = not self.variant or str(problem.dtype).removeprefix("torch.") == self.dtype
+    def takes(self, workload: "SparseWorkload") -> bool:
+        """Whether the namespace has the op, and the variant is of the workload's kind."""
+        is_kind = not self.variant or str(workload.dtype).removeprefix("torch.") == self.dtype
         return is_kind and hasattr(getattr(torch.ops, self.namespace), "cutlass_scaled_sparse_mm")
 
     def pinned(self) -> AbstractContextManager:
@@ -87,9 +87,9 @@ class SparsePeer(_Timed):
     kinds: tuple[str, ...]
     complete: bool = True
 
-    def takes(self, problem: "SparseWorkload") -> bool:
-        """Whether the problem is one of its kinds."""
-        return problem.kind in self.kinds
+    def takes(self, workload: "SparseWorkload") -> bool:
+        """Whether the workload is one of its kinds."""
+        return workload.kind in self.kinds
 
     def call(self, operands: "SparseOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -102,12 +102,12 @@ def check(operands: "SparseOperands", call: Callable[[], object]) -> None:
     x.out.fill_(torch.nan)
     returned = call()
     out = returned if isinstance(returned, torch.Tensor) else x.out
-    rows = sorted({*range(min(CHECKED_ROWS, x.problem.m)), *range(max(0, x.problem.m - CHECKED_ROWS), x.problem.m)})
+    rows = sorted({*range(min(CHECKED_ROWS, x.workload.m)), *range(max(0, x.workload.m - CHECKED_ROWS), x.workload.m)})
     given = x.a[rows], x.dense[0].t(), x.one, x.one
     wrong = ~((out[rows].double() - exact_mm(*given)).abs() <= tolerance(*given, out.dtype))
     if bool(wrong.any()):
         raise WrongResult(
-            f"wrong result of {x.problem}: {int(wrong.sum())} of {wrong.numel()} elements in {len(rows)} rows"
+            f"wrong result of {x.workload}: {int(wrong.sum())} of {wrong.numel()} elements in {len(rows)} rows"
         )
 
 
@@ -119,7 +119,7 @@ def cusparselt(x: "SparseOperands", i: int) -> Callable[[], object]:
     compressed = torch._cslt_compress(x.dense[i])
     b = x.a.t()
     out_dtype = None if x.a.dtype is torch.bfloat16 else torch.bfloat16
-    key = (x.problem.kind, *x.problem.sizes.values())
+    key = (x.workload.kind, *x.workload.sizes.values())
     if key not in _searched:
         _searched[key] = _search(compressed, b, out_dtype)
     alg, *split = _searched[key]

@@ -15,7 +15,7 @@ def sweep_record(measurements: Sequence[Measurement]) -> dict[str, object]:
     shapes, times, rounds, failures = [], [], [], []
     for found in measurements:
         samples = found.samples
-        shapes.append([found.problem.kind, *found.problem.sizes.values()])
+        shapes.append([found.workload.kind, *found.workload.sizes.values()])
         steady = steady_us({name: taken.rounds_us for name, taken in samples.items()})
         times.append([_digits(steady[name]) if name in steady else None for name in names])
         rounds.append([len(samples[name].rounds_us) if name in samples else 0 for name in names])
@@ -27,7 +27,7 @@ def sweep_table(
     measurements: Sequence[Measurement], subject: str, variants: Sequence[str], peers: Sequence[str]
 ) -> str:
     """For each shape: gemmill's own choice, the fastest variant, and the fastest peer."""
-    lines = [f"{'problem':<32}{'chosen us':>10}{'best us':>10}{'peer us':>10}{'failed':>7}  fastest variant"]
+    lines = [f"{'workload':<32}{'chosen us':>10}{'best us':>10}{'peer us':>10}{'failed':>7}  fastest variant"]
     for found in measurements:
         steady = steady_us({name: taken.rounds_us for name, taken in found.samples.items()})
         best = min((name for name in variants if name in steady), key=steady.get, default=None)
@@ -35,7 +35,7 @@ def sweep_table(
         cells = (steady.get(subject), steady.get(best), peer)
         numbers = "".join(f"{'-' if us is None else format(us, '.2f'):>10}" for us in cells)
         schedule = "-" if best is None else best.partition("_channel_")[2] or best
-        lines.append(f"{found.problem!s:<32}{numbers}{len(found.failures):>7}  {schedule}")
+        lines.append(f"{found.workload!s:<32}{numbers}{len(found.failures):>7}  {schedule}")
     return "\n".join(lines)
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from gemmill.tuner.device import Monitor
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, Graph, calls_in_round, settle
+from gemmill.tuner.workloads import Workload
 from harness.statistics import Sample, sample
 
 HOST_CALLS = 1000
@@ -27,17 +27,17 @@ class Rounds:
 
     rounds: int
     short: bool = False
-    """Few calls of long problems in a round: for sweeps"""
+    """Few calls of long workloads in a round: for sweeps"""
     give_up_ratio: float | None = None
     """After the first round, contenders slower than this many times the best are dropped."""
 
-    def calls(self, problem: Workload) -> int:
+    def calls(self, workload: Workload) -> int:
         """Fewest calls in one round."""
-        return calls_in_round(problem) if self.short else FEWEST_CALLS
+        return calls_in_round(workload) if self.short else FEWEST_CALLS
 
 
 class Prepared(Protocol):
-    """A contender ready to be timed on one problem; keeps the operands of its calls until it is closed."""
+    """A contender ready to be timed on one workload; keeps the operands of its calls until it is closed."""
 
     def round(self) -> float:
         """One measurement: microseconds of device time a call."""

@@ -16,14 +16,14 @@ import torch
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import Operands
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import first_line
+from gemmill.tuner.workloads import Workload
 from harness import deep_gemm_experts
 from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
 from harness.deep_gemm_experts import forms_of
 from timed.moe import BENCHMARK as EXPERTS
-from timed.moe import problems_of as experts_problems
+from timed.moe import workloads_of as experts_workloads
 
 COMPILE_LIMIT_S = 75.0
 
@@ -43,12 +43,12 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
     try:
         if family == "scaled_mm":
             return [deep_gemm_contender(options.deep_gemm)]
-        problems = [problem for problem in experts_problems(options) if problem.grouped]
-        problems += list(dict.fromkeys(EXPERTS.host_problem(problem.kind) for problem in problems))
+        workloads = [workload for workload in experts_workloads(options) if workload.grouped]
+        workloads += list(dict.fromkeys(EXPERTS.host_workload(workload.kind) for workload in workloads))
         if options.deep_gemm_jobs:
             notes.append(
                 deep_gemm_experts.compile_ahead(
-                    load_package, options.deep_gemm, problems, options.deep_gemm_jobs, COMPILE_LIMIT_S
+                    load_package, options.deep_gemm, workloads, options.deep_gemm_jobs, COMPILE_LIMIT_S
                 )
             )
         return list(forms_of(load_package(options.deep_gemm)))
@@ -76,14 +76,14 @@ def deep_gemm_contender(folder: str) -> LocalContender:
     def bind(x: Operands, i: int) -> Callable[[], object]:
         return partial(multiply, (x.a, x.a_scales), (x.weights[i].t(), x.b_scales.t()), x.out)
 
-    return LocalContender(name="deepgemm", bind=bind, suits=lambda problem: problem.op == Op.FP8_GROUPS)
+    return LocalContender(name="deepgemm", bind=bind, suits=lambda workload: workload.op == Op.FP8_GROUPS)
 
 
-def compiled_ahead(folder: str, problems: Sequence[Workload], jobs: int, limit_s: float) -> str:
-    """Have `jobs` processes compile its dense GEMM for problems. Returns what came of it."""
-    return compile_ahead("DeepGEMM", partial(_call_once, folder), problems, jobs, limit_s)
+def compiled_ahead(folder: str, workloads: Sequence[Workload], jobs: int, limit_s: float) -> str:
+    """Have `jobs` processes compile its dense GEMM for workloads. Returns what came of it."""
+    return compile_ahead("DeepGEMM", partial(_call_once, folder), workloads, jobs, limit_s)
 
 
-def _call_once(folder: str, problem: Workload) -> None:
-    operands = GemmMaker(torch.device("cuda"), rotated_bytes=1).make(problem)
+def _call_once(folder: str, workload: Workload) -> None:
+    operands = GemmMaker(torch.device("cuda"), rotated_bytes=1).make(workload)
     deep_gemm_contender(folder).call(operands, 0)()

@@ -17,11 +17,11 @@ import torch
 from gemmill.families.blockscaled.cases.measured import BlockScaledMaker, BlockScaledOperands
 from gemmill.families.blockscaled.sweep import Op
 from gemmill.formats.quantise import BlockScaled
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import first_line
+from gemmill.tuner.workloads import Workload
 from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
-from timed.blockscaled import BENCHMARK, problems_of
+from timed.blockscaled import BENCHMARK, workloads_of
 
 WEIGHTS = {
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "nvfp4"},
@@ -45,11 +45,11 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
     try:
         found = humming_contender(options.humming)
         if options.humming_jobs:
-            asked = options.drawn if "drawn" in options else problems_of(options)
-            problems = [problem for problem in asked if problem.op in OPS]
-            small = dict.fromkeys(BENCHMARK.host_problem(problem.op) for problem in problems)
+            asked = options.drawn if "drawn" in options else workloads_of(options)
+            workloads = [workload for workload in asked if workload.op in OPS]
+            small = dict.fromkeys(BENCHMARK.host_workload(workload.op) for workload in workloads)
             call = partial(_call_once, options.humming)
-            notes.append(compile_ahead("Humming", call, [*small, *problems], options.humming_jobs, COMPILE_LIMIT_S))
+            notes.append(compile_ahead("Humming", call, [*small, *workloads], options.humming_jobs, COMPILE_LIMIT_S))
         return [found]
     except (OSError, ImportError, RuntimeError, AttributeError) as error:
         raise FieldError(f"Humming in {options.humming} cannot be used: {first_line(error)}") from None
@@ -67,7 +67,7 @@ def humming_contender(folder: str) -> LocalContender:
 
     def layer_of(x: BlockScaledOperands, i: int) -> Any:
         """Made once of each copy of the weights; those of another class or shape go."""
-        weights, kind = x.plain[i], (x.problem.op, x.call.n, x.call.k)
+        weights, kind = x.plain[i], (x.workload.op, x.call.n, x.call.k)
         if kinds != [kind]:
             layers.clear()
             kinds[:] = [kind]
@@ -79,7 +79,7 @@ def humming_contender(folder: str) -> LocalContender:
         scale = {"input_scale": x.made.given["a_sf"]} if x.call.is_folded else {}
         return partial(layer_of(x, i), inputs=x.made.given["a"], outputs=x.out, **scale)
 
-    return LocalContender(name="humming", bind=bind, suits=lambda problem: problem.op in OPS)
+    return LocalContender(name="humming", bind=bind, suits=lambda workload: workload.op in OPS)
 
 
 def _layer(layer_type: Any, x: BlockScaledOperands, weights: BlockScaled) -> Any:
@@ -100,8 +100,8 @@ def _layer(layer_type: Any, x: BlockScaledOperands, weights: BlockScaled) -> Any
     return layer
 
 
-def _call_once(folder: str, problem: Workload) -> None:
+def _call_once(folder: str, workload: Workload) -> None:
     operands = BlockScaledMaker(torch.device("cuda" if torch.cuda.is_available() else "cpu"), rotated_bytes=1).make(
-        problem
+        workload
     )
     humming_contender(folder).call(operands, 0)()

@@ -52,7 +52,7 @@ def marlin_contender() -> LocalContender:
 
     def packed(x: BlockScaledOperands, i: int) -> Packed:
         """Made once of each copy of the weights; those of another class or shape go."""
-        weights, kind = x.plain[i], (x.problem.op, x.call.n, x.call.k)
+        weights, kind = x.plain[i], (x.workload.op, x.call.n, x.call.k)
         if kinds != [kind]:
             made.clear()
             kinds[:] = [kind]
@@ -74,7 +74,7 @@ def marlin_contender() -> LocalContender:
             multiply, a, x.out, q, None, scales, None, factor, None, locks[device], _E2M1, *sizes, False, True, False
         )
 
-    return LocalContender(name="marlin", bind=bind, suits=lambda problem: problem.op in OPS)
+    return LocalContender(name="marlin", bind=bind, suits=lambda workload: workload.op in OPS)
 
 
 _BLOCKS_OF_ROWS, _LARGEST_BLOCK, _FILLED = (8, 16, 32, 48), 64, 0.9
@@ -94,7 +94,7 @@ def marlin_experts() -> MoePeer:
         return made[0][1]
 
     def bind(x: "MoeOperands", i: int) -> Callable[[], object]:
-        p, device, (q, scales, factors) = x.problem, x.a.device, packed(x)
+        p, device, (q, scales, factors) = x.workload, x.a.device, packed(x)
         experts = (
             torch.repeat_interleave(torch.arange(p.experts, device=device), x.offsets[i].diff()).int().reshape(-1, 1)
         )
@@ -121,7 +121,7 @@ def _sorted(align: Callable[..., object], ids: Tensor, experts: int) -> tuple[in
 
 def _packed_experts(x: "MoeOperands") -> tuple[Tensor, Tensor, Tensor | None]:
     """Weights, scales and a factor of each expert."""
-    p = x.problem
+    p = x.workload
     return _packed_weights(_decoded(p.format, x.b, x.b_scales, p.k), 1.0)
 
 
@@ -176,7 +176,7 @@ def marlin_layer(ops: Ops) -> ExpertsPeer:
 
 def packed_layer(x: "ExpertsOperands") -> tuple[Any, Any]:
     """Both weights for Marlin, the first's gates before its ups. Bases are one power of two, which becomes a factor of all."""
-    p, alpha = x.problem, float(x.w13_scales[0, 0])
+    p, alpha = x.workload, float(x.w13_scales[0, 0])
     first = _decoded(p.format, x.w13, x.w13_scales, p.hidden)
     second = _decoded(p.format, x.w2, x.w2_scales, p.inner)
     return _packed_weights(map(gates_first, first), alpha), _packed_weights(second, alpha)
@@ -194,7 +194,7 @@ def _locks(device: torch.device) -> Tensor:
 
 
 def _layer(ops: Ops, x: "ExpertsOperands", ids: Tensor, first: Any, second: Any, locks: Tensor) -> None:
-    p, pairs = x.problem, ids.numel()
+    p, pairs = x.workload, ids.numel()
     block, lists = _sorted(ops.align, ids, p.experts)
 
     def product(a: Tensor, out: Tensor, weights: Any, top: int, weighed: bool) -> None:

@@ -54,9 +54,9 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
 class VllmPeer(KvCachePeer):
     """Attends over TurboQuant's presets alone."""
 
-    def takes(self, problem: "KvCacheWorkload") -> bool:
+    def takes(self, workload: "KvCacheWorkload") -> bool:
         """Whether the format is one of them."""
-        return super().takes(problem) and problem.kind.split()[1].startswith(PREFIX)
+        return super().takes(workload) and workload.kind.split()[1].startswith(PREFIX)
 
 
 def _kernels(folder: Path) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -98,9 +98,9 @@ class _Layout:
         self.rotation = hadamard_transform(torch.eye(head_dim, device=device)).float()
 
 
-def _attend(kernel: Callable[..., Any], given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
+def _attend(kernel: Callable[..., Any], given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
     q, keys = given["q"], given["keys"]
-    layout = _Layout(problem.kind.split()[1], q.shape[-1], q.device)
+    layout = _Layout(workload.kind.split()[1], q.shape[-1], q.device)
     cache = keys.as_strided((*keys.shape[:3], layout.slot_bytes), keys.stride())
     batch, _, heads, head_dim = q.shape
     sums = torch.empty(batch, heads, SPLITS, head_dim + 1, device=q.device)
@@ -127,7 +127,7 @@ def _attend(kernel: Callable[..., Any], given: dict[str, Any], problem: "KvCache
     )
 
 
-def _store(kernel: Callable[..., Any], given: dict[str, Any], problem: "KvCacheWorkload") -> Callable[[], object]:
+def _store(kernel: Callable[..., Any], given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
     keys = given["keys"]
     _, heads, head_dim = keys.shape
     layout = _Layout(STORED, head_dim, keys.device)

@@ -53,14 +53,14 @@ class Benchmark:
 
     add_options: Callable[[ArgumentParser], None]
     """Of its own."""
-    problems: Callable[[Namespace], list[Any]]
+    workloads: Callable[[Namespace], list[Any]]
     """Those that were asked for, those that share operands together. Raises ValueError."""
     tiny: Callable[[Any], Any]
-    """The same problem cut down for a dry run."""
-    host_problem: Callable[[str], Any]
-    """A kind's small problem, whose host time is taken."""
-    warm_problem: Callable[[Any], Any]
-    """A problem like this one that brings the clocks to where they stay."""
+    """The same workload cut down for a dry run."""
+    host_workload: Callable[[str], Any]
+    """A kind's small workload, whose host time is taken."""
+    warm_workload: Callable[[Any], Any]
+    """A workload like this one that brings the clocks to where they stay."""
     maker: Callable[[torch.device, int], Any]
     """Makes operands on a device, rotated over so many bytes."""
     data: str
@@ -71,8 +71,8 @@ class Benchmark:
     """Other ways of calling the subject: timed and shown, compared with nothing."""
     variants: Callable[[Build | None], Sequence[Any]] | None = None
     """Each variant pinned, of a build or in a dry run; None where one variant serves each call."""
-    plausible: Callable[[Sequence[Any], Any], Sequence[Any]] = lambda variants, problem: variants
-    """Those of the variants that are worth timing on a problem."""
+    plausible: Callable[[Sequence[Any], Any], Sequence[Any]] = lambda variants, workload: variants
+    """Those of the variants that are worth timing on a workload."""
     facts: Callable[[Build], Mapping[str, Any]] = lambda build: {}
     """What is told of a build besides."""
     drawing: Drawing | None = None

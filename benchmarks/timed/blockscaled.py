@@ -12,7 +12,7 @@ from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import through
 from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
-from gemmill.tuner.problems import Workload, grid, problem_of, tiny
+from gemmill.tuner.workloads import Workload, grid, tiny, workload_of
 from harness import stand_in
 from harness.contenders import (
     LocalContender,
@@ -45,8 +45,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--m", help="values of M for the table's weights, with commas")
 
 
-def problems_of(options: Namespace) -> list[Workload]:
-    """The problems asked for, those that share weights together. Raises ValueError."""
+def workloads_of(options: Namespace) -> list[Workload]:
+    """The workloads asked for, those that share weights together. Raises ValueError."""
     names = options.op.split(",")
     if unknown := [name for name in names if name not in OPS_OF]:
         raise ValueError(f"--op {unknown[0]!r} is none of {', '.join(OPS_OF)}")
@@ -69,7 +69,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def gemm(op: str, m: int, n: int, k: int) -> Workload:
     """D[m, n] = A[m, k] B[n, k]."""
-    return problem_of(op, {"m": m, "n": n, "k": k})
+    return workload_of(op, {"m": m, "n": n, "k": k})
 
 
 def variants(build: Build | None) -> Sequence[LocalContender]:
@@ -81,16 +81,16 @@ def variants(build: Build | None) -> Sequence[LocalContender]:
 
 BENCHMARK = Benchmark(
     add_options=add_options,
-    problems=problems_of,
+    workloads=workloads_of,
     tiny=tiny,
-    host_problem=lambda kind: gemm(kind, *HOST_SHAPE),
-    warm_problem=lambda p: problem_of(p.op, p.sizes | {"m": max(p.step, WARM_UP_M)}),
+    host_workload=lambda kind: gemm(kind, *HOST_SHAPE),
+    warm_workload=lambda p: workload_of(p.op, p.sizes | {"m": max(p.step, WARM_UP_M)}),
     maker=cases_of_family(REGISTRY.named(NAME)).measured,
     data="normal random numbers in their formats, random scales",
     subject=ops_contender,
     also=lambda: [constant_weights_contender()],
     variants=variants,
-    plausible=lambda variants, problem: plausible(variants, problem, PLAUSIBLE),
+    plausible=lambda variants, workload: plausible(variants, workload, PLAUSIBLE),
     drawing=Drawing(
         classes=(Op.NVFP4_BF16, Op.MXFP4_BF16, Op.MXFP4_E4M3, Op.NVFP4, Op.MXFP8),
         kin=lambda op: Op(op),

@@ -87,7 +87,7 @@ class ExpertsWorkload:
 class ExpertsOperands:
     """What one layer is computed of; copies differ in their routing."""
 
-    problem: ExpertsWorkload
+    workload: ExpertsWorkload
     out: Tensor
     x: Tensor
     w13: Tensor
@@ -113,16 +113,16 @@ class ExpertsMaker:
         self._kept: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: ExpertsWorkload) -> ExpertsOperands:
-        """Of a problem."""
-        p = problem
+    def make(self, workload: ExpertsWorkload) -> ExpertsOperands:
+        """Of a workload."""
+        p = workload
         key = (p.dtype, p.format, p.experts, p.hidden, p.inner)
         if key != self._key:
             self._kept, self._key = (), key
             self._kept = self._weights(p, 2 * p.inner, p.hidden), self._weights(p, p.hidden, p.inner)
         count = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_TOKENS // p.tokens))
         return ExpertsOperands(
-            problem=p,
+            workload=p,
             out=torch.empty((p.tokens, p.hidden), dtype=torch.bfloat16, device=self._device),
             x=self._normal(p.tokens, p.hidden).bfloat16(),
             w13=self._kept[0],
@@ -170,7 +170,7 @@ _SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1)}
 """The byte of a scale of an eighth in blocks of each kind, and what doubles it (docs/formats.md)."""
 
 
-def problems_of(options: Namespace) -> list[ExpertsWorkload]:
+def workloads_of(options: Namespace) -> list[ExpertsWorkload]:
     """Every layer with every number of tokens. Raises ValueError."""
     kinds, layers = options.op.split(","), options.layers.split(",")
     for what, asked, known in (("op", kinds, KINDS), ("layer", layers, LAYERS)):
@@ -185,9 +185,9 @@ def _workload(kind: str, layer: tuple[int, int, int, int], tokens: int) -> Exper
     return ExpertsWorkload(kind=kind, experts=experts, top=top, hidden=hidden, inner=inner, tokens=tokens)
 
 
-def _tiny(problem: ExpertsWorkload) -> ExpertsWorkload:
+def _tiny(workload: ExpertsWorkload) -> ExpertsWorkload:
     experts, top, hidden, inner = TINY
-    return replace(problem, experts=experts, top=top, hidden=hidden, inner=inner, tokens=min(problem.tokens, 9))
+    return replace(workload, experts=experts, top=top, hidden=hidden, inner=inner, tokens=min(workload.tokens, 9))
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -199,10 +199,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 BENCHMARK = Benchmark(
     add_options=add_options,
-    problems=problems_of,
+    workloads=workloads_of,
     tiny=_tiny,
-    host_problem=lambda kind: _workload(kind, TINY, 1),
-    warm_problem=lambda p: replace(p, tokens=1024),
+    host_workload=lambda kind: _workload(kind, TINY, 1),
+    warm_workload=lambda p: replace(p, tokens=1024),
     maker=ExpertsMaker,
     data="normal random numbers; each token has random experts, others from call to call",
     subject=lambda namespace, name: ExpertsContender(name=name, namespace=namespace),

@@ -70,9 +70,9 @@ class GatedWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedOperands:
-    """What one problem is computed of; copies differ in their weights."""
+    """What one workload is computed of; copies differ in their weights."""
 
-    problem: GatedWorkload
+    workload: GatedWorkload
     out: Tensor
     out_scales: Tensor | None
     static_scale: Tensor | None
@@ -98,15 +98,15 @@ class GatedMaker:
         self._weights: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: GatedWorkload) -> GatedOperands:
-        """Of a problem."""
-        p, n, k_groups = problem, 2 * problem.hidden, -(-problem.k // GROUP)
+    def make(self, workload: GatedWorkload) -> GatedOperands:
+        """Of a workload."""
+        p, n, k_groups = workload, 2 * workload.hidden, -(-workload.k // GROUP)
         if not self._weights or self._weights[0].shape != (p.k, n):
             self._weights = ()
             count = min(MOST_COPIES, -(-self._rotated_bytes // (n * p.k)))
             self._weights = tuple(self._normal(n, p.k).t() for _ in range(count))
         return GatedOperands(
-            problem=p,
+            workload=p,
             out=torch.empty((p.m, p.hidden), device=self._device, dtype=getattr(torch, p.result.dtype.torch_name)),
             out_scales=torch.empty((p.m, p.hidden // GROUP), device=self._device) if p.result is Result.GROUP else None,
             static_scale=torch.full((1,), 0.1, device=self._device) if p.result is Result.STATIC else None,
@@ -124,7 +124,7 @@ class GatedMaker:
         return torch.rand(shape, device=self._device, generator=self._generator) + 0.5
 
 
-def problems_of(options: Namespace) -> list[GatedWorkload]:
+def workloads_of(options: Namespace) -> list[GatedWorkload]:
     """Every layer with every number of rows. Raises ValueError."""
     known = ["".join(parts) for parts in product(KINDS, ENDS, SCALES)]
     kinds = options.op.split(",")
@@ -156,10 +156,10 @@ def _also() -> Sequence[Separate]:
 
 BENCHMARK = Benchmark(
     add_options=add_options,
-    problems=problems_of,
+    workloads=workloads_of,
     tiny=lambda p: replace(p, m=min(p.m, 9), hidden=256, k=128),
-    host_problem=lambda kind: GatedWorkload(kind=kind, m=16, hidden=256, k=256),
-    warm_problem=lambda p: replace(p, m=4096),
+    host_workload=lambda kind: GatedWorkload(kind=kind, m=16, hidden=256, k=256),
+    warm_workload=lambda p: replace(p, m=4096),
     maker=GatedMaker,
     data="normal random numbers; weights differ from call to call",
     subject=lambda namespace, name: GatedContender(name=name, namespace=namespace),

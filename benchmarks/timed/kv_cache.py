@@ -156,7 +156,7 @@ class KvCacheWorkload:
 class KvCacheOperands:
     """Arguments of the op's schema by name, in copies that between them exceed L2 twice over."""
 
-    problem: KvCacheWorkload
+    workload: KvCacheWorkload
     copies: tuple[dict[str, Any], ...]
 
 
@@ -166,13 +166,13 @@ class KvCacheMaker:
     def __init__(self, device: torch.device, rotated_bytes: int) -> None:
         self._device, self._rotated_bytes = device, rotated_bytes
 
-    def make(self, problem: KvCacheWorkload) -> KvCacheOperands:
+    def make(self, workload: KvCacheWorkload) -> KvCacheOperands:
         """As many copies as keep L2 from holding them."""
-        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // problem.bytes)))
-        return KvCacheOperands(problem=problem, copies=tuple(self._copy(problem) for _ in range(count)))
+        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // workload.bytes)))
+        return KvCacheOperands(workload=workload, copies=tuple(self._copy(workload) for _ in range(count)))
 
-    def _copy(self, problem: KvCacheWorkload) -> dict[str, Any]:
-        case = problem.case
+    def _copy(self, workload: KvCacheWorkload) -> dict[str, Any]:
+        case = workload.case
         if isinstance(case, AttendCase | DecodeCase):
             return attention_arguments(case, self._device)
         values = self._restored(case) if isinstance(case, DecompressCase) else case.arguments(self._device)
@@ -191,12 +191,12 @@ class KvCacheMaker:
         return [*out, cache, slots.flatten()[: case.tokens], case.format, case.spec.seed]
 
 
-def problems_of(options: Namespace) -> list[KvCacheWorkload]:
+def workloads_of(options: Namespace) -> list[KvCacheWorkload]:
     """Every kind at every size. Raises ValueError."""
     found = [kind for kind in KINDS if any(part in kind for part in options.op.split(","))]
     if not found:
         raise ValueError(f"no kind has {options.op!r} in its name: there are {', '.join(KINDS)}")
-    return [problem for kind in found for problem in _of_kind(kind, options.page)]
+    return [workload for kind in found for workload in _of_kind(kind, options.page)]
 
 
 def _of_kind(kind: str, page: int) -> Iterator[KvCacheWorkload]:
@@ -216,10 +216,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 BENCHMARK = Benchmark(
     add_options=add_options,
-    problems=problems_of,
+    workloads=workloads_of,
     tiny=lambda p: replace(p, shape=TINY[p.op]),
-    host_problem=_small,
-    warm_problem=lambda p: replace(p, shape=WARM.get(p.op, p.shape)),
+    host_workload=_small,
+    warm_workload=lambda p: replace(p, shape=WARM.get(p.op, p.shape)),
     maker=KvCacheMaker,
     data="normal random bf16 vectors; of caches that are attended over, random codes and one norm, of packed ones a page's vectors "
     "over and over",

@@ -102,7 +102,7 @@ class MoeWorkload:
 class MoeOperands:
     """What one layer is computed of; copies differ in their routing."""
 
-    problem: MoeWorkload
+    workload: MoeWorkload
     out: Tensor
     a: Tensor
     b: Tensor
@@ -128,9 +128,9 @@ class MoeMaker:
         self._weights: Tensor | None = None
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: MoeWorkload) -> MoeOperands:
-        """Of a problem."""
-        p, key = problem, (problem.dtype, problem.format, problem.experts, problem.n, problem.k)
+    def make(self, workload: MoeWorkload) -> MoeOperands:
+        """Of a workload."""
+        p, key = workload, (workload.dtype, workload.format, workload.experts, workload.n, workload.k)
         if key != self._key:
             self._weights, self._key = None, key
             self._weights = self._numbers(p) if p.format is None else self._packed(p, p.format)
@@ -141,7 +141,7 @@ class MoeMaker:
             a_shape, b_shape = (p.rows, 1), (p.experts, p.n)
         count = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_ROWS // p.rows))
         return MoeOperands(
-            problem=p,
+            workload=p,
             out=torch.empty((p.rows, p.n), dtype=torch.bfloat16, device=self._device),
             a=self._normal(p.rows, p.k).to(p.dtype),
             b=self._weights,
@@ -194,15 +194,15 @@ _SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_fp8": (48, 8)}
 """The byte of a scale of an eighth in blocks of each kind, and what doubles it (docs/formats.md)."""
 
 
-def problems_of(options: Namespace) -> list[MoeWorkload]:
+def workloads_of(options: Namespace) -> list[MoeWorkload]:
     """Every layer with every number of tokens. Raises ValueError."""
     for what, asked, known in (("op", options.op, KINDS), ("routing", options.routing, ROUTINGS)):
         if unknown := [word for word in asked.split(",") if word not in known]:
             raise ValueError(f"{what} {unknown[0]!r} is none of {', '.join(known)}")
-    return list(_problems(options.op.split(","), options.routing.split(",")))
+    return list(_workloads(options.op.split(","), options.routing.split(",")))
 
 
-def _problems(kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
+def _workloads(kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
     for experts, top, n, k in (*LAYERS, *SMALL_LAYERS):
         for kind in kinds:
             if kind in NUMBERS and (experts, top, n, k) in SMALL_LAYERS:
@@ -212,9 +212,9 @@ def _problems(kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
                     yield MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
 
 
-def _tiny(problem: MoeWorkload) -> MoeWorkload:
+def _tiny(workload: MoeWorkload) -> MoeWorkload:
     experts, top, n, k = TINY
-    return replace(problem, experts=experts, top=top, n=n, k=k, tokens=min(problem.tokens, 9))
+    return replace(workload, experts=experts, top=top, n=n, k=k, tokens=min(workload.tokens, 9))
 
 
 def _small(kind: str) -> MoeWorkload:
@@ -230,10 +230,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 BENCHMARK = Benchmark(
     add_options=add_options,
-    problems=problems_of,
+    workloads=workloads_of,
     tiny=_tiny,
-    host_problem=_small,
-    warm_problem=lambda p: replace(p, tokens=4096),
+    host_workload=_small,
+    warm_workload=lambda p: replace(p, tokens=4096),
     maker=MoeMaker,
     data="normal random numbers; routings differ from call to call",
     subject=lambda namespace, name: MoeContender(name=name, namespace=namespace),

@@ -96,13 +96,13 @@ class QuantWorkload:
 class QuantOperands:
     """Arguments of the op's schema, in its order, in copies that between them exceed L2 twice over."""
 
-    problem: QuantWorkload
+    workload: QuantWorkload
     copies: tuple[list[Any], ...]
 
     @property
     def names(self) -> tuple[str, ...]:
         """What the arguments are called."""
-        return BY_NAME[self.problem.case.op].arguments
+        return BY_NAME[self.workload.case.op].arguments
 
 
 class QuantOperandMaker:
@@ -113,10 +113,10 @@ class QuantOperandMaker:
         self._rotated_bytes = rotated_bytes
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: QuantWorkload) -> QuantOperands:
+    def make(self, workload: QuantWorkload) -> QuantOperands:
         """As many copies as keep L2 from holding them."""
-        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // problem.bytes)))
-        return QuantOperands(problem=problem, copies=tuple(self._copy(problem.case) for _ in range(count)))
+        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // workload.bytes)))
+        return QuantOperands(workload=workload, copies=tuple(self._copy(workload.case) for _ in range(count)))
 
     def _copy(self, case: QuantCase) -> list[Any]:
         values = case.arguments(self._device, self._generator)
@@ -127,7 +127,7 @@ class QuantOperandMaker:
         return values
 
 
-def problems_of(options: Namespace) -> list[QuantWorkload]:
+def workloads_of(options: Namespace) -> list[QuantWorkload]:
     """Every case on every shape, the shapes of a case in ascending order of size. Raises ValueError."""
     shapes = sorted(set(parse_shapes(options.shapes)), key=lambda shape: (shape[0] * shape[1], shape))
     return [QuantWorkload(kind=kind, m=m, hidden=hidden) for kind in kinds_named(options.op) for m, hidden in shapes]
@@ -166,10 +166,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 BENCHMARK = Benchmark(
     add_options=add_options,
-    problems=problems_of,
+    workloads=workloads_of,
     tiny=lambda p: replace(p, m=min(p.m, TINY_M), hidden=TINY_HIDDEN),
-    host_problem=lambda kind: QuantWorkload(kind=kind, m=HOST_SHAPE[0], hidden=HOST_SHAPE[1]),
-    warm_problem=lambda p: replace(p, m=WARM_UP_SHAPE[0], hidden=WARM_UP_SHAPE[1]),
+    host_workload=lambda kind: QuantWorkload(kind=kind, m=HOST_SHAPE[0], hidden=HOST_SHAPE[1]),
+    warm_workload=lambda p: replace(p, m=WARM_UP_SHAPE[0], hidden=WARM_UP_SHAPE[1]),
     maker=QuantOperandMaker,
     data="normal random bf16; outputs row-major, scales too but for packed ones",
     subject=lambda namespace, name: QuantContender(name=name, namespace=namespace),

@@ -12,7 +12,7 @@ from gemmill.numerics.measured import through
 from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.tuner.models import layers_of, named_models
-from gemmill.tuner.problems import Workload, grid, problem_of, tiny
+from gemmill.tuner.workloads import Workload, grid, tiny, workload_of
 from harness import stand_in
 from harness.contenders import (
     LocalContender,
@@ -106,15 +106,15 @@ DRAWN_STEPS, DRAWN_GROUPS_STEPS = (16, 16), (64, 128)
 
 def gemm(*, op: str, m: int, n: int, k: int) -> Workload:
     """D[m, n] = epilogue(A[m, k] B[k, n])."""
-    return problem_of(op, {"m": m, "n": n, "k": k})
+    return workload_of(op, {"m": m, "n": n, "k": k})
 
 
-def table_problems(ops: Iterable[Op]) -> list[Workload]:
+def table_workloads(ops: Iterable[Op]) -> list[Workload]:
     """The shapes that progress is judged by."""
     return [gemm(op=op, m=m, n=n, k=k) for op in ops for m, n, k in TABLES[op]]
 
 
-def ragged_problems() -> list[Workload]:
+def ragged_workloads() -> list[Workload]:
     """Ragged M with scales in groups, each with the next whole one beside it."""
     m_values = {m for ragged in RAGGED_M for m in (ragged, next_whole(ragged))}
     return [gemm(op=Op.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
@@ -125,7 +125,7 @@ def next_whole(m: int) -> int:
     return -(-m // RAGGED_STEP) * RAGGED_STEP
 
 
-def table_grid_problems(ops: Iterable[Op], m_values: Iterable[int]) -> list[Workload]:
+def table_grid_workloads(ops: Iterable[Op], m_values: Iterable[int]) -> list[Workload]:
     """Every weight of an op's tables at every M."""
     m_values = tuple(m_values)
     return [p for op in ops for p in grid([op], _by_name(_table_weights(op)), m_values)]
@@ -140,7 +140,7 @@ def _table_weights(op: Op) -> set[tuple[int, int]]:
     return {(n, k) for _, n, k in shapes}
 
 
-def model_problems(names: Iterable[str], ops: Iterable[Op], m_values: Iterable[int]) -> list[Workload]:
+def model_workloads(names: Iterable[str], ops: Iterable[Op], m_values: Iterable[int]) -> list[Workload]:
     """The layers of the models whose names begin with one of `names`, for each degree of tensor parallelism."""
     weights = {
         (layer.n, layer.k)
@@ -160,15 +160,15 @@ def _models_of(name: str) -> list[str]:
 
 
 def parse_shapes(text: str, ops: Iterable[Op]) -> list[Workload]:
-    """Problems of "MxNxK,MxNxK,...". Raises ValueError, naming the part that cannot be read."""
-    problems = []
+    """Workloads of "MxNxK,MxNxK,...". Raises ValueError, naming the part that cannot be read."""
+    workloads = []
     for part in text.split(","):
         fields = part.strip().split("x")
         if len(fields) != 3 or not all(field.isdigit() and int(field) for field in fields):
             raise ValueError(f"shape {part.strip()!r} is not MxNxK, three positive numbers such as 16x4096x4096")
         m, n, k = map(int, fields)
-        problems.extend(gemm(op=op, m=m, n=n, k=k) for op in ops)
-    return problems
+        workloads.extend(gemm(op=op, m=m, n=n, k=k) for op in ops)
+    return workloads
 
 
 HOST_SHAPE = (16, 128, 128)
@@ -191,21 +191,21 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--m", help="values of M for --models and grid, with commas")
 
 
-def problems_of(options: Namespace) -> list[Workload]:
-    """The problems asked for, those that share weights together. Raises ValueError."""
+def workloads_of(options: Namespace) -> list[Workload]:
+    """The workloads asked for, those that share weights together. Raises ValueError."""
     ops = ops_named(options.op)
     m_values = numbers(options.m) if options.m else (SWEEP_M if options.variants else MODEL_M)
     shapes = options.shapes or ("" if options.models else "grid" if options.variants else "table")
-    problems = model_problems(options.models.split(","), ops, m_values) if options.models else []
+    workloads = model_workloads(options.models.split(","), ops, m_values) if options.models else []
     if shapes == "table":
-        problems += table_problems(ops)
+        workloads += table_workloads(ops)
     elif shapes == "ragged":
-        problems += ragged_problems()
+        workloads += ragged_workloads()
     elif shapes == "grid":
-        problems += table_grid_problems(ops, m_values)
+        workloads += table_grid_workloads(ops, m_values)
     elif shapes:
-        problems += parse_shapes(shapes, ops)
-    return sorted(set(problems))
+        workloads += parse_shapes(shapes, ops)
+    return sorted(set(workloads))
 
 
 def ops_named(text: str) -> tuple[Op, ...]:
@@ -223,7 +223,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def host_problem(kind: str) -> Workload:
+def host_workload(kind: str) -> Workload:
     """So small that the host is what takes the time."""
     (m, n, k), op = HOST_SHAPE, Op(kind)
     return gemm(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size)
@@ -238,16 +238,16 @@ def variants(build: Build | None) -> Sequence[LocalContender]:
 
 BENCHMARK = Benchmark(
     add_options=add_options,
-    problems=problems_of,
+    workloads=workloads_of,
     tiny=tiny,
-    host_problem=host_problem,
-    warm_problem=lambda p: problem_of(p.op, p.sizes | {"m": max(p.step, WARM_UP_M)}),
+    host_workload=host_workload,
+    warm_workload=lambda p: workload_of(p.op, p.sizes | {"m": max(p.step, WARM_UP_M)}),
     maker=cases_of_family(REGISTRY.named(NAME)).measured,
     data="uniform random: e4m3 and bf16 in [-1, 1], s8 in [-128, 127]",
     subject=ops_contender,
     also=lambda: [constant_weights_contender()],
     variants=variants,
-    plausible=lambda variants, problem: plausible(variants, problem, PLAUSIBLE),
+    plausible=lambda variants, workload: plausible(variants, workload, PLAUSIBLE),
     facts=lambda build: {"selection_us": selection_us(build)},
     drawing=Drawing(
         classes=(Op.FP8, Op.BF16, Op.FP8_GROUPS, Op.INT8),

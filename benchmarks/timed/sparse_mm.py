@@ -72,7 +72,7 @@ class SparseWorkload:
 class SparseOperands:
     """What one GEMM is computed of; copies have weights of their own. Scales are 1: peers have none."""
 
-    problem: SparseWorkload
+    workload: SparseWorkload
     out: Tensor
     a: Tensor
     dense: tuple[Tensor, ...]
@@ -94,16 +94,16 @@ class SparseMaker:
         self._device, self._rotated = device, rotated_bytes
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: SparseWorkload) -> SparseOperands:
-        """Of a problem."""
-        p = problem
+    def make(self, workload: SparseWorkload) -> SparseOperands:
+        """Of a workload."""
+        p = workload
         weights = self._numbers(p, p.n)
         lost = torch.rand(p.n, p.k // GROUP, GROUP, device=self._device, generator=self._generator)
         weights = weights.float().masked_fill(lost.argsort(dim=-1).ge(KEPT).flatten(1), 0.0).to(p.dtype)
         values, meta = compress(weights)
         count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated // p.weight_bytes)))
         return SparseOperands(
-            problem=p,
+            workload=p,
             out=torch.empty((p.m, p.n), dtype=torch.bfloat16, device=self._device),
             a=self._numbers(p, p.m),
             dense=tuple(weights.clone() for _ in range(count)),
@@ -120,15 +120,15 @@ class SparseMaker:
         return torch.randn(shape, device=self._device, generator=self._generator).to(p.dtype)
 
 
-def problems_of(options: Namespace) -> list[SparseWorkload]:
+def workloads_of(options: Namespace) -> list[SparseWorkload]:
     """Every kind at every size. Raises ValueError."""
     kinds = options.op.split(",")
     if unknown := [kind for kind in kinds if kind not in OPERAND_OF_KIND]:
         raise ValueError(f"op {unknown[0]!r} is none of {', '.join(OPERAND_OF_KIND)}")
-    return list(_problems(kinds, [int(m) for m in options.rows.split(",") if m]))
+    return list(_workloads(kinds, [int(m) for m in options.rows.split(",") if m]))
 
 
-def _problems(kinds: Sequence[str], rows: Sequence[int]) -> Iterator[SparseWorkload]:
+def _workloads(kinds: Sequence[str], rows: Sequence[int]) -> Iterator[SparseWorkload]:
     for kind in kinds:
         for m, n, k in TABLE:
             if not rows or m in rows:
@@ -142,9 +142,9 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--rows", default="", help="M, with commas; all of the table by default")
 
 
-def _tiny(problem: SparseWorkload) -> SparseWorkload:
+def _tiny(workload: SparseWorkload) -> SparseWorkload:
     m, n, k = TINY
-    return replace(problem, m=min(problem.m, m), n=n, k=k)
+    return replace(workload, m=min(workload.m, m), n=n, k=k)
 
 
 def _variants(build: Build | None) -> list[SparseContender]:
@@ -160,10 +160,10 @@ def _variants(build: Build | None) -> list[SparseContender]:
 
 BENCHMARK = Benchmark(
     add_options=add_options,
-    problems=problems_of,
+    workloads=workloads_of,
     tiny=_tiny,
-    host_problem=lambda kind: SparseWorkload(kind=kind, m=16, n=256, k=512),
-    warm_problem=lambda p: replace(p, m=4096, n=8192, k=8192),
+    host_workload=lambda kind: SparseWorkload(kind=kind, m=16, n=256, k=512),
+    warm_workload=lambda p: replace(p, m=4096, n=8192, k=8192),
     maker=SparseMaker,
     data="normal random numbers (int8: of the whole range), of which any two of four are zeroed; scales are 1",
     subject=lambda namespace, name: SparseContender(name=name, namespace=namespace),

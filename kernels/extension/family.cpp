@@ -97,7 +97,7 @@ void Chosen::launch(void const* args, int64_t bytes) const {
 bool run(OpCall& call) {
   Op const& op = call.op();
   Call asked{};
-  asked.problem = call.values[op.class_of];
+  asked.call_class = call.values[op.class_of];
   if (!op.family->asks(call, asked)) return false;
   int32_t const device = call.tensors[op.result].device;
   int64_t const sms = std::max<int64_t>(sm_count(device), 1);

@@ -49,7 +49,7 @@ std::vector<Noted> noted;
                                                             [] { noted_mutex.unlock(); });
 
 bool accepts(Model const& model, Row const& row, Call const& call) {
-  if (row.problem != call.problem) return false;
+  if (row.call_class != call.call_class) return false;
   for (int i = 0; i < kMostAligned; ++i) {
     if (call.alignments[i] < row.alignments[i]) return false;
   }
@@ -63,8 +63,8 @@ Choice choose_by_model(Table const& table, Chooser const& family, Call const& ca
   Model const& model = family.family->model;
   Choice best{-1, model.nanoseconds == nullptr ? 4 : 3};
   double best_ns = std::numeric_limits<double>::infinity();
-  auto const first = std::lower_bound(family.by_class.begin(), family.by_class.end(), std::pair{call.problem, int64_t{0}});
-  for (auto at = first; at != family.by_class.end() && at->first == call.problem; ++at) {
+  auto const first = std::lower_bound(family.by_class.begin(), family.by_class.end(), std::pair{call.call_class, int64_t{0}});
+  for (auto at = first; at != family.by_class.end() && at->first == call.call_class; ++at) {
     int64_t const i = at->second;
     if (table.rows[i].quarantined || !accepts(model, table.rows[i], call)) continue;
     double ns = model.nanoseconds == nullptr ? 0.0 : model.nanoseconds(table.rows[i], call, sm_count);
@@ -104,7 +104,7 @@ Choice choose_tuned(Table const& table, Chooser const& family, Call const& call)
   TunedRow const* best = nullptr;
   double best_distance = std::numeric_limits<double>::infinity();
   for (TunedRow const& tuned : table.tuned) {
-    if (tuned.problem != call.problem || tuned.row < told.first || tuned.row >= told.end) continue;
+    if (tuned.call_class != call.call_class || tuned.row < told.first || tuned.row >= told.end) continue;
     Row const& row = table.rows[tuned.row];
     if (!covers(told, tuned.sizes[told.bucketed], size) || !accepts(model, row, call)) continue;
     double d = distance(told, tuned, call);
@@ -146,7 +146,7 @@ struct CacheSlot {
 };
 
 size_t slot_of(Call const& call) {
-  uint64_t h = static_cast<uint64_t>(call.problem) * 0x27D4EB2F165667C5u;
+  uint64_t h = static_cast<uint64_t>(call.call_class) * 0x27D4EB2F165667C5u;
   for (int64_t size : call.sizes) h = (h ^ (h >> 29) ^ static_cast<uint64_t>(size)) * 0x9E3779B97F4A7C15u;
   return (h ^ (h >> 31)) % 512;
 }
@@ -163,7 +163,7 @@ Chooser const* chooser_of(Table const& table, Family const& family) {
 
 Chooser make_chooser(FamilyRows const& told, Row const* rows) {
   Chooser made{told, Family::named(told.name), {}};
-  for (int64_t i = told.first; i < told.end; ++i) made.by_class.emplace_back(rows[i].problem, i);
+  for (int64_t i = told.first; i < told.end; ++i) made.by_class.emplace_back(rows[i].call_class, i);
   std::sort(made.by_class.begin(), made.by_class.end());
   return made;
 }

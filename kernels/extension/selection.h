@@ -11,7 +11,7 @@ constexpr int kMostSizes = 6, kMostAligned = 4, kMostFacts = 17;
 // What a call asks for, as far as the choice depends on it. Sizes and aligned operands are in the order in which its family
 // names them, and 0 beyond them.
 struct Call {
-  int64_t problem;  // the number of its class, which its family gives; the same as in Row::problem
+  int64_t call_class;  // the number of its class, which its family gives; the same as in Row::call_class
   int64_t sizes[kMostSizes];
   int64_t alignments[kMostAligned];  // bytes that data and row stride are multiples of, 16 at most
 };
@@ -19,7 +19,7 @@ struct Call {
 // One variant for one class of calls; a variant that serves several has a row for each.
 struct Row {
   int64_t kernel;  // index into the extension's kernels
-  int64_t problem;
+  int64_t call_class;
   int64_t quarantined;               // whether it is never chosen, only pinned
   int64_t most;                      // of each size
   int64_t alignments[kMostAligned];  // bytes that it needs
@@ -28,9 +28,9 @@ struct Row {
 };
 
 // A measured choice: at these sizes, `row` was the fastest. It serves calls of a smaller bucketed size too, as far as `covers`
-// says. Sorted by problem, near sizes and bucketed size.
+// says. Sorted by class of calls, near sizes and bucketed size.
 struct TunedRow {
-  int64_t problem;
+  int64_t call_class;
   int64_t sizes[kMostSizes];
   int64_t row;
   int64_t exact;  // whether it was the fastest: 0 where that one has changed since, and this was nearly as fast

@@ -37,7 +37,7 @@ int64_t length_of(OpCall const& x) {
 }
 
 bool asks(OpCall const& x, Call& asked) {
-  if (x.value(kSlots) != 0 && !in_slots(x)) asked.problem -= x.value(kSlots);
+  if (x.value(kSlots) != 0 && !in_slots(x)) asked.call_class -= x.value(kSlots);
   if (x.value(kWorks) == 0) return false;
   bool const attends = x.value(kKind) == kDecode || x.value(kKind) == kAttend;
   asked.sizes[kSizeBatch] = attends ? x.value(kBatch) : 1, asked.sizes[kSizeRows] = attends ? x.value(kRows) : 1;

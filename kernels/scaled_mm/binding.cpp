@@ -43,8 +43,8 @@ bool asks(OpCall const& x, Call& asked) {
   asked.alignments[kAlignD] = tma_alignment(out.data, strides.d | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
   Need const need = x.tensor(kAzpAdj).given() ? (x.tensor(kAzp).given() ? kAzpToken : kAzpRow) : (x.tensor(kBiasOf).given() ? kBias : kScale);
   int64_t const own = x.value(kOwn);
-  asked.problem = own != 0 ? problem_code(0, kScale, type, out_type(out.dtype), own)
-                           : problem_code(x.found[kScaleGroups], need, type, out_type(out.dtype));
+  asked.call_class = own != 0 ? class_code(0, kScale, type, out_type(out.dtype), own)
+                              : class_code(x.found[kScaleGroups], need, type, out_type(out.dtype));
   return true;
 }
 

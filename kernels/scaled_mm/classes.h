@@ -1,4 +1,4 @@
-// The number of a class of calls: what Row::problem and Call::problem are. Mirrors gemmill.runtime.problem.
+// The number of a class of calls: what Row::call_class and Call::call_class are. Mirrors gemmill.families.scaled_mm.classes.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ inline OutType out_type(int32_t dtype) { return dtype == dtypes().f16 ? kToF16 :
 constexpr int64_t kOwnClasses = 4096;
 
 // `scales` is the kind of scales: 0 per tensor or channel, else of groups (group_scales.h); `own` the number of a user's epilogue.
-constexpr int64_t problem_code(int64_t scales, Need need, OperandType operand, OutType out, int64_t own = 0) {
+constexpr int64_t class_code(int64_t scales, Need need, OperandType operand, OutType out, int64_t own = 0) {
   return own * kOwnClasses + ((scales * 4 + need) * 4 + operand) * 2 + out;
 }
 
 // Of one element of A or B.
 constexpr int64_t operand_bytes(OperandType operand) { return operand == kBf16 || operand == kF16 ? 2 : 1; }
-constexpr int64_t operand_bytes(int64_t problem) { return operand_bytes(static_cast<OperandType>(problem / 2 % 4)); }
+constexpr int64_t operand_bytes(int64_t call_class) { return operand_bytes(static_cast<OperandType>(call_class / 2 % 4)); }
 
 }  // namespace gemmill

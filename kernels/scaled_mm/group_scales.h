@@ -7,7 +7,7 @@
 
 namespace gemmill {
 
-// What is found out of scales in groups: their part of Call::problem (classes.h), 0 where there are none, and strides.
+// What is found out of scales in groups: their part of Call::call_class (classes.h), 0 where there are none, and strides.
 enum FoundScales { kScaleGroups, kAScaleStrideM, kAScaleStrideK, kBScaleStrideN, kBScaleStrideK };
 
 // Whether scales are one value, or one for each row of A (column of B), as [length] or [length, 1] ([1, length]); with `either`

@@ -98,7 +98,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   GemmFacts const& row = gemm_facts(of);
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN];
   int64_t const splits = std::max<int64_t>(row.splits, 1), tiles = ctas_of(row, call), room = room_of(row, sm_count);
-  int64_t const k = call.sizes[kSizeK] * operand_bytes(call.problem);  // bytes, as tile_k
+  int64_t const k = call.sizes[kSizeK] * operand_bytes(call.call_class);  // bytes, as tile_k
   int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, room));
   int64_t const all_waves = ceil_div(tiles, room * per_sm), steps_of_one = ceil_div(ceil_div(k, row.tile_k), splits);
   double const waves = static_cast<double>(all_waves), steps = static_cast<double>(all_waves * steps_of_one);

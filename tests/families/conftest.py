@@ -1,6 +1,6 @@
 """Fixtures that every test here may ask for."""
 
-from builds import problem_call, smoke_build, smoke_configs, table_of
+from builds import shaped_call, smoke_build, smoke_configs, table_of
 from making import gemmill, home, make_config, make_manifest, put_build
 
 __all__ = [
@@ -8,8 +8,8 @@ __all__ = [
     "home",
     "make_config",
     "make_manifest",
-    "problem_call",
     "put_build",
+    "shaped_call",
     "smoke_build",
     "smoke_configs",
     "table_of",

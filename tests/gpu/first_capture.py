@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 import gemmill
-from families.scaled_mm.gpu.problems import MUST, acceptance, of_variant
+from families.scaled_mm.gpu.specs import MUST, acceptance, of_variant
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.runtime.schemas import OPS
@@ -45,15 +45,13 @@ def of_variants(match: str) -> tuple[int, list[str]]:
     for entry in gemmill.variants():
         if entry.family != scaled_mm.NAME or match not in entry.name:
             continue
-        problems = [of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, data="integers")) for m, n, k in SHAPES]
-        calls = [
-            call for problem in problems if acceptance(entry.predicate, call := make_call(problem, DEVICE)) == MUST
-        ]
+        specs = [of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, data="integers")) for m, n, k in SHAPES]
+        calls = [call for spec in specs if acceptance(entry.predicate, call := make_call(spec, DEVICE)) == MUST]
         if not calls:
             faults.append(f"{entry.name}: takes none of {SHAPES}")
             continue
         with gemmill.use_variant(entry.name):
-            replayed(lambda: getattr(torch.ops.gemmill, calls[0].problem.op).default(*calls[0].arguments))  # noqa: B023
+            replayed(lambda: getattr(torch.ops.gemmill, calls[0].spec.op).default(*calls[0].arguments))  # noqa: B023
         count += 1
         comparison = compare(calls[0], Accumulation.FAST)
         if not comparison.ok or not calls[0].guards_hold():

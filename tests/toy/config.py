@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from gemmill.family import Measured, ProblemCall, Reach, Row, Sizes, Spelled, Sweep, Tuning
+from gemmill.family import Measured, Reach, Row, ShapedCall, Sizes, Spelled, Sweep, Tuning
 from gemmill.vocab import Arch, DType
 from toy import NAME
 from toy.ops import PACK
@@ -72,16 +72,18 @@ def selected(arch: Arch) -> Iterator[ToyConfig]:
         yield from (ToyConfig(pages_at_a_time=count) for count in (1, 4, 8))
 
 
-def call_of(sizes: Sizes, alignment: int = 16) -> ProblemCall:
-    return ProblemCall(family=NAME, problem=0, sizes=(sizes["length"], sizes["page"]), alignments=(alignment,))
+def call_of(sizes: Sizes, alignment: int = 16) -> ShapedCall:
+    return ShapedCall(family=NAME, call_class=0, sizes=(sizes["length"], sizes["page"]), alignments=(alignment,))
 
 
 def _rows(config: ToyConfig, accepts: ToyAccepts, kernel: int) -> Iterator[Row]:
     facts = Facts(pages_at_a_time=config.pages_at_a_time)
-    yield Row(kernel=kernel, problem=0, most=2**31 - 1, alignments=(4,), least=(accepts.least_length, 0), facts=facts)
+    yield Row(
+        kernel=kernel, call_class=0, most=2**31 - 1, alignments=(4,), least=(accepts.least_length, 0), facts=facts
+    )
 
 
-def _model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+def _model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     length, page = call.sizes
     return float(-(-length // row.facts.pages_at_a_time) * page)
 
@@ -113,7 +115,7 @@ TUNING = Tuning(
     bucketed="length",
     reach=Reach(few=4, many=512, endless=4096, ratio=2, distance=0.5),
     rows=_rows,
-    describe=lambda problem: "pages of f32 to 4 bits",
+    describe=lambda number: "pages of f32 to 4 bits",
     differs=lambda of, wanted: "there is one class only",
     model_ns=_model_ns,
     offers=lambda config: {0: (config,)},

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gemmill.family import Judged, OpSchema, ProblemCall
+from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.family.operand import Call
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
@@ -18,7 +18,7 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
     yield given["peaks"], peaks.reshape(given["peaks"].shape)
 
 
-def _asked(call: Judged) -> ProblemCall:
+def _asked(call: Judged) -> ShapedCall:
     pages = call.tensor("pages")
     bits = pages.data | 4 * call["pages_stride"] | 16
     return call_of({"length": call["length"], "page": call["page"]}, bits & -bits)

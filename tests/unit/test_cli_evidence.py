@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gemmill as package
-from gemmill.families.scaled_mm.problem import problem_of_call
+from gemmill.families.scaled_mm.shaped_call import shaped_call_of
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Choice, evidence_of, select
@@ -58,7 +58,7 @@ def loaded(monkeypatch, make_manifest, make_config, names):
     def explain(op: str, *tensors: torch.Tensor | None) -> Choice:
         call = operands.of_arguments(BY_NAME[op], tensors)
         checks.check(BY_NAME[op], call)
-        return select(table, problem_of_call(BY_NAME[op], call), 132)
+        return select(table, shaped_call_of(BY_NAME[op], call), 132)
 
     build = SimpleNamespace(table=table, tuned=tuned)
     monkeypatch.setattr(package, "load", lambda build_: build)

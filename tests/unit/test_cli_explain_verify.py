@@ -10,7 +10,7 @@ import gemmill as package
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
-from gemmill.families.scaled_mm.problem import problem_of_call
+from gemmill.families.scaled_mm.shaped_call import shaped_call_of
 from gemmill.numerics import verify as layer
 from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.verify import Verdict
@@ -39,8 +39,8 @@ def asked(monkeypatch, make_manifest, make_config):
         call = operands.of_arguments(schema, tensors)
         checks.check(schema, call)
         asked["call"] = call
-        asked["problem"] = problem_of_call(schema, call)
-        return select(table, asked["problem"], 132)
+        asked["call"] = shaped_call_of(schema, call)
+        return select(table, asked["call"], 132)
 
     monkeypatch.setattr(package, "load", lambda build: asked.update(build=build), raising=False)
     monkeypatch.setattr(package, "explain", explain, raising=False)

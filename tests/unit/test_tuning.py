@@ -7,7 +7,7 @@ import pytest
 
 from gemmill.families.scaled_mm.family import FAMILY
 from gemmill.families.scaled_mm.tuning import TUNING
-from gemmill.family import ProblemCall, Registry
+from gemmill.family import Registry, ShapedCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
@@ -42,7 +42,7 @@ def test_choice_over_named_sizes(toy_table: Callable[..., VariantTable]) -> None
 def test_reasons_name_the_sizes(toy_table: Callable[..., VariantTable]) -> None:
     table = toy_table()
 
-    def reasons(asked: ProblemCall) -> list[str]:
+    def reasons(asked: ShapedCall) -> list[str]:
         return [rejected.reason for rejected in select(table, asked, 1).trace]
 
     assert reasons(call(8, page=3))[0] == "it needs PAGE of 4 or more, PAGE is 3"
@@ -50,7 +50,7 @@ def test_reasons_name_the_sizes(toy_table: Callable[..., VariantTable]) -> None:
     assert set(reasons(call(8, alignment=2))) == {
         "it needs rows of cache at multiples of 4 bytes, address and row stride are multiples of 2"
     }
-    assert set(reasons(call(8, problem=6))) == {"it computes class 5, the call needs class 6"}
+    assert set(reasons(call(8, call_class=6))) == {"it computes class 5, the call needs class 6"}
     assert set(reasons(call(8, heads=2))) == {"it takes odd heads"}
     assert set(reasons(call(0))) == {"the result is empty: nothing is launched"}
 

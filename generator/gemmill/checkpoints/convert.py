@@ -20,8 +20,8 @@ from torch import Tensor
 from gemmill.checkpoints.file import BITS, CheckpointError, parsed_json
 from gemmill.checkpoints.folder import INDEX, Checkpoint, open_checkpoint
 from gemmill.checkpoints.names import spelling_of
-from gemmill.checkpoints.plan import BF16, FLOATS, Asked, Step, experts_of, steps_of
 from gemmill.checkpoints.stated import CONFIG, read_config, with_quantization
+from gemmill.checkpoints.steps import BF16, FLOATS, Asked, Step, experts_of, steps_of
 from gemmill.checkpoints.writing import SYNCED, Journal, Shard, refuse_without_space, told_of_space
 from gemmill.quantize.errors import LayerError, layer_error
 from gemmill.quantize.weights import QuantizedWeight, chunks, quantize_weight

@@ -15,7 +15,7 @@ from gemmill.cli.shapes import (
     OpOption,
     ShapesOption,
     TensorParallelOption,
-    problems_of,
+    workloads_of,
 )
 from gemmill.vocab import Arch
 
@@ -46,25 +46,25 @@ def audit(
     """
     from gemmill.runtime.tuned import machine
     from gemmill.tuner.candidates import build_facts
-    from gemmill.tuner.protocol import problem_to_json
+    from gemmill.tuner.protocol import workload_to_json
     from gemmill.tuner.prune import audit as look
     from gemmill.tuner.prune import worst_first
 
-    problems = problems_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
+    workloads = workloads_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
     folder, manifest = variants.build_of(build)
-    audited = look(problems, build_facts(folder, manifest, machine(manifest.arch)), Arch(manifest.arch).sm_count)
+    audited = look(workloads, build_facts(folder, manifest, machine(manifest.arch)), Arch(manifest.arch).sm_count)
     loss = _loss_of(manifest)
     shown = audited if everything else worst_first(audited)
     if as_json:
-        told = [vars(a) | {"problem": problem_to_json(a.problem)} for a in shown]
+        told = [vars(a) | {"workload": workload_to_json(a.workload)} for a in shown]
         print_json({"build": manifest.build_id, "shapes": len(audited), "audited": told, "loss": loss})
     else:
-        headings = dict.fromkeys(" x ".join(name.upper() for name in a.problem.sizes) for a in audited)
+        headings = dict.fromkeys(" x ".join(name.upper() for name in a.workload.sizes) for a in audited)
         columns = ["op", ", ".join(headings), "chosen by", "expected loss", "variant"]
         rows = [
             (
-                a.problem.op,
-                a.problem.shape,
+                a.workload.op,
+                a.workload.shape,
                 f"{a.trust}{', unaligned' if a.unaligned else ''}",
                 "-" if a.expected_loss is None else f"{a.expected_loss:.0%}",
                 short(a.variant or "none"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from gemmill.checkpoints.convert import Conversion
-    from gemmill.checkpoints.plan import Step
+    from gemmill.checkpoints.steps import Step
     from gemmill.quantize import LayerError
 
 WORST = 10
@@ -89,7 +89,7 @@ def convert(
     from gemmill.checkpoints.convert import convert as run
     from gemmill.checkpoints.convert import is_converted
     from gemmill.checkpoints.folder import open_checkpoint
-    from gemmill.checkpoints.plan import Asked
+    from gemmill.checkpoints.steps import Asked
 
     if device != "cpu" and not torch.cuda.is_available():
         raise UnavailableError(f"--device {device} needs a GPU that torch can use: leave it out to convert on the CPU")

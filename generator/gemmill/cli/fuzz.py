@@ -68,8 +68,8 @@ def fuzz(
         found = single.findings
     else:
         limit = DEFAULT_SECONDS if seconds_ is None and calls is None else seconds_
-        plan = Budget(calls=calls, seconds=limit, jobs=jobs or 1, call_seconds=timeout)
-        report = run(spec, plan, _tell)
+        budget = Budget(calls=calls, seconds=limit, jobs=jobs or 1, call_seconds=timeout)
+        report = run(spec, budget, _tell)
         _print_report(report, as_json)
         found = report.findings
     if found:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from gemmill.tuner.checking import Finding
     from gemmill.tuner.choice import Decision
     from gemmill.tuner.journal import Entry
-    from gemmill.tuner.problems import Workload
+    from gemmill.tuner.workloads import Workload
 
 
 class ProgressObserver:
-    """Draws on a terminal; where stderr is none, prints a line for each problem."""
+    """Draws on a terminal; where stderr is none, prints a line for each workload."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -27,32 +27,32 @@ class ProgressObserver:
         """Set the whole."""
         self._progress.update(self._task, total=total, completed=done, description="measuring")
         if done:
-            self._print(f"{done} of {count(total, 'problem')} known from the journal")
+            self._print(f"{done} of {count(total, 'workload')} known from the journal")
 
-    def fault(self, problem: "Workload", name: str, finding: "Finding") -> None:
+    def fault(self, workload: "Workload", name: str, finding: "Finding") -> None:
         """Keep a line."""
         self._faults += 1
-        self._print(f"{problem}: {finding.fault}: {name}")
+        self._print(f"{workload}: {finding.fault}: {name}")
         self._describe("")
 
     def measured(self, entry: "Entry", decision: "Decision | None") -> None:
         """Advance."""
-        problem = entry.outcome.problem
+        workload = entry.outcome.workload
         if decision is None:
-            text = f"{problem}: {entry.outcome.error or 'no variant takes it'}"
+            text = f"{workload}: {entry.outcome.error or 'no variant takes it'}"
         else:
             change = ", replaces today's" if decision.replaces else ""
-            text = f"{problem}: {decision.us[decision.chosen]:.2f} us{change}"
+            text = f"{workload}: {decision.us[decision.chosen]:.2f} us{change}"
             self._replaced += decision.replaces
         self._progress.advance(self._task)
         if not self._progress.console.is_terminal:
             self._print(text)
         self._describe(text)
 
-    def lost(self, problem: "Workload", reason: str) -> None:
+    def lost(self, workload: "Workload", reason: str) -> None:
         """Keep a line."""
         self._lost += 1
-        self._print(f"{problem}: lost: {reason}")
+        self._print(f"{workload}: lost: {reason}")
 
     def _describe(self, text: str) -> None:
         parts = [text, f"{self._replaced} better", count(self._faults, "fault")]

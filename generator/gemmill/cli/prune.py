@@ -10,7 +10,7 @@ from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
 from gemmill.cli.options import parse_share
 from gemmill.cli.output import count
-from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, TensorParallelOption, problems_of
+from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, TensorParallelOption, workloads_of
 from gemmill.vocab import Arch
 
 
@@ -56,16 +56,16 @@ def prune(
     for path in journals:
         record = read_journal(path)
         repeats = 1 + max((key[1] for key in record.entries), default=0)
-        for problem, us in times_of(record, repeats).items():
-            times.setdefault(problem, {}).update(us)
+        for workload, us in times_of(record, repeats).items():
+            times.setdefault(workload, {}).update(us)
     if shapes or models:
-        wanted = problems_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
-        missing = [problem for problem in wanted if problem not in times]
+        wanted = workloads_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
+        missing = [workload for workload in wanted if workload not in times]
         if missing:
             raise UsageError(
                 f"{count(len(missing), 'shape')} were not measured, the first is {missing[0]}: `gemmill tune` them first"
             )
-        times = {problem: times[problem] for problem in wanted}
+        times = {workload: times[workload] for workload in wanted}
     if not times:
         raise UsageError(f"{journals[0]} has no measured shape: `gemmill tune` writes some")
     pruned = choose(times, within)

@@ -10,7 +10,7 @@ from gemmill.cli.output import count
 from gemmill.registry import measured
 
 if TYPE_CHECKING:
-    from gemmill.tuner.problems import Workload
+    from gemmill.tuner.workloads import Workload
 
 _MEASURED = measured()
 _OPS = ", ".join(_MEASURED)
@@ -52,7 +52,7 @@ MOption = Annotated[
 ]
 
 
-def problems_of(
+def workloads_of(
     *,
     shapes: Path | None,
     models: list[str] | None,
@@ -61,10 +61,10 @@ def problems_of(
     tensor_parallel: str,
     m: str | None,
 ) -> "list[Workload]":
-    """The problems that were asked for, those that share weights beside each other. Raises UsageError."""
+    """The workloads that were asked for, those that share weights beside each other. Raises UsageError."""
     from gemmill.tuner.models import layers_of, named_models, read_model
-    from gemmill.tuner.problems import grid
     from gemmill.tuner.shapes import read_misses, read_shapes
+    from gemmill.tuner.workloads import grid
 
     wanted = _ALIKE if ops == "all" else tuple(dict.fromkeys(name.strip() for name in ops.split(",")))
     if not _MEASURED.keys() >= set(wanted):

@@ -18,7 +18,7 @@ from gemmill.cli.shapes import (
     OpOption,
     ShapesOption,
     TensorParallelOption,
-    problems_of,
+    workloads_of,
 )
 from gemmill.cli.tables import rows_table
 from gemmill.vocab import Arch
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from gemmill.build.scheduler import Scheduler
     from gemmill.space.selections import Selection
     from gemmill.tuner.heuristics import Shape, Tile
-    from gemmill.tuner.problems import Workload
     from gemmill.tuner.program import TuneRequest, TuneResult
     from gemmill.tuner.protocol import WorkerSpec
     from gemmill.tuner.sweep import Executor
+    from gemmill.tuner.workloads import Workload
 
 
 def tune(
@@ -104,7 +104,7 @@ def tune(
         o.refuse_beside("--dry-run", "no kernel is timed", vllm_so=vllm_library)
         if build is not None:
             o.refuse_beside("--dry-run and --build", "nothing is compiled", selection=selection)
-    problems = problems_of(shapes=shapes, models=models, misses=misses, ops=ops, tensor_parallel=tensor_parallel, m=m)
+    workloads = workloads_of(shapes=shapes, models=models, misses=misses, ops=ops, tensor_parallel=tensor_parallel, m=m)
     if dry_run and build is None:
         found = [stand_in_build(variants.selection_of(selection or "smoke", Arch.SM90A, filters))]
         names = None
@@ -119,7 +119,7 @@ def tune(
             else None
         )
     request = TuneRequest(
-        problems=problems,
+        workloads=workloads,
         builds=found,
         names=names,
         options=SweepOptions(
@@ -129,7 +129,7 @@ def tune(
             repeats=repeat,
             peers=peers,
             vllm=vllm_library is not None,
-            advice=_advice(problems) if second_opinion else {},
+            advice=_advice(workloads) if second_opinion else {},
         ),
         journal=journal,
         label=selection or "",
@@ -178,10 +178,10 @@ def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Executor":
     return executors.LocalExecutor(spec, devices=[executors.visible_device(i) for i in range(gpus)])
 
 
-def _advice(problems: "Sequence[Workload]") -> "Mapping[Shape, Sequence[Tile]]":
+def _advice(workloads: "Sequence[Workload]") -> "Mapping[Shape, Sequence[Tile]]":
     from gemmill.tuner.heuristics import advice
 
-    return advice(sorted({p.call.sizes for p in problems}))
+    return advice(sorted({p.call.sizes for p in workloads}))
 
 
 def _print_result(result: "TuneResult") -> None:
@@ -192,16 +192,16 @@ def _print_result(result: "TuneResult") -> None:
         console().print(rows_table(f"{count(len(found.rows), 'shape')} on {found.device}", found.rows))
         typer.echo(f"table: {path if path is not None else 'not written, name one with --table'}")
     faults = [
-        (problem, name, finding) for problem, found in result.record.faults.items() for name, finding in found.items()
+        (workload, name, finding) for workload, found in result.record.faults.items() for name, finding in found.items()
     ]
-    for problem, name, finding in faults:
-        typer.echo(f"gemmill: {problem}: {name}: {finding.fault}: {finding.detail}", err=True)
+    for workload, name, finding in faults:
+        typer.echo(f"gemmill: {workload}: {name}: {finding.fault}: {finding.detail}", err=True)
     failed = [entry for entry in result.record.entries.values() if entry.outcome.error]
     for entry in failed:
-        typer.echo(f"gemmill: {entry.outcome.problem}: {entry.outcome.error}", err=True)
+        typer.echo(f"gemmill: {entry.outcome.workload}: {entry.outcome.error}", err=True)
     for i, agreed in enumerate(result.agreements, start=2):
         typer.echo(
-            f"run {i} against run 1: {agreed.flipped} of {agreed.problems} winners flip ({agreed.flip_share:.1%}), "
+            f"run {i} against run 1: {agreed.flipped} of {agreed.workloads} winners flip ({agreed.flip_share:.1%}), "
             f"{agreed.beyond_margin} beyond the margin; regret {agreed.regret:.2%} on average, {agreed.worst_regret:.2%} at worst"
         )
     decisions = [decide_entry(entry, MARGIN) for entry in result.record.entries.values() if entry.repeat == 0]

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from gemmill.family.tuning import ProblemCall, Row, Tuning
+from gemmill.family.tuning import Row, ShapedCall, Tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +64,12 @@ class Classes:
             differs=cache(self._differs),
         )
 
-    def of_call(self, family: str, number: int) -> ProblemCall:
+    def of_call(self, family: str, number: int) -> ShapedCall:
         """A call of a class, as far as the choice depends on it."""
-        return ProblemCall(family=family, problem=number, sizes=(), alignments=())
+        return ShapedCall(family=family, call_class=number, sizes=(), alignments=())
 
     def _rows(self, config: Any, accepts: Any, kernel: int) -> Iterator[Row]:
-        yield Row(kernel=kernel, problem=self.number(config), most=0, alignments=(), least=(), facts=())
+        yield Row(kernel=kernel, call_class=self.number(config), most=0, alignments=(), least=(), facts=())
 
     def _differs(self, has: int, needs: int) -> str:
         pairs = zip(self.told(has), self.told(needs), strict=True)

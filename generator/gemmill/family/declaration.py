@@ -143,4 +143,4 @@ class Family:
     functions: str | None = None
     """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate what they return."""
     peers: str | None = None
-    """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a problem."""
+    """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a workload."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmill.family.tuning import ProblemCall
+from gemmill.family.tuning import ShapedCall
 
 Sizes = Mapping[str, int]
 """Of a call, by their names."""
@@ -15,7 +15,7 @@ class Measured:
     """A class of calls that is measured, and that tables and journals know by name."""
 
     name: str
-    call: Callable[[Sizes], ProblemCall]
+    call: Callable[[Sizes], ShapedCall]
     """A call of such sizes, with operands as torch allocates them."""
     flops: Callable[[Sizes], float]
     """Multiplications and additions of a call; 0 where memory alone counts."""

@@ -12,11 +12,11 @@ MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 17
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemCall:
-    """One call, as far as the choice of a variant depends on it."""
+class ShapedCall:
+    """One call, as far as the choice of a variant depends on it: its class and its sizes."""
 
     family: str
-    problem: int
+    call_class: int
     """The number of its class, which its family gives."""
     sizes: tuple[int, ...]
     """In the order of their names."""
@@ -30,7 +30,8 @@ class Row:
 
     kernel: int
     """Index in the extension."""
-    problem: int
+    call_class: int
+    """The number of the class."""
     most: int
     """Of each size."""
     alignments: tuple[int, ...]
@@ -95,15 +96,15 @@ class Tuning:
     """A class of calls in words."""
     differs: Callable[[int, int], str]
     """Why a variant of the first class takes no call of the second."""
-    refuses: Callable[[Row, ProblemCall], str | None] = lambda row, call: None
+    refuses: Callable[[Row, ShapedCall], str | None] = lambda row, call: None
     """Why a variant takes no call of such sizes, beside what its row says."""
-    model_ns: Callable[[Row, ProblemCall, int], float] = lambda row, call, sm_count: 0.0
+    model_ns: Callable[[Row, ShapedCall, int], float] = lambda row, call, sm_count: 0.0
     """Estimated nanoseconds of a call, on a device of so many multiprocessors."""
     wastes: Callable[[Row, Sequence[int], Sequence[int]], bool] = lambda row, measured, sizes: False
     """Whether a variant that was measured at the first sizes does much worse for its kind at the second."""
     offers: Callable[[Any], Mapping[int, tuple[Any, ...]]] = lambda config: {}
     """The configs that a measured one stands for, best first, by the class that they serve."""
-    measured_as: Callable[[ProblemCall], str | None] = lambda call: None
+    measured_as: Callable[[ShapedCall], str | None] = lambda call: None
     """The class by which tables know a call; None for one that is not tuned."""
     sweep: "Sweep | None" = None
     """What is measured; None where nothing is."""

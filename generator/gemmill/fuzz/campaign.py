@@ -54,9 +54,9 @@ class Single:
     findings: tuple[Finding, ...]
 
 
-def fuzz(spec: FuzzSpec, plan: Budget, found: Callable[[Finding], None] = lambda finding: None) -> Report:
+def fuzz(spec: FuzzSpec, budget: Budget, found: Callable[[Finding], None] = lambda finding: None) -> Report:
     """Make calls until there were enough; `found` is told of every finding at once. Raises FuzzError where none can be made."""
-    return _Campaign(spec, plan, found).run()
+    return _Campaign(spec, budget, found).run()
 
 
 def call_alone(spec: FuzzSpec, index: int, call_seconds: float = Budget.call_seconds) -> Single:
@@ -88,8 +88,8 @@ def _alone(worker: Worker, index: int, seconds: float) -> dict[str, Any]:
 
 
 class _Campaign:
-    def __init__(self, spec: FuzzSpec, plan: Budget, found: Callable[[Finding], None]) -> None:
-        self._spec, self._plan, self._found = spec, plan, found
+    def __init__(self, spec: FuzzSpec, budget: Budget, found: Callable[[Finding], None]) -> None:
+        self._spec, self._budget, self._found = spec, budget, found
         self._lock = threading.Lock()
         self._next = 0
         self._tally: Counter[str] = Counter()
@@ -101,9 +101,9 @@ class _Campaign:
 
     def run(self) -> Report:
         begun = time.monotonic()
-        if self._plan.seconds is not None:
-            self._deadline = begun + self._plan.seconds
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._plan.jobs)]
+        if self._budget.seconds is not None:
+            self._deadline = begun + self._budget.seconds
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._budget.jobs)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -135,7 +135,7 @@ class _Campaign:
     def _take(self) -> tuple[int, int] | None:
         """The next batch: its first index and its length."""
         with self._lock:
-            left = self._batch if self._plan.calls is None else min(self._batch, self._plan.calls - self._next)
+            left = self._batch if self._budget.calls is None else min(self._batch, self._budget.calls - self._next)
             if left <= 0 or time.monotonic() >= self._deadline:
                 return None
             first, self._next = self._next, self._next + left
@@ -143,7 +143,7 @@ class _Campaign:
 
     def _make(self, worker: Worker, first: int, count: int) -> None:
         try:
-            answer = worker.ask("run", self._plan.call_seconds, first=first, count=count)
+            answer = worker.ask("run", self._budget.call_seconds, first=first, count=count)
         except (WorkerDied, WorkerError) as error:
             self._one_by_one(worker, first, count, str(error))
             return
@@ -154,7 +154,7 @@ class _Campaign:
         for index in range(first, first + count):
             if is_fresh:  # so that a call's own time is none of the process's
                 _hello(worker)
-            answer = _alone(worker, index, self._plan.call_seconds)
+            answer = _alone(worker, index, self._budget.call_seconds)
             is_fresh = "failed" in answer
             is_explained = is_explained or is_fresh
             self._keep(answer)

@@ -1,4 +1,4 @@
-"""Operands of one problem in as many copies as keep the L2 cache from holding them: what tune and benchmarks time."""
+"""Operands of one workload in as many copies as keep the L2 cache from holding them: what tune and benchmarks time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ class MeasuredWorkload(Protocol):
 
 
 class Expected(Protocol):
-    """What a problem's first copy must give, made once for all who compute it."""
+    """What a workload's first copy must give, made once for all who compute it."""
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
         """Hold results, by the names of the outputs, against the reference."""
 
 
 class Operands(Protocol):
-    """What one call of anyone who computes a problem needs. Copies differ in what a call reads most of."""
+    """What one call of anyone who computes a workload needs. Copies differ in what a call reads most of."""
 
     @property
-    def problem(self) -> Any:
+    def workload(self) -> Any:
         """The MeasuredWorkload."""
 
     @property
@@ -75,13 +75,13 @@ class Operands(Protocol):
 
 
 class Maker(Protocol):
-    """Makes operands on a device. It may keep copies: problems that share them should follow each other."""
+    """Makes operands on a device. It may keep copies: workloads that share them should follow each other."""
 
-    def make(self, problem: Any) -> Operands:
+    def make(self, workload: Any) -> Operands:
         """Random operands of a MeasuredWorkload."""
 
     def exact(self, operands: Any) -> Operands | None:
-        """Others of the same problem whose result no right kernel rounds before it stores it; None where random ones are so."""
+        """Others of the same workload whose result no right kernel rounds before it stores it; None where random ones are so."""
 
 
 Bind = Callable[[Any, int], Callable[[], Any]]

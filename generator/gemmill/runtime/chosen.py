@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gemmill.family import ProblemCall
+from gemmill.family import ShapedCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.runtime.notices import LOG
@@ -19,7 +19,7 @@ class ChoiceLog:
     least_trust = Trust.EXACT
 
     def __init__(self) -> None:
-        self._told: set[tuple[ProblemCall, str]] = set()
+        self._told: set[tuple[ShapedCall, str]] = set()
 
     def hear(self, noted: Sequence[Noted]) -> bool:
         """Tell what is new; whether more is told."""
@@ -35,7 +35,7 @@ def _sentence(noted: Noted) -> str:
     tuning = REGISTRY.tunings[noted.call.family]
     sizes = tuning.named(noted.call.sizes)
     shape = f"{' x '.join(name.upper() for name in sizes)} of {' x '.join(map(str, sizes.values()))}"
-    return f"{tuning.describe(noted.call.problem)}, {shape}: {noted.variant} ({_because(noted)})"
+    return f"{tuning.describe(noted.call.call_class)}, {shape}: {noted.variant} ({_because(noted)})"
 
 
 def _because(noted: Noted) -> str:
@@ -72,7 +72,7 @@ def chosen_in(builds: Iterable[Build]) -> list[Chosen]:
             build=build.build_id,
             variant=entry.name,
             ops=tuple(entry.predicate.ops),
-            computes=REGISTRY.tunings[entry.family].describe(row.problem),
+            computes=REGISTRY.tunings[entry.family].describe(row.call_class),
             trust=trust,
             times=times,
         )

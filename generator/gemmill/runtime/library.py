@@ -10,7 +10,7 @@ from typing import BinaryIO
 import torch
 
 from gemmill import settings
-from gemmill.family import Family, Op, ProblemCall
+from gemmill.family import Family, Op, ShapedCall
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands, packed
@@ -112,7 +112,7 @@ class Build:
         """Let kernels read b before earlier kernels have ended, or not."""
         self._library.gemmill_set_constant_weights(int(assumed))
 
-    def choose(self, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
+    def choose(self, call: ShapedCall, sm_count: int) -> tuple[int, Trust]:
         """The extension's own choice for a call: index of the row, or -1."""
         return packed.choose(self._library, self.table, call, sm_count)
 

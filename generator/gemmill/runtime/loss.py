@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gemmill.family import ProblemCall
+from gemmill.family import ShapedCall
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import choose, model_ns
@@ -73,12 +73,12 @@ def _answered(
     if current is not None and current.variants[0] == row.variants[0] and row.variants[0] in digests:
         return row, 1.0, False  # what choosing comes to, a thousand times as fast
     first = siblings(row, exact=True)[0]
-    tuning, table = REGISTRY.tunings[first.family], parts.get((first.family, first.problem))
+    tuning, table = REGISTRY.tunings[first.family], parts.get((first.family, first.call_class))
     if table is None:
         return row, None, False
     alignments = (ALIGNED,) * len(tuning.aligned)
-    call = ProblemCall(
-        family=first.family, problem=first.problem, sizes=tuning.ordered(row.sizes), alignments=alignments
+    call = ShapedCall(
+        family=first.family, call_class=first.call_class, sizes=tuning.ordered(row.sizes), alignments=alignments
     )
     index = choose(table, call, sm_count)[0]
     if index < 0:
@@ -91,7 +91,7 @@ def _by_class(table: VariantTable) -> dict[tuple[str, int], VariantTable]:
     """A table for each class of calls: hundreds of calls are answered, and each looks at all rows that there are."""
     members: dict[tuple[str, int], list[int]] = {}
     for i, (row, entry) in enumerate(zip(table.rows, table.entries, strict=True)):
-        members.setdefault((entry.family, row.problem), []).append(i)
+        members.setdefault((entry.family, row.call_class), []).append(i)
     return {
         key: VariantTable(
             rows=tuple(table.rows[i] for i in rows),
@@ -106,6 +106,6 @@ def _timed(row: TableRow, name: str) -> float | None:
     return dict(zip(row.variants, row.us, strict=True)).get(name)
 
 
-def _estimated(row: TableRow, table: VariantTable, index: int, call: ProblemCall, sm_count: int) -> float:
+def _estimated(row: TableRow, table: VariantTable, index: int, call: ShapedCall, sm_count: int) -> float:
     """Not less than the slowest of the row, which has the fastest."""
     return max(row.us[-1], model_ns(table.rows[index], call, sm_count) / 1000)

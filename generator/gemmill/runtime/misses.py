@@ -66,5 +66,5 @@ def _line(noted: Noted) -> str | None:
     op = tuning.measured_as(call)
     if op is None or min(call.sizes) == 0:
         return None
-    told = {"trust": noted.trust.name.lower(), "call": tuning.describe(call.problem)}
+    told = {"trust": noted.trust.name.lower(), "call": tuning.describe(call.call_class)}
     return json.dumps({"op": op} | tuning.named(call.sizes) | told)

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 
-from gemmill.family import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, ProblemCall, Row
+from gemmill.family import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, Row, ShapedCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Noted, Trust
 from gemmill.runtime.variant_table import TunedRow, VariantTable
@@ -15,7 +15,7 @@ _Sizes, _Alignments, _Facts = _NUMBER * MOST_SIZES, _NUMBER * MOST_ALIGNED, _NUM
 class PackedCall(ctypes.Structure):
     """`Call`."""
 
-    _fields_ = [("problem", _NUMBER), ("sizes", _Sizes), ("alignments", _Alignments)]
+    _fields_ = [("call_class", _NUMBER), ("sizes", _Sizes), ("alignments", _Alignments)]
 
 
 class PackedChoice(ctypes.Structure):
@@ -30,7 +30,7 @@ class _Noted(ctypes.Structure):
 
 class _Row(ctypes.Structure):
     _fields_ = [
-        *((name, _NUMBER) for name in ("kernel", "problem", "quarantined", "most")),
+        *((name, _NUMBER) for name in ("kernel", "call_class", "quarantined", "most")),
         ("alignments", _Alignments),
         ("least", _Sizes),
         ("facts", _Facts),
@@ -38,7 +38,7 @@ class _Row(ctypes.Structure):
 
 
 class _TunedRow(ctypes.Structure):
-    _fields_ = [("problem", _NUMBER), ("sizes", _Sizes), ("row", _NUMBER), ("exact", _NUMBER)]
+    _fields_ = [("call_class", _NUMBER), ("sizes", _Sizes), ("row", _NUMBER), ("exact", _NUMBER)]
 
 
 class _Family(ctypes.Structure):
@@ -73,7 +73,7 @@ def send(library: ctypes.CDLL, table: VariantTable) -> None:
     library.gemmill_set_table(*(argument for array in packed for argument in (array, len(array))))
 
 
-def choose(library: ctypes.CDLL, table: VariantTable, call: ProblemCall, sm_count: int) -> tuple[int, Trust]:
+def choose(library: ctypes.CDLL, table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, Trust]:
     """The extension's own choice for a call: index of the row, or -1."""
     choice, packed = PackedChoice(), packed_call(call)
     family = list(table.families).index(call.family)
@@ -88,15 +88,18 @@ def noted(library: ctypes.CDLL, table: VariantTable, most: int) -> Iterator[Note
     for found in room[: library.gemmill_take_noted(room, most)]:
         tuning = REGISTRY.choices[names[found.family]]
         sizes, alignments = found.call.sizes[: len(tuning.sizes)], found.call.alignments[: len(tuning.aligned)]
-        call = ProblemCall(
-            family=names[found.family], problem=found.call.problem, sizes=tuple(sizes), alignments=tuple(alignments)
+        call = ShapedCall(
+            family=names[found.family],
+            call_class=found.call.call_class,
+            sizes=tuple(sizes),
+            alignments=tuple(alignments),
         )
         yield Noted(call=call, variant=table.entries[found.choice.row].name, trust=Trust(found.choice.trust))
 
 
-def packed_call(call: ProblemCall) -> PackedCall:
+def packed_call(call: ShapedCall) -> PackedCall:
     """As the extension reads it."""
-    return PackedCall(call.problem, _Sizes(*call.sizes), _Alignments(*call.alignments))
+    return PackedCall(call.call_class, _Sizes(*call.sizes), _Alignments(*call.alignments))
 
 
 def _family(name: str, rows: range) -> _Family:
@@ -110,8 +113,8 @@ def _family(name: str, rows: range) -> _Family:
 
 def _row(row: Row) -> _Row:
     parts = (_Alignments(*row.alignments), _Sizes(*row.least), _Facts(*row.facts))
-    return _Row(row.kernel, row.problem, row.quarantined, row.most, *parts)
+    return _Row(row.kernel, row.call_class, row.quarantined, row.most, *parts)
 
 
 def _tuned_row(tuned: TunedRow) -> _TunedRow:
-    return _TunedRow(tuned.problem, _Sizes(*tuned.sizes), tuned.row, tuned.exact)
+    return _TunedRow(tuned.call_class, _Sizes(*tuned.sizes), tuned.row, tuned.exact)

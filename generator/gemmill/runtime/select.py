@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime.table_file import Source, TableRow
@@ -29,7 +29,7 @@ class Trust(Enum):
 class Noted:
     """A choice that the extension made, not one that it remembered."""
 
-    call: ProblemCall
+    call: ShapedCall
     variant: str
     """Its name."""
     trust: Trust
@@ -61,7 +61,7 @@ class Choice:
         return "\n".join([head, *(f"  not {r.name}: {r.reason}" for r in self.trace)])
 
 
-def select(table: VariantTable, call: ProblemCall, sm_count: int, pinned: str | None = None) -> Choice:
+def select(table: VariantTable, call: ShapedCall, sm_count: int, pinned: str | None = None) -> Choice:
     """The choice for a call on a device of `sm_count` multiprocessors, where the variant `pinned` is pinned if named.
 
     The op launches nothing for an empty result, so no variant is chosen for one.
@@ -79,16 +79,16 @@ def select(table: VariantTable, call: ProblemCall, sm_count: int, pinned: str | 
     return Choice(entry=chosen, trust=trust, trace=trace, row=index, measured=measured)
 
 
-def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
     return REGISTRY.choices[call.family].model_ns(row, call, sm_count)
 
 
-def rejection(row: Row, call: ProblemCall) -> str | None:
+def rejection(row: Row, call: ShapedCall) -> str | None:
     """The first reason why a row cannot take a call; None if it can."""
     tuning = REGISTRY.choices[call.family]
-    if row.problem != call.problem:
-        return tuning.differs(row.problem, call.problem)
+    if row.call_class != call.call_class:
+        return tuning.differs(row.call_class, call.call_class)
     for name, needed, found in zip(tuning.aligned, row.alignments, call.alignments, strict=True):
         if found < needed:
             return f"it needs rows of {name} at multiples of {needed} bytes, address and row stride are multiples of {found}"
@@ -102,9 +102,9 @@ def rejection(row: Row, call: ProblemCall) -> str | None:
     return tuning.refuses(row, call)
 
 
-def _select_pinned(table: VariantTable, call: ProblemCall, pinned: str) -> Choice:
+def _select_pinned(table: VariantTable, call: ShapedCall, pinned: str) -> Choice:
     rows = table.rows_of(pinned)
-    row = next((i for i in rows if table.rows[i].problem == call.problem), rows[0])
+    row = next((i for i in rows if table.rows[i].call_class == call.call_class), rows[0])
     others = tuple(
         rejected for rejected in _same_for_all(table, call.family, f"{pinned} is pinned") if rejected.name != pinned
     )
@@ -119,7 +119,7 @@ def _same_for_all(table: VariantTable, family: str, reason: str) -> tuple[Reject
     return tuple(Rejected(name=name, reason=reason) for name in names)
 
 
-def choose(table: VariantTable, call: ProblemCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
+def choose(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
     """The row for a call where nothing is pinned, or -1; what the choice rests on, and the measured one if there is one."""
     tuning = REGISTRY.choices[call.family]
     tuned, trust = _choose_tuned(table, call) if tuning.is_measured else (None, Trust.ONLY)
@@ -127,20 +127,20 @@ def choose(table: VariantTable, call: ProblemCall, sm_count: int) -> tuple[int, 
         return tuned.row, trust, tuned
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
-        if row.quarantined or row.problem != call.problem:  # before a sentence is made of it
+        if row.quarantined or row.call_class != call.call_class:  # before a sentence is made of it
             continue
         if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
     return best, Trust.MODEL if tuning.is_measured else Trust.ONLY, None
 
 
-def _choose_tuned(table: VariantTable, call: ProblemCall) -> tuple[TunedRow | None, Trust]:
+def _choose_tuned(table: VariantTable, call: ShapedCall) -> tuple[TunedRow | None, Trust]:
     tuning = REGISTRY.choices[call.family]
     bucketed, near = tuning.sizes.index(tuning.bucketed), tuple(map(tuning.sizes.index, tuning.near))
     best: TunedRow | None = None
     best_distance = math.inf
     for tuned in table.tuned:
-        if tuned.problem != call.problem or table.entries[tuned.row].family != call.family:
+        if tuned.call_class != call.call_class or table.entries[tuned.row].family != call.family:
             continue
         row, now = table.rows[tuned.row], call.sizes[bucketed]
         if not tuning.reach.covers(tuned.sizes[bucketed], now) or rejection(row, call) is not None:
@@ -162,7 +162,7 @@ def _octaves(measured: int, size: int) -> float:
 
 
 def _trace(
-    table: VariantTable, call: ProblemCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
+    table: VariantTable, call: ShapedCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
 ) -> tuple[Rejected, ...]:
     reasons: dict[str, Rejected] = {}
     for _, row, entry in table.of(call.family):
@@ -181,7 +181,7 @@ def _trace(
                 else f"the table's {trust.name.lower()} row names another"
             )
             reasons[entry.name] = Rejected(name=entry.name, reason=f"it fits, {how} (model: {us:.1f} us)", us=us)
-        elif entry.name not in reasons or row.problem == call.problem:
+        elif entry.name not in reasons or row.call_class == call.call_class:
             reasons[entry.name] = Rejected(
                 name=entry.name, reason=reason
             )  # of the row for this class of calls, where there is one

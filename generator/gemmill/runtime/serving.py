@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemmill.family import Judged, ProblemCall
+from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import Call
 from gemmill.registry import REGISTRY
 from gemmill.runtime.schemas import OpSchema
@@ -26,7 +26,7 @@ class Serving:
 
     results: Callable[[Judged, dict[str, Any]], Iterable[Result]]
     """What the reference makes of a call that has passed the checks, and where it belongs; arguments are by role."""
-    asked: Callable[[Judged], ProblemCall]
+    asked: Callable[[Judged], ShapedCall]
     """What the choice depends on, of a call that has passed the checks."""
     lacks: Callable[["Build", OpSchema, Call, Choice], str]
     """Why a build serves no such call, and what to do."""

@@ -48,7 +48,7 @@ class TableRow:
     """At these sizes, of which the bucketed one may be less: the variants that were fastest, the choice first."""
 
     op: str
-    """The class of calls that was measured, as gemmill.tuner.problems.Op."""
+    """The class of calls that was measured, as the family's sweep names it."""
     sizes: Mapping[str, int]
     """By name, in the order in which rows are sorted: `in_order`."""
     variants: tuple[str, ...]

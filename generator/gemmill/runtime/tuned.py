@@ -57,7 +57,7 @@ class TunedChoice:
     """At these sizes, of which the bucketed one may be less: these variants, best first."""
 
     family: str
-    problem: int
+    call_class: int
     sizes: Mapping[str, int]
     names: tuple[str, ...]
     exact: bool = True
@@ -66,7 +66,7 @@ class TunedChoice:
     @property
     def key(self) -> tuple[int, ...]:
         """What it is about, in the order in which choices of a family are sorted."""
-        return (self.problem, *(self.sizes[name] for name in REGISTRY.tunings[self.family].key))
+        return (self.call_class, *(self.sizes[name] for name in REGISTRY.tunings[self.family].key))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,12 +232,12 @@ def siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
     return [
         TunedChoice(
             family=family,
-            problem=problem,
+            call_class=call_class,
             sizes=row.sizes,
-            names=(*names, *(name for other in others for name in other.get(problem, ()))),
+            names=(*names, *(name for other in others for name in other.get(call_class, ()))),
             exact=exact,
         )
-        for problem, names in first.items()
+        for call_class, names in first.items()
     ]
 
 
@@ -250,4 +250,4 @@ def _offers(variant: str, _ops: int) -> tuple[str, dict[int, tuple[str, ...]]]:
     if not family.tuning.is_measured:
         raise ValueError(f"{variant}: variants of {family.name} are not chosen among")
     offered = family.tuning.offers(config).items()
-    return family.name, {problem: tuple(map(to_name, configs)) for problem, configs in offered}
+    return family.name, {call_class: tuple(map(to_name, configs)) for call_class, configs in offered}

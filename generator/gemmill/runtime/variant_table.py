@@ -14,7 +14,7 @@ from gemmill.runtime.tuned import TunedChoice
 class TunedRow:
     """A measured choice: at these sizes a row of the table was the fastest."""
 
-    problem: int
+    call_class: int
     sizes: tuple[int, ...]
     """In the order of their names."""
     row: int
@@ -71,15 +71,15 @@ def make_variant_table(
         for entry in known:
             if entry.family == family:
                 for row in tuning.rows(entry.config, entry.predicate, index[entry.symbol]):
-                    place[row.problem, entry.name] = len(rows)
+                    place[row.call_class, entry.name] = len(rows)
                     rows.append(replace(row, quarantined=entry.name in withheld))
                     owners.append(entry)
         # Sorted by the choices: of two weights that are as near, the first is taken.
         for choice in sorted((c for c in chosen if c.family == family), key=lambda c: c.key):
             found = next(
-                (place[choice.problem, name] for name in choice.names if (choice.problem, name) in place), None
+                (place[choice.call_class, name] for name in choice.names if (choice.call_class, name) in place), None
             )
             if found is not None:
                 sizes = tuning.ordered(choice.sizes)
-                tuned_rows.append(TunedRow(problem=choice.problem, sizes=sizes, row=found, exact=choice.exact))
+                tuned_rows.append(TunedRow(call_class=choice.call_class, sizes=sizes, row=found, exact=choice.exact))
     return VariantTable(rows=tuple(rows), entries=tuple(owners), tuned=tuple(tuned_rows), quarantined=withheld)

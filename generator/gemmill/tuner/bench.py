@@ -23,10 +23,10 @@ from gemmill.numerics.memory import Memory, bits_of
 from gemmill.registry import REGISTRY
 from gemmill.tuner.checking import GUARD_BYTES, PAD, Fault, Finding, GuardedArena
 from gemmill.tuner.device import driver_version
-from gemmill.tuner.problems import Workload
-from gemmill.tuner.protocol import Candidate, WorkerSpec, first_line, problem_from_json
+from gemmill.tuner.protocol import Candidate, WorkerSpec, first_line, workload_from_json
 from gemmill.tuner.subjects import ARENA_BYTES, LoadedSubjects, StandIns, Subject
 from gemmill.tuner.timing import Graph, settle
+from gemmill.tuner.workloads import Workload
 
 DRY_ROTATED_BYTES = 4096
 POISONS = (0xFF, 0xBF)
@@ -39,7 +39,7 @@ Results = dict[str, torch.Tensor]
 
 
 class Bench:
-    """The commands, one problem at a time."""
+    """The commands, one workload at a time."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         if not (spec.dry_run or torch.cuda.is_available()):
@@ -79,10 +79,10 @@ class Bench:
         a = torch.randn(4096, 4096, device=self._device, dtype=torch.bfloat16)
         return settle(lambda: torch.mm(a, a))
 
-    def open(self, problem: list[Any]) -> None:
-        """Make the operands and the reference of a problem, and forget those of the last."""
+    def open(self, workload: list[Any]) -> None:
+        """Make the operands and the reference of a workload, and forget those of the last."""
         self.close()
-        asked = problem_from_json(problem)
+        asked = workload_from_json(workload)
         maker = self._maker(asked.family)
         self._operands = maker.make(asked)
         self._exact = maker.exact(self._operands)
@@ -104,7 +104,7 @@ class Bench:
         candidate = Candidate(name=name, build=build)
         subject = self._subjects.find(candidate)
         if self._spec.dry_run:
-            self._prepared[name] = _Invented(name, operands.problem)
+            self._prepared[name] = _Invented(name, operands.workload)
             return
         given = subject.given(operands)
         with subject.pinned():
@@ -127,7 +127,7 @@ class Bench:
     @property
     def _opened(self) -> Operands:
         if self._operands is None:
-            raise RuntimeError("no problem is open")
+            raise RuntimeError("no workload is open")
         return self._operands
 
     def _check(self, subject: Subject) -> Finding | None:
@@ -199,11 +199,11 @@ def _differ(first: Results, second: Results) -> int:
 
 
 class _Invented:
-    """Times of a dry run: like those of a GPU in that they depend on candidate and problem, and vary a little."""
+    """Times of a dry run: like those of a GPU in that they depend on candidate and workload, and vary a little."""
 
-    def __init__(self, name: str, problem: Workload) -> None:
+    def __init__(self, name: str, workload: Workload) -> None:
         self._name, self._turn = name, 0
-        self._us = 2.0 + problem.bytes / 4.2e6 + problem.flops / 1.4e9
+        self._us = 2.0 + workload.bytes / 4.2e6 + workload.flops / 1.4e9
 
     def round(self) -> float:
         self._turn += 1

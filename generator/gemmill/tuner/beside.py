@@ -9,7 +9,7 @@ from gemmill.runtime.builds import MANIFEST, resolve
 from gemmill.runtime.ops import active, read_tables
 from gemmill.runtime.table_file import TableRow
 from gemmill.tuner.program import TuneRequest, tune
-from gemmill.tuner.shapes import problems_of_rows
+from gemmill.tuner.shapes import workloads_of_rows
 from gemmill.tuner.sweep import SweepOptions
 
 
@@ -17,10 +17,10 @@ def tune_shapes(
     shapes: Iterable[Mapping[str, Any]], build: str | Path | None, table: Path | None, candidates: int
 ) -> list[TableRow]:
     """The rows that tables then have for the shapes. See `gemmill.tune`."""
-    problems = problems_of_rows(shapes)
+    workloads = workloads_of_rows(shapes)
     folder = resolve(build) if build is not None else active().folder
     builds = [(folder, read_manifest(folder / MANIFEST))]
     options = SweepOptions(most=candidates, peers=False)
-    found = tune(TuneRequest(problems=problems, builds=builds, options=options, table=table))
+    found = tune(TuneRequest(workloads=workloads, builds=builds, options=options, table=table))
     read_tables()
     return [row for _, measured in found.tables for row in measured.rows]

@@ -1,4 +1,4 @@
-"""Which variants are worth trying on a problem: what the rules allow, what the table names, what the model thinks well of."""
+"""Which variants are worth trying on a workload: what the rules allow, what the table names, what the model thinks well of."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.tuner.heuristics import Tile
 from gemmill.tuner.peers import VLLM, peers_of, vllm_takes
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import PEER, Candidate
+from gemmill.tuner.workloads import Workload
 
 MOST = 60
 PLAUSIBLE = 2.5
@@ -41,7 +41,7 @@ def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozense
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """The candidates of one problem."""
+    """The candidates of one workload."""
 
     candidates: tuple[Candidate, ...]
     present: str | None
@@ -49,7 +49,7 @@ class Field:
 
 
 def field_of(
-    problem: Workload,
+    workload: Workload,
     builds: Sequence[BuildFacts],
     sm_count: int,
     most: int = MOST,
@@ -59,14 +59,14 @@ def field_of(
     vllm: bool = False,
 ) -> Field:
     """Up to `most` variants, the most promising first, those of the tiles that a second opinion advises among them. Then the
-    peers that take the problem, torch's own and vLLM's library if they are wanted."""
+    peers that take the workload, torch's own and vLLM's library if they are wanted."""
     named: dict[str, Candidate] = {}
     guesses: dict[str, float] = {}
     advised_names: list[str] = []
-    tile = REGISTRY.measured[problem.op][2].tile
-    present = select(builds[0].table, problem.call, sm_count).entry if builds else None
+    tile = REGISTRY.measured[workload.op][2].tile
+    present = select(builds[0].table, workload.call, sm_count).entry if builds else None
     for build in builds:
-        for entry, row, ns in fitting(build.table, problem, sm_count):
+        for entry, row, ns in fitting(build.table, workload, sm_count):
             if entry.name in named:
                 continue
             named[entry.name] = Candidate(name=entry.name, build=str(build.folder))
@@ -75,12 +75,12 @@ def field_of(
                 advised_names.append(entry.name)
     limit = PLAUSIBLE * min(guesses.values(), default=0.0)
     ranked = sorted((name for name in named if guesses[name] <= limit), key=lambda name: (guesses[name], name))
-    first = [name for name in _by_tables(problem, builds) if name in named]
+    first = [name for name in _by_tables(workload, builds) if name in named]
     if present is not None and present.name in named:
         first.insert(0, present.name)
     chosen = list(dict.fromkeys([*first, *advised_names, *ranked]))[:most]
-    beside = [peer.name for peer in (peers_of(problem.family) if peers else ()) if peer.takes(problem)]
-    if vllm and vllm_takes(problem):
+    beside = [peer.name for peer in (peers_of(workload.family) if peers else ()) if peer.takes(workload)]
+    if vllm and vllm_takes(workload):
         beside.append(VLLM)
     return Field(
         candidates=(*(named[name] for name in chosen), *(Candidate(name=name, build=PEER) for name in beside)),
@@ -88,23 +88,23 @@ def field_of(
     )
 
 
-def fitting(table: VariantTable, problem: Workload, sm_count: int) -> Iterator[tuple[KernelEntry, Row, float]]:
-    """The variants of a table that take a problem, each with its row and the nanoseconds that the model gives it."""
-    for _, row, entry in table.of(problem.family):
-        if rejection(row, problem.call) is None:
-            yield entry, row, model_ns(row, problem.call, sm_count)
+def fitting(table: VariantTable, workload: Workload, sm_count: int) -> Iterator[tuple[KernelEntry, Row, float]]:
+    """The variants of a table that take a workload, each with its row and the nanoseconds that the model gives it."""
+    for _, row, entry in table.of(workload.family):
+        if rejection(row, workload.call) is None:
+            yield entry, row, model_ns(row, workload.call, sm_count)
 
 
-def _by_tables(problem: Workload, builds: Sequence[BuildFacts]) -> list[str]:
+def _by_tables(workload: Workload, builds: Sequence[BuildFacts]) -> list[str]:
     """What tables name for the same weights, the nearest step first."""
-    tuning = REGISTRY.tunings[problem.family]
+    tuning = REGISTRY.tunings[workload.family]
     near = []
     for build in builds:
         for tuned in build.table.tuned:
             entry = build.table.entries[tuned.row]
-            if tuned.problem != problem.call.problem or entry.family != problem.family:
+            if tuned.call_class != workload.call.call_class or entry.family != workload.family:
                 continue
             sizes = tuning.named(tuned.sizes)
-            if all(sizes[size] == n for size, n in problem.weights.items()):
-                near.append((abs(sizes[tuning.bucketed] - problem.step), entry.name))
+            if all(sizes[size] == n for size, n in workload.weights.items()):
+                near.append((abs(sizes[tuning.bucketed] - workload.step), entry.name))
     return [name for _, name in sorted(near)[:4]]

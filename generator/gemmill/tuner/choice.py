@@ -20,7 +20,7 @@ MARGIN = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What was chosen for a problem, and how clearly."""
+    """What was chosen for a workload, and how clearly."""
 
     chosen: str
     ranked: tuple[str, ...]
@@ -91,9 +91,9 @@ def _slowdown(us: Sequence[float], other: Sequence[float]) -> float:
 class Agreement:
     """How far two runs of the same sweep agree."""
 
-    problems: int
+    workloads: int
     flipped: int
-    """Problems for which they choose otherwise."""
+    """Workloads for which they choose otherwise."""
     beyond_margin: int
     """Those of them where, in the other run, the choice was slower by more than the margin."""
     regret: float
@@ -102,12 +102,12 @@ class Agreement:
 
     @property
     def flip_share(self) -> float:
-        """Of the problems."""
-        return self.flipped / self.problems if self.problems else 0.0
+        """Of the workloads."""
+        return self.flipped / self.workloads if self.workloads else 0.0
 
 
 def agreement(first: Mapping[Any, Decision], second: Mapping[Any, Decision], margin: float = MARGIN) -> Agreement:
-    """Of two runs, over the problems that both measured."""
+    """Of two runs, over the workloads that both measured."""
     shared = [key for key in first if key in second]
     regrets = [
         one.us[other.chosen] / one.us[one.fastest] - 1
@@ -117,7 +117,7 @@ def agreement(first: Mapping[Any, Decision], second: Mapping[Any, Decision], mar
     ]
     flips = [key for key in shared if first[key].chosen != second[key].chosen]
     return Agreement(
-        problems=len(shared),
+        workloads=len(shared),
         flipped=len(flips),
         beyond_margin=sum(_beyond(first[key], second[key], margin) for key in flips),
         regret=statistics.fmean(regrets) if regrets else 0.0,

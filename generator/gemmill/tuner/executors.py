@@ -66,7 +66,7 @@ def _serve(
     """Measure tasks until none waits; what is found is told to the thread that runs the sweep."""
 
     def fault(task: Task, *what: Any) -> None:
-        told.put(partial(found, task.problem, *what))
+        told.put(partial(found, task.workload, *what))
 
     try:
         worker.ask("settle", OPEN_SECONDS)

@@ -1,6 +1,6 @@
 """What a sweep knows, a line for each fact, on disk when it is known: an interrupted sweep goes on from it.
 
-The first line says what was measured on what; a fault of a candidate and the outcome of a problem are lines of their own.
+The first line says what was measured on what; a fault of a candidate and the outcome of a workload are lines of their own.
 A line that a kill cut off, or that lacks a field, is left out: what it was about is measured again.
 """
 
@@ -18,8 +18,8 @@ from typing import IO, Any
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import now
 from gemmill.tuner.measure import Outcome
-from gemmill.tuner.problems import Workload
-from gemmill.tuner.protocol import problem_from_json, problem_to_json
+from gemmill.tuner.protocol import workload_from_json, workload_to_json
+from gemmill.tuner.workloads import Workload
 
 SCHEMA_VERSION = 2
 _READ = (1, SCHEMA_VERSION)
@@ -33,7 +33,7 @@ class JournalError(RuntimeError):
 
 
 Key = tuple[Workload, int, int]
-"""(problem, repeat, wave): what an outcome is about."""
+"""(workload, repeat, wave): what an outcome is about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +98,13 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 def _note(record: Record, row: Mapping[str, Any]) -> None:
     """Raises KeyError, TypeError, ValueError or AttributeError, with nothing noted, where a field is missing or no such."""
-    problem = problem_from_json(row["problem"])
+    workload = workload_from_json(row["problem"])
     if row["kind"] == "fault":
         name, finding = _text(row["candidate"]), _finding(row)
-        record.faults.setdefault(problem, {})[name] = finding
+        record.faults.setdefault(workload, {})[name] = finding
     elif row["kind"] == "outcome":
-        entry = _entry(problem, row)
-        record.entries[problem, entry.repeat, entry.wave] = entry
+        entry = _entry(workload, row)
+        record.entries[workload, entry.repeat, entry.wave] = entry
 
 
 def _text(value: Any) -> str:
@@ -127,9 +127,9 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     return Finding(fault=Fault(row["fault"]), detail=_text(row["detail"]))
 
 
-def _entry(problem: Workload, row: Mapping[str, Any]) -> Entry:
+def _entry(workload: Workload, row: Mapping[str, Any]) -> Entry:
     outcome = Outcome(
-        problem=problem,
+        workload=workload,
         rounds_us={name: _times(us) for timed in row["rounds_us"].values() for name, us in timed.items()},
         findings={name: _finding(found) for name, found in row["faults"].items()},
         builds={name: build for build, timed in row["rounds_us"].items() for name in timed},
@@ -204,20 +204,20 @@ class Journal:
         line = self._file.readline()
         return bool(line) and (line.endswith(b"\n") or not (line.startswith(_FIRST) or _FIRST.startswith(line)))
 
-    def fault(self, problem: Workload, name: str, finding: Finding) -> None:
+    def fault(self, workload: Workload, name: str, finding: Finding) -> None:
         """A candidate's fault."""
-        self.record.faults.setdefault(problem, {})[name] = finding
-        told = {"kind": "fault", "problem": problem_to_json(problem), "candidate": name}
+        self.record.faults.setdefault(workload, {})[name] = finding
+        told = {"kind": "fault", "problem": workload_to_json(workload), "candidate": name}
         self._write(told | asdict(finding) | {"date": now()})
 
     def outcome(self, entry: Entry) -> None:
-        """A problem's outcome."""
+        """A workload's outcome."""
         out = entry.outcome
-        self.record.entries[out.problem, entry.repeat, entry.wave] = entry
+        self.record.entries[out.workload, entry.repeat, entry.wave] = entry
         self._write(
             {
                 "kind": "outcome",
-                "problem": problem_to_json(out.problem),
+                "problem": workload_to_json(out.workload),
                 "repeat": entry.repeat,
                 "wave": entry.wave,
                 "present": entry.present,

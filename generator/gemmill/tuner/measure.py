@@ -1,4 +1,4 @@
-"""One problem measured: every candidate checked, then timed in rounds that alternate between them, fewer each stage.
+"""One workload measured: every candidate checked, then timed in rounds that alternate between them, fewer each stage.
 
 Whatever a candidate does to the measuring process is its own finding; the others go on in a fresh process.
 """
@@ -12,16 +12,16 @@ from typing import Any
 
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import Monitor
-from gemmill.tuner.problems import Workload
-from gemmill.tuner.protocol import Candidate, problem_to_json
+from gemmill.tuner.protocol import Candidate, workload_to_json
 from gemmill.tuner.timing import calls_in_round, shuffled
 from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
+from gemmill.tuner.workloads import Workload
 
 OPEN_SECONDS = 120.0
 CHECK_SECONDS = 20.0
 ROUND_SECONDS = 30.0
 MOST_OPENINGS = 2
-"""Attempts to open a problem: a process that dies of the problem itself does so again."""
+"""Attempts to open a workload: a process that dies of the workload itself does so again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Stage:
 class Task:
     """What one process is to measure."""
 
-    problem: Workload
+    workload: Workload
     candidates: tuple[Candidate, ...]
     kept: str | None
     """A name that no stage drops: what would be chosen today."""
@@ -49,7 +49,7 @@ class Task:
 class Outcome:
     """What came of a task."""
 
-    problem: Workload
+    workload: Workload
     rounds_us: Mapping[str, tuple[float, ...]]
     """By candidate: a time for each round it took part in, the first ones first."""
     findings: Mapping[str, Finding]
@@ -82,7 +82,7 @@ def measure(worker: Worker, task: Task, found: Callable[[str, Finding], None] = 
 
 
 class _Unopenable(Exception):  # noqa: N818
-    """The problem itself cannot be measured here."""
+    """The workload itself cannot be measured here."""
 
 
 class _Measuring:
@@ -93,7 +93,7 @@ class _Measuring:
         self._findings: dict[str, Finding] = dict(task.known)
         self._candidates = {c.name: c for c in task.candidates if c.name not in task.known}
         self._rounds: dict[str, list[float]] = {}
-        self._calls = calls_in_round(task.problem)
+        self._calls = calls_in_round(task.workload)
         self._prepared: set[str] = set()
 
     def run(self) -> Outcome:
@@ -107,14 +107,14 @@ class _Measuring:
                 self._time_all()
         except (_Unopenable, WorkerDied, WorkerError) as error:
             return Outcome(
-                problem=self._task.problem,
+                workload=self._task.workload,
                 rounds_us={},
                 findings=self._findings,
                 error=str(error),
                 seconds=perf_counter() - begun,
             )
         return Outcome(
-            problem=self._task.problem,
+            workload=self._task.workload,
             rounds_us={name: tuple(us) for name, us in self._rounds.items()},
             findings=self._findings,
             builds={name: self._candidates[name].build for name in self._rounds},
@@ -128,7 +128,7 @@ class _Measuring:
         self._prepared = set()
         for attempt in range(MOST_OPENINGS):
             try:
-                self._worker.ask("open", OPEN_SECONDS, problem=problem_to_json(self._task.problem))
+                self._worker.ask("open", OPEN_SECONDS, workload=workload_to_json(self._task.workload))
                 return
             except WorkerError as error:
                 raise _Unopenable(f"its operands cannot be made: {error}") from None

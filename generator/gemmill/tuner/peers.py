@@ -23,7 +23,7 @@ def vllm_peer(library: str) -> Peer:
     return Peer(name=VLLM, bind=through(torch.ops._C), takes=vllm_takes)
 
 
-def vllm_takes(problem: MeasuredWorkload) -> bool:
+def vllm_takes(workload: MeasuredWorkload) -> bool:
     """Whether vLLM's op of the same name computes a MeasuredWorkload."""
-    module = REGISTRY.measured[problem.op][0].peers
-    return module is not None and import_module(module).vllm_takes(problem)
+    module = REGISTRY.measured[workload.op][0].peers
+    return module is not None and import_module(module).vllm_takes(workload)

@@ -1,4 +1,4 @@
-"""What `gemmill tune` does: builds and problems to a journal, the journal to tables and a report."""
+"""What `gemmill tune` does: builds and workloads to a journal, the journal to tables and a report."""
 
 import shlex
 import subprocess
@@ -20,10 +20,10 @@ from gemmill.tuner.candidates import BuildFacts, build_facts
 from gemmill.tuner.choice import Agreement
 from gemmill.tuner.executors import LocalExecutor
 from gemmill.tuner.journal import Journal, Record
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import Executor, Observer, SweepOptions, agreement_of, run_sweep
 from gemmill.tuner.tables import NO_DEVICE, tables_of, write_table
+from gemmill.tuner.workloads import Workload
 from gemmill.version import __version__
 
 DRY_BUILD = "dry-run"
@@ -34,7 +34,7 @@ DRY_SM_COUNT = 132
 class TuneRequest:
     """One sweep."""
 
-    problems: Sequence[Workload]
+    workloads: Sequence[Workload]
     builds: Sequence[tuple[Path, Manifest]]
     """Folders with their manifests; candidates come from all, what is chosen today from the first."""
     names: frozenset[str] | None = None
@@ -91,7 +91,7 @@ def tune(
         with open_journal(request, here) as journal:
             facts = facts_of_builds(request, here)
             sms = here.get("sm_count") or DRY_SM_COUNT
-            run_sweep(request.problems, facts, executor, journal, request.options, sms, observer or Observer())
+            run_sweep(request.workloads, facts, executor, journal, request.options, sms, observer or Observer())
             return conclude(request, journal, {str(f.folder): f.manifest for f in facts})
 
 
@@ -147,14 +147,14 @@ def _commit() -> str:
 
 
 def conclude(request: TuneRequest, journal: Journal, builds: Mapping[str, Manifest]) -> TuneResult:
-    """Tables from all that the journal has of the request's problems."""
+    """Tables from all that the journal has of the request's workloads."""
     repeats = request.options.repeats
-    wanted = set(request.problems)
+    wanted = set(request.workloads)
     record = Record(
         setup=journal.record.setup,
         begun_by=journal.record.begun_by,
         entries={key: entry for key, entry in journal.record.entries.items() if key[0] in wanted},
-        faults={problem: faults for problem, faults in journal.record.faults.items() if problem in wanted},
+        faults={workload: faults for workload, faults in journal.record.faults.items() if workload in wanted},
     )
     tables: list[tuple[Path | None, TunedTable]] = []
     for table in tables_of(record, builds, repeats, request.options.margin):

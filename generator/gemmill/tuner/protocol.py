@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.tuner.problems import Workload, problem_of
+from gemmill.tuner.workloads import Workload, workload_of
 
 _OF_SCHEMA_1 = ("op", "m", "n", "k")
 PEER = "peer"
@@ -16,7 +16,7 @@ class TuneError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Candidate:
-    """One way to compute problems: a variant of a build, or a peer."""
+    """One way to compute workloads: a variant of a build, or a peer."""
 
     name: str
     build: str
@@ -45,13 +45,13 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def problem_to_json(problem: Workload) -> dict[str, Any]:
+def workload_to_json(workload: Workload) -> dict[str, Any]:
     """Its op and its sizes by name."""
-    return {"op": problem.op} | problem.sizes
+    return {"op": workload.op} | workload.sizes
 
 
-def problem_from_json(values: Any) -> Workload:
-    """The problem of such an object, or of [op, m, n, k] as journals of schema 1 have it.
+def workload_from_json(values: Any) -> Workload:
+    """The workload of such an object, or of [op, m, n, k] as journals of schema 1 have it.
 
     Raises ValueError, TypeError or KeyError where it is none.
     """
@@ -59,4 +59,4 @@ def problem_from_json(values: Any) -> Workload:
     op = told.pop("op")
     if not all(type(size) is int and size > 0 for size in told.values()):
         raise ValueError(f"{values!r}: sizes must be positive whole numbers")
-    return problem_of(op, told)
+    return workload_of(op, told)

@@ -11,11 +11,11 @@ from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection
 from gemmill.tuner.candidates import BuildFacts
 from gemmill.tuner.journal import Record
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.sweep import runs_of, variants_only
+from gemmill.tuner.workloads import Workload
 
 Times = dict[Workload, dict[str, float]]
-"""Microseconds by problem and variant."""
+"""Microseconds by workload and variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Pruned:
     """A set of variants that suffices."""
 
     variants: tuple[str, ...]
-    """Best first for some problem each; launch settings that no problem wants are left out."""
+    """Best first for some workload each; launch settings that no workload wants are left out."""
     kernels: tuple[str, ...]
     """The compiled kernels behind them."""
     losses: Mapping[Workload, float]
@@ -33,43 +33,43 @@ class Pruned:
 def times_of(record: Record, repeats: int = 1) -> Times:
     """The best that each variant did in any run, also where a stage dropped it."""
     times: Times = {}
-    for problem, entries in runs_of(record, repeats).items():
-        known = times.setdefault(problem, {})
+    for workload, entries in runs_of(record, repeats).items():
+        known = times.setdefault(workload, {})
         for entry in entries:
             for name, us in variants_only(entry.outcome.rounds_us).items():
                 if us:
                     known[name] = min(known.get(name, math.inf), sorted(us)[len(us) // 2])
-    return {problem: us for problem, us in times.items() if us}
+    return {workload: us for workload, us in times.items() if us}
 
 
 def prune(times: Times, within: float) -> Pruned:
-    """The fewest kernels (greedily: the one that serves most problems that are left, then the fastest) such that every
-    problem has a variant within `within` of its best."""
+    """The fewest kernels (greedily: the one that serves most workloads that are left, then the fastest) such that every
+    workload has a variant within `within` of its best."""
     fit = {
-        problem: {name: us[name] for name in us if us[name] <= (1 + within) * min(us.values())}
-        for problem, us in times.items()
+        workload: {name: us[name] for name in us if us[name] <= (1 + within) * min(us.values())}
+        for workload, us in times.items()
     }
     kernel_of = {name: _compiled(name) for us in fit.values() for name in us}
     left, kernels = set(fit), []
     while left:
         serves: dict[str, list[float]] = {}
-        for problem in left:
+        for workload in left:
             best: dict[str, float] = {}
-            for name, us in fit[problem].items():
+            for name, us in fit[workload].items():
                 kernel = kernel_of[name]
-                best[kernel] = min(best.get(kernel, math.inf), us / min(fit[problem].values()))
+                best[kernel] = min(best.get(kernel, math.inf), us / min(fit[workload].values()))
             for kernel, ratio in best.items():
                 serves.setdefault(kernel, []).append(ratio)
         chosen = min(serves, key=lambda k: (-len(serves[k]), math.fsum(serves[k]), k))
         kernels.append(chosen)
-        left = {problem for problem in left if all(kernel_of[name] != chosen for name in fit[problem])}
+        left = {workload for workload in left if all(kernel_of[name] != chosen for name in fit[workload])}
     kept = set(kernels)
     winners: dict[str, None] = {}
     losses: dict[Workload, float] = {}
-    for problem in sorted(times):
-        best_of_set = min((n for n in fit[problem] if kernel_of[n] in kept), key=lambda n: (fit[problem][n], n))
+    for workload in sorted(times):
+        best_of_set = min((n for n in fit[workload] if kernel_of[n] in kept), key=lambda n: (fit[workload][n], n))
         winners[best_of_set] = None
-        losses[problem] = fit[problem][best_of_set] / min(times[problem].values()) - 1
+        losses[workload] = fit[workload][best_of_set] / min(times[workload].values()) - 1
     return Pruned(variants=tuple(winners), kernels=tuple(kernels), losses=losses)
 
 
@@ -81,7 +81,7 @@ def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
     """The pruned variants among `everything`, and what was not measured: the same schedules for other
     outputs and epilogues. Variants without alignment needs and the other families always stay, so that every call that
     was answered still is."""
-    measured = {problem.family for problem in pruned.losses}
+    measured = {workload.family for workload in pruned.losses}
     kin = {_kin(parse_name(variant)) for variant in pruned.variants}
     wanted = set(pruned.variants)
 
@@ -105,9 +105,9 @@ def _kin(config: Config) -> Hashable:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """How a problem is answered today."""
+    """How a workload is answered today."""
 
-    problem: Workload
+    workload: Workload
     variant: str | None
     trust: str
     """exact, nearest, model, or none where no variant takes it."""
@@ -117,15 +117,15 @@ class Audited:
     """Whether it is answered by the slow variant that takes any alignment."""
 
 
-def audit(problems: Iterable[Workload], build: BuildFacts, sm_count: int) -> list[Audited]:
-    """How each problem is answered by a build with its tables."""
+def audit(workloads: Iterable[Workload], build: BuildFacts, sm_count: int) -> list[Audited]:
+    """How each workload is answered by a build with its tables."""
     found = []
-    for problem in problems:
-        choice = select(build.table, problem.call, sm_count)
+    for workload in workloads:
+        choice = select(build.table, workload.call, sm_count)
         entry = choice.entry
         found.append(
             Audited(
-                problem=problem,
+                workload=workload,
                 variant=entry and entry.name,
                 trust=choice.trust.name.lower() if entry else "none",
                 expected_loss=_expected_loss(choice),
@@ -142,8 +142,8 @@ def _expected_loss(choice: Choice) -> float | None:
 
 
 def worst_first(audited: Sequence[Audited]) -> list[Audited]:
-    """What is not exact, the problems without a variant first, then by expected loss."""
+    """What is not exact, the workloads without a variant first, then by expected loss."""
     return sorted(
         (a for a in audited if a.trust != "exact" or a.unaligned),
-        key=lambda a: (a.variant is not None, -(a.expected_loss or 0.0), a.problem),
+        key=lambda a: (a.variant is not None, -(a.expected_loss or 0.0), a.workload),
     )

@@ -16,9 +16,9 @@ from gemmill.tuner.charts import RATIOS, Cell, Line, log_chart, winner_map
 from gemmill.tuner.choice import MARGIN, Agreement, Decision
 from gemmill.tuner.journal import Entry, Record
 from gemmill.tuner.peers import peers_of
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.tuner.tables import decide_all
+from gemmill.tuner.workloads import Workload
 from gemmill.writing import write_whole
 
 TEMPLATE = "report/report.html.jinja"
@@ -32,9 +32,9 @@ WINNER_COLOURS = tuple(f"k{i}" for i in range(1, 9))
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One problem as the report shows it."""
+    """One workload as the report shows it."""
 
-    problem: Workload
+    workload: Workload
     decision: Decision
     peers: Mapping[str, float]
     """Medians in microseconds of those that compute the same."""
@@ -43,13 +43,13 @@ class Shape:
 
     @property
     def tuning(self) -> Tuning:
-        """Of the problem's family."""
-        return REGISTRY.measured[self.problem.op][1]
+        """Of the workload's family."""
+        return REGISTRY.measured[self.workload.op][1]
 
     @property
     def sweep(self) -> Sweep:
         """The same."""
-        return REGISTRY.measured[self.problem.op][2]
+        return REGISTRY.measured[self.workload.op][2]
 
     @property
     def us(self) -> float:
@@ -76,14 +76,14 @@ def report_text(
     """The HTML of a record."""
     shapes = shapes_of(record, repeats, margin)
     entries = list(record.entries.values())
-    tunings = [tuning for name, tuning in REGISTRY.tunings.items() if any(s.problem.family == name for s in shapes)]
+    tunings = [tuning for name, tuning in REGISTRY.tunings.items() if any(s.workload.family == name for s in shapes)]
     kinds = {
         name: PEER_KINDS[i % len(PEER_KINDS)] for i, name in enumerate(sorted({n for s in shapes for n in s.peers}))
     }
     colours = _colours(shapes)
     faults = [
-        {"problem": str(problem), "name": name, "fault": finding.fault.value, "detail": finding.detail}
-        for problem, found in sorted(record.faults.items())
+        {"workload": str(workload), "name": name, "fault": finding.fault.value, "detail": finding.detail}
+        for workload, found in sorted(record.faults.items())
         for name, finding in sorted(found.items())
     ]
     return (
@@ -102,13 +102,13 @@ def report_text(
             maps=[
                 (op, *_axes(members[0].tuning), _map(members, colours))
                 for op in REGISTRY.measured
-                if (members := [s for s in shapes if s.problem.op == op])
+                if (members := [s for s in shapes if s.workload.op == op])
             ],
             charts=_charts(shapes, kinds),
             shares=_shares(shapes),
             rows=[_row(shape) for shape in shapes],
             faults=faults,
-            errors=[(str(e.outcome.problem), e.outcome.error) for e in entries if e.outcome.error],
+            errors=[(str(e.outcome.workload), e.outcome.error) for e in entries if e.outcome.error],
             agreements=agreements,
             has_floor=any(s.floor_us for s in shapes),
         )
@@ -127,18 +127,20 @@ def environment() -> jinja2.Environment:
 
 
 def shapes_of(record: Record, repeats: int, margin: float) -> list[Shape]:
-    """Every problem of which a variant was timed, in order."""
+    """Every workload of which a variant was timed, in order."""
     shapes = []
-    for problem, entries in sorted(runs_of(record, repeats).items()):
+    for workload, entries in sorted(runs_of(record, repeats).items()):
         if (decision := decide_all(entries, margin)) is not None:
             shapes.append(
-                Shape(problem=problem, decision=decision, peers=_peers(entries), floor_us=_floor(problem, entries[-1]))
+                Shape(
+                    workload=workload, decision=decision, peers=_peers(entries), floor_us=_floor(workload, entries[-1])
+                )
             )
     return shapes
 
 
 def _peers(entries: Sequence[Entry]) -> dict[str, float]:
-    lacking = {peer.name for entry in entries for peer in peers_of(entry.outcome.problem.family) if not peer.complete}
+    lacking = {peer.name for entry in entries for peer in peers_of(entry.outcome.workload.family) if not peer.complete}
     rounds: dict[str, list[float]] = {}
     for entry in entries:
         variants = variants_only(entry.outcome.rounds_us)
@@ -148,13 +150,13 @@ def _peers(entries: Sequence[Entry]) -> dict[str, float]:
     return {name: statistics.median(us) for name, us in sorted(rounds.items())}
 
 
-def _floor(problem: Workload, entry: Entry) -> float | None:
+def _floor(workload: Workload, entry: Entry) -> float | None:
     ceilings = CEILINGS.get(entry.outcome.device.get("gpu") or "")
     if ceilings is None:
         return None
     bandwidth, operations = ceilings
-    fastest = next((rate for bits, rate in operations.items() if bits >= problem.operand_bits), None)
-    return None if fastest is None else max(problem.bytes / bandwidth, problem.flops / fastest) * 1e6
+    fastest = next((rate for bits, rate in operations.items() if bits >= workload.operand_bits), None)
+    return None if fastest is None else max(workload.bytes / bandwidth, workload.flops / fastest) * 1e6
 
 
 def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) -> list[tuple[str, str]]:
@@ -207,11 +209,11 @@ def _map(shapes: Sequence[Shape], colours: Mapping[str, str]) -> dict[str, Any]:
         name = shape.decision.chosen
         words, text = _kind(shape)
         ties = f", tied with {len(shape.decision.tied) - 1}" if len(shape.decision.tied) > 1 else ""
-        cells[_weight(shape.problem), shape.problem.step] = Cell(
-            kind=colours[words], text=text, title=f"{shape.problem}: {shape.us:.2f} us{ties}\n{name}"
+        cells[_weight(shape.workload), shape.workload.step] = Cell(
+            kind=colours[words], text=text, title=f"{shape.workload}: {shape.us:.2f} us{ties}\n{name}"
         )
-    rows = list(dict.fromkeys(_weight(shape.problem) for shape in shapes))
-    return winner_map(rows, sorted({shape.problem.step for shape in shapes}), cells)
+    rows = list(dict.fromkeys(_weight(shape.workload) for shape in shapes))
+    return winner_map(rows, sorted({shape.workload.step for shape in shapes}), cells)
 
 
 def _axes(tuning: Tuning) -> tuple[str, str]:
@@ -219,17 +221,17 @@ def _axes(tuning: Tuning) -> tuple[str, str]:
     return " x ".join(name.upper() for name in tuning.near), tuning.bucketed.upper()
 
 
-def _weight(problem: Workload) -> str:
-    return " x ".join(map(str, problem.weights.values()))
+def _weight(workload: Workload) -> str:
+    return " x ".join(map(str, workload.weights.values()))
 
 
 def _shares(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
     """Of each class of calls: what the best peer takes, and the roofline, as shares of our own time."""
     charts = []
     for op in REGISTRY.measured:
-        members = [shape for shape in shapes if shape.problem.op == op]
-        peers = [(s.problem.step, s.ratio) for s in members if s.ratio]
-        floor = [(s.problem.step, s.floor_us / s.us) for s in members if s.floor_us]
+        members = [shape for shape in shapes if shape.workload.op == op]
+        peers = [(s.workload.step, s.ratio) for s in members if s.ratio]
+        floor = [(s.workload.step, s.floor_us / s.us) for s in members if s.floor_us]
         told = {"best peer / own": ("peer1", peers), "roofline / own": ("own", floor)}
         lines = [Line(name=name, kind=f"{kind} only", points=points) for name, (kind, points) in told.items() if points]
         if lines:
@@ -241,16 +243,16 @@ def _shares(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
 def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str, Any]]:
     by_weight: dict[tuple[str, str], list[Shape]] = {}
     for shape in shapes:
-        told = ", ".join(f"{name.upper()} {size}" for name, size in shape.problem.weights.items())
-        by_weight.setdefault((shape.problem.op, told), []).append(shape)
+        told = ", ".join(f"{name.upper()} {size}" for name, size in shape.workload.weights.items())
+        by_weight.setdefault((shape.workload.op, told), []).append(shape)
     charts = []
     for (op, weights), members in by_weight.items():
-        lines = [Line(name="gemmill", kind="own", points=[(s.problem.step, s.us) for s in members])]
+        lines = [Line(name="gemmill", kind="own", points=[(s.workload.step, s.us) for s in members])]
         for peer, kind in kinds.items():
-            points = [(s.problem.step, s.peers[peer]) for s in members if peer in s.peers]
+            points = [(s.workload.step, s.peers[peer]) for s in members if peer in s.peers]
             if points:
                 lines.insert(0, Line(name=peer, kind=kind, points=points))
-        floor = [(s.problem.step, s.floor_us) for s in members if s.floor_us]
+        floor = [(s.workload.step, s.floor_us) for s in members if s.floor_us]
         if floor:
             lines.insert(0, Line(name="roofline", kind="floor", points=floor))
         step = members[0].tuning.bucketed.upper()
@@ -262,8 +264,8 @@ def _row(shape: Shape) -> dict[str, Any]:
     decision = shape.decision
     runner_up = decision.ranked[1] if len(decision.ranked) > 1 else None
     return {
-        "op": shape.problem.op,
-        "shape": shape.problem.shape,
+        "op": shape.workload.op,
+        "shape": shape.workload.shape,
         "us": f"{shape.us:.2f}",
         "margin": "-" if runner_up is None else f"{decision.us[runner_up] / shape.us - 1:+.1%}",
         "tied": len(decision.tied),

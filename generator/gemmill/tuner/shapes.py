@@ -1,4 +1,4 @@
-"""Problems from files: a table of shapes that a user wrote, or the misses that the runtime recorded.
+"""Workloads from files: a table of shapes that a user wrote, or the misses that the runtime recorded.
 
 JSON is a list of objects, JSON lines an object each, CSV has a header. Fields: a family's sizes, in JSON each a number or, for
 the bucketed one, a list. `op` is a measured class, which may be left out where the caller says which are meant.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.registry import REGISTRY
-from gemmill.tuner.problems import Workload, problem_of
+from gemmill.tuner.workloads import Workload, workload_of
 
 LARGEST = 2**31 - 1
 
@@ -23,39 +23,39 @@ class ShapesError(ValueError):
 
 
 def read_shapes(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> list[Workload]:
-    """The problems of a file, each once, in order; rows without `op` are meant for `ops`, rows without the bucketed size for
+    """The workloads of a file, each once, in order; rows without `op` are meant for `ops`, rows without the bucketed size for
     `steps` (None: the family's).
 
     Raises ShapesError, naming the row.
     """
     text = _text(path, "--shapes takes a JSON or CSV file")
-    problems: dict[Workload, None] = {}
+    workloads: dict[Workload, None] = {}
     for number, row in enumerate(_rows(path, text, ops), start=1):
-        for problem in _problems(f"{path}, row {number}", row, ops, steps):
-            problems[problem] = None
-    if not problems:
+        for workload in _workloads(f"{path}, row {number}", row, ops, steps):
+            workloads[workload] = None
+    if not workloads:
         raise ShapesError(f"{path} has no rows: a row is for example {_example(ops)}")
-    return list(problems)
+    return list(workloads)
 
 
-def problems_of_rows(rows: Iterable[Any]) -> list[Workload]:
-    """The problems of rows that name their `op`, each once, in order. Raises ShapesError, naming the row."""
-    problems: dict[Workload, None] = {}
+def workloads_of_rows(rows: Iterable[Any]) -> list[Workload]:
+    """The workloads of rows that name their `op`, each once, in order. Raises ShapesError, naming the row."""
+    workloads: dict[Workload, None] = {}
     for number, row in enumerate(rows, start=1):
         if isinstance(row, Mapping) and "op" not in row:
             raise ShapesError(f"shape {number} has no op, expected one of {', '.join(REGISTRY.measured)}")
-        problems |= dict.fromkeys(_problems(f"shape {number}", row, (), ()))
-    if not problems:
+        workloads |= dict.fromkeys(_workloads(f"shape {number}", row, (), ()))
+    if not workloads:
         raise ShapesError(f"no shapes: a shape is for example {_example(())}")
-    return list(problems)
+    return list(workloads)
 
 
 def read_misses(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> tuple[list[Workload], list[str]]:
-    """The problems of recorded misses, as of JSON lines, and a sentence for each line that is none: one that a kill cut, say.
+    """The workloads of recorded misses, as of JSON lines, and a sentence for each line that is none: one that a kill cut, say.
 
     Raises ShapesError where no line is one.
     """
-    problems: dict[Workload, None] = {}
+    workloads: dict[Workload, None] = {}
     unusable = []
     text = _text(path, "--misses takes what GEMMILL_RECORD_MISSES named", errors="replace")
     for number, line in enumerate(text.splitlines(), start=1):
@@ -63,12 +63,12 @@ def read_misses(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()
         if not line.strip():
             continue
         try:
-            problems |= dict.fromkeys(_problems(where, _parsed(line, where), ops, steps))
+            workloads |= dict.fromkeys(_workloads(where, _parsed(line, where), ops, steps))
         except ShapesError as error:
             unusable.append(str(error))
-    if not problems:
+    if not workloads:
         raise ShapesError(unusable[0] if unusable else f"{path} has no lines: no call was recorded that a table lacks")
-    return list(problems), unusable
+    return list(workloads), unusable
 
 
 def _text(path: Path, expected: str, errors: str = "strict") -> str:
@@ -126,7 +126,7 @@ def _example(ops: Sequence[str]) -> str:
     return json.dumps(REGISTRY.measured[_first(ops)][2].example)
 
 
-def _problems(where: str, row: Any, ops: Sequence[str], steps: Sequence[int] | None) -> Iterator[Workload]:
+def _workloads(where: str, row: Any, ops: Sequence[str], steps: Sequence[int] | None) -> Iterator[Workload]:
     if not isinstance(row, Mapping):
         raise ShapesError(f"{where} is {reprlib.repr(row)}, expected an object such as {_example(ops)}")
     for op in (row["op"],) if "op" in row else ops:
@@ -138,7 +138,7 @@ def _problems(where: str, row: Any, ops: Sequence[str], steps: Sequence[int] | N
         given = tuning.bucketed in row or not measured_at
         asked[tuning.bucketed] = _sizes(where, row, tuning.bucketed, op) if given else measured_at
         for sizes in product(*asked.values()):
-            yield problem_of(op, dict(zip(asked, sizes, strict=True)))
+            yield workload_of(op, dict(zip(asked, sizes, strict=True)))
 
 
 def _sizes(where: str, row: Mapping[str, Any], name: str, op: str) -> Sequence[int]:

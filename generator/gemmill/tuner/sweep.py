@@ -1,4 +1,4 @@
-"""A sweep: problems x candidates, measured by an executor, into a journal."""
+"""A sweep: workloads x candidates, measured by an executor, into a journal."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,8 +12,8 @@ from gemmill.tuner.device import now
 from gemmill.tuner.heuristics import Tile
 from gemmill.tuner.journal import Entry, Journal, Record
 from gemmill.tuner.measure import Outcome, Task, halving
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.protocol import Candidate
+from gemmill.tuner.workloads import Workload
 
 ROUNDS = 15
 
@@ -24,7 +24,7 @@ class SweepOptions:
 
     rounds: int = ROUNDS
     most: int = MOST
-    """Variants of a problem."""
+    """Variants of a workload."""
     margin: float = MARGIN
     repeats: int = 1
     peers: bool = True
@@ -41,7 +41,7 @@ class TaskLost(Exception):  # noqa: N818  (it is what happened)
 
 Event = tuple[Task, Outcome | TaskLost]
 Found = Callable[[Workload, str, Finding], None]
-"""Told of a problem's fault, by the candidate's name."""
+"""Told of a workload's fault, by the candidate's name."""
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
@@ -67,20 +67,20 @@ class Observer:
     """Hears how a sweep goes on."""
 
     def planned(self, total: int, done: int) -> None:
-        """Problems, and how many of them were measured before."""
+        """Workloads, and how many of them were measured before."""
 
-    def fault(self, problem: Workload, name: str, finding: Finding) -> None:
+    def fault(self, workload: Workload, name: str, finding: Finding) -> None:
         """A candidate went wrong."""
 
     def measured(self, entry: Entry, decision: Decision | None) -> None:
-        """A problem is done."""
+        """A workload is done."""
 
-    def lost(self, problem: Workload, reason: str) -> None:
+    def lost(self, workload: Workload, reason: str) -> None:
         """A task was not finished."""
 
 
 def run_sweep(
-    problems: Sequence[Workload],
+    workloads: Sequence[Workload],
     builds: Sequence[BuildFacts],
     executor: Executor,
     journal: Journal,
@@ -91,56 +91,58 @@ def run_sweep(
 ) -> None:
     """Measure what the journal lacks. What is lost on the way is told to the observer and left for the next run."""
     observer = observer or Observer()
-    keys = [(problem, repeat, wave) for repeat in range(options.repeats) for problem in problems]
+    keys = [(workload, repeat, wave) for repeat in range(options.repeats) for workload in workloads]
     observer.planned(len(keys), sum(key in journal.record.entries for key in keys))
 
-    def found(problem: Workload, name: str, finding: Finding) -> None:
-        if name not in journal.record.faults.get(problem, {}):
-            journal.fault(problem, name, finding)
-            observer.fault(problem, name, finding)
+    def found(workload: Workload, name: str, finding: Finding) -> None:
+        if name not in journal.record.faults.get(workload, {}):
+            journal.fault(workload, name, finding)
+            observer.fault(workload, name, finding)
 
     for repeat in range(options.repeats):
-        waiting = [p for p in problems if (p, repeat, wave) not in journal.record.entries]
-        fields = {problem: _field_of(problem, builds, sm_count, options) for problem in waiting}
+        waiting = [p for p in workloads if (p, repeat, wave) not in journal.record.entries]
+        fields = {workload: _field_of(workload, builds, sm_count, options) for workload in waiting}
         tasks = [
-            _task(problem, fields[problem], champions(journal.record, problem, repeat, wave), journal.record, options)
-            for problem in waiting
+            _task(
+                workload, fields[workload], champions(journal.record, workload, repeat, wave), journal.record, options
+            )
+            for workload in waiting
         ]
         for task, outcome in executor.run(tasks, found):
-            problem = task.problem
+            workload = task.workload
             if isinstance(outcome, TaskLost):
-                observer.lost(problem, str(outcome))
+                observer.lost(workload, str(outcome))
                 continue
             for name, finding in outcome.findings.items():
-                found(problem, name, finding)
-            entry = Entry(outcome=outcome, repeat=repeat, wave=wave, present=fields[problem].present, date=now())
+                found(workload, name, finding)
+            entry = Entry(outcome=outcome, repeat=repeat, wave=wave, present=fields[workload].present, date=now())
             journal.outcome(entry)
             observer.measured(entry, decide_entry(entry, options.margin))
 
 
-def _field_of(problem: Workload, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
-    advised = options.advice.get(problem.call.sizes, ())
-    return field_of(problem, builds, sm_count, options.most, options.peers, advised, vllm=options.vllm)
+def _field_of(workload: Workload, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
+    advised = options.advice.get(workload.call.sizes, ())
+    return field_of(workload, builds, sm_count, options.most, options.peers, advised, vllm=options.vllm)
 
 
 def _task(
-    problem: Workload, found: Field, champions: Iterable[Candidate], record: Record, options: SweepOptions
+    workload: Workload, found: Field, champions: Iterable[Candidate], record: Record, options: SweepOptions
 ) -> Task:
     candidates = dict.fromkeys([*champions, *found.candidates])
     return Task(
-        problem=problem,
+        workload=workload,
         candidates=tuple(candidates),
         kept=found.present,
         stages=halving(options.rounds),
-        known=dict(record.faults.get(problem, {})),
+        known=dict(record.faults.get(workload, {})),
     )
 
 
-def champions(record: Record, problem: Workload, repeat: int, wave: int) -> list[Candidate]:
+def champions(record: Record, workload: Workload, repeat: int, wave: int) -> list[Candidate]:
     """The fastest of earlier waves, to be timed beside those of this one."""
     found = []
     for before in range(wave):
-        entry = record.entries.get((problem, repeat, before))
+        entry = record.entries.get((workload, repeat, before))
         decision = decide_entry(entry) if entry is not None else None
         if entry is not None and decision is not None:
             found.append(Candidate(name=decision.fastest, build=entry.outcome.builds[decision.fastest]))
@@ -158,7 +160,7 @@ def decide_entry(entry: Entry, margin: float = MARGIN) -> Decision | None:
 
 
 def final_entries(record: Record, repeat: int) -> dict[Workload, Entry]:
-    """Of one run, by problem: the last wave has the champions of those before."""
+    """Of one run, by workload: the last wave has the champions of those before."""
     last: dict[Workload, Entry] = {}
     for key in sorted(record.entries, key=lambda key: key[2]):
         if key[1] == repeat:
@@ -167,18 +169,18 @@ def final_entries(record: Record, repeat: int) -> dict[Workload, Entry]:
 
 
 def runs_of(record: Record, repeats: int) -> dict[Workload, list[Entry]]:
-    """The final entries of all runs, by problem."""
+    """The final entries of all runs, by workload."""
     runs: dict[Workload, list[Entry]] = {}
     for repeat in range(repeats):
-        for problem, entry in final_entries(record, repeat).items():
-            runs.setdefault(problem, []).append(entry)
+        for workload, entry in final_entries(record, repeat).items():
+            runs.setdefault(workload, []).append(entry)
     return runs
 
 
 def decisions(record: Record, repeat: int, margin: float = MARGIN) -> dict[Workload, Decision]:
-    """Of one run, by problem."""
-    found = {problem: decide_entry(entry, margin) for problem, entry in final_entries(record, repeat).items()}
-    return {problem: decision for problem, decision in found.items() if decision is not None}
+    """Of one run, by workload."""
+    found = {workload: decide_entry(entry, margin) for workload, entry in final_entries(record, repeat).items()}
+    return {workload: decision for workload, decision in found.items() if decision is not None}
 
 
 def agreement_of(record: Record, repeats: int, margin: float = MARGIN) -> list[Agreement]:

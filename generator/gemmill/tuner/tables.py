@@ -23,8 +23,8 @@ from gemmill.runtime.table_file import (
 from gemmill.tuner.checking import Fault
 from gemmill.tuner.choice import MARGIN, Decision, decide
 from gemmill.tuner.journal import Entry, Record
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.sweep import runs_of, variants_only
+from gemmill.tuner.workloads import Workload
 from gemmill.writing import write_whole
 
 KEPT = 4
@@ -36,14 +36,14 @@ DIGEST_CHARACTERS = 16
 
 
 def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, margin: float = MARGIN) -> list[TunedTable]:
-    """A table for each device, with a row for each problem of which a variant was timed. `builds` is by folder."""
+    """A table for each device, with a row for each workload of which a variant was timed. `builds` is by folder."""
     sources: dict[str, dict[str, Source]] = {}
     rows: dict[str, list[TableRow]] = {}
     quarantined: dict[str, list[Quarantined]] = {}
-    for problem, entries in runs_of(record, repeats).items():
+    for workload, entries in runs_of(record, repeats).items():
         for entry in entries:
             device = entry.outcome.device.get("gpu") or NO_DEVICE
-            quarantined.setdefault(device, []).extend(_quarantined(problem, entry, builds))
+            quarantined.setdefault(device, []).extend(_quarantined(workload, entry, builds))
         decision = decide_all(entries, margin)
         if decision is None:
             continue
@@ -53,7 +53,7 @@ def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, marg
         key = f"{last.date[:10]} {manifest.build_id}"
         known = sources.setdefault(device, {})
         known[key] = _source(last, manifest, known.get(key))
-        rows.setdefault(device, []).append(_row(problem, decision, last, builds, key))
+        rows.setdefault(device, []).append(_row(workload, decision, last, builds, key))
     arch = next(iter(builds.values())).arch if builds else ""
     return [
         make_table(device, arch, sources[device], found, quarantined[device]) for device, found in sorted(rows.items())
@@ -140,13 +140,13 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _row(problem: Workload, decision: Decision, entry: Entry, builds: Mapping[str, Manifest], source: str) -> TableRow:
+def _row(workload: Workload, decision: Decision, entry: Entry, builds: Mapping[str, Manifest], source: str) -> TableRow:
     names = decision.ranked[:KEPT]
     digests = {e.name: e.source_digest for manifest in builds.values() for e in manifest.entries}
     known = [digests.get(name, "") for name in names]
     return TableRow(
-        op=problem.op,
-        sizes=in_order(problem.sizes),
+        op=workload.op,
+        sizes=in_order(workload.sizes),
         variants=names,
         us=tuple(round(decision.us[name], 3) for name in names),
         digests=tuple(digest[:DIGEST_CHARACTERS] for digest in known) if all(known) else (),
@@ -155,10 +155,10 @@ def _row(problem: Workload, decision: Decision, entry: Entry, builds: Mapping[st
     )
 
 
-def _quarantined(problem: Workload, entry: Entry, builds: Mapping[str, Manifest]) -> Iterator[Quarantined]:
+def _quarantined(workload: Workload, entry: Entry, builds: Mapping[str, Manifest]) -> Iterator[Quarantined]:
     """The variants that went wrong, each as every build has it. One that refused a call harmed nobody."""
     for name, finding in entry.outcome.findings.items():
-        why = f"{finding.fault} at {problem.op} {problem.shape} on {entry.date[:10]}: {finding.detail}"
+        why = f"{finding.fault} at {workload.op} {workload.shape} on {entry.date[:10]}: {finding.detail}"
         for manifest in builds.values():
             for known in manifest.entries:
                 if known.name == name and known.source_digest and finding.fault is not Fault.REFUSED:

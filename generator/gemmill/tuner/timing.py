@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gemmill.tuner.problems import Workload
+from gemmill.tuner.workloads import Workload
 
 Call = Callable[[], object]
 
@@ -38,9 +38,9 @@ def shuffled(names: Sequence[str], turn: int) -> list[str]:
     return random.Random(turn).sample(list(names), len(names))  # noqa: S311  (an order, no secret)
 
 
-def calls_in_round(problem: Workload) -> int:
-    """Fewest calls of a round of a sweep: few of long problems."""
-    guess_us = max(problem.flops / FP8_FLOPS, problem.bytes / BYTES_PER_S) * 1e6 + 3.0
+def calls_in_round(workload: Workload) -> int:
+    """Fewest calls of a round of a sweep: few of long workloads."""
+    guess_us = max(workload.flops / FP8_FLOPS, workload.bytes / BYTES_PER_S) * 1e6 + 3.0
     return int(min(FEWEST_CALLS, max(FEWEST_SHORT_CALLS, SHORT_GRAPH_US // guess_us)))
 
 

@@ -19,7 +19,6 @@ from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import symbol_of
 from gemmill.space.selections import Selection
 from gemmill.tuner.candidates import PLAUSIBLE, fitting
-from gemmill.tuner.problems import Workload
 from gemmill.tuner.program import (
     Overlap,
     TuneRequest,
@@ -32,6 +31,7 @@ from gemmill.tuner.program import (
 )
 from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import Executor, Observer, run_sweep
+from gemmill.tuner.workloads import Workload
 
 KERNELS_OF_A_WAVE = 16
 """Two translation units: minutes of compiling, and enough to keep a GPU busy meanwhile."""
@@ -47,7 +47,7 @@ def tune_selection(
     observer: Observer | None = None,
     compile_wave: Compile | None = None,
 ) -> TuneResult:
-    """Measure what of a selection is promising on the request's problems; its own builds are what is chosen from today.
+    """Measure what of a selection is promising on the request's workloads; its own builds are what is chosen from today.
 
     Raises BuildError where a wave does not compile at all, and what `gemmill.tuner.program.tune` raises.
     """
@@ -55,7 +55,7 @@ def tune_selection(
     with executor_of(worker_spec(request)) as executor:
         here = executor.facts()
     sms = here.get("sm_count") or selection.arch.sm_count
-    parts = waves_of(selection, request.problems, sms)
+    parts = waves_of(selection, request.workloads, sms)
     waves = [replace(part, name=f"{selection.name}-{i}") for i, part in enumerate(parts)]
     builds: list[tuple[Path, Manifest]] = list(request.builds)
     ahead = _Ahead(waves, lambda part: compile_wave(part, options or BuildOptions()))
@@ -67,21 +67,21 @@ def tune_selection(
             spec = worker_spec(request, [folder for folder, _ in builds])
             with executor_of(spec) as executor:
                 run_sweep(
-                    request.problems, facts, executor, journal, request.options, sms, observer or Observer(), wave
+                    request.workloads, facts, executor, journal, request.options, sms, observer or Observer(), wave
                 )
         result = conclude(request, journal, {str(folder): manifest for folder, manifest in builds})
     return replace(result, overlap=ahead.overlap)
 
 
-def waves_of(selection: Selection, problems: Sequence[Workload], sm_count: int) -> list[Selection]:
-    """The selection's promising kernels in parts, those first that the model ranks highest for some problem."""
+def waves_of(selection: Selection, workloads: Sequence[Workload], sm_count: int) -> list[Selection]:
+    """The selection's promising kernels in parts, those first that the model ranks highest for some workload."""
     _, manifest = stand_in_build(selection)
     entries = [entry for entry in manifest.entries if entry.family in REGISTRY.tunings]
     table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
     places: dict[str, float] = {}
-    for problem in problems:
+    for workload in workloads:
         guesses: dict[str, float] = {}
-        for entry, _, ns in fitting(table, problem, sm_count):
+        for entry, _, ns in fitting(table, workload, sm_count):
             guesses[entry.symbol] = min(guesses.get(entry.symbol, ns), ns)
         best = min(guesses.values(), default=0.0)
         for symbol, ns in guesses.items():

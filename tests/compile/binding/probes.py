@@ -22,7 +22,7 @@ from gemmill.families import kv_cache, quant, scaled_mm, sparse_mm
 from gemmill.families.fused_moe import selections as fused_moe_selections
 from gemmill.families.gated_mm import selections as gated_mm_selections
 from gemmill.families.moe import selections as moe_selections
-from gemmill.family import Config, ProblemCall
+from gemmill.family import Config, ShapedCall
 from gemmill.locations import kernels_dir
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
 from gemmill.registry import REGISTRY
@@ -113,14 +113,14 @@ class Probe:
         recorded = Arguments.in_dll(self._library, "probe_args")
         return symbol, Arguments.from_buffer_copy(recorded)
 
-    def nanoseconds(self, row: int, call: ProblemCall, sm_count: int) -> float:
+    def nanoseconds(self, row: int, call: ShapedCall, sm_count: int) -> float:
         """What the extension's model estimates for a call by a row of the table."""
         model = self._library.probe_nanoseconds
         model.restype = ctypes.c_double
         packed = ctypes.byref(packed_call(call))
         return model(call.family.encode(), ctypes.c_int64(row), packed, ctypes.c_int64(sm_count))
 
-    def wastes(self, row: int, measured: ProblemCall, call: ProblemCall) -> bool:
+    def wastes(self, row: int, measured: ShapedCall, call: ShapedCall) -> bool:
         """Whether the extension takes a row, measured for one call, to be wasteful for another."""
         model = self._library.probe_wastes
         model.restype = ctypes.c_bool

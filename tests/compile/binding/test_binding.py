@@ -12,8 +12,8 @@ from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, VLLM_OPS
-from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
+from gemmill.families.scaled_mm.shaped_call import shaped_call_of
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.ranges import Ranges
@@ -201,8 +201,8 @@ def test_launches(op: OpSchema, probe) -> None:
             grouped += 1
         found = (args.a_scale_stride_m, args.a_scale_stride_k, args.b_scale_stride_n, args.b_scale_stride_k)
         assert found == strides
-        problem = problem_of_call(op, facts)
-        choice = select(probe.build.table, problem, 1)
+        asked = shaped_call_of(op, facts)
+        choice = select(probe.build.table, asked, 1)
         assert (symbol, args.splits) == (choice.entry.symbol, choice.entry.config.launch.splits)
         assert (probe.how.programmatic_launch, probe.how.constant_weights) == (1, 0)
         launched.add(symbol)
@@ -218,11 +218,11 @@ def test_rows_too_far_apart_for_a_descriptor(stride: int, alignment: int, probe)
         pytest.skip(f"this machine gives a process no TiB of addresses: {error}")
     out, _, *rest = good_call()
     call = [out[:2], torch.frombuffer(memory, dtype=torch.int8).as_strided((2, 64), (stride, 1)), *rest]
-    problem = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, call))
-    assert problem.alignments[0] == alignment
+    asked = shaped_call_of(SCALED_MM, of_arguments(SCALED_MM, call))
+    assert asked.alignments[0] == alignment
     launch = probe.run("cutlass_scaled_mm", *call)
     assert launch is not None
-    entry = select(probe.build.table, problem, 1).entry
+    entry = select(probe.build.table, asked, 1).entry
     assert launch[0] == entry.symbol and entry.config.schedule.alignment_a == alignment
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import toy_tuning
 from gemmill.families import scaled_mm
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.chosen import chosen_in
 from gemmill.runtime.select import Noted, Trust, model_ns, select
@@ -23,11 +23,11 @@ ROUNDS = 4000
 ALIGNED = (16, 16, 16)
 
 
-def call_of_sizes(problem: int, m: int, n: int, k: int, alignments: tuple[int, int, int] = ALIGNED) -> ProblemCall:
-    return ProblemCall(family=scaled_mm.NAME, problem=problem, sizes=(m, n, k), alignments=alignments)
+def call_of_sizes(call_class: int, m: int, n: int, k: int, alignments: tuple[int, int, int] = ALIGNED) -> ShapedCall:
+    return ShapedCall(family=scaled_mm.NAME, call_class=call_class, sizes=(m, n, k), alignments=alignments)
 
 
-def some_calls(seed: int, count: int) -> list[ProblemCall]:
+def some_calls(seed: int, count: int) -> list[ShapedCall]:
     """Classes, shapes and alignments of all kinds, each of them often enough."""
     rng = random.Random(seed)
 
@@ -60,14 +60,14 @@ def some_tuned(probe, seed: int) -> tuple[TunedRow, ...]:
     sizes = (1024, 4096, 8192)
     found = [
         TunedRow(
-            problem=rows[i].problem,
+            call_class=rows[i].call_class,
             sizes=(rng.choice((1, 16, 64, 4096)), rng.choice(sizes), rng.choice(sizes)),
             row=i,
             exact=rng.choice((False, True, True)),
         )
         for i in rng.choices(range(len(rows)), k=600)
     ]
-    return tuple(sorted(found, key=lambda t: (t.problem, *t.sizes[1:], t.sizes[0])))
+    return tuple(sorted(found, key=lambda t: (t.call_class, *t.sizes[1:], t.sizes[0])))
 
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["by the model", "by a table"])
@@ -77,7 +77,7 @@ def test_choices_agree(tuned: bool, probe, with_table: Callable) -> None:
     calls = some_calls(2, ROUNDS)
     for i, row in enumerate(rows):  # at a measured place, with operands that suit every variant
         sizes = (calls[i].sizes[0], *row.sizes[1:])
-        calls[i] = replace(calls[i], problem=row.problem, sizes=sizes, alignments=ALIGNED)
+        calls[i] = replace(calls[i], call_class=row.call_class, sizes=sizes, alignments=ALIGNED)
     seen = set()
     for call in calls:
         here = select(probe.build.table, call, SMS)
@@ -109,7 +109,7 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
     seen = set()
     for other in some_calls(10, ROUNDS // 4):
         asked = toy_tuning.call(rng.randrange(1, 1100), rng.randrange(1, 10), rng.randrange(1, 22))
-        for call in (replace(asked, problem=rng.choice((5, 5, 5, 6))), replace(other, problem=5)):
+        for call in (replace(asked, call_class=rng.choice((5, 5, 5, 6))), replace(other, call_class=5)):
             here = select(table, call, SMS)
             row, trust = probe.build.choose(call, SMS)
             assert row == here.row and (row < 0 or trust is here.trust), (call, here)
@@ -119,7 +119,7 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
     before = probe.build.pin(pinned)
     try:
         assert probe.build.choose(toy_tuning.call(8, page=20), SMS) == (pinned, Trust.PINNED)
-        gemm = call_of_sizes(table.rows[0].problem, 64, 4096, 4096)
+        gemm = call_of_sizes(table.rows[0].call_class, 64, 4096, 4096)
         assert probe.build.choose(gemm, SMS)[1] is Trust.MODEL
     finally:
         probe.build.pin(before)
@@ -131,7 +131,7 @@ def test_a_table_that_came_since_is_chosen_by_once_tables_are_read(
     monkeypatch.setenv("GEMMILL_HOME", str(tmp_path))
     monkeypatch.setattr(probe.build, "tuned", probe.build.tuned)
     with_table()  # and the first one comes back
-    call = call_of_sizes(probe.build.table.rows[0].problem, 64, 4096, 4112)
+    call = call_of_sizes(probe.build.table.rows[0].call_class, 64, 4096, 4112)
     before, trust = probe.build.choose(call, SMS)
     assert trust is Trust.MODEL
     other = next(rejected.name for rejected in select(probe.build.table, call, SMS).trace if rejected.us is not None)
@@ -147,7 +147,7 @@ def test_a_table_that_came_since_is_chosen_by_once_tables_are_read(
 
 def test_a_quarantined_variant_is_never_chosen_but_pinned(probe, with_table: Callable) -> None:
     table = probe.build.table
-    call = call_of_sizes(table.rows[0].problem, 64, 4096, 4096)
+    call = call_of_sizes(table.rows[0].call_class, 64, 4096, 4096)
     row, _ = probe.build.choose(call, SMS)
     name = table.entries[row].name
     rows = tuple(replace(r, quarantined=e.name == name) for r, e in zip(table.rows, table.entries, strict=True))
@@ -168,7 +168,7 @@ def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
         name = names[i % len(names)]
         row_of_name = probe.build.table.rows_of(name)[0]
         if i % 2:  # of a class that the variant computes
-            call = replace(call, problem=probe.build.table.rows[row_of_name].problem)
+            call = replace(call, call_class=probe.build.table.rows[row_of_name].call_class)
         before = probe.build.pin(row_of_name)
         try:
             row, trust = probe.build.choose(call, SMS)
@@ -186,7 +186,7 @@ def test_estimates_agree(probe) -> None:
     calls = [replace(call, sizes=(*call.sizes[:2], max(call.sizes[2], 1))) for call in some_calls(12, ROUNDS)]
     wasteful = 0
     for index, row in enumerate(gemm_rows(probe)):
-        of_class = [replace(call, problem=row.problem) for call in rng.sample(calls, 30)]
+        of_class = [replace(call, call_class=row.call_class) for call in rng.sample(calls, 30)]
         for measured, call in pairwise(of_class):
             for sms in (SMS, 16):
                 assert probe.nanoseconds(index, call, sms) == pytest.approx(model_ns(row, call, sms), rel=1e-12), call
@@ -203,7 +203,7 @@ def test_no_variant_takes_more_ctas_than_kernels_count(probe) -> None:
         before = probe.build.pin(first)
         try:
             for m, n in product((2**22, 2**23), repeat=2):
-                call = call_of_sizes(probe.build.table.rows[first].problem, m, n, 256)
+                call = call_of_sizes(probe.build.table.rows[first].call_class, m, n, 256)
                 row, _ = probe.build.choose(call, SMS)
                 assert row == select(probe.build.table, call, SMS, pinned=entry.name).row, call
                 taken.add(row >= 0)
@@ -217,11 +217,11 @@ def test_remembered_choice_is_that_of_the_very_call(probe) -> None:
     table, changed = probe.build.table, set()
     rng = random.Random(7)
     for row in rng.choices(gemm_rows(probe), k=100):
-        call = call_of_sizes(row.problem, 64, 4096, 4096)
+        call = call_of_sizes(row.call_class, 64, 4096, 4096)
         here = select(table, call, SMS).row
         others = [replace(call, alignments=tuple(1 if i == j else 16 for j in range(3))) for i in range(3)]
         others += [replace(call, sizes=sizes) for sizes in ((5, 4096, 4096), (64, 65_536, 4096), (64, 4096, 0))]
-        others.append(replace(call, problem=rng.choice(gemm_rows(probe)).problem))
+        others.append(replace(call, call_class=rng.choice(gemm_rows(probe)).call_class))
         for other in others:
             assert probe.build.choose(call, SMS)[0] == here
             there = select(table, other, SMS).row
@@ -235,8 +235,8 @@ def test_remembered_choice_is_that_of_the_very_call(probe) -> None:
     assert changed == {*range(7), "sms"}, "a number on which no choice depended was not tried"
 
 
-def numbers(call: ProblemCall) -> tuple[int, ...]:
-    return (call.problem, *call.sizes, *call.alignments)
+def numbers(call: ShapedCall) -> tuple[int, ...]:
+    return (call.call_class, *call.sizes, *call.alignments)
 
 
 def test_a_new_table_takes_effect(probe, with_table: Callable) -> None:
@@ -252,8 +252,8 @@ def test_a_new_table_takes_effect(probe, with_table: Callable) -> None:
 def test_choices_are_noted_once_and_counted(probe, with_table: Callable) -> None:
     table = probe.build.table
     row = next(i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1)
-    with_table(tuned=(TunedRow(problem=table.rows[row].problem, sizes=(16, 4096, 4096), row=row, exact=True),))
-    here = call_of_sizes(table.rows[row].problem, 16, 4096, 4096)
+    with_table(tuned=(TunedRow(call_class=table.rows[row].call_class, sizes=(16, 4096, 4096), row=row, exact=True),))
+    here = call_of_sizes(table.rows[row].call_class, 16, 4096, 4096)
     calls = [here, replace(here, sizes=(16, 4000, 4096)), replace(here, sizes=(17, 4096, 4096))]
     trusts, measured = [Trust.EXACT, Trust.NEAREST, Trust.MODEL], table.entries[row].name
     probe.build.note_choices(64)
@@ -286,7 +286,7 @@ def test_choices_are_noted_once_and_counted(probe, with_table: Callable) -> None
 def test_a_fork_while_choices_are_taken_does_not_hang_the_child(probe, with_table: Callable) -> None:
     """The child notes and takes its own: whoever held the lock when it was forked is not in it."""
     with_table(tuned=())
-    here = call_of_sizes(probe.build.table.rows[0].problem, 16, 4096, 4096)
+    here = call_of_sizes(probe.build.table.rows[0].call_class, 16, 4096, 4096)
     probe.build.note_choices(64)
     try:
         with probe.taking_noted():
@@ -298,7 +298,7 @@ def test_a_fork_while_choices_are_taken_does_not_hang_the_child(probe, with_tabl
         probe.build.note_choices(0)
 
 
-def _code_of_child(probe, call: ProblemCall) -> int:
+def _code_of_child(probe, call: ShapedCall) -> int:
     pid = os.fork()
     if pid == 0:
         signal.alarm(10)

@@ -394,4 +394,4 @@ def test_measured_classes_are_those_of_calls() -> None:
         serves = [op for op, one in measured.items() if one.serves(accepted(config))]
         assert [op.pair for op in serves] == [config.pair]
         (row,) = REGISTRY.named("blockscaled").tuning.rows(config, accepted(config), 0)
-        assert row.problem == serves[0].number == measured[serves[0]].call({"m": 3, "n": 64, "k": 128}).problem
+        assert row.call_class == serves[0].number == measured[serves[0]].call({"m": 3, "n": 64, "k": 128}).call_class

@@ -23,25 +23,25 @@ PAIRS = pytest.mark.parametrize("pair", list(Pair), ids=str)
 
 
 def integer_sums(pair: Pair, m: int, n: int, k: int, **more: Any) -> tuple[CallSpec, dict[str, Any], torch.Tensor]:
-    problem = CallSpec(m=m, n=n, k=k, pair=pair, data="integers", bias=True, **more)
-    operands = make_operands(problem, CPU)
+    spec = CallSpec(m=m, n=n, k=k, pair=pair, data="integers", bias=True, **more)
+    operands = make_operands(spec, CPU)
     total = torch.zeros(m, n, dtype=torch.float64)
     for j in range(k):
         total += operands.a[:, j, None] * operands.b[None, :, j]
     bias = operands.given["bias"].double()
-    return problem, operands.given, (1.0 if problem.is_folded else 0.25) * total + bias
+    return spec, operands.given, (1.0 if spec.is_folded else 0.25) * total + bias
 
 
 @PAIRS
 @pytest.mark.parametrize("out_dtype", [DType.BF16, DType.F16])
 def test_integers_are_summed_one_by_one(pair: Pair, out_dtype: DType) -> None:
     for op in OPS_OF[pair]:
-        problem, given, wanted = integer_sums(pair, 5, 40, 96, out_dtype=out_dtype, op=op)
+        spec, given, wanted = integer_sums(pair, 5, 40, 96, out_dtype=out_dtype, op=op)
         if "bias" not in ROLES_OF[op]:
             wanted = wanted - given["bias"].double()
         out = torch.full((5, 40), torch.nan, dtype=getattr(torch, out_dtype.torch_name))
         getattr(torch.ops.gemmill, op).default(*arguments_of(op, ROLES_OF[op], given, out))
-        assert torch.equal(out, wanted.to(out.dtype)), problem
+        assert torch.equal(out, wanted.to(out.dtype)), spec
 
 
 def test_functions_allocate_what_the_ops_write() -> None:
@@ -70,8 +70,8 @@ def test_folded_weights(prepacked: bool, grouped: bool) -> None:
     """Every code by every scale, and sums of integers; of weights that do not fold too."""
     for pair in FOLDED_PAIRS if prepacked and not grouped else FOLDED_PAIRS[:1]:
         for data, m in (("integers", 5), ("single", 160)):
-            problem = CallSpec(m=m, n=70, k=288, pair=pair, data=data, grouped=grouped, prepacked=prepacked)
-            operands = make_operands(problem, CPU)
+            spec = CallSpec(m=m, n=70, k=288, pair=pair, data=data, grouped=grouped, prepacked=prepacked)
+            operands = make_operands(spec, CPU)
             tensors = [operands.given[name] for name in ("a", "b", "b_sf", "a_sf")]
             assert (tensors[1].dim() == 3) is prepacked and (tensors[2].dim() == 2) is grouped
             function = getattr(gemmill, OPS_OF[pair][0])
@@ -84,9 +84,9 @@ def test_folded_weights_are_the_checkpoints() -> None:
     """Exactly, of mxfp4; of nvfp4 to half a step of e4m3, and by the global scale."""
     generator = torch.Generator().manual_seed(1)
     for pair in FOLDED_PAIRS:
-        problem = CallSpec(m=1, n=70, k=160, pair=pair)
+        spec = CallSpec(m=1, n=70, k=160, pair=pair)
         weights = make_matrix(pair.b_format, 70, 160, "single", generator)
-        values, found = weights.values(), folded(problem, weights).values()
+        values, found = weights.values(), folded(spec, weights).values()
         if pair is Pair.E4M3_MXFP4:
             assert torch.equal(found, values)
         else:
@@ -115,8 +115,8 @@ def test_codes_of_8_bits_may_be_bytes_or_floats() -> None:
 
 def call_of(pair: Pair, **more: Any) -> dict[str, Any]:
     """A good call of M, N, K = 3, 64, 128 by its arguments' roles."""
-    problem = CallSpec(m=3, n=64, k=128, pair=pair, bias=True, **more)
-    return make_operands(problem, CPU).given | {"out": torch.empty(3, 64, dtype=torch.bfloat16)}
+    spec = CallSpec(m=3, n=64, k=128, pair=pair, bias=True, **more)
+    return make_operands(spec, CPU).given | {"out": torch.empty(3, 64, dtype=torch.bfloat16)}
 
 
 def test_folded_weights_times_no_rows() -> None:
@@ -269,8 +269,8 @@ def test_fakes_and_questions(op: str) -> None:
 
 
 def test_a_wrong_result_is_told() -> None:
-    problem = CallSpec(m=3, n=64, k=64, pair=Pair.FLOATS_NVFP4)
-    wanted = make_operands(problem, CPU).wanted(problem)
+    spec = CallSpec(m=3, n=64, k=64, pair=Pair.FLOATS_NVFP4)
+    wanted = make_operands(spec, CPU).wanted(spec)
     assert wanted.compare(wanted.rounded).ok
     assert wanted.compare(wanted.rounded * (1 + 2.0**-6)).wrong > 100
-    assert not BlockScaledCase(problem=problem).run("cpu").report
+    assert not BlockScaledCase(spec=spec).run("cpu").report

@@ -27,7 +27,7 @@ from gemmill.families.fused_moe.rules import RULES
 from gemmill.families.fused_moe.selections import default, smoke
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
-from gemmill.family import ProblemCall, Row, first_rejection
+from gemmill.family import Row, ShapedCall, first_rejection
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
 from gemmill.space.names import parse_name, to_name
@@ -341,7 +341,7 @@ def test_more_rows_of_an_expert_choose_larger_tiles() -> None:
     chosen = []
     for tokens in (1, 16, 64, 256, 4096):
         sizes = (tokens * 8, 768, 2048, 128)
-        call_ = ProblemCall(family="fused_moe", problem=rows[0].problem, sizes=sizes, alignments=(16, 16, 16))
+        call_ = ShapedCall(family="fused_moe", call_class=rows[0].call_class, sizes=sizes, alignments=(16, 16, 16))
         chosen.append(min(rows, key=lambda row, call_=call_: TUNING.model_ns(row, call_, 132)).facts.tile_tokens)
     assert chosen == sorted(chosen) and chosen[0] == 8 and chosen[-1] == 32
 
@@ -350,7 +350,7 @@ def test_more_rows_of_an_expert_choose_larger_tiles() -> None:
 def test_cases_are_right_on_the_reference_and_poisoned(config: ExpertsConfig) -> None:
     words = set()
     for case in of_config(config):
-        p = case.problem
+        p = case.spec
         words |= {
             p.routed,
             p.data,

@@ -18,7 +18,7 @@ from gemmill.families.fused_moe.rules import PACKED_RULES
 from gemmill.families.fused_moe.selections import default, packed, sweep
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
-from gemmill.family import ProblemCall, first_rejection
+from gemmill.family import ShapedCall, first_rejection
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize import prepack_gated_experts
@@ -243,7 +243,7 @@ def test_the_model_gives_few_rows_small_tiles() -> None:
     rows = [row for i, config in enumerate(configs) for row in TUNING.rows(config, None, i)]
     chosen = []
     for pairs in (1, 64, 1024, 65536):
-        call = ProblemCall(family="fused_moe", problem=0, sizes=(pairs, 768, 2048, 128), alignments=(16, 16, 16))
+        call = ShapedCall(family="fused_moe", call_class=0, sizes=(pairs, 768, 2048, 128), alignments=(16, 16, 16))
         chosen.append(min(rows, key=lambda row, c=call: TUNING.model_ns(row, c, 132)).facts.tile_tokens)
     assert chosen == sorted(chosen) and chosen[0] == 8 and chosen[-1] >= 64
 
@@ -251,5 +251,5 @@ def test_the_model_gives_few_rows_small_tiles() -> None:
 @pytest.mark.parametrize("format", FP4_FORMATS)
 def test_cases_pass_on_a_cpu(format: Format) -> None:
     for case in of_config(PackedExpertsConfig(format=format, tile_tokens=8)):
-        if case.problem.weights < 20:
+        if case.spec.weights < 20:
             assert case.run("cpu").report == "", str(case)

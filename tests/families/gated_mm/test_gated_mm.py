@@ -22,7 +22,7 @@ from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.selections import default, in_groups, smoke, sweep
 from gemmill.families.gated_mm.tuning import TUNING
-from gemmill.family import ProblemCall, Row, first_rejection
+from gemmill.family import Row, ShapedCall, first_rejection
 from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_blocks, packed_rows, unpack_gate_up
 from gemmill.quantize import prepack_gate_up
 from gemmill.registry import REGISTRY
@@ -324,8 +324,8 @@ SENTENCES = {
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
-    problem, changes, said = SENTENCES[name]
-    arguments = given(problem) | changes
+    spec, changes, said = SENTENCES[name]
+    arguments = given(spec) | changes
     with pytest.raises(RuntimeError) as error:
         call(arguments)
     assert str(error.value) == f"scaled_mm_act_quant: {said}"
@@ -343,7 +343,7 @@ def test_cases_pass_on_a_cpu(config: AnyConfig) -> None:
 @pytest.mark.parametrize("group_size", [0, 128])
 @pytest.mark.parametrize("result", Result)
 def test_a_wrong_result_is_found(result: Result, group_size: int) -> None:
-    right = GatedCase(problem=replace(BF16, result=result, group_size=group_size, data="integers"))
+    right = GatedCase(spec=replace(BF16, result=result, group_size=group_size, data="integers"))
     arguments, memory = right._made("cpu")
     call(arguments)
     written = {name: memory.tensor(name) for name in memory.slots}
@@ -358,14 +358,14 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
     activation: Activation, group_size: int
 ) -> None:
     first = SWIGLU if activation is Activation.SWIGLU else BF16
-    problem = replace(first, activation=activation, k=512, group_size=group_size)
-    x = given(problem)
+    spec = replace(first, activation=activation, k=512, group_size=group_size)
+    x = given(spec)
     operands = x["a"], x["b"], x["a_scales"], x["b_scales"]
-    within = bounds.interval(operands, activation, problem.numbers, exactly=False)
-    value = reference.values(*operands, activation, *problem.numbers)
+    within = bounds.interval(operands, activation, spec.numbers, exactly=False)
+    value = reference.values(*operands, activation, *spec.numbers)
     assert bool(((value >= within.low) & (value <= within.high)).all())
     lost = x["a"][:, :480], x["b"][:480], *operands[2:]
-    wrong = reference.values(*lost, activation, *problem.numbers)
+    wrong = reference.values(*lost, activation, *spec.numbers)
     assert bool(((wrong < within.low) | (wrong > within.high)).any()), "a step that is left out would not be found"
 
 
@@ -452,7 +452,7 @@ def test_a_question_with_scales_in_groups_finds_their_kernels(is_in_groups: bool
 )
 def test_the_model_gives_few_rows_small_tiles(result: Result, tiles: dict[int, int]) -> None:
     for m, tile_m in tiles.items():
-        call = ProblemCall(family="gated_mm", problem=0, sizes=(m, 28672, 4096), alignments=(16, 16, 16))
+        call = ShapedCall(family="gated_mm", call_class=0, sizes=(m, 28672, 4096), alignments=(16, 16, 16))
         best = min(rows_of(result, Activation.SILU), key=lambda row: model_ns(row, call, 132))
         assert best.facts.tile_m == tile_m, m
         assert best.facts.overlaps == (m == 4096)
@@ -461,7 +461,7 @@ def test_the_model_gives_few_rows_small_tiles(result: Result, tiles: dict[int, i
 def rows_of(result: Result, activation: Activation) -> list[Row]:
     number = CLASSES.number(replace(MANY, result=result, activation=activation))
     rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, None, i)]
-    return [row for row in rows if row.problem == number]
+    return [row for row in rows if row.call_class == number]
 
 
 @pytest.mark.parametrize("result", Result)
@@ -473,6 +473,6 @@ def test_one_kernel_takes_every_layout_and_is_chosen_last(result: Result, activa
     rng = random.Random(0)
     for _ in range(400):
         m, n, k = (2 ** rng.uniform(0, most) for most in (14, 12, 14))
-        call = ProblemCall(family="gated_mm", problem=0, sizes=(int(m), 32 * int(n), int(k)), alignments=(16, 16, 16))
+        call = ShapedCall(family="gated_mm", call_class=0, sizes=(int(m), 32 * int(n), int(k)), alignments=(16, 16, 16))
         best = min(rows, key=lambda row: model_ns(row, call, 132))
         assert best is not fallback, call.sizes

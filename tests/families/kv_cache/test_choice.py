@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gemmill.families.kv_cache import NAME
-from gemmill.families.kv_cache.call import problem_of_call
+from gemmill.families.kv_cache.call import shaped_call_of
 from gemmill.families.kv_cache.cases import CASES
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_config
 from gemmill.families.kv_cache.cases.measured import AttentionMaker
@@ -17,13 +17,13 @@ from gemmill.families.kv_cache.model import Facts, slices_of
 from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.sweep import SWEEP, Op
 from gemmill.families.kv_cache.tuning import TUNING
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 from gemmill.numerics.measured import results_of
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Trust, select
 from gemmill.space.names import parse_name, symbol_of, to_name
-from gemmill.tuner.problems import problem_of
+from gemmill.tuner.workloads import workload_of
 from gemmill.vocab import Arch, DType
 
 SMS = 132
@@ -41,14 +41,14 @@ def row_of(config: KvCacheConfig) -> Row:
     return row
 
 
-def call_of(op: Op, **sizes: int) -> ProblemCall:
+def call_of(op: Op, **sizes: int) -> ShapedCall:
     (measured,) = (x for x in SWEEP.measured if x.name == op)
     return measured.call({"batch": 1, "rows": 1, "heads": 32, "kv_heads": 8} | sizes)
 
 
-def asked(case: Any) -> ProblemCall:
+def asked(case: Any) -> ShapedCall:
     schema = BY_NAME[case.schema.name]
-    return problem_of_call(checks.check(schema, operands.of_arguments(schema, case.arguments("meta"))))
+    return shaped_call_of(checks.check(schema, operands.of_arguments(schema, case.arguments("meta"))))
 
 
 def test_settings_are_of_a_launch_and_of_attention_alone() -> None:
@@ -102,7 +102,7 @@ def tuned_row() -> Callable[..., Any]:
 
     def make(op: Op, config: KvCacheConfig) -> TunedChoice:
         sizes = {"batch": 1, "rows": 1, "heads": 32, "kv_heads": 8, "length": 16384}
-        return TunedChoice(family=NAME, problem=op.number, sizes=sizes, names=(to_name(config),), exact=True)
+        return TunedChoice(family=NAME, call_class=op.number, sizes=sizes, names=(to_name(config),), exact=True)
 
     return make
 
@@ -121,7 +121,7 @@ def test_a_call_tells_what_the_choice_depends_on() -> None:
 @pytest.mark.parametrize("op", Op)
 def test_operands_are_computed_right_and_wrong_ones_are_seen(op: Op) -> None:
     assert CASES.measured is AttentionMaker
-    x = AttentionMaker(torch.device("cpu"), 1).make(problem_of(op, TINY))
+    x = AttentionMaker(torch.device("cpu"), 1).make(workload_of(op, TINY))
     assert x.copies == 1 and AttentionMaker(torch.device("cpu"), 1).exact(x) is None
     expected = x.expected()
     results = results_of(x, getattr(torch.ops.gemmill, x.op).default(*x.arguments(0)))

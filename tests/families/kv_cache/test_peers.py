@@ -36,15 +36,15 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def calls(folder: Path, kind: str, shape: tuple[int, ...]) -> list[object]:
-    """What each peer that takes a problem of this kind is given."""
+    """What each peer that takes a workload of this kind is given."""
     parser = ArgumentParser()
     vllm_turboquant.add_options(parser)
     options, notes = parser.parse_args(["--vllm-sources", str(folder)]), []
-    problem = KvCacheWorkload(kind=kind, shape=shape)
-    operands = KvCacheMaker(torch.device("cpu"), 1).make(problem)
+    workload = KvCacheWorkload(kind=kind, shape=shape)
+    operands = KvCacheMaker(torch.device("cpu"), 1).make(workload)
     peers = vllm_turboquant.contenders("kv_cache", options, notes)
     assert len(notes) == 1 and "in 32 splits" in notes[0]
-    return [peer.bind(operands.copies[0], problem)() for peer in peers if peer.takes(problem)]
+    return [peer.bind(operands.copies[0], workload)() for peer in peers if peer.takes(workload)]
 
 
 def test_attention_reads_the_same_slots(sources: Path) -> None:
@@ -70,16 +70,16 @@ def test_a_store_writes_slots_of_its_own(sources: Path) -> None:
 
 def test_prefilling_restores_the_pages_that_are_attended_over() -> None:
     """By hand and by the cache's class, both as the op does it; formats of packed vectors are not for them."""
-    problem = KvCacheWorkload(kind="prefill 4 bits", shape=(2, 33))
-    operands = KvCacheMaker(torch.device("cpu"), 1).make(problem)
+    workload = KvCacheWorkload(kind="prefill 4 bits", shape=(2, 33))
+    operands = KvCacheMaker(torch.device("cpu"), 1).make(workload)
     KvCacheContender(name="gemmill", namespace="gemmill").call(operands, 0)()
     peers = flash_attention.contenders("kv_cache", Namespace(fa3_so=None), [])
     restoring = {peer.name: peer for peer in peers if isinstance(peer, PrefillPeer)}
     assert list(restoring) == ["restored_sdpa", "class_sdpa"]
     for peer in restoring.values():
-        assert peer.takes(problem)
+        assert peer.takes(workload)
         assert not peer.takes(KvCacheWorkload(kind="prefill k_eden4_v_eden4", shape=(2, 33)))
-        found, wanted = peer.bind(operands.copies[0], problem)(), operands.copies[0]["out"].float()
+        found, wanted = peer.bind(operands.copies[0], workload)(), operands.copies[0]["out"].float()
         assert found.shape == wanted.shape and (found.float() - wanted).norm() < 0.02 * wanted.norm()
 
 

@@ -20,7 +20,7 @@ from gemmill.families.moe.reference import exact_mm, segment_mm, segments
 from gemmill.families.moe.rules import RULES, UNALIGNED_RULES
 from gemmill.families.moe.selections import default, smoke, tiled
 from gemmill.families.moe.tuning import TUNING
-from gemmill.family import ProblemCall, first_rejection
+from gemmill.family import ShapedCall, first_rejection
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
@@ -173,8 +173,8 @@ SENTENCES = {
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
-    problem, changes, said = SENTENCES[name]
-    assert sentence(problem, **changes) == f"{problem.op}: {said}"
+    spec, changes, said = SENTENCES[name]
+    assert sentence(spec, **changes) == f"{spec.op}: {said}"
 
 
 def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_one() -> None:
@@ -205,7 +205,7 @@ def test_a_wrong_result_is_found() -> None:
             arguments[5] = arguments[5] + 1
             return given, memory, arguments
 
-    assert "elements are wrong" in Wrong(problem=replace(CONTIGUOUS, data="integers")).run("cpu").report
+    assert "elements are wrong" in Wrong(spec=replace(CONTIGUOUS, data="integers")).run("cpu").report
 
 
 def test_names_and_rules() -> None:
@@ -239,7 +239,7 @@ def test_the_model_knows_what_gathering_takes() -> None:
 
     def chosen(group: int, indexed: bool, m: int, n: int, k: int) -> GroupedConfig:
         kinds = [c for c in tiled(Arch.SM90A) if (c.dtype, c.out_dtype) == (DType.E4M3, DType.BF16)]
-        call = ProblemCall(family="moe", problem=0, sizes=(m, n, k, 32), alignments=(16, 16, 16))
+        call = ShapedCall(family="moe", call_class=0, sizes=(m, n, k, 32), alignments=(16, 16, 16))
         configs = [c for c in kinds if (c.group_size, c.indexed) == (group, indexed)]
         return min(configs, key=lambda config: model_ns(next(iter(TUNING.rows(config, None, 0))), call, 132))
 
@@ -255,14 +255,14 @@ def test_one_kernel_takes_every_layout_and_is_chosen_last(kind: tuple[DType, DTy
     one = next(c for c in tiled(Arch.SM90A) if (c.dtype, c.out_dtype, c.group_size, c.indexed) == kind)
     number = CLASSES.number(one)
     rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, None, i)]
-    rows = [row for row in rows if row.problem == number]
+    rows = [row for row in rows if row.call_class == number]
     (fallback,) = [row for row in rows if row.alignments == (1, 1, 1)]
-    odd = ProblemCall(family="moe", problem=number, sizes=(5, 33, 7, 2), alignments=(1, 1, 2))
+    odd = ShapedCall(family="moe", call_class=number, sizes=(5, 33, 7, 2), alignments=(1, 1, 2))
     assert fallback.least == (0, 0, 0, 0) and TUNING.refuses(fallback, odd) is None
     rng = random.Random(0)
     for _ in range(200):
         m, n, k, experts = (int(2 ** rng.uniform(0, most)) for most in (16, 12, 11, 9))
-        call = ProblemCall(family="moe", problem=number, sizes=(m, 8 * n, 16 * k, experts), alignments=(16, 16, 16))
+        call = ShapedCall(family="moe", call_class=number, sizes=(m, 8 * n, 16 * k, experts), alignments=(16, 16, 16))
         assert min(rows, key=lambda row: model_ns(row, call, 132)) is not fallback, call.sizes
 
 
@@ -292,7 +292,7 @@ def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str)
 
 @pytest.mark.parametrize(("m", "tile_m"), [(8, 16), (128, 16), (1024, 64), (8192, 128), (65536, 128)])
 def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
-    call = ProblemCall(family="moe", problem=0, sizes=(m, 4096, 7168, 32), alignments=(16, 16, 16))
+    call = ShapedCall(family="moe", call_class=0, sizes=(m, 4096, 7168, 32), alignments=(16, 16, 16))
     rows = [
         row
         for i, config in enumerate(tiled(Arch.SM90A))

@@ -9,7 +9,7 @@ from gemmill.families.moe.selections import sweep
 from gemmill.families.moe.sweep import SWEEP, Op
 from gemmill.families.moe.tuning import TUNING
 from gemmill.numerics.measured import results_of
-from gemmill.tuner.problems import problem_of
+from gemmill.tuner.workloads import workload_of
 from gemmill.vocab import Arch
 
 SIZES = {"m": 37, "n": 48, "k": 288, "experts": 6}
@@ -19,7 +19,7 @@ SIZES = {"m": 37, "n": 48, "k": 288, "experts": 6}
 @pytest.mark.parametrize("exactly", [False, True])
 def test_operands_are_computed_right_and_wrong_ones_are_seen(op: Op, exactly: bool) -> None:
     maker = GroupedMaker(torch.device("cpu"))
-    x = maker.make(problem_of(op, SIZES))
+    x = maker.make(workload_of(op, SIZES))
     if exactly:
         x = maker.exact(x)
         if x is None:
@@ -43,7 +43,7 @@ def test_each_class_is_known_by_its_calls_and_has_variants(op: Op) -> None:
     call = measured.call(SIZES)
     assert call.alignments == (16, 16, 16) and TUNING.measured_as(call) == op
     assert measured.call(SIZES | {"n": 12}).alignments[2] == 8
-    offered = [config for config in sweep(Arch.SM90A) if call.problem in TUNING.offers(config)]
+    offered = [config for config in sweep(Arch.SM90A) if call.call_class in TUNING.offers(config)]
     assert len(offered) >= 4 and {
         (c.dtype, c.group_size, c.indexed if isinstance(c, GroupedConfig) else op.indexed, c.format) for c in offered
     } == {(op.dtype, op.group_size, op.indexed, op.weights)}

@@ -37,9 +37,9 @@ def call(p: CallSpec, arguments: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
 @pytest.mark.parametrize("slot", [0, 6])
 def test_operands_of_16_bits_have_no_scales(dtype: DType, slot: int) -> None:
-    problem = replace(PLAIN, dtype=dtype, out_dtype=dtype, slot=slot, spare=0)
-    x = given(problem)
-    out = call(problem, x)
+    spec = replace(PLAIN, dtype=dtype, out_dtype=dtype, slot=slot, spare=0)
+    x = given(spec)
+    out = call(spec, x)
     assert x["a_scales"] is None and x["b_scales"] is None
     for expert, rows in ((0, 3), (2, 5)):
         a = x["a"][expert, :rows] if slot else x["a"][expert and 3 :][:rows]
@@ -50,22 +50,22 @@ def test_operands_of_16_bits_have_no_scales(dtype: DType, slot: int) -> None:
 @pytest.mark.parametrize("kind", ["channel", "groups", "plain", "one value"])
 def test_gathered_rows_are_those_in_order(kind: str) -> None:
     """The same as gathering first; a row that there is not is of zeros."""
-    problem = replace(PLAIN if kind == "plain" else SCALED, grouped=kind == "groups", one_value=kind == "one value")
-    problem = replace(problem, indexed=True, wide_offsets=kind == "groups")
-    x = given(problem)
+    spec = replace(PLAIN if kind == "plain" else SCALED, grouped=kind == "groups", one_value=kind == "one value")
+    spec = replace(spec, indexed=True, wide_offsets=kind == "groups")
+    x = given(spec)
     ids = x["token_ids"]
-    assert bool((ids < 0).any() and (ids >= problem.tokens).any()) and ids.dtype is (
+    assert bool((ids < 0).any() and (ids >= spec.tokens).any()) and ids.dtype is (
         torch.int64 if kind == "groups" else torch.int32
     )
-    out = call(problem, x).clone()
-    known = (ids >= 0) & (ids < problem.tokens)
-    taken = ids.clamp(0, problem.tokens - 1).long()
+    out = call(spec, x).clone()
+    known = (ids >= 0) & (ids < spec.tokens)
+    taken = ids.clamp(0, spec.tokens - 1).long()
     codes = x["a"].float()[taken]
     codes[~known] = 0
     in_order = x | {"token_ids": None, "a": codes.to(x["a"].dtype), "out": torch.full_like(x["out"], torch.nan)}
     if kind in ("channel", "groups"):
         in_order["a_scales"] = x["a_scales"][taken]
-    wanted = call(replace(problem, indexed=False), in_order)
+    wanted = call(replace(spec, indexed=False), in_order)
     assert torch.equal(out.nan_to_num(7), wanted.nan_to_num(7))
     assert bool((out[2:10][~known[2:10]] == 0).all())
 
@@ -88,8 +88,8 @@ def test_functions_take_their_result_from_their_operands() -> None:
 
 @pytest.mark.parametrize("kind", ["channel", "groups", "plain", "one value"])
 def test_many_rows_are_selected_before_they_are_multiplied(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = replace(PLAIN if kind == "plain" else SCALED, grouped=kind == "groups", one_value=kind == "one value")
-    x = given(replace(problem, indexed=True, spare=0))
+    spec = replace(PLAIN if kind == "plain" else SCALED, grouped=kind == "groups", one_value=kind == "one value")
+    x = given(replace(spec, indexed=True, spare=0))
     operands = [x[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets")]
     asked = []
 
@@ -159,12 +159,12 @@ SENTENCES = {
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
-    problem, changes, said = SENTENCES[name]
-    x = given(problem) | changes
+    spec, changes, said = SENTENCES[name]
+    x = given(spec) | changes
     before = x["out"].clone()
     with pytest.raises(RuntimeError) as error:
-        call(problem, x)
-    assert str(error.value) == f"{problem.op}: {said}"
+        call(spec, x)
+    assert str(error.value) == f"{spec.op}: {said}"
     assert torch.equal(x["out"].nan_to_num(7), before.nan_to_num(7)), "the result is touched"
 
 
@@ -271,4 +271,4 @@ def test_a_wrong_row_is_found() -> None:
             arguments[7] = (arguments[7] + 1) % 9
             return given, memory, arguments
 
-    assert "elements are wrong" in Wrong(problem=replace(INDEXED, data="integers")).run("cpu").report
+    assert "elements are wrong" in Wrong(spec=replace(INDEXED, data="integers")).run("cpu").report

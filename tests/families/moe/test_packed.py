@@ -17,7 +17,7 @@ from gemmill.families.moe.reference import packed_exact_mm, unpacked
 from gemmill.families.moe.rules import PACKED_RULES
 from gemmill.families.moe.selections import packed, smoke
 from gemmill.families.moe.tuning import TUNING
-from gemmill.family import ProblemCall, first_rejection
+from gemmill.family import ShapedCall, first_rejection
 from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize import prepack_experts
 from gemmill.space.names import parse_name, to_name
@@ -208,12 +208,12 @@ SENTENCES = {
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
-    problem, changes, said = SENTENCES[name]
-    arguments = given(problem)
+    spec, changes, said = SENTENCES[name]
+    arguments = given(spec)
     before = arguments["out"].clone()
     with pytest.raises(RuntimeError) as error:
-        call(problem, arguments | changes)
-    assert str(error.value) == f"{problem.op}: {said}"
+        call(spec, arguments | changes)
+    assert str(error.value) == f"{spec.op}: {said}"
     assert bool(arguments["out"].isnan().all() and before.isnan().all()), "something ran"
 
 
@@ -290,11 +290,11 @@ def test_a_wrong_result_is_found() -> None:
             arguments[7] = arguments[7] + 1
             return given, memory, arguments
 
-    assert "elements are wrong" in Wrong(problem=replace(BF16, data="integers")).run("cpu").report
+    assert "elements are wrong" in Wrong(spec=replace(BF16, data="integers")).run("cpu").report
 
 
 @pytest.mark.parametrize(("dtype", "m", "tile_m"), [(DType.BF16, 8, 8), (DType.BF16, 65536, 128), (DType.E4M3, 8, 16)])
 def test_the_model_gives_few_rows_small_tiles(dtype: DType, m: int, tile_m: int) -> None:
-    call = ProblemCall(family="moe", problem=0, sizes=(m, 4096, 7168, 32), alignments=(16, 16, 16))
+    call = ShapedCall(family="moe", call_class=0, sizes=(m, 4096, 7168, 32), alignments=(16, 16, 16))
     rows = [row for i, c in enumerate(packed(Arch.SM90A)) if c.dtype is dtype for row in TUNING.rows(c, None, i)]
     assert min(rows, key=lambda row: TUNING.model_ns(row, call, 132)).facts.tile_m == tile_m

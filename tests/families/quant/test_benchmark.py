@@ -12,12 +12,12 @@ from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import WrongResult
 from harness.quant_contenders import check
-from timed.quant import CASE_OF, QuantOperandMaker, QuantWorkload, kinds_named, parse_shapes, problems_of
+from timed.quant import CASE_OF, QuantOperandMaker, QuantWorkload, kinds_named, parse_shapes, workloads_of
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: the ops run on the CPU
 
 
-def problem(case: str, m: int = 17, hidden: int = 256) -> QuantWorkload:
+def workload(case: str, m: int = 17, hidden: int = 256) -> QuantWorkload:
     return QuantWorkload(kind=case, m=m, hidden=hidden)
 
 
@@ -75,19 +75,19 @@ def test_what_cannot_be_timed_is_said(tmp_path, capsys, monkeypatch):
 
 def test_every_case_is_a_right_call_and_its_bytes_are_those_of_its_tensors():
     for kind, case in CASE_OF.items():
-        operands = QuantOperandMaker(torch.device("cpu"), 1).make(problem(kind))
+        operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload(kind))
         assert len(operands.copies) == 2
         check(operands, partial(getattr(torch.ops.gemmill, case.op).default, *operands.copies[0]))
         moved = 0
         for parameter, value in zip(BY_NAME[case.op].parameters, operands.copies[0], strict=True):
             if isinstance(value, torch.Tensor):
                 moved += value.numel() * value.element_size() * (2 if parameter.name == "residual" else 1)
-        assert operands.problem.bytes == moved, kind
+        assert operands.workload.bytes == moved, kind
 
 
 @pytest.mark.parametrize("spoiled", ["codes", "scales"])
 def test_a_wrong_result_is_not_timed(spoiled):
-    operands = QuantOperandMaker(torch.device("cpu"), 1).make(problem("dynamic_per_token_scaled_fp8_quant"))
+    operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload("dynamic_per_token_scaled_fp8_quant"))
     out, x, scales, _ = operands.copies[0]
 
     def wrong():
@@ -104,7 +104,7 @@ def test_a_wrong_result_is_not_timed(spoiled):
 
 
 def test_codes_one_step_off_pass_for_a_peer_only():
-    operands = QuantOperandMaker(torch.device("cpu"), 1).make(problem("static_scaled_int8_quant"))
+    operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload("static_scaled_int8_quant"))
     out, x, scale, _ = operands.copies[0]
 
     def truncating():
@@ -120,7 +120,7 @@ def test_shapes_and_cases_are_named():
     assert list(parse_shapes("table,3x64"))[-2:] == [(4096, 14336), (3, 64)]
     assert len(list(parse_shapes("grid"))) == 35
     assert kinds_named("int8_quant azp") == ("dynamic_scaled_int8_quant azp", "vllm_dynamic_scaled_int8_quant azp")
-    ordered = problems_of(SimpleNamespace(op="per_token_group_quant_int8_azp", shapes="4096x256,1x64,1x64"))
+    ordered = workloads_of(SimpleNamespace(op="per_token_group_quant_int8_azp", shapes="4096x256,1x64,1x64"))
     assert [(p.m, p.hidden) for p in ordered] == [(1, 64), (4096, 256)]
 
 

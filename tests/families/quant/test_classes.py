@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from families.quant.problems import Breakage, some_call
+from families.quant.random_calls import Breakage, some_call
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import all_configs

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gemmill
-from families.quant.problems import Breakage, empty_call, some_call
+from families.quant.random_calls import Breakage, empty_call, some_call
 from gemmill.families.quant import ops as quant_ops
 from gemmill.families.quant import reference
 from gemmill.families.quant import selections as quant_selections

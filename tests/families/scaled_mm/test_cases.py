@@ -11,7 +11,7 @@ import torch
 from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.cases import checked
 from gemmill.families.scaled_mm.cases.calls import CallSpec
-from gemmill.families.scaled_mm.cases.checked import GemmCase, problems_of
+from gemmill.families.scaled_mm.cases.checked import GemmCase, specs_of
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.numerics.cases import Outcome
 from gemmill.vocab import Accumulation, Backend, DType, EpilogueKind, KernelSchedule
@@ -29,19 +29,19 @@ from gemmill.vocab import Accumulation, Backend, DType, EpilogueKind, KernelSche
 )
 def test_cases_cover_what_a_variant_takes_and_nothing_else(make_config, changes: dict) -> None:
     predicate = accepted(make_config(**changes))
-    problems = list(problems_of(predicate))
+    specs = list(specs_of(predicate))
     kinds = ("each", "one")
-    assert {(p.a_scale, p.b_scale, p.bias, p.azp) for p in problems} == set(
+    assert {(p.a_scale, p.b_scale, p.bias, p.azp) for p in specs} == set(
         product(kinds, kinds, (True, False) if predicate.bias else (False,), predicate.azp)
     )
-    for p in problems:
+    for p in specs:
         assert p.k % predicate.alignment_a == p.k % predicate.alignment_b == p.n % predicate.alignment_d == 0
-    assert any(p.k % 16 for p in problems) == (predicate.alignment_a == 1)
+    assert any(p.k % 16 for p in specs) == (predicate.alignment_a == 1)
 
 
 def test_cases_are_rounded_up_to_the_alignment(make_config) -> None:
     predicate = replace(accepted(make_config()), alignment_b=96, alignment_d=40)
-    assert all(p.k % 96 == p.n % 40 == 0 for p in problems_of(predicate))
+    assert all(p.k % 96 == p.n % 40 == 0 for p in specs_of(predicate))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def run(monkeypatch) -> Callable[..., Outcome]:
 
 
 def case_of(accumulation: Accumulation = Accumulation.FAST, **settings) -> GemmCase:
-    return GemmCase(problem=CallSpec(**{"m": 17, "n": 16, "k": 64} | settings), accumulation=accumulation)
+    return GemmCase(spec=CallSpec(**{"m": 17, "n": 16, "k": 64} | settings), accumulation=accumulation)
 
 
 def right(out, a, b, a_scales, b_scales, bias, azp_adj, azp) -> None:
@@ -95,9 +95,9 @@ def test_a_wrong_result_is_found(run, dtype: DType, azp: str) -> None:
 def test_long_sums_that_lack_a_little_are_found(make_config, run, dtype: DType, k: int) -> None:
     """The last 128 products, or a tenth: within the tolerance of random e4m3 operands, not of exact ones."""
     predicate = accepted(make_config(a_dtype=dtype, **({} if dtype is DType.E4M3 else {"backend": Backend.CUTEDSL})))
-    (problem,) = [p for p in problems_of(predicate) if p.k == k]
-    assert problem.data == "integers" and str(problem).endswith("; exact")
-    case = GemmCase(problem=problem, accumulation=Accumulation.FAST)
+    (spec,) = [p for p in specs_of(predicate) if p.k == k]
+    assert spec.data == "integers" and str(spec).endswith("; exact")
+    case = GemmCase(spec=spec, accumulation=Accumulation.FAST)
     assert run(case, right).report == ""
 
     def short(out, a, b, *rest) -> None:
@@ -107,7 +107,7 @@ def test_long_sums_that_lack_a_little_are_found(make_config, run, dtype: DType, 
         right(out, a, b, 0.9 * a_scales, *rest)
 
     for wrong in (short, scaled):
-        assert int(run(case, wrong).report.split(" of ")[0]) > problem.m * problem.n / 2
+        assert int(run(case, wrong).report.split(" of ")[0]) > spec.m * spec.n / 2
 
 
 def test_an_output_that_is_not_written_is_found(run) -> None:

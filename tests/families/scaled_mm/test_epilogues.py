@@ -43,7 +43,7 @@ from gemmill.epilogue import (
 from gemmill.families.scaled_mm import own, selections
 from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
 from gemmill.families.scaled_mm.cases.own import OwnCase, of_config
-from gemmill.families.scaled_mm.classes import class_of, describe_problem, problems_of
+from gemmill.families.scaled_mm.classes import class_of, classes_of, describe_class
 from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.reference import own_mm
 from gemmill.families.scaled_mm.tuning import TUNING
@@ -443,11 +443,11 @@ def test_what_was_measured_of_the_standard_epilogue_serves() -> None:
         selections._problem(DType.E4M3, DType.BF16), ((128, 80, 128), (2, 1, 1), config.schedule.kernel_schedule)
     )
     offered = TUNING.offers(selections.with_dsl(measured))
-    (number,) = problems_of(own.accepted(config))
+    (number,) = classes_of(own.accepted(config))
     assert [to_name(found) for found in offered[number]] == [to_name(replace(config, launch=measured.launch))]
     told = class_of(number)
     assert (told.operand, told.out, told.own) == (DType.E4M3, DType.BF16, own.class_of_epilogue(biased.traced))
-    assert describe_problem(number) == f"e4m3 x e4m3 to bf16 with epilogue {told.own:010x}"
+    assert describe_class(number) == f"e4m3 x e4m3 to bf16 with epilogue {told.own:010x}"
 
 
 def test_an_input_in_16_bits_takes_a_word_in_shared_memory() -> None:

@@ -40,21 +40,21 @@ def times(tool):
     """As the model with other constants would have them, of every fourth variant."""
     configs = list(REGISTRY.configs_of("scaled_mm", select("default").configs))[::4]
     rows = {to_name(config): tool.row_of(to_name(config)) for config in configs}
-    problems = [gemm(op=Op.FP8, m=m, n=n, k=k) for n, k in WEIGHTS for m in ROWS]
+    workloads = [gemm(op=Op.FP8, m=m, n=n, k=k) for n, k in WEIGHTS for m in ROWS]
     return {
         p: {
             name: time_ns(terms_of(row, p.call, 132), TRUE) / 1e3
             for name, row in rows.items()
-            if row.problem == p.call.problem and rejection(row, p.call) is None
+            if row.call_class == p.call.call_class and rejection(row, p.call) is None
         }
-        for p in problems
+        for p in workloads
     }
 
 
 def test_what_made_the_times_is_found_and_held_out_weights_gain(tool, times):
     to_fit, to_judge = (tool.samples_of(part) for part in tool.parts_of(times, 0.25, 1))
-    assert {(p.n, p.k) for p in to_fit.problems}.isdisjoint((p.n, p.k) for p in to_judge.problems)
-    assert len(to_judge.problems) == 2 * len(ROWS)
+    assert {(p.n, p.k) for p in to_fit.workloads}.isdisjoint((p.n, p.k) for p in to_judge.workloads)
+    assert len(to_judge.workloads) == 2 * len(ROWS)
     assert tool.losses(to_judge, TRUE).max() == 0
     before, value = tool.losses(to_judge, FITTED).mean(), tool.objective(to_fit)
     found = tool.fitted(value, FITTED, 1500)
@@ -64,12 +64,12 @@ def test_what_made_the_times_is_found_and_held_out_weights_gain(tool, times):
 
 
 def test_losses_are_those_of_the_variant_that_comes_first(tool, times):
-    problem = gemm(op=Op.FP8, m=33, n=6144, k=7168)
-    guesses = {name: time_ns(terms_of(tool.row_of(name), problem.call, 132), FITTED) for name in times[problem]}
+    workload = gemm(op=Op.FP8, m=33, n=6144, k=7168)
+    guesses = {name: time_ns(terms_of(tool.row_of(name), workload.call, 132), FITTED) for name in times[workload]}
     first = min(guesses, key=guesses.__getitem__)
     us = dict.fromkeys(guesses, 10.0) | {first: 13.0}
-    assert tool.losses(tool.samples_of({problem: us}), FITTED).tolist() == [pytest.approx(0.3)]
-    assert tool.samples_of({problem: us, gemm(op=Op.FP8, m=1, n=16, k=16): {first: 1.0}}).problems == (problem,)
+    assert tool.losses(tool.samples_of({workload: us}), FITTED).tolist() == [pytest.approx(0.3)]
+    assert tool.samples_of({workload: us, gemm(op=Op.FP8, m=1, n=16, k=16): {first: 1.0}}).workloads == (workload,)
 
 
 def test_constants_of_the_mirror_are_the_models(tool, tmp_path):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.families.scaled_mm.classes import describe_problem, problem_code, scales_code, scales_codes_of
+from gemmill.families.scaled_mm.classes import class_code, describe_class, scales_code, scales_codes_of
 from gemmill.families.scaled_mm.ops import SCALED_MM
-from gemmill.families.scaled_mm.problem import problem_of_call
 from gemmill.families.scaled_mm.scales import groups_of_call
+from gemmill.families.scaled_mm.shaped_call import shaped_call_of
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, ScaleGranularity, ScaleGroups, ScaleLayout
@@ -104,18 +104,18 @@ def test_stride_of_a_single_group_says_nothing(stride: int) -> None:
         call = arguments(BLOCKS_128, m, 200, 100)
         call[3] = torch.ones(8)[:m].as_strided((m, 1), (stride if m == 1 else 1, stride))
         call[4] = call[4].as_strided((1, 2), (stride, 1))
-        expected = problem_code(0, "int8", "bfloat16", scales_code(BLOCKS_128, mn_major=True))
-        assert problem_of_call(SCALED_MM, call_of(call)).problem == expected
+        expected = class_code(0, "int8", "bfloat16", scales_code(BLOCKS_128, mn_major=True))
+        assert shaped_call_of(SCALED_MM, call_of(call)).call_class == expected
 
 
 @pytest.mark.parametrize("name", ["a_scales", "b_scales"])
 def test_scales_too_far_apart_for_32_bits_are_not_for_cutlass(name: str) -> None:
     call = call_of(arguments(BLOCKS_128, m_major=True, m=4))
-    assert problem_of_call(SCALED_MM, call).problem == problem_code(
+    assert shaped_call_of(SCALED_MM, call).call_class == class_code(
         0, "int8", "bfloat16", scales_code(BLOCKS_128, mn_major=True)
     )
     call[name] = replace(call[name], strides=(1, 2**31))
-    assert problem_of_call(SCALED_MM, call).problem == problem_code(0, "int8", "bfloat16", scales_code(BLOCKS_128))
+    assert shaped_call_of(SCALED_MM, call).call_class == class_code(0, "int8", "bfloat16", scales_code(BLOCKS_128))
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_layout_of_a_call(layout, mn_major: bool) -> None:
     call = arguments(BLOCKS_128)
     call[3] = layout(call[3])
     check(SCALED_MM, call_of(call))
-    expected = problem_code(0, "int8", "bfloat16", scales_code(BLOCKS_128, mn_major=mn_major))
-    assert problem_of_call(SCALED_MM, call_of(call)).problem == expected
+    expected = class_code(0, "int8", "bfloat16", scales_code(BLOCKS_128, mn_major=mn_major))
+    assert shaped_call_of(SCALED_MM, call_of(call)).call_class == expected
 
 
 def test_classes_are_distinct_and_in_words() -> None:
@@ -141,10 +141,10 @@ def test_classes_are_distinct_and_in_words() -> None:
     assert kinds == set(range(1, 9))
     assert scales_codes_of(None, ScaleLayout.VECTOR) == (0,)
     assert scales_codes_of(ROWS_64, ScaleLayout.MN_MAJOR) == (7,)
-    assert describe_problem(problem_code(1, "float8_e4m3fn", "bfloat16", 1)) == (
+    assert describe_class(class_code(1, "float8_e4m3fn", "bfloat16", 1)) == (
         "e4m3 x e4m3 to bf16 with scales of 1 x 128 and 128 x 128, a's M-major at multiples of 16 bytes, and a bias"
     )
-    assert describe_problem(problem_code(0, "int8", "float16", 8)) == (
+    assert describe_class(class_code(0, "int8", "float16", 8)) == (
         "s8 x s8 to f16 with scales of 1 x 64 and 1 x 64, a's by their strides, and no bias"
     )
 

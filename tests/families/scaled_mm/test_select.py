@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from gemmill.families import scaled_mm
-from gemmill.families.scaled_mm.classes import Need, ProblemClass, class_of, problem_code
+from gemmill.families.scaled_mm.classes import CallClass, Need, class_code, class_of
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.model import bytes_read, model_ns, terms_of, tiles_of
 from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
-from gemmill.families.scaled_mm.problem import problem_of_call
+from gemmill.families.scaled_mm.shaped_call import shaped_call_of
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.tuned import TunedChoice
@@ -20,7 +20,7 @@ from gemmill.space.names import to_name
 from gemmill.vocab import Backend, DType, KernelSchedule, RasterOrder, TileScheduler
 
 SMS = 132
-E4M3_BIAS = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
+E4M3_BIAS = class_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def measured(config, m: int, n: int = 4096, k: int = 4096) -> TunedChoice:
 
 
 def choice_of(*names: str, **sizes: int) -> TunedChoice:
-    return TunedChoice(family=scaled_mm.NAME, problem=E4M3_BIAS, sizes=sizes, names=names)
+    return TunedChoice(family=scaled_mm.NAME, call_class=E4M3_BIAS, sizes=sizes, names=names)
 
 
-def test_model_where_nothing_was_measured(two_tiles, tiles, problem_call) -> None:
-    choice = select(two_tiles(), problem_call(m=128), SMS)
+def test_model_where_nothing_was_measured(two_tiles, tiles, shaped_call) -> None:
+    choice = select(two_tiles(), shaped_call(m=128), SMS)
     assert (choice.entry.config, choice.trust) == (tiles[128], Trust.MODEL)
     (other,) = choice.trace
     assert other.name == to_name(tiles[256])
@@ -51,15 +51,15 @@ def test_model_where_nothing_was_measured(two_tiles, tiles, problem_call) -> Non
     assert str(choice).splitlines()[0] == f"{to_name(tiles[128])} (model)"
 
 
-def test_measured_here(two_tiles, tiles, problem_call) -> None:
+def test_measured_here(two_tiles, tiles, shaped_call) -> None:
     table = two_tiles(measured(tiles[256], 16), measured(tiles[128], 64))
     for m, tile in ((1, 256), (16, 256), (32, 128), (64, 128)):
-        choice = select(table, problem_call(m=m), SMS)
+        choice = select(table, shaped_call(m=m), SMS)
         assert (choice.entry.config, choice.trust) == (tiles[tile], Trust.EXACT), m
     assert choice.trace[0].reason.startswith("it fits, the table's exact row names another (model: ")
 
 
-def test_rows_measured_for_fewer_or_far_more_rows_do_not_serve(two_tiles, tiles, problem_call) -> None:
+def test_rows_measured_for_fewer_or_far_more_rows_do_not_serve(two_tiles, tiles, shaped_call) -> None:
     table = two_tiles(measured(tiles[256], 64), measured(tiles[128], 1024))
     for m, tile, trust in (
         (31, None, Trust.MODEL),  # 64 is more than twice as many
@@ -70,21 +70,21 @@ def test_rows_measured_for_fewer_or_far_more_rows_do_not_serve(two_tiles, tiles,
         (2048, 128, Trust.NEAREST),  # tiles by the hundred: more of them change little
         (2049, None, Trust.MODEL),
     ):
-        choice = select(table, problem_call(m=m), SMS)
+        choice = select(table, shaped_call(m=m), SMS)
         assert choice.trust is trust, m
         assert tile is None or choice.entry.config == tiles[tile], m
 
 
-def test_beyond_the_largest_measured_many_rows_serve_but_not_exactly(two_tiles, tiles, problem_call) -> None:
+def test_beyond_the_largest_measured_many_rows_serve_but_not_exactly(two_tiles, tiles, shaped_call) -> None:
     table = two_tiles(measured(tiles[256], 512), measured(tiles[128], 1024))
-    choice = select(table, problem_call(m=2000), SMS)
+    choice = select(table, shaped_call(m=2000), SMS)
     assert (choice.entry.config, choice.trust) == (tiles[128], Trust.NEAREST)
     table = two_tiles(measured(tiles[256], 512), measured(tiles[128], 4096))
-    choice = select(table, problem_call(m=100_000), SMS)
+    choice = select(table, shaped_call(m=100_000), SMS)
     assert (choice.entry.config, choice.trust) == (tiles[128], Trust.NEAREST)
 
 
-def test_measured_variant_whose_bands_would_be_mostly_empty_is_passed_over(make_config, table_of, problem_call) -> None:
+def test_measured_variant_whose_bands_would_be_mostly_empty_is_passed_over(make_config, table_of, shaped_call) -> None:
     banded, plain = (
         make_config(cluster_shape_mnk=(2, 1, 1), raster_order=RasterOrder.ALONG_M, swizzle=8),
         make_config(tile_shape_mnk=(256, 128, 128)),
@@ -98,42 +98,42 @@ def test_measured_variant_whose_bands_would_be_mostly_empty_is_passed_over(make_
         (2049, Trust.MODEL),  # 17 become 32
         (4096, Trust.NEAREST),
     ):
-        assert select(table, problem_call(m=m), SMS).trust is trust, m
-    assert select(table, problem_call(m=1024), SMS).entry.config == plain  # the model knows of them too
+        assert select(table, shaped_call(m=m), SMS).trust is trust, m
+    assert select(table, shaped_call(m=1024), SMS).entry.config == plain  # the model knows of them too
     here = table_of(banded, plain, tuned=(measured(banded, 1024),))
-    assert select(here, problem_call(m=1024), SMS).trust is Trust.EXACT  # what was measured was measured with them
+    assert select(here, shaped_call(m=1024), SMS).trust is Trust.EXACT  # what was measured was measured with them
 
 
-def test_measured_nearby(two_tiles, tiles, problem_call) -> None:
+def test_measured_nearby(two_tiles, tiles, shaped_call) -> None:
     table = two_tiles(measured(tiles[256], 16, n=2048), measured(tiles[128], 16, n=2176))
     for n, tile in ((2000, 256), (2049, 256), (2150, 128)):
-        choice = select(table, problem_call(n=n), SMS)
+        choice = select(table, shaped_call(n=n), SMS)
         assert (choice.entry.config, choice.trust) == (tiles[tile], Trust.NEAREST), n
         assert "the table's nearest row names another" in choice.trace[0].reason
-    assert select(table, problem_call(n=4096), SMS).trust is Trust.MODEL  # waves fill differently there
+    assert select(table, shaped_call(n=4096), SMS).trust is Trust.MODEL  # waves fill differently there
 
 
-def test_measured_variant_that_does_not_fit_is_passed_over(make_config, table_of, problem_call) -> None:
+def test_measured_variant_that_does_not_fit_is_passed_over(make_config, table_of, shaped_call) -> None:
     aligned, any_call = make_config(), make_config(kernel_schedule=KernelSchedule.MMA_SYNC)
     table = table_of(aligned, any_call, tuned=(measured(aligned, 16),))
-    choice = select(table, problem_call(align_b=4), SMS)
+    choice = select(table, shaped_call(align_b=4), SMS)
     assert (choice.entry.config, choice.trust) == (any_call, Trust.MODEL)
     (other,) = choice.trace
     assert other.reason == "it needs rows of b at multiples of 16 bytes, address and row stride are multiples of 4"
 
 
-def test_measured_variant_that_is_not_built_gives_way_to_the_next(tiles, make_config, table_of, problem_call) -> None:
+def test_measured_variant_that_is_not_built_gives_way_to_the_next(tiles, make_config, table_of, shaped_call) -> None:
     absent = make_config(tile_shape_mnk=(128, 64, 128))
     choice = choice_of(to_name(absent), to_name(tiles[256]), m=16, n=4096, k=4096)
     table = table_of(*tiles.values(), tuned=(choice,))
-    assert select(table, problem_call(), SMS).entry.config == tiles[256]
+    assert select(table, shaped_call(), SMS).entry.config == tiles[256]
 
 
-def test_what_serves_in_place_of_a_changed_winner_is_not_exact(tiles, table_of, problem_call) -> None:
+def test_what_serves_in_place_of_a_changed_winner_is_not_exact(tiles, table_of, shaped_call) -> None:
     config = tiles[256]
     for exact, trust in ((True, Trust.EXACT), (False, Trust.NEAREST)):
         table = table_of(*tiles.values(), tuned=(replace(measured(config, 16), exact=exact),))
-        choice = select(table, problem_call(m=16), SMS)
+        choice = select(table, shaped_call(m=16), SMS)
         assert (choice.entry.config, choice.trust) == (config, trust)
 
 
@@ -154,36 +154,36 @@ def test_what_serves_in_place_of_a_changed_winner_is_not_exact(tiles, table_of, 
         ({"k": 0}, "it needs K of 1 or more, K is 0"),
     ],
 )
-def test_no_variant(changes, reason: str, make_config, table_of, problem_call) -> None:
+def test_no_variant(changes, reason: str, make_config, table_of, shaped_call) -> None:
     config = make_config()
-    choice = select(table_of(config, tuned=(measured(config, 16),)), problem_call(**changes), SMS)
+    choice = select(table_of(config, tuned=(measured(config, 16),)), shaped_call(**changes), SMS)
     assert choice.entry is None and choice.row == -1
     assert [(r.name, r.reason) for r in choice.trace] == [(to_name(config), reason)]
     assert str(choice) == f"no variant\n  not {to_name(config)}: {reason}"
 
 
 @pytest.mark.parametrize("empty", ["m", "n"])
-def test_empty_result_needs_no_variant(empty: str, two_tiles, tiles, problem_call) -> None:
-    choice = select(two_tiles(measured(tiles[128], 16)), problem_call(**{empty: 0}), SMS)
+def test_empty_result_needs_no_variant(empty: str, two_tiles, tiles, shaped_call) -> None:
+    choice = select(two_tiles(measured(tiles[128], 16)), shaped_call(**{empty: 0}), SMS)
     assert choice.entry is None
     assert [r.reason for r in choice.trace] == ["the result is empty: nothing is launched"] * 2
 
 
-def test_every_other_variant_is_in_the_trace_once(smoke_configs, table_of, problem_call) -> None:
+def test_every_other_variant_is_in_the_trace_once(smoke_configs, table_of, shaped_call) -> None:
     table = table_of(*smoke_configs)
-    choice = select(table, problem_call(), SMS)
+    choice = select(table, shaped_call(), SMS)
     names = [choice.entry.name, *(rejected.name for rejected in choice.trace)]
     assert sorted(names) == sorted(to_name(config) for config in smoke_configs)
 
 
-def test_pinned(two_tiles, tiles, problem_call) -> None:
-    choice = select(two_tiles(), problem_call(m=128), SMS, pinned=to_name(tiles[256]))
+def test_pinned(two_tiles, tiles, shaped_call) -> None:
+    choice = select(two_tiles(), shaped_call(m=128), SMS, pinned=to_name(tiles[256]))
     assert (choice.entry.config, choice.trust) == (tiles[256], Trust.PINNED)
     assert [(r.name, r.reason) for r in choice.trace] == [(to_name(tiles[128]), f"{to_name(tiles[256])} is pinned")]
 
 
-def test_pinned_that_does_not_fit(two_tiles, tiles, problem_call) -> None:
-    choice = select(two_tiles(), problem_call(align_a=1), SMS, pinned=to_name(tiles[256]))
+def test_pinned_that_does_not_fit(two_tiles, tiles, shaped_call) -> None:
+    choice = select(two_tiles(), shaped_call(align_a=1), SMS, pinned=to_name(tiles[256]))
     assert (choice.entry, choice.trust) == (None, Trust.PINNED)
     assert choice.trace[0].name == to_name(tiles[256])
     assert choice.trace[0].reason == (
@@ -216,7 +216,7 @@ def tensors(lda: int, ldb: int, ldd: int, *, m: int = 3, n: int = 16, k: int = 3
     ],
 )
 def test_alignments_of_a_call(strides, changes, alignments) -> None:
-    call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, [*tensors(*strides, **changes), None]))
+    call = shaped_call_of(SCALED_MM, of_arguments(SCALED_MM, [*tensors(*strides, **changes), None]))
     assert call.alignments == alignments
 
 
@@ -224,11 +224,11 @@ def test_alignments_and_class_of_a_call_with_16_bit_operands() -> None:
     """Strides count two bytes each."""
     a, b = torch.zeros(3, 36, dtype=torch.float16)[:, :32], torch.zeros(16, 34, dtype=torch.float16)[:, :32].t()
     given = [torch.zeros(3, 16, dtype=torch.float16), a, b, torch.ones(1), torch.ones(1), None]
-    call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, given))
+    call = shaped_call_of(SCALED_MM, of_arguments(SCALED_MM, given))
     assert call.alignments == (8, 4, 16)
-    assert call.problem == problem_code(Need.SCALE, "float16", "float16")
+    assert call.call_class == class_code(Need.SCALE, "float16", "float16")
     given[1] = a[:1].expand(3, 32)
-    call = problem_of_call(SCALED_MM, of_arguments(SCALED_MM, given))
+    call = shaped_call_of(SCALED_MM, of_arguments(SCALED_MM, given))
     assert call.alignments[0] == 2, "rows on one another, which the fallback takes"
 
 
@@ -241,19 +241,19 @@ def test_every_class_is_told_by_its_number() -> None:
         for out in outs
         for scales in range(9)
     ]
-    codes = [problem_code(need, operand.torch_name, out.torch_name, scales) for need, operand, out, scales in kinds]
+    codes = [class_code(need, operand.torch_name, out.torch_name, scales) for need, operand, out, scales in kinds]
     assert len(set(codes)) == len(codes)
     for code, (need, operand, out, scales) in zip(codes, kinds, strict=True):
-        assert class_of(code) == ProblemClass(need=need, operand=operand, out=out, scales=scales)
+        assert class_of(code) == CallClass(need=need, operand=operand, out=out, scales=scales)
 
 
-def test_the_model_counts_bytes(make_config, table_of, problem_call) -> None:
+def test_the_model_counts_bytes(make_config, table_of, shaped_call) -> None:
     """A kernel of 16-bit operands at half the depth takes as long for half of K: all it moves and multiplies is the same."""
     codes = table_of(make_config(backend=Backend.CUTEDSL)).rows[0]
     plain = table_of(make_config(backend=Backend.CUTEDSL, a_dtype=DType.BF16, tile_shape_mnk=(128, 128, 64))).rows[0]
     for m in (1, 100, 4096):
-        half = problem_call(need=Need.SCALE, operand="bfloat16", m=m, k=2048)
-        assert model_ns(plain, half, SMS) == model_ns(codes, problem_call(need=Need.SCALE, m=m, k=4096), SMS)
+        half = shaped_call(need=Need.SCALE, operand="bfloat16", m=m, k=2048)
+        assert model_ns(plain, half, SMS) == model_ns(codes, shaped_call(need=Need.SCALE, m=m, k=4096), SMS)
 
 
 @pytest.mark.parametrize(
@@ -273,28 +273,28 @@ def test_what_lies_along_a_band_is_read_for_every_band(make_config, table_of, ra
     assert bytes_read(row.facts, m, n, k, SMS) == times_a * m * k + times_b * n * k
 
 
-def test_the_model_prefers_bands_where_operands_do_not_stay_in_the_cache(make_config, table_of, problem_call) -> None:
+def test_the_model_prefers_bands_where_operands_do_not_stay_in_the_cache(make_config, table_of, shaped_call) -> None:
     plain, banded = (
         make_config(backend=Backend.CUTEDSL, **order)
         for order in ({}, {"raster_order": RasterOrder.ALONG_M, "swizzle": 8})
     )
     table = table_of(plain, banded)
     for n, k, config in ((4096, 4096, plain), (8192, 28672, banded)):
-        assert select(table, problem_call(m=n, n=n, k=k), SMS).entry.config == config
+        assert select(table, shaped_call(m=n, n=n, k=k), SMS).entry.config == config
 
 
-def test_the_model_knows_that_slices_of_large_tiles_meet_slowly(make_config, table_of, problem_call) -> None:
+def test_the_model_knows_that_slices_of_large_tiles_meet_slowly(make_config, table_of, shaped_call) -> None:
     of_bf16 = {"backend": Backend.CUTEDSL, "a_dtype": DType.BF16}
     sliced = make_config(
         tile_shape_mnk=(128, 128, 64), swap_ab=True, stages=6, tile_scheduler=TileScheduler.SPLIT_K, **of_bf16
     )
     whole = make_config(tile_shape_mnk=(128, 128, 64), kernel_schedule=KernelSchedule.PINGPONG, **of_bf16)
-    call = problem_call(need=Need.SCALE, operand="bfloat16", m=512, n=3072, k=4096)
+    call = shaped_call(need=Need.SCALE, operand="bfloat16", m=512, n=3072, k=4096)
     assert select(table_of(sliced, whole), call, SMS).entry.config == whole
 
 
 @pytest.mark.parametrize(("m", "zeros"), [(1, 15), (16, 0), (17, 15), (33, 15), (47, 1), (48, 0), (49, 15), (64, 0)])
-def test_the_model_counts_zeros_of_the_last_box_alone(m: int, zeros: int, make_config, table_of, problem_call) -> None:
+def test_the_model_counts_zeros_of_the_last_box_alone(m: int, zeros: int, make_config, table_of, shaped_call) -> None:
     boxed = make_config(
         backend=Backend.CUTEDSL,
         tile_shape_mnk=(64, 64, 128),
@@ -302,16 +302,16 @@ def test_the_model_counts_zeros_of_the_last_box_alone(m: int, zeros: int, make_c
         kernel_schedule=KernelSchedule.BASIC,
     )
     whole = make_config(backend=Backend.CUTEDSL, tile_shape_mnk=(64, 64, 128), kernel_schedule=KernelSchedule.BASIC)
-    call = problem_call(m=m)
+    call = shaped_call(m=m)
     assert terms_of(table_of(boxed).rows[0], call, SMS).filled == zeros * 128
     assert terms_of(table_of(whole).rows[0], call, SMS).filled == (64 - m) * 128
 
 
-def test_the_model_knows_what_rows_cost_that_straddle_lines(make_config, table_of, problem_call) -> None:
+def test_the_model_knows_what_rows_cost_that_straddle_lines(make_config, table_of, shaped_call) -> None:
     """Who reads more of L2 loses more by it, and a pitch of half a sector is the worst."""
     alone = table_of(make_config(backend=Backend.CUTEDSL)).rows[0]
     together = table_of(make_config(backend=Backend.CUTEDSL, cluster_shape_mnk=(2, 1, 1))).rows[0]
-    calls = [problem_call(m=512, n=4096, k=k) for k in (4096, 4096 - 32, 4096 - 16)]
+    calls = [shaped_call(m=512, n=4096, k=k) for k in (4096, 4096 - 32, 4096 - 16)]
     ratios = [model_ns(alone, call, SMS) / model_ns(together, call, SMS) for call in calls]
     assert ratios[0] < ratios[1] < ratios[2]
 
@@ -323,7 +323,7 @@ def test_a_cluster_lies_whole_even_where_half_of_it_is_beyond_the_result(make_co
 
 
 @pytest.mark.parametrize(("splits", "fit"), [(2, 66), (3, 39), (4, 31), (8, 15)])
-def test_clusters_of_slices_leave_some_sms_without_one(make_config, table_of, problem_call, splits, fit) -> None:
+def test_clusters_of_slices_leave_some_sms_without_one(make_config, table_of, shaped_call, splits, fit) -> None:
     config = make_config(
         backend=Backend.CUTEDSL,
         swap_ab=True,
@@ -333,15 +333,15 @@ def test_clusters_of_slices_leave_some_sms_without_one(make_config, table_of, pr
     )
     row = table_of(config).rows[0]
     for clusters, waves in ((fit, 1), (fit + 1, 2)):
-        assert terms_of(row, problem_call(m=128, n=128 * clusters, k=16384), SMS).waves == waves
+        assert terms_of(row, shaped_call(m=128, n=128 * clusters, k=16384), SMS).waves == waves
 
 
-def test_a_short_pipeline_waits_for_memory(make_config, table_of, problem_call) -> None:
+def test_a_short_pipeline_waits_for_memory(make_config, table_of, shaped_call) -> None:
     few, many = (
         table_of(make_config(backend=Backend.CUTEDSL, kernel_schedule=KernelSchedule.BASIC, stages=n)).rows[0]
         for n in (2, 4)
     )
-    call = problem_call(m=16, n=1024, k=16384)
+    call = shaped_call(m=16, n=1024, k=16384)
     assert model_ns(few, call, SMS) > 1.5 * model_ns(many, call, SMS)
 
 
@@ -349,7 +349,7 @@ def test_class_of_a_call() -> None:
     five = tensors(32, 32, 16)
     row = torch.zeros(16, dtype=torch.int32)
     found = [
-        problem_of_call(op, of_arguments(op, [*five, *rest])).problem
+        shaped_call_of(op, of_arguments(op, [*five, *rest])).call_class
         for op, rest in (
             (SCALED_MM, [None]),
             (SCALED_MM, [row]),
@@ -357,7 +357,7 @@ def test_class_of_a_call() -> None:
             (SCALED_MM_AZP, [row, row[:3], None]),
         )
     ]
-    assert found == [problem_code(need, "int8", "bfloat16") for need in Need]
+    assert found == [class_code(need, "int8", "bfloat16") for need in Need]
 
 
 def test_rows_too_far_apart_for_a_descriptor() -> None:
@@ -365,10 +365,10 @@ def test_rows_too_far_apart_for_a_descriptor() -> None:
     call = of_arguments(SCALED_MM, aligned_call())
     for i, (name, bytes_) in enumerate((("a", 1), ("b", 1), ("out", 2))):
         strides = (1, 2**40 - 16) if name == "b" else ((2**40 - 16) // bytes_, 1)
-        found = problem_of_call(SCALED_MM, call | {name: replace(call[name], strides=strides)})
+        found = shaped_call_of(SCALED_MM, call | {name: replace(call[name], strides=strides)})
         assert found.alignments[i] == 16
         strides = (1, 2**40) if name == "b" else (2**40 // bytes_, 1)
-        found = problem_of_call(SCALED_MM, call | {name: replace(call[name], strides=strides)})
+        found = shaped_call_of(SCALED_MM, call | {name: replace(call[name], strides=strides)})
         assert found.alignments[i] == bytes_
 
 
@@ -379,24 +379,24 @@ def aligned_call() -> list[torch.Tensor | None]:
 
 @pytest.mark.parametrize("letter", ["m", "n", "k"])
 def test_sizes_near_the_largest_number_are_for_kernels_that_count_so_far(
-    letter: str, make_config, table_of, problem_call
+    letter: str, make_config, table_of, shaped_call
 ) -> None:
     fast = make_config()
     table = table_of(fast)
     small = {"m": 16, "n": 16, "k": 16}
-    assert select(table, problem_call(**small | {letter: 2**31 - 2**16}), SMS).entry is not None
+    assert select(table, shaped_call(**small | {letter: 2**31 - 2**16}), SMS).entry is not None
     size = 2**31 - 2**16 + 1
-    choice = select(table, problem_call(**small | {letter: size}), SMS)
+    choice = select(table, shaped_call(**small | {letter: size}), SMS)
     assert choice.entry is None
     sizes = ", ".join(str(value) for value in (small | {letter: size}).values())
     assert choice.trace[0].reason == f"it takes M, N and K up to {2**31 - 2**16}, they are {sizes}"
 
 
-def test_more_ctas_than_kernels_count(make_config, table_of, problem_call) -> None:
+def test_more_ctas_than_kernels_count(make_config, table_of, shaped_call) -> None:
     table = table_of(make_config(tile_shape_mnk=(128, 128, 128)))
-    assert select(table, problem_call(m=2**23, n=2**21), SMS).entry is not None
+    assert select(table, shaped_call(m=2**23, n=2**21), SMS).entry is not None
     n = 2**21 + 128
-    choice = select(table, problem_call(m=2**23, n=n), SMS)
+    choice = select(table, shaped_call(m=2**23, n=n), SMS)
     assert choice.entry is None
     assert choice.trace[0].reason == (
         f"it would take {2**30 + 2**16} CTAs for M, N = {2**23}, {n}, and counts up to {2**30}"

@@ -18,7 +18,7 @@ from gemmill.families.sparse_mm.reference import sparse_mm
 from gemmill.families.sparse_mm.rules import RULES
 from gemmill.families.sparse_mm.selections import default, smoke, sweep
 from gemmill.families.sparse_mm.tuning import TUNING
-from gemmill.family import ProblemCall, first_rejection
+from gemmill.family import ShapedCall, first_rejection
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
 
@@ -129,11 +129,11 @@ SENTENCES = {
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
-    problem, changes, said = SENTENCES[name]
-    arguments = given(problem) | changes
+    spec, changes, said = SENTENCES[name]
+    arguments = given(spec) | changes
     with pytest.raises(RuntimeError) as error:
-        call(problem, arguments)
-    assert str(error.value) == f"{problem.op}: {said}"
+        call(spec, arguments)
+    assert str(error.value) == f"{spec.op}: {said}"
     assert bool(arguments["out"].isnan().all()), "something was written"
 
 
@@ -193,9 +193,9 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
 def test_cases_pass_on_a_cpu(config: SparseConfig) -> None:
     cases = list(of_config(config))
     for case in cases[::3]:
-        if case.problem.k <= 512:
+        if case.spec.k <= 512:
             assert case.run("cpu").report == "", str(case)
-    assert {case.problem.need for case in cases} == set(Need if config.dtype is DType.S8 else (Need.SCALE, Need.BIAS))
+    assert {case.spec.need for case in cases} == set(Need if config.dtype is DType.S8 else (Need.SCALE, Need.BIAS))
 
 
 def test_a_wrong_result_is_found() -> None:
@@ -207,7 +207,7 @@ def test_a_wrong_result_is_found() -> None:
             arguments[2] = values.to(arguments[2].dtype)
             return made, memory, arguments
 
-    assert "elements are wrong" in Wrong(problem=replace(FLOATS, data="integers")).run("cpu").report
+    assert "elements are wrong" in Wrong(spec=replace(FLOATS, data="integers")).run("cpu").report
 
 
 def test_names_and_rules() -> None:
@@ -253,7 +253,7 @@ def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str)
 
 @pytest.mark.parametrize(("m", "tile_m"), [(1, 16), (16, 16), (4096, 256)])
 def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
-    call = ProblemCall(family="sparse_mm", problem=0, sizes=(m, 8192, 8192), alignments=(16,) * 4)
+    call = ShapedCall(family="sparse_mm", call_class=0, sizes=(m, 8192, 8192), alignments=(16,) * 4)
     rows = [
         row
         for i, config in enumerate(default(Arch.SM90A))

@@ -8,7 +8,7 @@ import foreign_table
 def test_shapes_are_rows_of_the_shipped_tables_and_the_same_of_a_seed() -> None:
     drawn = foreign_table.drawn(4, 1)
     assert drawn == foreign_table.drawn(4, 1) != foreign_table.drawn(4, 2)
-    assert set(Counter(problem.kind for problem in drawn).values()) == {4}
+    assert set(Counter(workload.kind for workload in drawn).values()) == {4}
     assert len(set(drawn)) == len(drawn)
 
 

@@ -24,8 +24,8 @@ class Once:
 
 
 def made(kind: str) -> ExpertsOperands:
-    problem = ExpertsWorkload(kind=kind, experts=E, top=TOP, hidden=K, inner=N, tokens=M)
-    return ExpertsMaker(torch.device("cpu"), 1).make(problem)
+    workload = ExpertsWorkload(kind=kind, experts=E, top=TOP, hidden=K, inner=N, tokens=M)
+    return ExpertsMaker(torch.device("cpu"), 1).make(workload)
 
 
 def values(x: ExpertsOperands) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def values(x: ExpertsOperands) -> tuple[Tensor, Tensor]:
     found = []
     for blocks, bases, k in ((x.w13, x.w13_scales, K), (x.w2, x.w2_scales, N)):
         each = [
-            Fp4Blocks(format=x.problem.format, n=len(base), k=k, blocks=of, base=base).weights()[0]
+            Fp4Blocks(format=x.workload.format, n=len(base), k=k, blocks=of, base=base).weights()[0]
             for of, base in zip(blocks, bases, strict=True)
         ]
         found.append(torch.stack([(gates_first(w) if k == K else w).values().float() * BASE for w in each]))
@@ -61,7 +61,9 @@ def stand_in(x: ExpertsOperands, mistake: str = "") -> Ops:
         zeros, locks, order, whose, end, weights, block, top, weighed, _kind, m, n, k, *flags = more
         assert (zeros, bias, a_scales) == (None, None, None) and (m, n, k) == (len(a), out.shape[1], a.shape[1])
         assert flags == [False, True, False, -1, -1, -1] and len(locks) and q.shape == (E, k // 16, 2 * n)
-        assert scales.shape == (E, k // x.problem.format.group, n) and (factors is None) == (x.problem.kind == "mxfp4")
+        assert scales.shape == (E, k // x.workload.format.group, n) and (factors is None) == (
+            x.workload.kind == "mxfp4"
+        )
         for place in range(int(end)):
             pair = int(order[place])
             if pair < len(weights.flatten()):
@@ -84,10 +86,10 @@ def stand_in(x: ExpertsOperands, mistake: str = "") -> Ops:
 def test_layers_of_4_bits_are_timed(kind: str) -> None:
     x = made(kind)
     ours, marlin = ExpertsContender(name="gemmill", namespace="gemmill"), marlin_layer(stand_in(x))
-    assert marlin.takes(x.problem) and ours.takes(x.problem)
+    assert marlin.takes(x.workload) and ours.takes(x.workload)
     assert [len(c.prepare(x, Once(), 1)) for c in (ours, marlin)] == [x.copies] * 2
-    bytes_ = E * 3 * K * N * (0.5 + 1 / x.problem.format.group)
-    assert x.problem.bytes == int(bytes_ * x.problem.active / E) + 4 * M * K
+    bytes_ = E * 3 * K * N * (0.5 + 1 / x.workload.format.group)
+    assert x.workload.bytes == int(bytes_ * x.workload.active / E) + 4 * M * K
 
 
 @pytest.mark.parametrize("mistake", ["weights", "order"])
@@ -99,7 +101,7 @@ def test_a_wrong_layer_is_not_timed(mistake: str) -> None:
 
 def test_weights_of_other_kinds_are_not_marlins() -> None:
     x = made("fp8_groups")
-    assert not marlin_layer(stand_in(made("nvfp4"))).takes(x.problem)
+    assert not marlin_layer(stand_in(made("nvfp4"))).takes(x.workload)
 
 
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])

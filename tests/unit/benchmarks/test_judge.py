@@ -123,7 +123,7 @@ def test_a_failing_variant_costs_its_own_figure_only():
         raise RuntimeError("not on this device\nsecond line")
 
     operands = GemmMaker(torch.device("cpu"), 4096).make(gemm(op=Op.FP8, m=4, n=32, k=64))
-    good = next(v for v in stand_in.variants("scaled_mm") if v.takes(operands.problem))
+    good = next(v for v in stand_in.variants("scaled_mm") if v.takes(operands.workload))
     bad = replace(good, name="sm90a_bad", bind=refuse)
     found = sieved(operands, Variants.of([good, bad], None), QuickDry(), Sieve())
     assert list(found.us) == [good.name] and found.failures == {"sm90a_bad": "not on this device"}
@@ -185,7 +185,7 @@ def test_ratio_and_regret_are_those_of_the_same_rounds(monkeypatch):
         "sm90a_a": sample([8.0, 16.0, 24.0]),
         "sm90a_b": sample([9.0, 18.0, 27.0]),
     }
-    found = Measurement(problem=gemm(op=Op.FP8, m=3, n=1024, k=2048), samples=samples, failures={})
+    found = Measurement(workload=gemm(op=Op.FP8, m=3, n=1024, k=2048), samples=samples, failures={})
     quick = Sieved(rounds_us={"sm90a_a": (8.0, 7.0), "sm90a_b": (9.0,), "sm90a_c": (12.0,)}, failures={"sm90a_d": "no"})
     row = program.shape_record(found, quick, "sm90a_c", "model", ["sm90a_a", "sm90a_b"], field)
     assert (row["ratio"], row["best_peer"], row["regret"], row["fastest"]) == (1.1, "torch row-wise", 0.25, "sm90a_a")
@@ -227,9 +227,11 @@ def test_block_scaled_calls_are_judged_too(tmp_path, capsys):
 def test_shapes_that_are_drawn_are_those_that_humming_compiles(monkeypatch):
     asked = []
     monkeypatch.setattr(humming, "humming_contender", lambda folder: None)
-    monkeypatch.setattr(humming, "compile_ahead", lambda name, call, problems, *rest: asked.extend(problems) or "told")
+    monkeypatch.setattr(
+        humming, "compile_ahead", lambda name, call, workloads, *rest: asked.extend(workloads) or "told"
+    )
     options = program.parse([*ARGUMENTS, "--family", "blockscaled", "--classes", "mxfp8,nvfp4_bf16"])
-    shapes, _ = program.problems_of(options)
+    shapes, _ = program.workloads_of(options)
     options.humming, options.humming_jobs, options.drawn = "folder", 2, shapes
     humming.contenders("blockscaled", options, [])
     assert [p for p in asked if p in shapes] == [p for p in shapes if p.op == "nvfp4_bf16"] and len(asked) == 3
@@ -238,7 +240,7 @@ def test_shapes_that_are_drawn_are_those_that_humming_compiles(monkeypatch):
 def test_what_hung_is_not_tried_again(tmp_path, capsys):
     arguments = [*ARGUMENTS, "--out-dir", str(tmp_path), "--classes", "bf16"]
     assert program.main([*arguments, "--limit-s", "-1"]) == 1
-    hung = str(program.problems_of(program.parse(arguments))[0][0])
+    hung = str(program.workloads_of(program.parse(arguments))[0][0])
     with (tmp_path / "x.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "begun", "key": hung}) + "\n")
     assert program.main(arguments) == 0

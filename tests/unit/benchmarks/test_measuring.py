@@ -64,8 +64,8 @@ def test_each_round_has_its_own_order(operands):
 
 def test_slow_contenders_are_dropped_after_the_first_round(operands):
     timer = ScriptedTimer(x=1.0, y=1.4, z=1.6)
-    plan = Rounds(rounds=5, give_up_ratio=1.5)
-    found = measure(operands, [contender(name) for name in "xyz"], timer, plan)
+    method = Rounds(rounds=5, give_up_ratio=1.5)
+    found = measure(operands, [contender(name) for name in "xyz"], timer, method)
     assert {name: len(s.rounds_us) for name, s in found.samples.items()} == {"x": 5, "y": 5, "z": 1}
 
 
@@ -101,7 +101,7 @@ def test_a_failing_contender_costs_its_own_figures_only(operands):
 
 def test_contenders_are_asked_what_they_take(operands):
     int8 = LocalContender(name="int8", bind=through(torch.ops.gemmill), suits=of_classes(frozenset({Op.INT8})))
-    large = contender("large", suits=lambda problem: problem.step >= 17)
+    large = contender("large", suits=lambda workload: workload.step >= 17)
     found = measure(operands, [int8, large], ScriptedTimer(), Rounds(rounds=1))
     assert found.samples == {} and found.failures == {}
 
@@ -143,10 +143,10 @@ def test_what_vllm_takes(op, m, taken):
 
 
 def test_operands_of_16_bits_are_scaled_by_one_and_count_two_bytes():
-    problem = gemm(op=Op.BF16, m=4, n=32, k=60)
-    made = GemmMaker(torch.device("cpu"), rotated_bytes=10_000).make(problem)
+    workload = gemm(op=Op.BF16, m=4, n=32, k=60)
+    made = GemmMaker(torch.device("cpu"), rotated_bytes=10_000).make(workload)
     assert {x.dtype for x in (made.a, *made.weights, made.out)} == {torch.bfloat16}
     assert 10_000 <= sum(2 * w.numel() for w in made.weights) < 10_000 + 2 * 32 * 60
     assert made.a_scales.tolist() == made.b_scales.tolist() == [[1.0]]
-    assert problem.bytes == 2 * (4 * 60 + 32 * 60 + 4 * 32)
-    assert problem.call.alignments == (8, 8, 16)
+    assert workload.bytes == 2 * (4 * 60 + 32 * 60 + 4 * 32)
+    assert workload.call.alignments == (8, 8, 16)

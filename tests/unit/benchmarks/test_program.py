@@ -13,7 +13,7 @@ import run as program
 from gemmill.families.blockscaled.cases.measured import BlockScaledMaker
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.registry import REGISTRY
-from gemmill.tuner.problems import problem_of
+from gemmill.tuner.workloads import workload_of
 from gemms import Op, gemm
 from harness.contenders import FieldError, WrongResult, ops_contender
 from harness.remote import RemoteContender, RemoteError, serve
@@ -179,7 +179,7 @@ def test_humming_is_given_the_same_weights(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     maker, sizes = BlockScaledMaker(torch.device("cpu"), 0), {"m": 8, "n": 32, "k": 64}
-    operands = [(op, maker.make(problem_of(op, sizes))) for op in humming.OPS]
+    operands = [(op, maker.make(workload_of(op, sizes))) for op in humming.OPS]
     with pytest.raises(FieldError, match="Humming in nowhere cannot be used: No module named 'humming'"):
         humming.contenders("blockscaled", Namespace(humming="nowhere"), [])
     (tmp_path / "humming").mkdir()
@@ -187,8 +187,8 @@ def test_humming_is_given_the_same_weights(tmp_path, monkeypatch):
     (tmp_path / "humming" / "layer.py").write_text(HUMMING_LAYER)
     (contender,) = humming.contenders("blockscaled", Namespace(humming=str(tmp_path), humming_jobs=0), [])
     for op, x in operands:
-        assert contender.takes(x.problem) and contender.prepare(x, DryTimer(), 1)
-        humming._call_once(str(tmp_path), x.problem)
+        assert contender.takes(x.workload) and contender.prepare(x, DryTimer(), 1)
+        humming._call_once(str(tmp_path), x.workload)
         x.out.fill_(torch.nan)
         contender.call(x, 0)()
         assert x.made.wanted(x.call).compare(x.out).ok, op

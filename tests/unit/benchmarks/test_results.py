@@ -27,7 +27,7 @@ ROW_WISE, TENSOR_WISE = "torch row-wise", "torch tensor-wise"
 def measured(m, us, op=Op.FP8, failures=None):
     """Measurements of one round, in microseconds by contender."""
     samples = {name: sample([value]) for name, value in us.items()}
-    return Measurement(problem=gemm(op=op, m=m, n=4096, k=8192), samples=samples, failures=failures or {})
+    return Measurement(workload=gemm(op=op, m=m, n=4096, k=8192), samples=samples, failures=failures or {})
 
 
 def test_ratio_is_against_the_fastest_peer():
@@ -40,7 +40,7 @@ def test_ratio_is_against_the_fastest_peer():
 def test_a_step_of_the_clocks_between_rounds_leaves_the_ratio():
     """Medians alone would say 1.1 / 1.0: the step falls between the two contenders' turns of the middle round."""
     found = Measurement(
-        problem=gemm(op=Op.FP8, m=2048, n=4096, k=8192),
+        workload=gemm(op=Op.FP8, m=2048, n=4096, k=8192),
         samples={"gemmill": sample([1.0, 1.0, 1.1, 1.1, 1.1]), ROW_WISE: sample([1.0, 1.0, 1.0, 1.1, 1.1])},
         failures={},
     )
@@ -86,8 +86,8 @@ def test_the_figures_of_memory_alone():
 
     def found(m: int, us: float, peer_us: float) -> dict:
         samples = {"gemmill": sample([us, us]), ROW_WISE: sample([peer_us, peer_us])}
-        problem = QuantWorkload(kind="static_scaled_fp8_quant", m=m, hidden=14336)
-        return row_record(Measurement(problem=problem, samples=samples, failures={}), PEERS, COPY_GBPS)
+        workload = QuantWorkload(kind="static_scaled_fp8_quant", m=m, hidden=14336)
+        return row_record(Measurement(workload=workload, samples=samples, failures={}), PEERS, COPY_GBPS)
 
     rows = [found(1, 2.0, 3.0), found(16, 2.5, 2.0), found(4096, 44.0, 88.0)]
     assert (rows[2]["bytes"], rows[2]["ratio"], rows[2]["tflops"]) == (3 * 4096 * 14336 + 4, 2.0, None)
@@ -115,7 +115,7 @@ def test_each_peer_alone_is_compared_over_the_shapes_that_it_computed():
 
 def test_table_shows_failures_and_spread():
     noisy = Measurement(
-        problem=gemm(op=Op.FP8, m=1, n=2, k=3),
+        workload=gemm(op=Op.FP8, m=1, n=2, k=3),
         samples={"gemmill": sample([1.0, 2.0, 3.0])},
         failures={"torch row-wise": "no"},
     )

@@ -23,7 +23,7 @@ def test_a_journal_that_goes_on_where_it_ended(tmp_path, capsys):
     assert first.setup["seed"] == 3 and first.setup["commit"] == "abc" and first.setup["dry_run"]
     assert run(tmp_path, "--limit-s", "60", "--most", "12") == 0
     record = read_journal(tmp_path / "x.jsonl.xz")
-    assert {problem.op for problem, _, _ in record.entries} == {Op.FP8, Op.BF16}
+    assert {workload.op for workload, _, _ in record.entries} == {Op.FP8, Op.BF16}
     assert list(record.entries)[: len(first.entries)] == list(first.entries)
     for entry in record.entries.values():
         names = entry.outcome.rounds_us

@@ -16,7 +16,7 @@ from gemmill.checkpoints import writing
 from gemmill.checkpoints.convert import convert, is_converted
 from gemmill.checkpoints.file import CheckpointError, Stored
 from gemmill.checkpoints.folder import open_checkpoint
-from gemmill.checkpoints.plan import Asked, Step
+from gemmill.checkpoints.steps import Asked, Step
 from gemmill.quantize import layer_error, quantize_weight
 from stored import save, shards
 

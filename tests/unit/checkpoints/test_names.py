@@ -9,7 +9,7 @@ from gemmill.checkpoints.convert import convert
 from gemmill.checkpoints.file import CheckpointError, read_header
 from gemmill.checkpoints.folder import open_checkpoint
 from gemmill.checkpoints.names import PROJECTS, SPELLINGS, spelling_of
-from gemmill.checkpoints.plan import Asked
+from gemmill.checkpoints.steps import Asked
 from stored import K, N, layers, save
 
 LAYERS = layers()

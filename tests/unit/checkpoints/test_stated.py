@@ -15,8 +15,8 @@ import torch
 from gemmill.checkpoints.convert import convert
 from gemmill.checkpoints.file import CheckpointError
 from gemmill.checkpoints.folder import open_checkpoint
-from gemmill.checkpoints.plan import Asked
 from gemmill.checkpoints.stated import CONFIG, stated_format
+from gemmill.checkpoints.steps import Asked
 from stored import layers, save
 
 LAYERS = layers()

@@ -15,11 +15,11 @@ def noted(call, trust: Trust, variant: str = "some_variant") -> Noted:
     return Noted(call=call, variant=variant, trust=trust)
 
 
-def test_each_shape_is_told_once(problem_call, caplog) -> None:
+def test_each_shape_is_told_once(shaped_call, caplog) -> None:
     caplog.set_level(logging.INFO, logger="gemmill")
     log = ChoiceLog()
-    assert log.hear([noted(problem_call(m=16), Trust.EXACT), noted(problem_call(m=17), Trust.NEAREST)])
-    assert log.hear([noted(problem_call(m=16), Trust.EXACT), noted(problem_call(m=18), Trust.MODEL)])
+    assert log.hear([noted(shaped_call(m=16), Trust.EXACT), noted(shaped_call(m=17), Trust.NEAREST)])
+    assert log.hear([noted(shaped_call(m=16), Trust.EXACT), noted(shaped_call(m=18), Trust.MODEL)])
     what = "e4m3 x e4m3 to bf16 with a bias, M x N x K of"
     way_out = "GEMMILL_RECORD_MISSES=FILE notes such shapes, `gemmill tune --misses FILE` measures them"
     assert caplog.messages == [
@@ -29,10 +29,10 @@ def test_each_shape_is_told_once(problem_call, caplog) -> None:
     ]
 
 
-def test_what_is_told_is_bounded(problem_call, caplog, monkeypatch) -> None:
+def test_what_is_told_is_bounded(shaped_call, caplog, monkeypatch) -> None:
     caplog.set_level(logging.INFO, logger="gemmill")
     monkeypatch.setattr(chosen, "MOST_TOLD", 2)
-    assert not ChoiceLog().hear([noted(problem_call(m=m), Trust.EXACT) for m in (1, 2, 3)])
+    assert not ChoiceLog().hear([noted(shaped_call(m=m), Trust.EXACT) for m in (1, 2, 3)])
     assert len(caplog.messages) == 2
 
 
@@ -48,7 +48,7 @@ class Listener:
         return self.wants > 0
 
 
-def test_each_listener_hears_what_it_wants(problem_call) -> None:
+def test_each_listener_hears_what_it_wants(shaped_call) -> None:
     class Build:
         taken = ()
 
@@ -62,7 +62,7 @@ def test_each_listener_hears_what_it_wants(problem_call) -> None:
     notes = Notes(few, all_)
     notes.add(build)
     assert build.asked == (1024, Trust.EXACT)
-    build.taken = [noted(problem_call(m=1), Trust.EXACT), noted(problem_call(m=2), Trust.MODEL)]
+    build.taken = [noted(shaped_call(m=1), Trust.EXACT), noted(shaped_call(m=2), Trust.MODEL)]
     for _ in range(3):
         notes.flush()
     assert (all_.heard, few.heard) == ([1, 2] * 2, [2] * 3), "one that wants no more is asked no more"

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import gemmill
-from families.quant.problems import Breakage, some_call
+from families.quant.random_calls import Breakage, some_call
 from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, OPS, OpSchema

@@ -56,12 +56,12 @@ def test_no_loss_has_no_sign() -> None:
     assert str(Loss(rows=2, none=0, estimated=0, mean=-0.0002, worst=0.0, worst_at="x")).startswith("loses 0.0% in")
 
 
-def test_what_was_not_timed_is_estimated(manifest, problem_call) -> None:
+def test_what_was_not_timed_is_estimated(manifest, shaped_call) -> None:
     """By the model, and never as fast as what was timed: the variant was not among those."""
     names = [entry.name for entry in manifest.entries]
     (other,) = manifest.entries[1:]
     (facts, *_) = REGISTRY.tunings[scaled_mm.NAME].rows(other.config, other.predicate, 0)
-    modelled = model_ns(facts, problem_call(m=16), SMS) / 1000
+    modelled = model_ns(facts, shaped_call(m=16), SMS) / 1000
     slow = loss_of([other], tuned_of(row(names[0], us=(modelled * 10,))), SMS)
     assert (slow.estimated, slow.worst) == (1, 0.0)
     fast = loss_of([other], tuned_of(row(names[0], us=(modelled / 10,))), SMS)

@@ -62,9 +62,9 @@ def table_of(manifest, found):
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_the_next_best_is_chosen_and_the_reason_is_told(put, manifest, names, problem_call, measured) -> None:
+def test_the_next_best_is_chosen_and_the_reason_is_told(put, manifest, names, shaped_call, measured) -> None:
     variants = tuple(names) if measured else ()
-    call = problem_call(m=16)
+    call = shaped_call(m=16)
     put(variants=variants)
     before = select(table_of(manifest, load_tuned(manifest.entries, HERE)), call, SMS)
     assert before.entry.name == names[0]
@@ -110,18 +110,18 @@ def test_doctor_and_log_name_them(put, manifest, names, caplog) -> None:
 
 def test_a_sweep_quarantines_what_goes_wrong(manifest, names) -> None:
     """Whatever it does wrong; a call that it refuses is none of that."""
-    problem = gemm(op=Op.FP8, m=16, n=4096, k=4096)
+    workload = gemm(op=Op.FP8, m=16, n=4096, k=4096)
 
     def tables(fault: Fault):
         outcome = Outcome(
-            problem=problem,
+            workload=workload,
             rounds_us={names[1]: (6.0,) * 3},
             findings={names[0]: Finding(fault=fault, detail="3 elements"), "peer": Finding(fault=fault, detail="x")},
             builds={names[1]: "b"},
             device={"gpu": "NVIDIA H200"},
         )
         entry = Entry(outcome=outcome, repeat=0, wave=0, present=None, date="2026-11-20T12:00:00+00:00")
-        (found,) = tables_of(Record(setup={}, entries={(problem, 0, 0): entry}), {"b": manifest}, 1)
+        (found,) = tables_of(Record(setup={}, entries={(workload, 0, 0): entry}), {"b": manifest}, 1)
         return found.quarantined
 
     assert tables(Fault.WRONG) == (of(manifest.entries[0]),)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.families.scaled_mm.classes import OWN_CLASSES, Need, problem_code, scales_code
+from gemmill.families.scaled_mm.classes import OWN_CLASSES, Need, class_code, scales_code
 from gemmill.runtime import tuned
 from gemmill.runtime.table_file import (
     Source,
@@ -242,10 +242,10 @@ def test_schedules_measured_with_one_epilogue_serve_its_siblings(make_config, pu
     measured = make_config(epilogue=EpilogueKind.SCALED_BIAS, out_dtype=DType.BF16)
     put(table(row(to_name(measured))))
     choices = load_tuned([], HERE).choices
-    assert {choice.problem for choice in choices} == {
-        problem_code(need, "float8_e4m3fn", out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
+    assert {choice.call_class for choice in choices} == {
+        class_code(need, "float8_e4m3fn", out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
     }
-    (plain,) = [c for c in choices if c.problem == problem_code(Need.SCALE, "float8_e4m3fn", "float16")]
+    (plain,) = [c for c in choices if c.call_class == class_code(Need.SCALE, "float8_e4m3fn", "float16")]
     half = replace(measured, problem=replace(measured.problem, out_dtype=DType.F16))
     scaled = replace(half, problem=replace(half.problem, epilogue=EpilogueKind.SCALED))
     assert plain.names == (to_name(scaled), to_name(half))
@@ -254,13 +254,13 @@ def test_schedules_measured_with_one_epilogue_serve_its_siblings(make_config, pu
 def test_schedules_measured_with_bf16_operands_serve_f16(make_config, put) -> None:
     measured = make_config(a_dtype=DType.BF16, backend=Backend.CUTEDSL)
     put(table(row(to_name(measured), op="bf16")))
-    names = {choice.problem: choice.names for choice in load_tuned([], HERE).choices}
-    of_users = {problem for problem in names if problem >= OWN_CLASSES}  # epilogues that another test has brought
+    names = {choice.call_class: choice.names for choice in load_tuned([], HERE).choices}
+    of_users = {number for number in names if number >= OWN_CLASSES}  # epilogues that another test has brought
     assert set(names) - of_users == {
-        problem_code(need, out, out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
+        class_code(need, out, out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
     }
     half = to_name(make_config(a_dtype=DType.F16, backend=Backend.CUTEDSL))
-    assert names[problem_code(Need.BIAS, "float16", "float16")] == (half,)
+    assert names[class_code(Need.BIAS, "float16", "float16")] == (half,)
 
 
 @pytest.mark.parametrize("layout", [ScaleLayout.STRIDED, ScaleLayout.MN_MAJOR])
@@ -270,8 +270,8 @@ def test_schedules_measured_with_scales_in_groups_serve_both_layouts(make_config
     measured = make_config(**blocks, scale_layout=layout, accumulation=Accumulation.PROMOTED)
     put(table(row(to_name(measured), op="fp8_groups")))
     kinds = [scales_code(SCALE_GROUPS[0], mn_major=mn_major) for mn_major in (True, False)]
-    assert {choice.problem for choice in load_tuned([], HERE).choices} == {
-        problem_code(need, "float8_e4m3fn", out, kind)
+    assert {choice.call_class for choice in load_tuned([], HERE).choices} == {
+        class_code(need, "float8_e4m3fn", out, kind)
         for need in (Need.SCALE, Need.BIAS)
         for out in ("bfloat16", "float16")
         for kind in kinds
@@ -280,7 +280,7 @@ def test_schedules_measured_with_scales_in_groups_serve_both_layouts(make_config
 
 def chosen(entries=(), here: Machine = HERE) -> dict[int, str]:
     """The first variant by M, of calls with a bias and bf16 results."""
-    code = problem_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
+    code = class_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
     return {c.sizes["m"]: c.names[0] for c in load_tuned(entries, here).choices if c.problem == code}
 
 

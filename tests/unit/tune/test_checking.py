@@ -12,18 +12,18 @@ from gemmill.families.scaled_mm.cases.measured import GemmOperands
 from gemmill.numerics.measured import through
 from gemmill.tuner.bench import Bench
 from gemmill.tuner.checking import GUARD, GUARD_BYTES, PAD, GuardedArena
-from gemmill.tuner.protocol import WorkerSpec, problem_to_json
+from gemmill.tuner.protocol import WorkerSpec, workload_to_json
 from gemmill.tuner.subjects import Subject
 from gemms import Op, Workload, gemm
 
 CPU = torch.device("cpu")
 
 
-def faults_of(problem: Workload, **subjects: Subject) -> dict[str, dict[str, str] | None]:
+def faults_of(workload: Workload, **subjects: Subject) -> dict[str, dict[str, str] | None]:
     """What a measuring process says of each."""
     bench = Bench(WorkerSpec(builds=(), dry_run=True))
     bench._subjects = type("Given", (), {"find": lambda _, candidate: subjects[candidate.name]})()
-    bench.open(problem_to_json(problem))
+    bench.open(workload_to_json(workload))
     return {name: bench.check(name, "b") for name in subjects}
 
 
@@ -85,9 +85,9 @@ def with_workspace(writes_at: int, call: int) -> Subject:
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_writes_around_the_workspace_are_found_in_every_call(call: int, monkeypatch) -> None:
     monkeypatch.setattr("gemmill.tuner.bench.ARENA_BYTES", 4096)
-    problem = gemm(op=Op.FP8, m=3, n=48, k=64)
+    workload = gemm(op=Op.FP8, m=3, n=48, k=64)
     found = faults_of(
-        problem,
+        workload,
         inside=with_workspace(63, call),
         behind=with_workspace(64, call),
         before=with_workspace(-1, call),

@@ -80,7 +80,7 @@ def test_agreement_of_two_runs() -> None:
     }
     second = {1: decide(rounds(a=3.0, b=2.0), None), 2: decide(rounds(a=2.02, b=2.0), None)}
     found = agreement(first, second, 0.03)
-    assert (found.problems, found.flipped, found.beyond_margin, found.flip_share) == (2, 2, 1, 1.0)
+    assert (found.workloads, found.flipped, found.beyond_margin, found.flip_share) == (2, 2, 1, 1.0)
     assert found.worst_regret == pytest.approx(0.5)
     assert found.regret == pytest.approx((0.5 + 0.5 + 0.01 + 0.01) / 4)
     assert agreement({}, {}).flip_share == 0.0

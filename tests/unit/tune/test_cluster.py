@@ -23,13 +23,13 @@ from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import SweepOptions, TaskLost
 from gemms import Op, gemm
 
-PROBLEMS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+WORKLOADS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
 DRY = WorkerSpec(builds=(), dry_run=True)
 
 
 def request_of(tmp_path: Path, name: str) -> TuneRequest:
     return TuneRequest(
-        problems=PROBLEMS,
+        workloads=WORKLOADS,
         builds=[stand_in_build(select("smoke"))],
         options=SweepOptions(rounds=2),
         journal=tmp_path / f"{name}.jsonl",
@@ -57,17 +57,17 @@ def test_results_do_not_depend_on_where_tasks_run(tmp_path, home) -> None:
 def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
     def die_once(spec: WorkerSpec, task: Task) -> Outcome:
         """Takes its Dask worker with it the first time that M = 16 is measured, and every time that M = 64 is."""
-        marker = Path(spec.vllm_library or "") / str(task.problem.step)
-        if task.problem.step == 64 or (task.problem.step == 16 and not marker.exists()):
+        marker = Path(spec.vllm_library or "") / str(task.workload.step)
+        if task.workload.step == 64 or (task.workload.step == 16 and not marker.exists()):
             marker.touch()
             os._exit(1)
-        return Outcome(problem=task.problem, rounds_us={}, findings={})
+        return Outcome(workload=task.workload, rounds_us={}, findings={})
 
     monkeypatch.setattr(cluster, "measure_here", die_once)
     spec = WorkerSpec(builds=(), dry_run=True, vllm_library=str(tmp_path))
-    tasks = [Task(problem=problem, candidates=(), kept=None, stages=()) for problem in PROBLEMS]
+    tasks = [Task(workload=workload, candidates=(), kept=None, stages=()) for workload in WORKLOADS]
     with on_a_cluster(spec) as executor:
-        found = {task.problem.step: outcome for task, outcome in executor.run(tasks, lambda *fault: None)}
+        found = {task.workload.step: outcome for task, outcome in executor.run(tasks, lambda *fault: None)}
     assert isinstance(found[1], Outcome) and isinstance(found[16], Outcome), "given to another worker"
     assert isinstance(found[64], TaskLost) and str(found[64]) == "its worker was lost, also when it ran alone"
 

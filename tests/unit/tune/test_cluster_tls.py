@@ -60,7 +60,7 @@ def certificates(folder: Path) -> Path:
 
 def request_of(tmp_path: Path) -> TuneRequest:
     return TuneRequest(
-        problems=[gemm(op=Op.FP8, m=16, n=64, k=128)],
+        workloads=[gemm(op=Op.FP8, m=16, n=64, k=128)],
         builds=[stand_in_build(select("smoke"))],
         options=SweepOptions(rounds=2),
         journal=tmp_path / "sweep.jsonl",

@@ -14,9 +14,9 @@ from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import SweepOptions
 from gemms import Op, gemm
 
-PROBLEMS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+WORKLOADS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
 DRY = WorkerSpec(builds=(), dry_run=True)
-TASKS = [Task(problem=problem, candidates=(), kept=None, stages=()) for problem in PROBLEMS]
+TASKS = [Task(workload=workload, candidates=(), kept=None, stages=()) for workload in WORKLOADS]
 
 
 class Settled:
@@ -40,13 +40,13 @@ def two(monkeypatch) -> LocalExecutor:
 
 
 def outcome_of(task: Task) -> Outcome:
-    return Outcome(problem=task.problem, rounds_us={}, findings={})
+    return Outcome(workload=task.workload, rounds_us={}, findings={})
 
 
 def test_two_processes_give_the_same_table_as_one(tmp_path: Path, home) -> None:
     def request_of(name: str) -> TuneRequest:
         return TuneRequest(
-            problems=PROBLEMS,
+            workloads=WORKLOADS,
             builds=[stand_in_build(select("smoke"))],
             options=SweepOptions(rounds=2),
             journal=tmp_path / f"{name}.jsonl",
@@ -65,20 +65,20 @@ def test_both_measure_at_the_same_time(two: LocalExecutor, monkeypatch) -> None:
     ran: dict[str, list[int]] = {"3": [], "5": []}
 
     def measure(worker, task, found):
-        ran[worker.device].append(task.problem.step)
+        ran[worker.device].append(task.workload.step)
         if sum(map(len, ran.values())) <= 2 and met.n_waiting < 2:
             met.wait()
         return outcome_of(task)
 
     monkeypatch.setattr(executors, "measure", measure)
     found = list(two.run(TASKS[:2], lambda *fault: None))
-    assert sorted(task.problem.step for task, _ in found) == [1, 16]
+    assert sorted(task.workload.step for task, _ in found) == [1, 16]
     assert sorted(map(len, ran.values())) == [1, 1]
 
 
 def test_faults_are_told_in_the_thread_of_the_sweep(two: LocalExecutor, monkeypatch) -> None:
     def measure(worker, task, found):
-        found("a variant", f"wrong at {task.problem.step}")
+        found("a variant", f"wrong at {task.workload.step}")
         return outcome_of(task)
 
     monkeypatch.setattr(executors, "measure", measure)

@@ -1,4 +1,4 @@
-"""A problem measured by a real process: whatever a candidate does, the others get their times."""
+"""A workload measured by a real process: whatever a candidate does, the others get their times."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from gemmill.tuner.timing import shuffled
 from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 from gemms import Op, Workload, gemm
 
-PROBLEM = gemm(op=Op.FP8, m=40, n=64, k=64)
+WORKLOAD = gemm(op=Op.FP8, m=40, n=64, k=64)
 GOOD = ("sm_good", "sm_other")
 
 
-def task(*names: str, problem: Workload = PROBLEM, **changes: object) -> Task:
+def task(*names: str, workload: Workload = WORKLOAD, **changes: object) -> Task:
     candidates = tuple(Candidate(name=name, build="b") for name in (*names, *GOOD))
-    return Task(**({"problem": problem, "candidates": candidates, "kept": None, "stages": halving(4)} | changes))
+    return Task(**({"workload": workload, "candidates": candidates, "kept": None, "stages": halving(4)} | changes))
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ from faulty import FaultySpec
 from gemmill.tuner.worker import Worker
 
 worker = Worker(FaultySpec(builds=(), dry_run=True, faults={"sm_hang": "hang"}), "faulty")
-thread = threading.Thread(target=worker.ask, args=("open", 300.0), kwargs={"problem": ["fp8", 3, 16, 16]})
+thread = threading.Thread(target=worker.ask, args=("open", 300.0), kwargs={"workload": ["fp8", 3, 16, 16]})
 thread.start()
 thread.join()
 print(worker._process.pid, flush=True)
@@ -97,12 +97,12 @@ def test_what_is_known_to_be_at_fault_is_not_tried(worker) -> None:
 
 def test_other_operands_zero_points_and_groups(worker) -> None:
     for op, k in ((Op.INT8, 48), (Op.INT8_AZP, 48), (Op.FP8_GROUPS, 300), (Op.BF16, 48)):
-        outcome = measure(worker, task("sm_wrong", problem=gemm(op=op, m=3, n=144, k=k)))
+        outcome = measure(worker, task("sm_wrong", workload=gemm(op=op, m=3, n=144, k=k)))
         assert set(outcome.rounds_us) == set(GOOD)
         assert [finding.fault for finding in outcome.findings.values()] == [Fault.WRONG]
 
 
-def test_a_problem_that_cannot_be_opened_is_an_outcome(worker, monkeypatch) -> None:
+def test_a_workload_that_cannot_be_opened_is_an_outcome(worker, monkeypatch) -> None:
     asked = worker.ask
 
     def ask(command, timeout, /, **arguments):
@@ -115,7 +115,7 @@ def test_a_problem_that_cannot_be_opened_is_an_outcome(worker, monkeypatch) -> N
     assert (outcome.error, outcome.rounds_us) == ("its operands cannot be made: out of memory", {})
 
 
-def test_a_process_that_dies_at_every_opening_ends_the_problem_only(worker, monkeypatch) -> None:
+def test_a_process_that_dies_at_every_opening_ends_the_workload_only(worker, monkeypatch) -> None:
     opened = []
 
     def ask(command, timeout, /, **arguments):

@@ -34,7 +34,7 @@ DECODE = f"{BASE}t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
 DECODE4 = f"{DECODE}_k4"
 
 
-def problem(m: int, op: Op = Op.FP8, n: int = 4096, k: int = 4096) -> Workload:
+def workload(m: int, op: Op = Op.FP8, n: int = 4096, k: int = 4096) -> Workload:
     return gemm(op=op, m=m, n=n, k=k)
 
 
@@ -42,7 +42,7 @@ def record_of(times: dict[Workload, dict[str, float]], faults=None, gpu: str | N
     entries = {}
     for key, us in times.items():
         outcome = Outcome(
-            problem=key,
+            workload=key,
             rounds_us={name: (value,) * 3 for name, value in us.items()},
             findings={},
             builds={name: "b" if name.startswith("sm") else "peer" for name in us},
@@ -61,13 +61,13 @@ def record_of(times: dict[Workload, dict[str, float]], faults=None, gpu: str | N
 def measured() -> Record:
     return record_of(
         {
-            problem(1): {DECODE: 6.0, DECODE4: 5.9, PREFILL: 9.0, "torch row-wise": 12.0},
-            problem(2048): {PREFILL: 47.0, DECODE: 400.0, "torch row-wise": 45.0},
-            problem(1, Op.INT8): {
+            workload(1): {DECODE: 6.0, DECODE4: 5.9, PREFILL: 9.0, "torch row-wise": 12.0},
+            workload(2048): {PREFILL: 47.0, DECODE: 400.0, "torch row-wise": 45.0},
+            workload(1, Op.INT8): {
                 "sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_exact_splitk_swapab_s4_a16b16d8": 6.0
             },
         },
-        {problem(1): {PREFILL + "_w2": Finding(fault=Fault.WRONG, detail="1 < 2 & wrong")}},
+        {workload(1): {PREFILL + "_w2": Finding(fault=Fault.WRONG, detail="1 < 2 & wrong")}},
     )
 
 
@@ -90,8 +90,8 @@ def test_report_holds_all_and_needs_nothing(measured) -> None:
 
 @pytest.mark.parametrize(("op", "operations"), [(Op.FP8, 1.979e15), (Op.INT8, 1.979e15), (Op.BF16, 0.9895e15)])
 def test_the_roofline_is_that_of_the_operands(op, operations) -> None:
-    (shape,) = shapes_of(record_of({problem(8192, op): {DECODE: 500.0}}), 1, 0.01)
-    assert shape.floor_us == pytest.approx(shape.problem.flops / operations * 1e6)
+    (shape,) = shapes_of(record_of({workload(8192, op): {DECODE: 500.0}}), 1, 0.01)
+    assert shape.floor_us == pytest.approx(shape.workload.flops / operations * 1e6)
 
 
 def test_every_kind_of_winner_has_a_colour(measured) -> None:
@@ -103,17 +103,17 @@ def test_every_kind_of_winner_has_a_colour(measured) -> None:
 
 
 def test_report_of_a_device_without_known_ceilings(measured) -> None:
-    other = record_of({problem(1): {DECODE: 6.0}}, gpu="NVIDIA Other")
+    other = record_of({workload(1): {DECODE: 6.0}}, gpu="NVIDIA Other")
     text = report_text(other)
     assert "roofline</span>" not in text and "None: every candidate was right" in text
 
 
 def test_a_shape_that_was_not_measured_is_in_the_report(measured) -> None:
-    entry = measured.entries[problem(1), 0, 0]
+    entry = measured.entries[workload(1), 0, 0]
     failed = replace(
         entry, outcome=replace(entry.outcome, rounds_us={}, error="its operands cannot be made: out of memory")
     )
-    text = report_text(replace(measured, entries={(problem(1), 0, 0): failed}))
+    text = report_text(replace(measured, entries={(workload(1), 0, 0): failed}))
     assert "its operands cannot be made: out of memory" in text
 
 
@@ -132,13 +132,13 @@ def test_charts_are_wellformed_and_in_range() -> None:
 def test_prune_takes_the_fewest_kernels() -> None:
     a, b, c = PREFILL, DECODE, f"{BASE}t64x32x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
     times = {
-        problem(1): {a: 9.0, b: 6.0, c: 6.1},
-        problem(32): {a: 9.0, b: 8.0, c: 7.0},
-        problem(2048): {a: 47.0, b: 400.0, c: 300.0},
+        workload(1): {a: 9.0, b: 6.0, c: 6.1},
+        workload(32): {a: 9.0, b: 8.0, c: 7.0},
+        workload(2048): {a: 47.0, b: 400.0, c: 300.0},
     }
     pruned = prune(times, 0.03)
     assert set(pruned.kernels) == {a, c}, "one decode kernel is within 3 % everywhere"
-    assert pruned.losses[problem(1)] == pytest.approx(6.1 / 6.0 - 1)
+    assert pruned.losses[workload(1)] == pytest.approx(6.1 / 6.0 - 1)
     assert set(prune(times, 0.0).kernels) == {a, b, c}
 
 
@@ -226,18 +226,18 @@ def test_audit(one_row, unshipped) -> None:
     folder, manifest = stand_in_build(select("smoke"))
     facts = build_facts(folder, manifest, Machine(arch="sm90a", device=None, driver=None))
     found = {
-        a.problem: (a.trust, a.expected_loss, a.unaligned)
+        a.workload: (a.trust, a.expected_loss, a.unaligned)
         for a in audit(
-            [problem(64), problem(64, n=4200), problem(64, n=8192), problem(64, Op.INT8), problem(64, k=4095)],
+            [workload(64), workload(64, n=4200), workload(64, n=8192), workload(64, Op.INT8), workload(64, k=4095)],
             facts,
             132,
         )
     }
-    assert found[problem(64)] == ("exact", 0.0, False)
-    assert found[problem(64, n=4200)] == ("nearest", SWEEP.losses["nearest"], False)
-    assert found[problem(64, n=8192)] == found[problem(64, Op.INT8)] == ("model", SWEEP.losses["model"], False)
-    assert found[problem(64, k=4095)][2], "the variant for any alignment"
-    gone = audit([problem(64)], replace(facts, table=replace(facts.table, rows=(), entries=(), tuned=())), 132)
+    assert found[workload(64)] == ("exact", 0.0, False)
+    assert found[workload(64, n=4200)] == ("nearest", SWEEP.losses["nearest"], False)
+    assert found[workload(64, n=8192)] == found[workload(64, Op.INT8)] == ("model", SWEEP.losses["model"], False)
+    assert found[workload(64, k=4095)][2], "the variant for any alignment"
+    gone = audit([workload(64)], replace(facts, table=replace(facts.table, rows=(), entries=(), tuned=())), 132)
     assert [(a.variant, a.trust) for a in worst_first(gone)] == [(None, "none")]
 
 
@@ -287,7 +287,7 @@ def test_table_verbs(gemmill, put_build, one_row, unshipped, home: Path, tmp_pat
 
 def test_waves_have_every_promising_kernel_once_the_best_first() -> None:
     selection = select("sweep")
-    waves = waves_of(selection, [problem(16), problem(4096)], 132)
+    waves = waves_of(selection, [workload(16), workload(4096)], 132)
     kernels = [{to_name(config.compiled) for config in part.configs} for part in waves]
     assert all(len(part) <= KERNELS_OF_A_WAVE for part in kernels) and len(waves) > 1
     assert sum(map(len, kernels)) == len(set().union(*kernels))
@@ -310,7 +310,7 @@ def test_waves_are_compiled_while_others_are_measured(tmp_path: Path, home, monk
         return Path(f"wave{len(made)}"), replace(manifest, build_id=f"wave{len(made)}")
 
     request = TuneRequest(
-        problems=[problem(16, n=64, k=128)],
+        workloads=[workload(16, n=64, k=128)],
         builds=[],
         label="smoke",
         options=SweepOptions(rounds=2, peers=False),
@@ -322,7 +322,7 @@ def test_waves_are_compiled_while_others_are_measured(tmp_path: Path, home, monk
     assert made == [f"smoke-{i}" for i in range(len(made))] and len(made) >= 3
     waves = sorted(key[2] for key in result.record.entries)
     assert waves == list(range(1, len(made))), "one that does not compile is left out"
-    last = result.record.entries[request.problems[0], 0, waves[-1]].outcome
+    last = result.record.entries[request.workloads[0], 0, waves[-1]].outcome
     assert len(set(last.builds.values())) > 1, "the fastest of earlier waves are timed beside"
     assert len(read_table(tmp_path / "t.json").rows) == 1
     assert result.overlap.waves == len(made)

@@ -1,4 +1,4 @@
-"""Problems from files and from model configs, and the sentences for what cannot be read."""
+"""Workloads from files and from model configs, and the sentences for what cannot be read."""
 
 import json
 import re
@@ -12,33 +12,33 @@ from gemms import Op, Workload, gemm
 FP8 = (Op.FP8,)
 
 
-def problem(m: int, n: int, k: int, op: Op = Op.FP8) -> Workload:
+def workload(m: int, n: int, k: int, op: Op = Op.FP8) -> Workload:
     return gemm(op=op, m=m, n=n, k=k)
 
 
 def test_json_with_lists_of_m(tmp_path) -> None:
     path = tmp_path / "shapes.json"
     path.write_text('[{"m": [1, 16], "n": 64, "k": 128}, {"op": "int8", "m": 3, "n": 64, "k": 128}]')
-    assert read_shapes(path, FP8) == [problem(1, 64, 128), problem(16, 64, 128), problem(3, 64, 128, Op.INT8)]
+    assert read_shapes(path, FP8) == [workload(1, 64, 128), workload(16, 64, 128), workload(3, 64, 128, Op.INT8)]
 
 
 def test_rows_without_m_or_op_take_the_callers(tmp_path) -> None:
     path = tmp_path / "shapes.json"
     path.write_text('[{"n": 64, "k": 128}]')
     found = read_shapes(path, (Op.FP8, Op.INT8), (1, 2))
-    assert found == [problem(m, 64, 128, op) for op in (Op.FP8, Op.INT8) for m in (1, 2)]
+    assert found == [workload(m, 64, 128, op) for op in (Op.FP8, Op.INT8) for m in (1, 2)]
 
 
 def test_csv_and_repeated_rows(tmp_path) -> None:
     path = tmp_path / "shapes.csv"
     path.write_text("M, N, K, op\n1, 64, 128, int8_azp\n2,64,128,\n1,64,128,int8_azp\n")
-    assert read_shapes(path, FP8) == [problem(1, 64, 128, Op.INT8_AZP), problem(2, 64, 128)]
+    assert read_shapes(path, FP8) == [workload(1, 64, 128, Op.INT8_AZP), workload(2, 64, 128)]
 
 
 def test_json_lines(tmp_path) -> None:
     path = tmp_path / "misses.jsonl"
     path.write_text('{"op": "fp8", "m": 1, "n": 2, "k": 3, "trust": "nearest"}\n\n')
-    assert read_shapes(path, (Op.INT8,)) == [problem(1, 2, 3)]
+    assert read_shapes(path, (Op.INT8,)) == [workload(1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_line_that_is_no_miss_takes_no_other_with_it(tmp_path) -> None:
         )
     )
     found, unusable = read_misses(path, FP8)
-    assert found == [problem(3, 64, 128), problem(5, 64, 128)]
+    assert found == [workload(3, 64, 128), workload(5, 64, 128)]
     assert [re.search(r"line (\d)", text)[1] for text in unusable] == ["2", "3", "4", "5", "6", "7"]
     assert unusable[0] == f"{path}, line 2 has k = 0, expected a whole number from 1 to 2147483647"
     assert all(len(text) < 900 for text in unusable)

@@ -25,7 +25,7 @@ from gemmill.tuner.worker import WorkerError
 from gemms import Op, Workload, gemm
 
 SOURCES = Path(__file__).parents[3] / "generator"
-PROBLEMS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+WORKLOADS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
 WRONG = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
 
 
@@ -33,7 +33,7 @@ WRONG = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_b
 def request_of(tmp_path, home):
     def make(**changes: object) -> TuneRequest:
         settings = {
-            "problems": PROBLEMS,
+            "workloads": WORKLOADS,
             "builds": [stand_in_build(select("smoke"))],
             "options": SweepOptions(rounds=3),
             "journal": tmp_path / "j.jsonl",
@@ -85,17 +85,17 @@ def test_a_sweep_writes_journal_and_table(request_of, tmp_path, monkeypatch) -> 
     (source,) = table.sources.values()
     assert (source.program, source.build) == ("gemmill tune", "dry-run")
     (agreed,) = result.agreements
-    assert agreed.problems == 3
+    assert agreed.workloads == 3
     record = read_journal(tmp_path / "j.jsonl")
     assert len(record.entries) == 6
-    assert {problem: list(found) for problem, found in record.faults.items()} == {key: [WRONG] for key in PROBLEMS}
+    assert {workload: list(found) for workload, found in record.faults.items()} == {key: [WRONG] for key in WORKLOADS}
     first = next(iter(record.entries.values())).outcome
     assert "torch row-wise" in first.rounds_us and first.builds["torch row-wise"] == "peer"
 
 
 def test_rows_of_other_shapes_stay(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1]), executor_of=Direct)
-    tune(request_of(problems=PROBLEMS[1:], journal=tmp_path / "other.jsonl"), executor_of=Direct)
+    tune(request_of(workloads=WORKLOADS[:1]), executor_of=Direct)
+    tune(request_of(workloads=WORKLOADS[1:], journal=tmp_path / "other.jsonl"), executor_of=Direct)
     assert len(read_table(tmp_path / "table.json").rows) == 3
 
 
@@ -162,7 +162,7 @@ def test_a_kill_within_the_first_line_begins_again(tmp_path) -> None:
 def test_a_line_that_lacks_a_field_is_measured_again(request_of, counting, tmp_path) -> None:
     """Each field of an outcome and of a fault taken away, then each of another type."""
     path = tmp_path / "j.jsonl"
-    tune(request_of(problems=PROBLEMS[:1]), executor_of=lambda spec: Direct(faulty(spec, Fault.NAN)))
+    tune(request_of(workloads=WORKLOADS[:1]), executor_of=lambda spec: Direct(faulty(spec, Fault.NAN)))
     first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"fault", "outcome"}
     for i, line in enumerate(lines):
@@ -178,7 +178,7 @@ def test_a_line_that_lacks_a_field_is_measured_again(request_of, counting, tmp_p
     path.write_text("".join(json.dumps(row) + "\n" for row in (first, lines[-1] | {"problem": ["fp8", "1", 64, 128]})))
     assert not read_journal(path).entries
     path.write_text("".join(json.dumps(row) + "\n" for row in (first, {"kind": "outcome"})))
-    tune(request_of(problems=PROBLEMS[:1]), executor_of=counting)
+    tune(request_of(workloads=WORKLOADS[:1]), executor_of=counting)
     assert counting.ran == 1
     path.write_text(json.dumps({k: v for k, v in first.items() if k != "setup"}) + "\n")
     with pytest.raises(JournalError, match=r"does not say what was measured on what: begin another with --journal"):
@@ -186,7 +186,7 @@ def test_a_line_that_lacks_a_field_is_measured_again(request_of, counting, tmp_p
 
 
 def test_a_journal_of_schema_1_is_gone_on_from(request_of, counting, tmp_path) -> None:
-    """Its problems are lists: op, m, n and k."""
+    """Its workloads are lists: op, m, n and k."""
     path = tmp_path / "j.jsonl"
     tune(request_of(), executor_of=Direct)
     first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -210,29 +210,29 @@ def test_what_is_known_is_on_disk_before_the_next_is_asked_for(tmp_path, monkeyp
     monkeypatch.setattr(os, "fsync", sync)
     with Journal(path, {"rounds": 3}) as journal:
         assert synced == [path.read_bytes()]
-        journal.fault(PROBLEMS[0], "a", Finding(fault=Fault.NAN, detail="all of it"))
+        journal.fault(WORKLOADS[0], "a", Finding(fault=Fault.NAN, detail="all of it"))
         assert len(synced) == 2 and synced[-1] == path.read_bytes() and synced[-1].endswith(b"\n")
-        outcome = Outcome(problem=PROBLEMS[0], rounds_us={}, findings={})
+        outcome = Outcome(workload=WORKLOADS[0], rounds_us={}, findings={})
         journal.outcome(Entry(outcome=outcome, repeat=0, wave=0, present=None, date="2026-11-21"))
         assert len(synced) == 3 and synced[-1] == path.read_bytes() and synced[-1].count(b"\n") == 3
 
 
 def test_faults_are_not_tried_again(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1]), executor_of=lambda spec: Direct(faulty(spec, Fault.NAN)))
+    tune(request_of(workloads=WORKLOADS[:1]), executor_of=lambda spec: Direct(faulty(spec, Fault.NAN)))
     path = tmp_path / "j.jsonl"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"outcome"' not in line))
-    result = tune(request_of(problems=PROBLEMS[:1]), executor_of=Direct)
+    result = tune(request_of(workloads=WORKLOADS[:1]), executor_of=Direct)
     (entry,) = result.record.entries.values()
     assert WRONG not in entry.outcome.rounds_us
 
 
 def test_a_journal_of_another_sweep_is_refused(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1]), executor_of=Direct)
+    tune(request_of(workloads=WORKLOADS[:1]), executor_of=Direct)
     with pytest.raises(
         JournalError, match=r"is of another sweep \(rounds was 3, is 4\): name another with --journal, or begin"
     ):
         tune(request_of(options=SweepOptions(rounds=4)), executor_of=Direct)
-    tune(request_of(options=SweepOptions(rounds=4), fresh=True, problems=PROBLEMS[:1]), executor_of=Direct)
+    tune(request_of(options=SweepOptions(rounds=4), fresh=True, workloads=WORKLOADS[:1]), executor_of=Direct)
     with Journal(tmp_path / "k.jsonl", {}), pytest.raises(JournalError, match="is being written by another sweep"):
         Journal(tmp_path / "k.jsonl", {})
     (tmp_path / "x.jsonl").write_text("{}\n")
@@ -249,11 +249,11 @@ def test_what_an_executor_loses_is_left_for_the_next_run(request_of, tmp_path) -
             yield from super().run(tasks[1:], found)
 
     class Hears(Observer):
-        def lost(self, problem: Workload, reason: str) -> None:
-            lost.append((problem, reason))
+        def lost(self, workload: Workload, reason: str) -> None:
+            lost.append((workload, reason))
 
     tune(request_of(), Hears(), executor_of=Loses)
-    assert lost == [(PROBLEMS[0], "its worker is gone")]
+    assert lost == [(WORKLOADS[0], "its worker is gone")]
     assert len(read_journal(tmp_path / "j.jsonl").entries) == 2
 
 
@@ -285,11 +285,11 @@ def test_killed_in_the_middle(tmp_path) -> None:
     known = len(read_journal(journal).entries)
     assert known >= 2
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert f"{known} of 6 problems known from the journal" in done.stderr
+    assert f"{known} of 6 workloads known from the journal" in done.stderr
     assert len(read_journal(journal).entries) == 6
 
 
 def test_most_candidates(request_of, tmp_path) -> None:
-    tune(request_of(problems=PROBLEMS[:1], options=SweepOptions(rounds=2, most=1, peers=False)), executor_of=Direct)
+    tune(request_of(workloads=WORKLOADS[:1], options=SweepOptions(rounds=2, most=1, peers=False)), executor_of=Direct)
     (entry,) = read_journal(tmp_path / "j.jsonl").entries.values()
     assert len(entry.outcome.builds) == 1 and MOST > 1

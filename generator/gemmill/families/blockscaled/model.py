@@ -8,7 +8,7 @@ have the last word.
 
 from typing import NamedTuple
 
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 
 MOST_CTAS = 2**30
 """Kernels count them in 32 bits, some past the last."""
@@ -53,7 +53,7 @@ def ctas_of(facts: Facts, m: int, n: int) -> int:
     return -(-m // facts.tile_m) * -(-n // facts.tile_n) * facts.splits
 
 
-def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     m, n, k = call.sizes
     facts: Facts = row.facts
@@ -75,7 +75,7 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     return _BEGIN_NS + max(working, memory) + _UNHIDDEN * min(working, memory) + _MEETING_NS[facts.splits]
 
 
-def refuses(row: Row, call: ProblemCall) -> str | None:
+def refuses(row: Row, call: ShapedCall) -> str | None:
     """Why a variant takes no call of such sizes, beside what its row says."""
     m, n, k = call.sizes
     if (ctas := ctas_of(row.facts, m, n)) > MOST_CTAS:

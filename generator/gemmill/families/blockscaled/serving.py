@@ -7,7 +7,7 @@ import torch
 
 from gemmill.families.blockscaled import reference
 from gemmill.families.blockscaled.config import FOLDED_PAIRS, WEIGHT_PAIRS, Pair
-from gemmill.families.blockscaled.problem import problem_of_call
+from gemmill.families.blockscaled.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.formats.folded_blocks import FoldedBlocks
@@ -76,9 +76,9 @@ def _codes(rows: int, k: int, format: Format, codes: torch.Tensor, scales: torch
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     judged = checks.check(op, call)
-    pair, problem = list(Pair)[judged["pair"]], problem_of_call(judged)
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
-    of_pair = sum(entry.predicate.pair is pair for entry in build.manifest.entries if entry.family == problem.family)
+    pair, asked = list(Pair)[judged["pair"]], shaped_call_of(judged)
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
+    of_pair = sum(entry.predicate.pair is pair for entry in build.manifest.entries if entry.family == asked.family)
     packed = "; pack weights (gemmill.quantize)" if pair in WEIGHT_PAIRS and not judged["prepacked"] else ""
     return (
         f"none of {count_of_variants(of_pair)} of {pair} in build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, "
@@ -87,4 +87,4 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)
+SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

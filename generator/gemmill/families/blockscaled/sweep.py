@@ -14,7 +14,7 @@ from gemmill.families.blockscaled.config import (
     PairConfig,
     WeightConfig,
 )
-from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType
 
@@ -69,11 +69,11 @@ def _measured(op: Op) -> Measured:
     pair, number = op.pair, op.number
     a_bits = pair.a_bits
 
-    def call(sizes: Sizes) -> ProblemCall:
+    def call(sizes: Sizes) -> ShapedCall:
         m, n, k = (sizes[name] for name in "mnk")
         a = _aligned(m, k * a_bits // 8)
         b = TMA_BYTES if op.prepacked else _aligned(n, k * pair.b_format.code.bits // 8)
-        return ProblemCall(family=NAME, problem=number, sizes=(m, n, k), alignments=(a, b, _aligned(m, 2 * n)))
+        return ShapedCall(family=NAME, call_class=number, sizes=(m, n, k), alignments=(a, b, _aligned(m, 2 * n)))
 
     def moved(sizes: Sizes) -> int:
         m, n, k = (sizes[name] for name in "mnk")

@@ -16,7 +16,7 @@ from gemmill.families.blockscaled.config import (
 from gemmill.families.blockscaled.model import Facts, model_ns, refuses
 from gemmill.families.blockscaled.steps import step_of
 from gemmill.families.blockscaled.sweep import SWEEP, Op
-from gemmill.family import ProblemCall, Reach, Row, Tuning
+from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.vocab import Arch, Format
 
@@ -64,7 +64,7 @@ _LEAST_K = {WidenedConfig.tag: 0}
 def _rows(config: AnyConfig, accepts: BlockScaledAccepts, kernel: int) -> Iterator[Row]:
     yield Row(
         kernel=kernel,
-        problem=CLASSES.number(config),
+        call_class=CLASSES.number(config),
         most=MOST_OF_TMA,
         alignments=_IN_WORDS if isinstance(config, FewConfig) and config.in_words else _ALIGNMENTS[config.tag],
         least=(0, 0, _LEAST_K.get(config.tag, 1)),
@@ -75,9 +75,9 @@ def _rows(config: AnyConfig, accepts: BlockScaledAccepts, kernel: int) -> Iterat
 _MEASURED = {op.number: op.value for op in Op}
 
 
-def _measured_as(call: ProblemCall) -> str | None:
+def _measured_as(call: ShapedCall) -> str | None:
     """The class by which tables know a call."""
-    return _MEASURED.get(call.problem)
+    return _MEASURED.get(call.call_class)
 
 
 TUNING = Tuning(

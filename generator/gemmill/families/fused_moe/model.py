@@ -6,7 +6,7 @@ time of its loads, which grow with its rows.
 
 from typing import NamedTuple
 
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 
 _BEGIN_NS = 12000.0
 """Of three launches."""
@@ -24,7 +24,7 @@ class Facts(NamedTuple):
     """Picoseconds for 1,024 bytes of weights by a tile's rows, of all multiprocessors together."""
 
 
-def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     pairs, inner, hidden, weights = call.sizes
     facts: Facts = row.facts

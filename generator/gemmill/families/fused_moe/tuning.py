@@ -25,7 +25,7 @@ def _tile_ps(config: AnyConfig) -> int:
 def _rows(config: AnyConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[Row]:
     yield Row(
         kernel=kernel,
-        problem=CLASSES.number(config),
+        call_class=CLASSES.number(config),
         most=MOST_OF_TMA,
         alignments=(TMA_BYTES,) * 3,
         least=(0, 0, 0, 0),

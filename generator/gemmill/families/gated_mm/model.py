@@ -6,7 +6,7 @@ loads' where these take longer.
 
 from typing import NamedTuple
 
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 
 _BEGIN_NS, _TILE_NS = 3000.0, 1200.0
 """To launch, and to end a tile."""
@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     """1 where a tile ends while the next one is multiplied: the last alone takes time of its own."""
 
 
-def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     m, n, k = call.sizes
     facts: Facts = row.facts

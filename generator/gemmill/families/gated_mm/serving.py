@@ -5,7 +5,7 @@ from typing import Any
 
 from gemmill.families.gated_mm import reference
 from gemmill.families.gated_mm.config import GROUP, Result
-from gemmill.families.gated_mm.problem import problem_of_call
+from gemmill.families.gated_mm.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.formats.gating import group_codes, group_scales
@@ -47,9 +47,9 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     judged = checks.check(op, call)
-    problem, selection = problem_of_call(judged), "sweep" if judged["in_groups"] else "default"
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
-    count = sum(entry.family == problem.family for entry in build.manifest.entries)
+    asked, selection = shaped_call_of(judged), "sweep" if judged["in_groups"] else "default"
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
+    count = sum(entry.family == asked.family for entry in build.manifest.entries)
     reason = choice.trace[0].reason if choice.trace else "it has none"
     return (
         f"none of {count_of_variants(count)} of gated GEMMs in build {build.build_id} takes M, N, K = {sizes} with "
@@ -58,4 +58,4 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)
+SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

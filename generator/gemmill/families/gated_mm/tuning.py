@@ -41,7 +41,7 @@ def _rows(config: AnyConfig, accepts: UnalignedGatedAccepts, kernel: int) -> Ite
     for number in classes_of(config):
         yield Row(
             kernel=kernel,
-            problem=number,
+            call_class=number,
             most=MOST_OF_TMA,
             alignments=(1 if any_layout else TMA_BYTES,) * 3,
             least=(0, 0, 0 if any_layout else 1),

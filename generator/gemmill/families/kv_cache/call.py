@@ -12,7 +12,7 @@ from gemmill.families.kv_cache.config import (
     format_of,
 )
 from gemmill.families.kv_cache.formats import CacheSpec
-from gemmill.family import Judged, ProblemCall
+from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import Arch
 
@@ -45,7 +45,7 @@ def length_of(call: Judged) -> int:
     return min(length, call["window"] + call["rows"]) if call["window"] > 0 else length
 
 
-def problem_of_call(call: Judged) -> ProblemCall:
+def shaped_call_of(call: Judged) -> ShapedCall:
     """A call that has passed the checks, as far as the choice depends on it."""
     if not call["works"]:
         sizes = 1, 0, 1, 1, 0
@@ -53,7 +53,7 @@ def problem_of_call(call: Judged) -> ProblemCall:
         sizes = call["batch"], call["rows"], call["heads"], call["kv_heads"], length_of(call)
     else:
         sizes = 1, 1, 1, 1, 0
-    return ProblemCall(family=NAME, problem=class_of(call), sizes=sizes, alignments=())
+    return ShapedCall(family=NAME, call_class=class_of(call), sizes=sizes, alignments=())
 
 
 def config_of(call: Judged, arch: Arch) -> KvCacheConfig:

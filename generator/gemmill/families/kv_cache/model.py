@@ -6,7 +6,7 @@ end. Constants are fitted to times of an H200 (docs/notes/kv_cache.md). Tables o
 
 from typing import NamedTuple
 
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 
 
 class Facts(NamedTuple):
@@ -38,7 +38,7 @@ def slices_of(tiles: int, stages: int, blocks: int, half_waves: int) -> int:
     return min(max(half_waves * blocks // (2 * max(tiles, 1)), 1), max(stages, 1))
 
 
-def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call; 0 of what is no attention, where there is nothing to choose."""
     facts: Facts = row.facts
     if facts.half_waves == 0:

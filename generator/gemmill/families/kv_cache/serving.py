@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from gemmill.families import kv_cache
-from gemmill.families.kv_cache.call import config_of, problem_of_call, spec_of
+from gemmill.families.kv_cache.call import config_of, shaped_call_of, spec_of
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
@@ -106,4 +106,4 @@ _COMPUTE = {
     Kind.SCORES: scores,
     Kind.ATTEND: attention,
 }
-SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)
+SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

@@ -10,7 +10,7 @@ from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS
-from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.vocab import DType
 
 HEAD_DIM = 128
@@ -84,9 +84,9 @@ def _serves(op: Op) -> Callable[[KvCachePredicate], bool]:
 
 
 def _measured(op: Op) -> Measured:
-    def call(sizes: Sizes) -> ProblemCall:
+    def call(sizes: Sizes) -> ShapedCall:
         told = tuple(sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length"))
-        return ProblemCall(family=NAME, problem=op.number, sizes=told, alignments=())
+        return ShapedCall(family=NAME, call_class=op.number, sizes=told, alignments=())
 
     def moved(s: Sizes) -> int:
         return s["batch"] * (s["length"] * s["kv_heads"] * op.token_bytes + 4 * s["rows"] * s["heads"] * HEAD_DIM)

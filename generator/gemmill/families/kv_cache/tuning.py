@@ -7,7 +7,7 @@ from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.model import Facts, model_ns
 from gemmill.families.kv_cache.sweep import SWEEP, Op
-from gemmill.family import ProblemCall, Reach, Row, Tuning
+from gemmill.family import Reach, Row, ShapedCall, Tuning
 
 _MOST = 2**62
 """Of each size: kernels count in 64 bits, or a call's contract says what else."""
@@ -72,7 +72,7 @@ def _facts(config: KvCacheConfig) -> Facts:
 def _rows(config: KvCacheConfig, accepts: KvCachePredicate, kernel: int) -> Iterator[Row]:
     yield Row(
         kernel=kernel,
-        problem=CLASSES.number(config),
+        call_class=CLASSES.number(config),
         most=_MOST,
         alignments=(),
         least=(0,) * len(_SIZES),
@@ -84,9 +84,9 @@ _SIZES = ("batch", "rows", "heads", "kv_heads", "length")
 _MEASURED = {op.number: op.value for op in Op}
 
 
-def _measured_as(call: ProblemCall) -> str | None:
+def _measured_as(call: ShapedCall) -> str | None:
     """The class by which tables know a call."""
-    return _MEASURED.get(call.problem)
+    return _MEASURED.get(call.call_class)
 
 
 TUNING = Tuning(

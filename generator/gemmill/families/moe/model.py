@@ -7,7 +7,7 @@ its tensor core's time, or its loads' where these take longer.
 
 from typing import NamedTuple
 
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 
 _BEGIN_NS = 3000.0
 """To launch and find rows."""
@@ -35,7 +35,7 @@ class Facts(NamedTuple):
     """Of which N is one: results that are stored at a time."""
 
 
-def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
+def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     m, n, k, experts = call.sizes
     facts: Facts = row.facts
@@ -51,7 +51,7 @@ def model_ns(row: Row, call: ProblemCall, sm_count: int) -> float:
     return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)
 
 
-def refuses(row: Row, call: ProblemCall) -> str | None:
+def refuses(row: Row, call: ShapedCall) -> str | None:
     """Why a variant takes no call of such sizes, beside what its row says."""
     _, n, _, _ = call.sizes
     facts: Facts = row.facts

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from gemmill.families.moe.config import FP4_FORMATS
-from gemmill.families.moe.problem import problem_of_call
 from gemmill.families.moe.reference import Segment, gathered, packed_exact_mm, segment_mm, segments, unpacked
+from gemmill.families.moe.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
@@ -110,9 +110,9 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    problem = problem_of_call(checks.check(op, call))
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
-    count = sum(entry.family == problem.family for entry in build.manifest.entries)
+    asked = shaped_call_of(checks.check(op, call))
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
+    count = sum(entry.family == asked.family for entry in build.manifest.entries)
     reason = choice.trace[0].reason if choice.trace else "it has none"
     return (
         f"none of {count_of_variants(count)} of grouped GEMMs in build {build.build_id} takes M, N, K, experts = {sizes} with "
@@ -121,4 +121,4 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)
+SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

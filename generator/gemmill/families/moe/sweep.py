@@ -7,7 +7,7 @@ from fractions import Fraction
 from gemmill.families.moe import NAME
 from gemmill.families.moe.classes import CLASSES
 from gemmill.families.moe.config import GROUP, AnyConfig, PackedGroupedConfig, UnalignedGroupedConfig
-from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType, Format
 from gemmill.vocab.format import MXFP4, NVFP4
@@ -75,11 +75,11 @@ class _Class:
 def _measured(op: Op) -> Measured:
     size = op.dtype.bits // 8
 
-    def call(sizes: Sizes) -> ProblemCall:
+    def call(sizes: Sizes) -> ShapedCall:
         m, n, k, experts = (sizes[name] for name in ("m", "n", "k", "experts"))
         a, out = (TMA_BYTES if m == 1 else _aligned(row) for row in (k * size, 2 * n))
         b = _aligned(k * size) if op.weights is None else TMA_BYTES
-        return ProblemCall(family=NAME, problem=op.number, sizes=(m, n, k, experts), alignments=(a, b, out))
+        return ShapedCall(family=NAME, call_class=op.number, sizes=(m, n, k, experts), alignments=(a, b, out))
 
     def moved(s: Sizes) -> int:
         weights = min(s["m"], s["experts"]) * s["n"] * s["k"]

@@ -8,7 +8,7 @@ from gemmill.families.moe.config import AnyConfig, PackedGroupedConfig, Unaligne
 from gemmill.families.moe.facts import Facts as KernelFacts
 from gemmill.families.moe.model import Facts, model_ns, refuses
 from gemmill.families.moe.sweep import SWEEP, Op
-from gemmill.family import ProblemCall, Reach, Row, Tuning
+from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.formats.layout import SIDE
 
@@ -81,7 +81,7 @@ def _rows(config: AnyConfig, accepts: UnalignedGroupedAccepts, kernel: int) -> I
     for number in classes_of(config):
         yield Row(
             kernel=kernel,
-            problem=number,
+            call_class=number,
             most=MOST_OF_TMA,
             alignments=(1, 1, 1) if any_layout else (TMA_BYTES, TMA_BYTES, of_out),
             least=(0, 0, 0 if any_layout else 1, 0),
@@ -92,9 +92,9 @@ def _rows(config: AnyConfig, accepts: UnalignedGroupedAccepts, kernel: int) -> I
 _MEASURED = {op.number: op.value for op in Op}
 
 
-def _measured_as(call: ProblemCall) -> str | None:
+def _measured_as(call: ShapedCall) -> str | None:
     """The class by which tables know a call."""
-    return _MEASURED.get(call.problem)
+    return _MEASURED.get(call.call_class)
 
 
 TUNING = Tuning(

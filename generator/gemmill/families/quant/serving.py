@@ -12,7 +12,7 @@ from gemmill.families.quant.call import config_of
 from gemmill.families.quant.classes import CLASSES
 from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat, Scales
 from gemmill.families.quant.layouts import group_strides, static_scales
-from gemmill.family import Judged, OpSchema, ProblemCall
+from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.family.operand import Call
 from gemmill.formats.layout import swizzled_shape
 from gemmill.formats.quantise import (
@@ -39,7 +39,7 @@ def _wanted(build: Build, op: OpSchema, call: Call) -> QuantConfig:
     return config_of(checks.check(op, call), Arch(build.manifest.arch))
 
 
-def _asked(call: Judged) -> ProblemCall:
+def _asked(call: Judged) -> ShapedCall:
     return CLASSES.of_call(quant.NAME, call["class"])
 
 

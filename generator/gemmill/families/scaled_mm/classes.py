@@ -27,7 +27,7 @@ _OUT_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OUTS)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemClass:
+class CallClass:
     """What the number of a class of calls says."""
 
     need: Need
@@ -44,19 +44,19 @@ def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
     return 0 if groups is None else 1 + SCALE_GROUPS.index(groups) * 2 + (not mn_major)
 
 
-def problem_code(need: Need, operand: str, out: str, scales: int = 0, own: int = 0) -> int:
+def class_code(need: Need, operand: str, out: str, scales: int = 0, own: int = 0) -> int:
     """The number of a class of calls; dtypes as torch names them. Mirrors kernels/scaled_mm/classes.h."""
     below = ((scales * len(Need) + need) * len(_OPERANDS) + _OPERAND_CODES[operand]) * len(_OUTS) + _OUT_CODES[out]
     return own * OWN_CLASSES + below
 
 
-def class_of(problem: int) -> ProblemClass:
-    """What `problem_code` made the number of."""
-    own, below = divmod(problem, OWN_CLASSES)
+def class_of(number: int) -> CallClass:
+    """What `class_code` made the number of."""
+    own, below = divmod(number, OWN_CLASSES)
     rest, out = divmod(below, len(_OUTS))
     rest, operand = divmod(rest, len(_OPERANDS))
     scales, need = divmod(rest, len(Need))
-    return ProblemClass(need=Need(need), operand=_OPERANDS[operand], out=_OUTS[out], scales=scales, own=own)
+    return CallClass(need=Need(need), operand=_OPERANDS[operand], out=_OUTS[out], scales=scales, own=own)
 
 
 def scales_codes_of(groups: ScaleGroups | None, layout: ScaleLayout) -> tuple[int, ...]:
@@ -76,19 +76,19 @@ def needs_of(predicate: Predicate) -> tuple[Need, ...]:
     return tuple(need for azp in predicate.azp for need in by_azp[azp])
 
 
-def problems_of(predicate: Predicate | OwnPredicate) -> tuple[int, ...]:
+def classes_of(predicate: Predicate | OwnPredicate) -> tuple[int, ...]:
     """The classes of calls that a kernel serves."""
     operand, out = predicate.a_dtype.torch_name, predicate.out_dtype.torch_name
     if isinstance(predicate, OwnPredicate):
-        return (problem_code(Need.SCALE, operand, out, own=class_of_epilogue(predicate.traced)),)
+        return (class_code(Need.SCALE, operand, out, own=class_of_epilogue(predicate.traced)),)
     kinds = scales_codes_of(predicate.scale_groups, predicate.scale_layout)
-    return tuple(problem_code(need, operand, out, scales) for scales in kinds for need in needs_of(predicate))
+    return tuple(class_code(need, operand, out, scales) for scales in kinds for need in needs_of(predicate))
 
 
 @cache
-def describe_problem(problem: int) -> str:
+def describe_class(number: int) -> str:
     """A class of calls in words."""
-    told = class_of(problem)
+    told = class_of(number)
     if told.own:
         return f"{told.operand} x {told.operand} to {told.out} with epilogue {told.own:010x}"
     words = {

@@ -14,7 +14,7 @@ from math import sqrt
 from typing import Any, NamedTuple
 
 from gemmill.families.scaled_mm.classes import class_of
-from gemmill.family import ProblemCall, Row
+from gemmill.family import Row, ShapedCall
 
 L2_KEPT = 40_000_000
 """What of the L2 operands can keep."""
@@ -133,18 +133,18 @@ FITTED = Constants()
 OF_NUMBERS = Arithmetic()
 
 
-def model_ns(of: Row, call: ProblemCall, sm_count: int) -> float:
+def model_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
     estimate: float = time_ns(terms_of(of, call, sm_count), FITTED)
     return estimate
 
 
-def terms_of(of: Row, call: ProblemCall, sm_count: int) -> Terms:
+def terms_of(of: Row, call: ShapedCall, sm_count: int) -> Terms:
     """What a call by a variant comes to."""
     row, (m, n, k) = of.facts, call.sizes
     splits = max(row.splits, 1)
     tiles = ctas_of(row, m, n)
-    k *= class_of(call.problem).operand.bits // 8  # bytes, as tile_k
+    k *= class_of(call.call_class).operand.bits // 8  # bytes, as tile_k
     room = _room(row, sm_count)
     per_sm = min(row.ctas_of_sm, _ceil_div(tiles, room))
     waves = _ceil_div(tiles, room * per_sm)

@@ -35,19 +35,19 @@ def _int_mm(x: Any, i: int) -> Callable[[], Any]:
 
 
 PEERS = (
-    Peer(name="torch row-wise", bind=_scaled_mm, takes=lambda problem: problem.op == Op.FP8),
-    Peer(name="torch tensor-wise", bind=_scaled_mm, takes=lambda problem: problem.op == Op.FP8, given=_per_tensor),
-    Peer(name="torch mm", bind=_mm, takes=lambda problem: problem.op == Op.BF16),
+    Peer(name="torch row-wise", bind=_scaled_mm, takes=lambda workload: workload.op == Op.FP8),
+    Peer(name="torch tensor-wise", bind=_scaled_mm, takes=lambda workload: workload.op == Op.FP8, given=_per_tensor),
+    Peer(name="torch mm", bind=_mm, takes=lambda workload: workload.op == Op.BF16),
     Peer(
         name="torch._int_mm",
         bind=_int_mm,
-        takes=lambda problem: problem.op == Op.INT8 and problem.sizes["m"] >= INT_MM_FEWEST_ROWS,
+        takes=lambda workload: workload.op == Op.INT8 and workload.sizes["m"] >= INT_MM_FEWEST_ROWS,
         complete=False,
     ),
 )
 
 
-def vllm_takes(problem: MeasuredWorkload) -> bool:
+def vllm_takes(workload: MeasuredWorkload) -> bool:
     """vLLM refuses operands of 16 bits, and ignores the strides of scales in groups: their columns must follow each other
     at multiples of 16 bytes."""
-    return problem.op != Op.BF16 and (problem.op != Op.FP8_GROUPS or problem.sizes["m"] % 4 == 0)
+    return workload.op != Op.BF16 and (workload.op != Op.FP8_GROUPS or workload.sizes["m"] % 4 == 0)

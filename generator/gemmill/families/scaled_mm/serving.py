@@ -7,8 +7,8 @@ from typing import Any
 from gemmill.families.scaled_mm import reference
 from gemmill.families.scaled_mm.classes import class_of
 from gemmill.families.scaled_mm.own import class_of_epilogue
-from gemmill.families.scaled_mm.problem import problem_of_call
-from gemmill.family import Judged, OpSchema, ProblemCall
+from gemmill.families.scaled_mm.shaped_call import shaped_call_of
+from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.family.operand import Call
 from gemmill.gemm.traced import Traced, all_known
 from gemmill.runtime import checks
@@ -20,8 +20,8 @@ MOST_REASONS = 20
 """In the text of a refused call."""
 
 
-def _asked(call: Judged) -> ProblemCall:
-    return problem_of_call(call.schema, call.call, call.get("own") or 0)
+def _asked(call: Judged) -> ShapedCall:
+    return shaped_call_of(call.schema, call.call, call.get("own") or 0)
 
 
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
@@ -37,12 +37,12 @@ def _epilogue(number: int) -> Traced:
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    problem = _asked(checks.check(op, call))
+    asked = _asked(checks.check(op, call))
     counts = Counter(rejected.reason for rejected in choice.trace)
     reasons = "\n".join(f"  {count_of_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
     builds = f"`gemmill build --arch {build.manifest.arch} --select default` builds one for every shape"
-    if class_of(problem.problem).own:
+    if class_of(asked.call_class).own:
         builds = (
             f"`gemmill build --arch {build.manifest.arch} --epilogue MODULE:FUNCTION` builds those of an epilogue, which take K above 0 "
             "and rows and columns at multiples of 16 bytes"

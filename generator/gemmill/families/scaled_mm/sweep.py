@@ -4,9 +4,9 @@ import math
 from enum import StrEnum
 
 from gemmill.families.scaled_mm import NAME
-from gemmill.families.scaled_mm.classes import Need, problem_code, problems_of, scales_code
+from gemmill.families.scaled_mm.classes import Need, class_code, classes_of, scales_code
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.family import Measured, ProblemCall, Sizes, Sweep
+from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, TileScheduler
 
@@ -48,13 +48,13 @@ _OPERANDS = {
 def _measured(op: Op) -> Measured:
     element_bytes = op.operand.bits // 8
     need = Need.AZP_TOKEN if op is Op.INT8_AZP else Need.SCALE
-    code = problem_code(need, op.operand.torch_name, DType.BF16.torch_name, scales_code(op.groups, mn_major=True))
+    code = class_code(need, op.operand.torch_name, DType.BF16.torch_name, scales_code(op.groups, mn_major=True))
 
-    def call(sizes: Sizes) -> ProblemCall:
+    def call(sizes: Sizes) -> ShapedCall:
         m, n, k = (sizes[name] for name in "mnk")
         align_k, align_d = math.gcd(element_bytes * k, TMA_BYTES), math.gcd(2 * n, TMA_BYTES)
         align_a, align_b = (TMA_BYTES if rows == 1 else align_k for rows in (m, n))
-        return ProblemCall(family=NAME, problem=code, sizes=(m, n, k), alignments=(align_a, align_b, align_d))
+        return ShapedCall(family=NAME, call_class=code, sizes=(m, n, k), alignments=(align_a, align_b, align_d))
 
     return Measured(
         name=op.value,
@@ -63,7 +63,7 @@ def _measured(op: Op) -> Measured:
         operand_bits=op.operand.bits,
         # Scales are left out.
         bytes=lambda s: (s["m"] + s["n"]) * s["k"] * element_bytes + 2 * s["m"] * s["n"],
-        serves=lambda accepts: code in problems_of(accepts),
+        serves=lambda accepts: code in classes_of(accepts),
         # One group alone is a scale for each row.
         least={} if op.groups is None else {"k": 2 * op.groups.size},
     )

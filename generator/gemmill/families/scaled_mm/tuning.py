@@ -8,8 +8,8 @@ from gemmill.families.scaled_mm.accepts import Predicate, accepted
 from gemmill.families.scaled_mm.classes import (
     Need,
     class_of,
-    describe_problem,
-    problems_of,
+    classes_of,
+    describe_class,
     scales_codes_of,
 )
 from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig
@@ -17,7 +17,7 @@ from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
 from gemmill.families.scaled_mm.own import OwnPredicate, operands_of, with_own
 from gemmill.families.scaled_mm.own import accepted as own_accepted
 from gemmill.families.scaled_mm.sweep import SWEEP
-from gemmill.family import ProblemCall, Reach, Row, Tuning
+from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.gemm.facts import Facts as KernelFacts
 from gemmill.gemm.traced import all_known
 from gemmill.vocab import (
@@ -48,10 +48,10 @@ MOST_CTAS = 2**30
 
 def _rows(config: KernelConfig, accepts: Predicate | OwnPredicate, kernel: int) -> Iterator[Row]:
     facts = _facts(config)
-    for problem in problems_of(accepts):
+    for number in classes_of(accepts):
         yield Row(
             kernel=kernel,
-            problem=problem,
+            call_class=number,
             most=accepts.max_mnk,
             alignments=(
                 accepts.alignment_a * accepts.a_dtype.bits // 8,
@@ -114,7 +114,7 @@ def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
     return 1
 
 
-def _refuses(row: Row, call: ProblemCall) -> str | None:
+def _refuses(row: Row, call: ShapedCall) -> str | None:
     m, n, _ = call.sizes
     if (ctas := ctas_of(row.facts, m, n)) > MOST_CTAS:
         return f"it would take {ctas} CTAs for M, N = {m}, {n}, and counts up to {MOST_CTAS}"
@@ -133,19 +133,19 @@ def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
             operand = measured.a_dtype if out in RESULTS_OF[measured.a_dtype] else out
             problem = replace(measured, a_dtype=operand, b_dtype=operand, out_dtype=out, epilogue=kind)
             sibling = replace(config, problem=problem)
-            for code in problems_of(accepted(replace(config, problem=replace(problem, scale_layout=layout)))):
+            for code in classes_of(accepted(replace(config, problem=replace(problem, scale_layout=layout)))):
                 offered[code] = (*offered.get(code, ()), sibling)
     if measured.epilogue is EpilogueKind.SCALED_BIAS and not measured.group_size and config.backend is Backend.CUTEDSL:
         for traced in all_known():
             own = with_own(config, traced)
             if measured.a_dtype in operands_of(traced):
-                offered |= dict.fromkeys(problems_of(own_accepted(own)), (own,))
+                offered |= dict.fromkeys(classes_of(own_accepted(own)), (own,))
     return offered
 
 
-def _measured_as(call: ProblemCall) -> str | None:
+def _measured_as(call: ShapedCall) -> str | None:
     """fp8, int8, int8_azp, fp8_groups or bf16 (f16 too)."""
-    told = class_of(call.problem)
+    told = class_of(call.call_class)
     if told.own:
         return None
     if told.scales:
@@ -164,8 +164,8 @@ TUNING = Tuning(
     bucketed="m",
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1, abroad=256),
     rows=_rows,
-    describe=describe_problem,
-    differs=lambda has, needs: f"it computes {describe_problem(has)}, the call needs {describe_problem(needs)}",
+    describe=describe_class,
+    differs=lambda has, needs: f"it computes {describe_class(has)}, the call needs {describe_class(needs)}",
     refuses=_refuses,
     model_ns=model_ns,
     wastes=pads_more,

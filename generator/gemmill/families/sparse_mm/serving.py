@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gemmill.families.sparse_mm.problem import problem_of_call
 from gemmill.families.sparse_mm.reference import sparse_mm
+from gemmill.families.sparse_mm.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
@@ -22,9 +22,9 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    problem = problem_of_call(checks.check(op, call))
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (problem.sizes, problem.alignments))
-    count = sum(entry.family == problem.family for entry in build.manifest.entries)
+    asked = shaped_call_of(checks.check(op, call))
+    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
+    count = sum(entry.family == asked.family for entry in build.manifest.entries)
     reason = choice.trace[0].reason if choice.trace else "it has none"
     return (
         f"none of {count_of_variants(count)} of sparse GEMMs in build {build.build_id} takes M, N, K = {sizes} with alignments of "
@@ -33,4 +33,4 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     )
 
 
-SERVING = Serving(results=_results, asked=problem_of_call, lacks=_lacks)
+SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

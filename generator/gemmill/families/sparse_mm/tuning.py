@@ -45,7 +45,7 @@ def _rows(config: SparseConfig, _accepts: SparseAccepts, kernel: int) -> Iterato
     for number in classes_of(config):
         yield Row(
             kernel=kernel,
-            problem=number,
+            call_class=number,
             most=MOST_OF_TMA,
             alignments=(TMA_BYTES,) * 4,
             least=(0, 0, 1),

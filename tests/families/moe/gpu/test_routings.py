@@ -13,7 +13,7 @@ from gemmill.vocab.format import MXFP4, NVFP4
 
 ROWS, EXPERTS = 300, 6
 FIRST = CallSpec(counts=(50,) * EXPERTS, n=96, k=160, data="integers")
-PROBLEMS = {
+SPECS = {
     "channel": FIRST,
     "groups": replace(FIRST, grouped=True),
     "integers": replace(FIRST, dtype=DType.S8),
@@ -63,37 +63,37 @@ def once(call: Callable[[], None], device: torch.device) -> Callable[[], None]:
     return graph.replay
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", SPECS)
 def test_a_graph_serves_every_routing(name: str, device: torch.device) -> None:
-    problem = PROBLEMS[name]
-    given = make_given(problem, device) | {"expert_map": torch.zeros(EXPERTS, dtype=torch.int32, device=device)}
-    shape = (EXPERTS, problem.slot, problem.n) if problem.slot else (problem.rows, problem.n)
+    spec = SPECS[name]
+    given = make_given(spec, device) | {"expert_map": torch.zeros(EXPERTS, dtype=torch.int32, device=device)}
+    shape = (EXPERTS, spec.slot, spec.n) if spec.slot else (spec.rows, spec.n)
     out = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    where = "rows" if problem.slot else "expert_offsets"
-    op = getattr(torch.ops.gemmill, problem.op).default
-    replay = once(lambda: op(*arguments_of(problem.op, given, out)), device)
-    for segments, mapped in told(problem):
+    where = "rows" if spec.slot else "expert_offsets"
+    op = getattr(torch.ops.gemmill, spec.op).default
+    replay = once(lambda: op(*arguments_of(spec.op, given, out)), device)
+    for segments, mapped in told(spec):
         given[where].copy_(segments)
         given["expert_map"].copy_(mapped)
         out.fill_(torch.nan)
-        wanted = wanted_of(problem.op, given, out, exactly=True, promoted=False)
+        wanted = wanted_of(spec.op, given, out, exactly=True, promoted=False)
         replay()
-        comparison = wanted.compare(out.reshape(-1, problem.n))
+        comparison = wanted.compare(out.reshape(-1, spec.n))
         assert comparison.ok, f"{segments.tolist()}, {mapped.tolist()}: {comparison.report}"
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", SPECS)
 def test_all_multiples_of_32(name: str, device: torch.device) -> None:
     for n, k in ((32, 32), (96, 544), (160, 64), (416, 96), (224, 160), (64, 288)):
-        first = PROBLEMS[name]
-        problem = replace(first, n=n, k=k, counts=(0, 1, 70, 0, 9, 40), slot=min(first.slot, 70))
-        given = make_given(problem, device)
-        shape = (EXPERTS, problem.slot, n) if problem.slot else (problem.rows, n)
+        first = SPECS[name]
+        spec = replace(first, n=n, k=k, counts=(0, 1, 70, 0, 9, 40), slot=min(first.slot, 70))
+        given = make_given(spec, device)
+        shape = (EXPERTS, spec.slot, n) if spec.slot else (spec.rows, n)
         out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=device)
-        wanted = wanted_of(problem.op, given, out, exactly=True, promoted=False)
-        getattr(torch.ops.gemmill, problem.op).default(*arguments_of(problem.op, given, out))
+        wanted = wanted_of(spec.op, given, out, exactly=True, promoted=False)
+        getattr(torch.ops.gemmill, spec.op).default(*arguments_of(spec.op, given, out))
         comparison = wanted.compare(out.reshape(-1, n))
-        assert comparison.ok, f"{problem}: {comparison.report}"
+        assert comparison.ok, f"{spec}: {comparison.report}"
 
 
 @pytest.mark.needs_cuda
@@ -101,10 +101,10 @@ def test_all_multiples_of_32(name: str, device: torch.device) -> None:
 @pytest.mark.parametrize("offsets", [(0, 90, 40, 300, 299, 300, 280), (-5, 20, 900, 40, 41, 2**31 - 1, -(2**31))])
 def test_whatever_offsets_are_nothing_else_is_touched(name: str, offsets: tuple[int, ...]) -> None:
     """Rows before and behind the result, and the device: offsets that decrease, and such as lie outside of all rows."""
-    problem, device = PROBLEMS[name], torch.device("cuda")
-    given = make_given(problem, device) | {"expert_offsets": torch.tensor(offsets, dtype=torch.int32, device=device)}
-    whole = torch.full((ROWS + 400, problem.n), torch.nan, dtype=torch.bfloat16, device=device)
-    getattr(torch.ops.gemmill, problem.op).default(*arguments_of(problem.op, given, whole[200:-200]))
+    spec, device = SPECS[name], torch.device("cuda")
+    given = make_given(spec, device) | {"expert_offsets": torch.tensor(offsets, dtype=torch.int32, device=device)}
+    whole = torch.full((ROWS + 400, spec.n), torch.nan, dtype=torch.bfloat16, device=device)
+    getattr(torch.ops.gemmill, spec.op).default(*arguments_of(spec.op, given, whole[200:-200]))
     assert bool(whole[:200].isnan().all() and whole[-200:].isnan().all())
     owned = {row for begin, end in pairwise(offsets) for row in range(max(begin, 0), min(end, ROWS))}
     written = (~whole[200:-200].isnan()).any(dim=1).nonzero().flatten().tolist()

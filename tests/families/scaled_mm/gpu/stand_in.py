@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from families.scaled_mm.gpu.problems import REFUSES, acceptance
+from families.scaled_mm.gpu.specs import REFUSES, acceptance
 from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.cases.calls import Call
 from gemmill.families.scaled_mm.config import KernelConfig
@@ -34,7 +34,7 @@ class StandIn:
         if name is not None:
             entry = next(entry for entry in self.entries if entry.name == name)
             if acceptance(entry.predicate, call) == REFUSES:
-                raise RuntimeError(f"{name} does not take {call.problem}: an alignment or an argument is not its own")
+                raise RuntimeError(f"{name} does not take {call.spec}: an alignment or an argument is not its own")
         result = reference_of_scaled_mm(
             call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
         )

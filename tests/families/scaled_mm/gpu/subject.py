@@ -36,7 +36,7 @@ class Gemmill:
         return gemmill.use_variant(name)
 
     def run(self, call: Call, variant: str | None = None) -> None:
-        op = getattr(torch.ops.gemmill, call.problem.op).default
+        op = getattr(torch.ops.gemmill, call.spec.op).default
         if variant is None:
             op(*call.arguments)
             return

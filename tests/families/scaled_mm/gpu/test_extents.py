@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gemmill
-from families.scaled_mm.gpu.problems import REFUSES, acceptance, of_variant
+from families.scaled_mm.gpu.specs import REFUSES, acceptance, of_variant
 from families.scaled_mm.gpu.test_ops import op_of
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType
@@ -36,9 +36,9 @@ def restrided(call, turn):
 def test_strides_of_dimensions_of_one_element(subject, entry, sizes, device):
     """Whatever they are, each variant that takes the call gives the same."""
     m, n, k = sizes
-    problem = of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, bias=True, data="integers"))
+    spec = of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, bias=True, data="integers"))
     for turn in range(len(STRIDES)):
-        plain = make_call(problem, device)
+        plain = make_call(spec, device)
         if acceptance(entry.predicate, plain) == REFUSES:
             continue
         call = restrided(plain, turn)
@@ -61,8 +61,8 @@ def test_choices_for_one_group(groups, a_dtype, sizes, device):
         pytest.skip(f"the build has no {a_dtype} kernels with groups of {groups.size}")
     m, n, k = sizes
     for turn, a_scale in ((0, "one"), (1, "one"), (2, "each"), (4, "each")):
-        problem = CallSpec(m=m, n=n, k=k, a_dtype=a_dtype, groups=groups, a_scale=a_scale, data="integers")
-        call = restrided(make_call(problem, device), turn)
+        spec = CallSpec(m=m, n=n, k=k, a_dtype=a_dtype, groups=groups, a_scale=a_scale, data="integers")
+        call = restrided(make_call(spec, device), turn)
         op_of(call)(*call.arguments)
         result = compare(call, Accumulation.PROMOTED)
         assert result.ok, result.report
@@ -71,8 +71,8 @@ def test_choices_for_one_group(groups, a_dtype, sizes, device):
 def test_one_group_whose_scales_lie_apart(device):
     """As scales in groups at any larger K."""
     for n in (100, 264):
-        problem = CallSpec(m=67, n=n, k=112, a_scale="each", data="integers")
-        call = make_call(problem, device)
+        spec = CallSpec(m=67, n=n, k=112, a_scale="each", data="integers")
+        call = make_call(spec, device)
         call = replace(call, a_scales=call.a_scales.repeat(1, 3)[:, :1])
         op_of(call)(*call.arguments)
         result = compare(call, Accumulation.PROMOTED)

@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from families.scaled_mm.gpu.problems import MAY, MUST, REFUSES, acceptance, of_variant, sum_error_fraction
 from families.scaled_mm.gpu.shapes import FIRST, takes_any_rows, with_groups
+from families.scaled_mm.gpu.specs import MAY, MUST, REFUSES, acceptance, of_variant, sum_error_fraction
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.families.scaled_mm.reference import scaled_mm
 
@@ -14,11 +14,11 @@ MIXES = tuple(product(("one", "each"), ("one", "each"), (False, True)))
 """(scale of a, scale of b, bias)"""
 
 
-def check(subject, entry, problem, device, note_error=None):
-    """The variant gives what the problem must give, and writes nothing else."""
-    call = make_call(problem, device)
+def check(subject, entry, spec, device, note_error=None):
+    """The variant gives what the spec must give, and writes nothing else."""
+    call = make_call(spec, device)
     expected = acceptance(entry.predicate, call)
-    assert expected != REFUSES, f"the test is wrong: {entry.name} does not take {problem}"
+    assert expected != REFUSES, f"the test is wrong: {entry.name} does not take {spec}"
     try:
         subject.run(call, entry.name)
     except RuntimeError:
@@ -27,13 +27,13 @@ def check(subject, entry, problem, device, note_error=None):
             return
         raise
     comparison = compare(call, entry.config.schedule.accumulation)
-    assert comparison.ok, f"{problem}: {comparison.report}"
-    assert call.guards_hold(), f"{problem}: elements outside the result were written"
+    assert comparison.ok, f"{spec}: {comparison.report}"
+    assert call.guards_hold(), f"{spec}: elements outside the result were written"
     if note_error is not None:
         note_error(entry, sum_error_fraction(call, entry.config.schedule.accumulation))
 
 
-def problem_of(entry, shape, **settings):
+def spec_of(entry, shape, **settings):
     m, n, k = shape
     return of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, **settings))
 
@@ -41,20 +41,18 @@ def problem_of(entry, shape, **settings):
 def test_integers_are_exact(subject, entry, shape, device):
     """Small integers and powers of two: no rounding anywhere but in the stored result, so no tolerance."""
     mix = MIXES[sum(shape) % len(MIXES)]
-    check(
-        subject, entry, problem_of(entry, shape, data="integers", a_scale=mix[0], b_scale=mix[1], bias=mix[2]), device
-    )
+    check(subject, entry, spec_of(entry, shape, data="integers", a_scale=mix[0], b_scale=mix[1], bias=mix[2]), device)
 
 
 @pytest.mark.parametrize("k", [4096, 14336, 32768])
 def test_long_sums_of_integers_are_exact(subject, entry, k, device):
     """The bound of random data grows with K, and from K = 4096 on hides what is missing; this hides nothing."""
-    check(subject, entry, problem_of(entry, (77, 136, k), data="integers", bias=True), device)
+    check(subject, entry, spec_of(entry, (77, 136, k), data="integers", bias=True), device)
 
 
 def test_random_data(subject, entry, shape, device, note_error):
     mix = MIXES[sum(shape) % len(MIXES)]
-    check(subject, entry, problem_of(entry, shape, a_scale=mix[0], b_scale=mix[1], bias=mix[2]), device, note_error)
+    check(subject, entry, spec_of(entry, shape, a_scale=mix[0], b_scale=mix[1], bias=mix[2]), device, note_error)
 
 
 def test_every_epilogue_argument(subject, entry, device, note_error):
@@ -62,18 +60,18 @@ def test_every_epilogue_argument(subject, entry, device, note_error):
     for (a_scale, b_scale, bias), azp in product(MIXES, entry.predicate.azp):
         if bias and not entry.predicate.bias:
             continue
-        problem = problem_of(entry, FIRST, a_scale=a_scale, b_scale=b_scale, bias=bias, azp=azp)
-        check(subject, entry, problem, device, note_error)
+        spec = spec_of(entry, FIRST, a_scale=a_scale, b_scale=b_scale, bias=bias, azp=azp)
+        check(subject, entry, spec, device, note_error)
 
 
 @pytest.mark.parametrize("layout", ["padded", "odd", "shifted"])
 def test_row_strides(subject, entry, layout, device):
     """Rows longer than they must be are honoured by those who can, and refused by the others with nothing written."""
     for shape in (FIRST, (33, 48, 144), (5, 131, 67)):
-        problem = problem_of(entry, shape, layout=layout, bias=True)
-        call = make_call(problem, device)
+        spec = spec_of(entry, shape, layout=layout, bias=True)
+        call = make_call(spec, device)
         if acceptance(entry.predicate, call) != REFUSES:
-            check(subject, entry, problem, device)
+            check(subject, entry, spec, device)
             continue
         with pytest.raises(RuntimeError):
             subject.run(call, entry.name)
@@ -82,10 +80,10 @@ def test_row_strides(subject, entry, layout, device):
 
 def test_rows_of_any_length(subject, entry, device):
     """K, N and M that are no multiple of anything: the unaligned variants take them, the others refuse in words."""
-    call = make_call(problem_of(entry, with_groups(entry, (7, 13, 17))), device)
+    call = make_call(spec_of(entry, with_groups(entry, (7, 13, 17))), device)
     if takes_any_rows(entry):
         assert acceptance(entry.predicate, call) == MUST
-        check(subject, entry, call.problem, device)
+        check(subject, entry, call.spec, device)
         return
     with pytest.raises(RuntimeError, match=r"align|multiple"):
         subject.run(call, entry.name)
@@ -95,14 +93,14 @@ def test_rows_of_any_length(subject, entry, device):
 @pytest.mark.parametrize("sizes", [(0, 64, 64), (64, 0, 64), (64, 64, 0), (0, 0, 0), (1, 8, 0)])
 def test_zero_sizes(subject, entry, sizes, device):
     """No rows, no columns: nothing to do. No K: the bias alone."""
-    check(subject, entry, problem_of(entry, sizes, bias=True), device)
+    check(subject, entry, spec_of(entry, sizes, bias=True), device)
 
 
 def test_nan_and_infinity(subject, entry, device):
     """NaN in an operand fills its row or column; NaN and infinity in scales and bias go where arithmetic takes them."""
-    problem = problem_of(entry, FIRST, data="integers", bias=True)
+    spec = spec_of(entry, FIRST, data="integers", bias=True)
     for place in ("a", "b", "a_scales", "b_scales", "bias", "infinite a_scales", "infinite b_scales", "huge"):
-        call = make_call(problem, device)
+        call = make_call(spec, device)
         if not spoil(call, place, entry):
             continue
         subject.run(call, entry.name)
@@ -143,8 +141,8 @@ def reference_of(call):
 
 def test_repeats_to_the_last_bit(subject, entry, device):
     """Partial sums are added in a fixed order."""
-    problem = problem_of(entry, (48, 264, 4096))
-    call = make_call(problem, device)
+    spec = spec_of(entry, (48, 264, 4096))
+    call = make_call(spec, device)
     subject.run(call, entry.name)
     first = call.out.clone()
     for _ in range(3):
@@ -156,13 +154,13 @@ def test_repeats_to_the_last_bit(subject, entry, device):
 @pytest.mark.needs_cuda
 def test_graph_capture_and_replay(subject, entry, device):
     """A replay reads what the operands hold then."""
-    problem = problem_of(entry, FIRST, data="integers", bias=True)
-    call = make_call(problem, device)
+    spec = spec_of(entry, FIRST, data="integers", bias=True)
+    call = make_call(spec, device)
     subject.run(call, entry.name)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         subject.run(call, entry.name)
-    fresh = make_call(problem, device)
+    fresh = make_call(spec, device)
     for turn in range(2):
         call.a.copy_(fresh.a.view(torch.uint8).roll(turn, 0).view(fresh.a.dtype))
         call.poison()
@@ -175,8 +173,8 @@ def test_graph_capture_and_replay(subject, entry, device):
 @pytest.mark.needs_cuda
 def test_two_streams(subject, entry, device):
     """Calls on two streams at once do not share a workspace."""
-    problem = problem_of(entry, (48, 264, 4096), data="integers")
-    calls = [make_call(problem, device) for _ in range(2)]
+    spec = spec_of(entry, (48, 264, 4096), data="integers")
+    calls = [make_call(spec, device) for _ in range(2)]
     calls[1].a_scales.mul_(0.5)
     streams = [torch.cuda.Stream() for _ in calls]
     torch.cuda.synchronize()

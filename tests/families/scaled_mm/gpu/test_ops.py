@@ -25,10 +25,10 @@ KINDS = (
 
 
 def op_of(call):
-    return getattr(torch.ops.gemmill, call.problem.op).default
+    return getattr(torch.ops.gemmill, call.spec.op).default
 
 
-def problem_of(kind, shape, **settings):
+def spec_of(kind, shape, **settings):
     a_dtype, azp = kind
     m, n, k = shape
     settings = {"out_dtype": RESULTS_OF[a_dtype][0]} | settings
@@ -43,20 +43,20 @@ def problem_of(kind, shape, **settings):
 @pytest.mark.parametrize("layout", ["tight", "padded", "odd", "shifted"])
 def test_every_shape_has_an_answer(kind, out_dtype, layout, device):
     """M, N and K from 0 up, in whatever rows: the choice falls on a variant that gives the right result."""
-    if device.type != "cpu" and not gemmill.supports(problem_of(kind, FIRST).op, dtype=kind[0], out_dtype=out_dtype):
+    if device.type != "cpu" and not gemmill.supports(spec_of(kind, FIRST).op, dtype=kind[0], out_dtype=out_dtype):
         pytest.skip(f"the build has no {kind[0]} kernels with {out_dtype} results")
     zero = ((0, 16, 16), (16, 0, 16), (16, 16, 0))
     for i, shape in enumerate((FIRST, *FIXED, *UNALIGNED, *zero)):
-        call = make_call(problem_of(kind, shape, out_dtype=out_dtype, layout=layout, bias=i % 2 == 0), device)
+        call = make_call(spec_of(kind, shape, out_dtype=out_dtype, layout=layout, bias=i % 2 == 0), device)
         op_of(call)(*call.arguments)
         comparison = compare(call, Accumulation.FAST)
-        assert comparison.ok, f"{call.problem}: {comparison.report}"
+        assert comparison.ok, f"{call.spec}: {comparison.report}"
         assert call.guards_hold()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind))
 def test_functional_form(kind, device):
-    call = make_call(problem_of(kind, FIRST, data="integers", bias=True), device)
+    call = make_call(spec_of(kind, FIRST, data="integers", bias=True), device)
     if kind[1] == "none":
         result = gemmill.cutlass_scaled_mm(call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias)
     else:
@@ -72,7 +72,7 @@ def test_functional_form(kind, device):
 def test_compiles_without_a_graph_break(kind, backend, device):
     """torch.compile(fullgraph=True), the result read by what follows."""
     torch.compiler.reset()  # each kind and backend is a compilation of its own, of which torch allows eight
-    call = make_call(problem_of(kind, FIRST, data="integers", bias=True), device)
+    call = make_call(spec_of(kind, FIRST, data="integers", bias=True), device)
     op = op_of(call)
 
     def step(*arguments):
@@ -86,7 +86,7 @@ def test_compiles_without_a_graph_break(kind, backend, device):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind))
 def test_opcheck(kind, device):
-    call = make_call(problem_of(kind, FIRST, bias=True), device)
+    call = make_call(spec_of(kind, FIRST, bias=True), device)
     # test_schema compares arguments before and after by arithmetic that torch does not have for FP8.
     checks = ("test_faketensor",) if kind[0] is DType.E4M3 else ("test_schema", "test_faketensor")
     torch.library.opcheck(op_of(call), call.arguments, test_utils=checks)
@@ -103,8 +103,8 @@ def test_pin_of_an_unknown_name(device):
 
 @pytest.mark.needs_build
 def test_explain_names_a_choice(device):
-    call = make_call(problem_of(KINDS[0], FIRST), device)
-    assert gemmill.explain(call.problem.op, *call.arguments) is not None
+    call = make_call(spec_of(KINDS[0], FIRST), device)
+    assert gemmill.explain(call.spec.op, *call.arguments) is not None
 
 
 def with_argument(call, name, value):
@@ -176,30 +176,30 @@ def refused(bad, good, word):
 @pytest.mark.parametrize("case", BAD_SCALED)
 def test_bad_input(case, device):
     word, spoil = BAD_SCALED[case]
-    problem = CallSpec(m=48, n=64, k=208, bias=True)  # more than one group along K: a single one may have gaps
-    refused(spoil(make_call(problem, device)), make_call(problem, device), word)
+    spec = CallSpec(m=48, n=64, k=208, bias=True)  # more than one group along K: a single one may have gaps
+    refused(spoil(make_call(spec, device)), make_call(spec, device), word)
 
 
 @pytest.mark.parametrize("case", BAD_AZP)
 def test_bad_input_of_azp(case, device):
     word, spoil = BAD_AZP[case]
-    problem = CallSpec(m=48, n=64, k=80, bias=True, azp="token", a_dtype=DType.S8)
-    refused(spoil(make_call(problem, device)), make_call(problem, device), word)
+    spec = CallSpec(m=48, n=64, k=80, bias=True, azp="token", a_dtype=DType.S8)
+    refused(spoil(make_call(spec, device)), make_call(spec, device), word)
 
 
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize("name", OTHER_DEVICE)
 def test_operands_on_two_devices(name, device):
-    problem = CallSpec(m=48, n=64, k=80, bias=True)
-    call = make_call(problem, device)
-    refused(with_argument(call, name, getattr(call, name).cpu()), make_call(problem, device), name)
+    spec = CallSpec(m=48, n=64, k=80, bias=True)
+    call = make_call(spec, device)
+    refused(with_argument(call, name, getattr(call, name).cpu()), make_call(spec, device), name)
 
 
 @pytest.mark.needs_cuda
 def test_captured_without_a_pin(device):
     """Selection and workspace are safe inside a capture, the first call of a shape included."""
     for kind, shape in product(KINDS, ((48, 264, 4096), (5, 72, 144))):
-        call = make_call(problem_of(kind, shape, data="integers"), device)
+        call = make_call(spec_of(kind, shape, data="integers"), device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             op_of(call)(*call.arguments)

@@ -84,7 +84,7 @@ class CallSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """A problem's tensors but for the result, by the roles of the op's arguments; and what they stand for."""
+    """A spec's tensors but for the result, by the roles of the op's arguments; and what they stand for."""
 
     given: dict[str, Any]
     a: Tensor
@@ -92,30 +92,30 @@ class Operands:
     b: Tensor
     """float64 [N, K]."""
 
-    def wanted(self, problem: CallSpec, rows: Tensor | None = None) -> Wanted:
+    def wanted(self, spec: CallSpec, rows: Tensor | None = None) -> Wanted:
         """What the result must be, or some rows of it."""
         alpha, bias = (self.given.get(name) for name in ("alpha", "bias"))
         a = self.a if rows is None else self.a[rows]
-        out_dtype = getattr(torch, problem.out_dtype.torch_name)
+        out_dtype = getattr(torch, spec.out_dtype.torch_name)
         exact = exact_mm(a, self.b, alpha, bias)
-        if problem.is_exact:
+        if spec.is_exact:
             return Wanted(rounded=rounded(exact, out_dtype))
-        core = OF_E4M3 if problem.is_folded and problem.prepacked else OF_16_BITS
-        promoted_k = BLOCK_COLUMNS if problem.grouped else None
+        core = OF_E4M3 if spec.is_folded and spec.prepacked else OF_16_BITS
+        promoted_k = BLOCK_COLUMNS if spec.grouped else None
         bound = any_order_tolerance(a, self.b, out_dtype, alpha, bias, core=core, promoted_k=promoted_k)
         return Wanted(rounded=rounded(exact, out_dtype), exact=exact, bound=bound)
 
 
-def make_operands(problem: CallSpec, device: torch.device) -> Operands:
-    """New tensors for a problem; the same problem has the same data."""
-    generator = torch.Generator(device=device).manual_seed(problem.m * 1_000_003 + problem.n * 1009 + problem.k)
-    weights = make_matrix(problem.pair.b_format, problem.n, problem.k, problem.data, generator)
-    return operands_of(problem, weights, generator)
+def make_operands(spec: CallSpec, device: torch.device) -> Operands:
+    """New tensors for a spec; the same spec has the same data."""
+    generator = torch.Generator(device=device).manual_seed(spec.m * 1_000_003 + spec.n * 1009 + spec.k)
+    weights = make_matrix(spec.pair.b_format, spec.n, spec.k, spec.data, generator)
+    return operands_of(spec, weights, generator)
 
 
-def operands_of(problem: CallSpec, weights: BlockScaled, generator: torch.Generator) -> Operands:
+def operands_of(spec: CallSpec, weights: BlockScaled, generator: torch.Generator) -> Operands:
     """New tensors with weights that there are."""
-    p, device = problem, generator.device
+    p, device = spec, generator.device
     out_dtype = getattr(torch, p.out_dtype.torch_name)
     given: dict[str, Any] = {"alpha": torch.tensor([0.25], device=device) if p.alpha else None, "bias": None}
     if p.bias:
@@ -143,23 +143,23 @@ def arguments_of(op: str, roles: tuple[str, ...], given: dict[str, Any], out: Te
     return [(given | {"out": out})[role] for role, _ in zip(roles, BY_NAME[op].arguments, strict=True)]
 
 
-def packed(problem: CallSpec, weights: BlockScaled) -> dict[str, Tensor]:
+def packed(spec: CallSpec, weights: BlockScaled) -> dict[str, Tensor]:
     """Weights in the kernel's order."""
-    half = problem.out_dtype is DType.F16
-    ready = prepack(weights, for_op=problem.name, activations="f16" if half else "bf16")
-    if problem.pair in FP4_PAIRS and not half:
+    half = spec.out_dtype is DType.F16
+    ready = prepack(weights, for_op=spec.name, activations="f16" if half else "bf16")
+    if spec.pair in FP4_PAIRS and not half:
         blocks = to_blocks(ready)
         return {"b": blocks.blocks, "b_sf": blocks.base}
     rows, base = to_rows(ready)
     return {"b": rows, "b_sf": base}
 
 
-def folded(problem: CallSpec, weights: BlockScaled) -> FoldedBlocks:
+def folded(spec: CallSpec, weights: BlockScaled) -> FoldedBlocks:
     """Weights in the order of the kernel for e4m3 activations."""
-    op, of_nvfp4 = problem.name, weights.format.has_global_scale
+    op, of_nvfp4 = spec.name, weights.format.has_global_scale
     global_scale = torch.tensor([2.0], device=weights.codes.device) if of_nvfp4 else None
-    fallback = None if problem.prepacked else "bf16"
-    ready = prepack(weights, for_op=op, global_scale=global_scale, base_per_group=problem.grouped, fallback=fallback)
+    fallback = None if spec.prepacked else "bf16"
+    ready = prepack(weights, for_op=op, global_scale=global_scale, base_per_group=spec.grouped, fallback=fallback)
     return to_folded_blocks(ready)
 
 

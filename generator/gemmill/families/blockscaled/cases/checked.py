@@ -38,24 +38,24 @@ _LEAST_GROUPED, _LEAST_UNFOLDED = 160, 64
 
 @dataclass(frozen=True, kw_only=True)
 class BlockScaledCase:
-    """A problem that is computed and compared."""
+    """A spec that is computed and compared."""
 
-    problem: CallSpec
+    spec: CallSpec
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return str(self.spec)
 
     @property
     def op(self) -> str:
         """The op's name."""
-        return self.problem.name
+        return self.spec.name
 
     def arguments(self, device: str) -> list[Any]:
         """In the order of the op's schema; the result is poisoned."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[Operands, Memory, list[Any]]:
-        p, where = self.problem, torch.device(device)
+        p, where = self.spec, torch.device(device)
         operands = make_operands(p, where)
         out_dtype = getattr(torch, p.out_dtype.torch_name)
         slot = Slot.matrix(out_dtype, (p.m, p.n), (p.n + p.pad, 1), values=None, written=True)
@@ -66,7 +66,7 @@ class BlockScaledCase:
         """Call the op on fresh operands, and hold the result against the reference."""
         operands, memory, arguments = self._made(device)
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
-        comparison = operands.wanted(self.problem).compare(memory.tensor("out"))
+        comparison = operands.wanted(self.spec).compare(memory.tensor("out"))
         report = comparison.report
         if comparison.ok and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
             report = "elements outside the result were written"
@@ -83,23 +83,23 @@ def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:
         k = max(-(-shape_k // multiple) * multiple, least)
         alpha = i != 1 or first.pair not in WEIGHT_PAIRS
         random = replace(first, m=m, n=n, k=k, bias=i % 2 == 0, alpha=alpha, pad=PAD * (i % 2))
-        yield BlockScaledCase(problem=random)
-        yield BlockScaledCase(problem=replace(random, bias=i % 2 == 1, alpha=True, pad=0, data="integers"))
+        yield BlockScaledCase(spec=random)
+        yield BlockScaledCase(spec=replace(random, bias=i % 2 == 1, alpha=True, pad=0, data="integers"))
     if first.is_folded:  # every code by every scale
         for n, k in SHAPES[1:3]:
-            yield BlockScaledCase(problem=replace(first, m=k, n=n, k=k, data="single", bias=True))
+            yield BlockScaledCase(spec=replace(first, m=k, n=n, k=k, data="single", bias=True))
     for n in ODD_N if is_any else ():  # the last row's pieces are not whole
-        yield BlockScaledCase(problem=replace(first, m=tile + 5, n=n, k=320, bias=True, data="integers"))
+        yield BlockScaledCase(spec=replace(first, m=tile + 5, n=n, k=320, bias=True, data="integers"))
     n, k = LONG
-    yield BlockScaledCase(problem=replace(first, m=tile, n=n, k=k, data="integers"))
+    yield BlockScaledCase(spec=replace(first, m=tile, n=n, k=k, data="integers"))
     for op in accepted(config).ops[1:]:
-        yield BlockScaledCase(problem=replace(first, op=op, m=3, n=64, k=max(64, multiple)))
+        yield BlockScaledCase(spec=replace(first, op=op, m=3, n=64, k=max(64, multiple)))
 
 
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> BlockScaledCase:
     """A call of the first op that a config serves, of small integers."""
-    problem = replace(_first(config), m=sizes["m"], n=sizes["n"], k=sizes["k"], data="integers")
-    return BlockScaledCase(problem=problem)
+    spec = replace(_first(config), m=sizes["m"], n=sizes["n"], k=sizes["k"], data="integers")
+    return BlockScaledCase(spec=spec)
 
 
 def _first(config: AnyConfig) -> CallSpec:
@@ -141,10 +141,10 @@ def once() -> Iterator[tuple[str, BlockScaledCase]]:
     """Each op that the smoke selection has a variant for, once for each of its formats."""
     for config in smoke(Arch.SM90A):
         for op in accepted(config).ops:
-            problem = replace(_first(config), m=33, n=96, op=op)
-            of_checkpoint = problem.is_widened and not problem.prepacked
+            spec = replace(_first(config), m=33, n=96, op=op)
+            of_checkpoint = spec.is_widened and not spec.prepacked
             words = [op, str(config.pair), *(["as in a checkpoint"] if of_checkpoint else [])]
-            words += ["unfolded"] if problem.is_folded and not problem.prepacked else []
-            words += ["in groups"] if problem.grouped else []
+            words += ["unfolded"] if spec.is_folded and not spec.prepacked else []
+            words += ["in groups"] if spec.grouped else []
             words += [str(config.out_dtype)] if config.out_dtype is DType.F16 else []
-            yield " ".join(words), BlockScaledCase(problem=problem)
+            yield " ".join(words), BlockScaledCase(spec=spec)

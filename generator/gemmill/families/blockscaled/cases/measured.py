@@ -23,7 +23,7 @@ _EXACT = " with small integers"
 class BlockScaledOperands:
     """The `Operands` of a block-scaled GEMM; `weights` are as the op takes them."""
 
-    problem: MeasuredWorkload
+    workload: MeasuredWorkload
     call: calls.CallSpec
     made: calls.Operands
     """With the first of the weights."""
@@ -76,7 +76,7 @@ class Sampled:
 
 
 class BlockScaledMaker:
-    """Makes operands, keeping the weights of the last (class, N, K): problems that share them should follow each other."""
+    """Makes operands, keeping the weights of the last (class, N, K): workloads that share them should follow each other."""
 
     def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
         self._device = device
@@ -86,11 +86,11 @@ class BlockScaledMaker:
         self._weights: tuple[dict[str, Tensor], ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: MeasuredWorkload) -> BlockScaledOperands:
+    def make(self, workload: MeasuredWorkload) -> BlockScaledOperands:
         """Normal random numbers and random scales."""
-        call = _call_of(problem)
+        call = _call_of(workload)
         out = torch.full((call.m, call.n), torch.nan, dtype=torch.bfloat16, device=self._device)
-        key = (problem.op, call.n, call.k)
+        key = (workload.op, call.n, call.k)
         if key != self._key:
             self._plain, self._weights, self._key = (), (), key
             bytes_ = int(call.n * call.k * call.pair.b_format.bytes_per_value)
@@ -99,7 +99,7 @@ class BlockScaledMaker:
             self._weights = tuple(_given(call, weights) for weights in self._plain)
         made = calls.operands_of(call, self._plain[0], self._generator)
         return BlockScaledOperands(
-            problem=problem, call=call, made=made, plain=self._plain, weights=self._weights, out=out
+            workload=workload, call=call, made=made, plain=self._plain, weights=self._weights, out=out
         )
 
     def exact(self, x: BlockScaledOperands) -> BlockScaledOperands | None:
@@ -122,6 +122,6 @@ def _given(call: calls.CallSpec, weights: BlockScaled) -> dict[str, Tensor]:
     return {"b": weights.codes, "b_sf": swizzle(weights.scales)}
 
 
-def _call_of(problem: MeasuredWorkload) -> calls.CallSpec:
-    m, n, k = (problem.sizes[name] for name in "mnk")
-    return calls.CallSpec(m=m, n=n, k=k, pair=Op(problem.op).pair)
+def _call_of(workload: MeasuredWorkload) -> calls.CallSpec:
+    m, n, k = (workload.sizes[name] for name in "mnk")
+    return calls.CallSpec(m=m, n=n, k=k, pair=Op(workload.op).pair)

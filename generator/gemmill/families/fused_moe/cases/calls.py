@@ -87,7 +87,7 @@ class CallSpec:
 
 
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
-    """Arguments by name, but for what is written; the same problem has the same data."""
+    """Arguments by name, but for what is written; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.tokens * 1_000_003 + p.hidden * 1009 + p.inner)
     half, weights, gates = _torch(p.out_dtype), _torch(p.dtype), 2 * p.inner
     x = torch.full((p.tokens, p.hidden + p.pad), torch.nan, dtype=half, device=device)[:, : p.hidden]

@@ -21,24 +21,24 @@ GUARD_ROWS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsCase:
-    """A problem that is computed and compared."""
+    """A spec that is computed and compared."""
 
-    problem: CallSpec
+    spec: CallSpec
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return str(self.spec)
 
     @property
     def op(self) -> str:
         """The op's name."""
-        return self.problem.op
+        return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
         """In the order of the op's schema; what is written is poisoned."""
         return arguments_of(self._made(device)[0])
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory]:
-        p, where = self.problem, torch.device(device)
+        p, where = self.spec, torch.device(device)
         given = make_given(p, where)
         strides = (p.hidden + p.pad, 1)
         slots = {"out": Slot.matrix(given["x"].dtype, (p.tokens, p.hidden), strides, values=None, written=True)}
@@ -57,13 +57,13 @@ class ExpertsCase:
     def run(self, device: str) -> Outcome:
         """Call the op twice on fresh operands, and hold the result against the reference: both have the same bits."""
         given, memory = self._made(device)
-        wanted = wanted_of(given, exactly=self.problem.data == "integers")
+        wanted = wanted_of(given, exactly=self.spec.data == "integers")
         before, out = memory.bytes.clone(), given["out"]
         first = out.clone()
         op = getattr(getattr(torch.ops, NAMESPACE), self.op).default
         op(*arguments_of(given))
         first, again = out.clone(), first
-        if self.problem.adds:
+        if self.spec.adds:
             out.copy_(again)
         op(*arguments_of(given))
         comparison = wanted.compare(out)
@@ -79,7 +79,7 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
     """Routings below, at and across a tile; tokens without experts, maps, biases, each activation, both places of the weight."""
     first, tile = _first(config), config.tile_tokens
     step = GROUP if config.group_size else config.format.group if config.format is not None else 16
-    problems: tuple[CallSpec, ...] = (
+    specs: tuple[CallSpec, ...] = (
         replace(first, tokens=1, hidden=256, inner=2 * GROUP, weights=4, topk=2),
         replace(first, tokens=tile + 3, hidden=400, inner=3 * step, weights=3, topk=2, mapped=(2, -1, 0, 1), pad=16),
         replace(
@@ -124,32 +124,32 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
         ),
     )
     if isinstance(config, PackedExpertsConfig):
-        problems = tuple(_packed(problem, config) for problem in problems)
-    for i, problem in enumerate(problems):
-        yield ExpertsCase(problem=replace(problem, data="integers"))
+        specs = tuple(_packed(spec, config) for spec in specs)
+    for i, spec in enumerate(specs):
+        yield ExpertsCase(spec=replace(spec, data="integers"))
         if i < 4:
-            yield ExpertsCase(problem=problem)
+            yield ExpertsCase(spec=spec)
     if not config.group_size and config.format is None:
-        yield ExpertsCase(problem=replace(first, tokens=7, hidden=48, inner=80, weights=3, topk=2, order=INTERLEAVED))
+        yield ExpertsCase(spec=replace(first, tokens=7, hidden=48, inner=80, weights=3, topk=2, order=INTERLEAVED))
     if config.dtype is CODED and not config.group_size:
-        yield ExpertsCase(problem=replace(first, tokens=7, hidden=48, inner=48, weights=3, topk=2, of_experts=True))
+        yield ExpertsCase(spec=replace(first, tokens=7, hidden=48, inner=48, weights=3, topk=2, of_experts=True))
 
 
 _MOST_PACKED = 40
 """Experts whose weights are packed for a case: packing takes the host longer than all else."""
 
 
-def _packed(problem: CallSpec, config: PackedExpertsConfig) -> CallSpec:
+def _packed(spec: CallSpec, config: PackedExpertsConfig) -> CallSpec:
     """With rows of whole groups, gates before their ups, and no more experts than are packed in time."""
-    hidden = -(-problem.hidden // config.format.group) * config.format.group
-    return replace(problem, hidden=hidden, order=INTERLEAVED, weights=min(problem.weights, _MOST_PACKED))
+    hidden = -(-spec.hidden // config.format.group) * config.format.group
+    return replace(spec, hidden=hidden, order=INTERLEAVED, weights=min(spec.weights, _MOST_PACKED))
 
 
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> ExpertsCase:
     """A call of small integers. Raises ValueError for what the op has no room for."""
     first = _first(config)
     return ExpertsCase(
-        problem=replace(
+        spec=replace(
             first, tokens=sizes["m"], hidden=sizes["k"], inner=sizes["n"] // 2, weights=4, topk=2, data="integers"
         )
     )
@@ -172,5 +172,5 @@ def _first(config: AnyConfig) -> CallSpec:
 
 def once() -> Iterator[tuple[str, ExpertsCase]]:
     """The op, once with scales of blocks."""
-    problem = CallSpec(tokens=5, hidden=256, inner=256, weights=8, topk=2, group_size=GROUP)
-    yield f"{FUSED_EXPERTS.name} with groups", ExpertsCase(problem=problem)
+    spec = CallSpec(tokens=5, hidden=256, inner=256, weights=8, topk=2, group_size=GROUP)
+    yield f"{FUSED_EXPERTS.name} with groups", ExpertsCase(spec=spec)

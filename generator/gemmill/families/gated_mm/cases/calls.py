@@ -50,7 +50,7 @@ class CallSpec:
 
 
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
-    """Arguments by name, but for what is written; the same problem has the same data."""
+    """Arguments by name, but for what is written; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n = 2 * p.hidden
     a = torch.ones((p.m, p.k + p.pad), device=device).to(torch.float8_e4m3fn)[:, : p.k]

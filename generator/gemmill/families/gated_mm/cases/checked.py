@@ -28,12 +28,12 @@ OF_SWIGLU = (1.702, 7.0, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class GatedCase:
-    """A problem that is computed and compared."""
+    """A spec that is computed and compared."""
 
-    problem: CallSpec
+    spec: CallSpec
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return str(self.spec)
 
     @property
     def op(self) -> str:
@@ -45,7 +45,7 @@ class GatedCase:
         return arguments_of(self._made(device)[0])
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory]:
-        p, where = self.problem, torch.device(device)
+        p, where = self.spec, torch.device(device)
         dtype = getattr(torch, p.result.dtype.torch_name)
         slots = {"out": Slot.matrix(dtype, (p.m, p.hidden), (p.hidden + p.pad, 1), values=None, written=True)}
         if p.result is Result.GROUP:
@@ -64,7 +64,7 @@ class GatedCase:
         before = memory.bytes.clone()
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments_of(given))
         written = {name: memory.tensor(name) for name in memory.slots}
-        report = report_of(wrong_of(given, written, exactly=self.problem.data != "random"))
+        report = report_of(wrong_of(given, written, exactly=self.spec.data != "random"))
         if not report and (changed := memory.changed(before, written=True)).any():
             report = memory.places(changed)
         return Outcome(report=report)
@@ -82,23 +82,23 @@ def of_config(config: AnyConfig) -> Iterator[GatedCase]:
 def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
     """Rows that begin anywhere, of K that is no multiple of anything."""
     step = first.hidden if first.result is Result.GROUP else 16
-    problems = (
+    specs = (
         replace(first, m=65, hidden=3 * step, k=77, pad=3, transposed=True),
         replace(first, m=1, hidden=step, k=1),
         replace(first, m=2, hidden=step, k=0),
         replace(first, m=130, hidden=5 * step, k=200, pad=1, one_value=True),
     )
-    for problem in problems:
-        yield GatedCase(problem=replace(problem, data="integers"))
-    yield GatedCase(problem=problems[0])
-    yield GatedCase(problem=replace(problems[0], data="large"))
+    for spec in specs:
+        yield GatedCase(spec=replace(spec, data="integers"))
+    yield GatedCase(spec=specs[0])
+    yield GatedCase(spec=replace(specs[0], data="large"))
 
 
 def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
     first, facts = _first(config.result, config.activation, config.group_size), Facts(config)
     tile, columns = facts.tile_m, facts.tile_columns
     step = 128 if config.result is Result.GROUP else 16
-    problems = (
+    specs = (
         replace(first, m=tile, hidden=columns, k=256),
         replace(first, m=1, hidden=-(-3 * columns // step) * step, k=16),
         replace(first, m=tile - 1, hidden=-(-(columns + step) // step) * step, k=400, pad=16, transposed=True),
@@ -106,18 +106,18 @@ def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
         replace(first, m=3 * tile // 2, hidden=step, k=128, one_value=True, pad=16),
         replace(first, m=17 * tile + 5, hidden=-(-33 * columns // step) * step, k=64),
     )
-    for i, problem in enumerate(problems):
-        yield GatedCase(problem=replace(problem, data="integers"))
+    for i, spec in enumerate(specs):
+        yield GatedCase(spec=replace(spec, data="integers"))
         if i < 4:
-            yield GatedCase(problem=problem)
-    yield GatedCase(problem=replace(problems[3], data="large"))
+            yield GatedCase(spec=spec)
+    yield GatedCase(spec=replace(specs[3], data="large"))
 
 
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
     """A call of small integers. Raises ValueError for what the op has no room for."""
     activation = config.activation if isinstance(config, GatedConfig) else Activation.SILU
     first = _first(config.result, activation, config.group_size)
-    return GatedCase(problem=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
+    return GatedCase(spec=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
 
 
 def _first(result: Result, activation: Activation, group_size: int = 0) -> CallSpec:
@@ -130,5 +130,5 @@ def _first(result: Result, activation: Activation, group_size: int = 0) -> CallS
 def once() -> Iterator[tuple[str, GatedCase]]:
     """The op, once for each result that there is."""
     for result in (Result.BF16, Result.GROUP):
-        problem = CallSpec(m=5, hidden=256, k=256, result=result)
-        yield f"{SCALED_MM_ACT_QUANT.name} to {result}", GatedCase(problem=problem)
+        spec = CallSpec(m=5, hidden=256, k=256, result=result)
+        yield f"{SCALED_MM_ACT_QUANT.name} to {result}", GatedCase(spec=spec)

@@ -27,7 +27,7 @@ PAGE = 64
 class AttentionOperands:
     """The `Operands` of an attention."""
 
-    problem: MeasuredWorkload
+    workload: MeasuredWorkload
     case: DecodeCase | AttendCase
     given: tuple[dict[str, Any], ...]
     """Arguments by name, of each copy."""
@@ -163,9 +163,9 @@ class AttentionMaker:
     def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
         self._device, self._rotated_bytes = device, rotated_bytes
 
-    def make(self, problem: MeasuredWorkload) -> AttentionOperands:
+    def make(self, workload: MeasuredWorkload) -> AttentionOperands:
         """As many copies as keep L2 from holding them."""
-        op, sizes = Op(problem.op), problem.sizes
+        op, sizes = Op(workload.op), workload.sizes
         batch, rows, heads, kv_heads, length = (
             sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length")
         )
@@ -174,7 +174,7 @@ class AttentionMaker:
         count = min(MOST_COPIES, max(1, -(-self._rotated_bytes // (batch * length * kv_heads * op.token_bytes))))
         given = tuple(attention_arguments(case, self._device) for _ in range(count))
         written = {name: given[0][name].fill_(torch.nan) for name in ("out", "lse")}
-        return AttentionOperands(problem=problem, case=case, given=given, written=written)
+        return AttentionOperands(workload=workload, case=case, given=given, written=written)
 
     def exact(self, x: AttentionOperands) -> None:
         """None: sums of exponentials are never exact."""

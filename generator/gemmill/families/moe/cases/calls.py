@@ -97,7 +97,7 @@ class CallSpec:
 
 
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
-    """Arguments by name, but for the result; the same problem has the same data."""
+    """Arguments by name, but for the result; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.rows * 1_000_003 + p.n * 1009 + p.k)
     k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
     a_shape: tuple[int, ...]

@@ -21,36 +21,36 @@ GUARD_ROWS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedCase:
-    """A problem that is computed and compared."""
+    """A spec that is computed and compared."""
 
-    problem: CallSpec
+    spec: CallSpec
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return str(self.spec)
 
     @property
     def op(self) -> str:
         """The op's name."""
-        return self.problem.op
+        return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
         """In the order of the op's schema; the result is poisoned."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
-        p, where = self.problem, torch.device(device)
+        p, where = self.spec, torch.device(device)
         given, dtype = make_given(p, where), getattr(torch, p.out_dtype.torch_name)
         slot = Slot.matrix(dtype, (p.rows, p.n), (p.n + p.pad, 1), values=None, written=True)
         memory = Memory({"out": slot}, where, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
         return given, memory, arguments_of(p.op, given, self._shaped(memory.tensor("out")))
 
     def _shaped(self, out: Tensor) -> Tensor:
-        p = self.problem
+        p = self.spec
         return out.unflatten(0, (len(p.counts), p.slot)) if p.slot else out
 
     def run(self, device: str) -> Outcome:
         """Call the op on fresh operands, and hold the result against the reference; rows of no expert stay poisoned."""
-        p = self.problem
+        p = self.spec
         given, memory, arguments = self._made(device)
         wanted = wanted_of(p.op, given, arguments[0], exactly=p.data == "integers", promoted=p.promoted)
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
@@ -71,7 +71,7 @@ def of_config(config: AnyConfig) -> Iterator[GroupedCase]:
 def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
     """Rows in order, in slots and gathered; columns that no block fills, K that no stage does."""
     first, tile = _first(config), config.tile_m
-    problems = (
+    specs = (
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16, ended=True),
         replace(first, counts=(tile - 1, 3), n=75, k=96, spare=7, wide_offsets=True),
         replace(first, counts=(5, 0, tile, 1), slot=tile, n=64, k=288, ended=True),
@@ -79,33 +79,33 @@ def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
         replace(first, counts=(17 * tile + 5, 3), n=192, k=32),
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
     )
-    for problem in problems:
-        for indexed in (False,) if problem.slot else (False, True):
-            yield GroupedCase(problem=replace(problem, indexed=indexed, data="integers"))
+    for spec in specs:
+        for indexed in (False,) if spec.slot else (False, True):
+            yield GroupedCase(spec=replace(spec, indexed=indexed, data="integers"))
     for indexed in (False, True):
-        yield GroupedCase(problem=replace(problems[0], indexed=indexed))
+        yield GroupedCase(spec=replace(specs[0], indexed=indexed))
 
 
 def _of_unaligned(config: UnalignedGroupedConfig) -> Iterator[GroupedCase]:
     """Rows that begin anywhere, N and K that are no multiples of anything, in order and gathered."""
     first, tile = _first(config), config.tile_shape_mnk[0]
-    problems = (
+    specs = (
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=75, k=333, pad=3),
         replace(first, counts=(tile - 1, 3), n=1, k=131, spare=7, wide_offsets=True),
         replace(first, counts=(5, 0, tile, 1), slot=tile, n=67, k=257),
         replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=129, k=63),
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
     )
-    for problem in problems:
-        for indexed in (False,) if problem.slot else (False, True):
-            yield GroupedCase(problem=replace(problem, indexed=indexed, data="integers"))
-    yield GroupedCase(problem=problems[0])
-    yield GroupedCase(problem=replace(problems[0], indexed=True, wide_offsets=True))
+    for spec in specs:
+        for indexed in (False,) if spec.slot else (False, True):
+            yield GroupedCase(spec=replace(spec, indexed=indexed, data="integers"))
+    yield GroupedCase(spec=specs[0])
+    yield GroupedCase(spec=replace(specs[0], indexed=True, wide_offsets=True))
 
 
 def _of_tile(config: GroupedConfig) -> Iterator[GroupedCase]:
     first, tile = _first(config), Facts(config).tile_m
-    problems: tuple[CallSpec, ...] = (
+    specs: tuple[CallSpec, ...] = (
         replace(first, counts=(tile + 3,), n=96, k=160),
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16),
         replace(first, counts=(0, 0, tile - 1), n=384, k=96, spare=7, wide_offsets=True),
@@ -116,20 +116,18 @@ def _of_tile(config: GroupedConfig) -> Iterator[GroupedCase]:
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
     )
     if config.indexed:
-        problems = tuple(problem for problem in problems if not problem.slot)
-    for i, problem in enumerate(problems):
-        yield GroupedCase(problem=replace(problem, data="integers"))
+        specs = tuple(spec for spec in specs if not spec.slot)
+    for i, spec in enumerate(specs):
+        yield GroupedCase(spec=replace(spec, data="integers"))
         if i < 2:
-            yield GroupedCase(problem=problem)
+            yield GroupedCase(spec=spec)
     if config.scaled and not config.group_size:
-        yield GroupedCase(problem=replace(first, counts=(3, tile), n=64, k=128, one_value=True, data="integers"))
+        yield GroupedCase(spec=replace(first, counts=(3, tile), n=64, k=128, one_value=True, data="integers"))
 
 
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GroupedCase:
     """A call of small integers, all rows of one expert."""
-    return GroupedCase(
-        problem=replace(_first(config), counts=(sizes["m"],), n=sizes["n"], k=sizes["k"], data="integers")
-    )
+    return GroupedCase(spec=replace(_first(config), counts=(sizes["m"],), n=sizes["n"], k=sizes["k"], data="integers"))
 
 
 def _first(config: AnyConfig) -> CallSpec:
@@ -155,17 +153,15 @@ def once() -> Iterator[tuple[str, GroupedCase]]:
     kinds = {(config.indexed, config.dtype, bool(config.group_size)) for config in tiled}
     for indexed, dtype, grouped in sorted(kinds):
         for slot in (0,) if indexed else (0, 64):
-            problem = CallSpec(
-                counts=(5, 0, 40, 1), n=96, k=256, dtype=dtype, grouped=grouped, slot=slot, indexed=indexed
-            )
-            words = [" with groups"] if grouped else [" of bf16"] if problem.is_plain else []
+            spec = CallSpec(counts=(5, 0, 40, 1), n=96, k=256, dtype=dtype, grouped=grouped, slot=slot, indexed=indexed)
+            words = [" with groups"] if grouped else [" of bf16"] if spec.is_plain else []
             words += [", gathered"] if indexed else []
-            yield f"{problem.op}{''.join(words)}", GroupedCase(problem=problem)
+            yield f"{spec.op}{''.join(words)}", GroupedCase(spec=spec)
     for config in kernels:
         if isinstance(config, PackedGroupedConfig):
             for slot, indexed in ((0, False), (0, True), (64, False)):
-                problem = replace(
+                spec = replace(
                     _first(config), counts=(5, 0, 40, 1), n=96, k=256, slot=slot, indexed=indexed, ended=True
                 )
                 kind = f"{config.format} by {config.dtype}{', gathered' if indexed else ''}"
-                yield f"{problem.op} of {kind}", GroupedCase(problem=problem)
+                yield f"{spec.op} of {kind}", GroupedCase(spec=spec)

@@ -25,7 +25,7 @@ _EXACT = " with small integers"
 class GroupedOperands:
     """The `Operands` of a grouped GEMM."""
 
-    problem: MeasuredWorkload
+    workload: MeasuredWorkload
     call: calls.CallSpec
     given: dict[str, Any]
     """Arguments by name, but for offsets and the result."""
@@ -104,17 +104,19 @@ class GroupedMaker:
         self._device = device
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: MeasuredWorkload) -> GroupedOperands:
+    def make(self, workload: MeasuredWorkload) -> GroupedOperands:
         """Normal random numbers, and rows dealt to experts in turn, from any expert on."""
-        out = torch.full((problem.sizes["m"], problem.sizes["n"]), torch.nan, dtype=torch.bfloat16, device=self._device)
-        return self._operands(problem, "random", out)
+        out = torch.full(
+            (workload.sizes["m"], workload.sizes["n"]), torch.nan, dtype=torch.bfloat16, device=self._device
+        )
+        return self._operands(workload, "random", out)
 
     def exact(self, x: GroupedOperands) -> GroupedOperands | None:
         """Small integers and powers of two; the result's memory is shared."""
-        return None if x.call.dtype is DType.S8 else self._operands(x.problem, "integers", x.out)
+        return None if x.call.dtype is DType.S8 else self._operands(x.workload, "integers", x.out)
 
-    def _operands(self, problem: MeasuredWorkload, data: str, out: Tensor) -> GroupedOperands:
-        op, (m, n, k, experts) = Op(problem.op), (problem.sizes[name] for name in ("m", "n", "k", "experts"))
+    def _operands(self, workload: MeasuredWorkload, data: str, out: Tensor) -> GroupedOperands:
+        op, (m, n, k, experts) = Op(workload.op), (workload.sizes[name] for name in ("m", "n", "k", "experts"))
         call = calls.CallSpec(
             counts=(m, *(0,) * (experts - 1)),
             n=n,
@@ -130,7 +132,7 @@ class GroupedMaker:
             given["token_ids"] = self._below(call.tokens, m).int()
         copies = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_ROWS // max(m, 1)))
         offsets = tuple(self._dealt(m, experts) for _ in range(copies))
-        return GroupedOperands(problem=problem, call=call, given=given, offsets=offsets, out=out)
+        return GroupedOperands(workload=workload, call=call, given=given, offsets=offsets, out=out)
 
     def _dealt(self, rows: int, experts: int) -> Tensor:
         """Offsets of rows that experts take in turn, in any order."""

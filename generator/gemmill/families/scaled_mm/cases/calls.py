@@ -69,9 +69,9 @@ class CallSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A problem's tensors. `out` lies in a memory of its own, all of which is poisoned."""
+    """A spec's tensors. `out` lies in a memory of its own, all of which is poisoned."""
 
-    problem: CallSpec
+    spec: CallSpec
     memory: Memory
     out: Tensor
     a: Tensor
@@ -85,7 +85,7 @@ class Call:
     @property
     def arguments(self) -> tuple[Tensor | None, ...]:
         """In the order of the op's schema."""
-        return tuple(getattr(self, name) for name in BY_NAME[self.problem.op].arguments)
+        return tuple(getattr(self, name) for name in BY_NAME[self.spec.op].arguments)
 
     def poison(self) -> None:
         """Fill the result and what is around it with NaN."""
@@ -100,9 +100,9 @@ class Call:
         return not self.memory.changed(torch.full_like(self.memory.bytes, POISON), written=True).any()
 
 
-def make_call(problem: CallSpec, device: torch.device) -> Call:
-    """New tensors for a problem; the same problem has the same data."""
-    p = problem
+def make_call(spec: CallSpec, device: torch.device) -> Call:
+    """New tensors for a spec; the same spec has the same data."""
+    p = spec
     generator = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
     out_type = getattr(torch, p.out_dtype.torch_name)
     a = _laid_out(make_data(p, p.m, p.k, generator), p.layout)
@@ -116,7 +116,7 @@ def make_call(problem: CallSpec, device: torch.device) -> Call:
         bias = torch.randn(p.n, device=device, generator=generator).mul(8).round().to(out_type)
     a_scales, b_scales = make_scales(p, generator)
     return Call(
-        problem=p,
+        spec=p,
         memory=memory,
         out=memory.tensor("out"),
         a=a,
@@ -130,7 +130,7 @@ def make_call(problem: CallSpec, device: torch.device) -> Call:
 
 
 def make_zero_points(p: CallSpec, b: Tensor, generator: torch.Generator) -> tuple[Tensor | None, Tensor | None]:
-    """azp_adj and azp for b [K, N]; None where the problem has none."""
+    """azp_adj and azp for b [K, N]; None where the spec has none."""
     if p.azp == "none":
         return None, None
     azp_adj = b.sum(dim=0, dtype=torch.int32)
@@ -205,37 +205,37 @@ def _padding(layout: str, columns: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def expected_of(problem: CallSpec, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def expected_of(spec: CallSpec, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """The reference's result and, where a tolerance is measured from it, the exact one."""
-    call = make_call(problem, device)
+    call = make_call(spec, device)
     rounded = scaled_mm(
         call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
     )
     exact = None
-    if problem.a_dtype is not DType.S8 or problem.groups is not None:
+    if spec.a_dtype is not DType.S8 or spec.groups is not None:
         exact = exact_scaled_mm(call.a, call.b, call.a_scales, call.b_scales, call.bias)
     return rounded, exact
 
 
 @functools.lru_cache(maxsize=4096)
-def _sum_error(problem: CallSpec, accumulation: Accumulation, device: torch.device) -> Tensor:
-    call = make_call(problem, device)
+def _sum_error(spec: CallSpec, accumulation: Accumulation, device: torch.device) -> Tensor:
+    call = make_call(spec, device)
     return accumulation_error(call.a, call.b, accumulation)
 
 
 @functools.lru_cache(maxsize=4096)
-def bound_of(problem: CallSpec, accumulation: Accumulation, device: torch.device) -> Tensor:
+def bound_of(spec: CallSpec, accumulation: Accumulation, device: torch.device) -> Tensor:
     """How far from the exact result a right one may be."""
-    call = make_call(problem, device)
+    call = make_call(spec, device)
     # The sum depends on shape and data alone: one bound serves all scales, biases and layouts.
-    plain = CallSpec(m=problem.m, n=problem.n, k=problem.k, a_dtype=problem.a_dtype, data=problem.data)
+    plain = CallSpec(m=spec.m, n=spec.n, k=spec.k, a_dtype=spec.a_dtype, data=spec.data)
     error = _sum_error(plain, accumulation, device)
     return tolerance(call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, accumulation, call.bias, error)
 
 
 def compare(call: Call, accumulation: Accumulation) -> Comparison:
-    """Hold call.out against what the problem must give."""
-    rounded, exact = expected_of(call.problem, call.out.device)
-    is_exact = exact is None or call.problem.data == "integers"
-    bound = None if is_exact else bound_of(call.problem, accumulation, call.out.device)
+    """Hold call.out against what the spec must give."""
+    rounded, exact = expected_of(call.spec, call.out.device)
+    is_exact = exact is None or call.spec.data == "integers"
+    bound = None if is_exact else bound_of(call.spec, accumulation, call.out.device)
     return Wanted(rounded=rounded, exact=exact, bound=bound).compare(call.out)

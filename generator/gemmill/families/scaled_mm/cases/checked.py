@@ -28,27 +28,27 @@ QUICK_SHAPE = (33, 64, 128)
 
 @dataclass(frozen=True, kw_only=True)
 class GemmCase:
-    """A problem and how the kernel that answers it adds."""
+    """A spec and how the kernel that answers it adds."""
 
-    problem: CallSpec
+    spec: CallSpec
     accumulation: Accumulation
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return str(self.spec)
 
     @property
     def op(self) -> str:
         """The op's name."""
-        return self.problem.op
+        return self.spec.op
 
     def arguments(self, device: str) -> Sequence[Tensor | None]:
         """In the order of the op's schema."""
-        return make_call(self.problem, torch.device(device)).arguments
+        return make_call(self.spec, torch.device(device)).arguments
 
     def run(self, device: str) -> Outcome:
         """Call the op on fresh operands, and hold the result against the reference."""
-        call = make_call(self.problem, torch.device(device))
-        getattr(getattr(torch.ops, NAMESPACE), self.problem.op).default(*call.arguments)
+        call = make_call(self.spec, torch.device(device))
+        getattr(getattr(torch.ops, NAMESPACE), self.spec.op).default(*call.arguments)
         comparison = compare(call, self.accumulation)
         report = comparison.report
         if comparison.ok and not call.guards_hold():
@@ -61,21 +61,21 @@ def of_config(config: KernelConfig) -> Iterator[GemmCase | own.OwnCase]:
     if isinstance(config, OwnConfig):
         yield from own.of_config(config)
         return
-    for problem in problems_of(accepted(config)):
-        yield GemmCase(problem=problem, accumulation=config.schedule.accumulation)
+    for spec in specs_of(accepted(config)):
+        yield GemmCase(spec=spec, accumulation=config.schedule.accumulation)
 
 
 def sized(config: KernelConfig, sizes: Mapping[str, int]) -> GemmCase | own.OwnCase:
-    """The first problem of a variant's cases at M, N and K, with exact operands."""
+    """The first spec of a variant's cases at M, N and K, with exact operands."""
     m, n, k = (sizes[name] for name in ("m", "n", "k"))
     if isinstance(config, OwnConfig):
         return own.sized(config, m, n, k)
-    kind = next(problems_of(accepted(config)))
-    return GemmCase(problem=replace(kind, m=m, n=n, k=k, data="integers"), accumulation=config.schedule.accumulation)
+    kind = next(specs_of(accepted(config)))
+    return GemmCase(spec=replace(kind, m=m, n=n, k=k, data="integers"), accumulation=config.schedule.accumulation)
 
 
-def problems_of(predicate: Predicate) -> Iterator[CallSpec]:
-    """The problems of a variant's cases."""
+def specs_of(predicate: Predicate) -> Iterator[CallSpec]:
+    """The specs of a variant's cases."""
     both = ("each", "one")
     a_scales = ("one",) if predicate.scale_layout is ScaleLayout.MN_MAJOR else both
     kinds = cycle(product(a_scales, both, (True, False) if predicate.bias else (False,), predicate.azp))
@@ -113,8 +113,8 @@ def once() -> Iterator[tuple[str, GemmCase]]:
         (SCALED_MM_AZP, DType.S8, "token"),
     ):
         accumulation = Accumulation.FAST if dtype.is_float else Accumulation.EXACT
-        problem = CallSpec(m=m, n=n, k=k, a_dtype=dtype, azp=azp, bias=True)
-        yield f"{op} {dtype}", GemmCase(problem=problem, accumulation=accumulation)
+        spec = CallSpec(m=m, n=n, k=k, a_dtype=dtype, azp=azp, bias=True)
+        yield f"{op} {dtype}", GemmCase(spec=spec, accumulation=accumulation)
     groups = SCALE_GROUPS[0]
-    problem = CallSpec(m=m, n=n, k=k + groups.size, a_scale="one", b_scale="one", bias=True, groups=groups)
-    yield f"{SCALED_MM} {problem.a_dtype} in groups", GemmCase(problem=problem, accumulation=Accumulation.PROMOTED)
+    spec = CallSpec(m=m, n=n, k=k + groups.size, a_scale="one", b_scale="one", bias=True, groups=groups)
+    yield f"{SCALED_MM} {spec.a_dtype} in groups", GemmCase(spec=spec, accumulation=Accumulation.PROMOTED)

@@ -24,7 +24,7 @@ _EXACT = " with small integers"
 class GemmOperands:
     """The `Operands` of a GEMM; `weights` are copies that differ, [K, N] column-major."""
 
-    problem: MeasuredWorkload
+    workload: MeasuredWorkload
     call: calls.CallSpec
     a: Tensor
     weights: tuple[Tensor, ...]
@@ -94,7 +94,7 @@ class Sampled:
 
 
 class GemmMaker:
-    """Makes operands, keeping the weights of the last (operand, N, K): problems that share them should follow each other."""
+    """Makes operands, keeping the weights of the last (operand, N, K): workloads that share them should follow each other."""
 
     def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
         self._device = device
@@ -103,11 +103,11 @@ class GemmMaker:
         self._weights: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, problem: MeasuredWorkload) -> GemmOperands:
+    def make(self, workload: MeasuredWorkload) -> GemmOperands:
         """Uniform random operands in [-1, 1] (s8: the whole range) and positive scales (bf16: 1)."""
-        call = _call_of(problem)
+        call = _call_of(workload)
         out = torch.full((call.m, call.n), torch.nan, dtype=torch.bfloat16, device=self._device)
-        return self._operands(problem, call, self._weights_of(call), out)
+        return self._operands(workload, call, self._weights_of(call), out)
 
     def exact(self, x: GemmOperands) -> GemmOperands | None:
         """Small integers and powers of two (gemmill.numerics.exact), where sums are of floating-point numbers; the result's
@@ -115,15 +115,15 @@ class GemmMaker:
         if not x.a.dtype.is_floating_point:
             return None
         call = replace(x.call, data="integers")
-        return self._operands(x.problem, call, (self._weight(call),), x.out)
+        return self._operands(x.workload, call, (self._weight(call),), x.out)
 
     def _operands(
-        self, problem: MeasuredWorkload, call: calls.CallSpec, weights: tuple[Tensor, ...], out: Tensor
+        self, workload: MeasuredWorkload, call: calls.CallSpec, weights: tuple[Tensor, ...], out: Tensor
     ) -> GemmOperands:
         a_scales, b_scales = calls.make_scales(call, self._generator)
         made = [calls.make_zero_points(call, weight, self._generator) for weight in weights]
         return GemmOperands(
-            problem=problem,
+            workload=workload,
             call=call,
             a=calls.make_data(call, call.m, call.k, self._generator),
             weights=weights,
@@ -147,13 +147,13 @@ class GemmMaker:
         return calls.make_data(call, call.n, call.k, self._generator).t()
 
 
-def _call_of(problem: MeasuredWorkload) -> calls.CallSpec:
-    op = Op(problem.op)
+def _call_of(workload: MeasuredWorkload) -> calls.CallSpec:
+    op = Op(workload.op)
     kinds = {Op.FP8_GROUPS: ("one", "together"), Op.BF16: ("unit", "unit")}.get(op, ("each", "each"))
     return calls.CallSpec(
-        m=problem.sizes["m"],
-        n=problem.sizes["n"],
-        k=problem.sizes["k"],
+        m=workload.sizes["m"],
+        n=workload.sizes["n"],
+        k=workload.sizes["k"],
         a_dtype=op.operand,
         azp="token" if op is Op.INT8_AZP else "none",
         groups=op.groups,

@@ -82,7 +82,7 @@ class OwnCase:
         given, call = self._made(torch.device(device))
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*given.values())
         report = report_of(
-            given, self.traced, Accumulation.EXACT if call.problem.data == "integers" else self.accumulation
+            given, self.traced, Accumulation.EXACT if call.spec.data == "integers" else self.accumulation
         )
         if not report and not call.guards_hold():
             report = "elements outside the result were written"

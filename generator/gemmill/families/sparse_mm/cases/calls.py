@@ -61,7 +61,7 @@ class CallSpec:
 
 
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Tensor | None]:
-    """Arguments by name, but for the result; the same problem has the same data."""
+    """Arguments by name, but for the result; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
     values, meta = compress(pruned_at_random(codes(p, p.n, g), g))
     has_bias = p.bias or p.need is Need.BIAS

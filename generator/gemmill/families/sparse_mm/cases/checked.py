@@ -27,24 +27,24 @@ QUICK_SHAPE = (33, 64, 128)
 
 @dataclass(frozen=True, kw_only=True)
 class SparseCase:
-    """A problem that is computed and compared."""
+    """A spec that is computed and compared."""
 
-    problem: CallSpec
+    spec: CallSpec
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return str(self.spec)
 
     @property
     def op(self) -> str:
         """The op's name."""
-        return self.problem.op
+        return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
         """In the order of the op's schema; the result is poisoned."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
-        p, where = self.problem, torch.device(device)
+        p, where = self.spec, torch.device(device)
         given = make_given(p, where)
         slot = Slot.matrix(torch_type(p.out_dtype), (p.m, p.n), (p.n + p.pad, 1), values=None, written=True)
         memory = Memory({"out": slot}, where, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
@@ -52,7 +52,7 @@ class SparseCase:
 
     def run(self, device: str) -> Outcome:
         """Call the op on fresh operands, and hold the result against the reference."""
-        p = self.problem
+        p = self.spec
         given, memory, arguments = self._made(device)
         wanted = wanted_of(given, torch_type(p.out_dtype), exactly=p.is_exact, promoted=p.promoted)
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
@@ -75,16 +75,14 @@ def of_config(config: SparseConfig) -> Iterator[SparseCase]:
             # The other half of kinds has the bias beside zero points.
             bias = need in (Need.AZP_ROW, Need.AZP_TOKEN) and a_each
             data = "integers" if is_long or (m, n, k) in own else "random"
-            problem = replace(
-                first, m=m, n=n, k=k, need=need, bias=bias, a_each=a_each, b_each=b_each, pad=pad, data=data
-            )
-            yield SparseCase(problem=problem)
+            spec = replace(first, m=m, n=n, k=k, need=need, bias=bias, a_each=a_each, b_each=b_each, pad=pad, data=data)
+            yield SparseCase(spec=spec)
 
 
 def sized(config: SparseConfig, sizes: Mapping[str, int]) -> SparseCase:
     """A call of exact operands."""
     m, n, k = (sizes[name] for name in ("m", "n", "k"))
-    return SparseCase(problem=replace(_first(config), m=m, n=n, k=k, data="integers"))
+    return SparseCase(spec=replace(_first(config), m=m, n=n, k=k, data="integers"))
 
 
 def _first(config: SparseConfig) -> CallSpec:
@@ -102,5 +100,5 @@ def once() -> Iterator[tuple[str, SparseCase]]:
     """Each op once for the operands that the smoke selection has."""
     m, n, k = QUICK_SHAPE
     for dtype, need in ((DType.E4M3, Need.BIAS), (DType.S8, Need.BIAS), (DType.S8, Need.AZP_TOKEN)):
-        problem = CallSpec(m=m, n=n, k=k, dtype=dtype, need=need)
-        yield f"{problem.op} {dtype}", SparseCase(problem=problem)
+        spec = CallSpec(m=m, n=n, k=k, dtype=dtype, need=need)
+        yield f"{spec.op} {dtype}", SparseCase(spec=spec)

@@ -10,8 +10,8 @@ import torch
 from gemmill.families import blockscaled
 from gemmill.families.blockscaled.cases.checked import ROLES_OF
 from gemmill.families.blockscaled.ops import SCHEMAS
-from gemmill.families.blockscaled.problem import problem_of_call
-from gemmill.family import Judged, ProblemCall
+from gemmill.families.blockscaled.shaped_call import shaped_call_of
+from gemmill.family import Judged, ShapedCall
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
@@ -90,7 +90,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
         if judged["M"] * judged["N"] == 0:
             assert launched(probe, op, given) is None
             continue
-        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
         if choice.row < 0:
             with pytest.raises(RuntimeError, match=r"none of \d+ variants? of "):
                 getattr(probe.ops, op).default(*given)
@@ -114,14 +114,14 @@ def test_models_agree(probe) -> None:
     for _ in range(500):
         i, row = rng.choice(rows)
         sizes = tuple(rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
-        call = ProblemCall(family=blockscaled.NAME, problem=row.problem, sizes=sizes, alignments=(16, 16, 16))
+        call = ShapedCall(family=blockscaled.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
 
 
 def test_so_many_ctas_are_refused(probe) -> None:
     _, row, _ = next(iter(probe.build.table.of(blockscaled.NAME)))
     sizes = (2**31 - 2**16, 2**31 - 2**16, 32)
-    call = ProblemCall(family=blockscaled.NAME, problem=row.problem, sizes=sizes, alignments=(16, 16, 16))
+    call = ShapedCall(family=blockscaled.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
     assert probe.build.choose(call, SMS)[0] == -1
     choice = select(probe.build.table, call, SMS)
     assert choice.row < 0

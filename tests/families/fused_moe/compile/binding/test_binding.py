@@ -10,8 +10,8 @@ import torch
 from gemmill.families import fused_moe
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
-from gemmill.families.fused_moe.problem import problem_of_call
-from gemmill.family import Judged, OpSchema, ProblemCall
+from gemmill.families.fused_moe.shaped_call import shaped_call_of
+from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
@@ -117,7 +117,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe, schema: O
             continue
         if judged["M"] * judged["K"] == 0:
             continue
-        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
         if choice.row < 0:
             with pytest.raises(RuntimeError, match="fused experts in build"):
                 op(*given)
@@ -140,5 +140,5 @@ def test_models_agree(probe) -> None:
     for _ in range(500):
         i, row = rng.choice(rows)
         sizes = tuple(rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(4))
-        call = ProblemCall(family=fused_moe.NAME, problem=row.problem, sizes=sizes, alignments=(16, 16, 16))
+        call = ShapedCall(family=fused_moe.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)

@@ -9,8 +9,8 @@ import torch
 from gemmill.families import gated_mm
 from gemmill.families.gated_mm.config import UnalignedGatedConfig
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
-from gemmill.families.gated_mm.problem import problem_of_call
-from gemmill.family import ProblemCall
+from gemmill.families.gated_mm.shaped_call import shaped_call_of
+from gemmill.family import ShapedCall
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
@@ -52,7 +52,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
             continue
         if judged["M"] * judged["N"] == 0:
             continue
-        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
         if judged["in_groups"] and choice.row < 0:  # of these alone some have no kernel
             with pytest.raises(RuntimeError, match="--select sweep` builds"):
                 op(*given)
@@ -75,5 +75,7 @@ def test_models_agree(probe) -> None:
     for _ in range(500):
         i, row = rng.choice(rows)
         m, n, k = (rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
-        call = ProblemCall(family=gated_mm.NAME, problem=row.problem, sizes=(m, 32 * n, k), alignments=(16, 16, 16))
+        call = ShapedCall(
+            family=gated_mm.NAME, call_class=row.call_class, sizes=(m, 32 * n, k), alignments=(16, 16, 16)
+        )
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)

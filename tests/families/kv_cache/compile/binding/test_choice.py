@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from gemmill.families import kv_cache
-from gemmill.families.kv_cache.call import problem_of_call
+from gemmill.families.kv_cache.call import shaped_call_of
 from gemmill.families.kv_cache.cases.calls import DecodeCase
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
 from gemmill.families.kv_cache.config import ATTENTIONS, HALF_WAVES
-from gemmill.family import ProblemCall
+from gemmill.family import ShapedCall
 from gemmill.locations import kernels_dir
 from gemmill.numerics.recording import record
 from gemmill.runtime import checks, operands
@@ -36,9 +36,9 @@ def test_models_agree(probe) -> None:
         sizes = (rng.choice((1, 2, 7, rng.randrange(1, 600))) for _ in range(2))
         kv_heads = rng.choice((0, 1, 2, 3, 8, 24))
         length = rng.choice((0, 1, 63, 64, rng.randrange(1, 200_000)))
-        call = ProblemCall(
+        call = ShapedCall(
             family=kv_cache.NAME,
-            problem=row.problem,
+            call_class=row.call_class,
             sizes=(*sizes, kv_heads * rng.choice((1, 4, 16)), kv_heads, length),
             alignments=(),
         )
@@ -49,12 +49,12 @@ def test_models_agree(probe) -> None:
 @pytest.mark.parametrize("case", [DecodeCase(lengths=(100, 3)), AttendCase(lengths=(100, 3), window=30, is_plain=True)])
 def test_both_choose_the_same_and_a_kernel_is_given_the_setting(probe, case: Any) -> None:
     header, schema = (kernels_dir() / "kv_cache" / "abi.h").read_text(), BY_NAME[case.schema.name]
-    asked = problem_of_call(checks.check(schema, operands.of_arguments(schema, case.arguments("cpu"))))
+    asked = shaped_call_of(checks.check(schema, operands.of_arguments(schema, case.arguments("cpu"))))
     for sms in (1, SMS):
         assert probe.build.choose(asked, sms)[0] == select(probe.build.table, asked, sms).row
     settings = set()
     for _, row, entry in rows_of(probe):
-        if row.problem != asked.problem:
+        if row.call_class != asked.call_class:
             continue
         _, fields = read_arguments(header, record(probe.build, entry.name, case).arguments)
         assert {field.name: field.value for field in fields}["half_waves"] == entry.config.half_waves

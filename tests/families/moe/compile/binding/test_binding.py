@@ -11,8 +11,8 @@ from gemmill.families import moe
 from gemmill.families.moe.config import FP4_PAIRS, UnalignedGroupedConfig
 from gemmill.families.moe.ops import NAMES
 from gemmill.families.moe.packed_ops import FP4_NAMES
-from gemmill.families.moe.problem import problem_of_call
-from gemmill.family import Judged, ProblemCall
+from gemmill.families.moe.shaped_call import shaped_call_of
+from gemmill.family import Judged, ShapedCall
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
@@ -116,7 +116,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
         if judged["M"] * judged["N"] * judged["weights"] * judged["experts"] == 0:
             assert launched(probe, op, given) is None
             continue
-        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
         if op in FP4_NAMES and choice.row < 0:  # rows of a that TMA does not take
             with pytest.raises(RuntimeError, match="none of"):
                 getattr(probe.ops, op).default(*given)
@@ -146,7 +146,7 @@ def test_models_agree(probe) -> None:
     for _ in range(500):
         i, row = rng.choice(rows)
         sizes = (rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
-        call = ProblemCall(
-            family=moe.NAME, problem=row.problem, sizes=(*sizes, rng.randrange(1, 513)), alignments=(16, 16, 16)
+        call = ShapedCall(
+            family=moe.NAME, call_class=row.call_class, sizes=(*sizes, rng.randrange(1, 513)), alignments=(16, 16, 16)
         )
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gemmill
-from families.quant.problems import Breakage, empty_call, some_call
+from families.quant.random_calls import Breakage, empty_call, some_call
 from gemmill.families import quant
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.config import Activation, QuantFamily

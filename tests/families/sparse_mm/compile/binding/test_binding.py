@@ -9,8 +9,8 @@ import torch
 
 from gemmill.families import sparse_mm
 from gemmill.families.sparse_mm.ops import NAMES
-from gemmill.families.sparse_mm.problem import problem_of_call
-from gemmill.family import Judged, ProblemCall
+from gemmill.families.sparse_mm.shaped_call import shaped_call_of
+from gemmill.family import Judged, ShapedCall
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
@@ -110,7 +110,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
         if judged["M"] * judged["N"] == 0:
             assert launched(probe, op, given) is None
             continue
-        choice = select(probe.build.table, problem_of_call(judged), SMS_OF_NONE)
+        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
         if choice.row < 0:
             with pytest.raises(RuntimeError, match=r"none of \d+ variants? of "):
                 getattr(probe.ops, op).default(*given)
@@ -133,5 +133,5 @@ def test_models_agree(probe) -> None:
     for _ in range(500):
         i, row = rng.choice(rows)
         sizes = tuple(rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
-        call = ProblemCall(family=sparse_mm.NAME, problem=row.problem, sizes=sizes, alignments=(16,) * 4)
+        call = ShapedCall(family=sparse_mm.NAME, call_class=row.call_class, sizes=sizes, alignments=(16,) * 4)
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gemmill.family import ProblemCall, Sizes
+from gemmill.family import ShapedCall, Sizes
 from gemmill.registry import REGISTRY
 
 
@@ -18,7 +18,7 @@ class Workload:
     def __getattr__(self, name: str) -> int:
         """A size by its name."""
         if "at" not in vars(self) or name not in (sizes := self.sizes):  # a copy has no fields at first
-            raise AttributeError(f"a problem has no {name!r}")
+            raise AttributeError(f"a workload has no {name!r}")
         return sizes[name]
 
     @property
@@ -64,7 +64,7 @@ class Workload:
         return REGISTRY.measured[self.op][3].bytes(self.sizes)
 
     @property
-    def call(self) -> ProblemCall:
+    def call(self) -> ShapedCall:
         """The call with operands as torch allocates them."""
         return REGISTRY.measured[self.op][3].call(self.sizes)
 
@@ -77,8 +77,8 @@ class Workload:
         return " x ".join(map(str, self.sizes.values()))
 
 
-def problem_of(op: str, sizes: Sizes) -> Workload:
-    """The problem of a class and sizes by name. Raises ValueError where there is no such class, or these are not its sizes."""
+def workload_of(op: str, sizes: Sizes) -> Workload:
+    """The workload of a class and sizes by name. Raises ValueError where there is no such class, or these are not its sizes."""
     if op not in REGISTRY.measured:
         raise ValueError(f"op is {op!r}, expected one of {', '.join(REGISTRY.measured)}")
     tuning = REGISTRY.measured[op][1]
@@ -90,20 +90,20 @@ def problem_of(op: str, sizes: Sizes) -> Workload:
 def grid(ops: Iterable[str], weights: Iterable[Sizes], steps: Sequence[int] | None = None) -> list[Workload]:
     """Every weight, which has an op's near sizes by name, for every op at every step (None: the family's own), those that
     share weights beside each other. Raises ValueError where an op has other near sizes."""
-    known, problems = list(weights), []
+    known, workloads = list(weights), []
     for op in ops:
         _, tuning, sweep, _ = REGISTRY.measured[op]
         if any(weight.keys() != set(tuning.near) for weight in known):
             raise ValueError(f"weights of {op} have {', '.join(tuning.near)}, not {', '.join(known[0])}")
         for near in sorted({tuple(weight[name] for name in tuning.near) for weight in known}):
-            problems += [Workload(op, (*near, step)) for step in (sweep.steps if steps is None else steps)]
-    return problems
+            workloads += [Workload(op, (*near, step)) for step in (sweep.steps if steps is None else steps)]
+    return workloads
 
 
-def tiny(problem: Workload) -> Workload:
-    """The same problem cut down for a dry run on a CPU."""
-    _, _, sweep, measured = REGISTRY.measured[problem.op]
+def tiny(workload: Workload) -> Workload:
+    """The same workload cut down for a dry run on a CPU."""
+    _, _, sweep, measured = REGISTRY.measured[workload.op]
     sizes = {
-        name: min(size, max(sweep.tiny[name], measured.least.get(name, 0))) for name, size in problem.sizes.items()
+        name: min(size, max(sweep.tiny[name], measured.least.get(name, 0))) for name, size in workload.sizes.items()
     }
-    return problem_of(problem.op, sizes)
+    return workload_of(workload.op, sizes)

@@ -1,16 +1,16 @@
 """What a call asks of a variant, as far as the choice depends on it."""
 
 from gemmill.families.blockscaled import NAME
-from gemmill.family import Judged, ProblemCall
+from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import TMA_BYTES, Operand, tma_alignment
 
 
-def problem_of_call(call: Judged) -> ProblemCall:
-    """The problem of a call that has passed the checks."""
+def shaped_call_of(call: Judged) -> ShapedCall:
+    """The class and the sizes of a call that has passed the checks."""
     out, columns = call.tensor("out"), call["N"]
-    return ProblemCall(
+    return ShapedCall(
         family=NAME,
-        problem=call["class"],
+        call_class=call["class"],
         sizes=(call["M"], columns, call["K"]),
         # a TMA store ends at a multiple of 16 bytes, not at n
         alignments=(_alignment(call.tensor("a")), _alignment(call.tensor("b")), _alignment(out, columns)),

@@ -1,14 +1,14 @@
 """What a call of a GEMM asks of a variant, as far as the choice depends on it."""
 
 from gemmill.families.scaled_mm import NAME
-from gemmill.families.scaled_mm.classes import Need, problem_code, scales_code
+from gemmill.families.scaled_mm.classes import Need, class_code, scales_code
 from gemmill.families.scaled_mm.scales import groups_of_call, mn_major
-from gemmill.family import OpSchema, ProblemCall
+from gemmill.family import OpSchema, ShapedCall
 from gemmill.family.operand import Call, tma_alignment
 
 
-def problem_of_call(op: OpSchema, call: Call, own: int = 0) -> ProblemCall:
-    """The problem of a call that has passed the checks; `own` is the number of a user's epilogue."""
+def shaped_call_of(op: OpSchema, call: Call, own: int = 0) -> ShapedCall:
+    """The class and the sizes of a call that has passed the checks; `own` is the number of a user's epilogue."""
     out, a, b = call["out"], call["a"], call["b"]
     assert out is not None and a is not None and b is not None
     (m, k), n = a.shape, b.shape[1]
@@ -21,9 +21,9 @@ def problem_of_call(op: OpSchema, call: Call, own: int = 0) -> ProblemCall:
         need = Need.SCALE if own or call["bias"] is None else Need.BIAS
     groups = None if own else groups_of_call(call)
     scales = scales_code(groups, mn_major=groups is not None and mn_major(call["a_scales"], call["b_scales"]))
-    return ProblemCall(
+    return ShapedCall(
         family=NAME,
-        problem=problem_code(need, a.dtype, out.dtype, scales, own),
+        call_class=class_code(need, a.dtype, out.dtype, scales, own),
         sizes=(m, n, k),
         # a TMA store ends at a multiple of 16 bytes, not at n
         alignments=(tma_alignment(a, lda, k), tma_alignment(b, ldb, k), tma_alignment(out, ldd | n, n)),

@@ -1,18 +1,18 @@
 """What a call asks of a variant, as far as the choice depends on it."""
 
 from gemmill.families.gated_mm import NAME
-from gemmill.family import Judged, ProblemCall
+from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import Operand, tma_alignment
 
 
-def problem_of_call(call: Judged) -> ProblemCall:
-    """The problem of a call that has passed the checks."""
+def shaped_call_of(call: Judged) -> ShapedCall:
+    """The class and the sizes of a call that has passed the checks."""
     m, n, k = call["M"], call["N"], call["K"]
     out, a, b = call.tensor("out"), call.tensor("a"), call.tensor("b")
     strides = _stride(out, 0, m, n // 2), _stride(a, 0, m, k), _stride(b, 1, n, k)
-    return ProblemCall(
+    return ShapedCall(
         family=NAME,
-        problem=call["class"],
+        call_class=call["class"],
         sizes=(m, n, k),
         # a TMA store ends at a multiple of 16 bytes, not where a row does
         alignments=(

@@ -1,16 +1,16 @@
 """What a call asks of a variant, as far as the choice depends on it."""
 
 from gemmill.families.sparse_mm import NAME
-from gemmill.family import Judged, ProblemCall
+from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import TMA_BYTES, Operand, tma_alignment
 
 
-def problem_of_call(call: Judged) -> ProblemCall:
-    """The problem of a call that has passed the checks."""
+def shaped_call_of(call: Judged) -> ShapedCall:
+    """The class and the sizes of a call that has passed the checks."""
     n = call["N"]
-    return ProblemCall(
+    return ShapedCall(
         family=NAME,
-        problem=call["class"],
+        call_class=call["class"],
         sizes=(call["M"], n, call["K"]),
         alignments=(
             _alignment(call.tensor("a")),

@@ -1,4 +1,4 @@
-"""Which calls a variant must take, by the words of its predicate, and problems cut to what it takes."""
+"""Which calls a variant must take, by the words of its predicate, and specs cut to what it takes."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ MUST, MAY, REFUSES = "must", "may", "refuses"
 
 def acceptance(predicate: Predicate, call: Call) -> str:
     """Whether a variant must take a call, refuse it, or may do either but never answer wrong."""
-    p = call.problem
+    p = call.spec
     if p.op not in predicate.ops or p.a_dtype is not predicate.a_dtype or p.out_dtype is not predicate.out_dtype:
         return REFUSES
     if (p.bias and not predicate.bias) or p.azp not in predicate.azp:
@@ -45,15 +45,15 @@ def acceptance(predicate: Predicate, call: Call) -> str:
     return MUST
 
 
-def of_variant(predicate: Predicate, problem: CallSpec) -> CallSpec:
-    """The problem in the types that a variant takes, without what it does not take."""
-    azp = problem.azp
+def of_variant(predicate: Predicate, spec: CallSpec) -> CallSpec:
+    """The spec in the types that a variant takes, without what it does not take."""
+    azp = spec.azp
     if azp not in predicate.azp:
         azp = predicate.azp[-1]
-    bias = problem.bias and predicate.bias
-    a_scale = "one" if predicate.scale_layout is ScaleLayout.MN_MAJOR else problem.a_scale
+    bias = spec.bias and predicate.bias
+    a_scale = "one" if predicate.scale_layout is ScaleLayout.MN_MAJOR else spec.a_scale
     return replace(
-        problem,
+        spec,
         a_dtype=predicate.a_dtype,
         out_dtype=predicate.out_dtype,
         groups=predicate.scale_groups,
@@ -65,10 +65,10 @@ def of_variant(predicate: Predicate, problem: CallSpec) -> CallSpec:
 
 def sum_error_fraction(call: Call, accumulation: Accumulation) -> float:
     """Largest error beyond the rounding of the stored result, as a fraction of what the bound allows beyond it."""
-    _, exact = expected_of(call.problem, call.out.device)
+    _, exact = expected_of(call.spec, call.out.device)
     if exact is None or not call.out.numel():
         return 0.0
-    bound = bound_of(call.problem, accumulation, call.out.device)
+    bound = bound_of(call.spec, accumulation, call.out.device)
     rounding = half_unit_in_last_place(exact.abs(), call.out.dtype)
     beyond = (call.out.to(torch.float64) - exact).abs() - rounding
     return float((beyond / (bound - rounding)).max())

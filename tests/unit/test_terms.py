@@ -1,0 +1,62 @@
+"""Words that the glossary gives one meaning have one in the code."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "generator/gemmill"
+TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+TYPES = {"problem": {"Problem", "OwnProblem"}, "workload": {"Workload", "MeasuredWorkload"}, "spec": {"Spec"}}
+"""Endings of the types of parameters and fields so called, beside what crosses to another process as JSON."""
+AS_JSON = ("Any", "list[Any]")
+ENDINGS = {"Problem": {"Problem", "OwnProblem"}, "Plan": {"Plan", "BuildPlan", "PagePlan"}}
+"""Classes whose names end so."""
+ONCE = ("GROUP_SIZES", "QUANT_GROUP_SIZES", "QUANT_OPS")
+"""Constants that several modules once had, each with a meaning of its own."""
+
+
+def _declared(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names and types of the parameters and fields that a module declares."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            yield node.arg, ast.unparse(node.annotation)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, ast.unparse(node.annotation)
+
+
+def strangers(trees: dict[str, ast.Module]) -> list[str]:
+    """Parameters and fields whose name means something else than their type."""
+    found = []
+    for path, tree in trees.items():
+        for name, annotation in _declared(tree):
+            kind = annotation.strip("'\"").split(".")[-1]
+            if name in TYPES and not kind.endswith((*TYPES[name], *AS_JSON)):
+                found.append(f"{path}: {name}: {kind}")
+    return found
+
+
+def test_a_name_has_the_type_that_its_word_means() -> None:
+    assert strangers(TREES) == []
+    assert strangers({"a.py": ast.parse("def f(problem: Workload): ...")}) == ["a.py: problem: Workload"]
+    assert strangers({"a.py": ast.parse("class A:\n    workload: int")}) == ["a.py: workload: int"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_classes_share_an_ending_that_share_a_meaning(ending: str) -> None:
+    classes = {node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    assert {name for name in classes if name.endswith(ending)} == ENDINGS[ending]
+
+
+def test_a_constant_is_defined_once() -> None:
+    made = Counter(
+        target.id
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    )
+    assert {name: made[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
