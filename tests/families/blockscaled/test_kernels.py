@@ -22,7 +22,7 @@ from gemmill.families.blockscaled.config import (
     WeightConfig,
     WidenedConfig,
 )
-from gemmill.families.blockscaled.selections import default, smoke
+from gemmill.families.blockscaled.selections import default, smoke, sweep
 from gemmill.families.blockscaled.sweep import SWEEP, Op
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, symbol_of, to_name
@@ -34,6 +34,7 @@ GOOD = WeightConfig(pair=Pair.FLOATS_NVFP4, tile_m=16, k_groups=2, blocks=1, sta
 WARPS = replace(GOOD, group=Group.WARP, row_groups=4, stages=5)
 WIDENED = WidenedConfig(pair=Pair.NVFP4, out_dtype=DType.F16, tile=128)
 FEW = FewConfig(pair=Pair.MXFP4, out_dtype=DType.F16, tile_m=8, warps=4)
+RING = replace(FEW, stages=3)
 MANY = ManyConfig(pair=Pair.NVFP4, out_dtype=DType.BF16, tile_m=64, tile_n=256)
 PAIRED = PairConfig(
     pair=Pair.MXFP8_MXFP6,
@@ -45,6 +46,7 @@ PAIRED = PairConfig(
 )
 FOLDED = FoldedConfig(pair=Pair.E4M3_MXFP4, out_dtype=DType.BF16, tile_m=16, k_groups=2, blocks=1, stages=5)
 FOLDED_WARPS = replace(FOLDED, group=Group.WARP, row_groups=1, tile_m=8, k_groups=4, stages=6)
+BATCHED = replace(FOLDED, tile_m=256, k_groups=1, batched=True, splits=2)
 CODES = CODE_PAIRS
 
 
@@ -69,6 +71,27 @@ def test_the_default_selection_on_hopper() -> None:
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
     assert len(widened) == 48 and len(configs) == sum(map(len, (weights, folded, widened, few, many)))
     assert set(smoke(Arch.SM90A)) <= set(configs)
+
+
+def test_the_sweep_has_more_for_few_rows() -> None:
+    """Warps that ask ahead: of 4-bit codes on both sides, and of what is packed in rows. Of many rows those of 4-bit codes, and
+    tiles of 256 rows of e4m3 whose sums are added up together."""
+    usual = set(default(Arch.SM90A))
+    more = [config for config in sweep(Arch.SM90A) if config not in usual]
+    assert all(REGISTRY.check(config) and config.stages for config in more)
+    assert {c.tile_m for c in more if isinstance(c, FoldedConfig) and c.batched} == {256}
+    many = [config for config in more if isinstance(config, ManyConfig)]
+    assert {(c.pair, c.out_dtype) for c in many} == set(product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16)))
+    assert {(c.pair, c.out_dtype, c.tile_m) for c in more if isinstance(c, FewConfig)} == {
+        (pair, out, tile)
+        for pair, out, tile in product(
+            (Pair.NVFP4, Pair.MXFP4, Pair.FLOATS_MXFP8, Pair.FLOATS_MXFP6, Pair.FLOATS_NVFP4),
+            (DType.BF16, DType.F16),
+            (8, 16),
+        )
+        if (pair, out) != (Pair.FLOATS_NVFP4, DType.BF16)
+    }
+    assert list(sweep(Arch.SM100A)) == list(default(Arch.SM100A))
 
 
 def test_every_class_on_hopper_has_a_kernel_for_few_rows() -> None:
@@ -127,6 +150,15 @@ def test_the_default_selections_on_blackwell() -> None:
         (WARPS, "sm90a_fp4weight_floatsxnvfp4_t16_r4w2b1_s5"),
         (WIDENED, "sm90a_widened_nvfp4xnvfp4_f16_t128"),
         (replace(FEW, splits=2), "sm90a_widenedfew_mxfp4xmxfp4_f16_t8_w4_k2"),
+        (RING, "sm90a_widenedfew_mxfp4xmxfp4_f16_t8_w4_s3"),
+        (
+            replace(RING, pair=Pair.FLOATS_MXFP6, prepacked=True, splits=2),
+            "sm90a_widenedfew_floatsxmxfp6_f16_t8_w4_s3_packed_k2",
+        ),
+        (
+            replace(MANY, tile_n=128, stages=3, splits=2),
+            "sm90a_widenedmany_nvfp4xnvfp4_bf16_t64x128_s3_k2",
+        ),
         (replace(MANY, splits=4), "sm90a_widenedmany_nvfp4xnvfp4_bf16_t64x256_k4"),
         (replace(WIDENED, pair=Pair.FLOATS_MXFP8, prepacked=True), "sm90a_widened_floatsxmxfp8_f16_t128_packed"),
         (
@@ -137,6 +169,7 @@ def test_the_default_selections_on_blackwell() -> None:
         (FOLDED_WARPS, "sm90a_fp4fp8_e4m3xmxfp4_bf16_t8_r1w4b1_s6"),
         (replace(FEW, pair=Pair.FLOATS_MXFP6, prepacked=True), "sm90a_widenedfew_floatsxmxfp6_f16_t8_w4_packed"),
         (replace(FOLDED, grouped=True, splits=2), "sm90a_fp4fp8_e4m3xmxfp4_bf16_t16_g2b1_s5_groups_k2"),
+        (BATCHED, "sm90a_fp4fp8_e4m3xmxfp4_bf16_t256_g1b1_s5_batched_k2"),
         (PAIRED, "sm100a_blockscaled_mxfp8xmxfp6_bf16_t256x128x128_c2x1x1_2sm"),
     ],
 )
@@ -231,12 +264,34 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "e4m3xnvfp4 is rounded to e4m3: it is folded, not widened",
         ),
         (replace(FEW, tile_m=24), "few", "tile of 24 rows: registers are for 8 or 16"),
+        (
+            replace(FEW, stages=1),
+            "ring",
+            "1 stage of a warp: one is filled while another is read, so it has 2 or none",
+        ),
+        (replace(RING, stages=11), "ring", "11 stages of 4 warps take 253440 bytes, and 231424 are there"),
+        (
+            replace(RING, pair=Pair.FLOATS_NVFP4),
+            "ring",
+            "floatsxnvfp4 in stages: weights of a checkpoint come straight to registers",
+        ),
+        (
+            replace(RING, pair=Pair.FLOATS_MXFP4, prepacked=True),
+            "ring",
+            "floatsxmxfp4 in stages: pieces are of 4-bit codes on both sides, or of packed nvfp4, mxfp6 and mxfp8",
+        ),
         (replace(MANY, tile_m=96), "many", "tile of 96 x 256: it is 64 or 128 by 128 or 256"),
         (
             replace(MANY, tile_m=128, splits=2),
             "many",
             "partial sums of 135168 bytes reuse the stages, which have 98304",
         ),
+        (
+            replace(MANY, stages=1),
+            "ahead",
+            "1 stage: one is written while another is multiplied, so it has 2 or more",
+        ),
+        (replace(MANY, stages=3), "ahead", "3 stages of 40960 bytes do not fit in 114176"),
         (replace(FEW, warps=6), "few", "6 warps: a CTA has 4, or 8 of 4-bit codes on both sides"),
         (
             replace(FEW, pair=Pair.MXFP8, warps=8),
@@ -274,6 +329,11 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             replace(FOLDED, tile_m=256, stages=2),
             "registers",
             "sums of 256 tokens: 2 groups along K have registers for 128",
+        ),
+        (
+            replace(BATCHED, tile_m=64),
+            "together",
+            "quads of a tile of 64 rows added up together: only one group along K of more than 64, with scales of rows",
         ),
         (replace(FOLDED, blocks=3), "stage", "stages of 768 columns: packed weights have multiples of 256"),
         (
@@ -336,13 +396,19 @@ def test_every_field_reaches_its_text() -> None:
     ("config", "changes"),
     [
         (replace(FEW), {"pair": Pair.NVFP4, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8}),
-        (MANY, {"pair": Pair.MXFP4, "out_dtype": DType.F16, "tile_m": 128, "tile_n": 128}),
+        (RING, {"pair": Pair.NVFP4, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8, "stages": 2}),
+        (MANY, {"pair": Pair.MXFP4, "out_dtype": DType.F16, "tile_m": 128, "tile_n": 128, "stages": 2}),
+        (
+            replace(MANY, stages=2),
+            {"pair": Pair.MXFP4, "out_dtype": DType.F16, "tile_m": 128, "tile_n": 128, "stages": 3},
+        ),
         (WIDENED, {"pair": Pair.MXFP4, "out_dtype": DType.BF16, "tile": 64}),
         (
             replace(WIDENED, pair=Pair.FLOATS_MXFP6),
             {"pair": Pair.FLOATS_MXFP4, "out_dtype": DType.BF16, "tile": 64, "prepacked": True},
         ),
         (replace(WIDENED, pair=Pair.E4M3_MXFP4), {"grouped": True}),
+        (BATCHED, {"batched": False}),
         (
             FOLDED,
             {

@@ -67,6 +67,8 @@ WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)
 """Those of two operands of 4-bit codes."""
 CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
 """Of two block-scaled operands."""
+RING_COLUMNS = 128
+"""Of a stage that a warp asks for ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +113,8 @@ class WidenedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FewConfig:
-    """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh. They become what
-    they do in a `WidenedConfig`."""
+    """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh, and
+    ring_few_mm.cuh, whose warps ask for codes some steps ahead. They become what they do in a `WidenedConfig`, but of nvfp4 f16."""
 
     pair: Pair
     out_dtype: DType
@@ -122,6 +124,8 @@ class FewConfig:
     """That divide a CTA's columns of K."""
     prepacked: bool = False
     """Whether weights are rows of codes and scales that were packed, not a checkpoint's."""
+    stages: int = 0
+    """Of 128 columns that a warp has in shared memory of its own; 0 where codes come straight to registers."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
@@ -137,8 +141,8 @@ class FewConfig:
 
     @property
     def k_multiple(self) -> int:
-        """Of which K is one: a lane loads 32 columns of both."""
-        return 32 if self.in_words else 1
+        """Of which K is one: a lane loads 32 columns of both, and stages are whole."""
+        return RING_COLUMNS if self.stages else 32 if self.in_words else 1
 
     @property
     def compiled(self) -> Self:
@@ -147,13 +151,27 @@ class FewConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """That registers leave room for: sixteen warps, or twelve where columns are in order."""
-        return (16 if self.in_words else 12) // self.warps
+        """That registers leave room for, sixteen warps, or twelve where columns are in order; and stages in shared memory."""
+        of_registers = (16 if self.in_words else 12) // self.warps
+        return (
+            min(of_registers, self.arch.shared_memory_bytes // (self.stages_bytes + 1024))
+            if self.stages
+            else of_registers
+        )
+
+    @property
+    def stages_bytes(self) -> int:
+        """Of all warps: codes and scales of 64 rows of weights, and of A's, whose numbers lie 16 bytes further each 512."""
+        of_codes = 8 * RING_COLUMNS * self.pair.b_format.code.bits // 8 + 128
+        of_eight = of_codes if self.pair in CODE_PAIRS else 4 * 528
+        stage = 8 * of_codes + self.tile_m // 8 * of_eight
+        return self.warps * self.stages * (-(-stage // 128) * 128)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManyConfig:
-    """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory: kernels/blockscaled/widened_many_mm.cuh."""
+    """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory: kernels/blockscaled/widened_many_mm.cuh,
+    and ahead_many_mm.cuh, which asks for codes two steps ahead and makes f16 of nvfp4."""
 
     pair: Pair
     out_dtype: DType
@@ -161,6 +179,8 @@ class ManyConfig:
     """Rows of A in a tile."""
     tile_n: int
     """Rows of B."""
+    stages: int = 0
+    """Of 64 columns, where codes are asked for two steps ahead; 0 where they are one step ahead, in two stages."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
@@ -168,7 +188,11 @@ class ManyConfig:
     prepacked: ClassVar[bool] = False
     grouped: ClassVar[bool] = False
     sms: ClassVar[int] = 1
-    k_multiple: ClassVar[int] = 32
+
+    @property
+    def k_multiple(self) -> int:
+        """Of which K is one: a thread loads 32 columns, and two of them a step."""
+        return SIDE if self.stages else 32
 
     @property
     def compiled(self) -> Self:
@@ -356,6 +380,8 @@ class WeightConfig(PackedConfig):
 class FoldedConfig(PackedConfig):
     """Of e4m3 activations."""
 
+    batched: bool = False
+    """Whether a thread asks for eight quads of partial sums at a time, not for one after another: batched_mm.cuh."""
     tag: ClassVar[str] = "fp4fp8"
     block_columns: ClassVar[int] = BLOCK_COLUMNS
     even_tokens: ClassVar[int] = 64

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gemmill.families.blockscaled.config import (
     FewConfig,
@@ -19,11 +20,13 @@ from gemmill.vocab import Arch, DType
 
 
 def packed_to_fields(config: PackedConfig) -> list[str]:
-    """pair, of folded weights out, tile groups stages, then that scales come in groups, and the slices of K where there are several."""
+    """pair, of folded weights out, tile groups stages, then that scales come in groups or sums are added up together, and the slices
+    of K where there are several."""
     out = [config.out_dtype.value] if isinstance(config, FoldedConfig) else []
+    flags = ["groups"] if config.grouped else ["batched"] if isinstance(config, FoldedConfig) and config.batched else []
     rows = f"r{config.row_groups}" if config.group is Group.WARP else ""
     fields = [config.pair.value, *out, f"t{config.tile_m}", f"{rows}{config.group}{config.k_groups}b{config.blocks}"]
-    return [*fields, f"s{config.stages}", *(["groups"] if config.grouped else []), *_slices(config.splits)]
+    return [*fields, f"s{config.stages}", *flags, *_slices(config.splits)]
 
 
 def packed_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> PackedConfig:
@@ -37,8 +40,9 @@ def packed_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> PackedCon
     told = "r and a number, w and a number, b and a number" if warps else "g and a number, b and a number"
     pattern = r"r(\d+)w(\d+)b(\d+)" if warps else r"g(\d+)b(\d+)"
     *rows, k_groups, blocks = _numbers(pattern, groups, "groups", told)
-    grouped, splits = _flag("groups", list(fields[least:])) if folded else (False, list(fields[least:]))
-    return (FoldedConfig if folded else WeightConfig)(
+    grouped, rest = _flag("groups", list(fields[least:])) if folded else (False, list(fields[least:]))
+    batched, splits = _flag("batched", rest) if folded and not grouped else (False, rest)
+    config = (FoldedConfig if folded else WeightConfig)(
         pair=Pair(pair),
         out_dtype=DType(out[0]) if out else DType.BF16,
         group=Group.WARP if warps else Group.WARPGROUP,
@@ -51,6 +55,7 @@ def packed_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> PackedCon
         splits=_splits(splits),
         arch=arch,
     )
+    return replace(config, batched=True) if batched and isinstance(config, FoldedConfig) else config
 
 
 def widened_to_fields(config: WidenedConfig) -> list[str]:
@@ -75,16 +80,17 @@ def widened_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> Widened
 
 
 def few_to_fields(config: FewConfig) -> list[str]:
-    """pair out tile warps, then that weights are packed, and the slices of K where there are several."""
+    """pair out tile warps, the stages of each where it has some, then that weights are packed, and the slices of K where there are several."""
     fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}", f"w{config.warps}"]
-    return [*fields, *(["packed"] if config.prepacked else []), *_slices(config.splits)]
+    return [*fields, *_stages(config.stages), *(["packed"] if config.prepacked else []), *_slices(config.splits)]
 
 
 def few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FewConfig:
     """The config that `few_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if not 4 <= len(fields) <= 6:
-        raise ValueError(f"it has {len(fields) + 2} fields of 6 to 8")
+    if not 4 <= len(fields) <= 7:
+        raise ValueError(f"it has {len(fields) + 2} fields of 6 to 9")
     pair, out, tile, warps, *rest = fields
+    stages, rest = _stages_told(rest)
     prepacked, splits = _flag("packed", rest)
     return FewConfig(
         pair=Pair(pair),
@@ -92,28 +98,31 @@ def few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FewConfig:
         tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
         warps=_numbers(r"w(\d+)", warps, "warps", "w and a number")[0],
         prepacked=prepacked,
+        stages=stages,
         splits=_splits(splits),
         arch=arch,
     )
 
 
 def many_to_fields(config: ManyConfig) -> list[str]:
-    """pair out tile, then the slices of K where there are several."""
+    """pair out tile, the stages where codes are asked for further ahead, then the slices of K where there are several."""
     fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}x{config.tile_n}"]
-    return [*fields, *_slices(config.splits)]
+    return [*fields, *_stages(config.stages), *_slices(config.splits)]
 
 
 def many_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ManyConfig:
     """The config that `many_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if len(fields) not in (3, 4):
-        raise ValueError(f"it has {len(fields) + 2} fields of 5 or 6")
-    pair, out, tile, *splits = fields
+    if not 3 <= len(fields) <= 5:
+        raise ValueError(f"it has {len(fields) + 2} fields of 5 to 7")
+    pair, out, tile, *rest = fields
+    stages, splits = _stages_told(rest)
     tile_m, tile_n = _numbers(r"t(\d+)x(\d+)", tile, "tile", "tMxN")
     return ManyConfig(
         pair=Pair(pair),
         out_dtype=DType(out),
         tile_m=tile_m,
         tile_n=tile_n,
+        stages=stages,
         splits=_splits(splits),
         arch=arch,
     )
@@ -138,6 +147,17 @@ def pair_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PairConfig
         sharing=Sharing(sharing),
         arch=arch,
     )
+
+
+def _stages(stages: int) -> list[str]:
+    """Of a kernel that may have none."""
+    return [f"s{stages}"] if stages else []
+
+
+def _stages_told(fields: list[str]) -> tuple[int, list[str]]:
+    """Stages, where they come next, and what comes after them."""
+    found = re.fullmatch(r"s(\d+)", fields[0]) if fields else None
+    return (int(found[1]), fields[1:]) if found else (0, fields)
 
 
 def _slices(splits: int) -> list[str]:

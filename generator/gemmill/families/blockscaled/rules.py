@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from gemmill.families.blockscaled.config import (
+    CODE_PAIRS,
     FOLDED_PAIRS,
     FP4_PAIRS,
     WEIGHT_PAIRS,
@@ -104,7 +105,13 @@ def _registers(config: FoldedConfig) -> Iterator[str]:
         yield f"sums of {config.sums} tokens: {config.k_groups} groups along K have registers for {most}"
 
 
-FOLDED_RULES = (_hopper, _folds, _tile, _rows, _stage, _registers, _memory, _splits)
+def _together(config: FoldedConfig) -> Iterator[str]:
+    """Quads of sums that are added up together take registers, which threads have whose loader gives them away."""
+    if config.batched and (config.grouped or config.k_groups > 1 or not config.is_wide):
+        yield f"quads of a tile of {config.tile_m} rows added up together: only one group along K of more than 64, with scales of rows"
+
+
+FOLDED_RULES = (_hopper, _folds, _tile, _rows, _stage, _registers, _memory, _together, _splits)
 
 
 def _square(config: WidenedConfig) -> Iterator[str]:
@@ -153,19 +160,44 @@ def _few(config: FewConfig) -> Iterator[str]:
         yield f"{config.warps} warps: a CTA has 4, or 8 of 4-bit codes on both sides"
 
 
-FEW_RULES = (_hopper, _packed, _rounds, _few, _splits)
+def _ring(config: FewConfig) -> Iterator[str]:
+    """Pieces of rows that a warp has in stages."""
+    if not config.stages:
+        return
+    pair = config.pair
+    room = config.arch.shared_memory_bytes - 1024
+    if config.stages == 1:
+        yield "1 stage of a warp: one is filled while another is read, so it has 2 or none"
+    if config.stages_bytes > room:
+        yield f"{config.stages} stages of {config.warps} warps take {config.stages_bytes} bytes, and {room} are there"
+    if not config.in_words and not config.prepacked:
+        yield f"{pair} in stages: weights of a checkpoint come straight to registers"
+    if pair is Pair.FLOATS_MXFP4 or (pair in CODE_PAIRS and not config.in_words):
+        yield f"{pair} in stages: pieces are of 4-bit codes on both sides, or of packed nvfp4, mxfp6 and mxfp8"
+
+
+FEW_RULES = (_hopper, _packed, _rounds, _few, _ring, _splits)
 
 
 def _many(config: ManyConfig) -> Iterator[str]:
     """Two groups of 128 threads widen rows of both operands, and have the sums."""
     if (config.tile_m, config.tile_n) not in ((64, 128), (64, 256), (128, 128), (128, 256)):
         yield f"tile of {config.tile_m} x {config.tile_n}: it is 64 or 128 by 128 or 256"
-    sums = config.tile_m * (config.tile_n + 8) * 4
-    if config.splits > 1 and sums > 2 * config.stage_bytes:
-        yield f"partial sums of {sums} bytes reuse the stages, which have {2 * config.stage_bytes}"
+    sums, bytes_ = config.tile_m * (config.tile_n + 8) * 4, (config.stages or 2) * config.stage_bytes
+    if config.splits > 1 and sums > bytes_:
+        yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
-MANY_RULES = (_hopper, _words, _many, _splits)
+def _ahead(config: ManyConfig) -> Iterator[str]:
+    """Stages lie in shared memory, of all CTAs of a multiprocessor."""
+    room = config.arch.shared_memory_bytes // config.ctas_of_sm - RESERVED
+    if config.stages == 1:
+        yield "1 stage: one is written while another is multiplied, so it has 2 or more"
+    if config.stages * config.stage_bytes > room:
+        yield f"{config.stages} stages of {config.stage_bytes} bytes do not fit in {room}"
+
+
+MANY_RULES = (_hopper, _words, _many, _ahead, _splits)
 
 _SHARING = {
     Arch.SM100A: (Sharing.ONE_SM, Sharing.TWO_SM),

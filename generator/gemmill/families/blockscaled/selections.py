@@ -178,6 +178,28 @@ def _few(arch: Arch) -> Iterator[FewConfig]:
         yield FewConfig(pair=one.pair, out_dtype=one.out_dtype, tile_m=tile_m, warps=warps, prepacked=one.prepacked)
 
 
+_RINGS = {
+    Pair.NVFP4: ((8, 4, 3), (8, 8, 4), (16, 4, 2), (16, 4, 4), (16, 8, 4)),
+    Pair.MXFP4: ((8, 4, 3), (8, 8, 4), (16, 4, 2), (16, 8, 4)),
+    Pair.FLOATS_MXFP8: ((8, 4, 2), (16, 4, 2)),
+    Pair.FLOATS_MXFP6: ((8, 4, 3), (16, 4, 2)),
+    Pair.FLOATS_NVFP4: ((8, 4, 3), (16, 4, 2)),
+}
+"""Rows of A, warps, stages of each."""
+
+
+def _rings(arch: Arch) -> Iterator[FewConfig]:
+    """What warps ask for ahead: results in bf16, and in f16 beside packed weights."""
+    if arch is not Arch.SM90A:
+        return
+    for pair, tiles in _RINGS.items():
+        packed = pair in WEIGHT_PAIRS
+        for out_dtype, (tile_m, warps, stages) in product((DType.BF16, DType.F16), tiles):
+            if pair is Pair.FLOATS_NVFP4 and out_dtype is DType.BF16:
+                continue  # packed weights of nvfp4 beside bf16 are blocks
+            yield FewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps, stages=stages, prepacked=packed)
+
+
 MANY_TILES = ((64, 256), (128, 256))
 """Rows of A and of B. That of 128 rows of A has no room for sums of slices of K."""
 
@@ -188,6 +210,18 @@ def _many(arch: Arch) -> Iterator[ManyConfig]:
         return
     for pair, out_dtype, (tile_m, tile_n) in product(WORD_PAIRS, (DType.BF16, DType.F16), MANY_TILES):
         yield ManyConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, tile_n=tile_n)
+
+
+AHEAD_TILES = ((64, 128, 3), (64, 256, 2), (128, 128, 3), (128, 256, 3))
+"""Rows of A and of B, stages."""
+
+
+def _ahead(arch: Arch) -> Iterator[ManyConfig]:
+    """The same with codes asked for two steps ahead."""
+    if arch is not Arch.SM90A:
+        return
+    for pair, out_dtype, (tile_m, tile_n, stages) in product(WORD_PAIRS, (DType.BF16, DType.F16), AHEAD_TILES):
+        yield ManyConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, tile_n=tile_n, stages=stages)
 
 
 _SM100_N = (64, 128, 256)
@@ -223,6 +257,19 @@ def _of_tile(
             sharing=sharing,
             arch=arch,
         )
+
+
+def sweep(arch: Arch) -> Iterator[AnyConfig]:
+    """The default ones, and those that have not run."""
+    yield from default(arch)
+    for config, splits in product(_rings(arch), (1, 2, 3, 4)):
+        yield replace(config, splits=splits)
+    for folded, splits in product(_folded(arch), (1, 2, 3)):
+        if folded.tile_m == 256:
+            yield replace(folded, batched=True, splits=splits)
+    for many, splits in product(_ahead(arch), SPLITS):
+        if splits == 1 or (many.tile_m, many.tile_n) != (128, 256):
+            yield replace(many, splits=splits)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:

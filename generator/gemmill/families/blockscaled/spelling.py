@@ -4,6 +4,7 @@ from gemmill.families.blockscaled.config import (
     FOLDED_PAIRS,
     WEIGHT_PAIRS,
     FewConfig,
+    FoldedConfig,
     Group,
     ManyConfig,
     PackedConfig,
@@ -29,7 +30,10 @@ def spell_packed(config: PackedConfig) -> Spelled:
     """The template, and what fills the holes."""
     warps = config.group is Group.WARP
     block = _CPP_BLOCK[config.pair]
+    batched = isinstance(config, FoldedConfig) and config.batched
     values = {
+        "header": "batched_mm" if batched else "packed_mm",
+        "body": "BatchedMm" if batched else "PackedMm",
         "products": "WarpProducts" if warps else "WarpgroupProducts",
         "block": block.replace("FoldedBlock", "FoldedHalf") if warps else block,
         "part_columns": config.part_columns,
@@ -75,15 +79,39 @@ def _operands(config: WidenedConfig | FewConfig) -> dict[str, str]:
 _CPP_WORDS = {NVFP4: "NvFp4Words", MXFP4: "MxFp4Words"}
 
 
+_CPP_PIECES = {NVFP4: "NvFp4Piece", MXFP4: "MxFp4Piece", MXFP6: "MxFp6Piece", MXFP8: "MxFp8Piece"}
+"""In kernels/blockscaled/ring_pieces.cuh."""
+
+
 def spell_few(config: FewConfig) -> Spelled:
     """The template, and what fills the holes."""
     operands = _operands(config)
+    if config.stages:
+        return _spell_ring(config, operands)
     if config.in_words:
         operands["a_type"] = operands["b_type"] = f"PieceOfRow<{_CPP_WORDS[config.pair.b_format]}>"
     else:
         operands |= {name: f"InOrder<{operands[name]}>" for name in ("a_type", "b_type")}
     values = {"tile_m": config.tile_m, "warps": config.warps, "ctas": config.ctas_of_sm, **operands}
     return Spelled(template="blockscaled/widened_few_mm.cu.jinja", values=values)
+
+
+def _spell_ring(config: FewConfig, operands: dict[str, str]) -> Spelled:
+    """Pieces of both operands: nvfp4's are f16, and lie swizzled or behind their codes."""
+    format = config.pair.b_format
+    of = str(config.prepacked).lower() if format is NVFP4 else operands["x_type"]
+    piece = f"{_CPP_PIECES[format]}<{of}>"
+    values = {
+        "a_type": "Plain" if config.pair.a_format is None else piece,
+        "b_type": piece,
+        "d_type": operands["d_type"],
+        "factors": operands["factors"],
+        "tile_m": config.tile_m,
+        "warps": config.warps,
+        "stages": config.stages,
+        "ctas": config.ctas_of_sm,
+    }
+    return Spelled(template="blockscaled/ring_few_mm.cu.jinja", values=values)
 
 
 def spell_many(config: ManyConfig) -> Spelled:
@@ -94,6 +122,8 @@ def spell_many(config: ManyConfig) -> Spelled:
         "tile_m": config.tile_m,
         "tile_n": config.tile_n,
     }
+    if config.stages:
+        return Spelled(template="blockscaled/ahead_many_mm.cu.jinja", values=values | {"stages": config.stages})
     return Spelled(template="blockscaled/widened_many_mm.cu.jinja", values=values)
 
 

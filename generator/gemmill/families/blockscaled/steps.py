@@ -53,6 +53,8 @@ _OF_FOLDED = {
     (2, 256, 1, 1, 5): (889, 667),
 }
 """The same of folded weights, with scales of rows."""
+_BATCHED_PS = 795_000
+"""Of 256 rows, one group and one block, whose sums are added up together."""
 _OF_FOLDED_WARPS = {(1, 8, 4, 1, 6): (738, 595), (2, 8, 4, 1, 5): (1060, 925), (1, 16, 4, 1, 6): (675, 505)}
 _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
 """Of what was not measured."""
@@ -64,6 +66,10 @@ _OF_WIDENED = {64: (1218, 371), 128: (2122, 500)}
 """For 64 columns of a tile of both operands."""
 _OF_OTHER_FEW = {4: 200, 6: 250, 8: 215}
 """By the bits of a weight, for 64 columns of 64 rows and 8 of A: from four times of 8192 x 8192 (docs/notes/fp4_weights.md)."""
+_OF_RING = {4: 1500, 6: 2000, 8: 2000}
+"""The same of four warps that ask ahead, for 128 columns of each: a prediction."""
+_OF_AHEAD = {(64, 128): (330, 600), (64, 256): (600, 600), (128, 128): (560, 600), (128, 256): (750, 1000)}
+"""As `_OF_MANY`, of codes that are asked for two steps ahead: a prediction."""
 _WAITING_PERMILLE = 667
 """Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
@@ -94,6 +100,8 @@ def step_of(config: AnyConfig) -> Step:
             return _of_few(config)
         case ManyConfig():
             known = _OF_MANY.get((config.tile_m, config.tile_n), (config.tile_m * config.tile_n // 20, 700))
+            if config.stages:
+                known = _OF_AHEAD[config.tile_m, config.tile_n]
             return Step(SIDE, 1000 * known[0], known[1])
         case PairConfig():
             return _of_pair(config)
@@ -109,6 +117,8 @@ def _of_packed(config: PackedConfig) -> Step:
         (_OF_FOLDED_WARPS, _OF_FOLDED) if isinstance(config, FoldedConfig) else (_OF_WARPS, _OF_WARPGROUPS)
     )
     steps = of_warps if config.group is Group.WARP else of_groups
+    if isinstance(config, FoldedConfig) and config.batched:
+        return Step(config.stage_columns, _BATCHED_PS, _SHARED)
     parts = config.tile_n * config.stage_columns // SIDE**2
     nanoseconds, permille = steps.get(
         key, (parts * (_BLOCK_NS + _TOKEN_NS * config.tile_m // 4) // config.turns, _SHARED)
@@ -125,6 +135,9 @@ def _of_grouped(config: FoldedConfig) -> Step:
 
 def _of_few(config: FewConfig) -> Step:
     columns = 128 * config.warps
+    if config.stages:
+        nanoseconds = _OF_RING[config.pair.b_format.code.bits] * (config.tile_m + 24) // 32
+        return Step(columns, 1000 * nanoseconds * config.warps // 4, 1000 // config.ctas_of_sm)
     if config.in_words:
         nanoseconds, permille = _OF_FEW[config.tile_m, config.warps]
         return Step(columns, 1000 * nanoseconds, permille)

@@ -56,7 +56,7 @@ _ALIGNMENTS = {
     PairConfig.tag: (TMA_BYTES, TMA_BYTES, TMA_BYTES),
 }
 _IN_WORDS = (TMA_BYTES, TMA_BYTES, 1)
-"""Of few rows, a word of codes of both operands at a time."""
+"""Of few rows, a word of codes of both operands at a time, or 16 bytes of a row."""
 _LEAST_K = {WidenedConfig.tag: 0}
 """Where it is not 1: a descriptor of no columns cannot be made."""
 
@@ -66,7 +66,9 @@ def _rows(config: AnyConfig, accepts: BlockScaledAccepts, kernel: int) -> Iterat
         kernel=kernel,
         call_class=CLASSES.number(config),
         most=MOST_OF_TMA,
-        alignments=_IN_WORDS if isinstance(config, FewConfig) and config.in_words else _ALIGNMENTS[config.tag],
+        alignments=_IN_WORDS
+        if isinstance(config, FewConfig) and (config.in_words or config.stages)
+        else _ALIGNMENTS[config.tag],
         least=(0, 0, _LEAST_K.get(config.tag, 1)),
         facts=_facts(config),
     )

@@ -28,7 +28,10 @@ BOTH = (
     "WidenedFewMm, PieceOfRow<NvFp4Words>, PieceOfRow<NvFp4Words>, Bf16, cutlass::bfloat16_t, 16, 4, Factors::OfTensor, 4",
     "WidenedFewMm, PieceOfRow<MxFp4Words>, PieceOfRow<MxFp4Words>, Bf16, cutlass::half_t, 8, 4, Factors::OfTensor, 4",
     "WidenedFewMm, InOrder<Plain>, InOrder<MxFp8Codes<BehindCodes>>, F16, cutlass::half_t, 16, 4, Factors::OfRows, 3",
+    "RingFewMm, NvFp4Piece<false>, NvFp4Piece<false>, cutlass::bfloat16_t, 16, 4, 2, Factors::OfTensor, 4",
+    "RingFewMm, Plain, MxFp8Piece<Bf16>, cutlass::bfloat16_t, 8, 4, 2, Factors::OfRows, 2",
     "WidenedManyMm, NvFp4Words, cutlass::bfloat16_t, 128, 256",
+    "AheadManyMm, NvFp4Words, cutlass::bfloat16_t, 128, 128, 3",
 )
 """Instances that widen codes of rows: operands, the type of the result, rows of A, warps or rows of B."""
 LOGIC = ("LOP3", "SHF", "PRMT")
@@ -40,7 +43,7 @@ def compiled(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("fp4")
     source, binary = folder / "body.cu", folder / "body.cubin"
     source.write_text(
-        '#include "blockscaled/packed_mm.cuh"\n#include "blockscaled/widened_few_mm.cuh"\n#include "blockscaled/widened_many_mm.cuh"\nnamespace gemmill::blockscaled {\n'
+        '#include "blockscaled/packed_mm.cuh"\n#include "blockscaled/ring_few_mm.cuh"\n#include "blockscaled/ahead_many_mm.cuh"\nnamespace gemmill::blockscaled {\n'
         + "".join(
             f'using Kernel{i} = {_kernel(name)};\nextern "C" __global__ void __launch_bounds__(Kernel{i}::kThreads, Kernel{i}::kCtas)\n'
             f"entry{i}(__grid_constant__ Kernel{i}::Params const params) {{\n"
@@ -109,8 +112,12 @@ def test_rows_reach_the_tensor_core(compiled, name: str) -> None:
     if name.startswith("WidenedMany"):
         assert len(re.findall(r"\bHGMMA\.64x256x16\.F32\.BF16\b", sass)) == 4
         return
+    if name.startswith("AheadMany"):  # a turn for each of two sets of registers
+        assert len(re.findall(r"\bHGMMA\.64x128x16\.F32 ", sass)) == 8
+        return
     rows = int(re.search(r"_t, (\d+),", name)[1])
-    product = r"\bHMMA\.16816\.F32 " if ", F16," in name else r"\bHMMA\.16816\.F32\.BF16\b"
+    halves = ", F16," in name or "NvFp4Piece" in name
+    product = r"\bHMMA\.16816\.F32 " if halves else r"\bHMMA\.16816\.F32\.BF16\b"
     assert len(re.findall(product, sass)) == 4 * rows
 
 
