@@ -41,7 +41,7 @@ def _packed(x: "ExpertsOperands") -> tuple[fp4_experts.Weights, ...]:
     parts = tuple(_part([*weights], base) for weights in (first, second))
     made = fp4_experts.packed(parts, x.x.dtype)
     if made is None:
-        raise RuntimeError(f"the build has no variant for {p}, or its weights do not fit")
+        raise RuntimeError(f"the build has no variant for the grouped GEMMs of {p}")
     return made
 
 

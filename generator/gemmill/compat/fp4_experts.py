@@ -50,16 +50,27 @@ class Weights:
         return blocks, {"format": self.format, "alpha": self.alpha, "bias": self.bias}
 
 
+def are_asked_for() -> bool:
+    """Whether gemmill is to have such experts; tells once where it is not."""
+    if not (asked := settings.takes_fp4_experts()):
+        _tell()
+    return asked
+
+
+@cache
+def _tell() -> None:
+    LOG.info(
+        "experts of 4-bit weights stay with the engine's Marlin kernels: GEMMILL_FP4_EXPERTS=1 gives them to gemmill"
+    )
+
+
 def is_packed(weight: Tensor) -> bool:
     """Whether an engine's parameter holds blocks."""
     return weight.dtype == torch.uint8
 
 
 def packed(parts: tuple[Part, ...], dtype: torch.dtype) -> tuple[Weights, ...] | None:
-    """Each GEMM's weights for gemmill's kernels; None where they are not asked for, or a variant or an expert's weights do not fit."""
-    if not settings.takes_fp4_experts():
-        _tell()
-        return None
+    """Each GEMM's weights for gemmill's kernels; None where a variant or an expert's weights do not fit."""
     made = []
     for codes, scales, multipliers in parts:
         experts, n, half = codes.shape
@@ -76,13 +87,6 @@ def packed(parts: tuple[Part, ...], dtype: torch.dtype) -> tuple[Weights, ...] |
         alpha = None if multipliers is None else multipliers.float().reshape(-1)
         made.append(Weights(blocks=blocks.flatten(2), base=bases, alpha=alpha))
     return tuple(made)
-
-
-@cache
-def _tell() -> None:
-    LOG.info(
-        "experts of 4-bit weights stay with the engine's Marlin kernels: GEMMILL_FP4_EXPERTS=1 gives them to gemmill"
-    )
 
 
 def multiplied(

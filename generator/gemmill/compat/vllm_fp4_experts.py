@@ -101,6 +101,8 @@ def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:
 
 
 def _is_plain(layer: Any) -> bool:
+    if not fp4_experts.are_asked_for():
+        return False
     config = layer.moe_config
     parallel = config.moe_parallel_config
     is_alone = not (parallel.use_all2all_kernels or parallel.enable_eplb)
