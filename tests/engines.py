@@ -27,6 +27,7 @@ _CONFIGS = VLLM["modules"]["vllm.model_executor.kernels.linear.scaled_mm.ScaledM
 
 
 FP4_EXPERTS = vllm_fp4_experts.PREPARES, vllm_fp4_experts.MULTIPLIES
+MXFP4_EXPERTS = vllm_fp4_experts.PREPARES_MXFP4
 
 
 class _Base:
@@ -97,7 +98,7 @@ def vllm_modules() -> dict[str, ModuleType]:
         assert scale is None and azp is None
         return gemmill.dynamic_scaled_int8_quant(input, symmetric)
 
-    def prepare(**named: Any) -> Any:
+    def prepare(*given: Any, **named: Any) -> Any:
         return "vLLM's"
 
     backend = _stand_in("TurboQuantAttentionBackend", object)
@@ -126,7 +127,7 @@ def vllm_modules() -> dict[str, ModuleType]:
             "fp8_m_grouped_gemm_nt_masked": lambda *given, **named: "vLLM's",
             "get_mk_alignment_for_contiguous_layout": lambda: [8, 8],
         },
-        FP4_EXPERTS[0][0]: {FP4_EXPERTS[0][1]: prepare},
+        FP4_EXPERTS[0][0]: {FP4_EXPERTS[0][1]: prepare, MXFP4_EXPERTS[1]: lambda *given: prepare(*given)},
         FP4_EXPERTS[1][0]: {FP4_EXPERTS[1][1]: lambda *given, **named: "vLLM's"},
         "vllm.model_executor.layers.fused_moe.oracle.nvfp4": {FP4_EXPERTS[0][1]: prepare},
         **_triton_experts(),

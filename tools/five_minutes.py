@@ -4,9 +4,9 @@
     tools/five_minutes.py dist/gemmill-0.1.0+cu13-py3-none-manylinux_2_34_x86_64.whl
     tools/five_minutes.py            of the build that serves, whose wheel it writes first
 
-Each step is a process that has the installed files alone, not this checkout. Without a GPU the layer runs the reference. Where
-vLLM and SGLang are not installed, the plugins register with stand-ins of what was recorded of a release of each.
-Exits with the code of the first step that fails.
+Each step is a process of an empty environment that has torch and the wheel, not this checkout. Without a GPU the layer runs the
+reference. Where vLLM and SGLang are not installed, the plugins register with stand-ins of what was recorded of a release of each.
+Tells the wheel's size, and the time from pip to the end of the first kernel's call. Exits with the code of the first step that fails.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,13 +70,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gemmill-five-minutes-") as folder:
         begun = time.perf_counter()
         wheel = given.wheel.resolve() if given.wheel else _written(Path(folder))  # steps run elsewhere
-        installed = Path(folder) / "installed"
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        _step("install", [*pip, "--target", installed, wheel])
-        there = _environment(installed)
-        _step("doctor", [sys.executable, "-m", "gemmill", "doctor"], there, codes=(0, 1))
-        _step("layer", [sys.executable, "-c", LAYER], there)
-        _step("plugins", [sys.executable, "-c", PLUGINS, ROOT / "tests"], there)
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+        python = _made(Path(folder) / "environment")
+        there = _environment(Path(folder) / "home")
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+        took = _step("install", [*pip, "--no-deps", "--no-index", wheel])
+        took += _step("layer", [python, "-c", LAYER], there)
+        print(f"from pip to the first kernel's call: {took:.1f} s")
+        _step("doctor", [python, "-m", "gemmill", "doctor"], there, codes=(0, 1))
+        _step("plugins", [python, "-c", PLUGINS, ROOT / "tests"], there)
         print(f"done in {time.perf_counter() - begun:.0f} s")
 
 
@@ -86,22 +89,35 @@ def _written(folder: Path) -> Path:
     return wheel
 
 
-def _environment(installed: Path) -> dict[str, str]:
-    """With the installed files before all others, and no home: what serves is the wheel's build."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GEMMILL_")}
-    return kept | {"PYTHONPATH": str(installed), "GEMMILL_HOME": str(installed / "home"), "GEMMILL_LOG": "choices"}
+def _made(folder: Path) -> Path:
+    """An environment without packages but those of this interpreter, torch among them, which come after its own; its interpreter."""
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    lines = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (packages / "torch.pth").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "bin" / "python"
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Without this process's settings, and with an empty home: what serves is the wheel's build."""
+    kept = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("GEMMILL_")
+    }
+    return kept | {"GEMMILL_HOME": str(home), "GEMMILL_LOG": "choices"}
 
 
 def _step(
     name: str, command: list[object], environment: dict[str, str] | None = None, codes: tuple[int, ...] = (0,)
-) -> None:
-    """Run one, with its time; end with its code where that is not one of `codes`."""
+) -> float:
+    """Run one and tell its seconds; end with its code where that is not one of `codes`."""
     print(f"== {name}", flush=True)
     begun = time.perf_counter()
     code = subprocess.run(list(map(str, command)), env=environment, cwd="/", check=False).returncode
-    print(f"== {name}: {time.perf_counter() - begun:.1f} s", flush=True)
+    took = time.perf_counter() - begun
+    print(f"== {name}: {took:.1f} s", flush=True)
     if code not in codes:
         sys.exit(code or 1)
+    return took
 
 
 if __name__ == "__main__":

@@ -58,7 +58,10 @@ WANTED = {
         ],
         f"{_EXPERTS}.deep_gemm_moe": ["m_grouped_fp8_gemm_nt_contiguous"],
         f"{_EXPERTS}.batched_deep_gemm_moe": ["fp8_m_grouped_gemm_nt_masked"],
-        "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4": ["prepare_nvfp4_moe_layer_for_marlin"],
+        "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4": [
+            "prepare_nvfp4_moe_layer_for_marlin",
+            "prepare_moe_mxfp4_layer_for_marlin",
+        ],
         f"{_EXPERTS}.marlin_moe": ["fused_marlin_moe"],
         f"{_FUSED_MOE}.oracle.nvfp4": ["prepare_nvfp4_moe_layer_for_marlin"],
         f"{_FUSED_MOE}.oracle.fp8": ["Fp8MoeBackend", "backend_to_kernel_cls", "select_fp8_moe_backend"],

@@ -122,10 +122,10 @@ def _sorted(align: Callable[..., object], ids: Tensor, experts: int) -> tuple[in
 def _packed_experts(x: "MoeOperands") -> tuple[Tensor, Tensor, Tensor | None]:
     """Weights, scales and a factor of each expert."""
     p = x.workload
-    return _packed_weights(_decoded(p.format, x.b, x.b_scales, p.k), 1.0)
+    return _packed_weights(decoded(p.format, x.b, x.b_scales, p.k), 1.0)
 
 
-def _decoded(format: Format, blocks: Tensor, bases: Tensor, k: int) -> Iterator[BlockScaled]:
+def decoded(format: Format, blocks: Tensor, bases: Tensor, k: int) -> Iterator[BlockScaled]:
     """Of each expert codes and scales in a checkpoint's order."""
     for of_expert, base in zip(blocks, bases, strict=True):
         yield Fp4Blocks(format=format, n=len(base), k=k, blocks=of_expert, base=base).weights()[0]
@@ -177,8 +177,8 @@ def marlin_layer(ops: Ops) -> ExpertsPeer:
 def packed_layer(x: "ExpertsOperands") -> tuple[Any, Any]:
     """Both weights for Marlin, the first's gates before its ups. Bases are one power of two, which becomes a factor of all."""
     p, alpha = x.workload, float(x.w13_scales[0, 0])
-    first = _decoded(p.format, x.w13, x.w13_scales, p.hidden)
-    second = _decoded(p.format, x.w2, x.w2_scales, p.inner)
+    first = decoded(p.format, x.w13, x.w13_scales, p.hidden)
+    second = decoded(p.format, x.w2, x.w2_scales, p.inner)
     return _packed_weights(map(gates_first, first), alpha), _packed_weights(second, alpha)
 
 

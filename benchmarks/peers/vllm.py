@@ -12,6 +12,7 @@ from harness.moe_contenders import MoePeer, vllm_grouped
 from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError
 from peers.marlin import marlin_contender, marlin_experts, marlin_layer, vllms_ops
+from peers.vllm_plugin import plugin_layer
 from timed.fused_moe import PACKED
 
 NAME = "vllm"
@@ -91,7 +92,7 @@ def _experts(options: Namespace, notes: list[str]) -> list[Contender]:
     try:
         for name in (library.name, f"_moe{library.name}"):
             torch.ops.load_library(str(library.with_name(name)))
-        found: list[Contender] = [marlin_layer(vllms_ops())]
+        found: list[Contender] = [marlin_layer(vllms_ops()), plugin_layer(vllms_ops())]
     except (OSError, RuntimeError, AttributeError) as error:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
     if options.vllm_fused_moe is None:

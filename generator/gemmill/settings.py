@@ -109,6 +109,11 @@ def serves(engine: str) -> bool:
     return os.environ.get({"vLLM": "GEMMILL_VLLM", "SGLang": "GEMMILL_SGLANG"}[engine]) != "0"
 
 
+def takes_fp4_experts() -> bool:
+    """GEMMILL_FP4_EXPERTS: 1 gives experts of 4-bit weights to gemmill where an engine has Marlin's kernels for them."""
+    return os.environ.get("GEMMILL_FP4_EXPERTS") == "1"
+
+
 def visible_devices() -> list[str]:
     """CUDA_VISIBLE_DEVICES: the GPUs that this process may use, as CUDA names them; empty for all."""
     return [text.strip() for text in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if text.strip()]

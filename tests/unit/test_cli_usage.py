@@ -1,10 +1,12 @@
 """Help, exit codes and errors of the command as a whole."""
 
+import builtins
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,6 +15,7 @@ import gemmill as package
 from gemmill import registry
 from gemmill.build.errors import BuildError
 from gemmill.cli import app as application
+from gemmill.cli import main
 from gemmill.cli.exits import ExitCode, code_of, sentence_of
 from gemmill.cli.verbs import TEXTS
 from gemmill.emit.render import TemplateError
@@ -227,3 +230,32 @@ def test_the_guide_lists_every_exit_code_and_verb() -> None:
         assert re.search(rf"^\| {code.value} \|", guide, re.MULTILINE), code
     for verb in VERBS:
         assert f"gemmill {verb}" in guide, verb
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_a_missing_package_of_the_command_is_told(missing: str, monkeypatch, capsys) -> None:
+    absent = ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+    monkeypatch.setattr(builtins, "__import__", _refusing("gemmill.cli.app", absent))
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    assert ended.value.code == 2
+    needs = f"gemmill: the command needs typer and rich, and {missing} is not installed: `pip install 'gemmill[cli]'`\n"
+    assert capsys.readouterr().err == needs
+
+
+def test_another_missing_module_is_an_error(monkeypatch) -> None:
+    absent = ModuleNotFoundError("No module named 'gemmill.gone'", name="gemmill.gone")
+    monkeypatch.setattr(builtins, "__import__", _refusing("gemmill.cli.app", absent))
+    with pytest.raises(ModuleNotFoundError, match="gone"):
+        main(["doctor"])
+
+
+def _refusing(module: str, error: ModuleNotFoundError) -> Any:
+    imports = builtins.__import__
+
+    def refuse(name: str, *given: Any, **named: Any) -> Any:
+        if name == module:
+            raise error
+        return imports(name, *given, **named)
+
+    return refuse

@@ -1,5 +1,21 @@
 """The `gemmill` command: one file a verb. Each calls the layer that does the work and prints what it says."""
 
-from gemmill.cli.app import main
+import sys
+from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; ends the process. Of the packages that it needs, which the library does not, a missing one is told."""
+    try:
+        from gemmill.cli.app import main as run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("typer", "rich", "click"):
+            raise
+        print(
+            f"gemmill: the command needs typer and rich, and {error.name} is not installed: `pip install 'gemmill[cli]'`",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    run(arguments)

@@ -1,19 +1,28 @@
-"""Experts of nvfp4 weights, with activations of bf16: what stands in the place of engines' Marlin experts.
+"""Experts of nvfp4 and mxfp4 weights, with activations of bf16: what stands in the place of engines' Marlin experts.
 
 Weights are packed where an engine would pack them for Marlin, and are known by their dtype afterwards: uint8, where Marlin's are int32.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gemmill import settings
 from gemmill.compat.linear import Linear, packed_fp4, refusal
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.layout import SIDE
+from gemmill.runtime.notices import LOG
+from gemmill.runtime.ops import overload
 
-_BLOCK_BYTES = CODE_BYTES + SIDE * SIDE // 16
+_FP4_MM = overload("grouped_fp4_mm")
+_GROUPS = {"nvfp4": 16, "mxfp4": 32}
+"""Values that share a scale."""
+Part = tuple[Tensor, Tensor, Tensor | None]
+"""Codes [E, N, K / 2], scales [E, N, K / group] and, with nvfp4, multipliers [E] of one GEMM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +33,35 @@ class Weights:
     """uint8 [E, N / 64, bytes of a row of blocks]."""
     base: Tensor
     """f32 [E, N]."""
-    alpha: Tensor
-    """f32 [E]: what each expert's product is multiplied by."""
+    alpha: Tensor | None
+    """f32 [E]: what each expert's product is multiplied by; None with mxfp4."""
     bias: Tensor | None = None
     """bf16 [E, N]."""
+
+    @property
+    def format(self) -> str:
+        """Of the two, the one that has multipliers is nvfp4."""
+        return "mxfp4" if self.alpha is None else "nvfp4"
+
+    @property
+    def of_op(self) -> tuple[Tensor, dict[str, Any]]:
+        """Blocks as the op takes them, [E, N / 64, K / 64, bytes], and what it is told of them."""
+        blocks = self.blocks.unflatten(2, (-1, CODE_BYTES + SIDE * SIDE // _GROUPS[self.format]))
+        return blocks, {"format": self.format, "alpha": self.alpha, "bias": self.bias}
+
+
+def are_asked_for() -> bool:
+    """Whether gemmill is to have such experts; tells once where it is not."""
+    if not (asked := settings.takes_fp4_experts()):
+        _tell()
+    return asked
+
+
+@cache
+def _tell() -> None:
+    LOG.info(
+        "experts of 4-bit weights stay with the engine's Marlin kernels: GEMMILL_FP4_EXPERTS=1 gives them to gemmill"
+    )
 
 
 def is_packed(weight: Tensor) -> bool:
@@ -35,20 +69,23 @@ def is_packed(weight: Tensor) -> bool:
     return weight.dtype == torch.uint8
 
 
-def packed(parts: tuple[tuple[Tensor, Tensor, Tensor], ...], dtype: torch.dtype) -> tuple[Weights, ...] | None:
-    """Codes [E, N, K / 2], scales [E, N, K / 16] and multipliers [E] of each GEMM for gemmill's kernels; None where a variant or
-    an expert's weights do not fit."""
+def packed(parts: tuple[Part, ...], dtype: torch.dtype) -> tuple[Weights, ...] | None:
+    """Each GEMM's weights for gemmill's kernels; None where a variant or an expert's weights do not fit."""
     made = []
     for codes, scales, multipliers in parts:
         experts, n, half = codes.shape
-        linear = Linear(n=n, k=2 * half, codes=dtype, out_dtype=dtype, format="nvfp4", experts=experts)
-        if multipliers.numel() != experts or refusal(linear) is not None:
+        format = "mxfp4" if multipliers is None else "nvfp4"
+        linear = Linear(n=n, k=2 * half, codes=dtype, out_dtype=dtype, format=format, experts=experts)
+        if scales.shape != (experts, n, 2 * half // _GROUPS[format]) or refusal(linear) is not None:
             return None
-        each = [packed_fp4("nvfp4", *of_one) for of_one in zip(codes, scales, strict=True)]
+        if multipliers is not None and multipliers.numel() != experts:
+            return None
+        each = [packed_fp4(format, *of_one) for of_one in zip(codes, scales, strict=True)]
         if (whole := [one for one in each if one is not None]) != each:
             return None
         blocks, bases = (torch.stack(tensors) for tensors in zip(*whole, strict=True))
-        made.append(Weights(blocks=blocks.flatten(2), base=bases, alpha=multipliers.float().reshape(-1)))
+        alpha = None if multipliers is None else multipliers.float().reshape(-1)
+        made.append(Weights(blocks=blocks.flatten(2), base=bases, alpha=alpha))
     return tuple(made)
 
 
@@ -70,24 +107,21 @@ def multiplied(
 
     top, experts = topk_ids.shape[1], first.blocks.shape[0]
     order, offsets = _sorted(topk_ids, experts, expert_map)
-
-    def product(rows: Tensor, weights: Weights, token_ids: Tensor | None) -> Tensor:
-        blocks, more = weights.blocks.unflatten(2, (-1, _BLOCK_BYTES)), {"alpha": weights.alpha, "bias": weights.bias}
-        return grouped_mm(rows, blocks, None, weights.base, offsets, token_ids=token_ids, format="nvfp4", **more)
-
-    out = product(activation(product(x, first, order // top)), second, None)
-    lives = torch.arange(order.numel(), device=order.device) < offsets[-1]
-    rows = torch.empty_like(out).index_copy_(0, order, torch.where(lives[:, None], out, 0))
-    rows = rows.view(*topk_ids.shape, -1)
-    return rows if topk_weights is None else (rows * topk_weights[..., None]).to(out.dtype)
+    blocks, more = first.of_op
+    rows = grouped_mm(x, blocks, None, first.base, offsets, token_ids=order // top, **more)
+    out = x.new_zeros(len(rows), second.base.shape[1])  # rows of no expert are not written
+    blocks, more = second.of_op
+    alpha, bias, format = more["alpha"], more["bias"], more["format"]
+    _FP4_MM(out, activation(rows), blocks, None, second.base, alpha, bias, offsets, None, None, format)
+    rows = torch.empty_like(out).index_copy_(0, order, out).view(*topk_ids.shape, -1)
+    return rows if topk_weights is None else rows.mul_(topk_weights[..., None])
 
 
 def _sorted(topk_ids: Tensor, experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Numbers of (token, expert) in the order of experts, those of none last, and where the rows of each begin and end."""
-    ids = topk_ids.flatten().long()
+    """Numbers of (token, expert) in the order of experts, those of none first or last, and where the rows of each begin and end."""
+    ids = topk_ids.flatten()
     if expert_map is not None:
-        ids = torch.where(ids < 0, ids, expert_map[ids.clamp(min=0)].long())
-    known = torch.where((ids >= 0) & (ids < experts), ids, experts)
-    ordered, order = torch.sort(known, stable=True)
-    bounds = torch.arange(experts + 1, device=ids.device)
+        ids = torch.where(ids < 0, ids, expert_map[ids.clamp(min=0).long()].to(ids.dtype))
+    ordered, order = torch.sort(ids, stable=True)
+    bounds = torch.arange(experts + 1, device=ids.device, dtype=ids.dtype)
     return order, torch.searchsorted(ordered, bounds, out_int32=True)

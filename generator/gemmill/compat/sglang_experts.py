@@ -21,7 +21,7 @@ def around_fp4_experts_preparation(original: Callable[..., None], layer: Any, gr
     if group_size is None:
         group_size = getattr(getattr(layer, "quant_config", None), "group_size", _GROUP)
     made = None
-    if group_size == _GROUP and _is_plain(layer):
+    if group_size == _GROUP and fp4_experts.are_asked_for() and _is_plain(layer):
         parts = tuple(
             tuple(getattr(layer, f"{prefix}_{name}").data for name in ("weight", "weight_scale", "weight_scale_2"))
             for prefix in _PREFIXES

@@ -1,6 +1,7 @@
-"""vLLM's experts of nvfp4 weights with Marlin: packed for gemmill where they would be packed for Marlin, and multiplied in its place.
+"""vLLM's experts of nvfp4 and mxfp4 weights with Marlin: packed for gemmill where they would be for Marlin, and multiplied in its place.
 
 Of release 0.33. vLLM decides whether Marlin serves. Layers beside LoRA, and experts whose rows other ranks hold, stay with Marlin.
+Activations, their limits and biases are vLLM's, whatever they are.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from torch import Tensor
 from gemmill.compat import fp4_experts
 from gemmill.compat.vllm_blocks import replace
 
-PREPARES = "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4", "prepare_nvfp4_moe_layer_for_marlin"
+_PACKING = "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4"
+PREPARES = _PACKING, "prepare_nvfp4_moe_layer_for_marlin"
+PREPARES_MXFP4 = _PACKING, "prepare_moe_mxfp4_layer_for_marlin"
 MULTIPLIES = "vllm.model_executor.layers.fused_moe.experts.marlin_moe", "fused_marlin_moe"
 
 
@@ -35,6 +38,24 @@ def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
     return prepare
 
 
+def before_mxfp4_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of w13 [E, 2 N, K / 2] and w2 [E, K, N / 2] with scales of 32 values and biases, which stay as they are."""
+
+    @wraps(of_vllm)
+    def prepare(
+        layer: Any, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor, *biases: Tensor | None
+    ) -> Any:
+        made = None
+        if _is_plain(layer):
+            made = fp4_experts.packed(((w13, w13_scale, None), (w2, w2_scale, None)), layer.params_dtype)
+        if made is None:
+            return of_vllm(layer, w13, w2, w13_scale, w2_scale, *biases)
+        of_dtype = [None if bias is None else bias.to(layer.params_dtype) for bias in biases]
+        return *(weights.blocks for weights in made), *(weights.base for weights in made), *of_dtype
+
+    return prepare
+
+
 def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
     """hidden_states [M, K] through experts whose weights the function above packed; others are Marlin's."""
 
@@ -46,8 +67,8 @@ def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
             fp4_experts.Weights(
                 blocks=named[f"w{i}"],
                 base=named[f"w{i}_scale"],
-                alpha=named[f"global_scale{i}"],
-                bias=named[f"bias{i}"],
+                alpha=named.get(f"global_scale{i}"),
+                bias=named.get(f"bias{i}"),
             )
             for i in (1, 2)
         )
@@ -80,6 +101,8 @@ def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:
 
 
 def _is_plain(layer: Any) -> bool:
+    if not fp4_experts.are_asked_for():
+        return False
     config = layer.moe_config
     parallel = config.moe_parallel_config
     is_alone = not (parallel.use_all2all_kernels or parallel.enable_eplb)
@@ -88,7 +111,12 @@ def _is_plain(layer: Any) -> bool:
 
 def put_before() -> None:
     """Wrap vLLM's functions, there and wherever vLLM has imported them already; a second call changes nothing."""
-    for (module_name, name), before in ((PREPARES, before_preparation), (MULTIPLIES, before_experts)):
+    wrapped = (
+        (PREPARES, before_preparation),
+        (PREPARES_MXFP4, before_mxfp4_preparation),
+        (MULTIPLIES, before_experts),
+    )
+    for (module_name, name), before in wrapped:
         module = import_module(module_name)
         of_vllm = getattr(module, name)
         if not hasattr(of_vllm, "__wrapped__"):

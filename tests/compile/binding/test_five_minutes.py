@@ -16,7 +16,7 @@ def test_from_the_wheel_to_a_served_layer(home_of_probes) -> None:
     lines = done.stdout.splitlines()
     assert [
         line[3:] for line in lines if line.startswith("== ") and ":" not in line
-    ] == "wheel install doctor layer plugins".split()
+    ] == "wheel install layer doctor plugins".split()
     assert any(line.startswith("out [16, 256] = x [16, 512] @ weight.t() in FP8 on cpu: ") for line in lines)
     assert "vLLM asks first: GemmillFP8Linear, GemmillBlockFP8Linear, GemmillInt8Linear" in lines
     told = [line for line in done.stderr.splitlines() if " takes a linear layer of N x K = 4096 x 4096, " in line]

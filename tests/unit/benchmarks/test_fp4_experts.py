@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gemmill.compat import fp4_experts
 from gemmill.formats.fp4_blocks import Fp4Blocks
 from harness.contenders import WrongResult
 from harness.experts_contenders import ExpertsContender
 from peers.marlin import Ops, gates_first, marlin_layer, packed_layer
+from peers.vllm_plugin import plugin_layer
 from timed.fused_moe import BASE, ExpertsMaker, ExpertsOperands, ExpertsWorkload
 
 E, TOP, K, N, M = 4, 2, 256, 192, 17
@@ -90,6 +92,19 @@ def test_layers_of_4_bits_are_timed(kind: str) -> None:
     assert [len(c.prepare(x, Once(), 1)) for c in (ours, marlin)] == [x.copies] * 2
     bytes_ = E * 3 * K * N * (0.5 + 1 / x.workload.format.group)
     assert x.workload.bytes == int(bytes_ * x.workload.active / E) + 4 * M * K
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
+def test_the_layer_with_the_plugin_is_timed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = made(kind)
+    monkeypatch.setattr(fp4_experts, "refusal", lambda layer: None)
+    plugin = plugin_layer(stand_in(x))
+    assert plugin.takes(x.workload) and len(plugin.prepare(x, Once(), 1)) == x.copies
+    with pytest.raises(WrongResult):
+        plugin_layer(stand_in(x, "order")).prepare(x, Once(), 1)
+    monkeypatch.setattr(fp4_experts, "refusal", lambda layer: "none")
+    with pytest.raises(RuntimeError, match="no variant for the grouped GEMMs of"):
+        plugin_layer(stand_in(x)).prepare(x, Once(), 1)
 
 
 @pytest.mark.parametrize("mistake", ["weights", "order"])

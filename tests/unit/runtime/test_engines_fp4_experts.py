@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from builds import TableOnly
-from engines import FP4_EXPERTS, SGLANG, VLLM, vllm_modules
-from gemmill.compat import linear, sglang_experts, vllm_plugin
+from engines import FP4_EXPERTS, MXFP4_EXPERTS, SGLANG, VLLM, vllm_modules
+from gemmill.compat import fp4_experts, linear, sglang_experts, vllm_plugin
 from gemmill.families import moe
 from gemmill.quantize import quantize_weight
 from gemmill.registry import REGISTRY
@@ -28,6 +28,8 @@ def served(make_manifest, table_of, monkeypatch) -> None:
     configs = [c for c in REGISTRY.configs_of(moe.NAME, select("default").configs) if "fp4" in str(c)][:40]
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
     linear._refusal_of_build.cache_clear()
+    fp4_experts._tell.cache_clear()
+    monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "1")
 
 
 @pytest.fixture
@@ -157,9 +159,59 @@ def test_vllms_experts_that_stay_with_marlin(vllm, change: str) -> None:
     assert prepared(vllm, vllm_layer()) == "vLLM's"
 
 
+def test_experts_stay_with_marlin_unless_they_are_asked_for(vllm, monkeypatch, caplog) -> None:
+    """Told once."""
+    caplog.set_level("INFO")
+    monkeypatch.delenv("GEMMILL_FP4_EXPERTS")
+    assert [prepared(vllm, vllm_layer()) for _ in range(2)] == ["vLLM's"] * 2
+    layer = sglang_layer(monkeypatch)
+    assert sglang_experts.around_fp4_experts_preparation(own, layer) == "SGLang's"
+    assert caplog.messages == [
+        "experts of 4-bit weights stay with the engine's Marlin kernels: GEMMILL_FP4_EXPERTS=1 gives them to gemmill"
+    ]
+
+
+def mxfp4_prepared(modules: dict[str, ModuleType], layer: Any) -> tuple[Any, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """As vLLM's oracle calls it, with biases as gpt-oss has them: what it keeps; values of both weights; biases."""
+    parameters = VLLM["modules"][MXFP4_EXPERTS[0]][MXFP4_EXPERTS[1]]["parameters"]
+    assert [name for name, *_ in parameters] == "layer w13 w2 w13_scale w2_scale w13_bias w2_bias".split()
+    both = [[quantize_weight(drawn(n, k + e)[:, :k], "mxfp4") for e in range(E)] for n, k in ((2 * N, K), (K, N))]
+    codes, scales = ([torch.stack([getattr(w, name) for w in each]) for each in both] for name in ("codes", "scales"))
+    biases = drawn(E, 2 * N), drawn(E, K)
+    made = getattr(modules[MXFP4_EXPERTS[0]], MXFP4_EXPERTS[1])(layer, *codes, *scales, *biases)
+    return made, torch.stack([w.values() for w in both[0]]), torch.stack([w.values() for w in both[1]]), biases
+
+
+def test_vllms_mxfp4_experts(vllm) -> None:
+    """With the gates of gpt-oss: a limit, 1.702, and ups plus one."""
+    made, first, second, biases = mxfp4_prepared(vllm, vllm_layer())
+    assert [t.dtype for t in made] == [torch.uint8] * 2 + [torch.float32] * 2 + [torch.bfloat16] * 2
+
+    def swigluoai(kind: object, out: Tensor, rows: Tensor, **more: object) -> None:
+        gates, ups = rows[:, 0::2].float().clamp(max=7.0), rows[:, 1::2].float().clamp(-7.0, 7.0)
+        out.copy_((ups + 1) * gates * torch.sigmoid(1.702 * gates))
+
+    call = vllm_call((made[0], made[2], None, made[1], made[3], None), activation_func=swigluoai)
+    call |= {"bias1": made[4], "bias2": made[5]}
+    fused = getattr(vllm[FP4_EXPERTS[1][0]], FP4_EXPERTS[1][1])
+    right = torch.zeros(len(IDS), K)
+    for token, chosen in enumerate(IDS.tolist()):
+        for place, expert in enumerate(chosen):
+            rows = (first[expert] @ X[token].float() + biases[0][expert].bfloat16().float()).bfloat16()
+            swigluoai(None, inner := torch.empty(1, N, dtype=torch.bfloat16), rows[None])
+            end = second[expert] @ inner[0].float() + biases[1][expert].bfloat16().float()
+            right[token] += WEIGHTS[token, place] * end
+    assert near(fused(**call), right)
+
+
+@pytest.mark.parametrize("change", ["is_lora_enabled", "use_all2all_kernels", "enable_eplb"])
+def test_vllms_mxfp4_experts_that_stay_with_marlin(vllm, change: str) -> None:
+    assert mxfp4_prepared(vllm, vllm_layer(**{change: True}))[0] == "vLLM's"
+
+
 def test_vllm_without_marlins_experts(vllm, caplog) -> None:
     """The rest of the plugin serves."""
-    for name, function in FP4_EXPERTS:
+    for name, function in (*FP4_EXPERTS, MXFP4_EXPERTS):
         vars(vllm[name]).pop(function, None)
     linear._complained.clear()
     vllm_plugin.register()
