@@ -36,8 +36,8 @@ def is_packed(weight: Tensor) -> bool:
 
 
 def packed(parts: tuple[tuple[Tensor, Tensor, Tensor], ...], dtype: torch.dtype) -> tuple[Weights, ...] | None:
-    """Codes [E, N, K / 2], scales [E, N, K / 16] and multipliers [E] of each GEMM for gemmill's kernels; None where a variant or
-    an expert's weights do not fit."""
+    """Pack codes [E, N, K / 2], scales [E, N, K / 16] and multipliers [E] of each GEMM for gemmill's kernels. None where a
+    variant or an expert's weights do not fit."""
     made = []
     for codes, scales, multipliers in parts:
         experts, n, half = codes.shape
@@ -61,7 +61,7 @@ def multiplied(
     topk_ids: Tensor,
     expert_map: Tensor | None = None,
 ) -> Tensor:
-    """x [M, K] through the experts topk_ids [M, top], each row by its weight unless that is None; [M, top, K].
+    """Multiply x [M, K] by the experts topk_ids [M, top], each row by its weight unless that is None; [M, top, K].
 
     expert_map says which of the weights an expert's are, -1 for none: its rows are 0. `activation` makes [rows, N] of the first
     GEMM's rows.

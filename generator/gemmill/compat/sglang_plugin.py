@@ -1,8 +1,8 @@
 """SGLang's plugin: the entry point `gemmill` of `sglang.srt.plugins`, which SGLang calls in each of its processes.
 
-It puts itself around SGLang's GEMMs for FP8 per token and channel, FP8 in blocks, INT8, nvfp4 weights, and experts of FP8 in blocks
-and nvfp4, of release 0.5.23. A call that a build has a variant for comes to gemmill, others to SGLang's own. GEMMILL_SGLANG=0 leaves SGLang as
-it is.
+It puts itself around SGLang's GEMMs of release 0.5.23: FP8 per token and channel, FP8 in blocks, INT8, nvfp4 weights, and
+experts of FP8 in blocks and nvfp4. A call that a build has a variant for comes to gemmill, others to SGLang's own.
+GEMMILL_SGLANG=0 leaves SGLang as it is.
 """
 
 from collections.abc import Callable, Sequence

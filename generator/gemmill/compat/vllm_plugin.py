@@ -1,10 +1,10 @@
 """vLLM's plugin: the entry point `gemmill` of `vllm.general_plugins`, which vLLM calls in each of its processes.
 
-It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
-FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
-blocks, DeepGEMM's; and before Marlin's of nvfp4 experts, and what packs their weights. A class of gemmill's stands before Triton's
-of FP8 experts. So it does before vLLM's backend of attention over TurboQuant caches. GEMMILL_VLLM=0 leaves vLLM as it is.
-Nothing is loaded and no GPU is touched before a layer asks.
+It puts gemmill's linear kernels before vLLM's own, so that they are asked first. They are for FP8 per tensor, token and
+channel, FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and
+DeepGEMM's of blocks. So it does before Marlin's of nvfp4 experts, and what packs their weights. A class of gemmill's stands
+before Triton's of FP8 experts. So it does before vLLM's backend of attention over TurboQuant caches. GEMMILL_VLLM=0 leaves
+vLLM as it is. Nothing is loaded and no GPU is touched before a layer asks.
 """
 
 from collections.abc import Callable
