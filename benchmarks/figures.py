@@ -32,7 +32,7 @@ NAMES = {"vllm": "vLLM", "deepgemm": "DeepGEMM", "torch mm": "torch (cuBLAS)"}
 def tables(record: dict, source: str) -> str:
     """Markdown of all tables. `source` is the result's path in the repository."""
     told = (
-        f"These tables are of one run ([JSON](../{source})), with torch {record['environment']['torch']} and build "
+        f"These tables are of one run: [JSON](../{source}), torch {record['environment']['torch']}, build "
         f"`{record['build']['id']}`. Times are in "
         "microseconds, the best peer in bold. That is the one nearest to gemmill, or ahead, where times of the same round are held together."
     )

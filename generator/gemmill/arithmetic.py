@@ -1,10 +1,10 @@
 """Arithmetic that references and bounds of several families share: streams of codes, sums on tensor cores, units in the last place.
 
 bf16 and f16 on Hopper's tensor core: products are exact. An instruction adds 16 of them and the running sum, aligned to the
-largest. At least 23 bits below its exponent are kept, and what lies below is cut off (Fasi, Higham, Mikaitis and Pranesh,
-"Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper). So each of 17 terms
-loses less than 2^-23 of the largest. The result, cut off to float32, loses as much of itself, which is at most twice that: 19 x
-2^-23 in all.
+largest. At least 23 bits below its exponent are kept, and what lies below is cut off. Source: Fasi, Higham, Mikaitis and
+Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper. So each of
+17 terms loses less than 2^-23 of the largest. The result, cut off to float32, loses as much of itself, which is at most
+twice that: 19 x 2^-23 in all.
 """
 
 import math
@@ -94,8 +94,8 @@ def scaled_error(
     """Largest distance of a right epilogue's result from the exact one, [M, N] as all of these. total: exact sums; lost: by
     how much those of the tensor core may be off.
 
-    A sum's rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24, and storing costs half a unit in
-    the last place.
+    A sum's rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24. Storing costs half a unit in the
+    last place.
     """
     scales = a_scales.reshape(-1, 1).to(torch.float64) * b_scales.reshape(1, -1).to(torch.float64)
     result = scales * total
@@ -120,9 +120,9 @@ def _subtract_zero_point(total: Tensor, azp_adj: Tensor, azp: Tensor | None) -> 
 def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """x y + z of float32 tensors, rounded once, as the hardware's FMA does.
 
-    The product is exact in float64. Its sum with z is not always, and rounding that again to float32 can go astray
-    at a tie. So the float64 sum is first rounded to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded
-    sums", 2008), with the error that Knuth's two-sum gives.
+    The product is exact in float64. Its sum with z is not always, and rounding that again to float32 can go astray at a tie. So
+    the float64 sum is first rounded to odd, with the error that Knuth's two-sum gives (Boldo and Melquiond, "Emulation of
+    FMA and correctly rounded sums", 2008).
     """
     product, z = torch.broadcast_tensors(x.to(torch.float64) * y.to(torch.float64), z.to(torch.float64))
     total = product + z

@@ -140,8 +140,8 @@ def epilogue(
 ) -> Any:
     """Trace a function, and define the op that ends in it. As decorator, with or without arguments.
 
-    The function's first argument is the accumulator, the others are annotated as Row, Column, RowOut, ColumnOut, RowS32,
-    ColumnS32 or Scalar, up to four along rows, along columns, and scalars. It returns the value that is stored. `operands`
+    The function's first argument is the accumulator. The others are annotated as Row, Column, RowOut, ColumnOut, RowS32,
+    ColumnS32 or Scalar: up to four along rows, along columns, and scalars. It returns the value that is stored. `operands`
     (e4m3, bf16, f16, or s8 alone, whose sums are int32) and `results` (bf16, f16) are what kernels are built for. Raises
     UntraceableError, with file and line, for a function that uses what cannot be traced; ValueError for other dtypes.
     """

@@ -29,8 +29,8 @@ class _Round:
 
 
 def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: BuildObserver) -> dict[str, str]:
-    """Put objects of all these sources in the cache, but for those that do not compile: returns their first error line
-    by name and records them in the ledger. Raises BuildError, OSError."""
+    """Put objects of all these sources in the cache. Those that do not compile are recorded in the ledger; their first error
+    lines are returned, by name. Raises BuildError, OSError."""
     units = partition(missing, workshop.options.job_count, workshop.options.dsl_job_count)
     total = sum(unit.seconds for unit in units)
     errors: dict[str, str] = {}

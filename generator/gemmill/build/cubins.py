@@ -1,4 +1,4 @@
-"""Machine code that other programs put into a file as data: the CuTe DSL's objects hold theirs as a constant, which
+"""Machine code that other programs put into a file as data. The CuTe DSL's objects hold theirs as a constant, which
 cuobjdump does not look for. ELF's layout: System V ABI, chapter 4."""
 
 import struct

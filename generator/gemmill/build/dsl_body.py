@@ -1,5 +1,6 @@
-"""What the CuTe DSL makes a kernel's machine code from, read without the DSL: the syntax of the modules for its compiler, and
-the facts of a config's plan that they read. A dtype, a format or a module that a kernel has nothing to do with changes neither.
+"""What the CuTe DSL makes a kernel's machine code from, read without the DSL. That is the syntax of the modules for its
+compiler, and the facts of a config's plan that they read. A dtype, a format or a module that a kernel has nothing to do with
+changes neither.
 """
 
 import ast
@@ -115,8 +116,8 @@ def _member(key: ast.expr | None) -> tuple[str, str] | None:
 
 
 def _syntax(node: Any, members: Members | None) -> Any:
-    """A syntax tree as lists, without imports, without texts that only readers see and without the rows of tables for members
-    that are not among `members` (None: with all)."""
+    """A syntax tree as lists, without imports and without texts that only readers see. Rows of tables for members that are
+    not among `members` are left out (None: none)."""
     if isinstance(node, list):
         return [_syntax(item, members) for item in node if not _is_for_readers(item)]
     if not isinstance(node, ast.AST):

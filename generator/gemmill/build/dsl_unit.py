@@ -1,8 +1,8 @@
 """Emitted files of the CuTe DSL from request to cache: `python -m gemmill.build.dsl_unit REQUEST.json`, run by ninja.
 
-Starts a worker (dsl_worker.py), has it compile one file after another, gives each object the symbols that the extension's
-table calls, inspects it and publishes it in the cache, some at a time. A worker that dies is replaced; the file that it died on twice does
-not compile, or is left out where it was killed, most likely for want of memory.
+Starts a worker (dsl_worker.py), and has it compile one file after another. Each object is given the symbols that the
+extension's table calls. It is inspected and published in the cache, some at a time. A worker that dies is replaced. A file
+on which workers died twice does not compile. It is left out where they were killed, most likely for want of memory.
 """
 
 import json

@@ -15,8 +15,8 @@ _FORMAT = 2
 class Ledger:
     """Failures below the cache folder, one file each.
 
-    A failed compilation leaves no list of headers, so a failure is remembered under the source's key, all of gemmill's
-    own headers and the CUTLASS version. Editing a header gives every variant another try.
+    A failed compilation leaves no list of headers. So a failure is remembered under the source's key, all of gemmill's own
+    headers and the CUTLASS version. Editing a header gives every variant another try.
     """
 
     def __init__(self, folder: Path, kernels: Iterable[Path], cutlass_version: str, memo: FileMemo) -> None:

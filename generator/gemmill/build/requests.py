@@ -74,7 +74,7 @@ Asked = TypeVar("Asked", bound=Request)
 
 
 def answer(kind: type[Asked], compiles: Callable[[Asked], CompileOutcome]) -> int:
-    """Serve the request that the process was started with. Its outcome is in a file in any case that the disk allows; the
+    """Serve the request that the process was started with. Its outcome is in a file in any case that the disk allows. The
     exit status is 0 where every source has an object or a reason."""
     request = kind(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     try:

@@ -51,8 +51,8 @@ class Unit:
 
 
 def partition(sources: Sequence[Source], jobs: int, dsl_jobs: int | None = None) -> list[Unit]:
-    """Units of variants of one tag, at most as many as its kernels declare, and as many as keep `jobs` processes equally busy to the end; heaviest
-    first. Of the CuTe DSL `dsl_jobs` run at a time, by default as many."""
+    """Units of variants of one tag, heaviest first. A unit has at most as many as its kernels declare, so that `jobs`
+    processes are equally busy to the end. Of the CuTe DSL `dsl_jobs` run at a time, by default as many."""
     units = [Unit(sources=(s,)) for s in sources if not s.is_variant]
     for tag in sorted({s.tag for s in sources if s.is_variant}):
         variants = [s for s in sources if s.tag == tag]

@@ -1,12 +1,14 @@
 """Key names and layouts of quantised layers in checkpoints of several projects, read and written.
 
-compressed-tensors    vllm-project/compressed-tensors, `compressors/`; as vLLM 0.33.0's `compressed_tensors/schemes/` reads it
-lightx2v              ModelTC/LightX2V f8aee98, `tools/convert`, `common/ops/mm/mm_weight.py`; scales swizzled
-modelopt              NVIDIA/Model-Optimizer, `modelopt/torch/export`; as vLLM 0.33.0's `modelopt.py` reads it
-deepseek              deepseek-ai/DeepSeek-V3, `inference/fp8_cast_bf16.py`: weight_scale_inv multiplies
-deepseek-v4           as vLLM 0.33.0's `models/deepseek_v4/` reads it: experts mxfp4, other layers e4m3 with ue8m0 blocks
-gpt-oss               Transformers' `integrations/mxfp4.py`: experts of a layer in one tensor [E, N, K / 32, 16]; in bf16 [E, K, N]
-gpt-oss-torch         openai/gpt-oss, `gpt_oss/torch/weights.py` and `model.py`: the same; in bf16 [E, N, K]
+    compressed-tensors    vllm-project/compressed-tensors, `compressors/`; as vLLM 0.33.0's `compressed_tensors/schemes/` reads it
+    lightx2v              ModelTC/LightX2V f8aee98, `tools/convert`, `common/ops/mm/mm_weight.py`; scales swizzled
+    modelopt              NVIDIA/Model-Optimizer, `modelopt/torch/export`; as vLLM 0.33.0's `modelopt.py` reads it
+    deepseek              deepseek-ai/DeepSeek-V3, `inference/fp8_cast_bf16.py`: weight_scale_inv multiplies
+    deepseek-v4           as vLLM 0.33.0's `models/deepseek_v4/` reads it: experts mxfp4, other layers e4m3 with ue8m0 blocks
+    gpt-oss               Transformers' `integrations/mxfp4.py`: experts of a layer in one tensor [E, N, K / 32, 16]; in bf16 [E, K, N]
+    gpt-oss-torch         openai/gpt-oss, `gpt_oss/torch/weights.py` and `model.py`: the same; in bf16 [E, N, K]
+
+A layer's project is known by the names, dtypes and shapes of its tensors.
 """
 
 from collections.abc import Mapping

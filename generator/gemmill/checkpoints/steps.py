@@ -80,8 +80,8 @@ class Step:
 def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
     """The steps of a conversion, in the order of the files' bytes.
 
-    Raises CheckpointError, in a sentence, for names and formats that do not exist or do not go together, and for a shape that
-    the format cannot take. So it does for layers that are quantised already, and for scales without their weight.
+    Raises CheckpointError, in a sentence, for names and formats that do not exist or do not go together. So it does for a shape
+        that the format cannot take, for layers that are quantised already, and for scales without their weight.
     """
     if asked.to != BF16:
         _check_target(asked)

@@ -77,7 +77,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options before a verb. Where a verb comes first, those of help and completion are left out: for one that is
+        """The options before a verb. Where a verb comes first, those of help and completion are left out. For one that is
         not given typer imports pydantic, which takes longer than all else."""
         options = super().get_params(ctx)
         if not self._verb_is_first:

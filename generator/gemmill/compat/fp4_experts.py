@@ -98,7 +98,7 @@ def multiplied(
     topk_ids: Tensor,
     expert_map: Tensor | None = None,
 ) -> Tensor:
-    """x [M, K] through the experts topk_ids [M, top], each row by its weight unless that is None; [M, top, K].
+    """Multiply x [M, K] by the experts topk_ids [M, top], each row by its weight unless that is None; [M, top, K].
 
     expert_map says which of the weights an expert's are, -1 for none: its rows are 0. `activation` makes [rows, N] of the first
     GEMM's rows.

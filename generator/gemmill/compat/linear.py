@@ -157,8 +157,8 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
 
 
 def packed_fp4(format: str, codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """A checkpoint's codes [N, K / 2] and scales [N, K / group] in the order of Hopper's kernel; None, and a line in the log, for
-    weights that it cannot take."""
+    """A checkpoint's codes [N, K / 2] and scales [N, K / group] in the order of Hopper's kernel. None, and a line in the
+    log, for weights that it cannot take."""
     from gemmill.formats.quantise import BlockScaled
     from gemmill.quantize.fp4_blocks import to_blocks
     from gemmill.quantize.prepack import prepack

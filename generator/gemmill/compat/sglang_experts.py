@@ -38,7 +38,7 @@ def around_fp4_experts_preparation(original: Callable[..., None], layer: Any, gr
 
 
 def around_marlin_experts(original: Callable[..., torch.Tensor], *given: Any, **named: Any) -> torch.Tensor:
-    """hidden_states [M, K] through experts whose weights the function above packed; others are Marlin's. All is given by name."""
+    """Multiply hidden_states [M, K] by experts whose weights the function above packed; others are Marlin's. All is given by name."""
     if given or not fp4_experts.is_packed(named["w1"]):
         return original(*given, **named)
     first, second = (

@@ -1,9 +1,9 @@
 """The ops under the names and schemas that vLLM calls: `torch.ops._C.cutlass_scaled_mm` and its kin.
 
-Importing this module is enough, before vLLM's library is loaded or after it: vLLM's own callers (`vllm._custom_ops`) and tests
-then reach gemmill's kernels. Nothing is defined under vLLM's names, or its library could not define them any more: its
+Importing this module is enough, before vLLM's library is loaded or after it: vLLM's own callers (`vllm._custom_ops`) and
+tests then reach gemmill's kernels. Nothing is defined under vLLM's names, or its library could not define them any more. Its
 namespace hands gemmill's ops out, and what else the library has stays its own. One exception is made where there is no such
-library to come: vLLM's Python gives `scaled_fp4_quant` a fake by its full name as soon as the namespace has it.
+library to come. vLLM's Python gives `scaled_fp4_quant` a fake by its full name as soon as the namespace has it.
 """
 
 from collections.abc import Callable

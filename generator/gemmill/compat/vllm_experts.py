@@ -42,9 +42,9 @@ def cutlass_moe_mm(
     per_act_token: bool,
     per_out_ch: bool,
 ) -> None:
-    """Rows from expert_offsets[e] on, as many as problem_sizes[e] says, times b_tensors[e]: [E, K, N] with contiguous columns, as
-    vLLM's tests have it, or [E, N, K], as its layers do. The strides are the tensors' own and are not read. Raises RuntimeError
-    as grouped_mm does.
+    """Rows from expert_offsets[e] on, as many as problem_sizes[e] says, times b_tensors[e]. b_tensors is [E, K, N] with
+    contiguous columns, as vLLM's tests have it, or [E, N, K], as its layers do. The strides are the tensors' own and are not
+    read. Raises RuntimeError as grouped_mm does.
 
     Segments need not follow one another, so each becomes two of grouped_mm's: its rows, and those of nobody behind it.
     """
@@ -86,8 +86,9 @@ def get_cutlass_moe_mm_data(
     blockscale_offsets: Tensor | None = None,
     is_gated: bool = True,
 ) -> None:
-    """Offsets, problem sizes and permutations of topk_ids int32 [tokens, top]: which token each sorted row is of, and where the
-    row of each (token, expert) is. Ids of no expert come last: input_permutation is -1 there, output_permutation tokens * top.
+    """Offsets, problem sizes and permutations of topk_ids int32 [tokens, top]. Permutations say which token each sorted row
+    is of, and where the row of each (token, expert) is. Ids of no expert come last: input_permutation is -1 there,
+    output_permutation tokens * top.
 
     Within an expert rows are in the order of tokens; vLLM's are in any order.
     """

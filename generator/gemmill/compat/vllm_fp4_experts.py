@@ -22,7 +22,7 @@ MULTIPLIES = "vllm.model_executor.layers.fused_moe.experts.marlin_moe", "fused_m
 
 
 def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
-    """Of w13 [E, 2 N, K / 2] and w2 [E, K, N / 2] with their scales: what vLLM keeps of them, for gemmill's or Marlin's kernel."""
+    """What vLLM keeps of w13 [E, 2 N, K / 2] and w2 [E, K, N / 2] with their scales, for gemmill's or Marlin's kernel."""
 
     @wraps(of_vllm)
     def prepare(**named: Any) -> Any:
@@ -57,7 +57,7 @@ def before_mxfp4_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
-    """hidden_states [M, K] through experts whose weights the function above packed; others are Marlin's."""
+    """Multiply hidden_states [M, K] by experts whose weights the function above packed; others are Marlin's."""
 
     @wraps(of_vllm)
     def experts(*given: Any, **named: Any) -> Any:

@@ -37,8 +37,8 @@ def decode(codes: Tensor, kind: FloatType, dtype: torch.dtype = torch.float32) -
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes [..., K] of so many bits as bytes [..., K * bits / 8], the first in the low bits (fp4: low nibble first; fp6:
-    four in three bytes)."""
+    """Codes [..., K] of so many bits as bytes [..., K * bits / 8], the first in the low bits. Of fp4 the low nibble is
+    first, of fp6 four are in three bytes."""
     return regrouped(codes, bits, 8)
 
 

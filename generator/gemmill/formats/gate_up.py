@@ -23,8 +23,8 @@ def packed_rows(hidden: int, device: torch.device | None = None) -> tuple[Tensor
 
 
 def packed_blocks(rows: int, device: torch.device | None = None) -> Tensor:
-    """Which of the scales of blocks each of `rows` packed rows has: the first GATE_UP_BLOCK gates have the first, their ups the
-    second, the next ones the third."""
+    """Which of the scales of blocks each of `rows` packed rows has. The first GATE_UP_BLOCK gates have the first, their ups
+    the second, the next ones the third."""
     row = torch.arange(rows, device=device)
     return row // (2 * GATE_UP_BLOCK) * 2 + row % 16 // 8
 

@@ -1,6 +1,7 @@
 """Gates, ups and e4m3 codes in plain torch, as kernels of several families compute them, and how far two of them may be apart.
 
-Codes are the nearest e4m3 number, ties to even, saturated at 448; NaN is 0x7f, and does not count for the largest value of a group.
+Codes are the nearest e4m3 number, ties to even, saturated at 448. NaN is 0x7f, and does not count for the largest value of a
+group.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Between what codes and scales may lie, where quantisation follows exp, tanh or erf.
+"""Bounds between which codes and scales may lie where quantisation follows exp, tanh or erf.
 
 A version of the CUDA library may differ from torch's by two units in the last place. A fused value then lies within GATE_STEPS
 units of the one computed here. Its scale lies between those of the two ends, and its code between the codes of the two ends by
@@ -19,8 +19,8 @@ GATE_STEPS = 4.0
 
 
 def fused_interval(value: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
-    """Lowest and highest f32 a fused value may have, where `magnitude` is what the library function is multiplied by: the
-    value itself for silu, gate * up or x for GELU."""
+    """Lowest and highest f32 a fused value may have. `magnitude` is what the library function is multiplied by: the value
+    itself for silu, gate * up or x for GELU."""
     slack = torch.where(torch.isfinite(value), magnitude.abs() * (GATE_STEPS * FLOAT32_UNIT), 0.0)
     return value - slack, value + slack
 

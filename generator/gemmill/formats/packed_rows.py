@@ -1,5 +1,5 @@
-"""Block-scaled weights in rows with their scales: the codes of a row as in a checkpoint, its scales, and zeros to a multiple of 16
-bytes. A kernel that widens weights on their way into shared memory reads them so."""
+"""Block-scaled weights in rows with their scales. A row has its codes as in a checkpoint, its scales, and zeros to a
+multiple of 16 bytes. A kernel that widens weights on their way into shared memory reads them so."""
 
 from torch import Tensor
 

@@ -2,8 +2,9 @@
 
     value = e2m1(code) * e4m3(scale) * weight_scale_2    (0 where nothing is kept)
 
-Ours has 3 bits for which two, an index into PATTERNS, eight in three bytes: 0.406 bytes a weight with scales for each 16 along K.
-`transposed_2to4` is the layout of Avarok's sparse_fp4_kernel, for interchange, with N innermost and two bits a place:
+Ours has 3 bits for which two, an index into PATTERNS, eight in three bytes. That is 0.406 bytes a weight, with scales for
+each 16 along K. `transposed_2to4` is the layout of Avarok's sparse_fp4_kernel, for interchange, with N innermost and two
+bits a place:
 
     comp_T   uint8 [E, K / 4, N]     two codes, that of the lower place in the low nibble
     meta_T   uint8 [E, K / 8, N]     places of two groups: i0 | i1 << 2, then the second group's in the high nibble

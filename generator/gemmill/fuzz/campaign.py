@@ -1,5 +1,5 @@
-"""A run: batches of calls given to processes under a watchdog. A process that dies of a call is replaced, and the batch is
-made again call by call, so that the call is known and the others are made."""
+"""A run: batches of calls given to processes under a watchdog. A process that dies of a call is replaced. The batch is made
+again call by call, so that the call is known and the others are made."""
 
 import threading
 import time

@@ -1,6 +1,6 @@
 """The process that makes calls: `python -m gemmill.fuzz.child SPEC`. It may crash, hang or be killed at any time.
 
-Commands and answers are those of `gemmill.tuner.bench.serve`. A batch of calls waits for the device once, at its end: what
+Commands and answers are those of `gemmill.tuner.bench.serve`. A batch of calls waits for the device once, at its end. What
 each did wrong is counted on the device, a row of one tensor for each call. Those that have counts are made again, alone.
 """
 

@@ -86,7 +86,7 @@ class CompressedKVCache:
         seed: int = 0,
         device: torch.device | str = "cuda",
     ) -> None:
-        """Allocates all pages. ValueError for a format, head dim or page that is not offered."""
+        """Allocates all pages. Raises ValueError for a format, head dim or page that is not offered."""
         if format not in FORMATS:
             raise ValueError(
                 f"A cache of {format!r} was asked for; there are {', '.join(FORMATS)}: choose one of these."
@@ -135,7 +135,7 @@ class CompressedKVCache:
         del self._sequences[sequence]
 
     def append(self, counts: Mapping[int, int]) -> Step:
-        """Places for so many new tokens of each sequence. RuntimeError where pages are too few, ValueError for a negative count."""
+        """Places for so many new tokens of each sequence. Raises RuntimeError where pages are too few, ValueError for a negative count."""
         needed = {sequence: self._needed(sequence, count) for sequence, count in counts.items()}
         if sum(needed.values()) > len(self._free):
             raise RuntimeError(
@@ -174,7 +174,7 @@ class CompressedKVCache:
     ) -> tuple[Tensor, Tensor]:
         """Attention of the new tokens q [sequences, new tokens of each, heads, head_dim] over their sequences.
 
-        Options and results are those of `gemmill.kv_decode_attention`. ValueError unless all have as many new tokens."""
+        Options and results are those of `gemmill.kv_decode_attention`. Raises ValueError unless all have as many new tokens."""
         _check_queries(step, q)
         options = {"scale": scale, "causal": causal, "window": window, "sinks": sinks, "softcap": softcap}
         where = (self.data[layer], step.block_table, step.seq_lens, self.format)
@@ -193,7 +193,7 @@ class CompressedKVCache:
         """What `attend` gives, by keys and values that are restored first: the way for many new tokens.
 
         q is [sequences, new tokens of each, heads, head_dim], as is the result. One sequence after the other is restored, and
-        attended over by `attention`, or by torch's scaled_dot_product_attention. ValueError unless all have as many new tokens."""
+        attended over by `attention`, or by torch's scaled_dot_product_attention. Raises ValueError unless all have as many new tokens."""
         _check_queries(step, q)
         factor = self.spec.head_dim**-0.5 if scale is None else scale
         attended = attention or attend_by_torch
@@ -207,7 +207,7 @@ class CompressedKVCache:
         return out
 
     def load_pages(self, data: Tensor, tag: str) -> None:
-        """Takes over all pages from a tensor of `data`'s shape that another cache of this tag wrote. ValueError for another."""
+        """Takes over all pages from a tensor of `data`'s shape that another cache of this tag wrote. Raises ValueError for another."""
         check_tag(tag, self.spec)
         if data.shape != self.data.shape or data.dtype is not torch.uint8:
             raise ValueError(

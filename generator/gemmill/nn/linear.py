@@ -110,7 +110,7 @@ class QuantLinear(nn.Module):
         self._run = self._recipe.run
 
     def set_lora(self, down: Tensor, up: Tensor, *, alpha: float | None = None, strength: float = 1.0) -> None:
-        """An adapter beside the weight: strength * alpha / rank * (x down^T) up^T, with down [rank, K] and up [N, rank].
+        """Put an adapter beside the weight: strength * alpha / rank * (x down^T) up^T, with down [rank, K] and up [N, rank].
 
         Without alpha the factor is strength. It takes the place of another. Raises ValueError for shapes that do not fit.
         """
@@ -125,12 +125,12 @@ class QuantLinear(nn.Module):
         self.lora_scale = strength * (1.0 if alpha is None else alpha / rank)
 
     def remove_lora(self) -> None:
-        """Without an adapter."""
+        """Take the adapter away."""
         self.lora_down = self.lora_up = None
         self.lora_scale = 1.0
 
     def to_cpu(self, *, non_blocking: bool = False) -> "QuantLinear":
-        """Into pinned memory, which is kept for the next time. Without waiting only if asked: then synchronise before reading."""
+        """Move the layer into pinned memory, which is kept for the next time. Without waiting only if asked: then synchronise before reading."""
         self._ready = None
         for name, tensor in self._buffers.items():
             if tensor is not None and tensor.device.type != "cpu":
@@ -141,7 +141,7 @@ class QuantLinear(nn.Module):
         return self
 
     def to_cuda(self, device: torch.device | str = "cuda", *, non_blocking: bool = False) -> "QuantLinear":
-        """Onto a GPU; from pinned memory the copies run on the current stream, beside the host, if asked."""
+        """Move the layer onto a GPU; from pinned memory the copies run on the current stream, beside the host, if asked."""
         self._ready = None
         for name, tensor in self._buffers.items():
             if tensor is not None:
@@ -149,7 +149,7 @@ class QuantLinear(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """For print."""
+        """What print shows of the layer."""
         return f"{self.in_features} -> {self.out_features}, {self.format} weights, {self.activations} activations"
 
     def get_extra_state(self) -> dict[str, Any]:

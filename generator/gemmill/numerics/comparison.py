@@ -24,8 +24,8 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a result must be: `rounded` to the last bit (+0 equals -0) or, where there is a bound, |result - exact| <= bound where
-    `rounded` is finite. NaN and infinities are where `rounded` has them."""
+    """What a result must be: `rounded` to the last bit, +0 equal to -0. Where there is a bound, |result - exact| <= bound
+    where `rounded` is finite. NaN and infinities are where `rounded` has them."""
 
     rounded: Tensor
     """The reference of the result's type."""

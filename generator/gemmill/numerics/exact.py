@@ -9,8 +9,8 @@ magnitudes of an element's products sum to less than 2^14, so that no order and 
 2 that holds for K below 4096. From there on values are -1, 0 and 1, with so many zeros that 14500 products in the mean are not
 0. Their number varies by 120, and 2^14 is 15 times that away.
 
-Scales are 1/4, 1/2 and 1: a result is a multiple of 1/16 below 2^14, which float32 holds, with a whole number below 2^8 as bias
-too. It is rounded once, when it is stored.
+Scales are 1/4, 1/2 and 1. A result is a multiple of 1/16 below 2^14, which float32 holds, with a whole number below 2^8 as
+bias too. It is rounded once, when it is stored.
 """
 
 import math

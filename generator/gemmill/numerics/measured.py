@@ -28,7 +28,7 @@ class MeasuredWorkload(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """By name."""
+        """Sizes by name."""
 
 
 class Expected(Protocol):

@@ -14,7 +14,7 @@ from gemmill.quantize.report import PrepackReport
 from gemmill.vocab.format import MXFP4, NVFP4, Format
 
 ACTIVATIONS = ("bf16", "e4m3")
-"""That packed weights are multiplied by."""
+"""Activations that packed weights are multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ def prepack_experts(
     activations: "bf16" of nvfp4 and mxfp4; "e4m3" of mxfp4, whose scales then fold into the weights exactly. allow_requant: as of
     `gemmill.quantize.prepack.prepack`. A global scale is no part of this: its inverse is the expert's alpha.
 
-    Raises ValueError, in a sentence, for no experts, for such as differ, for what does not go together, and for a row whose
-    scales spread too far, by its expert and number.
+    Raises ValueError, in a sentence, for no experts, for such as differ, and for what does not go together. A row whose scales
+    spread too far is named by its expert and number.
     """
     _check(experts, activations)
     first, op = experts[0], "fp4_weight_mm" if activations == "bf16" else "mxfp4_fp8_mm"

@@ -6,12 +6,12 @@ A kernel makes an operand of code and scale in registers. What it makes is exact
     mxfp4_fp8_mm          code * 2^shift in e4m3, where shifts that share a base spread over at most 14 binary orders
     nvfp4_fp8_mm_rounded  code * scale / fold rounded to e4m3: by its own name only, and its error is reported
 
-Scales that are powers of two are made relative to a base. That is a factor of each row in the epilogue, or of each 128 columns
-where activations have a scale for those. Of the bases on which all is exact, one that makes normal numbers only comes first
-(a kernel may make those by two multiplications), then the one nearest to 1. Groups of zeros take no part. So what is
-packed is a tensor of the same format: codes as they were, and ue8m0 scales relative to the base. The order in which the
-kernel of 4-bit weights reads both is made in `fp4_blocks`. Peers (Humming, Marlin) clamp scales silently where they spread
-too far.
+Scales that are powers of two are made relative to a base. That is a factor of each row in the epilogue, or of each 128
+columns where activations have a scale for those. Of the bases on which all is exact, one that makes normal numbers only
+comes first, since a kernel may make those by two multiplications. Then comes the one nearest to 1. Groups of zeros take no
+part. So what is packed is a tensor of the same format: codes as they were, and ue8m0 scales relative to the base. The order
+in which the kernel of 4-bit weights reads both is made in `fp4_blocks`. Peers (Humming, Marlin) clamp scales silently where
+they spread too far.
 """
 
 from collections.abc import Iterator
@@ -90,8 +90,8 @@ def prepack(
     fallback: "bf16" packs all for bf16 where a row does not fold exactly, of mxfp4_fp8_mm only.
     allow_requant: clamps the smallest scales of rows that do not fold and codes their weights anew, of mx formats.
 
-    Raises ValueError, in a sentence, for what does not go together, for weights that are no numbers, and for a row whose
-    scales spread too far, by its number.
+    Raises ValueError, in a sentence, for what does not go together, and for weights that are no numbers. A row whose scales
+    spread too far is named by its number.
     """
     _check_op(weights, for_op, activations, global_scale)
     _check_choices(for_op, base_per_group, fallback, allow_requant)

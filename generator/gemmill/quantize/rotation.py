@@ -14,7 +14,7 @@ def fold_rotation(weight: Tensor, *, head_dim: int, seed: int, side: str) -> Ten
     side "out" is for what makes queries: weight [heads * head_dim, hidden], or its bias [heads * head_dim]. Give such queries to
     attention with a seed of -1. It is right only where nothing stands between weight and attention: a rotary embedding does.
     side "in" is for what reads attention's output: weight [hidden, heads * head_dim]. Ask attention for rotated_out, or a seed of -1.
-    Stored keys and values are rotated as they are packed, so W_k and W_v stay. ValueError for another side or shape.
+    Stored keys and values are rotated as they are packed, so W_k and W_v stay. Raises ValueError for another side or shape.
     """
     axis = 0 if side == "out" else weight.dim() - 1
     if side not in SIDES or head_dim not in HEAD_DIMS:

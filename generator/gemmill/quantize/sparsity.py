@@ -67,8 +67,9 @@ def prune_to_fp4(
     rescale: bool = False,
     inputs: Sequence[Tensor | None] | None = None,
 ) -> tuple[SparseFp4, list[ExpertError]]:
-    """2:4 sparse nvfp4 of experts, and the error of each. An expert is its parts [N, K] whose rows follow one another (gate and
-    up, or down alone), each with a global scale of its own. They are bf16, f16, f32 or f64, or nvfp4 of `quantize_weight`.
+    """2:4 sparse nvfp4 of experts, and the error of each. An expert is its parts [N, K] whose rows follow one another: gate
+    and up, or down alone. Each part has a global scale of its own. They are bf16, f16, f32 or f64, or nvfp4 of
+    `quantize_weight`.
 
     Weights of floats are pruned by their magnitudes, then quantised; of nvfp4 the codes are kept as they are. rescale: of floats,
     scales are fitted to the kept weights by least squares, where that lessens the error. With `inputs` [tokens, K] of each

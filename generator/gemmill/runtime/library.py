@@ -101,7 +101,7 @@ class Build:
         return self._library.gemmill_register(namespace.encode(), device.encode())
 
     def unregister(self, registration: int) -> None:
-        """Take them away again."""
+        """Take a registration's kernels away again."""
         self._library.gemmill_unregister(registration)
 
     def pin(self, row: int) -> int:

@@ -1,9 +1,10 @@
 """The measured choices that a build selects by: from the user's tables and the shipped ones, row by row.
 
-A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its
-trust; where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose winner
-has changed since is served by a variant that was nearly as fast, and no longer called exact. A row without one is refused,
-and so is a table that cannot be read. A row of another device speaks up to a size that its family names. Calls are then answered by other rows.
+A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its trust.
+Where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose winner has
+changed since is served by a variant that was nearly as fast, and no longer called exact. A row without one is refused, and
+so is a table that cannot be read. A row of another device speaks up to a size that its family names. Calls are then answered
+by other rows.
 """
 
 import hashlib
@@ -58,6 +59,7 @@ class TunedChoice:
 
     family: str
     call_class: int
+    """The number of the class, which the family gives."""
     sizes: Mapping[str, int]
     names: tuple[str, ...]
     exact: bool = True

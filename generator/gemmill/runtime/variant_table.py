@@ -15,6 +15,7 @@ class TunedRow:
     """A measured choice: at these sizes a row of the table was the fastest."""
 
     call_class: int
+    """The number of the class, which the family gives."""
     sizes: tuple[int, ...]
     """In the order of their names."""
     row: int

@@ -1,8 +1,8 @@
 """The process that runs candidates: `python -m gemmill.tuner.bench SPEC`. It may be killed at any time.
 
-Commands come as JSON lines on stdin. Answers go as JSON lines to the file descriptor named in SPEC, so that nothing that
-a library prints can be taken for one. What goes wrong with a candidate is an answer; what goes wrong with this process
-(an abort, a context that died) is seen by the sweep.
+Commands come as JSON lines on stdin. Answers go as JSON lines to the file descriptor named in SPEC, so that nothing that a
+library prints can be taken for one. What goes wrong with a candidate is an answer. What goes wrong with this process, as an
+abort or a context that died, is seen by the sweep.
 """
 
 import fcntl

@@ -2,7 +2,7 @@
 
 Results are held against the reference by the family's cases, and memory around them is watched. Calling twice and comparing
 all of both results finds what rows that are looked at miss. Operands whose results no right kernel rounds before it stores
-them are held against the reference besides: of a long K the tolerance of random ones hides what is missing.
+them are held against the reference besides. Of a long K the tolerance of random ones hides what is missing.
 """
 
 from dataclasses import dataclass

@@ -85,7 +85,7 @@ class Monitor:
 
     def summary(self) -> dict[str, Any]:
         """Minimum, median and maximum of each quantity (MHz, W, degrees C), and in which share of the samples clocks were
-        held down, by reason; empty where nothing was sampled."""
+        held down, by reason. Empty where nothing was sampled."""
         samples = list(self._samples)
         if not samples:
             return {}

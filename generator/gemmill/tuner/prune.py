@@ -43,8 +43,8 @@ def times_of(record: Record, repeats: int = 1) -> Times:
 
 
 def prune(times: Times, within: float) -> Pruned:
-    """The fewest kernels (greedily: the one that serves most workloads that are left, then the fastest) such that every
-    workload has a variant within `within` of its best."""
+    """The fewest kernels such that every workload has a variant within `within` of its best. They are chosen greedily: the
+    one that serves most workloads that are left, then the fastest."""
     fit = {
         workload: {name: us[name] for name in us if us[name] <= (1 + within) * min(us.values())}
         for workload, us in times.items()

@@ -23,8 +23,8 @@ class ShapesError(ValueError):
 
 
 def read_shapes(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> list[Workload]:
-    """The workloads of a file, each once, in order; rows without `op` are meant for `ops`, rows without the bucketed size for
-    `steps` (None: the family's).
+    """The workloads of a file, each once, in order. Rows without `op` are meant for `ops`, rows without the bucketed size
+    for `steps` (None: the family's).
 
     Raises ShapesError, naming the row.
     """

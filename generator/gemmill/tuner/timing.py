@@ -66,6 +66,7 @@ class Graph:
             self._untimed = math.ceil(STEADY_US / (us * self._calls))
 
     def round(self) -> float:
+        """Microseconds of one call."""
         timed = max(1, self._untimed // TIMED_SHARE)
         if not self._untimed:
             torch.cuda._sleep(LEAD_CYCLES)
@@ -79,6 +80,7 @@ class Graph:
         return self._start.elapsed_time(self._end) * 1e3 / (timed * self._calls)
 
     def close(self) -> None:
+        """Give back the graph and the operands that it kept."""
         self._graph.reset()
         self._captured = ()
 

@@ -1,6 +1,6 @@
 """A measuring process under a watchdog: it is asked one thing at a time, and killed if it does not answer.
 
-It does not outlive the process that asks, however that ends: it holds the reading end of a pipe, the lifeline, whose other
+It does not outlive the process that asks, however that ends. It holds the reading end of a pipe, the lifeline, whose other
 end is only here.
 """
 

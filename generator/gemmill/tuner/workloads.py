@@ -88,8 +88,8 @@ def workload_of(op: str, sizes: Sizes) -> Workload:
 
 
 def grid(ops: Iterable[str], weights: Iterable[Sizes], steps: Sequence[int] | None = None) -> list[Workload]:
-    """Every weight, which has an op's near sizes by name, for every op at every step (None: the family's own), those that
-    share weights beside each other. Raises ValueError where an op has other near sizes."""
+    """Every weight, which has an op's near sizes by name, for every op at every step (None: the family's own). Those that
+    share weights lie beside each other. Raises ValueError where an op has other near sizes."""
     known, workloads = list(weights), []
     for op in ops:
         _, tuning, sweep, _ = REGISTRY.measured[op]

@@ -28,8 +28,8 @@ def write_hub_folder(folders: Sequence[Path], out: Path) -> Shipped:
     """Write the runtime and builds, one for each architecture, into a folder below `out`/build. It appears whole or not at all,
     in place of an older one; folders for other machines stay.
 
-    Raises WheelError where the builds do not fit together, were made for several releases of torch or CUDA, or ask for more
-    than every machine has; ManifestError, OSError.
+    Raises WheelError where the builds do not fit together, were made for several releases of torch or CUDA, or ask for more than
+    every machine has. Raises ManifestError and OSError too.
     """
     manifests, abi = read_builds(folders)
     target = out / "build" / _variant(list(manifests.values()), abi)

@@ -1,5 +1,5 @@
-"""A kernel on its own: source, command line, a host program, and one call of it, to show a fault or a time to somebody without
-gemmill.
+"""A kernel on its own: source, command line, a host program, and one call of it. So a fault or a time is shown to somebody
+without gemmill.
 
 Nothing here knows a family: the fields of its struct are read from its `abi.h`, and their values from a recorded call. A kernel
 of the CuTe DSL is compiled by the package of this generator: there, gemmill must be installed.

@@ -189,14 +189,14 @@ class _MMWeight:
         return destination
 
     def to_cuda(self, non_blocking: bool = False) -> None:
-        """Onto the GPU, from pinned memory where there is such."""
+        """Move the weight onto the GPU, from pinned memory where there is such."""
         for attribute in self.names:
             pin, tensor = getattr(self, f"pin_{attribute}"), getattr(self, attribute)
             setattr(self, attribute, (tensor if pin is None else pin).to(_device(), non_blocking=non_blocking))
         self._move_lora(_device(), non_blocking)
 
     def to_cpu(self, non_blocking: bool = False) -> None:
-        """Back to the host, into pinned memory, which stays for the next time."""
+        """Move the weight back to the host, into pinned memory, which stays for the next time."""
         for attribute in self.names:
             pin, tensor = getattr(self, f"pin_{attribute}"), getattr(self, attribute)
             pin = torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available()) if pin is None else pin
@@ -230,10 +230,10 @@ class _MMWeight:
         self.lora_scale = 1.0 if alpha is None else float(alpha) / down.shape[0]
 
     update_lora = register_lora
-    """Another adapter in the place of the first."""
+    """Put another adapter in the place of the first."""
 
     def remove_lora(self) -> None:
-        """Without an adapter."""
+        """Take the adapter away."""
         self.lora_down = self.lora_up = None
         self.has_lora_branch = False
 

@@ -1,8 +1,9 @@
 """How far a right kernel may be from the references, where it need not equal them to the bit.
 
-A GEMM on Hopper widens codes times scales to bf16 or f16, where they are exact (docs/formats.md), and multiplies them there:
-`gemmill.arithmetic` says what sums lose. Sixteen f32 multiply-adds in a row lose no more: 16 x 2^-24 of at most twice the largest. Slices of K are summed on their own and added in f32. Nothing is claimed for block-scaled tensor
-cores of Blackwell, whose sums are not published.
+A GEMM on Hopper widens codes times scales to bf16 or f16, where they are exact (docs/formats.md), and multiplies them there.
+`gemmill.arithmetic` says what sums lose. Sixteen f32 multiply-adds in a row lose no more: 16 x 2^-24 of at most twice the
+largest. Slices of K are summed on their own and added in f32. Nothing is claimed for block-scaled tensor cores of Blackwell,
+whose sums are not published.
 
 Weights folded into e4m3 make an ordinary scaled GEMM of it, with the base as scale: sums on the FP8 tensor core lose as there.
 """
@@ -81,7 +82,7 @@ def any_order_tolerance(
 
 
 def rounded_fold_error(values: Tensor, base: Tensor) -> Tensor:
-    """Largest change of weights [N, K] that are rounded to e4m3 on a base [N, 1]: half a step, of the subnormals below
+    """Largest change of weights [N, K] that are rounded to e4m3 on a base [N, 1]. It is half a step, of the subnormals below
     2^-6 of the base. None may be above 448 of it."""
     step = torch.maximum(values.abs() * 2.0**-E4M3.mantissa_bits, base * E4M3.smallest)
     return step / 2

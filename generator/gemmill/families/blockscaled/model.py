@@ -1,9 +1,9 @@
 """The analytic model that chooses where nothing was measured. Mirrors kernels/blockscaled/model.cpp.
 
 Waves of CTAs, as many at a time as a device has room for. Two things limit them: steps of a tile, which are widened and
-multiplied one after another, and memory, and part of the lesser is not hidden. On Hopper the constants are fitted to times of an
-H200 (docs/notes/fp4_weights.md). On Blackwell they are predictions from the peak of its tensor core. Tables of measured shapes
-have the last word.
+multiplied one after another, and memory. Part of the lesser is not hidden. On Hopper the constants are fitted to times of an
+H200 (docs/notes/fp4_weights.md). On Blackwell they are predictions from the peak of its tensor core. Tables of measured
+shapes have the last word.
 """
 
 from typing import NamedTuple

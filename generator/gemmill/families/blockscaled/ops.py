@@ -239,8 +239,8 @@ def _weight_op() -> Op:
 
 
 def _folded(schema: OpSchema, pair: Pair) -> Op:
-    """Blocks of folded weights, or of mxfp4 that does not fold rows with their scales behind their codes; `b_base` and `a_scales`
-    are of rows, or of 128 columns of each."""
+    """Blocks of folded weights; of mxfp4 that does not fold, rows with their scales behind their codes. `b_base` and
+    `a_scales` are of rows, or of 128 columns of each."""
     group, may_widen = pair.b_format.group, pair is Pair.E4M3_MXFP4
     block_bytes = SIDE * BLOCK_COLUMNS // 2 + SIDE * BLOCK_COLUMNS // group
     rows = "numel(a_sf) == M and numel(b_sf) == N"

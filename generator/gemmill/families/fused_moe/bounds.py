@@ -1,11 +1,12 @@
 """How far a right kernel may be from the reference, element by element, from the arithmetic of the hardware.
 
-Both products are made by instructions for operands of 16 bits, to which e4m3 is converted (`gemmill.arithmetic`): an instruction adds
-16 products and loses 19 units of 2^-23 of the largest sum at most, which the sum of all magnitudes is never below. Sums leave the
-tensor core every 128 bytes along K, so 8 instructions at most add up. Then each step, slice, scale, bias and weight rounds once
-to float32. Sums of packed weights stay on the tensor core along all of K. A gate and an up lie between what the lowest and the highest sum are rounded to; a result within `slack_of` of the
-reference's; its code times its scale between those of the ends. What these may be off, times the magnitudes of W2, is the second
-product's error, with what that loses itself.
+Both products are made by instructions for operands of 16 bits, to which e4m3 is converted (`gemmill.arithmetic`). An
+instruction adds 16 products and loses 19 units of 2^-23 of the largest sum at most. The sum of all magnitudes is never below
+that sum. Sums leave the tensor core every 128 bytes along K, so 8 instructions at most add up. Then each step, slice, scale,
+bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. A gate and an up lie
+between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the reference's, its code
+times its scale between those of the ends. What these may be off, times the magnitudes of W2, is the second product's error,
+with what that loses itself.
 """
 
 from dataclasses import dataclass

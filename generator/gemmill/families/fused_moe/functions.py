@@ -43,16 +43,20 @@ def fused_experts(
 ) -> torch.Tensor:
     """out[t] = sum over a token's experts e of weight W2[e] (activation(gate) up), gate and up being rows of W13[e] x[t].
 
-    x is [M, K], bfloat16 or float16. w13 is [E, 2 I, K] and w2 [E, K, I], as checkpoints have them. They are float8_e4m3fn with
-    float32 scales, or x's type without. w13_scales are [E, 2 I] or [E], w2_scales [E, K] or [E]: then a row of
-    activations has one scale. Or they are of blocks, [E, 2 I / 128, K / 128] and [E, K / 128, I / 128]: then each 128 of a row have
-    one. K and I are multiples of 16, with blocks I of 128. order says
-    how w13 has gates and ups: "gate_up", "up_gate" or "interleaved". topk_ids are int32 or int64 [M, topk], topk_weights float32.
-    expert_map is int32: whose weights an expert has, -1 for none; without it expert e has weights e. An id of no expert counts as
-    none. weight_on_input multiplies gates and ups by the router's weight instead of what w2 gives. Biases are [E, 2 I] and [E, K] in x's
-    type. With `adds` the result is added to `out`, else `out` is made or overwritten. workspace are uint8,
-    fused_experts_workspace(...) of them, with anything in them; without it torch's allocator is asked. Sums have one order: the same
-    call gives the same bits.
+    x is [M, K], bfloat16 or float16. w13 is [E, 2 I, K] and w2 [E, K, I], as checkpoints have them: float8_e4m3fn with float32
+    scales, or x's type without. K and I are multiples of 16, with scales of blocks I of 128. `order` says how w13 has gates and ups:
+    "gate_up", "up_gate" or "interleaved". Biases are [E, 2 I] and [E, K] in x's type.
+
+    w13_scales are [E, 2 I] or [E], w2_scales [E, K] or [E]: then a row of activations has one scale. Or they are of blocks,
+    [E, 2 I / 128, K / 128] and [E, K / 128, I / 128]: then each 128 of a row have one.
+
+    topk_ids are int32 or int64 [M, topk], topk_weights float32 [M, topk]. expert_map is int32: whose weights an expert has, -1 for
+    none; without it expert e has weights e. An id of no expert counts as none. weight_on_input multiplies gates and ups by the
+    router's weight instead of what w2 gives.
+
+    With `adds` the result is added to `out`, else `out` is made or overwritten: [M, K] in x's type. workspace is uint8, as many as
+    fused_experts_workspace says, with anything in them; without it torch's allocator is asked. Sums have one order: the same call
+    gives the same bits.
 
     `format` is "nvfp4" or "mxfp4" where weights are packed by gemmill.quantize.prepack_gated_experts: w13 and w2 are blocks then.
     w13_scales [E, 2 I] and w2_scales [E, K] are their bases. x is bfloat16 then, order "interleaved", and so are rows of w13_bias.

@@ -17,7 +17,7 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[ExpertsConfig]:
-    """On sm90a: of e4m3 to bf16 both kinds of scales with tiles of 8, 16 and 32 rows, and of bf16 the smallest and the largest."""
+    """On sm90a, of e4m3 to bf16 both kinds of scales with tiles of 8, 16 and 32 rows. Of bf16 the smallest and the largest."""
     if arch is not Arch.SM90A:
         return
     for group, tile in product((GROUP, 0), TILES):

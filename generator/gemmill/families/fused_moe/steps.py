@@ -48,6 +48,7 @@ LIMITS: tuple[Step, ...] = (
 
 
 def bias(role: str, columns: str) -> Step:
+    """A bias [weights, columns], contiguous, where one is given."""
     return When(
         role,
         (

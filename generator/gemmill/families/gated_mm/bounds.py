@@ -1,8 +1,8 @@
-"""Between what a right kernel's results may lie.
+"""Bounds between which a right kernel's results lie.
 
 A kernel's product differs from the exact one by what the tensor core loses in the sum (gemmill.arithmetic), then by its
-rounding to bf16. Of an activation no slope exceeds 1.13, and none is further from 0 than its gate, so that value and exact
-value are apart by at most
+rounding to bf16. Of an activation no slope exceeds 1.13, and none is further from 0 than its gate. So value and exact value
+are apart by at most
 
     1.13 |gate error| (|up| + |up error|) + |gate| |up error|
 

@@ -59,8 +59,8 @@ class Facts(facts.Facts):
 
     @property
     def boxes(self) -> list[tuple[int, int]]:
-        """Those of a group's part of the tile, (slab, column), in the order in which they are stored; swapped, a box has columns of
-        several slabs."""
+        """Those of a group's part of the tile, (slab, column), in the order in which they are stored. Swapped, a box has
+        columns of several slabs."""
         slabs = 1 if self.swap_ab else self.slabs
         return [(slab, column) for slab in range(slabs) for column in range(self.group_columns // self.store_columns)]
 

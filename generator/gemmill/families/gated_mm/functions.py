@@ -29,12 +29,15 @@ def scaled_mm_act_quant(
 
     a is [M, K], b [K, 2 hidden] column-major in the order of gemmill.quantize.prepack_gate_up, both float8_e4m3fn. a_scales
     are float32, one value or [M, 1], b_scales one or [2 hidden] in b's order. Or in groups: a_scales [M, ceil(K / 128)], and b_scales
-    [ceil(K / 128), 2 ceil(hidden / 128)], the first gates', their ups', the next gates'. activation is silu, gelu, gelu_tanh or swiglu. Of
-    swiglu a gate is held at `limit` at most, an up between both limits; out is gate * sigmoid(alpha gate) * (up + beta). out is [M,
-    hidden]: bfloat16; or float8_e4m3fn by static_scale, float32 [1]; or with group_size 128 float8_e4m3fn and scales [M, hidden /
-    128], else None. Bits are those of the product in bfloat16, then the activation. With per_token out is float8_e4m3fn and scales
-    are [M, 1]: a second launch codes the bfloat16 result, whose bits are those of dynamic_per_token_scaled_fp8_quant. Raises
-    RuntimeError with one sentence where the arguments do not fit, ValueError for another group_size, or for scales of two kinds.
+    [ceil(K / 128), 2 ceil(hidden / 128)], the first gates', their ups', the next gates'.
+
+    activation is silu, gelu, gelu_tanh or swiglu. Of swiglu a gate is held at `limit` at most, an up between both limits; out is
+    gate * sigmoid(alpha gate) * (up + beta). Bits are those of the product in bfloat16, then the activation.
+
+    out is [M, hidden]: bfloat16; or float8_e4m3fn by static_scale, float32 [1]; or with group_size 128 float8_e4m3fn and scales
+    [M, hidden / 128], else None. With per_token out is float8_e4m3fn and scales are [M, 1]: a second launch codes the bfloat16 result,
+    whose bits are those of dynamic_per_token_scaled_fp8_quant. Raises RuntimeError with one sentence where the arguments do not fit,
+    ValueError for another group_size, or for scales of two kinds.
     """
     kinds = {"static_scale": static_scale is not None, "group_size": group_size is not None, "per_token": per_token}
     if sum(kinds.values()) > 1:

@@ -1,7 +1,8 @@
 """scaled_mm_act_quant in plain torch, from the quantised operands, on any device.
 
-It is the ops that it stands for, one after the other: the product with its scales, rounded to bf16; gate and up in float32, each
-operation rounded on its own. Scales of operands that are in groups are applied in float64. Then what is stored:
+It is the ops that it stands for, one after the other. The product with its scales is rounded to bf16; gate and up are
+computed in float32, each operation rounded on its own. Scales of operands that are in groups are applied in float64. Then
+what is stored:
 
     bf16           the value, rounded once
     e4m3, static   the code of value * (1 / scale)
@@ -34,8 +35,8 @@ def in_groups(b: Tensor, b_scales: Tensor) -> bool:
 
 
 def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each GROUP along K: its columns of a, its rows of b, and the float32 product of scales for each column of the product, all
-    as float64."""
+    """For each GROUP along K its columns of a, its rows of b, and the float32 product of scales for each column. All are
+    float64."""
     block = packed_blocks(b.shape[1], b.device)
     for g, start in enumerate(range(0, a.shape[1], GROUP)):
         scale = a_scales[:, g, None] * b_scales[g][block]

@@ -30,8 +30,8 @@ _MANY = {
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """Of all results and activations, on sm90a: kernels with tiles for few rows, some, and many, and one of each result that takes
-    operands as TMA does not."""
+    """Of all results and activations, on sm90a, kernels with tiles for few rows, some, and many. Of each result one kernel
+    takes operands as TMA does not."""
     yield from tiled(arch)
     yield from unaligned(arch)
 

@@ -1,7 +1,7 @@
 """How far a right kernel's bytes and outputs may be from the reference's, from the arithmetic that it does.
 
-Codes. A kernel rotates in float32, so a coordinate y is off by a little, and a code may be another where y lies that near
-to a boundary. With u = 2^-24, for a vector of norm 1:
+Codes. A kernel rotates in float32, so a coordinate y is off by a little. A code may be another where y lies that near to a
+boundary. With u = 2^-24, for a vector of norm 1:
 
 - a butterfly stage rounds every sum once: at most u of the stage's 2-norm, log2 stages of them;
 - a base matrix of 12, 20 or 28 adds that many terms in some order: (base - 1) sqrt(base) u of the 2-norm;
@@ -10,17 +10,17 @@ to a boundary. With u = 2^-24, for a vector of norm 1:
 - sums of 16 on the tensor core lose 19 x 2^-23 of their magnitudes, which add up to at most sqrt(d) of the norm before the scale.
 
 A 2-norm bounds every coordinate. Scalars follow from the codes found, so they are held to those: half a unit of float16
-beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector by at most
-4 times 19 x 2^-23 of its norm, since 16 magnitudes are at most 4 times their 2-norm; eden's scale has them three times.
+beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector by at
+most 4 times 19 x 2^-23 of its norm, since 16 magnitudes are at most 4 times their 2-norm. eden's scale has them three times.
 
 Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's type
-(`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign, so by
+(`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign. By
 Hoeffding's inequality a sum of them lies within `DEVIATIONS` times the root of the sum of its squared bounds, but for one
-element in 10^7 (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019). Assuming that all add
-up would allow errors as large as the output. A codebook has few values, whose roundings repeat: their common part scales
-a score or an output by 1 +- operand_unit, and is added in full. Through the softmax, an error e_j of score j moves the output
-o = sum of w_j v_j by w_j e_j (v_j - o). float32 sums on the tensor core lose 19 x 2^-23 of the magnitudes each 16 products,
-as in the bounds of GEMMs, and are added in full.
+element in 10^7. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019. Assuming that all
+add up would allow errors as large as the output. A codebook has few values, whose roundings repeat: their common part scales
+a score or an output by 1 +- operand_unit, and is added in full. Through the softmax, an error e_j of score j moves the
+output o = sum of w_j v_j by w_j e_j (v_j - o). float32 sums on the tensor core lose 19 x 2^-23 of the magnitudes each 16
+products, as in the bounds of GEMMs, and are added in full.
 """
 
 import math
@@ -101,8 +101,8 @@ def decompress_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Te
 def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     """How many codes and signs, and how many scalars, of a kernel's `found` fields no float32 arithmetic explains.
 
-    x [..., head_dim] are the vectors that it was given, finite; `found` is compared by our own methods' definitions, so
-    ValueError for another method: vLLM's are compared bit for bit.
+    x [..., head_dim] are the vectors that it was given, finite; `found` is compared by our own methods' definitions.
+    Raises ValueError for another method: vLLM's are compared bit for bit.
     """
     if spec.format.method not in OWN_METHODS:
         raise ValueError(
@@ -264,8 +264,8 @@ def stored_attention_bound(
 
 
 def output_limit(wanted: Tensor, bound: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """What `attention_bound` allows of an output in `dtype` of f16 operands. Weights may be f16's smallest numbers: then each of
-    `length` values is off by half of such a step, times a centroid below 1, through the rotation back."""
+    """What `attention_bound` allows of an output in `dtype` of f16 operands. Weights may be f16's smallest numbers. Then
+    each of `length` values is off by half of such a step, times a centroid below 1, through the rotation back."""
     smallest = length * 2.0**-25 * wanted.shape[-1] ** 0.5
     limit: Tensor = bound + smallest + half_unit_in_last_place(wanted.abs() + bound, dtype)
     return limit
@@ -294,4 +294,5 @@ def score_loss(spec: VectorSpec) -> float:
 
 
 def sum_loss(terms: int) -> float:
+    """What a tensor core loses of a sum of so many products of 16 bits, as a fraction of the largest partial sum."""
     return OF_16_BITS.losses * OF_16_BITS.unit * -(-terms // OF_16_BITS.instruction_k)

@@ -1,8 +1,8 @@
 """How keys and values of a compressed cache are stored: methods, fields, bytes, presets.
 
 A vector of a token and head is one row of `head_dim` elements. A method turns it into fields: packed codes and a few
-scalars. Codes are one stream of bits, least significant first: code j of b bits is bits j b to (j + 1) b of the field read
-as a little-endian number, as in vLLM. Scalars are little-endian float16.
+scalars. Codes are one stream of bits, least significant first, as in vLLM. Code j of b bits is bits j b to (j + 1) b of the
+field read as a little-endian number. Scalars are little-endian float16.
 
 | method | fields | a vector x decodes to |
 | --- | --- | --- |
@@ -224,7 +224,7 @@ class CacheSpec:
 
 
 def check_tag(found: str, spec: CacheSpec) -> None:
-    """ValueError unless a cache with the tag `found` may be read as `spec`."""
+    """Raises ValueError unless a cache with the tag `found` may be read as `spec`."""
     if found != spec.tag:
         raise ValueError(
             f"A cache written as {found} was to be read as {spec.tag}; format, sizes, rotations and seed are those that it "

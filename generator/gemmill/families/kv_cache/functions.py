@@ -43,10 +43,11 @@ def kv_compress(
 ) -> None:
     """Store keys and values [tokens, heads, head dim] (bf16 or f16) of new tokens in a cache, token t at slot_mapping[t].
 
-    cache is u8 [pages, heads, page, bytes], contiguous: bytes is the bits of a key and a value over 8, and 4. Head dims are 64, 96, 128, 192 and
-    256; but for 128, keys and values have as many bits. Pages have
-    16, 32, 64 or 128 tokens. slot_mapping is int64 [tokens], page times page size plus place; what the cache has not is not
-    stored. No two tokens have one slot. `seed` is the rotation's."""
+    cache is u8 [pages, heads, page, bytes], contiguous: bytes is the bits of a key and a value over 8, plus 4 for their norms. Pages
+    have 16, 32, 64 or 128 tokens. Head dims are 64, 96, 128, 192 and 256; but for 128, keys and values have as many bits.
+
+    slot_mapping is int64 [tokens]: page times page size plus place. A slot that the cache does not have stores nothing, and no two
+    tokens have one slot. `seed` is the rotation's."""
     _ops.kv_compress.default(cache, keys, values, slot_mapping, format, seed)
 
 
@@ -60,7 +61,7 @@ def kv_decompress(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Stored keys and values of slots, each [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
 
-    cache, slot_mapping int64 [tokens], format and seed are as in kv_compress; a slot that the cache has not gives zeros. Formats
+    cache, slot_mapping int64 [tokens], format and seed are as in kv_compress; a slot that the cache does not have gives zeros. Formats
     are those that kv_decode_attention reads."""
     shape = (slot_mapping.numel(), cache.shape[1], head_dim)
     keys, values = (torch.empty(shape, dtype=dtype, device=cache.device) for _ in range(2))
@@ -218,7 +219,7 @@ def kv_attention(
 def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a cache of vLLM, u8 [pages, page, KV heads, slot], as tensors of packed vectors that share its memory.
 
-    `name` is its kv-cache-dtype, such as turboquant_4bit_nc. ValueError for another name or size of a slot."""
+    `name` is its kv-cache-dtype, such as turboquant_4bit_nc. Raises ValueError for another name or size of a slot."""
     key, value, slot = slot_sizes(preset(name), head_dim)
     preset_format(name)
     if cache.dim() != 4 or cache.dtype is not torch.uint8 or cache.shape[-1] != slot:

@@ -1,9 +1,9 @@
 """Hadamard matrices of the sizes that are offered: 2^n, and 2^n times 12, 20 and 28.
 
-A matrix of size base * 2^n is the Kronecker product of the base matrix and Sylvester's: element (i, j) of a row seen as
+A matrix of size base * 2^n is the Kronecker product of the base matrix and Sylvester's. Element (i, j) of a row seen as
 [base, 2^n] meets the base matrix by i and Sylvester's by j. The base matrices are those of Dao's fast-hadamard-transform
-(`csrc/code_gen.py`), computed instead of pasted: Paley's second construction with q = 5 for 12, Williamson's array with
-circulant blocks of 5 and 7 for 20 and 28 (Sloane's had.20.will and had.28.will).
+(`csrc/code_gen.py`), computed instead of pasted. That of 12 is Paley's second construction with q = 5. Those of 20 and 28
+are Williamson's array with circulant blocks of 5 and 7 (Sloane's had.20.will and had.28.will).
 """
 
 import functools
@@ -21,7 +21,7 @@ _ARRAY = (((0, 1), (1, 1), (2, 1), (3, 1)), ((1, -1), (0, 1), (3, -1), (2, 1)),
 
 
 def split(size: int) -> tuple[int, int]:
-    """Base and exponent n of a size base * 2^n; the smallest base that fits. ValueError for sizes not offered."""
+    """Base and exponent n of a size base * 2^n; the smallest base that fits. Raises ValueError for sizes not offered."""
     for base in BASES:
         power, rest = divmod(size, base)
         if not rest and power > 0 and power & (power - 1) == 0 and size <= LARGEST_SIZE:

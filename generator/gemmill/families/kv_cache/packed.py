@@ -1,7 +1,7 @@
 """Packed vectors: what a format of keys or of values is called, told to a kernel at run time by its place in a list.
 
-A packed vector is its fields, one after the other (`VectorFormat.fields`). In that order slots of vLLM's pages have them too, so a
-page's keys and its values are tensors of packed vectors: `views` cuts them out.
+A packed vector is its fields, one after the other (`VectorFormat.fields`). In that order slots of vLLM's pages have them
+too. So a page's keys and its values are tensors of packed vectors: `views` cuts them out.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def spec_of_place(place: int, of_values: bool, head_dim: int, seed: int) -> Vect
 
 
 def preset_format(name: str) -> str:
-    """What `kv_attention` calls a preset of vLLM in its layout of slots. ValueError for another name."""
+    """What `kv_attention` calls a preset of vLLM in its layout of slots. Raises ValueError for another name."""
     slots = {x.name: x for x in PRESETS.values() if x.layout is Layout.SLOTS}
     if name not in slots:
         raise ValueError(f"Preset {name} was asked for; there are {', '.join(slots)}: choose one of these.")

@@ -1,7 +1,7 @@
 """Random numbers that are the same on every machine: what a seed of a compressed cache stands for.
 
 The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), whose
-output k depends on the seed and k alone. A seed has one stream for each purpose: stream p starts at output p of the
+output k depends on the seed and k alone. A seed has one stream for each purpose. Stream p starts at output p of the
 generator of the seed, so signs, dense rotations and projections of one seed share nothing.
 """
 

@@ -1,11 +1,11 @@
 """How far a right kernel may be from the exact result, element by element, from the arithmetic of the hardware.
 
-It is that of a GEMM of each expert's rows. s8: sums are integers of 32 bits, so that only the epilogue rounds, as the reference
-does. e4m3: an instruction of Hopper's tensor core adds 32 products and the running sum as fixed-point numbers that keep 13
-bits below the largest one's exponent; each of the 33 terms loses less than 2^-13 of the largest. Sums are promoted to float32
-every 128 along K where scales are in groups or the kernel says so, else never. Scales in groups cost three roundings of what is
-added, and one of the register. The epilogue costs two more, and storing half a unit in the last place. bf16 and f16: see
-`gemmill.arithmetic`.
+It is that of a GEMM of each expert's rows. s8: sums are integers of 32 bits, so that only the epilogue rounds, as the
+reference does. e4m3: an instruction of Hopper's tensor core adds 32 products and the running sum as fixed-point numbers.
+They keep 13 bits below the largest one's exponent, so each of the 33 terms loses less than 2^-13 of the largest. Sums are
+promoted to float32 every 128 along K where scales are in groups or the kernel says so, else never. Scales in groups cost
+three roundings of what is added, and one of the register. The epilogue costs two more, and storing half a unit in the last
+place. bf16 and f16: see `gemmill.arithmetic`.
 """
 
 import torch

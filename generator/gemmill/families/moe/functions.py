@@ -32,14 +32,17 @@ def grouped_mm(
 ) -> torch.Tensor:
     """out[i, n] = a_scales[i] b_scales[e, n] sum over k of a[i, k] b[e, n, k] for rows i of expert e.
 
-    a is [M, K] and b [E, N, K], both float8_e4m3fn or int8. Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]:
-    int32 or int64 [E + 1], ascending, on the device. a_scales are float32, one value or [M, 1], b_scales [E] or [E, N]. Or
+    a is [M, K] and b [E, N, K], both float8_e4m3fn or int8. a_scales are float32, one value or [M, 1], b_scales [E] or [E, N]. Or
     in groups, with float8_e4m3fn: a_scales [M, K/128], b_scales [E, N/128, K/128], sizes rounded up, any strides. Or a and b are
-    bfloat16 or float16, and both scales None. expert_map is int32 [E]: which of b an expert multiplies by, -1 for none. token_ids
-    is int32 or int64 [M]: row i of out comes of row token_ids[i] of a, of zeros where there is none. Then a is [T, K], with scales
-    of T rows. out is [M, N], bfloat16 unless float16 is asked for; of 16-bit operands it is their type. Rows of no expert are
-    not written. Raises RuntimeError with one sentence where the arguments do not fit. Values of offsets, map and token_ids are
-    looked at with `check` alone, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
+    bfloat16 or float16, and both scales None. out is [M, N], bfloat16 unless float16 is asked for; of 16-bit operands it is their
+    type.
+
+    Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]: int32 or int64 [E + 1], ascending, on the device. Rows of no
+    expert are not written. expert_map is int32 [E]: which of b an expert multiplies by, -1 for none. token_ids is int32 or int64 [M]:
+    row i of out comes of row token_ids[i] of a, of zeros where there is none. Then a is [T, K], with scales of T rows.
+
+    Raises RuntimeError with one sentence where the arguments do not fit. Values of offsets, map and token_ids are looked at with
+    `check` alone, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
 
     `format` is "nvfp4" or "mxfp4" where b are packed weights of 4 bits: `blocks` [E, N / 64, ...] and, as b_scales, `base` [E, N] of
     gemmill.quantize.prepack_experts. a is bfloat16, a_scales None; or, with mxfp4, float8_e4m3fn. out is bfloat16 then. alpha is

@@ -1,6 +1,6 @@
 """The analytic model that chooses a variant. Mirrors kernels/moe/model.cpp.
 
-The host does not know how rows are dealt to experts: the model takes them as dealt evenly, with a quarter more for those
+The host does not know how rows are dealt to experts. The model takes them as dealt evenly, with a quarter more for those
 that have most. Tiles are multiplied in waves; weights of experts with rows are read once. What one step of a tile takes is
 its tensor core's time, or its loads' where these take longer.
 """

@@ -72,7 +72,7 @@ def packed_exact_mm(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 def exact_mm(a: Tensor, b: Tensor, a_scales: Tensor | None = None, b_scales: Tensor | None = None) -> Tensor:
     """a_scales b_scales (a b^T), float64 [M, N], of rows of one expert; a [M, K], b [N, K].
 
-    a_scales has one value or one for each row, b_scales one or one for each column; or a_scales are [M, K/128] and b_scales
+    a_scales has one value or one for each row, b_scales one or one for each column. Or a_scales are [M, K/128] and b_scales
     [N/128, K/128], sizes rounded up. Without them a and b are what they are.
     """
     if a_scales is None or b_scales is None:

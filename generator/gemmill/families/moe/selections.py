@@ -52,9 +52,9 @@ _KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """Of e4m3 with both kinds of scales, of s8, and of operands of 16 bits, on sm90a: kernels with tiles for few and many rows, and one
-    that takes operands as TMA does not. Of packed 4-bit weights the former, beside 16-bit rows: the kernels
-    of folded weights read misaligned addresses (H200, 2026-11-22), and are in `sweep` alone."""
+    """Of e4m3 with both kinds of scales, of s8, and of operands of 16 bits, on sm90a. Kernels have tiles for few and many
+    rows, and one takes operands as TMA does not. Of packed 4-bit weights the former, beside 16-bit rows: the kernels of
+    folded weights read misaligned addresses (H200, 2026-11-22), and are in `sweep` alone."""
     yield from tiled(arch)
     yield from unaligned(arch)
     yield from (config for config in packed(arch) if config.dtype is not DType.E4M3)
@@ -122,8 +122,8 @@ _FEW = {DType.E4M3: _SMOKE[0], DType.BF16: ((64, 16, 128), True)}
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
-    """Of e4m3 to bf16, with both kinds of scales, a tile for few rows and one for many; of bf16, and of gathered rows, one for few.
-    Of e4m3 in groups also what takes operands as TMA does not, of packed weights a tile for few rows."""
+    """Of e4m3 to bf16, with both kinds of scales, a tile for few rows and one for many. Of bf16, and of gathered rows, one
+    for few. Of e4m3 in groups also what takes operands as TMA does not, of packed weights a tile for few rows."""
     yield from (config for config in packed(arch) if config.tile_m == 16 and config.dtype is not DType.E4M3)
     yield from (config for config in unaligned(arch) if config.out_dtype is DType.BF16 and config.group_size)
     for config in tiled(arch):

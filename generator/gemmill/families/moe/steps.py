@@ -40,6 +40,7 @@ def rows_at_one_stride(role: str) -> tuple[Step, ...]:
 
 
 def end_of(of_rows: str) -> tuple[Step, ...]:
+    """The last steps of a contract: devices, overlaps and the class; `of_rows` says which rows an expert has."""
     roles = f"out a b a_scales b_scales alpha bias {of_rows} expert_map token_ids"
     return (Check(Aspect.DEVICE, roles), Check(Aspect.APART, roles), CLASSES)
 

@@ -1,4 +1,4 @@
-"""Between what codes and scales may lie where they need not equal the reference bit for bit.
+"""Bounds between which codes and scales may lie where they need not equal the reference bit for bit.
 
 Two things only are not fixed to the bit, because the device's library or the order of threads decides them:
 
@@ -37,9 +37,8 @@ _UNIT = 2.0**-24
 def gated_interval(
     x: torch.Tensor, activation: Activation, *, rounded: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up, or of the activation of x if it
-    is not gated. It is `rounded` to x's type in
-    between and at the end, as vLLM's SiLU for scales that are given.
+    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up. Of an activation that is
+    not gated, of that of x. It is `rounded` to x's type in between and at the end, as vLLM's SiLU for scales that are given.
 
     exp's error is relative to the value; those of tanh and erf are relative to 1, so to gate * up or x.
     """

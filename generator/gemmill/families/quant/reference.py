@@ -31,7 +31,7 @@ _FLT_MAX = torch.finfo(torch.float32).max
 
 
 def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """x [rows, hidden] of any float type as f32, or what an activation makes of it; if it is gated, activation(gate) * up of
+    """x [rows, hidden] of any float type as f32, or what an activation makes of it. If it is gated, activation(gate) * up of
     x [rows, 2 hidden] = gate then up."""
     if activation.is_gated:
         gate, up = x.float().chunk(2, dim=-1)
@@ -62,8 +62,8 @@ def divided_silu(gate: torch.Tensor) -> torch.Tensor:
 
 
 def silu_as_vllm(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) up of x [rows, 2 hidden] = gate then up, f32: both silu(gate), a quotient, and the product are rounded to x's
-    type, as vLLM's silu_and_mul_quant does."""
+    """silu(gate) up of x [rows, 2 hidden] = gate then up, f32. Both silu(gate), a quotient, and the product are rounded to
+    x's type, as vLLM's silu_and_mul_quant does."""
     gate, up = x.float().chunk(2, dim=-1)
     return rounded_product(divided_silu(gate), up, x.dtype)
 
@@ -114,8 +114,8 @@ def round_up_to_power_of_two(scale: torch.Tensor) -> torch.Tensor:
 
 
 def round_up_by_logarithm(scale: torch.Tensor) -> torch.Tensor:
-    """2^ceil(log2(scale)) of f32 scales, the logarithm rounded to f32, as vLLM's of f32 rows: some units in the last place above
-    a power of two, it is that power."""
+    """2^ceil(log2(scale)) of f32 scales, the logarithm rounded to f32, as vLLM's of f32 rows. Some units in the last place
+    above a power of two, it is that power."""
     return torch.exp2(torch.ceil(torch.log2(scale.clamp_min(_SMALLEST_UE8M0_SCALE).double()).float()))
 
 
@@ -157,8 +157,8 @@ def _asymmetric(
 
 
 def _asymmetric_as_vllm(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `_asymmetric`, by vLLM's formula. A range of one value has scale 0, and its zero point is what 32 bits hold; a range
-    of nothing is that from the largest to the lowest number."""
+    """As `_asymmetric`, by vLLM's formula. A range of one value has scale 0, and its zero point is what 32 bits hold. A
+    range of nothing is that from the largest to the lowest number."""
     low, high = low.clamp_max(_FLT_MAX), high.clamp_min(-_FLT_MAX)
     scale = divide(high - low, 255.0)
     limits = torch.iinfo(torch.int32)
@@ -224,8 +224,8 @@ def token_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales [rows, 1].
 
-    scale = max(min(amax, scale_ub) / max, smallest scale), and values are divided by it. Plain s8 is as vLLM's op: the
-    scale is amax / 127 with no smallest one, and values are multiplied by 127 / amax (0 for a row of zeros).
+    scale = max(min(amax, scale_ub) / max, smallest scale), and values are divided by it. Plain s8 is as vLLM's op. The scale is
+    amax / 127 with no smallest one, and values are multiplied by 127 / amax (0 for a row of zeros).
     """
     values = activated(x, activation)
     amax = absolute_maximum(values)
@@ -343,7 +343,7 @@ class VllmSum:
 
     @classmethod
     def by_given_scale(cls, rows: int, hidden: int, *, stride: int, most_width: int, with_residual: bool) -> "VllmSum":
-        """Of rows that are coded by a scale that is given: 16 bytes at a time, or what divides a row; with a residual 8
+        """Of rows that are coded by a scale that is given, 16 bytes at a time, or what divides a row. With a residual 8
         elements, or one. vLLM's addresses of a residual are taken to be multiples of 16 bytes."""
         most = 1024 if rows < 256 else 256
         if with_residual:
@@ -404,11 +404,11 @@ def rms_normed(
     rounds_once: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """round(round(x / rms) * weight) of x [rows, hidden] in x's type, the inner rounding left out where it `rounds_once`. Beside
-    it the new residual (None without one), of which then the rest is made.
+        it the new residual (None without one), of which then the rest is made.
 
-    With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is
-    summed in f32 over runs of 16 bytes of x, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in f64 across runs, and rounded to
-    f32 after epsilon (an f32) was added. 1 / rms is its correctly rounded inverse square root.
+    With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is summed
+        in f32 over runs of 16 bytes of x: `((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))`. Runs are summed in f64. The sum is
+        rounded to f32 after epsilon, an f32, was added. 1 / rms is its correctly rounded inverse square root.
     """
     values = x.float()
     added = None

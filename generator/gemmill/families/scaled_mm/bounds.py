@@ -2,22 +2,21 @@
 
 s8: nothing is lost in the sum and the reference repeats the epilogue's roundings, so the tolerance is zero.
 
-e4m3 on Hopper: a tensor-core instruction adds 32 products and the running sum as fixed-point numbers that share the
-largest one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits). What lies below is
-cut off. Each of the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an
-instruction adds at most 33 x 2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves
-the sum in that form over the whole of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the
-register each time) and starts from zero. The bound follows these steps along K with the true partial sums, instead of
-assuming the worst partial sum for all of them, which would hide every fault. Over the whole of K it is wide all the same:
-`gemmill.numerics.exact` has operands that need none.
+e4m3 on Hopper: a tensor-core instruction adds 32 products and the running sum as fixed-point numbers. They share the largest
+one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits). What lies below is cut off. Each of
+the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an instruction adds at most 33 x
+2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves the sum in that form over the whole
+of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the register each time) and starts from zero. The
+bound follows these steps along K with the true partial sums. To assume the worst partial sum for all of them would hide
+every fault. Over the whole of K it is wide all the same: `gemmill.numerics.exact` has operands that need none.
 
 bf16 and f16 on Hopper: see `gemmill.arithmetic`.
 
 With scales in groups along K, at most one group stays in the tensor core, whatever the accumulation is called. Its sum is
-multiplied by both scales and added to a float32 register. That is at most three roundings of what is added (the scales' product,
-the product with the sum, and one more where the order is another) and one of the register. In whatever order the groups
-are added, no partial sum is beyond the sum of their magnitudes. Slices of K that are added at the end cost a rounding
-each, and there are fewer of them than groups. A group of s8 sums to 2^21 at most, which float32 holds.
+multiplied by both scales and added to a float32 register. That is at most three roundings of what is added, and one of the
+register. The three are the scales' product, the product with the sum, and one more where the order is another. In whatever
+order the groups are added, no partial sum is beyond the sum of their magnitudes. Slices of K that are added at the end cost
+a rounding each, and there are fewer of them than groups. A group of s8 sums to 2^21 at most, which float32 holds.
 
 After the sum: its rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24. Storing costs half a unit
 in the last place of the output's type.
@@ -137,8 +136,9 @@ Ends = tuple[Tensor, Tensor]
 def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumulation) -> Ends:
     """Between what a right kernel's results lie, float64 [M, N], NaN where nothing is known; `given` is by role.
 
-    The sum is off by what the tensor core loses. Each step widens what it is given by its own error, whether products and
-    sums are fused or not: half a unit of what is rounded, nothing of what is exact, LIBRARY_UNITS of the library's functions, quotients and roots.
+    The sum is off by what the tensor core loses. Each step widens what it is given by its own error, whether products and sums
+    are fused or not. That is half a unit of what is rounded, nothing of what is exact, and LIBRARY_UNITS of the library's
+    functions, quotients and roots.
     """
     total = given["a"].to(torch.float64) @ given["b"].to(torch.float64)
     lost = accumulation_error(given["a"], given["b"], accumulation)

@@ -1,12 +1,13 @@
 """The analytic model that chooses where nothing was measured. Mirrors kernels/scaled_mm/model.cpp.
 
-Waves of clusters of CTAs, as many at a time as a device has room for. Five things limit them: the tensor core and the stores
-after it, how soon a stage of the pipeline is filled again, L2, what SMs fetch from memory, and memory. The fourth root of the sum of
-their fourth powers joins their times: a smooth maximum. Slices of K are added up after that.
+Waves of clusters of CTAs, as many at a time as a device has room for. Five things limit them: the tensor core with its
+stores, how soon a stage of the pipeline is filled again, L2, what SMs fetch from memory, and memory. The fourth root of the
+sum of their fourth powers joins their times: a smooth maximum. Slices of K are added up after that.
 
 The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the weights that were timed (H200,
-2026-11-21), for the loss of the variant that comes out first. docs/notes/tables.md has what it is, tools/fit_model.py fits them
-anew. They are near what the machine has, but not measurements of it: a smooth maximum of equals exceeds each of them.
+2026-11-21). The fit is for the loss of the variant that comes out first. docs/notes/tables.md has what it is,
+tools/fit_model.py fits them anew. They are near what the machine has, but not measurements of it: a smooth maximum of equals
+exceeds each of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -225,8 +226,8 @@ def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
 
 
 def tiles_of(row: Facts, m: int, n: int) -> int:
-    """Tiles that a variant computes, among them the empty ones of clusters that lie partly beyond the result, and those by which
-    CUTLASS's scheduler fills bands in both directions.
+    """Tiles that a variant computes. Among them are the empty ones of clusters that lie partly beyond the result, and those
+    by which CUTLASS's scheduler fills bands in both directions.
 
     Source: `get_log_swizzle_size` and `round_up` in cutlass/gemm/kernel/tile_scheduler_params.h.
     """

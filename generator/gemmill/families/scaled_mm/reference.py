@@ -1,11 +1,11 @@
 """cutlass_scaled_mm and cutlass_scaled_mm_azp in plain torch, from the quantised operands, on any device.
 
-Sums are exact: a product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so that float64 holds a sum of 2^17
-of them to the last bit. A product of two s8 numbers is at most 2^14. Products of bf16 and of f16 numbers are exact
-in float64, their sum loses 2^-53 of what is added, which is nothing beside what float32 loses. What follows the sum is done as the kernels'
+Sums are exact. A product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so float64 holds a sum of 2^17 of them to
+the last bit. A product of two s8 numbers is at most 2^14. Products of bf16 and of f16 numbers are exact in float64. Their
+sum loses 2^-53 of what is added, which is nothing beside what float32 loses. What follows the sum is done as the kernels'
 epilogues do it. That is in float32, b's scale first, then a's scale and the bias in one fused multiply-add, rounded once to
-the output's type. So s8 results are the same to the last bit; the others differ by what the tensor core loses
-in the sum, which `bounds.py` bounds.
+the output's type. So s8 results are the same to the last bit; the others differ by what the tensor core loses in the sum,
+which `bounds.py` bounds.
 
 Scales in groups along K: D = sum over g of a_scales[m, g] b_scales[g, n] acc_g[m, n] + bias. The product of the scales is taken
 in float32, as in the kernels, which decides where it overflows. It is applied and the bias added in float64, and the result
@@ -36,10 +36,10 @@ def scaled_mm(
 ) -> Tensor:
     """D[M, N] = a_scales b_scales (a b - zero point) + bias, of `out_dtype`.
 
-    a [M, K] and b [K, N] of float8_e4m3fn, int8, bfloat16 or float16, any strides; a_scales float32 of 1 or M values,
-    b_scales of 1 or N. Or in groups along K, a_scales [M, K/g] and b_scales [K/g, N/g] or [K/g, N] with g = 128 or 64.
-    bias [N] of any float type; azp_adj int32 [N]; azp int32 of M values, by which azp_adj is then multiplied.
-    Raises ValueError where a scale has another number of values.
+    a [M, K] and b [K, N] are of float8_e4m3fn, int8, bfloat16 or float16, any strides. a_scales are float32 of 1 or M values,
+    b_scales of 1 or N. Or in groups along K, a_scales [M, K/g] and b_scales [K/g, N/g] or [K/g, N] with g = 128 or 64. bias
+    [N] of any float type; azp_adj int32 [N]; azp int32 of M values, by which azp_adj is then multiplied. Raises ValueError
+    where a scale has another number of values.
     """
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias).to(out_dtype)
@@ -86,8 +86,8 @@ def exact_group_scaled_mm(
 def each_group(
     a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, groups: ScaleGroups
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each group along K: its columns of a, its rows of b, and the float32 product of scales for each element of the
-    result, all as float64."""
+    """For each group along K its columns of a, its rows of b, and the float32 product of scales for each element. All are
+    float64."""
     n, size = b.shape[1], groups.size
     for g, start in enumerate(range(0, a.shape[1], size)):
         of_b = b_scales[g]

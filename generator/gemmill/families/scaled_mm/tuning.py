@@ -101,7 +101,7 @@ def _facts(config: KernelConfig) -> Facts:
 
 
 def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
-    """How many CTAs shared memory leaves room for, as far as the model cares: the DSL's kernels fill it with their stages
+    """How many CTAs shared memory leaves room for, as far as the model cares. The DSL's kernels fill it with their stages
     unless they are told a number of them."""
     s, is_cutlass = config.schedule, config.backend is Backend.CUTLASS
     is_basic = s.kernel_schedule is KernelSchedule.BASIC
@@ -122,8 +122,8 @@ def _refuses(row: Row, call: ShapedCall) -> str | None:
 
 
 def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
-    """What is measured for one output dtype and epilogue is offered to the sibling classes of the same operands too, with users'
-    epilogues, and that of bf16 operands to f16. The main loop, which decides, is the same."""
+    """What is measured for one output dtype and epilogue is offered to the sibling classes of the same operands too, with
+    users' epilogues. That of bf16 operands is offered to f16. The main loop, which decides, is the same."""
     measured = config.problem
     # A variant that reads scales in one layout alone is not found among the rows of the other.
     layout = ScaleLayout.STRIDED if measured.scale_groups else ScaleLayout.VECTOR

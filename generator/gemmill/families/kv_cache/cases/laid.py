@@ -46,6 +46,7 @@ def vectors(
 
 
 def call(op: str, draw: Draw, slots: dict[str, Slot], plain: dict[str, object]) -> LegalCall:
+    """A call whose results are judged within their bounds; each slot begins anywhere in its pool of values."""
     offsets = {name: draw.below(1 << 30) for name in slots}
     if "slot_mapping" in slots:
         offsets["slot_mapping"] = draw.below(64)

@@ -42,6 +42,7 @@ class MadeCall(ABC):
 
 
 def normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, seed: int = 0) -> Tensor:
+    """Normally distributed values; the same seed and sizes give the same."""
     as_torch: torch.dtype = getattr(torch, dtype.torch_name)
     if str(device) == "meta":
         return torch.empty(shape, dtype=as_torch, device=device)

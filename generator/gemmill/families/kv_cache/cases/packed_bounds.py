@@ -139,8 +139,9 @@ def scores_limit(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
 def packed_output_limit(wanted: Tensor, bound: Tensor, values: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor:
     """What `bounds.stored_attention_bound` allows of an output in `dtype`.
 
-    Weights times factors are f16, of a unit that keeps the largest factor below 2^15: each of the values is off by half of the
-    smallest step, times elements below 8. Elements are f16 beside their vector's factor, and their smallest step is 2^-24 of it.
+    Weights times factors are f16, of a unit that keeps the largest factor below 2^15. Each of the values is off by half of the
+    smallest step, times elements below 8. Elements are f16 beside their vector's factor, and their smallest step is 2^-24 of
+    it.
     """
     decoded = joined(decode(values, spec)).nan_to_num(posinf=0.0, neginf=0.0).abs()
     largest = float(decoded.max()) if decoded.numel() else 0.0

@@ -6,9 +6,10 @@ visible to a row at p if
     j < length,   j <= p if causal,   p - j < window or j < sink_tokens if there is a window.
 
 Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax; a sink, a logit for each query
-head as in gpt-oss, adds to its denominator and no value. lse = log(sum of exp(score) + exp(sink)), natural. A row that
-sees no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see are not touched, so NaN
-in a page's padding or behind a mask never shows; NaN in a visible key makes the row NaN, and so does one anywhere in a stored value.
+head as in gpt-oss, adds to its denominator and no value. lse = log(sum of exp(score) + exp(sink)), natural. A row that sees
+no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see are not touched, so NaN in a
+page's padding or behind a mask never shows. NaN in a visible key makes the row NaN, and so does one anywhere in a stored
+value.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from gemmill.families.kv_cache.formats import packed_size
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """Codes, whole numbers [..., n] below 2^bits, as u8 [..., ceil(n bits / 8)]: least significant bit first, padded by 0.
 
-    ValueError for codes that `bits` cannot hold.
+    Raises ValueError for codes that `bits` cannot hold.
     """
     codes = codes.to(torch.int64)
     if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 1 << bits:

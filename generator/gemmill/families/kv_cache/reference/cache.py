@@ -56,7 +56,7 @@ def write(
 
 
 def check_page_table(spec: CacheSpec, pages: int, block_table: Tensor, seq_lens: Tensor) -> None:
-    """ValueError unless every page that a length needs is in the table and in a cache of `pages` pages.
+    """Raises ValueError unless every page that a length needs is in the table and in a cache of `pages` pages.
 
     block_table: whole numbers [batch, pages of the longest]; entries beyond a sequence's pages are not looked at.
     seq_lens: whole numbers [batch].

@@ -1,11 +1,11 @@
 """The Hadamard transform, rotations of a cache, and the projection of turboquant_prod.
 
-A rotation R is orthogonal, so an inner product is the same on both sides of it: queries are rotated instead of keys, and
-the output of attention is rotated back once instead of every value.
+A rotation R is orthogonal, so an inner product is the same on both sides of it. Queries are rotated instead of keys, and the
+output of attention is rotated back once instead of every value.
 
-Signs and Gaussian entries come from `seeds.py` (SplitMix64 with one stream a purpose), so a seed means the same numbers
-on every machine. The randomised Hadamard rotation is then the same but for the rounding of its sums; the dense one
-depends on the QR factorisation of torch's LAPACK too, and two machines differ by about 1e-14.
+Signs and Gaussian entries come from `seeds.py` (SplitMix64 with one stream a purpose), so a seed means the same numbers on
+every machine. The randomised Hadamard rotation is then the same but for the rounding of its sums. The dense one depends on
+the QR factorisation of torch's LAPACK too, and two machines differ by about 1e-14.
 """
 
 import functools
@@ -22,7 +22,7 @@ def hadamard_transform(x: Tensor, scale: float | None = None, *, transpose: bool
     """H x for each row of x [..., d], times `scale` (d^-1/2 if None, which makes it orthonormal), in x's dtype.
 
     d is 2^n, or 12, 20 or 28 times 2^n. H is the base matrix times Sylvester's, as in Dao's fast-hadamard-transform;
-    `transpose` gives H^T x, which differs for 20 and 28 times 2^n. ValueError for other sizes.
+    `transpose` gives H^T x, which differs for 20 and 28 times 2^n. Raises ValueError for other sizes.
     """
     size = x.shape[-1]
     base, power = hadamard.split(size)

@@ -6,7 +6,7 @@ A stored vector is a sum of two parts: one in the rotated basis, one (turboquant
 
 so queries are transformed once and stored vectors never.
 
-NaN stays visible: a vector with a NaN or infinite element has a norm, scale or zero that is not finite, and decodes to
+NaN stays visible. A vector with a NaN or infinite element has a norm, scale or zero that is not finite, and decodes to
 nothing finite. Its codes are 0 in our own formats. A vector of zeros decodes to zeros.
 """
 
@@ -39,7 +39,7 @@ class Decoded:
 def compress(x: Tensor, spec: VectorSpec, dtype: torch.dtype = torch.float64) -> Fields:
     """Fields of the vectors x [..., head_dim] of a float type; the arithmetic of our own methods is in `dtype`.
 
-    vLLM's methods compute in float32 as vLLM does. ValueError if x's last size is not spec.head_dim.
+    vLLM's methods compute in float32 as vLLM does. Raises ValueError if x's last size is not spec.head_dim.
     """
     if not x.is_floating_point() or x.shape[-1:] != (spec.head_dim,):
         raise ValueError(
@@ -104,7 +104,7 @@ def to_bytes(fields: Fields, spec: VectorSpec) -> Tensor:
 
 
 def from_bytes(packed: Tensor, spec: VectorSpec) -> Fields:
-    """The fields of a plain packed tensor u8 [..., bytes]. ValueError for another dtype or size."""
+    """The fields of a plain packed tensor u8 [..., bytes]. Raises ValueError for another dtype or size."""
     size = spec.format.size(spec.head_dim)
     if packed.dtype is not torch.uint8 or packed.shape[-1] != size:
         raise ValueError(

@@ -41,6 +41,7 @@ def aligned(draw: Draw, x: Slot, tidy: bool) -> Slot:
 
 
 def dense(dtype: torch.dtype, shape: tuple[int, ...], values: str | None) -> Slot:
+    """A contiguous tensor: all dimensions but the last are its rows."""
     columns = shape[-1]
     rows = torch.Size(shape[:-1]).numel()
     return Slot(
@@ -57,6 +58,7 @@ def dense(dtype: torch.dtype, shape: tuple[int, ...], values: str | None) -> Slo
 
 
 def in_slots(draw: Draw, x: Slot, experts: int, slot: int) -> Slot:
+    """Rows [experts * slot, columns] as [experts, slot, columns]."""
     shape = (experts, slot, x.columns)
     between = (
         draw.below(1 << 40) if experts == 1 and draw.chance(0.3) else slot * x.row_stride

@@ -19,7 +19,7 @@ LACKS = (": build ", " lacks ")
 
 
 class QuantJudge:
-    """Results of the reference, made from operands in dense memory of their own: what the op reads by its strides and the
+    """Results of the reference, made from operands in dense memory of their own. What the op reads by its strides and the
     reference by others must be the same."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:

@@ -77,10 +77,10 @@ def _on_device(global_scale: torch.Tensor | float, input: torch.Tensor) -> torch
 def scaled_nvfp4_quant(
     input: torch.Tensor, global_scale: torch.Tensor | float, is_sf_swizzled_layout: bool = True
 ) -> Pair:
-    """nvfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 16: uint8 [..., hidden / 2], two a byte. Scales are
-    float8_e4m3fn [rows up to 128, hidden / 16 up to 4], swizzled, padding zero; or [rows, hidden / 16]. global_scale, f32 [1]
-    or a number, is 2688 / the largest absolute value, and divides when values are decoded. Raises ValueError for a number that
-    is not finite or not above zero; by a tensor like that on a GPU all scales are NaN."""
+    """nvfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 16: uint8 [..., hidden / 2], two a byte. Scales
+    are float8_e4m3fn [rows rounded up to 128, hidden / 16 rounded up to 4], swizzled, padding zero; or [rows, hidden / 16].
+    global_scale, f32 [1] or a number, is 2688 / the largest absolute value, and divides when values are decoded. Raises
+    ValueError for a number that is not finite or not above zero; by a tensor like that on a GPU all scales are NaN."""
     given, swizzled = _on_device(global_scale, input), is_sf_swizzled_layout
     return _block_scaled("scaled_nvfp4_quant", NVFP4, input, given, swizzled=swizzled)
 
@@ -94,9 +94,9 @@ def silu_and_mul_nvfp4_quant(
 
 
 def scaled_mxfp4_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: uint8 [..., hidden / 2], two a byte. Scales are exponents, uint8
-    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
-    code saturates, or "ocp", as the specification has it."""
+    """mxfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: uint8 [..., hidden / 2], two a byte. Scales
+    are exponents, uint8 [rows rounded up to 128, hidden / 32 rounded up to 4], swizzled, padding zero; or [rows, hidden /
+    32]. scale_rounding is "up", so that no code saturates, or "ocp", as the specification has it."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp4_quant", MXFP4, input, scale_rounding, swizzled=swizzled)
 
@@ -110,9 +110,9 @@ def silu_and_mul_mxfp4_quant(
 
 
 def scaled_mxfp6_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp6 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: e3m2 in uint8 [..., 3 hidden / 4], four in three bytes. Scales are exponents, uint8
-    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
-    code saturates, or "ocp", as the specification has it."""
+    """mxfp6 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: e3m2 in uint8 [..., 3 hidden / 4], four in
+    three bytes. Scales are exponents, uint8 [rows rounded up to 128, hidden / 32 rounded up to 4], swizzled, padding zero;
+    or [rows, hidden / 32]. scale_rounding is "up", so that no code saturates, or "ocp", as the specification has it."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp6_quant", MXFP6, input, scale_rounding, swizzled=swizzled)
 
@@ -126,9 +126,9 @@ def silu_and_mul_mxfp6_quant(
 
 
 def scaled_mxfp8_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp8 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: float8_e4m3fn [..., hidden]. Scales are exponents, uint8
-    [rows up to 128, hidden / 32 up to 4], swizzled, padding zero; or [rows, hidden / 32]. scale_rounding is "up", so that no
-    code saturates, or "ocp", as the specification has it."""
+    """mxfp8 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: float8_e4m3fn [..., hidden]. Scales are
+    exponents, uint8 [rows rounded up to 128, hidden / 32 rounded up to 4], swizzled, padding zero; or [rows, hidden / 32].
+    scale_rounding is "up", so that no code saturates, or "ocp", as the specification has it."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp8_quant", MXFP8, input, scale_rounding, swizzled=swizzled)
 
@@ -194,8 +194,8 @@ def scaled_fp4_experts_quant(
     """As scaled_nvfp4_quant of rows sorted by expert, each with a global scale of its own, f32 [experts].
 
     expert_offsets, s32 [experts + 1], has the first row of each and the end. Scales are each expert's own swizzled matrix:
-    float8_e4m3fn [rows, hidden / 16 up to 4]. Where each begins, a multiple of 128, is the last result, s32 [experts + 1].
-    Rows outside of all experts get codes of zero; rows of scales from the end on are not written."""
+    float8_e4m3fn [rows, hidden / 16 rounded up to 4]. Where each begins, a multiple of 128, is the last result, s32 [experts
+    + 1]. Rows outside of all experts get codes of zero; rows of scales from the end on are not written."""
     return _of_experts("scaled_fp4_experts_quant", NVFP4, input, expert_offsets, global_scale=input_global_scale)
 
 

@@ -72,7 +72,7 @@ class GemmOperands:
 class Sampled:
     """The reference of some rows with the first weights.
 
-    The first and last ones, and one of every 16 (of many rows: of every 64), so that every tile of a kernel is looked at.
+    They are the first and last ones, and one of every 16, or 64 of many rows. So every tile of a kernel is looked at.
     """
 
     def __init__(self, x: GemmOperands) -> None:
