@@ -25,6 +25,8 @@ struct gemmill_kv_compress_args {
   int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
   int64_t seed;                 // of the rotation's signs
   int64_t unbiased;             // whether norms are eden's scales
+  int64_t rotated_keys;         // whether keys come rotated
+  int64_t rotated_values;
 };
 
 // Stored keys and values of such slots to plain vectors.
@@ -69,7 +71,7 @@ struct gemmill_kv_vectors_args {
   int64_t tokens, heads, slot_count;
   int64_t packed_slot_stride, packed_head_stride;
   int64_t token_stride, head_stride;
-  int64_t seed;                 // of rotation and projection
+  int64_t seed;                 // of rotation and projection; below 0, of what is packed: vectors come rotated
   int64_t format;               // its place among those of keys, or of values
   int64_t of_values;
 };

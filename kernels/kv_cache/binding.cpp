@@ -16,7 +16,7 @@ enum Value {
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
   kUnbiased, kSoftcap, kOfValues, kFormatIndex, kSlotCount, kPackedSlot, kPackedHead, kVectorToken, kVectorHead, kLength,
   kKeyFormat, kValueFormat, kKeyPageStride, kKeyTokenStride, kKeyHeadStride, kValuePageStride, kValueTokenStride, kValueHeadStride,
-  kRotatedOut, kSlots, kIsPlain,
+  kRotatedOut, kSlots, kIsPlain, kRotatedKeys, kRotatedValues, kRotated,
 };
 enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend };  // as config.Kind
 
@@ -57,7 +57,7 @@ void launch_compress(OpCall const& x, Chosen const& chosen) {
       data<uint8_t>(x, kCache), x.tensor(kKeys).data, x.tensor(kValues).data, data<int64_t>(x, kSlotMapping),
       x.value(kTokens), x.value(kKvHeads), x.value(kPages), x.value(kPage), x.value(kPageStride),
       x.value(kKeyToken), x.value(kKeyHead), x.value(kValueToken), x.value(kValueHead), x.value(kSeed),
-      x.value(kUnbiased)};
+      x.value(kUnbiased), x.value(kRotatedKeys), x.value(kRotatedValues)};
   chosen.launch(&args);
 }
 
@@ -84,7 +84,7 @@ void launch_vectors(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_vectors_args const args{
       data<uint8_t>(x, kPacked), x.tensor(kVectors).data, data<int64_t>(x, kSlotMapping), x.value(kTokens), x.value(kHeads),
       x.value(kSlotCount), x.value(kPackedSlot), x.value(kPackedHead), x.value(kVectorToken), x.value(kVectorHead),
-      x.value(kSeed), x.value(kFormatIndex), x.value(kOfValues)};
+      x.value(kRotated) != 0 ? -1 : x.value(kSeed), x.value(kFormatIndex), x.value(kOfValues)};
   chosen.launch(&args);
 }
 
@@ -141,7 +141,8 @@ Family const family{
      "value_token", "value_head", "seed", "batch", "heads", "page_stride", "q_batch", "q_row", "q_head", "table_pages", "table_stride", "window",
      "causal", "unbiased", "softcap", "of_values", "format_index", "slot_count", "packed_slot", "packed_head", "vector_token", "vector_head",
      "length", "key_format", "value_format", "key_page_stride", "key_token_stride", "key_head_stride", "value_page_stride",
-     "value_token_stride", "value_head_stride", "rotated_out", "slots", "is_plain"},
+     "value_token_stride", "value_head_stride", "rotated_out", "slots", "is_plain", "rotated_keys",
+     "rotated_values", "rotated"},
     {{"cache_is_aligned", cache_is_aligned}},
     asks,
     launch,

@@ -49,6 +49,7 @@ struct Side {
   int64_t begin;       // of its fields in a head's page
   uint32_t lane_bins;  // shared address of the lane's copies
   float scale;
+  bool is_rotated;     // by whoever made the vectors
 };
 
 // Where a lane's pieces of the next vectors land: [stages][parts of 16 bytes or one of 8][lanes].
@@ -173,10 +174,14 @@ __device__ __forceinline__ void store_vectors(Piece<Element, HadamardTile<Elemen
 #pragma unroll
   for (int c = 0; c < Tile::kLoaded; ++c) {
 #pragma unroll
-    for (int i = 0; i < kPiece / 2; ++i) piece[c].words[i] ^= flips[(t + 4 * c) * (kPiece / 2) + i];
+    for (int i = 0; i < kPiece / 2; ++i) piece[c].words[i] ^= side.is_rotated ? 0 : flips[(t + 4 * c) * (kPiece / 2) + i];
   }
   float sum[4][kPiece];
-  tile(sum, piece);
+  tile.meet_pieces(sum, piece);
+  if (!side.is_rotated) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) butterflies(sum[i]);
+  }
 
   // Rows 2 t and 2 t + 1 are the lane's to store.
   float norm[2], inverse[2], product[2] = {};
@@ -198,7 +203,7 @@ __device__ __forceinline__ void store_vectors(Piece<Element, HadamardTile<Elemen
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    norm[row] *= kInverseRoot<kHeadDim>;
+    norm[row] *= side.is_rotated ? 1.0f : kInverseRoot<kHeadDim>;
     float const of_unit = sum_of_pieces(product[row]);
     if (unbiased && inverse[row] > 0.0f) norm[row] /= of_unit;
   }
@@ -209,12 +214,13 @@ __device__ __forceinline__ void store_vectors(Piece<Element, HadamardTile<Elemen
 // A side's vectors, eight at a time, from `group` times eight on; returns the group behind the last.
 template <class Coding, class Element, int kHeadDim>
 __device__ __forceinline__ uint32_t store_side(gemmill_kv_compress_args const& args, Side<Element> const& side,
-                                               HadamardTile<Element, kHeadDim> const& tile, uint32_t const* flips,
-                                               Staging<Element, kHeadDim> const& staging, uint32_t group, uint32_t step,
-                                               int token_bytes, bool is_aligned) {
+                                               uint32_t const* flips, Staging<Element, kHeadDim> const& staging,
+                                               uint32_t group, uint32_t step, int token_bytes, bool is_aligned) {
   using Tile = HadamardTile<Element, kHeadDim>;
   constexpr int kBytes = kHeadDim * Coding::kBits / 8;
   int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  Tile tile(g, t);
+  if (side.is_rotated) tile.keep_pieces(g, t);
   uint32_t const heads = static_cast<uint32_t>(args.kv_heads);
   uint32_t const groups = static_cast<uint32_t>((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
   VectorCursor at(kVectorsOfWarp * group + g, heads), ahead = at;
@@ -282,27 +288,26 @@ __global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm<kHeadDim>)
   __syncthreads();
 
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  HadamardTile<Element, kHeadDim> const tile(lane / 4, lane % 4);
   using Stages = Staging<Element, kHeadDim>;
   Stages const staging{shared + Plan::kStaging + warp * Stages::kWarpBytes + lane * Stages::kPart};
   uint32_t const lane_bins = shared_address(shared + kBinsBegin) + kBinBytes * lane;
   Side<Element> side{static_cast<Element const*>(args.keys), args.key_token_stride, args.key_head_stride, 0, lane_bins,
-                     params.keys.bins.scale};
+                     params.keys.bins.scale, args.rotated_keys != 0};
   Side<Element> const values{static_cast<Element const*>(args.values), args.value_token_stride, args.value_head_stride,
                              args.page_size * (Plan::kKeyBytes + kNormBytes), lane_bins + (Plan::kAlike ? 0 : kBinsBytes),
-                             params.values.bins.scale};
+                             params.values.bins.scale, args.rotated_values != 0};
   uint32_t const groups = static_cast<uint32_t>((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
   uint32_t const step = kCompressThreads / 32 * gridDim.x;
   uint32_t group = warp * gridDim.x + blockIdx.x;
   if constexpr (Plan::kAlike) {
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
-      group = store_side<Keys>(args, side, tile, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned) - groups;
+      group = store_side<Keys>(args, side, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned) - groups;
       side = values;
     }
   } else {
-    group = store_side<Keys>(args, side, tile, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned) - groups;
-    store_side<Values>(args, values, tile, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned);
+    group = store_side<Keys>(args, side, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned) - groups;
+    store_side<Values>(args, values, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned);
   }
 }
 

@@ -48,6 +48,13 @@ __device__ __forceinline__ uint32_t two_signs(int row, int first, int second) {
   return entries[0] | (entries[1] << 16);
 }
 
+// The same of the identity, by which pieces come as they are to the lanes that a rotation's would come to.
+template <class Element>
+__device__ __forceinline__ uint32_t two_of_identity(int row, int first, int second) {
+  constexpr uint32_t kOne = std::is_same_v<Element, __half> ? 0x3C00u : 0x3F80u;
+  return (row == first ? kOne : 0u) | (row == second ? kOne << 16 : 0u);
+}
+
 // H of so many registers.
 template <int kCount>
 __device__ __forceinline__ void butterflies(float (&x)[kCount]) {
@@ -120,8 +127,23 @@ struct HadamardTile {
     }
   }
 
+  // Instead of a rotation's. Then `meet_pieces` is all that is to be done.
+  __device__ __forceinline__ void keep_pieces(int g, int t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      signs[i] = two_of_identity<Element>(g + 8 * (i % 2), t + 8 * (i / 2), t + 4 + 8 * (i / 2));
+    }
+  }
+
   // sum[i]: H x, not scaled, of row 2 t + i % 2, piece g + 8 (i / 2).
   __device__ __forceinline__ void operator()(float (&sum)[4][kPiece], Piece<Element, kPiece> const (&piece)[4]) const {
+    meet_pieces(sum, piece);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) butterflies(sum[i]);
+  }
+
+  // The tensor core's factor of it.
+  __device__ __forceinline__ void meet_pieces(float (&sum)[4][kPiece], Piece<Element, kPiece> const (&piece)[4]) const {
 #pragma unroll
     for (int j = 0; j < kPiece; ++j) {
       uint32_t const select = j % 2 ? 0x7632 : 0x5410;
@@ -131,8 +153,6 @@ struct HadamardTile {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[i][j] = d[i];
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) butterflies(sum[i]);
   }
 };
 

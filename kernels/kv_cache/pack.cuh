@@ -224,10 +224,20 @@ int64_t vectors_workspace(gemmill_kv_vectors_args const& args) {
   return coding_of<kHeadDim>(args.format, args.of_values != 0, Books{}).has_signs() ? kProjectionBytes<kHeadDim> : 0;
 }
 
+// Vectors that come rotated are not turned. The kernel's factor of d^-1/2 makes their units too small: boundaries become as small, and
+// centroids as much larger, so that products of both stay.
+template <int kHeadDim>
+void keep_rotated(VectorCoding& coding) {
+  coding.rotation = kNone;
+  for (float& boundary : coding.book.boundaries) boundary *= kInverseRoot<kHeadDim>;
+  for (float& centroid : coding.book.centroids) centroid /= kInverseRoot<kHeadDim>;
+}
+
 template <class Variant, int kHeadDim, auto entry>
 int32_t launch_vectors(gemmill_kv_vectors_args const& args, gemmill_launch const& how, Books const& books, int shared_bytes) {
   if (args.tokens == 0 || args.heads == 0) return 0;
-  VectorCoding const coding = coding_of<kHeadDim>(args.format, args.of_values != 0, books);
+  VectorCoding coding = coding_of<kHeadDim>(args.format, args.of_values != 0, books);
+  if (args.seed < 0) keep_rotated<kHeadDim>(coding);
   VectorsParams<kHeadDim> params{args, coding, signs_of<kHeadDim>(coding, args.seed), {}};
   if (coding.has_signs()) {
     int32_t const error = launch_projection<Variant, kHeadDim>(args.seed, how.workspace, how, params.projection);

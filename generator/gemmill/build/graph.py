@@ -37,7 +37,7 @@ def run_graph(
     for path, unit in waiting.items():
         request = folder / f"{unit.key}.request.json"
         _write_sources(unit, folder)
-        ask, module = (dsl_request, "dsl_unit") if unit.kind is SourceKind.DSL else (_request, "compile_unit")
+        ask, module = (dsl_request, "dsl_unit") if unit.kind is SourceKind.DSL else (compile_request, "compile_unit")
         write_whole(request, json.dumps(asdict(ask(unit, folder, path, workshop))))
         modules[request.name] = f"gemmill.build.{module}"
         edges.append(f"build {path.name}: {module} {request.name}")
@@ -93,11 +93,12 @@ def _common(outcome: Path, workshop: Workshop) -> dict[str, Any]:
     }
 
 
-def _request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> CompileRequest:
+def compile_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> CompileRequest:
+    """What compile_unit.py is asked for a unit whose files are in `folder`."""
     tools = workshop.toolchain
     host = unit.kind is SourceKind.BINDING
     stem = Path(unit.file_name).stem
-    flags = expand(workshop.flags.for_kind(unit.kind), workshop.roots)
+    flags = expand((*workshop.flags.for_kind(unit.kind), *unit.sources[0].flags), workshop.roots)
     outputs = ["-MD", "-MF", f"{stem}.d", "-c", unit.file_name, "-o", f"{stem}.o"]
     # nvcc would take the first gcc on PATH: the key covers the g++ that was found.
     compiler = [str(tools.gxx)] if host else [str(tools.nvcc), f"-ccbin={tools.gxx}"]

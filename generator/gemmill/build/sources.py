@@ -61,6 +61,8 @@ class Source:
     """A variant's launch function."""
     tag: str = ""
     """Of a variant's kernels: those of one tag are compiled together, for they include the same headers."""
+    flags: tuple[str, ...] = ()
+    """Of the compiler, beside those of its kind; the same for all of a tag."""
     seconds: float
     """CPU seconds that compiling it may take, beside the cost of its unit."""
 
@@ -158,14 +160,16 @@ def variant_source(config: Config, flags: Flags, compiler_build: str) -> Source:
     file = emit(config)
     name = to_name(config)
     kind = SourceKind.DSL if is_of_dsl(config) else SourceKind.VARIANT
+    own = REGISTRY.kernels_of(config).flags
     return Source(
         kind=kind,
         name=name,
         path=file.path,
         text=file.text,
-        key=digest(kind.value, str(file.path), file.text, flags.for_kind(kind), compiler_build),
+        key=digest(kind.value, str(file.path), file.text, (*flags.for_kind(kind), *own), compiler_build),
         symbol=symbol_of(config),
         tag=config.tag,
+        flags=own,
         seconds=REGISTRY.kernels_of(config).seconds(config),
     )
 

@@ -156,9 +156,21 @@ class CompressedKVCache:
             seq_lens=torch.tensor([each.length for each in own], dtype=torch.int32, device=device),
         )
 
-    def store(self, step: Step, keys: Tensor, values: Tensor, layer: int = 0) -> None:
-        """Stores keys and values [new tokens of all sequences, kv_heads, head_dim] (bf16 or f16) of a step."""
-        kv_compress(self.data[layer], keys, values, step.slot_mapping, self.format, self.spec.seed)
+    def store(
+        self,
+        step: Step,
+        keys: Tensor,
+        values: Tensor,
+        layer: int = 0,
+        *,
+        rotated_keys: bool = False,
+        rotated_values: bool = False,
+    ) -> None:
+        """Stores keys and values [new tokens of all sequences, kv_heads, head_dim] (bf16 or f16) of a step.
+
+        With rotated_keys or rotated_values those come rotated by the cache's seed: see gemmill.quantize.fold_rotation."""
+        rotated = {"rotated_keys": rotated_keys, "rotated_values": rotated_values}
+        kv_compress(self.data[layer], keys, values, step.slot_mapping, self.format, self.spec.seed, **rotated)
 
     def attend(
         self,
@@ -171,14 +183,18 @@ class CompressedKVCache:
         window: int = 0,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        rotated: bool = False,
+        rotated_out: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Attention of the new tokens q [sequences, new tokens of each, heads, head_dim] over their sequences.
 
-        Options and results are those of `gemmill.kv_decode_attention`. Raises ValueError unless all have as many new tokens."""
+        With `rotated` q comes rotated by the cache's seed, and the output stays so; with rotated_out only the output does. Other
+        options and results are those of `gemmill.kv_decode_attention`. Raises ValueError unless all have as many new tokens."""
         _check_queries(step, q)
         options = {"scale": scale, "causal": causal, "window": window, "sinks": sinks, "softcap": softcap}
         where = (self.data[layer], step.block_table, step.seq_lens, self.format)
-        return kv_decode_attention(q, *where, seed=self.spec.seed, **options)  # type: ignore[arg-type]
+        seed = -1 if rotated else self.spec.seed
+        return kv_decode_attention(q, *where, seed=seed, rotated_out=rotated_out, **options)  # type: ignore[arg-type]
 
     def prefill(
         self,
@@ -193,7 +209,8 @@ class CompressedKVCache:
         """What `attend` gives, by keys and values that are restored first: the way for many new tokens.
 
         q is [sequences, new tokens of each, heads, head_dim], as is the result. One sequence after the other is restored, and
-        attended over by `attention`, or by torch's scaled_dot_product_attention. Raises ValueError unless all have as many new tokens."""
+        attended over by `attention`, or by torch's scaled_dot_product_attention. Neither q nor the result is rotated. Raises
+        ValueError unless all have as many new tokens."""
         _check_queries(step, q)
         factor = self.spec.head_dim**-0.5 if scale is None else scale
         attended = attention or attend_by_torch

@@ -8,13 +8,14 @@ from gemmill.families.kv_cache.reference.rotations import rotate
 SIDES = ("out", "in")
 
 
-def fold_rotation(weight: Tensor, *, head_dim: int, seed: int, side: str) -> Tensor:
+def fold_rotation(weight: Tensor, *, head_dim: int, seed: int | None, side: str) -> Tensor:
     """A weight whose heads are rotated as a cache of `seed` rotates them, in the weight's dtype (rounded once from float64).
 
-    side "out" is for what makes queries: weight [heads * head_dim, hidden], or its bias [heads * head_dim]. Give such queries to
-    attention with a seed of -1. It is right only where nothing stands between weight and attention: a rotary embedding does.
+    side "out" is for what makes queries, keys or values: weight [heads * head_dim, hidden], or its bias [heads * head_dim]. Give
+    such queries to attention with a seed of -1. Store such keys with rotated_keys, and such values with rotated_values. W_q and
+    W_k may have it only where nothing stands between weight and attention: a rotary embedding does. W_v always may.
     side "in" is for what reads attention's output: weight [hidden, heads * head_dim]. Ask attention for rotated_out, or a seed of -1.
-    Stored keys and values are rotated as they are packed, so W_k and W_v stay. Raises ValueError for another side or shape.
+    Without a seed the rotation has no signs, as that of vLLM's keys. Raises ValueError for another side or shape.
     """
     axis = 0 if side == "out" else weight.dim() - 1
     if side not in SIDES or head_dim not in HEAD_DIMS:
@@ -29,6 +30,7 @@ def fold_rotation(weight: Tensor, *, head_dim: int, seed: int, side: str) -> Ten
             f"{head_dim} in dimension {axis}: pass the plain weight, before it is quantised."
         )
     last = weight.double().movedim(axis, -1)
-    turned = rotate(last.unflatten(-1, (-1, head_dim)), RotationKind.RANDOM_HADAMARD, seed)
+    kind = RotationKind.HADAMARD if seed is None else RotationKind.RANDOM_HADAMARD
+    turned = rotate(last.unflatten(-1, (-1, head_dim)), kind, seed or 0)
     folded: Tensor = turned.flatten(-2).movedim(-1, axis).contiguous().to(weight.dtype)
     return folded

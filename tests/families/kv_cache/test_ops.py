@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gemmill
+from families.kv_cache.rotated import exact
 from gemmill.families.kv_cache.call import config_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.judging import limits, parts
@@ -94,6 +95,20 @@ def test_queries_that_come_rotated_leave_the_output_rotated() -> None:
     wanted = rotate(arguments["out"].double(), kind, seed)
     assert torch.allclose(turned["out"].double(), wanted, atol=0.02)
     assert torch.allclose(turned["lse"], arguments["lse"], atol=0.02)
+
+
+@pytest.mark.parametrize("format", ["k_eden4_v_eden4", "k_turboquant_mse3_v_turboquant_mse3"])
+@pytest.mark.parametrize(("keys_are", "values_are"), [(True, False), (False, True), (True, True)])
+def test_vectors_that_come_rotated_are_stored_alike(format: str, keys_are: bool, values_are: bool) -> None:
+    x, rotated = exact(20, 2, torch.bfloat16, STORE.spec.keys.rotation, seed=7)
+    plain, other = (torch.zeros(2, 2, 16, 68 if "4" in format else 52, dtype=torch.uint8) for _ in range(2))
+    slots = torch.arange(20)
+    gemmill.kv_compress(plain, x, x.flip(0), slots, format, 7)
+    keys, values = rotated if keys_are else x, (rotated if values_are else x).flip(0)
+    gemmill.kv_compress(other, keys, values, slots, format, 7, rotated_keys=keys_are, rotated_values=values_are)
+    assert torch.equal(plain, other)
+    gemmill.kv_compress(other, keys, values, slots, format, 7)
+    assert not torch.equal(plain, other)
 
 
 def moved(tensor: Tensor, offset: int) -> Tensor:

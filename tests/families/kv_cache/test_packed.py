@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gemmill
+from families.kv_cache.rotated import exact
 from families.kv_cache.test_ops import given, sentence
 from gemmill.families.kv_cache import seeds
 from gemmill.families.kv_cache.cases.packed_bounds import wrong_bytes
@@ -122,6 +123,18 @@ def test_scores_are_inner_products_of_what_was_packed() -> None:
     assert torch.allclose(found, wanted, atol=0.02)
 
 
+@pytest.mark.parametrize("format", ["eden4", "turboquant_mse2", "unit_centroids3", "e2m1"])
+def test_keys_that_come_rotated_are_packed_alike(format: str) -> None:
+    spec = PackCase(tokens=9, format=format, head_dim=64).spec
+    x, rotated = exact(9, 2, torch.float16, spec.rotation)
+    plain, other = (torch.zeros(9, 2, spec.format.size(64), dtype=torch.uint8) for _ in range(2))
+    gemmill.kv_compress_keys(plain, x, None, format, spec.seed)
+    gemmill.kv_compress_keys(other, rotated, None, format, spec.seed, rotated=True)
+    assert torch.equal(plain, other)
+    gemmill.kv_compress_keys(other, rotated, None, format, spec.seed)
+    assert not torch.equal(plain, other)
+
+
 @pytest.mark.parametrize("is_rotary", [False, True])
 def test_rotations_in_weights_give_the_same_block(is_rotary: bool) -> None:
     """Where something stands behind W_q, here a rotary embedding's stand-in, W_o alone takes the rotation."""
@@ -153,6 +166,34 @@ def test_rotations_in_weights_give_the_same_block(is_rotary: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", [None, 11])
+def test_rotations_in_all_weights_of_a_block_leave_none_to_the_kernels(seed: int | None) -> None:
+    """W_q, W_k, W_v and W_o; of vLLM's keys, whose rotation has no signs, W_q and W_k. Roundings move some codes by one."""
+    heads, head_dim, hidden, tokens = 2, 64, 96, 40
+    w_q, w_k, w_v, w_o = (normal(heads * head_dim, hidden, seed=i) / hidden**0.5 for i in (1, 2, 3, 4))
+    x = normal(1, tokens, hidden, seed=5)
+    key, value = ("eden4", "eden4") if seed is not None else ("unit_centroids4", "uniform4")
+    lengths = torch.tensor([tokens], dtype=torch.int32)
+
+    def block(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, rotated: bool) -> Tensor:
+        q, k, v = ((x @ w.T).unflatten(-1, (heads, head_dim)).half() for w in (w_q, w_k, w_v))
+        packed = [torch.zeros(tokens, heads, size, dtype=torch.uint8) for size in (34, 34 if seed is not None else 36)]
+        gemmill.kv_compress_keys(packed[0], k[0], None, key, seed or 0, rotated=rotated)
+        gemmill.kv_compress_values(packed[1], v[0], None, value, seed or 0, rotated=rotated and seed is not None)
+        told = -1 if rotated else seed or 0
+        out, _ = gemmill.kv_attention(q, *(y[None] for y in packed), lengths, format=f"k_{key}_v_{value}", seed=told)
+        return out.flatten(-2).float() @ w_o
+
+    told: dict[str, Any] = {"head_dim": head_dim, "seed": seed}
+    folded = [fold_rotation(w, side="out", **told) for w in (w_q, w_k, w_v)]
+    into_output = fold_rotation(w_o.T, side="in", **told).T
+    if seed is None:
+        folded[2], into_output = w_v, w_o
+    wanted, found = block(w_q, w_k, w_v, w_o, rotated=False), block(*folded, into_output, rotated=True)
+    assert (found - wanted).norm() < 0.04 * wanted.norm()
+    assert (block(w_q, *folded[1:], into_output, rotated=True) - wanted).norm() > 0.2 * wanted.norm()
+
+
 @pytest.mark.parametrize(
     ("weight", "side", "text"),
     [
@@ -175,6 +216,9 @@ def test_weights_that_do_not_fit(weight: Tensor, side: str, text: str) -> None:
         (PACK, {"packed": lambda p: p[:1].expand(5, 2, 66)}, "packed of [5, 2, 66] has strides [0, 66, 1]: its vectors must not overlap"),
         (PACK, {"keys": lambda k: k.transpose(1, 2).contiguous().transpose(1, 2)}, "what belongs to a vector must lie beside one another"),
         (PACK, {"seed": lambda _: -1}, "seed is -1, expected 0 or more"),
+        (PackCase(tokens=2, format="turboquant_prod3", heads=1), {"rotated": lambda _: True}, "rotated with turboquant_prod3: signs are of vectors that are not rotated, so pass those"),
+        (PackCase(tokens=2, format="e4m3", heads=1), {"rotated": lambda _: True}, "rotated with e4m3: what has this format is not rotated, so leave it out"),
+        (PackCase(tokens=2, format="e2m1", heads=1, of_values=True), {"rotated": lambda _: True}, "rotated with e2m1: what has this format is not rotated, so leave it out"),
         (MAPPED, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
         (PackCase(tokens=2, format="unit_centroids4", heads=1), {"keys": lambda k: k[..., :96]}, "format is 'unit_centroids4' with vectors of 96 elements, expected 64, 128 or 256: so many"),
         (UNPACK, {"values": lambda v: v[:1].expand(5, 2, 128)}, "values of [5, 2, 128] has strides [0, 128, 1]: its vectors must follow"),

@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from families.kv_cache.rotated import exact
+from gemmill.families.kv_cache.formats import RotationKind
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, attention
+from gemmill.families.kv_cache.reference.rotations import rotate
 from gemmill.nn import CompressedKVCache
 from gemmill.nn.compressed_cache import Step, attend_by_torch
 
@@ -34,6 +37,22 @@ def assert_attends(cache: CompressedKVCache, step: Step, keys: Tensor, values: T
     out, _ = cache.attend(step, q)
     wanted, _ = attention(q[0].float(), keys.float(), values.float(), AttentionOptions(scale=64**-0.5))
     assert (out[0].float() - wanted).norm() < 0.25 * wanted.norm()
+
+
+def test_rotations_of_the_seed_may_be_left_to_the_caller() -> None:
+    """Of keys and values, of queries and the output, of the output alone."""
+    kind = RotationKind.RANDOM_HADAMARD
+    turned, plain = small(seed=3), small(seed=3)
+    steps = [cache.append({cache.allocate(): 20}) for cache in (turned, plain)]
+    (k, k_turned), (v, v_turned) = exact(20, 2, torch.bfloat16, kind, 3), exact(20, 2, torch.bfloat16, kind, 3)
+    turned.store(steps[0], k_turned, v_turned, rotated_keys=True, rotated_values=True)
+    plain.store(steps[1], k, v)
+    assert torch.equal(turned.data, plain.data)
+    q, q_turned = (x[None] for x in exact(20, 4, torch.bfloat16, kind, 3))
+    wanted, _ = plain.attend(steps[1], q)
+    rotated = rotate(wanted.float(), kind, 3)
+    for found, _ in (plain.attend(steps[1], q_turned, rotated=True), plain.attend(steps[1], q, rotated_out=True)):
+        assert (found.float() - rotated).norm() < 0.01 * rotated.norm()
 
 
 def test_sequences_keep_apart_and_lengths_grow() -> None:

@@ -11,7 +11,7 @@ from gemmill.families.kv_cache.config import (
     Slots,
     format_of,
 )
-from gemmill.families.kv_cache.formats import CacheSpec
+from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
 from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import Arch
@@ -78,3 +78,10 @@ def spec_of(call: Judged) -> CacheSpec:
         page_size=call["page"],
         seed=max(call["seed"], 0),
     )
+
+
+def sides_of(call: Judged) -> tuple[VectorSpec, VectorSpec]:
+    """By which a call stores its keys and its values."""
+    spec = spec_of(call)
+    keys = spec.keys.of_rotated if call["rotated_keys"] else spec.keys
+    return keys, spec.values.of_rotated if call["rotated_values"] else spec.values

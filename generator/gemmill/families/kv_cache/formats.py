@@ -19,7 +19,7 @@ R is the rotation, c the codebook, S a Gaussian projection. Sources: Zandieh et 
 prod); Vargaftik et al., EDEN, ICML 2022 (the unbiased scale); vLLM 0.33.0 for the rest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -170,6 +170,11 @@ class VectorSpec:
     rotation: RotationKind
     seed: int
     """Of rotation and projection."""
+
+    @property
+    def of_rotated(self) -> "VectorSpec":
+        """By which vectors are stored that come rotated."""
+        return replace(self, rotation=RotationKind.NONE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,9 @@ def kv_compress(
     slot_mapping: torch.Tensor,
     format: str = "k_eden4_v_eden4",
     seed: int = 0,
+    *,
+    rotated_keys: bool = False,
+    rotated_values: bool = False,
 ) -> None:
     """Store keys and values [tokens, heads, head dim] (bf16 or f16) of new tokens in a cache, token t at slot_mapping[t].
 
@@ -47,8 +50,9 @@ def kv_compress(
     have 16, 32, 64 or 128 tokens. Head dims are 64, 96, 128, 192 and 256; but for 128, keys and values have as many bits.
 
     slot_mapping is int64 [tokens]: page times page size plus place. A slot that the cache does not have stores nothing, and no two
-    tokens have one slot. `seed` is the rotation's."""
-    _ops.kv_compress.default(cache, keys, values, slot_mapping, format, seed)
+    tokens have one slot. `seed` is the rotation's. With rotated_keys or rotated_values those come rotated, and are stored as they
+    are: see `gemmill.quantize.fold_rotation`."""
+    _ops.kv_compress.default(cache, keys, values, slot_mapping, format, seed, rotated_keys, rotated_values)
 
 
 def kv_decompress(
@@ -107,12 +111,15 @@ def kv_compress_keys(
     slot_mapping: torch.Tensor | None = None,
     format: str = "eden4",
     seed: int = 0,
+    *,
+    rotated: bool = False,
 ) -> None:
     """Pack keys [tokens, heads, head dim] (bf16 or f16), token t at slot_mapping[t], or at t without a mapping.
 
     packed is u8 [slots, heads, bytes of a key], whose vectors may be apart. Formats are eden, turboquant_mse and turboquant_prod with
-    2, 3 or 4, unit_centroids with 3 or 4, e2m1 and e4m3: docs/kv_cache.md. What has no slot is not stored."""
-    _ops.kv_compress_keys.default(packed, keys, slot_mapping, format, seed)
+    2, 3 or 4, unit_centroids with 3 or 4, e2m1 and e4m3: docs/kv_cache.md. What has no slot is not stored. With `rotated` keys come
+    rotated, by formats that rotate and have no signs."""
+    _ops.kv_compress_keys.default(packed, keys, slot_mapping, format, seed, rotated)
 
 
 def kv_compress_values(
@@ -121,10 +128,12 @@ def kv_compress_values(
     slot_mapping: torch.Tensor | None = None,
     format: str = "eden4",
     seed: int = 0,
+    *,
+    rotated: bool = False,
 ) -> None:
     """Pack values as kv_compress_keys does keys. Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4, uniform with 3
     or 4, and e2m1."""
-    _ops.kv_compress_values.default(packed, values, slot_mapping, format, seed)
+    _ops.kv_compress_values.default(packed, values, slot_mapping, format, seed, rotated)
 
 
 def kv_decompress_keys(

@@ -24,7 +24,8 @@ from gemmill.vocab import Arch, DType
 
 HADAMARD = OpSchema("hadamard_transform(Tensor(a!) out, Tensor x, float scale=1.0) -> ()")
 COMPRESS = OpSchema(
-    "kv_compress(Tensor(a!) cache, Tensor keys, Tensor values, Tensor slot_mapping, str format, int seed=0) -> ()"
+    "kv_compress(Tensor(a!) cache, Tensor keys, Tensor values, Tensor slot_mapping, str format, int seed=0, "
+    "bool rotated_keys=False, bool rotated_values=False) -> ()"
 )
 DECODE = OpSchema(
     "kv_decode_attention(Tensor(a!) out, Tensor q, Tensor cache, Tensor block_table, Tensor seq_lens, str format, "

@@ -9,10 +9,12 @@ from gemmill.family import any_of as any_word
 from gemmill.vocab import DType
 
 COMPRESS_KEYS = OpSchema(
-    "kv_compress_keys(Tensor(a!) packed, Tensor keys, Tensor? slot_mapping, str format, int seed=0) -> ()"
+    "kv_compress_keys(Tensor(a!) packed, Tensor keys, Tensor? slot_mapping, str format, int seed=0, "
+    "bool rotated=False) -> ()"
 )
 COMPRESS_VALUES = OpSchema(
-    "kv_compress_values(Tensor(a!) packed, Tensor values, Tensor? slot_mapping, str format, int seed=0) -> ()"
+    "kv_compress_values(Tensor(a!) packed, Tensor values, Tensor? slot_mapping, str format, int seed=0, "
+    "bool rotated=False) -> ()"
 )
 DECOMPRESS_KEYS = OpSchema(
     "kv_decompress_keys(Tensor(a!) keys, Tensor packed, Tensor? slot_mapping, str format, int seed=0) -> ()"
@@ -88,6 +90,16 @@ def _holds(name: str, dims: int, side: str) -> Require:
     )
 
 
+_ROTATED = (
+    Require(
+        "rotated == 0 or format_index // 3 != 2",
+        "rotated with {format}: signs are of vectors that are not rotated, so pass those",
+    ),
+    Require(
+        f"rotated == 0 or format_index < {SEEDED} or of_values == 0 and format_index != {_E4M3_PLACE}",
+        "rotated with {format}: what has this format is not rotated, so leave it out",
+    ),
+)
 _WRITTEN_PACKED = Require(
     "step(packed, 1) >= packed_bytes and step(packed, 0) >= heads * step(packed, 1) or slot_count * heads <= 1 or "
     "slot_count == 1 and step(packed, 1) >= packed_bytes or heads == 1 and step(packed, 0) >= packed_bytes",
@@ -139,6 +151,7 @@ def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
             _beside("vectors", 3),
             _WRITTEN_PACKED if stores else _WRITTEN_VECTORS,
             Require("seed >= 0", "seed is {seed}, expected 0 or more"),
+            *(_ROTATED if stores else ()),
             Check(Aspect.DEVICE, every),
             Check(Aspect.APART, every),
             Let("packed_slot", "step(packed, 0)"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from gemmill.families import kv_cache
-from gemmill.families.kv_cache.call import config_of, shaped_call_of, spec_of
+from gemmill.families.kv_cache.call import config_of, shaped_call_of, sides_of, spec_of
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
@@ -45,7 +45,8 @@ def _compress(call: Judged, given: Given) -> Iterator[Result]:
     slots = given["slot_mapping"].reshape(-1)
     exists = (slots >= 0) & (slots < call["pages"] * call["page"])
     cache = given["cache"].clone(memory_format=torch.contiguous_format)
-    write(cache, spec_of(call), given["keys"], given["values"], torch.where(exists, slots, NO_SLOT))
+    known = torch.where(exists, slots, NO_SLOT)
+    write(cache, spec_of(call), given["keys"], given["values"], known, sides=sides_of(call))
     yield given["cache"], cache
 
 

@@ -63,16 +63,16 @@ def _hadamard(out: Tensor, x: Tensor, scale: float) -> ctypes.Structure:
 
 
 def _compress(
-    cache: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor, format: str, seed: int
+    cache: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor, format: str, seed: int, **rotated: bool
 ) -> ctypes.Structure:
-    unbiased = int("eden" in format)
+    flags = {"unbiased": int("eden" in format)} | {name: int(value) for name, value in rotated.items()}
     strides = {
         "key_token_stride": keys.stride(0),
         "key_head_stride": keys.stride(1),
         "value_token_stride": values.stride(0),
         "value_head_stride": values.stride(1),
     }
-    return _filled(_Compress, unbiased=unbiased, **strides, **_of_tokens(cache, keys, values, slot_mapping, seed))
+    return _filled(_Compress, **flags, **strides, **_of_tokens(cache, keys, values, slot_mapping, seed))
 
 
 def _decompress(
@@ -126,7 +126,9 @@ def _attention(
     )
 
 
-def _vectors(packed: Tensor, slot_mapping: Tensor | None, format: str, seed: int, **sides: Tensor) -> ctypes.Structure:
+def _vectors(
+    packed: Tensor, slot_mapping: Tensor | None, format: str, seed: int, rotated: bool = False, **sides: Tensor
+) -> ctypes.Structure:
     ((name, vectors),) = sides.items()
     formats = KEY_FORMATS if name == "keys" else VALUE_FORMATS
     return _filled(
@@ -141,7 +143,7 @@ def _vectors(packed: Tensor, slot_mapping: Tensor | None, format: str, seed: int
         packed_head_stride=packed.stride(1),
         token_stride=vectors.stride(0),
         head_stride=vectors.stride(1),
-        seed=seed,
+        seed=-1 if rotated else seed,
         format=list(formats).index(format),
         of_values=int(name == "values"),
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from families.kv_cache.compile.structs import Launch, arguments_of
+from families.kv_cache.rotated import exact
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
@@ -24,6 +25,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     UnpackCase,
     cache_format_of,
     key_formats,
+    takes_rotated,
 )
 from gemmill.families.kv_cache.config import Slots
 from gemmill.families.kv_cache.ops import DECODE
@@ -132,6 +134,36 @@ def test_stores(kernels: ctypes.CDLL, format: str, head_dim: int) -> None:
     for tokens, heads, page, padding in ((1, 1, 16, 0), (5, 3, 32, 3), (21, 3, 128, 8)):
         case = CompressCase(tokens=tokens, kv_heads=heads, page=page, padding=padding, **common)
         assert_right(kernels, COMPRESSES[format, head_dim], replace(case, is_odd=tokens > 10))
+        for rotated_keys, rotated_values in ((True, False), (False, True), (True, True)):
+            rotated = {"rotated_keys": rotated_keys, "rotated_values": rotated_values}
+            assert_right(kernels, COMPRESSES[format, head_dim], replace(case, is_odd=tokens > 10, **rotated))
+
+
+def test_vectors_that_come_rotated_are_stored_bit_for_bit_as_those_that_a_kernel_rotates(kernels: ctypes.CDLL) -> None:
+    format = "k_eden3_v_eden3"
+    case = CompressCase(tokens=21, kv_heads=3, page=16, format=format, head_dim=64)
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    x, rotated = exact(21, 3, torch.bfloat16, case.spec.keys.rotation)
+    caches = []
+    for keys, values in ((x, x), (rotated, x), (x, rotated), (rotated, rotated)):
+        own = {"keys": keys, "values": values.clone(), "cache": given["cache"].clone()}
+        told = {"rotated_keys": keys is rotated, "rotated_values": values is rotated}
+        caches.append(launched(kernels, COMPRESSES[format, 64], given | own | told)[1]["cache"])
+    assert all(torch.equal(cache, caches[0]) for cache in caches[1:])
+
+
+@pytest.mark.parametrize("format", ["eden3", "turboquant_mse4", "unit_centroids4", "e2m1"])
+def test_keys_that_come_rotated_are_packed_bit_for_bit_as_those_that_a_kernel_rotates(
+    kernels: ctypes.CDLL, format: str
+) -> None:
+    case = PackCase(tokens=9, format=format, heads=2, dtype=DType.F16, head_dim=64)
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    x, rotated = exact(9, 2, torch.float16, case.spec.rotation)
+    found = []
+    for keys in (x, rotated):
+        told = {"keys": keys, "packed": torch.zeros_like(given["packed"]), "rotated": keys is rotated}
+        found.append(launched(kernels, "pack_f16_d64", given | told)[1]["packed"])
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(("format", "head_dim"), COMPRESSES)
@@ -244,6 +276,9 @@ def test_packs_and_unpacks_every_format(kernels: ctypes.CDLL, name: str) -> None
         for i, format in enumerate(formats):
             odd = {"tokens": 23, "heads": 2, "gap": 5 + i % 2, "is_mapped": i % 3 == 0, "is_odd": True}
             assert_right(kernels, name, case_of(format=format, of_values=of_values, **odd, **common))
+            if case_of is PackCase and takes_rotated(of_values, format):
+                case = PackCase(format=format, of_values=of_values, is_rotated=True, **odd, **common)
+                assert_right(kernels, name, case)
 
 
 @pytest.mark.parametrize("name", PACKED["scores"])

@@ -60,6 +60,9 @@ class CompressCase(MadeCall):
     """Elements between the vectors of two tokens."""
     is_odd: bool = False
     """Whether some vectors are zero or have no finite norm, and some slots are none of the cache's."""
+    rotated_keys: bool = False
+    """Whether keys come rotated."""
+    rotated_values: bool = False
     is_apart: bool = False
     """Whether keys and values are in memory of their own, not beside one another as a layer's matrix product has them."""
     schema = COMPRESS
@@ -77,6 +80,10 @@ class CompressCase(MadeCall):
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data, slots in any order."""
+        return [*self.told(device), self.format, SEED, self.rotated_keys, self.rotated_values]
+
+    def told(self, device: torch.device | str) -> list[Any]:
+        """The tensors of them."""
         width = self.kv_heads * self.head_dim
         both = normal((self.tokens, 2 * width + self.padding), self.dtype, device)
         keys, values = (
@@ -87,14 +94,14 @@ class CompressCase(MadeCall):
         if self.is_apart or str(device) == "meta":  # where tensors are told apart by offsets alone
             keys, values = (torch.empty(x.shape, dtype=x.dtype, device=device).copy_(x) for x in (keys, values))
         if str(device) == "meta":
-            return [cache, keys, values, torch.empty(self.tokens, dtype=torch.int64, device=device), self.format, SEED]
+            return [cache, keys, values, torch.empty(self.tokens, dtype=torch.int64, device=device)]
         order = torch.randperm(pages * self.page, generator=torch.Generator().manual_seed(self.tokens))
         slots = order[: self.tokens].to(device)
         if self.is_odd:
             slots[::5], slots[1::7] = -1, pages * self.page
             keys[2::9], values[3::11] = 0.0, torch.nan
             keys[4::13, :, 5] = torch.inf
-        return [cache, keys, values, slots, self.format, SEED]
+        return [cache, keys, values, slots]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +112,13 @@ class DecompressCase(CompressCase):
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data, slots in any order; outputs have padding behind each vector if there is some."""
-        cache, keys, values, slots, format, seed = super().arguments(device)
+        cache, keys, values, slots = self.told(device)
         shape = (self.tokens, self.kv_heads, self.head_dim + self.padding)
         out = [torch.full(shape, torch.nan, device=device).to(keys.dtype)[..., : self.head_dim] for _ in range(2)]
         if str(device) != "meta":
             exists = (slots >= 0) & (slots < cache.shape[0] * self.page)
             write(cache, self.spec, keys, values, torch.where(exists, slots, NO_SLOT), torch.float32)
-        return [*out, cache, slots, format, seed]
+        return [*out, cache, slots, self.format, SEED]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +236,19 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
                     padding=padding,
                     is_odd=tokens > 16,
                 )
+            if config.kind is Kind.COMPRESS:
+                for rotated_keys, rotated_values in ((True, True), (False, True)):
+                    yield CompressCase(
+                        tokens=35,
+                        format=_eden(config),
+                        dtype=config.dtype,
+                        head_dim=config.head_dim,
+                        kv_heads=3,
+                        page=32,
+                        is_odd=True,
+                        rotated_keys=rotated_keys,
+                        rotated_values=rotated_values,
+                    )
         case Kind.DECODE:
             common: dict[str, Any] = {"dtype": config.dtype, "format": _eden(config), "head_dim": config.head_dim}
             for page, sizes in zip(cycle(PAGE_SIZES), _attended()):

@@ -76,7 +76,10 @@ def _of_tokens(op: str, draw: Draw, limits: Limits) -> LegalCall:
         "values": vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
         "slot_mapping": vector(draw, torch.int64, tokens, "places", ((tokens,),), reference_shape=(tokens,)),
     }
-    return call(op, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
+    plain = {"format": format, "seed": draw.below(1 << 40)}
+    if stores:
+        plain |= {"rotated_keys": draw.chance(0.2), "rotated_values": draw.chance(0.2)}
+    return call(op, draw, slots, plain)
 
 
 def _decode(draw: Draw) -> LegalCall:

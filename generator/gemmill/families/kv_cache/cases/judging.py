@@ -15,7 +15,7 @@ from gemmill.families.kv_cache.bounds import (
     output_limit,
     outside,
 )
-from gemmill.families.kv_cache.call import spec_of
+from gemmill.families.kv_cache.call import sides_of, spec_of
 from gemmill.families.kv_cache.cases import packed_judging
 from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.config import Kind
@@ -75,9 +75,8 @@ def ranges(op: str, after: Given) -> dict[str, list[CodeRange]]:
     spec, slots, cache = spec_of(call), after["slot_mapping"].reshape(-1), after["cache"]
     exists = (slots >= 0) & (slots < call["pages"] * call["page"])
     where = slots[exists] // spec.page_size, slots[exists] % spec.page_size
-    may_be = {
-        side: allowed(after[side][exists], of_side) for side, of_side in ((KEYS, spec.keys), (VALUES, spec.values))
-    }
+    sides = zip((KEYS, VALUES), sides_of(call), strict=True)
+    may_be = {side: allowed(after[side][exists], of_side) for side, of_side in sides}
     stored = {side: _stored(cache.contiguous(), spec, side, _all_slots(cache, spec)) for side in may_be}
     found = []
     for placement in page_plan(spec).placements:
@@ -150,11 +149,12 @@ def _compress(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor 
     blank, full = (
         torch.full(before["cache"].shape, byte, dtype=torch.uint8, device=slots.device) for byte in (0, 0xFF)
     )
+    sides = sides_of(call)
     for cache in (blank, full):
-        write(cache, spec, *vectors, known)
+        write(cache, spec, *vectors, known, sides=sides)
     owned = blank == full
     count = ((after["cache"] != before["cache"]) & ~owned).sum()
-    for side, of_side, x in zip((KEYS, VALUES), (spec.keys, spec.values), vectors, strict=True):
+    for side, of_side, x in zip((KEYS, VALUES), sides, vectors, strict=True):
         found, wanted = (_stored(cache, spec, side, slots[exists]) for cache in (after["cache"].contiguous(), blank))
         count = count + _wrong_fields(found, wanted, x[exists], of_side)
     return {"cache": 2.0 * count}

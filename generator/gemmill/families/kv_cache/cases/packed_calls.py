@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
 from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, COMPILED, Kind, KvCacheConfig, Slots
-from gemmill.families.kv_cache.formats import VectorSpec
+from gemmill.families.kv_cache.formats import RotationKind, VectorSpec
 from gemmill.families.kv_cache.packed import (
     CACHE_FORMATS,
     KEY_FORMATS,
@@ -47,6 +48,13 @@ def key_formats(head_dim: int) -> tuple[str, ...]:
     )
 
 
+def takes_rotated(of_values: bool, format: str) -> bool:
+    """Whether vectors may come rotated: formats that rotate and have no signs."""
+    place = list(VALUE_FORMATS if of_values else KEY_FORMATS).index(format)
+    rotates = spec_of_place(place, of_values, COMMON_HEAD_DIM, SEED).rotation is not RotationKind.NONE
+    return rotates and "prod" not in format
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackCase(MadeCall):
     """Vectors that are packed."""
@@ -63,6 +71,8 @@ class PackCase(MadeCall):
     """Bytes behind each packed vector: with them it begins at any byte."""
     is_odd: bool = False
     """Whether some vectors are zero or not finite."""
+    is_rotated: bool = False
+    """Whether vectors come rotated."""
 
     @property
     def schema(self) -> OpSchema:
@@ -77,6 +87,10 @@ class PackCase(MadeCall):
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Normal data."""
+        return [*self.told(device), self.format, SEED, self.is_rotated]
+
+    def told(self, device: torch.device | str) -> list[Any]:
+        """The tensors of them."""
         x = normal((self.tokens, self.heads, self.head_dim), self.dtype, device)
         size = self.spec.format.size(self.head_dim)
         slots = self.tokens + 3 if self.is_mapped else self.tokens
@@ -89,7 +103,7 @@ class PackCase(MadeCall):
             mapping = order.to(device)
             if str(device) != "meta":
                 mapping[::5], mapping[1::7] = -1, slots
-        return [memory[..., :size], x, mapping, self.format, SEED]
+        return [memory[..., :size], x, mapping]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +117,14 @@ class UnpackCase(PackCase):
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Of normal data; what lies in slots that no vector went to is zeros."""
-        packed, x, mapping, format, seed = super().arguments(device)
+        packed, x, mapping = self.told(device)
         out = torch.full((self.tokens, self.heads, self.head_dim + self.gap), torch.nan, device=device).to(x.dtype)
         if str(device) != "meta":
             places = torch.arange(self.tokens) if mapping is None else mapping
             exists = (places >= 0) & (places < packed.shape[0])
             packed.zero_()
             packed[places[exists]] = to_bytes(compress(x[exists].float(), self.spec), self.spec)
-        return [out[..., : self.head_dim], packed, mapping, format, seed]
+        return [out[..., : self.head_dim], packed, mapping, self.format, SEED]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +255,18 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                     case: dict[str, Any] = {"tokens": tokens, "heads": heads, "gap": gap, "is_mapped": tokens == 67}
                     yield kind_of_case(format=format, of_values=of_values, is_odd=tokens > 1, **case, **common)
             yield kind_of_case(format=keys[0], tokens=0, heads=2, **common)
+            if config.kind is Kind.PACK:
+                for of_values, formats in sides:
+                    for format in filter(partial(takes_rotated, of_values), formats):
+                        yield PackCase(
+                            format=format,
+                            of_values=of_values,
+                            tokens=30,
+                            heads=2,
+                            is_rotated=True,
+                            is_odd=True,
+                            **common,
+                        )
         case Kind.SCORES:
             sizes = cycle(((1, 1, 3, 1), (130, 2, 20, 2), (64, 3, 8, 8), (300, 17, 2, 1)))
             for format, (length, rows, heads, kv_heads) in zip(keys, sizes, strict=False):

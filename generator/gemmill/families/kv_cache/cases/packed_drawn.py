@@ -5,7 +5,7 @@ import math
 import torch
 
 from gemmill.families.kv_cache.cases.laid import call, vectors
-from gemmill.families.kv_cache.cases.packed_calls import key_formats
+from gemmill.families.kv_cache.cases.packed_calls import key_formats, takes_rotated
 from gemmill.families.kv_cache.config import DTYPES
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS
@@ -61,7 +61,10 @@ def _of_vectors(op: str, draw: Draw, limits: Limits) -> LegalCall:
     }
     if is_mapped:
         slots["slot_mapping"] = vector(draw, torch.int64, tokens, "places", ((tokens,),), reference_shape=(tokens,))
-    return call(op, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
+    plain = {"format": format, "seed": draw.below(1 << 40)}
+    if stores:
+        plain["rotated"] = takes_rotated(of_values, format) and draw.chance(0.3)
+    return call(op, draw, slots, plain)
 
 
 def _queries(draw: Draw) -> tuple[torch.dtype, int, int, int]:

@@ -22,7 +22,8 @@ Result = tuple[Tensor, Tensor]
 
 def side_spec(call: Judged) -> VectorSpec:
     """Of the vectors of a call of one side."""
-    return spec_of_place(call["format_index"], bool(call["of_values"]), call["head_dim"], call["seed"])
+    spec = spec_of_place(call["format_index"], bool(call["of_values"]), call["head_dim"], call["seed"])
+    return spec.of_rotated if call.get("rotated") else spec
 
 
 def key_spec(call: Judged) -> VectorSpec:

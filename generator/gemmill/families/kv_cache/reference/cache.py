@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gemmill.families.kv_cache.formats import CacheSpec
+from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
 from gemmill.families.kv_cache.pages import KEYS, VALUES, Placement, page_plan
 from gemmill.families.kv_cache.reference.vectors import Fields, compress
 
@@ -23,11 +23,13 @@ def write(
     values: Tensor,
     slot_mapping: Tensor,
     dtype: torch.dtype = torch.float64,
+    sides: tuple[VectorSpec, VectorSpec] | None = None,
 ) -> None:
     """Compress keys and values [tokens, kv_heads, head_dim] into `cache`, token t at slot_mapping[t].
 
     cache: u8 [pages, ...], contiguous, with the bytes of a page after the first dimension. slot_mapping: whole numbers
-    [tokens], page * page_size + place in the page, -1 for tokens that are not stored. `dtype` is that of `compress`.
+    [tokens], page * page_size + place in the page, -1 for tokens that are not stored. `dtype` is that of `compress`. `sides` are by
+    what keys and values are stored, where some come rotated.
     Raises ValueError for another shape, dtype or slot, before anything is written.
     """
     pages = _pages(cache, spec)
@@ -48,8 +50,10 @@ def write(
     stored = slots != NO_SLOT
     page, place = slots[stored] // spec.page_size, slots[stored] % spec.page_size
     fields = {
-        KEYS: compress(keys[stored], spec.keys, dtype),
-        VALUES: compress(values[stored], spec.values, dtype),
+        side: compress(vectors[stored], of_side, dtype)
+        for side, vectors, of_side in zip(
+            (KEYS, VALUES), (keys, values), sides or (spec.keys, spec.values), strict=True
+        )
     }
     for placement in page_plan(spec).placements:
         _view(cache, spec, placement)[page, place] = fields[placement.side][placement.field.name]
