@@ -39,8 +39,7 @@ def asked(monkeypatch, make_manifest, make_config):
         call = operands.of_arguments(schema, tensors)
         checks.check(schema, call)
         asked["call"] = call
-        asked["call"] = shaped_call_of(schema, call)
-        return select(table, asked["call"], 132)
+        return select(table, shaped_call_of(schema, call), 132)
 
     monkeypatch.setattr(package, "load", lambda build: asked.update(build=build), raising=False)
     monkeypatch.setattr(package, "explain", explain, raising=False)

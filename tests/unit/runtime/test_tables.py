@@ -281,7 +281,7 @@ def test_schedules_measured_with_scales_in_groups_serve_both_layouts(make_config
 def chosen(entries=(), here: Machine = HERE) -> dict[int, str]:
     """The first variant by M, of calls with a bias and bf16 results."""
     code = class_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
-    return {c.sizes["m"]: c.names[0] for c in load_tuned(entries, here).choices if c.problem == code}
+    return {c.sizes["m"]: c.names[0] for c in load_tuned(entries, here).choices if c.call_class == code}
 
 
 def test_trust_comes_before_place(put, names, monkeypatch, tmp_path) -> None:
