@@ -470,7 +470,7 @@ def test_visitors(arch: Arch) -> None:
     (told,) = {
         class_of(code)
         for config in made
-        for code in problems_of(own.accepted(config))
+        for code in classes_of(own.accepted(config))
         if class_of(code).out is DType.E4M3
     }
     assert (told.operand, told.own) == (DType.E4M3, own.class_of_epilogue(codes.traced))
