@@ -106,7 +106,7 @@ class Epilogue:
         return _FAMILY.epilogues.op(self.traced.text)
 
     def __call__(self, a: Any, b: Any, *given: Any, out_dtype: Any = None, **named: Any) -> Any:
-        """The epilogue of a b: [M, N] of out_dtype, which is bfloat16 unless a is float16.
+        """The epilogue of a b: [M, N] of out_dtype, which is bfloat16 unless a is float16, or results are float8_e4m3fn alone.
 
         a is [M, K] row-major, b [K, N] column-major, of one dtype: float8_e4m3fn, bfloat16 or float16, or int8 where the epilogue
         takes int32 sums. Then comes what the function takes after the accumulator: a vector has one value, or one for each row
@@ -115,7 +115,8 @@ class Epilogue:
         torch = import_module("torch")
         told = signature(self.function).bind(None, *given, **named).args[1:]
         if out_dtype is None:
-            out_dtype = torch.float16 if a.dtype is torch.float16 else torch.bfloat16
+            codes = torch.float8_e4m3fn if self.results == (DType.E4M3,) else torch.bfloat16
+            out_dtype = torch.float16 if a.dtype is torch.float16 else codes
         out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
         import_module(_RUNTIME).overload(self.name)(out, a, b, *told)
         return out
@@ -142,8 +143,8 @@ def epilogue(
 
     The function's first argument is the accumulator. The others are annotated as Row, Column, RowOut, ColumnOut, RowS32,
     ColumnS32 or Scalar: up to four along rows, along columns, and scalars. It returns the value that is stored. `operands`
-    (e4m3, bf16, f16, or s8 alone, whose sums are int32) and `results` (bf16, f16) are what kernels are built for. Raises
-    UntraceableError, with file and line, for a function that uses what cannot be traced; ValueError for other dtypes.
+    (e4m3, bf16, f16, or s8 alone, whose sums are int32) and `results` (bf16, f16; of e4m3 operands e4m3 too) are what kernels are built for.
+    Raises UntraceableError, with file and line, for a function that uses what cannot be traced; ValueError for other dtypes.
     """
     if function is None:
         return lambda given: _made(given, tuple(map(DType, operands)), tuple(map(DType, results)))
@@ -160,9 +161,14 @@ def _made(function: Callable[..., Any], operands: tuple[DType, ...], results: tu
             f"epilogue {function.__name__!r} is for operands {', '.join(operands) or 'of no dtype'}: it is s8 alone, whose sums are "
             f"int32, or one or more of {', '.join(p for p in possible if p is not DType.S8)}"
         )
-    if not results or not set(results) <= {DType.BF16, DType.F16}:
+    if not results or not set(results) <= {DType.BF16, DType.F16, DType.E4M3}:
         raise ValueError(
-            f"epilogue {function.__name__!r} is for results {', '.join(results) or 'of no dtype'}: kernels store bf16 and f16"
+            f"epilogue {function.__name__!r} is for results {', '.join(results) or 'of no dtype'}: kernels store bf16, f16 and e4m3"
+        )
+    if DType.E4M3 in results and operands != (DType.E4M3,):
+        raise ValueError(
+            f"epilogue {function.__name__!r} is for operands {', '.join(operands)} and results {', '.join(results)}: e4m3 is stored of "
+            "e4m3 operands alone"
         )
     if _RUNTIME in sys.modules:
         sys.modules[_RUNTIME].add(_FAMILY, made.op)

@@ -27,7 +27,7 @@ struct Strides {
   explicit Strides(OpCall const& x)
       : a(x.value(kM) == 1 ? round_up(x.value(kK), 16) : x.tensor(kA).strides[0]),
         b(x.value(kN) == 1 ? round_up(x.value(kK), 16) : x.tensor(kB).strides[1]),
-        d(x.value(kM) == 1 ? round_up(x.value(kN), 8) : x.tensor(kOut).strides[0]) {}
+        d(x.value(kM) == 1 ? round_up(x.value(kN), 16 / element_bytes(x.tensor(kOut).dtype)) : x.tensor(kOut).strides[0]) {}
 };
 
 bool asks(OpCall const& x, Call& asked) {
@@ -40,7 +40,7 @@ bool asks(OpCall const& x, Call& asked) {
   asked.sizes[kSizeM] = m, asked.sizes[kSizeN] = n, asked.sizes[kSizeK] = k;
   asked.alignments[kAlignA] = tma_alignment(a.data, strides.a, k, bytes);
   asked.alignments[kAlignB] = tma_alignment(x.tensor(kB).data, strides.b, k, bytes);
-  asked.alignments[kAlignD] = tma_alignment(out.data, strides.d | n, n, 2);  // a TMA store ends at a multiple of 16 bytes, not at n
+  asked.alignments[kAlignD] = tma_alignment(out.data, strides.d | n, n, element_bytes(out.dtype));  // a TMA store ends at a multiple of 16 bytes, not at n
   Need const need = x.tensor(kAzpAdj).given() ? (x.tensor(kAzp).given() ? kAzpToken : kAzpRow) : (x.tensor(kBiasOf).given() ? kBias : kScale);
   int64_t const own = x.value(kOwn);
   asked.call_class = own != 0 ? class_code(0, kScale, type, out_type(out.dtype), own)

@@ -17,11 +17,15 @@ inline OperandType operand_type(int32_t dtype) {
   return dtype == d.s8 ? kS8 : dtype == d.e4m3 ? kE4m3 : dtype == d.bf16 ? kBf16 : kF16;
 }
 
-enum OutType : int64_t { kToBf16 = 0, kToF16 = 1 };
-inline OutType out_type(int32_t dtype) { return dtype == dtypes().f16 ? kToF16 : kToBf16; }
-
 // Numbers of classes with each user's epilogue: what is below them says the same of operand and result.
 constexpr int64_t kOwnClasses = 4096;
+
+// What is added for a result; codes are what a user's epilogue alone ends in.
+enum OutType : int64_t { kToBf16 = 0, kToF16 = 1, kToE4m3 = kOwnClasses / 2 };
+inline OutType out_type(int32_t dtype) {
+  Dtypes const& d = dtypes();
+  return dtype == d.f16 ? kToF16 : dtype == d.e4m3 ? kToE4m3 : kToBf16;
+}
 
 // `scales` is the kind of scales: 0 per tensor or channel, else of groups (group_scales.h); `own` the number of a user's epilogue.
 constexpr int64_t class_code(int64_t scales, Need need, OperandType operand, OutType out, int64_t own = 0) {

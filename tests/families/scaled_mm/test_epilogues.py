@@ -14,6 +14,7 @@ import torch
 import gemmill
 from gemmill.arithmetic import scaled_sums
 from gemmill.cli import main as command
+from gemmill.emit import emit
 from gemmill.epilogue import (
     Column,
     ColumnOut,
@@ -52,7 +53,7 @@ from gemmill.gemm.traced import Kind, Stored, known, learn, of_text
 from gemmill.gemm.tracing import trace
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, to_name
-from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind
+from gemmill.vocab import Accumulation, Arch, Backend, DType, EpilogueKind, TileScheduler
 
 HERE = Path(__file__)
 
@@ -86,11 +87,25 @@ def biased(acc: Value, a_scale: Row, b_scale: Column, bias: ColumnOut) -> Value:
     return fma(a_scale, acc * b_scale, bias)
 
 
-OWN = (everything, integers, biased)
+@epilogue(results=("e4m3", "bf16"))
+def codes(acc: Value, a_scale: Row, b_scale: Column, inverse: Scalar) -> Value:
+    x = a_scale * (acc * b_scale)
+    return x * sigmoid(x) * inverse
+
+
+OWN = (everything, integers, biased, codes)
+
+
+def kernels(of: Epilogue, arch: Arch = Arch.SM90A) -> list[own.OwnConfig]:
+    return list(selections.with_epilogue(of.traced.text, of.operands, of.results, arch))  # type: ignore[arg-type]
 
 
 def configs(of: Epilogue) -> list[own.OwnConfig]:
-    return list(selections.with_epilogue(of.traced.text, of.operands, of.results, Arch.SM90A))  # type: ignore[arg-type]
+    return [config for config in kernels(of) if config.backend is Backend.CUTEDSL]
+
+
+def visitors(of: Epilogue, arch: Arch = Arch.SM90A) -> list[own.OwnConfig]:
+    return [config for config in kernels(of, arch) if config.backend is Backend.CUTLASS]
 
 
 def cases(of: Epilogue) -> list[OwnCase]:
@@ -282,8 +297,13 @@ def test_dtypes_that_no_kernel_has() -> None:
 
     with pytest.raises(ValueError, match=r"^epilogue 'product' is for operands e4m3, s8: it is s8 alone"):
         epilogue(operands=("e4m3", "s8"))(product)
-    with pytest.raises(ValueError, match=r"^epilogue 'product' is for results f32: kernels store bf16 and f16$"):
+    with pytest.raises(ValueError, match=r"^epilogue 'product' is for results f32: kernels store bf16, f16 and e4m3$"):
         epilogue(results=("f32",))(product)
+    with pytest.raises(
+        ValueError,
+        match=r"^epilogue 'product' is for operands bf16 and results e4m3: e4m3 is stored of e4m3 operands alone$",
+    ):
+        epilogue(operands=("bf16",), results=("e4m3",))(product)
 
 
 # What it computes ----------------------------------------------------------------------------------------------------
@@ -381,7 +401,7 @@ def arguments(**changed: Any) -> list[Any]:
         ({"b_scale": torch.ones(6)[::2]}, "b_scale has shape [3] and strides [2]: there is one value, or one for each of 3 columns, without gaps"),
         ({"b_scale": torch.ones(3, dtype=torch.float64)}, "b_scale is float64, expected float32"),
         ({"bias": torch.zeros(3)}, "bias is float32, expected bfloat16"),
-        ({"out": torch.zeros(3, 3)}, "out is float32, expected bfloat16 or float16"),
+        ({"out": torch.zeros(3, 3)}, "out is float32, expected bfloat16, float16 or float8_e4m3fn"),
         ({"a": torch.zeros(3, 16, dtype=torch.int8)}, "a is int8, expected float8_e4m3fn, bfloat16 or float16"),
     ],
 )  # fmt: skip
@@ -426,7 +446,7 @@ def test_its_fake_has_the_results_shape() -> None:
 def test_kernels(of: Epilogue) -> None:
     made = configs(of)
     assert made and {config.problem.a_dtype for config in made} == set(of.operands)
-    assert {config.problem.out_dtype for config in made} == set(of.results)
+    assert {config.problem.out_dtype for config in made} == set(of.results) - {DType.E4M3}
     for config in made:
         assert parse_name(to_name(config)) == config
         assert REGISTRY.check(config), to_name(config)
@@ -435,6 +455,91 @@ def test_kernels(of: Epilogue) -> None:
         assert plan.vector_words == (0 if plan.split_k else words)
     predicate = own.accepted(made[0])
     assert predicate.ops == (of.name,) and own.brought(predicate) == of.traced.text
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_visitors(arch: Arch) -> None:
+    assert not visitors(integers, arch) and not visitors(everything, arch), "they compute with int32"
+    made = visitors(codes, arch)
+    assert {config.problem.out_dtype for config in made} == {DType.E4M3, DType.BF16}
+    for config in made:
+        assert config.tag == own.VISITOR_TAG and parse_name(to_name(config)) == config
+        assert REGISTRY.check(config), REGISTRY.check(config).reason
+        assert config.schedule.alignment_d * config.problem.out_dtype.bits == 128
+        assert next(of_config(config)).op == codes.name
+    (told,) = {
+        class_of(code)
+        for config in made
+        for code in classes_of(own.accepted(config))
+        if class_of(code).out is DType.E4M3
+    }
+    assert (told.operand, told.own) == (DType.E4M3, own.class_of_epilogue(codes.traced))
+
+
+def test_what_visitors_cannot_do() -> None:
+    config = next(config for config in visitors(codes) if config.problem.out_dtype is DType.E4M3)
+    of_integers = replace(config, problem=replace(config.problem, own=everything.traced.key))
+    assert REGISTRY.check(of_integers).reason == (
+        f"epilogue {everything.traced.key!r} computes with int32: CUTLASS's visitors take float32 alone, cutedsl takes both"
+    )
+    split = replace(config, schedule=replace(config.schedule, tile_scheduler=TileScheduler.SPLIT_K))
+    assert REGISTRY.check(split).reason == "pingpong with splitk is no collective of CUTLASS's: it has no visitors"
+    of_dsl = replace(config, backend=Backend.CUTEDSL)
+    assert REGISTRY.check(of_dsl).reason == "out e4m3 of e4m3 operands is not offered: it is bf16 or f16"
+
+
+def test_a_visitor_has_each_step_once() -> None:
+    def steps(acc: Value, gain: RowOut, at: Scalar) -> Value:
+        x = -abs(acc) / gain + 1.5
+        return where(x >= at, x, maximum(tanh(acc), float("-inf")))
+
+    (config, *_) = visitors(epilogue(results=("e4m3",))(steps))
+    text = emit(config).text
+    for line in (
+        "float const v1 = row0[i];",
+        "float const v2 = given.scalar0;",
+        "auto const v3 = fabsf(v0);",
+        "auto const v4 = -v3;",
+        "auto const v5 = v4 / v1;",
+        "auto const v6 = __uint_as_float(0x3FC00000u);",
+        "auto const v8 = v7 >= v2;",
+        "auto const v10 = __uint_as_float(0xFF800000u);",
+        "auto const v11 = fmaxf(v9, v10);",
+        "auto const v12 = v8 ? v7 : v11;",
+        "d[i] = v12;",
+        "epilogue::Node<Steps, ElementD, float, epilogue::Accumulator, AlongM<ElementD>>;",
+        "return {accumulator, row0, {x.scalar0}};",
+    ):
+        assert text.count(line) == 1, line
+
+
+def test_codes_saturate() -> None:
+    a = torch.tensor([[448.0], [-448.0], [1.0], [float("nan")]]).to(torch.float8_e4m3fn)
+    out = codes(
+        a,
+        torch.ones(1, 1).to(torch.float8_e4m3fn),
+        torch.ones(4),
+        torch.full((1,), 2.0),
+        -3.0,
+        out_dtype=torch.float8_e4m3fn,
+    )
+    assert out.dtype is torch.float8_e4m3fn and out.float()[:2].flatten().tolist() == [-448.0, 0.0]
+    assert out.float()[2].item() == -5.5 and out.float()[3].isnan().item()
+    alone = epilogue(results=("e4m3",))(codes.function)
+    assert (
+        alone(a, torch.ones(1, 1).to(torch.float8_e4m3fn), torch.ones(4), torch.ones(1), 1.0).dtype
+        is torch.float8_e4m3fn
+    )
+
+
+def test_bounds_find_a_neighbouring_code() -> None:
+    case = next(of_config(next(c for c in visitors(codes) if c.problem.out_dtype is DType.E4M3)))
+    given, _ = replace(case, product=replace(case.product, data="integers"))._made(torch.device("cpu"))
+    given["out"].copy_(own_mm(codes.traced, given))
+    ends = own_interval(codes.traced, given, Accumulation.EXACT)
+    assert not outside_of_own(given["out"], ends).any()
+    moved = (given["out"].view(torch.uint8) ^ 1).view(torch.float8_e4m3fn)
+    assert outside_of_own(moved, ends).double().mean() > 0.9
 
 
 def test_what_was_measured_of_the_standard_epilogue_serves() -> None:

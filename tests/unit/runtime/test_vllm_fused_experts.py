@@ -246,7 +246,8 @@ def test_scales_that_stay_vllms(oracle) -> None:
 
 @pytest.mark.parametrize("blocks", [True, False])
 @pytest.mark.parametrize("m", [1, 9])
-def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int) -> None:
+def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int, monkeypatch) -> None:
+    monkeypatch.setattr(vllm_fused_experts, "MOST_TOKENS", m)
     experts, w1, w2 = layer(oracle, blocks)
     assert experts.expects_unquantized_inputs
     x = drawn(m, K).bfloat16()
@@ -255,7 +256,8 @@ def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int) -> None:
     assert returned is None and near(output, wanted(experts, x, w1, w2, blocks, everyone, routed(m)[0]))
 
 
-def test_experts_of_a_rank_and_weights_on_the_input(oracle) -> None:
+def test_experts_of_a_rank_and_weights_on_the_input(oracle, monkeypatch) -> None:
+    monkeypatch.setattr(vllm_fused_experts, "MOST_TOKENS", 9)
     experts, w1, w2 = layer(oracle, True)
     x, expert_map = drawn(9, K).bfloat16(), torch.tensor([2, -1, 0, -1], dtype=torch.int32)
     _, output = applied(experts, x, w1, w2, expert_map=expert_map, apply_router_weight_on_input=True)

@@ -37,7 +37,14 @@ from gemmill.arithmetic import (
     lost_in_sum,
     scaled_error,
 )
-from gemmill.families.scaled_mm.reference import check_scales, each_group, exact_group_scaled_mm, groups_of, inputs_of
+from gemmill.families.scaled_mm.reference import (
+    check_scales,
+    each_group,
+    exact_group_scaled_mm,
+    groups_of,
+    inputs_of,
+    stored_as,
+)
 from gemmill.gemm.traced import Kind, Traced
 from gemmill.vocab import Accumulation, ScaleGroups
 
@@ -159,7 +166,7 @@ def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumul
             ends = _rounded(ends)
         elif step.word in _LIBRARY:
             ends = _widened(ends, 2 * LIBRARY_UNITS * FLOAT32_UNIT)
-        values.append(ends)
+        values.append(_overflown(ends) if traced.kinds[len(values)] is Kind.F32 else ends)
     low, high = values[traced.result]
     return low.expand(total.shape), high.expand(total.shape)
 
@@ -174,6 +181,14 @@ def _rounded(ends: Ends) -> Ends:
 def _widened(ends: Ends, unit: float) -> Ends:
     low, high = ends
     return low - unit * (low.abs() + _SMALLEST), high + unit * (high.abs() + _SMALLEST)
+
+
+def _overflown(ends: Ends) -> Ends:
+    """What float32 has no number for may be its last one or infinite."""
+    last = torch.finfo(torch.float32).max
+    low, high = ends
+    low = torch.where(low < -last, -torch.inf, torch.where(low > last, last, low))
+    return low, torch.where(high > last, torch.inf, torch.where(high < -last, -last, high))
 
 
 def _wrapped_end(x: Tensor) -> Tensor:
@@ -252,6 +267,6 @@ _ENDS_OF: dict[str, Callable[..., Ends]] = {
 
 def outside_of_own(found: Tensor, ends: Ends) -> Tensor:
     """Which results of a user's epilogue are wrong: those that no value between the ends is stored as."""
-    low, high = (end.float().to(found.dtype) for end in ends)
+    low, high = (stored_as(end.float(), found.dtype).float() for end in ends)
     known = low.isfinite() & high.isfinite()
-    return known & ~((found >= low) & (found <= high))
+    return known & ~((found.float() >= low) & (found.float() <= high))

@@ -22,6 +22,8 @@ OWN_CLASSES = 4096
 """Numbers of classes with each user's epilogue: what is below them says the same of operand and result. Mirrored by classes.h."""
 _OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 _OUTS = (DType.BF16, DType.F16)
+_TO_CODES = OWN_CLASSES // 2
+"""Added where results are codes of e4m3, which a user's epilogue alone ends in. Mirrored by classes.h."""
 _OPERAND_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OPERANDS)}
 _OUT_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OUTS)}
 
@@ -46,17 +48,20 @@ def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
 
 def class_code(need: Need, operand: str, out: str, scales: int = 0, own: int = 0) -> int:
     """The number of a class of calls; dtypes as torch names them. Mirrors kernels/scaled_mm/classes.h."""
-    below = ((scales * len(Need) + need) * len(_OPERANDS) + _OPERAND_CODES[operand]) * len(_OUTS) + _OUT_CODES[out]
-    return own * OWN_CLASSES + below
+    to_codes = out == DType.E4M3.torch_name
+    below = ((scales * len(Need) + need) * len(_OPERANDS) + _OPERAND_CODES[operand]) * len(_OUTS)
+    return own * OWN_CLASSES + (_TO_CODES if to_codes else 0) + below + (0 if to_codes else _OUT_CODES[out])
 
 
 def class_of(number: int) -> CallClass:
     """What `class_code` made the number of."""
     own, below = divmod(number, OWN_CLASSES)
+    to_codes, below = divmod(below, _TO_CODES)
     rest, out = divmod(below, len(_OUTS))
     rest, operand = divmod(rest, len(_OPERANDS))
     scales, need = divmod(rest, len(Need))
-    return CallClass(need=Need(need), operand=_OPERANDS[operand], out=_OUTS[out], scales=scales, own=own)
+    result = DType.E4M3 if to_codes else _OUTS[out]
+    return CallClass(need=Need(need), operand=_OPERANDS[operand], out=result, scales=scales, own=own)
 
 
 def scales_codes_of(groups: ScaleGroups | None, layout: ScaleLayout) -> tuple[int, ...]:

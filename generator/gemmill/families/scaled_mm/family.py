@@ -11,7 +11,7 @@ from gemmill.families.scaled_mm.names import from_fields, to_fields
 from gemmill.families.scaled_mm.ops import OPS
 from gemmill.families.scaled_mm.questions import QUESTIONS
 from gemmill.families.scaled_mm.rules import RULES
-from gemmill.families.scaled_mm.spelling import cutedsl, cutlass
+from gemmill.families.scaled_mm.spelling import cutedsl, cutlass, visitor
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.family import DslBody, Epilogues, Family, Kernels
 from gemmill.gemm.traced import of_text
@@ -77,11 +77,22 @@ OWN = replace(
     spell=cutedsl.spell_own,
     dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.own_export", arguments="gemmill_scaled_mm_args", facts=Plan),
 )
+VISITORS = replace(
+    CUTLASS,
+    tag=own.VISITOR_TAG,
+    doc="CUTLASS 3.x collectives that end in a user's epilogue",
+    config=own.OwnConfig,
+    accepts=own.OwnPredicate,
+    to_fields=own.to_fields,
+    from_fields=own.from_fields,
+    accepted=own.accepted,
+    spell=visitor.spell,
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies matrices of codes, scales and shifts the sums",
     asks=OPS,
-    kernels=(CUTLASS, CUTEDSL, OWN),
+    kernels=(CUTLASS, CUTEDSL, OWN, VISITORS),
     cases="gemmill.families.scaled_mm.cases",
     serving="gemmill.families.scaled_mm.serving",
     questions=QUESTIONS,

@@ -8,11 +8,15 @@ from gemmill.families.scaled_mm import names
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem
 from gemmill.family import Aspect, Check, Layout, Op, OpSchema, Require, ResultOf, Same, Tensor, any_of
 from gemmill.family.operand import INT32_MAX, MOST_OF_TMA
-from gemmill.gemm.traced import Along, Kind, Stored, Traced, known, learn, of_text
+from gemmill.gemm.traced import Along, Kind, Stored, Traced, all_known, known, learn, of_text
 from gemmill.vocab import Arch, Backend, DType, EpilogueKind
 
 TAG = "epiloguemm"
+VISITOR_TAG = "visitormm"
+"""Of kernels of the CuTe DSL, and of CUTLASS's."""
 _PREFIX = "mm_"
+OWN_RESULTS_OF = RESULTS_OF | {DType.E4M3: (*RESULTS_OF[DType.E4M3], DType.E4M3)}
+"""What results can be stored as: codes too, which CUTLASS's epilogues store, saturated."""
 _STORED: dict[Stored, tuple[DType, ...] | Same] = {
     Stored.F32: (DType.F32,),
     Stored.S32: (DType.S32,),
@@ -42,7 +46,7 @@ class OwnConfig(KernelConfig):
     @property
     def tag(self) -> str:
         """The field of its name after the architecture."""
-        return TAG
+        return VISITOR_TAG if self.backend is Backend.CUTLASS else TAG
 
     @property
     def compiled(self) -> "OwnConfig":
@@ -81,7 +85,7 @@ class OwnPredicate:
 
 
 def with_own(config: KernelConfig, traced: Traced) -> OwnConfig:
-    """The variant of the same problem and schedule that ends in a user's epilogue."""
+    """The variant of the same problem, schedule and backend that ends in a user's epilogue."""
     learn(traced)
     p = config.problem
     problem = OwnProblem(
@@ -93,7 +97,7 @@ def with_own(config: KernelConfig, traced: Traced) -> OwnConfig:
         own=traced.key,
     )
     return OwnConfig(
-        problem=problem, schedule=config.schedule, launch=config.launch, arch=config.arch, backend=Backend.CUTEDSL
+        problem=problem, schedule=config.schedule, launch=config.launch, arch=config.arch, backend=config.backend
     )
 
 
@@ -121,19 +125,20 @@ def to_fields(config: OwnConfig) -> list[str]:
     return [config.problem.own, *names.to_fields(config)]
 
 
-def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> OwnConfig:
+def from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> OwnConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     own, *rest = fields
     if not own.isalnum() or own != own.lower():
         raise ValueError(f"epilogue {own!r}, expected the letters and digits of its key")
-    plain = names.from_fields(arch, Backend.CUTEDSL.value, rest)
+    backend = Backend.CUTLASS if tag == VISITOR_TAG else Backend.CUTEDSL
+    plain = names.from_fields(arch, backend.value, rest)
     told = {name: getattr(plain.problem, name) for name in Problem.__dataclass_fields__}
     return OwnConfig(
         problem=OwnProblem(**told, own=own),
         schedule=plain.schedule,
         launch=plain.launch,
         arch=arch,
-        backend=Backend.CUTEDSL,
+        backend=backend,
     )
 
 
@@ -156,6 +161,16 @@ def operands_of(traced: Traced) -> tuple[DType, ...]:
     return tuple(operand for operand, accumulator in ACCUMULATOR_OF.items() if accumulator is wanted)
 
 
+def is_of_floats(traced: Traced) -> bool:
+    """Whether all values of its steps are float32, or comparisons."""
+    return Kind.S32 not in traced.kinds
+
+
+def key_is_of_floats(key: str) -> bool:
+    """The same of the epilogue with a key, unless it is not known here."""
+    return all(is_of_floats(traced) for traced in all_known() if traced.key == key)
+
+
 def roles_of(traced: Traced) -> dict[str, str]:
     """What the family calls each of the epilogue's arguments."""
     return {given.name: f"{along}{at}" for along in Along for at, given in enumerate(traced.along(along))}
@@ -167,7 +182,7 @@ def op_of(traced: Traced) -> Op:
     arguments = [f"{'float' if given.along is Along.SCALAR else 'Tensor'} {given.name}" for given in traced.inputs]
     schema = OpSchema(f"{op_name(traced)}({', '.join(['Tensor(a!) out', 'Tensor a', 'Tensor b', *arguments])}) -> ()")
     vectors = [given for given in traced.inputs if given.along is not Along.SCALAR]
-    results = {operand: RESULTS_OF[operand] for operand in operands}
+    results = {operand: OWN_RESULTS_OF[operand] for operand in operands}
     told = [roles[given.name] for given in vectors]
     every = " ".join(("out", "a", "b", *told))
     return Op(

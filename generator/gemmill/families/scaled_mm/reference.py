@@ -153,6 +153,16 @@ def inputs_of(traced: Traced, given: Mapping[str, Any]) -> Iterator[Tensor]:
         yield value.to(torch.int64 if told.stored.kind is Kind.S32 else torch.float32)
 
 
+_LARGEST_CODE = torch.finfo(torch.float8_e4m3fn).max
+
+
+def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 values as a kernel stores them: codes of e4m3 saturate, and NaN stays."""
+    if dtype is torch.float8_e4m3fn:
+        values = values.clamp(-_LARGEST_CODE, _LARGEST_CODE)
+    return values.to(dtype)
+
+
 def own_mm(traced: Traced, given: Mapping[str, Any]) -> Tensor:
     """What a user's epilogue makes of a b, [M, N] of out's dtype; arguments by role (gemmill.families.scaled_mm.own)."""
     total = accumulate(given["a"], given["b"])
@@ -160,4 +170,4 @@ def own_mm(traced: Traced, given: Mapping[str, Any]) -> Tensor:
     values.extend(inputs_of(traced, given))
     for step in traced.steps:
         values.append(computed(step, values))
-    return values[traced.result].expand(total.shape).to(given["out"].dtype)
+    return stored_as(values[traced.result].expand(total.shape), given["out"].dtype)

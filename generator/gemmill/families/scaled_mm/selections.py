@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
-from gemmill.families.scaled_mm.own import with_own
+from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, is_of_floats, with_own
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import of_text
 from gemmill.vocab import (
@@ -169,13 +169,28 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType], arch: Arch) -> Iterator[KernelConfig]:
-    """The kernels of a user's epilogue, by its steps: the schedules of the standard one for the same operands."""
+    """The kernels of a user's epilogue, by its steps: the DSL's with the schedules of the standard one for the same operands, and
+    of e4m3 some by CUTLASS's visitors, which store codes too and are all that Blackwell has."""
     traced = of_text(text)
-    for operand, result in product(operands, results) if arch is Arch.SM90A else ():
-        if result in RESULTS_OF[operand]:
+    for operand, result in product(operands, results):
+        if arch is Arch.SM90A and result in RESULTS_OF[operand]:
             tables = {DType.E4M3: sm90_cutedsl.CORE, DType.S8: sm90_cutedsl.FEW}.get(operand, sm90_cutedsl.PLAIN)
             for config in _dsl_kernels(_problem(operand, result), tables):
                 yield with_own(config, traced)
+        if operand is DType.E4M3 and result in OWN_RESULTS_OF[operand] and is_of_floats(traced):
+            for config in _visitors(_problem(operand, result), arch):
+                yield with_own(config, traced)
+
+
+def _visitors(problem: Problem, arch: Arch) -> Iterator[KernelConfig]:
+    aligned = {"alignment_d": TMA_BYTES * 8 // problem.out_dtype.bits}
+    if arch is not Arch.SM90A:
+        yield _config(problem, ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE), arch, **aligned)
+        return
+    for row in sm90.VISITORS.wide:
+        yield _config(problem, row, **aligned)
+    for row in sm90.VISITORS.narrow:
+        yield _config(problem, row, swap_ab=True, **aligned)
 
 
 def _grouped_problems() -> Iterator[Problem]:

@@ -14,7 +14,8 @@ def shaped_call_of(op: OpSchema, call: Call, own: int = 0) -> ShapedCall:
     (m, k), n = a.shape, b.shape[1]
     lda = -(-k // 16) * 16 if m == 1 else a.strides[0]
     ldb = -(-k // 16) * 16 if n == 1 else b.strides[1]
-    ldd = -(-n // 8) * 8 if m == 1 else out.strides[0]
+    of_row = 16 // out.element_bytes
+    ldd = -(-n // of_row) * of_row if m == 1 else out.strides[0]
     if "azp_adj" in op.arguments:
         need = Need.AZP_ROW if call["azp"] is None else Need.AZP_TOKEN
     else:

@@ -7,11 +7,17 @@ import jinja2
 import pytest
 
 from gemmill.emit import emit, render
+from gemmill.gemm.traced import learn, of_text
 from gemmill.locations import templates_dir
 from gemmill.space.names import parse_name
 
 FOLDER = Path(__file__).parent / "cutlass"
+OWN = (
+    '{"name":"scaled_relu","accumulator":"f32","inputs":[["a_scale","row","f32"],["bias","column","out"],["top","scalar","f32"]],'
+    '"steps":[["fma",[0,1,2],0.0],["number",[],0.0],["gt",[4,5],0.0],["where",[6,4,5],0.0],["min",[7,3],0.0]],"result":8}'
+)
 CASES = {
+    "visitor": f"sm90a_visitormm_{learn(of_text(OWN)).key}_e4m3_e4m3_f32_e4m3_scaled_channel_t64x16x256_c1x1x1_pingpong_fast_persistent_swapab_sauto_a16b16d16",
     "cooperative": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x256x128_c2x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8",
     "pingpong": "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t64x128x128_c1x2x1_pingpong_promoted_persistent_ab_s4_a16b16d8",
     "swapab_streamk": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x16x128_c1x1x1_cooperative_fast_streamk_swapab_sauto_a16b16d8",

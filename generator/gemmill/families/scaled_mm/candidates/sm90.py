@@ -141,6 +141,9 @@ CORE = Tables(
 FEW = Tables(wide=(CORE.wide[0], CORE.wide[3]), split_k=CORE.split_k[2:])
 """What the less frequent problems make do with there."""
 
+VISITORS = Tables(wide=(CORE.wide[4], CORE.wide[3]), narrow=(((64, 16, 256), (1, 1, 1), PINGPONG),))
+"""What ends in a user's epilogue by CUTLASS's visitors."""
+
 BESIDE_DSL = Tables(wide=(CORE.wide[0], CORE.wide[2], CORE.wide[4]), split_k=(CORE.split_k[1], CORE.split_k[3]))
 """What is compiled beside the CuTe DSL's kernels for e4m3 to bf16. Without the rest of CORE no row of the H200's table is 1 % slower
 (2026-11-22), and the default selection compiles in half the time."""

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
 from gemmill.families.scaled_mm.cases.calls import CallSpec, make_call
-from gemmill.families.scaled_mm.config import RESULTS_OF
-from gemmill.families.scaled_mm.own import OwnConfig, accepted, op_name, operands_of, roles_of
+from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, OwnConfig, accepted, op_name, operands_of, roles_of
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import Along, Input, Stored, Traced, all_known, of_text
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
@@ -159,7 +158,7 @@ def asked(traced: Traced, m: int, n: int, k: int, operand: DType, result: DType)
 def drawn(traced: Traced, op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A random call, of operands that TMA takes: no kernel takes others."""
     operand = draw.one_of(operands_of(traced))
-    dtype, out_dtype = (torch_dtype(t) for t in (operand, draw.one_of(RESULTS_OF[operand])))
+    dtype, out_dtype = (torch_dtype(t) for t in (operand, draw.one_of(OWN_RESULTS_OF[operand])))
     m, n, k = draw.size(256), 16 * draw.log_uniform(16), 16 * draw.log_uniform(32)
     while max(m * n, m * k, n * k) > limits.elements or m * n * k > limits.products:
         m, n, k = max(m // 2, 1), max(n // 32, 1) * 16, max(k // 32, 1) * 16

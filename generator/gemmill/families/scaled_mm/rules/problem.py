@@ -1,9 +1,20 @@
 """Which problems exist at all."""
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig
-from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, Accumulation, Arch, Backend, DType, ScaleGranularity
+from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, OwnConfig, key_is_of_floats
+from gemmill.vocab import (
+    GROUP_SIZES,
+    SCALE_GROUPS,
+    Accumulation,
+    Arch,
+    Backend,
+    DType,
+    ScaleGranularity,
+    TileScheduler,
+)
 
 ACCUMULATIONS_OF = {
     DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED),
@@ -23,11 +34,26 @@ def operand_dtypes(config: KernelConfig) -> Iterator[str]:
 
 
 def out_dtype(config: KernelConfig) -> Iterator[str]:
-    """Results are stored in 16 bits: what the next layer reads."""
+    """Results are stored in 16 bits: what the next layer reads. A user's epilogue may end in codes, which the DSL does not store."""
     p = config.problem
-    outs = RESULTS_OF.get(p.a_dtype, ())
+    outs = (OWN_RESULTS_OF if _is_visitor(config) else RESULTS_OF).get(p.a_dtype, ())
     if p.out_dtype not in outs:
         yield f"out {p.out_dtype} of {p.a_dtype} operands is not offered: it is {' or '.join(outs)}"
+
+
+def visitors(config: KernelConfig) -> Iterator[str]:
+    """CUTLASS's visitors are part of its collectives' epilogues, and compute in float32."""
+    s = config.schedule
+    if not _is_visitor(config):
+        return
+    if not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K:
+        yield f"{s.kernel_schedule} with {s.tile_scheduler} is no collective of CUTLASS's: it has no visitors"
+    if not key_is_of_floats(config.problem.own):
+        yield f"epilogue {config.problem.own!r} computes with int32: CUTLASS's visitors take float32 alone, cutedsl takes both"
+
+
+def _is_visitor(config: KernelConfig) -> TypeGuard[OwnConfig]:
+    return isinstance(config, OwnConfig) and config.backend is Backend.CUTLASS
 
 
 def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
