@@ -69,14 +69,14 @@ class FoldedBlocks:
             codes = decode(_codes_of(part[..., :CODE_BYTES]), E2M1, torch.float64)
             scales = _scale_values(_scales_of(part[..., CODE_BYTES:]), self.format)
             operand = (grouped(codes, self.format.group) * scales[..., None]).flatten(-2)
-            if self.format is NVFP4:
+            if self.format == NVFP4:
                 operand = decode(encode(operand.float(), E4M3), E4M3, torch.float64)
             values[rows] = operand[: self.n - rows.start, : self.k]
         return values
 
 
 def _scale_values(bytes_: Tensor, format: Format) -> Tensor:
-    if format is MXFP4:
+    if format == MXFP4:
         return torch.exp2((bytes_ & ~LISTED).double() / 8 + LEAST_SHIFT)
     return torch.exp2((bytes_ >> 3).double() - NVFP4_BIAS) * (1 + (bytes_ & 7).double() / 8)
 

@@ -94,7 +94,7 @@ class Fp4Blocks:
             part = self.blocks[tiles]
             codes[rows] = pack(_codes_of(part[..., :CODE_BYTES]), 4)[: self.n - rows.start, : codes.shape[1]]
             of_rows = _scales_of(part[..., CODE_BYTES:])[: self.n - rows.start, : scales.shape[1]]
-            scales[rows] = table[of_rows.long()] if self.format is NVFP4 else of_rows
+            scales[rows] = table[of_rows.long()] if self.format == NVFP4 else of_rows
         return BlockScaled(format=self.format, codes=codes, scales=scales), self.base
 
 

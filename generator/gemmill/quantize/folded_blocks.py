@@ -45,14 +45,14 @@ def to_folded_blocks(weights: Prepacked) -> FoldedBlocks:
         rows = slice(part.start * SIDE, part.stop * SIDE)
         codes = unpack(scaled.codes[rows], 4)
         zero = ((grouped(codes, format.group) & 7) == 0).all(dim=-1)
-        if format is MXFP4:
+        if format == MXFP4:
             scales = _shifts(scaled.scales[rows], zero)
         else:
             scales = _relative(scaled.scales[rows], weights.fold[rows]).masked_fill(zero, 0)
         count = (part.stop - part.start) * SIDE
         blocks[part, :, :CODE_BYTES] = in_words(_padded(codes, count, columns))
         packed = in_pairs(_padded(scales, count, columns // format.group, value=ONE[format]), of_block)
-        if format is MXFP4:
+        if format == MXFP4:
             least = packed.amin(dim=-1, keepdim=True)
             packed = packed | torch.where(least < 8 * (LEAST_NORMAL_SHIFT - LEAST_SHIFT), LISTED, 0).to(torch.uint8)
         blocks[part, :, CODE_BYTES:] = packed

@@ -23,7 +23,7 @@ def to_blocks(weights: Prepacked, *, k_multiple: int = STAGE_COLUMNS) -> Fp4Bloc
     Raises ValueError, in a sentence, for what no kernel reads, and for a row of mxfp4 whose scales spread too far.
     """
     _check(weights, k_multiple)
-    scaled, base = _lowered(weights) if weights.weights.format is MXFP4 else (weights.weights, weights.base)
+    scaled, base = _lowered(weights) if weights.weights.format == MXFP4 else (weights.weights, weights.base)
     n, k, group = scaled.codes.shape[0], scaled.k, scaled.format.group
     tiles, columns = -(-n // SIDE), -(-k // k_multiple) * k_multiple
     blocks = scaled.codes.new_empty(tiles, columns // SIDE, CODE_BYTES + SIDE * SIDE // group)
@@ -31,7 +31,7 @@ def to_blocks(weights: Prepacked, *, k_multiple: int = STAGE_COLUMNS) -> Fp4Bloc
     for part in chunks(tiles, SIDE * columns):
         rows, count = slice(part.start * SIDE, part.stop * SIDE), (part.stop - part.start) * SIDE
         codes, scales = unpack(scaled.codes[rows], 4), scaled.scales[rows]
-        if scaled.format is NVFP4:
+        if scaled.format == NVFP4:
             codes = grouped(codes, group).masked_fill((scales == 0)[..., None], 0).flatten(-2)
             scales = table[scales.long()]
         blocks[part, :, :CODE_BYTES] = in_words(_padded(codes, count, columns))
