@@ -84,6 +84,19 @@ def test_the_quick_start_runs() -> None:
     assert (out - wanted).norm() < 0.06 * wanted.norm()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_screen_answers_what_newcomers_ask(page: str) -> None:
+    """What it is stands in the first paragraph; what comes before the first program is as long as a screen."""
+    first = (ROOT / page).read_text().split("```")[0]
+    asked = ("runs on my GPU", "do I install it", "do I serve a model", "fast is it", "do I add a kernel")
+    assert [what for what in asked if f"{what}? |" not in first] == []
+    assert (
+        first.startswith("# gemmill\n\ngemmill makes ")
+        and "images/peers.svg" in first
+        and len(first.splitlines()) <= 25
+    )
+
+
 def test_the_picture_and_the_figures_are_of_one_run() -> None:
     """The first result that docs/figures.md names: date and commit stand in its text."""
     page = (ROOT / "docs" / "figures.md").read_text()
