@@ -169,8 +169,8 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType], arch: Arch) -> Iterator[KernelConfig]:
-    """The kernels of a user's epilogue, by its steps: the DSL's with the schedules of the standard one for the same operands, and
-    of e4m3 some by CUTLASS's visitors, which store codes too and are all that Blackwell has."""
+    """The kernels of a user's epilogue, by its steps: the DSL's, with the schedules of the standard one for the same operands. Of
+    e4m3 there are some by CUTLASS's visitors too. They store codes, and are all that Blackwell has."""
     traced = of_text(text)
     for operand, result in product(operands, results):
         if arch is Arch.SM90A and result in RESULTS_OF[operand]:
