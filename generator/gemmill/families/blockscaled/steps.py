@@ -66,10 +66,18 @@ _OF_WIDENED = {64: (1218, 371), 128: (2122, 500)}
 """For 64 columns of a tile of both operands."""
 _OF_OTHER_FEW = {4: 200, 6: 250, 8: 215}
 """By the bits of a weight, for 64 columns of 64 rows and 8 of A: from four times of 8192 x 8192 (docs/notes/fp4_weights.md)."""
-_OF_RING = {4: 1500, 6: 2000, 8: 2000}
-"""The same of four warps that ask ahead, for 128 columns of each: a prediction."""
-_OF_AHEAD = {(64, 128): (330, 600), (64, 256): (600, 600), (128, 128): (560, 600), (128, 256): (750, 1000)}
-"""As `_OF_MANY`, of codes that are asked for two steps ahead: a prediction."""
+_OF_RING = {
+    (8, 4, 3): (1700, 400),
+    (8, 8, 4): (1600, 1000),
+    (16, 4, 2): (2000, 350),
+    (16, 4, 4): (1650, 500),
+    (16, 8, 4): (1700, 1000),
+}
+"""Rows of A, warps, stages: the same of warps that ask for 4-bit codes of both operands ahead. By times of throw-away kernels."""
+_OF_OTHER_RING = {4: (1800, 3800), 6: (2600, 4000), 8: (2400, 4200)}
+"""By the bits of a weight, of four warps and 8 or 16 rows of A, two of which share a multiprocessor."""
+_OF_AHEAD = {(64, 128): (640, 700), (64, 256): (1000, 695), (128, 128): (900, 700), (128, 256): (1209, 1000)}
+"""As `_OF_MANY`, of codes that are asked for two steps ahead. By times of throw-away kernels."""
 _WAITING_PERMILLE = 667
 """Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
@@ -136,13 +144,21 @@ def _of_grouped(config: FoldedConfig) -> Step:
 def _of_few(config: FewConfig) -> Step:
     columns = 128 * config.warps
     if config.stages:
-        nanoseconds = _OF_RING[config.pair.b_format.code.bits] * (config.tile_m + 24) // 32
-        return Step(columns, 1000 * nanoseconds * config.warps // 4, 1000 // config.ctas_of_sm)
+        return Step(columns, *_of_ring(config))
     if config.in_words:
         nanoseconds, permille = _OF_FEW[config.tile_m, config.warps]
         return Step(columns, 1000 * nanoseconds, permille)
     each = _OF_OTHER_FEW[config.pair.b_format.code.bits] * (config.tile_m + 1) // 9
     return Step(columns, 1000 * each * 2 * config.warps * config.ctas_of_sm, 1000 // config.ctas_of_sm)
+
+
+def _of_ring(config: FewConfig) -> tuple[int, int]:
+    """Picoseconds of a step of all warps, and permille of them for each of those that share a multiprocessor."""
+    known = _OF_RING.get((config.tile_m, config.warps, config.stages)) if config.in_words else None
+    if known is not None:
+        return 1000 * known[0], known[1]
+    of_tiles = _OF_OTHER_RING[config.pair.b_format.code.bits]
+    return 1000 * of_tiles[config.tile_m > 8] * config.warps // 4, 500
 
 
 def _of_pair(config: PairConfig) -> Step:
