@@ -22,7 +22,7 @@ from gemmill.families.blockscaled.config import (
     WeightConfig,
     WidenedConfig,
 )
-from gemmill.families.blockscaled.selections import default, smoke, sweep
+from gemmill.families.blockscaled.selections import default, smoke
 from gemmill.families.blockscaled.sweep import SWEEP, Op
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, symbol_of, to_name
@@ -63,35 +63,27 @@ def test_the_default_selection_on_hopper() -> None:
     assert {(c.pair, c.out_dtype, c.tile_m) for c in in_words} == set(
         product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), (8, 16))
     )
-    assert len({symbol_of(config) for config in few}) == 48 and len(few) == 192
+    assert len({symbol_of(config) for config in few}) == 76 and len(few) == 304
     many = [config for config in configs if isinstance(config, ManyConfig)]
     assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in in_words}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
-    assert len({symbol_of(config) for config in folded}) == 28 and len(folded) == 140
+    assert len({symbol_of(config) for config in folded}) == 31 and len(folded) == 149
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
     assert len(widened) == 48 and len(configs) == sum(map(len, (weights, folded, widened, few, many)))
     assert set(smoke(Arch.SM90A)) <= set(configs)
 
 
-def test_the_sweep_has_more_for_few_rows() -> None:
-    """Warps that ask ahead: of 4-bit codes on both sides, and of what is packed in rows. Of many rows those of 4-bit codes, and
-    tiles of 256 rows of e4m3 whose sums are added up together."""
-    usual = set(default(Arch.SM90A))
-    more = [config for config in sweep(Arch.SM90A) if config not in usual]
-    assert all(REGISTRY.check(config) and config.stages for config in more)
-    assert {c.tile_m for c in more if isinstance(c, FoldedConfig) and c.batched} == {256}
-    many = [config for config in more if isinstance(config, ManyConfig)]
-    assert {(c.pair, c.out_dtype) for c in many} == set(product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16)))
-    assert {(c.pair, c.out_dtype, c.tile_m) for c in more if isinstance(c, FewConfig)} == {
-        (pair, out, tile)
-        for pair, out, tile in product(
-            (Pair.NVFP4, Pair.MXFP4, Pair.FLOATS_MXFP8, Pair.FLOATS_MXFP6, Pair.FLOATS_NVFP4),
-            (DType.BF16, DType.F16),
-            (8, 16),
-        )
-        if (pair, out) != (Pair.FLOATS_NVFP4, DType.BF16)
-    }
-    assert list(sweep(Arch.SM100A)) == list(default(Arch.SM100A))
+def test_bodies_that_load_ahead_are_beside_others() -> None:
+    """They take K in multiples; what others take they need not. Of e4m3 tiles of 256 rows are added up together too."""
+    configs = list(default(Arch.SM90A))
+    ahead = [c for c in configs if isinstance(c, FewConfig | ManyConfig) and c.stages]
+    usual = {(type(c), c.pair, c.out_dtype, c.prepacked) for c in configs if c not in set(ahead)}
+    assert {(type(c), c.pair, c.out_dtype, c.prepacked) for c in ahead} <= usual
+    assert {c.k_multiple for c in ahead} == {64, 128}
+    assert {(c.pair, c.tile_m) for c in ahead if isinstance(c, FewConfig)} == set(
+        product((Pair.NVFP4, Pair.MXFP4, Pair.FLOATS_MXFP8, Pair.FLOATS_MXFP6, Pair.FLOATS_NVFP4), (8, 16))
+    )
+    assert {c.tile_m for c in configs if isinstance(c, FoldedConfig) and c.batched} == {256}
 
 
 def test_every_class_on_hopper_has_a_kernel_for_few_rows() -> None:

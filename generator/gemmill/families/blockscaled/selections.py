@@ -83,6 +83,7 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     for many, splits in product(_many(arch), (*SPLITS, 8)):
         if splits == 1 or many.tile_m == SIDE:
             yield replace(many, splits=splits)
+    yield from _loading_ahead(arch)
     for pair in CODE_PAIRS:
         yield from _pairs(pair, arch)
 
@@ -259,17 +260,16 @@ def _of_tile(
         )
 
 
-def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """The default ones, and those that have not run."""
-    yield from default(arch)
+def _loading_ahead(arch: Arch) -> Iterator[AnyConfig]:
+    """For few rows and for many; and of 256 rows of e4m3 what adds up partial sums together."""
     for config, splits in product(_rings(arch), (1, 2, 3, 4)):
         yield replace(config, splits=splits)
-    for folded, splits in product(_folded(arch), (1, 2, 3)):
-        if folded.tile_m == 256:
-            yield replace(folded, batched=True, splits=splits)
     for many, splits in product(_ahead(arch), SPLITS):
         if splits == 1 or (many.tile_m, many.tile_n) != (128, 256):
             yield replace(many, splits=splits)
+    for folded, splits in product(_folded(arch), (1, 2, 3)):
+        if folded.tile_m == 256:
+            yield replace(folded, batched=True, splits=splits)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:

@@ -89,7 +89,8 @@ def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:
         for n, k in SHAPES[1:3]:
             yield BlockScaledCase(spec=replace(first, m=k, n=n, k=k, data="single", bias=True))
     for n in ODD_N if is_any else ():  # the last row's pieces are not whole
-        yield BlockScaledCase(spec=replace(first, m=tile + 5, n=n, k=320, bias=True, data="integers"))
+        k = -(-320 // multiple) * multiple
+        yield BlockScaledCase(spec=replace(first, m=tile + 5, n=n, k=k, bias=True, data="integers"))
     n, k = LONG
     yield BlockScaledCase(spec=replace(first, m=tile, n=n, k=k, data="integers"))
     for op in accepted(config).ops[1:]:
@@ -129,10 +130,8 @@ def _rows_of(config: AnyConfig) -> int:
 def _multiple(config: AnyConfig) -> int:
     """Of which K is one where rows of codes are taken in pieces of 16 bytes."""
     match config:
-        case PairConfig():
+        case PairConfig() | FewConfig() | ManyConfig():
             return max(32, config.k_multiple)
-        case FewConfig() | ManyConfig():
-            return 32
         case _:
             return config.pair.b_format.group
 
