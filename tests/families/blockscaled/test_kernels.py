@@ -63,7 +63,7 @@ def test_the_default_selection_on_hopper() -> None:
     assert {(c.pair, c.out_dtype, c.tile_m) for c in in_words} == set(
         product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), (8, 16))
     )
-    assert len({symbol_of(config) for config in few}) == 76 and len(few) == 304
+    assert len({symbol_of(config) for config in few}) == 74 and len(few) == 296
     many = [config for config in configs if isinstance(config, ManyConfig)]
     assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in in_words}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
