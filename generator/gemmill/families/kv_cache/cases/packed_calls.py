@@ -254,7 +254,6 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                 ):
                     case: dict[str, Any] = {"tokens": tokens, "heads": heads, "gap": gap, "is_mapped": tokens == 67}
                     yield kind_of_case(format=format, of_values=of_values, is_odd=tokens > 1, **case, **common)
-            yield kind_of_case(format=keys[0], tokens=0, heads=2, **common)
             if config.kind is Kind.PACK:
                 for of_values, formats in sides:
                     for format in filter(partial(takes_rotated, of_values), formats):
@@ -267,6 +266,7 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                             is_odd=True,
                             **common,
                         )
+            yield kind_of_case(format=keys[0], tokens=0, heads=2, **common)
         case Kind.SCORES:
             sizes = cycle(((1, 1, 3, 1), (130, 2, 20, 2), (64, 3, 8, 8), (300, 17, 2, 1)))
             for format, (length, rows, heads, kv_heads) in zip(keys, sizes, strict=False):
