@@ -177,7 +177,7 @@ class MoeMaker:
     def _bases(self, p: MoeWorkload) -> Tensor:
         """Powers of two, of nvfp4 ones: as packing makes them."""
         bases = torch.randint(-8, -4, (p.experts, p.n), device=self._device, generator=self._generator)
-        return torch.exp2(bases.float() * (p.format is not NVFP4))
+        return torch.exp2(bases.float() * (p.format != NVFP4))
 
     def _offsets(self, p: MoeWorkload) -> Tensor:
         order = torch.rand(p.tokens, p.experts, device=self._device, generator=self._generator)

@@ -62,7 +62,11 @@ def test_symbols_are_shared_by_what_compiles_to_the_same_code(make_config) -> No
     ("old", "new", "cause"),
     [
         ("sm90a_", "sm80_", "'sm80' is not a valid Arch"),
-        ("cutlass", "triton", "'triton' is no kind of kernel, expected one of cutlass, cutedsl, epiloguemm, quant"),
+        (
+            "cutlass",
+            "triton",
+            "'triton' is no kind of kernel, expected one of cutlass, cutedsl, epiloguemm, visitormm, quant",
+        ),
         ("_e4m3_e4m3", "_e9m9_e4m3", "'e9m9' is not a valid DType"),
         ("_f32_", "_s32_", "accumulator_dtype=s32 contradicts a_dtype=e4m3: it is f32"),
         ("scaledbias", "relu", "'relu' is not a valid EpilogueKind"),

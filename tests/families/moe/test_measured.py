@@ -5,7 +5,7 @@ import torch
 
 from gemmill.families.moe.cases.measured import GroupedMaker
 from gemmill.families.moe.config import GroupedConfig
-from gemmill.families.moe.selections import sweep
+from gemmill.families.moe.selections import default
 from gemmill.families.moe.sweep import SWEEP, Op
 from gemmill.families.moe.tuning import TUNING
 from gemmill.numerics.measured import results_of
@@ -43,7 +43,7 @@ def test_each_class_is_known_by_its_calls_and_has_variants(op: Op) -> None:
     call = measured.call(SIZES)
     assert call.alignments == (16, 16, 16) and TUNING.measured_as(call) == op
     assert measured.call(SIZES | {"n": 12}).alignments[2] == 8
-    offered = [config for config in sweep(Arch.SM90A) if call.call_class in TUNING.offers(config)]
+    offered = [config for config in default(Arch.SM90A) if call.call_class in TUNING.offers(config)]
     assert len(offered) >= 4 and {
         (c.dtype, c.group_size, c.indexed if isinstance(c, GroupedConfig) else op.indexed, c.format) for c in offered
     } == {(op.dtype, op.group_size, op.indexed, op.weights)}

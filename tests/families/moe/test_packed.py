@@ -63,6 +63,24 @@ def test_packed_experts_are_the_weights_that_they_were(activations: str) -> None
         assert torch.equal(found, one.values())
 
 
+@pytest.mark.parametrize(("format", "activations"), [(MXFP4, "bf16"), (NVFP4, "bf16"), (MXFP4, "e4m3")])
+def test_an_equal_format_is_packed_alike(format: Format, activations: str) -> None:
+    """One that was read from a manifest is another object."""
+    read = replace(format)
+    assert read == format and read is not format
+    g = torch.Generator().manual_seed(4)
+    codes = torch.randint(0, 256, (72, format.code_bytes(160)), generator=g).to(torch.uint8)
+    least = 120 if format == MXFP4 else 48
+    scales = torch.randint(least, least + 9, (72, format.scale_count(160)), generator=g).to(torch.uint8)
+    first, second = (
+        prepack_experts([BlockScaled(format=x, codes=codes, scales=scales)], activations=activations)
+        for x in (format, read)
+    )
+    assert torch.equal(first.blocks, second.blocks) and torch.equal(first.base, second.base)
+    folded = activations == "e4m3"
+    assert torch.equal(*(unpacked(second.blocks[0], second.base[0], x, 160, folded=folded) for x in (format, read)))
+
+
 @pytest.mark.parametrize(
     ("weights", "activations", "said"),
     [

@@ -263,12 +263,12 @@ class PairConfig:
     @property
     def mixes(self) -> bool:
         """Whether the tensor core's instruction is that of codes of 4, 6 and 8 bits in any mix, each in a byte."""
-        return self.pair.a_format is MXFP8
+        return self.pair.a_format == MXFP8
 
     @property
     def k_multiple(self) -> int:
         """Of which K is one: TMA gives codes of fewer than 8 bits a byte each in pieces of 128, where they are mixed with others."""
-        return 128 if self.mixes and self.pair.b_format is not MXFP8 else 1
+        return 128 if self.mixes and self.pair.b_format != MXFP8 else 1
 
 
 class Group(StrEnum):

@@ -233,7 +233,7 @@ _SM120_TILE = (128, 128)
 
 def _pairs(pair: Pair, arch: Arch) -> Iterator[PairConfig]:
     """Results in bf16 of every tile, in f16 of one for each way of sharing."""
-    mixes = pair.a_format is MXFP8
+    mixes = pair.a_format == MXFP8
     if arch is Arch.SM100A:
         for sharing, tiles in _SM100_TILES.items():
             for n, cluster in tiles:

@@ -99,7 +99,7 @@ def spell_few(config: FewConfig) -> Spelled:
 def _spell_ring(config: FewConfig, operands: dict[str, str]) -> Spelled:
     """Pieces of both operands: nvfp4's are f16, and lie swizzled or behind their codes."""
     format = config.pair.b_format
-    of = str(config.prepacked).lower() if format is NVFP4 else operands["x_type"]
+    of = str(config.prepacked).lower() if format == NVFP4 else operands["x_type"]
     piece = f"{_CPP_PIECES[format]}<{of}>"
     values = {
         "a_type": "Plain" if config.pair.a_format is None else piece,

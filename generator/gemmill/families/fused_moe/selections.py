@@ -32,7 +32,7 @@ def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """What default has, and kernels of packed weights, whose results were wrong on an H200 (docs/notes/experts.md)."""
+    """What default has, and kernels of packed weights, which have not run right on a GPU yet (docs/notes/experts.md)."""
     yield from default(arch)
     yield from packed(arch)
 

@@ -98,6 +98,6 @@ FAMILY = Family(
     serving="gemmill.families.moe.serving",
     questions=QUESTIONS,
     functions="gemmill.families.moe.functions",
-    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
+    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.default},
     tuning=TUNING,
 )

@@ -53,15 +53,7 @@ _KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """Of e4m3 with both kinds of scales, of s8, and of operands of 16 bits, on sm90a. Kernels have tiles for few and many
-    rows, and one takes operands as TMA does not. Of packed 4-bit weights the former, beside 16-bit rows: the kernels of
-    folded weights read misaligned addresses (H200, 2026-11-22), and are in `sweep` alone."""
-    yield from tiled(arch)
-    yield from unaligned(arch)
-    yield from (config for config in packed(arch) if config.dtype is not DType.E4M3)
-
-
-def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """What default has, and kernels of folded weights."""
+    rows, and one takes operands as TMA does not. Of packed 4-bit weights the former, beside bf16 and e4m3."""
     yield from tiled(arch)
     yield from unaligned(arch)
     yield from packed(arch)

@@ -283,7 +283,7 @@ def _activation(c: QuantConfig) -> Iterator[str]:
     if c.activation is not Activation.NONE and c.family not in gated:
         yield f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}"
     alone = c.activation is not Activation.NONE and not c.activation.is_gated
-    if alone and (c.family is not QuantFamily.BLOCK or c.format is not MXFP8):
+    if alone and (c.family is not QuantFamily.BLOCK or c.format != MXFP8):
         yield f"activation={c.activation} contradicts family={c.family} format={c.format}: it is fused with block and mxfp8"
 
 
@@ -341,7 +341,7 @@ def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
     families = (QuantFamily.BLOCK, QuantFamily.EXPERTS)
     for family, format, in_dtype, activation in product(families, BLOCK_FORMATS, IN_DTYPES[:2], Activation):
         of_rows = activation.is_gated or activation is Activation.NONE
-        if of_rows or (family is QuantFamily.BLOCK and format is MXFP8):
+        if of_rows or (family is QuantFamily.BLOCK and format == MXFP8):
             yield QuantConfig(family=family, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format))
     for format, in_dtype in product(BLOCK_FORMATS, IN_DTYPES):
         yield QuantConfig(family=QuantFamily.DEQUANT, in_dtype=in_dtype, arch=arch, **told_by(format))

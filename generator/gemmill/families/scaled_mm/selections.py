@@ -183,7 +183,7 @@ def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType]
 
 
 def _visitors(problem: Problem, arch: Arch) -> Iterator[KernelConfig]:
-    aligned = {"alignment_d": TMA_BYTES * 8 // problem.out_dtype.bits}
+    aligned: dict[str, Any] = {"alignment_d": TMA_BYTES * 8 // problem.out_dtype.bits}
     if arch is not Arch.SM90A:
         yield _config(problem, ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE), arch, **aligned)
         return

@@ -120,7 +120,7 @@ def _rows(format: Format, n: int, k: int, exact: bool) -> Slot:
 
 def _row_values(format: Format, exact: bool) -> str:
     """Bytes that are scales, and codes that are numbers."""
-    return f"{format.name}_rows{'_powers' if exact else ''}" if format is MXFP8 else _scale_values(format, exact)
+    return f"{format.name}_rows{'_powers' if exact else ''}" if format == MXFP8 else _scale_values(format, exact)
 
 
 def _folded(draw: Draw, pair: Pair, m: int, n: int, k: int, exact: bool) -> dict[str, Slot]:
@@ -140,7 +140,7 @@ def _folded(draw: Draw, pair: Pair, m: int, n: int, k: int, exact: bool) -> dict
 
 def _plain_weights(format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
     scales = _dense(torch.uint8, (n, format.scale_count(k)), _scale_values(format, exact))
-    values = _row_values(format, exact) if format is MXFP8 else "bytes"
+    values = _row_values(format, exact) if format == MXFP8 else "bytes"
     return {"b": _dense(torch.uint8, (n, format.code_bytes(k)), values), "b_sf": scales}
 
 
