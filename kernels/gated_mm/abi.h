@@ -27,6 +27,14 @@ struct gemmill_gated_mm_args {
   int32_t b_scale_per_column;
   float alpha, limit, beta;   // of swiglu
   int32_t activation;         // for kernels that serve all: silu, gelu, gelu_tanh, swiglu
+  // Of rows that belong to experts; b is [weights, n, k] then, row-major, and its scales are of [weights] first. Rows of expert e:
+  // offsets[e] up to offsets[e + 1], of experts + 1; or, where slot is not 0, offsets[e] of the rows from e * slot on, of experts.
+  // Each offset is offset_words words of 32 bits, of which the lowest counts.
+  int32_t const* offsets;
+  int32_t const* expert_map;  // which of b an expert multiplies by, -1 for none; null where expert e has weights e
+  int64_t b_stride_expert;
+  int64_t b_scale_stride_expert;
+  int32_t experts, weights, slot, offset_words;
 };
 
 }  // extern "C"

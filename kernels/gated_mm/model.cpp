@@ -16,12 +16,14 @@ constexpr int64_t kStep = 128;
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = reinterpret_cast<Facts const&>(of.facts);
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN], k = call.sizes[kSizeK];
-  int64_t const tiles = ceil_div(m, row.tile_m) * ceil_div(n, row.tile_n), waves = ceil_div(tiles, sm_count * row.ctas_of_sm);
+  int64_t const experts = call.sizes[kSizeExperts], active = std::max<int64_t>(std::min(m, experts), 1), rows = ceil_div(m, active);
+  int64_t const most = experts ? rows + rows / 4 : rows;
+  int64_t const tiles = active * ceil_div(most, row.tile_m) * ceil_div(n, row.tile_n), waves = ceil_div(tiles, sm_count * row.ctas_of_sm);
   double const tile =
       static_cast<double>(ceil_div(k, kStep)) * static_cast<double>(row.step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm);
   double const working = static_cast<double>(waves) * tile + static_cast<double>(row.overlaps ? 1 : waves) * kTileNs;
-  double const memory = static_cast<double>(n) * static_cast<double>(k) / kMemory;
-  double const padded = kPaddedRowNs * static_cast<double>(std::max<int64_t>(row.tile_m - m, 0));
+  double const memory = static_cast<double>(active) * static_cast<double>(n) * static_cast<double>(k) / kMemory;
+  double const padded = kPaddedRowNs * static_cast<double>(std::max<int64_t>(row.tile_m - rows, 0));
   return kBeginNs + std::max(working, memory) + 0.1 * std::min(working, memory) + padded;
 }
 

@@ -11,7 +11,7 @@ struct Facts {
 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 
-enum Size { kSizeM, kSizeN, kSizeK };          // places of a call's sizes
+enum Size { kSizeM, kSizeN, kSizeK, kSizeExperts };  // places of a call's sizes
 enum Aligned { kAlignA, kAlignB, kAlignOut };  // places of its alignments
 
 double model_ns(Row const& row, Call const& call, int64_t sm_count);

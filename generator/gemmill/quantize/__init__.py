@@ -7,7 +7,7 @@ from importlib import import_module
 
 from gemmill.quantize.errors import LayerError, layer_error
 from gemmill.quantize.experts import PackedExperts, PackedGatedExperts, prepack_experts, prepack_gated_experts
-from gemmill.quantize.gate_up import PackedGateUp, prepack_gate_up
+from gemmill.quantize.gate_up import PackedGateUp, PackedGateUpExperts, prepack_gate_up, prepack_gate_up_experts
 from gemmill.quantize.rotation import fold_rotation
 from gemmill.quantize.sparsity import ExpertError, prune_to_fp4, pruned
 from gemmill.quantize.weights import WEIGHT_FORMATS, QuantizedWeight, quantize_weight
@@ -18,12 +18,14 @@ __all__ = [
     "LayerError",
     "PackedExperts",
     "PackedGateUp",
+    "PackedGateUpExperts",
     "PackedGatedExperts",
     "QuantizedWeight",
     "fold_rotation",
     "layer_error",
     "prepack_experts",
     "prepack_gate_up",
+    "prepack_gate_up_experts",
     "prepack_gated_experts",
     "prune_to_fp4",
     "pruned",

@@ -7,7 +7,9 @@ from gemmill.quantize.experts import PackedGatedExperts as PackedGatedExperts
 from gemmill.quantize.experts import prepack_experts as prepack_experts
 from gemmill.quantize.experts import prepack_gated_experts as prepack_gated_experts
 from gemmill.quantize.gate_up import PackedGateUp as PackedGateUp
+from gemmill.quantize.gate_up import PackedGateUpExperts as PackedGateUpExperts
 from gemmill.quantize.gate_up import prepack_gate_up as prepack_gate_up
+from gemmill.quantize.gate_up import prepack_gate_up_experts as prepack_gate_up_experts
 from gemmill.quantize.rotation import fold_rotation as fold_rotation
 from gemmill.quantize.sparsity import ExpertError as ExpertError
 from gemmill.quantize.sparsity import prune_to_fp4 as prune_to_fp4

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gemmill.formats.gate_up import ORDERS, pack_blocks, pack_gate_up
@@ -59,5 +60,41 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
     return PackedGateUp(
         weights=pack_gate_up(weights, order),
         scales=of_rows if of_rows.numel() == 1 else pack_gate_up(of_rows, order),
+        order=order,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedGateUpExperts:
+    """What grouped_mm_act_quant takes as `b` and `b_scales`."""
+
+    b: Tensor
+    """[E, 2 hidden, K], contiguous, each expert's in the order of gemmill.formats.gate_up."""
+    scales: Tensor
+    """float32 [E], [E, 2 hidden], or of blocks [E, 2 blocks, K groups], the first gates', the first ups', and so on."""
+    order: str
+    """Of the weights that were given."""
+
+
+def prepack_gate_up_experts(weights: Tensor, scales: Tensor, order: str = "gate_up") -> PackedGateUpExperts:
+    """Packs weights [E, 2 hidden, K] of experts for grouped_mm_act_quant: each as prepack_gate_up does.
+
+    scales are of one value for each expert, [E] or [E, 1], of each row, or of blocks, with the experts first. Raises ValueError, in a
+    sentence, for what prepack_gate_up refuses, and for other numbers of experts.
+    """
+    if weights.dim() != 3 or scales.dim() < 1 or len(scales) != len(weights):
+        raise ValueError(
+            f"weights have shape {list(weights.shape)} and scales {list(scales.shape)}: both are of experts, weights [E, 2 hidden, K]"
+        )
+    if not len(weights):
+        raise ValueError("weights are of 0 experts, expected one or more")
+    packed = [prepack_gate_up(one, of_one, order) for one, of_one in zip(weights, scales, strict=True)]
+    in_blocks = packed[0].scales.dim() == 2
+    of_all = [one.scales.t() if in_blocks else one.scales for one in packed]
+    if not in_blocks and of_all[0].numel() == 1:
+        of_all = [one.reshape(()) for one in of_all]
+    return PackedGateUpExperts(
+        b=torch.stack([one.weights.view(torch.uint8) for one in packed]).view(weights.dtype),
+        scales=torch.stack(of_all),
         order=order,
     )

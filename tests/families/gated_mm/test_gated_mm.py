@@ -452,7 +452,7 @@ def test_a_question_with_scales_in_groups_finds_their_kernels(is_in_groups: bool
 )
 def test_the_model_gives_few_rows_small_tiles(result: Result, tiles: dict[int, int]) -> None:
     for m, tile_m in tiles.items():
-        call = ShapedCall(family="gated_mm", call_class=0, sizes=(m, 28672, 4096), alignments=(16, 16, 16))
+        call = ShapedCall(family="gated_mm", call_class=0, sizes=(m, 28672, 4096, 0), alignments=(16, 16, 16))
         best = min(rows_of(result, Activation.SILU), key=lambda row: model_ns(row, call, 132))
         assert best.facts.tile_m == tile_m, m
         assert best.facts.overlaps == (m == 4096)
@@ -469,10 +469,12 @@ def rows_of(result: Result, activation: Activation) -> list[Row]:
 def test_one_kernel_takes_every_layout_and_is_chosen_last(result: Result, activation: Activation) -> None:
     rows = rows_of(result, activation)
     (fallback,) = [row for row in rows if row.alignments == (1, 1, 1)]
-    assert fallback.least == (0, 0, 0)
+    assert fallback.least == (0, 0, 0, 0)
     rng = random.Random(0)
     for _ in range(400):
         m, n, k = (2 ** rng.uniform(0, most) for most in (14, 12, 14))
-        call = ShapedCall(family="gated_mm", call_class=0, sizes=(int(m), 32 * int(n), int(k)), alignments=(16, 16, 16))
+        call = ShapedCall(
+            family="gated_mm", call_class=0, sizes=(int(m), 32 * int(n), int(k), 0), alignments=(16, 16, 16)
+        )
         best = min(rows, key=lambda row: model_ns(row, call, 132))
         assert best is not fallback, call.sizes

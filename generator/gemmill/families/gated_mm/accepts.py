@@ -11,6 +11,7 @@ from gemmill.families.gated_mm.config import (
     Result,
     UnalignedGatedConfig,
 )
+from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.vocab import DType
 
@@ -61,10 +62,14 @@ class GroupGatedAccepts(GatedAccepts):
     group_size: ClassVar[int] = GROUP
 
 
+def _ops_of(config: GatedConfig) -> tuple[str, ...]:
+    return EXPERT_NAMES if config.by_expert else (SCALED_MM_ACT_QUANT.name,)
+
+
 def accepted(config: GatedConfig) -> GatedAccepts:
     """The calls that a kernel of this config takes."""
     return GatedAccepts(
-        ops=(SCALED_MM_ACT_QUANT.name,),
+        ops=_ops_of(config),
         dtype=config.dtype,
         result=config.result,
         activation=config.activation,
@@ -74,7 +79,7 @@ def accepted(config: GatedConfig) -> GatedAccepts:
 def accepted_in_groups(config: GroupGatedConfig) -> GroupGatedAccepts:
     """The calls that a kernel of this config takes."""
     return GroupGatedAccepts(
-        ops=(SCALED_MM_ACT_QUANT.name,),
+        ops=_ops_of(config),
         dtype=config.dtype,
         result=config.result,
         activation=config.activation,

@@ -8,6 +8,7 @@ from gemmill.family import ClassAxis, Classes
 CLASSES = Classes(
     (
         ClassAxis(name="group_size", expression="in_groups", values={0: 0, GROUP: 1}),
+        ClassAxis(name="by_expert", expression="of_experts", values={False: 0, True: 1}),
         ClassAxis(name="result", expression="result", values={result: i for i, result in enumerate(Result)}),
         ClassAxis(
             name="activation",
@@ -20,6 +21,7 @@ CLASSES = Classes(
 
 class _Served(NamedTuple):
     group_size: int
+    by_expert: bool
     result: Result
     activation: Activation
 
@@ -27,4 +29,7 @@ class _Served(NamedTuple):
 def classes_of(config: AnyConfig) -> list[int]:
     """Numbers of the classes that a kernel serves: one, or one of each activation where that is told at run time."""
     activations = (config.activation,) if isinstance(config, GatedConfig) else Activation
-    return [CLASSES.number(_Served(config.group_size, config.result, activation)) for activation in activations]
+    return [
+        CLASSES.number(_Served(config.group_size, config.by_expert, config.result, activation))
+        for activation in activations
+    ]

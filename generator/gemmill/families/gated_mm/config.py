@@ -61,6 +61,8 @@ class GatedConfig:
     backend: ClassVar[Backend] = Backend.CUTEDSL
     group_size: ClassVar[int] = 0
     """Elements along K that share a scale of the operands; 0: scales of rows and columns."""
+    by_expert: ClassVar[bool] = False
+    """Whether rows belong to experts, each with weights of its own."""
 
     def __post_init__(self) -> None:
         if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
@@ -118,6 +120,32 @@ class GroupGatedConfig(GatedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertGatedConfig(GatedConfig):
+    """The same of rows that belong to experts: their numbers are on the device (gemmill.gemm.experts)."""
+
+    tag: ClassVar[str] = "gatedexpertmm"
+    by_expert: ClassVar[bool] = True
+
+    @property
+    def compiled(self) -> "ExpertGatedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertGroupGatedConfig(GroupGatedConfig):
+    """Both: rows of experts, and operands whose scales change along K."""
+
+    tag: ClassVar[str] = "gatedexpertgroupmm"
+    by_expert: ClassVar[bool] = True
+
+    @property
+    def compiled(self) -> "ExpertGroupGatedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnalignedGatedConfig:
     """A kernel for operands that TMA does not take: any rows, strides and addresses. The activation is told at run time."""
 
@@ -126,6 +154,7 @@ class UnalignedGatedConfig:
     result: Result
     arch: Arch = Arch.SM90A
     group_size: ClassVar[int] = 0
+    by_expert: ClassVar[bool] = False
     tag: ClassVar[str] = "gatedunaligned"
     backend: ClassVar[Backend] = Backend.CUTLASS
     tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)

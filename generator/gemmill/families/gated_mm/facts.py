@@ -5,6 +5,7 @@ from math import gcd
 
 from gemmill.families.gated_mm.config import GROUP, GatedConfig, Result
 from gemmill.gemm import facts
+from gemmill.gemm.expert_rows import MOST_EXPERTS
 from gemmill.gemm.limits import SHARED_BYTES, SLAB, STORE_BUFFERS
 
 _BOX_BYTES = 128
@@ -26,6 +27,26 @@ class Facts(facts.Facts):
     def by_group(self) -> bool:
         """Whether the kernel finds a scale for each GROUP of results."""
         return self.result is Result.GROUP
+
+    @property
+    def by_expert(self) -> bool:
+        """Whether rows belong to experts."""
+        return self.config.by_expert
+
+    @property
+    def indexed(self) -> bool:
+        """Never: rows are in order."""
+        return False
+
+    @property
+    def most_experts(self) -> int:
+        """Experts that a kernel can find."""
+        return MOST_EXPERTS if self.by_expert else 0
+
+    @property
+    def tma_bytes(self) -> int:
+        """Of a stage, that TMA brings."""
+        return self.x_bytes + self.y_bytes
 
     @property
     def copying_threads(self) -> int:
@@ -94,7 +115,8 @@ class Facts(facts.Facts):
 
     def _fixed_bytes(self, store_buffers: int) -> int:
         boxes = store_buffers * self.store_rows * self.store_columns * self.result_bytes
-        return 1024 + self.consumer_groups * (boxes + 4 * self.vector_words) + 4 * self.maximum_words
+        tables = 4 * (3 * self.most_experts + 32) if self.by_expert else 0
+        return 1024 + tables + self.consumer_groups * (boxes + 4 * self.vector_words) + 4 * self.maximum_words
 
     def _stages_beside(self, store_buffers: int) -> int:
         return (SHARED_BYTES - self._fixed_bytes(store_buffers)) // self.stage_bytes

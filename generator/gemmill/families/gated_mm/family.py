@@ -12,7 +12,14 @@ from gemmill.families.gated_mm.accepts import (
     accepted_in_groups,
     accepted_unaligned,
 )
-from gemmill.families.gated_mm.config import AnyConfig, GatedConfig, GroupGatedConfig, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import (
+    AnyConfig,
+    ExpertGatedConfig,
+    ExpertGroupGatedConfig,
+    GatedConfig,
+    GroupGatedConfig,
+    UnalignedGatedConfig,
+)
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.names import from_fields, to_fields, unaligned_from_fields, unaligned_to_fields
 from gemmill.families.gated_mm.ops import OPS
@@ -58,6 +65,18 @@ IN_GROUPS = replace(
     accepts=GroupGatedAccepts,
     accepted=accepted_in_groups,
 )
+OF_EXPERTS = replace(
+    GATED,
+    tag=ExpertGatedConfig.tag,
+    doc="the same of rows that belong to experts",
+    config=ExpertGatedConfig,
+)
+OF_EXPERTS_IN_GROUPS = replace(
+    IN_GROUPS,
+    tag=ExpertGroupGatedConfig.tag,
+    doc="both: rows of experts, and scales of operands in groups along K",
+    config=ExpertGroupGatedConfig,
+)
 UNALIGNED = Kernels(
     tag=UnalignedGatedConfig.tag,
     doc="GEMMs that end with the activation of gates, however operands lie, on Hopper",
@@ -78,7 +97,7 @@ FAMILY = Family(
     name=NAME,
     doc="multiplies by gates and ups, and ends with their activation",
     asks=OPS,
-    kernels=(GATED, IN_GROUPS, UNALIGNED),
+    kernels=(GATED, IN_GROUPS, OF_EXPERTS, OF_EXPERTS_IN_GROUPS, UNALIGNED),
     cases="gemmill.families.gated_mm.cases",
     serving="gemmill.families.gated_mm.serving",
     questions=QUESTIONS,

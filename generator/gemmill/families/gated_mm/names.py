@@ -3,8 +3,18 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.gated_mm.config import Activation, GatedConfig, GroupGatedConfig, Result, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import (
+    Activation,
+    ExpertGatedConfig,
+    ExpertGroupGatedConfig,
+    GatedConfig,
+    GroupGatedConfig,
+    Result,
+    UnalignedGatedConfig,
+)
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+
+_OF_TAG = {kind.tag: kind for kind in (GatedConfig, GroupGatedConfig, ExpertGatedConfig, ExpertGroupGatedConfig)}
 
 
 def to_fields(config: GatedConfig) -> list[str]:
@@ -31,8 +41,7 @@ def from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> GatedConfig:
     if order not in ("ab", "swapab"):
         raise ValueError(f"operand order {order!r}, expected ab or swapab")
     told = _matched(r"s(auto|[1-9]\d*)", stages, f"stages {stages!r}, expected sauto or s and a number")[1]
-    kind = GroupGatedConfig if tag == GroupGatedConfig.tag else GatedConfig
-    return kind(
+    return _OF_TAG[tag](
         dtype=DType(dtype),
         result=Result(result),
         activation=Activation(activation),

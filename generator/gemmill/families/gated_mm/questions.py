@@ -6,6 +6,7 @@ QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
     Asked(name="n", flags="-n", least=0, is_size=True, help="Gates and ups together"),
     Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
+    Asked(name="experts", flags="--experts", least=1, help="Experts that rows are dealt to (8)"),
     Asked(
         name="activation",
         flags="--activation",

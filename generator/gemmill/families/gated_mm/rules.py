@@ -54,6 +54,12 @@ def _cluster(c: GatedConfig) -> Iterator[str]:
         yield f"cluster {c.cluster_shape_mnk}: pairs along M or N share loads, swapped kernels share none"
 
 
+def _experts(c: GatedConfig) -> Iterator[str]:
+    """Tiles along M are seldom of one expert; packed weights that fill the tensor core's rows are read once."""
+    if c.by_expert and c.cluster_shape_mnk != (1, 1, 1):
+        yield f"cluster {c.cluster_shape_mnk}: tiles of experts' rows are single CTAs'"
+
+
 def _registers(c: GatedConfig) -> Iterator[str]:
     """Sums lie in registers."""
     if c.kernel_schedule not in CONSUMER_GROUPS:
@@ -81,5 +87,5 @@ def _scales(c: GatedConfig) -> Iterator[str]:
         yield f"scales in groups of {c.group_size} with {c.accumulation} sums: they are applied where sums are promoted"
 
 
-RULES = (_hopper, _schedule, _accumulation, _scales, _tile, _groups, _cluster, _registers, _memory)
+RULES = (_hopper, _schedule, _accumulation, _scales, _tile, _groups, _cluster, _experts, _registers, _memory)
 UNALIGNED_RULES = (_hopper,)

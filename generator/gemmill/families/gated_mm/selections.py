@@ -6,6 +6,8 @@ from itertools import product
 from gemmill.families.gated_mm.config import (
     Activation,
     AnyConfig,
+    ExpertGatedConfig,
+    ExpertGroupGatedConfig,
     GatedConfig,
     GroupGatedConfig,
     Result,
@@ -78,10 +80,66 @@ def in_groups(arch: Arch) -> Iterator[GroupGatedConfig]:
             )
 
 
+_OF_EXPERTS = {
+    Result.BF16: (
+        ((64, 16, 256), BASIC, True),
+        ((128, 32, 256), COOPERATIVE, True),
+        ((128, 64, 128), COOPERATIVE, True),
+        ((128, 192, 128), PINGPONG, False),
+    ),
+    Result.STATIC: (
+        ((64, 16, 256), BASIC, True),
+        ((128, 64, 128), COOPERATIVE, True),
+        ((128, 192, 128), PINGPONG, False),
+    ),
+    Result.GROUP: (
+        ((256, 16, 128), COOPERATIVE, True),
+        ((256, 32, 128), COOPERATIVE, True),
+        ((256, 64, 128), COOPERATIVE, True),
+        ((64, 256, 128), PINGPONG, False),
+    ),
+}
+_OF_EXPERTS_IN_GROUPS = {
+    Result.BF16: ((128, 16, 256), (128, 64, 128), (256, 96, 128)),
+    Result.STATIC: ((128, 16, 256), (128, 64, 128), (256, 96, 128)),
+    Result.GROUP: ((256, 16, 128), (256, 64, 128), (256, 96, 128)),
+}
+"""Tiles, schedules, and whether weights fill the tensor core's rows: those of dense kernels, without pairs along M. Compiled, never
+run."""
+
+
+def of_experts(arch: Arch) -> Iterator[GatedConfig]:
+    """Of rows that belong to experts, with both kinds of scales: of SiLU and SwiGLU, which experts have."""
+    for activation, result in product((Activation.SILU, Activation.SWIGLU), Result) if arch is Arch.SM90A else ():
+        for tile, schedule, swap_ab in _OF_EXPERTS[result]:
+            yield ExpertGatedConfig(
+                dtype=DType.E4M3,
+                result=result,
+                activation=activation,
+                tile_shape_mnk=tile,
+                kernel_schedule=schedule,
+                accumulation=Accumulation.FAST,
+                swap_ab=swap_ab,
+                arch=arch,
+            )
+        for tile in _OF_EXPERTS_IN_GROUPS[result]:
+            yield ExpertGroupGatedConfig(
+                dtype=DType.E4M3,
+                result=result,
+                activation=activation,
+                tile_shape_mnk=tile,
+                kernel_schedule=COOPERATIVE,
+                accumulation=Accumulation.PROMOTED,
+                swap_ab=True,
+                arch=arch,
+            )
+
+
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """What default has, and kernels of operands in groups, which no GPU has run."""
+    """What default has, kernels of operands in groups, and those of experts' rows, which no GPU has run."""
     yield from default(arch)
     yield from in_groups(arch)
+    yield from of_experts(arch)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:

@@ -1,7 +1,10 @@
 """The op in the runtime."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from gemmill.families.gated_mm import reference
 from gemmill.families.gated_mm.config import GROUP, Result
@@ -9,6 +12,7 @@ from gemmill.families.gated_mm.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.formats.gating import group_codes, group_scales
+from gemmill.formats.segments import segments
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
@@ -17,6 +21,40 @@ from gemmill.runtime.serving import Serving, count_of_variants
 from gemmill.vocab.activation import Activation
 
 OF_WORD = {activation.spelled: activation for activation in Activation}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One expert's rows."""
+
+    index: Any
+    """Of out and of its scales."""
+    rows: slice
+    """The same, where rows of all slots are counted."""
+    operands: dict[str, Tensor]
+    """a, b, a_scales and b_scales as the op without experts has them."""
+
+
+def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
+    """The parts of a call that has passed the checks, of arguments by role."""
+    slot, in_groups = call["slot"], call["in_groups"]
+    a = given["a"].reshape(-1, call["K"])
+    a_scales, b_scales = given["a_scales"], given["b_scales"]
+    a_scales = a_scales.reshape(-1, call["k_groups"]) if in_groups else a_scales.reshape(-1)
+    b_scales = b_scales if in_groups else b_scales.reshape(call["weights"], -1)
+    for span in segments(
+        given["expert_offsets"], call["M"], call["weights"], slot=slot, expert_map=given.get("expert_map")
+    ):
+        rows = slice(span.begin, span.end)
+        of_weights = b_scales[span.weights]
+        operands = {
+            "a": a[rows],
+            "b": given["b"][span.weights].t(),
+            "a_scales": a_scales if a_scales.shape == (1,) else a_scales[rows],
+            "b_scales": of_weights.t() if in_groups else of_weights,
+        }
+        index: Any = (span.begin // slot, slice(0, span.end - span.begin)) if slot else rows
+        yield Part(index=index, rows=rows, operands=operands)
 
 
 def results_of(given: dict[str, Any], result: Result) -> dict[str, Any]:
@@ -41,18 +79,34 @@ def results_of(given: dict[str, Any], result: Result) -> dict[str, Any]:
 
 
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
-    for name, value in results_of(given, list(Result)[call["result"]]).items():
+    result = list(Result)[call["result"]]
+    if call.get("of_experts"):
+        for name in ("out", "out_scales"):  # a call counts as a write, of experts without rows too
+            if given[name] is not None:
+                yield given[name][:0], given[name][:0]
+        for part in parts_of(call, given):
+            for name, value in results_of(given | part.operands, result).items():
+                yield given[name][part.index], value
+        return
+    for name, value in results_of(given, result).items():
         yield given[name], value
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     judged = checks.check(op, call)
-    asked, selection = shaped_call_of(judged), "sweep" if judged["in_groups"] else "default"
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
+    asked, selection = (
+        shaped_call_of(judged),
+        "sweep" if judged["in_groups"] or judged.get("of_experts") else "default",
+    )
+    sizes, alignments = (
+        ", ".join(map(str, numbers))
+        for numbers in (asked.sizes if judged.get("of_experts") else asked.sizes[:3], asked.alignments)
+    )
+    experts = ", experts" if judged.get("of_experts") else ""
     count = sum(entry.family == asked.family for entry in build.manifest.entries)
     reason = choice.trace[0].reason if choice.trace else "it has none"
     return (
-        f"none of {count_of_variants(count)} of gated GEMMs in build {build.build_id} takes M, N, K = {sizes} with "
+        f"none of {count_of_variants(count)} of gated GEMMs in build {build.build_id} takes M, N, K{experts} = {sizes} with "
         f"alignments of a, b, out = {alignments} bytes ({reason}); `gemmill build --arch {build.manifest.arch} --select {selection}` "
         "builds those that there are"
     )

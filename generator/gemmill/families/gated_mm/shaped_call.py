@@ -7,18 +7,37 @@ from gemmill.family.operand import Operand, tma_alignment
 
 def shaped_call_of(call: Judged) -> ShapedCall:
     """The class and the sizes of a call that has passed the checks."""
+    if call.get("of_experts"):
+        return _of_experts(call)
     m, n, k = call["M"], call["N"], call["K"]
     out, a, b = call.tensor("out"), call.tensor("a"), call.tensor("b")
     strides = _stride(out, 0, m, n // 2), _stride(a, 0, m, k), _stride(b, 1, n, k)
     return ShapedCall(
         family=NAME,
         call_class=call["class"],
-        sizes=(m, n, k),
+        sizes=(m, n, k, 0),
         # a TMA store ends at a multiple of 16 bytes, not where a row does
         alignments=(
             tma_alignment(a, strides[1], k),
             tma_alignment(b, strides[2], k),
             tma_alignment(out, strides[0] | n // 2, n // 2),
+        ),
+    )
+
+
+def _of_experts(call: Judged) -> ShapedCall:
+    """Of rows that belong to experts, as many as the host knows of."""
+    hidden, slot, rows = call["N"] // 2, call["slot"], call["M"]
+    if slot:
+        rows = rows // slot * min(call.get("expected_rows") or slot, slot)
+    a, b, out = (call.tensor(name) for name in ("a", "b", "out"))
+    return ShapedCall(
+        family=NAME,
+        call_class=call["class"],
+        sizes=(rows, call["N"], call["K"], call["experts"]),
+        alignments=(
+            *(tma_alignment(x, x.row_stride, x.shape[-1]) for x in (a, b)),
+            tma_alignment(out, out.row_stride | hidden, hidden),
         ),
     )
 

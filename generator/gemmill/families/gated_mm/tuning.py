@@ -44,16 +44,16 @@ def _rows(config: AnyConfig, accepts: UnalignedGatedAccepts, kernel: int) -> Ite
             call_class=number,
             most=MOST_OF_TMA,
             alignments=(1 if any_layout else TMA_BYTES,) * 3,
-            least=(0, 0, 0 if any_layout else 1),
+            least=(0, 0, 0 if any_layout else 1, 0),
             facts=facts,
         )
 
 
 TUNING = Tuning(
-    sizes=("m", "n", "k"),
+    sizes=("m", "n", "k", "experts"),
     result=("m", "n"),
     aligned=("a", "b", "out"),
-    near=("n", "k"),
+    near=("n", "k", "experts"),
     bucketed="m",
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,

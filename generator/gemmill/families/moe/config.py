@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.gemm.config import ACCUMULATOR_OF, Problem, Schedule
+from gemmill.gemm.expert_rows import MOST_EXPERTS as MOST_EXPERTS
 from gemmill.vocab import (
     Accumulation,
     Arch,
@@ -19,8 +20,6 @@ from gemmill.vocab import (
 )
 from gemmill.vocab.format import MXFP4, NVFP4
 
-MOST_EXPERTS = 512
-"""Whose rows a kernel looks up in shared memory."""
 GROUP = 128
 """Elements along K, and columns of weights, that share a scale where scales come in groups."""
 OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)

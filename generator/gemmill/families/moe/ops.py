@@ -2,19 +2,7 @@
 
 from gemmill.families.moe.config import GROUP, OPERANDS
 from gemmill.families.moe.packed_ops import PACKED_OPS
-from gemmill.families.moe.steps import (
-    IDS,
-    IN_ORDER_OR_GATHERED,
-    IN_SLOTS,
-    MAP,
-    OFFSETS,
-    ROWS_APART,
-    ROWS_USED,
-    SEGMENTS,
-    USED_ROWS,
-    end_of,
-    rows_at_one_stride,
-)
+from gemmill.families.moe.steps import end_of
 from gemmill.family import (
     Aspect,
     Check,
@@ -32,6 +20,18 @@ from gemmill.family import (
     When,
 )
 from gemmill.gemm.config import RESULTS_OF
+from gemmill.gemm.expert_rows import (
+    IDS,
+    IN_ORDER_OR_GATHERED,
+    IN_SLOTS,
+    MAP,
+    OFFSETS,
+    ROWS_APART,
+    ROWS_USED,
+    SEGMENTS,
+    USED_ROWS,
+    rows_at_one_stride,
+)
 from gemmill.vocab import DType
 
 GROUPED_MM = OpSchema(

@@ -1,7 +1,10 @@
 """The grouped GEMMs of packed 4-bit weights, and what must hold for a call of each."""
 
 from gemmill.families.moe.config import FP4_FORMATS, FP4_PAIRS
-from gemmill.families.moe.steps import (
+from gemmill.families.moe.steps import end_of
+from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Step, Tensor, When, any_of
+from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
+from gemmill.gemm.expert_rows import (
     IDS,
     IN_ORDER_OR_GATHERED,
     IN_SLOTS,
@@ -11,11 +14,8 @@ from gemmill.families.moe.steps import (
     ROWS_USED,
     SEGMENTS,
     USED_ROWS,
-    end_of,
     rows_at_one_stride,
 )
-from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Step, Tensor, When, any_of
-from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import DType
 from gemmill.vocab.format import MXFP4, NVFP4
 

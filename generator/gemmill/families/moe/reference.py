@@ -5,46 +5,15 @@ it: scales of columns, then of rows, in float32, rounded once to the result's ty
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gemmill.formats.folded_blocks import FoldedBlocks
 from gemmill.formats.fp4_blocks import Fp4Blocks
+from gemmill.formats.segments import Segment as Segment
+from gemmill.formats.segments import segments as segments
 from gemmill.vocab import Format
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """Rows of one expert."""
-
-    begin: int
-    end: int
-    weights: int
-    """Which weights they are multiplied by."""
-
-
-def segments(
-    offsets: Tensor, rows: int, weights: int, *, slot: int = 0, expert_map: Tensor | None = None
-) -> Iterator[Segment]:
-    """Whose rows are whose, of `rows` rows: of experts that have some, and weights.
-
-    offsets: [experts + 1], where segments follow one another; of `slot` rows for each expert, the rows used [experts]. What
-    lies outside of the rows, or of a slot, is cut off. expert_map: of each expert its weights, -1 for none.
-    """
-    told = offsets.reshape(-1).tolist()
-    known = None if expert_map is None else expert_map.reshape(-1).tolist()
-    for expert in range(len(told) - (slot == 0)):
-        if slot:
-            begin = expert * slot
-            end = begin + min(max(told[expert], 0), slot)
-        else:
-            begin = min(max(told[expert], 0), rows)
-            end = min(max(told[expert + 1], begin), rows)
-        which = expert if known is None else known[expert]
-        if end > begin and 0 <= which < weights:
-            yield Segment(begin=begin, end=end, weights=which)
 
 
 def gathered(x: Tensor, token_ids: Tensor) -> Tensor:

@@ -1,88 +1,10 @@
-"""What must hold for rows of experts, whatever they are multiplied by."""
+"""What must hold at the end of a call, whatever rows of experts are multiplied by."""
 
 from gemmill.families.moe.classes import CLASSES
-from gemmill.families.moe.config import MOST_EXPERTS
-from gemmill.family import Aspect, Check, Layout, Let, Require, Step, Tensor
-from gemmill.family.operand import MOST_OF_TMA
-from gemmill.vocab import DType
-
-MAP = Tensor("expert_map", "experts", (DType.S32,), Layout.VECTOR)
-OFFSETS = Tensor("expert_offsets", "ends", (DType.S32, DType.S64), Layout.VECTOR)
-ROWS_USED = Tensor("expert_offsets", "experts", (DType.S32, DType.S64), Layout.VECTOR)
-IDS = Tensor("token_ids", "M", (DType.S32, DType.S64), Layout.VECTOR)
-LIMIT = Require(
-    f"M <= {MOST_OF_TMA} and tokens <= {MOST_OF_TMA} and N <= {MOST_OF_TMA} and K <= {MOST_OF_TMA}",
-    f"rows, N, K = {{M}}, {{N}}, {{K}}: each must be at most {MOST_OF_TMA}",
-)
-EXPERTS: tuple[Step, ...] = (
-    Require(
-        f"experts <= {MOST_EXPERTS}",
-        f"there are {{experts}} experts: a kernel finds rows of {MOST_EXPERTS} at most",
-    ),
-    Require(
-        "expert_map == 1 or experts == weights",
-        "{b.name} is {b.shape}, weights of {weights} experts, and there are {experts}: give an expert_map that says whose they are",
-    ),
-    Check(Aspect.WHOLE, "expert_map"),
-)
-
-
-def rows_at_one_stride(role: str) -> tuple[Step, ...]:
-    """Of a tensor of three dimensions."""
-    return (
-        Let(f"{role}_rows", f"row_stride({role})"),
-        Require(
-            f"{role}_rows >= 0",
-            f"{{{role}.name}} of {{{role}.shape}} has strides {{{role}.strides}}: its last stride must be 1, and rows must follow "
-            "one another at one stride",
-        ),
-    )
+from gemmill.family import Aspect, Check, Step
 
 
 def end_of(of_rows: str) -> tuple[Step, ...]:
     """The last steps of a contract: devices, overlaps and the class; `of_rows` says which rows an expert has."""
     roles = f"out a b a_scales b_scales alpha bias {of_rows} expert_map token_ids"
     return (Check(Aspect.DEVICE, roles), Check(Aspect.APART, roles), CLASSES)
-
-
-IN_ORDER_OR_GATHERED: tuple[Step, ...] = (
-    Let("indexed", "token_ids"),
-    Require(
-        "indexed == 1 or M == tokens",
-        "{out.name} is {out.shape} and {a.name} is {a.shape}: without token_ids both have the same rows",
-    ),
-    Check(Aspect.WHOLE, "token_ids"),
-    Require("indexed == 0 or M == 0 or tokens >= 1", "{a.name} is {a.shape}: token_ids name {M} rows, and it has none"),
-    LIMIT,
-    Check(Aspect.LAYOUT, "a out"),
-)
-SEGMENTS: tuple[Step, ...] = (
-    Check(Aspect.DTYPE, "expert_offsets"),
-    Let("ends", "numel(expert_offsets)"),
-    Check(Aspect.SHAPE, "expert_offsets"),
-    Check(Aspect.LAYOUT, "expert_offsets"),
-    Require(
-        "ends >= 1", "{expert_offsets.name} is empty, expected the first row of each expert and the end of the last"
-    ),
-    Let("experts", "ends - 1"),
-    Let("slot", "0"),
-    *EXPERTS,
-)
-IN_SLOTS: tuple[Step, ...] = (
-    Let("M", "experts * slot"),
-    Let("tokens", "M"),
-    Let("indexed", "0"),
-    LIMIT,
-    *rows_at_one_stride("a"),
-)
-ROWS_APART = Require(
-    "M <= 1 or out_rows >= N",
-    "{out.name} has row stride {out_rows} for rows of {N}: its rows overlap",
-)
-USED_ROWS: tuple[Step, ...] = (
-    Check(Aspect.DTYPE, "expert_offsets"),
-    Check(Aspect.SHAPE, "expert_offsets"),
-    Check(Aspect.LAYOUT, "expert_offsets"),
-    Require("expected_rows >= 0", "expected_rows is {expected_rows}, expected a number of rows, or 0 for any"),
-    *EXPERTS,
-)

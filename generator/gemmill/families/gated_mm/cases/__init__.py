@@ -2,7 +2,7 @@
 
 from gemmill.families.gated_mm.cases.asked import asked
 from gemmill.families.gated_mm.cases.checked import of_config, once, sized
-from gemmill.families.gated_mm.cases.drawn import GatedJudge, drawn, is_lacking
+from gemmill.families.gated_mm.cases.drawn import drawn, is_lacking, judge
 from gemmill.numerics.cases import Cases
 
 CASES = Cases(
@@ -11,7 +11,7 @@ CASES = Cases(
     once=once,
     asked=asked,
     drawn=drawn,
-    judge=GatedJudge,
+    judge=judge,
     counts_are_final=True,
     is_lacking=is_lacking,
 )

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 
 from gemmill.families.gated_mm.config import GROUP
+from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.vocab import DType
+
+_EXPERTS = 8
 
 
 def asked(op: str, question: Question) -> list[Any]:
@@ -17,7 +20,11 @@ def asked(op: str, question: Question) -> list[Any]:
     if n is None or k is None or q["hidden"] is not None:
         raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
     refuse_unused(op, q)
-    group = q["group"] or 0
+    if q["experts"] is not None and op not in EXPERT_NAMES:
+        raise ValueError(
+            f"{op} with --experts: its rows have one layer's weights, {GROUPED_MM_ACT_QUANT.name} has experts'"
+        )
+    group, experts = q["group"] or 0, q["experts"] or _EXPERTS if op in EXPERT_NAMES else 0
     if group not in (0, GROUP):
         raise ValueError(f"{op} with --group {group}: it has groups of {GROUP}, or none")
     out = DType(q["out"] or (DType.E4M3 if group else DType.BF16))
@@ -26,6 +33,8 @@ def asked(op: str, question: Question) -> list[Any]:
     in_groups, k_groups = bool(q["in_groups"]), -(-k // GROUP)
     activation, hidden = q["activation"] or "silu", n // 2
     numbers = (1.702, 7.0, 1.0) if activation == "swiglu" else (1.0, math.inf, 0.0)
+    if op in EXPERT_NAMES:
+        return _of_experts(op, (m, n, k, experts), (out, bool(group), in_groups), (activation, *numbers))
     return [
         _empty(out, m, hidden),
         _empty(DType.F32, m, hidden // GROUP) if group else None,
@@ -36,6 +45,28 @@ def asked(op: str, question: Question) -> list[Any]:
         activation,
         *numbers,
         _empty(DType.F32, 1) if out is DType.E4M3 and not group else None,
+    ]
+
+
+def _of_experts(
+    op: str, sizes: tuple[int, int, int, int], kinds: tuple[DType, bool, bool], numbers: tuple[Any, ...]
+) -> list[Any]:
+    """Of rows that belong to experts."""
+    (m, n, k, experts), (out, by_group, in_groups) = sizes, kinds
+    is_masked, hidden, k_groups = op != GROUPED_MM_ACT_QUANT.name, n // 2, -(-k // GROUP)
+    rows = (experts, -(-m // experts)) if is_masked else (m,)
+    return [
+        _empty(out, *rows, hidden),
+        _empty(DType.F32, *rows, hidden // GROUP) if by_group else None,
+        _empty(DType.E4M3, *rows, k),
+        _empty(DType.E4M3, experts, n, k),
+        _empty(DType.F32, *rows, k_groups) if in_groups else _empty(DType.F32, *rows, 1),
+        _empty(DType.F32, experts, 2 * -(-hidden // GROUP), k_groups) if in_groups else _empty(DType.F32, experts, n),
+        _empty(DType.S32, experts if is_masked else experts + 1),
+        *numbers,
+        _empty(DType.F32, 1) if out is DType.E4M3 and not by_group else None,
+        None,
+        *((0,) if is_masked else ()),
     ]
 
 

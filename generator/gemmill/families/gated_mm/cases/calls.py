@@ -54,23 +54,25 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n = 2 * p.hidden
     a = torch.ones((p.m, p.k + p.pad), device=device).to(torch.float8_e4m3fn)[:, : p.k]
-    a.copy_(_codes((p.m, p.k), p, g))
+    a.copy_(codes_of((p.m, p.k), p, g))
     shapes = group_shapes(p) if p.group_size else ((1,), (1,)) if p.one_value else ((p.m, 1), (n,))
-    a_scales, b_scales = (_scales(shape, p, g) for shape in shapes)
+    a_scales, b_scales = (scales_of(shape, p, g) for shape in shapes)
     if p.group_size and p.transposed:
         a_scales, b_scales = (x.t().contiguous().t() for x in (a_scales, b_scales))
-    alpha, limit, beta = p.numbers
     return {
         "a": a,
-        "b": _codes((n, p.k), p, g).t(),
+        "b": codes_of((n, p.k), p, g).t(),
         "a_scales": a_scales,
         "b_scales": b_scales,
-        "activation": p.activation.spelled,
-        "alpha": alpha,
-        "limit": limit,
-        "beta": beta,
         "static_scale": torch.full((1,), 0.25, device=device) if p.result is Result.STATIC else None,
+        **numbers_of(p),
     }
+
+
+def numbers_of(p: CallSpec) -> dict[str, Any]:
+    """The activation, and what it is told."""
+    alpha, limit, beta = p.numbers
+    return {"activation": p.activation.spelled, "alpha": alpha, "limit": limit, "beta": beta}
 
 
 def arguments_of(given: dict[str, Any]) -> list[Any]:
@@ -113,13 +115,15 @@ def groups_of(hidden: int) -> int:
     return hidden // GROUP
 
 
-def _codes(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
+def codes_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
+    """Random operands."""
     if p.data == "random":
         return torch.randn(shape, device=g.device, generator=g).to(torch.float8_e4m3fn)
     return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(torch.float8_e4m3fn)
 
 
-def _scales(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
+def scales_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
+    """Random scales: of integers powers of two."""
     if p.data == "random":
         return torch.rand(shape, device=g.device, generator=g) * 0.2 + 0.05
     least = -3 if p.data == "integers" else 0

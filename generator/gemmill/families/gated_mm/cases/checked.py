@@ -1,10 +1,11 @@
 """The calls by which a variant is verified."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gemmill.families.gated_mm.cases.calls import (
     NEUTRAL,
@@ -14,6 +15,13 @@ from gemmill.families.gated_mm.cases.calls import (
     make_given,
     report_of,
     wrong_of,
+)
+from gemmill.families.gated_mm.cases.experts import (
+    ExpertSpec,
+    expert_arguments_of,
+    make_expert_given,
+    of_counts,
+    wrong_of_experts,
 )
 from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.facts import Facts
@@ -53,10 +61,14 @@ class GatedCase:
             strides = (1, p.m + p.pad) if p.transposed else (groups + p.pad, 1)
             slots["out_scales"] = Slot.matrix(torch.float32, (p.m, groups), strides, values=None, written=True)
         memory = Memory(slots, where, GUARD_BYTES + GUARD_ROWS * (p.hidden + p.pad) * dtype.itemsize)
-        written = {"out": memory.tensor("out"), "out_scales": None}
-        if "out_scales" in slots:
-            written["out_scales"] = memory.tensor("out_scales")
-        return make_given(p, where) | written, memory
+        written: dict[str, Any] = {"out_scales": None} | {name: self._shaped(memory.tensor(name)) for name in slots}
+        return self._given(where) | written, memory
+
+    def _given(self, where: torch.device) -> dict[str, Any]:
+        return make_given(self.spec, where)
+
+    def _shaped(self, written: Tensor) -> Tensor:
+        return written
 
     def run(self, device: str) -> Outcome:
         """Call the op on fresh operands, and hold the result against the reference."""
@@ -70,11 +82,48 @@ class GatedCase:
         return Outcome(report=report)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertGatedCase(GatedCase):
+    """The same of rows that belong to experts."""
+
+    spec: ExpertSpec
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.spec.op
+
+    def arguments(self, device: str) -> list[Any]:
+        """In the order of the op's schema; what is written is poisoned."""
+        return expert_arguments_of(self.op, self._made(device)[0])
+
+    def _given(self, where: torch.device) -> dict[str, Any]:
+        return make_expert_given(self.spec, where)
+
+    def _shaped(self, written: Tensor) -> Tensor:
+        p = self.spec
+        return written.unflatten(0, (len(p.counts), p.slot)) if p.slot else written
+
+    def run(self, device: str) -> Outcome:
+        """Call the op on fresh operands, and hold the result against the reference; rows of no expert stay poisoned."""
+        given, memory = self._made(device)
+        before = memory.bytes.clone()
+        was = {name: memory.tensor(name).clone() for name in memory.slots}
+        getattr(getattr(torch.ops, NAMESPACE), self.op).default(*expert_arguments_of(self.op, given))
+        written = {name: given[name] for name in memory.slots}
+        report = report_of(wrong_of_experts(self.op, given, written, was, exactly=self.spec.data != "random"))
+        if not report and (changed := memory.changed(before, written=True)).any():
+            report = memory.places(changed)
+        return Outcome(report=report)
+
+
 def of_config(config: AnyConfig) -> Iterator[GatedCase]:
     """Rows below, at and across a variant's tile, results across it, K of part of a step and of many, rows that lie apart."""
     if isinstance(config, UnalignedGatedConfig):
         for activation in Activation:
             yield from _of_unaligned(_first(config.result, activation))
+    elif config.by_expert:
+        yield from _of_experts(config)
     else:
         yield from _of_tile(config)
 
@@ -113,9 +162,44 @@ def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
     yield GatedCase(spec=replace(specs[3], data="large"))
 
 
+def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
+    """Routings below, at and across a tile; experts without rows, segments with spare rows around them, slots, maps."""
+    facts, first = Facts(config), _first_of_experts(config)
+    tile, columns = facts.tile_m, facts.tile_columns
+    step = 128 if config.result is Result.GROUP else 16
+    across = -(-(columns + step) // step) * step
+    specs = (
+        of_counts(first, (tile + 3,), hidden=step, k=160),
+        of_counts(first, (0, 1, 0, tile, 2 * tile + 1, 0), hidden=across, k=512, pad=16),
+        of_counts(first, (0, 0, tile - 1), hidden=columns, k=96, spare=7, wide_offsets=True),
+        of_counts(first, (5, 0, tile, 1), slot=tile, hidden=step, k=288),
+        of_counts(first, (tile, 3 * tile // 2, 2), slot=2 * tile, hidden=across, k=128, wide_offsets=True, pad=16),
+        of_counts(first, (4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), hidden=columns, k=256),
+        of_counts(first, (17 * tile + 5, 3), hidden=step, k=64),
+        of_counts(first, (1,) * 40 + (0,) * 60 + (2,) * 33, hidden=step, k=192),
+    )
+    for i, spec in enumerate(specs):
+        yield ExpertGatedCase(spec=replace(spec, data="integers"))
+        if i < 2:
+            yield ExpertGatedCase(spec=spec)
+    yield ExpertGatedCase(spec=replace(specs[1], data="large"))
+    if not config.group_size:
+        yield ExpertGatedCase(spec=of_counts(first, (3, tile), hidden=step, one_value=True, data="integers"))
+
+
+def _first_of_experts(config: GatedConfig) -> ExpertSpec:
+    first = _first(config.result, config.activation, config.group_size)
+    return ExpertSpec(**{field.name: getattr(first, field.name) for field in fields(first)}, counts=(1,))
+
+
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
     """A call of small integers. Raises ValueError for what the op has no room for."""
     activation = config.activation if isinstance(config, GatedConfig) else Activation.SILU
+    if isinstance(config, GatedConfig) and config.by_expert:
+        spec = of_counts(
+            _first_of_experts(config), (sizes["m"],), hidden=sizes["n"] // 2, k=sizes["k"], data="integers"
+        )
+        return ExpertGatedCase(spec=spec)
     first = _first(config.result, activation, config.group_size)
     return GatedCase(spec=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
 

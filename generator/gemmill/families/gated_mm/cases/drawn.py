@@ -9,7 +9,9 @@ from torch import Tensor
 from gemmill.families.gated_mm.accepts import GatedAccepts
 from gemmill.families.gated_mm.cases.calls import NEUTRAL, CallSpec, group_shapes, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
+from gemmill.families.gated_mm.cases.experts_drawn import ExpertJudge, drawn_experts, is_lacking_experts
 from gemmill.families.gated_mm.config import GROUP, Activation, Result
+from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.family.operand import TMA_BYTES
 from gemmill.formats.layout import GATE_UP_ROWS
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
@@ -27,7 +29,9 @@ _IN_GROUPS = 0.3
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of the op."""
+    """A call of one of the ops."""
+    if op in EXPERT_NAMES:
+        return drawn_experts(op, draw, limits)
     result, activation = draw.one_of(tuple(Result)), draw.one_of(tuple(Activation))
     exact, tidy = draw.chance(0.6), draw.chance(_SERVED)
     step = GROUP if result is Result.GROUP else GATE_UP_ROWS // 2
@@ -109,8 +113,17 @@ class GatedJudge:
         return wrong_of(self._given, written, exactly=self._exactly)
 
 
+def judge(call: LegalCall, memory: Memory, before: Tensor) -> GatedJudge | ExpertJudge:
+    """Of a call of one of the ops."""
+    if call.op in EXPERT_NAMES:
+        return ExpertJudge(call, memory, before)
+    return GatedJudge(call, memory, before)
+
+
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of this result and activation that takes such operands."""
+    if call.op in EXPERT_NAMES:
+        return is_lacking_experts(call)
     names = {activation.spelled: activation for activation in Activation}
     result = (
         Result.GROUP if "out_scales" in call.slots else Result.STATIC if "static_scale" in call.slots else Result.BF16

@@ -31,6 +31,18 @@ class Ending(Packed):
     beta: Float32
 
 
+@dataclass
+class Kept(Packed):
+    """Where D lies, and which of its rows a tile may write: those of one expert."""
+
+    d: cute.Pointer
+    ldd: Int64
+    n: Int32
+    """Columns of D."""
+    begin: Int32
+    end: Int32
+
+
 @cute.jit
 def store(
     plan: cutlass.Constexpr,
@@ -38,13 +50,13 @@ def store(
     held: tuple,
     target: tuple,
     ending: Ending,
-    m: Int32,
+    rows,
     place: tuple,
     origin: tuple,
     turn: Int32,
 ):
-    """Finishes and stores a group's part of a tile, by TMA, which leaves out what is beyond D. `turn` alternates from tile to
-    tile."""
+    """Finishes and stores a group's part of a tile, by TMA, which leaves out what is beyond D. `rows` is how many D has, or `Kept`, those
+    of an expert; `turn` alternates from tile to tile."""
     _, vectors, _, _ = target
     _, thread = place
     if cutlass.const_expr(not plan.meets_end):
@@ -52,7 +64,7 @@ def store(
     x0, y0 = origin
     m0, column0 = (y0, x0 // 2) if cutlass.const_expr(plan.swap_ab) else (x0, y0 // 2)
     if cutlass.const_expr(plan.by_group and plan.swap_ab):
-        store_groups_of_columns(plan, sums, target, ending, m, place, (m0, column0), turn)
+        store_groups_of_columns(plan, sums, target, ending, rows, place, (m0, column0), turn)
     else:
         by = Float32(1)
         if cutlass.const_expr(plan.result is Result.STATIC):
@@ -63,8 +75,8 @@ def store(
             if cutlass.const_expr(first > 0):
                 epilogue.wait_for_buffers(place)
             for buffer in cutlass.range_constexpr(len(together)):
-                write_box(plan, sums, target, ending, m, thread, (m0, column0), by, (together[buffer], buffer))
-            send(plan, target, place, (m0, column0), together)
+                write_box(plan, sums, target, ending, rows, thread, (m0, column0), by, (together[buffer], buffer))
+            send(plan, target, place, (m0, column0), together, rows)
 
 
 @cute.jit
@@ -73,7 +85,7 @@ def write_box(
     sums: list,
     target: tuple,
     ending: Ending,
-    m: Int32,
+    rows,
     thread: Int32,
     origin: tuple,
     by: Float32,
@@ -97,8 +109,12 @@ def write_box(
             divide(values, range(row * half, (row + 1) * half), shrink, divisor)
             at = origin[0] + row_offset(box[0], row, thread)
             group = (origin[1] + box[1] * plan.store_columns) // GROUP
-            if thread % 4 == 0 and at < m and group < ending.groups:
-                store_scale(ending, at, group, scale)
+            if cutlass.const_expr(plan.by_expert):
+                if thread % 4 == 0 and at >= rows.begin and at < rows.end and group < ending.groups:
+                    store_scale(ending, at, group, scale)
+            else:
+                if thread % 4 == 0 and at < rows and group < ending.groups:
+                    store_scale(ending, at, group, scale)
     elif cutlass.const_expr(plan.result is Result.STATIC):
         for i in cutlass.range_constexpr(len(found)):
             values[i] = arithmetic.times(values[i], by)
@@ -129,7 +145,7 @@ def store_groups_of_columns(
     sums: list,
     target: tuple,
     ending: Ending,
-    m: Int32,
+    rows,
     place: tuple,
     origin: tuple,
     turn: Int32,
@@ -165,11 +181,15 @@ def store_groups_of_columns(
             for j in cutlass.range_constexpr(c, len(all_of_them[i]), columns):
                 divide(values[i], range(j, j + 1), shrink, divisor)
         at, of_row = origin[0] + y, origin[1] // GROUP
-        if group == 0 and warp == 0 and lane < 4 and at < m and of_row < ending.groups:
-            store_scale(ending, at, of_row, scale)
+        if cutlass.const_expr(plan.by_expert):
+            if group == 0 and warp == 0 and lane < 4 and at >= rows.begin and at < rows.end and of_row < ending.groups:
+                store_scale(ending, at, of_row, scale)
+        else:
+            if group == 0 and warp == 0 and lane < 4 and at < rows and of_row < ending.groups:
+                store_scale(ending, at, of_row, scale)
     for i in cutlass.range_constexpr(len(plan.boxes)):
         write(plan, boxes, values[i], all_of_them[i], (plan.boxes[i], i))
-    send(plan, target, place, origin, plan.boxes)
+    send(plan, target, place, origin, plan.boxes, rows)
 
 
 def swizzled(plan, offset: Int32) -> Int32:
@@ -208,7 +228,50 @@ def put(text: str, *given) -> None:
 
 
 @cute.jit
-def send(plan: cutlass.Constexpr, target: tuple, place: tuple, origin: tuple, together: cutlass.Constexpr):
+def send(plan: cutlass.Constexpr, target: tuple, place: tuple, origin: tuple, together: cutlass.Constexpr, rows):
+    """Stores the boxes that the group has written: of an expert by TMA where all of their rows are its own."""
+    if cutlass.const_expr(not plan.by_expert):
+        send_whole(plan, target, place, origin, together)
+    else:
+        if origin[0] >= rows.begin and origin[0] + plan.group_m <= rows.end:
+            send_whole(plan, target, place, origin, together)
+        else:
+            group, thread = place
+            cute.arch.barrier(barrier_id=1 + group, number_of_threads=128)
+            for buffer in cutlass.range_constexpr(len(together)):
+                copy_box(plan, target[0], thread, origin, (together[buffer], buffer), rows)
+
+
+@cute.jit
+def copy_box(
+    plan: cutlass.Constexpr,
+    boxes: cute.Pointer,
+    thread: Int32,
+    origin: tuple,
+    which: cutlass.Constexpr,
+    rows: Kept,
+):
+    """Each thread stores chunks of 16 bytes of a box whose rows are kept."""
+    (slab, column), buffer = which
+    size = plan.result_bytes
+    chunks = plan.store_columns * size // 16
+    row0 = 0 if cutlass.const_expr(plan.swap_ab) else slab * plan.store_rows
+    for i in cutlass.range_constexpr((plan.store_rows * chunks + 127) // 128):
+        at = thread + 128 * i
+        m = origin[0] + row0 + at // chunks
+        n = origin[1] + column * plan.store_columns + at % chunks * (16 // size)
+        if at < plan.store_rows * chunks and m >= rows.begin and m < rows.end and n < rows.n:
+            offset = swizzled(plan, buffer * plan.store_rows * plan.store_columns * size + 16 * at)
+            cute.arch.inline_ptx(
+                "{\n.reg .b32 w0, w1, w2, w3;\n"
+                "ld.shared.v4.b32 {w0, w1, w2, w3}, [{$r0}];\n"
+                "st.global.v4.b32 [{$r1}], {w0, w1, w2, w3};\n}",
+                read_only_args=[boxes.toint() + offset, (rows.d + (Int64(m) * rows.ldd + n)).toint()],
+            )
+
+
+@cute.jit
+def send_whole(plan: cutlass.Constexpr, target: tuple, place: tuple, origin: tuple, together: cutlass.Constexpr):
     """One warp has TMA store the boxes that the group has written."""
     group, thread = place
     _, _, (shared, store_d, coords), _ = target

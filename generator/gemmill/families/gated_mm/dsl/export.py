@@ -21,18 +21,24 @@ def export(config: GatedConfig, symbol: str, folder: Path) -> tuple[Path, Path]:
     from cutlass import Float32, Int32, Int64
     from cutlass.cute.runtime import make_fake_stream, make_ptr
 
+    from gemmill.families.gated_mm.dsl.expert_mm import ExpertGatedMm
     from gemmill.families.gated_mm.dsl.gated_mm import GatedMm
     from gemmill.gemm.elements import ELEMENT_OF
 
     def pointer(element, alignment):
         return make_ptr(element, alignment, cute.AddressSpace.gmem, assumed_align=alignment)
 
-    GatedMm.kernel.set_name_prefix(f"{symbol}_kernel", remove_cutlass_symbol=True, keep_mangled_name=False)
-    kernel = GatedMm(config)
+    maker = ExpertGatedMm if config.by_expert else GatedMm
+    maker.kernel.set_name_prefix(f"{symbol}_kernel", remove_cutlass_symbol=True, keep_mangled_name=False)
+    kernel = maker(config)
     operand, out = ELEMENT_OF[config.dtype], ELEMENT_OF[config.result.dtype]
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]
     arguments += [pointer(Float32, 4)] * 4
-    arguments += [Int64(1)] * 9 + [Int32(1)] * 5 + [Float32(1)] * 3 + [Int32(1)] * 3
+    if config.by_expert:
+        arguments += [pointer(Int32, 4)] * 2
+        arguments += [Int64(1)] * 11 + [Int32(1)] * 9 + [Float32(1)] * 3 + [Int32(1)] * 2
+    else:
+        arguments += [Int64(1)] * 9 + [Int32(1)] * 5 + [Float32(1)] * 3 + [Int32(1)] * 3
     compiled = cute.compile(kernel, *arguments, make_fake_stream(), options=f"--host-target '{HOST_TARGET}'")
     folder.mkdir(parents=True, exist_ok=True)
     compiled.export_to_c(file_path=str(folder), file_name=symbol, function_prefix=symbol)

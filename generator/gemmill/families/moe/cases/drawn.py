@@ -8,12 +8,12 @@ from torch import Tensor
 from gemmill.families.moe.accepts import GroupedAccepts
 from gemmill.families.moe.cases.calls import wanted_of
 from gemmill.families.moe.cases.packed_drawn import drawn_packed
-from gemmill.families.moe.cases.slots import aligned, dense, in_slots, is_aligned, routed
 from gemmill.families.moe.config import GROUP
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
+from gemmill.numerics.expert_slots import aligned, dense, in_slots, is_aligned, routed
 from gemmill.numerics.layouts import matrix
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.ops import variants

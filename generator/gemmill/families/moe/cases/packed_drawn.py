@@ -2,12 +2,12 @@
 
 import torch
 
-from gemmill.families.moe.cases.slots import aligned, dense, in_slots, routed
 from gemmill.families.moe.config import FP4_PAIRS
 from gemmill.families.moe.packed_ops import GROUPED_FP4_MM
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
+from gemmill.numerics.expert_slots import aligned, dense, in_slots, routed
 from gemmill.numerics.layouts import TIDY, matrix
 from gemmill.numerics.memory import Slot
 from gemmill.vocab import DType, Format

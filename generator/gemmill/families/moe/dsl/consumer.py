@@ -1,7 +1,6 @@
 """The consumer groups: each multiplies and stores its part of every tile or, in pingpong, every second tile."""
 
 # mypy: ignore-errors
-from dataclasses import replace
 from functools import partial
 
 import cutlass
@@ -10,11 +9,11 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from gemmill.families.moe.dsl import rows
-from gemmill.families.moe.dsl.experts import Experts, Walk, expert_of, tile_at
 from gemmill.families.moe.dsl.gather import Tokens
 from gemmill.gemm import epilogue, mainloop
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.consumer import make_loop, make_mma
+from gemmill.gemm.experts import Experts, Walk, expert_of, of_expert, tile_at
 from gemmill.gemm.limits import SLAB
 from gemmill.gemm.walk import Job
 
@@ -85,9 +84,3 @@ def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tupl
     rows = [tokens.of(m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
     columns = [epilogue.of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
     return [epilogue.of_row(plan, v, cutlass.max(row, 0)) for row in rows], columns
-
-
-@cute.jit
-def of_expert(vectors, weights: Int32):
-    """What the epilogue reads, of one expert's columns."""
-    return replace(vectors.call, b_scales=vectors.call.b_scales + weights * vectors.b_stride_expert)

@@ -11,9 +11,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from gemmill.families.moe.dsl import producer
-from gemmill.families.moe.dsl.experts import Experts, Walk, expert_of, tile_at
+from gemmill.gemm import expert_producer as producer
 from gemmill.gemm.barriers import wait
+from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.walk import Job, advance
 

@@ -5,8 +5,6 @@ Read in the order in which the machine works: `plan.py`, here the call, shared m
 """
 
 # mypy: ignore-errors
-from dataclasses import dataclass
-
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -14,37 +12,14 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from gemmill.families.moe.config import GroupedConfig
-from gemmill.families.moe.dsl import consumer, gather, producer
-from gemmill.families.moe.dsl.experts import BAND, Experts, Tables, Walk, fill
+from gemmill.families.moe.dsl import consumer, gather
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.gemm import epilogue
+from gemmill.gemm import expert_producer as producer
 from gemmill.gemm.elements import ELEMENT_OF
+from gemmill.gemm.experts import BAND, Experts, Tables, Vectors, Walk, fill
 from gemmill.gemm.limits import SLAB
-from gemmill.gemm.packed import Packed
 from gemmill.gemm.walk import Job
-
-
-@dataclass
-class Vectors(Packed):
-    """What the epilogue reads of the first expert, and how far the next one's is."""
-
-    call: epilogue.Vectors
-    b_stride_expert: Int64
-
-    @property
-    def m(self):
-        """Rows of A."""
-        return self.call.m
-
-    @property
-    def n(self):
-        """Columns of D."""
-        return self.call.n
-
-    @property
-    def k(self):
-        """Columns of A."""
-        return self.call.k
 
 
 class GroupedMm:

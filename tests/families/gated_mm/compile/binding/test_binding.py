@@ -8,6 +8,7 @@ import torch
 
 from gemmill.families import gated_mm
 from gemmill.families.gated_mm.config import UnalignedGatedConfig
+from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.shaped_call import shaped_call_of
 from gemmill.family import ShapedCall
@@ -16,6 +17,7 @@ from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import model_ns, select
 
 pytestmark = pytest.mark.compile
@@ -69,13 +71,50 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
     assert any_layout > 5 and in_groups > 5
 
 
+@pytest.mark.parametrize("name", EXPERT_NAMES)
+def test_both_agree_on_calls_of_experts(probe, name: str) -> None:
+    op, schema = getattr(probe.ops, name).default, BY_NAME[name]
+    refused, launched, lacking = set(), set(), 0
+    for index in range(ROUNDS):
+        call, breakage = draw_call(name, 5, index, CPU_LIMITS)
+        memory = Memory(call.slots, torch.device("cpu"))
+        arguments = {key: memory.tensor(key) if key in call.slots else call.plain.get(key) for key in schema.arguments}
+        if breakage is not None and (broken := break_call(name, arguments, memory, breakage)) is not None:
+            arguments = broken.arguments
+        given = list(arguments.values())
+        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
+            continue  # which torch refuses itself where an op has no fake
+        try:
+            judged = check(schema, of_arguments(schema, given))
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as caught:
+                op(*given)
+            assert str(error) in str(caught.value)
+            refused.add(str(error))
+            continue
+        if judged["M"] * judged["N"] * judged["experts"] == 0:
+            continue
+        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
+        if choice.row < 0:
+            with pytest.raises(RuntimeError, match="--select sweep` builds"):
+                op(*given)
+            lacking += 1
+            continue
+        op(*given)
+        entry = probe.build.table.entries[choice.row]
+        assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
+        assert entry.config.by_expert and entry.config.group_size == (128 if judged["in_groups"] else 0)
+        launched.add((entry.config.result, entry.config.activation, entry.config.group_size))
+    assert len(refused) > 5 and len(launched) == 12 and lacking > 3
+
+
 def test_models_agree(probe) -> None:
     rng = random.Random(1)
     rows = [(i, row) for i, row, _ in probe.build.table.of(gated_mm.NAME)]
     for _ in range(500):
         i, row = rng.choice(rows)
         m, n, k = (rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
-        call = ShapedCall(
-            family=gated_mm.NAME, call_class=row.call_class, sizes=(m, 32 * n, k), alignments=(16, 16, 16)
-        )
+        experts = rng.choice((0, 1, 8, 128))
+        sizes = (m, 32 * n, k, experts)
+        call = ShapedCall(family=gated_mm.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)

@@ -1,5 +1,5 @@
-"""The producer warps: operands by TMA, the expert of the weights a coordinate; scales that belong to each stage. `gather.py` has
-the rows of A that TMA does not bring."""
+"""The producer warps: operands by TMA, the expert of the weights a coordinate; scales that belong to each stage. A family
+that gathers rows of A has what brings them."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from gemmill.families.moe.dsl.experts import Experts, Walk, expert_of, tile_at
 from gemmill.gemm.barriers import wait
+from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, copy_scales, load, partition
 from gemmill.gemm.walk import Job, advance
@@ -96,8 +96,10 @@ def aim(
     weights: Int32,
     n_end: Int32,
     lane: Int32,
+    of_column: cutlass.Constexpr = None,
 ):
-    """Points a thread's copies at the first scales of a tile: of rows of A, and of its columns."""
+    """Points a thread's copies at the first scales of a tile: of rows of A, and of its columns; `of_column` says which of the scales a
+    column has, where columns are in an order of their own."""
     a_at, b_at = copies
     g = plan.config.problem.group_size
     for i in cutlass.range_constexpr(cute.size(a_at)):
@@ -107,6 +109,8 @@ def aim(
         n = cutlass.min(at_n * plan.tile_n + lane + plan.copying_threads * i, n_end - 1)
         if cutlass.const_expr(not plan.b_rows_scaled):  # of blocks
             n = cutlass.min(at_n * plan.tile_n // g + lane + plan.copying_threads * i, (n_end - 1) // g)
+        if cutlass.const_expr(of_column is not None):
+            n = of_column(n)
         b_at[i] = of_expert + 4 * Int64(n) * scales.b_stride_n
 
 
@@ -149,6 +153,7 @@ def load_scales(
     vectors,
     walk: Walk,
     job: Job,
+    of_column: cutlass.Constexpr = None,
 ):
     """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not stored."""
     full, empty = barriers
@@ -162,7 +167,7 @@ def load_scales(
         m0, at_n, _, _ = tile_at(plan, tables, walk, tile, expert)
         for i in cutlass.range_constexpr(cute.size(rows)):
             rows[i] = cutlass.min(m0 + lane + plan.copying_threads * i, vectors.m - 1)
-        aim(plan, scales, copies, rows, at_n, experts.weights_of(expert), vectors.n, lane)
+        aim(plan, scales, copies, rows, at_n, experts.weights_of(expert), vectors.n, lane, of_column)
         group = Int32(0)
         for _ in cutlass.range(job.k_steps, unroll=1):
             wait(empty + stage, phase)

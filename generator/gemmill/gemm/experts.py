@@ -5,12 +5,13 @@ memory, so that the grid depends on sizes that the host knows and a captured gra
 """
 
 # mypy: ignore-errors
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
+from gemmill.gemm import epilogue
 from gemmill.gemm.packed import Packed
 
 BAND = 16
@@ -148,3 +149,32 @@ def tile_at(plan: cutlass.Constexpr, tables: cutlass.Constexpr, walk: Walk, inde
         n = n * plan.cluster_size + cute.arch.block_idx_in_cluster()
     m0 = cutlass.max(Int32(0), cutlass.min(begin + m * plan.tile_m, end - plan.tile_m))
     return m0, n, begin, end
+
+
+@dataclass
+class Vectors(Packed):
+    """What the epilogue reads of the first expert, and how far the next one's is."""
+
+    call: epilogue.Vectors
+    b_stride_expert: Int64
+
+    @property
+    def m(self):
+        """Rows of A."""
+        return self.call.m
+
+    @property
+    def n(self):
+        """Columns of D."""
+        return self.call.n
+
+    @property
+    def k(self):
+        """Columns of A."""
+        return self.call.k
+
+
+@cute.jit
+def of_expert(vectors, weights: Int32):
+    """What the epilogue reads, of one expert's columns."""
+    return replace(vectors.call, b_scales=vectors.call.b_scales + weights * vectors.b_stride_expert)

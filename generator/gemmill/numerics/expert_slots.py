@@ -1,4 +1,4 @@
-"""The tensors of random calls."""
+"""Tensors of random calls whose rows belong to experts."""
 
 from dataclasses import replace
 from itertools import accumulate

@@ -1,0 +1,68 @@
+"""The consumer groups where rows belong to experts: each multiplies and ends its part of every tile or, in pingpong, every second."""
+
+# mypy: ignore-errors
+from functools import partial
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from gemmill.families.gated_mm.dsl.ending import Ending, Kept, store
+from gemmill.gemm import epilogue, mainloop
+from gemmill.gemm.barriers import wait
+from gemmill.gemm.consumer import make_loop
+from gemmill.gemm.experts import Experts, Walk, expert_of, of_expert, tile_at
+from gemmill.gemm.walk import Job
+
+
+@cute.jit
+def consume(
+    plan: cutlass.Constexpr,
+    shared: tuple,
+    barriers: tuple,
+    output: tuple,
+    tables: cutlass.Constexpr,
+    experts: Experts,
+    ending: Ending,
+    vectors,
+    walk: Walk,
+    job: Job,
+):
+    """Cooperative groups share a tile; in pingpong a group multiplies while the other ends the tile before."""
+    shared_x, shared_y, shared_d, boxes, maxima, shared_vectors, shared_scales = shared
+    full, empty, turn = barriers
+    store_d, coords_d, d, ldd = output
+    group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
+    thread = cute.arch.thread_idx()[0] % 128
+    part, alternating = group, 0
+    if cutlass.const_expr(plan.pingpong):
+        part, alternating = Int32(0), 1
+
+    loop = make_loop(plan, shared_x, shared_y, shared_scales, (full, empty), part)
+    own_d = cute.local_tile(shared_d, (plan.store_rows, plan.store_columns, plan.store_buffers), (0, 0, group))
+    own_boxes = boxes + group * (plan.store_elements // plan.consumer_groups)
+    own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words)
+    target = (own_boxes, own_vectors, (own_d, store_d, coords_d), maxima)
+
+    tile, done = job.first + alternating * group * job.step, alternating * group * job.k_steps
+    expert, phase = Int32(0), Int32(0)
+    while tile < tables.first[experts.count]:
+        expert = expert_of(tables, experts, tile, expert)
+        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
+        n0 = at_n * plan.tile_n
+        x0, y0 = m0 + part * plan.group_rows, n0
+        if cutlass.const_expr(plan.swap_ab):
+            x0, y0 = n0 + part * plan.group_rows, m0
+        held = epilogue.fetch(plan, of_expert(vectors, experts.weights_of(expert)), thread, (x0, y0))
+        following = None
+        if cutlass.const_expr(plan.pingpong):
+            wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
+            following = turn + (group ^ 1)
+        meanwhile = partial(epilogue.begin, plan, loop.sums, held, target, (group, thread))
+        mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), following, meanwhile)
+        kept = Kept(d, ldd, vectors.n // 2, begin, end)
+        store(plan, loop.sums, held, target, ending, kept, (group, thread), (x0, y0), phase)
+        tile, phase = tile + (1 + alternating) * job.step, phase ^ 1
+        done = done + (1 + alternating) * job.k_steps
+    if thread < 32:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -1,0 +1,177 @@
+"""The ops of rows that belong to experts, and what must hold for a call of each."""
+
+from gemmill.families.gated_mm.classes import CLASSES
+from gemmill.families.gated_mm.config import GROUP, OPERANDS
+from gemmill.families.gated_mm.steps import HIDDEN, KNOWN, NUMBERS, RESULTS, STATIC, WHOLE_GROUPS
+from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Step, Tensor, When
+from gemmill.gemm.expert_rows import (
+    IN_SLOTS,
+    LIMIT,
+    MAP,
+    OFFSETS,
+    ROWS_USED,
+    SEGMENTS,
+    USED_ROWS,
+    rows_at_one_stride,
+)
+from gemmill.vocab import DType
+
+GROUPED_MM_ACT_QUANT = OpSchema(
+    "grouped_mm_act_quant(Tensor(a!) out, Tensor(b!)? out_scales, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+    "Tensor expert_offsets, str activation, float alpha, float limit, float beta, Tensor? static_scale=None, "
+    "Tensor? expert_map=None) -> ()"
+)
+GROUPED_MM_ACT_QUANT_MASKED = OpSchema(
+    "grouped_mm_act_quant_masked(Tensor(a!) out, Tensor(b!)? out_scales, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+    "Tensor rows, str activation, float alpha, float limit, float beta, Tensor? static_scale=None, Tensor? expert_map=None, "
+    "int expected_rows=0) -> ()"
+)
+EXPERT_NAMES = (GROUPED_MM_ACT_QUANT.name, GROUPED_MM_ACT_QUANT_MASKED.name)
+_ROLES = "out out_scales a b a_scales b_scales static_scale expert_offsets expert_map"
+
+
+def _scales(shape: str, test: str) -> tuple[Step, ...]:
+    """Of operands: of rows and columns, or in groups, of which A's have a shape and what must hold for it."""
+    return (
+        Let("k_groups", f"ceil(K, {GROUP})"),
+        Let("blocks", f"2 * ceil(hidden, {GROUP})"),
+        Let("channels", "weights * N"),
+        OneOf(
+            "in_groups",
+            {
+                "channel": "rank(b_scales) <= 2 and dense(b_scales) == 1 and numel(b_scales) in (weights, channels)",
+                "groups": "rank(b_scales) == 3 and size(b_scales, 0) == weights and size(b_scales, 1) == blocks and "
+                "size(b_scales, 2) == k_groups",
+            },
+            "{b_scales.name} has shape {b_scales.shape}: for weights of {b.shape} there are scales of each expert ([{weights}]), of "
+            f"each column ([{{weights}}, {{N}}], contiguous), or of {GROUP} gates or ups and {GROUP} along K ([{{weights}}, {{blocks}}, "
+            "{k_groups}])",
+        ),
+        When(
+            "in_groups == 0",
+            (
+                Require(
+                    "numel(a_scales) in (1, M) and dense(a_scales) == 1",
+                    "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: beside scales of columns there is one "
+                    "value, or one for each of {M} rows, without gaps",
+                ),
+            ),
+        ),
+        When(
+            "in_groups == 1",
+            (
+                Require(
+                    test,
+                    f"{{a_scales.name}} has shape {{a_scales.shape}}, expected {shape}: a scale of each row for each {GROUP} along K, as "
+                    "{b_scales.name} of {b_scales.shape} has them",
+                ),
+            ),
+        ),
+    )
+
+
+def _of_groups(shape: str, test: str, *more: Step) -> When:
+    """Of results with scales in groups."""
+    said = (
+        f"{{out_scales.name}} has shape {{out_scales.shape}}, expected {shape}: a scale for each {GROUP} of a row; for one of a whole "
+        "row store bfloat16, and quantise that"
+    )
+    return When("result == 2", (*WHOLE_GROUPS, Require(test, said), *more))
+
+
+_OPERANDS: tuple[Step, ...] = (
+    KNOWN,
+    *NUMBERS,
+    Let("of_experts", "1"),
+    Check(Aspect.DTYPE, "a b out a_scales b_scales"),
+    Check(Aspect.RANK, "out a b"),
+    Check(Aspect.SHAPE, "a b"),
+    *HIDDEN,
+    Check(Aspect.SHAPE, "out"),
+)
+_END: tuple[Step, ...] = (Check(Aspect.DEVICE, _ROLES), Check(Aspect.APART, _ROLES), CLASSES)
+_B = Tensor("b", "weights N K", Same("a"))
+_NUMBERS_OF = (
+    Tensor("a_scales", "M", (DType.F32,)),
+    Tensor("b_scales", "N", (DType.F32,)),
+    Tensor("static_scale", "1", (DType.F32,), Layout.VALUES),
+)
+_STORED = (DType.BF16, DType.E4M3)
+_CONTIGUOUS = Op(
+    schema=GROUPED_MM_ACT_QUANT,
+    tensors=(
+        Tensor("out", "M hidden", _STORED, Layout.ROWS),
+        Tensor("out_scales", "M groups", (DType.F32,)),
+        Tensor("a", "M K", OPERANDS, Layout.ROWS),
+        _B,
+        *_NUMBERS_OF,
+        OFFSETS,
+        MAP,
+    ),
+    contract=(
+        *_OPERANDS,
+        Let("tokens", "M"),
+        LIMIT,
+        Check(Aspect.LAYOUT, "a out"),
+        *rows_at_one_stride("b"),
+        *_scales(
+            "[{M}, {k_groups}]", "rank(a_scales) == 2 and size(a_scales, 0) == M and size(a_scales, 1) == k_groups"
+        ),
+        RESULTS,
+        STATIC,
+        _of_groups(
+            "[{M}, {groups}]",
+            "rank(out_scales) == 2 and size(out_scales, 0) == M and size(out_scales, 1) == groups",
+            Require(
+                "step(out_scales, 1) == 1 and (M <= 1 or step(out_scales, 0) >= groups) or "
+                "step(out_scales, 0) == 1 and (groups <= 1 or step(out_scales, 1) >= M)",
+                "{out_scales.name} has strides {out_scales.strides}: rows or columns of it must lie apart, and be without gaps",
+            ),
+        ),
+        *SEGMENTS,
+        *_END,
+    ),
+)
+_MASKED = Op(
+    schema=GROUPED_MM_ACT_QUANT_MASKED,
+    roles={"rows": "expert_offsets"},
+    tensors=(
+        Tensor("out", "experts slot hidden", _STORED),
+        Tensor("out_scales", "experts slot groups", (DType.F32,)),
+        Tensor("a", "experts slot K", OPERANDS),
+        _B,
+        *_NUMBERS_OF,
+        ROWS_USED,
+        MAP,
+    ),
+    contract=(
+        *_OPERANDS,
+        *IN_SLOTS,
+        *rows_at_one_stride("b"),
+        *rows_at_one_stride("out"),
+        Require(
+            "M <= 1 or out_rows >= hidden",
+            "{out.name} has row stride {out_rows} for rows of {hidden}: its rows overlap",
+        ),
+        *_scales(
+            "[{experts}, {slot}, {k_groups}], all rows at one stride",
+            "rank(a_scales) == 3 and size(a_scales, 0) == experts and size(a_scales, 1) == slot and "
+            "size(a_scales, 2) == k_groups and (experts <= 1 or slot <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
+        ),
+        RESULTS,
+        STATIC,
+        _of_groups(
+            "[{experts}, {slot}, {groups}]",
+            "rank(out_scales) == 3 and size(out_scales, 0) == experts and size(out_scales, 1) == slot and "
+            "size(out_scales, 2) == groups",
+            *rows_at_one_stride("out_scales"),
+            Require(
+                "M <= 1 or out_scales_rows >= groups",
+                "{out_scales.name} has row stride {out_scales_rows} for rows of {groups}: its rows overlap",
+            ),
+        ),
+        *USED_ROWS,
+        *_END,
+    ),
+)
+EXPERT_OPS = (_CONTIGUOUS, _MASKED)

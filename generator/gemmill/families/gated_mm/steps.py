@@ -1,0 +1,46 @@
+"""What must hold of activations, and of what is stored."""
+
+from gemmill.families.gated_mm.config import GROUP, Activation
+from gemmill.family import Aspect, Check, Let, OneOf, Require, Step, When, any_of
+from gemmill.formats.layout import GATE_UP_ROWS
+
+WORDS = tuple(activation.spelled for activation in Activation)
+KNOWN = Require(f"activation in {WORDS}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, WORDS)))}")
+NUMBERS = (
+    When(
+        f"activation_index < {list(Activation).index(Activation.SWIGLU)}",
+        (
+            Require(
+                "alpha == 1 and limit == 1e999 and beta == 0",
+                "alpha, limit, beta = {alpha}, {limit}, {beta} with activation {activation!r}: only 'swiglu' has them, else they "
+                "are 1, inf, 0",
+            ),
+        ),
+    ),
+    Require("limit > 0", "limit is {limit}, expected a number above 0, or inf for none"),
+)
+RESULTS = OneOf(
+    "result",
+    {
+        "bf16": "dtype(out) == bfloat16 and out_scales == 0 and static_scale == 0",
+        "static": "dtype(out) == float8_e4m3fn and out_scales == 0 and static_scale == 1",
+        "groups": "dtype(out) == float8_e4m3fn and out_scales == 1 and static_scale == 0",
+    },
+    "{out.name} is {out.dtype}: bfloat16 has neither out_scales nor static_scale, float8_e4m3fn has one of the two",
+)
+STATIC = When("result == 1", (Check(Aspect.WHOLE, "static_scale"),))
+HIDDEN: tuple[Step, ...] = (
+    Require(
+        f"N % {GATE_UP_ROWS} == 0",
+        f"{{b.name}} is {{b.shape}}: gates and ups are packed in blocks of {GATE_UP_ROWS} columns by gemmill.quantize.prepack_gate_up",
+    ),
+    Let("hidden", "N // 2"),
+    Let("groups", f"hidden // {GROUP}"),
+)
+WHOLE_GROUPS: tuple[Step, ...] = (
+    Require(
+        f"hidden % {GROUP} == 0",
+        f"{{b.name}} is {{b.shape}}, {{hidden}} results: scales are of {GROUP} each, store bfloat16 or give static_scale",
+    ),
+    Check(Aspect.DTYPE, "out_scales"),
+)
