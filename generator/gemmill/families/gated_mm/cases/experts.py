@@ -109,4 +109,5 @@ def wrong_of_experts(
 
 def _bytes(x: Tensor) -> Tensor:
     """Of each element, in a last dimension."""
-    return x.contiguous().view(torch.uint8).unflatten(-1, (x.shape[-1], x.element_size()))
+    found: Tensor = x.contiguous().view(torch.uint8).unflatten(-1, (x.shape[-1], x.element_size()))
+    return found
