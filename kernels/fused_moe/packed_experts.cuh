@@ -1,5 +1,5 @@
 // Fused experts of packed 4-bit weights: three launches, of which each may start while the one before ends.
-// Where they ran on an H200, weights had been packed wrongly (2026-11-23; docs/notes/experts.md): in `sweep` alone until they run right.
+// Results were wrong on an H200 (2026-11-23; docs/notes/experts.md); mended since, and not run: in no selection but `sweep`.
 //
 //   prepare  sorts pairs of token and expert (prepare.cuh), and says of sorted rows where each expert's begin and whose they are
 //   up       gathers rows of x, multiplies by W13, and stores activation(gate) up of sorted rows

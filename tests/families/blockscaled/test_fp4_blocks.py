@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,18 @@ def test_parts_at_a_time(monkeypatch: pytest.MonkeyPatch, format: Format) -> Non
     monkeypatch.setattr(module, "CHUNK", 1)
     assert torch.equal(to_blocks(weights, k_multiple=128).blocks, whole.blocks)
     assert torch.equal(whole.weights()[0].codes, weights.weights.codes)
+
+
+@FORMATS
+def test_a_format_is_known_by_what_it_is(format: Format) -> None:
+    """One that a manifest was read into is another object."""
+    weights = weights_of(96, 128, format)
+    if format is MXFP4:
+        weights.scales[3] += 110  # then a base of its own
+    wanted = to_blocks(packed_for_bf16(weights))
+    found = to_blocks(packed_for_bf16(replace(weights, format=replace(format))))
+    assert torch.equal(found.blocks, wanted.blocks) and torch.equal(found.base, wanted.base)
+    assert torch.equal(found.weights()[0].scales, wanted.weights()[0].scales)
 
 
 @pytest.mark.parametrize(("n", "k"), [(0, 64), (64, 0)])
