@@ -39,6 +39,8 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
     most = min(_MOST_ROWS, max(limits.elements // max(k, 2 * hidden), 1))
     counts = [0 if draw.chance(0.3) else draw.log_uniform(most) for _ in range(experts)]
     slot = max(*counts, 1, draw.below(64)) if is_masked else 0
+    if draw.chance(0.02):
+        slot, counts = 0, [0] * experts
     spare = draw.one_of((0, 0, 5))
     rows = experts * slot if is_masked else sum(counts) + 2 * spare
     values, scales = ("integers", "powers") if exact else ("normal", "scales")
