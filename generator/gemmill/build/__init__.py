@@ -1,4 +1,4 @@
-"""Text to objects, objects to one versioned extension with its manifest. Never imports torch.
+"""The build: sources become objects, and objects one versioned extension with its manifest. It never imports torch.
 
 `driver.build` makes a build, `planning.plan` says what it would compile; both take `options.BuildOptions`.
 """

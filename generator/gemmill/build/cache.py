@@ -1,4 +1,4 @@
-"""Compiled objects by digest of what made them.
+"""The object cache: compiled objects, each named by the digest of what made it.
 
     objects/<key>/object.o, entry.json   one translation unit; the key covers sources, flags, compiler and headers
     headers/<digest>.json                a list of headers with digests, shared by the objects made from the same ones
@@ -6,8 +6,8 @@
     choices/<digest>.json                which objects were last linked for a set of sources
     ledger/<digest>.json                 sources that do not compile
 
-Paths inside are relative to named roots, so the folder can be copied to another machine. Everything appears by rename:
-any number of processes may use one cache, also on a network file system, and none needs a lock.
+Paths inside are relative to named roots, so the folder can be copied to another machine. Every file appears by rename.
+So any number of processes may use one cache without a lock, also on a network file system.
 """
 
 import json
@@ -73,8 +73,10 @@ class ObjectCache:
         return self.folder / "objects" / entry.key / "object.o"
 
     def lookup(self, sources: Sequence["Source"]) -> Lookup:
-        """The objects to link for these sources; none holds a source that is not asked for. What is damaged or was
-        made from other headers is not found."""
+        """The objects to link for these sources; none holds a source that is not asked for.
+
+        An object that is damaged, or was made from other headers, is not found.
+        """
         wanted = {source.key for source in sources}
         holders = {
             source.key: [
@@ -89,8 +91,10 @@ class ObjectCache:
         return Lookup(entries=tuple(chosen), missing=tuple(s for s in sources if s.key not in held))
 
     def keep_choice(self, sources: Sequence["Source"], entries: Sequence[Entry]) -> None:
-        """Let these objects be found for these sources again, though others may come to hold them too: the same request
-        stays the same build. Raises OSError."""
+        """Let the next lookup of these sources find these objects again, so that the same request stays the same build.
+
+        Objects that are published later may hold the same sources. Raises OSError.
+        """
         path = self._choice_path({source.key for source in sources})
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps([entry.key for entry in entries]))
@@ -108,12 +112,12 @@ class ObjectCache:
         return entries if sorted(held) == sorted(wanted) else []
 
     def forget(self) -> None:
-        """Look at the folder again: other processes have added to it."""
+        """Forget what was read of the folder: other processes have added to it."""
         self._entries.clear()
         self._current.clear()
 
     def publish(self, object_file: Path, members: Mapping[str, str], headers: HeaderSet, **known: Any) -> Entry:
-        """Take a compiled object in. Raises OSError, after which the cache is as it was."""
+        """Take a compiled object into the cache. Raises OSError; the cache is then as it was."""
         header_digest = digest(headers)
         write = self.folder / "headers" / f"{header_digest}.json"
         if read_headers(self.folder, header_digest) is None:
@@ -223,11 +227,11 @@ def _cover(wanted: Sequence[str], holders: Mapping[str, Sequence[Entry]]) -> lis
 
 
 def _search(wanted: Sequence[str], holders: Mapping[str, Sequence[Entry]]) -> list[Entry]:
-    """A search that takes larger objects first and, where there are too many ways to try, gives the best way seen."""
+    """A search that takes larger objects first. Where there are too many ways to try, it returns the best that it saw."""
     best: list[Entry] = []
     fewest = len(wanted) + 1
     steps = 0
-    # (position in wanted, chosen so far, sources they hold, sources left out); the last is looked at first
+    # Rows: position in `wanted`, chosen so far, sources they hold, sources left out. The last row is looked at first.
     stack: list[tuple[int, tuple[Entry, ...], frozenset[str], int]] = [(0, (), frozenset(), 0)]
     while stack and fewest > 0 and steps < _SEARCH_STEPS:
         steps += 1

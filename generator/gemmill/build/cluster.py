@@ -1,4 +1,4 @@
-"""Compiling on a Dask cluster instead of with ninja on this machine.
+"""Compilation on a Dask cluster, in place of ninja on this machine.
 
 A unit's request names files below the home and programs of the toolchain. Workers must see both at the same paths, on a
 file system that they share with this machine.
@@ -19,7 +19,7 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 def run_on_cluster(
     scheduler: Scheduler, folder: Path, requests: Mapping[str, str], ended: Callable[[], None]
 ) -> dict[str, str]:
-    """Run each request file (with the module that takes it) on some worker; `ended` is called as each ends.
+    """Run each request file, with the module that takes it, on some worker. `ended` is called as each ends.
 
     Returns, by request, what was printed for those that ended badly. Raises SchedulerError where there is no cluster.
     """
@@ -40,7 +40,7 @@ def run_on_cluster(
 
 
 def compile_here(folder: str, module: str, request: str) -> str:
-    """Compile one unit on this worker; returns what was printed where that failed."""
+    """Compile one unit on this worker. Returns what was printed if that failed, else an empty text."""
     if not (Path(folder) / request).is_file():
         return f"{folder} is not to be seen on a worker: the home (GEMMILL_HOME) must lie on a file system that workers share"
     with own_files():

@@ -1,6 +1,6 @@
 """One translation unit from request to cache: `python -m gemmill.build.compile_unit REQUEST.json`, run by ninja.
 
-Runs the compiler, inspects the object, publishes it in the cache and writes the outcome beside the request.
+The process runs the compiler, inspects the object, publishes it in the cache and writes the outcome beside the request.
 """
 
 import os
@@ -24,11 +24,11 @@ class CompileRequest(Request):
     """The object and the list of headers are `<stem>.o` and `<stem>.d`."""
     members: dict[str, str]
     is_host_code: bool
-    """Then there is no machine code of a GPU to inspect."""
+    """Whether the host compiler makes the object: then it has no machine code of a GPU to inspect."""
 
 
 def compile_unit(request: CompileRequest) -> CompileOutcome:
-    """Compile, inspect, publish. Raises OSError, CompileError."""
+    """Compile, inspect and publish one unit. Raises OSError, CompileError."""
     object_file = Path(request.folder) / f"{request.stem}.o"
     started = time.time()
     process = subprocess.Popen(

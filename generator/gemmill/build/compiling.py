@@ -1,4 +1,4 @@
-"""Compiling what is missing: rounds of ninja, in which units that fail are split until the bad variants are known."""
+"""Compilation of what is missing, in rounds of ninja. Units that fail are split until the bad variants are known."""
 
 import shutil
 import uuid
@@ -24,13 +24,16 @@ class _Round:
     retry: list[Unit] = field(default_factory=list)
     bad: dict[Source, str] = field(default_factory=dict)
     left_out: dict[Source, str] = field(default_factory=dict)
-    """What could not be tried: another build may."""
+    """Error by source that could not be tried: another build may try it."""
     killed: bool = False
 
 
 def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: BuildObserver) -> dict[str, str]:
-    """Put objects of all these sources in the cache. Those that do not compile are recorded in the ledger; their first error
-    lines are returned, by name. Raises BuildError, OSError."""
+    """Put objects of all these sources in the cache.
+
+    Sources that do not compile are recorded in the ledger. Their first error lines are returned, by name.
+    Raises BuildError, OSError.
+    """
     units = partition(missing, workshop.options.job_count, workshop.options.dsl_job_count)
     total = sum(unit.seconds for unit in units)
     errors: dict[str, str] = {}

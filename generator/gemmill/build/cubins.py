@@ -1,5 +1,8 @@
-"""Machine code that other programs put into a file as data. The CuTe DSL's objects hold theirs as a constant, which
-cuobjdump does not look for. ELF's layout: System V ABI, chapter 4."""
+"""Machine code that other programs put into a file as data.
+
+The CuTe DSL's objects hold theirs as a constant, which cuobjdump does not look for.
+The layout of ELF is in the System V ABI, chapter 4.
+"""
 
 import struct
 from collections.abc import Iterator
@@ -38,7 +41,7 @@ def code_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _size_of_cubin(data: bytes, at: int) -> int:
-    """Bytes of the CUDA file that begins there, 0 if none does: its tables come last."""
+    """Bytes of the CUDA file that begins at `at`, 0 if none does. Its tables come last, so they tell where it ends."""
     if len(data) - at < _HEADER.size:
         return 0
     _, _, machine, _, _, programs, sections, _, _, program_size, program_count, section_size, section_count, _ = (

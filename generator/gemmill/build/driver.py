@@ -27,8 +27,11 @@ _BUILD_ID_DIGITS = 12
 
 
 def build(selection: Selection, options: BuildOptions, observer: BuildObserver | None = None) -> BuildResult:
-    """Compile what the cache lacks, link and publish below `options.home_dir`/builds; the same build is made once.
-    Variants that do not compile are left out and listed. Raises BuildError; then every earlier build is as it was."""
+    """Compile what the cache lacks, link it, and publish the build below `options.home_dir`/builds.
+
+    The same build is made once. Variants that do not compile are left out and listed.
+    Raises BuildError; every earlier build is then as it was.
+    """
     observer = observer or BuildObserver()
     started = time.monotonic()
     home = options.home_dir

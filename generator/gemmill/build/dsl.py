@@ -1,4 +1,4 @@
-"""Finding the CuTe DSL, without importing it: it is started in processes of its own."""
+"""The search for the CuTe DSL. It is not imported here: it runs in processes of its own."""
 
 import re
 import shutil
@@ -14,12 +14,15 @@ from gemmill.emit.adapter import ADAPTER
 from gemmill.locations import templates_dir
 
 OLDEST_DSL = (4, 8)
-"""The first release that exports the arguments that the kernels take."""
+"""The first release of the DSL that exports the arguments that the kernels take."""
 DISTRIBUTION = "nvidia-cutlass-dsl"
 INSTALL = "install it with `pip install 'gemmill[dsl]'`"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MEANING = ("gemm/*.py", "families/*/dsl/*.py", "families/*/config.py", "vocab/*.py")
-"""Files of gemmill that a DSL kernel is made from, beside its emitted file: kernel bodies, and what a config's fields mean."""
+"""Files of gemmill that a DSL kernel is made from, beside its emitted file.
+
+They are the kernel bodies, and what a config's fields mean.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class DslPackage:
     runtime: Path
     """The static library that its objects call."""
     objcopy: Path
-    """Gives the objects the symbols that they have in an extension."""
+    """The program that gives the objects the symbols that they have in an extension."""
     made_from: tuple[tuple[str, str], ...]
     """Name and SHA-256 of gemmill's own files that every kernel is made from."""
     build: str
@@ -93,7 +96,7 @@ def made_from(memo: FileMemo) -> tuple[tuple[str, str], ...]:
 
 
 def _versions() -> list[tuple[str, str]]:
-    """Of the DSL's distribution and, as far as they are installed, of those that it asks for by the same name."""
+    """Name and version of the DSL's distribution, and of the installed ones that it requires whose names begin alike."""
     waiting, versions = [DISTRIBUTION], dict[str, str]()
     while waiting:
         try:

@@ -1,6 +1,7 @@
-"""What the CuTe DSL makes a kernel's machine code from, read without the DSL. That is the syntax of the modules for its
-compiler, and the facts of a config's plan that they read. A dtype, a format or a module that a kernel has nothing to do with
-changes neither.
+"""What the CuTe DSL makes a kernel's machine code from, read without the DSL.
+
+That is the syntax of the modules for its compiler, and the facts of a config's plan that these modules read.
+A dtype, a format or a module that a kernel has nothing to do with changes neither.
 """
 
 import ast
@@ -20,16 +21,19 @@ from gemmill.family import Config, DslBody
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FOR_DSL = {"cutlass", "cuda"}
-"""Packages that none but a module for the DSL's compiler imports."""
+"""Packages that only modules for the DSL's compiler import."""
 _NO_MEANING = {"ctx", "kind", "type_comment", "type_params"}
 """Fields of syntax trees that follow from others, or that not every release of Python has."""
 
 Members = frozenset[tuple[str, str]]
-"""Of enumerations, as type and name."""
+"""Members of enumerations, as type and name."""
 
 
 def dsl_digest(dsl: DslBody, config: Config) -> str:
-    """Of the kernel that the DSL makes of a config. Raises ValueError for a config that no kernel can be made of."""
+    """The digest of the kernel that the DSL makes of a config.
+
+    Raises ValueError for a config that no kernel can be made of.
+    """
     return body_of(dsl.entry, _ROOT).digest_for(dsl.facts(config.compiled))
 
 
@@ -58,7 +62,7 @@ class Body:
     modules: Mapping[str, ast.Module]
 
     def digest_for(self, plan: Any) -> str:
-        """Of the kernel with the facts of `plan`."""
+        """The digest of the kernel with the facts of `plan`."""
         facts = _facts(plan, self._read)
         return digest(self._syntax_for(frozenset(_members(facts)) & self._keys), self._constants, facts)
 
@@ -100,7 +104,7 @@ class Body:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Module and name of all that is imported; of whole modules the name is empty."""
+    """Module and name of each import. The name is empty where a whole module is imported."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -116,8 +120,10 @@ def _member(key: ast.expr | None) -> tuple[str, str] | None:
 
 
 def _syntax(node: Any, members: Members | None) -> Any:
-    """A syntax tree as lists, without imports and without texts that only readers see. Rows of tables for members that are
-    not among `members` are left out (None: none)."""
+    """A syntax tree as lists, without imports and without texts that only readers see.
+
+    Rows of tables for members that are not among `members` are left out. With None no row is left out.
+    """
     if isinstance(node, list):
         return [_syntax(item, members) for item in node if not _is_for_readers(item)]
     if not isinstance(node, ast.AST):
@@ -136,7 +142,7 @@ def _is_for_readers(node: Any) -> bool:
 
 
 def _facts(value: Any, read: Iterable[str]) -> Any:
-    """A value as lists: of an object its fields and properties that are among the names `read`."""
+    """A value as lists. Of an object, these are the fields and properties whose names are in `read`."""
     if isinstance(value, Enum):
         return [type(value).__name__, value.name, *_parts(value, read, ())]
     if is_dataclass(value):

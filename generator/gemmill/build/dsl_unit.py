@@ -1,8 +1,9 @@
 """Emitted files of the CuTe DSL from request to cache: `python -m gemmill.build.dsl_unit REQUEST.json`, run by ninja.
 
-Starts a worker (dsl_worker.py), and has it compile one file after another. Each object is given the symbols that the
-extension's table calls. It is inspected and published in the cache, some at a time. A worker that dies is replaced. A file
-on which workers died twice does not compile. It is left out where they were killed, most likely for want of memory.
+The process starts a worker (dsl_worker.py), which compiles one file after another. Each object is given the symbols that
+the extension's table calls. Objects are inspected and published in the cache some at a time. A worker that dies is
+replaced. A file on which workers died twice does not compile. Where they were killed, most likely for want of memory, the
+file is left out.
 """
 
 import json
@@ -29,7 +30,7 @@ from gemmill.emit.adapter import emit_adapter, read_header
 
 _ATTEMPTS = 2
 _TOGETHER = 8
-"""Objects that are inspected at a time: nvdisasm takes a third of a second to begin, a tenth of that for a kernel."""
+"""Objects that are inspected at a time: nvdisasm takes 0.3 s to begin, and a tenth of that for a kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class DslRequest(Request):
     adapter: list[str]
     """The C++ compiler with its flags."""
     made_from: list[list[str]]
-    """gemmill's own files as they were when the keys were made."""
+    """Name and SHA-256 of gemmill's own files, as they were when the keys were made."""
     objcopy: str
     nvdisasm: str
     machine: str
@@ -81,7 +82,7 @@ class Worker:
         return self._reply()
 
     def end(self) -> str:
-        """Let the process end: how it did, and the last line that it wrote."""
+        """Let the process end. Returns how it ended, and the last line that it wrote."""
         assert self._process.stdin is not None and self._process.stdout is not None  # pipes were asked for
         with suppress(OSError):  # it is gone, and its last request with it
             self._process.stdin.close()
@@ -110,14 +111,14 @@ class _Batch:
     waiting: deque[dict[str, str]]
     attempts: dict[str, int] = field(default_factory=dict)
     exported: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
-    """Members whose objects are there, and what the cache is to know of them."""
+    """Members whose objects exist, and what the cache is to know of them."""
     bad: dict[str, str] = field(default_factory=dict)
     """First error line by source key."""
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def compile_batch(request: DslRequest) -> CompileOutcome:
-    """Compile, inspect, publish. Raises OSError, CompileError."""
+    """Compile, inspect and publish the files of a request. Raises OSError, CompileError."""
     batch = _Batch(request=request, waiting=deque(request.members))
     while batch.waiting:
         worker = Worker(request)
@@ -161,7 +162,7 @@ def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
 
 
 def _publish_exported(batch: _Batch) -> None:
-    """Take the exported objects into the cache, but those that cannot be used. Raises OSError, CompileError."""
+    """Take the exported objects that can be used into the cache. Raises OSError, CompileError."""
     exported, batch.exported = batch.exported, []
     facts = _inspect([member["symbol"] for member, _ in exported], batch.request)
     for member, known in exported:
@@ -170,7 +171,10 @@ def _publish_exported(batch: _Batch) -> None:
 
 
 def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts | None, known: dict[str, Any]) -> str:
-    """Take an exported object into the cache, unless it cannot be used: then the reason. Raises OSError, CompileError."""
+    """Take an exported object into the cache. Returns why it cannot be used, or an empty text.
+
+    Raises OSError, CompileError.
+    """
     folder, symbol = Path(request.folder), member["symbol"]
     exported = folder / f"{symbol}.o"
     try:
@@ -199,7 +203,10 @@ def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts 
 
 
 def _inspect(symbols: Sequence[str], request: DslRequest) -> dict[str, KernelFacts]:
-    """What is known of all machine code in each object, of those that have some. Raises OSError, CompileError."""
+    """What is known of each object's machine code, by symbol. Objects without any are left out.
+
+    Raises OSError, CompileError.
+    """
     folder, usage, codes = Path(request.folder), [], []
     for symbol in symbols:
         exported = folder / f"{symbol}.o"

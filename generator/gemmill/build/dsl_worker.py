@@ -1,7 +1,7 @@
 """A process that imports the CuTe DSL once and compiles emitted files, one after another: the DSL is not thread-safe.
 
-Reads a line of JSON for each file, `{"source": PATH, "folder": PATH}`, and writes one for each: `{"failure", "error",
-"cpu_seconds", "peak_memory_bytes"}`, after a first one with what the import took. The object and its C header go to the folder.
+It reads a line of JSON for each file, `{"source": PATH, "folder": PATH}`. It answers each with a line `{"failure", "error",
+"cpu_seconds", "peak_memory_bytes"}`. A first line says what the import took. The object and its C header go to the folder.
 """
 
 import importlib
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _compile(source: Path, folder: Path) -> tuple[str, str]:
-    """The Failure and the error, if there is one."""
+    """The Failure and the error; both are empty where the file compiles."""
     try:
         emitted = runpy.run_path(str(source))
         emitted["export"](emitted["CONFIG"], emitted["SYMBOL"], folder)

@@ -1,4 +1,4 @@
-"""The emitted sources of a set of configs as files in a folder, kept as they are generated; of a larger set an index."""
+"""The emitted sources of a set of configs, kept as files in a folder. Of a larger set, an index is kept."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Difference:
 
 
 def emitted_files(configs: Iterable[Config]) -> tuple[EmittedFile, ...]:
-    """One file for each compilation: configs that differ in launch settings alone share theirs. Raises TemplateError."""
+    """One file for each compilation: configs that differ in launch settings alone share a file. Raises TemplateError."""
     return tuple(emit(config) for config in dict.fromkeys(config.compiled for config in configs))
 
 
@@ -50,8 +50,10 @@ def index_of(selection: str, arch: Arch, configs: Iterable[Config]) -> EmittedFi
 
 
 def compare_folder(files: Sequence[EmittedFile], folder: Path) -> Difference:
-    """Hold a folder against what is emitted. Files without gemmill's mark and of other architectures are not looked at.
-    Raises BuildError."""
+    """What differs between a folder and the emitted files.
+
+    Files without gemmill's mark, and files of other architectures, are not looked at. Raises BuildError.
+    """
     missing, changed = [], []
     with reported(folder, "reading the emitted files"):
         for file in files:

@@ -1,4 +1,4 @@
-"""Why a build cannot be made, in one sentence that says what to do."""
+"""Errors of a build: each is one sentence that says why there is none and what to do."""
 
 import errno
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ class BuildError(Exception):
 
 
 def disk_full(doing: str) -> BuildError:
-    """That there is no room to do what is said."""
+    """The error of a full disk; `doing` says what there was no room for."""
     return BuildError(f"the disk is full ({doing}): free some space, or name another folder with GEMMILL_HOME")
 
 

@@ -19,7 +19,7 @@ _OF_MACHINE = tuple(
         *(errno.ENOMEM, errno.ESTALE, errno.ETXTBSY, errno.ENOEXEC, errno.EFBIG, errno.ENODEV),
     )
 )
-"""How the system's refusals read; a file that is not there is one, since headers belong to the machine."""
+"""Texts of the system's refusals. A missing file is among them, since headers belong to the machine."""
 _FULL = tuple(os.strerror(number) for number in DISK_FULL)
 _KILLED = ("Killed", "died due to signal", "annot allocate memory")
 
@@ -35,7 +35,7 @@ class Failure(StrEnum):
     CHANGED = "changed"
     """A header was edited while the compiler ran."""
     TOOL = "tool"
-    """A program could not be run or failed for a reason of its own, or a file not be written."""
+    """A program could not be run, or failed for a reason of its own, or a file could not be written."""
 
 
 class CompileError(Exception):
@@ -47,7 +47,7 @@ class CompileError(Exception):
 
 
 def failure_of_compiler(exit_code: int, message: str) -> Failure:
-    """What a compiler's end means, by what it printed in English."""
+    """What a compiler's end means, judged by its exit code and by what it printed in English."""
     if any(text in message for text in _FULL):
         return Failure.DISK_FULL
     if exit_code < 0 or any(text in message for text in _KILLED):
@@ -60,7 +60,7 @@ def failure_of_compiler(exit_code: int, message: str) -> Failure:
 
 
 def failure_of_exception(error: BaseException) -> Failure:
-    """What an exception means that came out of a compiler written in Python, or out of handling files."""
+    """What an exception means that a compiler written in Python raised, or the handling of files."""
     text = str(error)
     if getattr(error, "errno", None) in DISK_FULL or any(sentence in text for sentence in _FULL):
         return Failure.DISK_FULL

@@ -1,4 +1,4 @@
-"""Digests of files, remembered, and putting files on the disk."""
+"""Digests of files, which are remembered, and files that must be on the disk."""
 
 import hashlib
 import json
@@ -25,13 +25,16 @@ def file_digest(path: Path) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Put on the disk what another program wrote, so that a rename cannot publish an empty file after a crash."""
+    """Put on the disk what another program wrote, so that a rename cannot publish an empty file after a crash.
+
+    Raises OSError.
+    """
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 class FileMemo:
-    """What was once computed from a file's bytes, kept as long as its path, size and modification time stay the same."""
+    """Values computed from files' bytes. Each is kept while the file's path, size and modification time stay the same."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,7 +66,7 @@ class FileMemo:
         self._checked.clear()
 
     def save(self) -> None:
-        """Keep what was learnt; the last of several processes wins, which costs the others a recomputation."""
+        """Write what was learnt. The last of several processes wins; the others compute theirs again. Raises OSError."""
         if self._changed:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, json.dumps({"known": self._known, "digest": digest(self._known)}))
@@ -71,7 +74,7 @@ class FileMemo:
 
 
 def _read_memo(path: Path) -> dict[str, list[Any]]:
-    """What a memo wrote, nothing where it is damaged or may be of others: everything in it can be computed again."""
+    """What a memo wrote, or nothing where the file is damaged or may be other users'. All of it can be computed again."""
     try:
         if not is_trusted(path):
             return {}

@@ -1,4 +1,4 @@
-"""The ninja graph of units to compile, and running it."""
+"""The ninja graph of units to compile, and its run."""
 
 import json
 import shlex
@@ -29,8 +29,10 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 def run_graph(
     units: Sequence[Unit], folder: Path, workshop: Workshop, done: Callable[[Unit, CompileOutcome], None]
 ) -> None:
-    """Compile the units in `folder`, a new one, as many at a time as the options say; `done` is called as each ends.
-    Raises BuildError where ninja cannot run, OSError where files cannot be written."""
+    """Compile the units in `folder`, which is new, as many at a time as the options say. `done` is called as each ends.
+
+    Raises BuildError where ninja cannot run, and OSError where files cannot be written.
+    """
     waiting = {folder / f"{unit.key}.outcome.json": unit for unit in units}
     modules: dict[str, str] = {}
     edges = []
@@ -114,7 +116,10 @@ def compile_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop)
 
 
 def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> DslRequest:
-    """What dsl_unit.py is asked for a unit whose files are in `folder`; makes a folder of its own there. Raises OSError."""
+    """What dsl_unit.py is asked for a unit whose files are in `folder`. The unit gets a folder of its own there.
+
+    Raises OSError.
+    """
     dsl, tools = workshop.dsl, workshop.toolchain
     assert dsl is not None  # without one, no source of its kind is asked for
     own = folder / unit.key
@@ -138,7 +143,7 @@ def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> 
 
 
 def _run_ninja(folder: Path, jobs: int, ended: Callable[[], None]) -> list[str]:
-    """What ninja printed; `ended` is called as an edge ends: what the edge wrote says how."""
+    """What ninja printed. `ended` is called as each edge ends; the file that the edge wrote says how it ended."""
     command = [str(_find_ninja()), "-k", "0", "-j", str(jobs)]
     printed = []
     try:

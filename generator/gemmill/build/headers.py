@@ -1,4 +1,4 @@
-"""The headers that an object was made from: read from the compiler's list, kept by name and digest."""
+"""The headers that an object was made from. They are read from the compiler's list, and kept by name and digest."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,10 @@ def read_depfile(text: str) -> list[str]:
 
 
 def header_set(depfile: Path, folder: Path, roots: Mapping[str, Path], memo: FileMemo) -> HeaderSet:
-    """The headers named by a depfile of a compiler that ran in `folder`; files of that folder are its sources.
-    Raises OSError."""
+    """The headers that a depfile names, of a compiler that ran in `folder`. Files of that folder are its sources.
+
+    Raises OSError.
+    """
     by_depth = sorted(roots.items(), key=lambda item: -len(item[1].parts))
     rows: dict[tuple[str, str], str] = {}
     for name in read_depfile(depfile.read_text(encoding="utf-8")):
@@ -55,7 +57,10 @@ def is_current(headers: HeaderSet, roots: Mapping[str, Path], memo: FileMemo) ->
 
 
 def changed_between(headers: HeaderSet, roots: Mapping[str, Path], since: float, until: float) -> bool:
-    """Whether one of them was changed or replaced in that time, in seconds since the epoch. By the time that the system
-    notes, since a file may be dated as one likes; what is later than `until` is another clock's. Raises OSError."""
+    """Whether a header was changed or replaced between `since` and `until`, in seconds since the epoch.
+
+    The time is the one that the system notes (ctime), since a file may be dated as one likes. A time later than `until`
+    is another clock's. Raises OSError.
+    """
     paths = (roots[root] / path if root else Path(path) for root, path, _ in headers)
     return any(since <= path.stat().st_ctime <= until for path in paths)

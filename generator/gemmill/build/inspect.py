@@ -35,12 +35,14 @@ class KernelFacts:
     code_bytes: int = 0
     sass: dict[str, int] = field(default_factory=dict)
     sass_digest: str = ""
-    """SHA-256 of the instructions as they are encoded; of several kernels, of their digests. Empty without any."""
+    """SHA-256 of the encoded instructions; of several kernels, of their digests. It is empty without any."""
 
 
 def is_of_variant(function: str, name: str) -> bool:
-    """Whether a kernel belongs to the variant of a name: its own, which the CuTe DSL numbers, or a template's for the
-    variant's type."""
+    """Whether a kernel belongs to the variant of a name.
+
+    It is the variant's own, which the CuTe DSL numbers, or a template's for the variant's type.
+    """
     own = f"gemmill_{name}_kernel"
     return function == own or function.startswith(f"{own}_") or f"{len(name)}{name}" in function
 
@@ -65,7 +67,7 @@ def merged(kernels: Iterable[KernelFacts]) -> KernelFacts:
 
 
 def read_ptxas(text: str, facts: dict[str, KernelFacts]) -> None:
-    """Registers and spills from `ptxas -v`, into `facts`."""
+    """Put registers and spills, in bytes, from the output of `ptxas -v` into `facts`."""
     current: KernelFacts | None = None
     for line in text.splitlines():
         if match := _PROPERTIES.search(line):
@@ -78,7 +80,7 @@ def read_ptxas(text: str, facts: dict[str, KernelFacts]) -> None:
 
 
 def read_sass(text: str, facts: dict[str, KernelFacts]) -> None:
-    """Instruction counts, code size and digest from `cuobjdump -sass`, into `facts`."""
+    """Put instruction counts, code bytes and digest from the output of `cuobjdump -sass` into `facts`."""
     for name, *lines in _functions(text):
         found = facts.setdefault(name, KernelFacts())
         opcodes = [match[1] for line in lines if (match := _INSTRUCTION.match(line))]
@@ -90,7 +92,7 @@ def read_sass(text: str, facts: dict[str, KernelFacts]) -> None:
 
 
 def _functions(text: str) -> Iterator[list[str]]:
-    """Of each function its name, then its lines."""
+    """A list for each function: its name, then its lines."""
     current: list[str] | None = None
     for line in text.splitlines():
         if match := _FUNCTION.match(line):
@@ -108,7 +110,10 @@ def _digest(words: Iterable[str]) -> str:
 
 
 def listings(listing: str, codes: Sequence[tuple[str, bytes]]) -> Iterator[str]:
-    """Of each function, as `cuobjdump -sass` would list it, its part of `nvdisasm -hex` of all their code, one after another."""
+    """Each function's listing, as `cuobjdump -sass` would give it.
+
+    `listing` is what `nvdisasm -hex` printed of the functions' code, one after another.
+    """
     ends = list(accumulate(len(code) for _, code in codes))
     lines: list[list[str]] = [[f"Function : {name}"] for name, _ in codes]
     current: list[str] = []

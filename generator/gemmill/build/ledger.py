@@ -1,4 +1,4 @@
-"""Which variants are known not to compile, so that they are not tried again with the same source and toolchain."""
+"""The ledger of variants that do not compile. They are not tried again with the same source and toolchain."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -48,8 +48,10 @@ def intact_build(folder: Path) -> Manifest | None:
 
 
 def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop: Workshop) -> Manifest:
-    """Link objects and libraries in a working folder and rename it to `target`. Raises BuildError, OSError; then
-    `target` is as it was."""
+    """Link objects and libraries in a working folder and rename it to `target`.
+
+    Raises BuildError, OSError; `target` is then as it was.
+    """
     # Not beside the target: whoever lists the builds must not see one that is half made, or its folder vanish.
     temporary = _working_folder(workshop)
     temporary.mkdir(parents=True)
@@ -112,7 +114,10 @@ def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
 
 
 def check_size(manifest: Manifest, size: int, max_size: int | None) -> None:
-    """Raise BuildError for an extension of more bytes than are allowed, naming the largest variants."""
+    """Check that an extension's `size` is at most `max_size`, both in bytes.
+
+    Raises BuildError, which names the largest variants.
+    """
     if max_size is None or size <= max_size:
         return
     kernels = {entry.symbol: entry for entry in manifest.entries}.values()
@@ -148,7 +153,7 @@ def describe(
     texts: dict[str, str],
     workshop: Workshop,
 ) -> Manifest:
-    """The manifest of a build, but for what is known only of the linked file. `texts` has each symbol's emitted source."""
+    """The manifest of a build, without what is known only of the linked file. `texts` is emitted source by symbol."""
     by_kernel = {name: entry for entry in entries for name in entry.members.values()}
     left_out = {row.name for row in rejected}
     tools = workshop.toolchain
@@ -202,7 +207,10 @@ def describe(
 
 
 def _own_version() -> str:
-    """gemmill's, with the commit of a checkout and whether its files were changed: builds of one release are told apart by it."""
+    """gemmill's version; of a checkout also its commit, and whether its files were changed.
+
+    So builds of one release are told apart.
+    """
     folder = checkout()
     if folder is None or not (folder / ".git").exists():  # unpacked, perhaps inside another repository
         return __version__

@@ -1,4 +1,4 @@
-"""Looking after the cache: what is in it, what is damaged, what can go."""
+"""Maintenance of the cache: what is in it, what is damaged, what can go."""
 
 import shutil
 import time
@@ -23,18 +23,18 @@ class CachedObject:
     """The variants or files in it."""
     object_bytes: int
     cpu_seconds: float
-    """What compiling it again would cost."""
+    """CPU seconds that compiling it again would take."""
     used: float
     """When a build last used it, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """What became of a cache."""
+    """What a verb kept in a cache, and what it removed."""
 
     kept: int
     removed: tuple[str, ...]
-    """Keys."""
+    """Keys of objects."""
     freed_bytes: int
 
 
@@ -57,8 +57,10 @@ def cache_list(home: Path | None = None) -> tuple[CachedObject, ...]:
 
 
 def cache_verify(home: Path | None = None) -> CacheReport:
-    """Read every object, and remove those that are not what their entry says, and lists of headers that are not what
-    their name says. Raises BuildError."""
+    """Read every object, and remove those that are not what their entry says.
+
+    Lists of headers that are not what their name says are removed too. Raises BuildError.
+    """
     cache = _cache(home)
     with reported(cache, "verifying the cache"):
         damaged = [folder for folder in _object_folders(cache) if not _is_whole(cache, folder)]
@@ -71,8 +73,11 @@ def cache_verify(home: Path | None = None) -> CacheReport:
 def cache_gc(
     home: Path | None = None, *, max_age_days: float | None = 30.0, max_bytes: int | None = None
 ) -> CacheReport:
-    """Remove objects that no build has used for `max_age_days`, then the longest unused until the rest has `max_bytes`
-    or less, and what killed builds left. Builds stay: they do not need the cache. Raises BuildError."""
+    """Remove objects that no build has used for `max_age_days`, and what killed builds left.
+
+    The longest unused objects then go until the rest has `max_bytes` or less. Builds stay: they do not need the cache.
+    Raises BuildError.
+    """
     cache = _cache(home)
     now = time.time()
     with reported(cache, "cleaning the cache"):
@@ -90,7 +95,7 @@ def cache_gc(
 
 
 def remove_stale(home: Path) -> None:
-    """Delete what builds left that were killed: working folders and half-made objects older than a day."""
+    """Delete what killed builds left: working folders and half-made objects older than a day."""
     for folder in [*home.glob("work/*"), *home.glob("cache/objects/.*")]:
         with suppress(OSError):  # another process was quicker
             if time.time() - folder.stat().st_mtime > _DAY:

@@ -15,9 +15,9 @@ from gemmill.manifest import Manifest, RejectedEntry
 from gemmill.vocab import Arch
 
 JOB_MEMORY_BYTES = 5 << 30
-"""What one nvcc may need: units of CUTLASS variants were seen to take 3.5 GiB for sm90a, 4.2 for sm120a (nvcc 13.0)."""
+"""Bytes that one nvcc may need. Units of CUTLASS variants took 3.5 GiB for sm90a, 4.2 GiB for sm120a (nvcc 13.0)."""
 DSL_JOB_MEMORY_BYTES = 1 << 30
-"""The same of a process that compiles with the CuTe DSL."""
+"""Bytes that one process of the CuTe DSL may need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,11 @@ class BuildOptions:
     home: Path | None = None
     """The folder of builds/ and cache/; None for `settings.home()`."""
     jobs: int | None = None
-    """Compiler processes at a time; None lets GEMMILL_JOBS, else cores and memory decide."""
+    """Compiler processes at a time. With None GEMMILL_JOBS decides, else cores and memory do."""
     scheduler: Scheduler | None = None
-    """Of a Dask cluster that compiles; None for this machine."""
+    """The scheduler of a Dask cluster that compiles; None for this machine."""
     max_size: int | None = None
-    """Bytes; an extension that is larger is not published."""
+    """Bytes that an extension may have: a larger one is not published."""
     retry_failed: bool = False
     """Try variants again that the ledger knows as failed."""
     kernels: Path | None = None
@@ -65,7 +65,10 @@ class BuildOptions:
 
     @property
     def mixed_job_count(self) -> int:
-        """Processes at a time where both compile: `job_count` of nvcc, and in what memory is left of the DSL."""
+        """Processes at a time where both compile: `job_count` of nvcc, and as many of the DSL as the memory left allows.
+
+        Raises BuildError.
+        """
         if self._asked_jobs:
             return self._asked_jobs
         compilers = self.job_count
@@ -86,7 +89,7 @@ class BuildPlan:
     selection: str
     arch: Arch
     configs: tuple[Config, ...]
-    """Every variant asked for, those that share a kernel too."""
+    """Every variant asked for, also those that share a kernel."""
     kernels: tuple[Source, ...]
     """The kernels to have, one for each different machine code."""
     units: tuple[Unit, ...]
@@ -98,9 +101,9 @@ class BuildPlan:
     jobs: int
     estimated_cpu_seconds: float
     estimated_bytes: int
-    """Size of the extension."""
+    """Bytes of the extension."""
     without_toolchain: str = ""
-    """Why no toolchain was found, and so nothing in the cache: the build would end with this."""
+    """Why no toolchain, and so nothing in the cache, was found. The build would end with this text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +126,10 @@ class BuildResult:
 
 
 class BuildObserver:
-    """Is told how a build goes on. Weights are estimated CPU seconds."""
+    """An observer is told how a build goes on. Weights are estimated CPU seconds."""
 
     def started(self, total_weight: float) -> None:
-        """Compilation begins; called again with a larger total where a failed unit is split."""
+        """Compilation begins. This is called again, with a larger total, where a failed unit is split."""
 
     def unit_done(self, label: str, weight: float, ok: bool) -> None:
         """A unit has been compiled, or has failed."""
@@ -139,13 +142,13 @@ class BuildObserver:
 
 
 def automatic_jobs(memory: int, *, beside: int = 0, least: int = 1) -> int:
-    """As many processes of `memory` bytes as cores and free memory allow `beside` that many of nvcc, at least `least`."""
+    """Processes of `memory` bytes that cores and free memory allow beside `beside` processes of nvcc; at least `least`."""
     cores = len(os.sched_getaffinity(0)) - beside
     return max(least, min(cores, (_free_memory() - beside * JOB_MEMORY_BYTES) // memory))
 
 
 def _free_memory() -> int:
-    """Bytes that new processes can have: the machine's, or less where a control group sets a limit."""
+    """Bytes that new processes can have: those free on the machine, or less where a control group sets a limit."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):

@@ -15,8 +15,8 @@ from gemmill.family import Config
 from gemmill.manifest import RejectedEntry
 from gemmill.space.selections import Selection
 
-# An SM90 variant of a shared object, nvcc 13.0, 2026-11-20, and one of the CuTe DSL 4.8.1; the binding's part of an
-# extension, static CUDA runtime included.
+# Bytes of one SM90 variant, in a shared object of nvcc 13.0 and in one of the CuTe DSL 4.8.1, 2026-11-20.
+# The last is the binding's part of an extension, static CUDA runtime included.
 _OBJECT_BYTES = 90_000
 _DSL_OBJECT_BYTES = 42_000
 _BINDING_BYTES = 1_100_000
@@ -24,16 +24,16 @@ _BINDING_BYTES = 1_100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A selection's sources, and what has become of them."""
+    """A selection's sources, and what is known of each."""
 
     variants: tuple[Source, ...]
     files: tuple[Source, ...]
     bad: dict[str, str]
-    """Error by variant name: known from the ledger, or of all that the CuTe DSL would compile, where there is none."""
+    """Error by variant name. The ledger knows it; without a CuTe DSL, all that it would compile are here too."""
     remembered: frozenset[str]
-    """The names that are bad by the ledger alone: `retry_failed` tries them."""
+    """Names that are bad by the ledger alone: `retry_failed` tries them again."""
     found: Lookup
-    """Of all sources that are not bad."""
+    """The lookup of all sources that are not bad."""
 
 
 def variant_sources(configs: Sequence[Config], flags: Flags, compiler_build: str, dsl_build: str) -> tuple[Source, ...]:
@@ -49,7 +49,7 @@ def variant_sources(configs: Sequence[Config], flags: Flags, compiler_build: str
 
 
 def survey(selection: Selection, workshop: Workshop) -> Work:
-    """What the selection needs, what the cache has of it and what is known to fail."""
+    """What the selection needs, what the cache has of it and what is known to fail. Raises BuildError."""
     if not selection.configs:
         raise BuildError(
             f"selection {selection.name!r} has no variant for {selection.arch}: see `gemmill list` for what there is"
@@ -73,8 +73,10 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
 
 
 def plan(selection: Selection, options: BuildOptions) -> BuildPlan:
-    """What `build` would do; compiles and writes nothing. Without a toolchain, what it would do with an empty cache.
-    Raises BuildError."""
+    """What `build` would do. Nothing is compiled or written.
+
+    Without a toolchain, the plan is for an empty cache. Raises BuildError.
+    """
     try:
         workshop = open_workshop(selection.arch, options)
     except BuildError as error:

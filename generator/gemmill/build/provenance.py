@@ -1,9 +1,9 @@
-"""What a kernel's machine code is made from, as a digest: a time that was measured holds as long as it is the same.
+"""The digest of what a kernel's machine code is made from. A measured time holds as long as the digest is the same.
 
-Of CUDA it is the device code of the text that is compiled, with that of gemmill's own headers, and the compiler's flags. What
-a file has after a line `// Host code: ...` is left out. `dsl_body.py` has the CuTe DSL's.
-Comments, layout and names of files are left out: they say nothing to a compiler. Where the digest changes and the machine
-code does not, `gemmill table rebase` carries measured times over.
+Of CUDA it covers the device code of the compiled text and of gemmill's own headers, and the compiler's flags. What a file
+has after a line `// Host code: ...` is left out. So are comments, layout and names of files: they say nothing to a
+compiler. `dsl_body.py` has the digest of the CuTe DSL's kernels. Where the digest changes and the machine code does not,
+`gemmill table rebase` carries measured times over.
 """
 
 import re
@@ -20,11 +20,14 @@ _COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|
 _HOST_CODE = re.compile(r"^// Host code: .*", re.MULTILINE | re.DOTALL)
 _NAMES_A_FILE = re.compile(r"^[ \t]*#[ \t]*(?:include|pragma once)\b[^\n]*$", re.MULTILINE)
 _NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler")
-"""Beginnings of flags that tell where headers lie, and what the host's compiler does."""
+"""Beginnings of flags that tell where headers lie, or what the host compiler does."""
 
 
 def source_digest(config: Config, text: str, kernels: Path, flags: Flags) -> str:
-    """Of the kernel of a config whose emitted source is `text`; headers are named from the folder `kernels`. Raises OSError."""
+    """The digest of a config's kernel, whose emitted source is `text`. Headers are named from the folder `kernels`.
+
+    Raises OSError, and ValueError for a config that no kernel of the CuTe DSL can be made of.
+    """
     if (dsl := REGISTRY.kernels_of(config).dsl) is not None:
         return dsl_digest(dsl, config)
     paths = included(text, tuple(kernel_folders(kernels).values()))

@@ -1,4 +1,7 @@
-"""What a process that compiles a unit is asked, and what it answers: JSON files, so that ninja or a cluster can run it."""
+"""What a process that compiles a unit is asked, and what it answers.
+
+Both are JSON files, so that ninja or a cluster can run the process.
+"""
 
 import json
 import subprocess
@@ -20,10 +23,10 @@ _MESSAGE_CHARACTERS = 200_000
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Where things are; paths as text, since it travels as JSON."""
+    """Where things are. Paths are text, since a request travels as JSON."""
 
     folder: str
-    """Where compilers run, and what they make lies."""
+    """The folder in which compilers run, and in which their output lies."""
     roots: dict[str, str]
     cache: str
     memo: str
@@ -48,8 +51,10 @@ class Request:
     def publish(
         self, object_file: Path, depfile: Path, members: Mapping[str, str], *, since: float, **known: Any
     ) -> None:
-        """Move an object into the cache, with the headers that it was made from. Raises OSError, and CompileError where one was
-        changed after `since`, in seconds since the epoch."""
+        """Move an object into the cache, with the headers that it was made from.
+
+        Raises OSError. Raises CompileError where a header was changed after `since`, in seconds since the epoch.
+        """
         roots, memo = {name: Path(path) for name, path in self.roots.items()}, FileMemo(Path(self.memo))
         headers = header_set(depfile, Path(self.folder), roots, memo)
         if changed_between(headers, roots, since, time.time()):
@@ -60,22 +65,25 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOutcome:
-    """`failure` is empty where objects were published."""
+    """What became of a unit. `failure` is empty where objects were published."""
 
     failure: str = ""
     message: str = ""
     bad: dict[str, str] = field(default_factory=dict)
-    """First error line by source key, of those of a unit that has no failure as a whole."""
+    """First error line by source key, where the unit as a whole has no failure."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """The same of those whose failure may have been the machine's: another build tries them again."""
+    """The same for sources whose failure may have been the machine's: another build tries them again."""
 
 
 Asked = TypeVar("Asked", bound=Request)
 
 
 def answer(kind: type[Asked], compiles: Callable[[Asked], CompileOutcome]) -> int:
-    """Serve the request that the process was started with. Its outcome is in a file in any case that the disk allows. The
-    exit status is 0 where every source has an object or a reason."""
+    """Serve the request that the process was started with, and return its exit status.
+
+    The outcome is written to a file, unless the disk does not allow it: then raises OSError. The exit status is 0 where
+    every source has an object or a reason.
+    """
     request = kind(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     try:
         outcome = compiles(request)

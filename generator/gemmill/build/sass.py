@@ -12,14 +12,14 @@ from gemmill.build.inspect import is_of_variant
 _ELF = re.compile(r"^ELF file\s+\d+: .*\.(sm_\w+)\.cubin$", re.MULTILINE)
 
 _NO_CODE = "does not contain device code"
-"""Said of a library whose kernels are all the DSL's, which is no failure."""
+"""What cuobjdump says of a library whose kernels are all the DSL's, which is no failure."""
 _LISTED = re.compile(r"^[ \t]*Function : (\S+)$", re.MULTILINE)
 _NEXT_FILE = re.compile(r"^Fatbin ", re.MULTILINE)
 _FUNCTION = re.compile(r"^\s*(?:STT_)?FUNC\s.*?(\w+)$", re.MULTILINE)
 
 
 def architectures(extension: Path, cuobjdump: Path) -> tuple[str, ...]:
-    """The architectures that an extension holds machine code for, as `sm_90a`. Raises BuildError."""
+    """The architectures that an extension holds machine code for, such as `sm_90a`. Raises BuildError."""
     with reported(extension, "reading machine code"):
         # Of the DSL's kernels, one of each kind: cuobjdump takes a tenth of a second each.
         kinds = {flags_of(cubin): cubin for cubin in embedded_cubins(extension.read_bytes())}
@@ -29,7 +29,7 @@ def architectures(extension: Path, cuobjdump: Path) -> tuple[str, ...]:
 
 
 def disassemble(extension: Path, cuobjdump: Path, name: str) -> str:
-    """SASS of the kernels of the variant of this name (launch settings left out). Raises BuildError."""
+    """SASS of the kernels of the variant of this name. The name is without launch settings. Raises BuildError."""
     if (text := _disassemble_cubin(extension, cuobjdump, name)) is not None:
         return _only(text, name)
     listed = _FUNCTION.findall(_output([cuobjdump, "--dump-elf-symbols", extension]))
@@ -40,7 +40,7 @@ def disassemble(extension: Path, cuobjdump: Path, name: str) -> str:
 
 
 def _only(listing: str, name: str) -> str:
-    """A listing without kernels of other variants, which were compiled together with this one and are listed with it."""
+    """A listing without kernels of other variants that were compiled, and so are listed, together with this one."""
     head, *parts = _LISTED.split(listing)
     listed = zip(parts[::2], parts[1::2], strict=True)
     own = [(function, _NEXT_FILE.split(code)[0]) for function, code in listed if is_of_variant(function, name)]
@@ -48,8 +48,10 @@ def _only(listing: str, name: str) -> str:
 
 
 def _disassemble_cubin(extension: Path, cuobjdump: Path, name: str) -> str | None:
-    """The file of machine code that has the kernel, such as the CuTe DSL's, which cuobjdump does not find by itself. None
-    where it lies in none that can be told apart."""
+    """SASS of the embedded file of machine code that has the kernel; None where no such file has it.
+
+    Such files are the CuTe DSL's, which cuobjdump does not find by itself. Raises BuildError.
+    """
     mark = f"gemmill_{name}_kernel".encode()
     with reported(extension, "reading machine code"):
         found = next((cubin for cubin in embedded_cubins(extension.read_bytes()) if mark in cubin), None)

@@ -1,7 +1,8 @@
-"""The Dask scheduler of a cluster that compiles or measures. It runs what anybody sends it, and sends it on to its workers.
+"""The Dask scheduler of a cluster that compiles or measures.
 
-So an address is taken where only this machine reaches it, or where certificates show who speaks. Any other is taken only if the
-user says that everybody on its network may run code.
+A scheduler runs what anybody sends it, and sends it on to its workers. So an address is taken where only this machine
+reaches it, or where certificates show who speaks. Any other address is taken only if the user says that everybody on its
+network may run code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ class Scheduler:
             )
 
     def connect(self, how_to_start: str) -> Any:
-        """A client of it; `how_to_start` ends the sentence where there is none. Raises SchedulerError."""
+        """A client of the scheduler. Raises SchedulerError where none answers; its text ends with `how_to_start`."""
         try:
             from distributed import Client, Security
         except ImportError:
@@ -66,8 +67,10 @@ class Scheduler:
 
 
 def gathered(client: Any, submitted: Mapping[Any, T]) -> Iterator[tuple[T, Any, Exception | None]]:
-    """Of each of a client's futures, as it ends: what it was submitted for, its result and its error. Whoever stops taking them
-    cancels the rest."""
+    """For each of a client's futures, as it ends: what it was submitted for, its result and its error.
+
+    Whoever stops taking them cancels the rest.
+    """
     from distributed import as_completed
 
     try:

@@ -1,4 +1,4 @@
-"""What is compiled: texts, the flags they are compiled with, and the digest that names the result."""
+"""Sources: the texts that are compiled, their flags, and the digest that names the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,30 +15,31 @@ from gemmill.space.names import symbol_of, to_name
 from gemmill.vocab import Arch, Compiler
 
 BINDING = "extension"
-"""The folder below kernels/ whose C++ files bind the kernels of any family to torch; a family's are in its own."""
+"""The folder below kernels/ whose C++ files bind all families' kernels to torch. A family's own are in its folder."""
 TORCH_TARGET = "2.11"
 _TORCH_TARGET_VERSION = "0x020b000000000000"
 OWN_ROOT = "gemmill"
-"""What gemmill's own headers are below, by name."""
+"""The name of the root folder of gemmill's own headers."""
 EXPORTS = "{ global: gemmill_*; local: *; };\n"
-"""The linker's version script: nothing else is to be seen from outside, no template of the C++ library either."""
+"""The linker's version script. No other symbol is seen from outside, templates of the C++ library included."""
 _PROGRAMMATIC_LAUNCH = {
     Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
     Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
 }
 
-# CPU seconds of nvcc 13 and g++ 12 on a 2-core x86-64 build machine, 2026-11-20: a CUDA file, and one of the binding.
+# CPU seconds of a CUDA file with nvcc 13, and of a file of the binding with g++ 12.
+# Measured on a 2-core x86-64 build machine, 2026-11-20.
 CUDA_FILE_SECONDS = 12.0
 BINDING_SECONDS = 3.0
 
 
 class SourceKind(StrEnum):
-    """Which compiler reads it, and what is asked of its object."""
+    """Which compiler reads a source, and what is asked of its object."""
 
     VARIANT = "variant"
     """An emitted CUDA kernel: compiled with others, inspected."""
     DSL = "cutedsl"
-    """An emitted kernel of the CuTe DSL: compiled by one process with others, each into an object of its own, inspected."""
+    """An emitted kernel of the CuTe DSL: one process compiles many, each into an object of its own, inspected."""
     KERNELS = "kernels"
     """A hand-written CUDA file: compiled alone."""
     BINDING = "binding"
@@ -53,16 +54,16 @@ class Source:
     name: str
     """A variant's name, or a file's path below kernels/."""
     path: PurePosixPath
-    """Where it is written, relative to the folder in which the compiler runs."""
+    """Path of the written file, relative to the folder in which the compiler runs."""
     text: str
     key: str
-    """Digest of text, flags and compiler: with the included headers, everything that makes the object."""
+    """Digest of text, flags and compiler. With the included headers, these are all that makes the object."""
     symbol: str = ""
     """A variant's launch function."""
     tag: str = ""
-    """Of a variant's kernels: those of one tag are compiled together, for they include the same headers."""
+    """Tag of a variant's kernels. Those of one tag are compiled together, for they include the same headers."""
     flags: tuple[str, ...] = ()
-    """Of the compiler, beside those of its kind; the same for all of a tag."""
+    """The compiler's flags beside those of its kind; the same for all sources of a tag."""
     seconds: float
     """CPU seconds that compiling it may take, beside the cost of its unit."""
 
@@ -79,16 +80,16 @@ class Flags:
     cuda: tuple[str, ...]
     host: tuple[str, ...]
     adapter: tuple[str, ...]
-    """Of the C++ between the table of kernels and a kernel of the CuTe DSL."""
+    """Flags of the C++ between the table of kernels and a kernel of the CuTe DSL."""
     link: tuple[str, ...]
 
     def for_kind(self, kind: SourceKind) -> tuple[str, ...]:
-        """What compiles a source of this kind."""
+        """The flags that a source of this kind is compiled with."""
         return {SourceKind.BINDING: self.host, SourceKind.DSL: self.adapter}.get(kind, self.cuda)
 
 
 def kernel_folders(kernels: Path) -> dict[str, Path]:
-    """By name, the folders from which headers are included: gemmill's own, and of each family that lies elsewhere its."""
+    """The folders from which headers are included, by name: gemmill's own, and one for each family that lies elsewhere."""
     outside = {family.name: family.home / "kernels" for family in REGISTRY.families if family.home is not None}
     return {OWN_ROOT: kernels, **outside}
 
@@ -105,7 +106,7 @@ def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
 
 
 def flags_for(arch: Arch) -> Flags:
-    """The flags of an architecture. SASS only: a driver refuses PTX of a later toolkit than its own."""
+    """The flags of an architecture. They ask for SASS only: a driver refuses PTX of a later toolkit than its own."""
     own = tuple(f"-I<{name}>" for name in kernel_folders(Path()))
     return Flags(
         cuda=(
@@ -149,13 +150,15 @@ def expand(flags: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
 
 
 def is_of_dsl(config: Config) -> bool:
-    """Whether the CuTe DSL compiles it."""
+    """Whether the CuTe DSL compiles a config's kernel."""
     return REGISTRY.kernels_of(config).compiler is Compiler.CUTEDSL
 
 
 def variant_source(config: Config, flags: Flags, compiler_build: str) -> Source:
-    """The source of a config's compiled kernel; `compiler_build` is the digest of what compiles it. Raises emit's
-    TemplateError."""
+    """The source of a config's compiled kernel. `compiler_build` is the digest of what compiles it.
+
+    Raises TemplateError.
+    """
     config = config.compiled
     file = emit(config)
     name = to_name(config)
@@ -175,7 +178,7 @@ def variant_source(config: Config, flags: Flags, compiler_build: str) -> Source:
 
 
 def file_sources(kernels: Path, flags: Flags, toolchain: ToolchainPaths) -> list[Source]:
-    """The hand-written sources: CUDA files of every family and the binding's C++ files."""
+    """The hand-written sources: CUDA files of every family, and the binding's C++ files. Raises BuildError."""
     result = []
     with reported(kernels, "reading the hand-written kernels"):
         for path in hand_written(kernels):

@@ -1,4 +1,7 @@
-"""Finding a CUDA compiler, the CUTLASS headers, torch's headers and a host compiler, without importing any of them."""
+"""The toolchain: a CUDA compiler, the CUTLASS headers, torch's headers and a host compiler.
+
+None of them is imported to find it.
+"""
 
 import re
 import shutil
@@ -42,11 +45,11 @@ class ToolchainPaths:
     compiler_build: str
     """Digest of everything about the CUDA compiler that can change its output."""
     host_build: str
-    """The same of the host compiler."""
+    """Digest of everything about the host compiler that can change its output."""
 
     @property
     def programs(self) -> list[Path]:
-        """Folders that its programs look for each other in: cuobjdump looks for nvdisasm on PATH."""
+        """Folders in which its programs look for each other: cuobjdump looks for nvdisasm on PATH."""
         return [self.home / "bin", self.nvdisasm.parent]
 
 
@@ -94,7 +97,10 @@ def find_toolchain(*, memo: FileMemo | None = None) -> ToolchainPaths:
 
 
 def find_launcher() -> tuple[str, ...]:
-    """What goes before each compiler call: GEMMILL_COMPILER_LAUNCHER, else ccache or sccache from PATH, else nothing."""
+    """The program before each compiler call: GEMMILL_COMPILER_LAUNCHER, else ccache or sccache from PATH, else none.
+
+    Raises BuildError where the named program is not on PATH.
+    """
     named = settings.compiler_launcher()
     if named == "none":
         return ()

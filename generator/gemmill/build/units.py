@@ -46,13 +46,16 @@ class Unit:
 
     @property
     def text(self) -> str:
-        """The text of that file."""
+        """The text of the file that a C++ or CUDA compiler is given."""
         return emit_unit([EmittedFile(path=source.path, text=source.text) for source in self.sources])
 
 
 def partition(sources: Sequence[Source], jobs: int, dsl_jobs: int | None = None) -> list[Unit]:
-    """Units of variants of one tag, heaviest first. A unit has at most as many as its kernels declare, so that `jobs`
-    processes are equally busy to the end. Of the CuTe DSL `dsl_jobs` run at a time, by default as many."""
+    """Units of variants of one tag, heaviest first.
+
+    A unit has at most as many variants as its kernels declare. Sizes are such that `jobs` processes are equally busy to
+    the end. Of the CuTe DSL `dsl_jobs` processes run at a time, by default `jobs`.
+    """
     units = [Unit(sources=(s,)) for s in sources if not s.is_variant]
     for tag in sorted({s.tag for s in sources if s.is_variant}):
         variants = [s for s in sources if s.tag == tag]
@@ -72,7 +75,10 @@ def _shared_units(variants: Sequence[Source], jobs: int, largest: int) -> list[U
 
 
 def split(unit: Unit, message: str) -> list[Unit]:
-    """Smaller units to find which source of a failed one is bad: those that the message names alone, the rest together."""
+    """Smaller units, to find which source of a failed one is bad.
+
+    Each source that the message names is a unit alone, the rest are one together. Where it names none, the unit is halved.
+    """
     named = [s for s in unit.sources if re.search(rf"(?<!\w)(gemmill_)?{re.escape(s.name)}(?=\W|_kernel|$)", message)]
     rest = [s for s in unit.sources if s not in named]
     if not named:

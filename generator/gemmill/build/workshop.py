@@ -1,4 +1,4 @@
-"""What a build works with: found and opened once."""
+"""The workshop: what a build works with, found and opened once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class Workshop:
     toolchain: ToolchainPaths
     dsl: DslPackage | None
     without_dsl: str
-    """Why there is none."""
+    """Why there is no CuTe DSL; empty where there is one."""
     flags: Flags
     roots: dict[str, Path]
     memo: FileMemo
@@ -35,7 +35,7 @@ class Workshop:
 
 
 def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
-    """Toolchain, cache and ledger of a build. Raises BuildError; writes nothing."""
+    """Find the toolchain, and open cache and ledger of a build. Nothing is written. Raises BuildError."""
     home, kernels = options.home_dir, options.kernels_folder
     _check_writers(home)
     memo_path = home / "memo" / "files.json"

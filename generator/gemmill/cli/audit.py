@@ -82,7 +82,7 @@ def audit(
 
 
 def _loss_of(manifest: "Manifest") -> "Loss | None":
-    """Of the whole build, by the times of the tables that it loads."""
+    """The loss of the whole build, by the times of the tables that it loads."""
     from gemmill.runtime.loss import loss_of
     from gemmill.runtime.tuned import load_tuned, machine
 

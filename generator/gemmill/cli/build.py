@@ -104,7 +104,7 @@ def build(
 
 
 def _what_can_be_compiled() -> str:
-    """The selection of who named none."""
+    """The selection that is built where none is named."""
     from gemmill.build.dsl import DISTRIBUTION, INSTALL, is_installed
 
     if is_installed():
@@ -116,7 +116,7 @@ def _what_can_be_compiled() -> str:
 
 
 def _serving(arch: Arch, home: Path) -> "Manifest | None":
-    """What serves now; None where nothing can, so that what is made takes its place."""
+    """The build that serves now; None where none can, so that the new build takes its place."""
     from gemmill.manifest import ManifestError
     from gemmill.runtime.builds import serving
 

@@ -39,21 +39,21 @@ class _Listed:
     bytes: int = 0
     created: str = ""
     version: str = ""
-    """Of the gemmill that made it, with the commit of a checkout as 0.1.0+g1234567."""
+    """Version of the gemmill that made the build; of a checkout with its commit, as 0.1.0+g1234567."""
     error: str = ""
-    """Why it cannot be read."""
+    """Why the build cannot be read; empty where it can."""
     is_others: bool = False
-    """Whether that is because another version made it."""
+    """Whether it cannot be read because another version made it."""
 
     @property
     def commit(self) -> str:
-        """Of the checkout that made it, in git's short form, with a star where its files were changed; empty elsewhere."""
+        """Commit of the checkout that made the build, with a star where files were changed. It is empty without a checkout."""
         commit, _, changed = self.version.partition("+g")[2].partition(".")
         return commit + "*" * bool(changed)
 
     @property
     def state(self) -> str:
-        """Whether it serves, or why it cannot."""
+        """Whether the build serves, or why it cannot."""
         if self.is_others:
             release = self.version.partition("+")[0]
             return "other" if release == __version__ else f"of {release}"
@@ -91,7 +91,7 @@ def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> Non
 
 
 def _print_rows(found: Sequence[_Listed]) -> None:
-    """A line each; on a narrow terminal what all of them are for is told once."""
+    """Print a line for each build. On a narrow terminal, what all of them are for is told once."""
     archs = {listed.arch for listed in found if listed.arch}
     is_shared = is_narrow() and len(archs) == 1
     columns = ["build", "arch", "set", "variants", "size", "made (UTC)", "commit", ""]
@@ -170,7 +170,7 @@ def _look(folder: Path, home: Path | None) -> _Listed:
 
 
 def _of_another_version(folder: Path, error: "OtherVersionError") -> _Listed:
-    """As far as its fields are what they are here."""
+    """A build of another version, as far as its fields are what they are in this one."""
 
     def told(name: str, kind: type[T]) -> T:
         value = error.data.get(name)

@@ -1,4 +1,4 @@
-"""How a build is seen while it runs: a bar of estimated CPU seconds with the time left, and a line for what failed."""
+"""The display of a build while it runs: a bar of estimated CPU seconds with the time left, and a line for each failure."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ProgressObserver:
-    """Draws a bar of estimated CPU seconds with the time left; where stderr is no terminal, a line for each unit."""
+    """Draws a bar of estimated CPU seconds with the time left. Where stderr is no terminal, it prints a line for each unit."""
 
     def __init__(self, progress: Progress, jobs: int) -> None:
         self._progress = progress
@@ -26,14 +26,14 @@ class ProgressObserver:
         self._begun = monotonic()
 
     def started(self, total_weight: float) -> None:
-        """Set the whole; a unit that is split adds to it."""
+        """Set the length of the bar, in estimated CPU seconds. A unit that is split adds to it."""
         if not self._total:
             self._begun = monotonic()
         self._total = total_weight
         self._update()
 
     def unit_done(self, label: str, weight: float, ok: bool) -> None:
-        """Advance, and keep a line for what failed."""
+        """Advance the bar by the unit's estimated CPU seconds, and keep a line for what failed."""
         self._units += 1
         self._completed += weight
         self._update()
@@ -61,8 +61,9 @@ class ProgressObserver:
 
 
 def seconds_left(total: float, completed: float, units: int, elapsed: float, jobs: int) -> float:
-    """Estimated wall time to the end, from estimated CPU seconds and what they have come to so far.
+    """Estimated seconds of wall time to the end.
 
+    `total` and `completed` are estimated CPU seconds, `elapsed` is the wall time so far, in seconds.
     The units in flight count as half done: there are `jobs` of them, and one of them has just ended.
     """
     if not units or not elapsed:
@@ -72,7 +73,7 @@ def seconds_left(total: float, completed: float, units: int, elapsed: float, job
 
 
 class _TimeLeft(ProgressColumn):
-    """Counts down to the estimated end between units, which may be minutes apart."""
+    """A column that counts down to the estimated end, also between units, whose ends may be minutes apart."""
 
     def render(self, task: Task) -> Text:
         finish = task.fields.get("finish")

@@ -99,7 +99,10 @@ def _export_variant(variant: variants.Variant, asked: dict[str, int], folder: Pa
 
 
 def _sizes_of(variant: variants.Variant, asked: dict[str, int]) -> "tuple[dict[str, int], TableRow | None]":
-    """Of the call: what was asked, and the rest of a row of a table that timed the variant there. Raises UsageError."""
+    """The sizes of the call, and the row of a tuned table that they come from.
+
+    The row timed the variant at the sizes that were asked for. Raises UsageError.
+    """
     from gemmill.registry import REGISTRY
 
     own = {option.name: option.flags for option in REGISTRY.family_of(variant.config).questions if option.is_size}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _ALIAS_COLUMNS = 12
-"""Of a terminal, which an alias and what parts it from a name take."""
+"""Columns of a terminal that an alias, with what parts it from a name, takes."""
 
 
 def list_variants(

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how their texts become values."""
+"""Options that several verbs share, and the conversion of their texts to values."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def parse_arch(text: str) -> Arch:
-    """`sm90a`, `sm_90a` or `90a`. Raises BadParameter."""
+    """The architecture that `sm90a`, `sm_90a` or `90a` names. Raises BadParameter."""
     if isinstance(text, Arch):
         return text
     try:
@@ -23,7 +23,7 @@ def parse_arch(text: str) -> Arch:
 
 
 def parse_bytes(text: str) -> int:
-    """`60MB`, `1.5 GiB` or a number of bytes. Raises BadParameter."""
+    """The bytes that `60MB`, `1.5 GiB` or a plain number means. Raises BadParameter."""
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
     number = text.strip().lower().rstrip("bikmg ")
     unit = text.strip().lower()[len(number) :].strip()
@@ -37,7 +37,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """`3%` or `0.03`. Raises BadParameter."""
+    """The share that `3%` or `0.03` means, as a fraction of 1. Raises BadParameter."""
     if isinstance(text, float):
         return text
     try:
@@ -137,7 +137,10 @@ TrustNetworkOption = Annotated[
 
 
 def refuse_beside(mode: str, why: str, **given: object) -> None:
-    """Raise UsageError for the first option, by its name in Python, that was given and does nothing beside another."""
+    """Refuse options that do nothing beside `mode`; `given` has them by their names in Python.
+
+    Raises UsageError for the first that was given, with the reason `why`.
+    """
     for name, value in given.items():
         if value not in (None, False, [], ()):
             option = f"--{name.strip('_').replace('_', '-')}"

@@ -17,15 +17,15 @@ if TYPE_CHECKING:  # imported where it prints: `--help` begins sooner
     from gemmill.manifest import KernelEntry, RejectedEntry
 
 HOW_TO_MEASURE = "`gemmill tune --shapes FILE` measures shapes, `gemmill.tune(shapes)` does from Python"
-"""What a choice of the model is told with."""
+"""The advice that is printed with a choice of the model."""
 
 _WIDE = 10_000
-"""Columns of a table that does not go to a terminal: its lines are read by programs, which want them whole."""
+"""Columns of a table that does not go to a terminal. Programs read its lines, and want them whole."""
 
 _WIDE_ENOUGH = 160
-"""Columns of a terminal on which names, of up to 130, leave room for what is said of them."""
+"""Columns of a terminal on which names, of up to 130 characters, leave room for what is said of them."""
 _OTHER_COLUMNS = 45
-"""Of a terminal, which alias, registers, spills and size of code take."""
+"""Columns of a terminal that alias, registers, spills and size of code take."""
 _VARIANT = re.compile(r"sm\d+a_")
 
 
@@ -63,19 +63,22 @@ def table(
 
 
 def short(name: str) -> str:
-    """A variant in a table that says more of it: by its name, or by its alias where the terminal is too narrow for names."""
+    """What a table with further columns calls a variant: its name, or its alias where the terminal is narrow."""
     from gemmill.space.names import alias_of
 
     return name if not is_narrow() or not _VARIANT.match(name) else alias_of(name)
 
 
 def is_narrow() -> bool:
-    """Whether this goes to a terminal on which whole names leave no room for what is said of them."""
+    """Whether the output goes to a terminal on which whole names leave no room for what is said of them."""
     return sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE_ENOUGH
 
 
 def cut(name: str, others: int) -> str:
-    """A variant's name on what a narrow terminal leaves it beside so many columns: its beginning and its end."""
+    """A variant's name, cut to its beginning and its end where the terminal is narrow.
+
+    `others` is how many columns of the terminal are taken by what stands beside it.
+    """
     room = shutil.get_terminal_size().columns - others
     if not is_narrow() or len(name) <= room:
         return name
@@ -83,7 +86,10 @@ def cut(name: str, others: int) -> str:
 
 
 def entries_table(title: str, entries: Iterable["KernelEntry"]) -> "Table":
-    """What compiling each variant gave and cost; on a narrow terminal a line each, without the time that it took."""
+    """A table of what compiling each variant gave and cost.
+
+    On a narrow terminal each variant has one line, without the time that it took.
+    """
     from gemmill.space.names import alias_of
 
     columns = ("name", "alias", "registers", "spills", "code", "compile")
@@ -112,12 +118,12 @@ def rejected_lines(rejected: Iterable["RejectedEntry"]) -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
-    """1 variant, 2 variants."""
+    """A number with its noun: 1 variant, 2 variants."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def seconds(value: float) -> str:
-    """38 s, 2 min 05 s, 1 h 20 min."""
+    """Seconds as people read them: 38 s, 2 min 05 s, 1 h 20 min."""
     whole = round(value)
     if whole < 60:
         return f"{value:.1f} s" if value < 10 else f"{whole} s"
@@ -127,7 +133,7 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """512 B, 20.5 kB, 1.2 MB, 3.5 GB."""
+    """Bytes as people read them: 512 B, 20.5 kB, 1.2 MB, 3.5 GB."""
     for unit, power in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if value >= power:
             return f"{value / power:.1f} {unit}"

@@ -44,7 +44,7 @@ def plan(
 
 
 def print_plan(selection: "Selection", planned: "BuildPlan", max_size: int | None, as_json: bool) -> None:
-    """Print a plan with the rejections of its selection, and whether it would be too large."""
+    """Print a plan with the rejections of its selection, and whether its build would have more than `max_size` bytes."""
     if as_json:
         print_json(
             {

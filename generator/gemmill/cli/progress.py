@@ -1,4 +1,4 @@
-"""How a sweep is seen while it runs: a bar with the time left, the latest result, and a line for each fault."""
+"""The display of a sweep while it runs: a bar with the time left, the latest result, and a line for each fault."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProgressObserver:
-    """Draws on a terminal; where stderr is none, prints a line for each workload."""
+    """Draws a bar on a terminal. Where stderr is none, it prints a line for each workload."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -24,19 +24,19 @@ class ProgressObserver:
         self._faults = self._lost = self._replaced = 0
 
     def planned(self, total: int, done: int) -> None:
-        """Set the whole."""
+        """Set how many workloads the sweep has, and how many of them are done."""
         self._progress.update(self._task, total=total, completed=done, description="measuring")
         if done:
             self._print(f"{done} of {count(total, 'workload')} known from the journal")
 
     def fault(self, workload: "Workload", name: str, finding: "Finding") -> None:
-        """Keep a line."""
+        """Count a variant's fault, and print a line for it."""
         self._faults += 1
         self._print(f"{workload}: {finding.fault}: {name}")
         self._describe("")
 
     def measured(self, entry: "Entry", decision: "Decision | None") -> None:
-        """Advance."""
+        """Advance the bar by a workload, and tell its result."""
         workload = entry.outcome.workload
         if decision is None:
             text = f"{workload}: {entry.outcome.error or 'no variant takes it'}"
@@ -50,7 +50,7 @@ class ProgressObserver:
         self._describe(text)
 
     def lost(self, workload: "Workload", reason: str) -> None:
-        """Keep a line."""
+        """Count a workload that could not be measured, and print a line for it."""
         self._lost += 1
         self._print(f"{workload}: lost: {reason}")
 

@@ -17,7 +17,7 @@ _OPS = ", ".join(_MEASURED)
 _SIZES = " or ".join(dict.fromkeys(map(", ".join, _MEASURED.values())))
 DEFAULT_OP = next(iter(_MEASURED))
 _ALIKE = tuple(op for op, sizes in _MEASURED.items() if sizes == _MEASURED[DEFAULT_OP])
-"""Those whose shapes are told alike: shapes of others name their op."""
+"""Ops whose shapes have the same sizes as the default op's. Shapes of other ops name their op."""
 _OTHERS = tuple(op for op in _MEASURED if op not in _ALIKE)
 ShapesOption = Annotated[
     Path | None,
@@ -61,7 +61,7 @@ def workloads_of(
     tensor_parallel: str,
     m: str | None,
 ) -> "list[Workload]":
-    """The workloads that were asked for, those that share weights beside each other. Raises UsageError."""
+    """The workloads that were asked for. Those that share weights stand beside each other. Raises UsageError."""
     from gemmill.tuner.models import layers_of, named_models, read_model
     from gemmill.tuner.shapes import read_misses, read_shapes
     from gemmill.tuner.workloads import grid
@@ -95,7 +95,7 @@ def workloads_of(
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Positive numbers with commas. Raises UsageError."""
+    """The positive numbers of a text with commas. Raises UsageError, which names the option."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise UsageError(f"{option} {text!r} is not a list of positive numbers such as 1,2,4")

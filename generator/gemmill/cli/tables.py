@@ -76,7 +76,7 @@ def show(
 
 
 def rows_table(title: str, rows: "Sequence[TableRow]", *more: str) -> "Table":
-    """What rows of a tuned table say, and `more` of their fields."""
+    """What rows of a tuned table say, as a table for people. `more` names further fields of the rows."""
     from gemmill.runtime.table_file import shape_heading
 
     columns = ["op", shape_heading(rows), "us", "runner-up", "tied", "variant", *more]

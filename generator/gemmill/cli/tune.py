@@ -164,7 +164,7 @@ def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Sche
 
 
 def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Executor":
-    """The cluster that is named, else a measuring process for each GPU of this machine."""
+    """What measures: the cluster that is named, else a process for each GPU of this machine."""
     if scheduler is not None:
         from gemmill.tuner.cluster import connect
 

@@ -1,4 +1,4 @@
-"""Finding builds and variants by what a user typed."""
+"""The search for builds and variants by what a user typed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Variant:
     name: str
     config: "Config"
     status: Status
-    """What the rules say."""
+    """What the rules say of the variant's config."""
     entry: "KernelEntry | None" = None
     manifest: "Manifest | None" = None
     folder: Path | None = None
@@ -61,8 +61,11 @@ def _with_epilogues(selection: "Selection", epilogues: Sequence[str]) -> "Select
 
 
 def build_of(named: str | None, arch: Arch | None = None) -> "tuple[Path, Manifest]":
-    """The build with this id or path; without one, that of GEMMILL_BUILD, else the one that serves (an architecture, if that
-    is given). Raises ManifestError, and UsageError where both are named."""
+    """The build with this id or path.
+
+    Without one, it is the build that serves `arch`. Without `arch` too, it is that of GEMMILL_BUILD, else the one that serves.
+    Raises ManifestError. Raises UsageError where both a build and an architecture are named.
+    """
     from gemmill import settings
     from gemmill.manifest import read_manifest
     from gemmill.runtime.builds import MANIFEST, resolve, serving
@@ -95,7 +98,7 @@ def filter_entries(manifest: "Manifest", filters: Sequence[str] | None) -> "list
 
 
 def refuse_both(selection: str | None, build: str | None) -> None:
-    """Raise UsageError where variants are asked for from a selection and from a build."""
+    """Check that variants are not asked for from both a selection and a build. Raises UsageError where they are."""
     if selection is not None and build is not None:
         raise UsageError("--select with --build: a variant is looked for in one of them, leave the other out")
 

@@ -27,10 +27,13 @@ TEXTS = {
     "builds": "Look at builds, choose which one serves, remove them.",
     "cache": "Look after what is kept between builds.",
 }
-"""What the help of the whole command says of each verb: the first paragraph of the verb's own help, which a test compares."""
+"""The text of each verb in the help of the whole command.
+
+It is the first paragraph of the verb's own help; a test compares them.
+"""
 
 _FUNCTIONS = {"list": "list_variants"}
-"""Functions that cannot have the name of their verb."""
+"""By verb, the functions that cannot have its name."""
 _GROUPS = {"table": "tables", "builds": "builds", "cache": "cache"}
 """Verbs that have verbs, and the module and object of each."""
 
@@ -72,13 +75,15 @@ class Group(TyperGroup):
         self._verb_is_first = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer's."""
+        """Parse as typer does, and note whether a verb comes first."""
         self._verb_is_first = bool(args) and not args[0].startswith("-")
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options before a verb. Where a verb comes first, those of help and completion are left out. For one that is
-        not given typer imports pydantic, which takes longer than all else."""
+        """The options before a verb. Where a verb comes first, those of help and completion are left out.
+
+        For such an option, if it is not given, typer imports pydantic, which takes longer than all else.
+        """
         options = super().get_params(ctx)
         if not self._verb_is_first:
             return options

@@ -54,7 +54,7 @@ def tell(shipped: "Shipped", how_large: str) -> None:
 
 
 def serving_builds(home: Path | None = None) -> list[Path]:
-    """The build that serves each architecture that has one. Raises ManifestError where none has."""
+    """The builds that serve, one for each architecture that has one. Raises ManifestError where none has."""
     from gemmill.manifest import ManifestError
     from gemmill.runtime.builds import serving
 
