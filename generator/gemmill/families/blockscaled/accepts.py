@@ -18,13 +18,13 @@ class BlockScaledAccepts:
     prepacked: bool
     """Whether weights are in a kernel's order, not a checkpoint's."""
     grouped: bool
-    """Whether scales of activations are of 128 columns each."""
+    """Whether each scale of activations is of one token and 128 columns."""
     group_size: int
     """Weights along K that share a scale."""
 
     @property
     def operand_dtype(self) -> DType:
-        """Of A: of codes that are not of 8 bits, that of bytes."""
+        """The dtype of A as a call passes it; codes that are not of 8 bits come as bytes."""
         if self.pair.a_format is None and self.pair not in FOLDED_PAIRS:
             return self.out_dtype
         return DType.E4M3 if self.pair.a_bits == 8 else DType.U8

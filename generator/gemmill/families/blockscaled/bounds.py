@@ -15,7 +15,7 @@ from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, TensorCore, half_unit_i
 from gemmill.vocab.float_type import E4M3
 
 EPILOGUE_ROUNDINGS = 3
-"""A row's base, alpha or a token's scale, and the bias."""
+"""Roundings in the epilogue: of a row's base, of alpha or a token's scale, and of the bias."""
 
 
 def widened_tolerance(
@@ -63,9 +63,10 @@ def any_order_tolerance(
     core: TensorCore = OF_16_BITS,
     promoted_k: int | None = None,
 ) -> Tensor:
-    """The same whatever the order in which instructions take the columns: no sum is larger than that of all magnitudes.
+    """The tolerance of `widened_tolerance`, whatever the order in which instructions take the columns.
 
-    `core` is what sums; after `promoted_k` columns sums are added in f32. Scales of a and b are in their values.
+    No sum is larger than that of all magnitudes. `core` is the tensor core that sums. After every `promoted_k` columns its
+    sums are added in f32. The values of a and b have their scales in them.
     """
     magnitude = a.abs() @ b.abs().t()
     summed = min(a.shape[1], promoted_k or a.shape[1])
@@ -82,7 +83,9 @@ def any_order_tolerance(
 
 
 def rounded_fold_error(values: Tensor, base: Tensor) -> Tensor:
-    """Largest change of weights [N, K] that are rounded to e4m3 on a base [N, 1]. It is half a step, of the subnormals below
-    2^-6 of the base. None may be above 448 of it."""
+    """Largest change of weights [N, K] that are rounded to e4m3 on a base [N, 1], float64.
+
+    It is half a step, of the subnormals below 2^-6 of the base. No weight may be above 448 of its base.
+    """
     step = torch.maximum(values.abs() * 2.0**-E4M3.mantissa_bits, base * E4M3.smallest)
     return step / 2

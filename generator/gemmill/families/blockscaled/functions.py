@@ -37,10 +37,12 @@ def fp4_weight_mm(
 ) -> torch.Tensor:
     """out[M, N] = alpha * sum over k of a[m, k] b[n, k] + bias[n], with block-scaled weights b; out has a's dtype.
 
-    a is [M, K], bfloat16 or float16, bias [N] of its dtype, alpha float32, one value: 1 / the weights' global scale. `format` is
-    "nvfp4", "mxfp4", "mxfp6" or "mxfp8". Packed weights are what gemmill.quantize makes. Of nvfp4 and mxfp4 beside bfloat16 they
-    are `blocks` and, as b_sf, `base` of fp4_blocks.to_blocks. Of all others they are rows and base of packed_rows.to_rows. Weights of a
-    checkpoint are [N, bytes of K codes], uint8, with plain scales [N, K / group]. Code times scale is exact.
+    a is [M, K], bfloat16 or float16. bias is [N], of a's dtype. alpha is float32, one value: 1 / the weights' global scale.
+    `format` is "nvfp4", "mxfp4", "mxfp6" or "mxfp8". Packed weights are what gemmill.quantize makes. Those of nvfp4 and mxfp4
+    beside bfloat16 are `blocks` and, as b_sf, `base` of fp4_blocks.to_blocks. All others are rows and base of
+    packed_rows.to_rows. Weights of a checkpoint are [N, bytes of K codes], uint8, with plain scales [N, K / group]. The
+    product of code and scale is exact.
+
     Raises RuntimeError with one sentence where the arguments do not fit.
     """
     n = b_sf.shape[0]
@@ -59,10 +61,12 @@ def mxfp4_fp8_mm(
 ) -> torch.Tensor:
     """out[M, N] = sum over k of (a_scales a)[m, k] (b_base b)[n, k] + bias[n], with mxfp4 weights on the FP8 tensor core.
 
-    a is [M, K] float8_e4m3fn, bias [N] of out_dtype, bfloat16 or float16. b and b_base are the `blocks` and the `base` that
-    gemmill.quantize.folded_blocks.to_folded_blocks makes of weights that `prepack` folded for this op. b_base [N] goes with a_scales
-    [M, 1]; b_base [N, K / 128] with a_scales [M, K / 128], rounded up. All scales are float32. Folding is exact, or refused by
-    `prepack`. Raises RuntimeError with one sentence where the arguments do not fit.
+    a is [M, K], float8_e4m3fn. bias is [N], of out_dtype, which is bfloat16 or float16. b and b_base are `blocks` and `base`
+    of gemmill.quantize.folded_blocks.to_folded_blocks, which takes weights that `prepack` folded for this op. b_base [N] goes
+    with a_scales [M, 1]; b_base [N, K / 128] with a_scales [M, K / 128], rounded up. All scales are float32. Folding is exact,
+    or refused by `prepack`.
+
+    Raises RuntimeError with one sentence where the arguments do not fit.
     """
     return _folded(_MXFP4_FP8_MM, a, b, b_base, a_scales, bias, out_dtype)
 
@@ -75,8 +79,11 @@ def nvfp4_fp8_mm_rounded(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """The same of nvfp4 weights whose products of code and scale are rounded to e4m3: the report of `prepack` has the error that
-    this adds. b_base is [N], with the global scale in it, and a_scales [M, 1]."""
+    """mxfp4_fp8_mm of nvfp4 weights, whose products of code and scale are rounded to e4m3.
+
+    The report of `prepack` has the error that this adds. b_base is [N], with the global scale in it, and a_scales is [M, 1].
+    Raises RuntimeError with one sentence where the arguments do not fit.
+    """
     return _folded(_NVFP4_FP8_MM_ROUNDED, a, b, b_base, a_scales, bias, out_dtype)
 
 
@@ -107,7 +114,10 @@ def cutlass_scaled_mxfp4_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """The same of mxfp4: scales are ue8m0, uint8, one for each 32 codes."""
+    """cutlass_scaled_nvfp4_mm of mxfp4 operands: scales are ue8m0, uint8, one for each 32 codes.
+
+    Raises RuntimeError with one sentence where the arguments do not fit.
+    """
     return _paired(_MXFP4_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
 
 
@@ -120,7 +130,10 @@ def cutlass_scaled_mxfp8_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """The same of mxfp8: mat_a [M, K] and mat_b [N, K] are float8_e4m3fn, or its bytes."""
+    """cutlass_scaled_mxfp4_mm of mxfp8 operands: mat_a [M, K] and mat_b [N, K] are float8_e4m3fn, or its bytes.
+
+    Raises RuntimeError with one sentence where the arguments do not fit.
+    """
     return _paired(_MXFP8_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
 
 
@@ -133,7 +146,11 @@ def cutlass_scaled_mxfp6_mxfp8_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """The same of mxfp8 activations and mxfp6 weights: mat_b is [N, 3 K / 4] uint8, four e3m2 codes in three bytes."""
+    """cutlass_scaled_mxfp8_mm of mxfp8 activations and mxfp6 weights: mat_b is [N, 3 K / 4] uint8, four e3m2 codes in three
+    bytes.
+
+    Raises RuntimeError with one sentence where the arguments do not fit.
+    """
     return _paired(_MXFP6_MXFP8_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
 
 
@@ -146,7 +163,10 @@ def cutlass_scaled_mxfp4_mxfp8_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """The same of mxfp8 activations and mxfp4 weights: mat_b is [N, K / 2] uint8."""
+    """cutlass_scaled_mxfp8_mm of mxfp8 activations and mxfp4 weights: mat_b is [N, K / 2] uint8, two e2m1 codes a byte.
+
+    Raises RuntimeError with one sentence where the arguments do not fit.
+    """
     return _paired(_MXFP4_MXFP8_MM, mat_a, mat_b, scales_a, scales_b, alpha, bias, out_dtype)
 
 
@@ -158,7 +178,10 @@ def cutlass_scaled_fp4_mm(
     alpha: torch.Tensor,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """cutlass_scaled_nvfp4_mm without a bias, as vLLM's function of this name."""
+    """cutlass_scaled_nvfp4_mm without a bias, as vLLM's function of this name.
+
+    Raises RuntimeError with one sentence where the arguments do not fit.
+    """
     return _paired(_FP4_MM, a, b, block_scale_a, block_scale_b, alpha, None, out_dtype)
 
 

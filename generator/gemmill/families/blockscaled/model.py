@@ -11,19 +11,20 @@ from typing import NamedTuple
 from gemmill.family import Row, ShapedCall
 
 MOST_CTAS = 2**30
-"""Kernels count them in 32 bits, some past the last."""
+"""Most CTAs of a call: kernels count them in 32 bits, some past the last."""
 _BEGIN_NS, _UNHIDDEN = 1095.0, 0.156
-"""To launch, and what part of the lesser limit is not hidden."""
+"""Nanoseconds to launch, and the part of the lesser limit that is not hidden."""
 _MEETING_NS = (0.0, 0.0, 1903.0, 2499.0, 3469.0, 3873.0, 4282.0, 6025.0, 4483.0)
-"""To add up so many slices of K in a cluster's shared memory."""
+"""Nanoseconds to add up slices of K in a cluster's shared memory, by the number of slices."""
 _REACHED = (0, 1000, 1000, 760, 760, 760, 850, 940, 760)
-"""Of 1000 multiprocessors, those that clusters of so many CTAs reach at a time: a cluster lies within a group of 14 to 18."""
+"""Permille of the multiprocessors that clusters reach at a time, by the CTAs of a cluster: it lies within a group of 14 to
+18."""
 _L2 = 18505.0
-"""Bytes a nanosecond of activations that every column of tiles reads again."""
+"""Bytes a nanosecond at which every column of tiles reads activations again."""
 
 
 class Facts(NamedTuple):
-    """Of a variant. Mirrors `Facts` in kernels/blockscaled/model.h."""
+    """Facts of a variant. Mirrors `Facts` in kernels/blockscaled/model.h."""
 
     splits: int
     tile_m: int
@@ -32,24 +33,24 @@ class Facts(NamedTuple):
     sms: int
     """Multiprocessors that multiply a tile together."""
     ctas_of_sm: int
-    """That fit on a multiprocessor."""
+    """CTAs that fit on a multiprocessor."""
     step_columns: int
-    """Along K."""
+    """Columns of a step along K."""
     step_ps: int
     """Picoseconds for a step of a CTA that has a multiprocessor alone."""
     shared_permille: int
-    """Of that, for each of the CTAs that share one."""
+    """Permille of `step_ps` that a step takes for each of the CTAs that share a multiprocessor."""
     a_bits: int
     """Sixteenths of a bit that an element of A takes, with its part of a scale."""
     b_bits: int
     memory: int
     """Bytes that a nanosecond reads."""
     k_multiple: int
-    """Of which K must be a multiple."""
+    """The number that K must be a multiple of."""
 
 
 def ctas_of(facts: Facts, m: int, n: int) -> int:
-    """Of a call; where several multiprocessors share a tile they count as one."""
+    """CTAs of a call; several multiprocessors that share a tile count as one."""
     return -(-m // facts.tile_m) * -(-n // facts.tile_n) * facts.splits
 
 

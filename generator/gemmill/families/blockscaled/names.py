@@ -20,8 +20,8 @@ from gemmill.vocab import Arch, DType
 
 
 def packed_to_fields(config: PackedConfig) -> list[str]:
-    """pair, of folded weights out, tile groups stages, then that scales come in groups or sums are added up together, and the slices
-    of K where there are several."""
+    """Fields: pair, results of folded weights, tile, groups, stages. Then come marks of scales in groups and of sums added up
+    together, and the slices of K where there are several."""
     out = [config.out_dtype.value] if isinstance(config, FoldedConfig) else []
     flags = ["groups"] if config.grouped else ["batched"] if isinstance(config, FoldedConfig) and config.batched else []
     rows = f"r{config.row_groups}" if config.group is Group.WARP else ""
@@ -59,7 +59,7 @@ def packed_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> PackedCon
 
 
 def widened_to_fields(config: WidenedConfig) -> list[str]:
-    """pair out tile, then that weights are packed, and that scales come in groups."""
+    """Fields: pair, results, tile; then marks of packed weights and of scales in groups."""
     flags = [*(["packed"] if config.prepacked else []), *(["groups"] if config.grouped else [])]
     return [config.pair.value, config.out_dtype.value, f"t{config.tile}", *flags]
 
@@ -80,7 +80,8 @@ def widened_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> Widened
 
 
 def few_to_fields(config: FewConfig) -> list[str]:
-    """pair out tile warps, the stages of each where it has some, then that weights are packed, and the slices of K where there are several."""
+    """Fields: pair, results, tile, warps, and stages where there are some. Then come a mark of packed weights, and the slices
+    of K where there are several."""
     fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}", f"w{config.warps}"]
     return [*fields, *_stages(config.stages), *(["packed"] if config.prepacked else []), *_slices(config.splits)]
 
@@ -105,7 +106,8 @@ def few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FewConfig:
 
 
 def many_to_fields(config: ManyConfig) -> list[str]:
-    """pair out tile, the stages where codes are asked for further ahead, then the slices of K where there are several."""
+    """Fields: pair, results, tile; stages where codes are asked for two steps ahead; the slices of K where there are
+    several."""
     fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}x{config.tile_n}"]
     return [*fields, *_stages(config.stages), *_slices(config.splits)]
 
@@ -129,7 +131,7 @@ def many_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ManyConfig
 
 
 def pair_to_fields(config: PairConfig) -> list[str]:
-    """pair out tile cluster sharing."""
+    """Fields: pair, results, tile, cluster, sharing."""
     tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
     return [config.pair.value, config.out_dtype.value, f"t{tile}", f"c{cluster}", config.sharing.value]
 
@@ -150,18 +152,18 @@ def pair_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PairConfig
 
 
 def _stages(stages: int) -> list[str]:
-    """Of a kernel that may have none."""
+    """The field of stages; none where a kernel has none."""
     return [f"s{stages}"] if stages else []
 
 
 def _stages_told(fields: list[str]) -> tuple[int, list[str]]:
-    """Stages, where they come next, and what comes after them."""
+    """The stages, 0 where they do not come next, and the fields after them."""
     found = re.fullmatch(r"s(\d+)", fields[0]) if fields else None
     return (int(found[1]), fields[1:]) if found else (0, fields)
 
 
 def _slices(splits: int) -> list[str]:
-    """Of K, where there are several."""
+    """The field of slices of K; none where K is in one."""
     return [] if splits == 1 else [f"k{splits}"]
 
 
@@ -172,7 +174,7 @@ def _splits(fields: Sequence[str]) -> int:
 
 
 def _flag(word: str, fields: list[str]) -> tuple[bool, list[str]]:
-    """Whether a word comes next, and what comes after it."""
+    """Whether a word comes next, and the fields after it."""
     return (True, fields[1:]) if fields[:1] == [word] else (False, fields)
 
 

@@ -34,7 +34,7 @@ FOLDED_PAIR_OF = {
     OpSchema(f"{name}{_FOLDED}"): pair
     for name, pair in zip(("mxfp4_fp8_mm", "nvfp4_fp8_mm_rounded"), FOLDED_PAIRS, strict=True)
 }
-"""4-bit weights and e4m3 activations: what each multiplies."""
+"""The pair of each op of folded 4-bit weights and e4m3 activations."""
 FP4_MM = "cutlass_scaled_fp4_mm"
 _PAIRED = "(Tensor(a!) out, Tensor a, Tensor b, Tensor a_sf, Tensor b_sf, Tensor alpha, Tensor? bias) -> ()"
 PAIR_OF = {
@@ -51,10 +51,10 @@ PAIR_OF = {
         f"{FP4_MM}(Tensor(a!) out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, Tensor alpha) -> ()"
     ): Pair.NVFP4
 }
-"""Those of LightX2V, and vLLM's of the same function: what each multiplies."""
+"""The pair of each of LightX2V's ops, and of vLLM's for the same function."""
 SCHEMAS = (FP4_WEIGHT_MM, *FOLDED_PAIR_OF, *PAIR_OF)
 PAIR_BY_OP = {schema.name: pair for schema, pair in (FOLDED_PAIR_OF | PAIR_OF).items()}
-"""Of the ops that one pair belongs to."""
+"""The pair of each op that has only one, by the op's name."""
 OPS_OF = {
     pair: (FP4_WEIGHT_MM.name,)
     if pair in WEIGHT_PAIRS
@@ -67,7 +67,7 @@ _ROLES = {"block_scale_a": "a_sf", "block_scale_b": "b_sf", "a_scales": "a_sf", 
 _TENSORS = "out a b a_sf b_sf alpha bias"
 _FLOATS16 = (DType.BF16, DType.F16)
 _SCALE_DTYPES = {True: (DType.U8, DType.E4M3), False: (DType.U8,)}
-"""What block scales may come as, by whether they are ue4m3."""
+"""Dtypes that block scales may come in, by whether they are ue4m3."""
 _LIMIT = Require(
     f"M <= {MOST_OF_TMA} and N <= {MOST_OF_TMA} and K <= {MOST_OF_TMA}",
     f"M, N, K = {{M}}, {{N}}, {{K}}: each must be at most {MOST_OF_TMA}",
@@ -85,14 +85,14 @@ def _dense(role: str, what: str) -> Require:
 
 
 def _packed(letter: str, format: Format) -> str:
-    """Bytes of a row's codes."""
+    """The term for the bytes of a row's codes."""
     part = Fraction(format.code.bits, 8)
     times = f"{part.numerator}*" if part.numerator > 1 else ""
     return f"{times}{letter}/{part.denominator}" if part != 1 else letter
 
 
 def _code_dtypes(format: Format) -> tuple[DType | Format, ...]:
-    """What a tensor of codes may be: bytes, and their own dtype where torch has it."""
+    """Dtypes that a tensor of codes may have: bytes, and the codes' own dtype where torch has it."""
     return (DType.U8,) if format.code.bits < 8 else (DType.E4M3, DType.U8)
 
 
@@ -142,7 +142,7 @@ _IN_PLAIN, _IN_BLOCKS, _IN_ROWS = "plain", "blocks", "rows"
 
 
 def _bases(n: str) -> tuple[Step, ...]:
-    """Of packed weights that fp4_weight_mm takes."""
+    """What must hold for the bases of packed weights that fp4_weight_mm takes."""
     return (
         Require("dtype(b_sf) == float32", "{b_sf.name} is {b_sf.dtype}, expected float32: bases of packed weights"),
         Require(
@@ -199,8 +199,11 @@ def _weights_of_checkpoint() -> tuple[Step, ...]:
 
 
 def _weight_op() -> Op:
-    """Weights in a checkpoint's order are [N, bytes of K codes] with scales [N, K / group]. Packed ones have a base for each row:
-    4-bit ones beside bf16 are blocks, others rows with their scales behind their codes."""
+    """The op of block-scaled weights and 16-bit activations.
+
+    Weights in a checkpoint's order are [N, bytes of K codes] with scales [N, K / group]. Packed ones have a base for each row.
+    4-bit ones beside bf16 are blocks; others are rows with their scales behind their codes.
+    """
     layouts = {
         _IN_PLAIN: "prepacked == 0",
         _IN_BLOCKS: "format_index <= 1 and dtype(a) == bfloat16",
@@ -239,8 +242,11 @@ def _weight_op() -> Op:
 
 
 def _folded(schema: OpSchema, pair: Pair) -> Op:
-    """Blocks of folded weights; of mxfp4 that does not fold, rows with their scales behind their codes. `b_base` and
-    `a_scales` are of rows, or of 128 columns of each."""
+    """An op of e4m3 activations and 4-bit weights.
+
+    Weights are blocks of folded ones. Of mxfp4 that does not fold they are rows with their scales behind their codes. `b_base`
+    and `a_scales` are of rows, or of 128 columns of each.
+    """
     group, may_widen = pair.b_format.group, pair is Pair.E4M3_MXFP4
     block_bytes = SIDE * BLOCK_COLUMNS // 2 + SIDE * BLOCK_COLUMNS // group
     rows = "numel(a_sf) == M and numel(b_sf) == N"

@@ -7,9 +7,10 @@ from gemmill.formats.quantise import BlockScaled
 
 
 def exact_mm(a: Tensor, b: Tensor, alpha: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """alpha * sum over k of a[m, k] b[n, k] + bias [n], float64 [M, N], of float64 values a [M, K] and b [N, K].
+    """alpha * (sum over k of a[m, k] b[n, k]) + bias[n], float64 [M, N].
 
-    alpha: f32, one value or any shape that broadcasts. Raises ValueError where K differs.
+    a [M, K] and b [N, K] are float64 values. alpha is f32: one value, or any shape that broadcasts. Raises ValueError where K
+    differs.
     """
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"a has K = {a.shape[1]} and b has K = {b.shape[1]}: a GEMM sums over one K")
@@ -30,7 +31,7 @@ def block_scaled_mm(
 
 
 def weight_mm(a: Tensor, b: BlockScaled, alpha: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """The same of activations a [M, K] in bf16 or f16, in whose type the result is."""
+    """block_scaled_mm of activations a [M, K] in bf16 or f16; the result has their dtype."""
     return rounded(exact_mm(a.double(), b.values(), alpha, bias), a.dtype)
 
 
@@ -54,5 +55,6 @@ def gelu(x: Tensor, *, tanh: bool) -> Tensor:
 
 
 def modulate(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """x * (1 + scale) + shift in f32, three roundings; scale and shift broadcast to x [rows, K]. As in LightX2V."""
+    """x * (1 + scale) + shift in f32, with three roundings, as LightX2V computes it; scale and shift broadcast to x [rows,
+    K]."""
     return x.float() * (1.0 + scale.float()) + shift.float()

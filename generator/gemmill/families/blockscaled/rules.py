@@ -24,19 +24,19 @@ from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, DType
 
 MOST_SPLITS = 8
-"""CTAs of a cluster, on every device."""
+"""Most CTAs of a cluster, on every device."""
 RESERVED = 2048
 """Bytes of shared memory for barriers, and to align what comes after them."""
 
 
 def _hopper(config: PackedConfig | WidenedConfig | FewConfig | ManyConfig) -> Iterator[str]:
-    """What is widened is multiplied by WGMMA."""
+    """Kernels that widen or fold codes multiply them by WGMMA, which only Hopper has."""
     if config.arch is not Arch.SM90A:
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
 
 
 def _operands(config: WeightConfig) -> Iterator[str]:
-    """What is widened is packed for that."""
+    """Weights that are widened in blocks have 4 bits, and activations and results are bf16."""
     if config.pair not in FP4_PAIRS:
         yield f"{config.pair} is no pair of 16-bit numbers and 4-bit weights"
     if config.out_dtype is not DType.BF16:
@@ -46,13 +46,13 @@ def _operands(config: WeightConfig) -> Iterator[str]:
 
 
 def _tile(config: PackedConfig) -> Iterator[str]:
-    """Columns of a product of WGMMA."""
+    """A tile's rows of A are columns of a WGMMA product."""
     if config.tile_m % 8 or not 8 <= config.tile_m <= 256:
         yield f"tile of {config.tile_m} rows: WGMMA takes 8 to 256 columns in steps of 8"
 
 
 def _rows(config: PackedConfig) -> Iterator[str]:
-    """Registers of a multiprocessor are for twelve warps that multiply by WGMMA, and those of a warp for few tokens."""
+    """A multiprocessor's registers are for twelve warps that multiply by WGMMA; those of a warp are for few tokens."""
     if config.group is Group.WARP and config.tile_m > 32:
         yield f"tile of {config.tile_m} rows: the sums of 64 weights by more than 32 do not fit in a warp's registers"
     if config.group is Group.WARPGROUP and config.row_groups != 2:
@@ -91,7 +91,7 @@ RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _splits)
 
 
 def _folds(config: FoldedConfig) -> Iterator[str]:
-    """What is multiplied by e4m3. A rounded operand is not for scales in groups: no op takes it."""
+    """Folded weights have 4 bits, and activations e4m3. No op takes a rounded operand with scales in groups."""
     if config.pair not in FOLDED_PAIRS:
         yield f"{config.pair} is no pair of e4m3 numbers and 4-bit weights"
     if config.grouped and config.pair is Pair.E4M3_NVFP4:
@@ -99,14 +99,14 @@ def _folds(config: FoldedConfig) -> Iterator[str]:
 
 
 def _registers(config: FoldedConfig) -> Iterator[str]:
-    """Of threads that keep sums, twice with scales in groups."""
+    """Registers of threads hold their sums, twice with scales in groups."""
     most = 256 // config.k_groups
     if config.sums > most:
         yield f"sums of {config.sums} tokens: {config.k_groups} groups along K have registers for {most}"
 
 
 def _together(config: FoldedConfig) -> Iterator[str]:
-    """Quads of sums that are added up together take registers, which threads have whose loader gives them away."""
+    """Quads of sums that are added up together take registers. Threads have those only where the loader gives its own away."""
     if config.batched and (config.grouped or config.k_groups > 1 or not config.is_wide):
         yield f"quads of a tile of {config.tile_m} rows added up together: only one group along K of more than 64, with scales of rows"
 
@@ -121,7 +121,7 @@ def _square(config: WidenedConfig) -> Iterator[str]:
 
 
 def _packed(config: WidenedConfig | FewConfig) -> Iterator[str]:
-    """Which weights there are in rows with their scales."""
+    """Only some weights are packed in rows with their scales."""
     pair, half = config.pair, config.out_dtype is DType.F16
     if config.prepacked and (pair not in WEIGHT_PAIRS or (pair in FP4_PAIRS and not half)):
         yield f"{pair} with results in {config.out_dtype}: its weights are not packed in rows"
@@ -138,7 +138,7 @@ def _scaled_in_groups(config: WidenedConfig) -> Iterator[str]:
 
 
 def _rounds(config: WidenedConfig | FewConfig) -> Iterator[str]:
-    """What is rounded to e4m3 is not widened."""
+    """Weights that are rounded to e4m3 are not widened."""
     if config.pair is Pair.E4M3_NVFP4:
         yield f"{config.pair} is rounded to e4m3: it is folded, not widened"
 
@@ -161,7 +161,7 @@ def _few(config: FewConfig) -> Iterator[str]:
 
 
 def _ring(config: FewConfig) -> Iterator[str]:
-    """Pieces of rows that a warp has in stages."""
+    """A warp's stages hold pieces of rows, of some pairs only."""
     if not config.stages:
         return
     pair = config.pair
@@ -180,7 +180,7 @@ FEW_RULES = (_hopper, _packed, _rounds, _few, _ring, _splits)
 
 
 def _many(config: ManyConfig) -> Iterator[str]:
-    """Two groups of 128 threads widen rows of both operands, and have the sums."""
+    """Two groups of 128 threads widen rows of both operands, and hold the sums."""
     if (config.tile_m, config.tile_n) not in ((64, 128), (64, 256), (128, 128), (128, 256)):
         yield f"tile of {config.tile_m} x {config.tile_n}: it is 64 or 128 by 128 or 256"
     sums, bytes_ = config.tile_m * (config.tile_n + 8) * 4, (config.stages or 2) * config.stage_bytes
@@ -189,7 +189,7 @@ def _many(config: ManyConfig) -> Iterator[str]:
 
 
 def _ahead(config: ManyConfig) -> Iterator[str]:
-    """Stages lie in shared memory, of all CTAs of a multiprocessor."""
+    """The stages of all CTAs of a multiprocessor lie in its shared memory."""
     room = config.arch.shared_memory_bytes // config.ctas_of_sm - RESERVED
     if config.stages == 1:
         yield "1 stage: one is written while another is multiplied, so it has 2 or more"
@@ -208,7 +208,7 @@ _SCALE_ROWS = 128
 
 
 def _blackwell(config: PairConfig) -> Iterator[str]:
-    """Tensor cores that scale blocks."""
+    """Each architecture has its own ways of sharing a tile, and before Blackwell there are none."""
     offered = _SHARING.get(config.arch, ())
     if config.sharing not in offered:
         told = ", ".join(offered) or "none"
@@ -216,13 +216,13 @@ def _blackwell(config: PairConfig) -> Iterator[str]:
 
 
 def _codes(config: PairConfig) -> Iterator[str]:
-    """Both operands have scales."""
+    """Both operands of a pair have block scales."""
     if config.pair.a_format is None:
         yield f"{config.pair} has activations without scales"
 
 
 def _pair_tile(config: PairConfig) -> Iterator[str]:
-    """What an instruction multiplies, and what scales come with it."""
+    """A tile is what an instruction multiplies, with the scales that come with it."""
     m, n, k = config.tile_shape_mnk
     rows = 2 * _SCALE_ROWS if config.sharing is Sharing.TWO_SM else _SCALE_ROWS
     if config.arch is Arch.SM100A and m != rows:
@@ -239,7 +239,7 @@ def _pair_tile(config: PairConfig) -> Iterator[str]:
 
 
 def _pair_cluster(config: PairConfig) -> Iterator[str]:
-    """Pairs of multiprocessors, and no multicast on sm120a."""
+    """Two multiprocessors that share a tile are a pair of a cluster, and sm120a has no multicast."""
     m, n, _ = config.cluster_shape_mnk
     if config.arch is Arch.SM120A and (m, n) != (1, 1):
         yield f"cluster of {m} x {n}: sm120a has no multicast"

@@ -34,8 +34,10 @@ WARP_TILES = (
     (1, 16, 8, 1, 6),
     (2, 16, 4, 1, 4),
 )
-"""Of groups that are warps: how many there are on different rows of weights, rows of A, groups along K, blocks of each, stages.
-Eight along K take stages in turns: so a CTA has a multiprocessor's warps, and needs no cluster."""
+"""Tiles of groups that are warps: groups on different rows of weights, rows of A, groups along K, blocks of each, stages.
+
+Eight groups along K take stages in turns: so a CTA has a multiprocessor's warps, and needs no cluster.
+"""
 TILES = (
     (32, 1, 2, 6),
     (32, 2, 2, 5),
@@ -46,11 +48,14 @@ TILES = (
     (192, 1, 2, 3),
     (256, 1, 2, 3),
 )
-"""Rows of A, groups along K, blocks of each, stages. Two groups of 96 rows and more, and wider stages of few rows, leave too few
-registers: the tensor core's products would be serialised (docs/notes/fp4_weights.md, which has the times of others too)."""
+"""Tiles of groups of 128 threads: rows of A, groups along K, blocks of each, stages.
+
+Two groups of 96 rows and more leave too few registers, as do wider stages of few rows. The tensor core's products would be
+serialised. docs/notes/fp4_weights.md has the times of others too.
+"""
 SPLITS = (1, 2, 4)
 WEIGHT_SPLITS = (1, 2, 3, 4, 5, 7, 8)
-"""Clusters of 5 and of 7 fill a device where weights have 40 tiles of 128 rows, or 32."""
+"""Slices of K. Clusters of 5 and of 7 fill a device where weights have 40 tiles of 128 rows, or 32."""
 
 
 def _all(arch: Arch) -> Iterator[WeightConfig]:
@@ -70,7 +75,8 @@ def _all(arch: Arch) -> Iterator[WeightConfig]:
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """On Hopper every tile of both formats, with K in one to four slices; on Blackwell all pairs of codes."""
+    """The default selection. On Hopper it has every tile of both formats, with K in one slice or several; on Blackwell all
+    pairs of codes."""
     for config, splits in product(_all(arch), WEIGHT_SPLITS):
         yield replace(config, splits=splits)
     for folded, splits in product(_folded(arch), WEIGHT_SPLITS):
@@ -99,15 +105,16 @@ FOLDED_TILES = (
     (128, 2, 1, 4),
     (256, 1, 1, 5),
 )
-"""Rows of A, groups along K, blocks of each, stages."""
+"""Tiles of folded weights: rows of A, groups along K, blocks of each, stages."""
 _GROUPED_WARP_TILES = ((1, 8, 4, 1, 6), (2, 8, 4, 1, 5), (1, 16, 4, 1, 6))
-"""Of groups that are warps, as `WARP_TILES`. With scales of rows warps were the fastest nowhere (docs/notes/folded.md)."""
+"""Tiles of groups that are warps, as in `WARP_TILES`. With scales of rows warps were the fastest nowhere
+(docs/notes/folded.md)."""
 _GROUPED_TILES = ((16, 1, 1, 9), (64, 1, 1, 6), (128, 1, 1, 6))
 _F16_TILES = ((16, 1, 1, 9), (64, 1, 1, 6), (256, 1, 1, 5))
 
 
 def _folded(arch: Arch) -> Iterator[FoldedConfig]:
-    """bf16 results of every tile, those of nvfp4 and f16 ones of some."""
+    """Kernels of folded weights: bf16 results of every tile, nvfp4 and f16 results of some tiles."""
     if arch is not Arch.SM90A:
         return
     mxfp4, nvfp4 = Pair.E4M3_MXFP4, Pair.E4M3_NVFP4
@@ -137,7 +144,8 @@ def _folded(arch: Arch) -> Iterator[FoldedConfig]:
 
 
 def _widened(arch: Arch) -> Iterator[WidenedConfig]:
-    """All pairs, in tiles for few rows and for many; of weights both those of a checkpoint and those packed in rows."""
+    """Kernels that widen all pairs, in tiles for few rows and for many. Weights are both a checkpoint's and those packed in
+    rows."""
     if arch is not Arch.SM90A:
         return
     for pair, out_dtype, tile in product(Pair, (DType.BF16, DType.F16), (64, 128)):
@@ -157,15 +165,15 @@ _SM100_TILES = {
     Sharing.ONE_SM: ((64, (1, 1, 1)), (128, (1, 1, 1)), (256, (2, 1, 1))),
     Sharing.TWO_SM: ((64, (2, 1, 1)), (128, (2, 1, 1)), (256, (4, 1, 1))),
 }
-"""Columns of a tile, and its cluster: wide tiles are of large results, which have whole clusters. Every one more would take a
-minute of compiling for each pair."""
+"""Columns of a tile, and its cluster. Wide tiles are for large results, which have whole clusters. Every further tile would
+take a minute of compiling for each pair."""
 FEW_TILES = ((8, 4), (8, 8), (16, 4), (16, 8))
-"""Rows of A, warps."""
+"""Tiles for few rows: rows of A, warps."""
 OTHER_FEW_TILES = ((8, 4), (16, 4))
 
 
 def _few(arch: Arch) -> Iterator[FewConfig]:
-    """Of 4-bit codes of both operands, then of what `_widened` has of other pairs."""
+    """Kernels for few rows: of 4-bit codes of both operands, then of the other pairs that `_widened` has."""
     if arch is not Arch.SM90A:
         return
     for pair, out_dtype, (tile_m, warps) in product(WORD_PAIRS, (DType.BF16, DType.F16), FEW_TILES):
@@ -186,11 +194,11 @@ _RINGS = {
     Pair.FLOATS_MXFP6: ((8, 4, 3), (16, 4, 2)),
     Pair.FLOATS_NVFP4: ((8, 4, 3), (16, 4, 2)),
 }
-"""Rows of A, warps, stages of each."""
+"""Rows of A, warps, and stages of each warp."""
 
 
 def _rings(arch: Arch) -> Iterator[FewConfig]:
-    """What warps ask for ahead: results in bf16, and in f16 beside packed weights."""
+    """Kernels for few rows whose warps ask for codes ahead: results in bf16, and in f16 beside packed weights."""
     if arch is not Arch.SM90A:
         return
     for pair, tiles in _RINGS.items():
@@ -202,11 +210,11 @@ def _rings(arch: Arch) -> Iterator[FewConfig]:
 
 
 MANY_TILES = ((64, 256), (128, 256))
-"""Rows of A and of B. That of 128 rows of A has no room for sums of slices of K."""
+"""Rows of A and of B in a tile. The tile of 128 rows of A has no room for sums of slices of K."""
 
 
 def _many(arch: Arch) -> Iterator[ManyConfig]:
-    """The same for more rows."""
+    """Kernels of 4-bit codes of both operands for more rows."""
     if arch is not Arch.SM90A:
         return
     for pair, out_dtype, (tile_m, tile_n) in product(WORD_PAIRS, (DType.BF16, DType.F16), MANY_TILES):
@@ -214,11 +222,11 @@ def _many(arch: Arch) -> Iterator[ManyConfig]:
 
 
 AHEAD_TILES = ((64, 128, 3), (64, 256, 2), (128, 128, 3), (128, 256, 3))
-"""Rows of A and of B, stages."""
+"""Rows of A and of B in a tile, and stages."""
 
 
 def _ahead(arch: Arch) -> Iterator[ManyConfig]:
-    """The same with codes asked for two steps ahead."""
+    """Kernels of `_many` with codes asked for two steps ahead."""
     if arch is not Arch.SM90A:
         return
     for pair, out_dtype, (tile_m, tile_n, stages) in product(WORD_PAIRS, (DType.BF16, DType.F16), AHEAD_TILES):
@@ -228,11 +236,12 @@ def _ahead(arch: Arch) -> Iterator[ManyConfig]:
 _SM100_N = (64, 128, 256)
 _SM100_CLUSTERS = {Sharing.ONE_SM: ((1, 1, 1), (2, 1, 1)), Sharing.TWO_SM: ((2, 1, 1), (4, 1, 1))}
 _SM120_TILE = (128, 128)
-"""Of twice the size some kernels spilled (nvcc 13.0), and of mixed codes there is no room for two stages of it."""
+"""Rows and columns of a tile. Of twice the size some kernels spilled (nvcc 13.0), and two stages of mixed codes have no
+room."""
 
 
 def _pairs(pair: Pair, arch: Arch) -> Iterator[PairConfig]:
-    """Results in bf16 of every tile, in f16 of one for each way of sharing."""
+    """Kernels of a pair on Blackwell: bf16 results of every tile, f16 results of one tile for each way of sharing."""
     mixes = pair.a_format == MXFP8
     if arch is Arch.SM100A:
         for sharing, tiles in _SM100_TILES.items():
@@ -261,7 +270,8 @@ def _of_tile(
 
 
 def _loading_ahead(arch: Arch) -> Iterator[AnyConfig]:
-    """For few rows and for many; and of 256 rows of e4m3 what adds up partial sums together."""
+    """Kernels that ask for codes ahead, for few rows and for many. Beside them is one of 256 rows of e4m3 that adds up partial
+    sums together."""
     for config, splits in product(_rings(arch), (1, 2, 3, 4)):
         yield replace(config, splits=splits)
     for many, splits in product(_ahead(arch), SPLITS):
@@ -273,7 +283,8 @@ def _loading_ahead(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
-    """Of each format of packed weights a tile for warps and one for groups of 128 threads, and of every pair one."""
+    """The smoke selection: for each format of packed weights a tile of warps and one of groups of 128 threads; for every pair
+    one kernel."""
     yield from (
         config
         for config in _all(arch)

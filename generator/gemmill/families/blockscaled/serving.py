@@ -56,7 +56,7 @@ def _weights(call: Judged, given: dict[str, Any], format: Format) -> torch.Tenso
 
 
 def _scaled(call: Judged, given: dict[str, Any]) -> torch.Tensor:
-    """Numbers of e4m3 by the scales of their rows, or of 128 columns of each."""
+    """Values of e4m3 numbers times the scales of their rows, or of 128 columns of each row."""
     each = -(-call["K"] // BLOCK_COLUMNS) if call["grouped"] else 1
     scales = given["a_sf"].double().reshape(call["M"], each)
     columns = scales.repeat_interleave(BLOCK_COLUMNS, 1)[:, : call["K"]] if call["grouped"] else scales

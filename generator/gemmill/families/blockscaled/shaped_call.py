@@ -18,7 +18,7 @@ def shaped_call_of(call: Judged) -> ShapedCall:
 
 
 def _alignment(x: Operand, also: int = 0) -> int:
-    """Of data and rows; the stride of a single row is never used, nor are strides of packed blocks."""
+    """Alignment of data and rows. The stride of a single row is never used, nor are strides of packed blocks."""
     columns = x.shape[-1]
     stride = x.strides[0] if len(x.shape) == 2 and x.shape[0] > 1 else -(-columns // TMA_BYTES) * TMA_BYTES
     return tma_alignment(x, stride | also, columns)

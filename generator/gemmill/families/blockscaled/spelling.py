@@ -23,7 +23,7 @@ _CPP_BLOCK = {
     Pair.E4M3_MXFP4: "FoldedBlock<MxFp4Folded>",
     Pair.E4M3_NVFP4: "FoldedBlock<NvFp4Rounded>",
 }
-"""Class in kernels/blockscaled/widen_e2m1.cuh or fold_e2m1.cuh."""
+"""Class of a block, in kernels/blockscaled/widen_e2m1.cuh or fold_e2m1.cuh."""
 
 
 def spell_packed(config: PackedConfig) -> Spelled:
@@ -50,7 +50,7 @@ def spell_packed(config: PackedConfig) -> Spelled:
 
 
 _CPP_CODES = {NVFP4: "NvFp4Codes", MXFP4: "MxFp4Codes", MXFP6: "MxFp6Codes", MXFP8: "MxFp8Codes"}
-"""In kernels/blockscaled/operands.cuh, by where their scales lie."""
+"""Classes of codes in kernels/blockscaled/operands.cuh, which differ by where their scales lie."""
 
 
 def spell_widened(config: WidenedConfig) -> Spelled:
@@ -80,7 +80,7 @@ _CPP_WORDS = {NVFP4: "NvFp4Words", MXFP4: "MxFp4Words"}
 
 
 _CPP_PIECES = {NVFP4: "NvFp4Piece", MXFP4: "MxFp4Piece", MXFP6: "MxFp6Piece", MXFP8: "MxFp8Piece"}
-"""In kernels/blockscaled/ring_pieces.cuh."""
+"""Classes of pieces in kernels/blockscaled/ring_pieces.cuh."""
 
 
 def spell_few(config: FewConfig) -> Spelled:
@@ -160,12 +160,13 @@ def spell_pair(config: PairConfig) -> Spelled:
 
 
 def _alignment(format: Format, mixes: bool) -> int:
-    """Codes that rows begin at multiples of: 16 bytes, or 128 where TMA gives each code of fewer bits a byte."""
+    """The number of codes that rows begin at multiples of: 16 bytes, or 128 codes where TMA makes a byte of each smaller
+    code."""
     return 128 if mixes and format.code.bits < 8 else 128 // format.code.bits
 
 
 def _schedules(config: PairConfig) -> tuple[str, str]:
-    """Of main loop and epilogue."""
+    """The schedules of main loop and epilogue."""
     if config.arch is Arch.SM120A:
         return _CPP_SM120[config.sharing], "collective::EpilogueScheduleAuto"
     sms = "1Sm" if config.sharing is Sharing.ONE_SM else "2Sm"

@@ -25,8 +25,10 @@ _OF_WARPS = {
     (1, 16, 4, 1, 5): (531, 571),
     (2, 16, 4, 1, 4): (804, 730),
 }
-"""Groups on different rows of weights, rows of A, groups along K, blocks of each, stages: nanoseconds for a stage of a CTA that has
-a multiprocessor alone, and permille of them for each of two that share one."""
+"""Nanoseconds for a stage of a CTA that has a multiprocessor alone, and permille of them for each of two that share one.
+
+Keys are groups on different rows of weights, rows of A, groups along K, blocks of each, stages.
+"""
 _OF_WARPGROUPS = {
     (2, 32, 1, 2, 6): (476, 639),
     (2, 32, 2, 2, 5): (743, 1161),
@@ -38,9 +40,9 @@ _OF_WARPGROUPS = {
     (2, 256, 1, 2, 3): (1374, 775),
 }
 _OF_FEW = {(8, 4): (2432, 413), (8, 8): (3426, 465), (16, 4): (2720, 494), (16, 8): (4182, 526)}
-"""Rows of A, warps: for 128 columns of each warp."""
+"""Nanoseconds and permille for 128 columns of each warp, by rows of A and warps."""
 _OF_MANY = {(64, 256): (1739, 471), (128, 256): (1265, 607)}
-"""Rows of A, rows of B: for 64 columns."""
+"""Nanoseconds and permille for 64 columns, by rows of A and rows of B."""
 _OF_FOLDED = {
     (2, 16, 1, 1, 9): (428, 560),
     (2, 16, 2, 1, 5): (834, 774),
@@ -52,20 +54,24 @@ _OF_FOLDED = {
     (2, 128, 2, 1, 4): (1057, 1000),
     (2, 256, 1, 1, 5): (889, 667),
 }
-"""The same of folded weights, with scales of rows."""
+"""The times of `_OF_WARPGROUPS` for folded weights with scales of rows."""
 _BATCHED_PS = 795_000
-"""Of 256 rows, one group and one block, whose sums are added up together."""
+"""Picoseconds for a stage of 256 rows, one group and one block, whose sums are added up together."""
 _OF_FOLDED_WARPS = {(1, 8, 4, 1, 6): (738, 595), (2, 8, 4, 1, 5): (1060, 925), (1, 16, 4, 1, 6): (675, 505)}
 _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
-"""Of what was not measured."""
+"""Estimates where nothing was measured: nanoseconds for a block, nanoseconds for four rows of A, permille."""
 _OF_FOLDED_GROUPED = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
-"""For 64 columns of a tile of folded weights with scales of groups, by its rows of A, of CTAs that share a multiprocessor:
-docs/notes/folded.md. Rows between take those of the next. Slices of K cost a twentieth."""
+"""Nanoseconds for 64 columns of a tile of folded weights with scales in groups, by its rows of A.
+
+They are of CTAs that share a multiprocessor (docs/notes/folded.md). Rows between take the time of the next. Slices of K cost a
+twentieth.
+"""
 
 _OF_WIDENED = {64: (1218, 371), 128: (2122, 500)}
-"""For 64 columns of a tile of both operands."""
+"""Nanoseconds and permille for 64 columns of both operands, by the rows and columns of a tile."""
 _OF_OTHER_FEW = {4: 200, 6: 250, 8: 215}
-"""By the bits of a weight, for 64 columns of 64 rows and 8 of A: from four times of 8192 x 8192 (docs/notes/fp4_weights.md)."""
+"""Nanoseconds for 64 columns of 64 rows of weights and 8 of A, by the bits of a weight. They are from four times of 8192 x
+8192 (docs/notes/fp4_weights.md)."""
 _OF_RING = {
     (8, 4, 3): (1700, 400),
     (8, 8, 4): (1600, 1000),
@@ -73,33 +79,35 @@ _OF_RING = {
     (16, 4, 4): (1650, 500),
     (16, 8, 4): (1700, 1000),
 }
-"""Rows of A, warps, stages: the same of warps that ask for 4-bit codes of both operands ahead. By times of throw-away kernels."""
+"""Nanoseconds and permille of warps that ask for 4-bit codes of both operands ahead, by rows of A, warps and stages. They are
+by times of throw-away kernels."""
 _OF_OTHER_RING = {4: (1800, 3800), 6: (2600, 4000), 8: (2400, 4200)}
-"""By the bits of a weight, of four warps and 8 or 16 rows of A, two of which share a multiprocessor."""
+"""Nanoseconds for 8 and for 16 rows of A, by the bits of a weight. They are of four warps, with two CTAs to a
+multiprocessor."""
 _OF_AHEAD = {(64, 128): (640, 700), (64, 256): (1000, 695), (128, 128): (900, 700), (128, 256): (1209, 1000)}
-"""As `_OF_MANY`, of codes that are asked for two steps ahead. By times of throw-away kernels."""
+"""As `_OF_MANY`, for codes that are asked for two steps ahead. By times of throw-away kernels."""
 _WAITING_PERMILLE = 667
-"""Of a step, for each of the CTAs that share a multiprocessor and hide one another's waits."""
+"""Permille of a step for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
-"""Of a tile that two multiprocessors share: each loads half of B."""
+"""Permille of a step of a tile that two multiprocessors share: each loads half of B."""
 # A prediction, from data sheets.
 _PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120A: 5_000}
-"""Multiply-adds of 4-bit codes a nanosecond; of 8 bits half as many."""
+"""Multiply-adds of 4-bit codes that a multiprocessor does a nanosecond; of 8-bit codes it does half as many."""
 
 
 class Step(NamedTuple):
-    """Of a tile."""
+    """A step of a tile, and its time."""
 
     columns: int
-    """Along K."""
+    """Columns along K."""
     picoseconds: int
-    """Of a CTA that has a multiprocessor alone."""
+    """Time of a CTA that has a multiprocessor alone."""
     shared_permille: int
-    """Of that, for each of the CTAs that share one."""
+    """Permille of `picoseconds` for each of the CTAs that share a multiprocessor."""
 
 
 def step_of(config: AnyConfig) -> Step:
-    """Of a kernel's main loop."""
+    """The step of a kernel's main loop."""
     match config:
         case WidenedConfig():
             nanoseconds, permille = _OF_WIDENED[config.tile]
@@ -153,7 +161,7 @@ def _of_few(config: FewConfig) -> Step:
 
 
 def _of_ring(config: FewConfig) -> tuple[int, int]:
-    """Picoseconds of a step of all warps, and permille of them for each of those that share a multiprocessor."""
+    """Picoseconds of a step of all warps, and permille of them for each of the CTAs that share a multiprocessor."""
     known = _OF_RING.get((config.tile_m, config.warps, config.stages)) if config.in_words else None
     if known is not None:
         return 1000 * known[0], known[1]

@@ -30,7 +30,7 @@ class Op(StrEnum):
     MXFP4_E4M3 = "mxfp4_e4m3"
     """packed mxfp4 weights and e4m3 activations with a scale for each row"""
     NVFP4_E4M3 = "nvfp4_e4m3"
-    """the same of nvfp4, rounded"""
+    """the same with nvfp4 weights, rounded"""
     NVFP4 = "nvfp4"
     """both operands nvfp4"""
     MXFP4 = "mxfp4"
@@ -46,12 +46,12 @@ class Op(StrEnum):
 
     @property
     def prepacked(self) -> bool:
-        """Whether weights are in a kernel's order."""
+        """Whether weights are packed."""
         return self.pair.a_format is None
 
     @property
     def number(self) -> int:
-        """Of the class of its calls."""
+        """Number of the class of its calls."""
         return CLASSES.number(_Class(pair=self.pair, prepacked=self.prepacked))
 
 
@@ -92,7 +92,7 @@ def _measured(op: Op) -> Measured:
 
 
 def _aligned(rows: int, row_bytes: int) -> int:
-    """Of rows as torch allocates them."""
+    """Alignment of rows as torch allocates them."""
     return TMA_BYTES if rows == 1 else (row_bytes | TMA_BYTES) & -(row_bytes | TMA_BYTES)
 
 

@@ -21,11 +21,11 @@ from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.vocab import Arch, Format
 
 _MEMORY = {Arch.SM90A: 4200, Arch.SM100A: 8000, Arch.SM120A: 1800}
-"""Bytes a nanosecond."""
+"""Bytes that memory reads in a nanosecond."""
 
 
 def _bits(format: Format) -> int:
-    """Sixteenths of a bit."""
+    """Sixteenths of a bit that a value takes, with its part of a scale."""
     return int(128 * format.bytes_per_value)
 
 
@@ -56,9 +56,9 @@ _ALIGNMENTS = {
     PairConfig.tag: (TMA_BYTES, TMA_BYTES, TMA_BYTES),
 }
 _IN_WORDS = (TMA_BYTES, TMA_BYTES, 1)
-"""Of few rows, a word of codes of both operands at a time, or 16 bytes of a row."""
+"""Alignments of a kernel for few rows: it takes a word of codes of both operands at a time, or 16 bytes of a row."""
 _LEAST_K = {WidenedConfig.tag: 0}
-"""Where it is not 1: a descriptor of no columns cannot be made."""
+"""Least K where it is not 1: a descriptor of no columns cannot be made."""
 
 
 def _rows(config: AnyConfig, accepts: BlockScaledAccepts, kernel: int) -> Iterator[Row]:

@@ -17,17 +17,17 @@ class UnalignedGroupedAccepts:
     dtype: DType
     out_dtype: DType
     group_size: int
-    """Of scales in groups along K; 0 where they are per token and per channel."""
+    """Columns that share a scale along K; 0 where scales are per token and per channel."""
     most_experts: int
 
     @property
     def format(self) -> str | None:
-        """Of packed weights."""
+        """Format of packed weights; None where weights are not packed."""
         return None
 
     @property
     def operand_dtype(self) -> DType:
-        """Of the operand that a call is asked by."""
+        """Dtype of the operand that calls are told apart by."""
         return self.dtype
 
     @property
@@ -51,14 +51,14 @@ class GroupedAccepts(UnalignedGroupedAccepts):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGroupedAccepts(UnalignedGroupedAccepts):
-    """The calls that a kernel of packed weights takes: rows of a begin at multiples of 16 bytes, as weights do."""
+    """The calls that a kernel of packed weights takes: rows of a and packed weights begin at multiples of 16 bytes."""
 
     packed_as: str
     """Format of the weights."""
 
     @property
     def format(self) -> str | None:
-        """Of packed weights."""
+        """Format of packed weights."""
         return self.packed_as
 
 

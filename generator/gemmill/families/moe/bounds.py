@@ -1,11 +1,11 @@
 """How far a right kernel may be from the exact result, element by element, from the arithmetic of the hardware.
 
-It is that of a GEMM of each expert's rows. s8: sums are integers of 32 bits, so that only the epilogue rounds, as the
-reference does. e4m3: an instruction of Hopper's tensor core adds 32 products and the running sum as fixed-point numbers.
-They keep 13 bits below the largest one's exponent, so each of the 33 terms loses less than 2^-13 of the largest. Sums are
-promoted to float32 every 128 along K where scales are in groups or the kernel says so, else never. Scales in groups cost
+The arithmetic is that of a GEMM of each expert's rows. Sums of s8 are integers of 32 bits, so that only the epilogue rounds,
+as the reference does. For e4m3 an instruction of Hopper's tensor core adds 32 products and the running sum as fixed-point
+numbers. They keep 13 bits below the largest one's exponent, so each of the 33 terms loses less than 2^-13 of the largest. Sums
+are promoted to float32 every 128 along K where scales are in groups or the kernel says so, else never. Scales in groups cost
 three roundings of what is added, and one of the register. The epilogue costs two more, and storing half a unit in the last
-place. bf16 and f16: see `gemmill.arithmetic`.
+place. For bf16 and f16 see `gemmill.arithmetic`.
 """
 
 import torch
@@ -53,15 +53,16 @@ def tolerance(
 
 
 PACKED_PARTS = 4
-"""Of K, that are summed apart and added in float32."""
+"""Parts of K that are summed apart and added in float32."""
 PACKED_ROUNDINGS = 3
-"""A base with alpha, a row's scale, and the bias."""
+"""Roundings in the epilogue: of a base with alpha, of a row's scale, and of the bias."""
 
 
 def packed_tolerance(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, folded: bool) -> Tensor:
-    """The same of packed weights: largest |kernel - packed_exact_mm|; arguments as there. folded: whether e4m3 is multiplied.
+    """Largest |kernel - packed_exact_mm| of a right kernel of packed weights, float64 [M, N]; arguments as in packed_exact_mm.
 
-    In whatever order an instruction takes the columns no sum is larger than that of all magnitudes.
+    `folded`: whether operands are e4m3, not 16-bit numbers. In whatever order an instruction takes the columns, no sum is
+    larger than that of all magnitudes.
     """
     magnitude = a.abs() @ b.abs().t()
     error = lost_in_any_order(a, b.t(), OF_E4M3 if folded else OF_16_BITS) + PACKED_PARTS * FLOAT32_UNIT * magnitude

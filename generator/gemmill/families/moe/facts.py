@@ -32,7 +32,7 @@ class Facts(facts.Facts):
 
     @property
     def traced(self) -> Traced:
-        """What becomes of a sum."""
+        """The steps of the epilogue: what becomes of a sum."""
         return super().traced if self.scaled else standard(EpilogueKind.SCALED, Kind.F32, with_scales=False)
 
     @property
@@ -42,30 +42,32 @@ class Facts(facts.Facts):
 
     @property
     def tma_bytes(self) -> int:
-        """Of a stage, that TMA brings."""
+        """Bytes of a stage that TMA brings."""
         if not self.indexed:
             return self.x_bytes + self.y_bytes
         return self.x_bytes if self.swap_ab else self.y_bytes
 
     @property
     def a_bytes(self) -> int:
-        """Of A in a stage."""
+        """Bytes of A in a stage."""
         return self.y_bytes if self.swap_ab else self.x_bytes
 
     @property
     def stage_row_bytes(self) -> int:
-        """Of a row of A in a stage."""
+        """Bytes of a row of A in a stage."""
         return self.tile_k * self.element_bytes
 
     @property
     def element_bytes(self) -> int:
-        """Of an element of A."""
+        """Bytes of an element of A."""
         return self.x_dtype.bits // 8
 
     @property
     def copies_behind(self) -> int:
-        """Stages of gathered rows that are on their way when the one before them is handed over: half of them. With all but two,
-        the most that consumers allow, they waited for copies to be begun (docs/notes/moe.md)."""
+        """Stages of gathered rows that are on their way when the one before them is handed over: half of all stages.
+
+        With all stages but two, the most that consumers allow, consumers waited for copies to be begun (docs/notes/moe.md).
+        """
         return (self.stages - 1) // 2
 
     @property

@@ -1,4 +1,4 @@
-"""The ops as functions that allocate what they return, and that look at values of offsets where they are asked to."""
+"""The ops as functions that allocate what they return, and that look at values of offsets on request."""
 
 from itertools import pairwise
 
@@ -9,8 +9,8 @@ from gemmill.runtime.ops import overload
 __all__ = ["grouped_mm", "grouped_mm_masked"]
 
 MOST_GATHERED = 1024
-"""Rows that the kernel gathers as it loads them. More are selected first: gathering 8,192 took 954 us where both steps take 553
-(H200, 2026-11-22; docs/notes/moe.md)."""
+"""Most rows that the kernel gathers as it loads them. More rows are selected first. Gathering 8,192 took 954 us where both
+steps take 553 (H200, 2026-11-22; docs/notes/moe.md)."""
 _GROUPED_MM, _GROUPED_MM_MASKED = overload("grouped_mm"), overload("grouped_mm_masked")
 _FP4_MM, _FP4_MM_MASKED = overload("grouped_fp4_mm"), overload("grouped_fp4_mm_masked")
 
@@ -32,21 +32,23 @@ def grouped_mm(
 ) -> torch.Tensor:
     """out[i, n] = a_scales[i] b_scales[e, n] sum over k of a[i, k] b[e, n, k] for rows i of expert e.
 
-    a is [M, K] and b [E, N, K], both float8_e4m3fn or int8. a_scales are float32, one value or [M, 1], b_scales [E] or [E, N]. Or
-    in groups, with float8_e4m3fn: a_scales [M, K/128], b_scales [E, N/128, K/128], sizes rounded up, any strides. Or a and b are
-    bfloat16 or float16, and both scales None. out is [M, N], bfloat16 unless float16 is asked for; of 16-bit operands it is their
-    type.
+    a is [M, K] and b [E, N, K], both of one dtype: float8_e4m3fn, int8, bfloat16 or float16. Operands of 16 bits have no
+    scales: both are None. Others have float32 scales: a_scales one value or [M, 1], b_scales [E] or [E, N]. float8_e4m3fn may
+    have them in groups: a_scales [M, K/128], b_scales [E, N/128, K/128], sizes rounded up, any strides. out is [M, N],
+    bfloat16 unless float16 is asked for; of 16-bit operands it has their dtype.
 
-    Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]: int32 or int64 [E + 1], ascending, on the device. Rows of no
-    expert are not written. expert_map is int32 [E]: which of b an expert multiplies by, -1 for none. token_ids is int32 or int64 [M]:
-    row i of out comes of row token_ids[i] of a, of zeros where there is none. Then a is [T, K], with scales of T rows.
+    Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]: int32 or int64 [E + 1], ascending, on the device. Rows
+    of no expert are not written. expert_map is int32 [E]: the weights of b that an expert multiplies by, -1 for none.
+    token_ids is int32 or int64 [M]: row i of out comes of row token_ids[i] of a, of zeros where there is none. With token_ids
+    a is [T, K], and its scales are of T rows.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Values of offsets, map and token_ids are looked at with
-    `check` alone, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
+    With `format`, "nvfp4" or "mxfp4", b are packed weights of 4 bits, as gemmill.quantize.prepack_experts makes them. b is
+    then `blocks` [E, N / 64, ...], and b_scales is `base` [E, N]. a is bfloat16, and a_scales None; with mxfp4 a may be
+    float8_e4m3fn, with scales. out is bfloat16. alpha is float32 [E], 1 / the weights' global scales. bias is [E, N],
+    bfloat16. alpha and bias belong to the weights, as b does.
 
-    `format` is "nvfp4" or "mxfp4" where b are packed weights of 4 bits: `blocks` [E, N / 64, ...] and, as b_scales, `base` [E, N] of
-    gemmill.quantize.prepack_experts. a is bfloat16, a_scales None; or, with mxfp4, float8_e4m3fn. out is bfloat16 then. alpha is
-    float32 [E], 1 / the weights' global scales, and bias [E, N], bfloat16: both are those of the weights, as b is.
+    Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` are the values of offsets, map and
+    token_ids looked at, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
     """
     rows = a.shape[0] if token_ids is None else token_ids.numel()
     if check:
@@ -81,10 +83,12 @@ def grouped_mm_masked(
     alpha: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The same of a [E, max_m, K], of which the first rows[e] rows are expert e's: rows is int32 or int64 [E], on the device.
+    """grouped_mm of a [E, max_m, K], of which the first rows[e] rows are expert e's: rows is int32 or int64 [E], on the
+    device.
 
-    a_scales are [E, max_m, 1], or [E, max_m, K/128] with all rows at one stride. expected_rows, of an expert, helps to choose a
-    variant; 0 stands for max_m. out is [E, max_m, N].
+    a_scales are [E, max_m, 1], or [E, max_m, K/128] with all rows at one stride. out is [E, max_m, N]. expected_rows is the
+    rows that an expert is expected to have: it helps to choose a variant, and 0 stands for max_m. Raises RuntimeError with one
+    sentence where the arguments do not fit.
     """
     if check:
         _check_each("grouped_mm_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
@@ -111,7 +115,7 @@ def _check_packed(
 
 
 def _can_be_selected(a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor) -> bool:
-    """Whether the op would take the call, as far as rows are concerned: else it says why not."""
+    """Whether rows can be selected before the op is called. Where they cannot, the op says why not."""
     is_scaled_by_row = a_scales is None or a_scales.numel() == 1 or (a_scales.dim() > 0 and len(a_scales) == len(a))
     is_number = token_ids.dtype in (torch.int32, torch.int64) and token_ids.device == a.device
     return a.dim() == 2 and len(a) > 0 and is_scaled_by_row and is_number
@@ -120,7 +124,7 @@ def _can_be_selected(a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: 
 def _selected(
     a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Rows by their numbers, with their scales; zeros for numbers of none."""
+    """The rows that numbers name, with their scales; zeros where a number is of no row."""
     ids = token_ids.reshape(-1)
     ids = ids.where((ids >= 0) & (ids < a.shape[0]), a.shape[0])
     if a_scales is None or a_scales.numel() == 1:

@@ -10,29 +10,29 @@ from typing import NamedTuple
 from gemmill.family import Row, ShapedCall
 
 _BEGIN_NS = 3000.0
-"""To launch and find rows."""
+"""Nanoseconds to launch and to find rows."""
 _MEMORY = 4200.0
-"""Bytes a nanosecond."""
+"""Bytes that memory reads in a nanosecond."""
 _STEP = 128
-"""Elements along K of a step."""
+"""Columns of a step along K."""
 
 
 class Facts(NamedTuple):
-    """Of a variant. Mirrors `Facts` in kernels/moe/model.h."""
+    """Facts of a variant. Mirrors `Facts` in kernels/moe/model.h."""
 
     tile_m: int
     """Rows of an expert in a tile."""
     tile_n: int
     ctas_of_sm: int
-    """That fit on a multiprocessor."""
+    """CTAs that fit on a multiprocessor."""
     step_ps: int
-    """Picoseconds for 128 along K of a tile."""
+    """Picoseconds for 128 columns along K of a tile."""
     bits: int
-    """Of an element of A and of the weights."""
+    """Bits of an element of the weights; of A too where weights are not packed."""
     end_ns: int
-    """Nanoseconds to end a tile, beside multiplying."""
+    """Nanoseconds that a tile's end takes, beside multiplying."""
     n_multiple: int
-    """Of which N is one: results that are stored at a time."""
+    """The number that N is a multiple of: results that are stored at a time."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:

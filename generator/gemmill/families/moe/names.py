@@ -10,7 +10,8 @@ _INDEXED = "indexed"
 
 
 def to_fields(config: GroupedConfig) -> list[str]:
-    """dtype out scales [indexed] tile cluster schedule accumulation order stages."""
+    """Fields: dtype, results, scales, "indexed" where rows are gathered, tile, cluster, schedule, accumulation, order,
+    stages."""
     tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
     return [
         config.dtype.value,
@@ -51,7 +52,7 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GroupedConfig:
 
 
 def unaligned_to_fields(config: UnalignedGroupedConfig) -> list[str]:
-    """dtype out scales."""
+    """Fields: dtype, results, scales."""
     return [config.dtype.value, config.out_dtype.value, _scales(config)]
 
 
@@ -66,7 +67,7 @@ def unaligned_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> Unali
 
 
 def packed_to_fields(config: PackedGroupedConfig) -> list[str]:
-    """dtype format out tile stages."""
+    """Fields: dtype, format, results, tile, stages."""
     tile = f"t{config.tile_m}x{config.tile_n}"
     return [config.dtype.value, str(config.format), config.out_dtype.value, tile, f"s{config.stages}"]
 

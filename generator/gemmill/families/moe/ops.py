@@ -112,7 +112,7 @@ _ONLY_E4M3 = Require(
 
 
 def _scales(shape: str, test: str) -> Step:
-    """Of both kinds; those in groups have a shape, and what must hold for it."""
+    """What must hold for scales of both kinds. Scales in groups have a shape, and what must hold for it."""
     said = _IN_GROUPS.replace("{expected}", shape).replace("{GROUP}", str(GROUP))
     return When("scaled == 1", (*_OF_KINDS, When("groups == 1", (Require(test, said),)), _ONLY_E4M3))
 
@@ -167,5 +167,5 @@ _MASKED = Op(
     ),
 )
 NAMES = (GROUPED_MM.name, GROUPED_MM_MASKED.name)
-"""Of weights that are numbers."""
+"""Names of the ops whose weights are not packed."""
 OPS = OpSet(ops=(_CONTIGUOUS, _MASKED, *PACKED_OPS))

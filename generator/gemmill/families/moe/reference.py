@@ -17,7 +17,7 @@ from gemmill.vocab import Format
 
 
 def gathered(x: Tensor, token_ids: Tensor) -> Tensor:
-    """Rows of x by their numbers; zeros where there is no such row."""
+    """Rows of x that token_ids name; zeros where there is no such row."""
     ids = token_ids.reshape(-1).long()
     known = (ids >= 0) & (ids < len(x))
     return torch.cat((x, torch.zeros_like(x[:1])))[ids.where(known, len(x))]
@@ -33,7 +33,10 @@ def unpacked(blocks: Tensor, base: Tensor, format: Format, k: int, *, folded: bo
 
 
 def packed_exact_mm(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """a b^T + bias, float64 [M, N], of rows of one expert and its weights, which have their scales: float64 [M, K] and [N, K]."""
+    """a b^T + bias, float64 [M, N], of one expert's rows a [M, K] and its weights b [N, K].
+
+    Both are float64, and have their scales in them.
+    """
     total = a @ b.t()
     return total if bias is None else total + bias.double()
 

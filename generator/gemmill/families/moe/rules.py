@@ -19,7 +19,7 @@ def _hopper(c: AnyConfig) -> Iterator[str]:
 
 
 def _results(c: GroupedConfig | UnalignedGroupedConfig) -> Iterator[str]:
-    """What the next layer reads."""
+    """Results have the dtypes that the next layer reads."""
     if c.out_dtype not in RESULTS_OF[c.dtype]:
         yield f"{c.dtype} gives {' or '.join(RESULTS_OF[c.dtype])}, not {c.out_dtype}"
 
@@ -44,7 +44,7 @@ def _scales(c: GroupedConfig) -> Iterator[str]:
 
 
 def _schedule(c: GroupedConfig) -> Iterator[str]:
-    """TMA and WGMMA."""
+    """Kernels load with TMA and multiply with WGMMA, in schedules that have consumer groups."""
     if c.kernel_schedule not in CONSUMER_GROUPS:
         yield f"grouped kernels have no {c.kernel_schedule} schedule"
 
@@ -66,7 +66,7 @@ def _cluster(c: GroupedConfig) -> Iterator[str]:
 
 
 def _registers(c: GroupedConfig) -> Iterator[str]:
-    """Sums lie in registers."""
+    """A tile's sums lie in registers of the threads that multiply."""
     if c.kernel_schedule not in CONSUMER_GROUPS:
         return
     facts = Facts(c)
@@ -89,7 +89,7 @@ UNALIGNED_RULES = (_hopper, _results, _groups)
 
 
 def _pair(c: PackedGroupedConfig) -> Iterator[str]:
-    """What a thread makes of codes, and what the next layer reads."""
+    """A thread makes operands of codes for some pairs only, and the next layer reads bf16."""
     if (c.dtype, c.format) not in FP4_PAIRS:
         known = ", ".join(f"{dtype} x {format}" for dtype, format in FP4_PAIRS)
         yield f"{c.dtype} x {c.format}: packed weights are multiplied in {known}"

@@ -25,7 +25,8 @@ _CHANNEL = (
     ((128, 128, 128), (1, 2, 1), PINGPONG, False, None),
     ((128, 192, 128), (1, 1, 1), PINGPONG, False, None),
 )
-"""Tile of 8-bit operands, cluster, schedule, whether weights fill the tensor core's rows, stages."""
+"""Tile of 8-bit operands, cluster, schedule, whether weights fill the tensor core's rows, stages: with scales per token and
+channel."""
 _GROUP = (
     ((64, 16, 256), (1, 1, 1), BASIC, True, 4),
     ((128, 32, 256), (1, 1, 1), COOPERATIVE, True, None),
@@ -33,7 +34,7 @@ _GROUP = (
     ((128, 128, 128), (1, 1, 1), COOPERATIVE, False, None),
     ((128, 128, 128), (1, 2, 1), COOPERATIVE, False, None),
 )
-"""The fastest of 27 kernels at 30 points, or nearly so (docs/notes/moe.md)."""
+"""The same for scales in groups: the fastest of 27 kernels at 30 points, or nearly so (docs/notes/moe.md)."""
 _INDEXED = (
     ((64, 16, 256), (1, 1, 1), BASIC, True, None),
     ((128, 32, 256), (1, 1, 1), COOPERATIVE, True, None),
@@ -45,15 +46,18 @@ _GROUP_INDEXED = (
     ((128, 32, 256), (1, 1, 1), COOPERATIVE, True, None),
     ((128, 128, 128), (1, 1, 1), COOPERATIVE, False, None),
 )
-"""Of rows that threads copy: their copies take registers that sums of wide tiles have."""
+"""The same for gathered rows and scales in groups. Threads that copy rows take registers that sums of wide tiles have."""
 
 
 _KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype is DType.E4M3 else (0,))]
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """Of e4m3 with both kinds of scales, of s8, and of operands of 16 bits, on sm90a. Kernels have tiles for few and many
-    rows, and one takes operands as TMA does not. Of packed 4-bit weights the former, beside bf16 and e4m3."""
+    """The default selection, on sm90a: e4m3 with both kinds of scales, s8, operands of 16 bits, and packed 4-bit weights.
+
+    Kernels have tiles for few and for many rows. All but those of packed weights have one beside them that takes operands as
+    TMA does not.
+    """
     yield from tiled(arch)
     yield from unaligned(arch)
     yield from packed(arch)
@@ -63,11 +67,11 @@ _PACKED = {
     DType.BF16: ((8, 64, 7), (16, 64, 5), (32, 128, 5), (64, 128, 4), (128, 128, 5)),
     DType.E4M3: ((16, 128, 9), (32, 128, 7), (64, 128, 5), (128, 128, 7)),
 }
-"""Rows of A, rows of weights, stages: two CTAs to a multiprocessor, one of the largest tile."""
+"""Rows of A and of weights in a tile, and stages. Two CTAs fit on a multiprocessor; of the largest tile one does."""
 
 
 def packed(arch: Arch) -> Iterator[PackedGroupedConfig]:
-    """Of 4-bit weights."""
+    """Kernels of packed 4-bit weights."""
     for dtype, format in FP4_PAIRS if arch is Arch.SM90A else ():
         for tile_m, tile_n, stages in _PACKED[dtype]:
             yield PackedGroupedConfig(
@@ -76,14 +80,14 @@ def packed(arch: Arch) -> Iterator[PackedGroupedConfig]:
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGroupedConfig]:
-    """What takes operands as TMA does not, of each kind and result."""
+    """Kernels that take operands as TMA does not, one for each dtype, kind of scales and result."""
     for dtype, group in _KINDS if arch is Arch.SM90A else ():
         for out in RESULTS_OF[dtype]:
             yield UnalignedGroupedConfig(dtype=dtype, out_dtype=out, group_size=group, arch=arch)
 
 
 def tiled(arch: Arch) -> Iterator[GroupedConfig]:
-    """Kernels with TMA, rows in order and gathered."""
+    """Kernels that load with TMA, for rows in order and gathered."""
     for dtype, group in _KINDS if arch is Arch.SM90A else ():
         for out, indexed in product(RESULTS_OF[dtype], (False, True)):
             shapes = (_GROUP, _GROUP_INDEXED)[indexed] if group else (_CHANNEL, _INDEXED)[indexed]
@@ -114,8 +118,12 @@ _FEW = {DType.E4M3: _SMOKE[0], DType.BF16: ((64, 16, 128), True)}
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
-    """Of e4m3 to bf16, with both kinds of scales, a tile for few rows and one for many. Of bf16, and of gathered rows, one
-    for few. Of e4m3 in groups also what takes operands as TMA does not, of packed weights a tile for few rows."""
+    """The smoke selection.
+
+    For e4m3 to bf16, with both kinds of scales, it has a tile for few rows and one for many. For bf16, for gathered rows and
+    for packed weights it has a tile for few rows. For e4m3 in groups it also has the kernel that takes operands as TMA does
+    not.
+    """
     yield from (config for config in packed(arch) if config.tile_m == 16 and config.dtype is not DType.E4M3)
     yield from (config for config in unaligned(arch) if config.out_dtype is DType.BF16 and config.group_size)
     for config in tiled(arch):

@@ -19,7 +19,7 @@ from gemmill.runtime.serving import Result, Serving, count_of_variants
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one expert's rows are multiplied with, and where the result belongs."""
+    """The operands of one expert's rows, and where their result belongs."""
 
     out: Tensor
     a: Tensor
@@ -31,13 +31,13 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedPart:
-    """The same of packed weights, with all scales in the values."""
+    """The operands of one expert's rows with packed weights, whose values have all scales in them."""
 
     out: Tensor
     a: Tensor
-    """float64 [M, K]."""
+    """Rows of A, float64 [M, K]."""
     b: Tensor
-    """float64 [N, K]."""
+    """The weights, float64 [N, K]."""
     bias: Tensor | None
 
 

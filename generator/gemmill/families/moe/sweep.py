@@ -22,9 +22,9 @@ class Op(StrEnum):
     """the same, a scale for each 1 x 128 of A and each 128 x 128 of the weights"""
     INT8 = "experts_int8"
     BF16 = "experts_bf16"
-    """without scales"""
+    """operands of 16 bits, without scales"""
     FP8_GATHERED = "experts_fp8_gathered"
-    """as experts_fp8, rows of A by their numbers"""
+    """as experts_fp8, with rows of A gathered by their numbers"""
     FP8_GROUPS_GATHERED = "experts_fp8_groups_gathered"
     NVFP4_BF16 = "experts_nvfp4_bf16"
     """packed nvfp4 weights, rows of bf16"""
@@ -34,18 +34,18 @@ class Op(StrEnum):
 
     @property
     def dtype(self) -> DType:
-        """Of A, and of weights that are not packed."""
+        """Dtype of A, and of weights that are not packed."""
         plain = dict.fromkeys((Op.BF16, Op.NVFP4_BF16, Op.MXFP4_BF16), DType.BF16)
         return {Op.INT8: DType.S8, **plain}.get(self, DType.E4M3)
 
     @property
     def weights(self) -> Format | None:
-        """Of packed weights."""
+        """Format of packed weights; None where they are not packed."""
         return {Op.NVFP4_BF16: NVFP4, Op.MXFP4_BF16: MXFP4, Op.MXFP4_FP8: MXFP4}.get(self)
 
     @property
     def group_size(self) -> int:
-        """Of scales in groups, 0 without."""
+        """Columns along K that share a scale; 0 without scales in groups."""
         return GROUP if self in (Op.FP8_GROUPS, Op.FP8_GROUPS_GATHERED) else 0
 
     @property
@@ -55,7 +55,7 @@ class Op(StrEnum):
 
     @property
     def number(self) -> int:
-        """Of the class of its calls."""
+        """Number of the class of its calls."""
         return CLASSES.number(
             _Class(dtype=self.dtype, group_size=self.group_size, indexed=self.indexed, format=self.weights)
         )

@@ -14,21 +14,23 @@ from gemmill.formats.layout import SIDE
 
 _STEP = 128
 _PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
-"""Multiply-adds of 8-bit operands a nanosecond of one tensor core; with tiles of 192 columns fewer fill a wave, and more of it is lost."""
+"""Multiply-adds of 8-bit operands that one tensor core does in a nanosecond: with most tiles, and with tiles of 192 columns.
+Fewer of the latter fill a wave, and more of it is lost."""
 _LOADED = 200
-"""Bytes a nanosecond that one multiprocessor loads. By these the choice is 1.7 % slower than the fastest variant in the mean of 30
-points, and 10 % at worst (H200, 2026-11-22; docs/notes/moe.md)."""
+"""Bytes a nanosecond that one multiprocessor loads. By this and `_PRODUCTS` the choice is 1.7 % slower than the fastest
+variant in the mean of 30 points. At worst it is 10 % slower (H200, 2026-11-22; docs/notes/moe.md)."""
 _GATHER_NS, _GATHERED_ROW_NS = 40, 4
-"""What threads that copy rows take longer of each step, and for each row of a tile. With them the choice takes the fastest of three or
-four kernels at 18 points but three, and 7 % longer at worst (H200, 2026-11-22; docs/notes/moe.md)."""
+"""Nanoseconds by which threads that copy rows lengthen each step, and those for each row of a tile. With them the choice takes
+the fastest of three or four kernels at 18 points but three. At worst it takes 7 % longer (H200, 2026-11-22;
+docs/notes/moe.md)."""
 _END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1600, 955
-"""To end a tile; of CTAs that share rows of A, with scales in groups, and what their steps take. They gain 12 % with 7,168 along K and
-lose 4 % with 4,096."""
+"""Nanoseconds to end a tile, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
+take. They gain 12 % with 7,168 along K and lose 4 % with 4,096."""
 _UNALIGNED_STEP_PS = 2_000_000
-"""Of 8-bit operands. An assumption: more than any other kernel's step, of a tile that is smaller than any but theirs, so that this
-one is chosen where no other takes the call."""
+"""Picoseconds of a step of 8-bit operands: an assumption. It is more than any other kernel's step takes, though few have
+smaller tiles. So the kernel is chosen only where no other takes the call."""
 _STORED = 8
-"""Results in 16 bytes."""
+"""Results that fill 16 bytes."""
 
 
 def _facts(config: AnyConfig) -> Facts:
@@ -58,7 +60,8 @@ def _facts(config: AnyConfig) -> Facts:
 
 
 _PACKED_BLOCK_NS, _PACKED_ROW_PS, _PACKED_END_NS = 120, 2400, 1500
-"""Of 64 x 128 packed weights: to make operands of them, and for each row of A. Predictions."""
+"""Nanoseconds to make operands of 64 x 128 packed weights, picoseconds for each row of A, and nanoseconds to end a tile. They
+are predictions."""
 
 
 def _packed_facts(config: PackedGroupedConfig) -> Facts:

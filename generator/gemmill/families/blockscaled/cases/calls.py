@@ -38,23 +38,23 @@ class CallSpec:
     k: int
     pair: Pair
     op: str = ""
-    """One that computes the pair; the first where it is empty."""
+    """Name of the op; where it is empty, the first op that computes the pair."""
     out_dtype: DType = DType.BF16
     prepacked: bool = True
-    """Of weights that may be; folded ones that are not have a spread that does not fold."""
+    """Whether weights are packed, where they can be. Folded weights that are not have scales that spread too far to fold."""
     grouped: bool = False
     """Whether activations of e4m3 have a scale for each 128 columns."""
     bias: bool = False
     alpha: bool = True
     data: str = "random"
-    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same; "single": random
-    weights, of which a row of A takes one"""
+    """Kind of data: "random", "integers" or "single". "integers" are small, with powers of two as scales: every order of
+    summation gives the same. "single" is random weights, of which each row of A takes one."""
     pad: int = 0
-    """Elements between rows of a and of out; of codes, bytes."""
+    """Room between the rows of a and of out: elements, or bytes where these are codes."""
 
     @property
     def name(self) -> str:
-        """Of the op."""
+        """The op's name."""
         return self.op or OPS_OF[self.pair][0]
 
     @property
@@ -69,7 +69,7 @@ class CallSpec:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every right kernel gives the same."""
+        """Whether every right kernel gives the same result."""
         return self.data != "random"
 
     def __str__(self) -> str:
@@ -84,13 +84,13 @@ class CallSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """A spec's tensors but for the result, by the roles of the op's arguments; and what they stand for."""
+    """A spec's tensors but for the result, by the roles of the op's arguments; and the values that they stand for."""
 
     given: dict[str, Any]
     a: Tensor
-    """float64 [M, K], without global scales."""
+    """Values of A, float64 [M, K], without global scales."""
     b: Tensor
-    """float64 [N, K]."""
+    """Values of B, float64 [N, K]."""
 
     def wanted(self, spec: CallSpec, rows: Tensor | None = None) -> Wanted:
         """What the result must be, or some rows of it."""
@@ -114,7 +114,7 @@ def make_operands(spec: CallSpec, device: torch.device) -> Operands:
 
 
 def operands_of(spec: CallSpec, weights: BlockScaled, generator: torch.Generator) -> Operands:
-    """New tensors with weights that there are."""
+    """New tensors for a spec with weights that are there already."""
     p, device = spec, generator.device
     out_dtype = getattr(torch, p.out_dtype.torch_name)
     given: dict[str, Any] = {"alpha": torch.tensor([0.25], device=device) if p.alpha else None, "bias": None}
@@ -139,12 +139,12 @@ def operands_of(spec: CallSpec, weights: BlockScaled, generator: torch.Generator
 
 
 def arguments_of(op: str, roles: tuple[str, ...], given: dict[str, Any], out: Tensor) -> list[Any]:
-    """In the order of the op's schema."""
+    """The arguments of an op in the order of its schema."""
     return [(given | {"out": out})[role] for role, _ in zip(roles, BY_NAME[op].arguments, strict=True)]
 
 
 def packed(spec: CallSpec, weights: BlockScaled) -> dict[str, Tensor]:
-    """Weights in the kernel's order."""
+    """The weights in the order of the kernel for 16-bit activations, by the roles of their arguments."""
     half = spec.out_dtype is DType.F16
     ready = prepack(weights, for_op=spec.name, activations="f16" if half else "bf16")
     if spec.pair in FP4_PAIRS and not half:
@@ -183,7 +183,7 @@ def _folded(p: CallSpec, weights: BlockScaled, given: dict[str, Any], generator:
 
 
 def make_matrix(format: Format, rows: int, k: int, data: str, generator: torch.Generator) -> BlockScaled:
-    """Codes and plain scales."""
+    """A matrix of random codes with plain scales."""
     numbers = _numbers(rows, k, data, generator)
     is_fraction, shape = format.has_global_scale, (rows, format.scale_count(k))
     if data == "single":
@@ -212,7 +212,7 @@ def _numbers(rows: int, k: int, data: str, generator: torch.Generator) -> Tensor
 
 
 def apart(matrix: Tensor, pad: int) -> Tensor:
-    """The same with rows so far apart."""
+    """The same matrix, with `pad` elements between its rows."""
     memory = matrix.new_zeros(matrix.shape[0], matrix.shape[1] + pad)
     view = memory[:, : matrix.shape[1]]
     return view.copy_(matrix)

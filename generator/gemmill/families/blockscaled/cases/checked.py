@@ -26,14 +26,14 @@ from gemmill.vocab import Arch, DType
 
 GUARD_ROWS = 2
 PAD = 16
-"""Elements, or bytes of codes: rows begin at multiples of 16 bytes all the same."""
+"""Room between rows: elements, or bytes where these are codes. Rows begin at multiples of 16 bytes all the same."""
 ROLES_OF = {op.schema.name: op.role_of for op in OPS.ops}
 SHAPES = ((32, 32), (128, 256), (160, 288), (96, 1056), (384, 64))
 """N and K: below, at and across tiles and stages."""
 ODD_N = (33, 131)
 LONG = (160, 4096)
 _LEAST_GROUPED, _LEAST_UNFOLDED = 160, 64
-"""Columns: more than share a scale, and those of which a row's scales can spread."""
+"""Least columns: more than share a scale, and as many as a row's scales need to spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class BlockScaledCase:
         return self.spec.name
 
     def arguments(self, device: str) -> list[Any]:
-        """In the order of the op's schema; the result is poisoned."""
+        """The arguments in the order of the op's schema; the result is poisoned."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[Operands, Memory, list[Any]]:
@@ -128,7 +128,7 @@ def _rows_of(config: AnyConfig) -> int:
 
 
 def _multiple(config: AnyConfig) -> int:
-    """Of which K is one where rows of codes are taken in pieces of 16 bytes."""
+    """The number that K is a multiple of, where rows of codes are taken in pieces of 16 bytes."""
     match config:
         case PairConfig() | FewConfig() | ManyConfig():
             return max(32, config.k_multiple)

@@ -113,13 +113,13 @@ def _blocks(format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
 
 
 def _rows(format: Format, n: int, k: int, exact: bool) -> Slot:
-    """The same in rows."""
+    """Weights that nobody packed, in rows: bytes that are codes and scales."""
     bytes_ = format.code_bytes(k) + format.scale_count(k)
     return _dense(torch.uint8, (n, -(-bytes_ // ROW_BYTES) * ROW_BYTES), _row_values(format, exact))
 
 
 def _row_values(format: Format, exact: bool) -> str:
-    """Bytes that are scales, and codes that are numbers."""
+    """The values of rows: bytes that are scales, and codes that are numbers."""
     return f"{format.name}_rows{'_powers' if exact else ''}" if format == MXFP8 else _scale_values(format, exact)
 
 
@@ -154,7 +154,7 @@ def _codes(draw: Draw, format: Format, rows: int, k: int, exact: bool) -> tuple[
 
 
 class BlockScaledJudge:
-    """What a call must give, by the reference of operands in dense memory of their own."""
+    """What a call must give, by the reference on operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._call = memory, call
@@ -174,16 +174,16 @@ class BlockScaledJudge:
             self._wanted = Wanted(rounded=rounded(exact, dtype), exact=exact, bound=bound)
 
     def wrong(self) -> Tensor:
-        """How many elements are, on the device, without waiting for it."""
+        """How many elements are wrong: a count on the device, for which nobody waits."""
         return self._wanted.apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """What is wrong, in words; empty where nothing is."""
         return self._wanted.compare(self._memory.dense("out")).report
 
 
 def is_lacking(call: LegalCall, _text: str) -> bool:
-    """Whether the build has no variant of what is multiplied, or TMA takes no such operands."""
+    """Whether the build has no variant of the call's pair, or TMA takes no such operands."""
     pair = PAIR_BY_OP.get(call.op) or next(p for p in WEIGHT_PAIRS if str(p.b_format) == call.plain["format"])
     known = [entry.predicate for entry in variants(op=call.op)]
     if not any(_serves(predicate, call, pair) for predicate in known):

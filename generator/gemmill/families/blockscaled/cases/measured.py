@@ -26,9 +26,9 @@ class BlockScaledOperands:
     workload: MeasuredWorkload
     call: calls.CallSpec
     made: calls.Operands
-    """With the first of the weights."""
+    """Operands with the first of the weights."""
     plain: tuple[BlockScaled, ...]
-    """Weights in a checkpoint's order, copies that differ."""
+    """Weights in a checkpoint's order: copies that differ."""
     weights: tuple[dict[str, Tensor], ...]
     out: Tensor
 
@@ -64,7 +64,7 @@ class BlockScaledOperands:
 
 
 class Sampled:
-    """The reference of some rows with the first weights: the first and last ones, and one of every stripe."""
+    """The reference of some rows with the first weights: the first and last rows, and one of every stripe."""
 
     def __init__(self, x: BlockScaledOperands) -> None:
         self.rows = sampled_rows(x.call.m, x.out.device)
@@ -87,7 +87,7 @@ class BlockScaledMaker:
         self._generator = torch.Generator(device=device).manual_seed(0)
 
     def make(self, workload: MeasuredWorkload) -> BlockScaledOperands:
-        """Normal random numbers and random scales."""
+        """Operands of normal random numbers with random scales."""
         call = _call_of(workload)
         out = torch.full((call.m, call.n), torch.nan, dtype=torch.bfloat16, device=self._device)
         key = (workload.op, call.n, call.k)
@@ -103,7 +103,7 @@ class BlockScaledMaker:
         )
 
     def exact(self, x: BlockScaledOperands) -> BlockScaledOperands | None:
-        """Small integers and powers of two; the result's memory is shared."""
+        """Operands of small integers with powers of two as scales; the result's memory is shared."""
         call = replace(x.call, data="integers")
         weights = self._drawn(call)
         made = calls.operands_of(call, weights, self._generator)

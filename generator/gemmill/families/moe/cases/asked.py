@@ -48,7 +48,7 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int) -> list[Any]:
-    """Of a op with packed weights."""
+    """The arguments of an op with packed weights."""
     dtype, is_masked = DType(q["dtype"] or DType.BF16), op != GROUPED_FP4_MM.name
     if q["group"]:
         raise ValueError(f"{op} with --group {q['group']}: scales of activations are of rows")

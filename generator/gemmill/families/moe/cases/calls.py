@@ -37,36 +37,37 @@ class CallSpec:
     slot: int = 0
     """Rows of room for each expert; 0 where segments follow one another."""
     spare: int = 0
-    """Rows before the first segment and behind the last that are nobody's."""
+    """Rows that are nobody's, before the first segment and behind the last."""
     mapped: tuple[int, ...] | None = None
-    """Which weights are an expert's."""
+    """Which weights each expert has; None where each has its own."""
     one_value: bool = False
     """Whether scales are one value for A, and one for each expert."""
     wide_offsets: bool = False
     """Whether offsets have 64 bits."""
     promoted: bool = False
-    """Whether sums leave the tensor core every 128 along K: what a kernel's error is held against."""
+    """Whether sums leave the tensor core every 128 along K; a kernel's error is held against that."""
     data: str = "random"
-    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
+    """Kind of data: "random" or "integers". "integers" are small, with powers of two as scales: every order of summation gives
+    the same."""
     pad: int = 0
     """Elements between rows of a and of out."""
     indexed: bool = False
-    """Whether rows of a are gathered: fewer than there are rows of out, with some that are nowhere."""
+    """Whether rows of a are gathered: a has fewer rows than out, and some numbers are of no row."""
     format: Format | None = None
-    """Of packed weights; then `dtype` is that of A."""
+    """Format of packed weights; then `dtype` is that of A."""
     ended: bool = False
     """Whether packed weights have an alpha and a bias."""
 
     @property
     def op(self) -> str:
-        """Its name."""
+        """The op's name."""
         if self.format is not None:
             return (GROUPED_FP4_MM_MASKED if self.slot else GROUPED_FP4_MM).name
         return (GROUPED_MM_MASKED if self.slot else GROUPED_MM).name
 
     @property
     def rows(self) -> int:
-        """Of the result."""
+        """Rows of the result."""
         return len(self.counts) * self.slot if self.slot else sum(self.counts) + 2 * self.spare
 
     @property
@@ -76,7 +77,7 @@ class CallSpec:
 
     @property
     def weights(self) -> int:
-        """Experts that have some."""
+        """Experts that have weights."""
         return len(self.counts) if self.mapped is None else max(self.mapped) + 1
 
     @property
@@ -97,7 +98,7 @@ class CallSpec:
 
 
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
-    """Arguments by name, but for the result; the same spec has the same data."""
+    """Arguments by name, without the result; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.rows * 1_000_003 + p.n * 1009 + p.k)
     k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
     a_shape: tuple[int, ...]
@@ -130,12 +131,12 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
 
 
 def arguments_of(op: str, given: dict[str, Any], out: Tensor) -> list[Any]:
-    """In the order of the op's schema."""
+    """The arguments of an op in the order of its schema."""
     return [(given | {"out": out})[name] for name in BY_NAME[op].arguments]
 
 
 def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, promoted: bool) -> Wanted:
-    """What a call must give, [M, N], where `out` has what was there before it: rows of no expert stay as they are."""
+    """What a call must give, [M, N]. `out` holds what was there before the call: rows of no expert stay as they are."""
     schema = BY_NAME[op]
     values = arguments_of(op, given, out)
     call = checks.check(schema, of_arguments(schema, values))
@@ -160,13 +161,13 @@ def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, pro
 
 
 def _wanted(results: tuple[Tensor, Tensor, Tensor], exactly: bool) -> Wanted:
-    """Of rounded results, exact ones, and a bound."""
+    """What is wanted, from rounded results, exact results, and a bound of the error."""
     rounded, exact, bound = (x.reshape(-1, x.shape[-1]) for x in results)
     return Wanted(rounded=rounded) if exactly else Wanted(rounded=rounded, exact=exact, bound=bound)
 
 
 def _want_packed(call: Judged, given: dict[str, Any], results: tuple[Tensor, Tensor, Tensor], exactly: bool) -> None:
-    """Writes what packed weights must give."""
+    """Write what a call with packed weights must give into the results."""
     targets = [list(packed_parts_of(call, given | {"out": tensor})) for tensor in results]
     for part, of_exact, of_bound in zip(*targets, strict=True):
         operands = part.a, part.b, part.bias
@@ -178,7 +179,7 @@ def _want_packed(call: Judged, given: dict[str, Any], results: tuple[Tensor, Ten
 
 
 def _packed(p: CallSpec, format: Format, g: torch.Generator) -> dict[str, Any]:
-    """Weights with the bases that they are packed on, and what sums end with. Every code is a multiple of a half."""
+    """Packed weights with the bases that they are packed on, and what sums end with. Every code is a multiple of a half."""
     experts = [_block_scaled(p, format, g) for _ in range(p.weights)]
     packed = prepack_experts(experts, activations="e4m3" if p.dtype is DType.E4M3 else "bf16")
     given: dict[str, Any] = {"b": packed.blocks, "b_scales": packed.base, "format": str(format)}
@@ -190,7 +191,7 @@ def _packed(p: CallSpec, format: Format, g: torch.Generator) -> dict[str, Any]:
 
 
 def _block_scaled(p: CallSpec, format: Format, g: torch.Generator) -> BlockScaled:
-    """Of any codes, and scales near 1, for integers powers of two."""
+    """Weights of any codes, with scales near 1; for integers scales are powers of two."""
     codes = torch.randint(0, 256, (p.n, format.code_bytes(p.k)), device=g.device, generator=g)
     shape, one, step = (p.n, format.scale_count(p.k)), *((56, 8) if format.has_global_scale else (127, 1))
     if p.data == "integers":
@@ -201,7 +202,7 @@ def _block_scaled(p: CallSpec, format: Format, g: torch.Generator) -> BlockScale
 
 
 def _ids(p: CallSpec, g: torch.Generator) -> Tensor:
-    """Of any row, one in eight of none."""
+    """Numbers of the rows to gather: of any row, and one in eight of none."""
     ids = torch.randint(0, p.tokens, (p.rows,), device=g.device, generator=g)
     ids[3::8], ids[7::16] = p.tokens, -1
     return ids.to(torch.int64 if p.wide_offsets else torch.int32)

@@ -34,7 +34,7 @@ class GroupedCase:
         return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
-        """In the order of the op's schema; the result is poisoned."""
+        """The arguments in the order of the op's schema; the result is poisoned."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
@@ -62,14 +62,16 @@ class GroupedCase:
 
 
 def of_config(config: AnyConfig) -> Iterator[GroupedCase]:
-    """Routings below, at and across a variant's tile; experts without rows, segments with spare rows around them, maps."""
+    """Specs for a tiled kernel: routings below, at and across its tile, experts without rows, spare rows around segments, and
+    maps."""
     if isinstance(config, UnalignedGroupedConfig):
         return _of_unaligned(config)
     return _of_packed(config) if isinstance(config, PackedGroupedConfig) else _of_tile(config)
 
 
 def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
-    """Rows in order, in slots and gathered; columns that no block fills, K that no stage does."""
+    """Specs for packed weights: rows in order, in slots and gathered; columns that fill no block, and K that fills no
+    stage."""
     first, tile = _first(config), config.tile_m
     specs = (
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16, ended=True),
@@ -87,7 +89,7 @@ def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
 
 
 def _of_unaligned(config: UnalignedGroupedConfig) -> Iterator[GroupedCase]:
-    """Rows that begin anywhere, N and K that are no multiples of anything, in order and gathered."""
+    """Specs for unaligned operands: rows that begin anywhere, N and K that are multiples of nothing, in order and gathered."""
     first, tile = _first(config), config.tile_shape_mnk[0]
     specs = (
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=75, k=333, pad=3),

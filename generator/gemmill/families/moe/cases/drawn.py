@@ -21,7 +21,7 @@ from gemmill.runtime.ops import variants
 _MOST_EXPERTS, _MOST_ROWS = 40, 200
 _DTYPES = (*(torch.float8_e4m3fn,) * 6, torch.int8, torch.bfloat16, torch.float16)
 _SERVED = 0.85
-"""Of all calls, those whose operands lie as TMA wants them."""
+"""The share of all calls whose operands lie as TMA wants them."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -30,7 +30,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """Of weights that are numbers."""
+    """A call with weights that are not packed."""
     dtype = draw.one_of(_DTYPES)
     out_dtype = torch.bfloat16 if draw.chance(0.8) else torch.float16
     if is_plain := dtype.itemsize == 2:
@@ -81,7 +81,7 @@ def _codes(dtype: torch.dtype, values: str) -> str:
 
 
 class GroupedJudge:
-    """What a call must give, by the reference of operands in dense memory of their own."""
+    """What a call must give, by the reference on operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._call = memory, call
@@ -92,11 +92,11 @@ class GroupedJudge:
         self._wanted = wanted_of(call.op, whole, given["out"], exactly=exactly, promoted=False)
 
     def wrong(self) -> Tensor:
-        """How many elements are, on the device, without waiting for it."""
+        """How many elements are wrong: a count on the device, for which nobody waits."""
         return self._wanted.apart(self._result()).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """What is wrong, in words; empty where nothing is."""
         return self._wanted.compare(self._result()).report
 
     def _result(self) -> Tensor:
@@ -105,7 +105,7 @@ class GroupedJudge:
 
 
 def is_lacking(call: LegalCall, _text: str) -> bool:
-    """Whether the build has no variant of these types and scales that takes such operands."""
+    """Whether the build has no variant of these dtypes and scales that takes such operands."""
     if call.op in FP4_NAMES:
         asked = str(call.slots["a"].dtype).removeprefix("torch."), call.plain["format"]
         packed = {(x.predicate.dtype.torch_name, x.predicate.format) for x in variants(op=call.op)}

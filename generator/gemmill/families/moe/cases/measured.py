@@ -17,7 +17,8 @@ from gemmill.vocab import DType
 
 FEWEST_COPIES, MOST_COPIES, COPIED_ROWS = 2, 16, 256
 LOOKED_AT, ROWS_OF_EXPERT = 3, 4
-"""Of experts with rows the first and the last ones, and of each its last rows: the whole in float64 takes too long."""
+"""Experts that are looked at: so many of the first and of the last ones with rows. Of each the last rows are compared. The
+whole in float64 takes too long."""
 _EXACT = " with small integers"
 
 
@@ -28,7 +29,7 @@ class GroupedOperands:
     workload: MeasuredWorkload
     call: calls.CallSpec
     given: dict[str, Any]
-    """Arguments by name, but for offsets and the result."""
+    """Arguments by name, without offsets and the result."""
     offsets: tuple[Tensor, ...]
     out: Tensor
 
@@ -74,7 +75,8 @@ class Sampled:
         ]
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
-        """Hold a whole result [M, N] against the reference's rows; says what is wrong with the first that are."""
+        """Hold a whole result [M, N] against the reference's rows. The comparison says what is wrong with the first wrong
+        rows."""
         found = [wanted.compare(results["out"][rows]) for rows, wanted in self._parts]
         return next((comparison for comparison in found if not comparison.ok), found[0])
 
@@ -105,14 +107,14 @@ class GroupedMaker:
         self._generator = torch.Generator(device=device).manual_seed(0)
 
     def make(self, workload: MeasuredWorkload) -> GroupedOperands:
-        """Normal random numbers, and rows dealt to experts in turn, from any expert on."""
+        """Operands of normal random numbers, with rows dealt to experts in turn, beginning with any expert."""
         out = torch.full(
             (workload.sizes["m"], workload.sizes["n"]), torch.nan, dtype=torch.bfloat16, device=self._device
         )
         return self._operands(workload, "random", out)
 
     def exact(self, x: GroupedOperands) -> GroupedOperands | None:
-        """Small integers and powers of two; the result's memory is shared."""
+        """Operands of small integers with powers of two as scales; the result's memory is shared."""
         return None if x.call.dtype is DType.S8 else self._operands(x.workload, "integers", x.out)
 
     def _operands(self, workload: MeasuredWorkload, data: str, out: Tensor) -> GroupedOperands:
