@@ -10,7 +10,7 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 
 class Pair(StrEnum):
-    """What is multiplied: A, then B. The first ones are in the order of what `fp4_weight_mm` calls its formats."""
+    """What is multiplied: A, then B. The first members are in the order in which `fp4_weight_mm` lists its formats."""
 
     FLOATS_NVFP4 = "floatsxnvfp4"
     """A of 16-bit numbers"""
@@ -28,19 +28,19 @@ class Pair(StrEnum):
 
     @property
     def a_format(self) -> Format | None:
-        """None of numbers that no block scales belong to."""
+        """The block-scaled format of A; None where no block scales belong to its numbers."""
         return _FORMATS[self][0]
 
     @property
     def a_bits(self) -> int:
-        """Of an element of A."""
+        """Bits of an element of A."""
         if self.a_format is not None:
             return self.a_format.code.bits
         return 8 if self in FOLDED_PAIRS else 16
 
     @property
     def b_format(self) -> Format:
-        """Of the weights."""
+        """Format of the weights."""
         return _FORMATS[self][1]
 
 
@@ -58,23 +58,23 @@ _FORMATS: dict[Pair, tuple[Format | None, Format]] = {
     Pair.MXFP8_MXFP4: (MXFP8, MXFP4),
 }
 WEIGHT_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4, Pair.FLOATS_MXFP6, Pair.FLOATS_MXFP8)
-"""Of `fp4_weight_mm`."""
+"""Pairs that `fp4_weight_mm` multiplies."""
 FP4_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4)
-"""Those whose packed weights are blocks, beside bf16 activations; others are packed in rows."""
+"""Pairs whose packed weights are blocks, beside bf16 activations. Weights of other pairs are packed in rows."""
 FOLDED_PAIRS = (Pair.E4M3_MXFP4, Pair.E4M3_NVFP4)
-"""Of `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded`."""
+"""Pairs that `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded` multiply."""
 WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)
-"""Those of two operands of 4-bit codes."""
+"""Pairs of two operands of 4-bit codes."""
 CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
-"""Of two block-scaled operands."""
+"""Pairs of two block-scaled operands."""
 RING_COLUMNS = 128
-"""Of a stage that a warp asks for ahead."""
+"""Columns of a stage that a warp asks for ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WidenedConfig:
-    """A kernel that widens codes to 16 bits on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh. They become
-    bf16, or f16 beside activations of that."""
+    """A kernel that widens codes to 16 bits on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh. Codes
+    become bf16, or f16 beside activations of f16."""
 
     pair: Pair
     out_dtype: DType
@@ -92,7 +92,7 @@ class WidenedConfig:
 
     @property
     def compiled(self) -> Self:
-        """Itself: nothing is told at run time."""
+        """The config itself: its launch sets nothing."""
         return self
 
     @property
@@ -102,30 +102,33 @@ class WidenedConfig:
 
     @property
     def tile_n(self) -> int:
-        """Rows of B."""
+        """Rows of B in a tile."""
         return self.tile
 
     @property
     def ctas_of_sm(self) -> int:
-        """That registers leave room for."""
+        """CTAs that a multiprocessor's registers leave room for."""
         return 4 if self.tile <= SIDE else 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class FewConfig:
-    """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh, and
-    ring_few_mm.cuh, whose warps ask for codes some steps ahead. They become what they do in a `WidenedConfig`, but of nvfp4 f16."""
+    """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh.
+
+    In ring_few_mm.cuh, which has stages, warps ask for codes some steps ahead. There nvfp4 becomes f16; all else becomes what
+    it does in a `WidenedConfig`.
+    """
 
     pair: Pair
     out_dtype: DType
     tile_m: int
-    """Rows of A in a tile; of B a tile has 64."""
+    """Rows of A in a tile; a tile has 64 rows of B."""
     warps: int
-    """That divide a CTA's columns of K."""
+    """Warps, which divide a CTA's columns of K."""
     prepacked: bool = False
     """Whether weights are rows of codes and scales that were packed, not a checkpoint's."""
     stages: int = 0
-    """Of 128 columns that a warp has in shared memory of its own; 0 where codes come straight to registers."""
+    """Stages of 128 columns that a warp has in shared memory of its own; 0 where codes come straight to registers."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
@@ -141,7 +144,7 @@ class FewConfig:
 
     @property
     def k_multiple(self) -> int:
-        """Of which K is one: a lane loads 32 columns of both, and stages are whole."""
+        """The number that K is a multiple of: a lane loads 32 columns of both operands, and stages are whole."""
         return RING_COLUMNS if self.stages else 32 if self.in_words else 1
 
     @property
@@ -151,7 +154,8 @@ class FewConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """That registers leave room for, sixteen warps, or twelve where columns are in order; and stages in shared memory."""
+        """CTAs that fit on a multiprocessor. Registers leave room for 16 warps, or for 12 where codes are not in words. Stages
+        have to fit in shared memory too."""
         of_registers = (16 if self.in_words else 12) // self.warps
         return (
             min(of_registers, self.arch.shared_memory_bytes // (self.stages_bytes + 1024))
@@ -161,7 +165,8 @@ class FewConfig:
 
     @property
     def stages_bytes(self) -> int:
-        """Of all warps: codes and scales of 64 rows of weights, and of A's, whose numbers lie 16 bytes further each 512."""
+        """Bytes of all warps' stages: codes and scales of 64 rows of weights, and rows of A. A's numbers of 16 bits lie 16
+        bytes further after each 512."""
         of_codes = 8 * RING_COLUMNS * self.pair.b_format.code.bits // 8 + 128
         of_eight = of_codes if self.pair in CODE_PAIRS else 4 * 528
         stage = 8 * of_codes + self.tile_m // 8 * of_eight
@@ -170,17 +175,21 @@ class FewConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ManyConfig:
-    """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory: kernels/blockscaled/widened_many_mm.cuh,
-    and ahead_many_mm.cuh, which asks for codes two steps ahead and makes f16 of nvfp4."""
+    """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory:
+    kernels/blockscaled/widened_many_mm.cuh.
+
+    Its sibling ahead_many_mm.cuh, which has stages, asks for codes two steps ahead and makes f16 of nvfp4.
+    """
 
     pair: Pair
     out_dtype: DType
     tile_m: int
     """Rows of A in a tile."""
     tile_n: int
-    """Rows of B."""
+    """Rows of B in a tile."""
     stages: int = 0
-    """Of 64 columns, where codes are asked for two steps ahead; 0 where they are one step ahead, in two stages."""
+    """Stages of 64 columns, where codes are asked for two steps ahead. 0 where they are asked for one step ahead, in two
+    stages."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
@@ -191,7 +200,7 @@ class ManyConfig:
 
     @property
     def k_multiple(self) -> int:
-        """Of which K is one: a thread loads 32 columns, and two of them a step."""
+        """The number that K is a multiple of: a thread loads 32 columns, and two threads those of a step."""
         return SIDE if self.stages else 32
 
     @property
@@ -201,12 +210,12 @@ class ManyConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """That registers leave room for."""
+        """CTAs that a multiprocessor's registers leave room for."""
         return 1 if self.tile_m * self.tile_n > 128 * 128 else 2
 
     @property
     def stage_bytes(self) -> int:
-        """Of 64 columns of both operands."""
+        """Bytes of a stage: 64 columns of both operands."""
         return (self.tile_m + self.tile_n) * SIDE * 2
 
 
@@ -230,7 +239,7 @@ class PairConfig:
     pair: Pair
     out_dtype: DType
     tile_shape_mnk: tuple[int, int, int]
-    """Of one multiplication: of two multiprocessors together where they share it."""
+    """Sizes of one multiplication: of two multiprocessors together where they share it."""
     cluster_shape_mnk: tuple[int, int, int]
     sharing: Sharing
     arch: Arch
@@ -242,7 +251,7 @@ class PairConfig:
 
     @property
     def compiled(self) -> Self:
-        """Itself: nothing is told at run time."""
+        """The config itself: its launch sets nothing."""
         return self
 
     @property
@@ -252,7 +261,7 @@ class PairConfig:
 
     @property
     def tile_n(self) -> int:
-        """Rows of B."""
+        """Rows of B in a tile."""
         return self.tile_shape_mnk[1]
 
     @property
@@ -267,7 +276,8 @@ class PairConfig:
 
     @property
     def k_multiple(self) -> int:
-        """Of which K is one: TMA gives codes of fewer than 8 bits a byte each in pieces of 128, where they are mixed with others."""
+        """The number that K is a multiple of. In a mix TMA makes a byte of each code of fewer than 8 bits, in pieces of 128
+        codes."""
         return 128 if self.mixes and self.pair.b_format != MXFP8 else 1
 
 
@@ -275,13 +285,13 @@ class Group(StrEnum):
     """The threads that multiply 64 rows of weights together."""
 
     WARP = "w"
-    """32 by mma.sync: few tokens"""
+    """32 threads, which multiply by mma.sync: for few tokens"""
     WARPGROUP = "g"
-    """128 by WGMMA"""
+    """128 threads, which multiply by WGMMA"""
 
     @property
     def threads(self) -> int:
-        """Of a group."""
+        """Threads of a group."""
         return 32 if self is Group.WARP else 128
 
 
@@ -299,7 +309,7 @@ class PackedConfig:
     k_groups: int
     """Groups on the same rows, which divide the columns of a stage; more warps than that take stages in turns."""
     blocks: int
-    """Of `part_columns` in a stage, of each group."""
+    """Parts of `part_columns` columns that each group has in a stage."""
     stages: int
     grouped: bool = False
     """Whether activations have a scale for each 128 columns."""
@@ -308,11 +318,11 @@ class PackedConfig:
     arch: Arch = Arch.SM90A
     tag: ClassVar[str]
     block_columns: ClassVar[int]
-    """Of packed weights: rows of 128 bytes of activations."""
+    """Columns of a block of packed weights: as many as 128 bytes of a row of activations."""
     even_tokens: ClassVar[int]
-    """Rows of A whose sums leave a thread that multiplies the registers it needs."""
+    """Most sums of a row of weights for which a thread that multiplies needs no registers of others."""
     other_bytes: ClassVar[int]
-    """Of shared memory beside stages, at most."""
+    """Most bytes of shared memory beside the stages."""
     prepacked: ClassVar[bool] = True
     sms: ClassVar[int] = 1
     k_multiple: ClassVar[int] = 1
@@ -324,18 +334,18 @@ class PackedConfig:
 
     @property
     def part_columns(self) -> int:
-        """That a group multiplies together: half a block of 128 by a warp."""
+        """Columns that a group multiplies together: a warp takes 64, a warpgroup a block's."""
         return SIDE if self.group is Group.WARP else self.block_columns
 
     @property
     def turns(self) -> int:
-        """In which warps take stages."""
+        """Turns in which warps take stages; 1 where all share each stage."""
         columns = self.part_columns * self.k_groups * self.blocks
         return max(columns // STAGE_COLUMNS, 1) if self.group is Group.WARP else 1
 
     @property
     def stage_columns(self) -> int:
-        """Along K."""
+        """Columns of a stage along K."""
         return self.part_columns * self.k_groups * self.blocks // self.turns
 
     @property
@@ -345,30 +355,30 @@ class PackedConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Of weights, of activations, and of scales for each block."""
+        """Bytes of a stage: weights, activations, and the scales of each block."""
         weights = self.tile_n * (self.stage_columns // 2 + self.stage_columns // self.pair.b_format.group)
         scales = 4 * (self.tile_m + self.tile_n) * self.stage_columns // self.block_columns if self.grouped else 0
         return weights + self.stage_columns * self.tile_m * self.pair.a_bits // 8 + scales
 
     @property
     def sums(self) -> int:
-        """Of a row of weights that a group keeps."""
+        """Sums of a row of weights that a group keeps."""
         return self.tile_m * (2 if self.grouped else 1)
 
     @property
     def is_wide(self) -> bool:
-        """Whether its sums take registers that other threads give away."""
+        """Whether the sums take registers that other threads give away."""
         return self.group is Group.WARPGROUP and self.sums > self.even_tokens
 
     @property
     def ctas_of_sm(self) -> int:
-        """That fit on a multiprocessor: two or one."""
+        """CTAs that fit on a multiprocessor: two or one."""
         return 2 if not self.is_wide and self.stages * self.stage_bytes + self.other_bytes <= 113 * 1024 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightConfig(PackedConfig):
-    """Of bf16 activations."""
+    """A kernel of packed 4-bit weights beside bf16 activations."""
 
     tag: ClassVar[str] = "fp4weight"
     block_columns: ClassVar[int] = SIDE
@@ -378,7 +388,7 @@ class WeightConfig(PackedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedConfig(PackedConfig):
-    """Of e4m3 activations."""
+    """A kernel of folded 4-bit weights beside e4m3 activations."""
 
     batched: bool = False
     """Whether a thread asks for eight quads of partial sums at a time, not for one after another: batched_mm.cuh."""
@@ -389,4 +399,4 @@ class FoldedConfig(PackedConfig):
 
 
 AnyConfig = WeightConfig | WidenedConfig | FewConfig | ManyConfig | FoldedConfig | PairConfig
-"""Of the family."""
+"""Any config of the family."""
