@@ -40,8 +40,8 @@ class TileScheduler(StrEnum):
     STREAM_K = "streamk"
     """CTAs share the K iterations of all tiles evenly; partial sums are added in a fixed order"""
     SPLIT_K = "splitk"
-    """the CTAs of a cluster take equal slices of K of one tile; partial sums meet in distributed shared memory, and are
-    added there in a fixed order"""
+    """a cluster's CTAs take equal slices of K of one tile; partial sums meet in distributed shared memory, in a fixed
+    order"""
 
 
 class RasterOrder(StrEnum):

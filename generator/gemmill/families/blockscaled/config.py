@@ -10,7 +10,7 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 
 class Pair(StrEnum):
-    """What is multiplied: A, then B. The first ones are in the order of what `fp4_weight_mm` calls its formats."""
+    """What is multiplied: A, then B. The first pairs are in the order in which `fp4_weight_mm` numbers its formats."""
 
     FLOATS_NVFP4 = "floatsxnvfp4"
     """A of 16-bit numbers"""
@@ -28,19 +28,19 @@ class Pair(StrEnum):
 
     @property
     def a_format(self) -> Format | None:
-        """None of numbers that no block scales belong to."""
+        """A's format; None where A has numbers that no block scales belong to."""
         return _FORMATS[self][0]
 
     @property
     def a_bits(self) -> int:
-        """Of an element of A."""
+        """Bits of an element of A."""
         if self.a_format is not None:
             return self.a_format.code.bits
         return 8 if self in FOLDED_PAIRS else 16
 
     @property
     def b_format(self) -> Format:
-        """Of the weights."""
+        """The weights' format."""
         return _FORMATS[self][1]
 
 
@@ -58,23 +58,25 @@ _FORMATS: dict[Pair, tuple[Format | None, Format]] = {
     Pair.MXFP8_MXFP4: (MXFP8, MXFP4),
 }
 WEIGHT_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4, Pair.FLOATS_MXFP6, Pair.FLOATS_MXFP8)
-"""Of `fp4_weight_mm`."""
+"""Pairs of `fp4_weight_mm`."""
 FP4_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4)
-"""Those whose packed weights are blocks, beside bf16 activations; others are packed in rows."""
+"""Pairs whose packed weights are blocks, beside bf16 activations; weights of others are packed in rows."""
 FOLDED_PAIRS = (Pair.E4M3_MXFP4, Pair.E4M3_NVFP4)
-"""Of `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded`."""
+"""Pairs of `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded`."""
 WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)
-"""Those of two operands of 4-bit codes."""
+"""Pairs of two operands of 4-bit codes."""
 CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
-"""Of two block-scaled operands."""
+"""Pairs of two block-scaled operands."""
 RING_COLUMNS = 128
-"""Of a stage that a warp asks for ahead."""
+"""Columns of a stage that a warp asks for ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WidenedConfig:
-    """A kernel that widens codes to 16 bits on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh. They become
-    bf16, or f16 beside activations of that."""
+    """A kernel that widens codes to 16 bits on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh.
+
+    Codes become bf16, or f16 beside activations of f16.
+    """
 
     pair: Pair
     out_dtype: DType
@@ -102,30 +104,33 @@ class WidenedConfig:
 
     @property
     def tile_n(self) -> int:
-        """Rows of B."""
+        """Rows of B in a tile."""
         return self.tile
 
     @property
     def ctas_of_sm(self) -> int:
-        """That registers leave room for."""
+        """CTAs of a multiprocessor that registers leave room for."""
         return 4 if self.tile <= SIDE else 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class FewConfig:
-    """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh, and
-    ring_few_mm.cuh, whose warps ask for codes some steps ahead. They become what they do in a `WidenedConfig`, but of nvfp4 f16."""
+    """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh.
+
+    With stages it is ring_few_mm.cuh, whose warps ask for codes some steps ahead. Codes become what they do in a
+    `WidenedConfig`, but those of nvfp4 become f16.
+    """
 
     pair: Pair
     out_dtype: DType
     tile_m: int
-    """Rows of A in a tile; of B a tile has 64."""
+    """Rows of A in a tile, which has 64 rows of B."""
     warps: int
-    """That divide a CTA's columns of K."""
+    """Warps that divide a CTA's columns of K."""
     prepacked: bool = False
     """Whether weights are rows of codes and scales that were packed, not a checkpoint's."""
     stages: int = 0
-    """Of 128 columns that a warp has in shared memory of its own; 0 where codes come straight to registers."""
+    """Stages of 128 columns that a warp has in shared memory of its own; 0 where codes come straight to registers."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
@@ -141,7 +146,7 @@ class FewConfig:
 
     @property
     def k_multiple(self) -> int:
-        """Of which K is one: a lane loads 32 columns of both, and stages are whole."""
+        """Number of which K is a multiple: a lane loads 32 columns of both operands, and stages are whole."""
         return RING_COLUMNS if self.stages else 32 if self.in_words else 1
 
     @property
@@ -151,7 +156,8 @@ class FewConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """That registers leave room for, sixteen warps, or twelve where columns are in order; and stages in shared memory."""
+        """CTAs of a multiprocessor. Registers leave room for sixteen warps, or for twelve where columns are in order;
+        stages have to fit into shared memory."""
         of_registers = (16 if self.in_words else 12) // self.warps
         return (
             min(of_registers, self.arch.shared_memory_bytes // (self.stages_bytes + 1024))
@@ -161,7 +167,8 @@ class FewConfig:
 
     @property
     def stages_bytes(self) -> int:
-        """Of all warps: codes and scales of 64 rows of weights, and of A's, whose numbers lie 16 bytes further each 512."""
+        """Bytes of all warps' stages: codes and scales of 64 rows of weights, and of A's rows. A's 16-bit numbers lie
+        16 bytes further after each 512."""
         of_codes = 8 * RING_COLUMNS * self.pair.b_format.code.bits // 8 + 128
         of_eight = of_codes if self.pair in CODE_PAIRS else 4 * 528
         stage = 8 * of_codes + self.tile_m // 8 * of_eight
@@ -170,17 +177,21 @@ class FewConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ManyConfig:
-    """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory: kernels/blockscaled/widened_many_mm.cuh,
-    and ahead_many_mm.cuh, which asks for codes two steps ahead and makes f16 of nvfp4."""
+    """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory:
+    kernels/blockscaled/widened_many_mm.cuh.
+
+    With stages it is ahead_many_mm.cuh, which asks for codes two steps ahead and makes f16 of nvfp4.
+    """
 
     pair: Pair
     out_dtype: DType
     tile_m: int
     """Rows of A in a tile."""
     tile_n: int
-    """Rows of B."""
+    """Rows of B in a tile."""
     stages: int = 0
-    """Of 64 columns, where codes are asked for two steps ahead; 0 where they are one step ahead, in two stages."""
+    """Stages of 64 columns, where codes are asked for two steps ahead; 0 where they are one step ahead, in two
+    stages."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
@@ -191,7 +202,7 @@ class ManyConfig:
 
     @property
     def k_multiple(self) -> int:
-        """Of which K is one: a thread loads 32 columns, and two of them a step."""
+        """Number of which K is a multiple: a thread loads 32 columns, and two threads load a step."""
         return SIDE if self.stages else 32
 
     @property
@@ -201,12 +212,12 @@ class ManyConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """That registers leave room for."""
+        """CTAs of a multiprocessor that registers leave room for."""
         return 1 if self.tile_m * self.tile_n > 128 * 128 else 2
 
     @property
     def stage_bytes(self) -> int:
-        """Of 64 columns of both operands."""
+        """Bytes of 64 columns of both operands."""
         return (self.tile_m + self.tile_n) * SIDE * 2
 
 
@@ -216,11 +227,11 @@ class Sharing(StrEnum):
     ONE_SM = "1sm"
     """a multiprocessor multiplies a tile (sm100a)"""
     TWO_SM = "2sm"
-    """two multiply one together, each with half of its rows (sm100a)"""
+    """two multiprocessors multiply one together, each with half of its rows (sm100a)"""
     COOPERATIVE = "cooperative"
     """two groups of warps take halves of a tile (sm120a)"""
     PINGPONG = "pingpong"
-    """they take tiles in turns (sm120a)"""
+    """two groups of warps take tiles in turns (sm120a)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +241,7 @@ class PairConfig:
     pair: Pair
     out_dtype: DType
     tile_shape_mnk: tuple[int, int, int]
-    """Of one multiplication: of two multiprocessors together where they share it."""
+    """Tile of one multiplication: that of two multiprocessors together, where they share it."""
     cluster_shape_mnk: tuple[int, int, int]
     sharing: Sharing
     arch: Arch
@@ -252,7 +263,7 @@ class PairConfig:
 
     @property
     def tile_n(self) -> int:
-        """Rows of B."""
+        """Rows of B in a tile."""
         return self.tile_shape_mnk[1]
 
     @property
@@ -267,7 +278,8 @@ class PairConfig:
 
     @property
     def k_multiple(self) -> int:
-        """Of which K is one: TMA gives codes of fewer than 8 bits a byte each in pieces of 128, where they are mixed with others."""
+        """Number of which K is a multiple. Where codes of fewer than 8 bits are mixed with others, TMA gives each a
+        byte, in pieces of 128."""
         return 128 if self.mixes and self.pair.b_format != MXFP8 else 1
 
 
@@ -275,13 +287,13 @@ class Group(StrEnum):
     """The threads that multiply 64 rows of weights together."""
 
     WARP = "w"
-    """32 by mma.sync: few tokens"""
+    """32 threads, by mma.sync: few tokens"""
     WARPGROUP = "g"
-    """128 by WGMMA"""
+    """128 threads, by WGMMA"""
 
     @property
     def threads(self) -> int:
-        """Of a group."""
+        """Threads of a group."""
         return 32 if self is Group.WARP else 128
 
 
@@ -293,13 +305,13 @@ class PackedConfig:
     out_dtype: DType = DType.BF16
     group: Group = Group.WARPGROUP
     row_groups: int = 2
-    """Groups on different rows of weights: a tile has 64 of each."""
+    """Groups on different rows of weights: a tile has 64 rows for each."""
     tile_m: int
     """Rows of A in a tile."""
     k_groups: int
     """Groups on the same rows, which divide the columns of a stage; more warps than that take stages in turns."""
     blocks: int
-    """Of `part_columns` in a stage, of each group."""
+    """Blocks of `part_columns` in a stage, for each group."""
     stages: int
     grouped: bool = False
     """Whether activations have a scale for each 128 columns."""
@@ -308,11 +320,11 @@ class PackedConfig:
     arch: Arch = Arch.SM90A
     tag: ClassVar[str]
     block_columns: ClassVar[int]
-    """Of packed weights: rows of 128 bytes of activations."""
+    """Columns of a block of packed weights: those of 128 bytes of activations."""
     even_tokens: ClassVar[int]
     """Rows of A whose sums leave a thread that multiplies the registers it needs."""
     other_bytes: ClassVar[int]
-    """Of shared memory beside stages, at most."""
+    """Bytes of shared memory beside stages, at most."""
     prepacked: ClassVar[bool] = True
     sms: ClassVar[int] = 1
     k_multiple: ClassVar[int] = 1
@@ -324,18 +336,18 @@ class PackedConfig:
 
     @property
     def part_columns(self) -> int:
-        """That a group multiplies together: half a block of 128 by a warp."""
+        """Columns that a group multiplies together; a warp takes half a block of 128."""
         return SIDE if self.group is Group.WARP else self.block_columns
 
     @property
     def turns(self) -> int:
-        """In which warps take stages."""
+        """Turns in which warps take stages."""
         columns = self.part_columns * self.k_groups * self.blocks
         return max(columns // STAGE_COLUMNS, 1) if self.group is Group.WARP else 1
 
     @property
     def stage_columns(self) -> int:
-        """Along K."""
+        """Columns of a stage, along K."""
         return self.part_columns * self.k_groups * self.blocks // self.turns
 
     @property
@@ -345,14 +357,14 @@ class PackedConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Of weights, of activations, and of scales for each block."""
+        """Bytes of a stage: weights, activations, and scales for each block."""
         weights = self.tile_n * (self.stage_columns // 2 + self.stage_columns // self.pair.b_format.group)
         scales = 4 * (self.tile_m + self.tile_n) * self.stage_columns // self.block_columns if self.grouped else 0
         return weights + self.stage_columns * self.tile_m * self.pair.a_bits // 8 + scales
 
     @property
     def sums(self) -> int:
-        """Of a row of weights that a group keeps."""
+        """Sums of a row of weights that a group keeps."""
         return self.tile_m * (2 if self.grouped else 1)
 
     @property
@@ -362,13 +374,13 @@ class PackedConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """That fit on a multiprocessor: two or one."""
+        """CTAs that fit on a multiprocessor: two or one."""
         return 2 if not self.is_wide and self.stages * self.stage_bytes + self.other_bytes <= 113 * 1024 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightConfig(PackedConfig):
-    """Of bf16 activations."""
+    """A kernel of packed weights beside bf16 activations."""
 
     tag: ClassVar[str] = "fp4weight"
     block_columns: ClassVar[int] = SIDE
@@ -378,7 +390,7 @@ class WeightConfig(PackedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedConfig(PackedConfig):
-    """Of e4m3 activations."""
+    """A kernel of packed weights beside e4m3 activations."""
 
     batched: bool = False
     """Whether a thread asks for eight quads of partial sums at a time, not for one after another: batched_mm.cuh."""
@@ -389,4 +401,4 @@ class FoldedConfig(PackedConfig):
 
 
 AnyConfig = WeightConfig | WidenedConfig | FewConfig | ManyConfig | FoldedConfig | PairConfig
-"""Of the family."""
+"""Every config of the family."""
