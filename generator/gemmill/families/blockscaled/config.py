@@ -10,7 +10,7 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 
 class Pair(StrEnum):
-    """What is multiplied: A, then B. The first pairs are in the order in which `fp4_weight_mm` numbers its formats."""
+    """What is multiplied: A, then B. The first pairs are in the order in which `fp4_weight_mm` lists its formats."""
 
     FLOATS_NVFP4 = "floatsxnvfp4"
     """A of 16-bit numbers"""

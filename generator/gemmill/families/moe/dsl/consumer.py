@@ -75,7 +75,8 @@ def consume(
 
 
 def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:
-    """Starts loads of what a tile's epilogue reads, if anything: of rows that were gathered by their numbers."""
+    """Starts loads of what a tile's epilogue reads, if anything. Rows that were gathered have their inputs at their
+    numbers."""
     if not plan.scaled:
         return [], []
     if not plan.indexed:
