@@ -136,7 +136,7 @@ def divide(values: cute.Tensor, which: cutlass.Constexpr, shrink: Float32, divis
 
 @cute.jit
 def store_scale(ending: Ending, m: Int32, group: Int32, scale: Float32):
-    """Writes one scale of a row, if both are D's: the caller knows, since a tile of a pair may lie beyond D's
+    """Writes one scale of a row. The caller has made sure that both are D's: a tile of a pair may lie beyond D's
     columns."""
     at = Int64(m) * ending.out_scale_stride_m + Int64(group) * ending.out_scale_stride_g
     cute.make_tensor(ending.out_scales + at, cute.make_layout(1))[0] = scale
