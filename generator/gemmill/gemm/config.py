@@ -31,7 +31,7 @@ GROUPED = (ScaleGranularity.GROUP, ScaleGranularity.BLOCK)
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is computed: D[M, N] = epilogue(A[M, K] B[K, N]); A row-major, B column-major, D row-major."""
+    """What a GEMM computes: D[M, N] = epilogue(A[M, K] B[K, N]). A is row-major, B column-major, D row-major."""
 
     a_dtype: DType
     b_dtype: DType
@@ -69,14 +69,15 @@ class Problem:
 
     @property
     def traced(self) -> Traced:
-        """What the epilogue does with a sum over all of K; of scales in groups, after the main loop has applied them."""
+        """What the epilogue does with a sum over all of K. Scales in groups have been applied by the main loop
+        before."""
         integers = self.accumulator_dtype is DType.S32 and not self.group_size
         return standard(self.epilogue, Kind.S32 if integers else Kind.F32, with_scales=not self.group_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How it is computed: everything that changes the machine code."""
+    """How a GEMM is computed: everything that changes the machine code."""
 
     tile_shape_mnk: tuple[int, int, int]
     """Output tile and K step of one CTA (of the kernel as compiled: with swap_ab, M counts columns of D)."""
@@ -85,11 +86,12 @@ class Schedule:
     accumulation: Accumulation
     tile_scheduler: TileScheduler = TileScheduler.PERSISTENT
     swap_ab: bool = False
-    """Compute the transpose: B's columns fill the tensor core's 64 rows, so that few rows of A waste nothing."""
+    """Whether the transpose is computed: B's columns fill the tensor core's 64 rows, so that few rows of A waste
+    nothing."""
     stages: int | None = None
     """Shared-memory stages of the main loop; None lets CUTLASS fill what the epilogue leaves."""
     alignment_a: int = 16
-    """Elements: every row of A starts at a multiple of these."""
+    """Elements: every row of A starts at a multiple of this many."""
     alignment_b: int = 16
     alignment_d: int = 8
 
@@ -109,7 +111,7 @@ class GemmConfig(Protocol):
 
     @property
     def schedule(self) -> Schedule:
-        """How."""
+        """How it is computed."""
 
     @property
     def arch(self) -> Arch:

@@ -23,7 +23,7 @@ from gemmill.vocab import DType
 
 @cute.jit
 def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tuple, vectors, walk: Walk, job: Job):
-    """A group multiplies and stores its part of every tile or, in pingpong, every second tile."""
+    """Each group multiplies and stores its part of every tile or, in pingpong, every second tile."""
     shared_x, shared_y, shared_d, shared_scales, shared_vectors, partial_sums = shared
     full, empty, turn = barriers
     store_d, coords_d = output

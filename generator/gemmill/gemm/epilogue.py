@@ -108,7 +108,7 @@ def fetch(plan: cutlass.Constexpr, v, thread: Int32, origin: tuple):
 
 
 def vectors_of(plan: Plan, shared: cute.Pointer, scalars: tuple = ()) -> tuple:
-    """What is shared of rows, then of columns, a tensor for each input; and the scalars."""
+    """The tensors that warps share, one for each input: of rows, then of columns; and the scalars."""
     tensors, offset = [], 0
     for fields, count in ((plan.m_fields, plan.group_m), (plan.n_fields, plan.group_n)):
         side = []
@@ -144,7 +144,7 @@ def shared_values(tensors: list, at: Int32) -> tuple:
 
 
 def boxes_of(plan: Plan) -> list:
-    """The boxes of a group's part of the tile, (column, slab), in the order in which they are stored."""
+    """The boxes of a group's part of the tile, as (column, slab), in the order in which they are stored."""
     return [(column, slab) for column in range(plan.tile_y // plan.store_columns) for slab in range(plan.slabs)]
 
 
@@ -171,8 +171,8 @@ def store(plan: cutlass.Constexpr, sums: list, held: tuple, target: tuple, place
 
 @cute.jit
 def begin(plan: cutlass.Constexpr, sums: list, held: tuple, target: tuple, place: tuple, final: cutlass.Constexpr):
-    """What of `store` comes while the last multiplications run: sharing vectors, then, where the plan stores early, the boxes
-    of the slab that made `final` slabs final."""
+    """The part of `store` that comes while the last multiplications run: vectors are shared. Where the plan stores
+    early, the boxes of the slab follow that made `final` slabs final."""
     if cutlass.const_expr(final == 0):
         share(plan, held, target[1], place)
     elif cutlass.const_expr(plan.stores_early):
@@ -191,7 +191,7 @@ def write_slab(plan: cutlass.Constexpr, sums: list, target: tuple, thread: Int32
 
 @cute.jit
 def wait_for_buffers(place: tuple):
-    """Until TMA has read what it was sent."""
+    """Waits until TMA has read what it was sent."""
     group, thread = place
     if thread < 32:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -247,7 +247,7 @@ def write_box(
 
 @cute.jit
 def park(plan: cutlass.Constexpr, sums: list, buffer: cute.Pointer, place: tuple):
-    """Writes a slice's partial sums to shared memory, where the stages were: a row for each row of Y."""
+    """Writes a slice's partial sums to shared memory, where the stages were: one row for each row of Y."""
     group, thread = place
     cute.arch.barrier(barrier_id=3, number_of_threads=plan.consumers)  # every group has read the stages
     lane = thread % 32
@@ -266,7 +266,8 @@ def element_at(pointer: cute.Pointer, at: Int32) -> cute.Tensor:
 
 @cute.jit
 def meet(plan: cutlass.Constexpr, buffer: cute.Pointer, v, d: cute.Pointer, ldd: Int64, place: tuple, origin: tuple):
-    """The CTAs of a cluster divide a tile among them, add up all slices in the order of K, and store rows of D along n."""
+    """The CTAs of a cluster divide a tile among them. Each adds up all slices in the order of K and stores rows of D
+    along n."""
     thread, rank, splits = place
     n0, m0 = origin
     kind = buffer.dtype

@@ -1,5 +1,7 @@
-"""The producer warps: operands by TMA, the expert of the weights a coordinate; scales that belong to each stage. A family
-that gathers rows of A has what brings them."""
+"""The producer warps where rows belong to experts: the expert is one of the coordinates by which TMA loads weights.
+
+Other warps bring the scales that belong to each stage. A family that gathers rows of A has warps of its own for that.
+"""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -82,7 +84,7 @@ def copies_of(plan, count: int) -> int:
 
 
 def make_copies(plan) -> tuple:
-    """Where a thread's copies of A's scales and of B's come from: addresses that move along K."""
+    """Where a thread's copies of A's scales and of B's scales come from: addresses that move along K."""
     return tuple(cute.make_rmem_tensor(copies_of(plan, count), Int64) for count in (plan.a_scales, plan.b_scales))
 
 
@@ -98,8 +100,10 @@ def aim(
     lane: Int32,
     of_column: cutlass.Constexpr = None,
 ):
-    """Points a thread's copies at the first scales of a tile: of rows of A, and of its columns; `of_column` says which of the scales a
-    column has, where columns are in an order of their own."""
+    """Points a thread's copies at the first scales of a tile: those of its rows of A, and those of its columns.
+
+    `of_column` tells which scale a column has, where columns are in an order of their own.
+    """
     a_at, b_at = copies
     g = plan.config.problem.group_size
     for i in cutlass.range_constexpr(cute.size(a_at)):
@@ -155,7 +159,8 @@ def load_scales(
     job: Job,
     of_column: cutlass.Constexpr = None,
 ):
-    """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not stored."""
+    """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not
+    stored."""
     full, empty = barriers
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     rows = cute.make_rmem_tensor(copies_of(plan, plan.a_scales), Int32)

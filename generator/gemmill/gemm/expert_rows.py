@@ -5,7 +5,7 @@ from gemmill.family.operand import MOST_OF_TMA
 from gemmill.vocab import DType
 
 MOST_EXPERTS = 512
-"""Whose rows a kernel looks up in shared memory."""
+"""Experts at most: a kernel looks up their rows in shared memory."""
 MAP = Tensor("expert_map", "experts", (DType.S32,), Layout.VECTOR)
 OFFSETS = Tensor("expert_offsets", "ends", (DType.S32, DType.S64), Layout.VECTOR)
 ROWS_USED = Tensor("expert_offsets", "experts", (DType.S32, DType.S64), Layout.VECTOR)
@@ -28,7 +28,7 @@ EXPERTS: tuple[Step, ...] = (
 
 
 def rows_at_one_stride(role: str) -> tuple[Step, ...]:
-    """Of a tensor of three dimensions."""
+    """The steps that ask a tensor of three dimensions for rows at one stride."""
     return (
         Let(f"{role}_rows", f"row_stride({role})"),
         Require(

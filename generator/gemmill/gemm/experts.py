@@ -1,7 +1,7 @@
 """Which rows are which expert's, and the order in which tiles of all experts are visited.
 
-Where rows of an expert begin and end is known on the device only. Every CTA makes the same tables of it in its shared
-memory, so that the grid depends on sizes that the host knows and a captured graph serves every routing.
+Only the device knows where the rows of an expert begin and end. Every CTA makes the same tables of it in its shared
+memory. So the grid depends only on sizes that the host knows, and a captured graph serves every routing.
 """
 
 # mypy: ignore-errors
@@ -15,13 +15,17 @@ from gemmill.gemm import epilogue
 from gemmill.gemm.packed import Packed
 
 BAND = 16
-"""Tiles of rows that share a sweep over all columns: what they read of A stays in L2, and weights are read once a band."""
+"""Tiles of rows that share a sweep over all columns. What they read of A stays in L2, and weights are read once a
+band."""
 
 
 @dataclass
 class Experts(Packed):
-    """Where rows of experts are told: `offsets` [count + 1] of segments that follow one another, or, where each expert has
-    `slot` rows of room, the rows used [count]."""
+    """Where the rows of each expert lie.
+
+    `offsets` holds count + 1 bounds of segments that follow one another. Where each expert has room for `slot` rows,
+    `offsets` holds the count of rows that each one uses.
+    """
 
     offsets: cute.Pointer
     words: Int32
@@ -31,13 +35,13 @@ class Experts(Packed):
     count: Int32
     weights: Int32
     slot: Int32
-    """0 where segments follow one another."""
+    """Rows of room for each expert; 0 where segments follow one another."""
     rows: Int32
-    """Of D."""
+    """Rows of D."""
 
     @cute.jit
     def span(self, expert: Int32):
-        """First row of an expert, and the one after its last. Never beyond A, whatever the offsets are."""
+        """The first row of an expert, and the one after its last. Both lie within A, whatever the offsets are."""
         begin, end = expert * self.slot, Int32(0)
         if self.slot != 0:
             end = begin + cutlass.min(cutlass.max(word(self.offsets, expert * self.words), 0), self.slot)
@@ -65,7 +69,7 @@ def word(pointer: cute.Pointer, at: Int32):
 
 @dataclass
 class Walk(Packed):
-    """Tiles of clusters: expert after expert, of each band after band of rows, of each column after column."""
+    """The order of clusters' tiles: by expert, within it by band of rows, within that by column."""
 
     tiles_n: Int32
     band: cute.FastDivmodDivisorV2
@@ -74,10 +78,10 @@ class Walk(Packed):
 
 @dataclass
 class Tables:
-    """Of each expert, in shared memory."""
+    """Tables with an entry for each expert, in shared memory."""
 
     first: cute.Tensor
-    """Its first tile; behind the last expert's, how many tiles there are."""
+    """Each expert's first tile; behind the last expert's, how many tiles there are."""
     begin: cute.Tensor
     end: cute.Tensor
     warps: cute.Tensor
@@ -117,7 +121,7 @@ def fill(plan: cutlass.Constexpr, tables: cutlass.Constexpr, experts: Experts, w
 
 @cute.jit
 def expert_of(tables: cutlass.Constexpr, experts: Experts, index: Int32, expert: Int32):
-    """The expert of the `index`-th tile, which is `expert` or comes after it. Asked by whole warps."""
+    """The expert of the `index`-th tile: `expert` or one after it. Whole warps ask together."""
     lane = cute.arch.lane_idx()
     passed = Int32(32)
     while passed == 32:
@@ -153,7 +157,7 @@ def tile_at(plan: cutlass.Constexpr, tables: cutlass.Constexpr, walk: Walk, inde
 
 @dataclass
 class Vectors(Packed):
-    """What the epilogue reads of the first expert, and how far the next one's is."""
+    """What the epilogue reads of the first expert, and the stride to the next one's."""
 
     call: epilogue.Vectors
     b_stride_expert: Int64
@@ -176,5 +180,5 @@ class Vectors(Packed):
 
 @cute.jit
 def of_expert(vectors, weights: Int32):
-    """What the epilogue reads, of one expert's columns."""
+    """What the epilogue reads for one expert: its columns have scales of their own."""
     return replace(vectors.call, b_scales=vectors.call.b_scales + weights * vectors.b_stride_expert)

@@ -38,7 +38,7 @@ from gemmill.vocab import (
 
 @dataclass(frozen=True)
 class Facts:
-    """The compile-time facts of one kernel, whether it can be made or not: the rules ask them, a Plan has them."""
+    """The compile-time facts of one kernel, whether it can be made or not. The rules ask them; a Plan has them."""
 
     config: GemmConfig
 
@@ -71,7 +71,7 @@ class Facts:
 
     @property
     def sum_dtype(self) -> DType:
-        """Type of the sums over all of K: what scales in groups have been applied to is f32."""
+        """Type of the sums over all of K: f32 where scales in groups have been applied, else the accumulator's."""
         return DType.F32 if self.grouped else self.accumulator_dtype
 
     @property
@@ -106,19 +106,20 @@ class Facts:
 
     @property
     def unit_registers(self) -> int:
-        """Registers of a thread for the sums of one slab."""
+        """Registers of a thread for the partial sums of one slab."""
         return self.tile_y // 2
 
     @property
     def overlapped(self) -> bool:
-        """Whether a group promotes one K step's sums while its next one's multiplications run: it takes two sets."""
+        """Whether a group promotes one K step's sums while its next one's multiplications run: two sets are needed."""
         registers = 3 * self.unit_registers + (2 * self.factors if self.grouped else 0)
         alone = self.split_k or self.pingpong
         return self.promoted and self.units == 1 and not alone and registers <= OVERLAP_REGISTERS
 
     @property
     def partials(self) -> int:
-        """Sets of partial sums, each of one unit: of a whole K step where they are small, so that WGMMA waits once."""
+        """Sets of partial sums, each of one unit. Where they are small they hold a whole K step, so that WGMMA waits
+        once."""
         if not self.promoted:
             return 0
         if self.overlapped:
@@ -224,7 +225,7 @@ class Facts:
 
     @property
     def threads(self) -> int:
-        """Of a CTA: consumers, then a warp for TMA, then those for scales."""
+        """Threads of a CTA: consumers, then a warp for TMA, then those for scales."""
         return self.consumers + (128 if self.moves_registers else 64)
 
     @property
@@ -246,7 +247,7 @@ class Facts:
 
     @property
     def box_rows(self) -> int:
-        """Rows of one box, where a stage of an A that leaves boxes of the tile empty is loaded box by box; 0 if never.
+        """Rows of one box, where A is loaded box by box because it leaves boxes of the tile empty; 0 if never.
 
         TMA takes longer to fill what is beyond A with zeros than to load it (docs/notes/groups.md).
         """
@@ -256,12 +257,12 @@ class Facts:
 
     @property
     def x_bytes(self) -> int:
-        """Of X in a stage."""
+        """Bytes of X in a stage."""
         return self.tile_x * self.tile_k * self.x_dtype.bits // 8
 
     @property
     def y_bytes(self) -> int:
-        """Of Y in a stage."""
+        """Bytes of Y in a stage."""
         return self.tile_y * self.tile_k * self.y_dtype.bits // 8
 
     @property
@@ -292,7 +293,8 @@ class Facts:
 
     @property
     def factors(self) -> int:
-        """Registers of a thread for one unit's scales: of its two rows (with each block of B), then of its columns."""
+        """Registers of a thread for one unit's scales: those of its two rows (with each block of B), then those of its
+        columns."""
         if self.b_rows_scaled or self.swap_ab:
             return 2 + self.tile_y // 4
         return 2 * max(self.b_scales, 1)
@@ -306,8 +308,9 @@ class Facts:
     def store_buffers(self) -> int:
         """Boxes of D that a group has in shared memory.
 
-        Nothing hides the epilogue of a promoted kernel, so it stores a tile at one go where 3 stages remain: 1 to 4 % of
-        256x128 tiles against a fourth stage (H200, 2026-11-20). Others have two, where that does not cost a stage.
+        Nothing hides the epilogue of a promoted kernel. So it stores a tile at one go where 3 stages remain. That gains
+        1 to 4 % of 256x128 tiles against a fourth stage (H200, 2026-11-20). Others have two boxes, where that does not
+        cost a stage.
         """
         boxes = self.slabs * self.tile_y // self.store_columns
         if self.promoted and not self.pingpong and self._stages_beside(boxes) >= 3:
@@ -322,7 +325,8 @@ class Facts:
 
     @property
     def stores_early(self) -> bool:
-        """Whether a slab's boxes are written while the next slab is multiplied: where each box of the tile has a buffer."""
+        """Whether a slab's boxes are written while the next slab is multiplied: each box of the tile has a buffer
+        then."""
         whole = self.store_buffers == self.slabs * self.tile_y // self.store_columns
         return self.meets_end and self.factors_ahead and whole
 
@@ -343,7 +347,7 @@ class Facts:
 
     @property
     def traced(self) -> Traced:
-        """What becomes of a sum."""
+        """The steps by which the epilogue makes a result of a sum."""
         return self.config.problem.traced
 
     @property
@@ -363,12 +367,13 @@ class Facts:
 
     @property
     def vector_words(self) -> int:
-        """Words of shared memory of a group for rows and columns of its epilogue."""
+        """Words of shared memory that a group has for rows and columns of its epilogue."""
         return 0 if self.split_k else len(self.m_fields) * self.group_m + len(self.n_fields) * self.group_n
 
     @property
     def prefetched(self) -> int:
-        """K steps of weights that are asked for before the kernel before this one has ended, at most: where rows are few."""
+        """K steps of weights, at most, that are asked for before the kernel before this one has ended: where rows are
+        few."""
         return PREFETCH_BYTES * self.cluster_y // self.x_bytes if self.swap_ab else 0
 
     @property
@@ -378,7 +383,7 @@ class Facts:
 
     @cached_property
     def stages(self) -> int:
-        """Of the main loop: as the config says, or as many as fit."""
+        """Stages of the main loop: as the config says, or as many as fit."""
         if self.config.schedule.stages is not None:
             return self.config.schedule.stages
         return self.stage_room // self.stage_bytes
@@ -390,7 +395,7 @@ class Facts:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the whole, an upper bound."""
+        """Bytes of shared memory of a CTA, an upper bound."""
         return self._fixed_bytes(self.store_buffers) + self.stages * self.stage_bytes
 
     @property
@@ -401,7 +406,7 @@ class Facts:
 
     @property
     def stage_bytes(self) -> int:
-        """Of a stage: operands, scales and two barriers."""
+        """Bytes of a stage: operands, scales and two barriers."""
         return self.x_bytes + self.y_bytes + 4 * self.scales + 16
 
     def _fixed_bytes(self, store_buffers: int) -> int:

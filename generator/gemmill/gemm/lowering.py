@@ -11,7 +11,7 @@ TYPE_OF = {Kind.F32: Float32, Kind.S32: Int32}
 
 
 def element_type_of(stored):
-    """What an input's elements are in shared memory."""
+    """The type that an input's elements have in shared memory."""
     return TYPE_OF[Kind.S32 if stored is Stored.S32 else Kind.F32]
 
 
@@ -35,7 +35,7 @@ def finished(traced, total, of_row: tuple, of_column: tuple, scalars: tuple):
 
 
 def computed(word: str, values: list, of: tuple) -> tuple:
-    """Of one step, the value and its kind. Values that are stored in 16 bits widen where they are used."""
+    """The value of one step, and its kind. Values that are stored in 16 bits widen where they are used."""
     kind = values[of[-1]][1]
     given = []
     for at in of:

@@ -23,12 +23,12 @@ def index(row: int, column: int) -> int:
 
 
 def column_offset(column: int, lane: Int32) -> Int32:
-    """Column of the tile that a thread's `column`-th is."""
+    """The column of the tile that a thread's `column`-th column is."""
     return column // 2 * 8 + lane % 4 * 2 + column % 2
 
 
 def row_offset(slab: int, row: int, thread: Int32) -> Int32:
-    """Row of the group that a thread's row 0 or 1 of a slab is."""
+    """The row of the group that a thread's row 0 or 1 of a slab is."""
     return slab * SLAB + thread // 32 * 16 + thread % 32 // 4 + row * 8
 
 
@@ -127,18 +127,18 @@ def release(plan: cutlass.Constexpr, empty: cute.Pointer, stage: Int32):
 
 @dataclass
 class Mainloop:
-    """What a consumer group's main loop works on. Registers and tensors of the thread, made once a kernel."""
+    """What a consumer group's main loop works on: registers and tensors of the thread, made once a kernel."""
 
     mmas: tuple
     """WGMMA that replaces its sums, and WGMMA that adds to them."""
     operands: tuple
     """X in shared memory, slab by slab, and Y."""
     barriers: tuple
-    """full and empty, of the stages."""
+    """The stages' barriers: full, and empty."""
     scales: cute.Tensor
-    """Of a stage: (scale, promotion, stage)."""
+    """Scales in shared memory: (scale, promotion, stage)."""
     sums: list
-    """Of each slab."""
+    """Sums of each slab."""
     partials: list
     """Sums that are not promoted yet, each of one slab and one promotion: one of the plan's units."""
     factors: list
@@ -206,9 +206,11 @@ def hand_over(turn):
 def accumulate_fast(
     plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, turn, meanwhile: cutlass.Constexpr
 ):
-    """Sums stay in the tensor core's accumulator; one K step's multiplications are queued behind another's, and the next
-    group's behind these (1 to 2 % of large problems, H200, 2026-11-21). The first ones replace the sums of the tile before,
-    but in split_k, where a slice may have none."""
+    """Sums stay in the tensor core's accumulator. One K step's multiplications are queued behind another's, and the
+    next group's behind these. That gains 1 to 2 % of large problems (H200, 2026-11-21).
+
+    The first multiplications replace the sums of the tile before, but in split_k, where a slice may have none.
+    """
     full, empty = loop.barriers
     stage, phase = state
     slabs, steps = tuple(range(plan.slabs)), (0, plan.mma_steps)
@@ -259,8 +261,8 @@ def accumulate_in_turn(
     place: tuple,
     meanwhile: cutlass.Constexpr,
 ):
-    """One group promotes while the other multiplies, so what lies between a group's multiplications is kept short:
-    the scales of the next unit are read while this one's multiplications run."""
+    """One group promotes while the other multiplies, so what lies between a group's multiplications is kept short. The
+    scales of the next unit are read while this one's multiplications run."""
     full, _ = loop.barriers
     stage, phase = state
     wait(full + stage, phase)

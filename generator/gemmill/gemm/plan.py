@@ -14,7 +14,7 @@ class Plan(Facts):
     """The facts of a kernel that can be made. Raises ValueError for others, with the reason of the rule that rejects them."""
 
     rules: ClassVar[Sequence[Rule]] = ()
-    """A family's, of which its plan is a subclass."""
+    """The rules of a family: its plan is a subclass."""
 
     def __post_init__(self) -> None:
         if self.config.backend is not Backend.CUTEDSL:

@@ -1,4 +1,4 @@
-"""The producer warps: one keeps stages of operands under way by TMA, one the scales that belong to them."""
+"""The producer warps: one keeps stages of operands under way by TMA, others the scales that belong to them."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def load_operands(
 ):
     """One warp keeps every stage under way. Weights that nobody writes need not wait for the kernel before this one.
 
-    `rows` is A again with an atom of `box_rows`: an A that leaves whole boxes of a tile empty is loaded box by box.
+    `rows` is A again with an atom of `box_rows`. An A that leaves whole boxes of a tile empty is loaded box by box.
     """
     full, empty = barriers
     boxed = rows is not None
@@ -169,10 +169,12 @@ class GroupScales(Packed):
 def load_scales(
     plan: cutlass.Constexpr, scales: GroupScales, shared: cute.Pointer, barriers: tuple, vectors, walk: Walk, job: Job
 ):
-    """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not stored.
+    """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not
+    stored.
 
-    Addresses are worked out once a tile and then moved along K: a stage's copies have to be under way as soon as its
-    operands' are (H200, 2026-11-20: 15 % of the time of 256x128 tiles where they were worked out for each stage).
+    Addresses are worked out once a tile and then moved along K. A stage's copies have to be under way as soon as its
+    operands' are. Addresses that were worked out for each stage took 15 % of the time of 256x128 tiles (H200,
+    2026-11-20).
     """
     full, empty = barriers
     lanes = 32 * plan.scale_warps

@@ -12,9 +12,9 @@ from enum import StrEnum
 from functools import cached_property
 
 DIGEST_CHARACTERS = 12
-"""Of a digest, in names."""
+"""Characters of a digest, in names."""
 MOST_OF_A_KIND = 4
-"""Vectors along rows, along columns, and scalars, that a kernel takes of each."""
+"""Inputs of one kind that a kernel takes at most: vectors along rows, vectors along columns, scalars."""
 
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -26,7 +26,7 @@ class Kind(StrEnum):
     F32 = "f32"
     S32 = "s32"
     TRUTH = "truth"
-    """of a comparison"""
+    """what a comparison gives"""
 
 
 class Along(StrEnum):
@@ -37,7 +37,7 @@ class Along(StrEnum):
     COLUMN = "column"
     """a column of D, which is a column of B"""
     SCALAR = "scalar"
-    """all"""
+    """all elements of D"""
 
 
 class Stored(StrEnum):
@@ -46,11 +46,11 @@ class Stored(StrEnum):
     F32 = "f32"
     S32 = "s32"
     OUT = "out"
-    """as D's: 16 bits"""
+    """as D's elements: 16 bits"""
 
     @property
     def kind(self) -> Kind:
-        """What a step sees."""
+        """The kind of value that a step sees."""
         return Kind.S32 if self is Stored.S32 else Kind.F32
 
 
@@ -70,16 +70,16 @@ class Step:
     word: str
     of: tuple[int, ...]
     number: float = 0.0
-    """Of a constant."""
+    """The number, where the step is a constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """An epilogue."""
+    """An epilogue as inputs and steps."""
 
     name: str
     accumulator: Kind
-    """s32 for s8 operands, f32 for others."""
+    """Kind of the sums: s32 for s8 operands, f32 for others."""
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
     result: int
@@ -91,7 +91,7 @@ class Traced:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """Of each value."""
+        """The kind of each value."""
         found = [self.accumulator, *(given.stored.kind for given in self.inputs)]
         for step in self.steps:
             if step.word in ("whole", "number", "float"):
@@ -102,7 +102,7 @@ class Traced:
 
     @cached_property
     def text(self) -> str:
-        """All of it, as JSON: `of_text` reads it."""
+        """The whole epilogue as JSON, which `of_text` reads."""
         parts = {
             "name": self.name,
             "accumulator": self.accumulator,
@@ -114,12 +114,12 @@ class Traced:
 
     @cached_property
     def digest(self) -> str:
-        """Of its text: two that compute the same by the same names are one."""
+        """The digest of its text: two that compute the same by the same names are one."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
     @cached_property
     def key(self) -> str:
-        """What names have of it: letters and digits of its own name, then the digest."""
+        """The part of kernels' names that tells it: letters and digits of its own name, then the digest."""
         return "".join(self.name.split("_")).lower() + "x" + self.digest
 
 
@@ -142,7 +142,8 @@ _KNOWN: dict[str, Traced] = {}
 
 
 def learn(traced: Traced) -> Traced:
-    """Let an epilogue be found by its key: from a function that was traced, or from a build that has kernels with it."""
+    """Lets an epilogue be found by its key: from a function that was traced, or from a build that has kernels with
+    it."""
     return _KNOWN.setdefault(traced.key, traced)
 
 

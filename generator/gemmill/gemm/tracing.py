@@ -25,7 +25,7 @@ class _MisuseError(TypeError):
 
 @dataclass
 class _Writer:
-    """Steps as they are done; the same step twice is one."""
+    """The steps, in the order in which they are done; the same step twice is one."""
 
     first: int
     """Number of the first step's value."""
@@ -154,7 +154,7 @@ def _number(value: Value) -> Value:
 
 
 def _pair(x: Value | float, y: object) -> tuple[Value, Value]:
-    """Both as values of one kind: a number takes the other's, int32 becomes float32 beside float32."""
+    """Both operands as values of one kind: a number takes the other's, int32 becomes float32 beside float32."""
     of = x if isinstance(x, Value) else y
     assert isinstance(of, Value)
     both = []

@@ -22,10 +22,10 @@ class Job(Packed):
 
 @dataclass
 class Walk(Packed):
-    """Tiles of clusters, counted along X and Y, and how neighbours in time are neighbours in space: bands are swept one after
-    the other, each across first.
+    """The order of clusters' tiles, counted along X and Y. Neighbours in time are neighbours in space: one band follows
+    the other, and each is swept across first.
 
-    The divisors are made by the host: a tile's place takes a few multiplications, where two divisions took 500 cycles, in
+    The host makes the divisors, by which a tile's place takes a few multiplications. Two divisions took 500 cycles, in
     which a cooperative kernel multiplied nothing (H200, 2026-11-21).
     """
 
@@ -38,12 +38,12 @@ class Walk(Packed):
     band: cute.FastDivmodDivisorV2
     """Tiles in a band."""
     width: cute.FastDivmodDivisorV2
-    """Of every band but perhaps the last."""
+    """Width of every band but perhaps the last."""
     last_width: cute.FastDivmodDivisorV2
 
     @cute.jit
     def tiles(self) -> Int32:
-        """How many there are."""
+        """How many tiles there are."""
         return self.tiles_x * self.tiles_y
 
     @cute.jit
@@ -65,7 +65,8 @@ class Walk(Packed):
 
 @cute.jit
 def walk_over(tiles_x: Int32, tiles_y: Int32, raster_order: Int32, swizzle: Int32) -> Walk:
-    """On the host: the walk in a raster order, 1 along X, 2 along Y, 0 along the one that has fewer tiles (as CUTLASS chooses)."""
+    """Makes the walk on the host. The raster order is 1 along X, 2 along Y, 0 along the one that has fewer tiles (as
+    CUTLASS chooses)."""
     along_x = Int32(raster_order == 1)
     if raster_order == 0:
         along_x = Int32(tiles_y > tiles_x)

@@ -18,7 +18,7 @@ def to_name(config: Config) -> str:
 
 
 def alias_of(name: str) -> str:
-    """A short name that stands for a variant's: 8 digits of a digest of it."""
+    """A short name that stands for a variant's: 8 digits of its digest."""
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 

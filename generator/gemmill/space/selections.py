@@ -34,7 +34,7 @@ class Selection:
 def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
     """The named selection for an architecture, or that of a file which `gemmill prune` wrote (its name ends in .json).
 
-    Raises ValueError if there is none, or a config is in it twice.
+    Raises ValueError if there is none, or if a config is in it twice.
     """
     if name.endswith(".json"):
         return read_selection(Path(name), arch)

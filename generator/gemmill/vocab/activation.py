@@ -9,14 +9,14 @@ class Activation(StrEnum):
     SILU = "silu"
     """gate / (1 + exp(-gate))"""
     GELU = "gelu"
-    """with erf"""
+    """gelu with erf"""
     GELU_TANH = "gelutanh"
-    """with the tanh that is close to it"""
+    """gelu with the tanh that comes close to erf"""
     SWIGLU = "swiglu"
-    """with alpha, limit and beta at run time: of min(gate, limit), gate / (1 + exp(-alpha gate)); of up held within the limit,
-    up + beta"""
+    """gate / (1 + exp(-alpha gate)) of min(gate, limit), and up + beta of up held within the limit; alpha, limit and
+    beta are told at run time"""
 
     @property
     def spelled(self) -> str:
-        """In a call."""
+        """Its word in a call."""
         return "gelu_tanh" if self is Activation.GELU_TANH else self.value

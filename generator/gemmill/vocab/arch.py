@@ -18,7 +18,7 @@ class Arch(StrEnum):
 
     @property
     def sm(self) -> str:
-        """As cuobjdump and the CuTe DSL spell it: `sm_90a`."""
+        """The architecture as cuobjdump and the CuTe DSL spell it: `sm_90a`."""
         return f"sm_{self.value[2:]}"
 
     @property
@@ -39,7 +39,7 @@ class Arch(StrEnum):
 
     @property
     def has_run(self) -> bool:
-        """Whether builds for it have been run on a GPU; others are compiled and inspected alone."""
+        """Whether builds for it have been run on a GPU; others are compiled and inspected only."""
         return self is Arch.SM90A
 
     @property

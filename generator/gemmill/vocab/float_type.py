@@ -46,7 +46,7 @@ class FloatType:
 
     @property
     def least_exponent(self) -> int:
-        """Of the smallest normal number, a power of two."""
+        """Exponent of the smallest normal number, a power of two."""
         return (1 if self.subnormals else 0) - self.bias
 
     @property
@@ -67,7 +67,7 @@ class FloatType:
 
     @property
     def greatest_exponent(self) -> int:
-        """Of the largest number: emax of the OCP MX specification."""
+        """Exponent of the largest number: emax of the OCP MX specification."""
         return math.frexp(self.maximum)[1] - 1
 
     @property

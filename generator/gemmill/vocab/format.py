@@ -15,9 +15,10 @@ class ScaleRounding(StrEnum):
     """How a group's absolute maximum becomes a power of two."""
 
     UP = "up"
-    """the smallest with which no code saturates: 2^ceil(log2(amax / largest code)); LightX2V's and cuBLAS's way"""
+    """the smallest power with which no code saturates: 2^ceil(log2(amax / largest code)); LightX2V's and cuBLAS's
+    way"""
     OCP = "ocp"
-    """the specification's: 2^(floor(log2 amax) - exponent of the largest code); what lies above saturates"""
+    """the specification's power: 2^(floor(log2 amax) - exponent of the largest code); values above it saturate"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class Format:
     """Codes along K that share a scale."""
     scale: FloatType
     has_global_scale: bool = False
-    """Whether scales are relative to one more scale, f32, of the whole tensor (row, expert)."""
+    """Whether scales are relative to one more scale, an f32: the whole tensor's, a row's or an expert's."""
 
     def __post_init__(self) -> None:
         if self.group * self.code.bits % 8:

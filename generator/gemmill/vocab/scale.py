@@ -24,7 +24,7 @@ class ScaleLayout(StrEnum):
     MN_MAJOR = "mnmajor"
     """A's scales M-major, data and stride along K at multiples of 16 bytes, as TMA wants them; B's by their strides"""
     STRIDED = "strided"
-    """any: the kernel reads both by their strides"""
+    """any order: the kernel reads both by their strides"""
 
 
 GROUP_SIZES = (128, 64)
@@ -33,11 +33,12 @@ GROUP_SIZES = (128, 64)
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleGroups:
-    """Scales in groups along K: one for each 1 x size of A, one for each size x size (blocks) or 1 x size (rows) of B."""
+    """Scales in groups along K. A has one for each 1 x size; B has one for each size x size (blocks) or 1 x size
+    (rows)."""
 
     size: int
     b_scale: ScaleGranularity
-    """BLOCK, or GROUP for rows."""
+    """How B's scales lie: BLOCK, or GROUP for rows."""
 
     @property
     def of_b(self) -> str:
@@ -45,11 +46,11 @@ class ScaleGroups:
         return f"{self.size if self.b_scale is ScaleGranularity.BLOCK else 1} x {self.size}"
 
     def a_shape(self, m: int, k: int) -> tuple[int, int]:
-        """[M, K/size], the last group cut short where K is no multiple of it."""
+        """Shape of A's scales: [M, K/size], the last group cut short where K is no multiple of it."""
         return m, -(-k // self.size)
 
     def b_shape(self, n: int, k: int) -> tuple[int, int]:
-        """[K/size, N/size] of blocks, [K/size, N] of rows."""
+        """Shape of B's scales: [K/size, N/size] of blocks, [K/size, N] of rows."""
         return -(-k // self.size), n if self.b_scale is ScaleGranularity.GROUP else -(-n // self.size)
 
 
@@ -64,7 +65,7 @@ SCALE_GROUPS = tuple(
 def scale_groups_of(a_shape: Sequence[int], b_shape: Sequence[int], m: int, n: int, k: int) -> ScaleGroups | None:
     """The kind that scales of these shapes are of, None if of none.
 
-    Shapes that fit scales per tensor or channel too ([M, 1] and [1, N] at K of one group) are those: asked first.
+    Shapes can fit scales per tensor or channel too: [M, 1] and [1, N], where K is one group. Those are asked first.
     """
     given = (tuple(a_shape), tuple(b_shape))
     return next((g for g in SCALE_GROUPS if given == (g.a_shape(m, k), g.b_shape(n, k))), None)

@@ -25,11 +25,11 @@ class Accumulation(StrEnum):
     """What happens to partial sums of FP8 products on Hopper's tensor core, which keeps about 22 bits."""
 
     FAST = "fast"
-    """left in the tensor core over the whole of K; so are those of 16-bit operands, which are FP32 there"""
+    """sums stay in the tensor core over the whole of K; so do those of 16-bit operands, which are FP32 there"""
     PROMOTED = "promoted"
-    """added to FP32 registers after every 128 along K"""
+    """sums are added to FP32 registers after every 128 along K"""
     EXACT = "exact"
-    """integers: nothing is lost"""
+    """sums are integers: nothing is lost"""
 
 
 class TileScheduler(StrEnum):
@@ -40,8 +40,8 @@ class TileScheduler(StrEnum):
     STREAM_K = "streamk"
     """CTAs share the K iterations of all tiles evenly; partial sums are added in a fixed order"""
     SPLIT_K = "splitk"
-    """the CTAs of a cluster take equal slices of K of one tile; partial sums meet in distributed shared memory and are
-    added in a fixed order"""
+    """a cluster's CTAs take equal slices of K of one tile; partial sums meet in distributed shared memory, in a fixed
+    order"""
 
 
 class RasterOrder(StrEnum):
@@ -53,8 +53,10 @@ class RasterOrder(StrEnum):
 
 
 class EpilogueKind(StrEnum):
-    """What happens to an accumulator before it is stored. Formulas are in the guide of the GEMM ops; `acc` is the raw accumulator
-    of quantised operands."""
+    """What happens to an accumulator before it is stored.
+
+    Formulas are in the guide of the GEMM ops; `acc` is the raw accumulator of quantised operands.
+    """
 
     SCALED = "scaled"
     """s_a s_b acc"""

@@ -10,7 +10,7 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 
 class Pair(StrEnum):
-    """What is multiplied: A, then B. The first members are in the order in which `fp4_weight_mm` lists its formats."""
+    """What is multiplied: A, then B. The first pairs are in the order in which `fp4_weight_mm` lists its formats."""
 
     FLOATS_NVFP4 = "floatsxnvfp4"
     """A of 16-bit numbers"""
@@ -28,7 +28,7 @@ class Pair(StrEnum):
 
     @property
     def a_format(self) -> Format | None:
-        """The block-scaled format of A; None where no block scales belong to its numbers."""
+        """A's format; None where A has numbers that no block scales belong to."""
         return _FORMATS[self][0]
 
     @property
@@ -40,7 +40,7 @@ class Pair(StrEnum):
 
     @property
     def b_format(self) -> Format:
-        """Format of the weights."""
+        """The weights' format."""
         return _FORMATS[self][1]
 
 
@@ -58,11 +58,11 @@ _FORMATS: dict[Pair, tuple[Format | None, Format]] = {
     Pair.MXFP8_MXFP4: (MXFP8, MXFP4),
 }
 WEIGHT_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4, Pair.FLOATS_MXFP6, Pair.FLOATS_MXFP8)
-"""Pairs that `fp4_weight_mm` multiplies."""
+"""Pairs of `fp4_weight_mm`."""
 FP4_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4)
-"""Pairs whose packed weights are blocks, beside bf16 activations. Weights of other pairs are packed in rows."""
+"""Pairs whose packed weights are blocks, beside bf16 activations; weights of others are packed in rows."""
 FOLDED_PAIRS = (Pair.E4M3_MXFP4, Pair.E4M3_NVFP4)
-"""Pairs that `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded` multiply."""
+"""Pairs of `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded`."""
 WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)
 """Pairs of two operands of 4-bit codes."""
 CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
@@ -73,8 +73,10 @@ RING_COLUMNS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class WidenedConfig:
-    """A kernel that widens codes to 16 bits on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh. Codes
-    become bf16, or f16 beside activations of f16."""
+    """A kernel that widens codes to 16 bits on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh.
+
+    Codes become bf16, or f16 beside activations of f16.
+    """
 
     pair: Pair
     out_dtype: DType
@@ -92,7 +94,7 @@ class WidenedConfig:
 
     @property
     def compiled(self) -> Self:
-        """The config itself: its launch sets nothing."""
+        """Itself: nothing is told at run time."""
         return self
 
     @property
@@ -107,7 +109,7 @@ class WidenedConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """CTAs that a multiprocessor's registers leave room for."""
+        """CTAs of a multiprocessor that registers leave room for."""
         return 4 if self.tile <= SIDE else 2
 
 
@@ -115,16 +117,16 @@ class WidenedConfig:
 class FewConfig:
     """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh.
 
-    In ring_few_mm.cuh, which has stages, warps ask for codes some steps ahead. There nvfp4 becomes f16; all else becomes what
-    it does in a `WidenedConfig`.
+    With stages it is ring_few_mm.cuh, whose warps ask for codes some steps ahead. Codes become what they do in a
+    `WidenedConfig`, but those of nvfp4 become f16.
     """
 
     pair: Pair
     out_dtype: DType
     tile_m: int
-    """Rows of A in a tile; a tile has 64 rows of B."""
+    """Rows of A in a tile, which has 64 rows of B."""
     warps: int
-    """Warps, which divide a CTA's columns of K."""
+    """Warps that divide a CTA's columns of K."""
     prepacked: bool = False
     """Whether weights are rows of codes and scales that were packed, not a checkpoint's."""
     stages: int = 0
@@ -144,7 +146,7 @@ class FewConfig:
 
     @property
     def k_multiple(self) -> int:
-        """The number that K is a multiple of: a lane loads 32 columns of both operands, and stages are whole."""
+        """Number of which K is a multiple: a lane loads 32 columns of both operands, and stages are whole."""
         return RING_COLUMNS if self.stages else 32 if self.in_words else 1
 
     @property
@@ -154,8 +156,8 @@ class FewConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """CTAs that fit on a multiprocessor. Registers leave room for 16 warps, or for 12 where codes are not in words. Stages
-        have to fit in shared memory too."""
+        """CTAs of a multiprocessor. Registers leave room for sixteen warps, or for twelve where columns are in order;
+        stages have to fit into shared memory."""
         of_registers = (16 if self.in_words else 12) // self.warps
         return (
             min(of_registers, self.arch.shared_memory_bytes // (self.stages_bytes + 1024))
@@ -165,8 +167,8 @@ class FewConfig:
 
     @property
     def stages_bytes(self) -> int:
-        """Bytes of all warps' stages: codes and scales of 64 rows of weights, and rows of A. A's numbers of 16 bits lie 16
-        bytes further after each 512."""
+        """Bytes of all warps' stages: codes and scales of 64 rows of weights, and of A's rows. A's 16-bit numbers lie
+        16 bytes further after each 512."""
         of_codes = 8 * RING_COLUMNS * self.pair.b_format.code.bits // 8 + 128
         of_eight = of_codes if self.pair in CODE_PAIRS else 4 * 528
         stage = 8 * of_codes + self.tile_m // 8 * of_eight
@@ -178,7 +180,7 @@ class ManyConfig:
     """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory:
     kernels/blockscaled/widened_many_mm.cuh.
 
-    Its sibling ahead_many_mm.cuh, which has stages, asks for codes two steps ahead and makes f16 of nvfp4.
+    With stages it is ahead_many_mm.cuh, which asks for codes two steps ahead and makes f16 of nvfp4.
     """
 
     pair: Pair
@@ -188,7 +190,7 @@ class ManyConfig:
     tile_n: int
     """Rows of B in a tile."""
     stages: int = 0
-    """Stages of 64 columns, where codes are asked for two steps ahead. 0 where they are asked for one step ahead, in two
+    """Stages of 64 columns, where codes are asked for two steps ahead; 0 where they are one step ahead, in two
     stages."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
@@ -200,7 +202,7 @@ class ManyConfig:
 
     @property
     def k_multiple(self) -> int:
-        """The number that K is a multiple of: a thread loads 32 columns, and two threads those of a step."""
+        """Number of which K is a multiple: a thread loads 32 columns, and two threads load a step."""
         return SIDE if self.stages else 32
 
     @property
@@ -210,12 +212,12 @@ class ManyConfig:
 
     @property
     def ctas_of_sm(self) -> int:
-        """CTAs that a multiprocessor's registers leave room for."""
+        """CTAs of a multiprocessor that registers leave room for."""
         return 1 if self.tile_m * self.tile_n > 128 * 128 else 2
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage: 64 columns of both operands."""
+        """Bytes of 64 columns of both operands."""
         return (self.tile_m + self.tile_n) * SIDE * 2
 
 
@@ -225,11 +227,11 @@ class Sharing(StrEnum):
     ONE_SM = "1sm"
     """a multiprocessor multiplies a tile (sm100a)"""
     TWO_SM = "2sm"
-    """two multiply one together, each with half of its rows (sm100a)"""
+    """two multiprocessors multiply one together, each with half of its rows (sm100a)"""
     COOPERATIVE = "cooperative"
     """two groups of warps take halves of a tile (sm120a)"""
     PINGPONG = "pingpong"
-    """they take tiles in turns (sm120a)"""
+    """two groups of warps take tiles in turns (sm120a)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +241,7 @@ class PairConfig:
     pair: Pair
     out_dtype: DType
     tile_shape_mnk: tuple[int, int, int]
-    """Sizes of one multiplication: of two multiprocessors together where they share it."""
+    """Tile of one multiplication: that of two multiprocessors together, where they share it."""
     cluster_shape_mnk: tuple[int, int, int]
     sharing: Sharing
     arch: Arch
@@ -251,7 +253,7 @@ class PairConfig:
 
     @property
     def compiled(self) -> Self:
-        """The config itself: its launch sets nothing."""
+        """Itself: nothing is told at run time."""
         return self
 
     @property
@@ -276,8 +278,8 @@ class PairConfig:
 
     @property
     def k_multiple(self) -> int:
-        """The number that K is a multiple of. In a mix TMA makes a byte of each code of fewer than 8 bits, in pieces of 128
-        codes."""
+        """Number of which K is a multiple. Where codes of fewer than 8 bits are mixed with others, TMA gives each a
+        byte, in pieces of 128."""
         return 128 if self.mixes and self.pair.b_format != MXFP8 else 1
 
 
@@ -285,9 +287,9 @@ class Group(StrEnum):
     """The threads that multiply 64 rows of weights together."""
 
     WARP = "w"
-    """32 threads, which multiply by mma.sync: for few tokens"""
+    """32 threads, by mma.sync: few tokens"""
     WARPGROUP = "g"
-    """128 threads, which multiply by WGMMA"""
+    """128 threads, by WGMMA"""
 
     @property
     def threads(self) -> int:
@@ -303,13 +305,13 @@ class PackedConfig:
     out_dtype: DType = DType.BF16
     group: Group = Group.WARPGROUP
     row_groups: int = 2
-    """Groups on different rows of weights: a tile has 64 of each."""
+    """Groups on different rows of weights: a tile has 64 rows for each."""
     tile_m: int
     """Rows of A in a tile."""
     k_groups: int
     """Groups on the same rows, which divide the columns of a stage; more warps than that take stages in turns."""
     blocks: int
-    """Parts of `part_columns` columns that each group has in a stage."""
+    """Blocks of `part_columns` in a stage, for each group."""
     stages: int
     grouped: bool = False
     """Whether activations have a scale for each 128 columns."""
@@ -318,11 +320,11 @@ class PackedConfig:
     arch: Arch = Arch.SM90A
     tag: ClassVar[str]
     block_columns: ClassVar[int]
-    """Columns of a block of packed weights: as many as 128 bytes of a row of activations."""
+    """Columns of a block of packed weights: those of 128 bytes of activations."""
     even_tokens: ClassVar[int]
-    """Most sums of a row of weights for which a thread that multiplies needs no registers of others."""
+    """Rows of A whose sums leave a thread that multiplies the registers it needs."""
     other_bytes: ClassVar[int]
-    """Most bytes of shared memory beside the stages."""
+    """Bytes of shared memory beside stages, at most."""
     prepacked: ClassVar[bool] = True
     sms: ClassVar[int] = 1
     k_multiple: ClassVar[int] = 1
@@ -334,18 +336,18 @@ class PackedConfig:
 
     @property
     def part_columns(self) -> int:
-        """Columns that a group multiplies together: a warp takes 64, a warpgroup a block's."""
+        """Columns that a group multiplies together; a warp takes half a block of 128."""
         return SIDE if self.group is Group.WARP else self.block_columns
 
     @property
     def turns(self) -> int:
-        """Turns in which warps take stages; 1 where all share each stage."""
+        """Turns in which warps take stages."""
         columns = self.part_columns * self.k_groups * self.blocks
         return max(columns // STAGE_COLUMNS, 1) if self.group is Group.WARP else 1
 
     @property
     def stage_columns(self) -> int:
-        """Columns of a stage along K."""
+        """Columns of a stage, along K."""
         return self.part_columns * self.k_groups * self.blocks // self.turns
 
     @property
@@ -355,7 +357,7 @@ class PackedConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage: weights, activations, and the scales of each block."""
+        """Bytes of a stage: weights, activations, and scales for each block."""
         weights = self.tile_n * (self.stage_columns // 2 + self.stage_columns // self.pair.b_format.group)
         scales = 4 * (self.tile_m + self.tile_n) * self.stage_columns // self.block_columns if self.grouped else 0
         return weights + self.stage_columns * self.tile_m * self.pair.a_bits // 8 + scales
@@ -367,7 +369,7 @@ class PackedConfig:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the sums take registers that other threads give away."""
+        """Whether its sums take registers that other threads give away."""
         return self.group is Group.WARPGROUP and self.sums > self.even_tokens
 
     @property
@@ -378,7 +380,7 @@ class PackedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightConfig(PackedConfig):
-    """A kernel of packed 4-bit weights beside bf16 activations."""
+    """A kernel of packed weights beside bf16 activations."""
 
     tag: ClassVar[str] = "fp4weight"
     block_columns: ClassVar[int] = SIDE
@@ -388,7 +390,7 @@ class WeightConfig(PackedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedConfig(PackedConfig):
-    """A kernel of folded 4-bit weights beside e4m3 activations."""
+    """A kernel of packed weights beside e4m3 activations."""
 
     batched: bool = False
     """Whether a thread asks for eight quads of partial sums at a time, not for one after another: batched_mm.cuh."""
@@ -399,4 +401,4 @@ class FoldedConfig(PackedConfig):
 
 
 AnyConfig = WeightConfig | WidenedConfig | FewConfig | ManyConfig | FoldedConfig | PairConfig
-"""Any config of the family."""
+"""Every config of the family."""

@@ -46,7 +46,7 @@ class Slots(StrEnum):
 
     @property
     def sides(self) -> tuple[str, str]:
-        """What formats of keys and of values are called. KeyError of any."""
+        """The words for the formats of keys and of values. Raises KeyError for ANY."""
         return _SIDES[self]
 
 
@@ -71,37 +71,42 @@ _TEMPLATE = {
     Kind.ATTEND: "packed_attention",
 }
 OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
-"""Formats are told to them at run time."""
+"""Kinds that are told formats at run time."""
 ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
 HALF_WAVES = (2, 1, 4, 8)
-"""That slices fill; the first is meant where none is told."""
+"""Half waves that slices may fill; the first is meant where none is told."""
 WITHOUT_BITS = (Kind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
-"""Whose codes a kernel writes: nothing beside codes and a norm."""
+"""Methods whose codes a kernel writes: those with nothing beside codes and a norm."""
 BITS = (2, 3, 4)
 DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
-"""Of keys and values together, that are read: one bit fewer each."""
+"""Bits of keys and of values that kernels read together: each pair has one bit fewer than the last."""
 COMMON_HEAD_DIM = 128
-"""With others, keys and values have as many bits."""
+"""Elements of a vector where keys and values may differ in bits; with others both have as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheConfig:
-    """One variant. Methods, sizes of pages, strides and the alignment of vectors are told at run time: the same binary serves them all."""
+    """One variant. Methods, sizes of pages, strides and the alignment of vectors are told at run time: one binary
+    serves all."""
 
     kind: Kind
     dtype: DType
-    """Of rows, keys and values, or queries."""
+    """Type of rows, keys and values, or queries."""
     head_dim: int
     """Elements of a vector; columns of a transform."""
     key_bits: int = 0
-    """Of an element; 0 where nothing is stored."""
+    """Bits of a key's element; 0 where nothing is stored."""
     value_bits: int = 0
     slots: Slots = Slots.ANY
-    """The format, of packed keys and values in slots."""
+    """The formats of packed keys and values in slots."""
     half_waves: int = HALF_WAVES[0]
-    """Of the blocks that a device holds at a time, what slices of an attention's tokens are to fill: a setting of its launch."""
+    """How much of a device slices of an attention's tokens are to fill, in halves of the blocks that it holds at a
+    time.
+
+    A setting of its launch.
+    """
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "kvcache"
 
@@ -112,12 +117,12 @@ class KvCacheConfig:
 
     @property
     def template(self) -> str:
-        """Below templates/kv_cache/."""
+        """Path of its template below templates/kv_cache/."""
         return _TEMPLATE[self.kind] if self.slots is Slots.ANY else "slot_attention"
 
     @property
     def compiled(self) -> "KvCacheConfig":
-        """Without the settings of a launch."""
+        """The same machine code with default launch settings."""
         return replace(self, half_waves=HALF_WAVES[0])
 
     @property
@@ -138,7 +143,8 @@ FORMATS = {
     for keys in BITS
     for values in BITS
 }
-"""Formats that are stored, by name. Those of a method follow one another, those of as many bits of keys too."""
+"""Formats that are stored, by name. Those of a method follow one another, and within these those of as many bits of
+keys."""
 
 
 def _dtype(c: KvCacheConfig) -> Iterator[str]:
@@ -154,7 +160,7 @@ def _sizes(c: KvCacheConfig) -> Iterator[str]:
 
 
 def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
-    """Of keys and values together, that a kind has kernels for."""
+    """Bits of keys and of values together, for which a kind has kernels."""
     if kind in WITHOUT_BITS:
         return ((0, 0),)
     pairs = tuple(product(BITS, BITS)) if kind is Kind.COMPRESS else DECODED_BITS
@@ -185,7 +191,7 @@ def _slots(c: KvCacheConfig) -> Iterator[str]:
 
 
 def _half_waves(c: KvCacheConfig) -> Iterator[str]:
-    """Slices are added up in a launch of their own, which other kernels have not."""
+    """Slices are added up in a launch of their own, which other kernels do not have."""
     offered = HALF_WAVES if c.attends else HALF_WAVES[:1]
     if c.half_waves not in offered:
         yield f"half_waves={c.half_waves} contradict kind={c.kind}, which has {', '.join(map(str, offered))}"

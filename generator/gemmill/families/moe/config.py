@@ -23,11 +23,11 @@ from gemmill.vocab.format import MXFP4, NVFP4
 GROUP = 128
 """Elements along K, and columns of weights, that share a scale where scales come in groups."""
 OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
-"""Dtypes of operands that are not packed: of 8 bits with scales, of 16 without."""
+"""Types of operands: those of 8 bits come with scales, those of 16 without."""
 FP4_FORMATS = (NVFP4, MXFP4)
 """Formats of packed weights, in the order in which classes of calls number them, from 1 on."""
 FP4_PAIRS = ((DType.BF16, NVFP4), (DType.BF16, MXFP4), (DType.E4M3, MXFP4))
-"""Activations and packed weights that are multiplied."""
+"""Types of activations, and formats of packed weights that they are multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +35,17 @@ class GroupedConfig:
     """One variant. Its launch has no settings: the grid follows from sizes that the host knows."""
 
     dtype: DType
-    """Dtype of A and of the weights."""
+    """Type of A and of the weights."""
     out_dtype: DType
     group_size: int = 0
-    """Elements along K that share a scale of A, and columns too for the weights' scales. 0: scales per token and per channel,
-    or none for operands of 16 bits."""
+    """Elements along K that share a scale of A; a scale of the weights is of as many columns, too.
+
+    0: scales are per token and per channel, or 16-bit operands have none.
+    """
     indexed: bool = False
     """Whether rows of A are gathered by their numbers as they are loaded."""
     tile_shape_mnk: tuple[int, int, int]
-    """Sizes of the kernel's tile as compiled: with swap_ab, M counts columns of the weights."""
+    """Tile of the kernel as compiled: with swap_ab, M counts columns of the weights."""
     cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
     kernel_schedule: KernelSchedule
     accumulation: Accumulation
@@ -66,7 +68,7 @@ class GroupedConfig:
 
     @property
     def compiled(self) -> "GroupedConfig":
-        """The config itself: nothing is left to the launch."""
+        """Itself: nothing is left to the launch."""
         return self
 
     @property
@@ -76,7 +78,7 @@ class GroupedConfig:
 
     @cached_property
     def problem(self) -> Problem:
-        """What the kernel computes, in the terms of one GEMM."""
+        """What it computes, in the terms of one GEMM."""
         grouped = bool(self.group_size)
         return Problem(
             a_dtype=self.dtype,
@@ -92,7 +94,7 @@ class GroupedConfig:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """How the kernel computes it, in the terms of one GEMM."""
+        """How it is computed, in the terms of one GEMM."""
         return Schedule(
             tile_shape_mnk=self.tile_shape_mnk,
             cluster_shape_mnk=self.cluster_shape_mnk,
@@ -108,16 +110,16 @@ class UnalignedGroupedConfig:
     """A kernel for operands that TMA does not take: any N, K, strides and addresses, rows in order or gathered."""
 
     dtype: DType
-    """Dtype of A and of the weights."""
+    """Type of A and of the weights."""
     out_dtype: DType
     group_size: int = 0
-    """Elements along K that share a scale, as in a `GroupedConfig`."""
+    """Elements that share a scale, as in a `GroupedConfig`."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "groupedunaligned"
     backend: ClassVar[Backend] = Backend.CUTLASS
     format: ClassVar[Format | None] = None
     tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)
-    """Sizes of the tile for 8-bit operands."""
+    """Tile of 8-bit operands."""
 
     def __post_init__(self) -> None:
         if self.dtype not in OPERANDS:
@@ -127,7 +129,7 @@ class UnalignedGroupedConfig:
 
     @property
     def compiled(self) -> "UnalignedGroupedConfig":
-        """The config itself: nothing is left to the launch."""
+        """Itself: nothing is left to the launch."""
         return self
 
     @property
@@ -141,15 +143,17 @@ class PackedGroupedConfig:
     """A kernel of packed 4-bit weights, rows in order or gathered: kernels/moe/packed_grouped_mm.cuh."""
 
     dtype: DType
-    """Dtype of A."""
+    """Type of A."""
     format: Format
     """Format of the weights."""
     out_dtype: DType = DType.BF16
     tile_m: int
     """Rows of A in a tile."""
     tile_n: int
-    """Rows of weights in a tile: 64, or 64 for each of two groups of 128 threads. Of 64 each of four warps multiplies a
-    quarter of a stage's columns."""
+    """Rows of weights in a tile: 64, or 64 for each of two groups of 128 threads.
+
+    Of a tile with 64, four warps multiply a quarter of a stage's columns each.
+    """
     stages: int
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "groupedfp4"
@@ -158,7 +162,7 @@ class PackedGroupedConfig:
 
     @property
     def compiled(self) -> "PackedGroupedConfig":
-        """The config itself: nothing is left to the launch."""
+        """Itself: nothing is left to the launch."""
         return self
 
     @property
@@ -173,7 +177,7 @@ class PackedGroupedConfig:
 
     @property
     def stage_columns(self) -> int:
-        """Columns of a stage along K."""
+        """Columns of a stage, along K."""
         return STAGE_COLUMNS if self.by_warps else BLOCK_COLUMNS
 
     @property
@@ -189,7 +193,7 @@ class PackedGroupedConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Most bytes of shared memory that a CTA takes."""
+        """Bytes of shared memory of a CTA, at most."""
         sums = 4 * self.tile_m if self.by_warps else min(self.tile_m, MEETING_ROWS)
         return self.stages * self.stage_bytes + 4 * sums * (self.tile_n + 4) + 4 * MOST_EXPERTS + 2048
 
@@ -200,7 +204,7 @@ class PackedGroupedConfig:
 
 
 SHARING_ROWS = 64
-"""Most rows of A in a tile whose sums leave room for a second CTA."""
+"""Rows of A in a tile, at most, whose sums leave room for a second CTA."""
 MEETING_ROWS = 16
 """Rows of A whose sums groups of 128 threads lay out for storing at a time."""
 AnyConfig = GroupedConfig | UnalignedGroupedConfig | PackedGroupedConfig

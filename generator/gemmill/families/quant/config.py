@@ -14,7 +14,7 @@ IN_DTYPES = (DType.BF16, DType.F16, DType.F32)
 OUT_DTYPES = (DType.E4M3, DType.S8)
 QUANT_GROUP_SIZES = (32, 64, 128)
 BLOCK_FORMATS = (NVFP4, MXFP4, MXFP6, MXFP8)
-"""With a scale of one byte for each group, as block-scaled tensor cores read them."""
+"""Formats with a scale of one byte for each group, as block-scaled tensor cores read them."""
 
 
 class Scales(Enum):
@@ -25,12 +25,15 @@ class Scales(Enum):
     OF_ROW = auto()
     OF_GROUP = auto()
     OF_BLOCK = auto()
-    """of a group, in one byte"""
+    """one scale of a group, in one byte"""
 
 
 class QuantFamily(StrEnum):
-    """Where scales come from, what happens before, and the template: contract, reference, cases and binding follow from these.
-    The binding knows a family by its place."""
+    """Where scales come from, what happens before, and the template. Contract, reference, cases and binding follow from
+    these.
+
+    The binding knows a family by its place.
+    """
 
     STATIC = "static"
     TENSOR = "tensor"
@@ -43,21 +46,21 @@ class QuantFamily(StrEnum):
     EXPERTS = "experts"
     """as block, of rows sorted by expert: each expert's scales are a matrix of their own"""
     DEQUANT = "dequant"
-    """codes and scales of block, back to values"""
+    """codes and scales of block become values again"""
 
     @property
     def scales(self) -> Scales:
-        """Where they come from."""
+        """Where its scales come from."""
         return _KIND[self][0]
 
     @property
     def template(self) -> str:
-        """Below templates/quant/."""
+        """Name of its template below templates/quant/."""
         return _KIND[self][1]
 
     @property
     def is_normed(self) -> bool:
-        """Whether rows are normed by their RMS before."""
+        """Whether rows are normed by their RMS before they are coded."""
         return self.template == "rms_norm"
 
     @property
@@ -101,17 +104,18 @@ _KIND = {
 
 
 class Activation(StrEnum):
-    """What is done to a row before it is coded. A gated one is of the first half, and multiplied by the second."""
+    """What is done to a row before it is coded. A gated activation is of a row's first half; the second half multiplies
+    it."""
 
     NONE = "none"
     SILU = "silu"
     GELU_TANH = "gelutanh"
     GELU_ERF = "geluerf"
     ONLY_GELU_TANH = "onlygelutanh"
-    """of the whole row: nothing is multiplied"""
+    """gelu of the whole row: nothing is multiplied"""
     ONLY_GELU_ERF = "onlygeluerf"
     MODULATE = "modulate"
-    """x * (1 + scale) + shift, both of a column or of an element"""
+    """x * (1 + scale) + shift, where scale and shift belong to a column or to an element"""
 
     @property
     def is_gated(self) -> bool:
@@ -120,7 +124,8 @@ class Activation(StrEnum):
 
     @property
     def op_argument(self) -> str:
-        """What ops that take an activation call it; a `gelu` that does not say which is the one with erf, as in torch."""
+        """The word for it in ops that take an activation. A `gelu` that does not say which is the one with erf, as in
+        torch."""
         return _OP_ARGUMENT[self]
 
     @property
@@ -178,14 +183,16 @@ _CPP_FORMAT = {NVFP4: "NvFp4", MXFP4: "MxFp4", MXFP6: "MxFp6", MXFP8: "MxFp8"}
 
 @dataclass(frozen=True, kw_only=True)
 class QuantConfig:
-    """One variant. Scale layouts (row-major, M-major, M-major padded to 4 rows) and the alignment of rows are told at
-    run time by strides and addresses: the same binary serves them all."""
+    """One variant. The same binary serves all layouts of scales: row-major, M-major, and M-major padded to 4 rows.
+
+    Strides and addresses tell the layout and the alignment of rows at run time.
+    """
 
     family: QuantFamily
     in_dtype: DType
-    """Of the values, which dequantisation writes."""
+    """Type of the values, which dequantisation writes."""
     out_dtype: DType
-    """Of the codes."""
+    """Type of the codes."""
     activation: Activation = Activation.NONE
     group_size: int = 0
     """Elements of a row that share a scale; 0 where no scale belongs to a group."""
@@ -330,7 +337,7 @@ def _differs_in_vllm(c: QuantConfig) -> bool:
 
 
 def of_vllm(config: QuantConfig) -> QuantConfig:
-    """What makes vLLM's codes of the same calls: itself where they are the same."""
+    """The config that makes vLLM's codes of the same calls: itself where they are the same."""
     return replace(config, vllm=_differs_in_vllm(config))
 
 

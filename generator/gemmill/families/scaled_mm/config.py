@@ -31,7 +31,7 @@ class KernelConfig:
 
     @property
     def tag(self) -> str:
-        """The field of its name after the architecture."""
+        """The field of its name that follows the architecture."""
         return self.backend.value
 
     @property

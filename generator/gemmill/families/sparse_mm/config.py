@@ -14,18 +14,18 @@ class SparseConfig:
     """One variant. It computes the transpose, since the sparse operand is the tensor core's first: weights are its rows."""
 
     dtype: DType
-    """Of a and of the weights."""
+    """Type of a and of the weights."""
     out_dtype: DType
     epilogue: EpilogueKind
     tile_shape_mnk: tuple[int, int, int]
-    """Of the kernel as compiled: M counts rows of the weights, N rows of a, K elements before compression."""
+    """Tile of the kernel as compiled: M counts rows of the weights, N rows of a, K elements before compression."""
     cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
     kernel_schedule: KernelSchedule
     accumulation: Accumulation
     stages: int | None = None
-    """Of the main loop; None for as many as fit."""
+    """Stages of the main loop; None for as many as fit."""
     raster_order: RasterOrder = RasterOrder.HEURISTIC
-    """Set at launch, as the next: these cost no compilation."""
+    """The order of tiles. It is set at launch, as is `swizzle`: these cost no compilation."""
     swizzle: int = 1
     """Width in tiles of the band that CTAs sweep: 1, 2, 4 or 8."""
     arch: Arch = Arch.SM90A
@@ -47,5 +47,5 @@ class SparseConfig:
 
     @property
     def accumulator_dtype(self) -> DType:
-        """Of sums."""
+        """Type of sums."""
         return ACCUMULATOR_OF[self.dtype]

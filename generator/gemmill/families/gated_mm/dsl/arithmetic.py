@@ -1,4 +1,5 @@
-"""Activations and codes in float32, to the bit as kernels of their own compute them (kernels/quant/activation.cuh, code.cuh).
+"""Activations and codes in float32, with the same bits as kernels of their own make (kernels/quant/activation.cuh,
+code.cuh).
 
 Each operation names its rounding, so that none is contracted. exp, tanh and erf are those of CUDA 13.0's library.
 """
@@ -10,19 +11,19 @@ from cutlass import Float32, Int32
 from gemmill.families.gated_mm.config import Activation
 
 LARGEST_PLAIN_SUM = 2.0**126
-"""Of 1 + exp: up to here it has a normal reciprocal."""
+"""The largest 1 + exp whose reciprocal is normal."""
 LARGEST_PLAIN = 2.0**60
-"""Of what is divided: up to here no step of a quotient overflows."""
+"""The largest value that is divided as it is: up to here no step of a quotient overflows."""
 CODE_MAX, SMALLEST_SCALE = 448.0, 1.0 / (448.0 * 512.0)
 
 
 def ptx(text: str, count: int, *given) -> tuple:
-    """The float32 results of instructions, `count` of them."""
+    """The float32 results of instructions: `count` of them."""
     return cute.arch.inline_ptx(text, write_only_types=[Float32] * count, read_only_args=list(given))
 
 
 def rounded_pair(gate: Float32, up: Float32) -> tuple:
-    """Both rounded to bf16, as the product is that a kernel of its own would have read."""
+    """Gate and up rounded to bf16: a kernel of its own would have read its product so."""
     return ptx(
         "{\n.reg .b32 both;\ncvt.rn.bf16x2.f32 both, {$r0}, {$r1};\n"
         "and.b32 {$w0}, both, 0xffff0000;\nshl.b32 {$w1}, both, 16;\n}",
@@ -61,7 +62,7 @@ def any_reciprocal(x: Float32) -> Float32:
 
 
 def times(*factors: Float32) -> Float32:
-    """The product, from the left, each rounded."""
+    """The product, from the left; each step is rounded."""
     total = factors[0]
     for factor in factors[1:]:
         total = ptx("mul.rn.f32 {$w0}, {$r0}, {$r1};", 1, total, factor)
@@ -96,7 +97,7 @@ _ERF = (
     (0x3F69B4F9, 0xBEC093AC),
     (0x3F210A14, 0x3E0375D3),
 )
-"""Coefficients far from zero, and near."""
+"""Coefficients of erf: far from zero, and near it."""
 
 
 def erf(x: Float32) -> Float32:
@@ -112,7 +113,7 @@ def erf(x: Float32) -> Float32:
 
 
 def prepared(activation: Activation, gate: Float32, up: Float32, numbers: tuple) -> tuple:
-    """Gate, what its sigmoid is taken of, and what is multiplied by, as the activation has them."""
+    """What the activation works on: the gate, the number whose sigmoid is taken, and the factor."""
     if activation is not Activation.SWIGLU:
         return gate, gate, up
     alpha, limit, beta = numbers
@@ -127,12 +128,12 @@ def prepared(activation: Activation, gate: Float32, up: Float32, numbers: tuple)
 
 
 def is_sigmoid(activation: Activation) -> bool:
-    """Whether an activation is gate times a sigmoid, whose reciprocal may be none that is plain."""
+    """Whether an activation is gate times a sigmoid. Its reciprocal may need more than `plain_reciprocal`."""
     return activation in (Activation.SILU, Activation.SWIGLU)
 
 
 def gelu(activation: Activation, gate: Float32) -> Float32:
-    """0.5 gate (1 + erf or tanh)."""
+    """0.5 gate (1 + odd), where odd is an erf or a tanh."""
     if activation is Activation.GELU:
         odd = erf(times(gate, Float32(0.7071067811865476)))
     else:
@@ -148,8 +149,11 @@ def larger(x: Float32, y: Float32) -> Float32:
 
 @cute.jit
 def scale_of(maximum: Float32) -> tuple:
-    """The scale of values whose largest magnitude is `maximum`: (the scale, what to multiply values by first, what to divide
-    them by then). The second is 1, but for maxima beyond LARGEST_PLAIN."""
+    """The scale of values whose largest magnitude is `maximum`, a factor, and a divisor.
+
+    Values are multiplied by the factor first and then divided by the divisor. The factor is 1, but for maxima beyond
+    LARGEST_PLAIN.
+    """
     shrink, grow = Float32(1.0), Float32(1.0)
     if maximum > LARGEST_PLAIN:
         shrink, grow = Float32(2.0**-64), Float32(2.0**64)
@@ -183,7 +187,8 @@ def quotient(value: Float32, divisor: Float32, reciprocal: Float32) -> Float32:
 
 
 def codes(values: list) -> Int32:
-    """Four e4m3 codes, the first in the low byte: to nearest, ties to even, saturated; NaN is 0x7f."""
+    """Four e4m3 codes, the first in the low byte. They are rounded to nearest, ties to even, and saturated; NaN is
+    0x7f."""
     return cute.arch.inline_ptx(
         "{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0};\n"
         "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2};\nmov.b32 {$w0}, {low, high};\n}",

@@ -55,8 +55,10 @@ def store(
     origin: tuple,
     turn: Int32,
 ):
-    """Finishes and stores a group's part of a tile, by TMA, which leaves out what is beyond D. `rows` is how many D has, or `Kept`, those
-    of an expert; `turn` alternates from tile to tile."""
+    """Finishes and stores a group's part of a tile by TMA, which leaves out what is beyond D.
+
+    `rows` is how many rows D has, or the `Kept` of one expert. `turn` alternates from tile to tile.
+    """
     _, vectors, _, _ = target
     _, thread = place
     if cutlass.const_expr(not plan.meets_end):
@@ -134,7 +136,8 @@ def divide(values: cute.Tensor, which: cutlass.Constexpr, shrink: Float32, divis
 
 @cute.jit
 def store_scale(ending: Ending, m: Int32, group: Int32, scale: Float32):
-    """Writes one scale of a row. Who calls it knows that both are D's: a tile of a pair may lie beyond its columns."""
+    """Writes one scale of a row. The caller has made sure that both are D's: a tile of a pair may lie beyond D's
+    columns."""
     at = Int64(m) * ending.out_scale_stride_m + Int64(group) * ending.out_scale_stride_g
     cute.make_tensor(ending.out_scales + at, cute.make_layout(1))[0] = scale
 
@@ -150,7 +153,8 @@ def store_groups_of_columns(
     origin: tuple,
     turn: Int32,
 ):
-    """The same where rows of D are columns of the tile: all warps have results of a row, and tell their maxima to the others."""
+    """Finishes a group's part where rows of D are columns of the tile. All warps have results of a row, and tell each
+    other their maxima."""
     boxes, vectors, _, maxima = target
     group, thread = place
     warp, lane = thread // 32, thread % 32
@@ -193,14 +197,14 @@ def store_groups_of_columns(
 
 
 def swizzled(plan, offset: Int32) -> Int32:
-    """Where TMA looks for a byte of a box: its row's chunks of 16 bytes are permuted."""
+    """The place where TMA looks for a byte of a box: its row's chunks of 16 bytes are permuted."""
     chunks = plan.store_columns * plan.result_bytes // 16
     return offset ^ ((offset >> 7 & chunks - 1) << 4)
 
 
 @cute.jit
 def write(plan: cutlass.Constexpr, boxes: cute.Pointer, values: cute.Tensor, found: list, which: cutlass.Constexpr):
-    """Writes a box's values to shared memory, in D's type: four of a row beside one another, or one alone."""
+    """Writes a box's values to shared memory, in D's type: four of a row at a time, or one alone."""
     (_, column), buffer = which
     size, width = plan.result_bytes, plan.store_columns
     first = buffer * plan.store_rows * width
@@ -223,13 +227,13 @@ def write(plan: cutlass.Constexpr, boxes: cute.Pointer, values: cute.Tensor, fou
 
 
 def put(text: str, *given) -> None:
-    """An instruction that stores."""
+    """Stores values by an instruction."""
     cute.arch.inline_ptx(text, read_only_args=list(given))
 
 
 @cute.jit
 def send(plan: cutlass.Constexpr, target: tuple, place: tuple, origin: tuple, together: cutlass.Constexpr, rows):
-    """Stores the boxes that the group has written: of an expert by TMA where all of their rows are its own."""
+    """Stores the boxes that the group has written. TMA stores an expert's where all of their rows are its own."""
     if cutlass.const_expr(not plan.by_expert):
         send_whole(plan, target, place, origin, together)
     else:

@@ -1,7 +1,8 @@
 """D[m, h] = activation(gate) up on Hopper, gate and up being columns of one product, in one kernel.
 
-Read in the order in which the machine works: `facts.py`, here the call, shared memory and barriers, the producer and main
-loop of all GEMMs (gemmill.gemm), `scales.py` where scales are in groups, `consumer.py`, then `values.py` and `ending.py`.
+Read in the order in which the machine works. First come `facts.py`, and here the call, shared memory and barriers. Then
+follow the producer and main loop of all GEMMs (gemmill.gemm), and `scales.py` where scales are in groups. Last are
+`consumer.py`, `values.py` and `ending.py`.
 """
 
 # mypy: ignore-errors
@@ -130,7 +131,8 @@ class GatedMm:
         return cute.tile_to_shape(atom, (rows, self.plan.tile_k, self.plan.stages), order=(0, 1, 2))
 
     def _store_layout(self) -> cute.ComposedLayout:
-        """Boxes of D on their way out, of all consumer groups: rows of D, whichever operand they are of."""
+        """Boxes of D on their way out, of all consumer groups. They hold rows of D, whichever operand these belong
+        to."""
         plan, kinds = self.plan, warpgroup.SmemLayoutAtomKind
         kind = {128: kinds.K_SW128, 64: kinds.K_SW64, 32: kinds.K_SW32, 16: kinds.K_INTER}[
             plan.store_columns * plan.result_bytes

@@ -1,4 +1,5 @@
-"""The warps that bring scales in groups to each stage: of rows of A, and of each row of packed weights that of its block."""
+"""The warps that bring scales in groups to each stage: those of rows of A, and for each row of packed weights its
+block's."""
 
 # mypy: ignore-errors
 import cutlass
@@ -12,7 +13,7 @@ from gemmill.gemm.walk import Job, Walk, advance, rows_back, tile_of
 
 
 def block_of(n: Int32) -> Int32:
-    """Which scale a row of packed weights has (gemmill.formats.gate_up.packed_blocks)."""
+    """The number of the scale that a row of packed weights has (gemmill.formats.gate_up.packed_blocks)."""
     return n // (2 * GROUP) * 2 + n % 16 // 8
 
 
@@ -20,7 +21,8 @@ def block_of(n: Int32) -> Int32:
 def load_scales(
     plan: cutlass.Constexpr, scales: GroupScales, shared: cute.Pointer, barriers: tuple, vectors, walk: Walk, job: Job
 ):
-    """As gemmill.gemm.producer has it, but for the weights' order: beyond M and N they are the last valid one's."""
+    """Warps copy scales as in gemmill.gemm.producer, but in the weights' order. Beyond M and N they take the last valid
+    one."""
     full, empty = barriers
     lanes = plan.copying_threads
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32

@@ -11,8 +11,10 @@ from gemmill.gemm.mainloop import column_offset, index, row_offset
 
 
 def places(plan, box: tuple, thread: Int32) -> list:
-    """Of each result that a thread has of a box: (slab, index of its gate, of its up, row and column of D in the group's part, which
-    of the thread's rows it is in)."""
+    """The places of each result that a thread has of a box.
+
+    Each is (slab, index of its gate, index of its up, row and column of D in the group's part, the thread's row).
+    """
     slab, column = box
     lane, warp = thread % 32, thread // 32
     found = []
@@ -36,7 +38,7 @@ def places(plan, box: tuple, thread: Int32) -> list:
 
 
 def packed_rows(plan, box: tuple, thread: Int32) -> list:
-    """Of each result, the rows of the packed weights in the group's part that are its gate's and its up's."""
+    """For each result, its gate's and its up's rows of the packed weights, counted in the group's part."""
     _, column = box
     lane = thread % 32
     if plan.swap_ab:
@@ -77,7 +79,7 @@ def write_values(
     box: cutlass.Constexpr,
     values: cute.Tensor,
 ):
-    """Finishes what a thread has of one box."""
+    """Finishes the results that a thread has of one box."""
     activation = plan.config.activation
     found, rows = places(plan, box, thread), packed_rows(plan, box, thread)
     largest = Float32(0)

@@ -75,7 +75,8 @@ def consume(
 
 
 def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:
-    """Starts loads of what a tile's epilogue reads, if anything: of rows that were gathered by their numbers."""
+    """Starts loads of what a tile's epilogue reads, if anything. Where rows are gathered, it reads at their numbers
+    in A."""
     if not plan.scaled:
         return [], []
     if not plan.indexed:

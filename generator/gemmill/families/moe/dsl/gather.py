@@ -1,6 +1,6 @@
 """Rows of A by their numbers, which TMA cannot gather on Hopper: threads copy them to where TMA would have put them.
 
-A copy is 16 bytes of a row. It is done when its thread says so, a few stages after it was begun. The thread then makes what it
+A copy is 16 bytes of a row. Its thread declares it done a few stages after it was begun. Then the thread makes what it
 wrote visible to the tensor core, and arrives at the stage's barrier.
 """
 
@@ -20,12 +20,12 @@ from gemmill.gemm.walk import Job, advance
 CHUNK = 16
 """Bytes of a copy."""
 CHUNKS = 8
-"""Pieces of the 128 bytes of a row that lie together in shared memory, at places that differ by the row's number."""
+"""Copies of the 128 bytes of a row that lie together in shared memory, at places that differ by the row's number."""
 
 
 @dataclass
 class Tokens(Packed):
-    """Which row of A each row of D comes of."""
+    """Which row of A is whose."""
 
     ids: cute.Pointer
     words: Int32
@@ -39,7 +39,7 @@ class Tokens(Packed):
 
     @cute.jit
     def of(self, row: Int32):
-        """The row of A for a row of D, below 0 for none."""
+        """The row of A for a row of D; below 0 where there is none."""
         at = Int64(cutlass.min(row, self.rows - 1)) * Int64(self.words)
         token = cute.make_tensor(self.ids + at, cute.make_layout(1))[0]
         if token >= self.count:
@@ -49,7 +49,8 @@ class Tokens(Packed):
 
 @dataclass
 class Rows:
-    """What a thread copies of a tile: a piece of each of its rows. Registers of the thread, made once a kernel."""
+    """The part of a tile that a thread copies: a piece of each of its rows. Registers of the thread, made once a
+    kernel."""
 
     chunk: Int32
     """Which piece of the 128 bytes of a row."""
@@ -57,7 +58,7 @@ class Rows:
     """The thread's first row of the tile; the others follow `at_once` apart."""
     at_once: int
     sources: cute.Tensor
-    """Addresses of the rows, which move along K."""
+    """Addresses in A, which move along K."""
 
 
 def make_rows(plan, lane: Int32) -> Rows:
@@ -68,7 +69,7 @@ def make_rows(plan, lane: Int32) -> Rows:
 
 @cute.jit
 def aim(plan: cutlass.Constexpr, tokens: Tokens, rows: cutlass.Constexpr, m0: Int32):
-    """Points a thread's copies at the beginning of a tile's rows. Returns a bit for each row that A has."""
+    """Points a thread's copies at the beginning of a tile's rows. Returns a bit for each row, set where A has it."""
     row_bytes = tokens.lda * plan.element_bytes
     known = Int32(0)
     for i in cutlass.range_constexpr(cute.size(rows.sources)):
@@ -134,10 +135,10 @@ def load_tokens(
 
 @cute.jit
 def copy_rows(plan: cutlass.Constexpr, rows: cutlass.Constexpr, target: Int32, kept: tuple, left: Int64):
-    """Starts a thread's copies of one stage to shared memory.
+    """Starts a thread's copies of one stage to shared memory. `left` bytes of a row are in A, and zeros follow.
 
-    `left` bytes of a row are in A; zeros follow, and stand for rows that are not known. Rows of the tile before and behind
-    those that are `kept` are not the expert's. They stay what they were: their sums are not stored.
+    Rows that are not known are zeros, too. Rows of the tile before and behind those that are `kept` are not the
+    expert's. They stay what they were: their sums are not stored.
     """
     known, first_kept, end_kept = kept
     # Else the compiler keeps a register for each of its bits from stage to stage, and spills.

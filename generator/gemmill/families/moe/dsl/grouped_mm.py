@@ -1,7 +1,8 @@
 """D[m, n] = epilogue(A[m, k] B[e, n, k]) on Hopper, e being the expert of row m: one launch for all experts.
 
-Read in the order in which the machine works: `plan.py`, then here the call, shared memory and barriers, then `experts.py`.
-`producer.py`, `gather.py`, `consumer.py`, the consumers' main loop (gemmill.gemm) and `rows.py` follow.
+Read in the order in which the machine works. First come `plan.py`, and here the call, shared memory and barriers. Then
+follow `experts.py`, `producer.py`, `gather.py` and `consumer.py`. Last are the consumers' main loop (gemmill.gemm) and
+`rows.py`.
 """
 
 # mypy: ignore-errors

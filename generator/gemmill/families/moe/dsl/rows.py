@@ -64,8 +64,10 @@ def send(plan: cutlass.Constexpr, target: tuple, place: tuple, origin: tuple, to
 def copy_box(
     plan: cutlass.Constexpr, box: cute.Tensor, thread: Int32, origin: tuple, place: cutlass.Constexpr, kept: Kept
 ):
-    """Each thread stores chunks of a box whose rows are kept. The box's swizzle is undone by hand: each 128 bytes have chunks
-    at places that differ by their number."""
+    """Each thread stores chunks of a box whose rows are kept.
+
+    The box's swizzle is undone by hand: the places of chunks differ from one 128 bytes to the next, by their number.
+    """
     column, slab = place
     m0, n0 = origin[0] + slab * SLAB, origin[1] + column * plan.store_columns
     rows, chunks = SLAB, plan.store_columns // CHUNK

@@ -10,8 +10,10 @@ from gemmill.gemm.traced import MOST_OF_A_KIND, Stored
 
 
 def export(config: OwnConfig, symbol: str, folder: Path) -> tuple[Path, Path]:
-    """Compiles one kernel and writes `<symbol>.o` and `<symbol>.h` into `folder`. Returns their paths. As that of the kernels
-    without."""
+    """Compiles one kernel and writes `<symbol>.o` and `<symbol>.h` into `folder`. Returns their paths.
+
+    The contract is that of `export.export`, for kernels without an epilogue of one's own.
+    """
     os.environ["CUTE_DSL_ARCH"] = str(config.arch).replace("sm", "sm_")
     import cutlass.cute as cute
     from cutlass import Float32, Int32, Int64

@@ -1,4 +1,4 @@
-"""The same kernel where it ends in a user's epilogue: what that reads comes as vectors and numbers that it named."""
+"""The scaled GEMM where it ends in a user's epilogue, which reads the vectors and numbers that it named."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gemmill.gemm.packed import Packed
 
 @dataclass
 class OwnVectors(Packed):
-    """What a user's epilogue reads: of each vector its address and how far the next value is, and the numbers."""
+    """What a user's epilogue reads: the address of each vector, the stride to its next value, and the numbers."""
 
     vectors: tuple
     steps: tuple

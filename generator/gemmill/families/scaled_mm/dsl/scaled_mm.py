@@ -1,7 +1,8 @@
 """D[m, n] = epilogue(A[m, k] B[k, n]) on Hopper: one producer warp with TMA, one or two consumer groups with WGMMA.
 
-Read in the order in which the machine works: `facts.py` (what is known when it is compiled), here the
-call, shared memory and barriers, then `producer.py`, `consumer.py`, the consumers' `mainloop.py` and `epilogue.py`.
+Read in the order in which the machine works. First come `facts.py` (what is known when it is compiled), and here the
+call, shared memory and barriers. Then follow `producer.py`, `consumer.py`, and the consumers' `mainloop.py` and
+`epilogue.py`.
 """
 
 # mypy: ignore-errors
@@ -85,7 +86,7 @@ class ScaledMm:
         settings: tuple,
         stream: cuda.CUstream,
     ):
-        """The same, with what the epilogue reads in one value."""
+        """Enqueues one GEMM as `__call__` does, with what the epilogue reads in one value."""
         (a, b, d), (lda, ldb, ldd) = operands, strides
         m, n, k = vectors.m, vectors.n, vectors.k
         raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights = settings
