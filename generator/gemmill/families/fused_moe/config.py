@@ -8,19 +8,19 @@ from gemmill.vocab import Arch, Backend, DType, Format
 from gemmill.vocab.format import MXFP4, NVFP4
 
 GROUP = 128
-"""Elements of a row that share a scale where scales come in groups, and rows of weights."""
+"""Elements of a row that share a scale, where scales come in groups. A scale of weights is of as many rows, too."""
 MOST_WEIGHTS = 512
-"""Experts that a CTA sorts by, one a thread."""
+"""The most experts that a CTA sorts pairs by: one for each of its threads."""
 CODED = DType.E4M3
-"""Weights that are multiplied by codes of activations; others have the type of activations."""
+"""Dtype of weights that are multiplied by codes of activations; other weights have the dtype of activations."""
 HALVES = (DType.BF16, DType.F16)
-"""Activations and results."""
+"""Dtypes of activations and results."""
 TILES = (8, 16, 32)
 """Rows of an expert that a CTA takes together."""
 FP4_FORMATS = (NVFP4, MXFP4)
-"""Of packed weights, in the order in which classes of calls number them, from 1 on."""
+"""Formats of packed weights, in the order in which classes of calls number them, from 1 on."""
 PACKED_TILES = {8: (64, 7), 16: (64, 5), 32: (128, 5), 64: (128, 4), 128: (128, 5)}
-"""Of packed weights: rows of an expert, rows of weights that a CTA takes together, and stages."""
+"""Tiles of packed weights: by an expert's rows in a tile, the rows of weights that a CTA takes together, and stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,11 @@ class ExpertsConfig:
     """One variant: three kernels. Its launch has no settings: grids follow from the call's sizes."""
 
     dtype: DType
-    """Of weights."""
+    """Dtype of w13 and w2."""
     out_dtype: DType
-    """Of x and of the result."""
+    """Dtype of x and of the result."""
     group_size: int = 0
-    """Elements of a row that share a scale, and rows of weights; 0: of whole rows, or none of weights of 16 bits."""
+    """Elements of a row that share a scale. 0 stands for scales of whole rows, or for none where weights have 16 bits."""
     tile_tokens: int
     """Rows of an expert that a CTA takes together."""
     arch: Arch = Arch.SM90A
@@ -64,9 +64,9 @@ class PackedExpertsConfig:
     """Three kernels for packed 4-bit weights: kernels/fused_moe/packed_experts.cuh. Activations and results are bf16."""
 
     format: Format
-    """Of weights."""
+    """Format of w13 and w2."""
     tile_tokens: int
-    """Rows of an expert that a CTA takes together, by which rows of weights and stages follow."""
+    """Rows of an expert that a CTA takes together. `PACKED_TILES` gives the rows of weights and the stages that follow."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "fusedfp4experts"
     backend: ClassVar[Backend] = Backend.CUTLASS
@@ -95,7 +95,7 @@ class PackedExpertsConfig:
 
     @property
     def stages(self) -> int:
-        """Of the main loop."""
+        """Stages of the main loop's pipeline."""
         return PACKED_TILES[self.tile_tokens][1]
 
     @property
