@@ -20,8 +20,10 @@ from gemmill.vocab.activation import Activation as Activation
 
 OPERANDS = (DType.E4M3,)
 GROUP = 128
-"""Results of a row that share a scale. Where operands have scales in groups, these are of as many along K, and of as many gates or
-ups."""
+"""Results of a row that share a scale.
+
+Where operands have scales in groups, a group is of as many elements along K, and of as many gates or ups.
+"""
 
 
 class Result(StrEnum):
@@ -35,7 +37,7 @@ class Result(StrEnum):
 
     @property
     def dtype(self) -> DType:
-        """Of an element."""
+        """Dtype of an element."""
         return DType.BF16 if self is Result.BF16 else DType.E4M3
 
 
@@ -44,18 +46,20 @@ class GatedConfig:
     """One variant. Its launch has no settings: the grid follows from the call's sizes."""
 
     dtype: DType
-    """Of A and of the weights."""
+    """Dtype of A and of the weights."""
     result: Result
+    """What is stored."""
     activation: Activation
+    """The activation of gates."""
     tile_shape_mnk: tuple[int, int, int]
-    """Of the kernel as compiled: with swap_ab, M counts rows of the weights, which are gates and ups."""
+    """Tile of the kernel as compiled. With swap_ab, M counts rows of the weights, which are gates and ups."""
     cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
     kernel_schedule: KernelSchedule
     accumulation: Accumulation
     swap_ab: bool = False
     """Whether the weights fill the tensor core's 64 rows, so that few rows of A waste nothing."""
     stages: int | None = None
-    """Of the main loop; None for as many as fit."""
+    """Stages of the main loop's pipeline; None for as many as fit."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "gatedmm"
     backend: ClassVar[Backend] = Backend.CUTEDSL
@@ -77,7 +81,7 @@ class GatedConfig:
 
     @cached_property
     def problem(self) -> Problem:
-        """The product, in the terms of a GEMM that stores it."""
+        """The product, in the terms of a GEMM that would store it."""
         return Problem(
             a_dtype=self.dtype,
             b_dtype=self.dtype,
@@ -92,7 +96,7 @@ class GatedConfig:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """How, in the terms of a GEMM."""
+        """How the product is computed, in the terms of a GEMM."""
         return Schedule(
             tile_shape_mnk=self.tile_shape_mnk,
             cluster_shape_mnk=self.cluster_shape_mnk,
@@ -105,9 +109,9 @@ class GatedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupGatedConfig(GatedConfig):
-    """The same of operands whose scales change along K: A's of 1 x GROUP, the weights' of GROUP gates or ups x GROUP.
+    """A GatedConfig of operands whose scales change along K: A's of 1 x GROUP, the weights' of GROUP gates or ups x GROUP.
 
-    Rows of packed weights are gates and ups in turns. So each has its block's scale in the main loop, as a row of its own would.
+    Rows of packed weights are gates and ups in turns. So in the main loop each row has the scale of its block.
     """
 
     tag: ClassVar[str] = "gatedgroupmm"
@@ -121,7 +125,7 @@ class GroupGatedConfig(GatedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertGatedConfig(GatedConfig):
-    """The same of rows that belong to experts: their numbers are on the device (gemmill.gemm.experts)."""
+    """A GatedConfig of rows that belong to experts. How many each has is on the device (gemmill.gemm.experts)."""
 
     tag: ClassVar[str] = "gatedexpertmm"
     by_expert: ClassVar[bool] = True
@@ -134,7 +138,7 @@ class ExpertGatedConfig(GatedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertGroupGatedConfig(GroupGatedConfig):
-    """Both: rows of experts, and operands whose scales change along K."""
+    """A GatedConfig of rows that belong to experts, and of operands whose scales change along K."""
 
     tag: ClassVar[str] = "gatedexpertgroupmm"
     by_expert: ClassVar[bool] = True
@@ -147,11 +151,12 @@ class ExpertGroupGatedConfig(GroupGatedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class UnalignedGatedConfig:
-    """A kernel for operands that TMA does not take: any rows, strides and addresses. The activation is told at run time."""
+    """A kernel for operands that TMA does not take: any rows, strides and addresses. A call says the activation."""
 
     dtype: DType
-    """Of A and of the weights."""
+    """Dtype of A and of the weights."""
     result: Result
+    """What is stored."""
     arch: Arch = Arch.SM90A
     group_size: ClassVar[int] = 0
     by_expert: ClassVar[bool] = False

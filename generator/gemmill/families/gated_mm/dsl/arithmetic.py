@@ -10,9 +10,9 @@ from cutlass import Float32, Int32
 from gemmill.families.gated_mm.config import Activation
 
 LARGEST_PLAIN_SUM = 2.0**126
-"""Of 1 + exp: up to here it has a normal reciprocal."""
+"""The largest 1 + exp whose reciprocal is normal."""
 LARGEST_PLAIN = 2.0**60
-"""Of what is divided: up to here no step of a quotient overflows."""
+"""The largest magnitude of values up to which no step of a quotient overflows."""
 CODE_MAX, SMALLEST_SCALE = 448.0, 1.0 / (448.0 * 512.0)
 
 
@@ -22,7 +22,7 @@ def ptx(text: str, count: int, *given) -> tuple:
 
 
 def rounded_pair(gate: Float32, up: Float32) -> tuple:
-    """Both rounded to bf16, as the product is that a kernel of its own would have read."""
+    """Gate and up rounded to bf16, as the activation's own kernel would have read them."""
     return ptx(
         "{\n.reg .b32 both;\ncvt.rn.bf16x2.f32 both, {$r0}, {$r1};\n"
         "and.b32 {$w0}, both, 0xffff0000;\nshl.b32 {$w1}, both, 16;\n}",
@@ -33,7 +33,7 @@ def rounded_pair(gate: Float32, up: Float32) -> tuple:
 
 
 def one_plus_exp(x: Float32) -> Float32:
-    """1 + exp(-x)."""
+    """1 + exp(-x), to the bit as CUDA's expf gives it."""
     return ptx(
         "{\n.reg .f32 n, t, j, r;\n.reg .b32 e;\n"
         "neg.f32 n, {$r0};\nfma.rn.f32 t, n, 0f3BBB989D, 0f3F000000;\ncvt.sat.f32.f32 t, t;\n"
@@ -61,7 +61,7 @@ def any_reciprocal(x: Float32) -> Float32:
 
 
 def times(*factors: Float32) -> Float32:
-    """The product, from the left, each rounded."""
+    """The product of all factors, from the left, each multiplication rounded."""
     total = factors[0]
     for factor in factors[1:]:
         total = ptx("mul.rn.f32 {$w0}, {$r0}, {$r1};", 1, total, factor)
@@ -74,7 +74,7 @@ def plus(x: Float32, y: Float32) -> Float32:
 
 
 def tanh(x: Float32) -> Float32:
-    """tanhf."""
+    """tanh(x), to the bit as CUDA's tanhf gives it."""
     return ptx(
         "{\n.reg .pred p, q;\n.reg .f32 a, e, s, t;\nabs.f32 a, {$r0};\nmul.rn.f32 e, a, 0f4038AA3B;\n"
         "ex2.approx.ftz.f32 e, e;\nadd.rn.f32 e, e, 0f3F800000;\nrcp.approx.ftz.f32 e, e;\n"
@@ -96,11 +96,11 @@ _ERF = (
     (0x3F69B4F9, 0xBEC093AC),
     (0x3F210A14, 0x3E0375D3),
 )
-"""Coefficients far from zero, and near."""
+"""Coefficients of erf's polynomials, from the highest power on: for x far from zero, and near it."""
 
 
 def erf(x: Float32) -> Float32:
-    """erff."""
+    """erf(x), to the bit as CUDA's erff gives it."""
     lines = ["{", ".reg .pred p;", ".reg .f32 a, s, c, t, e;", "abs.f32 a, {$r0};", "setp.ge.f32 p, a, 0f3F8060FE;"]
     lines += ["mul.rn.f32 s, {$r0}, {$r0};", "selp.f32 s, a, s, p;"]
     for i, (far, near) in enumerate(_ERF):
@@ -112,7 +112,7 @@ def erf(x: Float32) -> Float32:
 
 
 def prepared(activation: Activation, gate: Float32, up: Float32, numbers: tuple) -> tuple:
-    """Gate, what its sigmoid is taken of, and what is multiplied by, as the activation has them."""
+    """The activation's gate, the argument of its sigmoid, and the factor of its result. `numbers` are alpha, limit and beta."""
     if activation is not Activation.SWIGLU:
         return gate, gate, up
     alpha, limit, beta = numbers
@@ -127,12 +127,12 @@ def prepared(activation: Activation, gate: Float32, up: Float32, numbers: tuple)
 
 
 def is_sigmoid(activation: Activation) -> bool:
-    """Whether an activation is gate times a sigmoid, whose reciprocal may be none that is plain."""
+    """Whether an activation is gate times a sigmoid. `plain_reciprocal` may not do for that."""
     return activation in (Activation.SILU, Activation.SWIGLU)
 
 
 def gelu(activation: Activation, gate: Float32) -> Float32:
-    """0.5 gate (1 + erf or tanh)."""
+    """GELU of gate: 0.5 gate (1 + erf(gate / sqrt(2))), or with tanh in place of erf."""
     if activation is Activation.GELU:
         odd = erf(times(gate, Float32(0.7071067811865476)))
     else:
@@ -148,8 +148,10 @@ def larger(x: Float32, y: Float32) -> Float32:
 
 @cute.jit
 def scale_of(maximum: Float32) -> tuple:
-    """The scale of values whose largest magnitude is `maximum`: (the scale, what to multiply values by first, what to divide
-    them by then). The second is 1, but for maxima beyond LARGEST_PLAIN."""
+    """The scale of values whose largest magnitude is `maximum`: (scale, shrink, divisor).
+
+    Values are multiplied by shrink first, and then divided by divisor. shrink is 1, but for maxima beyond LARGEST_PLAIN.
+    """
     shrink, grow = Float32(1.0), Float32(1.0)
     if maximum > LARGEST_PLAIN:
         shrink, grow = Float32(2.0**-64), Float32(2.0**64)
@@ -171,7 +173,7 @@ def scale_of(maximum: Float32) -> tuple:
 
 
 def quotient(value: Float32, divisor: Float32, reciprocal: Float32) -> Float32:
-    """value / divisor, whose code is that of the correctly rounded quotient (kernels/quant/code.cuh, Quotient)."""
+    """value / divisor. Its code is that of the correctly rounded quotient (kernels/quant/code.cuh, Quotient)."""
     return ptx(
         "{\n.reg .f32 g, n;\nmul.rn.f32 g, {$r0}, {$r2};\nneg.f32 n, {$r0};\nfma.rn.f32 n, g, {$r1}, n;\nneg.f32 n, n;\n"
         "fma.rn.f32 {$w0}, n, {$r2}, g;\n}",

@@ -55,8 +55,10 @@ def store(
     origin: tuple,
     turn: Int32,
 ):
-    """Finishes and stores a group's part of a tile, by TMA, which leaves out what is beyond D. `rows` is how many D has, or `Kept`, those
-    of an expert; `turn` alternates from tile to tile."""
+    """Finishes a consumer group's part of a tile and stores it by TMA, which leaves out what is beyond D.
+
+    `rows` is how many rows D has, or a `Kept` with those of an expert. `turn` alternates from tile to tile.
+    """
     _, vectors, _, _ = target
     _, thread = place
     if cutlass.const_expr(not plan.meets_end):
@@ -123,7 +125,7 @@ def write_box(
 
 @cute.jit
 def divide(values: cute.Tensor, which: cutlass.Constexpr, shrink: Float32, divisor: Float32):
-    """Divides some values by what `scale_of` gave."""
+    """Divides the values of the range `which` by what `scale_of` gave."""
     if shrink != Float32(1.0):
         for i in cutlass.range_constexpr(which.start, which.stop):
             values[i] = arithmetic.times(values[i], shrink)
@@ -134,7 +136,7 @@ def divide(values: cute.Tensor, which: cutlass.Constexpr, shrink: Float32, divis
 
 @cute.jit
 def store_scale(ending: Ending, m: Int32, group: Int32, scale: Float32):
-    """Writes one scale of a row. Who calls it knows that both are D's: a tile of a pair may lie beyond its columns."""
+    """Writes one scale of a row. The caller knows that row and group are D's: a tile of a pair may lie beyond its columns."""
     at = Int64(m) * ending.out_scale_stride_m + Int64(group) * ending.out_scale_stride_g
     cute.make_tensor(ending.out_scales + at, cute.make_layout(1))[0] = scale
 
@@ -150,7 +152,10 @@ def store_groups_of_columns(
     origin: tuple,
     turn: Int32,
 ):
-    """The same where rows of D are columns of the tile: all warps have results of a row, and tell their maxima to the others."""
+    """Stores results with scales in groups where rows of D are columns of the tile.
+
+    All warps have results of a row, and tell their maxima to the others.
+    """
     boxes, vectors, _, maxima = target
     group, thread = place
     warp, lane = thread // 32, thread % 32

@@ -1,4 +1,7 @@
-"""The consumer groups where rows belong to experts: each multiplies and ends its part of every tile or, in pingpong, every second."""
+"""The consumer groups where rows belong to experts.
+
+Each multiplies and ends its part of every tile or, in pingpong, every second tile.
+"""
 
 # mypy: ignore-errors
 from functools import partial

@@ -1,7 +1,7 @@
 """D[m, h] = activation(gate) up on Hopper, of rows that belong to experts: one launch for all of them.
 
-Read in the order in which the machine works: `gated_mm.py`, here the call, shared memory and barriers, then gemmill.gemm's
-`experts.py` and `expert_producer.py`, `expert_consumer.py`, `values.py` and `ending.py`.
+Files in the order in which the machine works: `gated_mm.py`, then this one with the call, shared memory and barriers. Next come
+gemmill.gemm's `experts.py` and `expert_producer.py`. Last come `expert_consumer.py`, `values.py` and `ending.py`.
 """
 
 # mypy: ignore-errors

@@ -1,7 +1,8 @@
 """D[m, h] = activation(gate) up on Hopper, gate and up being columns of one product, in one kernel.
 
-Read in the order in which the machine works: `facts.py`, here the call, shared memory and barriers, the producer and main
-loop of all GEMMs (gemmill.gemm), `scales.py` where scales are in groups, `consumer.py`, then `values.py` and `ending.py`.
+Files in the order in which the machine works: `facts.py`, then this one with the call, shared memory and barriers. Next come the
+producer and main loop of all GEMMs (gemmill.gemm), and `scales.py` where scales are in groups. Last come `consumer.py`,
+`values.py` and `ending.py`.
 """
 
 # mypy: ignore-errors

@@ -11,8 +11,10 @@ from gemmill.gemm.mainloop import column_offset, index, row_offset
 
 
 def places(plan, box: tuple, thread: Int32) -> list:
-    """Of each result that a thread has of a box: (slab, index of its gate, of its up, row and column of D in the group's part, which
-    of the thread's rows it is in)."""
+    """The place of each result that a thread has of a box: (slab, gate, up, (row, column), which of the thread's rows).
+
+    gate and up are indices of sums. Row and column are those of D in the group's part of the tile.
+    """
     slab, column = box
     lane, warp = thread % 32, thread // 32
     found = []
