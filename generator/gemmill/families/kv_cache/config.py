@@ -71,37 +71,37 @@ _TEMPLATE = {
     Kind.ATTEND: "packed_attention",
 }
 OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
-"""Formats are told to them at run time."""
+"""Kinds that are told formats at run time."""
 ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
 HALF_WAVES = (2, 1, 4, 8)
-"""That slices fill; the first is meant where none is told."""
+"""Half waves of blocks that slices may fill. The first is the default."""
 WITHOUT_BITS = (Kind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
-"""Whose codes a kernel writes: nothing beside codes and a norm."""
+"""Methods whose codes a kernel writes: they store nothing beside codes and a norm."""
 BITS = (2, 3, 4)
 DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
-"""Of keys and values together, that are read: one bit fewer each."""
+"""Bits of keys and values that attention reads together."""
 COMMON_HEAD_DIM = 128
-"""With others, keys and values have as many bits."""
+"""The head dim with which keys and values may differ in bits. With others they have as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheConfig:
-    """One variant. Methods, sizes of pages, strides and the alignment of vectors are told at run time: the same binary serves them all."""
+    """One variant. It is told methods, sizes of pages, strides and the alignment of vectors at run time."""
 
     kind: Kind
     dtype: DType
-    """Of rows, keys and values, or queries."""
+    """Dtype of rows, of keys and values, or of queries."""
     head_dim: int
     """Elements of a vector; columns of a transform."""
     key_bits: int = 0
-    """Of an element; 0 where nothing is stored."""
+    """Bits of a key's element; 0 where nothing is stored."""
     value_bits: int = 0
     slots: Slots = Slots.ANY
     """The format, of packed keys and values in slots."""
     half_waves: int = HALF_WAVES[0]
-    """Of the blocks that a device holds at a time, what slices of an attention's tokens are to fill: a setting of its launch."""
+    """Halves of the blocks that a device holds at a time, which slices of tokens are to fill: a setting of the launch."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "kvcache"
 
@@ -112,12 +112,12 @@ class KvCacheConfig:
 
     @property
     def template(self) -> str:
-        """Below templates/kv_cache/."""
+        """The template's path below templates/kv_cache/."""
         return _TEMPLATE[self.kind] if self.slots is Slots.ANY else "slot_attention"
 
     @property
     def compiled(self) -> "KvCacheConfig":
-        """Without the settings of a launch."""
+        """The config without the settings of a launch."""
         return replace(self, half_waves=HALF_WAVES[0])
 
     @property
@@ -154,7 +154,7 @@ def _sizes(c: KvCacheConfig) -> Iterator[str]:
 
 
 def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
-    """Of keys and values together, that a kind has kernels for."""
+    """Bits of keys and values together that a kind has kernels for."""
     if kind in WITHOUT_BITS:
         return ((0, 0),)
     pairs = tuple(product(BITS, BITS)) if kind is Kind.COMPRESS else DECODED_BITS
