@@ -20,7 +20,7 @@ class KvCachePredicate:
 
     @property
     def operand_dtype(self) -> DType:
-        """Of rows, keys and values, or queries."""
+        """Dtype of rows, of keys and values, or of queries."""
         return self.dtype
 
 

@@ -81,7 +81,7 @@ METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
 """Methods whose codes a kernel writes: they store nothing beside codes and a norm."""
 BITS = (2, 3, 4)
 DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
-"""Bits of keys and values that attention reads together."""
+"""Bits of keys and of values that are read together: as many, or one fewer for values."""
 COMMON_HEAD_DIM = 128
 """The head dim with which keys and values may differ in bits. With others they have as many."""
 

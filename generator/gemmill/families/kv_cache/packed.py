@@ -31,7 +31,7 @@ def _of(method: Method) -> Sequence[VectorFormat]:
 
 
 def name_of(format: VectorFormat) -> str:
-    """Its method and, where there are several, its bits."""
+    """A format's name: its method and, where there are several, its bits."""
     return format.method.value if format.method in (Method.E2M1, Method.E4M3) else f"{format.method.value}{format.bits}"
 
 

@@ -31,7 +31,7 @@ class Placement:
     """Where a field lies in a page, in bytes."""
 
     side: str
-    """keys or values."""
+    """Whose field it is: "keys" or "values"."""
     field: Field
     offset: int
     """Where the field of token 0 and head 0 begins in a page."""

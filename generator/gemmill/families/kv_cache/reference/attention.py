@@ -35,7 +35,7 @@ class AttentionOptions:
     """What a call of attention says beside its tensors."""
 
     scale: float
-    """Of scores, most often head_dim^-1/2."""
+    """The factor of scores, most often head_dim^-1/2."""
     causal: bool = True
     """Whether a row sees no key after it."""
     window: int | None = None
