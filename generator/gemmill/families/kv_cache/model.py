@@ -39,7 +39,7 @@ def slices_of(tiles: int, stages: int, blocks: int, half_waves: int) -> int:
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
-    """Estimated nanoseconds of a call; 0 of what is no attention, where there is nothing to choose."""
+    """Estimated nanoseconds of a call; 0 where it is no attention, and nothing is to be chosen."""
     facts: Facts = row.facts
     if facts.half_waves == 0:
         return 0.0
