@@ -15,21 +15,22 @@ class ExpertsAccepts:
     ops: tuple[str, ...]
     """Ops that the kernel can serve."""
     dtype: DType
-    """Of weights."""
+    """Dtype of w13 and w2."""
     out_dtype: DType
-    """Of x and of the result."""
+    """Dtype of x and of the result."""
     group_size: int
-    """Of scales in groups; 0 where they are of whole rows, or where there are none."""
+    """Elements along K that share a scale; 0 where scales are of whole rows, or where there are none."""
     most_experts: int
+    """The most experts whose weights a call may have."""
 
     @property
     def format(self) -> str | None:
-        """Of packed weights."""
+        """Format of packed weights; None, for these are not packed."""
         return None
 
     @property
     def operand_dtype(self) -> DType:
-        """Of the operand that a call is asked by."""
+        """Dtype of the operand that a call is asked by: the weights."""
         return self.dtype
 
 
@@ -42,7 +43,7 @@ class PackedExpertsAccepts(ExpertsAccepts):
 
     @property
     def format(self) -> str | None:
-        """Of packed weights."""
+        """Format of packed weights."""
         return self.packed_as
 
 

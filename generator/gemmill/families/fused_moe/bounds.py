@@ -1,12 +1,13 @@
 """How far a right kernel may be from the reference, element by element, from the arithmetic of the hardware.
 
 Both products are made by instructions for operands of 16 bits, to which e4m3 is converted (`gemmill.arithmetic`). An
-instruction adds 16 products and loses 19 units of 2^-23 of the largest sum at most. The sum of all magnitudes is never below
-that sum. Sums leave the tensor core every 128 bytes along K, so 8 instructions at most add up. Then each step, slice, scale,
-bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. A gate and an up lie
-between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the reference's, its code
-times its scale between those of the ends. What these may be off, times the magnitudes of W2, is the second product's error,
-with what that loses itself.
+instruction adds 16 products and loses at most 19 units of 2^-23 of the largest sum. The sum of all magnitudes is never below
+that sum. Sums leave the tensor core every 128 bytes along K, so at most 8 instructions add up. Then each step, slice, scale,
+bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K.
+
+A gate and an up lie between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the
+reference's. Its code times its scale lies between those of the two ends. The second product's error has two terms. One is the
+error of its operand times the magnitudes of W2. The other is what the second product's own sums lose.
 """
 
 from dataclasses import dataclass
@@ -21,20 +22,26 @@ from gemmill.formats.gating import encode, group_scales, slack_of
 from gemmill.formats.layout import STAGE_COLUMNS
 
 _INSTRUCTIONS, _STEP_BYTES, _ROUNDINGS = 8, 128, 24
-"""Of a step; the slices that are added, and the roundings of an end."""
+"""Instructions of a step of the main loop; bytes of a step along K; roundings of slices that are added and of an epilogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What a call must give, of [tokens, hidden]: in x's type, in float64, and how far from that a result may be."""
+    """What a call must give. Each tensor is [tokens, hidden]."""
 
     rounded: Tensor
+    """The reference's result, in x's dtype."""
     exact: Tensor
+    """The result before it is rounded, float64."""
     bound: Tensor
+    """How far from `exact` a right result may be, float64."""
 
 
 def judged(layer: Layer, added_to: Tensor | None, *, exactly: bool) -> Judged:
-    """`exactly` where the first product is the same in every order of summation."""
+    """What the call of a layer must give; with `added_to`, [tokens, hidden], the result is added to it.
+
+    `exactly` says that the first product is the same in every order of summation.
+    """
     exact = layer.x.new_zeros(layer.x.shape, dtype=torch.float64)
     error, magnitude = exact.clone(), exact.clone()
     if added_to is not None:
@@ -98,7 +105,7 @@ def _inner_error(layer: Layer, rows: Rows) -> Tensor:
 
 
 def _lost(layer: Layer, weights: Tensor) -> float:
-    """Of all magnitudes of a sum, what a kernel may lose."""
+    """The fraction of the sum of all magnitudes that a kernel may lose."""
     if layer.is_packed:
         steps = -(-weights.shape[2] // STAGE_COLUMNS) * STAGE_COLUMNS // OF_16_BITS.instruction_k
         return steps * OF_16_BITS.losses * OF_16_BITS.unit + _ROUNDINGS * FLOAT32_UNIT
@@ -107,7 +114,7 @@ def _lost(layer: Layer, weights: Tensor) -> float:
 
 
 def _spread_scales(scales: Tensor, w: Tensor, group: int) -> Tensor:
-    """Of every element of one expert's weights, or of every row."""
+    """One expert's scales in float64: [rows, K] of scales in groups, else [rows, 1]."""
     if not group:
         return scales.reshape(-1, 1).double()
     whole = scales.repeat_interleave(group, dim=0).repeat_interleave(group, dim=1)

@@ -18,7 +18,7 @@ from gemmill.vocab import Compiler
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each variant.
 _UNIT_SECONDS, _SECONDS = 6.0, 9.0
 _PACKED_UNIT_SECONDS, _PACKED_SECONDS = 26.0, 9.0
-"""Those of grouped GEMMs with packed weights, twice: an assumption."""
+"""Twice the seconds of grouped GEMMs with packed weights: an assumption."""
 
 
 def _filters(config: AnyConfig) -> dict[str, Any]:

@@ -43,26 +43,29 @@ def fused_experts(
 ) -> torch.Tensor:
     """out[t] = sum over a token's experts e of weight W2[e] (activation(gate) up), gate and up being rows of W13[e] x[t].
 
-    x is [M, K], bfloat16 or float16. w13 is [E, 2 I, K] and w2 [E, K, I], as checkpoints have them: float8_e4m3fn with float32
-    scales, or x's type without. K and I are multiples of 16, with scales of blocks I of 128. `order` says how w13 has gates and ups:
-    "gate_up", "up_gate" or "interleaved". Biases are [E, 2 I] and [E, K] in x's type.
+    `x` is [M, K], bfloat16 or float16. `w13` is [E, 2 I, K] and `w2` is [E, K, I], row-major, as in checkpoints. Weights are
+    float8_e4m3fn with float32 scales, or x's dtype without scales. K and I are multiples of 16; with scales of blocks, I is a
+    multiple of 128. `order` says how rows of w13 have gates and ups: "gate_up", "up_gate" or "interleaved". `w13_bias` is
+    [E, 2 I] and `w2_bias` is [E, K], in x's dtype.
 
-    w13_scales are [E, 2 I] or [E], w2_scales [E, K] or [E]: then a row of activations has one scale. Or they are of blocks,
-    [E, 2 I / 128, K / 128] and [E, K / 128, I / 128]: then each 128 of a row have one.
+    Scales of rows: `w13_scales` are [E, 2 I] or [E], and `w2_scales` are [E, K] or [E]. A row of activations then has one
+    scale. Scales of blocks: they are [E, ceil(2 I / 128), ceil(K / 128)] and [E, ceil(K / 128), I / 128]. Each 128 elements of
+    a row of activations then have one scale. Codes are made as gemmill.families.fused_moe.reference writes it down.
 
-    topk_ids are int32 or int64 [M, topk], topk_weights float32 [M, topk]. expert_map is int32: whose weights an expert has, -1 for
-    none; without it expert e has weights e. An id of no expert counts as none. weight_on_input multiplies gates and ups by the
-    router's weight instead of what w2 gives.
+    `topk_ids` is int32 or int64 [M, topk], `topk_weights` float32 [M, topk]. `expert_map` is int32, one number for each expert:
+    the index of its weights, or -1 for none. Without a map expert e has weights e. An id that names no expert counts as none.
+    `weight_on_input` multiplies gates and ups by the router's weight, instead of what w2 gives.
 
-    With `adds` the result is added to `out`, else `out` is made or overwritten: [M, K] in x's type. workspace is uint8, as many as
-    fused_experts_workspace says, with anything in them; without it torch's allocator is asked. Sums have one order: the same call
-    gives the same bits.
+    `out` is [M, K] in x's dtype. With `adds` the result is added to it; else it is made or overwritten. `workspace` is uint8, of
+    as many bytes as fused_experts_workspace says. Its bytes may be anything. Without it torch's allocator is asked. Sums have
+    one order: the same call gives the same bits.
 
-    `format` is "nvfp4" or "mxfp4" where weights are packed by gemmill.quantize.prepack_gated_experts: w13 and w2 are blocks then.
-    w13_scales [E, 2 I] and w2_scales [E, K] are their bases. x is bfloat16 then, order "interleaved", and so are rows of w13_bias.
+    `format` is "nvfp4" or "mxfp4" for weights that gemmill.quantize.prepack_gated_experts packed. Then w13 and w2 are uint8
+    blocks. `w13_scales` [E, 2 I] and `w2_scales` [E, K] are their bases. `x` is bfloat16, and `order` is "interleaved". Rows of
+    w13_bias are interleaved, too.
 
-    Raises RuntimeError with one sentence where the arguments do not fit, ValueError for another order, or
-    `adds` without `out`. With `check` ids and map are looked at, which waits for the device.
+    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another order or format, or for
+    `adds` without `out`. `check` looks at ids and map, and waits for the device.
     """
     if order not in _ORDERS:
         raise ValueError(f"order is {order!r}, expected 'gate_up', 'up_gate' or 'interleaved'")
@@ -117,7 +120,8 @@ def fused_experts_workspace(
 ) -> int:
     """Bytes that fused_experts needs at most for so many tokens, whatever kernel serves it.
 
-    hidden is the length of a row of x, inner of half a row of the first product. experts are those whose weights are here. coded says
-    that weights are float8_e4m3fn, packed that they are packed weights of 4 bits. Fewer tokens need no more. Raises ValueError for a size below 0.
+    `hidden` is the length of a row of x, `inner` of half a row of the first product. `experts` counts those whose weights are
+    here. `coded` says that weights are float8_e4m3fn. `packed` says that they are packed, of 4 bits. Fewer tokens need no more.
+    Raises ValueError for a size below 0.
     """
     return most_bytes(tokens, hidden, inner, topk, experts, coded and not packed, packed)

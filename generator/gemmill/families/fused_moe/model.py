@@ -1,7 +1,7 @@
 """The analytic model that chooses a variant. Mirrors kernels/fused_moe/model.cpp.
 
-Weights of every expert that has rows are read once for each of its tiles, from memory the first time. What a tile's step takes is the
-time of its loads, which grow with its rows.
+Weights of every expert that has rows are read once for each of its tiles. The first of these reads comes from memory. A tile's
+step takes the time of its loads, which grow with its rows.
 """
 
 from typing import NamedTuple
@@ -9,19 +9,20 @@ from typing import NamedTuple
 from gemmill.family import Row, ShapedCall
 
 _BEGIN_NS = 12000.0
-"""Of three launches."""
+"""Nanoseconds of three launches."""
 _MEMORY = 4000.0
-"""Bytes a nanosecond."""
+"""Bytes that memory gives in a nanosecond."""
 
 
 class Facts(NamedTuple):
-    """Of a variant. Mirrors `Facts` in kernels/fused_moe/model.h."""
+    """What the model reads of a variant. Mirrors `Facts` in kernels/fused_moe/model.h."""
 
     tile_tokens: int
+    """Rows of an expert that a CTA takes together."""
     bits: int
-    """Of an element of weights."""
+    """Bits of an element of weights."""
     tile_ps: int
-    """Picoseconds for 1,024 bytes of weights by a tile's rows, of all multiprocessors together."""
+    """Picoseconds for 1,024 bytes of weights by a tile's rows, of 132 multiprocessors together."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:

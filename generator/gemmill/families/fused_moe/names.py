@@ -8,7 +8,7 @@ from gemmill.vocab import Arch, DType
 
 
 def to_fields(config: ExpertsConfig) -> list[str]:
-    """dtype out_dtype scales tile."""
+    """The fields of a config's name: dtype, out_dtype, scales, tile."""
     scales = f"group{config.group_size}" if config.group_size else "rows" if config.is_coded else "plain"
     return [config.dtype.value, config.out_dtype.value, scales, f"t{config.tile_tokens}"]
 
@@ -36,7 +36,7 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ExpertsConfig:
 
 
 def packed_to_fields(config: PackedExpertsConfig) -> list[str]:
-    """format tile."""
+    """The fields of a config's name: format, tile."""
     return [str(config.format), f"t{config.tile_tokens}"]
 
 

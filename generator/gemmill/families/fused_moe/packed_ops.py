@@ -42,13 +42,13 @@ _SIZES: tuple[Step, ...] = (
 
 
 def blocks_shape(format: Format, experts: int, rows: int, columns: int) -> tuple[int, int, int, int]:
-    """Of packed weights."""
+    """Shape of the uint8 blocks of packed weights: [experts, blocks along rows, blocks along columns, bytes of a block]."""
     of_block = SIDE * SIDE // 2 + SIDE * SIDE // format.group
     return experts, -(-rows // SIDE), -(-columns // STAGE_COLUMNS) * (STAGE_COLUMNS // SIDE), of_block
 
 
 def _blocks(role: str, rows: str, columns: str) -> tuple[Step, ...]:
-    """Of a role's weights, in blocks of 64 x 64, whose K is padded to a stage."""
+    """Steps for a role's packed weights: blocks of 64 x 64, with K padded to a stage."""
     return (
         Let(f"{role}_tiles", f"ceil({rows}, {SIDE})"),
         Let(f"{role}_blocks", f"up({columns}, {STAGE_COLUMNS}) // {SIDE}"),

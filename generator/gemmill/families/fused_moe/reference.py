@@ -1,14 +1,16 @@
 """fused_experts in plain torch, on any device, in the arithmetic of its kernels.
 
-Of each pair of a token and one of its experts:
+A pair is a token and one of its experts. For each pair:
 
-    x         of e4m3 weights: scale = max(amax / 448, 1 / (448 * 512)) of each 128 of a row, or of the row, and the code of x / scale
-    products  scales (codes W13), plus bias, times the router's weight where that belongs to the input; rounded to x's type
-    results   activation(gate) up in float32; coded as x is, or rounded to x's type
+    scale     of x where weights are e4m3: max(amax / 448, 1 / (448 * 512)) of each 128 of a row, or of the row
+    x         the e4m3 code of x / scale; x itself where weights have 16 bits
+    products  scales (codes W13), plus bias, times the router's weight where that belongs to the input; rounded to x's dtype
+    results   activation(gate) up in float32; coded as x is, or rounded to x's dtype
     part      (scales (results W2), plus bias) times the router's weight, in float32
     out       parts of a token's experts, summed in their order in float32, and rounded once
 
-Packed weights are decoded first: code, scale and base of each, exactly, in float64. Sums of products are made in float64. Scales of rows are multiplied by last: a_scale * (sum * b_scale).
+Packed weights are decoded first: the product of each code, scale and base is exact in float64. Sums of products are made in
+float64. Scales of rows are multiplied by last: a_scale * (sum * b_scale).
 """
 
 from collections.abc import Iterator
@@ -22,12 +24,15 @@ from gemmill.vocab.activation import Activation
 
 GROUP = 128
 GATE_UP, UP_GATE, INTERLEAVED = range(3)
-"""Orders of rows of w13."""
+"""Orders of rows of w13: gates before ups, ups before gates, or each gate before its up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Operands of a call, as the op has them; scales are [weights, rows], or [weights, rows / 128, columns / 128]."""
+    """Operands of a call, as the op has them. Scales are [weights, rows], or [weights, rows / 128, columns / 128].
+
+    Packed weights are here decoded: float64, without scales.
+    """
 
     x: Tensor
     w13: Tensor
@@ -46,18 +51,19 @@ class Layer:
     order: int = GATE_UP
     weight_on_input: bool = False
     numbers: tuple[float, float, float] = field(init=False)
+    """alpha, limit and beta."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numbers", (self.alpha, self.limit, self.beta))
 
     @property
     def is_coded(self) -> bool:
-        """Whether activations are coded."""
+        """Whether activations become codes of e4m3."""
         return self.w13.dtype is torch.float8_e4m3fn
 
     @property
     def is_packed(self) -> bool:
-        """Whether weights were packed: now they are float64."""
+        """Whether weights were packed. Decoded, they are float64."""
         return self.w13.dtype is torch.float64
 
     @property
@@ -67,7 +73,7 @@ class Layer:
 
     @property
     def local(self) -> Tensor:
-        """Which weights are a pair's, int64 [tokens, topk]; -1 for none."""
+        """The index of each pair's weights, int64 [tokens, topk]; -1 for none."""
         ids, weights = self.topk_ids.long(), self.w13.shape[0]
         experts = weights if self.expert_map is None else self.expert_map.numel()
         known = (ids >= 0) & (ids < experts)
@@ -76,7 +82,7 @@ class Layer:
         return ids.where(known & (ids >= 0) & (ids < weights), -1)
 
     def gate_and_up(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What belongs to gates, and to ups, of what w13's rows give: along the last dimension."""
+        """Gates, and ups, of what w13's rows give: [..., 2 inner] becomes [..., inner] twice."""
         if self.order == INTERLEAVED:
             return rows[..., ::2], rows[..., 1::2]
         first, second = rows.chunk(2, dim=-1)
@@ -85,15 +91,18 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Pairs of one expert."""
+    """Pairs of one expert, which are the M rows of its products."""
 
     weights: int
+    """Index of the expert's weights."""
     tokens: Tensor
+    """Each pair's token, int64 [M]."""
     slots: Tensor
+    """Each pair's place among its token's experts, int64 [M]."""
 
 
 def rows_of(layer: Layer) -> Iterator[Rows]:
-    """Pairs, expert after expert."""
+    """Pairs of every expert that has some, in the order of the indices of weights."""
     local = layer.local
     for weights in local.unique().tolist():
         if weights >= 0:
@@ -102,14 +111,17 @@ def rows_of(layer: Layer) -> Iterator[Rows]:
 
 
 def coded(values: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Codes of float32 rows, and their scales: of each `group`, or of whole rows [M, 1]."""
+    """e4m3 codes of float32 rows [M, K], and their float32 scales: [M, ceil(K / group)], or [M, 1] for a group of 0."""
     size = group or max(values.shape[1], 1)
     scales = group_scales(values, size)
     return group_codes(values, scales, size), scales
 
 
 def products(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, group: int) -> Tensor:
-    """a_scales b_scales (a b^T) of one expert, float32 [M, N], rounded once of scales in groups."""
+    """a_scales b_scales (a b^T) of one expert, float32 [M, N], of a [M, K] and b [N, K].
+
+    With scales in groups the sum is rounded once. With scales of rows each multiplication rounds, too.
+    """
     if a_scales is None or b_scales is None:
         return (a.double() @ b.double().t()).float()
     if not group:
@@ -129,12 +141,12 @@ def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iter
 
 
 def weights_of(layer: Layer, rows: Rows) -> Tensor:
-    """The router's, of pairs [M, 1]."""
+    """The router's weights of pairs, float32 [M, 1]."""
     return layer.topk_weights[rows.tokens, rows.slots, None]
 
 
 def inner_products(layer: Layer, rows: Rows) -> Tensor:
-    """Of x and W13 in float32 [M, 2 inner], before they are rounded."""
+    """Products of x and W13 in float32 [M, 2 inner], before they are rounded to x's dtype."""
     x = layer.x[rows.tokens]
     codes, scales = coded(x.float(), layer.group) if layer.is_coded else (x, None)
     b_scales = None if layer.w13_scales is None else layer.w13_scales[rows.weights]
@@ -143,7 +155,7 @@ def inner_products(layer: Layer, rows: Rows) -> Tensor:
 
 
 def ended(total: Tensor, bias: Tensor | None, layer: Layer, rows: Rows, *, weighted: bool) -> Tensor:
-    """Sums with their bias, times the router's weight where that belongs there."""
+    """Sums [M, N] plus their bias, and times the router's weight where `weighted`."""
     if bias is not None:
         total = total + bias[rows.weights].to(total.dtype)
     return total * weights_of(layer, rows).to(total.dtype) if weighted else total
@@ -156,12 +168,12 @@ def results(layer: Layer, rows: Rows) -> Tensor:
 
 
 def operand_of(layer: Layer, values: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What the second product reads of results: with scales where they are coded."""
+    """What the second product reads of results [M, inner]: codes and scales, or values of x's dtype and None."""
     return coded(values, layer.group) if layer.is_coded else (values.to(layer.x.dtype), None)
 
 
 def parts(layer: Layer) -> Tensor:
-    """What is summed, float32 [tokens, topk, hidden]; zeros for pairs without weights."""
+    """Each pair's part of its token's result, float32 [tokens, topk, hidden]; zeros for pairs without weights."""
     found = layer.x.new_zeros((*layer.topk_ids.shape, layer.w2.shape[1]), dtype=torch.float32)
     for rows in rows_of(layer):
         codes, scales = operand_of(layer, results(layer, rows))
@@ -172,7 +184,7 @@ def parts(layer: Layer) -> Tensor:
 
 
 def fused_experts(layer: Layer, added_to: Tensor | None = None) -> Tensor:
-    """[tokens, hidden] in x's type; with what was there before it, where it is added to."""
+    """The op's result, [tokens, hidden] in x's dtype. With `added_to` that is added before the result is rounded."""
     found, total = parts(layer), torch.zeros(layer.x.shape, dtype=torch.float32, device=layer.x.device)
     for slot in range(found.shape[1]):
         total = total + found[:, slot]

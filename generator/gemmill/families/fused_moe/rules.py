@@ -7,7 +7,7 @@ from gemmill.vocab import Arch
 
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
-    """Kernels begin while others end, and multiply by warps; no other architecture has run them."""
+    """Kernels begin while others end, and their warps multiply. No other architecture has run them."""
     if c.arch is not Arch.SM90A:
         yield f"fused experts are written for sm90a, not for {c.arch}"
 
@@ -21,7 +21,7 @@ def _operands(c: ExpertsConfig) -> Iterator[str]:
 
 
 def _tile(c: ExpertsConfig) -> Iterator[str]:
-    """An instruction takes eight rows of activations, and a lane has the scale of one of 32."""
+    """An instruction takes eight rows of activations. A lane has the scale of one row, so a tile has at most 32."""
     if c.tile_tokens not in TILES:
         yield f"tile of {c.tile_tokens} rows: there are {', '.join(map(str, TILES))}"
 

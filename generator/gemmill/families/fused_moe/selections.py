@@ -17,7 +17,7 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[ExpertsConfig]:
-    """On sm90a, of e4m3 to bf16 both kinds of scales with tiles of 8, 16 and 32 rows. Of bf16 the smallest and the largest."""
+    """Kernels of sm90a. e4m3 to bf16 has both kinds of scales with tiles of 8, 16 and 32 rows; bf16 has 8 and 32."""
     if arch is not Arch.SM90A:
         return
     for group, tile in product((GROUP, 0), TILES):
@@ -27,7 +27,7 @@ def default(arch: Arch) -> Iterator[ExpertsConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
-    """Of scales in groups, the smallest tile."""
+    """The kernel of scales in groups with the smallest tile."""
     yield from (config for config in default(arch) if config.group_size and config.tile_tokens == TILES[0])
 
 
@@ -38,6 +38,6 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
-    """Of packed 4-bit weights, of each format every tile, on sm90a."""
+    """Kernels of packed 4-bit weights on sm90a: every tile of each format."""
     for format, tile in product(FP4_FORMATS, PACKED_TILES if arch is Arch.SM90A else ()):
         yield PackedExpertsConfig(format=format, tile_tokens=tile, arch=arch)

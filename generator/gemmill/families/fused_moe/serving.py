@@ -24,7 +24,7 @@ _WRITTEN = ("out", "workspace", "adds")
 
 
 def layer_of(given: dict[str, Any]) -> Layer:
-    """The operands of a call that has passed the checks; scales of experts as those of rows."""
+    """The operands of a call that has passed the checks. Scales of experts become those of rows; packed weights are decoded."""
     operands = {name: value for name, value in given.items() if name not in _WRITTEN}
     if "format" in given:
         return _packed_layer(operands)
@@ -41,7 +41,7 @@ def layer_of(given: dict[str, Any]) -> Layer:
 
 
 def _packed_layer(given: dict[str, Any]) -> Layer:
-    """Of packed weights, decoded."""
+    """The operands of a call with packed weights, which are decoded."""
     format = FP4_FORMATS[given.pop("format")]
     columns = given["x"].shape[1], given["w13_scales"].shape[1] // 2
     for name, k in zip(("w13", "w2"), columns, strict=True):
@@ -54,7 +54,7 @@ def _packed_layer(given: dict[str, Any]) -> Layer:
 
 
 def _decoded(blocks: Tensor, base: Tensor, format: Format, k: int) -> Tensor:
-    """Of one expert, float64 [rows, K]."""
+    """One expert's decoded weights, float64 [rows, K]."""
     values: Tensor = Fp4Blocks(format=format, n=len(base), k=k, blocks=blocks, base=base).weights()[0].values()
     return values * base.double()[:, None]
 

@@ -10,7 +10,7 @@ _TYPES = {DType.BF16: "__nv_bfloat16", DType.F16: "__half", DType.E4M3: "gemmill
 
 
 def spell(config: ExpertsConfig) -> Spelled:
-    """The template, and what fills its holes."""
+    """The template of an ExpertsConfig, and what fills its holes."""
     values = {
         "half_type": _TYPES[config.out_dtype],
         "element_type": _TYPES[config.dtype],
@@ -21,11 +21,11 @@ def spell(config: ExpertsConfig) -> Spelled:
 
 
 _CPP_BLOCK: dict[Format, str] = {NVFP4: "Fp4Block<NvFp4>", MXFP4: "Fp4Block<MxFp4>"}
-"""Class in kernels/blockscaled/widen_e2m1.cuh."""
+"""Classes of kernels/blockscaled/widen_e2m1.cuh by format."""
 
 
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
-    """The template, and what fills the holes."""
+    """The template of a PackedExpertsConfig, and what fills its holes."""
     values = {
         "products": "WarpProducts" if config.by_warps else "WarpgroupProducts",
         "block": _CPP_BLOCK[config.format],

@@ -6,7 +6,7 @@ from gemmill.family import Aspect, Check, Let, Require, Step, When, any_of
 from gemmill.vocab.activation import Activation
 
 MULTIPLE = 16
-"""Of which the lengths of rows are multiples: of 16 bytes, and of 16 rows of an instruction."""
+"""The lengths of rows are multiples of this: loads take 16 bytes, and an instruction takes 16 rows of weights."""
 MOST_PAIRS, MOST_SIZE = 2**30, 2**24
 ROLES = "out x w13 w2 w13_scales w2_scales topk_ids topk_weights w13_bias w2_bias expert_map workspace"
 WORDS = tuple(activation.spelled for activation in Activation)
@@ -75,7 +75,7 @@ PARTS: tuple[Step, ...] = (
     *(Let(name, said) for name, said in EXPRESSIONS.items() if name != "inner_groups"),
     Let("shared_bytes", SHARED),
 )
-"""Bytes of a workspace that every call has."""
+"""Values that the sizes of a workspace are made of, and the bytes of those parts that every call has."""
 WORKSPACE: tuple[Step, ...] = (
     Check(Aspect.DTYPE, "workspace"),
     Require(
@@ -86,7 +86,7 @@ WORKSPACE: tuple[Step, ...] = (
 
 
 def large_enough(needed: str) -> Require:
-    """As many bytes as a value says."""
+    """Requires a workspace of at least as many bytes as the value of this name says."""
     return Require(
         f"numel(workspace) >= {needed}",
         f"{{workspace.name}} has {{workspace.shape}} bytes, expected {{{needed}}} or more: gemmill.fused_experts_workspace says how many",

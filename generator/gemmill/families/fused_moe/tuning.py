@@ -10,10 +10,12 @@ from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 
 _TILE_PS = {8: 290, 16: 400, 32: 706}
-"""Of 1,024 bytes of weights by a tile's rows: from times of 256 and 1,024 tokens of Qwen3-30B-A3B (H200, 2026-11-22;
-docs/notes/experts.md)."""
+"""Picoseconds for 1,024 bytes of weights, by a tile's rows.
+
+Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs/notes/experts.md).
+"""
 _PACKED_BLOCK_PS, _PACKED_ROW_PS = 227, 4.5
-"""The same of packed weights, and what each row of the tile adds: predictions, as those of grouped GEMMs are."""
+"""The same of packed weights, and what each row of the tile adds. Both are predictions, as those of grouped GEMMs are."""
 
 
 def _tile_ps(config: AnyConfig) -> int:

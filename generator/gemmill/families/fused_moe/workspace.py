@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from gemmill.families.fused_moe.config import GROUP
 
 ALIGNED = 256
-"""Bytes that each part of a workspace begins at a multiple of; a workspace itself may begin anywhere."""
+"""Each part of a workspace begins at a multiple of so many bytes. A workspace itself may begin anywhere."""
 _FEWEST_ROWS, _FEWEST_COLUMNS = 8, 16
-"""Of the smallest tile, and of a block of columns."""
+"""Rows of the smallest tile, and columns of a block."""
 TILES = "tiles"
 EXPRESSIONS: Mapping[str, str] = {
     "pairs": "M * topk",
@@ -37,12 +37,15 @@ _SORTED = ("(weights + 1) * 4", "pairs * 4")
 
 
 def expression_of(*, coded: bool) -> str:
-    """Bytes of all parts, in the language of contracts; `shared_bytes` are those of both kinds."""
+    """Bytes of a workspace, in the language of contracts. `shared_bytes` counts the parts that every call has."""
     return f"shared_bytes + {_total(_CODED if coded else _PLAIN)}"
 
 
 def packed_expression() -> str:
-    """The same of packed weights: of `weights` experts the first row of each, and of sorted rows the token."""
+    """Bytes of a workspace of packed weights, in the language of contracts.
+
+    Packed weights add two parts: the first row of each of `weights` experts, and the token of each sorted row.
+    """
     return f"shared_bytes + {_total((*_PLAIN, *_SORTED))} + {ALIGNED}"
 
 
@@ -55,7 +58,7 @@ SHARED = f"{ALIGNED} + {_total(_EACH)}"
 
 
 def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, coded: bool, packed: bool = False) -> int:
-    """Of a workspace for so many tokens, whatever kernel serves them. Raises ValueError for a size below 0."""
+    """Bytes of a workspace for so many tokens, whatever kernel serves them. Raises ValueError for a size below 0."""
     sizes = {"tokens": tokens, "hidden": hidden, "inner": inner, "topk": topk, "experts": experts}
     for name, size in sizes.items():
         if size < 0:

@@ -23,23 +23,25 @@ class UnalignedGatedAccepts:
     ops: tuple[str, ...]
     """Ops that the kernel can serve."""
     dtype: DType
+    """Dtype of a and b."""
     result: Result
+    """What the kernel stores."""
     group_size: ClassVar[int] = 0
     """Elements along K that share a scale of the operands; 0: scales of rows and columns."""
 
     @property
     def operand_dtype(self) -> DType:
-        """Of the operand that a call is asked by."""
+        """Dtype of the operand that a call is asked by."""
         return self.dtype
 
     @property
     def out_dtype(self) -> DType:
-        """Of the result."""
+        """Dtype of the result."""
         return self.result.dtype
 
     @property
     def activations(self) -> tuple[Activation, ...]:
-        """That the kernel computes."""
+        """Activations that the kernel computes: all of them."""
         return tuple(Activation)
 
 
@@ -48,16 +50,17 @@ class GatedAccepts(UnalignedGatedAccepts):
     """The calls that a kernel takes: rows of a and out, and columns of b, begin at multiples of 16 bytes."""
 
     activation: Activation
+    """The activation that the kernel was compiled with."""
 
     @property
     def activations(self) -> tuple[Activation, ...]:
-        """That the kernel computes."""
+        """Activations that the kernel computes: its own."""
         return (self.activation,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupGatedAccepts(GatedAccepts):
-    """The same, of operands whose scales are in groups along K."""
+    """The calls that a kernel of operands with scales in groups along K takes. Alignments are those of `GatedAccepts`."""
 
     group_size: ClassVar[int] = GROUP
 

@@ -1,13 +1,14 @@
 """Bounds between which a right kernel's results lie.
 
 A kernel's product differs from the exact one by what the tensor core loses in the sum (gemmill.arithmetic), then by its
-rounding to bf16. Of an activation no slope exceeds 1.13, and none is further from 0 than its gate. So value and exact value
-are apart by at most
+rounding to bf16. An activation's slope is at most 1.13, and its value is no further from 0 than its gate. So value and exact
+value are apart by at most
 
     1.13 |gate error| (|up| + |up error|) + |gate| |up error|
 
-and by the rest: exp, tanh and erf are the CUDA library's, within `GATE_STEPS` units of torch's, as in silu_and_mul_quant. Where
-sums are exact, that is all. What is stored then lies between what the lowest and the highest value would be stored as.
+and by the error of the activation itself. exp, tanh and erf are the CUDA library's, within `GATE_STEPS` units of torch's, as
+in silu_and_mul_quant. Where sums are exact, that error is all. A stored result lies between what the lowest and the highest
+value would be stored as.
 """
 
 from dataclasses import dataclass
@@ -23,21 +24,21 @@ from gemmill.formats.gating import group_codes, group_scales, slack_of
 
 _EPILOGUE_ROUNDINGS = 4
 _GROUP_ROUNDINGS = 3
-"""Of the product of scales, of that with a sum, and of what is added."""
+"""Roundings of a group: the product of scales, its product with a sum, and the addition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Lowest and highest value of each result, float32 [M, hidden]."""
+    """Lowest and highest value of each result, float32 [M, hidden], before it is stored."""
 
     low: Tensor
     high: Tensor
     known: Tensor
-    """Where both are finite: elsewhere a result is not judged."""
+    """Where both are finite, bool [M, hidden]. Elsewhere a result is not judged."""
 
 
 def product_error(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
-    """How far the product in bf16 may be from the reference's, float64 [M, N], where sums stay in the tensor core."""
+    """How far the product in bf16 may be from the reference's, float64 [M, N]."""
     if reference.in_groups(b, b_scales):
         return _error_in_groups(a, b, a_scales, b_scales)
     scales = a_scales.reshape(-1, 1).double().abs() * b_scales.reshape(1, -1).double().abs()
@@ -48,7 +49,10 @@ def product_error(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> T
 
 
 def _error_in_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
-    """The same where sums of GROUP along K leave the tensor core, and are added in float32 with their scales."""
+    """The product's error, float64 [M, N], where sums of GROUP along K leave the tensor core.
+
+    They are added in float32 with their scales.
+    """
     error = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     magnitude, exact = error.clone(), error.clone()
     for of_a, of_b, scale in reference.each_group(a, b, a_scales, b_scales):
@@ -67,7 +71,11 @@ def interval(
     *,
     exactly: bool,
 ) -> Interval:
-    """Of a, b, a_scales and b_scales, and alpha, limit and beta; `exactly` where every order of summation gives the same."""
+    """Between what values each result lies.
+
+    `operands` are a, b, a_scales and b_scales; `numbers` are alpha, limit and beta. `exactly` says that every order of summation
+    gives the same.
+    """
     _, b, _, _ = operands
     value = reference.values(*operands, activation, *numbers)
     gate_rows, up_rows = packed_rows(b.shape[1] // 2, b.device)
@@ -80,19 +88,19 @@ def interval(
 
 
 def outside_of_values(found: Tensor, within: Interval) -> Tensor:
-    """Which results in bf16 [M, hidden] are wrong."""
+    """Which results in bf16 [M, hidden] are wrong, bool [M, hidden]."""
     low, high = within.low.bfloat16(), within.high.bfloat16()
     return within.known & ~((found >= low) & (found <= high))
 
 
 def outside_of_static(found: Tensor, scale: Tensor, within: Interval) -> Tensor:
-    """Which codes by a scale that is given are wrong."""
+    """Which e4m3 codes [M, hidden] by the given float32 scale are wrong, bool [M, hidden]."""
     low, high = (reference.static_codes(end, scale) for end in (within.low, within.high))
     return within.known & ((_rank(found) < _rank(low)) | (_rank(found) > _rank(high)))
 
 
 def outside_of_groups(found: Tensor, scales: Tensor, within: Interval) -> tuple[Tensor, Tensor]:
-    """Which codes [M, hidden] and which scales [M, hidden / 128] are wrong; codes are judged by the scales that were found."""
+    """Which codes [M, hidden] and which scales [M, hidden / 128] are wrong. Codes are judged by the scales that were found."""
     low, high = within.low, within.high
     least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
     known = within.known.unflatten(1, (-1, GROUP)).all(dim=-1)
@@ -104,7 +112,7 @@ def outside_of_groups(found: Tensor, scales: Tensor, within: Interval) -> tuple[
 
 
 def _rank(codes: Tensor) -> Tensor:
-    """Codes as integers in the order of their values; -0 and 0 are the same, NaN is above all."""
+    """e4m3 codes as integers in the order of their values: -0 and 0 are the same, and NaN is above all."""
     bits = codes.view(torch.uint8).int()
     rank = torch.where(bits >= 128, 128 - bits, bits)
     return torch.where((bits & 0x7F) == 0x7F, torch.full_like(rank, 127), rank)

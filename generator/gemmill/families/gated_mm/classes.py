@@ -27,7 +27,7 @@ class _Served(NamedTuple):
 
 
 def classes_of(config: AnyConfig) -> list[int]:
-    """Numbers of the classes that a kernel serves: one, or one of each activation where that is told at run time."""
+    """Numbers of the classes of calls that a kernel serves: one, or one of each activation where a call says which."""
     activations = (config.activation,) if isinstance(config, GatedConfig) else Activation
     return [
         CLASSES.number(_Served(config.group_size, config.by_expert, config.result, activation))

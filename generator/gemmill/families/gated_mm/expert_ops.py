@@ -31,7 +31,10 @@ _ROLES = "out out_scales a b a_scales b_scales static_scale expert_offsets exper
 
 
 def _scales(shape: str, test: str) -> tuple[Step, ...]:
-    """Of operands: of rows and columns, or in groups, of which A's have a shape and what must hold for it."""
+    """Steps for the scales of operands: of rows and columns, or in groups.
+
+    `shape` says what A's scales in groups have; `test` must hold for them.
+    """
     return (
         Let("k_groups", f"ceil(K, {GROUP})"),
         Let("blocks", f"2 * ceil(hidden, {GROUP})"),
@@ -71,7 +74,7 @@ def _scales(shape: str, test: str) -> tuple[Step, ...]:
 
 
 def _of_groups(shape: str, test: str, *more: Step) -> When:
-    """Of results with scales in groups."""
+    """Steps for results with scales in groups: `test` must hold for out_scales, whose shape is `shape`."""
     said = (
         f"{{out_scales.name}} has shape {{out_scales.shape}}, expected {shape}: a scale for each {GROUP} of a row; for one of a whole "
         "row store bfloat16, and quantise that"

@@ -1,4 +1,4 @@
-"""What a gated kernel knows when it is compiled: a scaled GEMM's facts, and half as many results as columns."""
+"""The facts of a gated kernel: those of a scaled GEMM, with half as many results as columns."""
 
 from dataclasses import dataclass
 from math import gcd
@@ -9,12 +9,12 @@ from gemmill.gemm.expert_rows import MOST_EXPERTS
 from gemmill.gemm.limits import SHARED_BYTES, SLAB, STORE_BUFFERS
 
 _BOX_BYTES = 128
-"""Of a row of a box at most: what TMA's widest swizzle permutes."""
+"""The most bytes of a box's row: what TMA's widest swizzle permutes."""
 
 
 @dataclass(frozen=True)
 class Facts(facts.Facts):
-    """The compile-time facts of one kernel, whether it can be made or not."""
+    """The facts of one kernel, whether it can be made or not. D is the result."""
 
     config: GatedConfig
 
@@ -35,27 +35,27 @@ class Facts(facts.Facts):
 
     @property
     def indexed(self) -> bool:
-        """Never: rows are in order."""
+        """Whether rows are found by an index. They never are: rows are in order."""
         return False
 
     @property
     def most_experts(self) -> int:
-        """Experts that a kernel can find."""
+        """The most experts that a kernel can deal rows to; 0 where rows belong to none."""
         return MOST_EXPERTS if self.by_expert else 0
 
     @property
     def tma_bytes(self) -> int:
-        """Of a stage, that TMA brings."""
+        """Bytes of a stage that TMA brings."""
         return self.x_bytes + self.y_bytes
 
     @property
     def copying_threads(self) -> int:
-        """That bring scales to each stage."""
+        """Threads that bring scales to each stage."""
         return 32 * self.scale_warps if self.grouped else 0
 
     @property
     def result_bytes(self) -> int:
-        """Of an element."""
+        """Bytes of an element of D."""
         return self.result.dtype.bits // 8
 
     @property
@@ -80,14 +80,16 @@ class Facts(facts.Facts):
 
     @property
     def boxes(self) -> list[tuple[int, int]]:
-        """Those of a group's part of the tile, (slab, column), in the order in which they are stored. Swapped, a box has
-        columns of several slabs."""
+        """Boxes of a consumer group's part of the tile, (slab, column), in the order in which they are stored.
+
+        With swap_ab a box has columns of several slabs.
+        """
         slabs = 1 if self.swap_ab else self.slabs
         return [(slab, column) for slab in range(slabs) for column in range(self.group_columns // self.store_columns)]
 
     @property
     def store_buffers(self) -> int:
-        """Boxes of D that a group has in shared memory: two, where that does not cost a stage, or all of few rows."""
+        """Boxes of D that a consumer group has in shared memory: two, where that does not cost a stage, or all with swap_ab."""
         if self.swap_ab:
             return len(self.boxes)
         most = min(STORE_BUFFERS, len(self.boxes))
@@ -95,17 +97,17 @@ class Facts(facts.Facts):
 
     @property
     def stores_early(self) -> bool:
-        """Never: activations wait for all sums."""
+        """Whether results are stored before all sums are there. They never are: activations wait for all sums."""
         return False
 
     @property
     def store_elements(self) -> int:
-        """Elements of D waiting in shared memory."""
+        """Elements of D that shared memory holds until they are stored."""
         return self.consumer_groups * self.store_buffers * self.store_rows * self.store_columns
 
     @property
     def maximum_words(self) -> int:
-        """Words of shared memory by which warps that share a row's group of results tell one another their maxima, twice."""
+        """Words of shared memory, in two buffers, by which warps tell one another the maxima of groups that they share."""
         return 2 * self.consumers // 32 * self.tile_y if self.by_group and self.swap_ab else 0
 
     @property

@@ -1,7 +1,7 @@
 """The analytic model that chooses a variant. Mirrors kernels/gated_mm/model.cpp.
 
-Tiles are multiplied in waves, and the weights are read once. What one step of a tile takes is its tensor core's time, or its
-loads' where these take longer. Rows of experts are taken as dealt evenly, with a quarter more for those that have most.
+Tiles are multiplied in waves, and the weights are read once. A step of a tile takes its tensor core's time, or its loads' time
+where that is longer. Rows of experts are taken as dealt evenly, with a quarter more for those that have most.
 """
 
 from typing import NamedTuple
@@ -9,24 +9,24 @@ from typing import NamedTuple
 from gemmill.family import Row, ShapedCall
 
 _BEGIN_NS, _TILE_NS = 3000.0, 1200.0
-"""To launch, and to end a tile."""
+"""Nanoseconds of a launch, and of a tile's epilogue."""
 _PADDED_ROW_NS = 40.0
-"""For each row of a tile that a is too small for: TMA fills it more slowly than it loads one."""
+"""Nanoseconds for each row of a tile that a is too small for: TMA fills it more slowly than it loads one."""
 _MEMORY = 4200.0
-"""Bytes a nanosecond."""
+"""Bytes that memory gives in a nanosecond."""
 _STEP = 128
 """Elements along K of a step."""
 
 
 class Facts(NamedTuple):
-    """Of a variant. Mirrors `Facts` in kernels/gated_mm/model.h."""
+    """What the model reads of a variant. Mirrors `Facts` in kernels/gated_mm/model.h."""
 
     tile_m: int
     """Rows of A in a tile."""
     tile_n: int
     """Rows of packed weights in a tile."""
     ctas_of_sm: int
-    """That fit on a multiprocessor."""
+    """CTAs that fit on a multiprocessor."""
     step_ps: int
     """Picoseconds for 128 along K of a tile."""
     overlaps: int

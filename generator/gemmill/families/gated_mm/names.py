@@ -18,7 +18,7 @@ _OF_TAG = {kind.tag: kind for kind in (GatedConfig, GroupGatedConfig, ExpertGate
 
 
 def to_fields(config: GatedConfig) -> list[str]:
-    """dtype result activation tile cluster schedule accumulation order stages."""
+    """The fields of a config's name: dtype, result, activation, tile, cluster, schedule, accumulation, order, stages."""
     tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
     return [
         config.dtype.value,
@@ -56,7 +56,7 @@ def from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> GatedConfig:
 
 
 def unaligned_to_fields(config: UnalignedGatedConfig) -> list[str]:
-    """dtype result."""
+    """The fields of a config's name: dtype, result."""
     return [config.dtype.value, config.result.value]
 
 

@@ -1,15 +1,15 @@
 """scaled_mm_act_quant in plain torch, from the quantised operands, on any device.
 
-It is the ops that it stands for, one after the other. The product with its scales is rounded to bf16; gate and up are
-computed in float32, each operation rounded on its own. Scales of operands that are in groups are applied in float64. Then
-what is stored:
+It is the ops that it stands for, one after the other. The product with its scales is rounded to bf16. Gate and up are
+computed in float32, each operation rounded on its own. Scales of operands that are in groups are applied in float64.
+What is stored:
 
     bf16           the value, rounded once
     e4m3, static   the code of value * (1 / scale)
     e4m3, groups   scale = max(amax / 448, 1 / (448 * 512)) of each 128 of a row, and the code of value / scale
 
-Codes are the nearest e4m3 number, ties to even, saturated at 448; NaN is 0x7f, and does not count for amax. They are those of
-silu_and_mul_quant and silu_and_mul_per_block_quant.
+A code is that of the nearest e4m3 number, ties to even, saturated at 448. NaN is 0x7f, and does not count for amax. Codes are
+those of silu_and_mul_quant and silu_and_mul_per_block_quant.
 """
 
 from collections.abc import Iterator
@@ -35,8 +35,10 @@ def in_groups(b: Tensor, b_scales: Tensor) -> bool:
 
 
 def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each GROUP along K its columns of a, its rows of b, and the float32 product of scales for each column. All are
-    float64."""
+    """For each GROUP along K: its columns of a, its rows of b, and the scales of its sums, [M, N].
+
+    A scale is the float32 product of a's and b's. All three are float64.
+    """
     block = packed_blocks(b.shape[1], b.device)
     for g, start in enumerate(range(0, a.shape[1], GROUP)):
         scale = a_scales[:, g, None] * b_scales[g][block]
@@ -76,5 +78,5 @@ def values(
 
 
 def static_codes(x: Tensor, scale: Tensor) -> Tensor:
-    """Codes of values by a scale that is given."""
+    """e4m3 codes of float32 values by a given float32 scale of one element: those of value * (1 / scale)."""
     return encode(x * torch.reciprocal(scale.reshape(())))

@@ -17,7 +17,7 @@ def _hopper(c: AnyConfig) -> Iterator[str]:
 
 
 def _schedule(c: GatedConfig) -> Iterator[str]:
-    """TMA and WGMMA."""
+    """Kernels load with TMA and multiply with WGMMA."""
     if c.kernel_schedule not in CONSUMER_GROUPS:
         yield f"gated kernels have no {c.kernel_schedule} schedule"
 
@@ -80,7 +80,7 @@ def _memory(c: GatedConfig) -> Iterator[str]:
 
 
 def _scales(c: GatedConfig) -> Iterator[str]:
-    """A scale for each row of weights: of those that fill the tensor core's rows a thread has two, of columns as many as sums."""
+    """Each row of weights has a scale. A thread has two where weights fill the tensor core's rows, else as many as sums."""
     if c.group_size and not c.swap_ab:
         yield f"scales in groups of {c.group_size} with weights as columns: a thread would hold one for each, swap_ab has two"
     if c.group_size and c.accumulation is not Accumulation.PROMOTED:

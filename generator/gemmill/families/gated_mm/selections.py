@@ -28,7 +28,7 @@ _MANY = {
     Result.STATIC: ((128, 192, 128), (1, 1, 1)),
     Result.GROUP: ((64, 256, 128), (2, 1, 1)),
 }
-"""In pingpong: a tile ends while the next one is multiplied (docs/notes/gated_mm.md)."""
+"""Tiles in pingpong: a tile ends while the next one is multiplied (docs/notes/gated_mm.md)."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
@@ -104,8 +104,10 @@ _OF_EXPERTS_IN_GROUPS = {
     Result.STATIC: ((128, 16, 256), (128, 64, 128), (256, 96, 128)),
     Result.GROUP: ((256, 16, 128), (256, 64, 128), (256, 96, 128)),
 }
-"""Tiles, schedules, and whether weights fill the tensor core's rows: those of dense kernels, without pairs along M. Compiled, never
-run."""
+"""Tiles, schedules, and whether weights fill the tensor core's rows: those of dense kernels, without pairs along M.
+
+Their kernels were compiled, and never run.
+"""
 
 
 def of_experts(arch: Arch) -> Iterator[GatedConfig]:
@@ -143,7 +145,10 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
-    """Of SiLU, codes in groups with few and many rows, and bf16 with few; codes in groups of operands that TMA does not take."""
+    """Kernels of SiLU: codes in groups with few and many rows, and bf16 with few.
+
+    One more stores codes in groups of operands that TMA does not take.
+    """
     yield from (config for config in unaligned(arch) if config.result is Result.GROUP)
     for config in tiled(arch):
         few, many = config.tile_shape_mnk[1] == 16, config.kernel_schedule is PINGPONG

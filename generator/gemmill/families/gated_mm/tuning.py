@@ -12,12 +12,11 @@ from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 
 _STEP = 128
 _PRODUCTS = 10000
-"""Multiply-adds a nanosecond of one tensor core."""
+"""Multiply-adds that the tensor cores of one multiprocessor do in a nanosecond."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads; both as grouped GEMMs have them."""
 _UNALIGNED_STEP_PS = 4_000_000
-"""An assumption: more than any other kernel's step, of a tile that is smaller than any but theirs, so that this one is chosen where no
-other takes the call."""
+"""An assumption: more than any other kernel's step. So this kernel is chosen only where no other takes the call."""
 
 
 def _facts(config: AnyConfig) -> Facts:

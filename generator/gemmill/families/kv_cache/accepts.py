@@ -9,7 +9,10 @@ from gemmill.vocab import DType
 
 @dataclass(frozen=True, kw_only=True)
 class KvCachePredicate:
-    """The calls that a kernel takes: any sizes, strides and alignment of vectors of these kinds; of slots, such as lie in them."""
+    """The calls that a kernel takes: any sizes, strides and alignment of vectors of these kinds.
+
+    A kernel of slots takes vectors that lie in slots.
+    """
 
     ops: tuple[str, ...]
     dtype: DType
@@ -20,7 +23,7 @@ class KvCachePredicate:
 
     @property
     def operand_dtype(self) -> DType:
-        """Of rows, keys and values, or queries."""
+        """Dtype of rows, of keys and values, or of queries."""
         return self.dtype
 
 

@@ -11,16 +11,17 @@ boundary. With u = 2^-24, for a vector of norm 1:
 
 A 2-norm bounds every coordinate. Scalars follow from the codes found, so they are held to those: half a unit of float16
 beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector by at
-most 4 times 19 x 2^-23 of its norm, since 16 magnitudes are at most 4 times their 2-norm. eden's scale has them three times.
+most 4 times 19 x 2^-23 of its norm. The reason is that 16 magnitudes add up to at most 4 times their 2-norm. eden's scale has
+these losses three times.
 
 Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's type
 (`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign. By
 Hoeffding's inequality a sum of them lies within `DEVIATIONS` times the root of the sum of its squared bounds, but for one
 element in 10^7. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019. Assuming that all
 add up would allow errors as large as the output. A codebook has few values, whose roundings repeat: their common part scales
-a score or an output by 1 +- operand_unit, and is added in full. Through the softmax, an error e_j of score j moves the
-output o = sum of w_j v_j by w_j e_j (v_j - o). float32 sums on the tensor core lose 19 x 2^-23 of the magnitudes each 16
-products, as in the bounds of GEMMs, and are added in full.
+a score or an output by 1 +- operand_unit. It is added in full. Through the softmax, an error e_j of score j moves the
+output o = sum of w_j v_j by w_j e_j (v_j - o). Sums in float32 on the tensor core lose 19 x 2^-23 of the magnitudes each 16
+products, as in the bounds of GEMMs. These losses are added in full.
 """
 
 import math
@@ -54,7 +55,7 @@ class Arithmetic:
     operand_unit: float
     """Of rotated queries, decoded keys and decoded values: 2^-8 for bf16, 2^-11 for f16, 2^-24 for float32."""
     weight_unit: float
-    """Of softmax weights."""
+    """Rounding unit of softmax weights."""
 
 
 BF16 = Arithmetic(operand_unit=2.0**-8, weight_unit=2.0**-8)

@@ -81,7 +81,7 @@ def spec_of(call: Judged) -> CacheSpec:
 
 
 def sides_of(call: Judged) -> tuple[VectorSpec, VectorSpec]:
-    """By which a call stores its keys and its values."""
+    """The specs by which a call stores its keys and its values."""
     spec = spec_of(call)
     keys = spec.keys.of_rotated if call["rotated_keys"] else spec.keys
     return keys, spec.values.of_rotated if call["rotated_values"] else spec.values

@@ -109,7 +109,7 @@ class _Density:
         return self._power(x) if self.head_dim is None else self._power(x) / (self.head_dim - 1)
 
     def mass_below(self, x: Decimal) -> Decimal:
-        """The integral of f from 0 to x: x (1 - x^2)^((d - 1) / 2) F(1, d / 2; 3 / 2; x^2), all of whose terms add."""
+        """The integral of f from 0 to x. All terms of its series x (1 - x^2)^((d - 1) / 2) F(1, d / 2; 3 / 2; x^2) add."""
         term, total, k = Decimal(1), Decimal(1), 0
         while term > total.scaleb(-_DIGITS):
             term *= x * x / (3 + 2 * k) * (1 if self.head_dim is None else self.head_dim + 2 * k)

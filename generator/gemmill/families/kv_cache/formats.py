@@ -169,7 +169,7 @@ class VectorSpec:
     """Elements of a vector."""
     rotation: RotationKind
     seed: int
-    """Of rotation and projection."""
+    """The seed of rotation and projection."""
 
     @property
     def of_rotated(self) -> "VectorSpec":
@@ -207,12 +207,12 @@ class CacheSpec:
 
     @property
     def keys(self) -> VectorSpec:
-        """Of its keys."""
+        """The spec of its keys."""
         return self._vectors(self.format.keys, self.format.key_rotation)
 
     @property
     def values(self) -> VectorSpec:
-        """Of its values."""
+        """The spec of its values."""
         return self._vectors(self.format.values, self.format.value_rotation)
 
     def _vectors(self, format: VectorFormat, rotation: RotationKind) -> VectorSpec:

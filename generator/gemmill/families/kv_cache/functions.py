@@ -25,9 +25,9 @@ _ops = torch.ops.gemmill
 
 
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """scale H x for each row of x [..., columns] (bf16 or f16; 64, 96, 128, 192 or 256 columns).
+    """scale H x for each row of x [..., columns], bf16 or f16; columns are 64, 96, 128, 192 or 256.
 
-    H is Sylvester's matrix of powers of two; of 96 and 192, Paley's of 12 times Sylvester's."""
+    H is Sylvester's matrix for powers of two. For 96 and 192 it is Paley's of 12 times Sylvester's."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _ops.hadamard_transform.default(out, x, scale)
     return out
@@ -46,12 +46,13 @@ def kv_compress(
 ) -> None:
     """Store keys and values [tokens, heads, head dim] (bf16 or f16) of new tokens in a cache, token t at slot_mapping[t].
 
-    cache is u8 [pages, heads, page, bytes], contiguous: bytes is the bits of a key and a value over 8, plus 4 for their norms. Pages
-    have 16, 32, 64 or 128 tokens. Head dims are 64, 96, 128, 192 and 256; but for 128, keys and values have as many bits.
+    `cache` is u8 [pages, heads, page, bytes], contiguous. bytes counts the bits of a key and a value over 8, plus 4 for their
+    norms. Pages have 16, 32, 64 or 128 tokens. Head dims are 64, 96, 128, 192 and 256. Keys and values have different numbers of
+    bits with head dim 128 alone.
 
-    slot_mapping is int64 [tokens]: page times page size plus place. A slot that the cache does not have stores nothing, and no two
-    tokens have one slot. `seed` is the rotation's. With rotated_keys or rotated_values those come rotated, and are stored as they
-    are: see `gemmill.quantize.fold_rotation`."""
+    `slot_mapping` is int64 [tokens]: page times page size plus place. A slot that the cache does not have stores nothing. No two
+    tokens may have one slot. `seed` is the rotation's. rotated_keys and rotated_values say that keys or values come rotated. They
+    are then stored as they are: see `gemmill.quantize.fold_rotation`."""
     _ops.kv_compress.default(cache, keys, values, slot_mapping, format, seed, rotated_keys, rotated_values)
 
 
@@ -65,8 +66,8 @@ def kv_decompress(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Stored keys and values of slots, each [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
 
-    cache, slot_mapping int64 [tokens], format and seed are as in kv_compress; a slot that the cache does not have gives zeros. Formats
-    are those that kv_decode_attention reads."""
+    cache, slot_mapping (int64 [tokens]), format and seed are as in kv_compress. A slot that the cache does not have gives zeros.
+    Formats are those that kv_decode_attention reads."""
     shape = (slot_mapping.numel(), cache.shape[1], head_dim)
     keys, values = (torch.empty(shape, dtype=dtype, device=cache.device) for _ in range(2))
     _ops.kv_decompress.default(keys, values, cache, slot_mapping, format, seed)
@@ -90,11 +91,11 @@ def kv_decode_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q [batch, rows, heads, head dim] (bf16 or f16) over a cache: out of q's shape, and lse f32 [batch, heads, rows].
 
-    Rows are the last tokens of their sequence. cache is kv_compress's. block_table is int32 [batch, pages of the longest],
-    seq_lens int32 [batch]. Pages and lengths that the cache has not are replaced by the nearest that it has. scale is
-    1 / sqrt(head dim) if None. A window or softcap of 0 is none. With a softcap, scores are softcap
-    times tanh(score / softcap). sinks are f32 logits [heads]. By a seed of -1, q comes rotated and out stays so; with
-    rotated_out only out stays so: see gemmill.quantize.fold_rotation."""
+    Rows are the last tokens of their sequence. `cache` is kv_compress's. `block_table` is int32 [batch, pages of the longest],
+    `seq_lens` int32 [batch]. Pages and lengths that the cache does not have are replaced by the nearest that it has. A `scale` of
+    None stands for 1 / sqrt(head dim). A window or softcap of 0 is none. With a softcap, scores are softcap times
+    tanh(score / softcap). `sinks` are f32 logits [heads]. With a seed of -1, q comes rotated and out stays so. With `rotated_out`
+    only out stays so: see gemmill.quantize.fold_rotation."""
     batch, rows, heads, head_dim = q.shape
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
@@ -116,9 +117,9 @@ def kv_compress_keys(
 ) -> None:
     """Pack keys [tokens, heads, head dim] (bf16 or f16), token t at slot_mapping[t], or at t without a mapping.
 
-    packed is u8 [slots, heads, bytes of a key], whose vectors may be apart. Formats are eden, turboquant_mse and turboquant_prod with
-    2, 3 or 4, unit_centroids with 3 or 4, e2m1 and e4m3: docs/kv_cache.md. What has no slot is not stored. With `rotated` keys come
-    rotated, by formats that rotate and have no signs."""
+    `packed` is u8 [slots, heads, bytes of a key]; its vectors may lie apart. Formats are eden, turboquant_mse and turboquant_prod
+    with 2, 3 or 4 bits, unit_centroids with 3 or 4, e2m1 and e4m3 (docs/kv_cache.md). A token without a slot is not stored. With
+    `rotated` keys come rotated. That is for formats that rotate and have no signs."""
     _ops.kv_compress_keys.default(packed, keys, slot_mapping, format, seed, rotated)
 
 
@@ -131,8 +132,9 @@ def kv_compress_values(
     *,
     rotated: bool = False,
 ) -> None:
-    """Pack values as kv_compress_keys does keys. Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4, uniform with 3
-    or 4, and e2m1."""
+    """Pack values [tokens, heads, head dim] as kv_compress_keys packs keys.
+
+    Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4 bits, uniform with 3 or 4, and e2m1."""
     _ops.kv_compress_values.default(packed, values, slot_mapping, format, seed, rotated)
 
 
@@ -144,7 +146,9 @@ def kv_decompress_keys(
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """Packed keys of slots, or of all, [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back; zeros where there is no slot."""
+    """Packed keys of slots, [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
+
+    Without a slot_mapping they are those of all slots. A slot that there is not gives zeros."""
     keys = _plain(packed, head_dim, slot_mapping, dtype)
     _ops.kv_decompress_keys.default(keys, packed, slot_mapping, format, seed)
     return keys
@@ -158,7 +162,7 @@ def kv_decompress_values(
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """The same of values."""
+    """Packed values of slots, [tokens, heads, head dim], as kv_decompress_keys gives keys."""
     values = _plain(packed, head_dim, slot_mapping, dtype)
     _ops.kv_decompress_values.default(values, packed, slot_mapping, format, seed)
     return values
@@ -242,7 +246,8 @@ def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Ten
 def check_page_table(block_table: torch.Tensor, seq_lens: torch.Tensor, pages: int, page: int) -> None:
     """Raise ValueError where a table names pages that a cache of `pages` has not, or where lengths go beyond the table.
 
-    block_table is [batch, pages of the longest], seq_lens [batch], both of integers. `page` is the tokens of a page. The ops look at neither, and take the nearest that there is: this waits for the device, once."""
+    block_table is [batch, pages of the longest], seq_lens [batch], both of integers. `page` is the tokens of a page. The ops do not
+    check either, and take the nearest that there is. This function waits for the device once."""
     table, lengths = block_table.cpu(), seq_lens.cpu()
     reach = table.shape[1] * page
     for sequence, length in enumerate(lengths.tolist()):

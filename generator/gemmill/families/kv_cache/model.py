@@ -10,16 +10,16 @@ from gemmill.family import Row, ShapedCall
 
 
 class Facts(NamedTuple):
-    """Of a variant; zeros of one that does not attend. Mirrors `Facts` in kernels/kv_cache/model.h."""
+    """What the model reads of a variant; zeros where it does not attend. Mirrors `Facts` in kernels/kv_cache/model.h."""
 
     half_waves: int = 0
-    """Of the device's blocks, that slices are to fill."""
+    """Halves of the device's blocks that slices are to fill."""
     most_narrow: int = 0
     """Flat rows (query rows times query heads of a KV head) up to which tiles are narrow."""
     narrow_rows: int = 0
     wide_rows: int = 0
     narrow_tokens: int = 0
-    """Of a stage, times heads."""
+    """Tokens of a stage, times heads."""
     wide_tokens: int = 0
     heads: int = 0
     """KV heads of a block, at most."""
@@ -28,18 +28,18 @@ class Facts(NamedTuple):
     """Picoseconds of a stage."""
     wide_ps: int = 0
     start_ps: int = 0
-    """Of a block beside its stages."""
+    """Picoseconds of a block beside its stages."""
     slice_ps: int = 0
-    """To add a slice to the others."""
+    """Picoseconds that it takes to add a slice to the others."""
 
 
 def slices_of(tiles: int, stages: int, blocks: int, half_waves: int) -> int:
-    """Of the tokens of each of so many tiles, on a device that holds so many blocks."""
+    """Slices of the tokens of each of so many tiles, on a device that holds so many blocks."""
     return min(max(half_waves * blocks // (2 * max(tiles, 1)), 1), max(stages, 1))
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
-    """Estimated nanoseconds of a call; 0 of what is no attention, where there is nothing to choose."""
+    """Estimated nanoseconds of a call; 0 where it is no attention, and nothing is to be chosen."""
     facts: Facts = row.facts
     if facts.half_waves == 0:
         return 0.0

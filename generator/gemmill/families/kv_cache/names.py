@@ -9,7 +9,10 @@ from gemmill.vocab import Arch, DType
 
 
 def to_fields(config: KvCacheConfig) -> list[str]:
-    """kind dtype head_dim, then bits of keys and values, or the format of slots, then what slices fill if it is not the default."""
+    """The fields of a config's name: kind, dtype, head_dim, then bits of keys and values, or the format of slots.
+
+    Half waves come last where they are not the default.
+    """
     fields = [config.kind.value, config.dtype.value, f"d{config.head_dim}"]
     if config.slots is not Slots.ANY:
         fields.append(config.slots.value)

@@ -31,19 +31,19 @@ def _of(method: Method) -> Sequence[VectorFormat]:
 
 
 def name_of(format: VectorFormat) -> str:
-    """Its method and, where there are several, its bits."""
+    """A format's name: its method and, where there are several, its bits."""
     return format.method.value if format.method in (Method.E2M1, Method.E4M3) else f"{format.method.value}{format.bits}"
 
 
 KEY_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIT_CENTROIDS), _E2M1, _E4M3)}
-"""In the order that kernels number them by (kernels/kv_cache/vector_coding.cuh)."""
+"""Formats of keys by name, in the order in which kernels number them (kernels/kv_cache/vector_coding.cuh)."""
 VALUE_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIFORM), _E2M1)}
 SEEDED = len(OWN)
-"""So many formats come first that depend on a seed."""
+"""How many formats depend on a seed. They come first."""
 POWERS_OF_TWO = tuple(d for d in HEAD_DIMS if d & (d - 1) == 0)
 """Head dims of keys that vLLM rotates."""
 CACHE_FORMATS = tuple(f"k_{keys}_v_{values}" for keys in KEY_FORMATS for values in VALUE_FORMATS)
-"""Of keys and values together, by place: those of a key's follow one another."""
+"""Names of formats of keys and values together, by number. Those of one format of keys follow one another."""
 
 
 def spec_of_place(place: int, of_values: bool, head_dim: int, seed: int) -> VectorSpec:

@@ -31,19 +31,19 @@ class Placement:
     """Where a field lies in a page, in bytes."""
 
     side: str
-    """keys or values."""
+    """Whose field it is: "keys" or "values"."""
     field: Field
     offset: int
-    """Of token 0 and head 0."""
+    """Where the field of token 0 and head 0 begins in a page."""
     token_stride: int
-    """From a token to the next."""
+    """Bytes from a token's field to the next token's."""
     head_stride: int
-    """From a head to the next."""
+    """Bytes from a head's field to the next head's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagePlan:
-    """All of a page."""
+    """The size of a page, and where its fields lie."""
 
     page_bytes: int
     """Bytes of a page, padding included."""

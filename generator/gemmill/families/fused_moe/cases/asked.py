@@ -54,7 +54,7 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int, topk: int) -> list[Any]:
-    """Of packed weights."""
+    """The arguments of the op for packed weights. Raises ValueError for what it does not take."""
     if q["group"] or q["dtype"] or q["out"]:
         raise ValueError(f"{op} with --group, --dtype or --out: x and out are bf16, weights have bases of rows")
     name = q["format"] or str(FP4_FORMATS[0])

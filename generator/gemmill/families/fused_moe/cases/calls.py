@@ -20,7 +20,7 @@ from gemmill.vocab import DType, Format
 from gemmill.vocab.activation import Activation
 
 NEUTRAL, OF_SWIGLU = (1.0, math.inf, 0.0), (1.702, 7.0, 1.0)
-"""alpha, limit and beta of activations that have none, and of gpt-oss."""
+"""alpha, limit and beta: of activations that have none, and of gpt-oss's SwiGLU."""
 NONE, ONE, ALL = "none", "one", "any"
 
 
@@ -37,40 +37,43 @@ class CallSpec:
     out_dtype: DType = DType.BF16
     group_size: int = 0
     format: Format | None = None
-    """Of packed weights."""
+    """Format of packed weights; None for weights that are not packed."""
     activation: Activation = Activation.SILU
     order: int = GATE_UP
     mapped: tuple[int, ...] | None = None
-    """Whose weights an expert has."""
+    """The index of each expert's weights, -1 for none; None for a call without a map."""
     routed: str = ALL
-    """"any" experts, "one" for all tokens, or "none" at all; of any, some ids are no expert's."""
+    """Where tokens go: to "any" experts, all to "one", or to "none". Of "any", some ids name no expert."""
     biased: bool = False
     weight_on_input: bool = False
     adds: bool = False
     wide_ids: bool = False
     """Whether ids have 64 bits."""
     of_experts: bool = False
-    """Whether scales are one of each expert."""
+    """Whether each expert's weights have one scale."""
     lent: bool = False
     """Whether the caller gives the workspace."""
     data: str = "random"
-    """"integers": small ones, powers of two as scales, and one 448 in each 128 of a row, so that codes and sums of x are exact"""
+    """What values are: "random", or "integers", which are small.
+
+    With "integers" scales are powers of two, and each 128 elements of a row of x have one 448. So codes and sums of x are exact.
+    """
     pad: int = 0
     """Elements between rows of x and of out."""
 
     @property
     def op(self) -> str:
-        """Its name."""
+        """The op's name."""
         return (FUSED_EXPERTS if self.format is None else FUSED_FP4_EXPERTS).name
 
     @property
     def numbers(self) -> tuple[float, float, float]:
-        """Alpha, limit and beta."""
+        """alpha, limit and beta of the activation."""
         return OF_SWIGLU if self.activation is Activation.SWIGLU else NEUTRAL
 
     @property
     def experts(self) -> int:
-        """That ids name."""
+        """How many experts ids may name."""
         return self.weights if self.mapped is None else len(self.mapped)
 
     def __str__(self) -> str:
@@ -87,7 +90,7 @@ class CallSpec:
 
 
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
-    """Arguments by name, but for what is written; the same spec has the same data."""
+    """Arguments by name, but for what is written. The same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.tokens * 1_000_003 + p.hidden * 1009 + p.inner)
     half, weights, gates = _torch(p.out_dtype), _torch(p.dtype), 2 * p.inner
     x = torch.full((p.tokens, p.hidden + p.pad), torch.nan, dtype=half, device=device)[:, : p.hidden]
@@ -132,13 +135,13 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
 
 
 def arguments_of(given: dict[str, Any]) -> list[Any]:
-    """In the order of the op's schema."""
+    """Arguments in the order of the op's schema."""
     schema = FUSED_FP4_EXPERTS if "format" in given else FUSED_EXPERTS
     return [given[name] for name in schema.arguments]
 
 
 def wanted_of(given: dict[str, Any], *, exactly: bool) -> Wanted:
-    """What a call must give, where `out` among its arguments has what was there before it."""
+    """What a call must give. `out` among its arguments has what was there before the call."""
     before = given["out"].clone() if given["adds"] else None
     found = judged(layer_of(given), before, exactly=exactly)
     return Wanted(rounded=found.rounded, exact=found.exact, bound=found.bound)

@@ -34,7 +34,7 @@ class ExpertsCase:
         return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
-        """In the order of the op's schema; what is written is poisoned."""
+        """Arguments in the order of the op's schema. Tensors that the op writes are poisoned."""
         return arguments_of(self._made(device)[0])
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory]:
@@ -55,7 +55,7 @@ class ExpertsCase:
         return given | written, memory
 
     def run(self, device: str) -> Outcome:
-        """Call the op twice on fresh operands, and hold the result against the reference: both have the same bits."""
+        """Call the op twice on fresh operands, and hold the result against the reference. Both calls give the same bits."""
         given, memory = self._made(device)
         wanted = wanted_of(given, exactly=self.spec.data == "integers")
         before, out = memory.bytes.clone(), given["out"]
@@ -76,7 +76,10 @@ class ExpertsCase:
 
 
 def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
-    """Routings below, at and across a tile; tokens without experts, maps, biases, each activation, both places of the weight."""
+    """Calls that cover a variant: numbers of tokens below, at and across a tile, and maps, biases and a workspace of one's own.
+
+    Some tokens have no experts. Activations and both places of the router's weight are covered, too.
+    """
     first, tile = _first(config), config.tile_tokens
     step = GROUP if config.group_size else config.format.group if config.format is not None else 16
     specs: tuple[CallSpec, ...] = (
@@ -136,11 +139,11 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
 
 
 _MOST_PACKED = 40
-"""Experts whose weights are packed for a case: packing takes the host longer than all else."""
+"""The most experts whose weights are packed for a case: packing takes the host longer than all else."""
 
 
 def _packed(spec: CallSpec, config: PackedExpertsConfig) -> CallSpec:
-    """With rows of whole groups, gates before their ups, and no more experts than are packed in time."""
+    """The spec with rows of whole groups, each gate before its up, and no more experts than are packed in time."""
     hidden = -(-spec.hidden // config.format.group) * config.format.group
     return replace(spec, hidden=hidden, order=INTERLEAVED, weights=min(spec.weights, _MOST_PACKED))
 
@@ -171,6 +174,6 @@ def _first(config: AnyConfig) -> CallSpec:
 
 
 def once() -> Iterator[tuple[str, ExpertsCase]]:
-    """The op, once with scales of blocks."""
+    """One call of the op, with scales of blocks."""
     spec = CallSpec(tokens=5, hidden=256, inner=256, weights=8, topk=2, group_size=GROUP)
     yield f"{FUSED_EXPERTS.name} with groups", ExpertsCase(spec=spec)

@@ -31,7 +31,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """Of weights that are numbers."""
+    """A call with weights that are not packed."""
     half, coded = draw.one_of(_MADE), draw.chance(0.75)
     blocks = coded and draw.chance(0.5)
     step = GROUP if blocks else 16
@@ -96,7 +96,7 @@ def _scale_shapes(weights: int, hidden: int, inner: int, *, blocks: bool, single
 
 
 class ExpertsJudge:
-    """What a call must give, by the reference of operands in dense memory of their own."""
+    """What a call must give: the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory = memory
@@ -104,7 +104,7 @@ class ExpertsJudge:
         self._wanted = wanted_of(dict.fromkeys(_OPTIONAL) | given | dict(call.plain), exactly=call.judged == EXACT)
 
     def wrong(self) -> Tensor:
-        """How many elements are, on the device, without waiting for it."""
+        """How many elements are wrong: a tensor on the device, which nothing waits for."""
         return self._wanted.apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:

@@ -19,7 +19,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def drawn_packed(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of the op: weights packed by nobody, bytes that are codes and scales."""
+    """A call of the op. Its weights are random bytes of codes and scales, which nothing packed."""
     format, half = draw.one_of(FP4_FORMATS), torch.bfloat16
     weights, tokens, topk = 1 + draw.log_uniform(_MOST_WEIGHTS), draw.size(_MOST_TOKENS), 1 + draw.below(_MOST_TOPK)
     hidden, inner = (format.group * (1 + draw.log_uniform(_MOST_COLUMNS // format.group)) for _ in range(2))

@@ -20,7 +20,7 @@ def rows(draw: Draw, dtype: torch.dtype, rows: int, columns: int, values: str, *
 
 
 def dense(dtype: torch.dtype, shape: tuple[int, ...], values: str | None) -> Slot:
-    """A contiguous tensor: all dimensions but the last are its rows."""
+    """A contiguous tensor. All dimensions but the last are its rows."""
     rows = math.prod(shape[:-1])
     return Slot(
         dtype=dtype,

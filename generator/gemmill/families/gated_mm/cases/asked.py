@@ -51,7 +51,7 @@ def asked(op: str, question: Question) -> list[Any]:
 def _of_experts(
     op: str, sizes: tuple[int, int, int, int], kinds: tuple[DType, bool, bool], numbers: tuple[Any, ...]
 ) -> list[Any]:
-    """Of rows that belong to experts."""
+    """The arguments of an op whose rows belong to experts."""
     (m, n, k, experts), (out, by_group, in_groups) = sizes, kinds
     is_masked, hidden, k_groups = op != GROUPED_MM_ACT_QUANT.name, n // 2, -(-k // GROUP)
     rows = (experts, -(-m // experts)) if is_masked else (m,)

@@ -31,12 +31,15 @@ class CallSpec:
     one_value: bool = False
     """Whether scales are one value for A, and one for B, where they are not in groups."""
     data: str = "random"
-    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same; "large" ones, whose
-    exponentials overflow"""
+    """What values are: "random", "integers" or "large".
+
+    "integers" are small, with powers of two as scales, so that every order of summation gives the same. Exponentials of "large"
+    values overflow.
+    """
     pad: int = 0
     """Elements between rows of a and of out."""
     transposed: bool = False
-    """Whether scales of groups lie column by column, those of operands too."""
+    """Whether scales in groups lie column by column, those of operands too."""
 
     def __str__(self) -> str:
         words = [

@@ -92,7 +92,7 @@ def _scales(draw: Draw, count: int, values: str) -> Slot:
 
 
 class GatedJudge:
-    """What a call must give, by the reference of operands in dense memory of their own."""
+    """What a call must give: the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._exactly = memory, call.judged == EXACT
@@ -101,7 +101,7 @@ class GatedJudge:
         self._written = [name for name, slot in call.slots.items() if slot.written]
 
     def wrong(self) -> Tensor:
-        """How many elements are, on the device, without waiting for it."""
+        """How many elements are wrong: a tensor on the device, which nothing waits for."""
         return torch.stack([found.sum() for found in self._found()]).sum()
 
     def report(self) -> str:

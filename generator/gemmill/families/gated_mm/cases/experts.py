@@ -18,7 +18,7 @@ from gemmill.runtime.schemas import BY_NAME
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertSpec(CallSpec):
-    """One call; `m` counts all rows, those of nobody too."""
+    """One call. `m` counts all rows, those of nobody too."""
 
     counts: tuple[int, ...]
     """Rows of each expert."""
@@ -27,18 +27,18 @@ class ExpertSpec(CallSpec):
     spare: int = 0
     """Rows before the first segment and behind the last that are nobody's."""
     mapped: tuple[int, ...] | None = None
-    """Which weights are an expert's."""
+    """The index of each expert's weights; None for a call without a map."""
     wide_offsets: bool = False
     """Whether offsets have 64 bits."""
 
     @property
     def op(self) -> str:
-        """Its name."""
+        """The op's name."""
         return (GROUPED_MM_ACT_QUANT_MASKED if self.slot else GROUPED_MM_ACT_QUANT).name
 
     @property
     def weights(self) -> int:
-        """Experts that have some."""
+        """How many experts' weights there are."""
         return len(self.counts) if self.mapped is None else max(self.mapped) + 1
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class ExpertSpec(CallSpec):
 
 
 def of_counts(first: ExpertSpec, counts: tuple[int, ...], **changes: Any) -> ExpertSpec:
-    """The same with rows dealt so, and other changes."""
+    """The spec `first` with `counts` rows for its experts, and other changes."""
     spec = replace(first, counts=counts, **changes)
     return replace(spec, m=len(counts) * spec.slot if spec.slot else sum(counts) + 2 * spec.spare)
 
@@ -83,15 +83,17 @@ def make_expert_given(p: ExpertSpec, device: torch.device) -> dict[str, Any]:
 
 
 def expert_arguments_of(op: str, given: dict[str, Any]) -> list[Any]:
-    """In the order of the op's schema."""
+    """Arguments in the order of the op's schema."""
     return [given[name] for name in BY_NAME[op].arguments]
 
 
 def wrong_of_experts(
     op: str, given: dict[str, Any], written: dict[str, Tensor], before: dict[str, Tensor], *, exactly: bool
 ) -> list[Tensor]:
-    """Which elements of out, and of out_scales where there are some, are wrong, a row for each of all rows: those of no expert must
-    be what they were before."""
+    """Which elements of out, and of out_scales where there are some, are wrong. Each has a row for each of all rows.
+
+    Rows of no expert must be what they were before.
+    """
     values = expert_arguments_of(op, {"out_scales": None} | given | written)
     schema = BY_NAME[op]
     call = checks.check(schema, of_arguments(schema, values))

@@ -77,7 +77,7 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 class ExpertJudge:
-    """What a call must give, by the reference of operands in dense memory of their own."""
+    """What a call must give: the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._call, self._exactly = memory, call, call.judged == EXACT
@@ -87,7 +87,7 @@ class ExpertJudge:
         self._given: dict[str, Any] = {**absent, "expected_rows": 0, **given, **call.plain}
 
     def wrong(self) -> Tensor:
-        """How many elements are, on the device, without waiting for it."""
+        """How many elements are wrong: a tensor on the device, which nothing waits for."""
         return torch.stack([found.sum() for found in self._found()]).sum()
 
     def report(self) -> str:

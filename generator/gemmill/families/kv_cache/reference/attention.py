@@ -5,8 +5,8 @@ visible to a row at p if
 
     j < length,   j <= p if causal,   p - j < window or j < sink_tokens if there is a window.
 
-Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax; a sink, a logit for each query
-head as in gpt-oss, adds to its denominator and no value. lse = log(sum of exp(score) + exp(sink)), natural. A row that sees
+Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax. A sink is a logit for each query
+head, as in gpt-oss: it adds to the denominator and no value. lse is the natural log(sum of exp(score) + exp(sink)). A row that sees
 no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see are not touched, so NaN in a
 page's padding or behind a mask never shows. NaN in a visible key makes the row NaN, and so does one anywhere in a stored
 value.
@@ -35,7 +35,7 @@ class AttentionOptions:
     """What a call of attention says beside its tensors."""
 
     scale: float
-    """Of scores, most often head_dim^-1/2."""
+    """The factor of scores, most often head_dim^-1/2."""
     causal: bool = True
     """Whether a row sees no key after it."""
     window: int | None = None
@@ -74,7 +74,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Exact attention of one sequence: out [rows, heads, d] and lse [heads, rows], in the inputs' dtype.
 
-    q [rows, heads, d]; k and v [length, kv_heads, d]; sinks [heads]. heads is a multiple of kv_heads: query head h reads
+    q is [rows, heads, d], k and v are [length, kv_heads, d], sinks [heads]. heads is a multiple of kv_heads. Query head h reads
     KV head h // (heads // kv_heads).
     """
     scores = torch.einsum("rhd,nhd->hrn", q, for_query_heads(k, q.shape[1]))
@@ -103,8 +103,9 @@ def decode_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention over a compressed cache: out [batch, rows, heads, head_dim] and lse [batch, heads, rows], in `dtype`.
 
-    q [batch, rows, heads, head_dim]; cache u8 [pages, ...]; block_table whole numbers [batch, pages of the longest];
-    seq_lens whole numbers [batch], the query rows' own tokens included; sinks [heads]. Nothing beyond a length is read.
+    q is [batch, rows, heads, head_dim], cache u8 [pages, ...], sinks [heads]. block_table is whole numbers
+    [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. Nothing beyond a
+    length is read.
     Raises ValueError for a page table that does not fit, and where heads is no multiple of the KV heads.
     """
     check_page_table(spec, cache.shape[0], block_table, seq_lens)

@@ -27,9 +27,9 @@ def write(
 ) -> None:
     """Compress keys and values [tokens, kv_heads, head_dim] into `cache`, token t at slot_mapping[t].
 
-    cache: u8 [pages, ...], contiguous, with the bytes of a page after the first dimension. slot_mapping: whole numbers
-    [tokens], page * page_size + place in the page, -1 for tokens that are not stored. `dtype` is that of `compress`. `sides` are by
-    what keys and values are stored, where some come rotated.
+    cache is u8 [pages, ...], contiguous, with the bytes of a page after the first dimension. slot_mapping is whole numbers
+    [tokens]: page * page_size + place in the page, or -1 for tokens that are not stored. `dtype` is that of `compress`. `sides`
+    are the specs by which keys and values are stored, where some come rotated.
     Raises ValueError for another shape, dtype or slot, before anything is written.
     """
     pages = _pages(cache, spec)

@@ -31,9 +31,9 @@ class Decoded:
     """A stored vector before it is rotated back."""
 
     rotated: Tensor
-    """[..., d], in the rotated basis."""
+    """The part in the rotated basis, [..., d]."""
     projected: Tensor | None
-    """[..., d], in the projection's; None where the method has no signs."""
+    """The part in the projection's basis, [..., d]; None where the method has no signs."""
 
 
 def compress(x: Tensor, spec: VectorSpec, dtype: torch.dtype = torch.float64) -> Fields:
