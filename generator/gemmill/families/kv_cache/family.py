@@ -28,7 +28,7 @@ _SECONDS = {
 }
 
 _SLOT_SECONDS = 3.0
-# nvcc stores machine code as it is. Of this family 11.7 MB become 2.8 (nvcc 13.0); it is unpacked when a unit is first loaded.
+# nvcc 13.0 stores machine code as it is even so: `size` compresses it, and awaits a run on a GPU (docs/notes/kv_cache.md).
 _FLAGS = ("--compress-mode=balance",)
 
 
