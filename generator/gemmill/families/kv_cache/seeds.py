@@ -1,6 +1,6 @@
 """Random numbers that are the same on every machine: what a seed of a compressed cache stands for.
 
-The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), whose
+The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Its
 output k depends on the seed and k alone. A seed has one stream for each purpose. Stream p starts at output p of the
 generator of the seed, so signs, dense rotations and projections of one seed share nothing.
 """
@@ -12,7 +12,7 @@ _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _NORMAL = NormalDist()
 _GRID = 2.0**20
-"""Normal deviates are multiples of its inverse: an ulp of the C library's logarithm does not show."""
+"""Normal deviates are multiples of 1 / _GRID, so that an ulp of the C library's logarithm does not show."""
 
 
 class Purpose(IntEnum):

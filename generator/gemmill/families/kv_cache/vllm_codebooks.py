@@ -4,7 +4,7 @@ vLLM does not use the density of a sphere's coordinate but its Gaussian limit N(
 rule: 200 steps a cell, the outer cells ending at 10.5 standard deviations. Lloyd's iteration starts from the middles of
 equal cells over 3.5 standard deviations either side. It stops after 200 steps, or when no centroid moves by 1e-10
 (`vllm/model_executor/layers/quantization/turboquant/centroids.py`). Its centroids are therefore up to 0.0017 standard
-deviations beside the optimum. A cache holds indices into them, so a reader needs the same ones.
+deviations away from the optimum. A cache holds indices into them, so a reader needs the same ones.
 """
 
 import functools
