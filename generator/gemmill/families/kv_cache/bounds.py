@@ -1,7 +1,7 @@
 """How far a right kernel's bytes and outputs may be from the reference's, from the arithmetic that it does.
 
-Codes. A kernel rotates in float32, so a coordinate y is off by a little. A code may be another where y lies that near to a
-boundary. With u = 2^-24, for a vector of norm 1:
+Codes. A kernel rotates in float32, so a coordinate y is off by a little. A code may be another where y lies that near
+to a boundary. With u = 2^-24, for a vector of norm 1:
 
 - a butterfly stage rounds every sum once: at most u of the stage's 2-norm, log2 stages of them;
 - a base matrix of 12, 20 or 28 adds that many terms in some order: (base - 1) sqrt(base) u of the 2-norm;
@@ -11,18 +11,18 @@ boundary. With u = 2^-24, for a vector of norm 1:
   of the norm.
 
 A 2-norm bounds every coordinate. Scalars follow from the codes found, so they are held to those: half a unit of float16
-beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector by at
-most 4 times 19 x 2^-23 of its norm. The reason is that 16 magnitudes add up to at most 4 times their 2-norm. eden's scale has
-these losses three times.
+beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector
+by at most 4 times 19 x 2^-23 of its norm. The reason is that 16 magnitudes add up to at most 4 times their 2-norm.
+eden's scale has these losses three times.
 
-Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's type
-(`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign.
-Hoeffding's inequality bounds a sum of them by `DEVIATIONS` times the root of the sum of its squared bounds. One element in
-10^7 may lie beyond. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019. Assuming that all
-add up would allow errors as large as the output. A codebook has few values, whose roundings repeat: their common part scales
-a score or an output by 1 +- operand_unit. It is added in full. Through the softmax, an error e_j of score j moves the
-output o = sum of w_j v_j by w_j e_j (v_j - o). Sums in float32 on the tensor core lose 19 x 2^-23 of the magnitudes each 16
-products, as in the bounds of GEMMs. These losses are added in full.
+Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's
+type (`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign.
+Hoeffding's inequality bounds a sum of them by `DEVIATIONS` times the root of the sum of its squared bounds. One element
+in 10^7 may lie beyond. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
+Assuming that all add up would allow errors as large as the output. A codebook has few values, whose roundings repeat:
+their common part scales a score or an output by 1 +- operand_unit. It is added in full. Through the softmax, an error
+e_j of score j moves the output o = sum of w_j v_j by w_j e_j (v_j - o). Sums in float32 on the tensor core lose 19 x
+2^-23 of the magnitudes each 16 products, as in the bounds of GEMMs. These losses are added in full.
 """
 
 import math
@@ -78,7 +78,8 @@ def rotation_loss(kind: RotationKind, head_dim: int) -> float:
 def hadamard_limit(x: Tensor, scale: float) -> Tensor:
     """How far each element of a kernel's transform of x [..., columns] may be from the exact one, float64.
 
-    Sums of 16 on the tensor core, then butterflies in float32, lose parts of the sum of all magnitudes; the result is rounded.
+    Sums of 16 on the tensor core, then butterflies in float32, lose parts of the sum of all magnitudes; the result is
+    rounded.
     """
     exact = hadamard_transform(x.double(), scale).abs()
     stages = math.log2(x.shape[-1])

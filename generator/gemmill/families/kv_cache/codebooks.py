@@ -4,11 +4,11 @@ A coordinate of a vector drawn uniformly from the unit sphere in d dimensions ha
 
     f(x) ~ (1 - x^2)^((d - 3) / 2) on [-1, 1],
 
-whose limit, with x in units of 1 / sqrt(d), is the standard Gaussian (Zandieh et al., TurboQuant, arXiv 2504.19874, lemma
-1). The codebook of b bits is the set of 2^b centroids that minimises the expected squared error. Sources: Lloyd 1957; Max,
-"Quantizing for minimum distortion", IRE Transactions on Information Theory, 1960. It satisfies two conditions: each centroid
-is the mean of its cell, and each boundary lies halfway between two centroids. The density is log-concave for d >= 3, so
-there is one such set (Fleischer 1964).
+whose limit, with x in units of 1 / sqrt(d), is the standard Gaussian (Zandieh et al., TurboQuant, arXiv 2504.19874,
+lemma 1). The codebook of b bits is the set of 2^b centroids that minimises the expected squared error. Sources: Lloyd
+1957; Max, "Quantizing for minimum distortion", IRE Transactions on Information Theory, 1960. The set satisfies two
+conditions: each centroid is the mean of its cell, and each boundary lies halfway between two centroids. The density is
+log-concave for d >= 3, so there is one such set (Fleischer 1964).
 
 Both conditions are solved by Newton's method in decimal arithmetic of 45 digits, so every value is the double nearest
 to the true one. Integrals are series of positive terms; nothing is lost to cancellation.

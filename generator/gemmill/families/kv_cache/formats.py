@@ -1,16 +1,16 @@
 """How keys and values of a compressed cache are stored: methods, fields, bytes, presets.
 
 A vector of a token and head is one row of `head_dim` elements. A method turns it into fields: packed codes and a few
-scalars. Codes are one stream of bits, least significant first, as in vLLM. Code j of b bits is bits j b to (j + 1) b of the
-field read as a little-endian number. Scalars are little-endian float16.
+scalars. Codes are one stream of bits, least significant first, as in vLLM. Code j of b bits is bits j b to (j + 1) b of
+the field read as a little-endian number. Scalars are little-endian float16.
 
 | method | fields | a vector x decodes to |
 | --- | --- | --- |
 | turboquant_mse | codes, norm | norm R^T c[codes] |
-| turboquant_prod | codes of b - 1 bits, signs, norm, residual_norm | that plus residual_norm sqrt(pi / 2) / d S^T signs |
+| turboquant_prod | codes of b - 1 bits, signs, norm, residual_norm | that + residual_norm sqrt(pi / 2) / d S^T signs |
 | eden | codes, norm | norm R^T c[codes], norm being abs(x)^2 / <c[codes], R x> |
 | unit_centroids | codes, norm | norm R^T c[codes] / abs(c[codes]): vLLM's keys |
-| folded_centroids | codes, norm | norm R^T c[codes], norm being abs(x) / abs(c[codes]): the same, in vLLM's split layout |
+| folded_centroids | codes, norm | norm R^T c[codes], norm = abs(x) / abs(c[codes]): the same, in vLLM's split layout |
 | uniform | codes, scale, zero | codes * scale + zero: vLLM's values |
 | e4m3 | codes | codes |
 | e2m1 | codes, scales | codes * scale of each 32: UltraQuant; scales are ue8m0 bytes |

@@ -1,9 +1,10 @@
 """Hadamard matrices of the sizes that are offered: 2^n, and 2^n times 12, 20 and 28.
 
 A matrix of size base * 2^n is the Kronecker product of the base matrix and Sylvester's. Element (i, j) of a row seen as
-[base, 2^n] meets the base matrix by i and Sylvester's by j. The base matrices are those of Dao's fast-hadamard-transform
-(`csrc/code_gen.py`), computed instead of pasted. That of 12 is Paley's second construction with q = 5. Those of 20 and 28
-are Williamson's array with circulant blocks of 5 and 7 (Sloane's had.20.will and had.28.will).
+[base, 2^n] meets the base matrix by i and Sylvester's by j. The base matrices are those of Dao's
+fast-hadamard-transform (`csrc/code_gen.py`), computed instead of pasted. That of 12 is Paley's second construction with
+q = 5. Those of 20 and 28 are Williamson's array with circulant blocks of 5 and 7 (Sloane's had.20.will and
+had.28.will).
 """
 
 import functools

@@ -38,7 +38,8 @@ def signs(seed: int, count: int) -> list[int]:
 def normals(seed: int, purpose: Purpose, count: int) -> list[float]:
     """Standard normal deviates: the inverse distribution function (algorithm AS241) at (output / 2^11 + 1 / 2) / 2^53.
 
-    They are rounded to multiples of 2^-20, so all machines get the same numbers unless one lies within rounding of a tie.
+    They are rounded to multiples of 2^-20, so all machines get the same numbers unless one lies within rounding of a
+    tie.
     """
     uniform = ((word >> 11) + 0.5 for word in outputs(_stream(seed, purpose), count))
     return [round(_NORMAL.inv_cdf(u * 2.0**-53) * _GRID) / _GRID for u in uniform]

@@ -1,8 +1,8 @@
 """How far kernels of packed vectors may be from the reference: bytes that they write, vectors and scores they make.
 
-The roundings are those of `bounds`. vLLM's values are bytes of float32 arithmetic with one right result, so they must be
-equal. So must codes of e4m3. vLLM's rotated keys are held to the rotation's losses as ours are. UltraQuant's scale has a logarithm, which may be
-off by a part in 2^20 of itself beside a whole number.
+The roundings are those of `bounds`. vLLM's values are bytes of float32 arithmetic with one right result, so they must
+be equal. So must codes of e4m3. vLLM's rotated keys are held to the rotation's losses as ours are. UltraQuant's scale
+has a logarithm, which may be off by a part in 2^20 of itself beside a whole number.
 """
 
 import torch

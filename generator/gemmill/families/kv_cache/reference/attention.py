@@ -5,11 +5,11 @@ visible to a row at p if
 
     j < length,   j <= p if causal,   p - j < window or j < sink_tokens if there is a window.
 
-Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax. A sink is a logit for each query
-head, as in gpt-oss: it adds to the denominator and no value. lse is log(sum of exp(score) + exp(sink)), a natural
-logarithm. A row that sees no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see are not touched, so NaN in a
-page's padding or behind a mask never shows. NaN in a visible key makes the row NaN, and so does one anywhere in a stored
-value.
+Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax. A sink is a logit for each
+query head, as in gpt-oss: it adds to the denominator and no value. lse is log(sum of exp(score) + exp(sink)), a natural
+logarithm. A row that sees no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see
+are not touched, so NaN in a page's padding or behind a mask never shows. NaN in a visible key makes the row NaN, and so
+does one anywhere in a stored value.
 """
 
 from dataclasses import dataclass
@@ -74,8 +74,8 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Exact attention of one sequence: out [rows, heads, d] and lse [heads, rows], in the inputs' dtype.
 
-    q is [rows, heads, d], k and v are [length, kv_heads, d], sinks [heads]. heads is a multiple of kv_heads. Query head h reads
-    KV head h // (heads // kv_heads).
+    q is [rows, heads, d], k and v are [length, kv_heads, d], sinks [heads]. heads is a multiple of kv_heads. Query head
+    h reads KV head h // (heads // kv_heads).
     """
     scores = torch.einsum("rhd,nhd->hrn", q, for_query_heads(k, q.shape[1]))
     seen = visible(q.shape[0], k.shape[0], options).to(q.device)

@@ -1,12 +1,13 @@
 """The arithmetic of vLLM 0.33.0's cache formats, bit for bit where its own is defined to the bit.
 
-All of it is float32. Three things in vLLM's kernels are not defined to the bit. The first is cuBLAS's order of sums in the
-rotation of TurboQuant's keys. The second is UltraQuant's logarithm. The third is the division of values by their scale,
-which Triton compiles to an approximation of two units in the last place. A code may then differ where its value lies within
-a rounding of a boundary. Here the rotation is rounded once from float64, the division is correctly rounded, the logarithm is torch's.
+All of it is float32. Three things in vLLM's kernels are not defined to the bit. The first is cuBLAS's order of sums in
+the rotation of TurboQuant's keys. The second is UltraQuant's logarithm. The third is the division of values by their
+scale, which Triton compiles to an approximation of two units in the last place. A code may then differ where its value
+lies within a rounding of a boundary. Here the rotation is rounded once from float64, the division is correctly rounded,
+the logarithm is torch's.
 
-vLLM loses a NaN where a NaN value becomes code 0 of finite neighbours. Here it stays visible: zero, or the scale byte 255,
-is NaN. Sources: `v1/attention/ops/triton_turboquant_store.py`, `triton_turboquant_decode.py`,
+vLLM loses a NaN where a NaN value becomes code 0 of finite neighbours. Here it stays visible: zero, or the scale byte
+255, is NaN. Sources: `v1/attention/ops/triton_turboquant_store.py`, `triton_turboquant_decode.py`,
 `turboquant_soa/triton_turboquant_store.py`, `ultraquant/triton_store.py` and `ultraquant/format.py`.
 """
 
