@@ -109,6 +109,6 @@ def _timed(row: TableRow, name: str) -> float | None:
 
 
 def _estimated(row: TableRow, table: VariantTable, index: int, call: ShapedCall, sm_count: int) -> float:
-    """The estimate of a choice's time, no less than that of the slowest variant of the row, as a multiple of the
-    fastest's."""
+    """The microseconds that the model expects of a choice, and no fewer than those of the slowest variant of the
+    row."""
     return max(row.us[-1], model_ns(table.rows[index], call, sm_count) / 1000)
