@@ -11,9 +11,10 @@ from gemmill.nn.linear import QuantLinear
 
 
 class Calibration:
-    """Within its block every linear layer notes the largest magnitude of its input; nothing waits for a GPU.
+    """A block within which every linear layer notes the largest magnitude of its input. Nothing waits for a GPU.
 
-    how: "max", the largest ever; or "average", decay * running + (1 - decay) * current, as LightX2V's calibration with decay 0.9.
+    how: "max", the largest ever; or "average", decay * running + (1 - decay) * current, as LightX2V's calibration with
+    decay 0.9.
     """
 
     def __init__(self, model: nn.Module, how: str = "max", *, decay: float = 0.9) -> None:

@@ -1,7 +1,8 @@
-"""What a call of a layer does: x [M, K] is quantised and multiplied, by ops that are bound once.
+"""The calls of a layer: x [M, K] is quantised and multiplied, by ops that are bound once.
 
-The functions of `gemmill` would do the same. Here nothing stands between a layer and its ops: what the host does for a call of a few
-microseconds is seen. A weight and its scales come as the ops take them, other tensors of the layer by name. A bias is [N], of x's dtype.
+The functions of `gemmill` would do the same. Here nothing stands between a layer and its ops: in a call of a few
+microseconds the host's work is seen. A weight and its scales come as the ops take them, other tensors of the layer by
+name. A bias is [N], of x's dtype.
 """
 
 import threading
@@ -20,15 +21,15 @@ from gemmill.vocab.format import MXFP4, MXFP8
 Tensors = Mapping[str, Tensor | None]
 Pair = tuple[Tensor, Tensor]
 Run = Callable[[Tensor, Tensor, Tensor, Tensors, Tensor | None], Tensor]
-"""x, the weight, its scales, the layer's tensors and its bias to the result."""
+"""A function of x, the weight, its scales, the layer's tensors and its bias, which returns the result."""
 
 E4M3, F32 = torch.float8_e4m3fn, torch.float32
 _E4M3_MAX = 448.0
 _EPS = 1e-10
 _MOST_KEPT = 1 << 20
-"""Elements of inputs whose codes and scales are kept."""
+"""The most elements of inputs whose codes and scales are kept."""
 _MOST_PAIRS = 64
-"""In a thread, of all shapes and streams; so some tens of megabytes at most."""
+"""The most pairs of codes and scales kept in a thread, of all shapes and streams: some tens of megabytes."""
 _FP8_QUANT, _INT8_QUANT = overload("dynamic_per_token_scaled_fp8_quant"), overload("dynamic_scaled_int8_quant")
 _GROUP_QUANT, _NVFP4_QUANT = overload("per_token_group_fp8_quant"), overload("scaled_nvfp4_quant")
 _SCALED_MM, _WEIGHT_MM = overload("cutlass_scaled_mm"), overload("fp4_weight_mm")
@@ -51,7 +52,7 @@ def both_transposed(weight: Tensor, scales: Tensor) -> Pair:
 
 
 class _Kept(threading.local):
-    """Codes and scales of a thread's earlier calls, by what they are for."""
+    """Codes and scales of a thread's earlier calls, by their use."""
 
     def __init__(self) -> None:
         self.pairs: dict[tuple[object, ...], Pair] = {}
@@ -61,8 +62,11 @@ _kept = _Kept()
 
 
 def _stream_of(x: Tensor) -> int | None:
-    """The stream of calls on x where what they write in between may be kept: its own calls run in order. None for calls that are
-    captured or traced, on a CPU, and where x is large, whose calls hide what the host does."""
+    """The stream of calls on x where their codes and scales may be kept, since its own calls run in order.
+
+    It is None for calls that are captured or traced, and on a CPU. It is None where x is large too: such calls hide
+    what the host does.
+    """
     if not x.is_cuda or x.numel() > _MOST_KEPT or type(x) is not Tensor or torch.compiler.is_compiling():
         return None
     stream: int = torch._C._cuda_getCurrentRawStream(x.get_device())
@@ -70,7 +74,7 @@ def _stream_of(x: Tensor) -> int | None:
 
 
 def _places(x: Tensor, make: Callable[[Tensor], Pair]) -> Pair:
-    """Where codes and scales of x [M, K] go. To allocate both takes the host longer than an op."""
+    """Memory for codes and scales of x [M, K]. To allocate both takes the host longer than an op."""
     stream = _stream_of(x)
     if stream is None:
         return make(x)
@@ -99,7 +103,7 @@ def _e4m3_groups(x: Tensor) -> Pair:
 
 
 def _empty(x: Tensor, in_a_byte: int, group: int, codes: Any, scales: Any) -> Pair:
-    """Of a block-scaled format: codes of x, and their scales, swizzled."""
+    """Memory of a block-scaled format: codes of x, and their scales, swizzled."""
     rows, columns = x.shape
     of_scales = (-(-rows // TILE_ROWS) * TILE_ROWS, -(-columns // group // TILE_SCALES) * TILE_SCALES)
     return x.new_empty((rows, columns // in_a_byte), dtype=codes), x.new_empty(of_scales, dtype=scales)
@@ -127,7 +131,7 @@ def _in_fp8(x: Tensor) -> Pair:
 
 
 def channel(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    """e4m3 per token and channel."""
+    """The product of x in e4m3 per token and the weight in e4m3 per channel."""
     codes, x_scales = _in_fp8(x)
     out = x.new_empty((x.shape[0], weight.shape[1]))
     _SCALED_MM(out, codes, weight, x_scales, scales, bias)
@@ -135,7 +139,7 @@ def channel(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Ten
 
 
 def int8(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    """s8 per token and channel."""
+    """The product of x in s8 per token and the weight in s8 per channel."""
     codes, x_scales = _places(x, _s8_rows)
     _INT8_QUANT(codes, x, x_scales, None)
     out = x.new_empty((x.shape[0], weight.shape[1]))
@@ -144,7 +148,7 @@ def int8(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor
 
 
 def block128(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    """e4m3 in groups of 128 and blocks of 128 x 128."""
+    """The product of x in e4m3 in groups of 128 and the weight in blocks of 128 x 128."""
     codes, x_scales = _places(x, _e4m3_groups)
     _GROUP_QUANT(x, codes, x_scales, BLOCK, _EPS, -_E4M3_MAX, _E4M3_MAX, False, True, False)
     out = x.new_empty((x.shape[0], weight.shape[1]))
@@ -153,7 +157,7 @@ def block128(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Te
 
 
 def weights_of(format: str) -> Run:
-    """x as it is, by block-scaled weights."""
+    """The function that multiplies x as it is by block-scaled weights."""
 
     def run(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
         out = x.new_empty((x.shape[0], scales.shape[0]))
@@ -164,7 +168,7 @@ def weights_of(format: str) -> Run:
 
 
 def by_fp8(op: str) -> Run:
-    """e4m3 per token, by folded weights."""
+    """The function that multiplies x in e4m3 per token by folded weights."""
     multiply = overload(op)
 
     def run(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
@@ -177,7 +181,7 @@ def by_fp8(op: str) -> Run:
 
 
 def nvfp4(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    """nvfp4 on both sides, by the calibrated range of x."""
+    """The product in nvfp4 on both sides, by the calibrated range of x."""
     codes, x_scales = _places(x, _nvfp4_rows)
     _NVFP4_QUANT(codes, x_scales, x, given["input_global_scale"], True)
     out = x.new_empty((x.shape[0], weight.shape[0]))
@@ -186,7 +190,7 @@ def nvfp4(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tenso
 
 
 def mx(format: Format, op: str) -> Run:
-    """x in a format whose scales are powers of two."""
+    """The function that multiplies x in a format whose scales are powers of two."""
     quantise, multiply = overload(f"scaled_{format}_quant"), overload(op)
     make = _MX_ROWS[format]
 

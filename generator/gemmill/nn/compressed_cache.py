@@ -1,7 +1,7 @@
 """A compressed KV cache of many sequences: pages are handed out, shared by forks, and given back.
 
-Page tables are lists on the host; kernels see them as tensors that each step makes anew. Pages are shared between forks until
-one of them writes into a page that is not full: then it gets a copy.
+Page tables are lists on the host; kernels see them as tensors that each step makes anew. Pages are shared between forks
+until one of them writes into a page that is not full: then it gets a copy.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ class Step:
     """New tokens of some sequences: where they are stored, and what they attend over."""
 
     sequences: tuple[int, ...]
-    """By number, in the order of the tensors."""
+    """The sequences by number, in the order of the tensors."""
     counts: tuple[int, ...]
-    """New tokens of each."""
+    """New tokens of each sequence."""
     lengths: tuple[int, ...]
-    """Tokens of each, new ones included."""
+    """Tokens of each sequence, new ones included."""
     slot_mapping: Tensor
     """int64 [new tokens of all], sequence after sequence."""
     block_table: Tensor
@@ -43,8 +43,10 @@ class _Sequence:
 
 
 Attention = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
-"""Of queries [rows, heads, head_dim], the last tokens of a sequence, over its keys and values [tokens, KV heads, head_dim], by a
-scale, causal or not."""
+"""Attention by queries, keys, values, a scale, and whether it is causal.
+
+Queries are [rows, heads, head_dim], the last tokens of a sequence. Keys and values are [tokens, KV heads, head_dim].
+"""
 
 
 def attend_by_torch(q: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
@@ -69,9 +71,9 @@ def _check_queries(step: Step, q: Tensor) -> None:
 class CompressedKVCache:
     """Keys and values of the layers of a model in 2 to 4 bits an element.
 
-    `pages` pages of `page` tokens hold `kv_heads` heads of `head_dim` elements, for each of `layers` layers. Formats are those of
-    `gemmill.kv_decode_attention`. The arithmetic is that of the ops: see docs/kv_cache.md. Errors are one sentence, and leave
-    the cache as it was.
+    `pages` pages of `page` tokens hold `kv_heads` heads of `head_dim` elements, for each of `layers` layers. Formats
+    are those of `gemmill.kv_decode_attention`. The arithmetic is that of the ops: see docs/kv_cache.md. Errors are one
+    sentence, and leave the cache as it was.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class CompressedKVCache:
 
     @property
     def tag(self) -> str:
-        """Format, sizes, rotation and seed: what pages may be read as."""
+        """Format, sizes, rotation and seed: pages may be read as nothing else."""
         return self.spec.tag
 
     @property
@@ -118,11 +120,11 @@ class CompressedKVCache:
         return self._of(sequence).length
 
     def allocate(self) -> int:
-        """The number of a new sequence, which has no tokens and no pages."""
+        """Make a sequence without tokens or pages. Return its number."""
         return self._add(_Sequence(pages=[], length=0))
 
     def fork(self, sequence: int) -> int:
-        """The number of a copy of a sequence, which shares its pages."""
+        """Copy a sequence, sharing its pages. Return the copy's number."""
         origin = self._of(sequence)
         for page in origin.pages:
             self._users[page] += 1
@@ -135,7 +137,10 @@ class CompressedKVCache:
         del self._sequences[sequence]
 
     def append(self, counts: Mapping[int, int]) -> Step:
-        """Places for so many new tokens of each sequence. Raises RuntimeError where pages are too few, ValueError for a negative count."""
+        """Make places for so many new tokens of each sequence.
+
+        Raises RuntimeError where pages are too few, ValueError for a negative count.
+        """
         needed = {sequence: self._needed(sequence, count) for sequence, count in counts.items()}
         if sum(needed.values()) > len(self._free):
             raise RuntimeError(
@@ -166,9 +171,11 @@ class CompressedKVCache:
         rotated_keys: bool = False,
         rotated_values: bool = False,
     ) -> None:
-        """Stores keys and values [new tokens of all sequences, kv_heads, head_dim] (bf16 or f16) of a step.
+        """Store keys and values [new tokens of all sequences, kv_heads, head_dim] (bf16 or f16) of a step.
 
-        With rotated_keys or rotated_values those come rotated by the cache's seed: see gemmill.quantize.fold_rotation."""
+        With `rotated_keys` or `rotated_values` those come rotated by the cache's seed: see
+        gemmill.quantize.fold_rotation.
+        """
         rotated = {"rotated_keys": rotated_keys, "rotated_values": rotated_values}
         kv_compress(self.data[layer], keys, values, step.slot_mapping, self.format, self.spec.seed, **rotated)
 
@@ -186,10 +193,12 @@ class CompressedKVCache:
         rotated: bool = False,
         rotated_out: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Attention of the new tokens q [sequences, new tokens of each, heads, head_dim] over their sequences.
+        """Attend by the new tokens q [sequences, new tokens of each, heads, head_dim] over their sequences.
 
-        With `rotated` q comes rotated by the cache's seed, and the output stays so; with rotated_out only the output does. Other
-        options and results are those of `gemmill.kv_decode_attention`. Raises ValueError unless all have as many new tokens."""
+        With `rotated` q comes rotated by the cache's seed, and the output stays so. With `rotated_out` only the output
+        does. Other options and results are those of `gemmill.kv_decode_attention`. Raises ValueError unless all have as
+        many new tokens.
+        """
         _check_queries(step, q)
         options = {"scale": scale, "causal": causal, "window": window, "sinks": sinks, "softcap": softcap}
         where = (self.data[layer], step.block_table, step.seq_lens, self.format)
@@ -206,11 +215,12 @@ class CompressedKVCache:
         causal: bool = True,
         attention: Attention | None = None,
     ) -> Tensor:
-        """What `attend` gives, by keys and values that are restored first: the way for many new tokens.
+        """Attend as `attend` does, by keys and values that are restored first: the way for many new tokens.
 
-        q is [sequences, new tokens of each, heads, head_dim], as is the result. One sequence after the other is restored, and
-        attended over by `attention`, or by torch's scaled_dot_product_attention. Neither q nor the result is rotated. Raises
-        ValueError unless all have as many new tokens."""
+        q is [sequences, new tokens of each, heads, head_dim], as is the result. One sequence after the other is
+        restored. It is attended over by `attention`, or by torch's scaled_dot_product_attention. Neither q nor the
+        result is rotated. Raises ValueError unless all have as many new tokens.
+        """
         _check_queries(step, q)
         factor = self.spec.head_dim**-0.5 if scale is None else scale
         attended = attention or attend_by_torch
@@ -224,7 +234,10 @@ class CompressedKVCache:
         return out
 
     def load_pages(self, data: Tensor, tag: str) -> None:
-        """Takes over all pages from a tensor of `data`'s shape that another cache of this tag wrote. Raises ValueError for another."""
+        """Take over all pages from a tensor of `data`'s shape that another cache of this tag wrote.
+
+        Raises ValueError for another tensor or tag.
+        """
         check_tag(tag, self.spec)
         if data.shape != self.data.shape or data.dtype is not torch.uint8:
             raise ValueError(

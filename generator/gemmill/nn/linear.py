@@ -12,14 +12,14 @@ from gemmill.nn.recipes import PACKING, recipe_of
 from gemmill.quantize.weights import QuantizedWeight, quantize_weight
 
 NAMES = ("weight", "weight_scale", "alpha", "input_global_scale")
-"""What recipes pack, by the module's names for it."""
+"""The module's names for the tensors that recipes pack."""
 
 
 class QuantLinear(nn.Module):
     """x [..., K] times a quantised weight [N, K], plus a bias [N] of x's dtype.
 
-    The weight is packed for the ops once, when the layer is made. What is packed are buffers: a state dict has them, and what order
-    they are in. Layers have no gradients.
+    The weight is packed for the ops once, when the layer is made. What is packed are buffers: a state dict has them,
+    and what order they are in. Layers have no gradients.
     """
 
     def __init__(
@@ -32,12 +32,16 @@ class QuantLinear(nn.Module):
     ) -> None:
         """weight: from `quantize_weight`, or packed. bias: [N] or [1, N].
 
-        activations: what x is quantised to before the product. channel and block128 weights take e4m3, int8 weights int8. nvfp4 weights
-        take bf16 (x as it is), e4m3 (weights are rounded to it) or nvfp4. mxfp4 weights take bf16, e4m3, mxfp4 or mxfp8; mxfp6 and mxfp8
-        weights mxfp8 or bf16. The first is the default.
+        activations: what x is quantised to before the product. The first is the default.
+
+        - channel and block128 weights take e4m3, int8 weights int8;
+        - nvfp4 weights take bf16 (x as it is), e4m3 (weights are rounded to it) or nvfp4;
+        - mxfp4 weights take bf16, e4m3, mxfp4 or mxfp8;
+        - mxfp6 and mxfp8 weights take mxfp8 or bf16.
+
         input_absmax: the largest magnitude of inputs, where activations are nvfp4 (`Calibration` finds it).
 
-        Raises ValueError, in a sentence, for what does not go together.
+        Raises ValueError, in a sentence, for arguments that do not go together.
         """
         super().__init__()
         if isinstance(weight, QuantizedWeight):
@@ -68,15 +72,16 @@ class QuantLinear(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, name: str, **more: Any) -> "QuantLinear":
-        """The layer `name` of a checkpoint, quantised under any project's names; its bias and calibrated range too.
+        """The layer `name` of a checkpoint that is quantised under any project's names, with its bias and calibrated
+        range.
 
-        `more` as of `load_layer`: cache=True keeps what was packed beside the checkpoint. Raises CheckpointError where the layer is
-        not there or not quantised.
+        `more` as of `load_layer`: cache=True keeps what was packed beside the checkpoint. Raises CheckpointError where
+        the layer is not there or not quantised.
         """
         return cls(*load_layer(checkpoint, name, **more))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., N], of x's dtype, bf16 or f16."""
+        """The layer's outputs [..., N] for x [..., K], of x's dtype, bf16 or f16."""
         given, is_matrix = self._buffers, x.dim() == 2
         ready = self._ready
         if ready is None or ready[0] is not given["weight"] or ready[1] is not given["weight_scale"]:
@@ -88,7 +93,7 @@ class QuantLinear(nn.Module):
         return out if is_matrix else out.reshape(*x.shape[:-1], self.out_features)
 
     def _make_ready(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the buffers that are there now: they are others once the layer is moved."""
+        """The tensors for the buffers that are there now. They are others once the layer is moved."""
         own = self._buffers["weight"], self._buffers["weight_scale"]
         ready = (*own, *self._recipe.operands(*own))
         if not torch.compiler.is_compiling():
@@ -96,12 +101,13 @@ class QuantLinear(nn.Module):
         return ready
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Whatever moves a module's tensors; those that were there are not kept."""
+        """Move or convert the module's tensors, as torch asks. Tensors made of the old ones are not kept."""
         self._ready = None
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without views of the buffers, whose copies would be no views, and without what format and activations tell."""
+        """The state without views of the buffers, and without what format and activations tell. Copies of views would
+        be no views."""
         return {key: value for key, value in self.__dict__.items() if key not in ("_ready", "_recipe", "_run")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -110,9 +116,11 @@ class QuantLinear(nn.Module):
         self._run = self._recipe.run
 
     def set_lora(self, down: Tensor, up: Tensor, *, alpha: float | None = None, strength: float = 1.0) -> None:
-        """Put an adapter beside the weight: strength * alpha / rank * (x down^T) up^T, with down [rank, K] and up [N, rank].
+        """Put an adapter beside the weight: strength * alpha / rank * (x down^T) up^T, with down [rank, K] and up [N,
+        rank].
 
-        Without alpha the factor is strength. It takes the place of another. Raises ValueError for shapes that do not fit.
+        Without alpha the factor is strength. The adapter takes the place of another. Raises ValueError for shapes that
+        do not fit.
         """
         rank = down.shape[0]
         if down.shape != (rank, self.in_features) or up.shape != (self.out_features, rank):
@@ -130,7 +138,10 @@ class QuantLinear(nn.Module):
         self.lora_scale = 1.0
 
     def to_cpu(self, *, non_blocking: bool = False) -> "QuantLinear":
-        """Move the layer into pinned memory, which is kept for the next time. Without waiting only if asked: then synchronise before reading."""
+        """Move the layer into pinned memory, which is kept for the next time.
+
+        The copies are waited for, unless `non_blocking`: then synchronise before reading.
+        """
         self._ready = None
         for name, tensor in self._buffers.items():
             if tensor is not None and tensor.device.type != "cpu":
@@ -141,7 +152,8 @@ class QuantLinear(nn.Module):
         return self
 
     def to_cuda(self, device: torch.device | str = "cuda", *, non_blocking: bool = False) -> "QuantLinear":
-        """Move the layer onto a GPU; from pinned memory the copies run on the current stream, beside the host, if asked."""
+        """Move the layer onto a GPU. If `non_blocking`, copies from pinned memory run on the current stream, beside the
+        host."""
         self._ready = None
         for name, tensor in self._buffers.items():
             if tensor is not None:
@@ -157,7 +169,7 @@ class QuantLinear(nn.Module):
         return {**self._packing(), "lora_scale": self.lora_scale}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Raises CheckpointError for weights that were packed for other kernels."""
+        """Take over a state. Raises CheckpointError for weights that were packed for other kernels."""
         own = self._packing()
         if any(state.get(key) != value for key, value in own.items()):
             raise CheckpointError(packed_otherwise(state, own))
@@ -167,7 +179,8 @@ class QuantLinear(nn.Module):
         return {"format": self.format, "activations": self.activations, "packing": PACKING}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
-        """Weights of other kernels are refused before any is copied; the state's adapter takes the place of the layer's."""
+        """Load a state. Weights of other kernels are refused before any is copied. The state's adapter takes the place
+        of the layer's."""
         if (extra := state_dict.get(f"{prefix}_extra_state")) is not None:
             self.set_extra_state(extra)
             for name in ("lora_down", "lora_up"):

@@ -22,10 +22,11 @@ def quantize_module(
     keep: Iterable[str] = (),
     input_absmax: Mapping[str, Tensor] | None = None,
 ) -> list[LayerError]:
-    """Make every nn.Linear of a module a QuantLinear; their errors, the worst first.
+    """Make every nn.Linear of a module a QuantLinear. Return their errors, the worst first.
 
-    keep: patterns over names of layers that stay. input_absmax: `Calibration.absmax`. A layer is replaced as soon as it is made, so
-    memory grows by one layer's codes. Raises ValueError, by the layer's name, as `quantize_weight` and QuantLinear.
+    keep: patterns over names of layers that stay. input_absmax: `Calibration.absmax`. A layer is replaced as soon as it
+    is made, so memory grows by one layer's codes. Raises ValueError, by the layer's name, as `quantize_weight` and
+    QuantLinear.
     """
     errors, patterns = [], tuple(keep)
     layers = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]
@@ -46,10 +47,11 @@ def quantize_module(
 def load_linears(
     model: nn.Module, checkpoint: Checkpoint, *, prefix: str = "", format: str | None = None, **more: Any
 ) -> list[str]:
-    """Replace linear layers of a module by those of a checkpoint that are quantised there; their names in the module.
+    """Replace linear layers of a module by those of a checkpoint that are quantised there. Return their names in the
+    module.
 
-    prefix: what the checkpoint's names have before the module's. format: of its layers, where shapes do not tell it. `more` as of
-    `QuantLinear.from_checkpoint`. The model may be on torch's meta device: its own weights are not read.
+    prefix: what the checkpoint's names have before the module's. format: of its layers, where shapes do not tell it.
+    `more` as of `QuantLinear.from_checkpoint`. The model may be on torch's meta device: its own weights are not read.
 
     Raises CheckpointError for layers of the checkpoint below the prefix that the module has not, by name.
     """

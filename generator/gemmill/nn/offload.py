@@ -1,7 +1,7 @@
 """Blocks of a model whose weights stay on the host, and lie on the GPU in turns.
 
-The tensors of a block are one piece of pinned memory, so it is one copy. GPU memory for some blocks is made once; while a block
-computes, the copy of a later one runs beside it.
+The tensors of a block are one piece of pinned memory, so it is one copy. GPU memory for some blocks is made once; while
+a block computes, the copy of a later one runs beside it.
 """
 
 import copy
@@ -17,7 +17,7 @@ from gemmill.nn.packed import told_by, write_tensors
 from gemmill.nn.recipes import PACKING
 
 _ALIGNED = 256
-"""Bytes to a multiple of which each tensor begins, as torch's allocator has them."""
+"""Bytes to a multiple of which each tensor begins, as torch's allocator has it."""
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -34,7 +34,8 @@ def save_packed(module: nn.Module, path: Path | str) -> None:
 
 
 def load_packed(module: nn.Module, path: Path | str) -> None:
-    """Fill a module's tensors from such a file. Raises CheckpointError where they are others, or packed for other kernels."""
+    """Fill a module's tensors from such a file. Raises CheckpointError where they differ, or were packed for other
+    kernels."""
     own = tensors_of(module)
     stored = _stored(Path(path), own)
     with torch.no_grad():
@@ -80,19 +81,19 @@ class Block:
     def __init__(self, module: nn.Module) -> None:
         own = tensors_of(module)
         self.tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()}
-        """Dtypes and shapes."""
+        """Meta tensors with the dtypes and shapes."""
         self._memory = Memory(own, torch.device("cpu"))
         for name, view in self._memory.views.items():
             view.copy_(own[name].detach())
 
     @property
     def host(self) -> Tensor:
-        """All of them, uint8, pinned where there is a GPU."""
+        """All tensors of the block, uint8, pinned where there is a GPU."""
         return self._memory.flat
 
 
 class FileBlock:
-    """The same of a file that `save_packed` wrote, read when the block is first needed."""
+    """A module's tensors in a file that `save_packed` wrote. It is read when the block is first needed."""
 
     def __init__(self, path: Path | str, like: nn.Module) -> None:
         """like: a module of the same structure. Raises CheckpointError as `load_packed`."""
@@ -103,7 +104,7 @@ class FileBlock:
 
     @property
     def host(self) -> Tensor:
-        """As Block's."""
+        """All tensors of the block, uint8, pinned where there is a GPU."""
         if self._memory is None:
             memory = Memory(self.tensors, torch.device("cpu"))
             for name, view in memory.views.items():
@@ -148,10 +149,10 @@ class InTurns(nn.Module):
             self._filled = [torch.cuda.Event() for _ in self._slots]
             self._free = [torch.cuda.Event() for _ in self._slots]
         self._copied = self._run = 0
-        """Blocks that were copied and that ran, ever: block i % blocks lies in slot i % slots."""
+        """How many blocks were ever copied, and how many ever ran. Block i % blocks lies in slot i % slots."""
 
     def forward(self, x: Tensor, *more: Any) -> Tensor:
-        """What the last block gives. Copies of the first blocks of the next call are begun."""
+        """Run the blocks: return what the last one gives. Copies of the first blocks of the next call are begun."""
         if self._run % max(len(self._blocks), 1):
             self._begin_anew()
         for _ in self._blocks:
@@ -169,7 +170,7 @@ class InTurns(nn.Module):
         return x
 
     def _copy(self) -> None:
-        """The next block into the slot of the one that ran longest ago."""
+        """Copy the next block into the slot of the one that ran longest ago."""
         slot, host = self._copied % len(self._slots), self._blocks[self._copied % len(self._blocks)].host
         if not self._is_cuda:
             self._memory[slot].flat.copy_(host)
@@ -182,7 +183,7 @@ class InTurns(nn.Module):
         self._copied += 1
 
     def _begin_anew(self) -> None:
-        """After a call that ended with an error."""
+        """Begin anew, after a call that ended with an error."""
         if self._is_cuda:
             torch.cuda.synchronize(self.device)
         self._copied = self._run = 0

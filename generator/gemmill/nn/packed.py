@@ -42,13 +42,13 @@ class PackedWeight:
     n: int
     k: int
     tensors: dict[str, Tensor]
-    """By the layer's names for them."""
+    """Tensors by the layer's names for them."""
 
 
 def pack(
     weight: QuantizedWeight, *, activations: str | None = None, input_absmax: Tensor | float | None = None
 ) -> PackedWeight:
-    """A weight for a layer; arguments and errors as of QuantLinear."""
+    """Pack a weight for a layer. Arguments and errors are those of QuantLinear."""
     activations, recipe = recipe_of(weight.format, activations)
     if recipe.calibrated != (input_absmax is not None):
         needs = "need the input's absmax, from a Calibration" if recipe.calibrated else "take no absmax of the input"
@@ -72,10 +72,12 @@ def load_layer(
     cache: bool = False,
     input_absmax: Tensor | float | None = None,
 ) -> tuple[PackedWeight, Tensor | None]:
-    """A quantised layer of a checkpoint, packed, and its bias. A range of the input that is given takes the place of the checkpoint's.
+    """Load a quantised layer of a checkpoint: return it packed, and its bias.
 
-    format, expert: as of `read_layer`. cache: what was packed before is read from beside the checkpoint, or written there. Its name is a
-    digest of the layer's files, of what it is packed for, and of the orders that kernels read. Raises CheckpointError as `read_layer`.
+    format, expert: as of `read_layer`. input_absmax: a range of the input that takes the place of the checkpoint's.
+    cache: what was packed before is read from beside the checkpoint, or written there. Its name is a digest of the
+    layer's files, of what it is packed for, and of the orders that kernels read. Raises CheckpointError as
+    `read_layer`.
     """
     spelling = spelling_in(checkpoint, name, format)
     activations, recipe = recipe_of(spelling.format, activations)
@@ -93,10 +95,10 @@ def load_layer(
 
 
 def keep_packed(checkpoint: Checkpoint, activations: str | None = None) -> list[str]:
-    """Pack the quantised matrices of a checkpoint beside it, one at a time, for layers that are loaded with cache=True; their names.
+    """Pack the quantised matrices of a checkpoint beside it, one at a time, for layers that are loaded with cache=True.
 
-    What is there already stays. Raises CheckpointError, by the layer's name, where activations do not go with its weight, and where no
-    space is left.
+    Return their names. What is there already stays. Raises CheckpointError, by the layer's name, where activations do
+    not go with its weight, and where no space is left.
     """
     names = quantised_layers(checkpoint)
     for name in names:
@@ -126,7 +128,7 @@ def _digest(checkpoint: Checkpoint, name: str, *what: object) -> str:
 
 
 def write_packed(packed: PackedWeight, path: Path) -> None:
-    """A safetensors file, whole or not at all, that says what it is packed for."""
+    """Write a safetensors file that says what it is packed for, whole or not at all."""
     told = {
         "format": packed.format,
         "activations": packed.activations,
@@ -138,7 +140,8 @@ def write_packed(packed: PackedWeight, path: Path) -> None:
 
 
 def read_packed(path: Path) -> PackedWeight:
-    """Raises CheckpointError for a damaged file, and for weights that were packed for other kernels."""
+    """Read packed weights. Raises CheckpointError for a damaged file, and for weights that were packed for other
+    kernels."""
     told = told_by(path)
     tensors = {name: stored.read() for name, stored in read_header(path).items()}
     sizes = {key: told.get(key) for key in ("format", "activations", "n", "k")}
@@ -150,9 +153,10 @@ def read_packed(path: Path) -> PackedWeight:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], told: dict[str, Any]) -> None:
-    """Tensors of any device, with what is told of them; a part of one is on its way at a time. The file appears whole or not at all.
+    """Write tensors of any device, with what is told of them. The file appears whole or not at all.
 
-    Raises CheckpointError where no space is left, and where the folder cannot be written.
+    A part of one tensor is on its way at a time. Raises CheckpointError where no space is left, and where the folder
+    cannot be written.
     """
     shapes = {name: (WORD_OF[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
     header, places = header_of(shapes, {"format": "pt", "gemmill": json.dumps(told)})
@@ -176,7 +180,8 @@ def _parts(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def told_by(path: Path) -> dict[str, Any]:
-    """What a file of packed weights tells of them. Raises CheckpointError where it was packed for other kernels."""
+    """The fields that a file of packed weights tells of them. Raises CheckpointError where it was packed for other
+    kernels."""
     text = read_metadata(path).get("gemmill")
     if text is None:
         raise CheckpointError(f"{path} has no weights packed by gemmill: load it as a checkpoint")

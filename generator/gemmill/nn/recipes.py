@@ -1,7 +1,8 @@
-"""How a layer is computed: by format of the weights and of the activations, what is packed once and which ops are called.
+"""How a layer is computed: by format of the weights and of the activations, what is packed once and which ops are
+called.
 
-Of every recipe `pack` makes the tensors that its ops read, by name. `operands` makes the weight and its scales as the ops take
-them, and `run` gives x [M, K] to the ops (`calls.py`).
+A recipe has three parts. `pack` makes the tensors that its ops read, by name. `operands` makes the weight and its
+scales as the ops take them. `run` gives x [M, K] to the ops (`calls.py`).
 """
 
 import hashlib
@@ -37,7 +38,7 @@ _NUMBERS = (
     NVFP4_BIAS,
 )
 PACKING = hashlib.sha256(json.dumps([1, BITS, SCALE_BYTES, *_NUMBERS]).encode()).hexdigest()[:12]
-"""Of the orders in which kernels read weights; the first number changes with what `pack` makes of them."""
+"""A digest of the orders in which kernels read weights. The first number changes with what `pack` makes of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Recipe:
     pack: Callable[[QuantizedWeight], dict[str, Tensor]]
     run: calls.Run
     operands: Callable[[Tensor, Tensor], calls.Pair] = calls.as_they_are
-    """Of the tensors `weight` and `weight_scale`."""
+    """The operands of the ops, from the tensors `weight` and `weight_scale`."""
     calibrated: bool = False
     """Whether the range of inputs must be known."""
 
@@ -71,20 +72,21 @@ def _block_scaled(weight: QuantizedWeight) -> BlockScaled:
 
 
 def _blocks(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """The order of Hopper's kernel for 4-bit weights."""
+    """The weight in the order of Hopper's kernel for 4-bit weights."""
     packed = to_blocks(prepack(_block_scaled(weight), for_op="fp4_weight_mm"))
     tensors = {"weight": packed.blocks, "weight_scale": packed.base}
     return tensors if weight.global_scale is None else tensors | {"alpha": 1 / weight.global_scale}
 
 
 def _rows(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Codes and scales of a row side by side."""
+    """The weight with codes and scales of a row side by side."""
     rows, base = to_rows(prepack(_block_scaled(weight), for_op="fp4_weight_mm"))
     return {"weight": rows, "weight_scale": base}
 
 
 def _folded(op: str) -> Callable[[QuantizedWeight], dict[str, Tensor]]:
-    """The order of Hopper's FP8 kernel for 4-bit weights; mxfp4 folds exactly or is refused, nvfp4 is rounded."""
+    """The weight in the order of Hopper's FP8 kernel for 4-bit weights. mxfp4 folds exactly or is refused, nvfp4 is
+    rounded."""
 
     def fold(weight: QuantizedWeight) -> dict[str, Tensor]:
         packed = to_folded_blocks(prepack(_block_scaled(weight), for_op=op, global_scale=weight.global_scale))
@@ -94,7 +96,10 @@ def _folded(op: str) -> Callable[[QuantizedWeight], dict[str, Tensor]]:
 
 
 def _swizzled(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Codes as they are; alpha is 1, of nvfp4 1 / global scale until the input's is known."""
+    """The weight with codes as they are and scales swizzled.
+
+    alpha is 1. For nvfp4 it is 1 / global scale until the input's is known.
+    """
     ones = torch.ones(1, device=weight.codes.device)
     alpha = ones if weight.global_scale is None else 1 / weight.global_scale
     return {"weight": weight.codes, "weight_scale": swizzle(weight.scales), "alpha": alpha}
@@ -117,11 +122,11 @@ RECIPES = {
     ("mxfp8", "mxfp8"): Recipe(pack=_swizzled, run=calls.mx(MXFP8, "cutlass_scaled_mxfp8_mm")),
     ("mxfp8", "bf16"): Recipe(pack=_rows, run=calls.weights_of("mxfp8")),
 }
-"""By format of weights and activations; the first of a format is its default."""
+"""Recipes by format of weights and activations. The first of a format is its default."""
 
 
 def recipe_of(format: str, activations: str | None) -> tuple[str, Recipe]:
-    """The activations, and how the layer is computed. Raises ValueError with those that a format has."""
+    """The activations, and the recipe of the layer. Raises ValueError with the activations that a format has."""
     known = [a for f, a in RECIPES if f == format]
     if not known:
         raise ValueError(
@@ -134,7 +139,7 @@ def recipe_of(format: str, activations: str | None) -> tuple[str, Recipe]:
 
 
 def of_input(absmax: Tensor | float, alpha: Tensor) -> dict[str, Tensor]:
-    """nvfp4's global scale of the input, 2688 / absmax, and alpha of both; `alpha` is that of the weight."""
+    """nvfp4's global scale of the input, 2688 / absmax, and alpha of both. `alpha` is the weight's."""
     largest = torch.as_tensor(absmax, dtype=torch.float32, device=alpha.device).reshape(1)
     if not bool(torch.isfinite(largest) & (largest > 0)):
         raise ValueError(

@@ -1,4 +1,6 @@
-"""Weights made ready for kernels: quantised, reported on, packed. A tensor, a module or a checkpoint is quantised by one function each.
+"""Weights made ready for kernels: quantised, reported on, packed.
+
+A tensor, a module or a checkpoint is quantised by one function each.
 
 Type checkers read the names from `__init__.pyi`.
 """

@@ -1,4 +1,4 @@
-"""What quantisation does to a layer, in figures."""
+"""The errors that quantisation makes in a layer, in figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gemmill.vocab.float_type import E2M1, E4M3
 from gemmill.vocab.format import MXFP4
 
 SHOWN_ROWS = 5
-"""Rows that a sentence names; the layer's figures have all."""
+"""The most rows that a sentence names. The layer's figures have all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,13 @@ class LayerError:
     weights: float
     """Sum of the squared changes of weights over the sum of their squares; 0 where all weights are zero."""
     outputs: float | None = None
-    """The same of the layer's outputs, for inputs that were given."""
+    """The same ratio for the layer's outputs, for inputs that were given."""
     unfolded: int | None = None
-    """How many rows of mxfp4 have scales that do not fold exactly into e4m3; None elsewhere."""
+    """How many rows of mxfp4 have scales that do not fold exactly into e4m3; None for other formats."""
     spread: int | None = None
     """Binary orders between the largest and the smallest scale of a row of mxfp4, in the worst row."""
     unfolded_rows: Sequence[Sequence[int]] | None = None
-    """Of each row of mxfp4 that does not fold its number and its spread, in order; None elsewhere."""
+    """The number and the spread of each row of mxfp4 that does not fold, in order; None for other formats."""
 
     def __post_init__(self) -> None:
         if self.unfolded_rows is not None:  # lists, where they come from JSON
@@ -42,7 +42,7 @@ class LayerError:
 
     @property
     def folding(self) -> str:
-        """Which rows of mxfp4 fold exactly into e4m3, in words; "" of other formats."""
+        """Which rows of mxfp4 fold exactly into e4m3, in words; "" for another format."""
         if self.unfolded_rows is None:
             return ""
         if not self.unfolded_rows:
@@ -59,7 +59,8 @@ class LayerError:
 
 
 def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: Tensor | None = None) -> LayerError:
-    """The error of a weight [N, K] in a format, in bounded memory. `inputs` [tokens, K] are what the layer was seen to get.
+    """The error of a weight [N, K] in a format, in bounded memory. `inputs` [tokens, K] are what the layer was seen to
+    get.
 
     Changes are taken in f32 and summed in f64. Raises ValueError where shapes disagree.
     """

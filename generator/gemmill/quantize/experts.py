@@ -14,7 +14,7 @@ from gemmill.quantize.report import PrepackReport
 from gemmill.vocab.format import MXFP4, NVFP4, Format
 
 ACTIVATIONS = ("bf16", "e4m3")
-"""Activations that packed weights are multiplied by."""
+"""The activations that packed weights are multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,21 +30,22 @@ class PackedExperts:
     blocks: Tensor
     """uint8 [E, N / 64 rounded up, padded K / 64 or / 128, bytes of a block]."""
     base: Tensor
-    """f32 [E, N]: what rows of weights are multiplied by."""
+    """f32 [E, N]: the factors of rows of weights."""
     reports: tuple[PrepackReport, ...]
-    """Of each expert."""
+    """The report of each expert."""
 
 
 def prepack_experts(
     experts: Sequence[BlockScaled], *, activations: str = "bf16", allow_requant: bool = False
 ) -> PackedExperts:
-    """Weights [N, K] of each expert, of one format and size, packed one after another; the input is not changed.
+    """Pack the weights [N, K] of experts of one format and size, one after another. The input is not changed.
 
-    activations: "bf16" of nvfp4 and mxfp4; "e4m3" of mxfp4, whose scales then fold into the weights exactly. allow_requant: as of
-    `gemmill.quantize.prepack.prepack`. A global scale is no part of this: its inverse is the expert's alpha.
+    activations: "bf16" of nvfp4 and mxfp4; "e4m3" of mxfp4, whose scales then fold into the weights exactly.
+    allow_requant: as of `gemmill.quantize.prepack.prepack`. A global scale is no part of this: its inverse is the
+    expert's alpha.
 
-    Raises ValueError, in a sentence, for no experts, for such as differ, and for what does not go together. A row whose scales
-    spread too far is named by its expert and number.
+    Raises ValueError, in a sentence, for no experts, for experts that differ, and for arguments that do not go
+    together. It names a row whose scales spread too far by its expert and number.
     """
     _check(experts, activations)
     first, op = experts[0], "fp4_weight_mm" if activations == "bf16" else "mxfp4_fp8_mm"
@@ -77,12 +78,12 @@ class PackedGatedExperts:
     """Weights of a layer as `gemmill.fused_experts` takes them with a format."""
 
     w13: PackedExperts
-    """Of gates and ups, each gate before its up."""
+    """The weights of gates and ups, each gate before its up."""
     w2: PackedExperts
 
 
 ORDERS = ("gate_up", "up_gate", "interleaved")
-"""Of rows of gates and ups: all gates first, all ups first, or each gate before its up."""
+"""Orders of rows of gates and ups: all gates first, all ups first, or each gate before its up."""
 
 
 def prepack_gated_experts(
@@ -93,10 +94,11 @@ def prepack_gated_experts(
     w13_global_scales: Tensor | None = None,
     w2_global_scales: Tensor | None = None,
 ) -> PackedGatedExperts:
-    """Weights of a layer's experts for bf16 activations: w13 [2 I, K] of each, rows in `order`, and w2 [K, I].
+    """Pack the weights of a layer's experts for bf16 activations: w13 [2 I, K] of each, rows in `order`, and w2 [K, I].
 
-    Global scales are float32, and divide: those of w13 are [E], or [E, 2] of gates and of ups, those of w2 [E]. They become part of
-    the bases, each its own. Raises ValueError, in a sentence, for another order, for sizes that disagree, and as `prepack_experts`.
+    Global scales are float32, and divide. Those of w13 are [E], or [E, 2] of gates and of ups. Those of w2 are [E].
+    They become part of the bases. Raises ValueError, in a sentence, for another order, for sizes that disagree, and as
+    `prepack_experts`.
     """
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}, expected {', '.join(map(repr, ORDERS[:-1]))} or {ORDERS[-1]!r}")
@@ -116,7 +118,7 @@ def prepack_gated_experts(
 
 
 def _woven(weights: BlockScaled, order: str) -> BlockScaled:
-    """With each gate before its up."""
+    """Weights whose rows in `order` are put in turns: each gate before its up."""
     if order == "interleaved":
         return weights
     first, second = torch.arange(weights.codes.shape[0], device=weights.codes.device).chunk(2)
@@ -125,7 +127,7 @@ def _woven(weights: BlockScaled, order: str) -> BlockScaled:
 
 
 def _on_global_scales(name: str, packed: PackedExperts, scales: Tensor | None, kinds: int) -> PackedExperts:
-    """With bases divided by the global scales of each expert's `kinds` of rows, which take turns."""
+    """Weights with bases divided by the global scales of each expert's `kinds` of rows, which take turns."""
     if scales is None:
         return packed
     count = len(packed.base)

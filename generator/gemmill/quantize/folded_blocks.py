@@ -28,9 +28,10 @@ OPS = ("mxfp4_fp8_mm", "nvfp4_fp8_mm_rounded")
 
 
 def to_folded_blocks(weights: Prepacked) -> FoldedBlocks:
-    """Weights that `prepack` made for mxfp4_fp8_mm or nvfp4_fp8_mm_rounded, in the kernel's order; the input is not changed.
+    """The blocks of weights that `prepack` made for mxfp4_fp8_mm or nvfp4_fp8_mm_rounded, in the kernel's order.
 
-    Weights that `fallback="bf16"` left unfolded stay in rows, scales behind codes. Raises ValueError for those of another op.
+    The input is not changed. Weights that `fallback="bf16"` left unfolded stay in rows, scales behind codes. Raises
+    ValueError for weights of another op.
     """
     if weights.op not in OPS:
         raise ValueError(f"folded blocks are for {' and '.join(OPS)}, got weights packed for {weights.op}")
@@ -60,13 +61,13 @@ def to_folded_blocks(weights: Prepacked) -> FoldedBlocks:
 
 
 def _shifts(scales: Tensor, zero: Tensor) -> Tensor:
-    """Bytes of mxfp4's scales relative to a base; those of groups of zeros are any."""
+    """Bytes of mxfp4's scales relative to a base. Groups of zeros may have any."""
     shifts = (scales.int() - UE8M0.bias).clamp(LEAST_SHIFT, MOST_SHIFT).masked_fill(zero, MOST_SHIFT)
     return (8 * (shifts - LEAST_SHIFT)).to(torch.uint8)
 
 
 def _relative(scales: Tensor, fold: Tensor) -> Tensor:
-    """Bytes of nvfp4's scales relative to the row's fold, a power of two; 0 of those with which all products round to zero."""
+    """Bytes of nvfp4's scales relative to the row's fold, a power of two; 0 where all products round to zero."""
     table = table_of(dict(enumerate(SCALE_BYTES)), scales.device)
     five = table[scales.long()].int()
     exponent = (five >> 3) - 10 - (torch.frexp(fold)[1] - 1)[:, None] + NVFP4_BIAS
@@ -74,5 +75,5 @@ def _relative(scales: Tensor, fold: Tensor) -> Tensor:
 
 
 def _padded(rows: Tensor, count: int, columns: int, value: int = 0) -> Tensor:
-    """With values below and to the right."""
+    """Rows with values below and to the right."""
     return torch.nn.functional.pad(rows, (0, columns - rows.shape[1], 0, count - rows.shape[0]), value=value)

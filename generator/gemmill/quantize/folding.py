@@ -11,9 +11,10 @@ _WIDEST = 300
 
 @cache
 def exact_shifts(code: FloatType, operand: FloatType, *, normal: bool = False) -> range:
-    """All s for which every number of `code`, times 2^s, is one of `operand`; with `normal`, zero or a normal one.
+    """All s for which each number of `code`, times 2^s, is a number of `operand`. With `normal` it is zero or a normal
+    number.
 
-    Empty where there is none. E2M1 in e4m3: -8 to 6, of normal numbers -5 to 6.
+    The range is empty where there is none. For E2M1 in e4m3 it is -8 to 6, and for normal numbers -5 to 6.
     """
     numbers = {abs(value) for value in code.values if math.isfinite(value)}
     exact = [

@@ -16,11 +16,13 @@ from gemmill.vocab.format import MXFP4, NVFP4
 
 
 def to_blocks(weights: Prepacked, *, k_multiple: int = STAGE_COLUMNS) -> Fp4Blocks:
-    """Weights that `prepack` made for fp4_weight_mm and bf16, in the kernel's order; the input is not changed.
+    """The blocks of weights that `prepack` made for fp4_weight_mm and bf16, in the kernel's order. The input is not
+    changed.
 
-    k_multiple: what K is padded to a multiple of, itself one of 64; the op takes STAGE_COLUMNS.
+    k_multiple: K is padded to a multiple of it, and it is a multiple of 64. The op takes STAGE_COLUMNS.
 
-    Raises ValueError, in a sentence, for what no kernel reads, and for a row of mxfp4 whose scales spread too far.
+    Raises ValueError, in a sentence, for weights that no kernel reads, and for a row of mxfp4 whose scales spread too
+    far.
     """
     _check(weights, k_multiple)
     scaled, base = _lowered(weights) if weights.weights.format == MXFP4 else (weights.weights, weights.base)
@@ -56,7 +58,8 @@ _GREATEST, _SPREAD = 1, 126
 
 
 def _lowered(packed: Prepacked) -> tuple[BlockScaled, Tensor]:
-    """mxfp4 weights on bases on which no scale of codes other than zero is above 2 or below 2^-125. Raises ValueError."""
+    """mxfp4 weights on bases on which no scale of codes other than zero is above 2 or below 2^-125. Raises
+    ValueError."""
     weights, lowest = packed.weights, UE8M0.bias + _GREATEST - _SPREAD
     scales, base = torch.empty_like(weights.scales), packed.base.clone()
     for rows in chunks(len(base) if weights.k else 0, weights.k):
@@ -78,5 +81,5 @@ def _lowered(packed: Prepacked) -> tuple[BlockScaled, Tensor]:
 
 
 def _padded(rows: Tensor, count: int, columns: int) -> Tensor:
-    """With zeros below and to the right."""
+    """Rows with zeros below and to the right."""
     return torch.nn.functional.pad(rows, (0, columns - rows.shape[1], 0, count - rows.shape[0]))

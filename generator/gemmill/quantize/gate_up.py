@@ -11,15 +11,17 @@ from gemmill.formats.layout import GATE_UP_BLOCK, GATE_UP_ROWS
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGateUp:
-    """What scaled_mm_act_quant takes as `b` and `b_scales`, and where it came from."""
+    """The operands `b` and `b_scales` of scaled_mm_act_quant, and the order that they were packed from."""
 
     weights: Tensor
     """[2 hidden, K], contiguous, in the order of gemmill.formats.gate_up."""
     scales: Tensor
-    """float32, one value or [2 hidden], in the same order; or of blocks [K groups, 2 blocks], the first gates', the first ups', and so
-    on."""
+    """float32, one value or [2 hidden], in the same order. Scales of blocks are [K groups, 2 blocks].
+
+    Blocks are the first gates', the first ups', and so on.
+    """
     order: str
-    """Of the weights that were given."""
+    """The order of the weights that were given."""
 
     @property
     def b(self) -> Tensor:
@@ -28,16 +30,21 @@ class PackedGateUp:
 
     @property
     def hidden(self) -> int:
-        """Results of a row."""
+        """How many results a row has."""
         return self.weights.shape[0] // 2
 
 
 def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> PackedGateUp:
-    """Packs weights [2 hidden, K] with scales of one value, of each row, or of blocks, for scaled_mm_act_quant.
+    """Pack weights [2 hidden, K] with scales of one value, of each row, or of blocks, for scaled_mm_act_quant.
 
-    order: "gate_up" where all gates come first, "up_gate" where all ups do, "interleaved" where gates and ups alternate. Scales of
-    blocks are [2 ceil(hidden / 128), ceil(K / 128)], each of 128 gates or of 128 ups. Raises ValueError, in a sentence, for another
-    order, for rows that are no multiple of 32, and for scales of other shapes. Interleaved weights have no scales of blocks.
+    order: "gate_up" where all gates come first, "up_gate" where all ups do, "interleaved" where gates and ups
+    alternate.
+
+    Scales of blocks are [2 ceil(hidden / 128), ceil(K / 128)], each of 128 gates or of 128 ups. Interleaved weights
+    have none.
+
+    Raises ValueError, in a sentence, for another order, for rows that are no multiple of 32, and for scales of other
+    shapes.
     """
     if order not in ORDERS:
         raise ValueError(f"gates and ups in order {order!r}, expected one of {', '.join(ORDERS)}")
@@ -66,21 +73,21 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGateUpExperts:
-    """What grouped_mm_act_quant takes as `b` and `b_scales`."""
+    """The operands `b` and `b_scales` of grouped_mm_act_quant, and the order that they were packed from."""
 
     b: Tensor
     """[E, 2 hidden, K], contiguous, each expert's in the order of gemmill.formats.gate_up."""
     scales: Tensor
     """float32 [E], [E, 2 hidden], or of blocks [E, 2 blocks, K groups], the first gates', the first ups', and so on."""
     order: str
-    """Of the weights that were given."""
+    """The order of the weights that were given."""
 
 
 def prepack_gate_up_experts(weights: Tensor, scales: Tensor, order: str = "gate_up") -> PackedGateUpExperts:
-    """Packs weights [E, 2 hidden, K] of experts for grouped_mm_act_quant: each as prepack_gate_up does.
+    """Pack weights [E, 2 hidden, K] of experts for grouped_mm_act_quant, each as prepack_gate_up does.
 
-    scales are of one value for each expert, [E] or [E, 1], of each row, or of blocks, with the experts first. Raises ValueError, in a
-    sentence, for what prepack_gate_up refuses, and for other numbers of experts.
+    Scales are of one value for each expert, [E] or [E, 1], of each row, or of blocks, with the experts first. Raises
+    ValueError, in a sentence, for what prepack_gate_up refuses, and for other numbers of experts.
     """
     if weights.dim() != 3 or scales.dim() < 1 or len(scales) != len(weights):
         raise ValueError(

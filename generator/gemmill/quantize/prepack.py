@@ -8,10 +8,10 @@ A kernel makes an operand of code and scale in registers. What it makes is exact
 
 Scales that are powers of two are made relative to a base. That is a factor of each row in the epilogue, or of each 128
 columns where activations have a scale for those. Of the bases on which all is exact, one that makes normal numbers only
-comes first, since a kernel may make those by two multiplications. Then comes the one nearest to 1. Groups of zeros take no
-part. So what is packed is a tensor of the same format: codes as they were, and ue8m0 scales relative to the base. The order
-in which the kernel of 4-bit weights reads both is made in `fp4_blocks`. Peers (Humming, Marlin) clamp scales silently where
-they spread too far.
+comes first, since a kernel may make those by two multiplications. Then comes the one nearest to 1. Groups of zeros take
+no part. So what is packed is a tensor of the same format: codes as they were, and ue8m0 scales relative to the base.
+The order in which the kernel of 4-bit weights reads both is made in `fp4_blocks`. Peers (Humming, Marlin) clamp scales
+silently where they spread too far.
 """
 
 from collections.abc import Iterator
@@ -35,22 +35,22 @@ FORMATS_OF = {
 }
 """The formats that an op takes weights in."""
 WIDENED = {"bf16": BF16, "f16": F16}
-"""Activations of fp4_weight_mm."""
+"""Operand types of fp4_weight_mm, by the name of its activations."""
 BASE_COLUMNS = 128
 """Columns that share a base where activations have a scale for each 128 of them."""
 _CHUNK = 1 << 22
 """Weights that are looked at at a time, so that memory is bounded."""
 _NOWHERE = 1 << 20
-"""Beyond every exponent."""
+"""An exponent beyond every other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepacked:
-    """Weights as a kernel takes them: operand * base, still to be divided by a global scale that is not in the base."""
+    """Weights as a kernel takes them: operand * base. A global scale that is not in the base still divides."""
 
     op: str
     operand: FloatType
-    """What the tensor core multiplies."""
+    """The type that the tensor core multiplies."""
     weights: BlockScaled
     """Codes, and scales relative to the base."""
     base: Tensor
@@ -60,7 +60,7 @@ class Prepacked:
     report: PrepackReport
 
     def operand_values(self) -> Tensor:
-        """What a kernel multiplies, float64 [N, K]: every one a number of the operand's type."""
+        """The numbers that a kernel multiplies, float64 [N, K]. Each is a number of the operand's type."""
         values = self.weights.values() / self.fold.double().unsqueeze(1)
         return _rounded(values) if self.op == "nvfp4_fp8_mm_rounded" else values
 
@@ -81,17 +81,23 @@ def prepack(
     fallback: str | None = None,
     allow_requant: bool = False,
 ) -> Prepacked:
-    """Weights [N, K] for an op, decided once for the whole tensor; the input is not changed.
+    """Pack weights [N, K] for an op. It is decided once for the whole tensor; the input is not changed.
 
     for_op: a key of FORMATS_OF.
-    activations: "bf16" or "f16", of fp4_weight_mm.
-    global_scale: f32, one value, of nvfp4_fp8_mm_rounded only, in whose base it ends; elsewhere it is in the op's alpha.
-    base_per_group: a base for each 128 columns instead of each row, of mxfp4_fp8_mm only.
-    fallback: "bf16" packs all for bf16 where a row does not fold exactly, of mxfp4_fp8_mm only.
-    allow_requant: clamps the smallest scales of rows that do not fold and codes their weights anew, of mx formats.
 
-    Raises ValueError, in a sentence, for what does not go together, and for weights that are no numbers. A row whose scales
-    spread too far is named by its number.
+    activations: "bf16" or "f16", of fp4_weight_mm.
+
+    global_scale: f32, one value, of nvfp4_fp8_mm_rounded only. It becomes part of the base. For other ops it is in the
+    op's alpha.
+
+    base_per_group: a base for each 128 columns instead of each row, of mxfp4_fp8_mm only.
+
+    fallback: "bf16" packs all for bf16 where a row does not fold exactly, of mxfp4_fp8_mm only.
+
+    allow_requant: clamps the smallest scales of rows that do not fold, and codes their weights anew, of mx formats.
+
+    Raises ValueError, in a sentence, for arguments that do not go together, and for weights that are no numbers. It
+    names a row whose scales spread too far by its number.
     """
     _check_op(weights, for_op, activations, global_scale)
     _check_choices(for_op, base_per_group, fallback, allow_requant)
@@ -124,7 +130,7 @@ def prepack(
 
 
 class _Folding:
-    """Which base each row (or 128 columns of it) gets, and whether its scales are exact on it."""
+    """The base that each row (or 128 columns of it) gets, and whether its scales are exact on it."""
 
     def __init__(self, weights: BlockScaled, operand: FloatType, columns: int) -> None:
         self.weights, self.operand = weights, operand
@@ -146,7 +152,7 @@ class _Folding:
         most = torch.where(self.subnormal, low - self.shifts[0], low - normal[0])
         nearest_to_one = torch.minimum(torch.maximum(torch.zeros_like(low), least), most)
         self.base = torch.where(self.fits, nearest_to_one, least)
-        """Exponents of the bases, int32 [N, bases]; of what does not fit, such that the largest scales stay."""
+        """Exponents of the bases, int32 [N, bases]. Where a row does not fit, its largest scales stay."""
 
     @property
     def exact(self) -> bool:
@@ -154,7 +160,8 @@ class _Folding:
         return bool(self.fits.all())
 
     def _extremes(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Smallest and largest exponent that share a base, int32 [rows, bases] for some rows at a time; 0 where all is zero."""
+        """Smallest and largest exponent that share a base, int32 [rows, bases], for some rows at a time; 0 where all is
+        zero."""
         code = self.weights.format.code
         for rows in _chunks(self.weights):
             codes = unpack(self.weights.codes[rows], code.bits) & ((1 << (code.bits - 1)) - 1)
@@ -165,7 +172,7 @@ class _Folding:
             yield low.masked_fill(low > high, 0), high.masked_fill(low > high, 0)
 
     def _by_base(self, exponents: Tensor, padding: int) -> Tensor:
-        """[rows, scales] as [rows, bases, scales of a base]."""
+        """The exponents [rows, scales] as [rows, bases, scales of a base]."""
         bases = max(-(-exponents.shape[1] // self.groups), 1)
         padded = torch.nn.functional.pad(exponents, (0, bases * self.groups - exponents.shape[1]), value=padding)
         return grouped(padded, self.groups)
@@ -183,7 +190,7 @@ class _Folding:
         )
 
     def apply(self) -> tuple[BlockScaled, Tally]:
-        """The weights on their bases, and what changed. Only rows that do not fit get codes of their own."""
+        """The weights on their bases, and what changed. Only rows that do not fit get new codes."""
         weights, tally = self.weights, Tally(requantised_rows=int((~self.fits).any(dim=1).sum()))
         codes, scales = weights.codes, torch.empty_like(weights.scales)
         if tally.requantised_rows:
@@ -203,7 +210,8 @@ class _Folding:
 
 
 def _coded_anew(weights: BlockScaled, rows: slice, orders: Tensor) -> Tensor:
-    """Packed codes of some rows, each group times 2^orders [rows, groups], to nearest; groups of zeros may have any orders."""
+    """Packed codes of some rows, each group times 2^orders [rows, groups], to nearest. Groups of zeros may have any
+    orders."""
     code = weights.format.code
     values = decode(unpack(weights.codes[rows], code.bits), code)
     scaled = grouped(values, weights.format.group) * two_to(orders.clamp(-126, 0))[..., None]
@@ -232,12 +240,12 @@ def _fold_rounded(weights: BlockScaled, global_scale: Tensor) -> Prepacked:
 
 
 def _rounded(values: Tensor) -> Tensor:
-    """To e4m3, float64."""
+    """Values rounded to e4m3, float64."""
     return decode(encode(values.float(), E4M3), E4M3, torch.float64)
 
 
 def _chunks(weights: BlockScaled) -> Iterator[slice]:
-    """Rows of about _CHUNK weights together; of no rows one empty slice."""
+    """Rows of about _CHUNK weights together; for no rows one empty slice."""
     count = max(_CHUNK // max(weights.k, 1), 1)
     return (slice(start, start + count) for start in range(0, max(weights.codes.shape[0], 1), count))
 

@@ -1,4 +1,4 @@
-"""What packing weights found out about them, and what it changed."""
+"""The report on packing weights: what it found out about them, and what it changed."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,18 @@ class PrepackReport:
     rows: int
     k: int
     spread: Tensor | None
-    """Binary orders between the largest and the smallest scale that share a base, int32 [N, bases]; None where scales are not
-    powers of two."""
+    """Binary orders between the largest and the smallest scale that share a base, int32 [N, bases]; None where scales
+    are not powers of two."""
     subnormal_bases: int
     """Bases on which scales are exact, but only with subnormal numbers of the operand."""
     requantised_rows: int
     """Rows whose smallest scales were clamped."""
     changed: int
-    """Weights that differ from what they were."""
+    """How many weights differ from what they were."""
     added_error: float
     """Sum of the squared changes over the sum of the squared weights."""
     largest_change: float
-    """Of a weight, relative to the largest one of its row."""
+    """The largest change of a weight, relative to the largest weight of its row."""
 
     @property
     def exact(self) -> bool:
@@ -76,7 +76,7 @@ class Tally:
     def report(
         self, weights: BlockScaled, *, spread: Tensor | None = None, subnormal: Tensor | None = None
     ) -> PrepackReport:
-        """What all the rows come to."""
+        """The report on all the rows counted."""
         return PrepackReport(
             rows=weights.codes.shape[0],
             k=weights.k,

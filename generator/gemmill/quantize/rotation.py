@@ -9,13 +9,18 @@ SIDES = ("out", "in")
 
 
 def fold_rotation(weight: Tensor, *, head_dim: int, seed: int | None, side: str) -> Tensor:
-    """A weight whose heads are rotated as a cache of `seed` rotates them, in the weight's dtype (rounded once from float64).
+    """A weight whose heads are rotated as a cache of `seed` rotates them, in the weight's dtype (rounded once from
+    float64).
 
-    side "out" is for what makes queries, keys or values: weight [heads * head_dim, hidden], or its bias [heads * head_dim]. Give
-    such queries to attention with a seed of -1. Store such keys with rotated_keys, and such values with rotated_values. W_q and
-    W_k may have it only where nothing stands between weight and attention: a rotary embedding does. W_v always may.
-    side "in" is for what reads attention's output: weight [hidden, heads * head_dim]. Ask attention for rotated_out, or a seed of -1.
-    Without a seed the rotation has no signs, as that of vLLM's keys. Raises ValueError for another side or shape.
+    side "out" is for weights that make queries, keys or values: [heads * head_dim, hidden], or a bias [heads *
+    head_dim]. Give such queries to attention with a seed of -1. Store such keys with rotated_keys, and such values with
+    rotated_values. W_q and W_k may be rotated only where nothing stands between weight and attention: a rotary
+    embedding does. W_v always may.
+
+    side "in" is for weights that read attention's output: [hidden, heads * head_dim]. Ask attention for rotated_out, or
+    a seed of -1. Without a seed the rotation has no signs, as that of vLLM's keys.
+
+    Raises ValueError for another side or shape.
     """
     axis = 0 if side == "out" else weight.dim() - 1
     if side not in SIDES or head_dim not in HEAD_DIMS:

@@ -1,6 +1,7 @@
 """2:4 magnitude pruning: of each four weights along K the two largest are kept.
 
-It is not free: what is lost is several times what quantisation to FP4 loses (docs/sparsity.md). So whoever prunes is told the error.
+Pruning is not free: it loses several times what quantisation to FP4 loses (docs/sparsity.md). So whoever prunes is told
+the error.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from gemmill.vocab.float_type import E2M1, UE4M3
 from gemmill.vocab.format import NVFP4
 
 _REFITS = 2
-"""Times that scales are fitted to codes and codes made by scales; more change nothing that can be seen."""
+"""How many times scales are fitted to codes, and codes made by scales. More times change nothing that can be seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,9 @@ class ExpertError:
     weights: float
     """Sum of the squared changes of weights over the sum of their squares; 0 where all are zero."""
     pruned: float
-    """Of it what pruning alone costs, the kept weights as they were."""
+    """The part of that sum which pruning alone costs, with the kept weights as they were."""
     outputs: float | None = None
-    """As `weights`, of outputs for inputs that were given."""
+    """The same ratio as `weights`, for outputs of inputs that were given."""
 
     def __str__(self) -> str:
         outputs = "" if self.outputs is None else f", outputs {self.outputs:.2e}"
@@ -39,7 +40,7 @@ class ExpertError:
 
 
 def pruned(weight: Tensor) -> Tensor:
-    """A weight [N, K] with the two smallest of each four along K set to zero; of equal ones the first are kept.
+    """A weight [N, K] with the two smallest of each four along K set to zero. Of equal ones the first are kept.
 
     Raises ValueError where K is no multiple of four, and for the first weight that is NaN or infinite.
     """
@@ -56,7 +57,8 @@ def pruned(weight: Tensor) -> Tensor:
 
 
 def kept_places(weight: Tensor) -> Tensor:
-    """Places int64 [N, K / 4, 2] of the two largest magnitudes of each four, ascending; of equal ones the first."""
+    """Places int64 [N, K / 4, 2] of the two largest magnitudes of each four, ascending. Of equal ones the first
+    count."""
     magnitude = weight.abs().unflatten(-1, (-1, GROUP))
     return magnitude.sort(dim=-1, descending=True, stable=True).indices[..., :KEPT].sort(dim=-1).values
 
@@ -67,14 +69,18 @@ def prune_to_fp4(
     rescale: bool = False,
     inputs: Sequence[Tensor | None] | None = None,
 ) -> tuple[SparseFp4, list[ExpertError]]:
-    """2:4 sparse nvfp4 of experts, and the error of each. An expert is its parts [N, K] whose rows follow one another: gate
-    and up, or down alone. Each part has a global scale of its own. They are bf16, f16, f32 or f64, or nvfp4 of
-    `quantize_weight`.
+    """Make 2:4 sparse nvfp4 of experts. Return it, and the error of each.
 
-    Weights of floats are pruned by their magnitudes, then quantised; of nvfp4 the codes are kept as they are. rescale: of floats,
-    scales are fitted to the kept weights by least squares, where that lessens the error. With `inputs` [tokens, K] of each
-    expert every part is also multiplied by the factor for which its outputs are nearest. Raises ValueError for parts that
-    disagree, for K that is no multiple of 32, and for weights that are not finite, by their place.
+    An expert is its parts [N, K], whose rows follow one another: gate and up, or down alone. Each part has a global
+    scale of its own. Parts are bf16, f16, f32 or f64, or nvfp4 of `quantize_weight`.
+
+    Weights of floats are pruned by their magnitudes, then quantised. Of nvfp4 the codes are kept as they are. With
+    `rescale`, scales of floats are fitted to the kept weights by least squares, where that lessens the error. `inputs`
+    are [tokens, K] of each expert. With them every part is also multiplied by the factor for which its outputs are
+    nearest.
+
+    Raises ValueError for parts that disagree, and for K that is no multiple of 32. It also raises it for weights that
+    are not finite, by their place.
     """
     if not experts or not experts[0]:
         raise ValueError(f"there are {len(experts)} experts of no parts: each has one weight or more")
@@ -102,7 +108,7 @@ def prune_to_fp4(
 
 @dataclass(kw_only=True)
 class _Sums:
-    """Of squares and products of what there was and what there is, float64."""
+    """Sums of squares and products of old and new values, float64."""
 
     before: float = 0.0
     product: float = 0.0
@@ -115,7 +121,7 @@ class _Sums:
         self.after += float(second.square().sum())
 
     def changed(self, factor: float) -> float:
-        """The sum of squared changes where what there is, is multiplied."""
+        """The sum of squared changes where new values are multiplied by `factor`."""
         return max(self.before - 2 * factor * self.product + factor * factor * self.after, 0.0)
 
 
@@ -125,12 +131,12 @@ class _Part:
     patterns: Tensor
     scales: Tensor
     factor: Tensor
-    """f32 [1], multiplies."""
+    """f32 [1]: it multiplies."""
     multiplied: float
-    """By which it is not what the global scale says."""
+    """The factor by which it differs from what the global scale says."""
     weights: _Sums
     kept: float
-    """Squares of the weights that were kept."""
+    """The sum of the squares of the weights that were kept."""
     outputs: _Sums
 
 
@@ -210,7 +216,7 @@ def _shape(weight: Tensor | QuantizedWeight) -> tuple[int, ...]:
 
 
 def _check_part(weight: Tensor | QuantizedWeight) -> None:
-    """Raises ValueError for what no sparse FP4 is made of."""
+    """Raise ValueError for a part that no sparse FP4 is made of."""
     if isinstance(weight, QuantizedWeight):
         if weight.format != str(NVFP4):
             raise ValueError(f"the weight is {weight.format}: 2:4 sparse FP4 is made of floats or of {NVFP4}")

@@ -5,8 +5,8 @@
     block128    e4m3, a scale f32 for each 128 x 128 block: amax / 448 (DeepSeek V3's inference code)
     nvfp4, mxfp4, mxfp6, mxfp8    block-scaled along K, as `gemmill.formats.quantise` defines them
 
-A code is the nearest to weight / scale, ties to even. A row or block of zeros has scale 1. Equal inputs have equal bits on every
-device.
+A code is the nearest to weight / scale, ties to even. A row or block of zeros has scale 1. Equal inputs have equal bits
+on every device.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ WEIGHT_FORMATS = (*ROWWISE, "block128", *BLOCK_SCALED)
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Weights that are looked at at a time, so that memory is bounded: of a CPU what stays in its cache."""
+"""Weights that are looked at at a time, so that memory is bounded. On a CPU so many stay in its cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,22 +59,23 @@ class QuantizedWeight:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What it is made of, by field."""
+        """The tensors of the weight, by field."""
         fields = {"codes": self.codes, "scales": self.scales, "global_scale": self.global_scale}
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
     @property
     def nbytes(self) -> int:
-        """Memory of codes and scales."""
+        """Bytes of codes and scales."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QuantizedWeight":
-        """The same on another device."""
+        """The same weight on another device."""
         moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.tensors.items()}
         return replace(self, **moved)
 
     def values(self, rows: slice = slice(None)) -> Tensor:
-        """What rows mean, f32 [rows, K]: code * scale, over the global scale where there is one; each is rounded once."""
+        """The values of rows, f32 [rows, K]: code * scale, over the global scale where there is one. Each is rounded
+        once."""
         codes, format = self.codes[rows], BLOCK_SCALED.get(self.format)
         if format is None:
             return codes.float() * self._spread_scales(rows)
@@ -94,13 +95,16 @@ class QuantizedWeight:
 def quantize_weight(
     weight: Tensor, format: str, *, global_scale: Tensor | None = None, scale_rounding: str = "up"
 ) -> QuantizedWeight:
-    """A weight [N, K], bf16, f16, f32 or f64, in a format of WEIGHT_FORMATS; on the weight's device, in bounded memory.
+    """Quantise a weight [N, K], bf16, f16, f32 or f64, in a format of WEIGHT_FORMATS, on its device and in bounded
+    memory.
 
-    global_scale: f32 [1], of nvfp4, where several weights share one; by default 2688 / the weight's largest magnitude.
+    global_scale: f32 [1], of nvfp4, where several weights share one. The default is 2688 / the weight's largest
+    magnitude.
+
     scale_rounding: of mx formats, "up" or "ocp", as the quantisation ops have it.
 
-    Raises ValueError, in a sentence, for a format that does not exist, and for a tensor that is no float matrix. So it does
-    for a K that the format cannot take, and for a weight that is NaN or infinite.
+    Raises ValueError, in a sentence, for a format that does not exist, and for a tensor that is no float matrix. It
+    also raises it for a K that the format cannot take, and for a weight that is NaN or infinite.
     """
     check_format(format)
     check_shape(format, tuple(weight.shape))
@@ -147,7 +151,10 @@ def refuse_not_finite(weight: Tensor) -> None:
 
 
 def chunks(weight: Tensor, multiple: int = 1) -> Iterator[slice]:
-    """Rows of a weight [N, K], about as many as its device's CHUNKS has weights, in multiples of so many; none where it is empty."""
+    """Rows of a weight [N, K], about as many as its device's CHUNKS has weights, in multiples of `multiple`.
+
+    There are none where the weight is empty.
+    """
     n, k = weight.shape
     n = n if k else 0
     step = max(CHUNKS.get(weight.device.type, CHUNKS["cuda"]) // max(k, 1) // multiple, 1) * multiple
@@ -182,13 +189,14 @@ def _by_blocks(weight: Tensor) -> QuantizedWeight:
 
 
 def _scale(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    # By a tensor: on a GPU torch multiplies by the reciprocal of a number, which is a rounding off.
+    # The divisor is a tensor: on a GPU torch multiplies by the reciprocal of a number, which is a rounding off.
     scale = (amax / torch.full_like(amax, _LARGEST[dtype])).clamp(min=torch.finfo(torch.float32).tiny)
     return torch.where(amax == 0, 1.0, scale)
 
 
 def _nearest(divided: Tensor, dtype: torch.dtype) -> Tensor:
-    """Codes: torch's conversion to e4m3 rounds to nearest even, and would make NaN of what lies above the largest."""
+    """Codes of divided weights. torch's conversion to e4m3 rounds to nearest even, and would make NaN of values above
+    the largest."""
     clamped = divided.clamp(-_LARGEST[dtype], _LARGEST[dtype])
     return (clamped.round() if dtype is torch.int8 else clamped).to(dtype)
 

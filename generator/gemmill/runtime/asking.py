@@ -1,4 +1,4 @@
-"""What an op is given by a call of it, or of the function that allocates its results."""
+"""The arguments that an op is given by a call of it, or of the function that allocates its results."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ def given_to(op: OpSchema, args: Sequence[Any], named: Mapping[str, Any]) -> lis
 
 
 class _Asking(TorchDispatchMode):
-    """Notes what an op is given instead of running it."""
+    """The mode that notes what an op is given, instead of running it."""
 
     def __init__(self, op: OpSchema) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Asking(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """As torch calls it: for each op, with its arguments."""
+        """Note an op's arguments, as torch calls it for each op."""
         if func is not self._op:
             return func(*args, **(kwargs or {}))
         self.given = list(args)

@@ -29,8 +29,10 @@ def find_builds(home: Path | None = None) -> list[Path]:
 
 
 def resolve(named: str | Path, home: Path | None = None) -> Path:
-    """The folder of a build given by its id, or by a path, which a text is that has a separator in it. Raises
-    ManifestError if there is none."""
+    """The folder of a build given by its id, or by a path. A text with a separator in it is a path.
+
+    Raises ManifestError if there is none.
+    """
     if isinstance(named, Path) or os.sep in named:
         if (Path(named) / MANIFEST).is_file():
             return Path(named).resolve()
@@ -46,8 +48,10 @@ def resolve(named: str | Path, home: Path | None = None) -> Path:
 
 
 def serving(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
-    """The build that serves an architecture (the first that has one, if None): the current one, else the newest that can be
-    read. Raises ManifestError with what was found."""
+    """The build that serves an architecture, or the first one with a build if it is None.
+
+    That is the current build, else the newest that can be read. Raises ManifestError with what was found.
+    """
     for known in Arch if arch is None else [arch]:
         if (named := current(known, home)) is not None:
             return _current_build(known, named, home)
@@ -101,8 +105,10 @@ def use(folder: Path, home: Path | None = None) -> Manifest:
 
 
 def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> None:
-    """Delete a build; whoever has it loaded keeps it. Raises ManifestError for one that serves, unless forced, and for one
-    of a wheel; OSError."""
+    """Delete a build. Whoever has it loaded keeps it.
+
+    Raises ManifestError for a build that serves, unless forced, and for one of a wheel. Raises OSError.
+    """
     if folder.parent == _SHIPPED:
         raise ManifestError(
             f"build {folder.name} is part of the installed wheel: `pip uninstall gemmill` removes it with the rest"
@@ -127,8 +133,8 @@ def settle(
 ) -> str:
     """Decide whether a build that was just made serves from now on, write that down, and say it.
 
-    `before` is what served until now. Unless that is `wanted` or not, a build takes over that is as complete: the same
-    selection, whole, or as many variants. Raises ManifestError, OSError.
+    `before` is what served until now. `wanted` decides where it is given. Else a build takes over that is as complete:
+    it has the same selection, whole, or as many variants. Raises ManifestError, OSError.
     """
     if before is None or before.build_id == made.build_id:
         use(folder, home)

@@ -7,8 +7,10 @@ from gemmill.runtime.schemas import OpSchema
 
 
 def check(op: OpSchema, call: Call) -> Judged:
-    """What is found out about a call. Raises RuntimeError with one sentence for the first thing that is wrong with it; touches
-    no data."""
+    """What is found out about a call. It touches no data.
+
+    Raises RuntimeError with one sentence for the first thing that is wrong with the call.
+    """
     found = judged(op, call)
     if found.fault is not None:
         raise RuntimeError(f"{op.name}: {found.fault}")

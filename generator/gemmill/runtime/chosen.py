@@ -1,4 +1,4 @@
-"""Which variants were chosen: told as they are chosen, and counted."""
+"""The variants that were chosen: told as they are chosen, and counted."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from gemmill.runtime.notices import LOG
 from gemmill.runtime.select import Noted, Trust
 
 MOST_TOLD = 10_000
-"""Shapes that a process tells of; then it tells of no more."""
+"""The most shapes that a process tells of."""
 
 
 class ChoiceLog:
@@ -22,7 +22,7 @@ class ChoiceLog:
         self._told: set[tuple[ShapedCall, str]] = set()
 
     def hear(self, noted: Sequence[Noted]) -> bool:
-        """Tell what is new; whether more is told."""
+        """Tell the choices that are new. The result says whether more are told."""
         for choice in noted:
             shape = choice.call, choice.variant
             if shape not in self._told and len(self._told) < MOST_TOLD:
@@ -52,21 +52,24 @@ class Chosen:
     """How often a variant was chosen for calls of a class."""
 
     build: str
-    """Its id."""
+    """The id of the build."""
     variant: str
     ops: tuple[str, ...]
-    """That have such calls."""
+    """The ops that have such calls."""
     computes: str
     """The class of calls, in words."""
     trust: Trust
     """EXACT, NEAREST or MODEL."""
     times: int
-    """A thread chooses when it meets a shape and alignments on a kind of GPU, and remembers 512 of them; a call whose choice
-    is remembered, and one of a pinned variant, is not counted."""
+    """The number of choices.
+
+    A thread chooses when it meets a shape and alignments on a kind of GPU, and remembers 512 of them. A call whose
+    choice is remembered is not counted, nor is one of a pinned variant.
+    """
 
 
 def chosen_in(builds: Iterable[Build]) -> list[Chosen]:
-    """What each build chose, the most often chosen first."""
+    """The choices of each build, the most frequent first."""
     found = [
         Chosen(
             build=build.build_id,

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver runs."""
+"""The release of CUDA that NVIDIA's driver runs."""
 
 import ctypes
 

@@ -1,4 +1,5 @@
-"""Loading an extension: checked before it is opened, registered when an op namespace is given to it."""
+"""The loading of an extension: it is checked before it is opened, and registered when an op namespace is given to
+it."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ class Build:
         _check_arch(self.manifest, gpu_arch)
         if gpu_arch is not None:
             _check_driver(self.manifest)
-        # Never closed: the loader knows a library by its name, and would take a later file of that number for this one.
+        # Never closed: the loader knows a library by its name, and would take a later file of that number for it.
         self._file = open_extension(self.manifest, folder)
         self._library = _load(self._file, folder / self.manifest.extension)
         self._declare()
@@ -70,7 +71,8 @@ class Build:
             tell_unbuilt(self.manifest, self.tuned)
 
     def read_tables(self) -> None:
-        """Choose by the tables that there are now, the user's and the shipped ones; calls of other threads go on meanwhile."""
+        """Choose by the tables that there are now, the user's and the shipped ones. Calls of other threads go on
+        meanwhile."""
         entries = self.manifest.entries
         symbols = [kernel.symbol.decode() for kernel in self._kernels]
         self.tuned: Tuned = load_tuned(entries, self._here)
@@ -88,7 +90,7 @@ class Build:
         return tuple(found.values())
 
     def declare(self, family: Family, op: Op) -> None:
-        """Tell the extension of an op that came after it was loaded; it is registered with the next namespace."""
+        """Tell the extension of an op that came after it was loaded. It is registered with the next namespace."""
         declare(self._library, family, op)
 
     @property
@@ -121,7 +123,7 @@ class Build:
         self._library.gemmill_note_choices(most, least_trust.value)
 
     def take_noted(self, most: int) -> list[Noted]:
-        """What was noted since, each once for each thread."""
+        """Take the choices noted since, each once for each thread."""
         return list(packed.noted(self._library, self.table, most))
 
     def times_chosen(self, row: int, trust: Trust) -> int:
@@ -133,12 +135,13 @@ class Build:
         self._library.gemmill_set_arena(ctypes.c_void_p(address), ctypes.c_int64(size))
 
     def arena_used(self) -> int:
-        """Bytes that the last workspace in the arena had; 0 if there was none since it was set."""
+        """Bytes that the last workspace in the arena had; 0 if there was none since the arena was set."""
         return self._library.gemmill_arena_used()
 
     @contextmanager
     def recording(self) -> Iterator[list[tuple[str, bytes]]]:
-        """Meanwhile the calling thread's launches reach no kernel: their symbols and the bytes of their arguments are taken.
+        """Record launches: meanwhile the calling thread's reach no kernel. Their symbols and the bytes of their
+        arguments are taken.
 
         Raises ManifestError for a build that was made before there was such a thing.
         """
@@ -205,7 +208,8 @@ class Build:
 
 
 def _load(file: BinaryIO, path: Path) -> ctypes.CDLL:
-    """The library in an open file: nobody can have put another in its place since it was checked. Raises ManifestError."""
+    """The library in an open file. Nobody can have put another in its place since it was checked. Raises
+    ManifestError."""
     name = f"/proc/self/fd/{file.fileno()}"
     try:
         return ctypes.CDLL(name, mode=ctypes.RTLD_LOCAL)
@@ -228,7 +232,10 @@ def _check_torch(manifest: Manifest) -> None:
 
 
 def _check_driver(manifest: Manifest) -> None:
-    """Before a call meets it: a driver runs no machine code of a later major release of CUDA than its own."""
+    """Refuse a driver that is too old, before a call meets it.
+
+    A driver runs no machine code of a later major release of CUDA than its own.
+    """
     driver, major = driver_cuda(), manifest.toolchain.cuda_major
     if driver is not None and driver[0] < major:
         raise ManifestError(

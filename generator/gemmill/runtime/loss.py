@@ -1,4 +1,4 @@
-"""What a build loses at the shapes that tables have: against the fastest variant there, which it may not have."""
+"""The loss of a build at the shapes that tables have, against the fastest variant there, which it may not have."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from gemmill.runtime.tuned import Tuned, current_row, siblings
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 
 ALIGNED = 16
-"""Bytes: measured calls are aligned as the best variants need it."""
+"""Bytes at multiples of which operands lie: measured calls are aligned as the best variants need it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +21,17 @@ class Loss:
     """How much longer a build's choices take than the fastest variants of the tables' rows."""
 
     rows: int
-    """With a variant for them in the build."""
+    """Rows for which the build has a variant."""
     none: int
     """Rows for which it has no variant at all."""
     estimated: int
-    """Rows whose choice the table did not time: there the model says how long it takes, or the slowest that was timed."""
+    """Rows whose choice the table did not time. Their time is the model's, or that of the slowest variant that was
+    timed."""
     mean: float
-    """Of all rows, from the geometric mean of ratios: 0.34 takes 34 % longer."""
+    """The mean loss of all rows, from the geometric mean of ratios: 0.34 takes 34 % longer."""
     worst: float
     worst_at: str
-    """Op and sizes."""
+    """The op and sizes with the largest loss."""
 
     def __str__(self) -> str:
         lacking = f", and has no variant for {self.none}" if self.none else ""
@@ -68,7 +69,8 @@ def loss_of(entries: Sequence[KernelEntry], tuned: Tuned, sm_count: int) -> Loss
 def _answered(
     row: TableRow, parts: Mapping[tuple[str, int], VariantTable], digests: Mapping[str, str], sm_count: int
 ) -> tuple[TableRow, float | None, bool]:
-    """The row, how many times as long as its fastest the choice there takes (None without one), and whether that is an estimate."""
+    """The row, how many times as long as its fastest the choice takes (None without one), and whether that is an
+    estimate."""
     current = current_row(row, digests)
     if current is not None and current.variants[0] == row.variants[0] and row.variants[0] in digests:
         return row, 1.0, False  # what choosing comes to, a thousand times as fast
@@ -107,5 +109,6 @@ def _timed(row: TableRow, name: str) -> float | None:
 
 
 def _estimated(row: TableRow, table: VariantTable, index: int, call: ShapedCall, sm_count: int) -> float:
-    """Not less than the slowest of the row, which has the fastest."""
+    """The microseconds that the model expects of a choice, and no fewer than those of the slowest variant of the
+    row."""
     return max(row.us[-1], model_ns(table.rows[index], call, sm_count) / 1000)

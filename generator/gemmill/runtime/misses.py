@@ -11,7 +11,10 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Noted, Trust
 
 MOST_BYTES = 1 << 20
-"""Of the file, and of what one process writes: about ten thousand shapes. Then recording ends, and what it remembered goes."""
+"""The most bytes of the file, and of what one process writes: about ten thousand shapes. Then recording ends.
+
+What it remembered is given up.
+"""
 
 
 class MissFile:
@@ -25,7 +28,7 @@ class MissFile:
         self._left = MOST_BYTES
 
     def hear(self, noted: Sequence[Noted]) -> bool:
-        """Write what is new; whether there is room for more."""
+        """Write the shapes that are new. The result says whether there is room for more."""
         lines = dict.fromkeys(line for choice in noted if (line := _line(choice)) is not None)
         new = [line for line in lines if line not in self._written]
         if new:
@@ -53,14 +56,15 @@ class MissFile:
 
 
 def _after_cut_line(file: IO[bytes], size: int) -> bytes:
-    """An end for a line that a kill or a full disk cut, so that it takes no other with it."""
+    """The bytes that end a line which a kill or a full disk cut, so that it takes no other with it."""
     if size:
         file.seek(size - 1)
     return b"\n" if size and file.read(1) != b"\n" else b""
 
 
 def _line(noted: Noted) -> str | None:
-    """None for a call of a class that is not tuned, or of nothing: nothing can be measured."""
+    """The line of a noted choice; None for a call of a class that is not tuned, or of nothing, since neither can be
+    measured."""
     call = noted.call
     tuning = REGISTRY.tunings[call.family]
     op = tuning.measured_as(call)

@@ -15,22 +15,23 @@ from gemmill.runtime.select import Noted, Trust
 
 PERIOD_SECONDS = 5.0
 MOST_NOTED = 1024
-"""In the extension, between two periods; more are dropped, and noted when they are chosen for again."""
+"""The most choices that an extension notes between two periods. More are dropped, and noted when they are chosen for
+again."""
 
 
 class Listener(Protocol):
-    """What is done with noted choices."""
+    """A receiver of noted choices."""
 
     least_trust: Trust
-    """Choices that rest on no more than this are wanted."""
+    """The trust of the choices that are wanted: those that rest on no more than this."""
 
     def hear(self, noted: Sequence[Noted]) -> bool:
-        """Take what is new; whether more is wanted."""
+        """Take the choices that are new. The result says whether more are wanted."""
         ...
 
 
 class Notes:
-    """Takes what the builds given to it noted, in a process that is forked too."""
+    """The notes of all builds given to it, in a process that is forked too."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = list(listeners)
@@ -40,7 +41,8 @@ class Notes:
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """A lock that nobody holds, and a thread: a fork takes neither the parent's thread along nor its lock's holder."""
+        """Make a lock that nobody holds, and a thread. A fork takes neither the parent's thread along nor its lock's
+        holder."""
         self._lock = threading.Lock()
         if self._listeners:
             self._end = threading.Event()

@@ -1,4 +1,4 @@
-"""What gemmill tells whoever runs it, through `logging.getLogger("gemmill")`."""
+"""The messages of gemmill to whoever runs it, through `logging.getLogger("gemmill")`."""
 
 import logging
 from pathlib import Path
@@ -34,7 +34,8 @@ def tell_quarantined(manifest: Manifest, tuned: Tuned) -> None:
 
 
 def tell_unbuilt(manifest: Manifest, tuned: Tuned) -> None:
-    """Warn of measured rows of which the build has no variant: their calls are served by the model's choice, which is slower."""
+    """Warn of measured rows of which the build has no variant. The model chooses for their calls, and its choice is
+    slower."""
     built = {entry.name for entry in manifest.entries}
     rows = {row.key: row for found in tuned.tables for row in found.table.rows}.values()
     missing = sum(built.isdisjoint(row.variants) for row in rows)

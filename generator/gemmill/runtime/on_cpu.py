@@ -12,8 +12,10 @@ from gemmill.runtime.serving import serving_of
 
 
 def by_reference(op: OpSchema, arguments: Sequence[Any]) -> Any:
-    """Check a call like the op, write its results by the reference, and return what the op returns. Raises RuntimeError as the
-    op would."""
+    """Check a call like the op, write its results by the reference, and return what the op returns.
+
+    Raises RuntimeError as the op would.
+    """
     given = operands.complete(op, arguments)
     call = checks.check(op, operands.of_arguments(op, given))
     made = allocated(call, given)
@@ -36,5 +38,5 @@ def _allocated(result: Dense, like: torch.Tensor) -> torch.Tensor:
 
 
 def returned(made: Sequence[torch.Tensor]) -> Any:
-    """As torch has an op return them."""
+    """Tensors in the form in which torch has an op return them."""
     return made[0] if len(made) == 1 else tuple(made) or None

@@ -1,4 +1,4 @@
-"""Calls as they come from torch or from the extension, described."""
+"""Descriptions of calls, as they come from torch or from the extension."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +14,21 @@ _DEVICE_TYPES = {0: "cpu", 1: "cuda"}
 
 
 def of_tensor(tensor: torch.Tensor) -> Operand:
-    """What is known of a tensor."""
+    """The description of a tensor."""
     return _described(tensor, int, data=tensor.data_ptr())
 
 
 def of_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
-    """The call with these arguments, in the schema's order. Raises TypeError if their number is wrong or one is missing."""
+    """The call with these arguments, in the schema's order. Raises TypeError if their number is wrong or one is
+    missing."""
     return _call(op, arguments, lambda value: of_tensor(value) if isinstance(value, torch.Tensor) else value)
 
 
 def of_symbolic_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
-    """The same for tensors without memory, whose sizes may be symbolic: good for sizes of results, not for checks."""
+    """The call with arguments whose tensors have no memory, and whose sizes may be symbolic.
+
+    It is good for sizes of results, not for checks.
+    """
 
     def described(value: Any) -> Any:
         return _described(value, lambda size: size, data=0) if isinstance(value, torch.Tensor) else value
@@ -35,8 +39,8 @@ def of_symbolic_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
 def of_fake_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call | None:
     """The call with these arguments, whose tensors have no memory. None where a size has no value yet.
 
-    A number that torch keeps symbolic stands with the value that it has in the call that is traced. To compare it itself
-    would put a guard into the compiled code, for a check that the op makes again whenever it runs.
+    A number that torch keeps symbolic stands with the value that it has in the call that is traced. To compare it
+    itself would put a guard into the compiled code, for a check that the op makes again whenever it runs.
     """
 
     def described(value: Any) -> Any:
@@ -70,7 +74,8 @@ def _call(op: OpSchema, arguments: Sequence[Any], of: Callable[[Any], Any]) -> C
 
 
 def complete(op: OpSchema, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments with defaults for those at the end that are not given. Raises TypeError if their number is wrong."""
+    """The arguments with defaults for those at the end that are not given. Raises TypeError if their number is
+    wrong."""
     rest = op.parameters[len(arguments) :]
     if len(arguments) > len(op.parameters) or any(parameter.required for parameter in rest):
         raise TypeError(
@@ -91,7 +96,7 @@ def _described(tensor: torch.Tensor, value_of: Callable[[Any], int], *, data: in
 
 
 def of_facts(op: OpSchema, facts: Sequence[int]) -> Call:
-    """The call as the extension reports it: see kernels/extension/call.h for the order of the numbers."""
+    """The call as the extension reports it. kernels/extension/call.h has the order of the numbers."""
     numbers = iter(facts)
     return {parameter.name: _value(parameter.kind, numbers) for parameter in op.parameters}
 

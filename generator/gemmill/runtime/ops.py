@@ -45,8 +45,9 @@ def load(build: str | Path | None = None) -> Build:
 
     `build` is a build id or a folder. None means the one that GEMMILL_BUILD names, else the current one for this GPU
     (`gemmill builds`), else the newest.
-    Builds loaded earlier stay in the process, with their ops under `torch.ops.gemmill_<build id>`.
-    Raises ManifestError with one sentence if there is no such build, or it cannot be used here.
+
+    Builds loaded earlier stay in the process, with their ops under `torch.ops.gemmill_<build id>`. Raises ManifestError
+    with one sentence if there is no such build, or it cannot be used here.
     """
     global _active
     with _lock:
@@ -66,8 +67,10 @@ def load(build: str | Path | None = None) -> Build:
 
 
 def _replace_kernels(build: Build) -> None:
-    """Give all served namespaces a build's kernels, then take away what they had: a call of another thread finds the one
-    or the other."""
+    """Give all served namespaces a build's kernels, then take away what they had.
+
+    A call of another thread finds the one or the other.
+    """
     _spend_warning()
     before = dict(_served)
     for namespace in before:
@@ -84,7 +87,8 @@ def _replace_kernels(build: Build) -> None:
 
 
 def _spend_warning() -> None:
-    """torch warns when a kernel takes another's place, once in a process and, out of C++, on stderr. Here it is meant."""
+    """torch warns when a kernel takes another's place, once in a process and, out of C++, on stderr. Here it is
+    meant."""
     namespace = f"{NAMESPACE}_replaced"
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define("op() -> ()")
@@ -95,7 +99,7 @@ def _spend_warning() -> None:
 
 
 def serve(namespace: str) -> None:
-    """Offer the ops in another namespace too, with the same kernels; ops that exist there keep their schema."""
+    """Offer the ops in another namespace too, with the same kernels. Ops that exist there keep their schema."""
     with _lock:
         if namespace in _served:
             return
@@ -111,7 +115,8 @@ def serve(namespace: str) -> None:
 
 
 def add(family: Family, op: Op) -> None:
-    """Define an op that no family declares: of an epilogue that was traced. Raises ValueError where another has its name."""
+    """Define an op that no family declares, such as that of a traced epilogue. Raises ValueError where another op has
+    its name."""
     with _lock:
         is_new = op.schema.name not in BY_NAME
         add_schema(family, op)
@@ -120,7 +125,7 @@ def add(family: Family, op: Op) -> None:
 
 
 def _define_everywhere(added: Iterable[tuple[Family, Op]]) -> None:
-    """Define ops that came late in all namespaces, and have all builds answer them."""
+    """Define ops that came late, in all namespaces, and have all builds answer them."""
     added = tuple(added)
     if not added:
         return
@@ -157,9 +162,9 @@ def supports(
     arch: str | None = None,
     group_size: int | None = None,
 ) -> bool:
-    """Whether a variant is really compiled in for an op, operand (input) dtype, output dtype, architecture and group size.
+    """Whether a variant is compiled in for an op, operand (input) dtype, output dtype, architecture and group size.
 
-    The group size is that of a quantisation op or of a GEMM's scales; 0 means per tensor or channel.
+    The group size is that of a quantisation op or of a GEMM's scales. 0 means per tensor or channel.
     """
 
     def name(kind: torch.dtype | str | None) -> str | None:
@@ -179,8 +184,8 @@ def supports(
 def explain(op: str, *args: Any, **named: Any) -> Choice:
     """The variant that a call would get and, for every other one, the first rule that rejected it.
 
-    Arguments are those of the function of this name in `gemmill`, or of the op, which is given what
-    it writes too. Raises RuntimeError where the op itself would refuse the call, TypeError where neither takes such arguments.
+    Arguments are those of the function of this name in `gemmill`, or of the op, which is given what it writes too.
+    Raises RuntimeError where the op itself would refuse the call, TypeError where neither takes such arguments.
     """
     schema = _schema(op)
     given = given_to(schema, args, named)
@@ -190,10 +195,11 @@ def explain(op: str, *args: Any, **named: Any) -> Choice:
 
 @contextlib.contextmanager
 def use_variant(name: str) -> Iterator[KernelEntry]:
-    """Pin a variant by name, or by the alias that `gemmill list` prints, for the calling thread. Raises ValueError if it is not loaded.
+    """Pin a variant by name, or by the alias that `gemmill list` prints, for the calling thread.
 
-    Inside, an op of the variant's family whose call it cannot take raises RuntimeError instead of choosing another. One variant
-    is pinned at a time: one that is pinned inside takes the other's place until its block ends, whatever its family.
+    Inside the block, an op of the variant's family raises RuntimeError for a call that the variant cannot take. One
+    variant is pinned at a time. One that is pinned inside takes the other's place until its block ends, whatever its
+    family. Raises ValueError if the variant is not loaded.
     """
     build = active()
     if is_alias(name):
@@ -234,10 +240,10 @@ def read_tables() -> None:
 
 
 def stats() -> list[Chosen]:
-    """How often which variant was chosen in this process, by class of calls and by what the choice rests on.
+    """Return how often each variant was chosen in this process, by class of calls and by what the choice rests on.
 
-    Counted are choices, not calls: see `Chosen.times`. A quantisation op has one kernel for a call, so nothing is chosen.
-    GEMMILL_LOG=choices logs each shape's choice, within seconds.
+    Choices are counted, not calls: see `Chosen.times`. A quantisation op has one kernel for a call, so nothing is
+    chosen. GEMMILL_LOG=choices logs each shape's choice, within seconds.
     """
     return chosen_in(_loaded.values())
 
@@ -270,13 +276,15 @@ def _listeners() -> list[Listener]:
 
 
 def overload(op: str) -> Callable[..., Any]:
-    """An op as the functions that allocate results call it: bound once, since finding it takes as long as much of a call."""
+    """The overload of an op that the functions which allocate results call. It is bound once: finding it takes as long
+    as much of a call."""
     found: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), op).default
     return found
 
 
 def define_in_python(schema: str, answer: Callable[..., Any]) -> None:
-    """Define an op that a function answers on every device: one whose result only its data tells, which no contract can."""
+    """Define an op that a function answers on every device. It is for ops whose result only their data tells, as no
+    contract can."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define(schema)
     library.impl(OpSchema(schema).name, answer, "CompositeExplicitAutograd")

@@ -1,4 +1,5 @@
-"""What crosses between a table and the extension that selects from it. Mirrors kernels/extension/selection.h."""
+"""The values that cross between a table and the extension that selects from it. Mirrors
+kernels/extension/selection.h."""
 
 import ctypes
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ _Sizes, _Alignments, _Facts = _NUMBER * MOST_SIZES, _NUMBER * MOST_ALIGNED, _NUM
 
 
 class PackedCall(ctypes.Structure):
-    """`Call`."""
+    """`Call` of the extension."""
 
     _fields_ = [("call_class", _NUMBER), ("sizes", _Sizes), ("alignments", _Alignments)]
 
 
 class PackedChoice(ctypes.Structure):
-    """`Choice`."""
+    """`Choice` of the extension."""
 
     _fields_ = [("row", _NUMBER), ("trust", _NUMBER)]
 
@@ -52,7 +53,7 @@ class _Family(ctypes.Structure):
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Say what the extension's functions take and return."""
+    """Declare the arguments and results of the extension's functions."""
     library.gemmill_set_table.argtypes = [ctypes.c_void_p, _NUMBER] * 3
     library.gemmill_choose.argtypes = [_NUMBER, ctypes.POINTER(PackedCall), _NUMBER, ctypes.POINTER(PackedChoice)]
     library.gemmill_note_choices.argtypes = [_NUMBER, _NUMBER]
@@ -82,7 +83,7 @@ def choose(library: ctypes.CDLL, table: VariantTable, call: ShapedCall, sm_count
 
 
 def noted(library: ctypes.CDLL, table: VariantTable, most: int) -> Iterator[Noted]:
-    """Takes what the extension noted."""
+    """Take the choices that the extension noted."""
     room = (_Noted * most)()
     names = list(table.families)
     for found in room[: library.gemmill_take_noted(room, most)]:
@@ -98,7 +99,7 @@ def noted(library: ctypes.CDLL, table: VariantTable, most: int) -> Iterator[Note
 
 
 def packed_call(call: ShapedCall) -> PackedCall:
-    """As the extension reads it."""
+    """A shaped call as the extension reads it."""
     return PackedCall(call.call_class, _Sizes(*call.sizes), _Alignments(*call.alignments))
 
 

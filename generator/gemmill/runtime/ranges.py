@@ -9,11 +9,12 @@ from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.runtime.select import Choice
 
 MOST_REMEMBERED = 4096
-"""Texts of ranges."""
+"""The most texts of ranges that are remembered."""
 
 
 class Ranges:
-    """The ops of a namespace with a range around each call, as long as it is not ended; a call costs some microseconds more."""
+    """The ops of a namespace with a range around each call, as long as it is not ended. A call costs some microseconds
+    more."""
 
     def __init__(
         self, namespace: str, build_id: str, explain: Callable[..., Choice], key: str = "CUDA", nvtx: Any = None
@@ -31,7 +32,7 @@ class Ranges:
             self._library.impl(op.name, self._around(op, getattr(of_build, op.name).default), key, allow_override=True)
 
     def end(self) -> None:
-        """Calls have no ranges any more."""
+        """End the ranges of calls."""
         self._library._destroy()
 
     def _around(self, op: OpSchema, call: Callable[..., None]) -> Callable[..., None]:
@@ -62,7 +63,7 @@ class Ranges:
 
 
 def _facts(arg: Any) -> Any:
-    """What the choice may depend on."""
+    """The facts of an argument that a choice may depend on."""
     if isinstance(arg, torch.Tensor):
         return arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() % 16
     return tuple(arg) if isinstance(arg, list) else arg

@@ -12,7 +12,7 @@ BY_NAME = {op.name: op for op in OPS}
 
 
 def add(family: Family, op: Op) -> None:
-    """Let an op be asked that no family declares. Raises ValueError where another has its name."""
+    """Add an op that no family declares. Raises ValueError where another op has its name."""
     REGISTRY.add(family, op)
     BY_NAME[op.schema.name] = op.schema
 

@@ -1,4 +1,7 @@
-"""Which variant a call gets, and why not the others. Pure: the extension makes the same choice on the hot path."""
+"""The choice of a variant for a call, and why the others were not chosen.
+
+It is pure: the extension makes the same choice on the hot path.
+"""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ from gemmill.runtime.variant_table import TunedRow, VariantTable
 
 
 class Trust(Enum):
-    """What a choice rests on; values as in kernels/extension/selection.h."""
+    """What a choice rests on. Values are those of kernels/extension/selection.h."""
 
     PINNED = 0
     EXACT = 1
@@ -31,18 +34,18 @@ class Noted:
 
     call: ShapedCall
     variant: str
-    """Its name."""
+    """The variant's name."""
     trust: Trust
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A variant that was not chosen and the first reason."""
+    """A variant that was not chosen, and the first reason."""
 
     name: str
     reason: str
     us: float | None = None
-    """What the model expects of one that fits."""
+    """Microseconds that the model expects of a variant that fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class Choice:
     trace: tuple[Rejected, ...]
     row: int = -1
     measured: Mapping[str, int] | None = None
-    """Sizes of the row of a tuned table that it rests on, by name."""
+    """The sizes, by name, of the row of a tuned table that the choice rests on."""
 
     def __str__(self) -> str:
         head = f"{self.entry.name} ({self.trust.name.lower()})" if self.entry else "no variant"
@@ -120,7 +123,8 @@ def _same_for_all(table: VariantTable, family: str, reason: str) -> tuple[Reject
 
 
 def choose(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
-    """The row for a call where nothing is pinned, or -1; what the choice rests on, and the measured one if there is one."""
+    """The row for a call where nothing is pinned, or -1; what the choice rests on; the measured row, if there is
+    one."""
     tuning = REGISTRY.choices[call.family]
     tuned, trust = _choose_tuned(table, call) if tuning.is_measured else (None, Trust.ONLY)
     if tuned is not None:
@@ -190,7 +194,7 @@ def _trace(
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was measured, where and when."""
+    """The measurement behind a choice: what was measured, where and when."""
 
     table: Path
     row: TableRow
@@ -198,7 +202,8 @@ class Evidence:
 
 
 def evidence_of(choice: Choice, tuned: Tuned) -> Evidence | None:
-    """The row behind a choice, in the most preferred of the build's tables that has it; None for a choice of the model."""
+    """The row behind a choice, in the most preferred of the build's tables that has it; None for a choice of the
+    model."""
     if choice.measured is None or choice.entry is None:
         return None
     for loaded in tuned.tables:

@@ -15,19 +15,19 @@ from gemmill.registry import REGISTRY
 SCHEMA_VERSION = 2
 LARGEST_SIZE = 2**31 - 1
 _SIZES_OF_SCHEMA_1 = ("n", "k", "m")
-"""Which were fields of a row."""
+"""The sizes that were fields of a row in schema 1."""
 
 Key = tuple[str | int, ...]
 """The op, then the sizes in the order in which rows are sorted: a table has one row for each."""
 
 
 class TableError(ValueError):
-    """A table that cannot be used; the text is one sentence."""
+    """A table cannot be used. The text is one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where rows come from: one run of a program on one device."""
+    """The source of rows: one run of a program on one device."""
 
     gpu: str
     date: str
@@ -36,7 +36,7 @@ class Source:
     sm_count: int | None = None
     driver: str | None = None
     toolkit: str | None = None
-    """CUDA compiler that made the build."""
+    """The CUDA compiler that made the build."""
     build: str | None = None
     commit: str | None = None
     clocks_mhz: Mapping[str, float] = field(default_factory=dict)
@@ -45,25 +45,25 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """At these sizes, of which the bucketed one may be less: the variants that were fastest, the choice first."""
+    """The variants that were fastest at these sizes, the choice first. The bucketed size of a call may be less."""
 
     op: str
     """The class of calls that was measured, as the family's sweep names it."""
     sizes: Mapping[str, int]
-    """By name, in the order in which rows are sorted: `in_order`."""
+    """Sizes by name, in the order in which rows are sorted: `in_order`."""
     variants: tuple[str, ...]
     us: tuple[float, ...]
-    """Their times, in microseconds."""
+    """The variants' times, in microseconds."""
     digests: tuple[str, ...] = ()
-    """Of their emitted sources, as they were measured; empty where that was not recorded."""
+    """Digests of the variants' emitted sources, as they were measured; empty where that was not recorded."""
     tied: int = 1
-    """How many of the first were as fast as one another."""
+    """How many of the first variants were as fast as one another."""
     source: str
-    """Key of its Source."""
+    """The key of its Source."""
 
     @property
     def key(self) -> Key:
-        """What the row is about."""
+        """The op and the sizes of the row."""
         return self.op, *self.sizes.values()
 
     @property
@@ -73,17 +73,17 @@ class TableRow:
 
     @property
     def margin(self) -> float | None:
-        """How much longer the runner-up takes, as a fraction; None without one."""
+        """How much longer the runner-up takes, as a fraction; None without a runner-up."""
         return self.us[1] / self.us[0] - 1 if len(self.us) > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined:
-    """A variant that went wrong while it was measured: builds that have it as it was then do not choose it."""
+    """A variant that went wrong while it was measured. Builds that have it as it was then do not choose it."""
 
     variant: str
     digest: str
-    """Of its emitted source, or the beginning of it."""
+    """The digest of its emitted source, or the beginning of it."""
     why: str
     """What went wrong, at which shape and when."""
 
@@ -93,23 +93,24 @@ class TunedTable:
     """One device's rows, in the order of their keys."""
 
     device: str
-    """As CUDA names it."""
+    """The device as CUDA names it."""
     arch: str
     sources: Mapping[str, Source]
     rows: tuple[TableRow, ...]
     quarantined: tuple[Quarantined, ...] = ()
-    """By variant and digest."""
+    """Quarantined variants, sorted by variant and digest."""
 
     @property
     def digest(self) -> str:
-        """Of the choices alone: the same for tables that choose the same."""
+        """A digest of the choices alone: the same for tables that choose the same."""
         withheld = [[[q.variant, q.digest] for q in self.quarantined]] if self.quarantined else []
         text = json.dumps([self.device, [[*row.key, *row.variants] for row in self.rows], *withheld])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def in_order(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes in the order in which their family's rows are sorted; in that of the alphabet where no family has such."""
+    """Sizes in the order in which their family's rows are sorted, or in that of the alphabet where no family has such
+    sizes."""
     tuning = _tuning_of(sizes)
     return {name: sizes[name] for name in (tuning.key if tuning is not None else sorted(sizes))}
 
@@ -125,7 +126,7 @@ def _tuning_of(names: Iterable[str]) -> Tuning | None:
 
 
 def shape_heading(rows: Iterable[TableRow]) -> str:
-    """What `TableRow.shape` of these rows is: M x N x K."""
+    """The heading of `TableRow.shape` of these rows, such as M x N x K."""
     return ", ".join(dict.fromkeys(" x ".join(name.upper() for name in _listed(row.sizes)) for row in rows))
 
 
@@ -155,7 +156,7 @@ def make_table(
 
 
 def merge(old: TunedTable, new: TunedTable) -> TunedTable:
-    """The rows of both; where both have one, the new. Raises TableError for tables of different devices."""
+    """The rows of both tables; where both have one, the new. Raises TableError for tables of different devices."""
     if (old.device, old.arch) != (new.device, new.arch):
         raise TableError(
             f"a table of {new.device} ({new.arch}) cannot be merged into one of {old.device} ({old.arch}): "
@@ -167,8 +168,10 @@ def merge(old: TunedTable, new: TunedTable) -> TunedTable:
 
 
 def read_table(path: Path) -> TunedTable:
-    """Read and check: whatever the file holds, every field of what is returned is of its type. Raises TableError with one
-    sentence, and nothing else."""
+    """Read and check a table. Whatever the file holds, every field of the result is of its type.
+
+    Raises TableError with one sentence, and nothing else.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would keep its reader waiting
             raise TableError(f"table {path} cannot be read: it is no file")
@@ -255,7 +258,7 @@ _KINDS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
         "an object of numbers",
     ),
 }
-"""What JSON must hold for a field of a type."""
+"""The test that JSON must pass for a field of a type, and the type in words."""
 _FIELDS = {
     kind: {name: _KINDS[of] for name, of in get_type_hints(kind).items()} for kind in (Source, TableRow, Quarantined)
 }
@@ -287,7 +290,7 @@ def _once(path: Path, rows: Iterable[TableRow], sources: Mapping[str, Source]) -
 
 
 def table_text(table: TunedTable) -> str:
-    """The file's text: a line for each row, so that a change of one row is a change of one line."""
+    """The file's text. Each row has a line, so that a change of one row is a change of one line."""
     head = {"schema_version": SCHEMA_VERSION, "device": table.device, "arch": table.arch}
     sources = {key: _without_defaults(source) for key, source in table.sources.items()}
     rows, quarantined = _lines(table.rows), _lines(table.quarantined)

@@ -1,10 +1,10 @@
 """The measured choices that a build selects by: from the user's tables and the shipped ones, row by row.
 
-A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its trust.
-Where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose winner has
-changed since is served by a variant that was nearly as fast, and no longer called exact. A row without one is refused, and
-so is a table that cannot be read. A row of another device speaks up to a size that its family names. Calls are then answered
-by other rows.
+A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its
+trust. Where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose
+winner has changed since is served by a variant that was nearly as fast, and no longer called exact. A row without one
+is refused, and so is a table that cannot be read. A row of another device speaks up to a size that its family names.
+Calls are then answered by other rows.
 """
 
 import hashlib
@@ -28,8 +28,11 @@ from gemmill.space.names import parse_name, to_name
 _SHIPPED = runtime_tables_dir()
 _DRIVER = Path("/sys/module/nvidia/version")
 STALE_MARGIN = 1.03
-"""How much longer than the winner, whose kernel has changed since, a variant may have taken to serve in its place: about what
-the analytic model loses (docs/notes/tables.md)."""
+"""How many times the winner's time a variant may have taken to serve in its place, once the winner's kernel has
+changed.
+
+It is about what the analytic model loses (docs/notes/tables.md).
+"""
 
 
 class TableTrust(IntEnum):
@@ -45,17 +48,17 @@ class TableTrust(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What tables are held against."""
+    """The machine that tables are held against."""
 
     arch: str
     device: str | None
-    """As CUDA names it; None where there is none: then tables of any device of the architecture are exact."""
+    """The device as CUDA names it, or None without one. Then tables of any device of the architecture are exact."""
     driver: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedChoice:
-    """At these sizes, of which the bucketed one may be less: these variants, best first."""
+    """The variants for calls of these sizes, the best first. The bucketed size of a call may be less."""
 
     family: str
     call_class: int
@@ -63,24 +66,24 @@ class TunedChoice:
     sizes: Mapping[str, int]
     names: tuple[str, ...]
     exact: bool = True
-    """Whether the first is what was measured to be the fastest: else the winner's kernel has changed since."""
+    """Whether the first is what was measured to be the fastest. Else the winner's kernel has changed since."""
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What it is about, in the order in which choices of a family are sorted."""
+        """The class and sizes of the choice, in the order in which choices of a family are sorted."""
         return (self.call_class, *(self.sizes[name] for name in REGISTRY.tunings[self.family].key))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedTable:
-    """A table that was found, and what became of its rows."""
+    """A table that was found, and how its rows are used."""
 
     path: Path
     table: TunedTable
     trusts: Mapping[TableTrust, int]
-    """How many rows have each."""
+    """How many rows have each trust."""
     stale: int
-    """Rows whose winner has changed since, served by a variant that was nearly as fast."""
+    """Rows whose winner has changed since, and is replaced by a variant that was nearly as fast."""
     refused: int
     """Rows whose winner has changed since, without such a variant."""
 
@@ -92,18 +95,18 @@ class Tuned:
     choices: tuple[TunedChoice, ...]
     tables: tuple[LoadedTable, ...]
     quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Variants of the build that are never chosen, and why."""
+    """Variants of the build that are never chosen, and why, by name."""
 
     @property
     def digest(self) -> str:
-        """Of the choices: processes with the same digest and build choose alike."""
+        """A digest of the choices: processes with the same digest and build choose alike."""
         withheld = [list(self.quarantined)] if self.quarantined else []
         text = json.dumps([*([c.family, *c.key, c.exact, *c.names] for c in self.choices), *withheld])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def machine(arch: str) -> Machine:
-    """This one, as far as tables care."""
+    """This machine, as far as tables care."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     try:
         driver = _DRIVER.read_text(encoding="ascii").strip()
@@ -205,7 +208,8 @@ def trust_of(row: TableRow, table: TunedTable, here: Machine) -> TableTrust:
 def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
     """The row with those variants whose kernel is as it was measured, by a build's `digests` of its variants.
 
-    None where the winner is not, nor one that took at most STALE_MARGIN longer: a runner-up may be far behind.
+    It is None where neither the winner is, nor a variant that took at most STALE_MARGIN times as long. A runner-up may
+    be far behind.
     """
     if not row.digests:
         return row
@@ -245,8 +249,10 @@ def siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
 
 @cache
 def _offers(variant: str, _ops: int) -> tuple[str, dict[int, tuple[str, ...]]]:
-    """The variant's family, and the names of what its measurement stands for, by class, with so many ops to be asked. Raises
-    ValueError."""
+    """A variant's family, and by class the names of the variants that its measurement stands for.
+
+    `_ops` is how many ops there are to be asked. Raises ValueError.
+    """
     config = parse_name(variant)
     family = REGISTRY.family_of(config)
     if not family.tuning.is_measured:

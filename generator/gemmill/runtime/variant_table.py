@@ -17,23 +17,24 @@ class TunedRow:
     call_class: int
     """The number of the class, which the family gives."""
     sizes: tuple[int, ...]
-    """In the order of their names."""
+    """Sizes in the order of their names."""
     row: int
-    """Index of the row."""
+    """The index of the row."""
     exact: bool
-    """Whether it was the fastest: else that one has changed since, and this was nearly as fast."""
+    """Whether the row was the fastest. Else that one has changed since, and this was nearly as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantTable:
-    """Rows with the entry that each stands for, and the measured choices among them; those of a family are neighbours."""
+    """Rows with the entry that each stands for, and the measured choices among them. Rows of a family are
+    neighbours."""
 
     rows: tuple[Row, ...]
     entries: tuple[KernelEntry, ...]
-    """Of each row."""
+    """The entry of each row."""
     tuned: tuple[TunedRow, ...]
     quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Why each variant is that is never chosen, by name."""
+    """Why each variant that is never chosen is not, by name."""
 
     @cached_property
     def families(self) -> dict[str, range]:
@@ -47,7 +48,7 @@ class VariantTable:
         return ((i, self.rows[i], self.entries[i]) for i in self.families.get(family, ()))
 
     def rows_of(self, name: str) -> list[int]:
-        """Indices of a variant's rows: neighbours, in the order of its classes."""
+        """The indices of a variant's rows, which are neighbours, in the order of their classes."""
         return [i for i, entry in enumerate(self.entries) if entry.name == name]
 
 
@@ -75,7 +76,7 @@ def make_variant_table(
                     place[row.call_class, entry.name] = len(rows)
                     rows.append(replace(row, quarantined=entry.name in withheld))
                     owners.append(entry)
-        # Sorted by the choices: of two weights that are as near, the first is taken.
+        # Sorted by the choices: where two weights are equally near, the first is taken.
         for choice in sorted((c for c in chosen if c.family == family), key=lambda c: c.key):
             found = next(
                 (place[choice.call_class, name] for name in choice.names if (choice.call_class, name) in place), None

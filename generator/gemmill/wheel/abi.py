@@ -1,4 +1,4 @@
-"""What an extension asks of the machines that it is shipped to, read from its ELF tables."""
+"""The requirements of an extension on the machines that it is shipped to, read from its ELF tables."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _OF_THE_SYSTEM = frozenset(
 )
 _TORCH_CPP = re.compile(r"_Z(NK?|T[ISV]N?)(2at|3c10|5torch)\w*")
 _OLDEST = (2, 28)
-"""Of torch's own wheels."""
+"""The C library that torch's own wheels ask for."""
 _GLIBC_OF_GLIBCXX = {25: (2, 28), 28: (2, 31), 29: (2, 34), 30: (2, 35), 33: (2, 39)}
 """The C library of the distributions that first had libstdc++ up to GLIBCXX_3.4.N: of GCC 8, 10, 11, 12 and 14."""
 
@@ -26,16 +26,16 @@ class WheelError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Abi:
-    """What a machine must have to load an extension."""
+    """The requirements of an extension on a machine that loads it."""
 
     machine: str
-    """As in a wheel's tag."""
+    """The machine, as in a wheel's tag."""
     glibc: tuple[int, int]
-    """The oldest C library."""
+    """The oldest C library that will do."""
 
     @property
     def tag(self) -> str:
-        """The wheel's: any Python 3, this platform."""
+        """The wheel's tag: any Python 3, this platform."""
         return f"py3-none-manylinux_{self.glibc[0]}_{self.glibc[1]}_{self.machine}"
 
 

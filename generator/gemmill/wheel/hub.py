@@ -1,8 +1,8 @@
 """A folder as Hugging Face's `kernels` loads it: from a repository of the Hub, or from a disk with `get_local_kernel`.
 
-Its form is that of kernels 0.17 (https://huggingface.co/docs/kernels/kernel-requirements): a folder for each kind of machine,
-`torch-stable-abi<torch>-cu<CUDA>-<machine>-linux`, with a module and `metadata.json`. The module holds the same package as
-`gemmill wheel` writes.
+Its form is that of kernels 0.17 (https://huggingface.co/docs/kernels/kernel-requirements): a folder for each kind of
+machine, `torch-stable-abi<torch>-cu<CUDA>-<machine>-linux`, with a module and `metadata.json`. The module holds the
+same package as `gemmill wheel` writes.
 """
 
 import hashlib
@@ -21,15 +21,16 @@ from gemmill.wheel.package import Shipped, package_files, project, read_builds
 from gemmill.writing import beside
 
 OLDEST = (2, 28)
-"""The C library that the Hub's kernels may ask for."""
+"""The newest C library that the Hub's kernels may ask for."""
 
 
 def write_hub_folder(folders: Sequence[Path], out: Path) -> Shipped:
-    """Write the runtime and builds, one for each architecture, into a folder below `out`/build. It appears whole or not at all,
-    in place of an older one; folders for other machines stay.
+    """Write the runtime and builds, one for each architecture, into a folder below `out`/build.
 
-    Raises WheelError where the builds do not fit together, were made for several releases of torch or CUDA, or ask for more than
-    every machine has. Raises ManifestError and OSError too.
+    It appears whole or not at all, in place of an older one. Folders for other machines stay.
+
+    Raises WheelError where the builds do not fit together, were made for several releases of torch or CUDA, or ask for
+    more than every machine has. Raises ManifestError and OSError too.
     """
     manifests, abi = read_builds(folders)
     target = out / "build" / _variant(list(manifests.values()), abi)
@@ -58,7 +59,7 @@ def write_hub_folder(folders: Sequence[Path], out: Path) -> Shipped:
 
 
 def _variant(manifests: Sequence[Manifest], abi: Abi) -> str:
-    """The name of the folder: of the oldest torch and CUDA that can load it."""
+    """The name of the folder, which says the oldest torch and CUDA that can load it."""
     of_torch = {manifest.torch_target for manifest in manifests}
     of_cuda = {".".join(manifest.toolchain.nvcc.split(".")[:2]) for manifest in manifests}
     for what, found in (("torch", of_torch), ("CUDA", of_cuda)):
@@ -85,6 +86,6 @@ def _contents(manifests: dict[Path, Manifest]) -> Iterator[tuple[str, bytes]]:
 
 
 def _capability(arch: str) -> str:
-    """As the Hub spells it: 9.0a for sm90a."""
+    """An architecture as the Hub spells it: 9.0a for sm90a."""
     major, minor = Arch(arch).capability
     return f"{major}.{minor}a"

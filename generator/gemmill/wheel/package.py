@@ -26,7 +26,7 @@ _EXTRA = "cli"
 
 
 _LINKED = "BSD-3-Clause AND LicenseRef-NVIDIA-CUDA-Toolkit"
-"""Terms of what every extension has parts of, as an SPDX expression: THIRD_PARTY.md."""
+"""Terms of the parts that every extension has, as an SPDX expression: THIRD_PARTY.md."""
 _DSL_TERMS = "LicenseRef-NVIDIA-CUTLASS-DSL"
 _PRIVATE = "Private :: Do Not Upload"
 """The classifier by which package indices refuse an upload."""
@@ -38,18 +38,18 @@ class Shipped:
 
     path: Path
     manifests: tuple[Manifest, ...]
-    """Of the builds in it."""
+    """The manifests of the builds in it."""
     abi: Abi
-    """What they ask of a machine."""
+    """The requirements of the builds on a machine."""
 
     @property
     def dsl_variants(self) -> int:
-        """Variants of the CuTe DSL: THIRD_PARTY.md says what its licence has about them."""
+        """How many variants of the CuTe DSL are in it. THIRD_PARTY.md says what its licence has about them."""
         return dsl_variants(self.manifests)
 
 
 def dsl_variants(manifests: Iterable[Manifest]) -> int:
-    """How many variants of the CuTe DSL builds have, whose static library is linked into such a build."""
+    """How many variants of the CuTe DSL builds have. A build with such variants links its static library."""
     return sum(
         REGISTRY.kernels_of(entry.config).compiler is Compiler.CUTEDSL
         for manifest in manifests
@@ -58,9 +58,11 @@ def dsl_variants(manifests: Iterable[Manifest]) -> int:
 
 
 def write_wheel(folders: Sequence[Path], out: Path) -> Shipped:
-    """Write a wheel of the runtime and of builds, one for each architecture, into the folder `out`: whole or not at all.
+    """Write a wheel of the runtime and of builds, one for each architecture, into the folder `out`: whole or not at
+    all.
 
-    Raises WheelError where the builds do not fit together or ask for more than every machine has, ManifestError, OSError.
+    Raises WheelError where the builds do not fit together or ask for more than every machine has, ManifestError,
+    OSError.
     """
     manifests, abi = read_builds(folders)
     major = next(iter(manifests.values())).toolchain.cuda_major
@@ -164,7 +166,7 @@ def _metadata(told: dict[str, Any], version: str, has_dsl: bool) -> str:
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> str:
-    """Put a file into the archive; its line for RECORD."""
+    """Put a file into the archive. Return its line for RECORD."""
     entry = zipfile.ZipInfo(name, _EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16

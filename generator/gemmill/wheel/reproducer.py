@@ -1,8 +1,8 @@
-"""A kernel on its own: source, command line, a host program, and one call of it. So a fault or a time is shown to somebody
-without gemmill.
+"""A kernel on its own: source, command line, a host program, and one call of it.
 
-Nothing here knows a family: the fields of its struct are read from its `abi.h`, and their values from a recorded call. A kernel
-of the CuTe DSL is compiled by the package of this generator: there, gemmill must be installed.
+So a fault or a time is shown to somebody without gemmill. Nothing here knows a family: the fields of its struct are
+read from its `abi.h`, and their values from a recorded call. A kernel of the CuTe DSL is compiled by the package of
+this generator: there, gemmill must be installed.
 """
 
 import re
@@ -51,7 +51,8 @@ class Reproducer:
 
 
 def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> Reproducer:
-    """A variant's files for a recorded call; `told` says which call it is, `expected` how long it took where that was measured.
+    """A variant's files for a recorded call. `told` says which call it is, `expected` how long it took where that was
+    measured.
 
     Raises TemplateError, and WheelError where the struct cannot be read.
     """
@@ -102,7 +103,10 @@ class Field:
 
 
 def read_arguments(header: str, arguments: bytes) -> tuple[str, list[Field]]:
-    """The name of the struct of a family's `abi.h` that has so many bytes, and its fields. Raises WheelError where none can be read."""
+    """The name of the struct of a family's `abi.h` that has so many bytes, and its fields.
+
+    Raises WheelError where none can be read.
+    """
     declared = list(_STRUCT.finditer(header))
     if not declared:
         raise WheelError("abi.h declares no struct gemmill_..._args: a kernel's arguments cannot be written down")
@@ -149,7 +153,7 @@ def _assigned(field: Field, recorded: Recorded) -> dict[str, Any]:
 
 
 def _laid_out(recorded: Recorded) -> tuple[bytes, list[dict[str, Any]]]:
-    """All tensors' bytes one after another, and where each begins."""
+    """The bytes of all tensors one after another, and where each begins."""
     data, told = bytearray(), []
     for tensor in recorded.tensors:
         begin = len(data)
@@ -163,7 +167,7 @@ def _laid_out(recorded: Recorded) -> tuple[bytes, list[dict[str, Any]]]:
 
 
 def _with_ranges(data: bytes, recorded: Recorded) -> tuple[bytes, list[dict[str, Any]]]:
-    """The lowest and highest values of codes behind the tensors' bytes, u16, and where each lies."""
+    """The tensors' bytes with the lowest and highest values of codes behind them, u16, and where each lies."""
     all_data, told = bytearray(data), []
     for index, tensor in enumerate(recorded.tensors):
         for codes in tensor.ranges:
@@ -201,7 +205,7 @@ def _facts(tensor: RecordedTensor) -> dict[str, Any]:
 
 
 def _flags(config: Config, has_cutlass: bool) -> str:
-    """Those of a build, for a shell."""
+    """The compiler's flags of a build, for a shell."""
     expanded = expand(flags_for(config.arch).cuda, {"gemmill": Path(), "cutlass": Path("$CUTLASS_INCLUDE")})
     needed = [flag for flag in expanded if has_cutlass or "$" not in flag]
     return " ".join(f'"{flag}"' if "$" in flag else flag for flag in needed if flag != "-Xptxas=-v")

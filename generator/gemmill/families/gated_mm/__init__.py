@@ -1,3 +1,4 @@
-"""GEMMs that end a layer: gate and up of one product, an activation, their product, and its codes."""
+"""GEMMs with an ending: columns of the product are gates and ups, and activation(gate) * up is stored, as values or as
+codes."""
 
 NAME = "gated_mm"

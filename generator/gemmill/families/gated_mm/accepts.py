@@ -60,7 +60,8 @@ class GatedAccepts(UnalignedGatedAccepts):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupGatedAccepts(GatedAccepts):
-    """The calls that a kernel of operands with scales in groups along K takes. Alignments are those of `GatedAccepts`."""
+    """The calls that a kernel of operands with scales in groups along K takes. Alignments are those of
+    `GatedAccepts`."""
 
     group_size: ClassVar[int] = GROUP
 
@@ -90,5 +91,5 @@ def accepted_in_groups(config: GroupGatedConfig) -> GroupGatedAccepts:
 
 
 def accepted_unaligned(config: UnalignedGatedConfig) -> UnalignedGatedAccepts:
-    """The calls that a kernel of this config takes."""
+    """The calls that a kernel for unaligned operands takes."""
     return UnalignedGatedAccepts(ops=(SCALED_MM_ACT_QUANT.name,), dtype=config.dtype, result=config.result)

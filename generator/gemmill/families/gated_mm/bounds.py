@@ -1,14 +1,14 @@
 """Bounds between which a right kernel's results lie.
 
 A kernel's product differs from the exact one by what the tensor core loses in the sum (gemmill.arithmetic), then by its
-rounding to bf16. An activation's slope is at most 1.13, and its value is no further from 0 than its gate. So value and exact
-value are apart by at most
+rounding to bf16. An activation's slope is at most 1.13, and its value is no further from 0 than its gate. So value and
+exact value are apart by at most
 
     1.13 |gate error| (|up| + |up error|) + |gate| |up error|
 
-and by the error of the activation itself. exp, tanh and erf are the CUDA library's, within `GATE_STEPS` units of torch's, as
-in silu_and_mul_quant. Where sums are exact, that error is all. A stored result lies between what the lowest and the highest
-value would be stored as.
+and by the error of the activation itself. exp, tanh and erf are the CUDA library's, within `GATE_STEPS` units of
+torch's, as in silu_and_mul_quant. Where sums are exact, that error is all. A stored result lies between what the lowest
+and the highest value would be stored as.
 """
 
 from dataclasses import dataclass
@@ -73,8 +73,8 @@ def interval(
 ) -> Interval:
     """Between what values each result lies.
 
-    `operands` are a, b, a_scales and b_scales; `numbers` are alpha, limit and beta. `exactly` says that every order of summation
-    gives the same.
+    `operands` are a, b, a_scales and b_scales; `numbers` are alpha, limit and beta. `exactly` says that every order of
+    summation gives the same.
     """
     _, b, _, _ = operands
     value = reference.values(*operands, activation, *numbers)
@@ -100,7 +100,8 @@ def outside_of_static(found: Tensor, scale: Tensor, within: Interval) -> Tensor:
 
 
 def outside_of_groups(found: Tensor, scales: Tensor, within: Interval) -> tuple[Tensor, Tensor]:
-    """Which codes [M, hidden] and which scales [M, hidden / 128] are wrong. Codes are judged by the scales that were found."""
+    """Which codes [M, hidden] and which scales [M, hidden / 128] are wrong. Codes are judged by the scales that were
+    found."""
     low, high = within.low, within.high
     least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
     known = within.known.unflatten(1, (-1, GROUP)).all(dim=-1)

@@ -22,16 +22,16 @@ OPERANDS = (DType.E4M3,)
 GROUP = 128
 """Results of a row that share a scale.
 
-Operands' scales in groups are of as many elements along K, and of as many gates or ups.
+It is also how many elements along K, and how many gates or ups, share a scale of the operands.
 """
 
 
 class Result(StrEnum):
-    """What is stored."""
+    """What a kernel stores."""
 
     BF16 = "bf16"
     STATIC = "e4m3static"
-    """codes by a scale that is given"""
+    """codes, by a scale that is given"""
     GROUP = "e4m3group128"
     """codes, and a scale for each GROUP of a row"""
 
@@ -50,7 +50,7 @@ class GatedConfig:
     result: Result
     activation: Activation
     tile_shape_mnk: tuple[int, int, int]
-    """Tile of the kernel as compiled: with swap_ab, M counts rows of the weights, which are gates and ups."""
+    """The tile of the kernel as compiled. With swap_ab, M counts rows of the weights, which are gates and ups."""
     cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
     kernel_schedule: KernelSchedule
     accumulation: Accumulation
@@ -107,11 +107,10 @@ class GatedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupGatedConfig(GatedConfig):
-    """A gated kernel of operands whose scales change along K: A's of 1 x GROUP, the weights' of GROUP gates or ups x
-    GROUP.
+    """A gated kernel of operands whose scales change along K.
 
-    Rows of packed weights are gates and ups in turns. So the main loop gives each row its block's scale, as if it were
-    the row's own.
+    A scale of A belongs to 1 x GROUP, a scale of the weights to GROUP gates or ups x GROUP. Rows of packed weights are
+    gates and ups in turns. So the main loop gives each row its block's scale, as if it were the row's own.
     """
 
     tag: ClassVar[str] = "gatedgroupmm"
@@ -151,7 +150,8 @@ class ExpertGroupGatedConfig(GroupGatedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class UnalignedGatedConfig:
-    """A kernel for operands that TMA does not take: any rows, strides and addresses. The activation is told at run time."""
+    """A gated kernel for operands that TMA does not take: any rows, strides and addresses. The activation is told at
+    run time."""
 
     dtype: DType
     """Type of A and of the weights."""

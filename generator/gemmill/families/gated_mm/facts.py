@@ -89,7 +89,10 @@ class Facts(facts.Facts):
 
     @property
     def store_buffers(self) -> int:
-        """Boxes of D that a consumer group has in shared memory: two, where that does not cost a stage, or all with swap_ab."""
+        """How many boxes of D a consumer group has in shared memory.
+
+        There are two, where that does not cost a stage, or all with swap_ab.
+        """
         if self.swap_ab:
             return len(self.boxes)
         most = min(STORE_BUFFERS, len(self.boxes))
@@ -107,7 +110,8 @@ class Facts(facts.Facts):
 
     @property
     def maximum_words(self) -> int:
-        """Words of shared memory, in two buffers, by which warps tell one another the maxima of groups that they share."""
+        """Words of shared memory, in two buffers, by which warps tell one another the maxima of groups that they
+        share."""
         return 2 * self.consumers // 32 * self.tile_y if self.by_group and self.swap_ab else 0
 
     @property

@@ -1,4 +1,4 @@
-"""The ops as functions that allocate what they return."""
+"""The gated GEMMs' ops as functions that allocate what they return."""
 
 import math
 
@@ -28,22 +28,23 @@ def scaled_mm_act_quant(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """activation(gate) * up of the product a_scales b_scales (a b), whose columns are gates and ups: (out, its scales).
 
-    `a` is [M, K], row-major. `b` is [K, 2 hidden], column-major, in the order of gemmill.quantize.prepack_gate_up. Both are
-    float8_e4m3fn. Scales are float32, of rows and columns or in groups. Of rows and columns: `a_scales` is one value or [M, 1],
-    and `b_scales` is one value or [2 hidden] in b's order. In groups: `a_scales` is [M, ceil(K / 128)], and `b_scales` is
-    [ceil(K / 128), 2 ceil(hidden / 128)]. Its columns are the first gates', their ups', the next gates', and so on.
+    `a` is [M, K], row-major. `b` is [K, 2 hidden], column-major, in the order of gemmill.quantize.prepack_gate_up. Both
+    are float8_e4m3fn. Scales are float32, of rows and columns or in groups. Of rows and columns: `a_scales` is one
+    value or [M, 1], and `b_scales` is one value or [2 hidden] in b's order. In groups: `a_scales` is [M, ceil(K /
+    128)], and `b_scales` is [ceil(K / 128), 2 ceil(hidden / 128)]. Its columns are the first gates', their ups', the
+    next gates', and so on.
 
-    `activation` is "silu", "gelu", "gelu_tanh" or "swiglu". swiglu holds a gate at `limit` at most, and an up between -limit and
-    limit. Its result is gate * sigmoid(alpha gate) * (up + beta). Bits are those of the product in bfloat16, then the activation
-    (gemmill.families.gated_mm.reference).
+    `activation` is "silu", "gelu", "gelu_tanh" or "swiglu". swiglu holds a gate at `limit` at most, and an up between
+    -limit and limit. Its result is gate * sigmoid(alpha gate) * (up + beta). Bits are those of the product in bfloat16,
+    then the activation (gemmill.families.gated_mm.reference).
 
-    The result is [M, hidden]. By default it is bfloat16, and its scales are None. With `static_scale`, float32 [1], it is
-    float8_e4m3fn, and its scales are None. With a `group_size` of 128 it is float8_e4m3fn, and its scales are float32
-    [M, hidden / 128]. With `per_token` it is float8_e4m3fn, and its scales are float32 [M, 1]. A second launch then codes the
-    bfloat16 result, to the bits of dynamic_per_token_scaled_fp8_quant.
+    The result is [M, hidden]. By default it is bfloat16, and its scales are None. With `static_scale`, float32 [1], it
+    is float8_e4m3fn, and its scales are None. With a `group_size` of 128 it is float8_e4m3fn, and its scales are
+    float32 [M, hidden / 128]. With `per_token` it is float8_e4m3fn, and its scales are float32 [M, 1]. A second launch
+    then codes the bfloat16 result, to the bits of dynamic_per_token_scaled_fp8_quant.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or for scales
-    of two kinds.
+    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or
+    for scales of two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
     out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size)
@@ -74,20 +75,20 @@ def grouped_mm_act_quant(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """scaled_mm_act_quant of rows that belong to experts, each with weights of its own: (out, its scales).
 
-    `a` is [M, K], row-major. `b` is [E, 2 hidden, K], each expert's in the order of gemmill.quantize.prepack_gate_up. Both are
-    float8_e4m3fn. Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]. `expert_offsets` is int32 or int64 on the
-    device, one number more than there are experts. `expert_map` is int32, one number for each expert: which of b it multiplies
-    by, or -1 for none. Without a map expert e multiplies by b[e].
+    `a` is [M, K], row-major. `b` is [E, 2 hidden, K], each expert's in the order of gemmill.quantize.prepack_gate_up.
+    Both are float8_e4m3fn. Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]. `expert_offsets` is
+    int32 or int64 on the device, one number more than there are experts. `expert_map` is int32, one number for each
+    expert: which of b it multiplies by, or -1 for none. Without a map expert e multiplies by b[e].
 
-    Scales are float32. Of rows and columns: `a_scales` is one value or [M, 1], and `b_scales` is [E] or [E, 2 hidden] in b's
-    order. In groups: `a_scales` is [M, ceil(K / 128)], and `b_scales` is [E, 2 ceil(hidden / 128), ceil(K / 128)]. Its rows are
-    the first gates', their ups', the next gates', and so on.
+    Scales are float32. Of rows and columns: `a_scales` is one value or [M, 1], and `b_scales` is [E] or [E, 2 hidden]
+    in b's order. In groups: `a_scales` is [M, ceil(K / 128)], and `b_scales` is [E, 2 ceil(hidden / 128), ceil(K /
+    128)]. Its rows are the first gates', their ups', the next gates', and so on.
 
-    `activation`, alpha, limit, beta, `static_scale` and `group_size` mean what they mean to scaled_mm_act_quant. Rows of no expert
-    are not written. Bits are those of grouped_mm to bfloat16, then the activation.
+    `activation`, alpha, limit, beta, `static_scale` and `group_size` mean what they mean to scaled_mm_act_quant. Rows
+    of no expert are not written. Bits are those of grouped_mm to bfloat16, then the activation.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or for scales
-    of two kinds.
+    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or
+    for scales of two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None)
     out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size)
@@ -113,12 +114,12 @@ def grouped_mm_act_quant_masked(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """grouped_mm_act_quant of a [E, max_m, K], whose first rows[e] rows are expert e's: (out, its scales).
 
-    `rows` is int32 or int64 [E], on the device. `a_scales` is one value, [E, max_m, 1], or [E, max_m, ceil(K / 128)] with all rows
-    at one stride. `expected_rows`, those of an expert, helps to choose a variant; 0 stands for max_m. The result is
-    [E, max_m, hidden], its scales [E, max_m, hidden / 128]. All else is as in grouped_mm_act_quant.
+    `rows` is int32 or int64 [E], on the device. `a_scales` is one value, [E, max_m, 1], or [E, max_m, ceil(K / 128)]
+    with all rows at one stride. `expected_rows`, those of an expert, helps to choose a variant; 0 stands for max_m. The
+    result is [E, max_m, hidden], its scales [E, max_m, hidden / 128]. All else is as in grouped_mm_act_quant.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or for scales
-    of two kinds.
+    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or
+    for scales of two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None)
     out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size)
@@ -137,7 +138,8 @@ def _check_kinds(**kinds: bool) -> None:
 def _allocated(
     a: torch.Tensor, hidden: int, static_scale: torch.Tensor | None, group_size: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Memory for the result of a's rows, and for its scales or None. Raises ValueError for another group_size than 128."""
+    """Memory for the result of a's rows, and for its scales or None. Raises ValueError for another group_size than
+    128."""
     if group_size not in (None, 128):
         raise ValueError(f"group_size is {group_size}, expected 128, or None for no scales of groups")
     coded = static_scale is not None or group_size is not None

@@ -1,7 +1,8 @@
 """The analytic model that chooses a variant. Mirrors kernels/gated_mm/model.cpp.
 
-Tiles are multiplied in waves, and the weights are read once. A step of a tile takes its tensor core's time, or its loads' time
-where that is longer. Rows of experts are taken as dealt evenly, with a quarter more for those that have most.
+Tiles are multiplied in waves, and the weights are read once. A step of a tile takes its tensor core's time, or its
+loads' time where that is longer. Rows of experts are taken as dealt evenly, with a quarter more for those that have
+most.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The fields of a kernel's name, and back."""
+"""Names of gated GEMMs: their fields, and the config that fields spell."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ _OF_TAG = {kind.tag: kind for kind in (GatedConfig, GroupGatedConfig, ExpertGate
 
 
 def to_fields(config: GatedConfig) -> list[str]:
-    """The fields of a config's name: dtype, result, activation, tile, cluster, schedule, accumulation, order, stages."""
+    """The fields of a config's name: dtype, result, activation, tile, cluster, schedule, accumulation, order,
+    stages."""
     tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
     return [
         config.dtype.value,

@@ -1,4 +1,4 @@
-"""The op, and what must hold for a call."""
+"""The op without experts, and what must hold for a call of it."""
 
 from gemmill.families.gated_mm.classes import CLASSES
 from gemmill.families.gated_mm.config import GROUP, OPERANDS

@@ -8,8 +8,8 @@ What is stored:
     e4m3, static   the code of value * (1 / scale)
     e4m3, groups   scale = max(amax / 448, 1 / (448 * 512)) of each 128 of a row, and the code of value / scale
 
-A code is that of the nearest e4m3 number, ties to even, saturated at 448. NaN is 0x7f, and does not count for amax. Codes are
-those of silu_and_mul_quant and silu_and_mul_per_block_quant.
+A code is that of the nearest e4m3 number, ties to even, saturated at 448. NaN is 0x7f, and does not count for amax.
+Codes are those of silu_and_mul_quant and silu_and_mul_per_block_quant.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def exact_mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def in_groups(b: Tensor, b_scales: Tensor) -> bool:
-    """Whether scales are of GROUP along K: b_scales [K / GROUP, 2 hidden / GROUP], rounded up."""
+    """Whether scales are in groups: b_scales [K / GROUP, 2 hidden / GROUP], rounded up."""
     k, n = b.shape
     return b_scales.shape == (-(-k // GROUP), 2 * -(-n // (2 * GROUP)))
 
@@ -54,7 +54,8 @@ def exact_group_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> 
 
 
 def rounded_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
-    """a_scales b_scales (a b) in bf16 [M, N], as a kernel of its own would have stored it: b's scale first."""
+    """The product a_scales b_scales (a b) in bf16 [M, N], as a kernel of its own would have stored it: b's scale
+    first."""
     if in_groups(b, b_scales):
         return exact_group_mm(a, b, a_scales, b_scales).bfloat16()
     scaled = exact_mm(a, b).float() * b_scales.reshape(1, -1)

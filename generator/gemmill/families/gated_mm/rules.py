@@ -1,4 +1,4 @@
-"""Which kernels there can be."""
+"""The rules that say which gated kernels there can be, each with its hardware's reason."""
 
 from collections.abc import Iterator
 
@@ -23,13 +23,14 @@ def _schedule(c: GatedConfig) -> Iterator[str]:
 
 
 def _accumulation(c: GatedConfig) -> Iterator[str]:
-    """e4m3 sums are not integers."""
+    """Sums of e4m3 products are not integers."""
     if c.accumulation is Accumulation.EXACT:
         yield f"sums of {c.dtype} are not exact: fast or promoted"
 
 
 def _tile(c: GatedConfig) -> Iterator[str]:
-    """WGMMA takes 64 rows; 32 rows of packed weights are 16 results, 16 bytes of codes; TMA's swizzle 128 bytes along K."""
+    """WGMMA takes 64 rows; 32 rows of packed weights are 16 results, 16 bytes of codes; TMA's swizzle 128 bytes along
+    K."""
     x, y, k = c.tile_shape_mnk
     groups = 2 if c.kernel_schedule is KernelSchedule.COOPERATIVE else 1
     least = 8 if c.swap_ab else 32
@@ -49,19 +50,20 @@ def _groups(c: GatedConfig) -> Iterator[str]:
 
 
 def _cluster(c: GatedConfig) -> Iterator[str]:
-    """CTAs of a pair share what the other loads; with few rows nothing is worth sharing."""
+    """CTAs of a pair share what either loads. With few rows nothing is worth sharing."""
     if c.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (c.swap_ab and c.cluster_shape_mnk != (1, 1, 1)):
         yield f"cluster {c.cluster_shape_mnk}: pairs along M or N share loads, swapped kernels share none"
 
 
 def _experts(c: GatedConfig) -> Iterator[str]:
-    """Tiles along M are seldom of one expert; packed weights that fill the tensor core's rows are read once."""
+    """A tile along M seldom has one expert's rows alone. Packed weights that fill the tensor core's rows are read
+    once."""
     if c.by_expert and c.cluster_shape_mnk != (1, 1, 1):
         yield f"cluster {c.cluster_shape_mnk}: tiles of experts' rows are single CTAs'"
 
 
 def _registers(c: GatedConfig) -> Iterator[str]:
-    """Sums lie in registers."""
+    """The sums of a tile must fit the registers that a thread has left for them."""
     if c.kernel_schedule not in CONSUMER_GROUPS:
         return
     facts = Facts(c)
@@ -80,7 +82,8 @@ def _memory(c: GatedConfig) -> Iterator[str]:
 
 
 def _scales(c: GatedConfig) -> Iterator[str]:
-    """Each row of weights has a scale. A thread has two where weights fill the tensor core's rows, else as many as sums."""
+    """Each row of weights has a scale. A thread has two where weights fill the tensor core's rows, else as many as
+    sums."""
     if c.group_size and not c.swap_ab:
         yield f"scales in groups of {c.group_size} with weights as columns: a thread would hold one for each, swap_ab has two"
     if c.group_size and c.accumulation is not Accumulation.PROMOTED:

@@ -1,4 +1,4 @@
-"""The kernels of the named selections."""
+"""The gated GEMMs of the named selections."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -32,20 +32,22 @@ _MANY = {
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """Of all results and activations, on sm90a, kernels with tiles for few rows, some, and many. Of each result one kernel
-    takes operands as TMA does not."""
+    """The default kernels, on sm90a: for each result and activation, tiles for few rows, some, and many.
+
+    For each result one more kernel takes operands that TMA does not.
+    """
     yield from tiled(arch)
     yield from unaligned(arch)
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
-    """What takes operands as TMA does not, of each result."""
+    """The kernels for operands that TMA does not take, one for each result."""
     for result in Result if arch is Arch.SM90A else ():
         yield UnalignedGatedConfig(dtype=DType.E4M3, result=result, arch=arch)
 
 
 def tiled(arch: Arch) -> Iterator[GatedConfig]:
-    """Kernels with TMA; of GELU with erf two alone of each result."""
+    """The kernels that load with TMA. GELU with erf has two of each result alone."""
     for activation, result in product(Activation, Result) if arch is Arch.SM90A else ():
         rare = activation is Activation.GELU
         for tile, schedule in (*_FEW[result][: 1 if rare else 2], *(() if rare else (_SOME,))):
@@ -61,11 +63,12 @@ _IN_GROUPS = {
     Result.STATIC: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
     Result.GROUP: (((256, 16, 128), COOPERATIVE), ((256, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
 }
-"""Compiled, never run."""
+"""Tiles and schedules for operands with scales in groups. Their kernels were compiled, and never run."""
 
 
 def in_groups(arch: Arch) -> Iterator[GroupGatedConfig]:
-    """Of operands whose scales are in groups along K: of SiLU and SwiGLU, which layers with such weights have."""
+    """The kernels of operands whose scales are in groups along K, with SiLU and SwiGLU: layers with such weights have
+    these."""
     for activation, result in product((Activation.SILU, Activation.SWIGLU), Result) if arch is Arch.SM90A else ():
         for tile, schedule in _IN_GROUPS[result]:
             yield GroupGatedConfig(
@@ -111,7 +114,7 @@ Their kernels were compiled, and never run.
 
 
 def of_experts(arch: Arch) -> Iterator[GatedConfig]:
-    """Of rows that belong to experts, with both kinds of scales: of SiLU and SwiGLU, which experts have."""
+    """The kernels of rows that belong to experts, with both kinds of scales. Experts have SiLU or SwiGLU."""
     for activation, result in product((Activation.SILU, Activation.SWIGLU), Result) if arch is Arch.SM90A else ():
         for tile, schedule, swap_ab in _OF_EXPERTS[result]:
             yield ExpertGatedConfig(
@@ -138,14 +141,14 @@ def of_experts(arch: Arch) -> Iterator[GatedConfig]:
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """What default has, kernels of operands in groups, and those of experts' rows, which no GPU has run."""
+    """The default kernels, those of operands in groups, and those of experts' rows. No GPU has run the last two."""
     yield from default(arch)
     yield from in_groups(arch)
     yield from of_experts(arch)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
-    """Kernels of SiLU: codes in groups with few and many rows, and bf16 with few.
+    """Kernels of SiLU that store codes in groups for few and many rows, and bf16 for few.
 
     One more stores codes in groups of operands that TMA does not take.
     """

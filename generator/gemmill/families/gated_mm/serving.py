@@ -1,4 +1,4 @@
-"""The op in the runtime."""
+"""The gated GEMMs' ops in the runtime: their CPU path, and the sentences for variants that a build lacks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ OF_WORD = {activation.spelled: activation for activation in Activation}
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One expert's rows."""
+    """The rows of one expert in a call."""
 
     index: Any
-    """Of out and of its scales."""
+    """The index of these rows in out and in its scales."""
     rows: slice
-    """The same, where rows of all slots are counted."""
+    """The same rows, where the rows of all slots are counted."""
     operands: dict[str, Tensor]
-    """a, b, a_scales and b_scales as the op without experts has them."""
+    """a, b, a_scales and b_scales, as the op without experts takes them."""
 
 
 def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
-    """The parts of a call that has passed the checks, of arguments by role."""
+    """The parts of a call that has passed the checks, from its arguments by role."""
     slot, in_groups = call["slot"], call["in_groups"]
     a = given["a"].reshape(-1, call["K"])
     a_scales, b_scales = given["a_scales"], given["b_scales"]
@@ -58,7 +58,7 @@ def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
 
 
 def results_of(given: dict[str, Any], result: Result) -> dict[str, Any]:
-    """out, and out_scales where there are some."""
+    """The results of a call by name: out, and out_scales where results have scales."""
     values = reference.values(
         given["a"],
         given["b"],
@@ -81,7 +81,7 @@ def results_of(given: dict[str, Any], result: Result) -> dict[str, Any]:
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
     result = list(Result)[call["result"]]
     if call.get("of_experts"):
-        for name in ("out", "out_scales"):  # a call counts as a write, of experts without rows too
+        for name in ("out", "out_scales"):  # a call counts as a write, where no expert has rows too
             if given[name] is not None:
                 yield given[name][:0], given[name][:0]
         for part in parts_of(call, given):

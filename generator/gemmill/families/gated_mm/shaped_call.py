@@ -1,4 +1,4 @@
-"""What a call asks of a variant, as far as the choice depends on it."""
+"""The shaped call of a gated GEMM: all that a choice depends on."""
 
 from gemmill.families.gated_mm import NAME
 from gemmill.family import Judged, ShapedCall
@@ -16,7 +16,7 @@ def shaped_call_of(call: Judged) -> ShapedCall:
         family=NAME,
         call_class=call["class"],
         sizes=(m, n, k, 0),
-        # a TMA store ends at a multiple of 16 bytes, not where a row does
+        # A TMA store ends at a multiple of 16 bytes, not where a row does.
         alignments=(
             tma_alignment(a, strides[1], k),
             tma_alignment(b, strides[2], k),
@@ -26,7 +26,7 @@ def shaped_call_of(call: Judged) -> ShapedCall:
 
 
 def _of_experts(call: Judged) -> ShapedCall:
-    """Of rows that belong to experts, as many as the host knows of."""
+    """The shaped call of rows that belong to experts, with as many rows as the host knows of."""
     hidden, slot, rows = call["N"] // 2, call["slot"], call["M"]
     if slot:
         rows = rows // slot * min(call.get("expected_rows") or slot, slot)
@@ -43,5 +43,8 @@ def _of_experts(call: Judged) -> ShapedCall:
 
 
 def _stride(x: Operand, dim: int, count: int, length: int) -> int:
-    """From row to row, or column to column; that of a single one is never used, and any will do that TMA takes."""
+    """The stride from row to row, or from column to column.
+
+    A single row's stride is never used, so it counts as one that TMA takes.
+    """
     return -(-length // 16) * 16 if count == 1 else x.strides[dim]

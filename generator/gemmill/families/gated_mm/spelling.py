@@ -1,4 +1,7 @@
-"""Spelling a config: in Python, a file that instantiates a kernel of gemmill.families.gated_mm.dsl with it, or in CUDA C++."""
+"""The spelling of a config in the CuTe DSL's Python, or in CUDA C++.
+
+A file of Python instantiates a kernel of gemmill.families.gated_mm.dsl.
+"""
 
 from dataclasses import fields
 from enum import Enum
@@ -8,11 +11,11 @@ from gemmill.families.gated_mm.config import GatedConfig, UnalignedGatedConfig
 from gemmill.family import Spelled
 
 _OWN = ("Activation", "Result")
-"""Words of the family."""
+"""The enumerations that are the family's own."""
 
 
 def spell(config: GatedConfig) -> Spelled:
-    """The template's holes are Python expressions of all fields."""
+    """The Python template of a config, whose holes are expressions of all fields."""
     told = {field.name: getattr(config, field.name) for field in fields(config)}
     types = sorted({type(value).__name__ for value in told.values() if isinstance(value, Enum)})
     holes = {
@@ -25,7 +28,7 @@ def spell(config: GatedConfig) -> Spelled:
 
 
 def spell_unaligned(config: UnalignedGatedConfig) -> Spelled:
-    """The template, and what fills the holes."""
+    """The C++ template of a config for unaligned operands, and what fills its holes."""
     values = {"element_type": config.dtype.cutlass_type, "result": config.result.value}
     return Spelled(template="gated_mm/unaligned_gated_mm.cu.jinja", values=values)
 

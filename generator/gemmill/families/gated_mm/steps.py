@@ -1,4 +1,4 @@
-"""What must hold of activations, and of what is stored."""
+"""Steps that a contract holds activations to, and what is stored."""
 
 from gemmill.families.gated_mm.config import GROUP, Activation
 from gemmill.family import Aspect, Check, Let, OneOf, Require, Step, When, any_of

@@ -9,9 +9,9 @@ from gemmill.vocab import DType
 
 @dataclass(frozen=True, kw_only=True)
 class KvCachePredicate:
-    """The calls that a kernel takes: any sizes, strides and alignment of vectors of these kinds.
+    """The calls that a kernel takes, of any sizes, strides and alignments of vectors.
 
-    A kernel of slots takes vectors that lie in slots.
+    A kernel that is compiled for a format of slots takes only vectors that lie in slots.
     """
 
     ops: tuple[str, ...]

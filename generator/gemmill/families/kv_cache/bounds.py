@@ -1,27 +1,28 @@
 """How far a right kernel's bytes and outputs may be from the reference's, from the arithmetic that it does.
 
-Codes. A kernel rotates in float32, so a coordinate y is off by a little. A code may be another where y lies that near to a
-boundary. With u = 2^-24, for a vector of norm 1:
+Codes. A kernel rotates in float32, so a coordinate y is off by a little. A code may be another where y lies that near
+to a boundary. With u = 2^-24, for a vector of norm 1:
 
 - a butterfly stage rounds every sum once: at most u of the stage's 2-norm, log2 stages of them;
 - a base matrix of 12, 20 or 28 adds that many terms in some order: (base - 1) sqrt(base) u of the 2-norm;
 - a dense rotation adds d products: d u of the sum of their magnitudes, which is at most the norm;
-- the scale d^-1/2, the norm's sum of d squares in some order, its root and the division: (d / 2 + 4) u of y itself;
-- sums of 16 on the tensor core lose 19 x 2^-23 of their magnitudes, which add up to at most sqrt(d) of the norm before the scale.
+- the scale d^-1/2, the norm and the division lose (d / 2 + 4) u of y itself, the norm being the root of d squares;
+- sums of 16 on the tensor core lose 19 x 2^-23 of their magnitudes. Before the scale these add up to at most sqrt(d)
+  of the norm.
 
 A 2-norm bounds every coordinate. Scalars follow from the codes found, so they are held to those: half a unit of float16
-beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector by at
-most 4 times 19 x 2^-23 of its norm. The reason is that 16 magnitudes add up to at most 4 times their 2-norm. eden's scale has
-these losses three times.
+beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector
+by at most 4 times 19 x 2^-23 of its norm. The reason is that 16 magnitudes add up to at most 4 times their 2-norm.
+eden's scale has these losses three times.
 
-Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's type
-(`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign. By
-Hoeffding's inequality a sum of them lies within `DEVIATIONS` times the root of the sum of its squared bounds, but for one
-element in 10^7. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019. Assuming that all
-add up would allow errors as large as the output. A codebook has few values, whose roundings repeat: their common part scales
-a score or an output by 1 +- operand_unit. It is added in full. Through the softmax, an error e_j of score j moves the
-output o = sum of w_j v_j by w_j e_j (v_j - o). Sums in float32 on the tensor core lose 19 x 2^-23 of the magnitudes each 16
-products, as in the bounds of GEMMs. These losses are added in full.
+Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's
+type (`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign.
+Hoeffding's inequality bounds a sum of them by `DEVIATIONS` times the root of the sum of its squared bounds. One element
+in 10^7 may lie beyond. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
+Assuming that all add up would allow errors as large as the output. A codebook has few values, whose roundings repeat:
+their common part scales a score or an output by 1 +- operand_unit. It is added in full. Through the softmax, an error
+e_j of score j moves the output o = sum of w_j v_j by w_j e_j (v_j - o). Sums in float32 on the tensor core lose 19 x
+2^-23 of the magnitudes each 16 products, as in the bounds of GEMMs. These losses are added in full.
 """
 
 import math
@@ -43,9 +44,9 @@ from gemmill.families.kv_cache.reference.vectors import Fields, decode, has_sign
 
 DEVIATIONS = 6.0
 _SECOND_ORDER = 1.1
-"""Products of two errors, up to a score's error of a tenth."""
+"""The factor by which bounds grow for products of two errors, where a score's error is a tenth at most."""
 _EXP_STEPS = 8
-"""Units that exp2 on the device and the scaling of its argument lose."""
+"""Units (2^-24) that exp2 on the device and the scaling of its argument lose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,10 @@ class Arithmetic:
     """How a kernel rounds what it multiplies."""
 
     operand_unit: float
-    """Of rotated queries, decoded keys and decoded values: 2^-8 for bf16, 2^-11 for f16, 2^-24 for float32."""
+    """The rounding unit of rotated queries, decoded keys and decoded values: 2^-8 for bf16, 2^-11 for f16, 2^-24 for
+    float32."""
     weight_unit: float
-    """Rounding unit of softmax weights."""
+    """The rounding unit of softmax weights."""
 
 
 BF16 = Arithmetic(operand_unit=2.0**-8, weight_unit=2.0**-8)
@@ -64,7 +66,7 @@ F32 = Arithmetic(operand_unit=FLOAT32_UNIT, weight_unit=FLOAT32_UNIT)
 
 
 def rotation_loss(kind: RotationKind, head_dim: int) -> float:
-    """Of the norm of a vector, that a float32 rotation may lose in each coordinate."""
+    """The share of a vector's norm that a float32 rotation may lose in each coordinate."""
     if kind is RotationKind.NONE:
         return 0.0
     if kind is RotationKind.DENSE:
@@ -76,7 +78,8 @@ def rotation_loss(kind: RotationKind, head_dim: int) -> float:
 def hadamard_limit(x: Tensor, scale: float) -> Tensor:
     """How far each element of a kernel's transform of x [..., columns] may be from the exact one, float64.
 
-    Sums of 16 on the tensor core, then butterflies in float32, lose parts of the sum of all magnitudes; the result is rounded.
+    Sums of 16 on the tensor core, then butterflies in float32, lose parts of the sum of all magnitudes; the result is
+    rounded.
     """
     exact = hadamard_transform(x.double(), scale).abs()
     stages = math.log2(x.shape[-1])
@@ -86,10 +89,11 @@ def hadamard_limit(x: Tensor, scale: float) -> Tensor:
 
 
 def decompress_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor:
-    """How far each element of a kernel's vectors [..., head_dim] may be from the reference's of the same fields, float64.
+    """How far each element of a kernel's vectors [..., head_dim] may be from the reference's of the same fields,
+    float64.
 
-    Centroids are rounded to f16; the rotation's sums lose as those of `hadamard_limit` do; the result is rounded. NaN where a norm
-    is not finite.
+    Centroids are rounded to f16. The rotation's sums lose as those of `hadamard_limit` do. The result is rounded. The
+    limit is NaN where a norm is not finite.
     """
     parts = decode(fields, spec).rotated
     loss = F16.operand_unit + sum_loss(16) + (rotation_loss(spec.rotation, spec.head_dim) + 4 * FLOAT32_UNIT)
@@ -136,8 +140,11 @@ class Allowed:
 
 
 def allowed(x: Tensor, spec: VectorSpec) -> Allowed:
-    """Of vectors x [..., head_dim] by eden or turboquant_mse; norms are those of any of the codes. Where a norm is not finite, or
-    rounds to 0 in float16, codes mean nothing and all are allowed."""
+    """The codes and norms allowed of vectors x [..., head_dim] by eden or turboquant_mse.
+
+    Norms are those of any of the codes. Where a norm is not finite, or rounds to 0 in float16, codes mean nothing and
+    all are allowed.
+    """
     x = x.double()
     rotated, low, high = _allowed_codes(x, spec)
     norm = x.square().sum(-1).sqrt()
@@ -155,7 +162,7 @@ def allowed(x: Tensor, spec: VectorSpec) -> Allowed:
 
 
 def _allowed_codes(x: Tensor, spec: VectorSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """x rotated, float64, and the lowest and the highest code of each coordinate."""
+    """The rotated x in float64, and the lowest and the highest code of each coordinate."""
     norm = x.square().sum(-1)[..., None].sqrt()
     rotated = rotate(x, spec.rotation, spec.seed)
     unit = torch.where(norm > 0, rotated / norm, 0.0)
@@ -176,12 +183,12 @@ def _centroids(spec: VectorSpec, like: Tensor) -> Tensor:
 
 
 def _norm_loss(spec: VectorSpec) -> float:
-    """Of a norm, that float32 sums may lose before it is rounded to float16."""
+    """The share of a norm that float32 sums may lose before it is rounded to float16."""
     return 2 * spec.head_dim * FLOAT32_UNIT + 12 * sum_loss(16)
 
 
 def _outside_of_residual(found: Fields, x: Tensor, decoded: Tensor, spec: VectorSpec) -> tuple[int, int]:
-    """Signs and norms of the residual that the codes and norms found leave."""
+    """How many signs and norms of the residual are wrong. The residual is what the codes and norms found leave."""
     stored = decoded * _scalar(found["norm"])[..., None]
     residual = x - rotate_back(stored, spec.rotation, spec.seed)
     size = residual.square().sum(-1).sqrt()
@@ -197,7 +204,7 @@ def _outside_of_residual(found: Fields, x: Tensor, decoded: Tensor, spec: Vector
 
 
 def _wrong_scalars(found: Tensor, wanted: Tensor, relative: float | Tensor) -> int:
-    """Float16 scalars beyond what the ends of an interval of float32 values round to."""
+    """How many float16 scalars lie beyond what the ends of an interval of float32 values round to."""
     low, high = ((wanted * (1 + sign * relative)).to(torch.float16).double() for sign in (-1, 1))
     value = _scalar(found)
     return int((~((value >= low) & (value <= high))).sum())
@@ -219,7 +226,7 @@ def attention_bound(
 ) -> Tensor:
     """How far each element of a kernel's output may be from the reference's, float64 [rows, heads, head_dim].
 
-    q [rows, heads, head_dim]; `pages` the sequence's row of the page table.
+    q is [rows, heads, head_dim]. `pages` is the sequence's row of the page table, `length` its tokens.
     """
     keys, values = (read(cache, spec, side, pages, length) for side in (KEYS, VALUES))
     stored = Stored(keys=keys, values=values, key_spec=spec.keys, value_spec=spec.values)
@@ -229,7 +236,7 @@ def attention_bound(
 def stored_attention_bound(
     q: Tensor, stored: Stored, length: int, options: AttentionOptions, how: Arithmetic, sinks: Tensor | None = None
 ) -> Tensor:
-    """The same of stored keys and values. A soft cap only lessens errors of scores."""
+    """`attention_bound` of stored keys and values. A soft cap only lessens errors of scores."""
     q, heads = q.double(), q.shape[1]
     key_spec, value_spec = stored.key_spec, stored.value_spec
     query, key = joined(transformed_queries(q, key_spec)), for_query_heads(joined(decode(stored.keys, key_spec)), heads)
@@ -265,17 +272,21 @@ def stored_attention_bound(
 
 
 def output_limit(wanted: Tensor, bound: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """What `attention_bound` allows of an output in `dtype` of f16 operands. Weights may be f16's smallest numbers. Then
-    each of `length` values is off by half of such a step, times a centroid below 1, through the rotation back."""
+    """How far an output in `dtype` of f16 operands may be: `attention_bound`, and what rounding adds.
+
+    Weights may be f16's smallest numbers. Then each of `length` values is off by half of such a step, times a centroid
+    below 1, through the rotation back.
+    """
     smallest = length * 2.0**-25 * wanted.shape[-1] ** 0.5
     limit: Tensor = bound + smallest + half_unit_in_last_place(wanted.abs() + bound, dtype)
     return limit
 
 
 def lse_limit(q: Tensor, norms: Tensor, wanted: Tensor, options: AttentionOptions, how: Arithmetic) -> Tensor:
-    """How far each lse [heads, rows] may be: as much as the score of the longest of visible keys, of `norms` [heads].
+    """How far each lse [heads, rows] may be: as far as the score of the longest visible key.
 
-    q is [rows, heads, head_dim]. Roundings of a query's elements, and of a key's, move a score by a unit of |q| |k| at most.
+    q is [rows, heads, head_dim], and `norms` [heads] are the keys' largest. Roundings of a query's elements, and of a
+    key's, move a score by a unit of |q| |k| at most.
     """
     largest = options.scale * q.double().square().sum(-1).sqrt().T * norms[:, None]
     return 2 * _SECOND_ORDER * how.operand_unit * largest + 64 * FLOAT32_UNIT * (1 + wanted.abs() + largest)
@@ -289,11 +300,15 @@ def _back(spec: VectorSpec) -> Tensor:
 
 
 def score_loss(spec: VectorSpec) -> float:
-    """Of the magnitudes of a score's products, that float32 loses: rotation of the query, sum, softmax's argument."""
+    """The share of the magnitudes of a score's products that float32 loses.
+
+    The rotation of the query, the sum and the softmax's argument lose it.
+    """
     rotated = max(rotation_loss(spec.rotation, spec.head_dim), spec.head_dim * FLOAT32_UNIT if has_signs(spec) else 0.0)
     return rotated * math.sqrt(spec.head_dim) + sum_loss(spec.head_dim) + _EXP_STEPS * FLOAT32_UNIT
 
 
 def sum_loss(terms: int) -> float:
-    """What a tensor core loses of a sum of so many products of 16 bits, as a fraction of the largest partial sum."""
+    """The share that a tensor core loses of a sum of so many products of 16 bits. It is relative to the largest partial
+    sum."""
     return OF_16_BITS.losses * OF_16_BITS.unit * -(-terms // OF_16_BITS.instruction_k)

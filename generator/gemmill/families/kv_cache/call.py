@@ -1,4 +1,4 @@
-"""What a call of the compressed cache's ops stands for: its kernel, its cache."""
+"""The kernel and the cache of a call of the compressed cache's ops."""
 
 from gemmill.families.kv_cache import NAME
 from gemmill.families.kv_cache.config import (
@@ -20,11 +20,11 @@ _DTYPE_OF = {DTYPE_CODES[dtype.torch_name]: dtype for dtype in DTYPES}
 
 
 _SLOT_ALIGNMENTS = {"keys": 4, "values": 2}
-"""Of addresses, in bytes: as `in_slots` of kernels/kv_cache/binding.cpp has them."""
+"""Bytes that addresses of keys and values are multiples of, as `in_slots` of kernels/kv_cache/binding.cpp has them."""
 
 
 def slots_of(call: Judged) -> Slots:
-    """The format that is compiled into the kernel of a call: any where an address is odd."""
+    """The format that is compiled into the kernel of a call: `Slots.ANY` where an address is not aligned for slots."""
     number = call.get("slots") or 0
     if number == 0 or any(call.tensor(name).data % bytes for name, bytes in _SLOT_ALIGNMENTS.items()):
         return Slots.ANY
@@ -38,8 +38,10 @@ def class_of(call: Judged) -> int:
 
 
 def length_of(call: Judged) -> int:
-    """Tokens of a sequence that its page table has room for, or as many as a window shows. Twin of `length_of` of
-    kernels/kv_cache/binding.cpp."""
+    """Tokens of a sequence that its page table has room for, or as many as a window shows.
+
+    `length_of` of kernels/kv_cache/binding.cpp is its twin.
+    """
     pages: int = 1 if call.get("is_plain") else call["table_pages"]
     length: int = pages * call["page"]
     return min(length, call["window"] + call["rows"]) if call["window"] > 0 else length
@@ -57,7 +59,7 @@ def shaped_call_of(call: Judged) -> ShapedCall:
 
 
 def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
-    """The config that serves a call which has passed the checks, but for settings of its launch: there is exactly one."""
+    """The config that serves a call which has passed the checks, with default launch settings: there is exactly one."""
     return KvCacheConfig(
         kind=list(Kind)[call["kind"]],
         dtype=_DTYPE_OF[call["element"]],
@@ -70,7 +72,10 @@ def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
 
 
 def spec_of(call: Judged) -> CacheSpec:
-    """The cache of a call. What attention reads is of no method; a seed below 0 stands for any rotation."""
+    """The cache of a call.
+
+    A cache that attention reads has no method of its own: the first stands in. Seed 0 stands in for a seed below 0.
+    """
     return CacheSpec(
         format=format_of(METHODS[call.get("method") or 0], call["key_bits"], call["value_bits"]),
         head_dim=call["head_dim"],

@@ -1,5 +1,7 @@
-"""Classes of calls: each is served by one config, whose fields these are. Slots come last: the binding takes them back of a call
-whose addresses no kernel of slots takes."""
+"""Classes of calls: each is served by one config, whose fields these are.
+
+Slots come last. The binding takes them back from a call whose addresses no kernel of slots takes.
+"""
 
 from gemmill.families.kv_cache.config import BITS, COMPILED, DTYPES, Kind, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS

@@ -4,11 +4,11 @@ A coordinate of a vector drawn uniformly from the unit sphere in d dimensions ha
 
     f(x) ~ (1 - x^2)^((d - 3) / 2) on [-1, 1],
 
-whose limit, with x in units of 1 / sqrt(d), is the standard Gaussian (Zandieh et al., TurboQuant, arXiv 2504.19874, lemma
-1). The codebook of b bits is the set of 2^b centroids that minimises the expected squared error. Sources: Lloyd 1957; Max,
-"Quantizing for minimum distortion", IRE Transactions on Information Theory, 1960. It satisfies two conditions: each centroid
-is the mean of its cell, and each boundary lies halfway between two centroids. The density is log-concave for d >= 3, so
-there is one such set (Fleischer 1964).
+whose limit, with x in units of 1 / sqrt(d), is the standard Gaussian (Zandieh et al., TurboQuant, arXiv 2504.19874,
+lemma 1). The codebook of b bits is the set of 2^b centroids that minimises the expected squared error. Sources: Lloyd
+1957; Max, "Quantizing for minimum distortion", IRE Transactions on Information Theory, 1960. The set satisfies two
+conditions: each centroid is the mean of its cell, and each boundary lies halfway between two centroids. The density is
+log-concave for d >= 3, so there is one such set (Fleischer 1964).
 
 Both conditions are solved by Newton's method in decimal arithmetic of 45 digits, so every value is the double nearest
 to the true one. Integrals are series of positive terms; nothing is lost to cancellation.
@@ -32,7 +32,7 @@ _CONVERGED = Decimal(10) ** -35
 
 @dataclass(frozen=True, kw_only=True)
 class Codebook:
-    """The least-squares scalar quantiser of one coordinate."""
+    """The least-squares scalar quantiser of one coordinate of a unit vector."""
 
     bits: int
     """Bits of a code."""
@@ -43,7 +43,7 @@ class Codebook:
     boundaries: tuple[float, ...]
     """Ascending, 2^bits - 1: code i stands for boundaries[i - 1] <= x < boundaries[i]."""
     distortion: float
-    """Expected squared error of the whole unit vector (of one coordinate in the Gaussian limit)."""
+    """The expected squared error of the whole unit vector; of one coordinate in the Gaussian limit."""
 
     def __post_init__(self) -> None:
         levels = 1 << self.bits
@@ -56,9 +56,10 @@ class Codebook:
 
 @functools.cache
 def codebook(head_dim: int | None, bits: int) -> Codebook:
-    """The Lloyd-Max codebook of `bits` in 1..4 for unit vectors of `head_dim` >= 3 elements, None for the Gaussian.
+    """The Lloyd-Max codebook of 2^bits centroids for unit vectors of `head_dim` elements, or for the Gaussian if it is
+    None.
 
-    Raises ValueError for other bits and smaller dimensions.
+    `bits` are 1 to 4, and `head_dim` is at least 3. Raises ValueError for other bits and smaller dimensions.
     """
     if bits not in OFFERED_BITS:
         raise ValueError(f"A codebook of {bits} bits was asked for; 1, 2, 3 and 4 are offered: choose one of these.")
@@ -87,15 +88,15 @@ def codebook(head_dim: int | None, bits: int) -> Codebook:
 
 
 class _Density:
-    """f without its factor, on x >= 0: its values, its mass up to x, its first moment beyond x."""
+    """The density f without its factor, on x >= 0: its values, its mass up to x, its first moment beyond x."""
 
     def __init__(self, head_dim: int | None) -> None:
         self.head_dim = head_dim
         self.half = (_PI / 2).sqrt() if head_dim is None else _half_mass(head_dim)
-        """Mass of x >= 0."""
+        """The mass of x >= 0."""
 
     def _power(self, x: Decimal) -> Decimal:
-        """(1 - x^2)^((d - 1) / 2), in the limit exp(-x^2 / 2)."""
+        """(1 - x^2)^((d - 1) / 2); in the limit exp(-x^2 / 2)."""
         if self.head_dim is None:
             return (-x * x / 2).exp()
         base = 1 - x * x
@@ -109,7 +110,10 @@ class _Density:
         return self._power(x) if self.head_dim is None else self._power(x) / (self.head_dim - 1)
 
     def mass_below(self, x: Decimal) -> Decimal:
-        """The integral of f from 0 to x. All terms of its series x (1 - x^2)^((d - 1) / 2) F(1, d / 2; 3 / 2; x^2) add."""
+        """The integral of f from 0 to x.
+
+        It is the series x (1 - x^2)^((d - 1) / 2) F(1, d / 2; 3 / 2; x^2), all of whose terms are positive.
+        """
         term, total, k = Decimal(1), Decimal(1), 0
         while term > total.scaleb(-_DIGITS):
             term *= x * x / (3 + 2 * k) * (1 if self.head_dim is None else self.head_dim + 2 * k)
@@ -119,7 +123,10 @@ class _Density:
 
 
 def _half_mass(head_dim: int) -> Decimal:
-    """The integral of (1 - x^2)^((d - 3) / 2) from 0 to 1, by steps of two in d from pi / 2 (d = 2) or 1 (d = 3)."""
+    """The integral of (1 - x^2)^((d - 3) / 2) from 0 to 1.
+
+    It is found in steps of two in d, from pi / 2 for d = 2 or from 1 for d = 3.
+    """
     mass = Decimal(1) if head_dim % 2 else _PI / 2
     for d in range(5 if head_dim % 2 else 4, head_dim + 1, 2):
         mass = mass * (d - 3) / (d - 2)
@@ -165,7 +172,10 @@ def _start(density: _Density, count: int) -> list[Decimal]:
 
 
 def _newton_step(density: _Density, positive: list[Decimal]) -> list[Decimal]:
-    """What to subtract from the centroids: the tridiagonal system of c_i mass_i - moment_i = 0, eliminated in order."""
+    """What to subtract from the centroids in a Newton step.
+
+    The system c_i mass_i - moment_i = 0 is tridiagonal, and is eliminated in order.
+    """
     edges = _edges(positive)
     count = len(positive)
     half_density = [Decimal(0), *(density.at(edge) / 2 for edge in edges[1:]), Decimal(0)]

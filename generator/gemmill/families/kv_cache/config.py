@@ -33,10 +33,10 @@ class Kind(StrEnum):
 
 
 class Slots(StrEnum):
-    """Formats of packed keys and values that a kernel is compiled for, where they lie in slots."""
+    """Formats of packed keys and values in slots that kernels are compiled for."""
 
     ANY = "any"
-    """told at run time, wherever they lie"""
+    """formats told at run time, wherever vectors lie"""
     K8V4 = "k8v4"
     NC4 = "4bitnc"
     K3V4 = "k3v4nc"
@@ -46,7 +46,7 @@ class Slots(StrEnum):
 
     @property
     def sides(self) -> tuple[str, str]:
-        """The words for the formats of keys and of values. Raises KeyError for ANY."""
+        """The names of the formats of keys and of values. Raises KeyError for ANY."""
         return _SIDES[self]
 
 
@@ -71,25 +71,27 @@ _TEMPLATE = {
     Kind.ATTEND: "packed_attention",
 }
 OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
-"""Kinds that are told formats at run time."""
+"""Kinds of kernels that are told formats at run time."""
 ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
 HALF_WAVES = (2, 1, 4, 8)
-"""Half waves that slices may fill; the first is meant where none is told."""
+"""How many half waves slices may fill. The first is the default."""
 WITHOUT_BITS = (Kind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
-"""Methods whose codes a kernel writes: those with nothing beside codes and a norm."""
+"""Methods whose codes a kernel of pages writes: those that store codes and a norm alone."""
 BITS = (2, 3, 4)
 DECODED_BITS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
-"""Bits of keys and of values that kernels read together: each pair has one bit fewer than the last."""
+"""Bits of keys and of values that a kernel reads together. Each pair has one bit fewer than the one before."""
 COMMON_HEAD_DIM = 128
-"""Elements of a vector where keys and values may differ in bits; with others both have as many."""
+"""The head dim with which keys and values may differ in bits. With others both have as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheConfig:
-    """One variant. Methods, sizes of pages, strides and the alignment of vectors are told at run time: one binary
-    serves all."""
+    """One variant of the compressed cache's kernels.
+
+    Methods, sizes of pages, strides and the alignment of vectors are told at run time: one binary serves all.
+    """
 
     kind: Kind
     dtype: DType
@@ -102,10 +104,10 @@ class KvCacheConfig:
     slots: Slots = Slots.ANY
     """The formats of packed keys and values in slots."""
     half_waves: int = HALF_WAVES[0]
-    """How much of a device slices of an attention's tokens are to fill, in halves of the blocks that it holds at a
+    """How much of a device an attention's slices of tokens are to fill, in halves of the blocks that it holds at a
     time.
 
-    A setting of its launch.
+    It is a setting of the launch.
     """
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "kvcache"
@@ -117,7 +119,7 @@ class KvCacheConfig:
 
     @property
     def template(self) -> str:
-        """Path of its template below templates/kv_cache/."""
+        """The path of its template below templates/kv_cache/."""
         return _TEMPLATE[self.kind] if self.slots is Slots.ANY else "slot_attention"
 
     @property
@@ -127,12 +129,12 @@ class KvCacheConfig:
 
     @property
     def attends(self) -> bool:
-        """Whether there are slices of tokens."""
+        """Whether it attends, so that its tokens are dealt out in slices."""
         return self.kind in ATTENTIONS
 
 
 def format_of(method: Method, key_bits: int, value_bits: int) -> CacheFormat:
-    """The cache's format of one method on both sides."""
+    """The cache's format with one method for keys and for values."""
     keys, values = (VectorFormat(method=method, bits=bits) for bits in (key_bits, value_bits))
     return cache_format(keys, values)
 
@@ -143,8 +145,10 @@ FORMATS = {
     for keys in BITS
     for values in BITS
 }
-"""Formats that are stored, by name. Those of a method follow one another, and within these those of as many bits of
-keys."""
+"""Formats that kernels store, by name: method, bits of keys, bits of values.
+
+Formats of a method follow one another. Among these, formats with as many bits of keys follow one another.
+"""
 
 
 def _dtype(c: KvCacheConfig) -> Iterator[str]:
@@ -160,7 +164,7 @@ def _sizes(c: KvCacheConfig) -> Iterator[str]:
 
 
 def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
-    """Bits of keys and of values together, for which a kind has kernels."""
+    """The pairs (bits of keys, bits of values) that a kind has kernels for."""
     if kind in WITHOUT_BITS:
         return ((0, 0),)
     pairs = tuple(product(BITS, BITS)) if kind is Kind.COMPRESS else DECODED_BITS
@@ -177,7 +181,7 @@ def _bits(c: KvCacheConfig) -> Iterator[str]:
 
 
 def offered_slots(kind: Kind, head_dim: int) -> tuple[Slots, ...]:
-    """Formats that a kind has kernels for, any of them and those that are compiled in."""
+    """The formats of slots that a kind has kernels for: any of them, and those that are compiled in."""
     return tuple(Slots) if kind is Kind.ATTEND and head_dim == SLOT_HEAD_DIM else (Slots.ANY,)
 
 
@@ -203,7 +207,7 @@ def offered_kinds(arch: Arch) -> tuple[Kind, ...]:
 
 
 _MOST_SHARED = {Kind.DECODE: 227 * 1024, Kind.ATTEND: 227 * 1024, Kind.SCORES: 208 * 1024}
-"""Bytes of shared memory that the largest kernel of a kind takes; others take less than any architecture has."""
+"""Bytes of shared memory that the largest kernel of a kind takes. Other kinds take less than any architecture has."""
 
 
 def _shared_memory(c: KvCacheConfig) -> Iterator[str]:

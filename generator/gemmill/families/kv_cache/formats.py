@@ -1,16 +1,16 @@
 """How keys and values of a compressed cache are stored: methods, fields, bytes, presets.
 
 A vector of a token and head is one row of `head_dim` elements. A method turns it into fields: packed codes and a few
-scalars. Codes are one stream of bits, least significant first, as in vLLM. Code j of b bits is bits j b to (j + 1) b of the
-field read as a little-endian number. Scalars are little-endian float16.
+scalars. Codes are one stream of bits, least significant first, as in vLLM. Code j of b bits is bits j b to (j + 1) b of
+the field read as a little-endian number. Scalars are little-endian float16.
 
 | method | fields | a vector x decodes to |
 | --- | --- | --- |
 | turboquant_mse | codes, norm | norm R^T c[codes] |
-| turboquant_prod | codes of b - 1 bits, signs, norm, residual_norm | that plus residual_norm sqrt(pi / 2) / d S^T signs |
+| turboquant_prod | codes of b - 1 bits, signs, norm, residual_norm | that + residual_norm sqrt(pi / 2) / d S^T signs |
 | eden | codes, norm | norm R^T c[codes], norm being abs(x)^2 / <c[codes], R x> |
 | unit_centroids | codes, norm | norm R^T c[codes] / abs(c[codes]): vLLM's keys |
-| folded_centroids | codes, norm | norm R^T c[codes], norm being abs(x) / abs(c[codes]): the same, in vLLM's split layout |
+| folded_centroids | codes, norm | norm R^T c[codes], norm = abs(x) / abs(c[codes]): the same, in vLLM's split layout |
 | uniform | codes, scale, zero | codes * scale + zero: vLLM's values |
 | e4m3 | codes | codes |
 | e2m1 | codes, scales | codes * scale of each 32: UltraQuant; scales are ue8m0 bytes |
@@ -92,7 +92,7 @@ class VectorFormat:
 
     method: Method
     bits: int
-    """Bits an element, signs of turboquant_prod included."""
+    """Bits of an element, signs of turboquant_prod included."""
 
     def __post_init__(self) -> None:
         offered = OFFERED_BITS[self.method]
@@ -108,7 +108,7 @@ class VectorFormat:
         return self.bits - 1 if self.method is Method.TURBOQUANT_PROD else self.bits
 
     def fields(self, head_dim: int) -> tuple[Field, ...]:
-        """Parts of a vector of `head_dim` elements in the order in which slots hold them."""
+        """The parts of a vector of `head_dim` elements, in the order in which slots hold them."""
         codes = Field(name="codes", size=packed_size(head_dim, self.code_bits), is_metadata=False)
         match self.method:
             case Method.TURBOQUANT_PROD:
@@ -133,14 +133,14 @@ class CacheFormat:
     """How keys and values are stored together."""
 
     name: str
-    """Of a preset, or keys and values by method and bits."""
+    """A preset's name, or methods and bits of keys and values."""
     keys: VectorFormat
     values: VectorFormat
     key_rotation: RotationKind
-    """Before quantisation, as that of values."""
+    """The rotation of keys before they are quantised. `value_rotation` is that of values."""
     value_rotation: RotationKind
     layout: Layout
-    """Of a page."""
+    """Where the fields of a page lie."""
 
     def __post_init__(self) -> None:
         for side, vectors, rotation in (
@@ -155,7 +155,7 @@ class CacheFormat:
 
     @property
     def head_dims(self) -> tuple[int, ...]:
-        """Sizes of a head that are offered. vLLM's Hadamard matrices are Sylvester's alone: powers of two."""
+        """Head dims that are offered. vLLM's Hadamard matrices are Sylvester's alone: powers of two."""
         powers_only = RotationKind.HADAMARD in (self.key_rotation, self.value_rotation)
         return tuple(d for d in HEAD_DIMS if not powers_only or d & (d - 1) == 0)
 
@@ -173,7 +173,7 @@ class VectorSpec:
 
     @property
     def of_rotated(self) -> "VectorSpec":
-        """By which vectors are stored that come rotated."""
+        """The spec by which vectors are stored that come rotated."""
         return replace(self, rotation=RotationKind.NONE)
 
 
@@ -188,7 +188,7 @@ class CacheSpec:
     page_size: int
     """Tokens of a page."""
     seed: int = 0
-    """Of rotations and projections; presets of vLLM have none and ignore it."""
+    """The seed of rotations and projections. Presets of vLLM have none and ignore it."""
 
     def __post_init__(self) -> None:
         if self.head_dim not in self.format.head_dims:
@@ -207,12 +207,12 @@ class CacheSpec:
 
     @property
     def keys(self) -> VectorSpec:
-        """The spec of its keys."""
+        """The spec of the cache's keys."""
         return self._vectors(self.format.keys, self.format.key_rotation)
 
     @property
     def values(self) -> VectorSpec:
-        """The spec of its values."""
+        """The spec of the cache's values."""
         return self._vectors(self.format.values, self.format.value_rotation)
 
     def _vectors(self, format: VectorFormat, rotation: RotationKind) -> VectorSpec:
@@ -220,7 +220,7 @@ class CacheSpec:
 
     @property
     def tag(self) -> str:
-        """What a cache object carries, so that it is not read as another format or by another seed."""
+        """The text that a cache object carries, so that it is not read as another format or by another seed."""
         rotations = f"{self.format.key_rotation.value},{self.format.value_rotation.value}"
         return (
             f"{self.format.name}:d{self.head_dim}:h{self.kv_heads}:p{self.page_size}:{self.format.layout.value}:"
@@ -240,7 +240,10 @@ def check_tag(found: str, spec: CacheSpec) -> None:
 def cache_format(
     keys: VectorFormat, values: VectorFormat, rotation: RotationKind = RotationKind.RANDOM_HADAMARD
 ) -> CacheFormat:
-    """A format of our own: keys and values by turboquant_mse, turboquant_prod or eden, in our page layout."""
+    """A format of our own: keys and values by turboquant_mse, turboquant_prod or eden, in our page layout.
+
+    Raises ValueError for another method.
+    """
     for vectors in (keys, values):
         if vectors.method not in OWN_METHODS:
             raise ValueError(
@@ -258,14 +261,17 @@ def cache_format(
 
 
 def preset(name: str) -> CacheFormat:
-    """A format of vLLM 0.33.0 by the name of its `--kv-cache-dtype`; `_split` after it means its layout on AMD."""
+    """A format of vLLM 0.33.0 by the name of its `--kv-cache-dtype`; `_split` after it means its layout on AMD.
+
+    Raises ValueError for another name.
+    """
     if name not in PRESETS:
         raise ValueError(f"Preset {name} was asked for; there are {', '.join(PRESETS)}: choose one of these.")
     return PRESETS[name]
 
 
 def packed_size(elements: int, bits: int) -> int:
-    """Bytes of a stream of `elements` codes."""
+    """Bytes of a stream of `elements` codes of `bits` each."""
     return (elements * bits + 7) // 8
 
 

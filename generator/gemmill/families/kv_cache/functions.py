@@ -1,5 +1,8 @@
-"""The compressed cache's ops as functions that allocate what they return. Each raises RuntimeError with one sentence where its
-arguments do not fit; arithmetic is that of gemmill.families.kv_cache.reference."""
+"""The compressed cache's ops as functions that allocate what they return.
+
+Each raises RuntimeError with one sentence where its arguments do not fit. The arithmetic is that of
+gemmill.families.kv_cache.reference.
+"""
 
 import torch
 
@@ -25,9 +28,11 @@ _ops = torch.ops.gemmill
 
 
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """scale H x for each row of x [..., columns], bf16 or f16; columns are 64, 96, 128, 192 or 256.
+    """Return scale H x [..., columns] for each row of x [..., columns], in x's dtype.
 
-    H is Sylvester's matrix for powers of two. For 96 and 192 it is Paley's of 12 times Sylvester's."""
+    x is bf16 or f16. columns are 64, 96, 128, 192 or 256. H is Sylvester's matrix for powers of two. For 96 and 192 it
+    is Paley's of 12 times Sylvester's.
+    """
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _ops.hadamard_transform.default(out, x, scale)
     return out
@@ -44,15 +49,20 @@ def kv_compress(
     rotated_keys: bool = False,
     rotated_values: bool = False,
 ) -> None:
-    """Store keys and values [tokens, heads, head dim] (bf16 or f16) of new tokens in a cache, token t at slot_mapping[t].
+    """Store keys and values of new tokens in a cache, token t at slot_mapping[t].
 
-    `cache` is u8 [pages, heads, page, bytes], contiguous. bytes counts the bits of a key and a value over 8, plus 4 for their
-    norms. Pages have 16, 32, 64 or 128 tokens. Head dims are 64, 96, 128, 192 and 256. Keys and values have different numbers of
-    bits with head dim 128 alone.
+    `keys` and `values` are [tokens, heads, head dim], bf16 or f16. Head dims are 64, 96, 128, 192 and 256. Keys and
+    values have different numbers of bits with head dim 128 alone.
 
-    `slot_mapping` is int64 [tokens]: page times page size plus place. A slot that the cache does not have stores nothing. No two
-    tokens may have one slot. `seed` is the rotation's. rotated_keys and rotated_values say that keys or values come rotated. They
-    are then stored as they are: see `gemmill.quantize.fold_rotation`."""
+    `cache` is u8 [pages, heads, page, bytes], each page contiguous. bytes counts a key's and a value's bits over 8,
+    plus 4 for their norms. Pages have 16, 32, 64 or 128 tokens.
+
+    `slot_mapping` is int64 [tokens]: page times page size plus place. A token whose slot the cache does not have is not
+    stored. No two tokens may have one slot. `seed` is the rotation's.
+
+    `rotated_keys` and `rotated_values` say that keys or values come rotated. They are then stored as they are: see
+    `gemmill.quantize.fold_rotation`.
+    """
     _ops.kv_compress.default(cache, keys, values, slot_mapping, format, seed, rotated_keys, rotated_values)
 
 
@@ -64,10 +74,11 @@ def kv_decompress(
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stored keys and values of slots, each [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
+    """Return stored keys and values of slots, each [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
 
-    cache, slot_mapping (int64 [tokens]), format and seed are as in kv_compress. A slot that the cache does not have gives zeros.
-    Formats are those that kv_decode_attention reads."""
+    `cache`, `slot_mapping` (int64 [tokens]), `format` and `seed` are as in kv_compress. A slot that the cache does not
+    have gives zeros. Formats are those that kv_decode_attention reads.
+    """
     shape = (slot_mapping.numel(), cache.shape[1], head_dim)
     keys, values = (torch.empty(shape, dtype=dtype, device=cache.device) for _ in range(2))
     _ops.kv_decompress.default(keys, values, cache, slot_mapping, format, seed)
@@ -89,13 +100,18 @@ def kv_decode_attention(
     softcap: float = 0.0,
     rotated_out: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of q [batch, rows, heads, head dim] (bf16 or f16) over a cache: out of q's shape, and lse f32 [batch, heads, rows].
+    """Attend over a cache: return out [batch, rows, heads, head dim] in q's dtype, and lse f32 [batch, heads, rows].
 
-    Rows are the last tokens of their sequence. `cache` is kv_compress's. `block_table` is int32 [batch, pages of the longest],
-    `seq_lens` int32 [batch]. Pages and lengths that the cache does not have are replaced by the nearest that it has. A `scale` of
-    None stands for 1 / sqrt(head dim). A window or softcap of 0 is none. With a softcap, scores are softcap times
-    tanh(score / softcap). `sinks` are f32 logits [heads]. With a seed of -1, q comes rotated and out stays so. With `rotated_out`
-    only out stays so: see gemmill.quantize.fold_rotation."""
+    `q` is [batch, rows, heads, head dim], bf16 or f16. Rows are the last tokens of their sequence. `cache` is
+    kv_compress's. `block_table` is int32 [batch, pages of the longest], `seq_lens` int32 [batch]. Pages and lengths
+    that the cache does not have are replaced by the nearest that it has.
+
+    A `scale` of None stands for 1 / sqrt(head dim). A window or softcap of 0 is none. With a softcap, scores are
+    softcap times tanh(score / softcap). `sinks` are f32 logits [heads].
+
+    With a seed of -1, q comes rotated and out stays rotated. With `rotated_out` only out stays rotated: see
+    `gemmill.quantize.fold_rotation`.
+    """
     batch, rows, heads, head_dim = q.shape
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
@@ -117,9 +133,12 @@ def kv_compress_keys(
 ) -> None:
     """Pack keys [tokens, heads, head dim] (bf16 or f16), token t at slot_mapping[t], or at t without a mapping.
 
-    `packed` is u8 [slots, heads, bytes of a key]; its vectors may lie apart. Formats are eden, turboquant_mse and turboquant_prod
-    with 2, 3 or 4 bits, unit_centroids with 3 or 4, e2m1 and e4m3 (docs/kv_cache.md). A token without a slot is not stored. With
-    `rotated` keys come rotated. That is for formats that rotate and have no signs."""
+    `packed` is u8 [slots, heads, bytes of a key]; its vectors may lie apart. `slot_mapping` is int64 [tokens]. A token
+    without a slot is not stored.
+
+    Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4 bits, unit_centroids with 3 or 4, e2m1 and e4m3
+    (docs/kv_cache.md). `rotated` says that keys come rotated. Formats that rotate and have no signs take such keys.
+    """
     _ops.kv_compress_keys.default(packed, keys, slot_mapping, format, seed, rotated)
 
 
@@ -146,9 +165,11 @@ def kv_decompress_keys(
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """Packed keys of slots, [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
+    """Return packed keys of slots, [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
 
-    Without a slot_mapping they are those of all slots. A slot that there is not gives zeros."""
+    `packed` is u8 [slots, heads, bytes of a key]. Without a `slot_mapping` (int64 [tokens]) all slots are read. A slot
+    that `packed` does not have gives zeros.
+    """
     keys = _plain(packed, head_dim, slot_mapping, dtype)
     _ops.kv_decompress_keys.default(keys, packed, slot_mapping, format, seed)
     return keys
@@ -162,7 +183,7 @@ def kv_decompress_values(
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """Packed values of slots, [tokens, heads, head dim], as kv_decompress_keys gives keys."""
+    """Return packed values of slots, [tokens, heads, head dim], as kv_decompress_keys returns keys."""
     values = _plain(packed, head_dim, slot_mapping, dtype)
     _ops.kv_decompress_values.default(values, packed, slot_mapping, format, seed)
     return values
@@ -174,9 +195,11 @@ def _plain(packed: torch.Tensor, head_dim: int, slot_mapping: torch.Tensor | Non
 
 
 def kv_attention_scores(q: torch.Tensor, keys: torch.Tensor, format: str = "eden4", seed: int = 0) -> torch.Tensor:
-    """Inner products of q [batch, rows, heads, head dim] (bf16 or f16) and packed keys u8 [batch, length, KV heads, bytes of a key].
+    """Return the inner products of queries and packed keys, f32 [batch, heads, rows, length].
 
-    f32 [batch, heads, rows, length], without scale or mask: for callers with a softmax of their own."""
+    `q` is [batch, rows, heads, head dim], bf16 or f16. `keys` are u8 [batch, length, KV heads, bytes of a key]. There
+    is no scale and no mask: the function is for callers with a softmax of their own.
+    """
     batch, rows, heads, _ = q.shape
     scores = q.new_empty((batch, heads, rows, keys.shape[1]), dtype=torch.float32)
     _ops.kv_attention_scores.default(scores, q, keys, format, seed)
@@ -199,11 +222,16 @@ def kv_attention(
     softcap: float = 0.0,
     rotated_out: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of q [batch, rows, heads, head dim] (bf16 or f16) over packed keys and values of any format: out and lse.
+    """Attend over packed keys and values of any format: return out [batch, rows, heads, head dim] and lse f32 [batch,
+    heads, rows].
 
-    keys and values are u8 [pages, page, KV heads, bytes], pages of any size; without a block_table sequence b has page b alone.
-    `format` is k_K_v_V of formats of kv_compress_keys and kv_compress_values, or a preset of vLLM: turboquant_4bit_nc and others.
-    The rest is as in kv_decode_attention."""
+    `q` is [batch, rows, heads, head dim], bf16 or f16. `keys` and `values` are u8 [pages, page, KV heads, bytes], pages
+    of any size. Without a `block_table` sequence b has page b alone.
+
+    `format` is k_K_v_V, where K is a format of kv_compress_keys and V one of kv_compress_values. It may also be a
+    preset of vLLM, such as turboquant_4bit_nc. Raises ValueError for another preset. The rest is as in
+    kv_decode_attention.
+    """
     batch, rows, heads, head_dim = q.shape
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
@@ -230,9 +258,11 @@ def kv_attention(
 
 
 def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a cache of vLLM, u8 [pages, page, KV heads, slot], as tensors of packed vectors that share its memory.
+    """Return the keys and the values of a cache of vLLM as tensors of packed vectors that share its memory.
 
-    `name` is its kv-cache-dtype, such as turboquant_4bit_nc. Raises ValueError for another name or size of a slot."""
+    `cache` is u8 [pages, page, KV heads, slot]. `name` is its kv-cache-dtype, such as turboquant_4bit_nc. Raises
+    ValueError for another name or size of a slot.
+    """
     key, value, slot = slot_sizes(preset(name), head_dim)
     preset_format(name)
     if cache.dim() != 4 or cache.dtype is not torch.uint8 or cache.shape[-1] != slot:
@@ -246,8 +276,10 @@ def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Ten
 def check_page_table(block_table: torch.Tensor, seq_lens: torch.Tensor, pages: int, page: int) -> None:
     """Raise ValueError where a table names pages that a cache of `pages` has not, or where lengths go beyond the table.
 
-    block_table is [batch, pages of the longest], seq_lens [batch], both of integers. `page` is the tokens of a page. The ops do not
-    check either, and take the nearest that there is. This function waits for the device once."""
+    `block_table` is [batch, pages of the longest], `seq_lens` [batch], both of integers. `page` is the tokens of a
+    page. The ops check neither, and take the nearest page or length that there is. This function waits for the device
+    once.
+    """
     table, lengths = block_table.cpu(), seq_lens.cpu()
     reach = table.shape[1] * page
     for sequence, length in enumerate(lengths.tolist()):

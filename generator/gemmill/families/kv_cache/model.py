@@ -1,7 +1,8 @@
-"""The analytic model that chooses how many slices the tokens of a sequence are. Mirrors kernels/kv_cache/model.cpp.
+"""The analytic model that chooses how many slices the tokens of a sequence are dealt out in.
 
-A block takes a tile of query rows and a slice of the tokens, stage by stage. Blocks run in rounds, and slices are added up at the
-end. Constants are fitted to times of an H200 (docs/notes/kv_cache.md). Tables of measured shapes have the last word.
+It mirrors kernels/kv_cache/model.cpp. A block takes a tile of query rows and a slice of the tokens, stage by stage.
+Blocks run in rounds, and slices are added up at the end. Constants are fitted to times of an H200
+(docs/notes/kv_cache.md). Tables of measured shapes have the last word.
 """
 
 from typing import NamedTuple
@@ -10,22 +11,23 @@ from gemmill.family import Row, ShapedCall
 
 
 class Facts(NamedTuple):
-    """What the model reads of a variant; zeros where it does not attend. Mirrors `Facts` in kernels/kv_cache/model.h."""
+    """What the model reads of a variant; zeros where it does not attend. Mirrors `Facts` in
+    kernels/kv_cache/model.h."""
 
     half_waves: int = 0
     """Halves of the device's blocks that slices are to fill."""
     most_narrow: int = 0
-    """Flat rows (query rows times query heads of a KV head) up to which tiles are narrow."""
+    """Flat rows up to which tiles are narrow. Flat rows are query rows times query heads of a KV head."""
     narrow_rows: int = 0
     wide_rows: int = 0
     narrow_tokens: int = 0
-    """Tokens of a stage, times heads."""
+    """Tokens of a narrow tile's stage, times heads."""
     wide_tokens: int = 0
     heads: int = 0
     """KV heads of a block, at most."""
     blocks_of_sm: int = 0
     narrow_ps: int = 0
-    """Picoseconds of a stage."""
+    """Picoseconds of a narrow tile's stage."""
     wide_ps: int = 0
     start_ps: int = 0
     """Picoseconds of a block beside its stages."""
@@ -34,12 +36,12 @@ class Facts(NamedTuple):
 
 
 def slices_of(tiles: int, stages: int, blocks: int, half_waves: int) -> int:
-    """Slices of the tokens of each of so many tiles, on a device that holds so many blocks."""
+    """How many slices the tokens of each of `tiles` tiles are dealt out in, on a device that holds `blocks` blocks."""
     return min(max(half_waves * blocks // (2 * max(tiles, 1)), 1), max(stages, 1))
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
-    """Estimated nanoseconds of a call; 0 where it is no attention, and nothing is to be chosen."""
+    """Estimated nanoseconds of a call. It is 0 for a call that is no attention, where nothing is to be chosen."""
     facts: Facts = row.facts
     if facts.half_waves == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""The fields of a kernel's name, and back."""
+"""Names of the compressed cache's kernels: their fields, and the config that fields spell."""
 
 import re
 from collections.abc import Sequence

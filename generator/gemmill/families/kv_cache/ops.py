@@ -1,4 +1,4 @@
-"""What can be asked of a compressed cache, and what must hold for a call, in the order in which a call is judged."""
+"""The compressed cache's ops, and what must hold for a call of each, in the order in which a call is judged."""
 
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
@@ -42,12 +42,12 @@ SCHEMAS_OF = {
     Kind.DECOMPRESS: (DECOMPRESS,),
     **PACKED_OF,
 }
-"""What is asked of a kind of kernels."""
+"""The schemas of the ops that kernels of each kind serve."""
 STORED = tuple(FORMATS)
 DECODED = tuple(format_of(method, *bits).name for method in METHODS for bits in DECODED_BITS)
-"""Formats that are read, by name."""
+"""The names of the formats that kernels read."""
 _ALIGNMENT = 16
-"""Of the cache's first byte: bulk copies begin at multiples of it."""
+"""Bytes that the address of a cache is a multiple of: bulk copies begin at multiples of it."""
 
 
 def _any_of(choices: tuple[object, ...]) -> str:
@@ -82,7 +82,7 @@ _HADAMARD_OP = Op(
 
 
 def _cache() -> tuple[Step, ...]:
-    """That a cache is one of the bits; its shape names kv_heads and the page's tokens."""
+    """Steps that hold a cache to the sizes of its format. They name kv_heads, the tokens of a page, and strides."""
     return (
         Let("kv_heads", "size(cache, 1)"),
         Let("page", "size(cache, 2)"),
@@ -145,7 +145,7 @@ _FORMAT_READ = (
 
 
 def _of_tokens(schema: OpSchema, kind: Kind, format: tuple[Step, ...], strides: tuple[Step, ...]) -> Op:
-    """An op between vectors of tokens and their slots."""
+    """The op between vectors of tokens and their slots."""
     return Op(
         schema=schema,
         fixed={"kind": list(Kind).index(kind)},
@@ -268,7 +268,8 @@ _DECODE_OP = Op(
 
 
 def _misaligned(call: Judged) -> str | None:
-    """Twin of cache_is_aligned in kernels/kv_cache/binding.cpp."""
+    """The sentence for a cache whose address is not aligned. `cache_is_aligned` in kernels/kv_cache/binding.cpp is its
+    twin."""
     cache = call.tensor("cache")
     if cache.data % _ALIGNMENT == 0 or cache.numel == 0:
         return None
@@ -282,7 +283,7 @@ OPS = OpSet(
 
 
 def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
-    """Every config of a kind, each once."""
+    """Every config of a kind on an architecture, each once."""
     return tuple(
         KvCacheConfig(
             kind=kind,

@@ -1,7 +1,8 @@
-"""Packed vectors: what a format of keys or of values is called, told to a kernel at run time by its place in a list.
+"""Packed vectors: the names of formats of keys and of values. A kernel is told a format at run time by its place in a
+list.
 
-A packed vector is its fields, one after the other (`VectorFormat.fields`). In that order slots of vLLM's pages have them
-too. So a page's keys and its values are tensors of packed vectors: `views` cuts them out.
+A packed vector is its fields, one after the other (`VectorFormat.fields`). Slots of vLLM's pages have fields in the
+same order. So a page's keys and its values are tensors of packed vectors: `vllm_cache` of `functions.py` cuts them out.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def _of(method: Method) -> Sequence[VectorFormat]:
 
 
 def name_of(format: VectorFormat) -> str:
-    """A format's name: its method and, where there are several, its bits."""
+    """A format's name: its method and, where that is offered in several numbers of bits, its bits."""
     return format.method.value if format.method in (Method.E2M1, Method.E4M3) else f"{format.method.value}{format.bits}"
 
 
@@ -39,21 +40,22 @@ KEY_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIT_CENTROIDS), _E2M1,
 """Formats of keys by name, in the order in which kernels number them (kernels/kv_cache/vector_coding.cuh)."""
 VALUE_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIFORM), _E2M1)}
 SEEDED = len(OWN)
-"""How many formats depend on a seed. They come first."""
+"""How many formats depend on a seed. They come first in both lists."""
 POWERS_OF_TWO = tuple(d for d in HEAD_DIMS if d & (d - 1) == 0)
 """Head dims of keys that vLLM rotates."""
 CACHE_FORMATS = tuple(f"k_{keys}_v_{values}" for keys in KEY_FORMATS for values in VALUE_FORMATS)
-"""Names of formats of keys and values together, by number. Those of one format of keys follow one another."""
+"""Names of formats of keys and values together, by number. Names with one format of keys follow one another."""
 
 
 def spec_of_place(place: int, of_values: bool, head_dim: int, seed: int) -> VectorSpec:
-    """What the bytes of a packed key, or value, depend on."""
+    """The spec of a packed key, or value, whose format has a place in the list. A seed below 0 counts as 0."""
     format = tuple(VALUE_FORMATS.values() if of_values else KEY_FORMATS.values())[place]
     return VectorSpec(format=format, head_dim=head_dim, rotation=_rotation(format.method, of_values), seed=max(seed, 0))
 
 
 def preset_format(name: str) -> str:
-    """What `kv_attention` calls a preset of vLLM in its layout of slots. Raises ValueError for another name."""
+    """The name by which `kv_attention` knows a preset of vLLM in its layout of slots. Raises ValueError for another
+    name."""
     slots = {x.name: x for x in PRESETS.values() if x.layout is Layout.SLOTS}
     if name not in slots:
         raise ValueError(f"Preset {name} was asked for; there are {', '.join(slots)}: choose one of these.")

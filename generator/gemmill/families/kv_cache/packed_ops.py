@@ -1,4 +1,4 @@
-"""What can be asked of packed vectors, one side of a cache at a time or both, and what must hold for a call."""
+"""The ops of packed vectors, one side of a cache at a time or both, and what must hold for a call of each."""
 
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import COMPILED, DTYPES, SLOT_HEAD_DIM, Kind, Slots
@@ -39,14 +39,17 @@ _E4M3_PLACE = list(KEY_FORMATS).index("e4m3")
 
 
 def one_of_words(offered: tuple[str, ...]) -> Require:
-    """That the format is one of these."""
+    """The step that holds a format to the names that are offered."""
     return Require(
         f"format in {offered}", f"format is {{format!r}}, expected {any_word([repr(name) for name in offered])}"
     )
 
 
 def _size(side: str, place: str, scalars: int) -> tuple[Let, ...]:
-    """Names the bytes of a packed vector: bits of its elements over 8, and float16 scalars or a byte for each group of 32."""
+    """Steps that name the bytes of a packed vector: its elements' bits over 8, and its scalars.
+
+    Scalars are float16, or a byte for each group of 32.
+    """
     foreign, group, last = f"{side}_is_foreign", f"{side}_is_grouped", f"{side}_is_e4m3"
     own = f"(1 - {foreign}) * (head_dim * ({place} % 3 + 2) // 8 + 2 + 2 * ({place} // 6))"
     bits = f"(3 + ({place} - {SEEDED - 1}) // 2 + 3 * {last})"
@@ -113,7 +116,8 @@ _WRITTEN_VECTORS = Require(
 
 
 def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
-    """An op between vectors of one side and packed ones. Slots of pages may have keys and values in turn: vectors may be apart."""
+    """The op between vectors of one side and packed ones. Slots of pages may have keys and values in turn, so vectors
+    may be apart."""
     of_keys, stores = side == "key", kind is Kind.PACK
     formats = KEY_FORMATS if of_keys else VALUE_FORMATS
     every = "vectors packed slot_mapping"
@@ -181,13 +185,16 @@ def _strides(side: str, cache: str) -> tuple[Let, ...]:
 
 
 MOST_SLOT_ROWS = 32
-"""Flat rows that kernels of slots take; each eight read the cache again."""
+"""The most flat rows that kernels of slots take. Each eight of them read the cache again."""
 _MOST_SLOT, _MOST_LONE_SLOT = 208, 256
-"""Bytes from head to head of a slot, and from token to token where there is one head: stages of more would not fit."""
+"""The most bytes from head to head of a slot, and from token to token where there is one head.
+
+Stages of more bytes would not fit.
+"""
 
 
 def _lie_in_slots(side: str) -> str:
-    """That tokens and heads of a side follow one another, and copies begin at multiples of 16 bytes."""
+    """The test that tokens and heads of a side follow one another, and that copies begin at multiples of 16 bytes."""
     token, head = f"{side}_token_stride", f"{side}_head_stride"
     together = f"{head} <= {_MOST_SLOT} and {token} == kv_heads * {head} and {head} % 2 == 0"
     alone = f"kv_heads == 1 and {token} <= {_MOST_LONE_SLOT} and {token} % 2 == 0"
@@ -221,7 +228,7 @@ _SLOTS = (
     ),
     Let("slots", f"({len(COMPILED)} - places_from_last) * (1 - lie_apart)"),
 )
-"""Names the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
+"""Steps that name the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
 _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))
 _SCORES_TENSORS = "q keys scores"
 _SCORES_OP = Op(

@@ -1,10 +1,10 @@
 """Where each field of each token lies in a page: three layouts, one affine rule.
 
-A cache is u8 pages, each of `page_bytes` bytes. Field f of token t and head h of a page begins at byte
+A cache is u8 pages, each of `page_bytes` bytes. Field f of token t and head h begins at this byte of its page:
 
     offset + t * token_stride + h * head_stride
 
-of it. The layouts differ in these three numbers alone:
+The layouts differ in these three numbers alone:
 
 | layout | shape of a page | used by |
 | --- | --- | --- |
@@ -23,7 +23,7 @@ from gemmill.families.kv_cache.formats import CacheSpec, Field, Layout
 
 KEYS, VALUES = "keys", "values"
 Sides = list[tuple[str, Field]]
-"""Fields, each with whose it is."""
+"""Fields, each after the side whose field it is: "keys" or "values"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Placement:
     """Whose field it is: "keys" or "values"."""
     field: Field
     offset: int
-    """Where the field of token 0 and head 0 begins in a page."""
+    """The byte of a page at which the field of token 0 and head 0 begins."""
     token_stride: int
     """Bytes from a token's field to the next token's."""
     head_stride: int
@@ -53,7 +53,7 @@ class PagePlan:
 
 @functools.cache
 def page_plan(spec: CacheSpec) -> PagePlan:
-    """Where everything of a page of `spec` lies."""
+    """The size of a page of `spec`, and where each of its fields lies."""
     sides = [
         (side, field)
         for side, vectors in ((KEYS, spec.keys), (VALUES, spec.values))
@@ -80,12 +80,15 @@ def bytes_of_token_and_head(spec: CacheSpec) -> float:
 
 
 def _size(sides: Sides) -> int:
-    """Bytes of one token and head."""
+    """Bytes of the fields of one token and head."""
     return sum(field.size for _, field in sides)
 
 
 def _strips(spec: CacheSpec, sides: Sides, offset: int = 0) -> list[Placement]:
-    """Of each head, field by field, that of all tokens: a multiple of 16 bytes, since a page has at least 16 tokens."""
+    """Placements in which each head has its fields one after the other, and each field all its tokens.
+
+    A field begins at a multiple of 16 bytes, since a page has at least 16 tokens.
+    """
     placements = []
     for side, field in sides:
         strides = {"token_stride": field.size, "head_stride": spec.page_size * _size(sides)}
@@ -95,7 +98,7 @@ def _strips(spec: CacheSpec, sides: Sides, offset: int = 0) -> list[Placement]:
 
 
 def _slots(spec: CacheSpec, sides: Sides, slot: int) -> list[Placement]:
-    """Of each token and head the fields, in `slot` bytes."""
+    """Placements in which each token and head has its fields in `slot` bytes."""
     placements, offset = [], 0
     for side, field in sides:
         strides = {"token_stride": slot * spec.kv_heads, "head_stride": slot}

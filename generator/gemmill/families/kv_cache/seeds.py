@@ -1,6 +1,6 @@
 """Random numbers that are the same on every machine: what a seed of a compressed cache stands for.
 
-The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), whose
+The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Its
 output k depends on the seed and k alone. A seed has one stream for each purpose. Stream p starts at output p of the
 generator of the seed, so signs, dense rotations and projections of one seed share nothing.
 """
@@ -12,7 +12,7 @@ _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _NORMAL = NormalDist()
 _GRID = 2.0**20
-"""Normal deviates are multiples of its inverse: an ulp of the C library's logarithm does not show."""
+"""Normal deviates are multiples of 1 / _GRID, so that an ulp of the C library's logarithm does not show."""
 
 
 class Purpose(IntEnum):
@@ -38,7 +38,8 @@ def signs(seed: int, count: int) -> list[int]:
 def normals(seed: int, purpose: Purpose, count: int) -> list[float]:
     """Standard normal deviates: the inverse distribution function (algorithm AS241) at (output / 2^11 + 1 / 2) / 2^53.
 
-    They are rounded to multiples of 2^-20, so all machines get the same numbers unless one lies within rounding of a tie.
+    They are rounded to multiples of 2^-20, so all machines get the same numbers unless one lies within rounding of a
+    tie.
     """
     uniform = ((word >> 11) + 0.5 for word in outputs(_stream(seed, purpose), count))
     return [round(_NORMAL.inv_cdf(u * 2.0**-53) * _GRID) / _GRID for u in uniform]

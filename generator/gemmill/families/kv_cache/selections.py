@@ -8,13 +8,13 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[KvCacheConfig]:
-    """Every config that an op reaches. Beyond sm90a none ever ran."""
+    """Every config that an op reaches. Only those on sm90a have ever run."""
     for kind in offered_kinds(arch):
         yield from configs_of(kind, arch)
 
 
 def smoke(arch: Arch) -> Iterator[KvCacheConfig]:
-    """One of each op: bf16, 128 elements, 4 bits; on sm90a."""
+    """One config of each op: bf16, 128 elements, 4 bits; on sm90a alone."""
     for config in default(arch) if arch is Arch.SM90A else ():
         is_stored = config.key_bits in (0, 4) and config.value_bits in (0, 4)
         is_common = config.dtype is DType.BF16 and config.head_dim == COMMON_HEAD_DIM

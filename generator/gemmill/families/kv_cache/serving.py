@@ -1,4 +1,4 @@
-"""The compressed cache's ops in the runtime."""
+"""The compressed cache's ops in the runtime: their CPU path, and the sentences for variants that a build lacks."""
 
 from collections.abc import Iterator
 
@@ -51,7 +51,7 @@ def _compress(call: Judged, given: Given) -> Iterator[Result]:
 
 
 def restored(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a call's slots in float64, zeros where the cache has none."""
+    """Keys and values of a call's slots, float64 [tokens, heads, head_dim]; zeros where the cache has no such slot."""
     spec, slots = spec_of(call), given["slot_mapping"].reshape(-1)
     cache, end = given["cache"].contiguous(), call["pages"] * call["page"]
     exists, pages = (slots >= 0) & (slots < end), torch.arange(call["pages"], device=slots.device)
@@ -78,14 +78,17 @@ def _decode(call: Judged, given: Given) -> Iterator[Result]:
 
 
 def within_cache(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lengths and page table with what the cache has not replaced by the nearest that it has."""
+    """Lengths and page table of a call. What its cache does not have is replaced by the nearest that it has."""
     lengths = given["seq_lens"].reshape(-1).long()
     reach = call["table_pages"] * call["page"] if call["pages"] else 0
     return lengths.clamp(0, reach), given["block_table"].long().clamp(0, max(call["pages"] - 1, 0))
 
 
 def attended(call: Judged, given: Given) -> Result:
-    """Output and log-sum-exp of a call in float64, with lengths and pages that its cache has."""
+    """Output [batch, rows, heads, head_dim] and log-sum-exp [batch, heads, rows] of a call in float64.
+
+    Lengths and pages are those that its cache has (`within_cache`).
+    """
     spec, q, cache, sinks = spec_of(call), given["q"].double(), given["cache"].contiguous(), given.get("sinks")
     lengths, table = within_cache(call, given)
     is_rotated = call["seed"] < 0

@@ -1,4 +1,4 @@
-"""Spelling a KvCacheConfig in CUDA C++: which template, and what fills its holes."""
+"""The spelling of a KvCacheConfig in CUDA C++: a template, and what fills its holes."""
 
 import struct
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _CPP_ELEMENT = {DType.BF16: "__nv_bfloat16", DType.F16: "__half"}
 
 
 def spell(config: KvCacheConfig) -> Spelled:
-    """The template of its kind, and what fills the holes."""
+    """The template of a config's kind, and what fills its holes."""
     values: dict[str, Any] = {"element": _CPP_ELEMENT[config.dtype], "head_dim": config.head_dim}
     sides = {"key": config.key_bits, "value": config.value_bits}
     match config.kind:
@@ -40,13 +40,13 @@ def spell(config: KvCacheConfig) -> Spelled:
 
 
 def _book(head_dim: int, bits: int) -> str:
-    """Centroids, then the boundaries between them, rounded to f32: a `Codebook`."""
+    """A `Codebook` in C++: centroids, then the boundaries between them, rounded to f32."""
     book = codebook(head_dim, bits)
     return _braced([_braced(map(_float, part)) for part in (book.centroids, book.boundaries)])
 
 
 def _books(head_dim: int) -> str:
-    """Ours of 1 to 4 bits, then vLLM's of 3 and 4, where its keys have such head dims: `Books`."""
+    """`Books` in C++: ours of 1 to 4 bits, then vLLM's of 3 and 4, where its keys have such head dims."""
     own = [codebook(head_dim, bits) for bits in (1, 2, 3, 4)]
     foreign = [vllm_codebook(head_dim, bits) for bits in (3, 4)] if head_dim in POWERS_OF_TWO else []
     spelled = [
@@ -57,13 +57,13 @@ def _books(head_dim: int) -> str:
 
 
 def _centroids(head_dim: int, sides: Iterable[int]) -> str:
-    """All centroids of keys and of values as bits of f16: `Centroids`."""
+    """`Centroids` in C++: all centroids of keys and of values as bits of f16."""
     books = (codebook(head_dim, bits).centroids for bits in sides)
     return _braced([_braced([_braced(map(_bits_of_f16, book)) for book in books])])
 
 
 def _key_reader(format: VectorFormat) -> str:
-    """Of kernels/kv_cache/slot_readers.cuh."""
+    """The class of kernels/kv_cache/slot_readers.cuh that reads keys of a format."""
     match format.method:
         case Method.E4M3:
             return "E4m3Keys"
@@ -84,7 +84,7 @@ def _value_reader(format: VectorFormat) -> str:
 
 
 def _table(head_dim: int, format: VectorFormat) -> Iterable[float]:
-    """What codes stand for, where they are looked up."""
+    """The values that codes stand for, where they are looked up in a table."""
     match format.method:
         case Method.E2M1:
             return E2M1.values
@@ -100,7 +100,7 @@ def _braced(items: Iterable[str]) -> str:
 
 
 def _float(value: float) -> str:
-    """In nine digits, by which a compiler reads the same bits."""
+    """A float of C++ in nine digits, which a compiler reads as the same bits."""
     (nearest,) = struct.unpack("f", struct.pack("f", value))
     return f"{nearest:.8e}f"
 

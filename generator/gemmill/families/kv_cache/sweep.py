@@ -1,4 +1,5 @@
-"""What is measured of attention over a compressed cache: decoding, with 128 elements a vector and bf16 queries."""
+"""The calls of attention over a compressed cache that are measured: decoding, with 128 elements a vector and bf16
+queries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,23 +47,23 @@ class Op(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Of an element in pages; 0 in slots."""
+        """Bits of an element in pages; 0 in slots."""
         return {Op.DECODE_4: 4, Op.DECODE_3: 3, Op.DECODE_2: 2}.get(self, 0)
 
     @property
     def slots(self) -> Slots:
-        """The format of slots; any in pages."""
+        """The format of slots; `Slots.ANY` for pages."""
         return Slots.ANY if self.bits else Slots(self.value.removeprefix("kv_slots_"))
 
     @property
     def number(self) -> int:
-        """Of the class of its calls."""
+        """The number of its class of calls."""
         kind = Kind.DECODE if self.bits else Kind.ATTEND
         return CLASSES.number(_Class(kind=kind, key_bits=self.bits, value_bits=self.bits, slots=self.slots))
 
     @property
     def cache_format(self) -> str:
-        """What the op calls it."""
+        """The format's name, as the op takes it."""
         if self.bits:
             return f"k_eden{self.bits}_v_eden{self.bits}"
         keys, values = self.slots.sides
@@ -70,7 +71,7 @@ class Op(StrEnum):
 
     @property
     def token_bytes(self) -> int:
-        """Of a token's key and value of a head."""
+        """Bytes of a key and a value of one token and head."""
         if self.bits:
             return 2 * (HEAD_DIM * self.bits // 8 + 2)
         keys, values = self.slots.sides

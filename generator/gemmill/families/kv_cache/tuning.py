@@ -1,4 +1,4 @@
-"""How an attention comes to the number of slices that its tokens are: a launch setting of its kernel."""
+"""The choice of how many slices an attention's tokens are dealt out in: a launch setting of its kernel."""
 
 from collections.abc import Iterator
 
@@ -10,12 +10,12 @@ from gemmill.families.kv_cache.sweep import SWEEP, Op
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 
 _MOST = 2**62
-"""Of each size: kernels count in 64 bits, or a call's contract says what else."""
+"""The most of each size: kernels count in 64 bits, and a call's contract has the lower limits."""
 _WORD = 1_000_000
 _NARROW_PS = 330_000
-"""Of 64 tokens and 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
+"""Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
 _WIDE_PERMILLE = 1600
-"""Of that, what 16 rows take."""
+"""The permille of `_NARROW_PS` that 16 rows take."""
 
 
 def _facts(config: KvCacheConfig) -> Facts:
@@ -85,7 +85,7 @@ _MEASURED = {op.number: op.value for op in Op}
 
 
 def _measured_as(call: ShapedCall) -> str | None:
-    """The class by which tables know a call."""
+    """The name of the class by which tables know a call; None for a class that is not measured."""
     return _MEASURED.get(call.call_class)
 
 

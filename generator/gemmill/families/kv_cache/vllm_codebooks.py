@@ -1,10 +1,10 @@
 """The centroids that vLLM 0.33.0 stores keys with, to the last bit of their float32 values.
 
-vLLM does not use the density of a sphere's coordinate but its Gaussian limit N(0, 1 / d). It integrates by the trapezoidal
-rule: 200 steps a cell, the outer cells ending at 10.5 standard deviations. Lloyd's iteration starts from the middles of
-equal cells over 3.5 standard deviations either side. It stops after 200 steps, or when no centroid moves by 1e-10
-(`vllm/model_executor/layers/quantization/turboquant/centroids.py`). Its centroids are therefore up to 0.0017 standard
-deviations beside the optimum. A cache holds indices into them, so a reader needs the same ones.
+vLLM does not use the density of a sphere's coordinate but its Gaussian limit N(0, 1 / d). It integrates by the
+trapezoidal rule: 200 steps a cell, the outer cells ending at 10.5 standard deviations. Lloyd's iteration starts from
+the middles of equal cells over 3.5 standard deviations either side. It stops after 200 steps, or when no centroid moves
+by 1e-10 (`vllm/model_executor/layers/quantization/turboquant/centroids.py`). Its centroids are therefore up to 0.0017
+standard deviations away from the optimum. A cache holds indices into them, so a reader needs the same ones.
 """
 
 import functools

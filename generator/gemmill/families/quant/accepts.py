@@ -23,7 +23,7 @@ class QuantPredicate:
 
     @property
     def operand_dtype(self) -> DType:
-        """Of the operand that a call is asked by."""
+        """The dtype of the operand that a call is asked by."""
         return self.in_dtype
 
 

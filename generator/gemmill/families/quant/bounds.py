@@ -2,12 +2,12 @@
 
 Two things only are not fixed to the bit, because the device's library or the order of threads decides them:
 
-- exp, tanh and erf are the CUDA library's, and versions of it differ: erff is another polynomial since CUDA 13.5 than in
-  13.0, with which torch 2.11 was built. Each version is within two units in the last place, so a gated value
-  lies within `GATE_STEPS` units of the one computed here. Its scale lies between those of the two ends, and its code between
+- exp, tanh and erf are the CUDA library's. Versions of it differ: erff is another polynomial since CUDA 13.5 than in
+  13.0, with which torch 2.11 was built. Each version is within two units in the last place, so a gated value lies
+  within `GATE_STEPS` units of the one computed here. Its scale lies between those of the two ends, and its code between
   the codes of the two ends by the scale that was found.
-- RMS norm sums squares across threads in f64. The sum is exact to about 2^-50, so the mean rounds to another f32 for one
-  row in 2^25. Then its normalised values may be one unit in the last place apart, and codes one step.
+- RMS norm sums squares across threads in f64. The sum is exact to about 2^-50, so the mean rounds to another f32 for
+  one row in 2^25. Then its normalised values may be one unit in the last place apart, and codes one step.
 """
 
 import torch
@@ -37,10 +37,12 @@ _UNIT = 2.0**-24
 def gated_interval(
     x: torch.Tensor, activation: Activation, *, rounded: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden] = gate then up. Of an activation that is
-    not gated, of that of x. It is `rounded` to x's type in between and at the end, as vLLM's SiLU for scales that are given.
+    """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden], which is gate, then up.
 
-    exp's error is relative to the value; those of tanh and erf are relative to 1, so to gate * up or x.
+    Where the activation is not gated, x is [rows, hidden], and the value is activation(x). `rounded` values are rounded
+    to x's type in between and at the end, as vLLM's SiLU is for scales that are given.
+
+    exp's error is relative to the value. Those of tanh and erf are relative to 1, so to gate * up or x.
     """
     if rounded:
         gate, up = x.float().chunk(2, dim=-1)
@@ -60,7 +62,8 @@ def gated_interval(
 
 
 def code_rank(codes: torch.Tensor) -> torch.Tensor:
-    """Codes (float8_e4m3fn or int8) as integers in the order of their values; -0 and 0 are the same, NaN is above all."""
+    """Codes (float8_e4m3fn or int8) as integers in the order of their values; -0 and 0 are the same, NaN is above
+    all."""
     if codes.dtype is torch.int8:
         return codes.int()
     bits = codes.view(torch.uint8).int()
@@ -134,7 +137,10 @@ def outside_of_block_bounds(
     global_scale: torch.Tensor | None = None,
     rounding: ScaleRounding = ScaleRounding.UP,
 ) -> tuple[int, int]:
-    """The same of a block-scaled variant: codes packed [rows, bytes], scales plain [rows, groups], both uint8."""
+    """How many codes and scales of a block-scaled variant lie outside of what `outside_of_gate_bounds` allows.
+
+    Codes are packed [rows, bytes], scales plain [rows, groups], both uint8.
+    """
     assert config.format is not None
     low, high = gated_interval(x, config.activation)
     found = BlockScaled(format=config.format, codes=codes, scales=scales)
@@ -142,6 +148,6 @@ def outside_of_block_bounds(
 
 
 def rows_beyond_one_step(codes: torch.Tensor, wanted: torch.Tensor) -> tuple[int, int]:
-    """Rows in which any code differs, and codes that differ by more than one step."""
+    """The number of rows in which any code differs, and the number of codes that differ by more than one step."""
     apart = (code_rank(codes) - code_rank(wanted)).abs()
     return int((apart > 0).any(dim=-1).sum()), int((apart > 1).sum())

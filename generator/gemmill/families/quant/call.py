@@ -1,4 +1,4 @@
-"""The kernel that a call of a quantisation op needs."""
+"""The config that serves a call of a quantisation op."""
 
 from collections.abc import Collection
 
@@ -28,13 +28,13 @@ SCALE_NAMES = (
     "input_sf",
 )
 GROUP_AZP = "output_azp"
-"""What zero points of groups are called; others are `azp`."""
+"""The name of the zero points of groups. Others are called `azp`."""
 _DTYPE_OF = {dtype.torch_name: dtype for dtype in IN_DTYPES}
 _CODED = {number: dtype for dtype, number in CODED.items()}
 
 
 def name_of(names: Collection[str], known: tuple[str, ...]) -> str:
-    """Which of these names an op's arguments have."""
+    """The one of the names `known` that an op's arguments have."""
     return next(name for name in known if name in names)
 
 

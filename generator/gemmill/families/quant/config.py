@@ -29,10 +29,9 @@ class Scales(Enum):
 
 
 class QuantFamily(StrEnum):
-    """Where scales come from, what happens before, and the template. Contract, reference, cases and binding follow from
-    these.
+    """Families of kernels by where scales come from and what happens to rows before.
 
-    The binding knows a family by its place.
+    Template, contract, reference, cases and binding follow from these. The binding knows a family by its place.
     """
 
     STATIC = "static"
@@ -104,8 +103,10 @@ _KIND = {
 
 
 class Activation(StrEnum):
-    """What is done to a row before it is coded. A gated activation is of a row's first half; the second half multiplies
-    it."""
+    """What is done to a row before it is coded.
+
+    A gated activation is of a row's first half. The second half multiplies it.
+    """
 
     NONE = "none"
     SILU = "silu"
@@ -124,8 +125,10 @@ class Activation(StrEnum):
 
     @property
     def op_argument(self) -> str:
-        """The word for it in ops that take an activation. A `gelu` that does not say which is the one with erf, as in
-        torch."""
+        """The word for it in ops that take an activation.
+
+        The word `gelu` alone means the one with erf, as in torch.
+        """
         return _OP_ARGUMENT[self]
 
     @property
@@ -200,7 +203,7 @@ class QuantConfig:
     symmetric: bool = True
     """Whether codes have no zero point."""
     vllm: bool = False
-    """Whether scales and codes are those of vLLM's kernel, where ours are others."""
+    """Whether scales and codes are those of vLLM's kernel, where ours differ from them."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "quant"
 
@@ -233,7 +236,7 @@ class QuantConfig:
 
 
 def told_by(format: Format) -> dict[str, Any]:
-    """The fields of a config by which its format is known."""
+    """The fields of a config that say its format."""
     scale = ScaleFormat(format.scale.name)
     return {"out_dtype": DType(format.code.name), "group_size": format.group, "scale_format": scale}
 

@@ -90,14 +90,16 @@ def _op(quant: QuantOp) -> Op:
 
 
 def _works(quant: QuantOp) -> Let:
-    """Whether anything is written: scale and zero point of an empty tensor, or of a row without elements, are."""
+    """The step that says whether anything is written. Scale and zero point of an empty tensor, or of a row without
+    elements, are."""
     if quant.family.scales is Scales.OF_TENSOR:
         return Let("works", "1")
     return Let("works", "rows" if quant.family.is_per_row else "rows * hidden")
 
 
 def _of_vllm(quant: QuantOp, azp: str) -> Let:
-    """Whether a call's kernel is one that has vLLM's codes alone: it follows from the dtype of the codes and from `azp`."""
+    """The step that says whether a call's kernel has vLLM's codes alone. It follows from the dtype of the codes and
+    from `azp`."""
     e4m3 = f"dtype(out) // {DTYPE_CODES[DType.E4M3.torch_name]}"
     kinds = {(DType.E4M3, True): e4m3, (DType.S8, True): f"1 - {e4m3} - {azp}", (DType.S8, False): azp}
     alone = {(config.out_dtype, config.symmetric) for config in quant.configs(Arch.SM90A) if config.vllm}
@@ -133,7 +135,7 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
 
 
 def _rows(quant: QuantOp) -> tuple[Tensor, Tensor]:
-    """What is read and what is written, row by row."""
+    """The tensors that are read and written row by row."""
     if quant.format and quant.family is QuantFamily.DEQUANT:
         return Tensor("input", "... of_row", (quant.format,), Layout.ROWS), Tensor(
             "out", "... hidden", quant.in_dtypes, Layout.ROWS
@@ -152,7 +154,7 @@ def _rows(quant: QuantOp) -> tuple[Tensor, Tensor]:
 
 
 _BYTES = {True: (DType.U8, DType.E4M3, DType.S32), False: (DType.U8, DType.S32)}
-"""What block scales may come as, by whether they are ue4m3: swizzled ones as words of four, too."""
+"""The dtypes that block scales may come as, by whether they are ue4m3. Swizzled scales may be words of four, too."""
 _EXPERTS = (
     Let("ends", "numel(expert_offsets)"),
     Let("experts", "ends - 1"),
@@ -164,7 +166,7 @@ _EXPERTS = (
 
 
 def _packed(format: Format) -> str:
-    """Bytes of a row's codes."""
+    """The expression for the bytes of a row's codes."""
     part = Fraction(format.code.bits, 8)
     times = f"{part.numerator}*" if part.numerator > 1 else ""
     return f"{times}padded/{part.denominator}" if part != 1 else "padded"
@@ -178,7 +180,8 @@ def _n_experts() -> Iterator[Step]:
 
 
 def _blocks(quant: QuantOp, format: Format, has: frozenset[str]) -> tuple[Step, ...]:
-    """The sizes of block scales, and how they are rounded. Codes may have more columns than the input, which are zeros."""
+    """Steps that name the sizes of block scales, and how they are rounded. Codes may have more columns than the input,
+    which are zeros."""
     group, bits, roundings = format.group, format.code.bits, tuple(map(str, ScaleRounding))
     if quant.family is QuantFamily.DEQUANT:
         return (
@@ -214,7 +217,7 @@ def _blocks(quant: QuantOp, format: Format, has: frozenset[str]) -> tuple[Step, 
 
 
 def _block_scales(quant: QuantOp, format: Format) -> tuple[Step, ...]:
-    """Their sizes, and what they may come as."""
+    """Steps that hold block scales to their sizes and dtypes."""
     dtypes = _BYTES[format.has_global_scale]
     return (
         Let("groups", f"padded // {format.group}"),
@@ -255,7 +258,7 @@ _PADDED = Require(
 
 
 def _modulation() -> Iterator[Step]:
-    """What a row is multiplied by and what is added: one for all rows, or one for each."""
+    """Steps for what a row is multiplied by and what is added: one for all rows, or one for each."""
     yield Check(Aspect.DTYPE, " ".join(_MODULATION))
     for role in _MODULATION:
         yield OneOf(
@@ -281,7 +284,7 @@ def _activation(quant: QuantOp) -> tuple[Step, ...]:
 
 
 def _scales(quant: QuantOp) -> tuple[Step, ...]:
-    """Their layout."""
+    """Steps that hold scales to their layout."""
     if quant.family.is_given:
         return (Special("static_scales"),)
     if quant.format:
@@ -305,7 +308,7 @@ def _scales(quant: QuantOp) -> tuple[Step, ...]:
 
 
 def _numbers(quant: QuantOp, has: frozenset[str]) -> tuple[Step, ...]:
-    """What holds for the arguments that are no tensors."""
+    """Steps for the arguments that are no tensors."""
     low, high = _LIMITS.get(quant.out_dtypes[0], (0.0, 0.0))
     limits = tuple(
         Require(

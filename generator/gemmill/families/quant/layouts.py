@@ -13,11 +13,15 @@ class StaticScales:
     counts: tuple[int, int]
     """Groups of rows, and of columns."""
     strides: tuple[int, int]
-    """From one of them to the next; 0 where the scales of one dimension lie along the other."""
+    """Elements from one scale to the next, along rows and along columns.
+
+    A stride is 0 where the scales of one dimension lie along the other.
+    """
 
 
 def static_scales(call: Judged) -> StaticScales | None:
-    """None where the scales fit neither the codes nor the group shape."""
+    """How the scales of a call belong to rows and columns; None where they fit neither the codes nor the group
+    shape."""
     scales, shape, sizes = call.tensor("scales"), _group_shape(call), (call["rows"], call["hidden"])
     if scales.numel == 1:
         return StaticScales(group=(1, 1), counts=(1, 1), strides=(0, 0))
@@ -69,8 +73,10 @@ def static_fault(call: Judged) -> str | None:
 
 
 def group_strides(call: Judged) -> tuple[int, int] | None:
-    """Strides of scales by row and by group (word, if packed); None where shape or strides do not fit the call. Those that
-    are never taken are made those of the layout: padding is written at the second row of the only one."""
+    """Strides of scales by row and by group (by word, if packed); None where shape or strides do not fit the call.
+
+    Strides that are never taken are made those of the layout. Padding is written at the second row of the only one.
+    """
     scales, rows, columns, transposed = call.tensor("scales"), call["rows"], call["words"], call["is_scale_transposed"]
     packed, padded = call["packed"], call["scale_rows"]
 

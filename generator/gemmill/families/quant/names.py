@@ -1,4 +1,4 @@
-"""The fields of a quantisation kernel's name, and back."""
+"""Names of quantisation kernels: their fields, and the config that fields spell."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _FIELDS = 6
 
 
 def to_fields(config: QuantConfig) -> list[str]:
-    """family in out activation scales coding."""
+    """The fields of a config's name: family, dtypes of values and of codes, activation, scales, coding."""
     scales = f"g{config.group_size}{config.scale_format}" if config.group_size else config.scale_format.value
     coding = f"{'vllm' if config.vllm else ''}{'sym' if config.symmetric else 'asym'}"
     return [config.family, config.in_dtype, config.out_dtype, config.activation, scales, coding]

@@ -1,4 +1,5 @@
-"""The quantisation ops, each with the configs that serve its calls: what selections, predicates and the runtime share."""
+"""The quantisation ops, each with the configs that serve its calls: what selections, predicates and the runtime
+share."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ _SIXTEEN_BITS = (DType.BF16, DType.F16)
 
 @dataclass(frozen=True, kw_only=True)
 class QuantOp:
-    """What one op can be asked for: any mix of these."""
+    """What one op can be asked for: any mix of these fields' values."""
 
     schema: OpSchema
     family: QuantFamily
@@ -35,13 +36,13 @@ class QuantOp:
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
     format: Format | None = None
-    """Block-scaled, of codes and scales."""
+    """The block-scaled format of codes and scales, if they have one."""
     vllm: bool = False
     """Whether scales and codes are those of vLLM's op."""
 
     @property
     def is_gated(self) -> bool:
-        """Whether input has a gate and an up half."""
+        """Whether the input has a gate and an up half."""
         return self.activations[0].is_gated
 
     @property
@@ -96,7 +97,7 @@ def _block(format: Format, schema: str, **others: Any) -> QuantOp:
 
 _STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT = QuantFamily
 _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
-# What ops have beside their family and codes, where it is not the default.
+# The fields of ops beside family and codes, where they are not the default.
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
 _GATED = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)}
 _AZP_IF_ASKED = {"symmetric": (True, False)}
@@ -186,7 +187,8 @@ _OF_VLLMS_NAME = (
         in_dtypes=_SIXTEEN_BITS,
     ),
 )
-"""Ops whose names and schemas are vLLM's, where scales or codes are others: docs/quantisation.md says how."""
+"""Ops whose names and schemas are vLLM's, but whose scales or codes are not all vLLM's: docs/quantisation.md says
+how."""
 _OWN = (
     _op(
         _TOKEN,
@@ -271,7 +273,7 @@ _OF_EXPERTS = tuple(
         ),
     )
 )
-"""Of vLLM's names and schemas; for mxfp8 vLLM has none."""
+"""Ops of rows sorted by expert. Their names and schemas are vLLM's; for mxfp8 vLLM has none."""
 
 _BACK = tuple(
     _block(
@@ -283,12 +285,14 @@ _BACK = tuple(
     )
     for x in (NVFP4, *_MX_FORMATS)
 )
-"""Codes and scales back to values."""
+"""Ops that make values of codes and scales again."""
 
 
 def _of_vllm(op: QuantOp) -> QuantOp:
-    """vLLM's op of the name, with vLLM's scales and codes, under a name of ours. Its packed scales are of 16 bits in groups of
-    32 and 128 only."""
+    """vLLM's op of the name, with vLLM's scales and codes, under a name of ours.
+
+    Its packed scales are for 16-bit values in groups of 32 and 128 only.
+    """
     renamed = replace(op, schema=OpSchema(VLLM_PREFIX + op.schema.schema), vllm=True)
     if op.is_packed:
         return replace(renamed, in_dtypes=_SIXTEEN_BITS, group_sizes=(32, 128))

@@ -8,7 +8,7 @@ All arithmetic is f32, every operation rounded on its own (no contraction), and 
     scale_ub  the smaller of it and what it bounds; NaN bounds nothing
 
 Codes and scales of the kernels equal these bit for bit where both run on the same device. Across devices exp, tanh and
-erf differ by an ulp or two. A gated code then differs where its quotient lies that close to a boundary between
+erf differ by an ulp or two. A gated code may then differ where its quotient lies that close to a boundary between
 codes: see docs/quantisation.md. Division by a Python number is avoided throughout: torch multiplies by its reciprocal.
 """
 
@@ -26,13 +26,15 @@ CODE_MAX = {DType.E4M3: 448.0, DType.S8: 127.0}
 SMALLEST_SCALE = {DType.E4M3: 1.0 / (448.0 * 512.0), DType.S8: 2.0**-23}
 _SMALLEST_UE8M0_SCALE = 1e-10
 _CANONICAL_NAN, _LARGEST, _LOWEST = 0x7F, 0x7E, 0xFE
-"""e4m3 codes of NaN: ours, and what vLLM's bounds make of it, 448 or in groups -448."""
+"""e4m3 codes of NaN: ours, and what vLLM's bounds make of it. That is 448, or -448 in groups."""
 _FLT_MAX = torch.finfo(torch.float32).max
 
 
 def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """x [rows, hidden] of any float type as f32, or what an activation makes of it. If it is gated, activation(gate) * up of
-    x [rows, 2 hidden] = gate then up."""
+    """x [rows, hidden] of any float type as f32, after an activation.
+
+    If the activation is gated, x is [rows, 2 hidden], gate, then up, and the result is activation(gate) * up.
+    """
     if activation.is_gated:
         gate, up = x.float().chunk(2, dim=-1)
         if activation is Activation.SILU:
@@ -44,7 +46,7 @@ def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor, *, by_tanh: bool) -> torch.Tensor:
-    """Of f32 values, with erf or with the tanh that is close to it."""
+    """GELU of f32 values: with erf, or with the tanh that is close to it."""
     if by_tanh:
         cube = x * x * x
         return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * cube)))
@@ -62,8 +64,10 @@ def divided_silu(gate: torch.Tensor) -> torch.Tensor:
 
 
 def silu_as_vllm(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) up of x [rows, 2 hidden] = gate then up, f32. Both silu(gate), a quotient, and the product are rounded to
-    x's type, as vLLM's silu_and_mul_quant does."""
+    """silu(gate) * up of x [rows, 2 hidden], which is gate, then up, in f32.
+
+    silu(gate) is a quotient. It and the product are both rounded to x's type, as by vLLM's silu_and_mul_quant.
+    """
     gate, up = x.float().chunk(2, dim=-1)
     return rounded_product(divided_silu(gate), up, x.dtype)
 
@@ -87,7 +91,10 @@ def encode_truncated(x: torch.Tensor) -> torch.Tensor:
 
 
 def encode_with_azp(x: torch.Tensor, azp: torch.Tensor, *, wraps: bool = False) -> torch.Tensor:
-    """s8 codes of f32 values whose zero lies at code `azp` (s32): both steps saturate, or the sum wraps in 32 bits (vLLM)."""
+    """s8 codes of f32 values whose zero lies at code `azp` (s32).
+
+    Both steps saturate. Or the sum wraps in 32 bits, as vLLM's does.
+    """
     low, high = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
     rounded = torch.nan_to_num(torch.round(x), nan=0.0).double().clamp(low, high).long()
     codes = rounded + azp.long()
@@ -95,7 +102,10 @@ def encode_with_azp(x: torch.Tensor, azp: torch.Tensor, *, wraps: bool = False) 
 
 
 def absolute_maximum(x: torch.Tensor, of_nan: float = 0.0) -> torch.Tensor:
-    """Of the last dimension, which is kept with size 1; 0 where it is empty, `of_nan` where it is all NaN."""
+    """The largest absolute value along the last dimension, which is kept with size 1.
+
+    It is 0 where the dimension is empty, and `of_nan` where all its values are NaN.
+    """
     if x.shape[-1] == 0:
         return x.new_zeros((*x.shape[:-1], 1))
     amax = torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).amax(dim=-1, keepdim=True)
@@ -114,14 +124,18 @@ def round_up_to_power_of_two(scale: torch.Tensor) -> torch.Tensor:
 
 
 def round_up_by_logarithm(scale: torch.Tensor) -> torch.Tensor:
-    """2^ceil(log2(scale)) of f32 scales, the logarithm rounded to f32, as vLLM's of f32 rows. Some units in the last place
-    above a power of two, it is that power."""
+    """2^ceil(log2(scale)) of f32 scales, the logarithm rounded to f32, as vLLM's of f32 rows.
+
+    Some units in the last place above a power of two, the result is still that power.
+    """
     return torch.exp2(torch.ceil(torch.log2(scale.clamp_min(_SMALLEST_UE8M0_SCALE).double()).float()))
 
 
 def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
-    """Powers of two [rows, groups] f32 as s32 [rows, ceil(groups / 4)] with strides (1, rows padded to 4). There are four biased
-    exponents a word, the first group in the low byte, zero where a word has no group."""
+    """Powers of two f32 [rows, groups] as words s32 [rows, ceil(groups / 4)] with strides (1, rows padded to 4).
+
+    A word has four biased exponents, the first group's in the low byte. An exponent is zero where there is no group.
+    """
     rows, groups = scales.shape
     exponents = scales.contiguous().view(torch.int32) >> 23
     exponents = torch.nn.functional.pad(exponents, (0, -groups % 4)).view(rows, -1, 4).to(torch.uint8)
@@ -132,15 +146,20 @@ def pack_ue8m0(scales: torch.Tensor) -> torch.Tensor:
 
 
 def least_step_of(hidden: int) -> torch.Tensor:
-    """The least scale, in f32, as a share of a row's largest absolute value, where a GEMM multiplies all `hidden` codes of it.
-    |x / scale| times 128 times hidden stays below 2^31 - 2^27, so that its sums without the zero point's share fit 32 bits."""
+    """The least scale, in f32, as a share of a row's largest absolute value, where a GEMM multiplies all `hidden` codes
+    of it.
+
+    It keeps |x / scale| times 128 times hidden below 2^31 - 2^27. So the GEMM's sums without the zero point's share fit
+    32 bits.
+    """
     return torch.tensor(float(hidden)) * torch.tensor(1.0 / 15728640.0)
 
 
 def _asymmetric(
     low: torch.Tensor, high: torch.Tensor, least_step: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scale, its reciprocal and zero point such that `low` has code -128; a range of one value is coded symmetrically."""
+    """Scale, its reciprocal and zero point such that `low` has code -128; a range of one value is coded
+    symmetrically."""
     single = low == high
     scale = divide(high - low, 255.0)
     if least_step is not None:
@@ -157,8 +176,11 @@ def _asymmetric(
 
 
 def _asymmetric_as_vllm(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `_asymmetric`, by vLLM's formula. A range of one value has scale 0, and its zero point is what 32 bits hold. A
-    range of nothing is that from the largest to the lowest number."""
+    """Scale, its reciprocal and zero point by vLLM's formula.
+
+    A range of one value has scale 0, and its zero point is what 32 bits hold. A range of nothing counts as that from
+    the largest to the lowest number.
+    """
     low, high = low.clamp_max(_FLT_MAX), high.clamp_min(-_FLT_MAX)
     scale = divide(high - low, 255.0)
     limits = torch.iinfo(torch.int32)
@@ -208,8 +230,10 @@ def tensor_quant(x: torch.Tensor, out_dtype: DType, *, vllm: bool = False) -> tu
 
 
 def tensor_quant_with_azp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """s8 codes of x, its scale [1] and zero point s32 [1]: coded as token_quant_with_azp codes a row. An empty tensor has
-    scale and zero point 0."""
+    """s8 codes of x, its scale [1] and its zero point s32 [1], coded as token_quant_with_azp codes a row.
+
+    An empty tensor has scale and zero point 0.
+    """
     codes, scale, azp = token_quant_with_azp(x.reshape(1, -1), least_step_of(x.shape[-1]))
     return codes.reshape(x.shape), scale[0], azp[0]
 
@@ -224,8 +248,8 @@ def token_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales [rows, 1].
 
-    scale = max(min(amax, scale_ub) / max, smallest scale), and values are divided by it. Plain s8 is as vLLM's op. The scale is
-    amax / 127 with no smallest one, and values are multiplied by 127 / amax (0 for a row of zeros).
+    scale = max(min(amax, scale_ub) / max, smallest scale), and values are divided by it. Plain s8 is as vLLM's op. The
+    scale is amax / 127 with no smallest one, and values are multiplied by 127 / amax (0 for a row of zeros).
     """
     values = activated(x, activation)
     amax = absolute_maximum(values)
@@ -244,8 +268,11 @@ def token_quant_with_azp(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x [rows, hidden], scales [rows, 1] and zero points s32 [rows, 1].
 
-    scale = max((high - low) / 255, least_step max(|low|, |high|)), azp = rint(-128 - low / scale), code = rint(x * (1 / scale))
-    + azp. `least_step` is that of the rows' GEMM, None for none; vLLM has none. Rows without elements have scale and zero
+        scale = max((high - low) / 255, least_step max(|low|, |high|))
+        azp = rint(-128 - low / scale)
+        code = rint(x * (1 / scale)) + azp
+
+    `least_step` is that of the rows' GEMM, None for none; vLLM has none. Rows without elements have scale and zero
     point 0.
     """
     values = x.float()
@@ -271,9 +298,11 @@ def group_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales f32 [rows, hidden / group_size], row-major.
 
-    scale = max(min(max(amax, smallest_amax) / max, scale_ub), smallest_scale), rounded up to a power of two unless
-    `scale_format` is F32 (pack_ue8m0 packs it); values are divided by it. vLLM multiplies by the reciprocal of scales without
-    an activation, bounds with NaN as -448 or -128, and cuts s8 codes off.
+        scale = max(min(max(amax, smallest_amax) / max, scale_ub), smallest_scale)
+
+    Scales are rounded up to a power of two unless `scale_format` is F32; pack_ue8m0 packs them. Values are divided by
+    them. vLLM multiplies by the reciprocal of scales without an activation. It bounds with NaN as -448 or -128, and
+    cuts s8 codes off.
     """
     values = activated(x, activation)
     rows, hidden = values.shape
@@ -307,17 +336,22 @@ def block_quant(
     activation: Activation = Activation.NONE,
     modulation: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed codes [rows, bytes] of x [rows, hidden] (or [rows, 2 hidden]) and plain scales [rows, groups], both uint8, as
-    gemmill.formats.quantise defines them. `modulation` is scale and shift. Raises ValueError for a global scale that is no
-    finite number above zero."""
+    """Packed codes [rows, bytes] and plain scales [rows, groups], both uint8, of x [rows, hidden] (or [rows, 2
+    hidden]).
+
+    gemmill.formats.quantise defines both. `modulation` is scale and shift. Raises ValueError for a global scale that is
+    no finite number above zero.
+    """
     values = activated(x, activation) if modulation is None else modulated(x, *modulation)
     found = quantise(values, format, global_scale=global_scale, rounding=rounding)
     return found.codes, found.scales
 
 
 def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """s8 codes of x [rows, hidden], scales f32 and zero points s32 [rows, hidden / group_size]: each group coded as
-    token_quant_with_azp codes a row."""
+    """s8 codes of x [rows, hidden], scales f32 and zero points s32 [rows, hidden / group_size].
+
+    Each group is coded as token_quant_with_azp codes a row.
+    """
     rows, hidden = x.shape
     codes, scale, azp = token_quant_with_azp(x.reshape(-1, group_size))
     return codes.reshape(rows, hidden), scale.reshape(rows, -1), azp.reshape(rows, -1)
@@ -328,7 +362,7 @@ class VllmSum:
     """How vLLM sums the squares of a row."""
 
     threads: int
-    """Of a CTA, each of which sums its elements in f32, a product and a sum rounded once."""
+    """Threads of a CTA. Each sums its elements in f32, where a product and a sum are rounded once."""
     width: int
     """Neighbouring elements that a thread takes at a time."""
     in_pairs: bool = False
@@ -336,15 +370,20 @@ class VllmSum:
 
     @classmethod
     def of_rows(cls, rows: int, hidden: int, *, stride: int, group_size: int) -> "VllmSum":
-        """Of rows so many elements apart. Where vLLM is asked for results that do not depend on the batch, those with groups
-        have 512 threads."""
+        """How vLLM sums rows that are `stride` elements apart.
+
+        Where vLLM is asked for results that do not depend on the batch, rows with groups have 512 threads.
+        """
         most = 1024 if not group_size else 512 if rows <= 256 else 256
         return cls(threads=min(hidden, most), width=4 if group_size or (hidden % 4 == 0 and stride % 4 == 0) else 1)
 
     @classmethod
     def by_given_scale(cls, rows: int, hidden: int, *, stride: int, most_width: int, with_residual: bool) -> "VllmSum":
-        """Of rows that are coded by a scale that is given, 16 bytes at a time, or what divides a row. With a residual 8
-        elements, or one. vLLM's addresses of a residual are taken to be multiples of 16 bytes."""
+        """How vLLM sums rows that are coded by a scale that is given.
+
+        A thread takes 16 bytes at a time, or what divides a row. With a residual it takes 8 elements, or one. vLLM's
+        addresses of a residual are taken to be multiples of 16 bytes.
+        """
         most = 1024 if rows < 256 else 256
         if with_residual:
             in_pairs = hidden % 8 == 0 and stride % 8 == 0
@@ -354,7 +393,10 @@ class VllmSum:
 
 
 def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> torch.Tensor:
-    """1 / rms of f32 rows: sums of threads, of neighbours within warps, of warps one after another; then the device's rsqrt."""
+    """1 / rms of f32 rows, by vLLM's order of sums and the device's rsqrt.
+
+    Threads are summed first, then neighbours within warps, then warps one after another.
+    """
     rows, hidden = values.shape
     turns = torch.nn.functional.pad(values, (0, -hidden % max(how.threads * how.width, 1)))
     of_threads = values.new_zeros((rows, how.threads))
@@ -403,12 +445,14 @@ def rms_normed(
     vllm: VllmSum | None = None,
     rounds_once: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, the inner rounding left out where it `rounds_once`. Beside
-        it the new residual (None without one), of which then the rest is made.
+    """round(round(x / rms) * weight) of x [rows, hidden] in x's type, and the new residual, None without one.
 
-    With a residual, x + residual in f32 takes x's place, unrounded; the new residual is it, rounded. The mean square is summed
-        in f32 over runs of 16 bytes of x: `((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))`. Runs are summed in f64. The sum is
-        rounded to f32 after epsilon, an f32, was added. 1 / rms is its correctly rounded inverse square root.
+    The inner rounding is left out where it `rounds_once`. With a residual, x + residual in f32 takes x's place,
+    unrounded. The new residual is that sum, rounded. With `rounds_once` the rest is made of the rounded one.
+
+    The mean square is summed in f32 over runs of 16 bytes of x: `((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))`. Runs are
+    summed in f64. The sum is rounded to f32 after epsilon, an f32, was added. 1 / rms is its correctly rounded inverse
+    square root.
     """
     values = x.float()
     added = None
@@ -439,9 +483,11 @@ def rms_norm_quant(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Codes of the RMS norm of x [rows, hidden], scales [rows, 1] or [rows, hidden / group_size], and the new residual.
 
-    scale = max(min(amax, scale_ub) / max, smallest scale). e4m3 divides by it, s8 multiplies by its reciprocal, as all
-    codes of groups do of vLLM's. By a `scale` that is given, f32 [1], codes are those of static_quant. vLLM's sums depend on
-    `vllm_stride`, elements between the rows of its input; without one the arithmetic is ours.
+        scale = max(min(amax, scale_ub) / max, smallest scale)
+
+    e4m3 divides by the scale. s8 multiplies by its reciprocal, as do all codes of vLLM's groups. By a `scale` that is
+    given, f32 [1], codes are those of static_quant. `vllm_stride` is the elements between the rows of vLLM's input, on
+    which its sums depend. Without one the arithmetic is ours.
     """
     rows, hidden = x.shape
     vllm = None if vllm_stride is None else VllmSum.of_rows(rows, hidden, stride=vllm_stride, group_size=group_size)

@@ -8,14 +8,18 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[QuantConfig]:
-    """Every config that an op reaches, each once; elsewhere than on sm90a those of block-scaled formats, whose GEMMs are there."""
+    """Every config that an op reaches, each once. Beyond sm90a only block-scaled formats have kernels, as their GEMMs
+    are there."""
     for config in dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch)):
         if arch is Arch.SM90A or config.family.is_blocked:
             yield config
 
 
 def smoke(arch: Arch) -> Iterator[QuantConfig]:
-    """One config for each op that codes bf16 as e4m3 or in a block-scaled format, with the last of its activations; ops may share one."""
+    """One config for each op that codes bf16 as e4m3 or in a block-scaled format, with the last of its activations.
+
+    Ops may share one.
+    """
     if arch is not Arch.SM90A:
         return
     yield from dict.fromkeys(

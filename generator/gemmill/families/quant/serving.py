@@ -1,4 +1,4 @@
-"""The quantisation ops in the runtime."""
+"""The quantisation ops in the runtime: their CPU path, and the sentences for variants that a build lacks."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -234,7 +234,7 @@ def _group_scales(call: Judged, kept: torch.Tensor, scales: torch.Tensor) -> Ite
     yield written
     rows, words = call["rows"], call["words"]
     if call["packed"] and rows % 4 and words > 1:
-        # The rows that pad to four, but for those of the last word, which need not be in the tensor's memory.
+        # The rows that pad to four. Those of the last word are left out: they need not be in the tensor's memory.
         padding = kept.as_strided((-rows % 4, words - 1), written[0].stride(), kept.storage_offset() + rows)
         yield padding, torch.zeros_like(padding)
 

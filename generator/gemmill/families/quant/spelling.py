@@ -1,4 +1,4 @@
-"""Spelling a QuantConfig in CUDA C++: which template, and what fills its holes."""
+"""The spelling of a QuantConfig in CUDA C++: a template, and what fills its holes."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from gemmill.family import Spelled
 
 
 def spell(config: QuantConfig) -> Spelled:
-    """The template of its family, and what fills the holes."""
+    """The template of a config's family, and what fills its holes."""
     return Spelled(template=f"quant/{config.family.template}.cu.jinja", values=_values(config))
 
 

@@ -27,20 +27,20 @@ class Predicate:
     a_scale: ScaleGranularity
     b_scale: ScaleGranularity
     group_size: int
-    """Of scales in groups along K; 0 where they are per tensor or channel."""
+    """Elements along K that share a scale; 0 where scales are per tensor or channel."""
     scale_layout: ScaleLayout
     alignment_a: int
-    """Elements: A's data and row stride must be multiples of these (1: any)."""
+    """Elements that A's data and row stride must be multiples of (1: any)."""
     alignment_b: int
     alignment_d: int
     min_k: int
-    """Smallest K; a main loop without iterations is not run."""
+    """The smallest K: a main loop without iterations is not run."""
     max_mnk: int
-    """Largest M, N and K."""
+    """The largest M, N and K."""
 
     @property
     def operand_dtype(self) -> DType:
-        """Of the operand that a call is asked by."""
+        """The dtype of the operand that a call is asked by."""
         return self.a_dtype
 
     @property

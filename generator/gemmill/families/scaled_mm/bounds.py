@@ -1,25 +1,27 @@
 """How far a right kernel may be from the exact result, element by element, from the arithmetic of the hardware.
 
-s8: nothing is lost in the sum and the reference repeats the epilogue's roundings, so the tolerance is zero.
+s8: nothing is lost in the sum, and the reference repeats the epilogue's roundings. So the tolerance is zero.
 
-e4m3 on Hopper: a tensor-core instruction adds 32 products and the running sum as fixed-point numbers. They share the largest
-one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits). What lies below is cut off. Each of
-the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an instruction adds at most 33 x
-2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves the sum in that form over the whole
-of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the register each time) and starts from zero. The
-bound follows these steps along K with the true partial sums. To assume the worst partial sum for all of them would hide
-every fault. Over the whole of K it is wide all the same: `gemmill.numerics.exact` has operands that need none.
+e4m3 on Hopper: a tensor-core instruction adds 32 products and the running sum as fixed-point numbers. They share the
+largest one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits). What lies below is cut
+off. Each of the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an instruction
+adds at most 33 x 2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves the sum in
+that form over the whole of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the register each
+time) and starts from zero. The bound follows these steps along K with the true partial sums. To assume the worst
+partial sum for all of them would hide every fault. Over the whole of K it is wide all the same:
+`gemmill.numerics.exact` has operands that need none.
 
 bf16 and f16 on Hopper: see `gemmill.arithmetic`.
 
-With scales in groups along K, at most one group stays in the tensor core, whatever the accumulation is called. Its sum is
-multiplied by both scales and added to a float32 register. That is at most three roundings of what is added, and one of the
-register. The three are the scales' product, the product with the sum, and one more where the order is another. In whatever
-order the groups are added, no partial sum is beyond the sum of their magnitudes. Slices of K that are added at the end cost
-a rounding each, and there are fewer of them than groups. A group of s8 sums to 2^21 at most, which float32 holds.
+With scales in groups along K, at most one group stays in the tensor core, whatever the accumulation is called. Its sum
+is multiplied by both scales and added to a float32 register. That is at most three roundings of what is added, and one
+of the register. The three are the scales' product, the product with the sum, and one more where the order is another.
+In whatever order the groups are added, no partial sum is beyond the sum of their magnitudes. Slices of K that are added
+at the end cost a rounding each, and there are fewer of them than groups. A group of s8 sums to 2^21 at most, which
+float32 holds.
 
-After the sum: its rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24. Storing costs half a unit
-in the last place of the output's type.
+After the sum: its rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24. Storing costs
+half a unit in the last place of the output's type.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,11 +57,12 @@ TENSOR_CORES = {
 }
 PROMOTION_K = 128
 GROUP_ROUNDINGS = 3
-"""Of one group's part of the sum, before it is added."""
+"""Roundings of one group's part of the sum, before it is added."""
 
 
 def exact_scaled_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The result before any rounding, float64 [M, N]: what `tolerance` is a distance from. Arguments as in scaled_mm."""
+    """The result before any rounding, float64 [M, N]: what `tolerance` is a distance from. Arguments as in
+    scaled_mm."""
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias)
     check_scales(a, b, a_scales, b_scales)
@@ -89,10 +92,10 @@ def tolerance(
     bias: Tensor | None = None,
     sum_error: Tensor | None = None,
 ) -> Tensor:
-    """Largest |kernel - exact_scaled_mm| of a right kernel, float64 [M, N]. Arguments as in scaled_mm.
+    """The largest |kernel - exact_scaled_mm| of a right kernel, float64 [M, N]. Arguments are those of scaled_mm.
 
     `sum_error` is accumulation_error's result where the caller has it already. Scales in groups need none, and set the
-    accumulation themselves; s8 is bounded with them too.
+    accumulation themselves. s8 is bounded with them too.
     """
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return _group_tolerance(a, b, a_scales, b_scales, groups, out_dtype, bias)
@@ -131,21 +134,22 @@ def _group_tolerance(
 # Users' epilogues ----------------------------------------------------------------------------------------------------
 
 LIBRARY_UNITS = 4
-"""Units in the last place that CUDA's functions may be off, at most: 2 of exp2, erf, tanh and rsqrt, 1 of exp and log."""
+"""The most units in the last place that CUDA's functions are off: 2 of exp2, erf, tanh and rsqrt, 1 of exp and log."""
 _ROUNDED = ("add", "sub", "mul", "fma", "float")
 _LIBRARY = ("div", "exp", "exp2", "log", "tanh", "erf", "sqrt", "rsqrt")
 _SMALLEST = 2.0**-126
 
 Ends = tuple[Tensor, Tensor]
-"""Lowest and highest value; of a comparison, whether it holds surely, and possibly."""
+"""The lowest and the highest value. For a comparison, whether it holds surely, and whether it holds possibly."""
 
 
 def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumulation) -> Ends:
-    """Between what a right kernel's results lie, float64 [M, N], NaN where nothing is known; `given` is by role.
+    """The ends between which a right kernel's results lie, float64 [M, N], NaN where nothing is known; `given` is by
+    role.
 
-    The sum is off by what the tensor core loses. Each step widens what it is given by its own error, whether products and sums
-    are fused or not. That is half a unit of what is rounded, nothing of what is exact, and LIBRARY_UNITS of the library's
-    functions, quotients and roots.
+    The sum is off by what the tensor core loses. Each step widens what it is given by its own error, whether products
+    and sums are fused or not. That is half a unit of what is rounded, nothing of what is exact, and LIBRARY_UNITS of
+    the library's functions, quotients and roots.
     """
     total = given["a"].to(torch.float64) @ given["b"].to(torch.float64)
     lost = accumulation_error(given["a"], given["b"], accumulation)
@@ -172,7 +176,7 @@ def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumul
 
 
 def _rounded(ends: Ends) -> Ends:
-    """What is exact stays so."""
+    """The ends after a rounding to float32. Ends that are equal stay where float32 holds them."""
     exact = (ends[0] == ends[1]) & (ends[0].float().double() == ends[0])
     low, high = _widened(ends, FLOAT32_UNIT)
     return torch.where(exact, ends[0], low), torch.where(exact, ends[1], high)
@@ -184,7 +188,7 @@ def _widened(ends: Ends, unit: float) -> Ends:
 
 
 def _overflown(ends: Ends) -> Ends:
-    """What float32 has no number for may be its last one or infinite."""
+    """The ends where float32 may overflow: a value beyond its last number may be that number or infinity."""
     last = torch.finfo(torch.float32).max
     low, high = ends
     low = torch.where(low < -last, -torch.inf, torch.where(low > last, last, low))
@@ -196,7 +200,7 @@ def _wrapped_end(x: Tensor) -> Tensor:
 
 
 def _by_corners(word: str, *of: Ends) -> Ends:
-    """Of what is monotone in each operand: an extreme lies at one of the corners."""
+    """The ends of a function that is monotone in each operand: an extreme lies at one of the corners."""
     corners = [_MONOTONE[word](*corner) for corner in product(*of)]
     low, high = corners[0], corners[0]
     for corner in corners[1:]:

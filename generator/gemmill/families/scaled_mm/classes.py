@@ -19,30 +19,34 @@ class Need(IntEnum):
 
 
 OWN_CLASSES = 4096
-"""Numbers of classes with each user's epilogue: what is below them says the same of operand and result. Mirrored by classes.h."""
+"""Numbers of classes for each user's epilogue. The part below it says operand and result. Mirrored by classes.h."""
 _OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 _OUTS = (DType.BF16, DType.F16)
 _TO_CODES = OWN_CLASSES // 2
-"""Added where results are codes of e4m3, which a user's epilogue alone ends in. Mirrored by classes.h."""
+"""The number that is added where results are codes of e4m3. A user's epilogue alone ends in them. Mirrored by
+classes.h."""
 _OPERAND_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OPERANDS)}
 _OUT_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OUTS)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallClass:
-    """What the number of a class of calls says."""
+    """The parts of the number of a class of calls."""
 
     need: Need
     operand: DType
     out: DType
     scales: int
-    """A number of `scales_code`."""
+    """The kind of scales, as `scales_code` numbers it."""
     own: int = 0
     """The number of a user's epilogue, or 0."""
 
 
 def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
-    """The number of a kind of scales: 0 per tensor or channel, then two for each kind of groups, A's scales M-major or not."""
+    """The number of a kind of scales: 0 per tensor or channel, then two for each kind of groups.
+
+    Of these two the second is for scales of A that are M-major.
+    """
     return 0 if groups is None else 1 + SCALE_GROUPS.index(groups) * 2 + (not mn_major)
 
 
@@ -54,7 +58,7 @@ def class_code(need: Need, operand: str, out: str, scales: int = 0, own: int = 0
 
 
 def class_of(number: int) -> CallClass:
-    """What `class_code` made the number of."""
+    """The class of calls that `class_code` numbered so."""
     own, below = divmod(number, OWN_CLASSES)
     to_codes, below = divmod(below, _TO_CODES)
     rest, out = divmod(below, len(_OUTS))

@@ -1,4 +1,4 @@
-"""KernelConfig = Problem (what is computed) x Schedule (how) x Launch (run-time settings) x Arch x Backend."""
+"""The config of a GEMM: Problem (what is computed) x Schedule (how) x Launch (run-time settings) x Arch x Backend."""
 
 from dataclasses import dataclass, field, replace
 

@@ -1,13 +1,14 @@
 """The analytic model that chooses where nothing was measured. Mirrors kernels/scaled_mm/model.cpp.
 
-Waves of clusters of CTAs, as many at a time as a device has room for. Five things limit them: the tensor core with its
-stores, how soon a stage of the pipeline is filled again, L2, what SMs fetch from memory, and memory. The fourth root of the
-sum of their fourth powers joins their times: a smooth maximum. Slices of K are added up after that.
+Clusters of CTAs run in waves, as many at a time as a device has room for. Five things limit them. The first two are the
+tensor core with its stores, and how soon a stage of the pipeline is filled again. The others are L2, what SMs fetch
+from memory, and memory. The fourth root of the sum of their fourth powers joins their times: a smooth maximum. Slices
+of K are added up after that.
 
-The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the weights that were timed (H200,
-2026-11-21). The fit is for the loss of the variant that comes out first. docs/notes/tables.md has what it is,
-tools/fit_model.py fits them anew. They are near what the machine has, but not measurements of it: a smooth maximum of equals
-exceeds each of them.
+The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the weights that were timed
+(H200, 2026-11-21). The fit is for the loss of the variant that comes out first (docs/notes/tables.md).
+tools/fit_model.py fits them anew. They are near what the machine has, but not measurements of it: a smooth maximum of
+equals exceeds each of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,94 +19,103 @@ from gemmill.families.scaled_mm.classes import class_of
 from gemmill.family import Row, ShapedCall
 
 L2_KEPT = 40_000_000
-"""What of the L2 operands can keep."""
+"""Bytes of operands that L2 can keep."""
 
 ROOM = ((5, 120), (4, 124), (3, 117))
-"""Of 132 SMs, those in which clusters of so many CTAs and more find room (H200): a cluster lies within a group of 14 to 18 SMs."""
+"""For clusters of so many CTAs and more, how many of 132 SMs they find room in (H200).
+
+A cluster lies within a group of 14 to 18 SMs.
+"""
 
 BANDS = ((8, 6), (4, 3), (2, 2))
-"""Widths of bands that CUTLASS's scheduler uses, and from how many tiles of the shorter side on."""
+"""Widths of the bands of CUTLASS's scheduler, and from how many tiles of the shorter side on it uses each."""
 
 
 class Facts(NamedTuple):
-    """Of a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
+    """What the model reads of a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
 
     raster_order: int
     swizzle: int
     splits: int
     tile_m: int
-    """Along M of the op, as the next two along N and K."""
+    """The tile along M of the op, in elements. `tile_n` is along N."""
     tile_n: int
     tile_k: int
-    """In bytes."""
+    """The tile along K, in bytes."""
     columns: int
-    """Of the tile, as the tensor core sees it: tile_n, or tile_m of a transposed kernel."""
+    """Columns of the tile, as the tensor core sees it: tile_n, or tile_m of a transposed kernel."""
     sharers_a: int
     """CTAs of a cluster that load a tile of A together."""
     sharers_b: int
     pads: int
-    """Whether it rounds the tiles of a call up to whole bands, as CUTLASS's scheduler does."""
+    """1 where it rounds the tiles of a call up to whole bands, as CUTLASS's scheduler does."""
     ctas_of_sm: int
-    """That fit on an SM."""
+    """CTAs that fit on an SM."""
     overlaps: int
-    """Whether a tile is stored while the next is multiplied."""
+    """1 where a tile is stored while the next is multiplied."""
     promotes: int
-    """Whether sums leave the tensor core's accumulator before the end of K."""
+    """1 where sums leave the tensor core's accumulator before the end of K."""
     divides_k: int
-    """Whether slices of K are added up in the shared memory of a cluster."""
+    """1 where slices of K are added up in the shared memory of a cluster."""
     stages: int
-    """Of the pipeline: steps whose operands are on their way at a time."""
+    """Stages of the pipeline: steps whose operands are on their way at a time."""
     box_rows: int
-    """Rows of the boxes that an A is loaded in which leaves a box or more of the tile empty; 0 if it is filled up with zeros."""
+    """Rows of the boxes in which A is loaded where it leaves a box or more of a tile empty.
+
+    It is 0 where such a tile is filled up with zeros.
+    """
     cost_permille: int
-    """How much longer than the model's time its schedule takes, 1000 for the same."""
+    """How long its schedule takes, in thousandths of the model's time."""
 
 
 class Constants(NamedTuple):
-    """What is fitted. Bytes and multiply-adds are a nanosecond's, times nanoseconds."""
+    """The fitted constants. Rates are bytes or multiply-adds in a nanosecond; times are nanoseconds."""
 
     products: float = 6232.0
     """Multiply-adds of a byte by a byte, of an SM."""
     shared_bytes: float = 241.7
-    """That the tensor core reads from shared memory and loads write there, of an SM."""
+    """Bytes that the tensor core reads from shared memory and loads write there, of an SM."""
     promoting: float = 1.091
-    """How much longer the tensor core takes where sums leave its accumulator."""
+    """The factor by which the tensor core takes longer where sums leave its accumulator."""
     promotion: float = 0.8044
-    """To add up one tile's sums, for each 128 bytes of K."""
+    """The time to add up one tile's sums, for each 128 bytes of K."""
     l2_bytes: float = 11470.0
-    """From L2, of all SMs."""
+    """Bytes from L2, of all SMs."""
     straddling: float = 1.136
-    """How many times as much L2 is read where rows are no multiples of 128 bytes: what a step takes of them lies in two lines."""
+    """The factor by which more of L2 is read where rows are no multiples of 128 bytes.
+
+    A step's part of such a row lies in two lines.
+    """
     parting: float = 0.6285
-    """And how many times more where they are no multiples of 32 bytes: half of them begin within a sector."""
+    """The share that is added where rows are no multiples of 32 bytes: half of them begin within a sector."""
     filling: float = 3.178
-    """Bytes from L2 that a byte of zeros in the place of rows beyond A is worth (docs/notes/groups.md)."""
+    """Bytes from L2 that one byte of zeros, in the place of rows beyond A, counts as (docs/notes/groups.md)."""
     fetched_bytes: float = 58.77
-    """From memory, of an SM."""
+    """Bytes from memory, of an SM."""
     memory_bytes: float = 6868.0
-    """From memory, of all SMs."""
+    """Bytes from memory, of all SMs."""
     latency: float = 1433.0
-    """From when a stage is free until its next operands are there."""
+    """The time from when a stage is free until its next operands are there."""
     begin: float = 1291.0
-    """To launch."""
+    """The time to launch."""
     store_element: float = 0.06785
-    """To store one element of a tile."""
+    """The time to store one element of a tile."""
     stored_late: float = 0.04915
-    """What part of that holds up the next tile of a schedule that overlaps both."""
+    """The share of that time that holds up the next tile of a schedule that overlaps both."""
     meeting: float = 2107.0
-    """Of slices of K that are added up in the shared memory of a cluster."""
+    """The time to add up slices of K in the shared memory of a cluster."""
     meeting_element: float = 0.1512
-    """For each element of a tile."""
+    """The part of that time for each element of a tile."""
 
 
 class Terms(NamedTuple):
-    """What a call by a variant comes to, before any constant: numbers, or arrays of them."""
+    """The terms of a call by a variant, before any constant: numbers, or arrays of them."""
 
     waves: Any
     steps: Any
-    """Along K, of all waves."""
+    """Steps along K, of all waves."""
     ctas: Any
-    """Their steps, of all CTAs."""
+    """Steps of all CTAs."""
     per_sm: Any
     """CTAs on an SM."""
     traffic: Any
@@ -114,16 +124,16 @@ class Terms(NamedTuple):
     """Bytes of zeros in a step."""
     straddles: Any
     parts: Any
-    """Whether rows are no multiples of 128, of 32 bytes."""
+    """Whether rows are no multiples of 128 bytes, and of 32 bytes."""
     memory: Any
     """Bytes read from memory."""
     fetchers: Any
-    """SMs that read them."""
+    """SMs that read these bytes."""
     variant: Facts
 
 
 class Arithmetic(NamedTuple):
-    """Of numbers; of arrays where something else is given."""
+    """The operations that the model computes with: of numbers, or of arrays."""
 
     larger: Callable[[Any, Any], Any] = max
     root: Callable[[Any], Any] = sqrt
@@ -141,7 +151,7 @@ def model_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
 
 
 def terms_of(of: Row, call: ShapedCall, sm_count: int) -> Terms:
-    """What a call by a variant comes to."""
+    """The terms of a call by a variant."""
     row, (m, n, k) = of.facts, call.sizes
     splits = max(row.splits, 1)
     tiles = ctas_of(row, m, n)
@@ -169,7 +179,7 @@ def terms_of(of: Row, call: ShapedCall, sm_count: int) -> Terms:
 
 
 def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
-    """The model's nanoseconds."""
+    """The model's nanoseconds of a call's terms."""
     v = t.variant
     tile_elements = v.tile_m * v.tile_n
     # In a step: the tensor core's instructions, and the bytes that loads write to shared memory.
@@ -197,7 +207,7 @@ def _fourth(x: Any) -> Any:
 
 
 def _room(row: Facts, sm_count: int) -> int:
-    """SMs in which its clusters find room."""
+    """SMs in which clusters of a variant find room."""
     cluster = row.sharers_a * row.sharers_b * (row.splits if row.divides_k else 1)
     return max(1, sm_count * next((room for least, room in ROOM if cluster >= least), 132) // 132)
 
@@ -210,8 +220,8 @@ def ctas_of(row: Facts, m: int, n: int) -> int:
 def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
     """Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time.
 
-    Tiles are visited band by band. What lies across a band stays in L2 while it is swept. What lies along it is read again for
-    every band, unless all of it stays in L2 as well.
+    Tiles are visited band by band. Operands across a band stay in L2 while it is swept. Operands along it are read
+    again for every band, unless all of them stay in L2 as well.
     """
     of_m, of_n = row.tile_m * row.sharers_b, row.tile_n * row.sharers_a
     clusters_m, clusters_n = _ceil_div(m, of_m), _ceil_div(n, of_n)
@@ -226,8 +236,10 @@ def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
 
 
 def tiles_of(row: Facts, m: int, n: int) -> int:
-    """Tiles that a variant computes. Among them are the empty ones of clusters that lie partly beyond the result, and those
-    by which CUTLASS's scheduler fills bands in both directions.
+    """Tiles that a variant computes, empty ones too.
+
+    Clusters that lie partly beyond the result have empty tiles. So have the bands that CUTLASS's scheduler fills in
+    both directions.
 
     Source: `get_log_swizzle_size` and `round_up` in cutlass/gemm/kernel/tile_scheduler_params.h.
     """
@@ -241,7 +253,8 @@ def tiles_of(row: Facts, m: int, n: int) -> int:
 
 
 def pads_more(row: Row, then: Sequence[int], now: Sequence[int]) -> bool:
-    """Whether empty tiles would add a quarter or more to what they were of the tiles when the row was measured."""
+    """Whether the tiles to each full tile, empty ones included, have grown by more than a quarter since the row was
+    measured."""
     facts, before, here = row.facts, (then[0], then[1]), (now[0], now[1])
     grown = tiles_of(facts, *here) * _full_tiles(facts, *before)
     return 4 * grown > 5 * tiles_of(facts, *before) * _full_tiles(facts, *here)

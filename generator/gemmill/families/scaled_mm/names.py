@@ -1,4 +1,4 @@
-"""The fields of a GEMM's name, and back."""
+"""Names of GEMMs: their fields, and the config that fields spell."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from gemmill.vocab import (
 @dataclass(frozen=True)
 class _Field:
     part: type[Any]
-    """Problem or Schedule."""
+    """The class of the part of a config that the field belongs to: Problem or Schedule."""
     write: Callable[[Any], object]
-    """Of that part."""
+    """The function that writes the field of that part."""
     read: Callable[[str], dict[str, Any]]
-    """The arguments of that part which the field tells. Raises ValueError."""
+    """The function that reads the field as arguments of that part. Raises ValueError."""
 
 
 def _word(part: type[Any], name: str, kind: Callable[[str], Any]) -> _Field:
@@ -104,11 +104,11 @@ _LAUNCH: dict[str, tuple[str, Callable[[str], Any]]] = {
     "w": ("swizzle", int),
     "k": ("splits", int),
 }
-"""Launch settings, by the letter before each: those that are not the defaults follow the fields."""
+"""Launch settings, by the letter before each. Those that are not the defaults follow the fields."""
 
 
 def to_fields(config: KernelConfig) -> list[str]:
-    """Those of its problem and schedule, then its launch settings."""
+    """The fields of a config's problem and schedule, then its launch settings."""
     parts = {Problem: config.problem, Schedule: config.schedule}
     launch = [(letter, getattr(config.launch, name), getattr(Launch, name)) for letter, (name, _) in _LAUNCH.items()]
     return [

@@ -30,8 +30,11 @@ SCALED_MM_AZP = OpSchema(
 )
 GEMM_OPS = (SCALED_MM, SCALED_MM_AZP)
 VLLM_OPS = tuple(OpSchema(VLLM_PREFIX + op.schema) for op in GEMM_OPS)
-"""vLLM's ops of these names: they refuse matrices whose rows or columns lie apart, and take scales along either dimension,
-for vLLM's callers hand over those of b as [N, 1]."""
+"""vLLM's ops of these names.
+
+They refuse matrices whose rows or columns lie apart. They take scales along either dimension, for vLLM's callers hand
+over those of b as [N, 1].
+"""
 OPERANDS_OF = {SCALED_MM.name: tuple(RESULTS_OF), SCALED_MM_AZP.name: (DType.S8,)}
 
 

@@ -13,10 +13,10 @@ from gemmill.vocab import Arch, Backend, DType, EpilogueKind
 
 TAG = "epiloguemm"
 VISITOR_TAG = "visitormm"
-"""Of kernels of the CuTe DSL, and of CUTLASS's."""
+"""The tags of kernels of the CuTe DSL that end in a user's epilogue, and of CUTLASS's."""
 _PREFIX = "mm_"
 OWN_RESULTS_OF = RESULTS_OF | {DType.E4M3: (*RESULTS_OF[DType.E4M3], DType.E4M3)}
-"""What results can be stored as: codes too, which CUTLASS's epilogues store, saturated."""
+"""The dtypes that results can be stored in. Codes, which CUTLASS's epilogues store saturated, are among them."""
 _STORED: dict[Stored, tuple[DType, ...] | Same] = {
     Stored.F32: (DType.F32,),
     Stored.S32: (DType.S32,),
@@ -33,13 +33,13 @@ class OwnProblem(Problem):
 
     @property
     def traced(self) -> Traced:
-        """What the epilogue does with a sum. Raises ValueError where it is not known here."""
+        """The steps of the epilogue. Raises ValueError where it is not known here."""
         return known(self.own)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnConfig(KernelConfig):
-    """One variant with it."""
+    """One variant that ends in a user's epilogue."""
 
     problem: OwnProblem
 
@@ -56,11 +56,11 @@ class OwnConfig(KernelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPredicate:
-    """The calls that such a kernel takes, and its epilogue: who reads it knows that from then on."""
+    """The calls that such a kernel takes, and its epilogue. Whoever reads this knows the epilogue from then on."""
 
     ops: tuple[str, ...]
     epilogue: str
-    """All steps, as `gemmill.gemm.traced` writes them."""
+    """The text of all steps, as `gemmill.gemm.traced` writes it."""
     a_dtype: DType
     out_dtype: DType
     alignment_a: int
@@ -75,7 +75,7 @@ class OwnPredicate:
 
     @property
     def operand_dtype(self) -> DType:
-        """Of the operand that a call is asked by."""
+        """The dtype of the operand that a call is asked by."""
         return self.a_dtype
 
     @property
@@ -146,12 +146,12 @@ def from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> OwnConfig:
 
 
 def op_name(traced: Traced) -> str:
-    """Of the op that calls an epilogue's kernels."""
+    """The name of the op that calls an epilogue's kernels."""
     return f"{_PREFIX}{traced.name}_{traced.digest}"
 
 
 def class_of_epilogue(traced: Traced) -> int:
-    """What numbers of its classes of calls have of it."""
+    """The number of an epilogue within the numbers of its classes of calls."""
     return int(traced.digest[:10], 16)
 
 
@@ -167,17 +167,18 @@ def is_of_floats(traced: Traced) -> bool:
 
 
 def key_is_of_floats(key: str) -> bool:
-    """The same of the epilogue with a key, unless it is not known here."""
+    """Whether all values of the steps are float32 or comparisons, of the epilogue with a key. It is so where that is
+    not known here."""
     return all(is_of_floats(traced) for traced in all_known() if traced.key == key)
 
 
 def roles_of(traced: Traced) -> dict[str, str]:
-    """What the family calls each of the epilogue's arguments."""
+    """The roles of the epilogue's arguments, by their names."""
     return {given.name: f"{along}{at}" for along in Along for at, given in enumerate(traced.along(along))}
 
 
 def op_of(traced: Traced) -> Op:
-    """The op of an epilogue: out, a, b, then what its function takes."""
+    """The op of an epilogue: out, a, b, then its function's arguments."""
     roles, operands = roles_of(traced), operands_of(traced)
     arguments = [f"{'float' if given.along is Along.SCALAR else 'Tensor'} {given.name}" for given in traced.inputs]
     schema = OpSchema(f"{op_name(traced)}({', '.join(['Tensor(a!) out', 'Tensor a', 'Tensor b', *arguments])}) -> ()")
@@ -219,7 +220,7 @@ def op_of(traced: Traced) -> Op:
 
 
 def brought(accepts: object) -> str | None:
-    """The epilogue of a kernel that accepts such calls."""
+    """The epilogue of a kernel that accepts such calls; None for a kernel without one."""
     return accepts.epilogue if isinstance(accepts, OwnPredicate) else None
 
 

@@ -1,4 +1,4 @@
-"""What torch offers of the GEMMs, and which of them vLLM computes."""
+"""torch's GEMMs, and whether vLLM computes a workload."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +20,12 @@ def _scaled_mm(x: Any, i: int) -> Callable[[], Any]:
 
 
 def _per_tensor(x: Any) -> Any:
-    """The operands with the first of each kind of scales for all."""
+    """The operands, with the first scale of each kind for all."""
     return replace(x, a_scales=x.a_scales[0, 0].clone(), b_scales=x.b_scales[0, 0].clone())
 
 
 def _mm(x: Any, i: int) -> Callable[[], Any]:
-    """By cuBLAS, which is told to add slices of K in float32: in bf16 it is another result."""
+    """The product by cuBLAS, which is told to add slices of K in float32. In bf16 the result would be another."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     return partial(torch.mm, x.a, x.weights[i], out=x.out)
 
@@ -48,6 +48,9 @@ PEERS = (
 
 
 def vllm_takes(workload: MeasuredWorkload) -> bool:
-    """vLLM refuses operands of 16 bits, and ignores the strides of scales in groups: their columns must follow each other
-    at multiples of 16 bytes."""
+    """Whether vLLM takes a workload.
+
+    It refuses operands of 16 bits. It ignores the strides of scales in groups: their columns must follow each other at
+    multiples of 16 bytes.
+    """
     return workload.op != Op.BF16 and (workload.op != Op.FP8_GROUPS or workload.sizes["m"] % 4 == 0)

@@ -1,15 +1,15 @@
 """cutlass_scaled_mm and cutlass_scaled_mm_azp in plain torch, from the quantised operands, on any device.
 
-Sums are exact. A product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so float64 holds a sum of 2^17 of them to
-the last bit. A product of two s8 numbers is at most 2^14. Products of bf16 and of f16 numbers are exact in float64. Their
-sum loses 2^-53 of what is added, which is nothing beside what float32 loses. What follows the sum is done as the kernels'
-epilogues do it. That is in float32, b's scale first, then a's scale and the bias in one fused multiply-add, rounded once to
-the output's type. So s8 results are the same to the last bit; the others differ by what the tensor core loses in the sum,
-which `bounds.py` bounds.
+Sums are exact. A product of two e4m3 numbers is a multiple of 2^-18 below 2^18. So float64 holds a sum of 2^17 of them
+to the last bit. A product of two s8 numbers is at most 2^14. Products of bf16 and of f16 numbers are exact in float64.
+Their sum loses 2^-53 of what is added, which is nothing beside what float32 loses. What follows the sum is done as the
+kernels' epilogues do it. That is in float32, b's scale first, then a's scale and the bias in one fused multiply-add,
+rounded once to the output's type. So s8 results are the same to the last bit; the others differ by what the tensor core
+loses in the sum, which `bounds.py` bounds.
 
-Scales in groups along K: D = sum over g of a_scales[m, g] b_scales[g, n] acc_g[m, n] + bias. The product of the scales is taken
-in float32, as in the kernels, which decides where it overflows. It is applied and the bias added in float64, and the result
-is rounded once. Kernels do all in float32: `bounds.py` bounds that too.
+Scales in groups along K: D = sum over g of a_scales[m, g] b_scales[g, n] acc_g[m, n] + bias. The product of the scales
+is taken in float32, as in the kernels, which decides where it overflows. It is applied and the bias added in float64,
+and the result is rounded once. Kernels do all in float32: `bounds.py` bounds that too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,10 +36,12 @@ def scaled_mm(
 ) -> Tensor:
     """D[M, N] = a_scales b_scales (a b - zero point) + bias, of `out_dtype`.
 
-    a [M, K] and b [K, N] are of float8_e4m3fn, int8, bfloat16 or float16, any strides. a_scales are float32 of 1 or M values,
-    b_scales of 1 or N. Or in groups along K, a_scales [M, K/g] and b_scales [K/g, N/g] or [K/g, N] with g = 128 or 64. bias
-    [N] of any float type; azp_adj int32 [N]; azp int32 of M values, by which azp_adj is then multiplied. Raises ValueError
-    where a scale has another number of values.
+    a is [M, K] and b [K, N], with any strides. Both are float8_e4m3fn, int8, bfloat16 or float16. a_scales are float32
+    of 1 or M values, b_scales of 1 or N. Or both are in groups along K with g = 128 or 64. Then a_scales are [M, K/g],
+    and b_scales [K/g, N/g] or [K/g, N]. bias is [N] of any float type. azp_adj is int32 [N]. azp is int32 of M values,
+    by which azp_adj is multiplied.
+
+    Raises ValueError where a scale has another number of values.
     """
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias).to(out_dtype)
@@ -48,7 +50,7 @@ def scaled_mm(
 
 
 def check_scales(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> None:
-    """Raises ValueError unless a_scales has 1 or M values and b_scales 1 or N; for scales that fit no groups."""
+    """Raises ValueError unless a_scales has 1 or M values and b_scales 1 or N. It is for scales that fit no groups."""
     for name, scales, along, count in (
         ("a_scales", a_scales, "M", a.shape[0]),
         ("b_scales", b_scales, "N", b.shape[1]),
@@ -75,7 +77,7 @@ def exact_group_scaled_mm(
 ) -> Tensor:
     """The result before any rounding but float64's, [M, N].
 
-    a [M, K], b [K, N]; a_scales [M, K/g]; b_scales [K/g, N/g] or [K/g, N]; sizes rounded up; any strides.
+    a is [M, K], b [K, N]. a_scales are [M, K/g], b_scales [K/g, N/g] or [K/g, N]. Sizes are rounded up, strides any.
     """
     total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     for a_group, b_group, scale in each_group(a, b, a_scales, b_scales, groups):
@@ -86,8 +88,10 @@ def exact_group_scaled_mm(
 def each_group(
     a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, groups: ScaleGroups
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each group along K its columns of a, its rows of b, and the float32 product of scales for each element. All are
-    float64."""
+    """For each group along K its columns of a, its rows of b, and the float32 product of scales for each element.
+
+    All are float64.
+    """
     n, size = b.shape[1], groups.size
     for g, start in enumerate(range(0, a.shape[1], size)):
         of_b = b_scales[g]
@@ -98,7 +102,7 @@ def each_group(
 
 
 def _wrapped(x: Tensor) -> Tensor:
-    """int64 as int32 wraps around, in int64."""
+    """int64 values as int32 wraps them around, in int64."""
     return (x + INT32_SPAN // 2) % INT32_SPAN - INT32_SPAN // 2
 
 
@@ -164,7 +168,8 @@ def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def own_mm(traced: Traced, given: Mapping[str, Any]) -> Tensor:
-    """What a user's epilogue makes of a b, [M, N] of out's dtype; arguments by role (gemmill.families.scaled_mm.own)."""
+    """What a user's epilogue makes of a b, [M, N] of out's dtype; arguments by role
+    (gemmill.families.scaled_mm.own)."""
     total = accumulate(given["a"], given["b"])
     values = [total.to(torch.int64) if traced.accumulator is Kind.S32 else total.to(torch.float32)]
     values.extend(inputs_of(traced, given))

@@ -1,4 +1,4 @@
-"""Which scales a call has, and whether it may. Mirrors kernels/scaled_mm/group_scales.cpp."""
+"""The kind of scales that a call has, and whether it may have them. Mirrors kernels/scaled_mm/group_scales.cpp."""
 
 from gemmill.family import Judged
 from gemmill.family.operand import INT32_MAX, TMA_BYTES, Call, Operand
@@ -14,10 +14,10 @@ def fits_vector(scales: Operand, length: int, dim: int, *, either: bool = False)
 
 
 def groups_of_call(call: Call) -> ScaleGroups | None:
-    """The groups that the scales of a call come in, by their shapes; None for scales per tensor or channel, or for none
-    that exist.
+    """The groups that the scales of a call come in, by their shapes; None for scales per tensor or channel, or for
+    wrong scales.
 
-    At a K of one group the shapes may fit both: scales whose values lie apart are then in groups, which have strides.
+    At a K of one group the shapes may fit both. Scales whose values lie apart are then in groups, which have strides.
     """
     a, b, a_scales, b_scales = (_given(call, name) for name in ("a", "b", "a_scales", "b_scales"))
     (m, k), n = a.shape, b.shape[1]
@@ -31,13 +31,16 @@ def _is_scale(scales: Operand, length: int, dim: int) -> bool:
 
 
 def group_strides(scales: Operand) -> tuple[int, int]:
-    """Strides of scales in groups; of a dimension of one element, which is never stepped along, 1."""
+    """Strides of scales in groups. A dimension of one element, which is never stepped along, has stride 1."""
     first, second = (1 if n <= 1 else s for n, s in zip(scales.shape, scales.strides, strict=True))
     return first, second
 
 
 def mn_major(a_scales: Operand, b_scales: Operand) -> bool:
-    """Whether CUTLASS's blockwise kernels can read them: A's as TMA wants them, both where 32 bits count."""
+    """Whether CUTLASS's blockwise kernels can read the scales.
+
+    A's must lie as TMA wants them, and both must fit offsets of 32 bits.
+    """
     return lies_for_tma(a_scales) and max(a_scales.span, b_scales.span) <= INT32_MAX
 
 
@@ -59,7 +62,7 @@ def _given(call: Call, name: str) -> Operand:
 
 
 def scales_fault(judged: Judged) -> str | None:
-    """The sentence for scales of float32 that are no such as the op takes."""
+    """The sentence for float32 scales that the op does not take."""
     a_scales, b_scales = judged.tensor("a_scales"), judged.tensor("b_scales")
     m, n, k = judged["M"], judged["N"], judged["K"]
     either = bool(judged["either_way"])

@@ -27,7 +27,7 @@ from gemmill.vocab import (
 
 OUT_DTYPES = (DType.BF16, DType.F16)
 PLAIN_DTYPES = tuple(dtype for dtype in RESULTS_OF if dtype.bits == 16)
-"""Of operands that are no codes; results have the same."""
+"""Dtypes of operands that are no codes. Results have the same dtype."""
 
 
 def _problem(operand: DType, out: DType, epilogue: EpilogueKind = EpilogueKind.SCALED_BIAS, **scales: Any) -> Problem:
@@ -51,7 +51,7 @@ def _accumulation(problem: Problem) -> Accumulation:
 def _config(
     problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any
 ) -> KernelConfig:
-    """With rows for TMA and sums in the tensor core, unless `schedule` says otherwise."""
+    """The config of a row, with TMA for rows and sums in the tensor core, unless `schedule` says otherwise."""
     tile, cluster, kernel_schedule = row
     settings: dict[str, Any] = {
         "tile_shape_mnk": tile,
@@ -80,7 +80,8 @@ def _split_k(
 
 
 def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
-    """With the epilogues that between them serve every call: each reads an absent operand as zero."""
+    """The problems of results, with epilogues that between them serve every call. Each reads an absent operand as
+    zero."""
     for out in outs:
         yield _problem(DType.E4M3, out)
         yield _problem(DType.S8, out)
@@ -135,7 +136,7 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def default(arch: Arch) -> Iterator[KernelConfig]:
-    """What is compiled for users: chosen from the sweep by measurement, see the tables."""
+    """The kernels that are compiled for users: chosen from the sweep by measurement (docs/notes/tables.md)."""
     if arch is not Arch.SM90A:
         yield from smoke(arch)
         return
@@ -154,7 +155,8 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def nvcc(arch: Arch) -> Iterator[KernelConfig]:
-    """What is compiled in place of `default` for users who lack the CuTe DSL: CUTLASS's and hand-written kernels."""
+    """The kernels that are compiled in place of `default` for users who lack the CuTe DSL: CUTLASS's and hand-written
+    ones."""
     if arch is not Arch.SM90A:
         yield from smoke(arch)
         return
@@ -169,8 +171,11 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType], arch: Arch) -> Iterator[KernelConfig]:
-    """The kernels of a user's epilogue, by its steps: the DSL's, with the schedules of the standard one for the same operands. Of
-    e4m3 there are some by CUTLASS's visitors too. They store codes, and are all that Blackwell has."""
+    """The kernels of a user's epilogue, by the text of its steps.
+
+    They are the DSL's, with the schedules of the standard epilogue for the same operands. For e4m3 there are some by
+    CUTLASS's visitors too. They store codes, and are all that Blackwell has.
+    """
     traced = of_text(text)
     for operand, result in product(operands, results):
         if arch is Arch.SM90A and result in RESULTS_OF[operand]:
@@ -226,7 +231,8 @@ def _dsl_kernels(problem: Problem, tables: sm90.Tables) -> Iterator[KernelConfig
 
 
 def _one_of_each_other_kind() -> Iterator[KernelConfig]:
-    """Kinds that the full epilogues stand in for, and promoted sums: to be had, compared and tested, seldom chosen."""
+    """Kernels of kinds that the full epilogues stand in for, and with promoted sums: to be compared and tested, seldom
+    chosen."""
     fp8 = _problem(DType.E4M3, DType.BF16)
     yield with_dsl(with_promotion(_config(fp8, ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE))))
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):

@@ -17,7 +17,7 @@ from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 
 MOST_REASONS = 20
-"""In the text of a refused call."""
+"""The most reasons in the text of a refused call."""
 
 
 def _asked(call: Judged) -> ShapedCall:

@@ -1,4 +1,4 @@
-"""What a call of a GEMM asks of a variant, as far as the choice depends on it."""
+"""The shaped call of a GEMM: all that a choice depends on."""
 
 from gemmill.families.scaled_mm import NAME
 from gemmill.families.scaled_mm.classes import Need, class_code, scales_code
@@ -26,6 +26,6 @@ def shaped_call_of(op: OpSchema, call: Call, own: int = 0) -> ShapedCall:
         family=NAME,
         call_class=class_code(need, a.dtype, out.dtype, scales, own),
         sizes=(m, n, k),
-        # a TMA store ends at a multiple of 16 bytes, not at n
+        # A TMA store ends at a multiple of 16 bytes, not at n.
         alignments=(tma_alignment(a, lda, k), tma_alignment(b, ldb, k), tma_alignment(out, ldd | n, n)),
     )

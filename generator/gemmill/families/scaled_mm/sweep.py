@@ -1,4 +1,4 @@
-"""What is measured of the GEMMs: bf16 results in all classes."""
+"""The calls of the GEMMs that are measured: bf16 results in all classes."""
 
 import math
 from enum import StrEnum
@@ -21,7 +21,7 @@ class Op(StrEnum):
     INT8_AZP = "int8_azp"
     """s8 x s8 with a zero point for each row of A"""
     FP8_GROUPS = "fp8_groups"
-    """e4m3 x e4m3, a scale for each 1 x 128 of A, M-major and padded to 16 bytes, and for each 128 x 128 of B"""
+    """e4m3 x e4m3 with scales of 1 x 128 of A, M-major and padded to 16 bytes, and of 128 x 128 of B"""
     BF16 = "bf16"
     """bf16 x bf16, both scales 1: the plain product, to compare with"""
 

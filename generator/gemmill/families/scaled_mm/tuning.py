@@ -1,4 +1,4 @@
-"""How a call comes to one of the many GEMMs that take it."""
+"""The choice among the GEMMs that take a call."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,16 +34,19 @@ from gemmill.vocab import (
 
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
 _WITHOUT_TMA_PERMILLE = 12_000
-"""What the model does not know: without TMA and WGMMA a kernel is far behind. An assumption, large enough that the fallback
-is chosen only where nothing else fits."""
+"""The cost of kernels without TMA and WGMMA, in thousandths of the model's time, which knows nothing of either.
+
+It is an assumption, large enough that the fallback is chosen only where nothing else fits.
+"""
 _CUTLASS_PERMILLE = 1_053
-"""Nor that CUTLASS's kernels take longer than the CuTe DSL's of the same tile: fitted with the model."""
+"""The cost of CUTLASS's kernels, in thousandths of the model's time, beside the CuTe DSL's of the same tile: fitted
+with the model."""
 
 _MOST_CTAS, _MOST_STAGES = 4, 16
 _SHARED_BYTES = 227 * 1024
 
 MOST_CTAS = 2**30
-"""Kernels count them in 32 bits, some past the last."""
+"""The most CTAs of a call: kernels count them in 32 bits, some past the last."""
 
 
 def _rows(config: KernelConfig, accepts: Predicate | OwnPredicate, kernel: int) -> Iterator[Row]:
@@ -101,8 +104,10 @@ def _facts(config: KernelConfig) -> Facts:
 
 
 def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
-    """How many CTAs shared memory leaves room for, as far as the model cares. The DSL's kernels fill it with their stages
-    unless they are told a number of them."""
+    """How many CTAs shared memory leaves room for, as far as the model cares.
+
+    The DSL's kernels fill it with their stages unless they are told a number of them.
+    """
     s, is_cutlass = config.schedule, config.backend is Backend.CUTLASS
     is_basic = s.kernel_schedule is KernelSchedule.BASIC
     if not s.kernel_schedule.uses_tma:
@@ -122,8 +127,11 @@ def _refuses(row: Row, call: ShapedCall) -> str | None:
 
 
 def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
-    """What is measured for one output dtype and epilogue is offered to the sibling classes of the same operands too, with
-    users' epilogues. That of bf16 operands is offered to f16. The main loop, which decides, is the same."""
+    """The configs that are measured for each class of calls.
+
+    Those measured for one output dtype and epilogue are offered to the sibling classes of the same operands too, with
+    users' epilogues. Those of bf16 operands are offered to f16. The main loop, which decides, is the same.
+    """
     measured = config.problem
     # A variant that reads scales in one layout alone is not found among the rows of the other.
     layout = ScaleLayout.STRIDED if measured.scale_groups else ScaleLayout.VECTOR
@@ -144,7 +152,8 @@ def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
 
 
 def _measured_as(call: ShapedCall) -> str | None:
-    """fp8, int8, int8_azp, fp8_groups or bf16 (f16 too)."""
+    """The measured class of a call: fp8, int8, int8_azp, fp8_groups or bf16 (f16 too); None for a call of no such
+    class."""
     told = class_of(call.call_class)
     if told.own:
         return None

@@ -21,11 +21,11 @@ class SparseAccepts:
     azp: tuple[str, ...]
     """Zero points it corrects: of "none", "row" (in azp_adj) and "token" (azp x azp_adj)."""
     group_size: int
-    """0: scales are per tensor or channel."""
+    """Elements along K that share a scale. 0: scales are per tensor or channel."""
 
     @property
     def operand_dtype(self) -> DType:
-        """Of the operand that a call is asked by."""
+        """The dtype of the operand that a call is asked by."""
         return self.dtype
 
 

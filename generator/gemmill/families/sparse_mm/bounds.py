@@ -1,9 +1,9 @@
 """How far a right kernel may be from the exact result, element by element, from the arithmetic of the hardware.
 
-s8: nothing is lost in the sum, and the reference repeats the epilogue's roundings. Floats: a sparse instruction of Hopper's tensor
-core takes twice the elements along K of a dense one, and adds as many products. Those are of kept values: 32 of e4m3, 16 of 16
-bits. So it loses what a dense instruction loses (`gemmill.arithmetic`), of twice the span along K. Promoted sums leave the tensor
-core every 128 along K.
+s8: nothing is lost in the sum, and the reference repeats the epilogue's roundings. Floats: a sparse instruction of
+Hopper's tensor core takes twice the elements along K of a dense one, and adds as many products. Those are of kept
+values: 32 of e4m3, 16 of 16 bits. So it loses what a dense instruction loses (`gemmill.arithmetic`), of twice the span
+along K. Promoted sums leave the tensor core every 128 along K.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def tolerance(
     *,
     promoted: bool = False,
 ) -> Tensor:
-    """Largest |kernel - exact_mm| of a right kernel, float64 [M, N]; arguments as in exact_mm."""
+    """The largest |kernel - exact_mm| of a right kernel, float64 [M, N]; arguments as in exact_mm."""
     total = sums(a, b)
     lost = torch.zeros_like(total)
     if a.dtype is not torch.int8:

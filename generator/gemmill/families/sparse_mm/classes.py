@@ -25,7 +25,10 @@ _SERVED = {
     EpilogueKind.SCALED_AZP: (Need.SCALE, Need.BIAS, Need.AZP_ROW),
     EpilogueKind.SCALED_AZP_PER_TOKEN: tuple(Need),
 }
-"""What is not given reads as zero, or as one of azp, so that each epilogue serves the calls of those before it."""
+"""The needs that each epilogue serves. An operand that is not given reads as zero, or azp as one.
+
+So each epilogue serves the calls of those before it.
+"""
 
 
 def _codes(*dtypes: DType) -> dict[DType, int]:

@@ -11,21 +11,24 @@ OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig:
-    """One variant. It computes the transpose, since the sparse operand is the tensor core's first: weights are its rows."""
+    """One variant.
+
+    It computes the transpose, since the sparse operand is the tensor core's first: weights are its rows.
+    """
 
     dtype: DType
     """Type of a and of the weights."""
     out_dtype: DType
     epilogue: EpilogueKind
     tile_shape_mnk: tuple[int, int, int]
-    """Tile of the kernel as compiled: M counts rows of the weights, N rows of a, K elements before compression."""
+    """The tile of the kernel as compiled. M counts rows of the weights, N rows of a, K elements before compression."""
     cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
     kernel_schedule: KernelSchedule
     accumulation: Accumulation
     stages: int | None = None
     """Stages of the main loop; None for as many as fit."""
     raster_order: RasterOrder = RasterOrder.HEURISTIC
-    """The order of tiles. It is set at launch, as is `swizzle`: these cost no compilation."""
+    """The order of tiles. It is set at launch, as is `swizzle`: neither costs a compilation."""
     swizzle: int = 1
     """Width in tiles of the band that CTAs sweep: 1, 2, 4 or 8."""
     arch: Arch = Arch.SM90A

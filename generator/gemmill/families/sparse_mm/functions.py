@@ -1,4 +1,4 @@
-"""The ops as functions that allocate what they return, and what makes their weights."""
+"""The sparse GEMMs' ops as functions that allocate what they return, and the functions that make their weights."""
 
 import torch
 
@@ -13,7 +13,7 @@ __all__ = [
 ]
 
 COMPRESS = "cutlass_sparse_compress"
-"""An op too. vLLM had it, with the sparse GEMM, until March 2026."""
+"""The op that compresses. vLLM had it, with the sparse GEMM, until March 2026."""
 _SPARSE_MM, _SPARSE_MM_AZP = overload("cutlass_scaled_sparse_mm"), overload("cutlass_scaled_sparse_mm_azp")
 _COMPRESSED = (torch.float8_e4m3fn, torch.int8, torch.bfloat16, torch.float16)
 
@@ -27,12 +27,14 @@ def cutlass_scaled_sparse_mm(
     out_dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out[M, N] = a_scales * (b_scales * (a @ b)) + bias of 2:4 sparse b, as vLLM's op of this name.
+    """Return out[M, N] = a_scales * (b_scales * (a @ b)) + bias of 2:4 sparse b, as vLLM's op of this name.
 
-    a is [M, K] row-major of float8_e4m3fn, int8, bfloat16 or float16. bt_nzs [N, K/2] and bt_meta are b's transpose as
-    `cutlass_sparse_compress` returns it. Scales are float32: one value, or one for each row of a and of bt_nzs. out_dtype is
-    bfloat16 or float16, of 16-bit operands their own; bias is [N] of it. Raises RuntimeError with one sentence where the
-    arguments do not fit. On a GPU metadata is not looked at: patterns that no compression makes give unspecified values.
+    `a` is [M, K] row-major of float8_e4m3fn, int8, bfloat16 or float16. `bt_nzs` [N, K/2] and `bt_meta` are b's
+    transpose as `cutlass_sparse_compress` returns it. Scales are float32: one value, or one for each row of a and of
+    bt_nzs. `out_dtype` is bfloat16 or float16; with 16-bit operands it is their own. `bias` is [N] of out_dtype.
+
+    Raises RuntimeError with one sentence where the arguments do not fit. On a GPU metadata is not looked at: patterns
+    that no compression makes give unspecified values.
     """
     out = a.new_empty((a.shape[0], bt_nzs.shape[0]), dtype=out_dtype)
     _SPARSE_MM(out, a, bt_nzs, bt_meta, a_scales, b_scales, bias)
@@ -50,11 +52,11 @@ def cutlass_scaled_sparse_mm_azp(
     azp: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out[M, N] = a_scales * (b_scales * (a @ b - zero points)) + bias of 2:4 sparse b, for int8.
+    """Return out[M, N] = a_scales * (b_scales * (a @ b - zero points)) + bias of 2:4 sparse b, for int8.
 
-    azp_adj, int32 [N], has the column sums of b. Where a's zero point is one for the tensor, they are multiplied by it, and azp
-    is None. azp, int32 [M], has a zero point for each row, multiplied by azp_adj here. The rest is as for
-    cutlass_scaled_sparse_mm.
+    `azp_adj`, int32 [N], has the column sums of b. With one zero point for the tensor, they are multiplied by it
+    already, and `azp` is None. Else `azp`, int32 [M], has a zero point for each row, by which azp_adj is multiplied
+    here. The rest is as for cutlass_scaled_sparse_mm.
     """
     out = a.new_empty((a.shape[0], bt_nzs.shape[0]), dtype=out_dtype)
     _SPARSE_MM_AZP(out, a, bt_nzs, bt_meta, a_scales, b_scales, azp_adj, azp, bias)
@@ -62,12 +64,14 @@ def cutlass_scaled_sparse_mm_azp(
 
 
 def cutlass_sparse_compress(a: torch.Tensor) -> list[torch.Tensor]:
-    """Kept values [N, K/2] of a's dtype and metadata uint8 of a 2:4 sparse matrix [N, K], as vLLM's op of this name.
+    """Return the kept values [N, K/2] of a's dtype and metadata uint8 of a 2:4 sparse matrix [N, K], as vLLM's op of
+    this name.
 
-    a is of float8_e4m3fn, int8, bfloat16 or float16, on any device. Rows of kept values are padded to 16 bytes, metadata to 64
-    rows and 128 columns; its bytes are those of CUTLASS's compressor. A negative zero is a zero. Raises RuntimeError for another
-    dtype or shape, and where more than two of four values are not zero, with the first such place. It is for loading:
-    its answer on a GPU waits for the device.
+    `a` is of float8_e4m3fn, int8, bfloat16 or float16, on any device. Rows of kept values are padded to 16 bytes,
+    metadata to 64 rows and 128 columns. Its bytes are those of CUTLASS's compressor. A negative zero is a zero.
+
+    Raises RuntimeError for another dtype or shape. It also raises it where more than two of four values are not zero,
+    with the first such place. The function is for loading: its answer on a GPU waits for the device.
     """
     if a.dim() != 2 or a.dtype not in _COMPRESSED:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _COMPRESSED)
@@ -82,8 +86,10 @@ def cutlass_sparse_compress(a: torch.Tensor) -> list[torch.Tensor]:
 
 
 def cutlass_sparse_decompress(bt_nzs: torch.Tensor, bt_meta: torch.Tensor, k: int) -> torch.Tensor:
-    """The matrix [N, k] of what cutlass_sparse_compress returned. Raises RuntimeError where its metadata has a pattern that there
-    cannot be, with the first such place."""
+    """Return the matrix [N, k] that cutlass_sparse_compress made `bt_nzs` and `bt_meta` of.
+
+    Raises RuntimeError where the metadata has a pattern that there cannot be, with the first such place.
+    """
     try:
         return decompress(bt_nzs, bt_meta, k)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""Shared memory of a kernel."""
+"""The shared memory of a sparse GEMM's kernel."""
 
 from gemmill.families.sparse_mm.config import SparseConfig
 
 BARRIERS = 1024
-"""Pipeline barriers, rounded up."""
+"""Bytes of pipeline barriers, rounded up."""
 
 
 def stage_bytes(config: SparseConfig) -> int:
@@ -20,5 +20,5 @@ def stage_room(config: SparseConfig) -> int:
 
 
 def stages_of(config: SparseConfig) -> int:
-    """As many as fit, unless told."""
+    """The stages of a kernel: as many as fit, unless its config says how many."""
     return config.stages or stage_room(config) // stage_bytes(config)

@@ -1,7 +1,7 @@
 """The analytic model that chooses a variant. Mirrors kernels/sparse_mm/model.cpp.
 
-Tiles are multiplied in waves; weights, metadata and activations are read once. What one step of a tile takes is its tensor
-core's time, or its loads' where these take longer.
+Tiles are multiplied in waves. Weights, metadata and activations are read once. A step of a tile takes its tensor core's
+time, or its loads' time where that is longer.
 """
 
 from typing import NamedTuple
@@ -9,28 +9,28 @@ from typing import NamedTuple
 from gemmill.family import Row, ShapedCall
 
 _BEGIN_NS, _TILE_NS = 3000.0, 1200.0
-"""To launch, and to end a tile."""
+"""Nanoseconds of a launch, and of a tile's epilogue."""
 _MEMORY = 4200.0
-"""Bytes a nanosecond."""
+"""Bytes that memory gives in a nanosecond."""
 _STEP = 128
 """Elements along K of a step."""
 
 
 class Facts(NamedTuple):
-    """Of a variant. Mirrors `Facts` in kernels/sparse_mm/model.h."""
+    """What the model reads of a variant. Mirrors `Facts` in kernels/sparse_mm/model.h."""
 
     raster_order: int
     swizzle: int
     tile_m: int
     """Rows of a in a tile."""
     tile_n: int
-    """Rows of weights."""
+    """Rows of weights in a tile."""
     ctas_of_sm: int
-    """That fit on a multiprocessor."""
+    """CTAs that fit on a multiprocessor."""
     step_ps: int
     """Picoseconds for 128 along K of a tile."""
     bits: int
-    """Of an element of a and of the weights."""
+    """Bits of an element of a and of the weights."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:

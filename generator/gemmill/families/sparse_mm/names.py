@@ -1,4 +1,4 @@
-"""The fields of a kernel's name, and back."""
+"""Names of sparse GEMMs: their fields, and the config that fields spell."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedul
 
 
 def to_fields(config: SparseConfig) -> list[str]:
-    """dtype out epilogue tile cluster schedule accumulation stages, then launch settings that are not the defaults."""
+    """The fields of a config's name, then launch settings that are not the defaults.
+
+    They are dtype, result, epilogue, tile, cluster, schedule, accumulation and stages.
+    """
     tile, cluster = ("x".join(map(str, shape)) for shape in (config.tile_shape_mnk, config.cluster_shape_mnk))
     fields = [
         config.dtype.value,

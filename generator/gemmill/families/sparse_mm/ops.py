@@ -16,7 +16,10 @@ SPARSE_MM_AZP = OpSchema(
     "Tensor azp_adj, Tensor? azp=None, Tensor? bias=None) -> ()"
 )
 MOST_WEIGHT_ROWS = 2**24 - 64
-"""CUTLASS counts in 32 bits how far a block of metadata lies from the next along K: 128 columns of all rows."""
+"""The most rows of weights.
+
+CUTLASS counts in 32 bits how far a block of metadata lies from the next along K: 128 columns of all rows.
+"""
 _SPARSE: tuple[Step, ...] = (
     Check(Aspect.RANK, "out a bt_nzs bt_meta"),
     Check(Aspect.SHAPE, "a bt_nzs out"),

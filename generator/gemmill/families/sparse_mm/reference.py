@@ -1,7 +1,8 @@
 """The GEMMs of 2:4 sparse weights in plain torch, from the compressed operands, on any device.
 
-Weights are decompressed, and sums are exact as those of the scaled GEMMs' reference: in float64, then the epilogue's roundings.
-So results of s8 are the same to the last bit; the others differ by what the tensor core loses, which `bounds.py` bounds.
+Weights are decompressed. Sums are exact as those of the scaled GEMMs' reference: in float64, then the epilogue's
+roundings. So results of s8 are the same to the last bit. The others differ by what the tensor core loses, which
+`bounds.py` bounds.
 """
 
 import torch
@@ -24,14 +25,16 @@ def sparse_mm(
 ) -> Tensor:
     """D[M, N] = a_scales b_scales (a b - zero point) + bias, of `out_dtype`.
 
-    a [M, K] of float8_e4m3fn, int8, bfloat16 or float16, b^T [N, K] as kept values and metadata of `formats.two_to_four`.
-    a_scales float32 of 1 or M values, b_scales of 1 or N; bias [N]; azp_adj int32 [N], azp int32 of M values. Raises ValueError
-    where the metadata has a pattern that there cannot be.
+    a is [M, K] of float8_e4m3fn, int8, bfloat16 or float16. b^T is [N, K], as kept values and metadata of
+    `formats.two_to_four`. a_scales are float32 of 1 or M values, b_scales of 1 or N. bias is [N]. azp_adj is int32 [N],
+    azp int32 of M values.
+
+    Raises ValueError where the metadata has a pattern that there cannot be.
     """
     b = decompress(bt_nzs, bt_meta, a.shape[1]).t()
     return scaled_sums(sums(a, b), a_scales, b_scales, out_dtype, bias, azp_adj, azp)
 
 
 def sums(a: Tensor, b: Tensor) -> Tensor:
-    """a [M, K] b [K, N], exact, as float64."""
+    """The product of a [M, K] and b [K, N], exact, as float64."""
     return a.to(torch.float64) @ b.to(torch.float64)

@@ -1,4 +1,4 @@
-"""Which kernels there can be."""
+"""The rules that say which sparse kernels there can be, each with its hardware's reason."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedul
 
 FEWEST_STAGES = 2
 MOST_COLUMNS = 256
-"""Of one instruction."""
+"""The most columns of one instruction."""
 ACCUMULATOR_REGISTERS, AZP_REGISTERS = 208, 24
-"""Of 240 that a consumer thread can have, for sums; and what zero points of tokens take of them."""
+"""Registers of a consumer thread for sums, and how many of them zero points of tokens take. It can have 240."""
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 1, KernelSchedule.BASIC: 1}
-"""That share a tile."""
+"""Consumer groups that share a tile, by schedule."""
 
 
 def _hopper(c: SparseConfig) -> Iterator[str]:
@@ -25,7 +25,7 @@ def _hopper(c: SparseConfig) -> Iterator[str]:
 
 
 def _results(c: SparseConfig) -> Iterator[str]:
-    """What the next layer reads."""
+    """Results have the dtypes that the next layer reads."""
     if c.out_dtype not in RESULTS_OF[c.dtype]:
         yield f"{c.dtype} gives {' or '.join(RESULTS_OF[c.dtype])}, not {c.out_dtype}"
     if c.epilogue.takes_azp and c.dtype is not DType.S8:
@@ -33,14 +33,14 @@ def _results(c: SparseConfig) -> Iterator[str]:
 
 
 def _accumulation(c: SparseConfig) -> Iterator[str]:
-    """Sums of integers are exact, those of 16-bit floats FP32; those of e4m3 may be promoted."""
+    """Sums of integers are exact. Sums of 16-bit floats are FP32. Those of e4m3 may be promoted."""
     known = {DType.S8: (Accumulation.EXACT,), DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED)}
     if c.accumulation not in known.get(c.dtype, (Accumulation.FAST,)):
         yield f"accumulation of {c.dtype} is {' or '.join(known.get(c.dtype, (Accumulation.FAST,)))}, not {c.accumulation}"
 
 
 def _schedule(c: SparseConfig) -> Iterator[str]:
-    """TMA and WGMMA."""
+    """Kernels load with TMA and multiply with WGMMA."""
     if c.kernel_schedule not in CONSUMER_GROUPS:
         yield f"sparse kernels have no {c.kernel_schedule} schedule"
 

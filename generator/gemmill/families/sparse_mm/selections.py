@@ -1,4 +1,4 @@
-"""The kernels of the named selections."""
+"""The sparse GEMMs of the named selections."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedul
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
 Candidate = tuple[tuple[int, int, int], tuple[int, int, int], KernelSchedule, tuple[int, ...]]
-"""Tile, cluster, schedule, and widths of bands."""
+"""A tile, a cluster, a schedule, and widths of bands."""
 _OF_8_BITS: tuple[Candidate, ...] = (
     ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
     ((64, 64, 256), (1, 1, 1), BASIC, (1,)),
@@ -34,7 +34,8 @@ _PROMOTED: Candidate = ((64, 64, 256), (1, 1, 1), BASIC, (1,))
 
 
 def sweep(arch: Arch) -> Iterator[SparseConfig]:
-    """Everything worth timing for bf16 results, with promoted sums too, and what else is in the default selection."""
+    """All kernels that are worth timing for bf16 results, also with promoted sums, and the rest of the default
+    selection."""
     if arch is not Arch.SM90A:
         return
     found = list(default(arch))
@@ -46,7 +47,7 @@ def sweep(arch: Arch) -> Iterator[SparseConfig]:
 
 
 def default(arch: Arch) -> Iterator[SparseConfig]:
-    """Of all operands, on sm90a."""
+    """The default kernels, for all operands, on sm90a."""
     if arch is not Arch.SM90A:
         return
     for dtype, results in RESULTS_OF.items():
@@ -58,7 +59,7 @@ def default(arch: Arch) -> Iterator[SparseConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[SparseConfig]:
-    """Of e4m3 to bf16 a tile for few rows, and of s8 one for many."""
+    """A kernel with a tile for few rows from e4m3 to bf16, and one for many rows of s8."""
     if arch is not Arch.SM90A:
         return
     yield from configs(DType.E4M3, DType.BF16, _OF_8_BITS[0])
@@ -66,7 +67,7 @@ def smoke(arch: Arch) -> Iterator[SparseConfig]:
 
 
 def configs(dtype: DType, out: DType, candidate: Candidate) -> Iterator[SparseConfig]:
-    """With the epilogue that serves all calls of the dtype."""
+    """The configs of a candidate, with the epilogue that serves all calls of the dtype."""
     tile, cluster, schedule, swizzles = candidate
     for swizzle in swizzles:
         yield SparseConfig(

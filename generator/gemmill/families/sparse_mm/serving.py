@@ -1,4 +1,4 @@
-"""The ops in the runtime."""
+"""The sparse GEMMs' ops in the runtime: their CPU path, and the sentences for variants that a build lacks."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a call asks of a variant, as far as the choice depends on it."""
+"""The shaped call of a sparse GEMM: all that a choice depends on."""
 
 from gemmill.families.sparse_mm import NAME
 from gemmill.family import Judged, ShapedCall

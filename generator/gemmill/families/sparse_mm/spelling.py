@@ -1,4 +1,4 @@
-"""Spelling a config in CUTLASS 3.x C++."""
+"""The spelling of a sparse GEMM's config in CUTLASS 3.x C++."""
 
 from gemmill.families.sparse_mm.config import SparseConfig
 from gemmill.family import Spelled

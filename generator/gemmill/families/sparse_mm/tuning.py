@@ -1,4 +1,4 @@
-"""How a call comes to one of the kernels that take it."""
+"""The choice among the sparse GEMMs that take a call."""
 
 from collections.abc import Iterator
 
@@ -15,11 +15,14 @@ from gemmill.vocab import RasterOrder
 _STEP = 128
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
 _PRODUCTS = 14000
-"""Multiply-adds a nanosecond of one tensor core, of 8-bit elements, those with zeros counted."""
+"""Multiply-adds a nanosecond of one multiprocessor, of 8-bit elements, those with zeros counted.
+
+The H200's peak of 3,958 TFLOP/s in sparse e4m3 is 14,992 on each of 132 multiprocessors.
+"""
 _LOADED = 200
-"""Bytes a nanosecond that one multiprocessor loads."""
+"""Bytes that one multiprocessor loads in a nanosecond."""
 _EPILOGUE_BYTES = 12 * 1024
-"""That a CTA takes beside its stages, about."""
+"""Bytes of shared memory that a CTA takes beside its stages, about."""
 
 
 def _facts(c: SparseConfig) -> Facts:

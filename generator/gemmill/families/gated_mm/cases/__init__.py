@@ -1,4 +1,4 @@
-"""Calls of the gated GEMMs, for whoever makes them."""
+"""Calls of the gated GEMMs, for tests, fuzzing and `gemmill explain`."""
 
 from gemmill.families.gated_mm.cases.asked import asked
 from gemmill.families.gated_mm.cases.checked import of_config, once, sized

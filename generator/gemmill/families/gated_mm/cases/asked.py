@@ -1,4 +1,4 @@
-"""What `gemmill explain` asks about an op: arguments without data, from sizes and options."""
+"""The arguments that `gemmill explain` asks about a gated GEMM's op: without data, from sizes and options."""
 
 import math
 from typing import Any

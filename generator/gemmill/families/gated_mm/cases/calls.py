@@ -1,4 +1,4 @@
-"""Calls by their sizes and options: operands, and what they must give."""
+"""Calls of the gated GEMMs by their sizes and options: operands, and what they must give."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.serving import OF_WORD
 
 NEUTRAL = (1.0, math.inf, 0.0)
-"""alpha, limit and beta of activations that have none."""
+"""The alpha, limit and beta of activations that have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class CallSpec:
     data: str = "random"
     """What values are: "random", "integers" or "large".
 
-    "integers" are small, with powers of two as scales, so that every order of summation gives the same. Exponentials of "large"
-    values overflow.
+    "integers" are small, with powers of two as scales, so that every order of summation gives the same. Exponentials of
+    "large" values overflow.
     """
     pad: int = 0
     """Elements between rows of a and of out."""
@@ -73,18 +73,21 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
 
 
 def numbers_of(p: CallSpec) -> dict[str, Any]:
-    """The activation, and what it is told."""
+    """The activation, and the numbers that it is told, by name."""
     alpha, limit, beta = p.numbers
     return {"activation": p.activation.spelled, "alpha": alpha, "limit": limit, "beta": beta}
 
 
 def arguments_of(given: dict[str, Any]) -> list[Any]:
-    """In the order of the op's schema."""
+    """Arguments in the order of the op's schema."""
     return [given[name] for name in SCALED_MM_ACT_QUANT.arguments]
 
 
 def wrong_of(given: dict[str, Any], written: dict[str, Tensor], *, exactly: bool) -> list[Tensor]:
-    """Of a call's operands and of what it wrote: which elements of out, and of out_scales where there are some, are wrong."""
+    """Which elements of out, and of out_scales where there are some, are wrong.
+
+    `given` are a call's operands, `written` what it wrote. `exactly` says that every order of summation gives the same.
+    """
     operands = given["a"], given["b"], given["a_scales"], given["b_scales"]
     numbers = given["alpha"], given["limit"], given["beta"]
     within = bounds.interval(operands, OF_WORD[given["activation"]], numbers, exactly=exactly)
@@ -108,25 +111,25 @@ def report_of(wrong: list[Tensor]) -> str:
 
 
 def group_shapes(p: CallSpec) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of the scales of A and of the weights in groups."""
+    """The shapes of the scales of A and of the weights, in groups."""
     k_groups = -(-p.k // GROUP)
     return (p.m, k_groups), (k_groups, 2 * -(-p.hidden // GROUP))
 
 
 def groups_of(hidden: int) -> int:
-    """Scales of a row."""
+    """How many scales a row of results has."""
     return hidden // GROUP
 
 
 def codes_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
-    """Random operands."""
+    """Random operands: codes of e4m3."""
     if p.data == "random":
         return torch.randn(shape, device=g.device, generator=g).to(torch.float8_e4m3fn)
     return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(torch.float8_e4m3fn)
 
 
 def scales_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
-    """Random scales: of integers powers of two."""
+    """Random scales. For integers they are powers of two."""
     if p.data == "random":
         return torch.rand(shape, device=g.device, generator=g) * 0.2 + 0.05
     least = -3 if p.data == "integers" else 0

@@ -1,4 +1,4 @@
-"""The calls by which a variant is verified."""
+"""The calls by which a gated GEMM is verified."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -36,7 +36,7 @@ OF_SWIGLU = (1.702, 7.0, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class GatedCase:
-    """A spec that is computed and compared."""
+    """A call spec that is computed and compared."""
 
     spec: CallSpec
 
@@ -49,7 +49,7 @@ class GatedCase:
         return SCALED_MM_ACT_QUANT.name
 
     def arguments(self, device: str) -> list[Any]:
-        """In the order of the op's schema; what is written is poisoned."""
+        """Arguments in the order of the op's schema. What is written is poisoned."""
         return arguments_of(self._made(device)[0])
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory]:
@@ -84,7 +84,7 @@ class GatedCase:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertGatedCase(GatedCase):
-    """The same of rows that belong to experts."""
+    """A call spec of rows that belong to experts, computed and compared."""
 
     spec: ExpertSpec
 
@@ -94,7 +94,7 @@ class ExpertGatedCase(GatedCase):
         return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
-        """In the order of the op's schema; what is written is poisoned."""
+        """Arguments in the order of the op's schema. What is written is poisoned."""
         return expert_arguments_of(self.op, self._made(device)[0])
 
     def _given(self, where: torch.device) -> dict[str, Any]:
@@ -118,7 +118,10 @@ class ExpertGatedCase(GatedCase):
 
 
 def of_config(config: AnyConfig) -> Iterator[GatedCase]:
-    """Rows below, at and across a variant's tile, results across it, K of part of a step and of many, rows that lie apart."""
+    """The cases of a variant: rows below, at and across its tile, results across it, and rows that lie apart.
+
+    K is part of a step, or many steps.
+    """
     if isinstance(config, UnalignedGatedConfig):
         for activation in Activation:
             yield from _of_unaligned(_first(config.result, activation))
@@ -129,7 +132,7 @@ def of_config(config: AnyConfig) -> Iterator[GatedCase]:
 
 
 def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
-    """Rows that begin anywhere, of K that is no multiple of anything."""
+    """The cases of a kernel for unaligned operands: rows begin anywhere, and K is no multiple of anything."""
     step = first.hidden if first.result is Result.GROUP else 16
     specs = (
         replace(first, m=65, hidden=3 * step, k=77, pad=3, transposed=True),
@@ -163,7 +166,8 @@ def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
 
 
 def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
-    """Routings below, at and across a tile; experts without rows, segments with spare rows around them, slots, maps."""
+    """The cases of experts' rows: routings below, at and across a tile, experts without rows, spare rows, slots and
+    maps."""
     facts, first = Facts(config), _first_of_experts(config)
     tile, columns = facts.tile_m, facts.tile_columns
     step = 128 if config.result is Result.GROUP else 16
@@ -212,7 +216,7 @@ def _first(result: Result, activation: Activation, group_size: int = 0) -> CallS
 
 
 def once() -> Iterator[tuple[str, GatedCase]]:
-    """The op, once for each result that there is."""
+    """Each op, once for each result that there is."""
     for result in (Result.BF16, Result.GROUP):
         spec = CallSpec(m=5, hidden=256, k=256, result=result)
         yield f"{SCALED_MM_ACT_QUANT.name} to {result}", GatedCase(spec=spec)

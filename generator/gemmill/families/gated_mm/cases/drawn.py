@@ -1,4 +1,4 @@
-"""Random calls, and what they must give."""
+"""Random calls of the gated GEMMs, and what they must give."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,15 +21,15 @@ from gemmill.numerics.memory import Memory, Slot
 from gemmill.runtime.ops import variants
 
 _TMA_ELEMENTS = 16
-"""Rows of operands that TMA takes are multiples of."""
+"""Elements that the rows of operands which TMA takes are multiples of."""
 _SERVED = 0.85
-"""Of all calls, those whose operands lie as TMA wants them."""
+"""The share of calls whose operands lie as TMA wants them."""
 _IN_GROUPS = 0.3
-"""Of these, those whose scales of operands are in groups: no kernel takes others of them."""
+"""The share of these whose operands have scales in groups. No kernel takes other calls with such scales."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of one of the ops."""
+    """A random call of one of the ops."""
     if op in EXPERT_NAMES:
         return drawn_experts(op, draw, limits)
     result, activation = draw.one_of(tuple(Result)), draw.one_of(tuple(Activation))
@@ -73,14 +73,14 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _matrix_of_scales(draw: Draw, rows: int, columns: int, values: str | None) -> Slot:
-    """Row by row or column by column; without values it is written."""
+    """The slot of a matrix of scales, row by row or column by column. Without `values` it is written."""
     by_column, written = draw.chance(0.5), values is None
     found = matrix(draw, torch.float32, rows, columns, values, written=written, transposed=by_column, tidy=True)
     return replace(found, column_major=False)
 
 
 def result_dtype(result: Result) -> torch.dtype:
-    """As torch has it."""
+    """The dtype of a result in torch."""
     found: torch.dtype = getattr(torch, result.dtype.torch_name)
     return found
 
@@ -92,7 +92,7 @@ def _scales(draw: Draw, count: int, values: str) -> Slot:
 
 
 class GatedJudge:
-    """What a call must give: the reference's result for operands in dense memory of their own."""
+    """The judge of one drawn call, by the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._exactly = memory, call.judged == EXACT
@@ -114,7 +114,7 @@ class GatedJudge:
 
 
 def judge(call: LegalCall, memory: Memory, before: Tensor) -> GatedJudge | ExpertJudge:
-    """Of a call of one of the ops."""
+    """The judge of a call of one of the ops."""
     if call.op in EXPERT_NAMES:
         return ExpertJudge(call, memory, before)
     return GatedJudge(call, memory, before)

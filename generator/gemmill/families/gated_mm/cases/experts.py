@@ -18,7 +18,7 @@ from gemmill.runtime.schemas import BY_NAME
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertSpec(CallSpec):
-    """One call. `m` counts all rows, those of nobody too."""
+    """One call of rows that belong to experts. `m` counts all rows, those of nobody too."""
 
     counts: tuple[int, ...]
     """Rows of each expert."""
@@ -110,6 +110,6 @@ def wrong_of_experts(
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """Of each element, in a last dimension."""
+    """The bytes of each element, in a last dimension."""
     found: Tensor = x.contiguous().view(torch.uint8).unflatten(-1, (x.shape[-1], x.element_size()))
     return found

@@ -20,12 +20,12 @@ from gemmill.runtime.ops import variants
 
 _MOST_EXPERTS, _MOST_ROWS = 40, 200
 _SERVED = 0.9
-"""Of all calls, those whose operands lie as TMA wants them: no kernel takes others."""
+"""The share of calls whose operands lie as TMA wants them. No kernel takes others."""
 _SERVED_ACTIVATIONS = (*(Activation.SILU, Activation.SWIGLU) * 4, *Activation)
 
 
 def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of one of the ops."""
+    """A random call of one of the ops with experts."""
     result, activation = draw.one_of(tuple(Result)), draw.one_of(_SERVED_ACTIVATIONS)
     exact, tidy, in_groups = draw.chance(0.6), draw.chance(_SERVED), draw.chance(0.5)
     is_masked = op != GROUPED_MM_ACT_QUANT.name
@@ -77,7 +77,7 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 class ExpertJudge:
-    """What a call must give: the reference's result for operands in dense memory of their own."""
+    """The judge of one drawn call, by the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._call, self._exactly = memory, call, call.judged == EXACT

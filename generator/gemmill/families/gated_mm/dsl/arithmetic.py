@@ -1,7 +1,7 @@
-"""Activations and codes in float32, with the same bits as kernels of their own make (kernels/quant/activation.cuh,
-code.cuh).
+"""Activations and codes in float32, with the same bits as kernels of their own make.
 
-Each operation names its rounding, so that none is contracted. exp, tanh and erf are those of CUDA 13.0's library.
+Those are kernels/quant/activation.cuh and code.cuh. Each operation names its rounding, so that none is contracted. exp,
+tanh and erf are those of CUDA 13.0's library.
 """
 
 # mypy: ignore-errors
@@ -23,7 +23,7 @@ def ptx(text: str, count: int, *given) -> tuple:
 
 
 def rounded_pair(gate: Float32, up: Float32) -> tuple:
-    """Gate and up rounded to bf16: a kernel of its own would have read its product so."""
+    """Gate and up rounded to bf16. A kernel of its own would have read the product in bf16."""
     return ptx(
         "{\n.reg .b32 both;\ncvt.rn.bf16x2.f32 both, {$r0}, {$r1};\n"
         "and.b32 {$w0}, both, 0xffff0000;\nshl.b32 {$w1}, both, 16;\n}",
@@ -62,7 +62,7 @@ def any_reciprocal(x: Float32) -> Float32:
 
 
 def times(*factors: Float32) -> Float32:
-    """The product, from the left; each step is rounded."""
+    """The product of the factors, from the left. Each step is rounded."""
     total = factors[0]
     for factor in factors[1:]:
         total = ptx("mul.rn.f32 {$w0}, {$r0}, {$r1};", 1, total, factor)
@@ -70,12 +70,12 @@ def times(*factors: Float32) -> Float32:
 
 
 def plus(x: Float32, y: Float32) -> Float32:
-    """The sum, rounded."""
+    """x + y, rounded."""
     return ptx("add.rn.f32 {$w0}, {$r0}, {$r1};", 1, x, y)
 
 
 def tanh(x: Float32) -> Float32:
-    """tanhf."""
+    """tanh(x), with the bits of CUDA's tanhf."""
     return ptx(
         "{\n.reg .pred p, q;\n.reg .f32 a, e, s, t;\nabs.f32 a, {$r0};\nmul.rn.f32 e, a, 0f4038AA3B;\n"
         "ex2.approx.ftz.f32 e, e;\nadd.rn.f32 e, e, 0f3F800000;\nrcp.approx.ftz.f32 e, e;\n"
@@ -97,11 +97,11 @@ _ERF = (
     (0x3F69B4F9, 0xBEC093AC),
     (0x3F210A14, 0x3E0375D3),
 )
-"""Coefficients of erf: far from zero, and near it."""
+"""Coefficients of erf, highest power first: far from zero, and near it."""
 
 
 def erf(x: Float32) -> Float32:
-    """erff."""
+    """erf(x), with the bits of CUDA's erff."""
     lines = ["{", ".reg .pred p;", ".reg .f32 a, s, c, t, e;", "abs.f32 a, {$r0};", "setp.ge.f32 p, a, 0f3F8060FE;"]
     lines += ["mul.rn.f32 s, {$r0}, {$r0};", "selp.f32 s, a, s, p;"]
     for i, (far, near) in enumerate(_ERF):
@@ -187,8 +187,10 @@ def quotient(value: Float32, divisor: Float32, reciprocal: Float32) -> Float32:
 
 
 def codes(values: list) -> Int32:
-    """Four e4m3 codes, the first in the low byte. They are rounded to nearest, ties to even, and saturated; NaN is
-    0x7f."""
+    """Four e4m3 codes, the first in the low byte.
+
+    They are rounded to nearest, ties to even, and saturated. NaN is 0x7f.
+    """
     return cute.arch.inline_ptx(
         "{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0};\n"
         "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2};\nmov.b32 {$w0}, {low, high};\n}",

@@ -25,7 +25,10 @@ def consume(
     walk: Walk,
     job: Job,
 ):
-    """Cooperative groups share a tile; in pingpong a group multiplies while the other ends the tile before."""
+    """Multiply and end this group's tiles.
+
+    Cooperative groups share a tile. In pingpong a group multiplies while the other ends the tile before.
+    """
     shared_x, shared_y, shared_d, boxes, maxima, shared_vectors, shared_scales = shared
     full, empty, turn = barriers
     store_d, coords_d = output

@@ -1,4 +1,4 @@
-"""From results in float32 to D and its scales in memory."""
+"""The way from results in float32 to D and its scales in memory."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -136,8 +136,10 @@ def divide(values: cute.Tensor, which: cutlass.Constexpr, shrink: Float32, divis
 
 @cute.jit
 def store_scale(ending: Ending, m: Int32, group: Int32, scale: Float32):
-    """Writes one scale of a row. The caller has made sure that both are D's: a tile of a pair may lie beyond D's
-    columns."""
+    """Writes one scale of a row.
+
+    The caller has made sure that both are D's: a tile of a pair may lie beyond D's columns.
+    """
     at = Int64(m) * ending.out_scale_stride_m + Int64(group) * ending.out_scale_stride_g
     cute.make_tensor(ending.out_scales + at, cute.make_layout(1))[0] = scale
 
@@ -153,8 +155,10 @@ def store_groups_of_columns(
     origin: tuple,
     turn: Int32,
 ):
-    """Finishes a group's part where rows of D are columns of the tile. All warps have results of a row, and tell each
-    other their maxima."""
+    """Finishes and stores a group's part of a tile where rows of D are columns of the tile.
+
+    All warps have results of a row, and tell each other their maxima.
+    """
     boxes, vectors, _, maxima = target
     group, thread = place
     warp, lane = thread // 32, thread % 32

@@ -63,7 +63,8 @@ class ExpertGatedMm(GatedMm):
         programmatic_launch: Int32,
         stream: cuda.CUstream,
     ) -> Int32:
-        """Enqueues one grouped product with its ending. Pointers, strides and flags are those of `gemmill_gated_mm_args`."""
+        """Enqueues one grouped product with its ending. Pointers, strides and flags are those of
+        `gemmill_gated_mm_args`."""
         plan = self.plan
         lda, ldb = cute.assume(lda, divby=128 // plan.x_dtype.bits), cute.assume(ldb, divby=128 // plan.x_dtype.bits)
         ldd = cute.assume(ldd, divby=16 // plan.result_bytes)

@@ -1,4 +1,4 @@
-"""What a gated kernel is compiled with."""
+"""The plan of a gated kernel: the facts that it is compiled with."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
-"""The warps that bring scales in groups to each stage: those of rows of A, and for each row of packed weights its
-block's."""
+"""The warps that bring scales in groups to each stage.
+
+They bring the scales of A's rows, and for each row of packed weights its block's scale.
+"""
 
 # mypy: ignore-errors
 import cutlass
@@ -21,8 +23,10 @@ def block_of(n: Int32) -> Int32:
 def load_scales(
     plan: cutlass.Constexpr, scales: GroupScales, shared: cute.Pointer, barriers: tuple, vectors, walk: Walk, job: Job
 ):
-    """Warps copy scales as in gemmill.gemm.producer, but in the weights' order. Beyond M and N they take the last valid
-    one."""
+    """Warps copy scales as in gemmill.gemm.producer, but in the weights' order.
+
+    Beyond M and N they take the last valid scale.
+    """
     full, empty = barriers
     lanes = plan.copying_threads
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32

@@ -1,4 +1,5 @@
-"""From sums in registers to results in float32: scales, the rounding between the two ops, the activation, up."""
+"""The way from sums in registers to results in float32: scales, the rounding between the two ops, the activation,
+up."""
 
 # mypy: ignore-errors
 import cutlass

@@ -1,4 +1,4 @@
-"""Calls of the compressed cache's ops, for whoever makes them."""
+"""Calls of the compressed cache's ops, for tests, fuzzing, `gemmill explain` and measurements."""
 
 from gemmill.families.kv_cache.cases.asked import asked
 from gemmill.families.kv_cache.cases.calls import of_config, once, sized
@@ -8,7 +8,7 @@ from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.numerics.cases import Cases
 
 LACKS = (": build ", " lacks ")
-"""In the text of an op whose variant the build has not."""
+"""Words in the text of an op whose variant the build lacks."""
 
 CASES = Cases(
     of_config=of_config,

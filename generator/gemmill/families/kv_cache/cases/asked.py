@@ -1,4 +1,5 @@
-"""What `gemmill explain` asks about an op of the compressed cache: arguments without data, from sizes and options."""
+"""The arguments that `gemmill explain` asks about an op of the compressed cache: without data, from sizes and
+options."""
 
 from typing import Any
 
@@ -29,7 +30,7 @@ _READ: dict[str, tuple[str, ...]] = {
 )
 _READ[SCORES.name] = ("m", "dtype", "head_dim", "format", "batch", "heads", "kv_heads", "length")
 _READ[ATTENTION.name] = (*_READ[SCORES.name], "page")
-"""Options that each op has a meaning for."""
+"""The options that each op has a meaning for."""
 _DEFAULTS: dict[str, Any] = {
     "head_dim": 128,
     "format": "k_eden4_v_eden4",
@@ -42,7 +43,8 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def asked(op: str, question: Question) -> list[Any]:
-    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    """The op's arguments on torch's meta device, in the order of its schema. Raises ValueError for an option that the
+    op does not take."""
     refuse_unused(op, question)
     for name in _DEFAULTS:
         if question[name] is not None and name not in _READ[op]:
@@ -78,7 +80,7 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 def _formats(op: str) -> tuple[tuple[str, ...], str]:
-    """That an op takes, and the one that is meant where none is told."""
+    """The formats that an op takes, and the one that is meant where none is told."""
     if op in (COMPRESS_VALUES.name, DECOMPRESS_VALUES.name):
         return tuple(VALUE_FORMATS), "eden4"
     if op in (COMPRESS_KEYS.name, DECOMPRESS_KEYS.name, SCORES.name):

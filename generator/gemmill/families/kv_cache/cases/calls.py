@@ -1,4 +1,5 @@
-"""Calls of the compressed cache's ops by their sizes and options, outputs poisoned, held against the reference."""
+"""Calls of the compressed cache's ops by their sizes and options. Outputs are poisoned, and held against the
+reference."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from gemmill.vocab import Arch, DType
 
 @dataclass(frozen=True, kw_only=True)
 class HadamardCase(MadeCall):
-    """Rows that are transformed."""
+    """A call that transforms rows."""
 
     rows: int
     columns: int
@@ -40,7 +41,7 @@ class HadamardCase(MadeCall):
     schema = HADAMARD
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Normal data."""
+        """Arguments of normally distributed data, in the order of the op's schema."""
         x = normal((self.rows, self.columns + self.padding), self.dtype, device)[:, : self.columns]
         out = torch.full((self.rows, self.columns + self.padding), torch.nan, device=device).to(x.dtype)
         return [out[:, : self.columns], x, self.columns**-0.5]
@@ -48,7 +49,7 @@ class HadamardCase(MadeCall):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressCase(MadeCall):
-    """Tokens whose keys and values are stored."""
+    """A call that stores keys and values of tokens."""
 
     tokens: int
     format: str
@@ -64,12 +65,13 @@ class CompressCase(MadeCall):
     """Whether keys come rotated."""
     rotated_values: bool = False
     is_apart: bool = False
-    """Whether keys and values are in memory of their own, not beside one another as a layer's matrix product has them."""
+    """Whether keys and values are in memory of their own. Else they are beside one another, as a layer's matrix product
+    has them."""
     schema = COMPRESS
 
     @property
     def spec(self) -> CacheSpec:
-        """Of the cache."""
+        """The spec of the cache."""
         return CacheSpec(
             format=format_of(*FORMATS[self.format]),
             head_dim=self.head_dim,
@@ -79,11 +81,11 @@ class CompressCase(MadeCall):
         )
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Normal data, slots in any order."""
+        """Arguments of normally distributed data, with slots in any order."""
         return [*self.told(device), self.format, SEED, self.rotated_keys, self.rotated_values]
 
     def told(self, device: torch.device | str) -> list[Any]:
-        """The tensors of them."""
+        """The arguments that are tensors: cache, keys, values and slot mapping."""
         width = self.kv_heads * self.head_dim
         both = normal((self.tokens, 2 * width + self.padding), self.dtype, device)
         keys, values = (
@@ -106,12 +108,13 @@ class CompressCase(MadeCall):
 
 @dataclass(frozen=True, kw_only=True)
 class DecompressCase(CompressCase):
-    """Slots whose keys and values are restored."""
+    """A call that restores keys and values of slots."""
 
     schema = DECOMPRESS
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Normal data, slots in any order; outputs have padding behind each vector if there is some."""
+        """Arguments of normally distributed data, with slots in any order. Outputs have `padding` elements behind each
+        vector."""
         cache, keys, values, slots = self.told(device)
         shape = (self.tokens, self.kv_heads, self.head_dim + self.padding)
         out = [torch.full(shape, torch.nan, device=device).to(keys.dtype)[..., : self.head_dim] for _ in range(2)]
@@ -123,10 +126,10 @@ class DecompressCase(CompressCase):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCase(MadeCall):
-    """Queries that attend over a cache."""
+    """A call whose queries attend over a cache."""
 
     lengths: Sequence[int]
-    """Of each sequence."""
+    """Tokens of each sequence."""
     rows: int = 1
     heads: int = 32
     kv_heads: int = 8
@@ -141,12 +144,12 @@ class DecodeCase(MadeCall):
     is_rotated: bool = False
     """Whether queries come rotated."""
     stays_rotated: bool = False
-    """Whether the output stays so."""
+    """Whether the output stays rotated."""
     schema = DECODE
 
     @property
     def spec(self) -> CacheSpec:
-        """Of the cache."""
+        """The spec of the cache."""
         return CacheSpec(
             format=format_of(*FORMATS[self.format]),
             head_dim=self.head_dim,
@@ -157,11 +160,14 @@ class DecodeCase(MadeCall):
 
     @property
     def seed(self) -> int:
-        """As the op is told it."""
+        """The seed that the op is told: -1 where queries come rotated."""
         return -1 if self.is_rotated else SEED
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Normal data in pages of any order; what no token owns is NaN, and the table beyond a sequence names no page."""
+        """Arguments of normally distributed data, in pages of any order.
+
+        What no token owns is NaN, and the table names no page beyond a sequence.
+        """
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
         q = normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
         out = torch.full(q.shape, torch.nan, device=device).to(q.dtype)
@@ -178,7 +184,7 @@ class DecodeCase(MadeCall):
         return [out, q, cache, table, lengths, *options]
 
     def _fill(self, cache: Tensor, batch: int, widest: int) -> Tensor:
-        """Stores tokens of normal keys and values; returns the page table."""
+        """Store tokens of normally distributed keys and values. Return the page table."""
         random = torch.Generator().manual_seed(sum(self.lengths))
         table = torch.randperm(batch * widest, generator=random).reshape(batch, widest)
         for row, length in enumerate(self.lengths):
@@ -191,13 +197,16 @@ class DecodeCase(MadeCall):
 
 
 def empty_cache(spec: CacheSpec, pages: int, device: torch.device | str) -> Tensor:
-    """A cache as ops take it, poisoned: u8 [pages, KV heads, page, bytes of a key and a value]."""
+    """A poisoned cache as ops take it: u8 [pages, KV heads, page, bytes of a key and a value]."""
     size = sum(vectors.format.size(spec.head_dim) for vectors in (spec.keys, spec.values))
     return torch.full((pages, spec.kv_heads, spec.page_size, size), POISON, dtype=torch.uint8, device=device)
 
 
 def of_config(config: KvCacheConfig) -> Iterator[MadeCall]:
-    """Calls of the op that a config serves: below, at and across the kernels' own limits. Of settings of a launch, those with slices."""
+    """Calls of the op that a config serves: below, at and across the kernels' own limits.
+
+    Where a config differs from its compiled one in launch settings alone, only calls with several slices remain.
+    """
     if config == config.compiled:
         yield from _of_compiled(config)
         return
@@ -207,7 +216,7 @@ def of_config(config: KvCacheConfig) -> Iterator[MadeCall]:
 
 
 _SLICED = 300
-"""Tokens of which there are several slices."""
+"""Tokens from which a sequence is dealt out in several slices."""
 
 
 def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
@@ -276,7 +285,7 @@ def _attended() -> Iterator[dict[str, Any]]:
 
 
 def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
-    """So many rows, tokens or query rows, all else small."""
+    """A call with `sizes["m"]` rows, tokens or query rows, and all else small."""
     count = sizes["m"]
     if config.kind is Kind.HADAMARD:
         return HadamardCase(rows=count, columns=config.head_dim, dtype=config.dtype)
@@ -307,7 +316,7 @@ def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
 
 
 def once() -> Iterator[tuple[str, MadeCall]]:
-    """Each op, once."""
+    """Each op's name, with one call of it."""
     for config in smoke(Arch.SM90A):
         cases = list(of_config(config))[1:]
         where = "" if config.slots is Slots.ANY else " in slots"

@@ -15,12 +15,13 @@ from gemmill.numerics.layouts import TIDY, free_stride, matrix, torch_dtype, vec
 from gemmill.numerics.memory import Slot
 
 _BYTES = ("bounds", "bounds", "bounds", "codes")
-"""Of a cache: bytes 0 and 1, whose scales are finite, or all."""
+"""The data of a cache that attention reads: bytes 0 and 1, whose scales are finite, three times in four; else all
+bytes."""
 _MOST_SLOTS = 512
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A random call of any of them."""
+    """A random call of any op of the family."""
     if op in PACKED_NAMES:
         return drawn_packed(op, draw, limits)
     if op == HADAMARD.name:
@@ -39,7 +40,7 @@ def _hadamard(draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _cache(draw: Draw, shape: tuple[int, ...], values: str, *, written: bool = False) -> Slot:
-    """Pages without gaps, which may be apart, from aligned addresses on."""
+    """A cache whose pages have no gaps within, but may be apart. It begins at an aligned address."""
     pages, heads, page, size = shape
     columns = heads * page * size
     step = columns + draw.one_of((0, 0, 16, 256))
@@ -59,7 +60,7 @@ def _cache(draw: Draw, shape: tuple[int, ...], values: str, *, written: bool = F
 
 
 def _of_tokens(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """Stores or restores."""
+    """A random call that stores or restores vectors."""
     stores = op == COMPRESS.name
     dtype, heads, (format, head_dim) = (
         torch_dtype(draw.one_of(DTYPES)),
@@ -119,7 +120,7 @@ def _decode(draw: Draw) -> LegalCall:
 
 
 def _stored(draw: Draw, formats: tuple[str, ...]) -> tuple[str, int]:
-    """A format, and a head dim that it is offered with."""
+    """A random format, and a head dim that it is offered with."""
     head_dim = draw.one_of(HEAD_DIMS)
     fit = [name for name in formats if head_dim == COMMON_HEAD_DIM or FORMATS[name][1] == FORMATS[name][2]]
     return draw.one_of(fit), head_dim

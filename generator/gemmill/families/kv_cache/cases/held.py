@@ -19,11 +19,15 @@ class Held:
     wanted: Tensor
     limit: Tensor
     lost: Tensor | None = None
-    """Elements of which no number is right."""
+    """Which elements must not be finite, since no number is right; None where there are none."""
 
     @property
     def part(self) -> Tensor:
-        """Equal results have no error, NaN where NaN is wanted too. A limit that is no number allows any."""
+        """The error of each element as a part of what is allowed. Equal results have no error, NaN where NaN is wanted
+        too.
+
+        A limit that is no number allows any.
+        """
         same = (self.got == self.wanted) | (self.got.isnan() & self.wanted.isnan())
         error = (self.got.double() - self.wanted).abs() / self.limit.clamp_min(2.0**-1000)
         part = torch.where(same | (self.limit.isnan() & ~self.wanted.isnan()), 0.0, error)

@@ -36,11 +36,11 @@ from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 
 Parts = dict[str, Tensor]
-"""Errors of each result as parts of what is allowed: above 1 is wrong."""
+"""The error of each element of each result, as a part of what is allowed: above 1 is wrong."""
 
 
 def parts(op: str, before: Given, after: Given) -> Parts:
-    """Of a call's results, from its arguments before and after it."""
+    """The errors of a call's results, from its arguments before and after the call."""
     schema = BY_NAME[op]
     call = check(schema, of_arguments(schema, [before.get(name) for name in schema.arguments]))
     if not call["works"]:
@@ -50,7 +50,7 @@ def parts(op: str, before: Given, after: Given) -> Parts:
 
 
 def limits(op: str, after: Given) -> dict[str, Tensor]:
-    """How far from the reference's result each element of a kernel's may be, of a call as the reference left it."""
+    """How far each element of a kernel's results may be from the reference's. `after` is what the reference left."""
     schema = BY_NAME[op]
     call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
     if not call["works"]:
@@ -61,13 +61,14 @@ def limits(op: str, after: Given) -> dict[str, Tensor]:
 
 
 def by_role(call: Judged, given: Given) -> Given:
-    """Arguments by what the family calls them."""
+    """Arguments by their roles in the family."""
     roles = dict(zip(call.schema.arguments, call.roles, strict=False))
     return {roles.get(name, name): value for name, value in given.items()}
 
 
 def ranges(op: str, after: Given) -> dict[str, list[CodeRange]]:
-    """The codes and norms that a store may write, of a call as the reference left it; elsewhere the cache is as it was."""
+    """The codes and norms that a store may write, where `after` is what the reference left. Elsewhere the cache is as
+    it was."""
     schema = BY_NAME[op]
     call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
     if not call["works"] or list(Kind)[call["kind"]] is not Kind.COMPRESS:
@@ -105,14 +106,17 @@ def _all_slots(cache: Tensor, spec: CacheSpec) -> Tensor:
 
 
 def _norm_bits(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the ends of norms, [..., 1]. From infinity on all are NaN, and each is right where one is."""
+    """The lowest and highest norms as whole numbers [..., 1].
+
+    From infinity on all are NaN, and each is right where one is.
+    """
     low = torch.where(low.isnan(), torch.inf, low)
     ends = (_as_numbers(pack_float16(end)) for end in (low, high))
     return next(ends), torch.where(high.isfinite()[..., None], next(ends), 0x7FFF)
 
 
 def _as_numbers(scalars: Tensor) -> Tensor:
-    """Float16 scalars, u8 [..., 2], as whole numbers [..., 1] that grow with them where they have no sign."""
+    """Non-negative float16 scalars, u8 [..., 2], as whole numbers [..., 1] in the order of their values."""
     return scalars.contiguous().view(torch.int16).to(torch.int64) & 0xFFFF
 
 
@@ -123,7 +127,7 @@ def wrong(found: Parts) -> Tensor:
 
 
 def report(found: Parts) -> str:
-    """What is wrong, in words; nothing if nothing is."""
+    """What is wrong, in words; the empty text if nothing is."""
     counts = {name: int((~(part <= 1)).sum()) for name, part in found.items()}
     return ", ".join(
         f"{count} elements of {name} are farther from the reference than allowed, the worst {worst_part(found[name]):.3g} times"
@@ -133,7 +137,7 @@ def report(found: Parts) -> str:
 
 
 def worst_part(part: Tensor) -> float:
-    """The largest, infinity where an error is NaN."""
+    """The largest error; infinity where an error is NaN."""
     return float(part.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if part.numel() else 0.0
 
 
@@ -161,13 +165,14 @@ def _compress(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor 
 
 
 def _stored(cache: Tensor, spec: CacheSpec, side: str, slots: Tensor) -> Fields:
-    """The fields of these slots, [slots, kv_heads, bytes]."""
+    """The fields of stored vectors in these slots, each [slots, kv_heads, bytes]."""
     pages = torch.arange(cache.shape[0], device=cache.device)
     return {name: field[slots] for name, field in read(cache, spec, side, pages, len(pages) * spec.page_size).items()}
 
 
 def _wrong_fields(found: Fields, wanted: Fields, x: Tensor, spec: VectorSpec) -> int:
-    """Codes and scalars that no float32 arithmetic explains. Codes of a vector whose scale is 0 or not finite mean nothing."""
+    """How many codes and scalars no float32 arithmetic explains. Codes of a vector whose scale is 0 or not finite mean
+    nothing."""
     scale, expected = (unpack_float16(fields["norm"], torch.float64) for fields in (found, wanted))
     is_finite = torch.isfinite(x.double()).all(-1)
     _, scalars = outside(_where(found, is_finite), x[is_finite], spec)
@@ -229,7 +234,7 @@ _HELD: dict[Kind, Callable[[Judged, Given, Given], Mapping[str, Tensor | Held]]]
 
 
 class KvCacheJudge:
-    """Of one drawn call."""
+    """The judge of one drawn call."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._call, self._memory = call, memory

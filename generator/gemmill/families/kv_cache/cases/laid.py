@@ -1,4 +1,4 @@
-"""How tensors of drawn calls lie."""
+"""Strides of the tensors of drawn calls."""
 
 import math
 
@@ -13,7 +13,7 @@ DATA = ("normal", "normal", "wide", "integers")
 
 
 def strides(draw: Draw, leading: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Of rows `step` apart."""
+    """The strides of a tensor with `leading` dimensions whose rows are `step` elements apart."""
     counts = [math.prod(max(n, 1) for n in leading[i + 1 :]) for i in range(len(leading))]
     return (*(free_stride(draw, n, step * count) for n, count in zip(leading, counts, strict=True)), 1)
 
@@ -27,7 +27,7 @@ def vectors(
     written: bool = False,
     values: str | None = None,
 ) -> Slot:
-    """Rows [..., head dim] at one stride."""
+    """The slot of vectors [..., head dim], with rows at one stride."""
     *leading, head_dim = shape
     step = row_stride(draw, head_dim, written=written, tidy=tidy)
     return Slot(

@@ -1,4 +1,4 @@
-"""What calls that are made by their sizes share."""
+"""The parts that all calls which are made by their sizes share."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -16,12 +16,12 @@ POISON = 0xA5
 
 
 class MadeCall(ABC):
-    """What cases share: they have a schema, and arguments on a device."""
+    """A call with a schema, and with arguments on a device."""
 
     @property
     @abstractmethod
     def schema(self) -> OpSchema:
-        """The op's."""
+        """The op's schema."""
 
     @property
     def op(self) -> str:
@@ -30,7 +30,7 @@ class MadeCall(ABC):
 
     @abstractmethod
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """In the order of the op's schema, outputs poisoned. On the meta device there is no data."""
+        """Arguments in the order of the op's schema, outputs poisoned. On the meta device there is no data."""
 
     def run(self, device: str) -> Outcome:
         """Make the call, and hold it against the reference on the same device."""
@@ -42,7 +42,7 @@ class MadeCall(ABC):
 
 
 def normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, seed: int = 0) -> Tensor:
-    """Normally distributed values; the same seed and sizes give the same."""
+    """Normally distributed values. The same seed and sizes give the same values."""
     as_torch: torch.dtype = getattr(torch, dtype.torch_name)
     if str(device) == "meta":
         return torch.empty(shape, dtype=as_torch, device=device)
@@ -51,5 +51,5 @@ def normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, see
 
 
 def copied(value: Tensor) -> Tensor:
-    """With its strides and padding."""
+    """A copy of a value, with the strides and padding of a tensor."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)

@@ -1,4 +1,4 @@
-"""Operands of the measured classes: caches of random codes, of which calls take one after the other."""
+"""Operands of the measured classes of calls: caches of random codes, with several copies that calls take in turns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from gemmill.numerics.memory import Slot
 
 MOST_COPIES = 32
 NORM = 8.0
-"""Of all keys and values in pages: their codes are random."""
+"""The norm of all keys and values in pages. Their codes are random."""
 PER_SEQUENCE = ("out", "q", "block_table", "seq_lens", "lse")
 """Arguments whose first dimension is the sequences."""
 PAGE = 64
@@ -25,12 +25,12 @@ PAGE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOperands:
-    """The `Operands` of an attention."""
+    """The `Operands` of a measured attention."""
 
     workload: MeasuredWorkload
     case: DecodeCase | AttendCase
     given: tuple[dict[str, Any], ...]
-    """Arguments by name, of each copy."""
+    """The arguments that are read, by name, of each copy."""
     written: dict[str, Tensor]
 
     @property
@@ -65,7 +65,7 @@ class AttentionOperands:
 
 
 def _slot(x: Tensor, stride: int) -> Slot:
-    """Of a tensor's shape, rows of its last dimension at one stride."""
+    """The slot of a tensor's shape, whose rows of the last dimension are at one stride."""
     *outer, columns = x.shape
     strides = [stride]
     for size in reversed(outer[1:]):
@@ -84,13 +84,13 @@ def _slot(x: Tensor, stride: int) -> Slot:
 
 
 class FirstSequence:
-    """The reference of the first sequence's last row."""
+    """The reference of the last row of the first sequence. Other rows are not held against theirs."""
 
     def __init__(self, x: AttentionOperands) -> None:
         self._op, self._given = x.op, dict(zip(x.case.schema.arguments, x.arguments(0), strict=True))
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
-        """Hold whole results against it."""
+        """Hold the first sequence's last row of whole results against the reference."""
         found = parts(self._op, *(last_row(self._given | dict(each)) for each in ({}, results)))
         wrong = sum(int((~(part <= 1)).sum()) for part in found.values())
         return Comparison(
@@ -104,13 +104,13 @@ class FirstSequence:
 
 
 def last_row(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the first sequence, which is a call of its own."""
+    """The arguments of the first sequence's last row, which are a call of their own."""
     one = {name: value[:1] if name in PER_SEQUENCE else value for name, value in given.items()}
     return one | {"q": one["q"][:, -1:], "out": one["out"][:, -1:], "lse": one["lse"][..., -1:].contiguous()}
 
 
 def random_cache(case: DecodeCase | DecompressCase, pages: int, device: torch.device) -> Tensor:
-    """Pages of random codes, and of vectors of one norm: to compress so many by the reference takes minutes."""
+    """Pages of random codes whose vectors have one norm. To compress so many vectors by the reference takes minutes."""
     cache = empty_cache(case.spec, pages, device)
     pieces = cache.view(pages, case.kv_heads, -1).random_(0, 256)
     norms = torch.full((case.page,), NORM, dtype=torch.float16, device=device).view(torch.uint8)
@@ -121,7 +121,8 @@ def random_cache(case: DecodeCase | DecompressCase, pages: int, device: torch.de
 
 
 def random_slots(case: AttendCase, pages: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Keys and values in slots, a page's vectors over and over: scalars of random bytes are not finite."""
+    """Keys and values in slots, the vectors of a page over and over. Random bytes would not do: their scalars may be
+    infinite or NaN."""
     specs = specs_of(case.format, case.head_dim)
     page = torch.cat([packed_vectors((1, case.page, case.kv_heads), spec, device) for spec in specs], dim=-1)
     cache, key = page.repeat(pages, 1, 1, 1), specs[0].format.size(case.head_dim)
@@ -129,7 +130,7 @@ def random_slots(case: AttendCase, pages: int, device: torch.device) -> tuple[Te
 
 
 def attention_arguments(case: DecodeCase | AttendCase, device: torch.device) -> dict[str, Any]:
-    """By name, of sequences of one length."""
+    """Arguments by name, for sequences of one length."""
     batch, length = len(case.lengths), case.lengths[0]
     each = -(-length // case.page)
     pages = batch * each
@@ -158,13 +159,13 @@ def attention_arguments(case: DecodeCase | AttendCase, device: torch.device) -> 
 
 
 class AttentionMaker:
-    """Makes operands on a device."""
+    """The maker of operands on a device."""
 
     def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
         self._device, self._rotated_bytes = device, rotated_bytes
 
     def make(self, workload: MeasuredWorkload) -> AttentionOperands:
-        """As many copies as keep L2 from holding them."""
+        """Make as many copies of the operands as keep L2 from holding them."""
         op, sizes = Op(workload.op), workload.sizes
         batch, rows, heads, kv_heads, length = (
             sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length")
@@ -177,4 +178,4 @@ class AttentionMaker:
         return AttentionOperands(workload=workload, case=case, given=given, written=written)
 
     def exact(self, x: AttentionOperands) -> None:
-        """None: sums of exponentials are never exact."""
+        """Nothing: sums of exponentials are never exact."""

@@ -1,8 +1,8 @@
-"""How far kernels of packed vectors may be from the reference: bytes that they write, vectors and scores that they make.
+"""How far kernels of packed vectors may be from the reference: bytes that they write, vectors and scores they make.
 
-The roundings are those of `bounds`. vLLM's values are bytes of float32 arithmetic that has one right result, so they are equal, as
-e4m3's codes are. Its rotated keys are held to the rotation's losses as ours are. UltraQuant's scale has a logarithm, which may be
-off by a part in 2^20 of itself beside a whole number.
+The roundings are those of `bounds`. vLLM's values are bytes of float32 arithmetic with one right result, so they must
+be equal. So must codes of e4m3. vLLM's rotated keys are held to the rotation's losses as ours are. UltraQuant's scale
+has a logarithm, which may be off by a part in 2^20 of itself beside a whole number.
 """
 
 import torch
@@ -28,15 +28,18 @@ from gemmill.vocab.float_type import E2M1
 
 _LOG_SLACK = 2.0**-18
 _TWO_STEPS, _NEARLY_INFINITE = 2.0**-23, 60000.0
-"""Of float16: a norm may round to 0 or infinity where the reference's does not."""
+"""Two of float16's smallest steps, and a norm near its largest number.
+
+A norm may round to 0 or to infinity where the reference's does not.
+"""
 _UE8M0_BIAS = 127
 _E2M1_SHARE = 0.156
 
 
 def wrong_bytes(found: Fields, x: Tensor, spec: VectorSpec) -> int:
-    """How many fields' elements of packed vectors no arithmetic that a kernel may do explains; `x` [..., head_dim] were packed.
+    """How many elements of the fields of packed vectors no arithmetic that a kernel may do explains.
 
-    Of a vector that is not finite only that is held which says so.
+    `x` [..., head_dim] were packed. Where a vector is not finite, only what says so is judged.
     """
     method, wanted = spec.format.method, compress(x.double(), spec)
     is_finite = torch.isfinite(x.double()).all(-1)
@@ -54,7 +57,8 @@ def wrong_bytes(found: Fields, x: Tensor, spec: VectorSpec) -> int:
 
 
 def _wrong_of_centroids(found: Fields, wanted: Fields, x: Tensor, spec: VectorSpec, is_finite: Tensor) -> int:
-    """Codes of a vector whose norm is 0 or not finite mean nothing."""
+    """How many codes and norms of centroids' formats are wrong. Codes of a vector whose norm is 0 or not finite mean
+    nothing."""
     norm, expected = (unpack_float16(fields["norm"], torch.float64) for fields in (found, wanted))
     means = is_finite & (expected > 0) & torch.isfinite(expected) & (norm > 0) & torch.isfinite(norm)
     is_off = ((norm - expected).abs() > _TWO_STEPS) & ~(torch.minimum(norm, expected) > _NEARLY_INFINITE)
@@ -87,7 +91,11 @@ def _marked(scales: Tensor, lost: Tensor) -> int:
 
 
 def _wrong_e2m1(found: Fields, x: Tensor, spec: VectorSpec) -> int:
-    """Scales that are no power near the group's largest element, and codes that do not fit the scale found."""
+    """How many scales and codes of e2m1 are wrong.
+
+    A scale is wrong that is no power of two near the group's largest element. Codes are wrong that do not fit the scale
+    found.
+    """
     y = grouped(rotate(x, spec.rotation, spec.seed), E2M1_GROUP)
     norm = x.square().sum(-1)[..., None, None].sqrt()
     slack = rotation_loss(spec.rotation, spec.head_dim) * norm + 4 * FLOAT32_UNIT * y.abs()
@@ -113,7 +121,8 @@ def _wrong_e2m1(found: Fields, x: Tensor, spec: VectorSpec) -> int:
 
 
 def unpack_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor:
-    """How far each element of a kernel's vectors [..., head_dim] may be from the reference's of the same fields, float64."""
+    """How far each element of a kernel's vectors [..., head_dim] may be from the reference's of the same fields,
+    float64."""
     parts = decode(fields, spec)
     exact = assemble(parts, spec).abs()
     lost = 8 * FLOAT32_UNIT * exact
@@ -128,7 +137,10 @@ def unpack_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor
 
 
 def scores_limit(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
-    """How far each score [heads, rows, length] of q [rows, heads, head_dim] may be: roundings of queries and keys to f16, sums."""
+    """How far each score [heads, rows, length] of q [rows, heads, head_dim] may be.
+
+    Queries and keys are rounded to f16, and sums lose.
+    """
     query, key = joined(transformed_queries(q.double(), spec)), joined(decode(keys, spec))
     sizes = key.square().sum(-1).sqrt().repeat_interleave(q.shape[1] // key.shape[1], dim=1)  # [length, heads]
     loss = 2.2 * F16.operand_unit + score_loss(spec) + sum_loss(spec.head_dim)
@@ -137,11 +149,12 @@ def scores_limit(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
 
 
 def packed_output_limit(wanted: Tensor, bound: Tensor, values: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor:
-    """What `bounds.stored_attention_bound` allows of an output in `dtype`.
+    """How far an output in `dtype` may be: what `bounds.stored_attention_bound` allows, and what smallest numbers of
+    f16 add.
 
-    Weights times factors are f16, of a unit that keeps the largest factor below 2^15. Each of the values is off by half of the
-    smallest step, times elements below 8. Elements are f16 beside their vector's factor, and their smallest step is 2^-24 of
-    it.
+    Weights times factors are f16, in a unit that keeps the largest factor below 2^15. Each of the values is off by half
+    of the smallest step, times elements below 8. Elements are f16 beside their vector's factor, and their smallest step
+    is 2^-24 of it.
     """
     decoded = joined(decode(values, spec)).nan_to_num(posinf=0.0, neginf=0.0).abs()
     largest = float(decoded.max()) if decoded.numel() else 0.0

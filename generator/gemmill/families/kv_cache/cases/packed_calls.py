@@ -1,4 +1,5 @@
-"""Calls of the ops of packed vectors by their sizes and options, outputs poisoned, held against the reference."""
+"""Calls of the ops of packed vectors by their sizes and options. Outputs are poisoned, and held against the
+reference."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,13 +35,13 @@ from gemmill.vocab import DType
 
 
 def specs_of(format: str, head_dim: int) -> tuple[VectorSpec, VectorSpec]:
-    """Of keys and values of a cache's format."""
+    """The specs of keys and of values of a cache's format."""
     key, value = divmod(CACHE_FORMATS.index(format), len(VALUE_FORMATS))
     return spec_of_place(key, False, head_dim, SEED), spec_of_place(value, True, head_dim, SEED)
 
 
 def key_formats(head_dim: int) -> tuple[str, ...]:
-    """That are offered with a head dim."""
+    """The formats of keys that are offered with a head dim."""
     return tuple(
         name
         for place, name in enumerate(KEY_FORMATS)
@@ -49,7 +50,7 @@ def key_formats(head_dim: int) -> tuple[str, ...]:
 
 
 def takes_rotated(of_values: bool, format: str) -> bool:
-    """Whether vectors may come rotated: formats that rotate and have no signs."""
+    """Whether a format takes vectors that come rotated: it must rotate, and have no signs."""
     place = list(VALUE_FORMATS if of_values else KEY_FORMATS).index(format)
     rotates = spec_of_place(place, of_values, COMMON_HEAD_DIM, SEED).rotation is not RotationKind.NONE
     return rotates and "prod" not in format
@@ -57,7 +58,7 @@ def takes_rotated(of_values: bool, format: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PackCase(MadeCall):
-    """Vectors that are packed."""
+    """A call that packs vectors."""
 
     tokens: int
     format: str
@@ -66,7 +67,7 @@ class PackCase(MadeCall):
     head_dim: int = 128
     heads: int = 8
     is_mapped: bool = False
-    """Whether slots are in any order, and some are none."""
+    """Whether there is a slot mapping: slots are in any order, and some are none."""
     gap: int = 0
     """Bytes behind each packed vector: with them it begins at any byte."""
     is_odd: bool = False
@@ -76,21 +77,21 @@ class PackCase(MadeCall):
 
     @property
     def schema(self) -> OpSchema:
-        """By the side."""
+        """The schema of the op of its side."""
         return COMPRESS_VALUES if self.of_values else COMPRESS_KEYS
 
     @property
     def spec(self) -> VectorSpec:
-        """Of the vectors."""
+        """The spec of the vectors."""
         place = list(VALUE_FORMATS if self.of_values else KEY_FORMATS).index(self.format)
         return spec_of_place(place, self.of_values, self.head_dim, SEED)
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Normal data."""
+        """Arguments of normally distributed data, in the order of the op's schema."""
         return [*self.told(device), self.format, SEED, self.is_rotated]
 
     def told(self, device: torch.device | str) -> list[Any]:
-        """The tensors of them."""
+        """The arguments that are tensors: packed vectors, plain vectors and slot mapping."""
         x = normal((self.tokens, self.heads, self.head_dim), self.dtype, device)
         size = self.spec.format.size(self.head_dim)
         slots = self.tokens + 3 if self.is_mapped else self.tokens
@@ -108,15 +109,15 @@ class PackCase(MadeCall):
 
 @dataclass(frozen=True, kw_only=True)
 class UnpackCase(PackCase):
-    """Packed vectors that are restored."""
+    """A call that restores packed vectors."""
 
     @property
     def schema(self) -> OpSchema:
-        """By the side."""
+        """The schema of the op of its side."""
         return DECOMPRESS_VALUES if self.of_values else DECOMPRESS_KEYS
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Of normal data; what lies in slots that no vector went to is zeros."""
+        """Arguments of normally distributed data. Slots that no vector went to hold zeros."""
         packed, x, mapping = self.told(device)
         out = torch.full((self.tokens, self.heads, self.head_dim + self.gap), torch.nan, device=device).to(x.dtype)
         if str(device) != "meta":
@@ -129,7 +130,7 @@ class UnpackCase(PackCase):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresCase(MadeCall):
-    """Queries and packed keys."""
+    """A call that multiplies queries and packed keys."""
 
     length: int
     format: str = "eden4"
@@ -142,7 +143,7 @@ class ScoresCase(MadeCall):
     schema = SCORES
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Normal data."""
+        """Arguments of normally distributed data, in the order of the op's schema."""
         q = normal((self.batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
         spec = spec_of_place(list(KEY_FORMATS).index(self.format), False, self.head_dim, SEED)
         keys = packed_vectors((self.batch, self.length, self.kv_heads), spec, device)
@@ -152,10 +153,10 @@ class ScoresCase(MadeCall):
 
 @dataclass(frozen=True, kw_only=True)
 class AttendCase(MadeCall):
-    """Queries that attend over packed keys and values."""
+    """A call whose queries attend over packed keys and values."""
 
     lengths: Sequence[int]
-    """Of each sequence."""
+    """Tokens of each sequence."""
     format: str = "k_eden4_v_eden4"
     rows: int = 1
     heads: int = 32
@@ -165,9 +166,9 @@ class AttendCase(MadeCall):
     is_plain: bool = False
     """Whether each sequence has one page, and there is no table."""
     are_apart: bool = False
-    """Whether keys and values have a tensor each, and not slots in common."""
+    """Whether keys and values have a tensor each, instead of slots in common."""
     gap: int = 0
-    """Bytes behind each slot: an odd number of them keeps kernels of slots away."""
+    """Bytes behind each slot. An odd number of them keeps kernels of slots away."""
     dtype: DType = DType.BF16
     causal: bool = True
     window: int = 0
@@ -176,16 +177,17 @@ class AttendCase(MadeCall):
     is_rotated: bool = False
     """Whether queries come rotated."""
     stays_rotated: bool = False
-    """Whether the output stays so."""
+    """Whether the output stays rotated."""
     schema = ATTENTION
 
     @property
     def seed(self) -> int:
-        """As the op is told it."""
+        """The seed that the op is told: -1 where queries come rotated."""
         return -1 if self.is_rotated else SEED
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Normal data; keys and values of a page lie in slots, and what no token owns is 0xFF."""
+        """Arguments of normally distributed data. Keys and values of a page lie in slots, and what no token owns is
+        0xFF."""
         batch, is_meta = len(self.lengths), str(device) == "meta"
         longest = max([1, *self.lengths])
         page, widest = (longest + 5, 1) if self.is_plain else (self.page, -(-longest // self.page))
@@ -227,13 +229,13 @@ class AttendCase(MadeCall):
 
 
 def cache_format_of(slots: Slots) -> str:
-    """What `kv_attention` calls a format that is compiled in."""
+    """The name by which `kv_attention` knows a format that is compiled in."""
     keys, values = slots.sides
     return f"k_{keys}_v_{values}"
 
 
 def packed_vectors(shape: tuple[int, ...], spec: VectorSpec, device: torch.device | str) -> Tensor:
-    """Of normal data, u8 [..., bytes]."""
+    """Packed vectors of normally distributed data, u8 [..., bytes]."""
     x = normal((*shape, spec.head_dim), DType.F32, device)
     if str(device) == "meta":
         return torch.empty((*shape, spec.format.size(spec.head_dim)), dtype=torch.uint8, device=device)
@@ -241,7 +243,8 @@ def packed_vectors(shape: tuple[int, ...], spec: VectorSpec, device: torch.devic
 
 
 def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
-    """Calls of the ops that a config of packed vectors serves: every format of each side, below, at and across the kernels' limits."""
+    """Calls of the ops that a config of packed vectors serves: every format of each side, below, at and across the
+    kernels' limits."""
     common: dict[str, Any] = {"dtype": config.dtype, "head_dim": config.head_dim}
     keys = key_formats(config.head_dim)
     match config.kind:
@@ -293,11 +296,12 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
 
 
 MANY: dict[str, Any] = {"lengths": tuple(i * 37 % 90 for i in range(512)), "heads": 2, "kv_heads": 1, "page": 16}
-"""The most sequences that are promised, of short and empty ones: one kernel of a kind has it, as sequences are judged one by one."""
+"""The most sequences that are promised, some short and some empty. One kernel of a kind has them: sequences are judged
+one by one."""
 
 
 def is_common(config: KvCacheConfig) -> bool:
-    """Whether it is the commonest of its kind: bf16, 128 elements, in 4 bits where formats are compiled in."""
+    """Whether a config is the commonest of its kind: bf16, 128 elements, in 4 bits where formats are compiled in."""
     is_of_4_bits = (
         config.slots is Slots.NC4 if config.slots is not Slots.ANY else {config.key_bits, config.value_bits} <= {0, 4}
     )
@@ -316,7 +320,10 @@ def _attended() -> Iterator[dict[str, Any]]:
 
 
 def _in_slots() -> Iterator[dict[str, Any]]:
-    """One, two, four, eight heads a block and more than eight; slots in common and apart; more tiles of rows than one."""
+    """Options of calls whose vectors lie in slots.
+
+    They have one, two, four, eight and more heads a block, slots in common and apart, and several tiles of rows.
+    """
     yield {"lengths": (37,), "heads": 4, "kv_heads": 1}
     yield {"lengths": (1003, 0, 1, 129), "heads": 16, "kv_heads": 2, "is_plain": True}
     yield {"lengths": (1000, 0, 129), "heads": 32, "kv_heads": 8, "page": 16}

@@ -27,18 +27,18 @@ PACKED_NAMES = frozenset(schema.name for schema in (*_OF_VECTORS, SCORES, ATTENT
 _MOST_TOKENS = 256
 _ROWS = (0, 1, 1, 1, 3, 8, 40)
 MOST_OF_GROUP = 17
-"""Query heads of a KV head: one more than a tile has rows."""
+"""The most query heads of a KV head: one more than a tile has rows."""
 
 
 def drawn_packed(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A random call of any of them."""
+    """A random call of any op of packed vectors."""
     if op == SCORES.name:
         return _scores(draw)
     return _attention(draw) if op == ATTENTION.name else _of_vectors(op, draw, limits)
 
 
 def _bytes(draw: Draw, shape: tuple[int, ...], format: str, head_dim: int, *, written: bool = False) -> Slot:
-    """Packed vectors at one stride. Bytes 0 and 1 are scales of any kind that are finite."""
+    """Packed vectors at one stride. Bytes 0 and 1 are finite as scales of any kind."""
     size = (KEY_FORMATS | VALUE_FORMATS)[format].size(head_dim)
     values = "bounds" if not written else "codes"
     return vectors(draw, torch.uint8, (*shape, size), draw.chance(TIDY), written=written, values=values)

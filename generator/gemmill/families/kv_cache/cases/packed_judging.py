@@ -1,4 +1,4 @@
-"""Results of the ops of packed vectors against their references, as parts of what their arithmetic may lose."""
+"""Errors of the results of the ops of packed vectors, as parts of what their arithmetic may lose."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,8 @@ def packed(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | H
 
 
 def plain(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
-    """Vectors that were packed. What is not finite is not finite, and nothing else is asked of it."""
+    """Errors of restored vectors. Where the reference is not finite, a result must not be finite, and nothing else is
+    asked of it."""
     spec, name = side_spec(call), "values" if call["of_values"] else "keys"
     ((_, wanted),) = unpack(call, dict(before))
     exists, places = existing(before.get("slot_mapping"), call["tokens"], call["slot_count"], wanted.device)
@@ -45,7 +46,7 @@ def plain(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | He
 
 
 def scored(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
-    """Scores that are not finite are so wherever their key is."""
+    """Errors of scores. A score must be not finite wherever its key is."""
     spec = key_spec(call)
     ((_, wanted),) = scores(call, dict(before))
     keys = from_bytes(before["keys"].contiguous(), spec)
@@ -56,7 +57,7 @@ def scored(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | H
 
 
 def attended(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
-    """Output and log-sum-exp."""
+    """Errors of the output and the log-sum-exp."""
     wanted = [value for _, value in attention(call, dict(before))]
     out, lse = wanted[0], wanted[1] if len(wanted) > 1 else None
     options, group = options_of(call), call["heads"] // call["kv_heads"]

@@ -1,4 +1,4 @@
-"""What the ops of packed vectors compute, from a judged call and its arguments by role."""
+"""The results of the ops of packed vectors, from a judged call and its arguments by role."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,40 +21,40 @@ Result = tuple[Tensor, Tensor]
 
 
 def side_spec(call: Judged) -> VectorSpec:
-    """Of the vectors of a call of one side."""
+    """The spec of the vectors of a call that packs or unpacks one side."""
     spec = spec_of_place(call["format_index"], bool(call["of_values"]), call["head_dim"], call["seed"])
     return spec.of_rotated if call.get("rotated") else spec
 
 
 def key_spec(call: Judged) -> VectorSpec:
-    """Of the keys that a call reads."""
+    """The spec of the keys that a call reads."""
     return spec_of_place(call["key_format"], False, call["head_dim"], call["seed"])
 
 
 def value_spec(call: Judged) -> VectorSpec:
-    """Of its values."""
+    """The spec of the values that a call reads."""
     return spec_of_place(call["value_format"], True, call["head_dim"], call["seed"])
 
 
 def pack(call: Judged, given: Given) -> Iterator[Result]:
-    """Packed vectors with those of the call."""
+    """Packed vectors, once those of the call are stored."""
     yield given["packed"], written(given["packed"], given["vectors"], given.get("slot_mapping"), side_spec(call))
 
 
 def unpack(call: Judged, given: Given) -> Iterator[Result]:
-    """Vectors that were packed."""
+    """Vectors restored from packed ones."""
     yield given["vectors"], restored(given["packed"], call["tokens"], given.get("slot_mapping"), side_spec(call))
 
 
 def scores(call: Judged, given: Given) -> Iterator[Result]:
-    """Inner products as they are."""
+    """Inner products of queries and keys, without scale or mask."""
     spec = key_spec(call)
     keys = from_bytes(given["keys"].contiguous(), spec)
     yield given["scores"], attention_scores(given["q"].double(), keys, spec)
 
 
 def options_of(call: Judged) -> AttentionOptions:
-    """What a call of attention says beside its tensors."""
+    """The options of an attention, from a call."""
     return AttentionOptions(
         scale=call["scale"],
         causal=bool(call["causal"]),
@@ -64,7 +64,10 @@ def options_of(call: Judged) -> AttentionOptions:
 
 
 def sequences(call: Judged, given: Given) -> Iterator[tuple[Tensor, int, Stored]]:
-    """Queries in their own basis, length and tokens of each sequence; pages and lengths that there are not as the nearest."""
+    """Queries in their own basis, length, and stored tokens of each sequence.
+
+    Pages and lengths that the cache does not have are replaced by the nearest that it has.
+    """
     keys, values, table = given["keys"], given["values"], given.get("block_table")
     pages = call["pages"]
     table = torch.arange(call["batch"], device=keys.device)[:, None] if table is None else table.long()

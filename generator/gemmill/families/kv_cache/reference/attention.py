@@ -5,11 +5,11 @@ visible to a row at p if
 
     j < length,   j <= p if causal,   p - j < window or j < sink_tokens if there is a window.
 
-Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax. A sink is a logit for each query
-head, as in gpt-oss: it adds to the denominator and no value. lse is the natural log(sum of exp(score) + exp(sink)). A row that sees
-no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see are not touched, so NaN in a
-page's padding or behind a mask never shows. NaN in a visible key makes the row NaN, and so does one anywhere in a stored
-value.
+Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax. A sink is a logit for each
+query head, as in gpt-oss: it adds to the denominator and no value. lse is log(sum of exp(score) + exp(sink)), a natural
+logarithm. A row that sees no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see
+are not touched, so NaN in a page's padding or behind a mask never shows. NaN in a visible key makes the row NaN, and so
+does one anywhere in a stored value.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from gemmill.families.kv_cache.reference.vectors import (
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """What a call of attention says beside its tensors."""
+    """The options of an attention: everything beside its tensors."""
 
     scale: float
     """The factor of scores, most often head_dim^-1/2."""
@@ -74,8 +74,8 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Exact attention of one sequence: out [rows, heads, d] and lse [heads, rows], in the inputs' dtype.
 
-    q is [rows, heads, d], k and v are [length, kv_heads, d], sinks [heads]. heads is a multiple of kv_heads. Query head h reads
-    KV head h // (heads // kv_heads).
+    q is [rows, heads, d], k and v are [length, kv_heads, d], sinks [heads]. heads is a multiple of kv_heads. Query head
+    h reads KV head h // (heads // kv_heads).
     """
     scores = torch.einsum("rhd,nhd->hrn", q, for_query_heads(k, q.shape[1]))
     seen = visible(q.shape[0], k.shape[0], options).to(q.device)
@@ -84,9 +84,9 @@ def attention(
 
 
 def attention_scores(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
-    """Raw <q, k~>, [batch, heads, rows, length], in q's dtype; no scale, no mask.
+    """Inner products <q, k~> of queries and stored keys, [batch, heads, rows, length], in q's dtype; no scale, no mask.
 
-    q [batch, rows, heads, head_dim]; fields of `keys` u8 [batch, length, kv_heads, bytes].
+    q is [batch, rows, heads, head_dim]. The fields of `keys` are u8 [batch, length, kv_heads, bytes].
     """
     return torch.stack([_scores(rows, _of_sequence(keys, b), spec) for b, rows in enumerate(q)])
 
@@ -103,9 +103,10 @@ def decode_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention over a compressed cache: out [batch, rows, heads, head_dim] and lse [batch, heads, rows], in `dtype`.
 
-    q is [batch, rows, heads, head_dim], cache u8 [pages, ...], sinks [heads]. block_table is whole numbers
-    [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. Nothing beyond a
-    length is read.
+    q is [batch, rows, heads, head_dim], and cache u8 [pages, ...]. sinks are [heads]. block_table is whole numbers
+    [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. Nothing
+    beyond a length is read.
+
     Raises ValueError for a page table that does not fit, and where heads is no multiple of the KV heads.
     """
     check_page_table(spec, cache.shape[0], block_table, seq_lens)
@@ -141,7 +142,8 @@ def attend(q: Tensor, stored: Stored, options: AttentionOptions, sinks: Tensor |
 
 
 def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Attention over several sets of keys from that over each: (out [..., rows, heads, d], lse [..., heads, rows]) pairs.
+    """Attention over several sets of keys, from pairs of out [..., rows, heads, d] and lse [..., heads, rows] over
+    each.
 
     The order of the list is the order of the sums. At most one part may have counted a sink.
     """
@@ -166,7 +168,7 @@ def visible(rows: int, length: int, options: AttentionOptions) -> Tensor:
 
 
 def _scores(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
-    """[heads, rows, length] of one sequence: q is transformed once, keys never."""
+    """Scores [heads, rows, length] of one sequence: q is transformed once, keys never."""
     stored = for_query_heads(joined(decode(keys, spec, q.dtype)), q.shape[1])
     return torch.einsum("rhd,nhd->hrn", joined(transformed_queries(q, spec)), stored)
 
@@ -186,7 +188,7 @@ def softmax(scores: Tensor, seen: Tensor, options: AttentionOptions, sinks: Tens
 
 
 def _weigh(weights: Tensor, seen: Tensor, values: Tensor) -> Tensor:
-    """Sums of values [length, heads, d] by weights [heads, rows, length], [rows, heads, d].
+    """Sums [rows, heads, d] of values [length, heads, d] by weights [heads, rows, length].
 
     What is not finite shows in every row that sees its key, however small the weight, and in no other.
     """
@@ -208,7 +210,7 @@ def _weigh_decoded(weights: Tensor, seen: Tensor, values: Decoded, heads: int) -
 
 
 def for_query_heads(x: Tensor, heads: int) -> Tensor:
-    """[length, kv_heads, d] as [length, heads, d]: each KV head for its group of query heads."""
+    """The KV heads x [length, kv_heads, d] as [length, heads, d]: each KV head for its group of query heads."""
     return x.repeat_interleave(heads // x.shape[1], dim=1)
 
 

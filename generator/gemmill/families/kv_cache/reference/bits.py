@@ -8,9 +8,9 @@ from gemmill.families.kv_cache.formats import packed_size
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Codes, whole numbers [..., n] below 2^bits, as u8 [..., ceil(n bits / 8)]: least significant bit first, padded by 0.
+    """Codes, whole numbers [..., n] below 2^bits, as u8 [..., ceil(n bits / 8)].
 
-    Raises ValueError for codes that `bits` cannot hold.
+    They are a stream, least significant bit first, padded by 0. Raises ValueError for codes that `bits` cannot hold.
     """
     codes = codes.to(torch.int64)
     if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 1 << bits:
@@ -34,11 +34,11 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def pack_float16(scalars: Tensor) -> Tensor:
-    """Scalars [...] rounded to float16, as u8 [..., 2]. What float16 cannot hold becomes infinite, and stays visible."""
+    """Scalars [...] rounded to float16, as u8 [..., 2]. Scalars beyond float16 become infinite, and stay visible."""
     return scalars.to(torch.float16)[..., None].contiguous().view(torch.uint8)
 
 
 def unpack_float16(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """u8 [..., 2] as `dtype` [...]."""
+    """The float16 scalars u8 [..., 2] as `dtype` [...]."""
     dense = packed.clone(memory_format=torch.contiguous_format)  # of nothing too, which any strides are contiguous for
     return dense.view(torch.float16)[..., 0].to(dtype)

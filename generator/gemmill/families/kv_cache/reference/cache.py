@@ -8,11 +8,11 @@ from gemmill.families.kv_cache.pages import KEYS, VALUES, Placement, page_plan
 from gemmill.families.kv_cache.reference.vectors import Fields, compress
 
 NO_SLOT = -1
-"""In a slot mapping: this token is not stored."""
+"""The slot, in a slot mapping, of a token that is not stored."""
 
 
 def allocate(spec: CacheSpec, pages: int, device: str | torch.device = "cpu") -> Tensor:
-    """An empty cache, zeros u8 [pages, bytes of a page]."""
+    """An empty cache of `pages` pages: zeros u8 [pages, bytes of a page]."""
     return torch.zeros(pages, page_plan(spec).page_bytes, dtype=torch.uint8, device=device)
 
 
@@ -27,9 +27,10 @@ def write(
 ) -> None:
     """Compress keys and values [tokens, kv_heads, head_dim] into `cache`, token t at slot_mapping[t].
 
-    cache is u8 [pages, ...], contiguous, with the bytes of a page after the first dimension. slot_mapping is whole numbers
-    [tokens]: page * page_size + place in the page, or -1 for tokens that are not stored. `dtype` is that of `compress`. `sides`
-    are the specs by which keys and values are stored, where some come rotated.
+    cache is u8 [pages, ...], contiguous, with the bytes of a page after the first dimension. slot_mapping is whole
+    numbers [tokens]. A slot is page * page_size + place in the page, or -1 for a token that is not stored. `dtype` is
+    that of `compress`. `sides` are the specs by which keys and values are stored, where some come rotated.
+
     Raises ValueError for another shape, dtype or slot, before anything is written.
     """
     pages = _pages(cache, spec)
@@ -99,7 +100,7 @@ def read(cache: Tensor, spec: CacheSpec, side: str, pages_of_sequence: Tensor, l
 
 
 def _pages(cache: Tensor, spec: CacheSpec) -> int:
-    """How many pages a cache has, once it is known to be one."""
+    """The number of a cache's pages. Raises ValueError where it is not a cache of the spec."""
     page_bytes = page_plan(spec).page_bytes
     if (
         cache.dtype is not torch.uint8

@@ -1,4 +1,4 @@
-"""Packed vectors of keys and values in tensors of their own: written, restored, attended over."""
+"""Packed vectors of keys and values in tensors of their own: they are written, restored, and attended over."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ def existing(slot_mapping: Tensor | None, tokens: int, slots: int, device: torch
 
 
 def written(packed: Tensor, x: Tensor, slot_mapping: Tensor | None, spec: VectorSpec) -> Tensor:
-    """A copy of packed vectors u8 [slots, heads, bytes] with those of x [tokens, heads, head_dim] in their slots."""
+    """A copy of packed vectors u8 [slots, heads, bytes], in which those of x [tokens, heads, head_dim] are in their
+    slots."""
     exists, places = existing(slot_mapping, x.shape[0], packed.shape[0], x.device)
     after = packed.clone(memory_format=torch.contiguous_format)
     after[places] = to_bytes(compress(x[exists].double(), spec), spec)
@@ -24,7 +25,7 @@ def written(packed: Tensor, x: Tensor, slot_mapping: Tensor | None, spec: Vector
 
 
 def restored(packed: Tensor, tokens: int, slot_mapping: Tensor | None, spec: VectorSpec) -> Tensor:
-    """Stored vectors [tokens, heads, head_dim] of slots in float64, zeros where there is no slot."""
+    """Stored vectors [tokens, heads, head_dim] of slots in float64; zeros where there is no slot."""
     exists, places = existing(slot_mapping, tokens, packed.shape[0], packed.device)
     found = torch.zeros(tokens, packed.shape[1], spec.head_dim, dtype=torch.float64, device=packed.device)
     found[exists] = decompress(from_bytes(packed[places].contiguous(), spec), spec)

@@ -39,7 +39,8 @@ class Decoded:
 def compress(x: Tensor, spec: VectorSpec, dtype: torch.dtype = torch.float64) -> Fields:
     """Fields of the vectors x [..., head_dim] of a float type; the arithmetic of our own methods is in `dtype`.
 
-    vLLM's methods compute in float32 as vLLM does. Raises ValueError if x's last size is not spec.head_dim.
+    vLLM's methods compute in float32 as vLLM does. Raises ValueError if x's last size is not spec.head_dim, or its
+    dtype no float.
     """
     if not x.is_floating_point() or x.shape[-1:] != (spec.head_dim,):
         raise ValueError(
@@ -73,7 +74,7 @@ def decompress(fields: Fields, spec: VectorSpec, dtype: torch.dtype = torch.floa
 
 
 def assemble(parts: Decoded, spec: VectorSpec) -> Tensor:
-    """R^T rotated + S^T projected, [..., head_dim]: also of weighted sums of stored vectors."""
+    """Vectors R^T rotated + S^T projected, [..., head_dim]. It also assembles weighted sums of stored vectors."""
     x = rotate_back(parts.rotated, spec.rotation, spec.seed)
     if parts.projected is not None:
         x = x + parts.projected @ projection(spec.head_dim, spec.seed).to(x)
@@ -81,7 +82,7 @@ def assemble(parts: Decoded, spec: VectorSpec) -> Tensor:
 
 
 def transformed_queries(q: Tensor, spec: VectorSpec) -> Decoded:
-    """R q and S q of queries q [..., head_dim] in q's dtype: what stored keys are multiplied by."""
+    """Queries R q and S q of q [..., head_dim], in q's dtype: stored keys are multiplied by them."""
     return Decoded(
         rotated=rotate(q, spec.rotation, spec.seed),
         projected=q @ projection(spec.head_dim, spec.seed).to(q).T if has_signs(spec) else None,

@@ -1,12 +1,13 @@
 """The arithmetic of vLLM 0.33.0's cache formats, bit for bit where its own is defined to the bit.
 
-All of it is float32. Three things in vLLM's kernels are not defined to the bit. A code may then differ where its value lies
-within a rounding of a boundary. They are cuBLAS's order of sums in the rotation of TurboQuant's keys, and UltraQuant's
-logarithm. The third is the division of values by their scale, which Triton compiles to an approximation of two units in the
-last place. Here the rotation is rounded once from float64, the division is correctly rounded, the logarithm is torch's.
+All of it is float32. Three things in vLLM's kernels are not defined to the bit. The first is cuBLAS's order of sums in
+the rotation of TurboQuant's keys. The second is UltraQuant's logarithm. The third is the division of values by their
+scale, which Triton compiles to an approximation of two units in the last place. A code may then differ where its value
+lies within a rounding of a boundary. Here the rotation is rounded once from float64, the division is correctly rounded,
+the logarithm is torch's.
 
-vLLM loses a NaN where a NaN value becomes code 0 of finite neighbours. Here it stays visible: zero, or the scale byte 255,
-is NaN. Sources: `v1/attention/ops/triton_turboquant_store.py`, `triton_turboquant_decode.py`,
+vLLM loses a NaN where a NaN value becomes code 0 of finite neighbours. Here it stays visible: zero, or the scale byte
+255, is NaN. Sources: `v1/attention/ops/triton_turboquant_store.py`, `triton_turboquant_decode.py`,
 `turboquant_soa/triton_turboquant_store.py`, `ultraquant/triton_store.py` and `ultraquant/format.py`.
 """
 
@@ -27,7 +28,7 @@ _NORM_FLOOR = 1e-8
 _UNIT_FLOOR = 1e-16
 _E2M1_MAGNITUDES = E2M1.values[:8]
 _E2M1_SCALE = 0.156
-"""UltraQuant's share of the largest magnitude that a scale stands for."""
+"""The scale of a group, as a share of its largest magnitude, before it is rounded to a power of two."""
 _UE8M0_BIAS = 127
 _UE8M0_NAN = 255
 
@@ -78,7 +79,10 @@ def _compress_centroids(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
 
 
 def _compress_uniform(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
-    """Codes by the float32 scale, of which the float16 one is stored; truncated after a half is added."""
+    """Codes, scale and zero of vLLM's values.
+
+    A code is found by the float32 scale, of which the float16 one is stored. It is truncated after a half is added.
+    """
     largest_code = (1 << spec.format.bits) - 1
     zero = x.amin(-1)
     # A tensor as divisor: torch multiplies by the reciprocal of a number.
@@ -94,13 +98,16 @@ def _compress_uniform(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
 
 
 def _to_e4m3(x: Tensor) -> Tensor:
-    """Nearest, ties to even, saturated; NaN is 0x7f."""
+    """Codes of e4m3: the nearest value, ties to even, saturated; NaN is 0x7f."""
     codes = x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
     return codes.masked_fill(torch.isnan(x), _E4M3_NAN)
 
 
 def _compress_e2m1(x: Tensor) -> dict[str, Tensor]:
-    """Scale 2^floor(log2(0.156 absmax) + 1/2) for each 32; a value halfway between two codes takes the lower one."""
+    """Codes and scales of UltraQuant: the scale of each 32 is 2^floor(log2(0.156 absmax) + 1/2).
+
+    A value halfway between two codes takes the lower one.
+    """
     groups = grouped(x, E2M1_GROUP)
     largest = groups.abs().amax(-1)
     scaled = largest * torch.tensor(_E2M1_SCALE, dtype=torch.float32, device=x.device)
@@ -121,7 +128,7 @@ def _compress_e2m1(x: Tensor) -> dict[str, Tensor]:
 
 
 def _decode_e2m1(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale byte 0 is zero and 255 is NaN; else 2^(byte - 127)."""
+    """Values of UltraQuant's codes. Scale byte 0 is zero and 255 is NaN; else a byte stands for 2^(byte - 127)."""
     values = grouped(torch.tensor(E2M1.values, dtype=dtype, device=codes.device)[codes], E2M1_GROUP)
     factors = torch.exp2(scales.to(dtype) - _UE8M0_BIAS)
     factors = torch.where(scales == 0, 0.0, factors)

@@ -1,4 +1,4 @@
-"""Calls of the quantisation ops, for whoever makes them."""
+"""Calls of the quantisation ops, for tests, fuzzing, `gemmill explain` and measurements."""
 
 from typing import Any
 
@@ -15,12 +15,14 @@ from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 
 LACKS = (": build ", " lacks ")
-"""In the text of an op whose variant the build has not."""
+"""Words in the text of an op whose variant the build lacks."""
 
 
 class QuantJudge:
-    """Results of the reference, made from operands in dense memory of their own. What the op reads by its strides and the
-    reference by others must be the same."""
+    """The judge of one drawn call, by the reference's results for operands in dense memory of their own.
+
+    The op reads by its strides what the reference reads by others: both must give the same.
+    """
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._call, self._memory, self._op = call, memory, BY_NAME[call.op]
@@ -29,7 +31,8 @@ class QuantJudge:
         by_reference(self._op, [self._wanted[name] for name in self._op.arguments])
 
     def wrong(self) -> Tensor:
-        """How many elements are not the reference's bits: of ops whose codes may be a step off `report` has the last word."""
+        """How many elements are not the reference's bits. For ops whose codes may be a step off, `report` has the last
+        word."""
         counts = [
             (~same_bits(self._memory.dense(name), self._wanted[name])).sum()
             for name, slot in self._call.slots.items()

@@ -1,4 +1,4 @@
-"""What `gemmill explain` asks about a quantisation op: arguments without data, from sizes and options."""
+"""The arguments that `gemmill explain` asks about a quantisation op: without data, from sizes and options."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import DType
 
 _OPTIONS = {"group": "group_size", "activation": "activation", "ue8m0": "scale_ue8m0", "azp": "azp"}
-"""Options that some ops have no argument for."""
+"""Options that some ops have no argument for, each with the name of that argument."""
 
 
 def asked(op: str, question: Question) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Block-scaled results within the bounds of their activation: codes and scales of each matrix, and zeros around them."""
+"""Block-scaled results within the bounds of their activation: codes and scales of each matrix, and zeros around
+them."""
 
 from collections.abc import Iterator
 from itertools import pairwise

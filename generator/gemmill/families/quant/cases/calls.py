@@ -1,4 +1,4 @@
-"""Calls of the quantisation ops by their sizes and options, their outputs poisoned, held against the reference."""
+"""Calls of the quantisation ops by their sizes and options. Outputs are poisoned, and held against the reference."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,15 +33,15 @@ ROLES = {
 } | dict.fromkeys(
     ("scales", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale", "input_sf"), "scale"
 )
-"""What ops call their codes and scales, in one word each."""
+"""Roles of codes, scales and global scales by the names that ops give them."""
 LIMITS = {"fp8_min": -448.0, "fp8_max": 448.0, "int8_min": -128.0, "int8_max": 127.0}
 SMALLEST_BOUND, BOUND = 0.004, 1.5
-"""A scale_ub that bites: of scales of groups, and of scales of rows."""
+"""A scale_ub that bites, of scales of groups, and one of scales of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantCase:
-    """One call of an op: its dtypes, its size and what is given beside."""
+    """One call of an op: its dtypes, its sizes and its options."""
 
     op: str
     rows: int
@@ -51,21 +51,21 @@ class QuantCase:
     out_dtype: DType = DType.E4M3
     group_size: int = 0
     activation: str = Activation.NONE.op_argument
-    """As ops that take one call it."""
+    """The activation, as ops that take one spell it."""
     scale_format: ScaleFormat = ScaleFormat.F32
     zero_points: bool = False
     padding: int = 0
     """Elements between the rows of the input."""
     m_major: bool = False
-    """Scales of groups M-major, padded to four rows."""
+    """Whether scales of groups are M-major, padded to four rows."""
     bounded: bool = False
-    """A scale_ub that bites, for e4m3."""
+    """Whether there is a scale_ub that bites, for e4m3."""
     residual: bool = False
-    """And whether what modulates is of each element."""
+    """Whether there is a residual, and whether what modulates has a value for each element."""
     plain: bool = False
-    """Block scales in rows, not swizzled."""
+    """Whether block scales lie in rows, not swizzled."""
     rounding: ScaleRounding = ScaleRounding.UP
-    """Of mx scales."""
+    """How mx scales are rounded."""
 
     def __str__(self) -> str:
         extras = [name for name in ("m_major", "bounded", "residual", "plain") if getattr(self, name)]
@@ -75,7 +75,7 @@ class QuantCase:
 
     @property
     def declared(self) -> QuantOp:
-        """What can be asked of the op."""
+        """The op's declaration."""
         return OP_OF[self.op]
 
     @property
@@ -95,7 +95,7 @@ class QuantCase:
 
     @property
     def bytes(self) -> int:
-        """What must be read and what must be written, each byte once."""
+        """Bytes that must be read and written, each counted once."""
         width = self.in_dtype.bits // 8
         if (format := self.declared.format) is not None:
             of_row = width * self.width + format.code_bytes(self.hidden)
@@ -117,25 +117,29 @@ class QuantCase:
 
     @property
     def expert_offsets(self) -> tuple[int, ...]:
-        """Of rows sorted by expert: the first of each and the end. One has none, and some belong to none."""
+        """For rows sorted by expert, the first row of each expert, and the end.
+
+        One expert has no rows, and some rows belong to no expert.
+        """
         rows = self.rows
         return (0, rows // 8, rows // 8, rows // 2, rows - rows // 5, rows - rows // 16)
 
     @property
     def scale_offsets(self) -> tuple[int, ...]:
-        """The same of their scales."""
+        """The row of scales at which each expert's begin, and the end."""
         return padded_offsets([end - start for start, end in pairwise(self.expert_offsets)])
 
     @property
     def has_residual(self) -> bool:
-        """Whether one is given: some ops have none, some always."""
+        """Whether a residual is given. Some ops have none, some always one."""
         return any(
             parameter.name == "residual" and (self.residual or not parameter.optional)
             for parameter in BY_NAME[self.op].parameters
         )
 
     def arguments(self, device: torch.device | str, random: torch.Generator | None = None) -> list[Any]:
-        """In the order of the op's schema: normal random data, outputs poisoned. On the meta device there is no data."""
+        """Arguments in the order of the op's schema: normally distributed data, outputs poisoned. On the meta device
+        there is no data."""
         if random is None and str(device) != "meta":
             random = torch.Generator(device).manual_seed(self.rows * 1009 + self.hidden)
         in_dtype, out_dtype = (getattr(torch, dtype.torch_name) for dtype in (self.in_dtype, self.out_dtype))
@@ -185,7 +189,8 @@ class QuantCase:
         return [given[ROLES.get(name, name)] for name in BY_NAME[self.op].arguments]
 
     def _coded(self, device: torch.device | str, random: torch.Generator | None) -> dict[str, Any]:
-        """What is decoded: codes and scales of every kind, of numbers only; and the values, poisoned."""
+        """The arguments of an op that decodes: codes and scales of every kind, of numbers only, and the values,
+        poisoned."""
         format = self.declared.format
         assert format is not None
         codes = torch.empty(
@@ -215,7 +220,7 @@ class QuantCase:
 
     @property
     def _block_scales(self) -> tuple[int, int]:
-        """Their shape."""
+        """The shape of block scales."""
         if self.declared.family is QuantFamily.EXPERTS:
             return self.scale_offsets[-1] + TILE_ROWS, swizzled_shape(0, self.words)[1]
         return (self.rows, self.words) if self.plain else swizzled_shape(self.rows, self.words)
@@ -272,7 +277,7 @@ def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
     small = ((1, 128), (7, 384), (133, 2048), (512, 7168), (3, 28672), (1, 131072), (2, 76800), (0, 256))
     for rows, hidden in small:
         yield {"rows": rows, "hidden": hidden, "residual": rows % 2 == 1, "m_major": rows % 2 == 0}
-    # So large that threads are given as much as they can hold; rows that fill their CTA, and rows that do not.
+    # Rows so large that threads hold as much as they can. Some rows fill their CTA, and some do not.
     norm = config.family.is_normed
     by_row = norm or config.family is QuantFamily.TOKEN
     for rows, hidden in ((8003, 2176), (4099, 4480), (2501, 7168), (641, 28672)) if by_row else ((8003, 2176),):
@@ -293,12 +298,15 @@ def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
 
 
 def _copied(value: Tensor) -> Tensor:
-    """With its strides and padding."""
+    """A copy of a value, with the strides and padding of a tensor."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
 def differences(op: OpSchema, arguments: list[Any], wanted: list[Any]) -> str:
-    """How a call's arguments after it differ from those of the reference, beyond what its arithmetic leaves open; or nothing."""
+    """How a call's arguments after it differ from the reference's, in words; the empty text if they do not.
+
+    Differences that the arithmetic leaves open do not count.
+    """
     names = op.arguments
     apart = {
         name: count
@@ -314,7 +322,7 @@ def differences(op: OpSchema, arguments: list[Any], wanted: list[Any]) -> str:
 
 
 def same_bits(got: Tensor, wanted: Tensor) -> Tensor:
-    """Where elements are alike, NaN whatever its bits; waits for no device."""
+    """Which elements are alike, NaN whatever its bits. It waits for no device."""
     if got.dtype.itemsize == 1:
         return got.view(torch.uint8) == wanted.view(torch.uint8)
     return (got == wanted) | ((got != got) & (wanted != wanted))

@@ -32,7 +32,7 @@ Strides = tuple[int, ...]
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A random call of any of them."""
+    """A random call of any op of the family."""
     return _Maker(BY_NAME[op], draw, limits).make()
 
 
@@ -46,7 +46,7 @@ class _Maker:
         most = limits.large if draw.chance(0.01) else limits.elements
         width = draw.size(max(1, min(32768, most) // (self.group or 1) // (2 if self.gated else 1)))
         self.hidden = width * (self.group or 1)
-        # Columns of block-scaled codes beyond the input's, which are zeros.
+        # Columns of block-scaled codes beyond the input's. They are zeros.
         wider = self.op.format is not None and not self.back and self.hidden > 0 and draw.chance(0.2)
         self.more = draw.one_of((1, 2, 5)) * self.group if wider else 0
         self.leading = self._leading(draw.size(max(1, min(8192, most // max(self.hidden, 1)))))
@@ -227,7 +227,7 @@ class _Maker:
 
     @property
     def _code_columns(self) -> int:
-        """Bytes or codes of a row."""
+        """Columns of the codes' tensor: bytes of a row, or codes of a row."""
         return self.hidden if self.op.format is None else self.op.format.code_bytes(self.hidden + self.more)
 
     def _offsets(self) -> dict[str, Slot]:
@@ -296,7 +296,7 @@ class _Maker:
 
 
 def _strided(draw: Draw, shape: tuple[int, ...], strides: Strides, reference_shape: tuple[int, ...]) -> Slot:
-    """Scales that are given, of one dimension or two."""
+    """The slot of scales that are given, of one dimension or two."""
     rows, columns = shape if len(shape) == 2 else (1, *shape)
     by_row, by_column = strides if len(strides) == 2 else (1, *strides)
     return Slot(
@@ -314,5 +314,5 @@ def _strided(draw: Draw, shape: tuple[int, ...], strides: Strides, reference_sha
 
 
 def _like(scales: Slot, draw: Draw) -> Slot:
-    """Zero points that lie as scales do."""
+    """The slot of zero points that lie as scales do."""
     return replace(scales, dtype=torch.int32, shift=draw.one_of(SHIFTS[:8]))

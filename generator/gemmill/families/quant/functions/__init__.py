@@ -1,5 +1,8 @@
-"""The quantisation ops as functions that allocate what they return. Each raises RuntimeError with one sentence where its
-arguments do not fit; arithmetic is that of gemmill.families.quant.reference."""
+"""The quantisation ops as functions that allocate what they return.
+
+Each raises RuntimeError with one sentence where its arguments do not fit. The arithmetic is that of
+gemmill.families.quant.reference.
+"""
 
 import torch
 
@@ -46,7 +49,7 @@ def _token_scales(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.
 def _group_scales(
     x: torch.Tensor, groups: int, transposed: bool, aligned: bool = False, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """[rows, groups], row-major, or M-major with columns at multiples of `rows`, rounded up to 4 if aligned."""
+    """Memory for scales [rows, groups]: row-major, or M-major with columns `rows` apart, rounded up to 4 if aligned."""
     rows = x.numel() // x.shape[-1] if x.shape[-1] else x.shape[:-1].numel()
     if not transposed:
         return x.new_empty((rows, groups), dtype=dtype)
@@ -57,17 +60,19 @@ def _group_scales(
 def static_scaled_fp8_quant(
     input: torch.Tensor, scale: torch.Tensor, group_shape: tuple[int, int] | None = None
 ) -> torch.Tensor:
-    """float8_e4m3fn codes [..., hidden] of input [..., hidden] (bf16, f16 or f32) by given scales, f32.
+    """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32) by given scales, f32.
 
-    group_shape says what the scales are. They are one value for None, [rows] for (1, -1), [hidden] for (-1, 1), and [rows / m, hidden
-    / n] for (m, n)."""
+    `group_shape` says what the scales are. They are one value for None, [rows] for (1, -1), [hidden] for (-1, 1), and
+    [rows / m, hidden / n] for (m, n).
+    """
     result = _codes(input, torch.float8_e4m3fn)
     _ops.static_scaled_fp8_quant.default(result, input, scale, group_shape)
     return result
 
 
 def dynamic_scaled_fp8_quant(input: torch.Tensor) -> Pair:
-    """float8_e4m3fn codes of input [..., hidden] (bf16, f16 or f32), and its one scale, f32 [1]."""
+    """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and its one scale, f32
+    [1]."""
     result, scale = _codes(input, torch.float8_e4m3fn), input.new_empty(1, dtype=torch.float32)
     _ops.dynamic_scaled_fp8_quant.default(result, input, scale)
     return result, scale
@@ -76,8 +81,10 @@ def dynamic_scaled_fp8_quant(input: torch.Tensor) -> Pair:
 def dynamic_tensor_scaled_int8_quant(
     input: torch.Tensor, symmetric: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """int8 codes of input [..., hidden] (bf16, f16 or f32), one scale for the tensor, f32 [1], and a zero point, s32
-    [1]. That is None if symmetric."""
+    """Return int8 codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), its scale, and its zero point.
+
+    The scale is f32 [1], the zero point s32 [1]. If symmetric, the zero point is None.
+    """
     result, scale = _codes(input, torch.int8), input.new_empty(1, dtype=torch.float32)
     azp = None if symmetric else input.new_empty(1, dtype=torch.int32)
     _ops.dynamic_tensor_scaled_int8_quant.default(result, input, scale, azp)
@@ -85,15 +92,21 @@ def dynamic_tensor_scaled_int8_quant(
 
 
 def dynamic_per_token_scaled_fp8_quant(input: torch.Tensor, scale_ub: torch.Tensor | None = None) -> Pair:
-    """float8_e4m3fn codes of input [..., hidden] (bf16, f16 or f32), and a scale for each row, f32 [..., 1]. scale_ub, f32
-    [1], bounds the rows' absolute maximum."""
+    """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and row scales f32 [...,
+    1].
+
+    `scale_ub`, f32 [1], bounds the rows' largest absolute value.
+    """
     result, scale = _codes(input, torch.float8_e4m3fn), _token_scales(input)
     _ops.dynamic_per_token_scaled_fp8_quant.default(result, input, scale, scale_ub)
     return result, scale
 
 
 def static_scaled_int8_quant(input: torch.Tensor, scale: torch.Tensor, azp: torch.Tensor | None = None) -> torch.Tensor:
-    """int8 codes of input [..., hidden] (bf16, f16 or f32) by a given scale, f32 [1], and zero point, s32 [1], if any."""
+    """Return int8 codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32) by a given scale and zero point.
+
+    `scale` is f32 [1]. `azp` is s32 [1], or None for no zero point.
+    """
     result = _codes(input, torch.int8)
     _ops.static_scaled_int8_quant.default(result, input, scale, azp)
     return result
@@ -102,8 +115,10 @@ def static_scaled_int8_quant(input: torch.Tensor, scale: torch.Tensor, azp: torc
 def dynamic_scaled_int8_quant(
     input: torch.Tensor, symmetric: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """int8 codes of input [..., hidden] (bf16, f16 or f32), and for each row a scale, f32 [..., 1], and a
-    zero point, s32 [..., 1]. That is None if symmetric."""
+    """Return int8 codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), row scales, and rows' zero points.
+
+    Scales are f32 [..., 1], zero points s32 [..., 1]. If symmetric, the zero points are None.
+    """
     result, scale = _codes(input, torch.int8), _token_scales(input)
     azp = None if symmetric else _token_scales(input, torch.int32)
     _ops.dynamic_scaled_int8_quant.default(result, input, scale, azp)
@@ -118,9 +133,12 @@ def per_token_group_fp8_quant(
     column_major_scales: bool = False,
     tma_aligned_scales: bool = False,
 ) -> Pair:
-    """float8_e4m3fn codes of input [..., hidden] (bf16, f16 or f32), and scales f32 [rows, hidden / group_size], group_size
-    32, 64 or 128. Scales are powers of two if scale_ue8m0; they lie M-major if column_major_scales, each column at a
-    multiple of 4 values if tma_aligned_scales too."""
+    """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and scales of groups.
+
+    Scales are f32 [rows, hidden / group_size], where `group_size` is 32, 64 or 128. They are powers of two if
+    `scale_ue8m0`. They lie M-major if `column_major_scales`. If `tma_aligned_scales` too, each column is at a multiple
+    of 4 values. `eps` is the smallest absolute maximum of a group.
+    """
     codes = _codes(input, torch.float8_e4m3fn)
     scales = _group_scales(input, input.shape[-1] // group_size, column_major_scales, tma_aligned_scales)
     limits = (-E4M3_MAX, E4M3_MAX)
@@ -131,7 +149,8 @@ def per_token_group_fp8_quant(
 
 
 def per_token_group_quant_int8(input: torch.Tensor, group_size: int, eps: float = 1e-10) -> Pair:
-    """int8 codes of input [..., hidden] (bf16, f16 or f32), and scales f32 [rows, hidden / group_size]."""
+    """Return int8 codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and scales f32 [rows, hidden /
+    group_size]."""
     codes, scales = _codes(input, torch.int8), _group_scales(input, input.shape[-1] // group_size, False)
     _ops.per_token_group_quant_int8.default(input, codes, scales, group_size, eps, -128.0, 127.0)
     return codes, scales
@@ -140,8 +159,12 @@ def per_token_group_quant_int8(input: torch.Tensor, group_size: int, eps: float 
 def per_token_group_quant_int8_azp(
     input: torch.Tensor, group_size: int, column_major_scales: bool = False, tma_aligned_scales: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """int8 codes of input [..., hidden] (bf16, f16 or f32), scales f32 and zero points s32 [rows, hidden / group_size], both
-    laid out as scales of per_token_group_fp8_quant."""
+    """Return int8 codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and scales and zero points of
+    groups.
+
+    Scales are f32 and zero points s32, both [rows, hidden / group_size]. Both are laid out as scales of
+    per_token_group_fp8_quant.
+    """
     codes = _codes(input, torch.int8)
     layout = input.shape[-1] // group_size, column_major_scales, tma_aligned_scales
     scales, azps = _group_scales(input, *layout), _group_scales(input, *layout, dtype=torch.int32)
@@ -150,10 +173,12 @@ def per_token_group_quant_int8_azp(
 
 
 def per_token_group_fp8_quant_packed(input: torch.Tensor, group_size: int, eps: float = 1e-10) -> Pair:
-    """float8_e4m3fn codes of input [..., hidden] (bf16, f16 or f32), and scales that are powers of two.
+    """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and scales that are powers
+    of two.
 
-    The scales are s32 [rows, ceil(groups / 4)] with strides (1, rows rounded up to 4). A word has four exponents, the first
-    group's in the low byte."""
+    The scales are s32 [rows, ceil(groups / 4)] with strides (1, rows rounded up to 4). A word has four exponents, the
+    first group's in the low byte.
+    """
     codes = _codes(input, torch.float8_e4m3fn)
     rows = input.shape[:-1].numel()
     words = -(-(input.shape[-1] // group_size) // 4)
@@ -169,10 +194,11 @@ def silu_and_mul_per_block_quant(
     scale_ub: torch.Tensor | None = None,
     is_scale_transposed: bool = False,
 ) -> Pair:
-    """Codes (float8_e4m3fn or int8) [..., hidden] of silu(gate) * up, and scales f32 [rows, hidden / group_size].
+    """Return codes [..., hidden] of silu(gate) * up, and scales f32 [rows, hidden / group_size].
 
-    The input [..., 2 hidden] (bf16 or f16) is gate, then up. group_size is 64 or 128; scales are M-major if transposed. scale_ub,
-    f32 [1], bounds the scales themselves; with float8_e4m3fn only."""
+    `input` is [..., 2 hidden] (bf16 or f16): gate, then up. Codes are float8_e4m3fn or int8. `group_size` is 64 or 128.
+    Scales are M-major if transposed. `scale_ub`, f32 [1], bounds the scales themselves, with float8_e4m3fn only.
+    """
     codes = _codes(input, quant_dtype, gated=True)
     scales = _group_scales(input, input.shape[-1] // 2 // group_size, is_scale_transposed)
     _ops.silu_and_mul_per_block_quant.default(codes, input, scales, group_size, scale_ub, is_scale_transposed)
@@ -180,7 +206,10 @@ def silu_and_mul_per_block_quant(
 
 
 def silu_and_mul_quant(input: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """float8_e4m3fn codes [..., hidden] of silu(gate) * up of input [..., 2 hidden] (bf16 or f16), by a given scale, f32 [1]."""
+    """Return float8_e4m3fn codes [..., hidden] of silu(gate) * up, by a given scale, f32 [1].
+
+    `input` is [..., 2 hidden] (bf16 or f16): gate, then up.
+    """
     result = _codes(input, torch.float8_e4m3fn, gated=True)
     _ops.silu_and_mul_quant.default(result, input, scale)
     return result
@@ -191,8 +220,11 @@ def silu_and_mul_per_token_quant(
     quant_dtype: torch.dtype = torch.float8_e4m3fn,
     scale_ub: torch.Tensor | None = None,
 ) -> Pair:
-    """Codes (float8_e4m3fn or int8) [..., hidden] of silu(gate) * up of input [..., 2 hidden] (bf16 or f16), and a scale for
-    each row, f32 [..., 1]. scale_ub, f32 [1], bounds the rows' absolute maximum; with float8_e4m3fn only."""
+    """Return codes [..., hidden] of silu(gate) * up, and row scales f32 [..., 1].
+
+    `input` is [..., 2 hidden] (bf16 or f16): gate, then up. Codes are float8_e4m3fn or int8. `scale_ub`, f32 [1],
+    bounds the rows' largest absolute value, with float8_e4m3fn only.
+    """
     result, scale = _codes(input, quant_dtype, gated=True), _token_scales(input)
     _ops.silu_and_mul_per_token_quant.default(result, input, scale, scale_ub)
     return result, scale
@@ -208,9 +240,12 @@ def act_and_mul_per_block_quant(
     column_major_scales: bool = False,
     tma_aligned_scales: bool = False,
 ) -> Pair:
-    """As silu_and_mul_per_block_quant with any activation ("silu"; "gelu", with erf; "gelu_tanh"). Scales are powers of two
-    if scale_ue8m0; they lie M-major if column_major_scales, each column at a multiple of 4 values if tma_aligned_scales
-    too. The op itself reads their layout from the strides of the tensor that it is given."""
+    """Quantise as silu_and_mul_per_block_quant with any activation: "silu", "gelu" (with erf) or "gelu_tanh".
+
+    Scales are powers of two if `scale_ue8m0`. They lie M-major if `column_major_scales`. If `tma_aligned_scales` too,
+    each column is at a multiple of 4 values. The op itself reads their layout from the strides of the tensor that it is
+    given.
+    """
     codes = _codes(input, quant_dtype, gated=True)
     scales = _group_scales(input, input.shape[-1] // 2 // group_size, column_major_scales, tma_aligned_scales)
     _ops.act_and_mul_per_block_quant.default(codes, input, scales, activation, group_size, scale_ub, scale_ue8m0)
@@ -223,7 +258,10 @@ def act_and_mul_quant(
     activation: str = "silu",
     quant_dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> torch.Tensor:
-    """As silu_and_mul_quant with any activation ("silu"; "gelu", with erf; "gelu_tanh"), to float8_e4m3fn or int8."""
+    """Quantise as silu_and_mul_quant with any activation, to float8_e4m3fn or int8.
+
+    Activations are "silu", "gelu" (with erf) and "gelu_tanh".
+    """
     result = _codes(input, quant_dtype, gated=True)
     _ops.act_and_mul_quant.default(result, input, scale, activation)
     return result
@@ -235,7 +273,7 @@ def act_and_mul_per_token_quant(
     quant_dtype: torch.dtype = torch.float8_e4m3fn,
     scale_ub: torch.Tensor | None = None,
 ) -> Pair:
-    """As silu_and_mul_per_token_quant with any activation ("silu"; "gelu", with erf; "gelu_tanh")."""
+    """Quantise as silu_and_mul_per_token_quant with any activation: "silu", "gelu" (with erf) or "gelu_tanh"."""
     result, scale = _codes(input, quant_dtype, gated=True), _token_scales(input)
     _ops.act_and_mul_per_token_quant.default(result, input, scale, activation, scale_ub)
     return result, scale
@@ -249,8 +287,11 @@ def rms_norm_dynamic_per_token_quant(
     scale_ub: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
 ) -> Pair:
-    """Codes (float8_e4m3fn or int8) of the RMS norm of input [..., hidden] (bf16, f16 or f32) times weight [hidden], and row
-    scales, f32 [..., 1]. A residual of input's shape is added before, and replaced by the sum."""
+    """Return codes [..., hidden] of the RMS norm of `input` times `weight` [hidden], and row scales f32 [..., 1].
+
+    `input` is [..., hidden] (bf16, f16 or f32). Codes are float8_e4m3fn or int8. A `residual` of input's shape is added
+    before, and replaced by the sum.
+    """
     result, scale = _codes(input, quant_dtype), _token_scales(input)
     _ops.rms_norm_dynamic_per_token_quant.default(result, input, weight, scale, epsilon, scale_ub, residual)
     return result, scale
@@ -266,8 +307,10 @@ def rms_norm_per_block_quant(
     residual: torch.Tensor | None = None,
     is_scale_transposed: bool = False,
 ) -> Pair:
-    """As rms_norm_dynamic_per_token_quant, with scales f32 [rows, hidden / group_size], M-major if transposed; group_size 64
-    or 128."""
+    """Quantise as rms_norm_dynamic_per_token_quant, with scales f32 [rows, hidden / group_size], M-major if transposed.
+
+    `group_size` is 64 or 128.
+    """
     result = _codes(input, quant_dtype)
     scales = _group_scales(input, input.shape[-1] // group_size, is_scale_transposed)
     _ops.rms_norm_per_block_quant.default(
@@ -279,7 +322,10 @@ def rms_norm_per_block_quant(
 def rms_norm_static_fp8_quant(
     input: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    """float8_e4m3fn codes of the RMS norm of input [..., hidden] (bf16 or f16) times weight [hidden], by a given scale, f32 [1]."""
+    """Return float8_e4m3fn codes [..., hidden] of the RMS norm of `input` times `weight` [hidden], by a given scale.
+
+    `input` is [..., hidden] (bf16 or f16), `scale` f32 [1].
+    """
     result = _codes(input, torch.float8_e4m3fn)
     _ops.rms_norm_static_fp8_quant.default(result, input, weight, scale, epsilon)
     return result
@@ -288,7 +334,7 @@ def rms_norm_static_fp8_quant(
 def fused_add_rms_norm_static_fp8_quant(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    """As rms_norm_static_fp8_quant of input + residual, which replaces the residual [..., hidden], rounded."""
+    """Quantise as rms_norm_static_fp8_quant the sum input + residual. It replaces `residual` [..., hidden], rounded."""
     result = _codes(input, torch.float8_e4m3fn)
     _ops.fused_add_rms_norm_static_fp8_quant.default(result, input, residual, weight, scale, epsilon)
     return result

@@ -1,5 +1,8 @@
-"""The block-scaled quantisation ops as functions that allocate what they return. Each raises RuntimeError with one sentence where
-its arguments do not fit; arithmetic is that of gemmill.formats.quantise."""
+"""The block-scaled quantisation ops as functions that allocate what they return.
+
+Each raises RuntimeError with one sentence where its arguments do not fit. The arithmetic is that of
+gemmill.formats.quantise.
+"""
 
 import math
 
@@ -54,7 +57,7 @@ def _block_scaled(
     gated: bool = False,
     more: tuple[bool, ...] = (),
 ) -> Pair:
-    """What a block-scaled op writes: codes and scales of `input`, `given` beside it."""
+    """Codes and scales of `input` that a block-scaled op writes, where `given` are its other arguments."""
     hidden = input.shape[-1] // 2 if gated else input.shape[-1]
     rows, groups = input.shape[:-1].numel(), format.scale_count(hidden)
     codes = _codes(format, input, hidden)
@@ -64,7 +67,10 @@ def _block_scaled(
 
 
 def _on_device(global_scale: torch.Tensor | float, input: torch.Tensor) -> torch.Tensor:
-    """As the op wants it. Raises ValueError for a number that is none, or not above zero: of a tensor only its device knows."""
+    """The global scale as the op takes it: f32 [1] on input's device.
+
+    Raises ValueError for a number that is not finite or not above zero. Only its device knows a tensor's value.
+    """
     if isinstance(global_scale, torch.Tensor):
         return global_scale
     if not (math.isfinite(global_scale) and global_scale > 0):
@@ -77,10 +83,14 @@ def _on_device(global_scale: torch.Tensor | float, input: torch.Tensor) -> torch
 def scaled_nvfp4_quant(
     input: torch.Tensor, global_scale: torch.Tensor | float, is_sf_swizzled_layout: bool = True
 ) -> Pair:
-    """nvfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 16: uint8 [..., hidden / 2], two a byte. Scales
-    are float8_e4m3fn [rows rounded up to 128, hidden / 16 rounded up to 4], swizzled, padding zero; or [rows, hidden / 16].
-    global_scale, f32 [1] or a number, is 2688 / the largest absolute value, and divides when values are decoded. Raises
-    ValueError for a number that is not finite or not above zero; by a tensor like that on a GPU all scales are NaN."""
+    """Return nvfp4 codes uint8 [..., hidden / 2], two a byte, of `input` [..., hidden], and their scales.
+
+    `input` is bf16 or f16, and hidden a multiple of 16. Scales are float8_e4m3fn. Swizzled, they are [rows rounded up
+    to 128, hidden / 16 rounded up to 4] with zeros as padding. Else they are [rows, hidden / 16].
+
+    `global_scale` is f32 [1] or a number: 2688 / the largest absolute value. It divides when values are decoded. Raises
+    ValueError for a number that is not finite or not above zero. By such a tensor on a GPU all scales are NaN.
+    """
     given, swizzled = _on_device(global_scale, input), is_sf_swizzled_layout
     return _block_scaled("scaled_nvfp4_quant", NVFP4, input, given, swizzled=swizzled)
 
@@ -88,15 +98,19 @@ def scaled_nvfp4_quant(
 def silu_and_mul_nvfp4_quant(
     input: torch.Tensor, input_global_scale: torch.Tensor | float, is_sf_swizzled_layout: bool = True
 ) -> Pair:
-    """As scaled_nvfp4_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    """Quantise as scaled_nvfp4_quant silu(gate) * up of `input` [..., 2 hidden]: gate, then up."""
     given, swizzled = _on_device(input_global_scale, input), is_sf_swizzled_layout
     return _block_scaled("silu_and_mul_nvfp4_quant", NVFP4, input, given, gated=True, swizzled=swizzled)
 
 
 def scaled_mxfp4_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp4 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: uint8 [..., hidden / 2], two a byte. Scales
-    are exponents, uint8 [rows rounded up to 128, hidden / 32 rounded up to 4], swizzled, padding zero; or [rows, hidden /
-    32]. scale_rounding is "up", so that no code saturates, or "ocp", as the specification has it."""
+    """Return mxfp4 codes uint8 [..., hidden / 2], two a byte, of `input` [..., hidden], and their scales.
+
+    `input` is bf16 or f16, and hidden a multiple of 32. Scales are exponents, uint8. Swizzled, they are [rows rounded
+    up to 128, hidden / 32 rounded up to 4] with zeros as padding. Else they are [rows, hidden / 32].
+
+    `scale_rounding` is "up", so that no code saturates, or "ocp", as the specification has it.
+    """
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp4_quant", MXFP4, input, scale_rounding, swizzled=swizzled)
 
@@ -104,15 +118,20 @@ def scaled_mxfp4_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_sw
 def silu_and_mul_mxfp4_quant(
     input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
 ) -> Pair:
-    """As scaled_mxfp4_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    """Quantise as scaled_mxfp4_quant silu(gate) * up of `input` [..., 2 hidden]: gate, then up."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("silu_and_mul_mxfp4_quant", MXFP4, input, scale_rounding, gated=True, swizzled=swizzled)
 
 
 def scaled_mxfp6_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp6 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: e3m2 in uint8 [..., 3 hidden / 4], four in
-    three bytes. Scales are exponents, uint8 [rows rounded up to 128, hidden / 32 rounded up to 4], swizzled, padding zero;
-    or [rows, hidden / 32]. scale_rounding is "up", so that no code saturates, or "ocp", as the specification has it."""
+    """Return mxfp6 codes of `input` [..., hidden], e3m2 in uint8 [..., 3 hidden / 4], four in three bytes, and their
+    scales.
+
+    `input` is bf16 or f16, and hidden a multiple of 32. Scales are exponents, uint8. Swizzled, they are [rows rounded
+    up to 128, hidden / 32 rounded up to 4] with zeros as padding. Else they are [rows, hidden / 32].
+
+    `scale_rounding` is "up", so that no code saturates, or "ocp", as the specification has it.
+    """
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp6_quant", MXFP6, input, scale_rounding, swizzled=swizzled)
 
@@ -120,15 +139,19 @@ def scaled_mxfp6_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_sw
 def silu_and_mul_mxfp6_quant(
     input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
 ) -> Pair:
-    """As scaled_mxfp6_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    """Quantise as scaled_mxfp6_quant silu(gate) * up of `input` [..., 2 hidden]: gate, then up."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("silu_and_mul_mxfp6_quant", MXFP6, input, scale_rounding, gated=True, swizzled=swizzled)
 
 
 def scaled_mxfp8_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True) -> Pair:
-    """mxfp8 codes of input [..., hidden] (bf16 or f16), hidden a multiple of 32: float8_e4m3fn [..., hidden]. Scales are
-    exponents, uint8 [rows rounded up to 128, hidden / 32 rounded up to 4], swizzled, padding zero; or [rows, hidden / 32].
-    scale_rounding is "up", so that no code saturates, or "ocp", as the specification has it."""
+    """Return mxfp8 codes float8_e4m3fn [..., hidden] of `input` [..., hidden], and their scales.
+
+    `input` is bf16 or f16, and hidden a multiple of 32. Scales are exponents, uint8. Swizzled, they are [rows rounded
+    up to 128, hidden / 32 rounded up to 4] with zeros as padding. Else they are [rows, hidden / 32].
+
+    `scale_rounding` is "up", so that no code saturates, or "ocp", as the specification has it.
+    """
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp8_quant", MXFP8, input, scale_rounding, swizzled=swizzled)
 
@@ -136,7 +159,7 @@ def scaled_mxfp8_quant(input: torch.Tensor, scale_rounding: str = "up", is_sf_sw
 def silu_and_mul_mxfp8_quant(
     input: torch.Tensor, scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
 ) -> Pair:
-    """As scaled_mxfp8_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    """Quantise as scaled_mxfp8_quant silu(gate) * up of `input` [..., 2 hidden]: gate, then up."""
     swizzled = is_sf_swizzled_layout
     return _block_scaled("silu_and_mul_mxfp8_quant", MXFP8, input, scale_rounding, gated=True, swizzled=swizzled)
 
@@ -144,8 +167,10 @@ def silu_and_mul_mxfp8_quant(
 def scaled_mxfp8_gelu_quant(
     input: torch.Tensor, activation: str = "gelu_tanh", scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
 ) -> Pair:
-    """As scaled_mxfp8_quant of GELU of input [..., hidden] in f32, by tanh ("gelu_tanh", LightX2V's) or erf ("gelu"). Raises
-    ValueError for another activation."""
+    """Quantise as scaled_mxfp8_quant GELU of `input` [..., hidden] in f32.
+
+    GELU is by tanh ("gelu_tanh", LightX2V's) or by erf ("gelu"). Raises ValueError for another activation.
+    """
     if activation not in ("gelu_tanh", "gelu"):
         raise ValueError(f"activation is {activation!r}, expected 'gelu_tanh' or 'gelu'")
     more = (activation == "gelu_tanh",)
@@ -160,8 +185,10 @@ def scaled_mxfp8_modulate_quant(
     scale_rounding: str = "up",
     is_sf_swizzled_layout: bool = True,
 ) -> Pair:
-    """As scaled_mxfp8_quant of input * (1 + scale) + shift in f32. scale and shift are of input's dtype: [hidden], or with a
-    row for each of input's."""
+    """Quantise as scaled_mxfp8_quant input * (1 + scale) + shift, computed in f32.
+
+    `scale` and `shift` are of input's dtype: [hidden], or with a row for each of input's.
+    """
     given, swizzled = (scale, shift, scale_rounding), is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp8_modulate_quant", MXFP8, input, *given, swizzled=swizzled)
 
@@ -174,8 +201,10 @@ def _of_experts(
     *given: object,
     global_scale: torch.Tensor | None = None,
 ) -> Experts:
-    """What an op writes of rows sorted by expert, and where each expert's scales begin. Nothing waits for the device: there are as
-    many rows of scales as these experts may need."""
+    """Codes and scales that an op writes of rows sorted by expert, and where each expert's scales begin.
+
+    Nothing waits for the device: there are as many rows of scales as these experts may need.
+    """
     hidden = input.shape[-1] // 2 if op.startswith("silu_and_mul") else input.shape[-1]
     rows, experts = input.shape[:-1].numel(), expert_offsets.numel() - 1
     tiles = (rows + (TILE_ROWS - 1) * experts) // TILE_ROWS
@@ -191,24 +220,29 @@ def _of_experts(
 def scaled_fp4_experts_quant(
     input: torch.Tensor, input_global_scale: torch.Tensor, expert_offsets: torch.Tensor
 ) -> Experts:
-    """As scaled_nvfp4_quant of rows sorted by expert, each with a global scale of its own, f32 [experts].
+    """Quantise as scaled_nvfp4_quant rows sorted by expert, each with its own global scale, f32 [experts].
 
-    expert_offsets, s32 [experts + 1], has the first row of each and the end. Scales are each expert's own swizzled matrix:
-    float8_e4m3fn [rows, hidden / 16 rounded up to 4]. Where each begins, a multiple of 128, is the last result, s32 [experts
-    + 1]. Rows outside of all experts get codes of zero; rows of scales from the end on are not written."""
+    `expert_offsets`, s32 [experts + 1], has the first row of each expert, and the end. Each expert's scales are a
+    swizzled matrix: float8_e4m3fn [rows, hidden / 16 rounded up to 4]. The last result, s32 [experts + 1], says where
+    each matrix begins, at a multiple of 128. Rows outside of all experts get codes of zero. Rows of scales from the end
+    on are not written.
+    """
     return _of_experts("scaled_fp4_experts_quant", NVFP4, input, expert_offsets, global_scale=input_global_scale)
 
 
 def silu_and_mul_scaled_fp4_experts_quant(
     input: torch.Tensor, input_global_scale: torch.Tensor, expert_offsets: torch.Tensor
 ) -> Experts:
-    """As scaled_fp4_experts_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    """Quantise as scaled_fp4_experts_quant silu(gate) * up of `input` [..., 2 hidden]: gate, then up."""
     op = "silu_and_mul_scaled_fp4_experts_quant"
     return _of_experts(op, NVFP4, input, expert_offsets, global_scale=input_global_scale)
 
 
 def mxfp4_experts_quant(input: torch.Tensor, expert_offsets: torch.Tensor, scale_rounding: str = "up") -> Experts:
-    """As scaled_mxfp4_quant of rows sorted by expert: offsets and results are those of scaled_fp4_experts_quant, scales uint8."""
+    """Quantise as scaled_mxfp4_quant rows sorted by expert.
+
+    Offsets and results are those of scaled_fp4_experts_quant, with scales in uint8.
+    """
     given = expert_offsets.numel() - 1, scale_rounding
     return _of_experts("mxfp4_experts_quant", MXFP4, input, expert_offsets, *given)
 
@@ -216,13 +250,16 @@ def mxfp4_experts_quant(input: torch.Tensor, expert_offsets: torch.Tensor, scale
 def silu_and_mul_mxfp4_experts_quant(
     input: torch.Tensor, expert_offsets: torch.Tensor, scale_rounding: str = "up"
 ) -> Experts:
-    """As mxfp4_experts_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    """Quantise as mxfp4_experts_quant silu(gate) * up of `input` [..., 2 hidden]: gate, then up."""
     given = expert_offsets.numel() - 1, scale_rounding
     return _of_experts("silu_and_mul_mxfp4_experts_quant", MXFP4, input, expert_offsets, *given)
 
 
 def mxfp8_experts_quant(input: torch.Tensor, expert_offsets: torch.Tensor, scale_rounding: str = "up") -> Experts:
-    """As scaled_mxfp8_quant of rows sorted by expert: offsets and results are those of scaled_fp4_experts_quant, scales uint8."""
+    """Quantise as scaled_mxfp8_quant rows sorted by expert.
+
+    Offsets and results are those of scaled_fp4_experts_quant, with scales in uint8.
+    """
     given = expert_offsets.numel() - 1, scale_rounding
     return _of_experts("mxfp8_experts_quant", MXFP8, input, expert_offsets, *given)
 
@@ -230,7 +267,7 @@ def mxfp8_experts_quant(input: torch.Tensor, expert_offsets: torch.Tensor, scale
 def silu_and_mul_mxfp8_experts_quant(
     input: torch.Tensor, expert_offsets: torch.Tensor, scale_rounding: str = "up"
 ) -> Experts:
-    """As mxfp8_experts_quant of silu(gate) * up of input [..., 2 hidden] = gate, then up."""
+    """Quantise as mxfp8_experts_quant silu(gate) * up of `input` [..., 2 hidden]: gate, then up."""
     given = expert_offsets.numel() - 1, scale_rounding
     return _of_experts("silu_and_mul_mxfp8_experts_quant", MXFP8, input, expert_offsets, *given)
 
@@ -248,9 +285,12 @@ def scaled_nvfp4_dequant(
     dtype: torch.dtype = torch.bfloat16,
     is_sf_swizzled_layout: bool = True,
 ) -> torch.Tensor:
-    """Values [..., hidden] (bfloat16, float16 or float32) of nvfp4 codes uint8 [..., hidden / 2] and of scales as scaled_nvfp4_quant
-    writes them. code * scale is exact; it is divided by global_scale, rounded to f32, then to `dtype`. Scale bytes that are no
-    number are refused on the CPU, and give NaN on a GPU. Raises ValueError as scaled_nvfp4_quant does."""
+    """Return the values [..., hidden] in `dtype` (bfloat16, float16 or float32) of nvfp4 codes and scales.
+
+    Codes are uint8 [..., hidden / 2]; scales are as scaled_nvfp4_quant writes them. code * scale is exact. It is
+    divided by `global_scale`, rounded to f32, then to `dtype`. Scale bytes that are no number are refused on the CPU,
+    and give NaN on a GPU. Raises ValueError as scaled_nvfp4_quant does.
+    """
     given = input_sf, _on_device(global_scale, input), is_sf_swizzled_layout
     return _values(NVFP4, input, dtype, *given)
 
@@ -261,9 +301,11 @@ def scaled_mxfp4_dequant(
     dtype: torch.dtype = torch.bfloat16,
     is_sf_swizzled_layout: bool = True,
 ) -> torch.Tensor:
-    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp4 codes uint8 [..., hidden / 2] and their scales,
-    as scaled_mxfp4_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
-    CPU, and gives NaN on a GPU."""
+    """Return the values [..., hidden] in `dtype` (bfloat16, float16 or float32) of mxfp4 codes and scales.
+
+    Codes are uint8 [..., hidden / 2]; scales are as scaled_mxfp4_quant writes them. code * scale is exact in f32, or
+    infinite beyond it. Scale byte 255 is refused on the CPU, and gives NaN on a GPU.
+    """
     return _values(MXFP4, input, dtype, input_sf, is_sf_swizzled_layout)
 
 
@@ -273,9 +315,11 @@ def scaled_mxfp6_dequant(
     dtype: torch.dtype = torch.bfloat16,
     is_sf_swizzled_layout: bool = True,
 ) -> torch.Tensor:
-    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp6 codes uint8 [..., 3 hidden / 4] and their scales,
-    as scaled_mxfp6_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
-    CPU, and gives NaN on a GPU."""
+    """Return the values [..., hidden] in `dtype` (bfloat16, float16 or float32) of mxfp6 codes and scales.
+
+    Codes are uint8 [..., 3 hidden / 4]; scales are as scaled_mxfp6_quant writes them. code * scale is exact in f32, or
+    infinite beyond it. Scale byte 255 is refused on the CPU, and gives NaN on a GPU.
+    """
     return _values(MXFP6, input, dtype, input_sf, is_sf_swizzled_layout)
 
 
@@ -285,7 +329,9 @@ def scaled_mxfp8_dequant(
     dtype: torch.dtype = torch.bfloat16,
     is_sf_swizzled_layout: bool = True,
 ) -> torch.Tensor:
-    """Values [..., hidden] (bfloat16, float16 or float32) of mxfp8 codes float8_e4m3fn [..., hidden] and their scales,
-    as scaled_mxfp8_quant writes both. code * scale is exact in f32, or infinite beyond it. Scale byte 255 is refused on the
-    CPU, and gives NaN on a GPU."""
+    """Return the values [..., hidden] in `dtype` (bfloat16, float16 or float32) of mxfp8 codes and scales.
+
+    Codes are float8_e4m3fn [..., hidden]; scales are as scaled_mxfp8_quant writes them. code * scale is exact in f32,
+    or infinite beyond it. Scale byte 255 is refused on the CPU, and gives NaN on a GPU.
+    """
     return _values(MXFP8, input, dtype, input_sf, is_sf_swizzled_layout)

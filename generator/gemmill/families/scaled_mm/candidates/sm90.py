@@ -17,19 +17,19 @@ SplitKRow = tuple[tuple[int, int, int], KernelSchedule, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The schedules of one kind of problem."""
+    """The schedules of one kind of problem, by how many rows of A they are for."""
 
     wide: tuple[Row, ...]
-    """Many rows of A"""
+    """for many rows of A"""
     low: tuple[Row, ...] = ()
-    """Up to some hundreds: a wave or two of tiles of 64 rows, which no raster order helps"""
+    """for up to some hundreds: a wave or two of tiles of 64 rows, which no raster order helps"""
     narrow: tuple[Row, ...] = ()
-    """Few, computed with swap_ab"""
+    """for few rows, computed with swap_ab"""
     split_k: tuple[SplitKRow, ...] = ()
-    """Few, with K divided among the CTAs of a cluster"""
+    """for few rows, with K divided among the CTAs of a cluster"""
 
     def at_half_depth(self) -> "Tables":
-        """The same bytes of operands of 16 bits."""
+        """The same schedules for operands of 16 bits, with half the elements along K: as many bytes."""
 
         def halved(row: Row) -> Row:
             (m, n, k), cluster, schedule = row
@@ -58,7 +58,7 @@ PREFILL: tuple[Row, ...] = (
     ((256, 128, 128), (2, 1, 1), COOPERATIVE),
     ((256, 128, 128), (1, 2, 1), COOPERATIVE),
 )
-"""Many rows: bound by the tensor core."""
+"""Rows of the table for many rows of A: bound by the tensor core."""
 
 BETWEEN: tuple[Row, ...] = (
     ((64, 160, 128), (1, 1, 1), PINGPONG),
@@ -70,8 +70,11 @@ BETWEEN: tuple[Row, ...] = (
     ((128, 192, 128), (2, 1, 1), COOPERATIVE),
     ((256, 160, 128), (2, 1, 1), COOPERATIVE),
 )
-"""Widths at which the tiles of frequent shapes just fill 132 SMs: 2048 x 1280 is 128 tiles of 128 x 160, where 128 x 128
-makes 160, and 512 x 6144 is 128 of 128 x 192. With one tile a CTA, pingpong leaves one of its groups idle: cooperative."""
+"""Tiles that just fill 132 SMs at the widths of frequent shapes.
+
+2048 x 1280 is 128 tiles of 128 x 160, where 128 x 128 makes 160. 512 x 6144 is 128 tiles of 128 x 192. With one tile a
+CTA, pingpong leaves one of its groups idle, so these are cooperative.
+"""
 
 DECODE: tuple[Row, ...] = (
     ((64, 16, 256), (1, 1, 1), PINGPONG),
@@ -85,10 +88,10 @@ DECODE: tuple[Row, ...] = (
     ((128, 64, 256), (2, 1, 1), COOPERATIVE),
     ((128, 128, 128), (1, 1, 1), PINGPONG),
 )
-"""Few rows, computed with swap_ab: bound by reading the weights."""
+"""Schedules for few rows of A, computed with swap_ab: bound by reading the weights."""
 
 STREAM_K: tuple[Row, ...] = (((128, 128, 128), (1, 1, 1), COOPERATIVE),)
-"""Fewer tiles than SMs, computed with swap_ab."""
+"""Schedules for fewer tiles than SMs, computed with swap_ab."""
 
 SPLIT_K: tuple[SplitKRow, ...] = (
     ((64, 16, 256), BASIC, 4),
@@ -106,7 +109,7 @@ SPLIT_K: tuple[SplitKRow, ...] = (
     ((128, 128, 128), COOPERATIVE, 3),
     ((128, 128, 128), COOPERATIVE, 6),
 )
-"""(tile, schedule, stages): few rows; one or two CTAs an SM."""
+"""Schedules for few rows of A, as (tile, schedule, stages). One or two CTAs fit an SM."""
 
 SPLITS = (1, 2, 3, 4, 8)
 RASTERS = (
@@ -116,7 +119,7 @@ RASTERS = (
     (RasterOrder.ALONG_N, 2),
     (RasterOrder.ALONG_N, 8),
 )
-"""(raster order, swizzle): launch settings, tried on kernels of many tiles."""
+"""Launch settings (raster order, swizzle), tried on kernels of many tiles."""
 
 UNALIGNED_TILE = (64, 64, 64)
 
@@ -136,25 +139,28 @@ CORE = Tables(
         ((64, 16, 256), BASIC, 4),
     ),
 )
-"""What is compiled for users who lack the CuTe DSL."""
+"""The schedules that are compiled for users who lack the CuTe DSL."""
 
 FEW = Tables(wide=(CORE.wide[0], CORE.wide[3]), split_k=CORE.split_k[2:])
-"""What the less frequent problems make do with there."""
+"""The schedules that the less frequent problems make do with there."""
 
 VISITORS = Tables(wide=(CORE.wide[4], CORE.wide[3]), narrow=(((64, 16, 256), (1, 1, 1), PINGPONG),))
-"""What ends in a user's epilogue by CUTLASS's visitors."""
+"""The schedules of kernels that end in a user's epilogue by CUTLASS's visitors."""
 
 BESIDE_DSL = Tables(wide=(CORE.wide[0], CORE.wide[2], CORE.wide[4]), split_k=(CORE.split_k[1], CORE.split_k[3]))
-"""What is compiled beside the CuTe DSL's kernels for e4m3 to bf16. Without the rest of CORE no row of the H200's table is 1 % slower
-(2026-11-22), and the default selection compiles in half the time."""
+"""The schedules that are compiled beside the CuTe DSL's kernels for e4m3 to bf16.
+
+Without the rest of CORE no row of the H200's table is 1 % slower (2026-11-22). The default selection then compiles in
+half the time.
+"""
 
 BESIDE_DSL_FOR_INT8 = Tables(wide=(CORE.wide[0], CORE.wide[4]))
 
 WIDEST = Tables(wide=PREFILL + BETWEEN, narrow=DECODE, split_k=SPLIT_K)
-"""What is worth timing."""
+"""The schedules that are worth timing."""
 
 BLOCKWISE: tuple[Row, ...] = (
     ((128, 128, 128), (1, 2, 1), COOPERATIVE),
     ((64, 128, 128), (1, 1, 1), PINGPONG),
 )
-"""CUTLASS's blockwise collectives, which want A's scales M-major."""
+"""The schedules of CUTLASS's blockwise collectives, which want A's scales M-major."""

@@ -1,7 +1,7 @@
 """Hopper: the schedules worth compiling with the CuTe DSL. Rows as in sm90.py.
 
-A variant costs a second or less, where one of CUTLASS costs twenty. Its tiles may be of any width that is a multiple of 16.
-So there is one that just fills the SMs for most shapes (docs/notes/tiles.md).
+A variant costs a second or less, where one of CUTLASS costs twenty. Its tiles may be of any width that is a multiple of
+16. So there is one that just fills the SMs for most shapes (docs/notes/tiles.md).
 """
 
 from itertools import product
@@ -10,7 +10,7 @@ from gemmill.families.scaled_mm.candidates.sm90 import BASIC, COOPERATIVE, PINGP
 from gemmill.vocab import RasterOrder
 
 RASTERS = ((RasterOrder.HEURISTIC, 1), (RasterOrder.ALONG_M, 8), (RasterOrder.ALONG_N, 8))
-"""(raster order, swizzle) of kernels with many tiles."""
+"""Launch settings (raster order, swizzle) of kernels with many tiles."""
 
 AT_DRAWN_SHAPES = (
     ((128, 32, 128), (1, 1, 1), COOPERATIVE),
@@ -20,7 +20,7 @@ AT_DRAWN_SHAPES = (
     ((128, 192, 128), (2, 1, 1), COOPERATIVE),
     ((256, 80, 128), (1, 1, 1), COOPERATIVE),
 )
-"""Rows of A as columns of the tile, which serve 17 to 32 and 129 to 320 of them with less padding."""
+"""Tiles with rows of A as columns. They serve 17 to 32 and 129 to 320 rows with less padding."""
 
 CORE = Tables(
     wide=(
@@ -74,10 +74,13 @@ CORE = Tables(
         ((128, 96, 128), COOPERATIVE, 5),
     ),
 )
-"""What is compiled for users: the greedy choice over a sweep of e4m3 to bf16 with the kernels of WIDEST and those of CUTLASS
-at 52 shapes (H200, 2026-11-20), and what was faster once groups that take turns handed over early and weights were asked for
-further ahead: the last five of `wide` and the last of `narrow` (2026-11-21). What was chosen at shapes that no table has is
-AT_DRAWN_SHAPES and the last two of `split_k` (2026-11-22, docs/notes/tables.md)."""
+"""The schedules that are compiled for users.
+
+Most are the greedy choice over a sweep of e4m3 to bf16 at 52 shapes, with the kernels of WIDEST and CUTLASS's (H200,
+2026-11-20). The last five of `wide` and the last of `narrow` were faster later (2026-11-21). By then groups that take
+turns handed over early, and weights were asked for further ahead. AT_DRAWN_SHAPES and the last two of `split_k` were
+chosen at shapes that no table has (2026-11-22, docs/notes/tables.md).
+"""
 
 FEW = Tables(
     wide=tuple(CORE.wide[i] for i in (1, 4, 6, 9, 12)),
@@ -85,7 +88,7 @@ FEW = Tables(
     narrow=tuple(CORE.narrow[i] for i in (0, 2, 3, 5)),
     split_k=tuple(CORE.split_k[i] for i in (0, 2, 4)),
 )
-"""What the less frequent problems make do with."""
+"""The schedules that the less frequent problems make do with."""
 
 WIDEST = Tables(
     wide=(
@@ -131,7 +134,7 @@ WIDEST = Tables(
         *(((128, y, 128), COOPERATIVE, 4) for y in (144, *range(160, 257, 32))),
     ),
 )
-"""What is worth timing."""
+"""The schedules that are worth timing."""
 
 GROUP_CORE = Tables(
     wide=(
@@ -160,9 +163,11 @@ GROUP_CORE = Tables(
         ((64, 32, 256), BASIC, 4),
     ),
 )
-"""What is compiled for scales in groups along K, where registers hold sums twice: the greedy choice over a sweep of e4m3 to bf16
-with the kernels of GROUP_WIDEST and CUTLASS's blockwise ones, 7 weights and M from 1 to 4096 (H200, 2026-11-20): within
-0.2 % of all of them."""
+"""The schedules that are compiled for scales in groups along K, where registers hold sums twice.
+
+They are the greedy choice over a sweep of e4m3 to bf16, at 7 weights and M from 1 to 4096 (H200, 2026-11-20). The sweep
+had the kernels of GROUP_WIDEST and CUTLASS's blockwise ones. The choice is within 0.2 % of all of them.
+"""
 
 GROUP_FEW = Tables(
     wide=(GROUP_CORE.wide[0], GROUP_CORE.wide[2]),
@@ -170,7 +175,7 @@ GROUP_FEW = Tables(
     narrow=(GROUP_CORE.narrow[0], GROUP_CORE.narrow[1], GROUP_CORE.narrow[3]),
     split_k=GROUP_CORE.split_k[1:2],
 )
-"""What the less frequent kinds of groups make do with."""
+"""The schedules that the less frequent kinds of groups make do with."""
 
 GROUP_WIDEST = Tables(
     wide=(
@@ -204,7 +209,7 @@ GROUP_WIDEST = Tables(
         ((128, 128, 128), COOPERATIVE, 6),
     ),
 )
-"""What is worth timing."""
+"""The schedules that are worth timing with scales in groups."""
 
 PLAIN = Tables(
     wide=(
@@ -248,8 +253,11 @@ PLAIN = Tables(
         ((128, 144, 64), COOPERATIVE, 4),
     ),
 )
-"""For operands of 16 bits: rows of the other tables at half their depth, which are as many bytes. Seventeen of them are a choice by
-measurement (docs/notes/tables.md): what the fastest of PLAIN_WIDEST's kernels gained most by at drawn shapes."""
+"""Schedules for operands of 16 bits: rows of the other tables at half their depth, which are as many bytes.
+
+Seventeen of them were chosen by measurement (docs/notes/tables.md). By these the fastest of PLAIN_WIDEST's kernels
+gained most at drawn shapes.
+"""
 
 PLAIN_WIDEST = WIDEST.at_half_depth()
-"""What is worth timing of those."""
+"""The schedules that are worth timing with operands of 16 bits."""

@@ -1,4 +1,4 @@
-"""Calls of the GEMM ops, for whoever makes them."""
+"""Calls of the GEMM ops, for tests, fuzzing, `gemmill explain` and measurements."""
 
 from gemmill.families.scaled_mm.cases.asked import asked
 from gemmill.families.scaled_mm.cases.checked import of_config, once, sized

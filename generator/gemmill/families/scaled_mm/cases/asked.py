@@ -1,4 +1,4 @@
-"""What `gemmill explain` asks about a GEMM: its arguments without data, from sizes and options."""
+"""The arguments that `gemmill explain` asks about a GEMM: without data, from sizes and options."""
 
 from typing import Any
 
@@ -48,11 +48,11 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 Layout = tuple[tuple[int, int] | tuple[int], tuple[int, int] | None]
-"""Shape, and strides where the elements do not lie in order."""
+"""A shape, and its strides where the elements do not lie in order."""
 
 
 def _scales(op: str, q: Question) -> tuple[Layout, Layout]:
-    """Of a and b."""
+    """The layouts of the scales of a and of b."""
     m, n, k = q["m"], q["n"], q["k"]
     if q["group"] is None:
         if given := [

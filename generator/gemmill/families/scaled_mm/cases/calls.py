@@ -16,7 +16,7 @@ from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import Accumulation, DType, ScaleGranularity, ScaleGroups
 
 GUARD_ROWS = 2
-"""Before and after the result."""
+"""Rows before the result that nothing may write, and as many after it."""
 PADDING = 16
 """Elements by which padded rows are longer: rows of 8-bit and of 16-bit elements stay 16-byte aligned."""
 
@@ -33,18 +33,27 @@ class CallSpec:
     azp: str = "none"
     """"none" calls cutlass_scaled_mm; "row" and "token" call cutlass_scaled_mm_azp"""
     groups: ScaleGroups | None = None
-    """of the scales; None where they are per tensor or channel"""
+    """The groups of scales; None where they are per tensor or channel."""
     a_scale: str = "each"
-    """"each": a scale for each row (column); "one": one for all; "unit": 1 for all. In groups, "each": row-major; "one":
-    column-major, columns padded to 16 bytes in the "tight" and "padded" layouts; "together": column-major without gaps"""
+    """How scales of A come: "each" is a scale for each row, "one" is one for all, "unit" is 1 for all.
+
+    In groups, "each" is row-major, and "one" and "together" are column-major. With "one", columns are padded to 16
+    bytes in the "tight" and "padded" layouts. With "together" there are no gaps.
+    """
     b_scale: str = "each"
     bias: bool = False
     data: str = "random"
-    """"random": normal; "uniform": in [-1, 1]; "integers": small ones, and powers of two as scales, so that every order of
-    summation gives the same; s8 codes are of the whole range but for integers"""
+    """What values are: "random" is normally distributed, "uniform" is in [-1, 1], "integers" are small.
+
+    With "integers" scales are powers of two, so that every order of summation gives the same. All other s8 codes are of
+    the whole range.
+    """
     layout: str = "tight"
-    """"tight", "padded" (rows 16-byte aligned, longer than they must be), "odd" (rows of an odd length) or "shifted"
-    (data that starts one element after an aligned address)"""
+    """How matrices lie: "tight", "padded", "odd" or "shifted".
+
+    "padded" rows are 16-byte aligned, and longer than they must be. "odd" rows have an odd length. "shifted" data
+    starts one element after an aligned address.
+    """
 
     @property
     def op(self) -> str:
@@ -84,7 +93,7 @@ class Call:
 
     @property
     def arguments(self) -> tuple[Tensor | None, ...]:
-        """In the order of the op's schema."""
+        """Arguments in the order of the op's schema."""
         return tuple(getattr(self, name) for name in BY_NAME[self.spec.op].arguments)
 
     def poison(self) -> None:
@@ -140,7 +149,7 @@ def make_zero_points(p: CallSpec, b: Tensor, generator: torch.Generator) -> tupl
 
 
 def make_scales(p: CallSpec, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """a_scales and b_scales."""
+    """The scales of a and of b."""
     if p.groups is None:
         a_scales, b_scales = (
             _scales(p, kind, count, generator) for kind, count in ((p.a_scale, p.m), (p.b_scale, p.n))
@@ -153,7 +162,7 @@ def make_scales(p: CallSpec, generator: torch.Generator) -> tuple[Tensor, Tensor
 
 
 def make_data(p: CallSpec, rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """a, or b transposed, row-major without gaps."""
+    """The data of a, or of b transposed, row-major without gaps."""
     kind, device = getattr(torch, p.a_dtype.torch_name), generator.device
     if p.data == "integers":
         return small_integers(rows, columns, kind, generator)
@@ -225,7 +234,7 @@ def _sum_error(spec: CallSpec, accumulation: Accumulation, device: torch.device)
 
 @functools.lru_cache(maxsize=4096)
 def bound_of(spec: CallSpec, accumulation: Accumulation, device: torch.device) -> Tensor:
-    """How far from the exact result a right one may be."""
+    """How far from the exact result a right kernel's may be."""
     call = make_call(spec, device)
     # The sum depends on shape and data alone: one bound serves all scales, biases and layouts.
     plain = CallSpec(m=spec.m, n=spec.n, k=spec.k, a_dtype=spec.a_dtype, data=spec.data)
@@ -234,7 +243,7 @@ def bound_of(spec: CallSpec, accumulation: Accumulation, device: torch.device) -
 
 
 def compare(call: Call, accumulation: Accumulation) -> Comparison:
-    """Hold call.out against what the spec must give."""
+    """Hold call.out against the result that the spec must give."""
     rounded, exact = expected_of(call.spec, call.out.device)
     is_exact = exact is None or call.spec.data == "integers"
     bound = None if is_exact else bound_of(call.spec, accumulation, call.out.device)

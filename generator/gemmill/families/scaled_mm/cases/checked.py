@@ -17,18 +17,19 @@ from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleGranularity, ScaleLayout
 
 SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
-"""(M, N, K) before rounding N and K up to what a variant's alignment asks: below, at and across tile edges."""
+"""(M, N, K) below, at and across tile edges. N and K are then rounded up to what a variant's alignment asks."""
 LONG_SHAPES = ((33, 136, 4096), (17, 264, 14336), (9, 72, 32768))
-"""For exact operands: so long a K that the bound on sums of random ones hides what is missing."""
+"""(M, N, K) for exact operands. K is so long that the bound on sums of random ones hides what is missing."""
 UNALIGNED_SHAPES = ((1, 1, 1), (5, 3, 7), (67, 129, 131), (130, 257, 1031))
 CASES_OF_A_SHAPE = 3
-"""Enough for the six shapes to go through all kinds of scales, biases and zero points: at most sixteen."""
+"""Cases of each shape: enough for six shapes to go through all kinds of scales, biases and zero points, at most
+sixteen."""
 QUICK_SHAPE = (33, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmCase:
-    """A spec and how the kernel that answers it adds."""
+    """A call spec, and how the kernel that answers it adds."""
 
     spec: CallSpec
     accumulation: Accumulation
@@ -42,7 +43,7 @@ class GemmCase:
         return self.spec.op
 
     def arguments(self, device: str) -> Sequence[Tensor | None]:
-        """In the order of the op's schema."""
+        """Arguments in the order of the op's schema."""
         return make_call(self.spec, torch.device(device)).arguments
 
     def run(self, device: str) -> Outcome:
@@ -57,7 +58,7 @@ class GemmCase:
 
 
 def of_config(config: KernelConfig) -> Iterator[GemmCase | own.OwnCase]:
-    """Shapes that a variant takes, over all kinds of scales and optional operands."""
+    """The cases of the shapes that a variant takes, over all kinds of scales and optional operands."""
     if isinstance(config, OwnConfig):
         yield from own.of_config(config)
         return

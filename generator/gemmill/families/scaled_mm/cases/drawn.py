@@ -22,14 +22,20 @@ from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, scale_groups_of
 
 LARGE, THIN, ALIGNED = 0.01, 0.05, 0.55
-"""How often M, N and K are large; how often K is a few groups and the others are large, where memory faults were; and how
-often N and K are multiples of 16, without which only the fallback takes a call."""
+"""The shares of calls with large sizes, with a K of a few groups, and with aligned sizes.
+
+Where K is a few groups, M and N are large: memory faults were there. Unless N and K are multiples of 16, only the
+fallback takes a call.
+"""
 MOST_JUDGED_K = 512
-"""Beyond, operands are small integers, whose sums are exact: a bound would follow a long K step by step."""
+"""The largest K that random operands have. Beyond it they are small integers, whose sums are exact.
+
+A bound would follow a long K step by step.
+"""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of one of the two ops, ours or vLLM's, or of a user's epilogue."""
+    """A random call of one of the two ops, ours or vLLM's, or of a user's epilogue."""
     if (traced := own.epilogue_of(op)) is not None:
         return own.drawn(traced, op, draw, limits)
     with_azp, packed = op.endswith(SCALED_MM_AZP), op.startswith(VLLM_PREFIX)
@@ -103,8 +109,10 @@ def _group_scales(draw: Draw, shape: tuple[int, int], values: str, tidy: bool) -
 
 
 class GemmJudge:
-    """What a call must give, by the reference of operands in dense memory of their own. What the op reads by its strides
-    and the reference by others must be the same."""
+    """The judge of one drawn call, by the reference's result for operands in dense memory of their own.
+
+    The op reads by its strides what the reference reads by others: both must give the same.
+    """
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         given = {name: memory.dense(name, before) for name in call.slots}
@@ -115,7 +123,7 @@ class GemmJudge:
         self._accumulation = Accumulation.EXACT if is_s8 else Accumulation.FAST
 
     def wrong(self) -> Tensor:
-        """How many elements are, on the device, without waiting for it."""
+        """How many elements are wrong: a tensor on the device, which nothing waits for."""
         return self._wanted().apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:
@@ -132,7 +140,8 @@ class GemmJudge:
         return Wanted(rounded=rounded, exact=exact_scaled_mm(*self._operands, bias), bound=bound)
 
     def _is_exact(self) -> bool:
-        """Whether the reference repeats every rounding: not with scales in groups, which strides may tell where shapes do not."""
+        """Whether the reference repeats every rounding: not with scales in groups, which strides may tell where shapes
+        do not."""
         if self._call.judged == EXACT:
             return True
         given = [self._memory.tensor(name) for name in ("out", "a", "b", "a_scales", "b_scales")]
@@ -142,7 +151,7 @@ class GemmJudge:
 
 
 def judge(call: LegalCall, memory: Memory, before: Tensor) -> Judge:
-    """Of a call, its memory, and a copy of that memory's bytes from before the call."""
+    """The judge of a call, from its memory and a copy of that memory's bytes from before the call."""
     return (GemmJudge if own.epilogue_of(call.op) is None else own.OwnJudge)(call, memory, before)
 
 

@@ -1,4 +1,4 @@
-"""Operands of the measured classes: the same makers as of all other calls, with copies of the weights."""
+"""Operands of the measured classes of calls, with copies of the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class GemmOperands:
     """[1, N] float32; in groups [K/128, N/128], stored as [N/128, K/128]; of bf16 one value, 1"""
     azp: Tensor | None
     azp_adj: tuple[Tensor | None, ...]
-    """One for each copy of the weights."""
+    """The azp_adj of each copy of the weights; None where calls have none."""
 
     @property
     def op(self) -> str:
@@ -72,7 +72,7 @@ class GemmOperands:
 class Sampled:
     """The reference of some rows with the first weights.
 
-    They are the first and last ones, and one of every 16, or 64 of many rows. So every tile of a kernel is looked at.
+    They are the first and last rows, and one of every 16, or 64 of many rows. So every tile of a kernel is looked at.
     """
 
     def __init__(self, x: GemmOperands) -> None:
@@ -94,7 +94,8 @@ class Sampled:
 
 
 class GemmMaker:
-    """Makes operands, keeping the weights of the last (operand, N, K): workloads that share them should follow each other."""
+    """The maker of operands. It keeps the weights of the last (operand, N, K): workloads that share them should follow
+    each other."""
 
     def __init__(self, device: torch.device, rotated_bytes: int = ROTATED_BYTES) -> None:
         self._device = device
@@ -110,8 +111,11 @@ class GemmMaker:
         return self._operands(workload, call, self._weights_of(call), out)
 
     def exact(self, x: GemmOperands) -> GemmOperands | None:
-        """Small integers and powers of two (gemmill.numerics.exact), where sums are of floating-point numbers; the result's
-        memory is shared."""
+        """Operands of small integers and powers of two (gemmill.numerics.exact), where sums are of floating-point
+        numbers.
+
+        They share the result's memory.
+        """
         if not x.a.dtype.is_floating_point:
             return None
         call = replace(x.call, data="integers")

@@ -24,7 +24,7 @@ from gemmill.vocab import Accumulation, DType
 SHAPES = ((1, 16, 16), (3, 48, 144), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
 LONG_SHAPES = ((33, 136, 4096), (9, 72, 32768))
 _SIGNED = (0.25, 1.5, 0.5, 2.0)
-"""Numbers of a call."""
+"""Values of the numbers that a call gives."""
 
 
 def epilogue_of(op: str) -> Traced | None:
@@ -34,10 +34,10 @@ def epilogue_of(op: str) -> Traced | None:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCase:
-    """A product, and what its epilogue is given: a value for each row or column, or one for all."""
+    """A product whose epilogue is given a value for each row or column, or one for all."""
 
     epilogue: str
-    """The text of its steps."""
+    """The text of the epilogue's steps."""
     product: CallSpec
     one: bool = False
     accumulation: Accumulation
@@ -59,7 +59,7 @@ class OwnCase:
         return op_name(self.traced)
 
     def arguments(self, device: str) -> Sequence[Any]:
-        """In the order of the op's schema; the result is poisoned."""
+        """Arguments in the order of the op's schema. The result is poisoned."""
         return list(self._made(torch.device(device))[0].values())
 
     def _made(self, device: torch.device) -> tuple[dict[str, Any], Any]:
@@ -77,7 +77,7 @@ class OwnCase:
         return given, call
 
     def run(self, device: str) -> Outcome:
-        """Call the op on fresh operands, and hold the result against what it may be."""
+        """Call the op on fresh operands, and hold the result against the interval in which it must lie."""
         given, call = self._made(torch.device(device))
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*given.values())
         report = report_of(
@@ -198,7 +198,7 @@ def fits_tma(call: LegalCall) -> bool:
 
 
 class OwnJudge:
-    """What a call must give, by its epilogue's interval."""
+    """The judge of one drawn call, by its epilogue's interval."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         traced = epilogue_of(call.op)
@@ -212,7 +212,7 @@ class OwnJudge:
         self._accumulation = Accumulation.EXACT if is_exact else Accumulation.FAST
 
     def wrong(self) -> Tensor:
-        """How many elements are, on the device, without waiting for it."""
+        """How many elements are wrong: a tensor on the device, which nothing waits for."""
         ends = own_interval(self._traced, self._given, self._accumulation)
         return outside_of_own(self._memory.dense("out"), ends).sum()
 

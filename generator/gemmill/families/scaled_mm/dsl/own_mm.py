@@ -1,4 +1,4 @@
-"""The scaled GEMM where it ends in a user's epilogue, which reads the vectors and numbers that it named."""
+"""The scaled GEMM that ends in a user's epilogue, which reads the vectors and numbers that it named."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gemmill.gemm.packed import Packed
 
 @dataclass
 class OwnVectors(Packed):
-    """What a user's epilogue reads: the address of each vector, the stride to its next value, and the numbers."""
+    """The operands of a user's epilogue: the address of each vector, the stride to its next value, and the numbers."""
 
     vectors: tuple
     steps: tuple

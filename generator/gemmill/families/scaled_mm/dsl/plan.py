@@ -1,4 +1,4 @@
-"""What a DSL kernel of this family is compiled with."""
+"""The plan of a DSL kernel: the facts that it is compiled with."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
-"""One constraint a function, with its hardware reason: every function of these modules that yields is a rule. It yields why it
-rejects a config, or nothing."""
+"""Rules: one constraint a function, with its hardware reason.
+
+Every function of these modules that yields is a rule. It yields why it rejects a config, or nothing.
+"""
 
 from inspect import isgeneratorfunction
 

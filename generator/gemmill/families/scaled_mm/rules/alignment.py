@@ -1,4 +1,4 @@
-"""Which rows each kind of load can take."""
+"""Rules about the rows that each kind of load can take."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,8 @@ def unaligned_fallback(config: KernelConfig) -> Iterator[str]:
 
 
 def fallback_has_one_form(config: KernelConfig) -> Iterator[str]:
-    """The fallback is there to be right: what it would ignore is refused, so that no two variants are the same."""
+    """The fallback is there to be right. Settings that it would ignore are refused, so that no two variants are the
+    same."""
     s = config.schedule
     if s.kernel_schedule.uses_tma:
         return

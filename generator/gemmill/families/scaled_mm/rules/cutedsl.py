@@ -1,4 +1,4 @@
-"""What the kernel written in CuTe DSL can be made of, beside what holds for every backend."""
+"""Rules about kernels written in CuTe DSL, beside those that hold for every backend."""
 
 from collections.abc import Iterator
 
@@ -7,10 +7,13 @@ from gemmill.gemm.facts import Facts
 from gemmill.vocab import Arch, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
 MULTICAST_ROWS = 8
-"""Rows of one swizzle pattern: a CTA loads whole ones of the tile that its cluster shares."""
+"""Rows of one swizzle pattern. A CTA loads whole patterns of the tile that its cluster shares."""
 
 MOST_WITH_SCALED_COLUMNS = 128 * 128
-"""Elements of a tile whose columns of B have scales of their own: 256x128 spilled 156 bytes, with groups of 64 436."""
+"""The most elements of a tile whose columns of B have scales of their own.
+
+256x128 spilled 156 bytes, and 436 with groups of 64.
+"""
 
 
 def dsl_arch(config: KernelConfig) -> Iterator[str]:

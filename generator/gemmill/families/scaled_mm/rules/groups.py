@@ -1,4 +1,4 @@
-"""Which kernels read scales in groups along K, and with which tiles."""
+"""Rules about scales in groups along K: which kernels read them, and with which tiles."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.vocab import Backend, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
 TENSOR_CORE_K = 128
-"""Along K, what one step of the group main loops multiplies."""
+"""Elements along K that one step of the group main loops multiplies."""
 
 
 def _is_collective(config: KernelConfig) -> bool:
@@ -39,7 +39,8 @@ def blockwise_collective(config: KernelConfig) -> Iterator[str]:
 
 
 def strided_scales(config: KernelConfig) -> Iterator[str]:
-    """CUTLASS's own main loops load scales by TMA, as it wants them to lie: any stride takes cp.async, or plain loads."""
+    """CUTLASS's own main loops load scales by TMA, as it wants them to lie. cp.async and plain loads take any
+    stride."""
     strided = config.backend is Backend.CUTLASS and config.problem.scale_layout is ScaleLayout.STRIDED
     if strided and config.schedule.kernel_schedule.uses_tma:
         yield (

@@ -1,4 +1,4 @@
-"""What must fit in shared memory."""
+"""Rules about what must fit in shared memory."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from gemmill.vocab import Backend, ScaleLayout, TileScheduler
 
 FEWEST_STAGES = 2
 BARRIERS = 1024
-"""Pipeline barriers and tile descriptors, rounded up."""
+"""Bytes of pipeline barriers and tile descriptors, rounded up."""
 
 
 def stage_bytes(config: KernelConfig) -> int:
@@ -55,7 +55,7 @@ def stages_fit(config: KernelConfig) -> Iterator[str]:
 
 
 def partial_sums_fit(config: KernelConfig) -> Iterator[str]:
-    """What the CTAs of a split add up lies where the stages were: rows of the tile, each 16 bytes apart from the next."""
+    """Partial sums of a split lie where the stages were: rows of the tile, each 16 bytes apart from the next."""
     p, s = config.problem, config.schedule
     if s.tile_scheduler is not TileScheduler.SPLIT_K or s.stages is None:
         return

@@ -1,4 +1,4 @@
-"""Which problems exist at all."""
+"""Rules about which problems exist at all."""
 
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -22,7 +22,7 @@ ACCUMULATIONS_OF = {
     DType.BF16: (Accumulation.FAST,),
     DType.F16: (Accumulation.FAST,),
 }
-"""What can become of the sums of each operand's products."""
+"""The accumulations that each operand's sums can have."""
 
 
 def operand_dtypes(config: KernelConfig) -> Iterator[str]:
@@ -34,7 +34,8 @@ def operand_dtypes(config: KernelConfig) -> Iterator[str]:
 
 
 def out_dtype(config: KernelConfig) -> Iterator[str]:
-    """Results are stored in 16 bits: what the next layer reads. A user's epilogue may end in codes, which the DSL does not store."""
+    """Results are stored in 16 bits, which the next layer reads. A user's epilogue may end in codes, which the DSL does
+    not store."""
     p = config.problem
     outs = (OWN_RESULTS_OF if _is_visitor(config) else RESULTS_OF).get(p.a_dtype, ())
     if p.out_dtype not in outs:
@@ -57,7 +58,8 @@ def _is_visitor(config: KernelConfig) -> TypeGuard[OwnConfig]:
 
 
 def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
-    """They are there to compare with, and for layers that are not quantised: one fast backend and the fallback do."""
+    """Operands of 16 bits are for comparisons, and for layers that are not quantised. One fast backend and the fallback
+    do."""
     p = config.problem
     if p.a_dtype.bits == 8:
         return
@@ -75,7 +77,7 @@ def zero_points_are_integers(config: KernelConfig) -> Iterator[str]:
 
 
 def grouped_scales(config: KernelConfig) -> Iterator[str]:
-    """The kinds of groups that calls can have: of A 1 x g, of B g x g or 1 x g."""
+    """Calls can have these kinds of groups: of A 1 x g, of B g x g or 1 x g."""
     p = config.problem
     if p.scale_groups is None:
         return
@@ -91,7 +93,8 @@ def grouped_scales(config: KernelConfig) -> Iterator[str]:
 
 
 def accumulation_fits_dtype(config: KernelConfig) -> Iterator[str]:
-    """Integer sums are exact; FP8 sums are left in the tensor core's 22 bits or promoted; others are f32 there already."""
+    """Integer sums are exact; FP8 sums are left in the tensor core's 22 bits or promoted; others are f32 there
+    already."""
     operand = config.problem.a_dtype
     fitting = ACCUMULATIONS_OF.get(operand, ())
     if config.schedule.accumulation not in fitting:

@@ -1,4 +1,4 @@
-"""Which tiles, clusters and schedules the hardware and CUTLASS can run."""
+"""Rules about the tiles, clusters and schedules that the hardware and CUTLASS can run."""
 
 from collections.abc import Iterator
 
@@ -11,9 +11,11 @@ WGMMA_ROWS = 64
 WGMMA_MOST_COLUMNS = 256
 PORTABLE_CLUSTER = 8
 ACCUMULATOR_REGISTERS = 208
-"""Of 240 a consumer thread can have (setmaxnreg), what is left beside addresses and the epilogue."""
+"""Registers of a consumer thread that are left for sums, beside addresses and the epilogue. It can have 240
+(setmaxnreg)."""
 AZP_REGISTERS = 24
-"""What CUTLASS's epilogue takes besides for zero points of tokens: a tile of 192 accumulators spilled 84 bytes."""
+"""Registers that CUTLASS's epilogue takes besides for zero points of tokens: a tile of 192 accumulators spilled 84
+bytes."""
 
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 1, KernelSchedule.BASIC: 1}
 
@@ -47,10 +49,11 @@ def tile_depth(config: KernelConfig) -> Iterator[str]:
 
 
 def accumulators_fit(config: KernelConfig) -> Iterator[str]:
-    """Accumulators live in registers: promotion and scales in groups double them, and beyond about 200 a thread they spill.
+    """Accumulators live in registers. Promotion and scales in groups double them, and beyond about 200 a thread they
+    spill.
 
-    The DSL kernel promotes 64 rows at a time: what that takes beside a whole tile's sums, its facts know.
-    This keeps out CUTLASS's cooperative blockwise tile of 256x128 too, which gives wrong results (NVIDIA/cutlass#3596).
+    The DSL kernel promotes 64 rows at a time. Its facts know what that takes beside a whole tile's sums. The rule also
+    keeps out CUTLASS's cooperative blockwise tile of 256x128, which gives wrong results (NVIDIA/cutlass#3596).
     """
     s = config.schedule
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
@@ -85,7 +88,7 @@ def cluster_on_sm120(config: KernelConfig) -> Iterator[str]:
 
 
 def schedule_on_blackwell(config: KernelConfig) -> Iterator[str]:
-    """Hopper's choice of accumulation and of pairing by hand do not exist on the later tensor cores."""
+    """The later tensor cores have neither Hopper's choice of accumulation nor its pairing by hand."""
     if config.arch is Arch.SM90A:
         return
     s = config.schedule

@@ -1,1 +1,1 @@
-"""Spelling a config of a GEMM, for each compiler."""
+"""The spelling of a GEMM's config, for each compiler."""

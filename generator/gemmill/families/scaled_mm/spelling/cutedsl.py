@@ -1,4 +1,5 @@
-"""Spelling a config in Python, for the CuTe DSL: a file that instantiates a kernel of gemmill.families.scaled_mm.dsl with it."""
+"""The spelling of a config in Python, for the CuTe DSL: a file that instantiates a kernel of
+gemmill.families.scaled_mm.dsl."""
 
 from dataclasses import fields
 from enum import Enum
@@ -10,8 +11,10 @@ from gemmill.family import Spelled
 
 
 def spell(config: KernelConfig) -> Spelled:
-    """One template for all, since the kernels read the config themselves: its holes are Python expressions of all that a
-    compilation depends on."""
+    """The template of a config, one for all, since the kernels read the config themselves.
+
+    Its holes are Python expressions of all that a compilation depends on.
+    """
     problem, schedule = (
         {f.name: getattr(part, f.name) for f in fields(part)} for part in (config.problem, config.schedule)
     )
@@ -27,7 +30,7 @@ def spell(config: KernelConfig) -> Spelled:
 
 
 def spell_own(config: OwnConfig) -> Spelled:
-    """The same of a config with a user's epilogue, whose steps its file has too."""
+    """The template of a config with a user's epilogue, whose steps the file has too."""
     plain = spell(config)
     values = dict(plain.values) | {"epilogue": repr(config.problem.traced.text)}
     return Spelled(template="scaled_mm/cutedsl/epilogue_mm.py.jinja", values=values)

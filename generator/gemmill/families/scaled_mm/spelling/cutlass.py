@@ -1,4 +1,4 @@
-"""Spelling a config in CUTLASS 3.x C++: which template, and what fills its holes."""
+"""The spelling of a config in CUTLASS 3.x C++: a template, and what fills its holes."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _SCHEDULER = {
 
 
 def spell(config: KernelConfig) -> Spelled:
-    """The template of its kind of kernel, and what fills the holes."""
+    """The template of a config's kind of kernel, and what fills its holes."""
     return Spelled(template=_template(config), values=_values(config))
 
 
@@ -79,7 +79,7 @@ def _values(config: KernelConfig) -> dict[str, Any]:
 
 
 def _schedules(config: KernelConfig) -> tuple[str, str, str]:
-    """Of main loop and epilogue, and the scheduler's tag."""
+    """The schedules of main loop and epilogue, and the scheduler's tag."""
     schedule = config.schedule.kernel_schedule
     if config.arch is not Arch.SM90A:
         return "collective::KernelScheduleAuto", "collective::EpilogueScheduleAuto", "void"

@@ -1,4 +1,4 @@
-"""Spelling a user's epilogue in C++, as what one visitor of CUTLASS's does with a fragment's elements."""
+"""The spelling of a user's epilogue in C++: what one visitor of CUTLASS's does with a fragment's elements."""
 
 import struct
 from typing import Any
@@ -63,7 +63,7 @@ def _element(given: Input, role: str) -> str:
 
 
 def _step(step: Step) -> str:
-    """Its right side. Values are called v and their number."""
+    """The right side of a step. Values are called v and their number."""
     of = [f"v{at}" for at in step.of]
     if step.word == "number":
         return _number(step.number)
@@ -77,6 +77,6 @@ def _step(step: Step) -> str:
 
 
 def _number(value: float) -> str:
-    """A float32, by its bits: infinities and NaN have no literal."""
+    """A float32 in C++, by its bits: infinities and NaN have no literal."""
     (bits,) = struct.unpack("<I", struct.pack("<f", value))
     return f"__uint_as_float(0x{bits:08X}u)"

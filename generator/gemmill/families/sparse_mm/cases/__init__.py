@@ -1,4 +1,4 @@
-"""Calls of the sparse GEMMs, for whoever makes them."""
+"""Calls of the sparse GEMMs, for tests, fuzzing and `gemmill explain`."""
 
 from gemmill.families.sparse_mm.cases.asked import asked
 from gemmill.families.sparse_mm.cases.checked import of_config, once, sized

@@ -1,4 +1,4 @@
-"""What `gemmill explain` asks about an op: arguments without data, from sizes and options."""
+"""The arguments that `gemmill explain` asks about a sparse GEMM's op: without data, from sizes and options."""
 
 from typing import Any
 

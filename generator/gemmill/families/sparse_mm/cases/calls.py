@@ -1,4 +1,4 @@
-"""Calls by their sizes and options: operands, and what they must give."""
+"""Calls of the sparse GEMMs by their sizes and options: operands, and what they must give."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import DType
 
 FEWER = 0.15
-"""Of values that could be kept, those that are zero: groups of one value and of none happen."""
+"""The share of values that could be kept that are zero. So groups of one value and of none happen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +31,23 @@ class CallSpec:
     out_dtype: DType = DType.BF16
     need: Need = Need.SCALE
     bias: bool = False
-    """Beside zero points; of `need` BIAS it is given."""
+    """Whether a bias is given beside zero points. With `need` BIAS one is given anyway."""
     a_each: bool = True
     """Whether there is a scale for each row of a; else one for all."""
     b_each: bool = True
     pad: int = 0
     """Elements between rows of a, of kept values and of out."""
     promoted: bool = False
-    """Whether sums leave the tensor core every 128 along K: what a kernel's error is held against."""
+    """Whether sums leave the tensor core every 128 along K. A kernel's error is held against that."""
     data: str = "random"
-    """"integers": small ones, and powers of two as scales, so that every order of summation gives the same"""
+    """What values are: "random", or "integers".
+
+    "integers" are small, with powers of two as scales, so that every order of summation gives the same.
+    """
 
     @property
     def op(self) -> str:
-        """Its name."""
+        """The op's name."""
         return (SPARSE_MM_AZP if self.need in (Need.AZP_ROW, Need.AZP_TOKEN) else SPARSE_MM).name
 
     @property
@@ -85,12 +88,12 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Tensor | None]:
 
 
 def arguments_of(op: str, given: dict[str, Any], out: Tensor) -> list[Any]:
-    """In the order of the op's schema."""
+    """Arguments in the order of the op's schema."""
     return [(given | {"out": out})[name] for name in BY_NAME[op].arguments]
 
 
 def wanted_of(given: dict[str, Any], out_dtype: torch.dtype, *, exactly: bool, promoted: bool) -> Wanted:
-    """What a call must give."""
+    """What a call must give, by the reference."""
     rounded = sparse_mm(**given, out_dtype=out_dtype)
     if exactly:
         return Wanted(rounded=rounded)
@@ -102,13 +105,13 @@ def wanted_of(given: dict[str, Any], out_dtype: torch.dtype, *, exactly: bool, p
 
 
 def torch_type(dtype: DType) -> torch.dtype:
-    """As torch has it."""
+    """The dtype in torch."""
     found: torch.dtype = getattr(torch, dtype.torch_name)
     return found
 
 
 def codes(p: CallSpec, rows: int, g: torch.Generator) -> Tensor:
-    """a, or the weights before they are pruned."""
+    """The data of a, or of the weights before they are pruned."""
     if p.data == "integers":
         return small_integers(rows, p.k, torch_type(p.dtype), g)
     if p.dtype is DType.S8:
@@ -117,7 +120,7 @@ def codes(p: CallSpec, rows: int, g: torch.Generator) -> Tensor:
 
 
 def pruned_at_random(x: Tensor, g: torch.Generator) -> Tensor:
-    """The matrix with two of four zeroed, any two, and some of the others."""
+    """The matrix with two of each four zeroed, any two, and some of the others."""
     drawn = torch.rand(x.shape[0], x.shape[1] // GROUP, GROUP, device=x.device, generator=g)
     lost = drawn.argsort(dim=-1).argsort(dim=-1) >= KEPT
     lost |= torch.rand(lost.shape, device=x.device, generator=g) < FEWER

@@ -1,4 +1,4 @@
-"""The calls by which a variant is verified."""
+"""The calls by which a sparse GEMM is verified."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ from gemmill.vocab import Accumulation, DType
 
 GUARD_ROWS = 2
 SHAPES = ((1, 16, 32), (3, 48, 160), (16, 264, 512), (65, 136, 288), (130, 272, 1056), (257, 520, 2080))
-"""M, N and K below, at and across tile edges; K ends within blocks of metadata."""
+"""M, N and K below, at and across tile edges. K ends within blocks of metadata."""
 LONG_SHAPES = ((33, 136, 4096), (17, 264, 14336), (9, 72, 32768))
-"""For exact operands: so long a K that the bound on sums of random ones hides what is missing."""
+"""M, N and K for exact operands. K is so long that the bound on sums of random ones hides what is missing."""
 CASES_OF_A_SHAPE = 3
 PAD = 16
 QUICK_SHAPE = (33, 64, 128)
@@ -27,7 +27,7 @@ QUICK_SHAPE = (33, 64, 128)
 
 @dataclass(frozen=True, kw_only=True)
 class SparseCase:
-    """A spec that is computed and compared."""
+    """A call spec that is computed and compared."""
 
     spec: CallSpec
 
@@ -40,7 +40,7 @@ class SparseCase:
         return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
-        """In the order of the op's schema; the result is poisoned."""
+        """Arguments in the order of the op's schema. The result is poisoned."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
@@ -64,7 +64,7 @@ class SparseCase:
 
 
 def of_config(config: SparseConfig) -> Iterator[SparseCase]:
-    """Shapes below, at and across tiles, over all needs, kinds of scales and layouts."""
+    """The cases of a variant: shapes below, at and across tiles, over all needs, kinds of scales and layouts."""
     first = _first(config)
     kinds = cycle(product((0, PAD), (True, False), (True, False), needs_of(config.epilogue)))
     tile_n, tile_m, _ = config.tile_shape_mnk
@@ -97,7 +97,7 @@ def _first(config: SparseConfig) -> CallSpec:
 
 
 def once() -> Iterator[tuple[str, SparseCase]]:
-    """Each op once for the operands that the smoke selection has."""
+    """Each op, once for each dtype of operands that the smoke selection has."""
     m, n, k = QUICK_SHAPE
     for dtype, need in ((DType.E4M3, Need.BIAS), (DType.S8, Need.BIAS), (DType.S8, Need.AZP_TOKEN)):
         spec = CallSpec(m=m, n=n, k=k, dtype=dtype, need=need)

@@ -1,4 +1,4 @@
-"""Random calls, and what they must give."""
+"""Random calls of the sparse GEMMs, and what they must give."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,11 +20,14 @@ from gemmill.runtime.ops import supports
 from gemmill.vocab import DType
 
 _MOST_JUDGED_K = 512
-"""Beyond, operands are small integers, whose sums are exact: a bound would follow a long K step by step."""
+"""The largest K that random operands have. Beyond it they are small integers, whose sums are exact.
+
+A bound would follow a long K step by step.
+"""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call of one of the ops."""
+    """A random call of one of the ops."""
     with_azp = op == SPARSE_MM_AZP.name
     operand = DType.S8 if with_azp else draw.one_of(OPERANDS)
     dtype, out_dtype = (torch_dtype(t) for t in (operand, draw.one_of(RESULTS_OF[operand])))
@@ -80,7 +83,7 @@ def _scales(draw: Draw, count: int, values: str) -> Slot:
 
 
 class SparseJudge:
-    """What a call must give, by the reference of operands in dense memory of their own."""
+    """The judge of one drawn call, by the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory = memory
@@ -88,7 +91,7 @@ class SparseJudge:
         self._wanted = wanted_of(given, call.slots["out"].dtype, exactly=call.judged == EXACT, promoted=False)
 
     def wrong(self) -> Tensor:
-        """How many elements are, on the device, without waiting for it."""
+        """How many elements are wrong: a tensor on the device, which nothing waits for."""
         return self._wanted.apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:
