@@ -32,7 +32,7 @@ def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """What default has, and kernels of packed weights, which have not run right on a GPU yet (docs/notes/experts.md)."""
+    """What default has, and kernels of packed weights, which are not timed (docs/notes/experts.md)."""
     yield from default(arch)
     yield from packed(arch)
 

@@ -14,7 +14,7 @@ from gemmill.formats.layout import SIDE
 
 _STEP = 128
 _PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
-"""Multiply-adds of 8-bit operands that one tensor core does in a nanosecond: with most tiles, and with tiles of 192 columns.
+"""Multiply-adds of 8-bit operands a nanosecond that the model gives one multiprocessor: with most tiles, and with tiles of 192 columns.
 Fewer of the latter fill a wave, and more of it is lost."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads. By this and `_PRODUCTS` the choice is 1.7 % slower than the fastest
