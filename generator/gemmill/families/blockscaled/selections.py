@@ -288,9 +288,9 @@ def sweep(arch: Arch) -> Iterator[PairConfig]:
     old."""
     if arch is not Arch.SM120A:
         return
-    mixed = (pair for pair in CODE_PAIRS if pair.a_format == MXFP8)
-    for pair, sharing in product(mixed, (Sharing.COOPERATIVE, Sharing.PINGPONG)):
-        yield from _of_tile(pair, (_SM120_TILE[0], NARROW, 128), (1, 1, 1), sharing, arch, both=False)
+    for pair in (pair for pair in CODE_PAIRS if pair.a_format == MXFP8):
+        # pingpong spills 52 bytes (nvcc 13.0)
+        yield from _of_tile(pair, (_SM120_TILE[0], NARROW, 128), (1, 1, 1), Sharing.COOPERATIVE, arch, both=False)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
