@@ -100,7 +100,7 @@ def compile_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop)
     tools = workshop.toolchain
     host = unit.kind is SourceKind.BINDING
     stem = Path(unit.file_name).stem
-    flags = expand((*workshop.flags.for_kind(unit.kind), *unit.sources[0].flags), workshop.roots)
+    flags = expand(workshop.flags.for_kind(unit.kind), workshop.roots)
     outputs = ["-MD", "-MF", f"{stem}.d", "-c", unit.file_name, "-o", f"{stem}.o"]
     # nvcc would take the first gcc on PATH: the key covers the g++ that was found.
     compiler = [str(tools.gxx)] if host else [str(tools.nvcc), f"-ccbin={tools.gxx}"]
