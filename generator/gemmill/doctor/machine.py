@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import __version__
-from gemmill.doctor.compilers import BuildError, find_dsl, find_toolchain
+from gemmill.doctor.compilers import BuildError, BuildOptions, find_dsl, find_toolchain, free_memory
 from gemmill.doctor.finding import Finding, note, ok, problem
 from gemmill.runtime.driver import driver_cuda
 from gemmill.vocab import Arch
@@ -84,3 +84,8 @@ def examine_toolchain() -> Iterator[Finding]:
     except BuildError as error:
         yield note("cute dsl", "not usable: builds have CUTLASS's variants only", str(error))
     yield ok("host compiler", f"{tools.gxx_version} ({tools.gxx})")
+    try:
+        jobs = BuildOptions().job_count
+        yield ok("memory", f"{free_memory() / 2**30:.1f} GiB free: a build runs {jobs} of nvcc at a time")
+    except BuildError as error:
+        yield problem("memory", str(error), "unset GEMMILL_JOBS, or set it to a number")

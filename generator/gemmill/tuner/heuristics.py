@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from gemmill.tuner.protocol import TuneError
+from gemmill.typed_json import JsonError, from_json
 
 PACKAGE, MODULE = "nvidia-matmul-heuristics", "nvMatmulHeuristics"
 ANSWERS = 8
@@ -41,10 +42,10 @@ def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
             timeout=LIMIT_SECONDS,
             check=True,
         )
-        answers = json.loads(run.stdout)
-    except (subprocess.SubprocessError, ValueError) as error:
+        answers = from_json(run.stdout.encode(), list[tuple[Tile, ...]], PACKAGE, "tune without --second-opinion")
+    except (subprocess.SubprocessError, JsonError) as error:
         raise TuneError(f"{PACKAGE} gave no answer ({type(error).__name__}): tune without --second-opinion") from None
-    return {shape: tuple(map(tuple, found)) for shape, found in zip(shapes, answers, strict=True)}
+    return dict(zip(shapes, answers, strict=True))
 
 
 def answer(shapes: Sequence[Shape]) -> list[list[Tile]]:
