@@ -1,4 +1,4 @@
-"""What builds, as far as this installation has it: a wheel of `gemmill wheel` has the runtime alone."""
+"""The parts that build, as far as this installation has them. A wheel of `gemmill wheel` has the runtime alone."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a shared library asks of others and gives to them: its ELF tables by pyelftools, without loading it."""
+"""The ELF tables of a shared library, read by pyelftools: what it asks of others and gives to them. It is not loaded."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ class ElfError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """What one shared library asks of others."""
+    """The requirements of one shared library on others."""
 
     needed: tuple[str, ...]
     """File names of the libraries that the loader brings in with it."""
@@ -34,7 +34,7 @@ class Library:
     machine: str = ""
     """ELF's name of the processor, as EM_X86_64."""
     versions: frozenset[str] = frozenset()
-    """Of the symbols that others must define, as GLIBC_2.34."""
+    """Versions of the symbols that others must define, as GLIBC_2.34."""
 
 
 def read_library(path: Path) -> Library:
@@ -57,7 +57,7 @@ def read_library(path: Path) -> Library:
 
 
 def defined_in(path: Path, names: Iterable[str]) -> frozenset[str]:
-    """Those of `names` that a shared library defines, found by its hash table as the loader finds them.
+    """Those of `names` that a shared library defines. Its hash table finds them, as the loader does.
 
     Raises ElfError, also where the library has no such table, and OSError.
     """

@@ -1,4 +1,4 @@
-"""Whether the builds on this machine can be loaded, judged from their files before anything loads them."""
+"""Findings on whether the builds on this machine can be loaded. Their files are judged before anything loads them."""
 
 import ctypes
 import importlib.metadata
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 TOLERABLE_LOSS = 0.03
-"""Of a build: about what the model loses where all variants are built (docs/notes/tables.md)."""
+"""The loss of a build that is tolerable: about what the model loses where all variants are built
+(docs/notes/tables.md).
+"""
 
 
 def examine_builds() -> Iterator[Finding]:
@@ -97,7 +99,7 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
 
 
 def examine_tables(manifest: Manifest) -> Iterator[Finding]:
-    """What the build loses by the tables' own times, and its variants that went wrong there, which are never chosen."""
+    """The loss of the build by the tables' own times, and its variants that went wrong there, which are never chosen."""
     if torch_libraries() is None:  # which another finding says
         return
     from gemmill.runtime.loss import loss_of

@@ -17,7 +17,7 @@ _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
 def examine_python() -> Iterator[Finding]:
-    """gemmill's own version and Python's."""
+    """The versions of gemmill and of Python."""
     yield ok("gemmill", __version__)
     found = f"{platform.python_version()} on {platform.platform()}"
     if sys.version_info[:2] < OLDEST_PYTHON:
@@ -60,7 +60,7 @@ def _gpu(index: int, properties: object) -> Finding:
 
 
 def examine_driver() -> Iterator[Finding]:
-    """NVIDIA's driver."""
+    """The version of NVIDIA's driver, and the CUDA that it runs."""
     cuda = driver_cuda()
     if cuda is None:
         yield note("driver", "none", "kernels can be built here, not run")
@@ -70,7 +70,7 @@ def examine_driver() -> Iterator[Finding]:
 
 
 def examine_toolchain() -> Iterator[Finding]:
-    """What `gemmill build` would compile with."""
+    """The toolchain that `gemmill build` would compile with, and the memory that it may take."""
     try:
         tools = find_toolchain()
     except BuildError as error:

@@ -46,9 +46,10 @@ def is_installed() -> bool:
 
 
 def layers_named(named: str, ranks: int = 1) -> list[Layer]:
-    """The layers of a shipped model, of a config.json, or of what transformers knows; as one of `ranks` ranks has them.
+    """The layers of a shipped model, of a config.json that gemmill or transformers knows, or of an id at Hugging
+    Face.
 
-    Raises ModelError.
+    They are those of one of `ranks` ranks. Raises ModelError.
     """
     if is_id(named) and not Path(named).exists():
         return layers_by_transformers(named, ranks)

@@ -1,8 +1,8 @@
-"""What a sweep knows, a line for each fact, on disk when it is known: an interrupted sweep goes on from it.
+"""A sweep's facts, a line each, on the disk as soon as they are known. An interrupted sweep goes on from them.
 
-The first line says what was measured on what; a fault of a candidate and the outcome of a workload are lines of their own.
-A line that a kill cut off is left out: what it was about is measured again. A whole line whose fields are not those of a journal
-is refused.
+The first line says what was measured on what. A candidate's fault and a workload's outcome are lines of their own. A
+line that a kill cut off is left out, and what it was about is measured again. A whole line whose fields are not those
+of a journal is refused.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ SCHEMA_VERSION = 2
 _READ = (1, SCHEMA_VERSION)
 _PACKED = ".xz"
 _FIRST = b'{"kind": "sweep", '
-"""How the first line begins."""
+"""The beginning of the first line."""
 _BEGIN_ANOTHER = "begin another with --journal, or delete it"
 _MEASURE_AGAIN = "take the line out, and what it tells is measured again"
 
@@ -39,7 +39,7 @@ class JournalError(RuntimeError):
 
 
 Key = tuple[Workload, int, int]
-"""(workload, repeat, wave): what an outcome is about."""
+"""Workload, repeat and wave: the key of an outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Entry:
     outcome: Outcome
     repeat: int
     wave: int
-    """Which part of the candidates, where they were compiled meanwhile; 0 else."""
+    """The part of the candidates, where they were compiled meanwhile; 0 else."""
     present: str | None
     date: str
 
@@ -86,7 +86,7 @@ class _OutcomeLine(Struct, tag_field="kind", tag="outcome"):
     wave: int
     present: str | None
     rounds_us: dict[str, dict[str, tuple[Annotated[float, Meta(gt=0)], ...]]]
-    """By build and candidate."""
+    """The rounds of each candidate, by build."""
     faults: dict[str, Finding]
     device: dict[str, Any]
     state: dict[str, Any]
@@ -97,7 +97,7 @@ class _OutcomeLine(Struct, tag_field="kind", tag="outcome"):
 
 
 def read_journal(path: Path) -> Record:
-    """Read what is whole; one whose name ends in .xz is unpacked. Raises JournalError."""
+    """The record of a journal's whole lines. One whose name ends in .xz is unpacked. Raises JournalError."""
     try:
         data = path.read_bytes()
         first, *lines = (lzma.decompress(data) if path.suffix == _PACKED else data).splitlines() or [b""]
@@ -229,19 +229,19 @@ class Journal:
         return record
 
     def _has_begun(self) -> bool:
-        """False where a kill left nothing, or a part of the first line."""
+        """Whether the first line is whole. A kill may have left nothing, or a part of it."""
         self._file.seek(0)
         line = self._file.readline()
         return bool(line) and (line.endswith(b"\n") or not (line.startswith(_FIRST) or _FIRST.startswith(line)))
 
     def fault(self, workload: Workload, name: str, finding: Finding) -> None:
-        """A candidate's fault."""
+        """Note a candidate's fault."""
         self.record.faults.setdefault(workload, {})[name] = finding
         told = {"kind": "fault", "problem": workload_to_json(workload), "candidate": name}
         self._write(told | asdict(finding) | {"date": now()})
 
     def outcome(self, entry: Entry) -> None:
-        """A workload's outcome."""
+        """Note a workload's outcome."""
         out = entry.outcome
         self.record.entries[out.workload, entry.repeat, entry.wave] = entry
         self._write(

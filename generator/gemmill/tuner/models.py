@@ -34,7 +34,7 @@ class Layer:
 
 @cache
 def named_models() -> Mapping[str, Config]:
-    """The models whose sizes are shipped, by name: the fields of their published configs that matter here."""
+    """The shipped models by name, each with the fields of its published config that matter here."""
     return json.loads(_NAMED.read_text(encoding="utf-8"))
 
 
@@ -136,7 +136,9 @@ def _attention(r: _Reader) -> Iterator[Layer]:
 
 
 def _latent_attention(r: _Reader) -> Iterator[Layer]:
-    """DeepSeek's MLA: what goes down to the latents is computed by every rank, what comes up is divided by heads."""
+    """Layers of DeepSeek's MLA. Every rank computes those that go down to the latents; heads divide those that come
+    up.
+    """
     hidden, heads = r.size("hidden_size"), r.divided("num_attention_heads", r.size("num_attention_heads"))
     latent, rope = r.size("kv_lora_rank"), r.size("qk_rope_head_dim")
     query, value = r.size("qk_nope_head_dim") + rope, r.size("v_head_dim")
