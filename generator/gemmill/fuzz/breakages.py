@@ -45,7 +45,7 @@ Break = Callable[[Tensor, Memory, str, Draw], Tensor | None]
 
 
 def _zeros(value: Tensor, *shape: int) -> Tensor:
-    """A tensor of another dtype or device."""
+    """Zeros of a tensor's dtype and device."""
     return torch.zeros(shape, device=value.device).to(value.dtype)
 
 

@@ -113,7 +113,7 @@ class Cases:
 
 
 def cases_of_family(family: Family) -> Cases:
-    """The maker of this op's calls."""
+    """The maker of the family's calls."""
     cases: Cases = import_module(family.cases).CASES
     return cases
 

@@ -19,7 +19,7 @@ TIDY_PADS, TIDY_SHIFTS = (0, 0, 0, 16, 64, 128), (0, 0, 0, 16)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """The tensor's layout as torch has it."""
+    """The dtype as torch's."""
     found: torch.dtype = getattr(torch, dtype.torch_name)
     return found
 

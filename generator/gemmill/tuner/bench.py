@@ -30,7 +30,7 @@ from gemmill.tuner.workloads import Workload
 
 DRY_ROTATED_BYTES = 4096
 POISONS = (0xFF, 0xBF)
-"""The byte that memory is filled with. It is part of a NaN in all float types, and of no result."""
+"""The bytes that memory is filled with: 0xFF makes NaN of all float types, 0xBF of none."""
 DEAD_CONTEXT = ("CUDA error", "CUDA driver error", "device-side assert", "illegal memory access")
 """Words in the text of an error after which a CUDA context is of no more use."""
 
@@ -194,7 +194,7 @@ class Bench:
 
 
 def _differ(first: Results, second: Results) -> int:
-    """The elements that differ, by their bits: NaN is equal to itself, and -0 is not 0."""
+    """The number of elements that differ, by their bits: NaN is equal to itself, and -0 is not 0."""
     return sum(int((bits_of(first[name]) != bits_of(second[name])).sum()) for name in first)
 
 

@@ -90,7 +90,7 @@ def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:
 
 
 def addresses_with_gpu(client: Client) -> list[str]:
-    """The number of workers that have the resource GPU."""
+    """The addresses of the workers that have the resource GPU."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return [address for address, worker in workers.items() if worker.get("resources", {}).get("GPU")]
 

@@ -229,7 +229,7 @@ class Journal:
         return record
 
     def _has_begun(self) -> bool:
-        """Whether the first line is whole. A kill may have left nothing, or a part of it."""
+        """Whether there is more than nothing or a part of the first line, which a kill may have left."""
         self._file.seek(0)
         line = self._file.readline()
         return bool(line) and (line.endswith(b"\n") or not (line.startswith(_FIRST) or _FIRST.startswith(line)))

@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def tuning(self) -> Tuning:
-        """The columns of the workload's family."""
+        """The tuning of the workload's family, as it is declared."""
         return REGISTRY.measured[self.workload.op][1]
 
     @property

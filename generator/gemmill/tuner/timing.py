@@ -12,7 +12,7 @@ from gemmill.tuner.workloads import Workload
 Call = Callable[[], object]
 
 FEWEST_CALLS = 20
-"""The most calls in a graph. What lies between graphs is spread over many."""
+"""The fewest calls in a graph: what lies between graphs is spread over many."""
 LEAD_CYCLES = 300_000
 """The GPU is kept busy for about 150 us while the host enqueues events and graph, so that none of that is timed."""
 STEADY_FROM_US = 30.0
