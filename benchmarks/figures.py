@@ -6,7 +6,6 @@ Writes what stands between the two marks of the page, and docs/images/peers.svg.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from gemmill.writing import write_whole
 from harness import plot
 from harness.results import SUBJECT, shape_of
+from harness.stored import read_result
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, PICTURE = ROOT / "docs" / "figures.md", ROOT / "docs" / "images" / "peers.svg"
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
     path = parser.parse_args(arguments).result.resolve()
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_result(path)
     write_whole(PAGE, page(PAGE.read_text(encoding="utf-8"), record, path.relative_to(ROOT).as_posix()))
     write_whole(PICTURE, plot.drawn(record) or "")
     return 0

@@ -8,7 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 import draw
+from gemmill.typed_json import JsonError
 from harness import plot
+from harness.stored import read_result
 
 RESULTS = Path(draw.__file__).parent / "results"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -21,7 +23,7 @@ def dots(text: str) -> list[ElementTree.Element]:
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_each_comparison_is_drawn_whole(path: Path) -> None:
-    record = json.loads(path.read_text())
+    record = read_result(path)
     compared = [row for row in record.get("rows") or () if row.get("ratio") is not None and "contenders" in row]
     text = plot.drawn(record)
     assert (text is None) == (not compared)
@@ -54,6 +56,31 @@ def test_what_compares_nothing_is_said(tmp_path, capsys) -> None:
     ]
     assert draw.main([str(paths[1]), "--out", str(tmp_path / "x.svg")]) == 0
     assert (tmp_path / "x.svg").read_text() == plot.drawn(json.loads(paths[1].read_text()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"date": None}, ", date: expected `str`, got `null`"),
+        ({"rows": [{"ratio": "fast"}]}, ", rows[0].ratio: expected `float | null`, got `str`"),
+        (
+            {"rows": [{"contenders": {"x": {"median_us": 0}}}]},
+            ", rows[0].contenders[...].median_us: expected `float` > 0.0",
+        ),
+        ({"environment": {"gpu": "G"}}, ", environment: object missing required field `torch`"),
+    ],
+)
+def test_a_result_with_a_wrong_field_is_refused(tmp_path, changes, sentence) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(
+        json.dumps(
+            {"date": "2026-01-02", "commit": "1", "environment": {"gpu": "G", "torch": "2"}, "rows": []} | changes
+        )
+    )
+    with pytest.raises(JsonError) as caught:
+        draw.main([str(path), "--out-dir", str(tmp_path)])
+    assert str(caught.value) == f"{path}{sentence}; name a result that benchmarks/run.py wrote"
+    assert not list(tmp_path.glob("*.svg"))
 
 
 def test_nothing_draws_but_the_reports_charts() -> None:
