@@ -34,6 +34,7 @@ def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: 
     best = min(ratios, key=ratios.__getitem__, default=None)
     record: dict[str, object] = {
         "op": workload.kind,
+        "workload": str(workload),
         **workload.sizes,
         "sizes": list(workload.sizes),
         "bytes": workload.bytes,

@@ -23,9 +23,9 @@ _GATHER_NS, _GATHERED_ROW_NS = 40, 4
 """Nanoseconds by which threads that copy rows lengthen each step, and those for each row of a tile. With them the choice takes
 the fastest of three or four kernels at 18 points but three. At worst it takes 7 % longer (H200, 2026-11-22;
 docs/notes/moe.md)."""
-_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1600, 955
+_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1400, 945
 """Nanoseconds to end a tile, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
-take. They gain 12 % with 7,168 along K and lose 4 % with 4,096."""
+take. Pairs are 2 to 7 % faster from 2,048 along K on (H200, 2026-11-23; docs/notes/moe.md)."""
 _UNALIGNED_STEP_PS = 2_000_000
 """Picoseconds of a step of 8-bit operands: an assumption. It is more than any other kernel's step takes, though few have
 smaller tiles. So the kernel is chosen only where no other takes the call."""
