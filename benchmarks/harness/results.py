@@ -34,9 +34,9 @@ def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: 
     best = min(ratios, key=ratios.__getitem__, default=None)
     record: dict[str, object] = {
         "op": workload.kind,
-        "workload": str(workload),
         **workload.sizes,
         "sizes": list(workload.sizes),
+        "workload": str(workload),
         "bytes": workload.bytes,
         "contenders": {name: sample_record(found) for name, found in samples.items()},
         "failures": measurement.failures,
