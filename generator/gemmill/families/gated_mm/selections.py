@@ -114,38 +114,30 @@ _GATHERED_ROWS = (16, 64)
 """Rows of the tiles that kernels of gathered rows have: `gemmill.grouped_mm_act_quant` selects many rows first."""
 
 
+_IN_ORDER, _GATHERED = (ExpertGatedConfig, ExpertGroupGatedConfig), (GatheredGatedConfig, GatheredGroupGatedConfig)
+
+
 def of_experts(arch: Arch) -> Iterator[GatedConfig]:
     """The kernels of rows that belong to experts, with both kinds of scales, in order and gathered.
 
     Experts have SiLU or SwiGLU.
     """
-    for activation, result in product((Activation.SILU, Activation.SWIGLU), Result) if arch is Arch.SM90A else ():
-        for kind, gathered in ((ExpertGatedConfig, False), (GatheredGatedConfig, True)):
-            for tile, schedule, swap_ab in _OF_EXPERTS[result]:
-                if not gathered or tile[1] in _GATHERED_ROWS:
-                    yield kind(
-                        dtype=DType.E4M3,
-                        result=result,
-                        activation=activation,
-                        tile_shape_mnk=tile,
-                        kernel_schedule=schedule,
-                        accumulation=Accumulation.FAST,
-                        swap_ab=swap_ab,
-                        arch=arch,
-                    )
-        for group_kind, gathered in ((ExpertGroupGatedConfig, False), (GatheredGroupGatedConfig, True)):
-            for tile in _OF_EXPERTS_IN_GROUPS[result]:
-                if not gathered or tile[1] in _GATHERED_ROWS:
-                    yield group_kind(
-                        dtype=DType.E4M3,
-                        result=result,
-                        activation=activation,
-                        tile_shape_mnk=tile,
-                        kernel_schedule=COOPERATIVE,
-                        accumulation=Accumulation.PROMOTED,
-                        swap_ab=True,
-                        arch=arch,
-                    )
+    kinds = product((Activation.SILU, Activation.SWIGLU), Result, (_IN_ORDER, _GATHERED))
+    for activation, result, (of_rows, of_groups) in kinds if arch is Arch.SM90A else ():
+        parts = [(of_rows, *part, Accumulation.FAST) for part in _OF_EXPERTS[result]]
+        parts += [(of_groups, tile, COOPERATIVE, True, Accumulation.PROMOTED) for tile in _OF_EXPERTS_IN_GROUPS[result]]
+        for kind, tile, schedule, swap_ab, accumulation in parts:
+            if not kind.indexed or tile[1] in _GATHERED_ROWS:
+                yield kind(
+                    dtype=DType.E4M3,
+                    result=result,
+                    activation=activation,
+                    tile_shape_mnk=tile,
+                    kernel_schedule=schedule,
+                    accumulation=accumulation,
+                    swap_ab=swap_ab,
+                    arch=arch,
+                )
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
