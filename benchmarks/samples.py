@@ -2,6 +2,7 @@
 
     python benchmarks/samples.py --seed 1 --limit-s 420            # as many as the time suffices for
     python benchmarks/samples.py --seed 1 --classes bf16 --sieve 24+8
+    python benchmarks/samples.py --seed 1 --family blockscaled --least-k 14336 --limit-s 60
     python benchmarks/samples.py --seed 1 --dry-run --limit-s 5 --out-dir /tmp/dry
 
 Weights are log-uniform, each at --rows values of M, one in each equal part of the logarithm, every other just above a whole
@@ -22,8 +23,6 @@ from typing import Any
 
 import torch
 
-from gemmill.families.scaled_mm.cases.measured import GemmMaker
-from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
 from gemmill.tuner.checking import Fault, Finding
@@ -33,11 +32,11 @@ from gemmill.tuner.measure import Outcome
 from gemmill.tuner.workloads import Workload, tiny
 from harness import devices
 from harness.contenders import FieldError, LocalContender
-from harness.drawing import designed
+from harness.drawing import classes_of, designed, drawings
 from harness.field import Field, make_field
 from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Variants, sieved
 from harness.timers import of_this_gpu
-from judge import CLASSES, RESULTS, choice_of
+from judge import FAMILY, RESULTS, choice_of
 from timed import benchmark_of
 
 DRY_ROTATED_BYTES = 4096
@@ -50,7 +49,8 @@ class Sampler:
 
     field: Field
     variants: Variants
-    maker: GemmMaker
+    maker: Any
+    """Makes operands of a workload."""
     quick: QuickTimer
     sieve: Sieve
     all_every: int
@@ -106,8 +106,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True, help="of the shapes")
-    parser.add_argument("--classes", default=",".join(CLASSES), help="of calls, with commas")
+    parser.add_argument("--family", choices=sorted(drawings()), default=FAMILY, help="whose calls are timed")
+    parser.add_argument("--classes", help="of calls of the family, with commas")
     parser.add_argument("--rows", type=int, default=5, help="values of M for the same weights")
+    parser.add_argument("--least-k", type=int, default=0, help="of the weights")
     parser.add_argument("--sieve", default="16+12", help="B+R: the model's B best variants, and R others at random")
     parser.add_argument(
         "--all-every", type=int, default=12, help="time all variants at one of so many shapes; 0 for none"
@@ -121,8 +123,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--commit", help="commit to record, where this is no checkout")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, invented times")
     options = parser.parse_args(arguments)
-    if unknown := [name for name in options.classes.split(",") if name not in list(Op)]:
-        parser.error(f"--classes {unknown[0]!r} is none of {', '.join(Op)}")
+    options.classes = options.classes or ",".join(drawings()[options.family].classes)
+    known = classes_of(options.family)
+    if unknown := [name for name in options.classes.split(",") if name not in known]:
+        parser.error(f"--classes {unknown[0]!r} is none of {', '.join(known)}")
     best, _, others = options.sieve.partition("+")
     if not (best.isdigit() and others.isdigit()):
         parser.error(f"--sieve {options.sieve!r} is not two numbers such as 16+12")
@@ -132,16 +136,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def prepared(options: argparse.Namespace) -> Sampler:
     """All that is loaded. Raises FieldError."""
-    asked = {"family": "scaled_mm", "also": "", "by_backend": False, "variants": True, "match": ""}
+    asked = {"also": "", "by_backend": False, "variants": True, "match": ""}
     asked |= {"vllm_so": None, "vllm_apart": False, "deep_gemm": None, "humming": None}
-    field = make_field(benchmark_of("scaled_mm"), argparse.Namespace(**{**vars(options), **asked}))
+    benchmark = benchmark_of(options.family)
+    field = make_field(benchmark, argparse.Namespace(**{**vars(options), **asked}))
     table = None if field.loaded is None else field.loaded.table
     dry = options.dry_run
     best, _, others = options.sieve.partition("+")
     return Sampler(
         field=field,
         variants=Variants.of([v for v in field.variants if isinstance(v, LocalContender)], table),
-        maker=GemmMaker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
+        maker=benchmark.maker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
         quick=QuickDry() if dry else QuickGraphs(),
         sieve=Sieve(best=int(best), others=int(others), seed=options.seed),
         all_every=options.all_every,
@@ -155,6 +160,7 @@ def setup_of(options: argparse.Namespace, sampler: Sampler) -> dict[str, Any]:
         "seed": options.seed,
         "classes": options.classes,
         "rows": options.rows,
+        "least_k": options.least_k,
         "variants": f"{sampler.sieve}; all of every {options.all_every}th shape",
         "dry_run": options.dry_run,
         "build": build_id(sampler.field.loaded),
@@ -188,7 +194,7 @@ def run_until(end: float, sampler: Sampler, journal: Journal, options: argparse.
 
 def workloads(options: argparse.Namespace) -> Iterator[Workload]:
     """Without end, classes taking turns with weights."""
-    of_classes = [designed(name, options.seed, options.rows) for name in options.classes.split(",")]
+    of_classes = [designed(name, options.seed, options.rows, options.least_k) for name in options.classes.split(",")]
     while True:
         for weights in of_classes:
             for workload in next(weights):

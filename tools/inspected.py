@@ -5,8 +5,8 @@
 
 No extension is linked and no cache written, so that a minute's kernel is all that a minute takes. A kernel whose source, headers or
 compiler differ from those of the file is compiled anew. The file has registers, spilled bytes and instructions of interest of each,
-and is whole after every kernel. Exits with 1 where one spills, or does not
-compile, with 2 without a compiler.
+and is whole after every kernel. It names the commit whose sources all of its kernels are, and the date of that check. Exits with 1
+where one spills, or does not compile, with 2 without a compiler.
 """
 
 import argparse
@@ -34,6 +34,9 @@ from gemmill.vocab import Arch
 from gemmill.writing import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness.devices import commit_of  # noqa: E402
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     found = {kernel.source.name: found[kernel.source.name] for kernel in kernels if is_current(kernel, found)}
     waiting = [kernel for kernel in kernels if kernel.source.name not in found]
     end = time.monotonic() + options.limit_s
+    commit = options.commit or commit_of(ROOT)
+    if found:
+        write(options, workshop, commit, found)
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = [pool.submit(row_of, kernel, workshop, end) for kernel in waiting]
         for done in as_completed(rows):
@@ -65,12 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             if row is None:
                 continue
             found[row["name"]] = row
-            record = {
-                "program": "tools/inspected.py",
-                "arch": str(options.arch),
-                "kernels": [found[n] for n in sorted(found)],
-            }
-            write_whole(options.out, dumps(record, indent=1) + "\n")
+            write(options, workshop, commit, found)
             print(told(row), flush=True)
     bad = [row for row in found.values() if row["error"] or row["spill_bytes"]]
     print(f"{len(found)} of {len(kernels)} kernels inspected, {len(bad)} bad")
@@ -86,7 +87,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the file that is gone on with")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin nothing after so many seconds")
+    parser.add_argument("--commit", help="commit to record, where this is no checkout")
     return parser.parse_args(arguments)
+
+
+def write(options: argparse.Namespace, workshop: Workshop, commit: str, found: dict[str, dict[str, object]]) -> None:
+    """Put all rows into the file."""
+    record = {
+        "program": "tools/inspected.py",
+        "date": date(),
+        "commit": commit,
+        "arch": str(options.arch),
+        "cutlass": workshop.toolchain.cutlass_version,
+        "select": options.select,
+        "filter": options.filter,
+        "kernels": [found[name] for name in sorted(found)],
+    }
+    write_whole(options.out, dumps(record, indent=1) + "\n")
+
+
+def date() -> str:
+    """Now, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def kernels_of(options: argparse.Namespace, workshop: Workshop) -> list[Kernel]:
@@ -130,7 +152,7 @@ def row_of(kernel: Kernel, workshop: Workshop, end: float) -> dict[str, object] 
         row |= {"registers": facts.registers, "spill_bytes": facts.spill_bytes, "sass": facts.sass, "error": ""}
     except subprocess.CalledProcessError as error:
         row["error"] = first_error(error.stderr)
-    told_by = {"nvcc": workshop.toolchain.compiler_build, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    told_by = {"nvcc": workshop.toolchain.compiler_build, "date": date()}
     return row | told_by | {"seconds": round(time.monotonic() - begun, 1)}
 
 

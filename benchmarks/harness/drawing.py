@@ -98,12 +98,14 @@ def ladders(op: str, count: int, seed: int, held: Sequence[Weights]) -> list[lis
     return [[_gemm(op, m, n, k) for m in LADDER] for n, k in weights]
 
 
-def designed(op: str, seed: int, rows: int) -> Iterator[list[Workload]]:
-    """Without end: weights, each at so many M, one in each equal part of the logarithm; every other is just above a whole
-    tile, where a model goes wrong most easily."""
+def designed(op: str, seed: int, rows: int, least_k: int = 0) -> Iterator[list[Workload]]:
+    """Without end: weights, each at so many M, one in each equal part of the logarithm. Every other M is just above a whole
+    tile, where a model goes wrong most easily. Weights of less than `least_k` columns are drawn again."""
     generator = random.Random(f"{seed} {op} designed")
     while True:
         n, k = weights_of(op, generator, ())
+        if k < least_k:
+            continue
         parts = [rows_of(generator, part, rows) for part in range(rows)]
         yield [_gemm(op, _just_above(m, generator) if place % 2 else m, n, k) for place, m in enumerate(parts)]
 

@@ -51,6 +51,23 @@ def test_each_kernel_is_compiled_once(tmp_path, monkeypatch, capsys):
     assert "3 of 3 kernels inspected, 0 bad" in capsys.readouterr().out
 
 
+def test_the_file_names_commit_and_date(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "compiled", lambda *given: LISTING)
+    monkeypatch.setattr(program, "commit_of", lambda folder: "abc")
+    monkeypatch.setattr(program, "date", lambda: "2026-01-01T00:00:00+00:00")
+    out = tmp_path / "x.json"
+    assert run(out) == 0
+    first = json.loads(out.read_text())
+    assert (first["commit"], first["date"]) == ("abc", "2026-01-01T00:00:00+00:00")
+    assert first["cutlass"].count(".") == 2 and first["filter"] == [*NAMES]
+    monkeypatch.setattr(program, "compiled", lambda *given: pytest.fail("compiled again"))
+    monkeypatch.setattr(program, "date", lambda: "2026-01-02T00:00:00+00:00")
+    assert run(out, "--commit", "def") == 0
+    again = json.loads(out.read_text())
+    assert (again["commit"], again["date"]) == ("def", "2026-01-02T00:00:00+00:00"), "a check is noted too"
+    assert again["kernels"] == first["kernels"], "what was compiled keeps its own date"
+
+
 def test_spills_and_failures_are_bad_and_tried_again(tmp_path, monkeypatch, capsys):
     out = tmp_path / "x.json"
     spills = LISTING + "        /*0010*/                   STL.64 [R1], R2 ;   /* 0x0000000102037df3 */\n"

@@ -8,21 +8,14 @@ from importlib import metadata
 from pathlib import Path
 
 from gemmill import settings
+from gemmill.build.dsl_files import Rows, made_from
 from gemmill.build.errors import BuildError
 from gemmill.build.files import FileMemo, digest
-from gemmill.emit.adapter import ADAPTER
-from gemmill.locations import templates_dir
 
 OLDEST_DSL = (4, 8)
 """The first release of the DSL that exports the arguments that the kernels take."""
 DISTRIBUTION = "nvidia-cutlass-dsl"
 INSTALL = "install it with `pip install 'gemmill[dsl]'`"
-_PACKAGE = Path(__file__).resolve().parents[1]
-_MEANING = ("gemm/*.py", "families/*/dsl/*.py", "families/*/config.py", "vocab/*.py")
-"""Files of gemmill that a DSL kernel is made from, beside its emitted file.
-
-They are the kernel bodies, and what a config's fields mean.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +29,10 @@ class DslPackage:
     """The static library that its objects call."""
     objcopy: Path
     """The program that gives the objects the symbols that they have in an extension."""
-    made_from: tuple[tuple[str, str], ...]
-    """Name and SHA-256 of gemmill's own files that every kernel is made from."""
+    made_from: Rows
+    """gemmill's own files that kernels are made from: see dsl_files.py."""
     build: str
-    """Digest of everything but the emitted file that can change what the DSL makes of it."""
+    """Digest of the DSL and of Python: its kernels' syntax trees are what Python reads."""
 
 
 def is_installed() -> bool:
@@ -76,23 +69,14 @@ def find_dsl(cuda_major: int, memo: FileMemo | None = None) -> DslPackage:
         raise BuildError(
             "no objcopy on PATH, which the CuTe DSL's objects need: install it with `apt install binutils`"
         )
-    own_files = made_from(memo)
     return DslPackage(
         version=found.version,
         worker=(sys.executable, "-m", "gemmill.build.dsl_worker"),
         runtime=runtime,
         objcopy=Path(objcopy),
-        made_from=own_files,
-        # The DSL reads its kernels' syntax trees, which Python makes.
-        build=digest(list(sys.version_info[:2]), _versions(), own_files),
+        made_from=made_from(memo),
+        build=digest(list(sys.version_info[:2]), _versions()),
     )
-
-
-def made_from(memo: FileMemo) -> tuple[tuple[str, str], ...]:
-    """Name and SHA-256 of gemmill's own files that every DSL kernel is made from, by name. Raises OSError."""
-    paths = {path.relative_to(_PACKAGE).as_posix(): path for pattern in _MEANING for path in _PACKAGE.glob(pattern)}
-    paths[ADAPTER] = templates_dir() / ADAPTER
-    return tuple((name, memo.get(path)) for name, path in sorted(paths.items()))
 
 
 def _versions() -> list[tuple[str, str]]:

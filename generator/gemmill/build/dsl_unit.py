@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.build.cubins import code_of, embedded_cubins
-from gemmill.build.dsl import made_from
+from gemmill.build.dsl_files import made_from
 from gemmill.build.errors import first_error
 from gemmill.build.failures import CompileError, Failure, failure_of_compiler
 from gemmill.build.files import FileMemo
@@ -45,7 +45,7 @@ class DslRequest(Request):
     adapter: list[str]
     """The C++ compiler with its flags."""
     made_from: list[list[str]]
-    """Name and SHA-256 of gemmill's own files, as they were when the keys were made."""
+    """Name and digest of gemmill's own files, as they were when the keys were made."""
     objcopy: str
     nvdisasm: str
     machine: str

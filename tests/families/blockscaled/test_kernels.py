@@ -22,7 +22,7 @@ from gemmill.families.blockscaled.config import (
     WeightConfig,
     WidenedConfig,
 )
-from gemmill.families.blockscaled.selections import default, smoke
+from gemmill.families.blockscaled.selections import default, smoke, sweep
 from gemmill.families.blockscaled.sweep import SWEEP, Op
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, symbol_of, to_name
@@ -43,6 +43,13 @@ PAIRED = PairConfig(
     cluster_shape_mnk=(2, 1, 1),
     sharing=Sharing.TWO_SM,
     arch=Arch.SM100A,
+)
+NARROW_PAIR = replace(
+    PAIRED,
+    tile_shape_mnk=(128, 64, 128),
+    cluster_shape_mnk=(1, 1, 1),
+    sharing=Sharing.PINGPONG,
+    arch=Arch.SM120A,
 )
 FOLDED = FoldedConfig(pair=Pair.E4M3_MXFP4, out_dtype=DType.BF16, tile_m=16, k_groups=2, blocks=1, stages=5)
 FOLDED_WARPS = replace(FOLDED, group=Group.WARP, row_groups=1, tile_m=8, k_groups=4, stages=6)
@@ -132,6 +139,19 @@ def test_the_default_selections_on_blackwell() -> None:
         alike = [c for c in configs[Arch.SM120A] if c.pair is pair]
         assert {c.sharing for c in alike} == {Sharing.COOPERATIVE, Sharing.PINGPONG}
         assert len({c.tile_shape_mnk for c in alike}) == (2 if pair in (Pair.NVFP4, Pair.MXFP4) else 1)
+
+
+def test_second_tiles_on_sm120a() -> None:
+    """Every pair has two tiles. Those of mxfp8 that want a later CUTLASS are in the sweep alone, and say so."""
+    assert not list(sweep(Arch.SM90A)) and not list(sweep(Arch.SM100A))
+    further = list(sweep(Arch.SM120A))
+    assert len(further) == 3 and all(REGISTRY.check(config) for config in further)
+    for pair in CODES:
+        tiles = {c.tile_shape_mnk for c in (*default(Arch.SM120A), *further) if c.pair is pair}
+        assert len(tiles) == 2, pair
+    for config in (*further, *default(Arch.SM120A)):
+        said = '"tiles of 64 columns on sm120a want CUTLASS 4.5 or later' in emit(config).text
+        assert said == (config in further)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +371,16 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             replace(PAIRED, arch=Arch.SM120A, sharing=Sharing.PINGPONG, cluster_shape_mnk=(1, 1, 1)),
             "pair_tile",
             "tile of 256 x 128: its sums do not fit the registers of eight warps",
+        ),
+        (
+            replace(NARROW_PAIR, pair=Pair.NVFP4),
+            "pair_tile",
+            "tile of 128 x 64: scales come in tiles of 128 rows, of which 64 columns of mixed codes take half",
+        ),
+        (
+            replace(NARROW_PAIR, tile_shape_mnk=(64, 128, 128)),
+            "pair_tile",
+            "tile of 64 x 128: scales come in tiles of 128 rows, of which 64 columns of mixed codes take half",
         ),
         (
             replace(PAIRED, cluster_shape_mnk=(1, 1, 1)),

@@ -1,5 +1,7 @@
 """benchmarks/samples.py: a journal of many shapes for the model's fit (dry)."""
 
+from itertools import islice
+
 import pytest
 import torch
 
@@ -39,6 +41,25 @@ def test_one_shape_of_so_many_has_all_variants(tmp_path):
     assert run(tmp_path, "--limit-s", "60", "--most", "8", "--sieve", "0+1", "--all-every", "8") == 0
     counts = [len(e.outcome.rounds_us) for e in read_journal(tmp_path / "x.jsonl").entries.values()]
     assert counts[0] > 2 and set(counts[1:]) == {1}
+
+
+def test_another_family_with_deep_weights():
+    asked = ["--seed", "3", "--family", "blockscaled", "--limit-s", "60", "--least-k", "14336", "--rows", "3"]
+    options = program.parse(asked)
+    assert options.classes.split(",") == ["nvfp4_bf16", "mxfp4_bf16", "mxfp4_e4m3", "nvfp4", "mxfp8"]
+    found = list(islice(program.workloads(options), 30))
+    assert {workload.op for workload in found} == set(options.classes.split(","))
+    assert min(workload.k for workload in found) >= 14336
+    shallow = program.parse([*asked, "--least-k", "0"])
+    assert min(workload.k for workload in islice(program.workloads(shallow), 30)) < 14336
+
+
+def test_times_of_another_family(tmp_path):
+    asked = ["--seed", "3", "--family", "blockscaled", "--classes", "mxfp4_bf16", "--rows", "1", "--most", "1"]
+    assert program.main([*asked, "--dry-run", "--limit-s", "60", "--name", "y", "--out-dir", str(tmp_path)]) == 0
+    (entry,) = read_journal(tmp_path / "y.jsonl.xz").entries.values()
+    assert entry.outcome.workload.op == "mxfp4_bf16"
+    assert entry.outcome.rounds_us and all("mxfp4" in name for name in entry.outcome.rounds_us)
 
 
 def test_another_seed_is_another_journal(tmp_path, capsys):

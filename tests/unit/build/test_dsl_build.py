@@ -14,7 +14,8 @@ import pytest
 
 from gemmill.build import dsl, workshop
 from gemmill.build.driver import build
-from gemmill.build.dsl import DslPackage, made_from
+from gemmill.build.dsl import DslPackage
+from gemmill.build.dsl_files import made_from
 from gemmill.build.errors import BuildError
 from gemmill.build.files import FileMemo
 from gemmill.build.graph import dsl_request
@@ -299,22 +300,6 @@ def test_the_package_is_found_without_its_import(find: Callable[..., DslPackage]
     part = tmp_path / "later" / "nvidia_cutlass_dsl_libs_core-1.dist-info" / "METADATA"
     part.write_text(part.read_text().replace("Version: 1\n", "Version: 2\n"))
     assert find(tmp_path / "later").build != later.build, "its parts have versions of their own"
-
-
-def test_every_file_of_the_kernels_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = made_from(FileMemo(tmp_path / "memo"))
-    names = [name for name, _ in before]
-    assert "families/scaled_mm/config.py" in names and "vocab/schedule.py" in names and "dsl/adapter.cpp.jinja" in names
-    package = tmp_path / "gemmill"
-    for name in ("families/a/config.py", "families/a/dsl/kernel.py", "families/a/names.py"):
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text("one")
-    monkeypatch.setattr(dsl, "_PACKAGE", package)
-    assert [name for name, _ in made_from(FileMemo(tmp_path / "memo"))] == [
-        "dsl/adapter.cpp.jinja",
-        "families/a/config.py",
-        "families/a/dsl/kernel.py",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import pytest
 from gemmill import settings
 from gemmill.build import driver, sources, workshop
 from gemmill.build.driver import build
+from gemmill.build.dsl import DslPackage
 from gemmill.build.graph import compile_request
 from gemmill.build.options import BuildOptions
+from gemmill.build.planning import survey
 from gemmill.build.sources import Flags, SourceKind, flags_for, text_source, variant_source
 from gemmill.build.toolchain import find_toolchain
 from gemmill.build.units import Unit
@@ -115,6 +117,29 @@ def test_a_sources_key_and_command_have_the_flags_of_its_kind_of_kernels(
     for source, count in ((plain, 0), (flagged, 1)):
         command = compile_request(Unit(sources=(source,)), tmp_path, tmp_path / "outcome.json", opened).command
         assert command.count("--own") == count
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_compiled_again"),
+    [("families/scaled_mm/dsl/export.py", True), ("gemm/mainloop.py", True), ("families/moe/dsl/export.py", False)],
+)
+def test_a_dsl_kernels_key_covers_the_files_that_it_is_made_from(
+    fake_dsl: FakeDsl,  # noqa: F811
+    options: BuildOptions,
+    make_both: Callable[..., Selection],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    changed: str,
+    is_compiled_again: bool,
+) -> None:
+    def key(package: DslPackage) -> str:
+        monkeypatch.setattr(workshop, "find_dsl", lambda *_: package)
+        variants = survey(make_both(64), workshop.open_workshop(Arch.SM90A, options)).variants
+        return next(source.key for source in variants if source.kind is SourceKind.DSL)
+
+    before = fake_dsl.package()
+    assert changed in dict(before.made_from)
+    rows = tuple((name, "0" * 64 if name == changed else said) for name, said in before.made_from)
+    assert (key(before) != key(replace(before, made_from=rows))) is is_compiled_again
 
 
 @pytest.mark.parametrize("compiler", ["compiler_build", "host_build"])

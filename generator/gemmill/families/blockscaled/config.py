@@ -67,6 +67,8 @@ WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)
 """Pairs of two operands of 4-bit codes."""
 CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
 """Pairs of two block-scaled operands."""
+NARROW = 64
+"""Columns of a tile of sm120a that takes half of a tile of scales."""
 RING_COLUMNS = 128
 """Columns of a stage that a warp asks for ahead."""
 
@@ -275,6 +277,11 @@ class PairConfig:
     def mixes(self) -> bool:
         """Whether the tensor core's instruction is that of codes of 4, 6 and 8 bits in any mix, each in a byte."""
         return self.pair.a_format == MXFP8
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a tile's columns take half of a tile of scales, for which CUTLASS 4.5 or later is needed (sm120a)."""
+        return self.arch is Arch.SM120A and self.mixes and self.tile_n == NARROW
 
     @property
     def k_multiple(self) -> int:

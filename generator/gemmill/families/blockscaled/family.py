@@ -104,6 +104,6 @@ FAMILY = Family(
     serving="gemmill.families.blockscaled.serving",
     questions=QUESTIONS,
     functions="gemmill.families.blockscaled.functions",
-    selections={"smoke": selections.smoke, "default": selections.default},
+    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

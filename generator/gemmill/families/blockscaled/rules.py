@@ -6,6 +6,7 @@ from gemmill.families.blockscaled.config import (
     CODE_PAIRS,
     FOLDED_PAIRS,
     FP4_PAIRS,
+    NARROW,
     WEIGHT_PAIRS,
     WORD_PAIRS,
     FewConfig,
@@ -231,8 +232,8 @@ def _pair_tile(config: PairConfig) -> Iterator[str]:
         yield f"tile of {n} columns: the instruction takes 64, 128, 192 or 256"
     if config.arch is Arch.SM120A and m * n > _SCALE_ROWS * _SCALE_ROWS:
         yield f"tile of {m} x {n}: its sums do not fit the registers of eight warps"
-    if config.arch is Arch.SM120A and (m % _SCALE_ROWS or n % _SCALE_ROWS):
-        yield f"tile of {m} x {n}: scales come in tiles of {_SCALE_ROWS} rows"
+    if config.arch is Arch.SM120A and (m % _SCALE_ROWS or (n % _SCALE_ROWS and not config.is_narrow)):
+        yield f"tile of {m} x {n}: scales come in tiles of {_SCALE_ROWS} rows, of which {NARROW} columns of mixed codes take half"
     columns = (128,) if config.mixes else (128, 256) if config.arch is Arch.SM120A else (256,)
     if k not in columns:
         yield f"{k} columns in a step: {config.pair} takes {any_of(list(map(str, columns)))} on {config.arch}"

@@ -153,6 +153,7 @@ def spell_pair(config: PairConfig) -> Spelled:
         "alignment_b": _alignment(b_format, config.mixes),
         "tile_shape_mnk": config.tile_shape_mnk,
         "cluster_shape_mnk": config.cluster_shape_mnk,
+        "is_narrow": config.is_narrow,
         "mainloop_schedule": f"cutlass::gemm::{mainloop}",
         "epilogue_schedule": f"cutlass::epilogue::{epilogue}",
     }
