@@ -114,18 +114,22 @@ _GATHERED_ROWS = (16, 64)
 """Rows of the tiles that kernels of gathered rows have: `gemmill.grouped_mm_act_quant` selects many rows first."""
 
 
+_OFTEN = (Activation.SILU, Activation.SWIGLU)
+"""Activations that experts mostly have. Others have kernels of scales of rows alone, for few and for many rows in order."""
 _IN_ORDER, _GATHERED = (ExpertGatedConfig, ExpertGroupGatedConfig), (GatheredGatedConfig, GatheredGroupGatedConfig)
 
 
 def of_experts(arch: Arch) -> Iterator[GatedConfig]:
-    """The kernels of rows that belong to experts, with both kinds of scales, in order and gathered.
-
-    Experts have SiLU or SwiGLU.
-    """
-    kinds = product((Activation.SILU, Activation.SWIGLU), Result, (_IN_ORDER, _GATHERED))
+    """The kernels of rows that belong to experts, with both kinds of scales, in order and gathered."""
+    kinds = product(Activation, Result, (_IN_ORDER, _GATHERED))
     for activation, result, (of_rows, of_groups) in kinds if arch is Arch.SM90A else ():
         parts = [(of_rows, *part, Accumulation.FAST) for part in _OF_EXPERTS[result]]
-        parts += [(of_groups, tile, COOPERATIVE, True, Accumulation.PROMOTED) for tile in _OF_EXPERTS_IN_GROUPS[result]]
+        if activation in _OFTEN:
+            parts += [
+                (of_groups, tile, COOPERATIVE, True, Accumulation.PROMOTED) for tile in _OF_EXPERTS_IN_GROUPS[result]
+            ]
+        else:
+            parts = [] if of_rows.indexed else [parts[0], parts[-1]]
         for kind, tile, schedule, swap_ab, accumulation in parts:
             if not kind.indexed or tile[1] in _GATHERED_ROWS:
                 yield kind(
