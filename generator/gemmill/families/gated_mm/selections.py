@@ -116,6 +116,7 @@ _GATHERED_ROWS = (16, 64)
 
 _OFTEN = (Activation.SILU, Activation.SWIGLU)
 """Activations that experts mostly have. Others have kernels of scales of rows alone, for few and for many rows in order."""
+_Part = tuple[type[GatedConfig], tuple[int, int, int], KernelSchedule, bool, Accumulation]
 _IN_ORDER, _GATHERED = (ExpertGatedConfig, ExpertGroupGatedConfig), (GatheredGatedConfig, GatheredGroupGatedConfig)
 
 
@@ -123,7 +124,7 @@ def of_experts(arch: Arch) -> Iterator[GatedConfig]:
     """The kernels of rows that belong to experts, with both kinds of scales, in order and gathered."""
     kinds = product(Activation, Result, (_IN_ORDER, _GATHERED))
     for activation, result, (of_rows, of_groups) in kinds if arch is Arch.SM90A else ():
-        parts = [(of_rows, *part, Accumulation.FAST) for part in _OF_EXPERTS[result]]
+        parts: list[_Part] = [(of_rows, *part, Accumulation.FAST) for part in _OF_EXPERTS[result]]
         if activation in _OFTEN:
             parts += [
                 (of_groups, tile, COOPERATIVE, True, Accumulation.PROMOTED) for tile in _OF_EXPERTS_IN_GROUPS[result]
