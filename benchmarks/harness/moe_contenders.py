@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+import gemmill
+from gemmill.families.moe import NAME
 from gemmill.families.moe.bounds import packed_tolerance, tolerance
 from gemmill.families.moe.reference import exact_mm, packed_exact_mm, unpacked
-from harness.contenders import WrongResult
+from gemmill.families.moe.sweep import SWEEP, Op
+from gemmill.runtime.library import Build
+from harness.contenders import WrongResult, classes_served
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 
@@ -69,6 +73,23 @@ class MoeContender(_Timed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoeVariant(MoeContender):
+    """The op, answered by one variant."""
+
+    kind: str
+    """Of operands that the variant takes."""
+
+    def takes(self, workload: "MoeWorkload") -> bool:
+        """Whether the workload is one of its kind."""
+        return workload.kind == self.kind
+
+    def prepare(self, operands: "MoeOperands", timer: Timer, fewest: int) -> Prepared:
+        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
+        with gemmill.use_variant(self.name):
+            return super().prepare(operands, timer, fewest)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoePeer(_Timed):
     """What a user would call instead, of one kind of operands."""
 
@@ -83,6 +104,28 @@ class MoePeer(_Timed):
     def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         return self.bind(operands, i)
+
+
+CLASS_OF = {
+    "fp8": Op.FP8,
+    "fp8_groups": Op.FP8_GROUPS,
+    "bf16": Op.BF16,
+    "nvfp4": Op.NVFP4_BF16,
+    "mxfp4": Op.MXFP4_BF16,
+    "mxfp4_fp8": Op.MXFP4_FP8,
+}
+"""The measured class of each kind of workload."""
+
+
+def variants_of(build: Build) -> list[MoeVariant]:
+    """The variants of a build that serve a measured class, but for those of last resort."""
+    kinds = {op.value: kind for kind, op in CLASS_OF.items()}
+    entries = {entry.name: entry for _, _, entry in build.table.of(NAME) if not SWEEP.is_last_resort(entry.config)}
+    return [
+        MoeVariant(name=name, namespace="gemmill", kind=kinds[served])
+        for name, entry in entries.items()
+        for served in classes_served(entry.predicate, NAME) & kinds.keys()
+    ]
 
 
 def check(

@@ -36,6 +36,7 @@ def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: 
         "op": workload.kind,
         **workload.sizes,
         "sizes": list(workload.sizes),
+        "workload": str(workload),
         "bytes": workload.bytes,
         "contenders": {name: sample_record(found) for name, found in samples.items()},
         "failures": measurement.failures,

@@ -2,70 +2,25 @@
 
 import math
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gemmill.families.gated_mm.config import GROUP, Result
 from harness.gated_contenders import GatedContender, Separate
-from timed import Benchmark
+from timed import Benchmark, gated_experts
+from timed.gated_calls import CHECKED_COLUMNS, CHECKED_ROWS, ENDS, KINDS, SCALES, GatedWorkload, after
+from timed.gated_experts import ExpertOperands, ExpertWorkload
 
 LAYERS = ((14336, 4096), (28672, 8192), (18432, 7168))
 """Results and K: of Llama 3 8B and 70B, and DeepSeek V3's dense layers."""
 ROWS = (1, 16, 64, 256, 4096)
-KINDS = {"bf16": Result.BF16, "static": Result.STATIC, "groups": Result.GROUP}
-ENDS = ("", "_swiglu")
-SCALES = ("", "_of_blocks")
-"""Behind a kind: of rows and columns, or of A in 1 x 128 and of the weights in 128 x 128."""
-SILU = ("silu", 1.0, math.inf, 0.0)
-SWIGLU = ("swiglu", 1.702, 7.0, 1.0)
 MOST_COPIES = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatedWorkload:
-    """One layer's first product, with its end."""
-
-    kind: str
-    m: int
-    hidden: int
-    k: int
-
-    @property
-    def result(self) -> Result:
-        """What is stored."""
-        return KINDS[self.kind.partition("_")[0]]
-
-    @property
-    def activation(self) -> tuple[str, float, float, float]:
-        """As the op takes it, with its numbers."""
-        return SWIGLU if "_swiglu" in self.kind else SILU
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether scales of the operands are in groups along K."""
-        return self.kind.endswith(SCALES[1])
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """By name."""
-        return {"m": self.m, "n": 2 * self.hidden, "k": self.k}
-
-    @property
-    def flops(self) -> float:
-        """Multiplications and additions of the product."""
-        return 4.0 * self.m * self.hidden * self.k
-
-    @property
-    def bytes(self) -> int:
-        """Weights, activations, results."""
-        return 2 * self.hidden * self.k + self.m * (self.k + self.hidden * self.result.dtype.bits // 8)
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.m} x (2 x {self.hidden}) x {self.k}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +39,42 @@ class GatedOperands:
     product: Tensor
     """bf16 [M, 2 hidden]: what the product alone is written to."""
 
+    op = "scaled_mm_act_quant"
+
     @property
     def copies(self) -> int:
         """How many there are."""
         return len(self.weights)
+
+    def call(self, ops: Any, i: int) -> Callable[[], object]:
+        """A call of the op with its arguments bound."""
+        x = self
+        given = x.out, x.out_scales, x.a, x.weights[i], x.a_scales, x.b_scales
+        return partial(ops.scaled_mm_act_quant.default, *given, *x.workload.activation, x.static_scale)
+
+    def alone(self, ops: Any, i: int) -> Callable[[], object]:
+        """A call of the product alone. Its columns are not those that the op wants: times are the same."""
+        x = self
+        return partial(ops.cutlass_scaled_mm.default, x.product, x.a, x.weights[i], x.a_scales, x.b_scales, None)
+
+    def after(self, ops: Any) -> Callable[[], object]:
+        """A call of the op after the product."""
+        return after(ops, self.out, self.product, self.out_scales, self.static_scale)
+
+    def part(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The last rows and columns of the first call, as operands of their own, and what was found of them."""
+        x, rows, columns = self, slice(-CHECKED_ROWS, None), min(CHECKED_COLUMNS, self.workload.hidden)
+        of_b = x.b_scales[:, -(2 * columns // GROUP) :] if x.workload.in_groups else x.b_scales[-2 * columns :]
+        given = {
+            "a": x.a[rows],
+            "b": x.weights[0][:, -2 * columns :],
+            "a_scales": x.a_scales[rows],
+            "b_scales": of_b,
+        }
+        found = {"out": x.out[rows, -columns:]}
+        if x.out_scales is not None:
+            found["out_scales"] = x.out_scales[rows, -(columns // GROUP) :]
+        return given, found
 
 
 class GatedMaker:
@@ -95,11 +82,15 @@ class GatedMaker:
 
     def __init__(self, device: torch.device, rotated_bytes: int) -> None:
         self._device, self._rotated_bytes = device, rotated_bytes
+        self._of_experts = gated_experts.ExpertMaker(device, rotated_bytes)
         self._weights: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, workload: GatedWorkload) -> GatedOperands:
+    def make(self, workload: GatedWorkload) -> GatedOperands | ExpertOperands:
         """Of a workload."""
+        if isinstance(workload, ExpertWorkload):
+            self._weights = ()
+            return self._of_experts.make(workload)
         p, n, k_groups = workload, 2 * workload.hidden, -(-workload.k // GROUP)
         if not self._weights or self._weights[0].shape != (p.k, n):
             self._weights = ()
@@ -125,14 +116,24 @@ class GatedMaker:
 
 
 def workloads_of(options: Namespace) -> list[GatedWorkload]:
-    """Every layer with every number of rows. Raises ValueError."""
-    known = ["".join(parts) for parts in product(KINDS, ENDS, SCALES)]
+    """Every layer with every number of rows, then those of experts. Raises ValueError."""
     kinds = options.op.split(",")
-    if unknown := [word for word in kinds if word not in known]:
-        raise ValueError(f"op {unknown[0]!r} is none of {', '.join(known)}")
+    if unknown := [word for word in kinds if word not in _known()]:
+        raise ValueError(f"op {unknown[0]!r} is none of {', '.join(_known())}")
     layers = LAYERS if options.layers is None else LAYERS[: options.layers]
     rows = ROWS if options.rows is None else tuple(map(int, options.rows.split(",")))
-    return [GatedWorkload(kind=kind, m=m, hidden=h, k=k) for h, k in layers for kind in kinds for m in rows]
+    of_experts = [kind for kind in kinds if kind.startswith(gated_experts.PREFIX)]
+    dense = [kind for kind in kinds if kind not in of_experts]
+    found: list[GatedWorkload] = [
+        GatedWorkload(kind=kind, m=m, hidden=h, k=k) for h, k in layers for kind in dense for m in rows
+    ]
+    return [*found, *gated_experts.workloads_of(of_experts, options.expert_layers, options.tokens)]
+
+
+def _known() -> list[str]:
+    dense = ["".join(parts) for parts in product(KINDS, ENDS, SCALES)]
+    of_experts = [f"{gated_experts.PREFIX}{kind}" for kind in dense]
+    return [*dense, *of_experts, *(kind + gated_experts.GATHERED for kind in of_experts)]
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -141,10 +142,27 @@ def add_options(parser: ArgumentParser) -> None:
         "--op",
         "--ops",
         default="groups,bf16",
-        help=f"kinds, with commas, of {', '.join(KINDS)}, or with {ENDS[1]} and then {SCALES[1]} behind",
+        help=f"kinds, with commas, of {', '.join(KINDS)}, or with {ENDS[1]} and then {SCALES[1]} behind; "
+        f"{gated_experts.PREFIX} before them stands for rows of experts, {gated_experts.GATHERED} behind for gathered ones",
     )
     parser.add_argument("--rows", help=f"with commas; {', '.join(map(str, ROWS))} by default")
     parser.add_argument("--layers", type=int, help=f"the first so many of {len(LAYERS)} layers")
+    parser.add_argument(
+        "--tokens", help=f"of experts, with commas; {', '.join(map(str, gated_experts.TOKENS))} by default"
+    )
+    parser.add_argument("--expert-layers", help="EXPERTSxTOPxRESULTSxK with commas; the table's by default")
+
+
+def _tiny(p: GatedWorkload) -> GatedWorkload:
+    m = 2 * min(p.m, 5) if isinstance(p, ExpertWorkload) else min(p.m, 9)
+    more = {"experts": 4, "top": 2} if isinstance(p, ExpertWorkload) else {}
+    return replace(p, m=m, hidden=256, k=128, **more)
+
+
+def _small(kind: str) -> GatedWorkload:
+    if kind.startswith(gated_experts.PREFIX):
+        return ExpertWorkload(kind=kind, m=16, hidden=256, k=256, experts=4, top=2)
+    return GatedWorkload(kind=kind, m=16, hidden=256, k=256)
 
 
 def _also() -> Sequence[Separate]:
@@ -157,8 +175,8 @@ def _also() -> Sequence[Separate]:
 BENCHMARK = Benchmark(
     add_options=add_options,
     workloads=workloads_of,
-    tiny=lambda p: replace(p, m=min(p.m, 9), hidden=256, k=128),
-    host_workload=lambda kind: GatedWorkload(kind=kind, m=16, hidden=256, k=256),
+    tiny=_tiny,
+    host_workload=_small,
     warm_workload=lambda p: replace(p, m=4096),
     maker=GatedMaker,
     data="normal random numbers; weights differ from call to call",

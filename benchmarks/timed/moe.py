@@ -1,18 +1,20 @@
 """Which grouped GEMMs are timed, and their arguments."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from random import Random
 
 import torch
 from torch import Tensor
 
 from gemmill.families.moe.config import GROUP
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
+from gemmill.runtime.library import Build
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, NVFP4
-from harness.moe_contenders import MoeContender
+from harness.moe_contenders import MoeContender, variants_of
 from timed import Benchmark
 
 LAYERS = (
@@ -31,7 +33,13 @@ NUMBERS = ("fp8", "fp8_groups", "bf16")
 PACKED = {"nvfp4": NVFP4, "mxfp4": MXFP4, "mxfp4_fp8": MXFP4}
 """Weights beside bf16, the last beside e4m3."""
 KINDS = (*NUMBERS, *PACKED)
-ROUTINGS = ("even", "random")
+ROUTINGS = ("even", "random", "skewed")
+"""How tokens choose: in turn, any expert alike, or some experts far more often than others."""
+SKEW = 1.0
+"""Deviation of the logarithm of how often an expert is chosen."""
+DRAWN_EXPERTS, DRAWN_TOP, DRAWN_STEP = (8, 16, 32, 64, 128, 256), (2, 4, 6, 8), 128
+DRAWN_SIZES, DRAWN_TOKENS, DRAWN_ELEMENTS = (512, 16384), (1, 8192), 1 << 30
+"""Least and most of N and K, and of tokens; elements of the weights of all experts at most."""
 FEWEST_COPIES, MOST_COPIES = 2, 16
 COPIED_ROWS = 256
 """Rows of all copies together, but for the fewest: routings differ, so that few experts are other ones each time."""
@@ -185,6 +193,9 @@ class MoeMaker:
             first = torch.arange(p.rows, device=self._device).reshape(p.tokens, p.top)
             which = order[0].argsort()[first % p.experts]
         else:
+            if p.routing == "skewed":  # the largest of log(popularity) and Gumbel noise
+                often = torch.randn(p.experts, device=self._device, generator=self._generator)
+                order = SKEW * often - (-order.clamp(1e-30, 1 - 1e-7).log()).log()
             which = order.topk(p.top, dim=1).indices
         counts = torch.bincount(which.flatten(), minlength=p.experts).tolist()
         return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=self._device)
@@ -195,21 +206,55 @@ _SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_fp8": (48, 8)}
 
 
 def workloads_of(options: Namespace) -> list[MoeWorkload]:
-    """Every layer with every number of tokens. Raises ValueError."""
+    """Every layer with every number of tokens, or those drawn. Raises ValueError."""
     for what, asked, known in (("op", options.op, KINDS), ("routing", options.routing, ROUTINGS)):
         if unknown := [word for word in asked.split(",") if word not in known]:
             raise ValueError(f"{what} {unknown[0]!r} is none of {', '.join(known)}")
-    return list(_workloads(options.op.split(","), options.routing.split(",")))
+    kinds, routings = options.op.split(","), options.routing.split(",")
+    if options.draw is not None:
+        return list(_drawn(Random(options.draw), options.draws, kinds, routings))
+    tokens = TOKENS if options.tokens is None else tuple(map(int, options.tokens.split(",")))
+    return list(_workloads(_layers(options.layers), tokens, kinds, routings))
 
 
-def _workloads(kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
-    for experts, top, n, k in (*LAYERS, *SMALL_LAYERS):
+def _layers(asked: str | None) -> Sequence[tuple[int, int, int, int]]:
+    """Those asked for, as EXPERTSxTOPxNxK with commas, or the table's. Raises ValueError."""
+    if asked is None:
+        return (*LAYERS, *SMALL_LAYERS)
+    found = [tuple(map(int, layer.split("x"))) for layer in asked.split(",")]
+    if wrong := [layer for layer in found if len(layer) != len(TINY)]:
+        raise ValueError(f"layer {wrong[0]} has {len(wrong[0])} numbers, expected experts x top x N x K")
+    return [(experts, top, n, k) for experts, top, n, k in found]
+
+
+def _workloads(
+    layers: Sequence[tuple[int, int, int, int]], token_counts: Sequence[int], kinds: list[str], routings: list[str]
+) -> Iterator[MoeWorkload]:
+    for experts, top, n, k in layers:
         for kind in kinds:
             if kind in NUMBERS and (experts, top, n, k) in SMALL_LAYERS:
                 continue
-            for tokens in TOKENS:
+            for tokens in token_counts:
                 for routing in routings:
                     yield MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
+
+
+def _drawn(random: Random, count: int, kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
+    """Layers, tokens and routings drawn, each as likely to be twice as large at any size. All kinds have the same ones."""
+    drawn = 0
+    while drawn < count:
+        experts, top, routing = random.choice(DRAWN_EXPERTS), random.choice(DRAWN_TOP), random.choice(routings)
+        n, k = (DRAWN_STEP * round(_any_size(random, *DRAWN_SIZES) / DRAWN_STEP) for _ in range(2))
+        tokens = round(_any_size(random, *DRAWN_TOKENS))
+        if experts * n * k > DRAWN_ELEMENTS:
+            continue
+        drawn += 1
+        for kind in kinds:
+            yield MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
+
+
+def _any_size(random: Random, least: int, most: int) -> float:
+    return float(least * (most / least) ** random.random())
 
 
 def _tiny(workload: MoeWorkload) -> MoeWorkload:
@@ -226,6 +271,16 @@ def add_options(parser: ArgumentParser) -> None:
     """Of the grouped GEMMs alone."""
     parser.add_argument("--op", "--ops", default=",".join(NUMBERS), help=f"kinds, with commas, of {', '.join(KINDS)}")
     parser.add_argument("--routing", default="even", help=f"with commas, of {', '.join(ROUTINGS)}")
+    parser.add_argument("--layers", help="EXPERTSxTOPxNxK with commas; the table's by default")
+    parser.add_argument("--tokens", help=f"with commas; {', '.join(map(str, TOKENS))} by default")
+    parser.add_argument(
+        "--draw", type=int, metavar="SEED", help="draw layers, tokens and routings in place of the table's"
+    )
+    parser.add_argument("--draws", type=int, default=12, help="how many are drawn")
+
+
+def _variants(build: Build | None) -> Sequence[MoeContender]:
+    return [] if build is None else variants_of(build)
 
 
 BENCHMARK = Benchmark(
@@ -237,4 +292,5 @@ BENCHMARK = Benchmark(
     maker=MoeMaker,
     data="normal random numbers; routings differ from call to call",
     subject=lambda namespace, name: MoeContender(name=name, namespace=namespace),
+    variants=_variants,
 )

@@ -35,6 +35,11 @@ struct gemmill_gated_mm_args {
   int64_t b_stride_expert;
   int64_t b_scale_stride_expert;
   int32_t experts, weights, slot, offset_words;
+  // Of each row of D its row of A, each id_words words of 32 bits, of which the lowest counts; null where rows of A are in order.
+  // Zeros stand for rows that A has not.
+  int32_t const* token_ids;
+  int32_t tokens;             // rows of A
+  int32_t id_words;
 };
 
 }  // extern "C"

@@ -9,8 +9,8 @@
 namespace gemmill::gated_mm {
 namespace {
 
-enum Role { kOut, kOutScales, kA, kB, kAScales, kBScales, kStaticScale, kOffsets, kMap };
-enum Value { kM, kN, kK, kAlpha, kLimit, kBeta, kActivation, kInGroups, kOfExperts, kExperts, kWeights, kSlot, kExpectedRows };
+enum Role { kOut, kOutScales, kA, kB, kAScales, kBScales, kStaticScale, kOffsets, kMap, kIds };
+enum Value { kM, kN, kK, kAlpha, kLimit, kBeta, kActivation, kInGroups, kOfExperts, kExperts, kWeights, kSlot, kExpectedRows, kTokens };
 
 // Leading dimensions. That of a single row or column is never used: any will do that TMA takes.
 struct Strides {
@@ -59,6 +59,8 @@ void give_experts(OpCall const& x, gemmill_gated_mm_args& args) {
   args.expert_map = static_cast<int32_t const*>(x.tensor(kMap).data);
   args.experts = static_cast<int32_t>(x.value(kExperts)), args.weights = static_cast<int32_t>(x.value(kWeights));
   args.slot = static_cast<int32_t>(x.value(kSlot));
+  args.token_ids = static_cast<int32_t const*>(x.tensor(kIds).data), args.tokens = static_cast<int32_t>(x.value(kTokens));
+  args.id_words = x.tensor(kIds).given() ? static_cast<int32_t>(element_bytes(x.tensor(kIds).dtype) / 4) : 1;
   args.lda = row_stride(x.tensor(kA)), args.ldb = row_stride(x.tensor(kB)), args.ldd = row_stride(x.tensor(kOut));
   args.b_stride_expert = args.ldb * x.value(kN);
   args.b_scale_per_column = b_scales.numel() > x.value(kWeights);
@@ -108,8 +110,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
 
 Family const family{
     "gated_mm",
-    {"out", "out_scales", "a", "b", "a_scales", "b_scales", "static_scale", "expert_offsets", "expert_map"},
-    {"M", "N", "K", "alpha", "limit", "beta", "activation_index", "in_groups", "of_experts", "experts", "weights", "slot", "expected_rows"},
+    {"out", "out_scales", "a", "b", "a_scales", "b_scales", "static_scale", "expert_offsets", "expert_map", "token_ids"},
+    {"M", "N", "K", "alpha", "limit", "beta", "activation_index", "in_groups", "of_experts", "experts", "weights", "slot", "expected_rows", "tokens"},
     {},
     asks,
     launch,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -36,3 +37,10 @@ def segments(
         which = expert if known is None else known[expert]
         if end > begin and 0 <= which < weights:
             yield Segment(begin=begin, end=end, weights=which)
+
+
+def gathered(x: Tensor, token_ids: Tensor) -> Tensor:
+    """Rows of x that token_ids name; zeros where there is no such row."""
+    ids = token_ids.reshape(-1).long()
+    known = (ids >= 0) & (ids < len(x))
+    return torch.cat((x, torch.zeros_like(x[:1])))[ids.where(known, len(x))]

@@ -6,6 +6,17 @@ from gemmill.vocab import DType
 
 MOST_EXPERTS = 512
 """Experts at most: a kernel looks up their rows in shared memory."""
+_GATHER_NS, _GATHERED_ROW_NS = 40, 4
+"""Nanoseconds by which threads that copy rows lengthen each step, and those for each row of a tile. With them the choice takes
+the fastest of three or four kernels at 18 points but three. At worst it takes 7 % longer (H200, 2026-11-22;
+docs/notes/moe.md)."""
+
+
+def gathering_ns(rows: int) -> int:
+    """Nanoseconds by which gathering a tile's rows of 8-bit elements lengthens a step of 128 along K."""
+    return _GATHER_NS + _GATHERED_ROW_NS * rows
+
+
 MAP = Tensor("expert_map", "experts", (DType.S32,), Layout.VECTOR)
 OFFSETS = Tensor("expert_offsets", "ends", (DType.S32, DType.S64), Layout.VECTOR)
 ROWS_USED = Tensor("expert_offsets", "experts", (DType.S32, DType.S64), Layout.VECTOR)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.families.gated_mm import functions
 from gemmill.families.gated_mm.cases.asked import asked
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, ExpertGatedCase, of_config
 from gemmill.families.gated_mm.cases.experts import (
@@ -18,7 +19,15 @@ from gemmill.families.gated_mm.cases.experts import (
     wrong_of_experts,
 )
 from gemmill.families.gated_mm.classes import CLASSES, classes_of
-from gemmill.families.gated_mm.config import Activation, ExpertGatedConfig, ExpertGroupGatedConfig, GatedConfig, Result
+from gemmill.families.gated_mm.config import (
+    Activation,
+    ExpertGatedConfig,
+    ExpertGroupGatedConfig,
+    GatedConfig,
+    GatheredGatedConfig,
+    GatheredGroupGatedConfig,
+    Result,
+)
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT, GROUPED_MM_ACT_QUANT_MASKED
 from gemmill.families.gated_mm.rules import RULES
@@ -39,6 +48,7 @@ BF16 = of_counts(_FIRST, (5, 0, 9, 1), spare=2)
 STATIC, GROUPS = (replace(BF16, result=result) for result in (Result.STATIC, Result.GROUP))
 SLOTS = of_counts(_FIRST, (5, 0, 8, 1), slot=8)
 IN_GROUPS = replace(BF16, group_size=128, k=400)
+GATHERED = replace(BF16, indexed=True)
 POISON = 0x7F
 
 
@@ -72,7 +82,7 @@ def product(p: ExpertSpec, x: dict[str, Any]) -> Tensor:
         if p.slot:
             parts.append(gemmill.grouped_mm_masked(*operands, x["rows"], x["expert_map"]))
         else:
-            parts.append(gemmill.grouped_mm(*operands, x["expert_offsets"], x["expert_map"]))
+            parts.append(gemmill.grouped_mm(*operands, x["expert_offsets"], x["expert_map"], token_ids=x["token_ids"]))
     return torch.cat(parts, dim=-1).flatten(0, -2)
 
 
@@ -94,6 +104,9 @@ KINDS = {
     "scales in groups": IN_GROUPS,
     "slots, scales in groups": replace(SLOTS, group_size=128, k=400),
     "one scale": replace(BF16, one_value=True, wide_offsets=True),
+    "gathered": GATHERED,
+    "gathered, scales in groups": replace(IN_GROUPS, indexed=True, wide_offsets=True),
+    "gathered, one scale": replace(GATHERED, one_value=True),
 }
 
 
@@ -141,6 +154,71 @@ def test_functions_allocate_what_the_ops_write(kind: dict[str, Any]) -> None:
         out, scales = function(x["a"], x["b"], x["a_scales"], x["b_scales"], x[told], **kind)
         assert torch.equal(out.flatten(0, -2)[kept(p)].view(torch.uint8), wanted.view(torch.uint8))
         assert (scales is None) == (result is not Result.GROUP)
+
+
+@pytest.mark.parametrize("spec", [BF16, SLOTS, GATHERED], ids=["rows", "slots", "gathered"])
+def test_codes_per_token_are_those_of_the_op_after_bfloat16(spec: ExpertSpec) -> None:
+    x = given(spec)
+    function, told = gemmill.grouped_mm_act_quant, "expert_offsets"
+    more = {"token_ids": x["token_ids"]}
+    if spec.slot:
+        function, told, more = gemmill.grouped_mm_act_quant_masked, "rows", {}
+    wanted = call(spec, x).flatten(0, -2)[kept(spec)].contiguous()
+    codes, scales = gemmill.dynamic_per_token_scaled_fp8_quant(wanted)
+    found = function(x["a"], x["b"], x["a_scales"], x["b_scales"], x[told], per_token=True, **more)
+    assert found[0].shape == x["out"].shape and found[1].shape == (*x["out"].shape[:-1], 1)
+    assert torch.equal(found[0].flatten(0, -2)[kept(spec)].view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(found[1].flatten(0, -2)[kept(spec)], scales)
+
+
+def test_many_rows_are_selected_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, numbers = functions._GROUPED, []
+    monkeypatch.setattr(functions, "_GROUPED", lambda *told: (numbers.append(told[-1]), op(*told)))
+    for p in (GATHERED, replace(GATHERED, one_value=True), replace(IN_GROUPS, indexed=True)):
+        x = given(p)
+        wanted = call(p, x)[kept(p)]
+        operands = [x[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets")]
+        for most in (7, 1024):
+            monkeypatch.setattr(functions, "MOST_GATHERED", most)
+            out, _ = gemmill.grouped_mm_act_quant(*operands, token_ids=x["token_ids"])
+            assert torch.equal(out[kept(p)], wanted) and (numbers.pop() is None) == (most == 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"expert_offsets": torch.tensor([2, 7, 5, 9, 17])},
+            "grouped_mm_act_quant: expert_offsets[1] is 7 and expert_offsets[2] is 5: offsets must not decrease",
+        ),
+        (
+            {"expert_offsets": torch.tensor([2, 7, 7, 16, 20])},
+            "grouped_mm_act_quant: expert_offsets[4] is 20, expected 0 to 19: a row, or the end of all rows",
+        ),
+        (
+            {"expert_map": torch.tensor([0, 1, 4, -1], dtype=torch.int32)},
+            "grouped_mm_act_quant: expert_map[2] is 4, expected -1 to 3: weights of an expert, or -1 for none",
+        ),
+        (
+            {"token_ids": torch.full((19,), 12)},
+            "grouped_mm_act_quant: token_ids[0] is 12, expected 0 to 11: one of a's rows",
+        ),
+    ],
+)
+def test_values_are_looked_at_on_request(changes: dict[str, Any], said: str) -> None:
+    x = given(GATHERED) | {"token_ids": torch.zeros(19, dtype=torch.int32)} | changes
+    told = {name: x[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets", "expert_map", "token_ids")}
+    gemmill.grouped_mm_act_quant(**told)
+    with pytest.raises(RuntimeError) as caught:
+        gemmill.grouped_mm_act_quant(**told, check=True)
+    assert str(caught.value).startswith(said)
+
+
+def test_rows_of_slots_are_looked_at_on_request() -> None:
+    x = given(SLOTS)
+    told = [x[name] for name in ("a", "b", "a_scales", "b_scales")]
+    with pytest.raises(RuntimeError, match=r"^grouped_mm_act_quant_masked: rows\[1\] is 9, expected 0 to 8"):
+        gemmill.grouped_mm_act_quant_masked(*told, torch.tensor([0, 9, 0, 0]), check=True)
 
 
 def test_scales_of_two_kinds_are_refused() -> None:
@@ -218,6 +296,9 @@ def _refused(p: ExpertSpec, changes: dict[str, Any]) -> str:
         (BF16, {"static_scale": torch.ones(1)}, "out is bfloat16: bfloat16 has neither out_scales nor static_scale"),
         (BF16, {"activation": "relu"}, "activation is 'relu', expected 'silu'"),
         (BF16, {"alpha": 2.0}, "only 'swiglu' has them, else they are 1, inf, 0"),
+        (BF16, {"a": given(SLOTS)["a"].flatten(0, 1)}, "without token_ids both have the same rows"),
+        (GATHERED, {"token_ids": torch.ones(3, dtype=torch.int32)}, "token_ids has shape [3], expected [M] = [19]"),
+        (GATHERED, {"a_scales": torch.ones(19)}, "one value, or one for each of 12 rows"),
         (SLOTS, {"expected_rows": -1}, "expected_rows is -1, expected a number of rows, or 0 for any"),
     ],
 )
@@ -232,7 +313,8 @@ def test_kernels_of_experts_are_in_sweep_alone() -> None:
     found = list(of_experts(Arch.SM90A))
     assert not any(config.by_expert for config in default(Arch.SM90A))
     assert {to_name(x) for x in found} == {to_name(x) for x in sweep(Arch.SM90A) if x.by_expert}
-    assert {type(x) for x in found} == {ExpertGatedConfig, ExpertGroupGatedConfig} and not list(of_experts(Arch.SM100A))
+    kinds = {ExpertGatedConfig, ExpertGroupGatedConfig, GatheredGatedConfig, GatheredGroupGatedConfig}
+    assert {type(x) for x in found} == kinds and not list(of_experts(Arch.SM100A))
     for config in found:
         assert first_rejection(RULES, config).ok and parse_name(to_name(config)) == config
         assert Plan(config).stages >= 2
@@ -245,10 +327,12 @@ def test_pairs_are_refused() -> None:
 
 def test_a_call_is_of_the_class_of_its_kernels() -> None:
     numbers = {n for config in of_experts(Arch.SM90A) for n in classes_of(config)}
-    assert len(numbers) == 12, "two activations, three results, two kinds of scales"
-    for p in (BF16, SLOTS, GROUPS, STATIC, IN_GROUPS):
+    often = 24  # two activations, three results, two kinds of scales, rows in order and gathered
+    assert len(numbers) == often + 6, "the other two have results of scales of rows alone"
+    for p in (BF16, SLOTS, GROUPS, STATIC, IN_GROUPS, GATHERED):
         judged = check(BY_NAME[p.op], of_arguments(BY_NAME[p.op], expert_arguments_of(p.op, given(p))))
-        assert judged["class"] in numbers and dict(CLASSES.told(judged["class"]))["by_expert"]
+        told = dict(CLASSES.told(judged["class"]))
+        assert judged["class"] in numbers and told["by_expert"] and told["indexed"] == p.indexed
         problem = shaped_call_of(judged)
         assert problem.sizes == (p.m, 512, p.k, 4)
 
@@ -261,6 +345,19 @@ def test_expected_rows_are_what_the_choice_counts() -> None:
 
 
 # Cases --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [GatheredGatedConfig, GatheredGroupGatedConfig])
+def test_cases_of_gathered_rows_name_rows_of_nowhere_too(wanted: type[GatedConfig]) -> None:
+    config = next(x for x in of_experts(Arch.SM90A) if type(x) is wanted and x.result is Result.GROUP)
+    cases = [case for case in of_config(config) if isinstance(case, ExpertGatedCase)]
+    assert {case.op for case in cases} == {GROUPED_MM_ACT_QUANT.name} and all(case.spec.indexed for case in cases)
+    ids = [make_expert_given(case.spec, torch.device("cpu"))["token_ids"] for case in cases]
+    assert any(int(x.min()) < 0 for x in ids), "some name no row"
+    assert any(int(x.max()) >= case.spec.tokens for x, case in zip(ids, cases, strict=True)), "some a row too far"
+    assert {x.dtype for x in ids} == {torch.int32, torch.int64}
+    for case in cases[:3]:
+        assert not case.run("cpu").report, str(case)
 
 
 @pytest.mark.parametrize("wanted", [ExpertGatedConfig, ExpertGroupGatedConfig])
@@ -296,6 +393,11 @@ def test_explain_asks_both_ops() -> None:
     for schema in (GROUPED_MM_ACT_QUANT, GROUPED_MM_ACT_QUANT_MASKED):
         judged = check(schema, of_arguments(schema, asked(schema.name, question)))
         assert (judged["experts"], judged["in_groups"], judged["result"]) == (4, 1, 2)
-    question |= {"in_groups": False}
+    question |= {"indexed": True}
+    judged = check(GROUPED_MM_ACT_QUANT, of_arguments(GROUPED_MM_ACT_QUANT, asked(GROUPED_MM_ACT_QUANT.name, question)))
+    assert dict(CLASSES.told(judged["class"]))["indexed"]
+    with pytest.raises(ValueError, match=r"^grouped_mm_act_quant_masked with --indexed: its rows are in order"):
+        asked(GROUPED_MM_ACT_QUANT_MASKED.name, question)
+    question |= {"in_groups": False, "indexed": False}
     with pytest.raises(ValueError, match=r"^scaled_mm_act_quant with --experts: its rows have one layer's weights"):
         asked("scaled_mm_act_quant", question)

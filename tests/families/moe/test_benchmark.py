@@ -1,5 +1,7 @@
 """Grouped GEMMs in the benchmarks: DeepGEMM's two forms are laid out as they want rows, and looked at."""
 
+from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from gemmill.compat import deep_gemm
 from harness.contenders import WrongResult
 from harness.deep_gemm_experts import forms_of
-from timed.moe import MoeMaker, MoeWorkload
+from timed.moe import MoeMaker, MoeWorkload, workloads_of
 
 WORKLOAD = MoeWorkload(kind="fp8_groups", experts=4, top=2, n=128, k=256, tokens=9, routing="random")
 
@@ -42,3 +44,35 @@ def test_a_wrong_result_is_not_timed() -> None:
     masked.prepare(x, Once(), 1)
     with pytest.raises(WrongResult):
         contiguous.prepare(x, Once(), 1)
+
+
+OPTIONS = Namespace(op="fp8,fp8_groups", routing="random,skewed", layers=None, tokens=None, draw=7, draws=5)
+
+
+def test_drawn_layers_are_the_same_for_a_seed_and_for_all_kinds() -> None:
+    found = workloads_of(OPTIONS)
+    assert found == workloads_of(OPTIONS) != workloads_of(Namespace(**vars(OPTIONS) | {"draw": 8}))
+    pairs = list(zip(found[::2], found[1::2], strict=True))
+    assert len(pairs) == 5 and all(replace(b, kind="fp8") == a for a, b in pairs)
+    assert all(p.n % 128 == p.k % 128 == 0 and p.experts * p.n * p.k <= 1 << 30 for p in found)
+    assert {p.routing for p in found} == {"random", "skewed"}
+
+
+def test_skewed_routings_have_favourites() -> None:
+    counts = {}
+    for routing in ("even", "random", "skewed"):
+        p = MoeWorkload(kind="fp8", experts=16, top=2, n=64, k=64, tokens=512, routing=routing)
+        offsets = MoeMaker(torch.device("cpu"), 1).make(p).offsets[0]
+        assert int(offsets[-1]) == p.rows
+        counts[routing] = int(offsets.diff().max())
+    assert counts["even"] <= 64 < counts["random"] < 100 < counts["skewed"]
+
+
+def test_layers_are_read() -> None:
+    options = Namespace(**vars(OPTIONS) | {"draw": None, "layers": "4x2x64x128", "tokens": "3", "routing": "even"})
+    assert [(p.kind, p.experts, p.top, p.n, p.k, p.tokens) for p in workloads_of(options)] == [
+        ("fp8", 4, 2, 64, 128, 3),
+        ("fp8_groups", 4, 2, 64, 128, 3),
+    ]
+    with pytest.raises(ValueError, match=r"^layer \(4, 2\) has 2 numbers, expected experts x top x N x K$"):
+        workloads_of(Namespace(**vars(options) | {"layers": "4x2"}))

@@ -11,7 +11,7 @@ from gemmill.families.gated_mm.config import (
     Result,
     UnalignedGatedConfig,
 )
-from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
+from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.vocab import DType
 
@@ -67,6 +67,8 @@ class GroupGatedAccepts(GatedAccepts):
 
 
 def _ops_of(config: GatedConfig) -> tuple[str, ...]:
+    if config.indexed:
+        return (GROUPED_MM_ACT_QUANT.name,)
     return EXPERT_NAMES if config.by_expert else (SCALED_MM_ACT_QUANT.name,)
 
 

@@ -9,6 +9,7 @@ CLASSES = Classes(
     (
         ClassAxis(name="group_size", expression="in_groups", values={0: 0, GROUP: 1}),
         ClassAxis(name="by_expert", expression="of_experts", values={False: 0, True: 1}),
+        ClassAxis(name="indexed", expression="indexed", values={False: 0, True: 1}),
         ClassAxis(name="result", expression="result", values={result: i for i, result in enumerate(Result)}),
         ClassAxis(
             name="activation",
@@ -22,6 +23,7 @@ CLASSES = Classes(
 class _Served(NamedTuple):
     group_size: int
     by_expert: bool
+    indexed: bool
     result: Result
     activation: Activation
 
@@ -30,6 +32,6 @@ def classes_of(config: AnyConfig) -> list[int]:
     """Numbers of the classes of calls that a kernel serves: one, or one of each activation where a call says which."""
     activations = (config.activation,) if isinstance(config, GatedConfig) else Activation
     return [
-        CLASSES.number(_Served(config.group_size, config.by_expert, config.result, activation))
+        CLASSES.number(_Served(config.group_size, config.by_expert, config.indexed, config.result, activation))
         for activation in activations
     ]

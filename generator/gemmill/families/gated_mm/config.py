@@ -65,6 +65,8 @@ class GatedConfig:
     """Elements along K that share a scale of the operands; 0: scales of rows and columns."""
     by_expert: ClassVar[bool] = False
     """Whether rows belong to experts, each with weights of its own."""
+    indexed: ClassVar[bool] = False
+    """Whether rows of A are gathered by their numbers as they are loaded."""
 
     def __post_init__(self) -> None:
         if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
@@ -149,6 +151,32 @@ class ExpertGroupGatedConfig(GroupGatedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatheredGatedConfig(ExpertGatedConfig):
+    """A gated kernel of rows of experts that are gathered by their numbers as they are loaded."""
+
+    tag: ClassVar[str] = "gatedgatheredmm"
+    indexed: ClassVar[bool] = True
+
+    @property
+    def compiled(self) -> "GatheredGatedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredGroupGatedConfig(ExpertGroupGatedConfig):
+    """A gated kernel of gathered rows, and of operands whose scales change along K."""
+
+    tag: ClassVar[str] = "gatedgatheredgroupmm"
+    indexed: ClassVar[bool] = True
+
+    @property
+    def compiled(self) -> "GatheredGroupGatedConfig":
+        """Itself: nothing is left to the launch."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnalignedGatedConfig:
     """A gated kernel for operands that TMA does not take: any rows, strides and addresses. The activation is told at
     run time."""
@@ -159,6 +187,7 @@ class UnalignedGatedConfig:
     arch: Arch = Arch.SM90A
     group_size: ClassVar[int] = 0
     by_expert: ClassVar[bool] = False
+    indexed: ClassVar[bool] = False
     tag: ClassVar[str] = "gatedunaligned"
     backend: ClassVar[Backend] = Backend.CUTLASS
     tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)

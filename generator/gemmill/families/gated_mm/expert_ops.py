@@ -5,8 +5,9 @@ from gemmill.families.gated_mm.config import GROUP, OPERANDS
 from gemmill.families.gated_mm.steps import HIDDEN, KNOWN, NUMBERS, RESULTS, STATIC, WHOLE_GROUPS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Step, Tensor, When
 from gemmill.gemm.expert_rows import (
+    IDS,
+    IN_ORDER_OR_GATHERED,
     IN_SLOTS,
-    LIMIT,
     MAP,
     OFFSETS,
     ROWS_USED,
@@ -19,7 +20,7 @@ from gemmill.vocab import DType
 GROUPED_MM_ACT_QUANT = OpSchema(
     "grouped_mm_act_quant(Tensor(a!) out, Tensor(b!)? out_scales, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
     "Tensor expert_offsets, str activation, float alpha, float limit, float beta, Tensor? static_scale=None, "
-    "Tensor? expert_map=None) -> ()"
+    "Tensor? expert_map=None, Tensor? token_ids=None) -> ()"
 )
 GROUPED_MM_ACT_QUANT_MASKED = OpSchema(
     "grouped_mm_act_quant_masked(Tensor(a!) out, Tensor(b!)? out_scales, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
@@ -27,7 +28,7 @@ GROUPED_MM_ACT_QUANT_MASKED = OpSchema(
     "int expected_rows=0) -> ()"
 )
 EXPERT_NAMES = (GROUPED_MM_ACT_QUANT.name, GROUPED_MM_ACT_QUANT_MASKED.name)
-_ROLES = "out out_scales a b a_scales b_scales static_scale expert_offsets expert_map"
+_ROLES = "out out_scales a b a_scales b_scales static_scale expert_offsets expert_map token_ids"
 
 
 def _scales(shape: str, test: str) -> tuple[Step, ...]:
@@ -54,9 +55,9 @@ def _scales(shape: str, test: str) -> tuple[Step, ...]:
             "in_groups == 0",
             (
                 Require(
-                    "numel(a_scales) in (1, M) and dense(a_scales) == 1",
+                    "numel(a_scales) in (1, tokens) and dense(a_scales) == 1",
                     "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: beside scales of columns there is one "
-                    "value, or one for each of {M} rows, without gaps",
+                    "value, or one for each of {tokens} rows, without gaps",
                 ),
             ),
         ),
@@ -105,20 +106,20 @@ _CONTIGUOUS = Op(
     tensors=(
         Tensor("out", "M hidden", _STORED, Layout.ROWS),
         Tensor("out_scales", "M groups", (DType.F32,)),
-        Tensor("a", "M K", OPERANDS, Layout.ROWS),
+        Tensor("a", "tokens K", OPERANDS, Layout.ROWS),
         _B,
         *_NUMBERS_OF,
         OFFSETS,
         MAP,
+        IDS,
     ),
     contract=(
         *_OPERANDS,
-        Let("tokens", "M"),
-        LIMIT,
-        Check(Aspect.LAYOUT, "a out"),
+        *IN_ORDER_OR_GATHERED,
         *rows_at_one_stride("b"),
         *_scales(
-            "[{M}, {k_groups}]", "rank(a_scales) == 2 and size(a_scales, 0) == M and size(a_scales, 1) == k_groups"
+            "[{tokens}, {k_groups}]",
+            "rank(a_scales) == 2 and size(a_scales, 0) == tokens and size(a_scales, 1) == k_groups",
         ),
         RESULTS,
         STATIC,

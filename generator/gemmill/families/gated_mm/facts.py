@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from gemmill.families.gated_mm.config import GROUP, GatedConfig, Result
-from gemmill.gemm import facts
-from gemmill.gemm.expert_rows import MOST_EXPERTS
+from gemmill.gemm.expert_facts import ExpertFacts
 from gemmill.gemm.limits import SHARED_BYTES, SLAB, STORE_BUFFERS
 
 _BOX_BYTES = 128
@@ -13,7 +12,7 @@ _BOX_BYTES = 128
 
 
 @dataclass(frozen=True)
-class Facts(facts.Facts):
+class Facts(ExpertFacts):
     """The facts of one kernel, whether it can be made or not. D is the result."""
 
     config: GatedConfig
@@ -35,23 +34,8 @@ class Facts(facts.Facts):
 
     @property
     def indexed(self) -> bool:
-        """Whether rows are found by an index. They never are: rows are in order."""
-        return False
-
-    @property
-    def most_experts(self) -> int:
-        """The most experts that a kernel can deal rows to; 0 where rows belong to none."""
-        return MOST_EXPERTS if self.by_expert else 0
-
-    @property
-    def tma_bytes(self) -> int:
-        """Bytes of a stage that TMA brings."""
-        return self.x_bytes + self.y_bytes
-
-    @property
-    def copying_threads(self) -> int:
-        """Threads that bring scales to each stage."""
-        return 32 * self.scale_warps if self.grouped else 0
+        """Whether threads gather rows of A, which TMA cannot do on Hopper."""
+        return self.config.indexed
 
     @property
     def result_bytes(self) -> int:
@@ -121,8 +105,7 @@ class Facts(facts.Facts):
 
     def _fixed_bytes(self, store_buffers: int) -> int:
         boxes = store_buffers * self.store_rows * self.store_columns * self.result_bytes
-        tables = 4 * (3 * self.most_experts + 32) if self.by_expert else 0
-        return 1024 + tables + self.consumer_groups * (boxes + 4 * self.vector_words) + 4 * self.maximum_words
+        return 1024 + self.table_bytes + self.consumer_groups * (boxes + 4 * self.vector_words) + 4 * self.maximum_words
 
     def _stages_beside(self, store_buffers: int) -> int:
         return (SHARED_BYTES - self._fixed_bytes(store_buffers)) // self.stage_bytes

@@ -17,6 +17,8 @@ from gemmill.families.gated_mm.config import (
     ExpertGatedConfig,
     ExpertGroupGatedConfig,
     GatedConfig,
+    GatheredGatedConfig,
+    GatheredGroupGatedConfig,
     GroupGatedConfig,
     UnalignedGatedConfig,
 )
@@ -77,6 +79,18 @@ OF_EXPERTS_IN_GROUPS = replace(
     doc="both: rows of experts, and scales of operands in groups along K",
     config=ExpertGroupGatedConfig,
 )
+GATHERED = replace(
+    OF_EXPERTS,
+    tag=GatheredGatedConfig.tag,
+    doc="the same of rows of experts that are gathered by their numbers",
+    config=GatheredGatedConfig,
+)
+GATHERED_IN_GROUPS = replace(
+    OF_EXPERTS_IN_GROUPS,
+    tag=GatheredGroupGatedConfig.tag,
+    doc="both: gathered rows, and scales of operands in groups along K",
+    config=GatheredGroupGatedConfig,
+)
 UNALIGNED = Kernels(
     tag=UnalignedGatedConfig.tag,
     doc="GEMMs that end with the activation of gates, however operands lie, on Hopper",
@@ -97,7 +111,7 @@ FAMILY = Family(
     name=NAME,
     doc="multiplies by gates and ups, and ends with their activation",
     asks=OPS,
-    kernels=(GATED, IN_GROUPS, OF_EXPERTS, OF_EXPERTS_IN_GROUPS, UNALIGNED),
+    kernels=(GATED, IN_GROUPS, OF_EXPERTS, OF_EXPERTS_IN_GROUPS, GATHERED, GATHERED_IN_GROUPS, UNALIGNED),
     cases="gemmill.families.gated_mm.cases",
     serving="gemmill.families.gated_mm.serving",
     questions=QUESTIONS,

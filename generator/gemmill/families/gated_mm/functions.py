@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from gemmill.formats.routed_rows import MOST_GATHERED, can_be_selected, check_each, check_map, check_offsets, selected
 from gemmill.runtime.ops import overload
 
 __all__ = ["grouped_mm_act_quant", "grouped_mm_act_quant_masked", "scaled_mm_act_quant"]
@@ -49,14 +50,7 @@ def scaled_mm_act_quant(
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
     out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size)
     _SCALED_MM_ACT_QUANT(out, scales, a, b, a_scales, b_scales, activation, alpha, limit, beta, static_scale)
-    if not per_token:
-        return out, scales
-    codes, scales = (
-        out.new_empty(out.shape, dtype=torch.float8_e4m3fn),
-        out.new_empty((out.shape[0], 1), dtype=torch.float32),
-    )
-    _PER_TOKEN(codes, out, scales, None)
-    return codes, scales
+    return _coded_per_token(out) if per_token else (out, scales)
 
 
 def grouped_mm_act_quant(
@@ -72,29 +66,44 @@ def grouped_mm_act_quant(
     static_scale: torch.Tensor | None = None,
     group_size: int | None = None,
     expert_map: torch.Tensor | None = None,
+    token_ids: torch.Tensor | None = None,
+    per_token: bool = False,
+    check: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """scaled_mm_act_quant of rows that belong to experts, each with weights of its own: (out, its scales).
 
     `a` is [M, K], row-major. `b` is [E, 2 hidden, K], each expert's in the order of gemmill.quantize.prepack_gate_up.
     Both are float8_e4m3fn. Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]. `expert_offsets` is
     int32 or int64 on the device, one number more than there are experts. `expert_map` is int32, one number for each
-    expert: which of b it multiplies by, or -1 for none. Without a map expert e multiplies by b[e].
+    expert: which of b it multiplies by, or -1 for none. Without a map expert e multiplies by b[e]. `token_ids` is int32
+    or int64 [M]: row i of the result comes of row token_ids[i] of a, or of zeros where there is none. With token_ids
+    `a` is [T, K], and its scales are of T rows. Above 1,024 rows they are selected first.
 
     Scales are float32. Of rows and columns: `a_scales` is one value or [M, 1], and `b_scales` is [E] or [E, 2 hidden]
     in b's order. In groups: `a_scales` is [M, ceil(K / 128)], and `b_scales` is [E, 2 ceil(hidden / 128), ceil(K /
     128)]. Its rows are the first gates', their ups', the next gates', and so on.
 
-    `activation`, alpha, limit, beta, `static_scale` and `group_size` mean what they mean to scaled_mm_act_quant. Rows
-    of no expert are not written. Bits are those of grouped_mm to bfloat16, then the activation.
+    `activation`, alpha, limit, beta, `static_scale`, `group_size` and `per_token` mean what they mean to
+    scaled_mm_act_quant. Rows of no expert are not written; with `per_token` their codes mean nothing. Bits are those of
+    grouped_mm to bfloat16, then the activation.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or
-    for scales of two kinds.
+    Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` are the values of offsets,
+    map and token_ids looked at, which waits for the device. Raises ValueError for another group_size, or for scales of
+    two kinds.
     """
-    _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None)
-    out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size)
+    _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
+    rows = a.shape[0] if token_ids is None else token_ids.numel()
+    if check:
+        check_offsets("grouped_mm_act_quant", expert_offsets, rows)
+        check_map("grouped_mm_act_quant", expert_map, b.shape[0])
+        check_each("grouped_mm_act_quant", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
+    if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
+        given = selected(a, a_scales, token_ids)
+        a, a_scales, token_ids = given[0], a_scales if given[1] is None else given[1], None
+    out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size, rows if a.dim() == 2 else None)
     numbers = activation, alpha, limit, beta
-    _GROUPED(out, scales, a, b, a_scales, b_scales, expert_offsets, *numbers, static_scale, expert_map)
-    return out, scales
+    _GROUPED(out, scales, a, b, a_scales, b_scales, expert_offsets, *numbers, static_scale, expert_map, token_ids)
+    return _coded_per_token(out) if per_token else (out, scales)
 
 
 def grouped_mm_act_quant_masked(
@@ -111,6 +120,8 @@ def grouped_mm_act_quant_masked(
     group_size: int | None = None,
     expert_map: torch.Tensor | None = None,
     expected_rows: int = 0,
+    per_token: bool = False,
+    check: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """grouped_mm_act_quant of a [E, max_m, K], whose first rows[e] rows are expert e's: (out, its scales).
 
@@ -121,11 +132,23 @@ def grouped_mm_act_quant_masked(
     Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or
     for scales of two kinds.
     """
-    _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None)
+    _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
+    if check:
+        check_each("grouped_mm_act_quant_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
+        check_map("grouped_mm_act_quant_masked", expert_map, b.shape[0])
     out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size)
     numbers = activation, alpha, limit, beta
     _MASKED(out, scales, a, b, a_scales, b_scales, rows, *numbers, static_scale, expert_map, expected_rows)
-    return out, scales
+    return _coded_per_token(out) if per_token else (out, scales)
+
+
+def _coded_per_token(out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of bfloat16 results, and a scale for each row."""
+    rows = out.reshape(-1, out.shape[-1])
+    codes = rows.new_empty(rows.shape, dtype=torch.float8_e4m3fn)
+    scales = rows.new_empty((rows.shape[0], 1), dtype=torch.float32)
+    _PER_TOKEN(codes, rows, scales, None)
+    return codes.reshape(out.shape), scales.reshape(*out.shape[:-1], 1)
 
 
 def _check_kinds(**kinds: bool) -> None:
@@ -136,12 +159,19 @@ def _check_kinds(**kinds: bool) -> None:
 
 
 def _allocated(
-    a: torch.Tensor, hidden: int, static_scale: torch.Tensor | None, group_size: int | None
+    a: torch.Tensor,
+    hidden: int,
+    static_scale: torch.Tensor | None,
+    group_size: int | None,
+    rows: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Memory for the result of a's rows, and for its scales or None. Raises ValueError for another group_size than
-    128."""
+    """Memory for the result of `rows`, or of a's rows, and for its scales or None.
+
+    Raises ValueError for another group_size than 128.
+    """
     if group_size not in (None, 128):
         raise ValueError(f"group_size is {group_size}, expected 128, or None for no scales of groups")
+    shape = a.shape[:-1] if rows is None else (rows,)
     coded = static_scale is not None or group_size is not None
-    out = a.new_empty((*a.shape[:-1], hidden), dtype=torch.float8_e4m3fn if coded else torch.bfloat16)
-    return out, None if group_size is None else a.new_empty((*a.shape[:-1], hidden // 128), dtype=torch.float32)
+    out = a.new_empty((*shape, hidden), dtype=torch.float8_e4m3fn if coded else torch.bfloat16)
+    return out, None if group_size is None else a.new_empty((*shape, hidden // 128), dtype=torch.float32)

@@ -8,13 +8,23 @@ from gemmill.families.gated_mm.config import (
     ExpertGatedConfig,
     ExpertGroupGatedConfig,
     GatedConfig,
+    GatheredGatedConfig,
+    GatheredGroupGatedConfig,
     GroupGatedConfig,
     Result,
     UnalignedGatedConfig,
 )
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
-_OF_TAG = {kind.tag: kind for kind in (GatedConfig, GroupGatedConfig, ExpertGatedConfig, ExpertGroupGatedConfig)}
+_KINDS = (
+    GatedConfig,
+    GroupGatedConfig,
+    ExpertGatedConfig,
+    ExpertGroupGatedConfig,
+    GatheredGatedConfig,
+    GatheredGroupGatedConfig,
+)
+_OF_TAG = {kind.tag: kind for kind in _KINDS}
 
 
 def to_fields(config: GatedConfig) -> list[str]:

@@ -22,4 +22,5 @@ QUESTIONS = (
         default=False,
         help="Gated GEMMs: scales of operands are in groups of 128 along K",
     ),
+    Asked(name="indexed", flags="--indexed", kind=bool, default=False, help="Gather rows of a by token_ids"),
 )

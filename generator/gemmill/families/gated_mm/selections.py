@@ -9,6 +9,8 @@ from gemmill.families.gated_mm.config import (
     ExpertGatedConfig,
     ExpertGroupGatedConfig,
     GatedConfig,
+    GatheredGatedConfig,
+    GatheredGroupGatedConfig,
     GroupGatedConfig,
     Result,
     UnalignedGatedConfig,
@@ -63,7 +65,7 @@ _IN_GROUPS = {
     Result.STATIC: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
     Result.GROUP: (((256, 16, 128), COOPERATIVE), ((256, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
 }
-"""Tiles and schedules for operands with scales in groups. Their kernels were compiled, and never run."""
+"""Tiles and schedules for operands with scales in groups."""
 
 
 def in_groups(arch: Arch) -> Iterator[GroupGatedConfig]:
@@ -107,41 +109,44 @@ _OF_EXPERTS_IN_GROUPS = {
     Result.STATIC: ((128, 16, 256), (128, 64, 128), (256, 96, 128)),
     Result.GROUP: ((256, 16, 128), (256, 64, 128), (256, 96, 128)),
 }
-"""Tiles, schedules, and whether weights fill the tensor core's rows: those of dense kernels, without pairs along M.
+"""Tiles, schedules, and whether weights fill the tensor core's rows: those of dense kernels, without pairs along M."""
+_GATHERED_ROWS = (16, 64)
+"""Rows of the tiles that kernels of gathered rows have: `gemmill.grouped_mm_act_quant` selects many rows first."""
 
-Their kernels were compiled, and never run.
-"""
+
+_OFTEN = (Activation.SILU, Activation.SWIGLU)
+"""Activations that experts mostly have. Others have kernels of scales of rows alone, for few and for many rows in order."""
+_Part = tuple[type[GatedConfig], tuple[int, int, int], KernelSchedule, bool, Accumulation]
+_IN_ORDER, _GATHERED = (ExpertGatedConfig, ExpertGroupGatedConfig), (GatheredGatedConfig, GatheredGroupGatedConfig)
 
 
 def of_experts(arch: Arch) -> Iterator[GatedConfig]:
-    """The kernels of rows that belong to experts, with both kinds of scales. Experts have SiLU or SwiGLU."""
-    for activation, result in product((Activation.SILU, Activation.SWIGLU), Result) if arch is Arch.SM90A else ():
-        for tile, schedule, swap_ab in _OF_EXPERTS[result]:
-            yield ExpertGatedConfig(
-                dtype=DType.E4M3,
-                result=result,
-                activation=activation,
-                tile_shape_mnk=tile,
-                kernel_schedule=schedule,
-                accumulation=Accumulation.FAST,
-                swap_ab=swap_ab,
-                arch=arch,
-            )
-        for tile in _OF_EXPERTS_IN_GROUPS[result]:
-            yield ExpertGroupGatedConfig(
-                dtype=DType.E4M3,
-                result=result,
-                activation=activation,
-                tile_shape_mnk=tile,
-                kernel_schedule=COOPERATIVE,
-                accumulation=Accumulation.PROMOTED,
-                swap_ab=True,
-                arch=arch,
-            )
+    """The kernels of rows that belong to experts, with both kinds of scales, in order and gathered."""
+    kinds = product(Activation, Result, (_IN_ORDER, _GATHERED))
+    for activation, result, (of_rows, of_groups) in kinds if arch is Arch.SM90A else ():
+        parts: list[_Part] = [(of_rows, *part, Accumulation.FAST) for part in _OF_EXPERTS[result]]
+        if activation in _OFTEN:
+            parts += [
+                (of_groups, tile, COOPERATIVE, True, Accumulation.PROMOTED) for tile in _OF_EXPERTS_IN_GROUPS[result]
+            ]
+        else:
+            parts = [] if of_rows.indexed else [parts[0], parts[-1]]
+        for kind, tile, schedule, swap_ab, accumulation in parts:
+            if not kind.indexed or tile[1] in _GATHERED_ROWS:
+                yield kind(
+                    dtype=DType.E4M3,
+                    result=result,
+                    activation=activation,
+                    tile_shape_mnk=tile,
+                    kernel_schedule=schedule,
+                    accumulation=accumulation,
+                    swap_ab=swap_ab,
+                    arch=arch,
+                )
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """The default kernels, those of operands in groups, and those of experts' rows. No GPU has run the last two."""
+    """The default kernels, those of operands in groups, and those of experts' rows."""
     yield from default(arch)
     yield from in_groups(arch)
     yield from of_experts(arch)

@@ -12,7 +12,7 @@ from gemmill.families.gated_mm.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.formats.gating import group_codes, group_scales
-from gemmill.formats.segments import segments
+from gemmill.formats.segments import gathered, segments
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
@@ -37,10 +37,12 @@ class Part:
 
 def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
     """The parts of a call that has passed the checks, from its arguments by role."""
-    slot, in_groups = call["slot"], call["in_groups"]
+    slot, in_groups, ids = call["slot"], call["in_groups"], given.get("token_ids")
     a = given["a"].reshape(-1, call["K"])
     a_scales, b_scales = given["a_scales"], given["b_scales"]
     a_scales = a_scales.reshape(-1, call["k_groups"]) if in_groups else a_scales.reshape(-1)
+    if ids is not None:
+        a, a_scales = gathered(a, ids), a_scales if a_scales.shape == (1,) else gathered(a_scales, ids)
     b_scales = b_scales if in_groups else b_scales.reshape(call["weights"], -1)
     for span in segments(
         given["expert_offsets"], call["M"], call["weights"], slot=slot, expert_map=given.get("expert_map")

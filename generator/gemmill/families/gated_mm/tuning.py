@@ -9,6 +9,7 @@ from gemmill.families.gated_mm.facts import Facts as KernelFacts
 from gemmill.families.gated_mm.model import Facts, model_ns
 from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
+from gemmill.gemm.expert_rows import gathering_ns
 
 _STEP = 128
 _PRODUCTS = 10000
@@ -32,11 +33,12 @@ def _facts(config: AnyConfig) -> Facts:
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
     loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // _LOADED
+    gathered = gathering_ns(facts.tile_m) if config.indexed else 0
     return Facts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
         ctas_of_sm=facts.ctas_of_sm,
-        step_ps=1000 * max(products, loaded),
+        step_ps=1000 * (max(products, loaded) + gathered),
         overlaps=int(facts.pingpong),
     )
 

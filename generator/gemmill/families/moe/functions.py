@@ -1,16 +1,12 @@
 """The ops as functions that allocate what they return, and that look at values of offsets on request."""
 
-from itertools import pairwise
-
 import torch
 
+from gemmill.formats.routed_rows import MOST_GATHERED, can_be_selected, check_each, check_map, check_offsets, selected
 from gemmill.runtime.ops import overload
 
 __all__ = ["grouped_mm", "grouped_mm_masked"]
 
-MOST_GATHERED = 1024
-"""Most rows that the kernel gathers as it loads them. More rows are selected first. Gathering 8,192 took 954 us where both
-steps take 553 (H200, 2026-11-22; docs/notes/moe.md)."""
 _GROUPED_MM, _GROUPED_MM_MASKED = overload("grouped_mm"), overload("grouped_mm_masked")
 _FP4_MM, _FP4_MM_MASKED = overload("grouped_fp4_mm"), overload("grouped_fp4_mm_masked")
 
@@ -52,14 +48,14 @@ def grouped_mm(
     """
     rows = a.shape[0] if token_ids is None else token_ids.numel()
     if check:
-        _check_offsets(expert_offsets, rows)
-        _check_map("grouped_mm", expert_map, b.shape[0])
-        _check_each("grouped_mm", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
+        check_offsets("grouped_mm", expert_offsets, rows)
+        check_map("grouped_mm", expert_map, b.shape[0])
+        check_each("grouped_mm", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
     _check_packed("grouped_mm", format, b_scales, alpha, bias)
     columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
     out = a.new_empty((rows, columns), dtype=out_dtype or _result_of(a))
-    if token_ids is not None and rows > MOST_GATHERED and _can_be_selected(a, a_scales, token_ids):
-        a, a_scales = _selected(a, a_scales, token_ids)
+    if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
+        a, a_scales = selected(a, a_scales, token_ids)
         token_ids = None
     if format is not None:
         _FP4_MM(out, a, b, a_scales, b_scales, alpha, bias, expert_offsets, expert_map, token_ids, format)
@@ -91,8 +87,8 @@ def grouped_mm_masked(
     sentence where the arguments do not fit.
     """
     if check:
-        _check_each("grouped_mm_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
-        _check_map("grouped_mm_masked", expert_map, b.shape[0])
+        check_each("grouped_mm_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
+        check_map("grouped_mm_masked", expert_map, b.shape[0])
     _check_packed("grouped_mm_masked", format, b_scales, alpha, bias)
     columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
     out = a.new_empty((*a.shape[:2], columns), dtype=out_dtype or _result_of(a))
@@ -114,49 +110,5 @@ def _check_packed(
         raise RuntimeError(f"{op}: {name} is given and format is not: weights that are not packed have none")
 
 
-def _can_be_selected(a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor) -> bool:
-    """Whether rows can be selected before the op is called. Where they cannot, the op says why not."""
-    is_scaled_by_row = a_scales is None or a_scales.numel() == 1 or (a_scales.dim() > 0 and len(a_scales) == len(a))
-    is_number = token_ids.dtype in (torch.int32, torch.int64) and token_ids.device == a.device
-    return a.dim() == 2 and len(a) > 0 and is_scaled_by_row and is_number
-
-
-def _selected(
-    a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The rows that numbers name, with their scales; zeros where a number is of no row."""
-    ids = token_ids.reshape(-1)
-    ids = ids.where((ids >= 0) & (ids < a.shape[0]), a.shape[0])
-    if a_scales is None or a_scales.numel() == 1:
-        return _rows_of(a, ids), a_scales
-    return _rows_of(a, ids), _rows_of(a_scales, ids)
-
-
-def _rows_of(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    codes = x.view(torch.int8) if x.element_size() == 1 else x
-    return torch.cat((codes, codes.new_zeros((1, *codes.shape[1:])))).index_select(0, ids).view(x.dtype)
-
-
 def _result_of(a: torch.Tensor) -> torch.dtype:
     return a.dtype if a.element_size() == 2 else torch.bfloat16
-
-
-def _check_offsets(offsets: torch.Tensor, rows: int) -> None:
-    _check_each("grouped_mm", "expert_offsets", offsets, 0, rows, "a row, or the end of all rows")
-    for expert, (begin, end) in enumerate(pairwise(offsets.reshape(-1).tolist())):
-        if end < begin:
-            raise RuntimeError(
-                f"grouped_mm: expert_offsets[{expert}] is {begin} and expert_offsets[{expert + 1}] is {end}: offsets must not "
-                "decrease, each is the end of the expert before and the first row of the next"
-            )
-
-
-def _check_map(op: str, expert_map: torch.Tensor | None, weights: int) -> None:
-    _check_each(op, "expert_map", expert_map, -1, weights - 1, "weights of an expert, or -1 for none")
-
-
-def _check_each(op: str, name: str, values: torch.Tensor | None, least: int, most: int, what: str) -> None:
-    """Raise RuntimeError with the first value that is out of bounds."""
-    for i, value in enumerate([] if values is None else values.reshape(-1).tolist()):
-        if not least <= value <= most:
-            raise RuntimeError(f"{op}: {name}[{i}] is {value}, expected {least} to {most}: {what}")

@@ -12,15 +12,9 @@ from torch import Tensor
 from gemmill.formats.folded_blocks import FoldedBlocks
 from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.segments import Segment as Segment
+from gemmill.formats.segments import gathered as gathered
 from gemmill.formats.segments import segments as segments
 from gemmill.vocab import Format
-
-
-def gathered(x: Tensor, token_ids: Tensor) -> Tensor:
-    """Rows of x that token_ids name; zeros where there is no such row."""
-    ids = token_ids.reshape(-1).long()
-    known = (ids >= 0) & (ids < len(x))
-    return torch.cat((x, torch.zeros_like(x[:1])))[ids.where(known, len(x))]
 
 
 def unpacked(blocks: Tensor, base: Tensor, format: Format, k: int, *, folded: bool) -> Tensor:

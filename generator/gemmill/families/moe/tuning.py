@@ -11,6 +11,7 @@ from gemmill.families.moe.sweep import SWEEP, Op
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.formats.layout import SIDE
+from gemmill.gemm.expert_rows import gathering_ns
 
 _STEP = 128
 _PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
@@ -19,13 +20,9 @@ Fewer of the latter fill a wave, and more of it is lost."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads. By this and `_PRODUCTS` the choice is 1.7 % slower than the fastest
 variant in the mean of 30 points. At worst it is 10 % slower (H200, 2026-11-22; docs/notes/moe.md)."""
-_GATHER_NS, _GATHERED_ROW_NS = 40, 4
-"""Nanoseconds by which threads that copy rows lengthen each step, and those for each row of a tile. With them the choice takes
-the fastest of three or four kernels at 18 points but three. At worst it takes 7 % longer (H200, 2026-11-22;
-docs/notes/moe.md)."""
-_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1600, 955
+_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1400, 945
 """Nanoseconds to end a tile, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
-take. They gain 12 % with 7,168 along K and lose 4 % with 4,096."""
+take. Pairs are 2 to 7 % faster from 2,048 along K on (H200, 2026-11-23; docs/notes/moe.md)."""
 _UNALIGNED_STEP_PS = 2_000_000
 """Picoseconds of a step of 8-bit operands: an assumption. It is more than any other kernel's step takes, though few have
 smaller tiles. So the kernel is chosen only where no other takes the call."""
@@ -46,7 +43,7 @@ def _facts(config: AnyConfig) -> Facts:
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * size * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
     loaded = (facts.tile_m + facts.tile_n) * size * _STEP // _LOADED
-    gathered = (_GATHER_NS + _GATHERED_ROW_NS * facts.tile_m) * size if config.indexed else 0
+    gathered = gathering_ns(facts.tile_m) * size if config.indexed else 0
     is_pair = config.group_size > 0 and facts.cluster_size > 1
     return Facts(
         tile_m=facts.tile_m,

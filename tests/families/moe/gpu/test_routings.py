@@ -1,8 +1,7 @@
 """Every routing and size by the ops' own choice. A captured CUDA graph serves all routings: its grid depends on sizes that the host knows."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given,
 from gemmill.runtime.ops import variants
 from gemmill.vocab import DType
 from gemmill.vocab.format import MXFP4, NVFP4
+from gpu.routings import EXPERTS, ROWS, once, told
 
-ROWS, EXPERTS = 300, 6
 FIRST = CallSpec(counts=(50,) * EXPERTS, n=96, k=160, data="integers")
 SPECS = {
     "channel": FIRST,
@@ -32,16 +31,6 @@ SPECS = {
     "slots of nvfp4": replace(FIRST, slot=ROWS, dtype=DType.BF16, format=NVFP4),
     "slots of folded": replace(FIRST, slot=ROWS, format=MXFP4),
 }
-ROUTINGS = (
-    (ROWS, 0, 0, 0, 0, 0),
-    (0, 0, 0, 0, 0, ROWS),
-    (0, 0, 0, 0, 0, 0),
-    (1, 1, 1, 1, 1, 1),
-    (17, 0, 130, 1, 0, 152),
-    (64, 64, 64, 64, 43, 1),
-)
-"""Rows of each expert."""
-MAPS = ((0, 1, 2, 3, 4, 5), (5, -1, 3, -1, 0, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -54,26 +43,6 @@ def _left_out_where_the_build_lacks_the_variants(name: str, device: torch.device
         pytest.skip("the build lacks the variants")
 
 
-def told(p: CallSpec) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Offsets, or rows of slots, and a map."""
-    for counts in ROUTINGS:
-        for mapped in MAPS:
-            values = counts if p.slot else tuple(accumulate(counts, initial=0))
-            yield torch.tensor(values, dtype=torch.int32), torch.tensor(mapped, dtype=torch.int32)
-
-
-def once(call: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The call, captured; on a CPU itself."""
-    if device.type == "cpu":
-        return call
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_a_graph_serves_every_routing(name: str, device: torch.device) -> None:
     spec = SPECS[name]
@@ -83,7 +52,7 @@ def test_a_graph_serves_every_routing(name: str, device: torch.device) -> None:
     where = "rows" if spec.slot else "expert_offsets"
     op = getattr(torch.ops.gemmill, spec.op).default
     replay = once(lambda: op(*arguments_of(spec.op, given, out)), device)
-    for segments, mapped in told(spec):
+    for segments, mapped in told(slots=bool(spec.slot)):
         given[where].copy_(segments)
         given["expert_map"].copy_(mapped)
         out.fill_(torch.nan)

@@ -24,6 +24,8 @@ def asked(op: str, question: Question) -> list[Any]:
         raise ValueError(
             f"{op} with --experts: its rows have one layer's weights, {GROUPED_MM_ACT_QUANT.name} has experts'"
         )
+    if q["indexed"] and op != GROUPED_MM_ACT_QUANT.name:
+        raise ValueError(f"{op} with --indexed: its rows are in order, {GROUPED_MM_ACT_QUANT.name} gathers them")
     group, experts = q["group"] or 0, q["experts"] or _EXPERTS if op in EXPERT_NAMES else 0
     if group not in (0, GROUP):
         raise ValueError(f"{op} with --group {group}: it has groups of {GROUP}, or none")
@@ -34,7 +36,8 @@ def asked(op: str, question: Question) -> list[Any]:
     activation, hidden = q["activation"] or "silu", n // 2
     numbers = (1.702, 7.0, 1.0) if activation == "swiglu" else (1.0, math.inf, 0.0)
     if op in EXPERT_NAMES:
-        return _of_experts(op, (m, n, k, experts), (out, bool(group), in_groups), (activation, *numbers))
+        kinds = out, bool(group), in_groups, bool(q["indexed"])
+        return _of_experts(op, (m, n, k, experts), kinds, (activation, *numbers))
     return [
         _empty(out, m, hidden),
         _empty(DType.F32, m, hidden // GROUP) if group else None,
@@ -49,10 +52,10 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 def _of_experts(
-    op: str, sizes: tuple[int, int, int, int], kinds: tuple[DType, bool, bool], numbers: tuple[Any, ...]
+    op: str, sizes: tuple[int, int, int, int], kinds: tuple[DType, bool, bool, bool], numbers: tuple[Any, ...]
 ) -> list[Any]:
     """The arguments of an op whose rows belong to experts."""
-    (m, n, k, experts), (out, by_group, in_groups) = sizes, kinds
+    (m, n, k, experts), (out, by_group, in_groups, indexed) = sizes, kinds
     is_masked, hidden, k_groups = op != GROUPED_MM_ACT_QUANT.name, n // 2, -(-k // GROUP)
     rows = (experts, -(-m // experts)) if is_masked else (m,)
     return [
@@ -66,7 +69,7 @@ def _of_experts(
         *numbers,
         _empty(DType.F32, 1) if out is DType.E4M3 and not by_group else None,
         None,
-        *((0,) if is_masked else ()),
+        0 if is_masked else _empty(DType.S32, m) if indexed else None,
     ]
 
 

@@ -29,7 +29,14 @@ class ExpertSpec(CallSpec):
     mapped: tuple[int, ...] | None = None
     """The index of each expert's weights; None for a call without a map."""
     wide_offsets: bool = False
-    """Whether offsets have 64 bits."""
+    """Whether offsets, and the numbers of rows, have 64 bits."""
+    indexed: bool = False
+    """Whether rows of A are named by their numbers: those of two thirds as many tokens, some of nowhere."""
+
+    @property
+    def tokens(self) -> int:
+        """Rows of A."""
+        return max(2 * self.m // 3, 1) if self.indexed else self.m
 
     @property
     def op(self) -> str:
@@ -45,6 +52,7 @@ class ExpertSpec(CallSpec):
         words = [super().__str__(), f"rows {self.counts}"]
         words += [f"slots of {self.slot}"] if self.slot else []
         words += [f"map {self.mapped}"] if self.mapped is not None else []
+        words += [f"by numbers of {self.tokens} rows"] if self.indexed else []
         return "; ".join(words)
 
 
@@ -58,25 +66,28 @@ def make_expert_given(p: ExpertSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, but for what is written; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n, k_groups = 2 * p.hidden, -(-p.k // GROUP)
-    a = torch.ones((p.m, p.k + p.pad), device=device).to(torch.float8_e4m3fn)[:, : p.k]
-    a.copy_(codes_of((p.m, p.k), p, g))
-    a_shape: tuple[int, ...] = (1,) if p.one_value else (p.m, 1)
+    a = torch.ones((p.tokens, p.k + p.pad), device=device).to(torch.float8_e4m3fn)[:, : p.k]
+    a.copy_(codes_of((p.tokens, p.k), p, g))
+    a_shape: tuple[int, ...] = (1,) if p.one_value else (p.tokens, 1)
     b_shape: tuple[int, ...] = (p.weights,) if p.one_value else (p.weights, n)
     if p.group_size:
-        a_shape, b_shape = (p.m, k_groups), (p.weights, 2 * -(-p.hidden // GROUP), k_groups)
+        a_shape, b_shape = (p.tokens, k_groups), (p.weights, 2 * -(-p.hidden // GROUP), k_groups)
     a_scales, b_scales = scales_of(a_shape, p, g), scales_of(b_shape, p, g)
     if p.slot:
         a = a.unflatten(0, (len(p.counts), p.slot))
         a_scales = a_scales if p.one_value else a_scales.unflatten(0, (len(p.counts), p.slot))
     told = torch.tensor(p.counts if p.slot else list(accumulate(p.counts, initial=p.spare)), device=device)
+    integers = torch.int64 if p.wide_offsets else torch.int32
+    named = torch.randint(-1, p.tokens + 1, (p.m,), device=device, generator=g).to(integers)
     return {
         "a": a,
         "b": codes_of((p.weights, n, p.k), p, g),
         "a_scales": a_scales,
         "b_scales": b_scales,
-        "rows" if p.slot else "expert_offsets": told.to(torch.int64 if p.wide_offsets else torch.int32),
+        "rows" if p.slot else "expert_offsets": told.to(integers),
         "static_scale": torch.full((1,), 0.25, device=device) if p.result is Result.STATIC else None,
         "expert_map": None if p.mapped is None else torch.tensor(p.mapped, dtype=torch.int32, device=device),
+        "token_ids": named if p.indexed else None,
         "expected_rows": 0,
         **numbers_of(p),
     }

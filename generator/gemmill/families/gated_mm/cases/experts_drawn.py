@@ -43,18 +43,20 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
         slot, counts = 0, [0] * experts
     spare = draw.one_of((0, 0, 5))
     rows = experts * slot if is_masked else sum(counts) + 2 * spare
+    indexed = not is_masked and draw.chance(0.3)
+    tokens = 1 + draw.log_uniform(most) if indexed else rows
     values, scales = ("integers", "powers") if exact else ("normal", "scales")
     e4m3, n, k_groups = torch.float8_e4m3fn, 2 * hidden, -(-k // GROUP)
     out_dtype: torch.dtype = getattr(torch, result.dtype.torch_name)
     slots = {
         "out": aligned(draw, matrix(draw, out_dtype, rows, hidden, None, written=True), tidy),
-        "a": aligned(draw, matrix(draw, e4m3, rows, k, values), tidy),
+        "a": aligned(draw, matrix(draw, e4m3, tokens, k, values), tidy),
         "b": dense(e4m3, (experts, n, k), values),
-        "a_scales": dense(torch.float32, (rows, k_groups if in_groups else 1), scales),
+        "a_scales": dense(torch.float32, (tokens, k_groups if in_groups else 1), scales),
         "b_scales": dense(
             torch.float32, (experts, 2 * -(-hidden // GROUP), k_groups) if in_groups else (experts, n), scales
         ),
-    } | routed(draw, counts, rows, rows, spare=spare, masked=is_masked, indexed=False)
+    } | routed(draw, counts, rows, tokens, spare=spare, masked=is_masked, indexed=indexed)
     shaped = ["out", "a", "a_scales"]
     if result is Result.GROUP:
         slots["out_scales"] = aligned(
@@ -83,7 +85,7 @@ class ExpertJudge:
         self._memory, self._call, self._exactly = memory, call, call.judged == EXACT
         given = {name: memory.dense(name, before) for name in call.slots}
         self._before = {name: given.pop(name) for name, slot in call.slots.items() if slot.written}
-        absent = dict.fromkeys(("out_scales", "static_scale", "expert_map"))
+        absent = dict.fromkeys(("out_scales", "static_scale", "expert_map", "token_ids"))
         self._given: dict[str, Any] = {**absent, "expected_rows": 0, **given, **call.plain}
 
     def wrong(self) -> Tensor:
@@ -105,7 +107,8 @@ def is_lacking_experts(call: LegalCall) -> bool:
         Result.GROUP if "out_scales" in call.slots else Result.STATIC if "static_scale" in call.slots else Result.BF16
     )
     group_size = GROUP if len(call.slots["b_scales"].shape) == 3 else 0
-    known = [entry.predicate for entry in variants(op=call.op)]
+    indexed = "token_ids" in call.slots
+    known = [entry.predicate for entry in variants(op=call.op) if entry.config.indexed == indexed]
     return not all(is_aligned(call.slots[role]) for role in ("a", "b", "out")) or not any(
         (x.result, x.group_size) == (result, group_size) and call.plain["activation"] in _spelled(x.activations)
         for x in known

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from gemmill.families.gated_mm.config import GROUP, Result
 from gemmill.families.gated_mm.dsl import arithmetic
@@ -41,6 +41,16 @@ class Kept(Packed):
     """Columns of D."""
     begin: Int32
     end: Int32
+
+
+def layout_of(plan, element: type) -> cute.ComposedLayout:
+    """Boxes of D on their way out, of all consumer groups. They hold rows of D, whichever operand these belong to."""
+    kinds = warpgroup.SmemLayoutAtomKind
+    kind = {128: kinds.K_SW128, 64: kinds.K_SW64, 32: kinds.K_SW32, 16: kinds.K_INTER}[
+        plan.store_columns * plan.result_bytes
+    ]
+    shape = (plan.store_rows, plan.store_columns, plan.store_buffers * plan.consumer_groups)
+    return cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, element), shape, order=(0, 1, 2))
 
 
 @cute.jit

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from gemmill.families.gated_mm.dsl.ending import Ending, Kept, store
-from gemmill.gemm import epilogue, mainloop
+from gemmill.gemm import epilogue, gather, mainloop
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.consumer import make_loop
 from gemmill.gemm.experts import Experts, Walk, expert_of, of_expert, tile_at
@@ -26,6 +26,7 @@ def consume(
     output: tuple,
     tables: cutlass.Constexpr,
     experts: Experts,
+    tokens,
     ending: Ending,
     vectors,
     walk: Walk,
@@ -59,7 +60,7 @@ def consume(
         x0, y0 = m0 + part * plan.group_rows, n0
         if cutlass.const_expr(plan.swap_ab):
             x0, y0 = n0 + part * plan.group_rows, m0
-        held = epilogue.fetch(plan, of_expert(vectors, experts.weights_of(expert)), thread, (x0, y0))
+        held = gather.fetch(plan, of_expert(vectors, experts.weights_of(expert)), tokens, thread, (x0, y0))
         following = None
         if cutlass.const_expr(plan.pingpong):
             wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already

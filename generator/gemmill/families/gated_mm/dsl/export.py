@@ -35,8 +35,8 @@ def export(config: GatedConfig, symbol: str, folder: Path) -> tuple[Path, Path]:
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]
     arguments += [pointer(Float32, 4)] * 4
     if config.by_expert:
-        arguments += [pointer(Int32, 4)] * 2
-        arguments += [Int64(1)] * 11 + [Int32(1)] * 9 + [Float32(1)] * 3 + [Int32(1)] * 2
+        arguments += [pointer(Int32, 4)] * 3
+        arguments += [Int64(1)] * 11 + [Int32(1)] * 11 + [Float32(1)] * 3 + [Int32(1)] * 2
     else:
         arguments += [Int64(1)] * 9 + [Int32(1)] * 5 + [Float32(1)] * 3 + [Int32(1)] * 3
     compiled = cute.compile(kernel, *arguments, make_fake_stream(), options=f"--host-target '{HOST_TARGET}'")

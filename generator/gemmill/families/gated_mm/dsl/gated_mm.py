@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from gemmill.families.gated_mm.config import GROUP, GatedConfig
 from gemmill.families.gated_mm.dsl import consumer
-from gemmill.families.gated_mm.dsl.ending import Ending
+from gemmill.families.gated_mm.dsl.ending import Ending, layout_of
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.dsl.scales import load_scales
 from gemmill.gemm import epilogue, producer
@@ -78,7 +78,7 @@ class GatedMm:
 
         layout_x = self._stage_layout(self.x_type, plan.tile_x)
         layout_y = self._stage_layout(self.y_type, plan.tile_y)
-        layout_d = self._store_layout()
+        layout_d = layout_of(plan, self.out_type)
         load_x, coords_x = self._load_atom(tensor_x, layout_x, plan.tile_x, plan.cluster_y)
         load_y, coords_y = self._load_atom(tensor_y, layout_y, plan.tile_y, plan.cluster_x)
         store_d, coords_d = cpasync.make_tiled_tma_atom(
@@ -129,16 +129,6 @@ class GatedMm:
         """Stages of an operand, as TMA writes and WGMMA reads them without bank conflicts."""
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
         return cute.tile_to_shape(atom, (rows, self.plan.tile_k, self.plan.stages), order=(0, 1, 2))
-
-    def _store_layout(self) -> cute.ComposedLayout:
-        """Boxes of D on their way out, of all consumer groups. They hold rows of D, whichever operand these belong
-        to."""
-        plan, kinds = self.plan, warpgroup.SmemLayoutAtomKind
-        kind = {128: kinds.K_SW128, 64: kinds.K_SW64, 32: kinds.K_SW32, 16: kinds.K_INTER}[
-            plan.store_columns * plan.result_bytes
-        ]
-        shape = (plan.store_rows, plan.store_columns, plan.store_buffers * plan.consumer_groups)
-        return cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, self.out_type), shape, order=(0, 1, 2))
 
     def _load_atom(self, tensor: cute.Tensor, layout: cute.ComposedLayout, rows: int, sharers: int):
         """TMA that loads a stage of an operand, in slices when a cluster's CTAs share it."""

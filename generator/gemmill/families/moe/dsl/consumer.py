@@ -9,8 +9,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from gemmill.families.moe.dsl import rows
-from gemmill.families.moe.dsl.gather import Tokens
-from gemmill.gemm import epilogue, mainloop
+from gemmill.gemm import epilogue, gather, mainloop
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.consumer import make_loop, make_mma
 from gemmill.gemm.experts import Experts, Walk, expert_of, of_expert, tile_at
@@ -26,7 +25,7 @@ def consume(
     output: tuple,
     tables: cutlass.Constexpr,
     experts: Experts,
-    tokens: Tokens,
+    tokens: gather.Tokens,
     vectors,
     walk: Walk,
     job: Job,
@@ -59,7 +58,9 @@ def consume(
         x0, y0 = m0 + part * plan.group_rows, n0
         if cutlass.const_expr(plan.swap_ab):
             x0, y0 = n0 + part * plan.group_rows, m0
-        held = fetch(plan, of_expert(vectors, experts.weights_of(expert)), tokens, thread, (x0, y0))
+        held = ([], [])
+        if cutlass.const_expr(plan.scaled):
+            held = gather.fetch(plan, of_expert(vectors, experts.weights_of(expert)), tokens, thread, (x0, y0))
         following = None
         if cutlass.const_expr(plan.pingpong):
             wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
@@ -72,16 +73,3 @@ def consume(
         done = done + (1 + alternating) * job.k_steps
     if thread < 32:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
-
-
-def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:
-    """Starts loads of what a tile's epilogue reads, if anything. Where rows are gathered, it reads at their numbers
-    in A."""
-    if not plan.scaled:
-        return [], []
-    if not plan.indexed:
-        return epilogue.fetch(plan, v, thread, origin)
-    n0, m0 = origin if plan.swap_ab else origin[::-1]
-    rows = [tokens.of(m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
-    columns = [epilogue.of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
-    return [epilogue.of_row(plan, v, cutlass.max(row, 0)) for row in rows], columns

@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from gemmill.gemm import epilogue
 from gemmill.gemm import expert_producer as producer
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
@@ -92,6 +93,7 @@ def load_tokens(
     vectors,
     walk: Walk,
     job: Job,
+    of_column: cutlass.Constexpr = None,
 ):
     """Warps copy the rows that belong to each stage, and their scales where these come in groups."""
     shared_a, shared_scales = shared
@@ -110,7 +112,7 @@ def load_tokens(
         if cutlass.const_expr(plan.grouped):
             for i in cutlass.range_constexpr(cute.size(scale_rows)):
                 scale_rows[i] = cutlass.max(tokens.of(m0 + lane + plan.copying_threads * i), 0)
-            producer.aim(plan, scales, copies, scale_rows, at_n, experts.weights_of(expert), vectors.n, lane)
+            producer.aim(plan, scales, copies, scale_rows, at_n, experts.weights_of(expert), vectors.n, lane, of_column)
         group, left = Int32(0), Int64(vectors.k) * plan.element_bytes
         for _ in cutlass.range(job.k_steps, unroll=1):
             wait(empty + stage, phase)
@@ -170,3 +172,13 @@ def hand_over(plan: cutlass.Constexpr, full: cute.Pointer, stage: Int32):
     if stage == plan.stages:
         stage = Int32(0)
     return stage
+
+
+def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:
+    """Starts loads of what a tile's epilogue reads. Where rows are gathered, it reads at their numbers in A."""
+    if not plan.indexed:
+        return epilogue.fetch(plan, v, thread, origin)
+    n0, m0 = origin if plan.swap_ab else origin[::-1]
+    rows = [tokens.of(m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
+    columns = [epilogue.of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
+    return [epilogue.of_row(plan, v, cutlass.max(row, 0)) for row in rows], columns

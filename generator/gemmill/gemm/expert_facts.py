@@ -1,0 +1,76 @@
+"""What a kernel of rows that belong to experts knows when it is compiled, beside a GEMM's facts."""
+
+from dataclasses import dataclass
+
+from gemmill.gemm import facts
+from gemmill.gemm.expert_rows import MOST_EXPERTS
+
+
+@dataclass(frozen=True)
+class ExpertFacts(facts.Facts):
+    """The compile-time facts of a kernel that finds experts' rows, and may gather them."""
+
+    @property
+    def by_expert(self) -> bool:
+        """Whether rows belong to experts."""
+        return True
+
+    @property
+    def indexed(self) -> bool:
+        """Whether threads gather rows of A, which TMA cannot do on Hopper."""
+        raise NotImplementedError
+
+    @property
+    def most_experts(self) -> int:
+        """The most experts that a kernel can deal rows to; 0 where rows belong to none."""
+        return MOST_EXPERTS if self.by_expert else 0
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of shared memory by which experts are found."""
+        return 4 * (3 * self.most_experts + 32) if self.by_expert else 0
+
+    @property
+    def copying_threads(self) -> int:
+        """Threads beside TMA that bring a part of each stage: scales, or rows that are gathered, or both."""
+        return 32 * self.scale_warps if self.grouped or self.indexed else 0
+
+    @property
+    def tma_bytes(self) -> int:
+        """Bytes of a stage that TMA brings."""
+        if not self.indexed:
+            return self.x_bytes + self.y_bytes
+        return self.x_bytes if self.swap_ab else self.y_bytes
+
+    @property
+    def a_bytes(self) -> int:
+        """Bytes of A in a stage."""
+        return self.y_bytes if self.swap_ab else self.x_bytes
+
+    @property
+    def stage_row_bytes(self) -> int:
+        """Bytes of a row of A in a stage."""
+        return self.tile_k * self.element_bytes
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of A."""
+        return self.x_dtype.bits // 8
+
+    @property
+    def copies_behind(self) -> int:
+        """Stages of gathered rows that are on their way when the one before them is handed over: half of all stages.
+
+        With all stages but two, the most that consumers allow, consumers waited for copies to be begun (docs/notes/moe.md).
+        """
+        return (self.stages - 1) // 2
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers a producer thread keeps: one that gathers holds the addresses of its rows."""
+        return 72 if self.indexed else super().producer_registers
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers a consumer thread gets."""
+        return 216 if self.indexed else super().consumer_registers

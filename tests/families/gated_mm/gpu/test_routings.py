@@ -1,0 +1,99 @@
+"""Gated endings of experts' rows with every routing. A captured CUDA graph serves all of them."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from gemmill.families.gated_mm.cases.calls import report_of
+from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
+from gemmill.families.gated_mm.cases.experts import (
+    ExpertSpec,
+    expert_arguments_of,
+    make_expert_given,
+    of_counts,
+    wrong_of_experts,
+)
+from gemmill.families.gated_mm.config import Activation, Result
+from gemmill.runtime.ops import variants
+from gpu.routings import EXPERTS, ROWS, once, told
+
+FIRST = of_counts(
+    ExpertSpec(m=1, hidden=256, k=160, result=Result.GROUP, counts=(1,), data="integers"), (ROWS // EXPERTS,) * EXPERTS
+)
+SWIGLU = {"activation": Activation.SWIGLU, "numbers": OF_SWIGLU}
+SPECS = {
+    "groups": FIRST,
+    "bf16 of swiglu": replace(FIRST, result=Result.BF16, **SWIGLU),
+    "gathered": replace(FIRST, indexed=True),
+    "gathered bf16 of swiglu": replace(FIRST, result=Result.BF16, indexed=True, **SWIGLU),
+    "slots": of_counts(FIRST, FIRST.counts, slot=ROWS),
+    "static": replace(FIRST, result=Result.STATIC),
+    "scales in groups": replace(FIRST, group_size=128, k=288),
+    "gathered, scales in groups": replace(FIRST, group_size=128, k=288, indexed=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _left_out_where_the_build_lacks_the_variants(name: str, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    p = SPECS[name]
+    known = {
+        (entry.predicate.result, entry.predicate.group_size, entry.config.indexed, activation)
+        for entry in variants(op=p.op)
+        for activation in entry.predicate.activations
+    }
+    if (p.result, p.group_size, p.indexed, p.activation) not in known:
+        pytest.skip("the build lacks the variants")
+
+
+def written_of(p: ExpertSpec, rows: int, device: torch.device) -> dict[str, Any]:
+    """What a call writes, poisoned, of so many rows."""
+    out = torch.empty((rows, p.hidden), dtype=getattr(torch, p.result.dtype.torch_name), device=device)
+    scales = torch.empty((rows, p.hidden // 128), device=device) if p.result is Result.GROUP else None
+    return {name: x for name, x in (("out", poisoned(out)), ("out_scales", poisoned(scales))) if x is not None}
+
+
+def poisoned(x: torch.Tensor | None) -> torch.Tensor | None:
+    if x is not None:
+        x.view(torch.uint8).fill_(0x7F)
+    return x
+
+
+def shaped(p: ExpertSpec, written: dict[str, Any]) -> dict[str, Any]:
+    return {name: x.unflatten(0, (EXPERTS, p.slot)) if p.slot else x for name, x in written.items()}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_graph_serves_every_routing(name: str, device: torch.device) -> None:
+    p = SPECS[name]
+    given = make_expert_given(p, device) | {"expert_map": torch.zeros(EXPERTS, dtype=torch.int32, device=device)}
+    written = shaped(p, written_of(p, p.m, device))
+    where, op = "rows" if p.slot else "expert_offsets", getattr(torch.ops.gemmill, p.op).default
+    replay = once(lambda: op(*expert_arguments_of(p.op, {"out_scales": None} | given | written)), device)
+    for segments, mapped in told(slots=bool(p.slot)):
+        given[where].copy_(segments)
+        given["expert_map"].copy_(mapped)
+        before = {key: poisoned(x).clone() for key, x in written.items()}
+        replay()
+        report = report_of(wrong_of_experts(p.op, given, written, before, exactly=True))
+        assert not report, f"{segments.tolist()}, {mapped.tolist()}: {report}"
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("name", ["groups", "bf16 of swiglu", "gathered"])
+@pytest.mark.parametrize("offsets", [(0, 90, 40, 300, 299, 300, 280), (-5, 20, 900, 40, 41, 2**31 - 1, -(2**31))])
+def test_whatever_offsets_are_nothing_else_is_touched(name: str, offsets: tuple[int, ...]) -> None:
+    """Rows before and behind the result: offsets that decrease, and such as lie outside of all rows."""
+    p, device = SPECS[name], torch.device("cuda")
+    given = make_expert_given(p, device) | {"expert_offsets": torch.tensor(offsets, dtype=torch.int32, device=device)}
+    whole = written_of(p, ROWS + 400, device)
+    inside = {key: x[200:-200] for key, x in whole.items()}
+    getattr(torch.ops.gemmill, p.op).default(*expert_arguments_of(p.op, {"out_scales": None} | given | inside))
+    owned = {row for begin, end in pairwise(offsets) for row in range(max(begin, 0), min(end, ROWS))}
+    for x in whole.values():
+        touched = (x.view(torch.uint8) != 0x7F).any(dim=1).nonzero().flatten().tolist()
+        assert {row - 200 for row in touched} == owned

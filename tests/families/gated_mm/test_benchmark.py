@@ -1,0 +1,64 @@
+"""Gated GEMMs in the benchmarks: operands of dense layers and of experts, and a wrong result that is not timed."""
+
+from argparse import Namespace
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.contenders import WrongResult
+from harness.gated_contenders import GatedContender, Separate, check
+from timed.gated_experts import ExpertWorkload
+from timed.gated_mm import BENCHMARK, GatedMaker, workloads_of
+
+OPTIONS = Namespace(op="groups", layers=1, rows="4", tokens="1,9", expert_layers="4x2x256x256")
+KINDS = [
+    f"experts_{kind}{scales}{way}"
+    for kind in ("groups", "static", "bf16_swiglu")
+    for scales in ("", "_of_blocks")
+    for way in ("", "_gathered")
+]
+
+
+class Once:
+    """A timer that makes each call once."""
+
+    def prepare(self, calls, fewest):
+        return [call() for call in calls]
+
+
+@pytest.mark.parametrize("kind", ["groups", "static_of_blocks", *KINDS])
+def test_all_contenders_take_what_is_made(kind: str) -> None:
+    for workload in map(BENCHMARK.tiny, workloads_of(replace_op(kind))):
+        x = GatedMaker(torch.device("cpu"), 1).make(workload)
+        subject = GatedContender(name="gemmill", namespace="gemmill")
+        assert subject.takes(workload) and len(subject.prepare(x, Once(), 1)) == x.copies
+        for with_op in (False, True):
+            separate = Separate(name="separate", with_op=with_op)
+            assert not separate.takes(workload) or len(separate.prepare(x, Once(), 1)) == x.copies
+
+
+@pytest.mark.parametrize("kind", ["groups", "experts_groups", "experts_static_gathered"])
+def test_a_wrong_result_is_not_timed(kind: str) -> None:
+    workload = BENCHMARK.tiny(workloads_of(replace_op(kind))[-1])
+    x = GatedMaker(torch.device("cpu"), 1).make(workload)
+
+    def wrong() -> None:
+        x.call(torch.ops.gemmill, 0)()
+        x.out.view(torch.uint8)[:, -3] ^= 0x33
+
+    check(x, x.call(torch.ops.gemmill, 0))
+    with pytest.raises(WrongResult):
+        check(x, wrong)
+
+
+def test_experts_have_all_their_tokens() -> None:
+    found = workloads_of(replace_op("experts_groups,groups"))
+    assert [(type(p) is ExpertWorkload, p.m) for p in found] == [(False, 4), (True, 2), (True, 18)]
+    with pytest.raises(ValueError, match=r"^layer \(4, 2, 256\) has 3 numbers, expected experts x top x results x K$"):
+        workloads_of(Namespace(**vars(replace_op("experts_groups")) | {"expert_layers": "4x2x256"}))
+    assert str(replace(found[1], m=4)) == "experts_groups 2 tokens, top 2 of 4 x (2 x 256) x 256"
+
+
+def replace_op(op: str) -> Namespace:
+    return Namespace(**vars(OPTIONS) | {"op": op})
