@@ -16,7 +16,6 @@ import gemmill.public
 from gemmill.cli.app import app
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
-from harness import plot
 from sentences import sentences, words
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +102,9 @@ def test_the_picture_and_the_figures_are_of_one_run() -> None:
     name = re.search(r"benchmarks/results/[\w.-]+\.json", page)[0]
     record = json.loads((ROOT / name).read_text())
     assert figures.page(page, record, name) == page, "benchmarks/figures.py writes it"
-    assert plot.drawn(record) == (ROOT / "docs" / "images" / "peers.svg").read_text()
+    assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == set(figures.PICTURES)
+    for name, draw in figures.PICTURES.items():
+        assert draw(record) == (ROOT / "docs" / "images" / name).read_text()
     assert record["date"][:10] in page and record["commit"][:7] in page
 
 
