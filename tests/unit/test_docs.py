@@ -135,6 +135,14 @@ def _cells(table: str) -> list[str]:
     return [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
 
 
+def test_every_extra_is_told_of() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = re.findall(
+        r"gemmill\[(\w+)\]", (ROOT / "docs" / "cli.md").read_text().split("| verb |")[0].split("| none |")[1]
+    )
+    assert set(told) == set(extras)
+
+
 def test_contributing_is_one_page() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 150
 
