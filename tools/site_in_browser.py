@@ -42,7 +42,7 @@ class Browser:
 
     def __init__(self, program: str, profile: Path) -> None:
         (read, self._out), (self._in, write) = os.pipe(), os.pipe()
-        self._numbers, self._left = count(1), b""
+        self._numbers, self._left, self._loaded = count(1), b"", False
         self.told: list[str] = []
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
         # The protocol's pipes are descriptors 3 and 4 of the browser.
@@ -73,10 +73,12 @@ class Browser:
             raise RuntimeError(f"{method}: {message['error']['message']}")
         return message["result"]
 
-    def wait_for(self, event: str) -> None:
-        """Until an event comes."""
-        while (message := self._message()).get("method") != event:
-            self._hear(message)
+    def _go(self, url: str) -> None:
+        """Open a page, and wait until it is loaded."""
+        self._loaded = False
+        self.ask("Page.navigate", url=url)
+        while not self._loaded:
+            self._hear(self._message())
 
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._left:
@@ -89,7 +91,9 @@ class Browser:
 
     def _hear(self, message: dict[str, Any]) -> None:
         told, method = message.get("params", {}), message.get("method")
-        if method == "Runtime.exceptionThrown":
+        if method == "Page.loadEventFired":
+            self._loaded = True
+        elif method == "Runtime.exceptionThrown":
             self.told.append(f"script: {told['exceptionDetails']['text']}")
         elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
             self.told.append(f"console: {told['entry']['text']} {told['entry'].get('url', '')}")
@@ -104,12 +108,12 @@ class Browser:
 
     def look(self, origin: str, page: str, width: int, scheme: str, picture: Path) -> list[str]:
         """Sentences on a page at a width and in a scheme, as a first visit shows it. Its picture is written."""
+        self._go("about:blank")  # a page that is left writes down its own scheme
         self.told = []
         self.ask("Storage.clearDataForOrigin", origin=origin, storageTypes="local_storage")
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=HEIGHT, deviceScaleFactor=1, mobile=False)
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.ask("Page.navigate", url=f"{origin}/{page}")
-        self.wait_for("Page.loadEventFired")
+        self._go(f"{origin}/{page}")
         answer = self.ask(
             "Runtime.evaluate", expression=f"({LOOK.read_text()})()", awaitPromise=True, returnByValue=True
         )
