@@ -33,7 +33,9 @@ def test_a_wrong_field_is_named(text: str, sentence: str) -> None:
     assert str(caught.value) == sentence and not isinstance(caught.value, MalformedError)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b'{"at": {}} x', b'{"at": {}, "name": "\xff"}', b"NaN", b'{"more": ' + b"[" * 100_000])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"at": {}} x', b'{"at": {}, "name": "\xff"}', b"NaN", b'{"more": ' + b"[" * 100_000]
+)
 def test_what_is_no_json_is_told_apart(data: bytes) -> None:
     with pytest.raises(MalformedError, match=r"^file is not JSON \(.+\): mend it$"):
         from_json(data, Point, "file", "mend it")

@@ -47,6 +47,20 @@ def test_a_dot_tells_its_shape_and_classes_lie_beside_one_another() -> None:
     assert "G, 2026-01-02, commit 0123456" in text
 
 
+def test_shares_of_the_roofline() -> None:
+    """As much of the ceiling that is nearer: bandwidth of few rows, tensor cores of many; 16 bits have half the rate."""
+    row = {"op": "fp8", "sizes": ["m", "n", "k"], "m": 16, "n": 8, "k": 4, "gbps": 2105.0, "tflops": 197.9}
+    rows = [row, row | {"m": 4096, "gbps": 421.0, "tflops": 1583.2}, row | {"op": "bf16", "m": 64, "tflops": 791.6}]
+    record = {"rows": rows, "environment": {"gpu": "NVIDIA H200"}, "date": "2026-01-02T", "commit": "0123456789"}
+    told = [dot.find(f"{SVG}title").text for dot in dots(plot.rooflines(record))]
+    assert told == [
+        "FP8, per token and channel: 16 x 8 x 4, 0.50 of the roofline",
+        "FP8, per token and channel: 4096 x 8 x 4, 0.80 of the roofline",
+        "bf16: 64 x 8 x 4, 0.80 of the roofline",
+    ]
+    assert plot.rooflines(record | {"environment": {"gpu": "another"}}) is None
+
+
 def test_what_compares_nothing_is_said(tmp_path, capsys) -> None:
     paths = [RESULTS / "offload-h200-2026-11-22.json", RESULTS / "moe-random-h200-2026-11-22.json"]
     assert draw.main([*map(str, paths), "--out-dir", str(tmp_path)]) == 0
