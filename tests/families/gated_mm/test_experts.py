@@ -309,9 +309,21 @@ def test_bad_input_is_said_in_a_sentence(spec: ExpertSpec, changes: dict[str, An
 # Kernels ------------------------------------------------------------------------------------------------------------
 
 
-def test_kernels_of_experts_are_in_sweep_alone() -> None:
+def test_default_serves_experts_with_rows_in_order_and_gathered() -> None:
+    served = [config for config in default(Arch.SM90A) if config.by_expert]
+    assert {(x.activation, x.result, x.indexed) for x in served} == {
+        (activation, result, indexed)
+        for activation in (Activation.SILU, Activation.SWIGLU)
+        for result in (Result.BF16, Result.GROUP)
+        for indexed in (False, True)
+    }
+    assert len(served) == 20 and not any(x.group_size for x in served)
+
+
+def test_sweep_has_all_kernels_of_experts_once() -> None:
     found = list(of_experts(Arch.SM90A))
-    assert not any(config.by_expert for config in default(Arch.SM90A))
+    names = [to_name(x) for x in sweep(Arch.SM90A)]
+    assert len(set(names)) == len(names)
     assert {to_name(x) for x in found} == {to_name(x) for x in sweep(Arch.SM90A) if x.by_expert}
     kinds = {ExpertGatedConfig, ExpertGroupGatedConfig, GatheredGatedConfig, GatheredGroupGatedConfig}
     assert {type(x) for x in found} == kinds and not list(of_experts(Arch.SM100A))

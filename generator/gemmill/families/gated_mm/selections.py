@@ -36,10 +36,12 @@ _MANY = {
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """The default kernels, on sm90a: for each result and activation, tiles for few rows, some, and many.
 
-    For each result one more kernel takes operands that TMA does not.
+    For each result one more kernel takes operands that TMA does not. Rows of experts have kernels for few, some and many of
+    them (`served_experts`).
     """
     yield from tiled(arch)
     yield from unaligned(arch)
+    yield from served_experts(arch)
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
@@ -116,6 +118,8 @@ _GATHERED_ROWS = (16, 64)
 
 _OFTEN = (Activation.SILU, Activation.SWIGLU)
 """Activations that experts mostly have. Others have kernels of scales of rows alone, for few and for many rows in order."""
+_LEFT_OUT_ROWS = 32
+"""Rows of a tile that `default` has for dense layers alone: those with 16 and 64 serve experts."""
 _Part = tuple[type[GatedConfig], tuple[int, int, int], KernelSchedule, bool, Accumulation]
 _IN_ORDER, _GATHERED = (ExpertGatedConfig, ExpertGroupGatedConfig), (GatheredGatedConfig, GatheredGroupGatedConfig)
 
@@ -145,11 +149,23 @@ def of_experts(arch: Arch) -> Iterator[GatedConfig]:
                 )
 
 
+def served_experts(arch: Arch) -> Iterator[GatedConfig]:
+    """Those kernels of experts' rows that `default` has: scales of rows, to bf16 and to codes in groups.
+
+    With scales of operands in groups the two ops are faster from 256 tokens on (docs/notes/gated_mm.md).
+    """
+    for config in of_experts(arch):
+        of_default = config.activation in _OFTEN and config.result is not Result.STATIC and not config.group_size
+        if of_default and config.tile_shape_mnk[1] != _LEFT_OUT_ROWS:
+            yield config
+
+
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """The default kernels, those of operands in groups, and those of experts' rows."""
+    """The default kernels, those of operands in groups, and all of experts' rows."""
     yield from default(arch)
     yield from in_groups(arch)
-    yield from of_experts(arch)
+    served = set(served_experts(arch))
+    yield from (config for config in of_experts(arch) if config not in served)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:

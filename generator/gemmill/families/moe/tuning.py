@@ -20,9 +20,10 @@ Fewer of the latter fill a wave, and more of it is lost."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads. By this and `_PRODUCTS` the choice is 1.7 % slower than the fastest
 variant in the mean of 30 points. At worst it is 10 % slower (H200, 2026-11-22; docs/notes/moe.md)."""
-_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1400, 945
+_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1600, 955
 """Nanoseconds to end a tile, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
-take. Pairs are 2 to 7 % faster from 2,048 along K on (H200, 2026-11-23; docs/notes/moe.md)."""
+take. They gain 6 % at 65,536 rows with 7,168 along K, and lose up to 5 % at seven other points (H200, 2026-11-23;
+docs/notes/moe.md)."""
 _UNALIGNED_STEP_PS = 2_000_000
 """Picoseconds of a step of 8-bit operands: an assumption. It is more than any other kernel's step takes, though few have
 smaller tiles. So the kernel is chosen only where no other takes the call."""

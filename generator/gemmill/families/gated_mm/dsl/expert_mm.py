@@ -6,7 +6,6 @@ share (`expert_mm.py` of gemmill.gemm, and what it names). Last are `expert_cons
 
 # mypy: ignore-errors
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
@@ -98,7 +97,7 @@ class ExpertGatedMm(ExpertMm):
                 static_scale, out_scales, out_scale_stride_m, out_scale_stride_g, n // (2 * GROUP), alpha, limit, beta
             ),
             Experts(offsets, offset_words, expert_map, experts, weights, slot, m),
-            gather.Tokens(token_ids, id_words, m, tokens, a, lda) if cutlass.const_expr(self.plan.indexed) else None,
+            gather.Tokens(token_ids, id_words, m, tokens, a, lda),
             (sm_count, programmatic_launch, stream),
         )
         return Int32(0)
