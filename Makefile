@@ -46,7 +46,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make environments: apt install python3-venv" >&2; exit 1; }
 	@echo "Setting up $(VENV): torch, CUDA compiler, CUTLASS headers, CuTe DSL (about a minute and 2.5 GB)"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable '.[toolchain,dsl,cli,tune,docs,dev]'
+	$(INSTALL) --editable '.[toolchain,dsl,cli,tune,models,docs,dev]'
 	$(INSTALL) --no-deps nvidia-cutlass
 	@touch $@
 

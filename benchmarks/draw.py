@@ -7,13 +7,13 @@ the two programs before it; a sweep has nothing to draw.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gemmill.writing import write_whole
 from harness import plot
+from harness.stored import read_result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for path in options.results:
         target = options.out or options.out_dir / f"{path.stem}.svg"
-        text = plot.drawn(json.loads(path.read_text(encoding="utf-8")))
+        text = plot.drawn(read_result(path))
         if text is None:
             print(f"{path} compares nothing with a peer")
         else:

@@ -1,12 +1,12 @@
-"""The tables of docs/figures.md and the picture of the README, of one comparison of scaled GEMMs.
+"""The tables of docs/figures.md and its pictures, of one comparison of scaled GEMMs.
 
     python benchmarks/figures.py benchmarks/results/scaled_mm-comparison-h200-2026-11-22.json
 
-Writes what stands between the two marks of the page, and docs/images/peers.svg. A test holds both to the result that is named there.
+Writes what stands between the two marks of the page, and two pictures in docs/images: ratios to the best peer, which the README has,
+and shares of the roofline. A test holds all to the result that is named there.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,9 +14,11 @@ from pathlib import Path
 from gemmill.writing import write_whole
 from harness import plot
 from harness.results import SUBJECT, shape_of
+from harness.stored import read_result
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, PICTURE = ROOT / "docs" / "figures.md", ROOT / "docs" / "images" / "peers.svg"
+PAGE, IMAGES = ROOT / "docs" / "figures.md", ROOT / "docs" / "images"
+PICTURES = {"peers.svg": plot.drawn, "roofline.svg": plot.rooflines}
 BEGIN, END = "<!-- made by benchmarks/figures.py -->", "<!-- end -->"
 OPS = {
     "fp8": ("e4m3, per token x per channel, to bf16", ("vllm", "torch row-wise", "torch tensor-wise")),
@@ -26,6 +28,11 @@ OPS = {
     "bf16": ("bf16 without scales", ("torch mm",)),
 }
 """What is compared, and the peers that compute the same; another way to have it is not the best peer."""
+_ROOFLINE = (
+    "The roofline is the least time in which an H200 moves a call's bytes and multiplies its operands. It copies 4.21 TB/s, as was "
+    "measured, and multiplies 1,979 TFLOP/s of 8 bits by its data sheet. Reading alone can be faster than copying, so a share may "
+    "exceed 1."
+)
 NAMES = {"vllm": "vLLM", "deepgemm": "DeepGEMM", "torch mm": "torch (cuBLAS)"}
 
 
@@ -36,7 +43,11 @@ def tables(record: dict, source: str) -> str:
         f"`{record['build']['id']}`. Times are in "
         "microseconds, the best peer in bold. That is the one nearest to gemmill, or ahead, where times of the same round are held together."
     )
-    parts = [told, "\n".join(_summary(record))]
+    pictures = (
+        "![How much longer the best peer takes, for each measured shape](images/peers.svg)",
+        "![The share of the roofline, for each measured shape](images/roofline.svg)",
+    )
+    parts = [told, "\n".join(_summary(record)), pictures[0], _ROOFLINE, pictures[1]]
     parts += ["\n".join(_times(record, op)) for op in OPS if any(row["op"] == op for row in record["rows"])]
     return "\n\n".join([*parts, "\n".join(_host(record))])
 
@@ -103,9 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
     path = parser.parse_args(arguments).result.resolve()
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_result(path)
     write_whole(PAGE, page(PAGE.read_text(encoding="utf-8"), record, path.relative_to(ROOT).as_posix()))
-    write_whole(PICTURE, plot.drawn(record) or "")
+    for name, draw in PICTURES.items():
+        write_whole(IMAGES / name, draw(record) or "")
     return 0
 
 

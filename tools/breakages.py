@@ -10,6 +10,7 @@ Exits with 1 where a breakage survived, 2 where the tests cannot be run.
 """
 
 import argparse
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -26,6 +27,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV
+
+import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".toml")
@@ -199,12 +202,9 @@ def _run_tests(tests: Sequence[str], tree: Path, work: Path) -> tuple[Outcome, s
 def _read_journal(path: Path) -> Iterator[Result]:
     if not path.is_file():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-            yield Result(**row | {"outcome": Outcome(row["outcome"])})
-        except (ValueError, TypeError, KeyError):
-            continue  # a line that was cut off
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(msgspec.DecodeError):  # a line that was cut off
+            yield msgspec.json.decode(line, type=Result)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ are written.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypedDict
 
 from gemmill.locations import runtime_tables_dir
 from gemmill.runtime.table_file import (
@@ -26,6 +26,7 @@ from gemmill.runtime.table_file import (
 )
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import select
+from gemmill.typed_json import read_json
 from gemmill.vocab import DType, EpilogueKind
 
 PEERS = ("vllm", "torch row-wise", "torch tensor-wise")
@@ -35,6 +36,20 @@ PROGRAM = "benchmarks/run.py scaled_mm --variants"
 Shape = tuple[str, int, int, int]
 
 
+class Sweep(TypedDict):
+    """What is read of a sweep."""
+
+    date: str
+    commit: str
+    build: dict[str, str | int]
+    environment: dict[str, Any]
+    while_measuring: dict[str, Any]
+    shapes: list[Shape]
+    contenders: list[str]
+    us: list[list[float | None]]
+    """By shape and contender."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", nargs="+", type=Path, help="in the order in which the later correct the earlier")
@@ -42,7 +57,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="by default the shipped table of the device")
     args = parser.parse_args()
     allowed = {to_name(config.compiled) for config in select(args.selection).configs}
-    sweeps = [json.loads(path.read_text(encoding="utf-8")) for path in args.sweeps]
+    sweeps = [read_json(path, Sweep, "name a sweep of benchmarks/run.py scaled_mm --variants") for path in args.sweeps]
     table = table_of(sweeps, allowed)
     path = args.table or runtime_tables_dir() / file_name(table.device)
     if path.exists():
@@ -53,7 +68,7 @@ def main() -> None:
         print(line)
 
 
-def table_of(sweeps: Sequence[dict], allowed: set[str]) -> TunedTable:
+def table_of(sweeps: Sequence[Sweep], allowed: set[str]) -> TunedTable:
     """At each shape the fastest variants, best first.
 
     Clocks differ from run to run, by several per cent where power limits them. So a file's times at a shape are scaled by
@@ -89,7 +104,7 @@ def table_of(sweeps: Sequence[dict], allowed: set[str]) -> TunedTable:
     return make_table(first["environment"]["gpu"], first["build"]["arch"], sources, rows)
 
 
-def against_peers(table: TunedTable, sweeps: Iterable[dict]) -> list[str]:
+def against_peers(table: TunedTable, sweeps: Iterable[Sweep]) -> list[str]:
     """For each op, the first variant of its rows against the fastest peer of the sweep that has both: by M up to 128 and above,
     geometric mean and worst shape."""
     groups: dict[tuple[str, str], list[tuple[float, Shape]]] = {}
@@ -112,7 +127,7 @@ def against_peers(table: TunedTable, sweeps: Iterable[dict]) -> list[str]:
     return lines
 
 
-def source_of(sweep: Mapping) -> Source:
+def source_of(sweep: Sweep) -> Source:
     """Provenance, as far as a sweep has it."""
     machine, state = sweep["environment"], sweep["while_measuring"]
     return Source(

@@ -10,15 +10,13 @@ docs/notes/tables.md has what came out.
 """
 
 import argparse
-import json
-import lzma
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import Row
@@ -26,9 +24,10 @@ from gemmill.runtime.select import model_ns
 from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection, select
+from gemmill.tuner.journal import read_journal
 from gemmill.tuner.program import stand_in_build
-from gemmill.tuner.protocol import workload_from_json
 from gemmill.tuner.workloads import Workload, workload_of
+from gemmill.typed_json import read_json
 from gemmill.vocab import Arch
 
 SM_COUNT = 132
@@ -70,22 +69,29 @@ def read(paths: Iterable[Path]) -> Times:
     """Shapes with their variants' times, later files over earlier ones."""
     times: Times = {}
     for path in paths:
-        data = path.read_bytes()
-        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
-        of_file = of_journal(text) if ".jsonl" in path.name else of_sweep(json.loads(text))
+        of_file = (
+            of_journal(path) if ".jsonl" in path.name else of_sweep(read_json(path, Sweep, "name a journal or a sweep"))
+        )
         for workload, us in of_file:
             times.setdefault(workload, {}).update({name: t for name, t in us.items() if name.startswith("sm")})
     return {workload: us for workload, us in times.items() if us}
 
 
-def of_journal(text: str) -> Iterator[tuple[Workload, dict[str, float]]]:
-    for row in map(json.loads, text.splitlines()):
-        if row["kind"] == "outcome":
-            rounds = [found for of_build in row["rounds_us"].values() for found in of_build.items()]
-            yield workload_from_json(row["problem"]), {name: statistics.median(us) for name, us in rounds}
+def of_journal(path: Path) -> Iterator[tuple[Workload, dict[str, float]]]:
+    for (workload, _, _), entry in read_journal(path).entries.items():
+        yield workload, {name: statistics.median(us) for name, us in entry.outcome.rounds_us.items()}
 
 
-def of_sweep(data: Mapping[str, Any]) -> Iterator[tuple[Workload, dict[str, float]]]:
+class Sweep(TypedDict):
+    """What is read of a sweep."""
+
+    shapes: list[tuple[str, int, int, int]]
+    contenders: list[str]
+    us: list[list[float | None]]
+    """By shape and contender."""
+
+
+def of_sweep(data: Sweep) -> Iterator[tuple[Workload, dict[str, float]]]:
     for (op, m, n, k), row in zip(data["shapes"], data["us"], strict=True):
         found = {name: us for name, us in zip(data["contenders"], row, strict=True) if us}
         yield workload_of(op, {"m": m, "n": n, "k": k}), found

@@ -6,7 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
+from gemmill.typed_json import JsonError, MalformedError, as_kind, from_json
+
 BEGUN = "begun"
+_ADVICE = "take the line out, or name another file with --name"
+
+
+class _Line(Struct):
+    """What each line but the first says at least."""
+
+    kind: str
+    key: str
 
 
 class LinesError(Exception):
@@ -21,9 +33,9 @@ class Lines:
         self.results: dict[str, dict[str, Any]] = {}
         self.begun: set[str] = set()
         path.parent.mkdir(parents=True, exist_ok=True)
-        known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        # The last line of a killed run may be cut off: what it was about is begun and not ended.
-        rows = [row for row in map(_parsed, known) if row is not None]
+        known = path.read_bytes().splitlines() if path.exists() else []
+        # A line of a killed run may be cut off: what it was about is begun and not ended.
+        rows = [row for number, line in enumerate(known, start=1) if (row := _parsed(line, path, number)) is not None]
         if rows and rows[0] != dict(setup):
             differs = next(name for name in (*setup, *rows[0]) if rows[0].get(name) != setup.get(name))
             raise LinesError(
@@ -70,9 +82,15 @@ class Lines:
         os.fsync(self._file.fileno())
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
+    """What a whole line says; None for one that was cut off. Raises LinesError."""
+    where = f"{path}, line {number}"
     try:
-        row = json.loads(line)
-    except ValueError:
+        row = from_json(line, dict[str, Any], where, _ADVICE)
+        if number > 1:
+            as_kind(row, _Line, where, _ADVICE)
+    except MalformedError:
         return None
-    return row if isinstance(row, dict) else None
+    except JsonError as error:
+        raise LinesError(str(error)) from None
+    return row

@@ -1,13 +1,16 @@
-"""A comparison as a picture: how much longer the best peer takes, a dot for each shape, over the size that its tables step by.
+"""A comparison as pictures, a dot for each shape: how much longer the best peer takes, and the share of the roofline.
+
+Dots lie over the size that tables step by.
 
 Drawn with the charts of `gemmill tune`'s report: plain SVG, and the same results give the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gemmill.registry import REGISTRY
 from gemmill.tuner.charts import RATIOS, Line, log_chart
-from gemmill.tuner.report import environment
+from gemmill.tuner.report import CEILINGS, environment
 from harness.results import SUBJECT, shape_of
 
 _SIZES = ("m", "n", "k", "hidden")
@@ -28,11 +31,46 @@ LABELS = {
 
 
 def drawn(record: dict) -> str | None:
-    """The SVG of a comparison's record. None where no row has a peer that computes the same."""
-    rows = [row if "sizes" in row else _of_version_1(row) for row in record.get("rows") or ()]
-    compared = [row for row in rows if row.get("ratio") is not None and "contenders" in row]
-    ops = [op for op in LABELS if any(row["op"] == op for row in compared)]
-    ops += sorted({row["op"] for row in compared} - set(ops))
+    """The SVG of a comparison's ratios. None where no row has a peer that computes the same."""
+    rows = [row for row in _rows(record) if row.get("ratio") is not None and "contenders" in row]
+    return _picture(
+        record,
+        f"Time of the best peer / time of {SUBJECT}",
+        [(row, row["ratio"], f"of {row.get('best_peer', 'the peer')}") for row in rows],
+    )
+
+
+def rooflines(record: dict) -> str | None:
+    """The SVG of a comparison's shares of the roofline. None for a device whose ceilings are not known."""
+    ceilings = CEILINGS.get(record["environment"]["gpu"])
+    if ceilings is None:
+        return None
+    rows = [row for row in _rows(record) if row.get("gbps") and row["op"] in REGISTRY.measured]
+    return _picture(
+        record,
+        f"Least time by the roofline / time of {SUBJECT}",
+        [(row, _share(row, ceilings), "of the roofline") for row in rows],
+    )
+
+
+def _share(row: dict, ceilings: tuple[float, Mapping[int, float]]) -> float:
+    """The larger of the shares of the memory's bandwidth and of the tensor cores' rate."""
+    bandwidth, rates = ceilings
+    bits = max(REGISTRY.measured[row["op"]][3].operand_bits, min(rates))
+    return max(row["gbps"] * 1e9 / bandwidth, (row["tflops"] or 0) * 1e12 / rates[bits])
+
+
+def _rows(record: dict) -> list[dict]:
+    return [row if "sizes" in row else _of_version_1(row) for row in record.get("rows") or ()]
+
+
+Dot = tuple[dict, float, str]
+"""A row, what is drawn of it, and what that is a share of."""
+
+
+def _picture(record: dict, what: str, compared: Sequence[Dot]) -> str | None:
+    ops = [op for op in LABELS if any(row["op"] == op for row, _, _ in compared)]
+    ops += sorted({row["op"] for row, _, _ in compared} - set(ops))
     if not ops:
         return None
     together = len(ops) <= TOGETHER
@@ -51,7 +89,7 @@ def drawn(record: dict) -> str | None:
         (14 + sum(round(len(name) * 6.6 + 34) for name in named[:i]), name, f"k{i + 1}") for i, name in enumerate(named)
     ]
     told = f"{record['environment']['gpu']}, {record['date'][:10]}, commit {record['commit'][:7]}"
-    title = f"Time of the best peer / time of {SUBJECT}; each dot is a shape. {told}"
+    title = f"{what}; each dot is a shape. {told}"
     return (
         environment()
         .get_template("report/ratios.svg.jinja")
@@ -64,24 +102,24 @@ def _of_version_1(row: dict) -> dict:
     return row | {"op": row.get("op", row.get("case")), "sizes": [name for name in _SIZES if name in row]}
 
 
-def _chart(rows: Sequence[dict], ops: Sequence[str], size: tuple[int, int]) -> dict[str, Any]:
+def _chart(dots: Sequence[Dot], ops: Sequence[str], size: tuple[int, int]) -> dict[str, Any]:
     lines = []
     for i, op in enumerate(ops):
-        found = sorted((row for row in rows if row["op"] == op), key=shape_of)
+        found = sorted((dot for dot in dots if dot[0]["op"] == op), key=lambda dot: shape_of(dot[0]))
         lines.append(
             Line(
                 name=op,
                 kind=f"k{i + 1}",
-                points=[(max(1, shape_of(row)[0]), row["ratio"]) for row in found],
-                told=[_told(row) for row in found],
+                points=[(max(1, shape_of(row)[0]), value) for row, value, _ in found],
+                told=[_told(*dot) for dot in found],
                 beside=8 * (i - len(ops) // 2),
             )
         )
-    first = next(row["sizes"][0] for row in rows if row["op"] in ops)
+    first = next(row["sizes"][0] for row, _, _ in dots if row["op"] in ops)
     return log_chart(", ".join(ops), lines, first.upper(), "", size=size, marks=RATIOS)
 
 
-def _told(row: dict) -> str:
+def _told(row: dict, value: float, of: str) -> str:
     """What is seen where one points at a dot."""
     name, shape = LABELS.get(row["op"], row["op"]), " x ".join(map(str, shape_of(row)))
-    return f"{name}: {shape}, {row['ratio']:.2f} of {row.get('best_peer', 'the peer')}"
+    return f"{name}: {shape}, {value:.2f} {of}"

@@ -59,9 +59,10 @@ template <class Shape>
 __device__ __forceinline__ void make_table(Centroids const& centroids, uint8_t* table) {
   for (int i = threadIdx.x; i < kTableBytes / 16; i += 32 * Shape::kConsumerWarps) {
     int const side = i / 8 % 2, byte = i / 16, bits = side == 0 ? Shape::kKeyBits : Shape::kValueBits;
+    int const codes = Shape::kIsStepped ? byte >> 2 * side : byte;
     uint32_t const mask = (1u << bits) - 1;
     uint32_t const pair =
-        centroids.bits[side][byte & mask] | static_cast<uint32_t>(centroids.bits[side][byte >> bits & mask]) << 16;
+        centroids.bits[side][codes & mask] | static_cast<uint32_t>(centroids.bits[side][codes >> bits & mask]) << 16;
     reinterpret_cast<uint4*>(table)[i] = make_uint4(pair, pair, pair, pair);
   }
 }
@@ -133,7 +134,7 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
     for (int step = 0; step < Shape::kSteps; ++step) q[r][step] = reinterpret_cast<uint2 const*>(row + Shape::kHeadDim / 4 * t)[step];
   }
   Seen<Shape> const seen(params, at.first_row, at.length, t);
-  uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + 128;
+  uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + (Shape::kIsStepped ? 0 : 128);
 
   // The warp's 16 tokens lie in a piece of a page's fields.
   int const tokens = min(static_cast<int>(params.args.page_size), kStageTokens);
@@ -154,6 +155,8 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
       float s[Shape::kRowTiles][4] = {};
       uint32_t p[Shape::kRowTiles][2];
       score_tile<Shape>(s, bytes + key_codes, q, key_pairs, g, t);
+      ValueCodes<Shape> of_token[4];
+      load_values<Shape>(of_token, bytes + value_codes, g, t);
       __half const* const of_keys = reinterpret_cast<__half const*>(bytes + key_norms);
       __half const* const of_values = reinterpret_cast<__half const*>(bytes + value_norms);
       if (seen.all(token) && params.cap == 0.0f) {
@@ -161,7 +164,7 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
       } else {
         softmax_tile<false>(p, s, running, seen, of_keys, of_values, token, params.scale, params.cap, g);
       }
-      weigh_tile<Shape>(running, bytes + value_codes, p, value_pairs, g, t);
+      weigh_tile<Shape>(running, of_token, p, value_pairs);
     }
     __syncwarp();
     if (lane == 0) arrive(&empty[slot]);

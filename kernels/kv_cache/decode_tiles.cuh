@@ -43,6 +43,13 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t base, Codes const& codes, i
   return pair_of(base, codes.word_of(pair), Codes::byte_of(pair));
 }
 
+// The same where tables are stepped.
+template <bool kIsStepped, class Codes>
+__device__ __forceinline__ uint32_t pair_of(uint32_t base, Codes const& codes, int pair) {
+  if constexpr (kIsStepped) return pair_of(base + 128 * (pair % 2), codes.stepped_word_of(pair), Codes::stepped_byte_of(pair));
+  else return pair_of(base, codes, pair);
+}
+
 // Raw scores: s[0] and s[1] are both rows of token token_of(g), s[2] and s[3] of that and 8.
 template <class Shape>
 __device__ __forceinline__ void score_tile(float (&s)[Shape::kRowTiles][4], uint8_t const* codes,
@@ -52,27 +59,33 @@ __device__ __forceinline__ void score_tile(float (&s)[Shape::kRowTiles][4], uint
   high.load(codes + (8 + token_of(g)) * Shape::kKeyBytes, t);
 #pragma unroll
   for (int step = 0; step < Shape::kSteps; ++step) {
-    uint32_t const a[4] = {pair_of(table, low, 2 * step), pair_of(table, high, 2 * step), pair_of(table, low, 2 * step + 1),
-                           pair_of(table, high, 2 * step + 1)};
+    constexpr bool kIsStepped = Shape::kIsStepped;
+    uint32_t const a[4] = {pair_of<kIsStepped>(table, low, 2 * step), pair_of<kIsStepped>(table, high, 2 * step),
+                           pair_of<kIsStepped>(table, low, 2 * step + 1), pair_of<kIsStepped>(table, high, 2 * step + 1)};
 #pragma unroll
     for (int r = 0; r < Shape::kRowTiles; ++r) mma_16x8x16<__half>(s[r], a, q[r][step].x, q[r][step].y);
   }
 }
 
+template <class Shape>
+using ValueCodes = PackedCodes<Shape::kValueBits, Shape::kHeadDim / 8>;
+
+// Codes of the lane's four tokens.
+template <class Shape>
+__device__ __forceinline__ void load_values(ValueCodes<Shape> (&of_token)[4], uint8_t const* codes, int g, int t) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) of_token[i].load(codes + (token_of(2 * t + i % 2) + 8 * (i / 2)) * Shape::kValueBytes, g);
+}
+
 // O += V^T P of 16 tokens. The lane's tokens are those of its rows of P, its elements the d / 8 from d / 8 g on.
 template <class Shape>
-__device__ __forceinline__ void weigh_tile(Running<Shape>& running, uint8_t const* codes, uint32_t const (&p)[Shape::kRowTiles][2],
-                                           uint32_t table, int g, int t) {
-  PackedCodes<Shape::kValueBits, Shape::kHeadDim / 8> of_token[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    of_token[i].load(codes + (token_of(2 * t + i % 2) + 8 * (i / 2)) * Shape::kValueBytes, g);
-  }
+__device__ __forceinline__ void weigh_tile(Running<Shape>& running, ValueCodes<Shape> const (&of_token)[4],
+                                           uint32_t const (&p)[Shape::kRowTiles][2], uint32_t table) {
 #pragma unroll
   for (int step = 0; step < Shape::kSteps; ++step) {
     uint32_t pair[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pair[i] = pair_of(table, of_token[i], step);
+    for (int i = 0; i < 4; ++i) pair[i] = pair_of<Shape::kIsStepped>(table, of_token[i], step);
     uint32_t const a[4] = {__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[0], pair[1], 0x7632),
                            __byte_perm(pair[2], pair[3], 0x5410), __byte_perm(pair[2], pair[3], 0x7632)};
 #pragma unroll

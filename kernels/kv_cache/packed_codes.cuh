@@ -48,6 +48,17 @@ struct PackedCodes {
     if (place + 2 * kBits > 32) return __funnelshift_r(words[word], words[(word + 1) % kWords], place);
     return words[word] >> (place % 8);
   }
+  // Of 3 bits, where a table has entries of pairs that begin at bit 2 of a byte beside those that begin at bit 0: odd pairs begin
+  // there. Eight codes are 24 bits: pairs 0 and 3 are in bytes 0 and 2 of them, 1 and 2 in bytes 0 and 1 of them without their first
+  // four bits. So one shift is enough for eight codes, where three bring each pair to bit 0.
+  __device__ __forceinline__ uint32_t stepped_word_of(int pair) const {
+    int const word = stepped_place(pair) / 4;
+    if (pair % 4 == 0 || pair % 4 == 3) return words[word];
+    return __funnelshift_r(words[word], word + 1 < kWords ? words[(word + 1) % kWords] : 0, 4);
+  }
+  static __device__ __forceinline__ int stepped_byte_of(int pair) { return stepped_place(pair) % 4; }
+  static __device__ __forceinline__ int stepped_place(int pair) { return 3 * (pair / 4) + pair % 4 / 2 + pair % 4 / 3; }
+
   static __device__ __forceinline__ int byte_of(int pair) {
     int const place = 2 * kBits * pair % 32;
     return place + 2 * kBits > 32 ? 0 : place / 8;

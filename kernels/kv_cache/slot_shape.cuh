@@ -35,6 +35,7 @@ struct SlotShape {
   static constexpr int kHeadDim = kSlotHeadDim, kSteps = kSlotSteps, kRowTiles = 1, kRows = kRowsOfTile;
   static constexpr int kKeyBits = Keys::kTableBits, kValueBits = Values::kTableBits, kConsumerWarps = kSlotConsumers;
   static constexpr bool kHasZeros = Values::kHasZeros;
+  static constexpr bool kIsStepped = false;
   // Of 96 registers that a thread begins with; they move from four warps to others.
   static constexpr int kConsumerRegisters = Keys::kParts == 1 ? 104 : 112, kProducerRegisters = Keys::kParts == 1 ? 56 : 32;
   // Shared memory: barriers, stages, the table where 64 KiB begin, queries, more stages.

@@ -177,6 +177,11 @@ def test_a_filter_that_fits_nothing(gemmill) -> None:
             3,
             "this needs the Python package torch, which is not installed: `pip install torch`",
         ),
+        (
+            ModuleNotFoundError("No module named 'elftools'", name="elftools.elf.elffile"),
+            3,
+            "this needs the Python package elftools.elf.elffile, which is not installed: `pip install pyelftools`",
+        ),
     ],
 )
 def test_our_errors_have_a_code_and_a_sentence(error: Exception, code: int, sentence: str) -> None:

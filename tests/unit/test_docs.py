@@ -16,7 +16,6 @@ import gemmill.public
 from gemmill.cli.app import app
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
-from harness import plot
 from sentences import sentences, words
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +102,9 @@ def test_the_picture_and_the_figures_are_of_one_run() -> None:
     name = re.search(r"benchmarks/results/[\w.-]+\.json", page)[0]
     record = json.loads((ROOT / name).read_text())
     assert figures.page(page, record, name) == page, "benchmarks/figures.py writes it"
-    assert plot.drawn(record) == (ROOT / "docs" / "images" / "peers.svg").read_text()
+    assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == set(figures.PICTURES)
+    for name, draw in figures.PICTURES.items():
+        assert draw(record) == (ROOT / "docs" / "images" / name).read_text()
     assert record["date"][:10] in page and record["commit"][:7] in page
 
 
@@ -126,14 +127,20 @@ def test_the_layers_are_those_that_are_checked() -> None:
     told = re.search(r"\n\n((?:    .*\n)+)", text)[1].split("\n")[:-1]
     checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in checked if contract["type"] == "layers")
-    assert [line.strip() for line in told] == [
-        layer.replace("gemmill.", "") for layer in layers if layer != "gemmill.writing"
-    ]
+    assert [line.strip() for line in told] == [layer.replace("gemmill.", "") for layer in layers]
 
 
 def _cells(table: str) -> list[str]:
     """The first cells of a table's rows."""
     return [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+
+
+def test_every_extra_is_told_of() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = re.findall(
+        r"gemmill\[(\w+)\]", (ROOT / "docs" / "cli.md").read_text().split("| verb |")[0].split("| none |")[1]
+    )
+    assert set(told) == set(extras)
 
 
 def test_contributing_is_one_page() -> None:

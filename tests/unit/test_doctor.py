@@ -1,5 +1,6 @@
 """doctor: each finding from files and libraries that are right, wrong or missing."""
 
+import ctypes
 import json
 import re
 import sys
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 from gemmill.build.errors import BuildError
-from gemmill.doctor import examine, extension, machine
-from gemmill.doctor.elf import ElfError, Library, read_library
+from gemmill.doctor import elf, examine, extension, machine
+from gemmill.doctor.elf import ElfError, Library, defined_in, read_library
 from gemmill.doctor.finding import Finding, State
 from gemmill.vocab import Arch
 
@@ -27,9 +28,15 @@ def libc10() -> Library:
 def test_a_librarys_tables(libc10) -> None:
     assert "libstdc++.so.6" in libc10.needed
     assert "_Znwm" in libc10.required  # operator new, from libstdc++
-    assert any("c10" in name for name in libc10.defined)
     assert "__gmon_start__" in libc10.optional
-    assert not libc10.required & libc10.defined and "" not in libc10.required | libc10.defined | libc10.optional
+    assert not libc10.required & libc10.optional and "" not in libc10.required | libc10.optional
+
+
+def test_what_a_library_defines_is_what_the_loader_finds_in_it() -> None:
+    path = TORCH_LIB / "libc10.so"
+    loaded, own = ctypes.CDLL(str(path)), "_ZTIN3c105ErrorE"  # the type of c10's exceptions
+    assert hasattr(loaded, own) and hasattr(loaded, "_Znwm"), "of itself, and by way of libstdc++"
+    assert defined_in(path, [own, "_Znwm", "no_such_symbol", ""]) == {own}
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not a library at all" * 10, b"\x7fELF\x02\x01" + b"\0" * 20])
@@ -51,21 +58,18 @@ def test_a_library_that_was_cut_short(tmp_path) -> None:
 
 def test_symbols_are_looked_for_where_the_loader_looks(libc10) -> None:
     assert extension.undefined_in(libc10, TORCH_LIB, libc10.required) == set()
-    needs_torch = Library(needed=("libtorch_cpu.so",), required=frozenset(), optional=frozenset(), defined=frozenset())
+    needs_torch = Library(needed=("libtorch_cpu.so",), required=frozenset(), optional=frozenset())
     symbols = frozenset({"aoti_torch_create_tensor_from_blob", "aoti_torch_no_such_function"})
     assert extension.undefined_in(needs_torch, TORCH_LIB, symbols) == {"aoti_torch_no_such_function"}
-    needs_nothing = Library(needed=(), required=frozenset(), optional=frozenset(), defined=frozenset())
+    needs_nothing = Library(needed=(), required=frozenset(), optional=frozenset())
     assert extension.undefined_in(needs_nothing, TORCH_LIB, symbols) >= {"aoti_torch_no_such_function"}
-    needs_system = Library(needed=("libm.so.6",), required=frozenset(), optional=frozenset(), defined=frozenset())
+    needs_system = Library(needed=("libm.so.6",), required=frozenset(), optional=frozenset())
     assert extension.undefined_in(needs_system, TORCH_LIB, frozenset({"cosf", "no_such_cosine"})) == {"no_such_cosine"}
 
 
 def symbols_of(monkeypatch, **tables) -> list[Finding]:
-    empty = {"needed": ("libtorch_cpu.so",), "required": frozenset(), "optional": frozenset(), "defined": frozenset()}
-    real = read_library
-    monkeypatch.setattr(
-        extension, "read_library", lambda path: Library(**empty | tables) if path.name == "x.so" else real(path)
-    )
+    empty = {"needed": ("libtorch_cpu.so",), "required": frozenset(), "optional": frozenset()}
+    monkeypatch.setattr(elf, "read_library", lambda path: Library(**empty | tables))
     return list(extension.examine_symbols(Path("x.so")))
 
 
@@ -88,6 +92,13 @@ def test_weak_symbols_may_be_missing(monkeypatch) -> None:
     )
     assert (symbols.state, symbols.found) == (State.OK, "all 1 are defined by libtorch_cpu.so")
     assert (optional.state, optional.found) == (State.NOTE, "not in this torch: aoti_torch_no_such_stream")
+
+
+def test_without_pyelftools_symbols_are_left_out(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "gemmill.doctor.elf", None)
+    (finding,) = extension.examine_symbols(Path("x.so"))
+    assert (finding.state, finding.found) == (State.NOTE, "not looked at: pyelftools is not installed")
+    assert finding.advice == "pip install 'gemmill[cli]'"
 
 
 def examined(manifest, folder) -> dict[str, Finding]:
@@ -238,6 +249,20 @@ def test_no_dsl_is_a_note_with_its_sentence(monkeypatch) -> None:
     monkeypatch.setattr(machine, "find_dsl", lambda cuda_major: package if cuda_major == 13 else None)
     (finding,) = [finding for finding in machine.examine_toolchain() if finding.subject == "cute dsl"]
     assert (finding.state, finding.found) == (State.OK, "4.8.1 (/site/nvidia_cutlass_dsl)")
+
+
+def test_memory_says_how_many_compilers_a_build_runs(monkeypatch) -> None:
+    monkeypatch.setattr(machine, "find_toolchain", lambda: SimpleNamespace(cuda_major=13, **dict.fromkeys(TOOLS, "x")))
+    monkeypatch.setattr(machine, "find_dsl", lambda _: SimpleNamespace(version="4.8.1", runtime=Path("/a/b/c/d/e")))
+    monkeypatch.setattr(machine, "free_memory", lambda: 12 << 29)
+
+    def memory() -> Finding:
+        return next(finding for finding in machine.examine_toolchain() if finding.subject == "memory")
+
+    monkeypatch.setenv("GEMMILL_JOBS", "3")
+    assert (memory().state, memory().found) == (State.OK, "6.0 GiB free: a build runs 3 of nvcc at a time")
+    monkeypatch.setenv("GEMMILL_JOBS", "many")
+    assert (memory().state, memory().advice) == (State.PROBLEM, "unset GEMMILL_JOBS, or set it to a number")
 
 
 def test_the_command_prints_and_fails_on_problems(gemmill, monkeypatch) -> None:

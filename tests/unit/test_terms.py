@@ -60,3 +60,9 @@ def test_a_constant_is_defined_once() -> None:
         if isinstance(target, ast.Name)
     )
     assert {name: made[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
+
+
+def test_a_module_that_is_called_a_table_is_of_one_of_two() -> None:
+    """Tuned tables as files and as sweeps and the command make them, and the variant table of a build."""
+    called = {path for path in TREES if "table" in path.rpartition("/")[2]}
+    assert called == {"runtime/table_file.py", "tuner/tables.py", "cli/tables.py", "runtime/variant_table.py"}

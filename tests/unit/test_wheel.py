@@ -29,8 +29,7 @@ FITS = Library(
     needed=("libtorch_cpu.so", "libstdc++.so.6", "libc.so.6"),
     required=frozenset({"aoti_torch_empty_strided", "memcpy", "_Znwm"}),
     optional=frozenset({"_ZN5torch8autograd3fooEv"}),
-    defined=frozenset(),
-    machine=62,
+    machine="EM_X86_64",
     versions=frozenset({"GLIBC_2.34", "GLIBC_2.2.5", "GLIBCXX_3.4.21", "CXXABI_1.3.9"}),
 )
 
@@ -44,7 +43,7 @@ def audited(monkeypatch, **changes: object) -> Abi:
 
 def test_the_tag_names_the_oldest_machine(monkeypatch) -> None:
     assert audited(monkeypatch).tag == "py3-none-manylinux_2_34_x86_64"
-    assert audited(monkeypatch, versions=frozenset({"GLIBC_2.17"}), machine=183).tag == (
+    assert audited(monkeypatch, versions=frozenset({"GLIBC_2.17"}), machine="EM_AARCH64").tag == (
         "py3-none-manylinux_2_28_aarch64"
     )
     assert audited(monkeypatch, versions=frozenset({"GLIBC_2.28", "GLIBCXX_3.4.30"})).glibc == (2, 35)
@@ -62,7 +61,7 @@ def test_the_tag_names_the_oldest_machine(monkeypatch) -> None:
             "x.so needs _ZN2at3barEv and 2 more of torch's C++ interface, which differs between releases: use the stable one, "
             "and build again",
         ),
-        ({"machine": 40}, "x.so is for ELF machine 40: wheels are for x86_64, aarch64"),
+        ({"machine": "EM_ARM"}, "x.so is for ELF machine EM_ARM: wheels are for x86_64, aarch64"),
         (
             {"versions": frozenset({"GLIBCXX_3.4.99"})},
             "a symbol of GLIBCXX_3.4.99 is needed, of a C++ library later than GLIBCXX_3.4.33: build with g++ 14 or earlier",
@@ -83,8 +82,8 @@ def test_what_is_no_library_is_refused(tmp_path) -> None:
 
 def test_versions_and_machine_are_read_from_the_file() -> None:
     library = read_library(Path(torch.__file__).parent / "lib" / "libc10.so")
-    assert library.machine in (62, 183)
-    assert {"GLIBC_2.17" if library.machine == 183 else "GLIBC_2.2.5", "GLIBCXX_3.4"} <= library.versions
+    assert library.machine in ("EM_X86_64", "EM_AARCH64")
+    assert {"GLIBC_2.17" if library.machine == "EM_AARCH64" else "GLIBC_2.2.5", "GLIBCXX_3.4"} <= library.versions
     assert all(version.partition("_")[0] in ("GLIBC", "GLIBCXX", "CXXABI", "GCC") for version in library.versions)
 
 

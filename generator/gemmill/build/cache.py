@@ -23,6 +23,7 @@ from gemmill.build.files import FileMemo, digest, file_digest, sync_file
 from gemmill.build.headers import HeaderSet, is_current
 from gemmill.build.inspect import KernelFacts
 from gemmill.ownership import is_trusted
+from gemmill.typed_json import JsonError, read_json
 from gemmill.writing import beside, write_whole
 
 if TYPE_CHECKING:  # what compiles one unit needs no registry
@@ -199,13 +200,10 @@ class ObjectCache:
 def read_entry(folder: Path) -> Entry | None:
     """The entry in a folder of objects/, or None where there is none that can be read."""
     try:
-        data = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            return None
-        entry = Entry(**data | {"facts": {name: KernelFacts(**facts) for name, facts in data["facts"].items()}})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        entry = read_json(folder / "entry.json", Entry, "what it holds is compiled again")
+    except JsonError:
         return None
-    return entry if entry.key == folder.name else None
+    return entry if entry.format == FORMAT and entry.key == folder.name else None
 
 
 def read_headers(cache: Path, header_digest: str) -> HeaderSet | None:

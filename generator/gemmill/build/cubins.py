@@ -1,17 +1,19 @@
-"""Machine code that other programs put into a file as data.
+"""Machine code that other programs put into a file as data, by pyelftools.
 
 The CuTe DSL's objects hold theirs as a constant, which cuobjdump does not look for.
-The layout of ELF is in the System V ABI, chapter 4.
 """
 
-import struct
+import io
 from collections.abc import Iterator
 
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
 _MAGIC = b"\x7fELF\x02\x01"
-_EM_CUDA = 190
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
+_CUDA = "EM_CUDA"
 _CODE = ".text."
+_HEADER_BYTES = 64
+"""Of a 64-bit file."""
 
 
 def embedded_cubins(data: bytes) -> Iterator[bytes]:
@@ -26,26 +28,22 @@ def embedded_cubins(data: bytes) -> Iterator[bytes]:
 
 def flags_of(cubin: bytes) -> int:
     """The flags that tell what a cubin was made for: the same for the same architecture and assembler."""
-    return int(_HEADER.unpack_from(cubin)[7])
+    return int(ELFFile(io.BytesIO(cubin))["e_flags"])
 
 
 def code_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
     """Each function of a cubin and its instructions, in the order of sections."""
-    _, _, _, _, _, _, table, _, _, _, _, size, count, of_names = _HEADER.unpack_from(cubin)
-    sections = [_SECTION.unpack_from(cubin, table + i * size) for i in range(count)]
-    names = sections[of_names][4]
-    for name, _, _, _, offset, length, *_ in sections:
-        whole = cubin[names + name : cubin.index(b"\0", names + name)].decode()
-        if whole.startswith(_CODE):
-            yield whole.removeprefix(_CODE), cubin[offset : offset + length]
+    for section in ELFFile(io.BytesIO(cubin)).iter_sections():
+        if section.name.startswith(_CODE):
+            yield section.name.removeprefix(_CODE), section.data()
 
 
 def _size_of_cubin(data: bytes, at: int) -> int:
     """Bytes of the CUDA file that begins at `at`, 0 if none does. Its tables come last, so they tell where it ends."""
-    if len(data) - at < _HEADER.size:
+    try:
+        header = ELFFile(io.BytesIO(data[at : at + _HEADER_BYTES])).header
+    except ELFError:
         return 0
-    _, _, machine, _, _, programs, sections, _, _, program_size, program_count, section_size, section_count, _ = (
-        _HEADER.unpack_from(data, at)
-    )
-    size = int(max(programs + program_size * program_count, sections + section_size * section_count))
-    return size if machine == _EM_CUDA and at + size <= len(data) else 0
+    tables = (("e_phoff", "e_phentsize", "e_phnum"), ("e_shoff", "e_shentsize", "e_shnum"))
+    size = max(header[start] + header[entry] * header[count] for start, entry, count in tables)
+    return size if header["e_machine"] == _CUDA and at + size <= len(data) else 0

@@ -21,6 +21,7 @@ from gemmill.build.requests import CompileOutcome
 from gemmill.build.sources import SourceKind, expand
 from gemmill.build.units import Unit
 from gemmill.build.workshop import Workshop
+from gemmill.typed_json import read_json
 from gemmill.writing import write_whole
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ def run_graph(
 
     def report_ended() -> None:
         for path in [path for path in waiting if path.is_file()]:
-            done(waiting.pop(path), CompileOutcome(**json.loads(path.read_text(encoding="utf-8"))))
+            done(waiting.pop(path), read_json(path, CompileOutcome, "build again"))
 
     if workshop.options.scheduler is not None:
         failures = run_on_cluster(workshop.options.scheduler, folder, modules, report_ended)
@@ -100,7 +101,7 @@ def compile_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop)
     tools = workshop.toolchain
     host = unit.kind is SourceKind.BINDING
     stem = Path(unit.file_name).stem
-    flags = expand((*workshop.flags.for_kind(unit.kind), *unit.sources[0].flags), workshop.roots)
+    flags = expand(workshop.flags.for_kind(unit.kind), workshop.roots)
     outputs = ["-MD", "-MF", f"{stem}.d", "-c", unit.file_name, "-o", f"{stem}.o"]
     # nvcc would take the first gcc on PATH: the key covers the g++ that was found.
     compiler = [str(tools.gxx)] if host else [str(tools.nvcc), f"-ccbin={tools.gxx}"]

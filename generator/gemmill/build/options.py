@@ -1,8 +1,9 @@
 """What a build is told, and what it tells."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from gemmill import settings
 from gemmill.build.errors import BuildError
@@ -18,6 +19,7 @@ JOB_MEMORY_BYTES = 5 << 30
 """Bytes that one nvcc may need. Units of CUTLASS variants took 3.5 GiB for sm90a, 4.2 GiB for sm120a (nvcc 13.0)."""
 DSL_JOB_MEMORY_BYTES = 1 << 30
 """Bytes that one process of the CuTe DSL may need."""
+_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,24 +145,23 @@ class BuildObserver:
 
 def automatic_jobs(memory: int, *, beside: int = 0, least: int = 1) -> int:
     """Processes of `memory` bytes that cores and free memory allow beside `beside` processes of nvcc; at least `least`."""
-    cores = len(os.sched_getaffinity(0)) - beside
-    return max(least, min(cores, (_free_memory() - beside * JOB_MEMORY_BYTES) // memory))
+    cores = len(psutil.Process().cpu_affinity()) - beside
+    return max(least, min(cores, (free_memory() - beside * JOB_MEMORY_BYTES) // memory))
 
 
-def _free_memory() -> int:
-    """Bytes that new processes can have: those free on the machine, or less where a control group sets a limit."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit, used = _lines(Path("/sys/fs/cgroup/memory.max")), _lines(Path("/sys/fs/cgroup/memory.current"))
-    if limit and used and limit[0].isdecimal():
-        free = min(free, int(limit[0]) - int(used[0]))
-    return free
+def free_memory() -> int:
+    """Bytes that new processes can have: those free on the machine, or less where a control group sets a limit.
+
+    psutil does not know of control groups.
+    """
+    free: int = psutil.virtual_memory().available
+    limit, used = _number(_GROUP / "memory.max"), _number(_GROUP / "memory.current")
+    return free if limit is None or used is None else min(free, limit - used)
 
 
-def _lines(path: Path) -> list[str]:
+def _number(path: Path) -> int | None:
     try:
-        return path.read_text(encoding="ascii").splitlines()
+        text = path.read_text(encoding="ascii").strip()
     except OSError:
-        return []
+        return None
+    return int(text) if text.isdecimal() else None

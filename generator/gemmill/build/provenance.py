@@ -19,8 +19,8 @@ from gemmill.registry import REGISTRY
 _COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _HOST_CODE = re.compile(r"^// Host code: .*", re.MULTILINE | re.DOTALL)
 _NAMES_A_FILE = re.compile(r"^[ \t]*#[ \t]*(?:include|pragma once)\b[^\n]*$", re.MULTILINE)
-_NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler")
-"""Beginnings of flags that tell where headers lie, or what the host compiler does."""
+_NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler", "--compress-mode")
+"""Beginnings of flags that tell where headers lie, what the host compiler does, or how machine code is stored."""
 
 
 def source_digest(config: Config, text: str, kernels: Path, flags: Flags) -> str:

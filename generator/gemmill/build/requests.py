@@ -16,6 +16,7 @@ from gemmill.build.cache import ObjectCache
 from gemmill.build.failures import CompileError, Failure, failure_of_exception
 from gemmill.build.files import FileMemo
 from gemmill.build.headers import changed_between, header_set
+from gemmill.typed_json import read_json
 from gemmill.writing import write_whole
 
 _MESSAGE_CHARACTERS = 200_000
@@ -84,7 +85,7 @@ def answer(kind: type[Asked], compiles: Callable[[Asked], CompileOutcome]) -> in
     The outcome is written to a file, unless the disk does not allow it: then raises OSError. The exit status is 0 where
     every source has an object or a reason.
     """
-    request = kind(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    request = read_json(Path(sys.argv[1]), kind, "build again")
     try:
         outcome = compiles(request)
     except CompileError as error:

@@ -62,8 +62,6 @@ class Source:
     """A variant's launch function."""
     tag: str = ""
     """Tag of a variant's kernels. Those of one tag are compiled together, for they include the same headers."""
-    flags: tuple[str, ...] = ()
-    """The compiler's flags beside those of its kind; the same for all sources of a tag."""
     seconds: float
     """CPU seconds that compiling it may take, beside the cost of its unit."""
 
@@ -114,6 +112,8 @@ def flags_for(arch: Arch) -> Flags:
             *_PROGRAMMATIC_LAUNCH.get(arch, ()),
             "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
             *("-Xcompiler=-fvisibility=hidden,-fPIC", "-Xptxas=-v"),
+            # A third of the bytes, unpacked when a kernel is first called. nvcc 13.0 takes `balance` and compresses nothing.
+            "--compress-mode=size",
             *("-I.", *own, "-isystem=<cutlass>"),
         ),
         host=(
@@ -163,16 +163,14 @@ def variant_source(config: Config, flags: Flags, compiler_build: str) -> Source:
     file = emit(config)
     name = to_name(config)
     kind = SourceKind.DSL if is_of_dsl(config) else SourceKind.VARIANT
-    own = REGISTRY.kernels_of(config).flags
     return Source(
         kind=kind,
         name=name,
         path=file.path,
         text=file.text,
-        key=digest(kind.value, str(file.path), file.text, (*flags.for_kind(kind), *own), compiler_build),
+        key=digest(kind.value, str(file.path), file.text, flags.for_kind(kind), compiler_build),
         symbol=symbol_of(config),
         tag=config.tag,
-        flags=own,
         seconds=REGISTRY.kernels_of(config).seconds(config),
     )
 

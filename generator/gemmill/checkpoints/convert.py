@@ -1,7 +1,8 @@
-"""A checkpoint in another format, or under other names: read, made and written a layer at a time.
+"""A conversion writes a checkpoint in another format, or under other names. It is read, made and written a layer at a
+time.
 
-The next layer is read while one is made, so two are in memory. What is done is noted: a conversion that was interrupted goes on
-where it was. Every output file appears whole or not at all, an index after its shards.
+The next layer is read while one is made, so two are in memory. What is done is noted: a conversion that was
+interrupted goes on where it was. Every output file appears whole or not at all, an index after its shards.
 """
 
 import hashlib
@@ -32,10 +33,10 @@ REPORT = "conversion.json"
 
 
 class Observer(Protocol):
-    """Who is told how far a conversion is."""
+    """An observer is told how far a conversion is."""
 
     def planned(self, total: int, done: int) -> None:
-        """Bytes to be read, and those of steps that an earlier process did."""
+        """The conversion has so many bytes to read. An earlier process read `done` of them."""
 
     def advanced(self, step: Step) -> None:
         """A step is done."""
@@ -43,19 +44,21 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What a conversion made."""
+    """The result of a conversion."""
 
     out: Path
     report: Path
-    """The JSON with the figures of every layer."""
+    """The file of JSON with the figures of every layer."""
     layers: tuple[LayerError, ...]
-    """Those whose codes were made, the one with the largest error of weights first."""
+    """The layers whose codes were made, the one with the largest error of weights first."""
     renamed: int
-    """Layers whose codes are those of the source."""
+    """The number of layers whose codes are those of the source."""
     read_bytes: int
     written_bytes: int
     is_stated: bool
-    """Whether its config.json, if it has one, says how its layers are quantised: it cannot where some keep another format."""
+    """Whether its config.json, if it has one, says how its layers are quantised. It cannot where some keep another
+    format.
+    """
 
 
 def convert(
@@ -136,7 +139,7 @@ def _report_at(checkpoint: Checkpoint, out: Path) -> Path:
 
 
 def _digest(checkpoint: Checkpoint, asked: Asked, steps: list[Step]) -> str:
-    """Of what is read, how, and of what becomes of it."""
+    """The identity of a conversion: what is read, how, and what becomes of it."""
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
     plan = [(step.name, step.shard, step.writes) for step in steps]
     text = json.dumps([__version__, asdict(asked), files, plan])
@@ -186,7 +189,7 @@ class _Work:
             raise CheckpointError(f"{there[0]} exists: remove it, or name another output")
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of data of each output file."""
+        """The bytes of data of each output file."""
         sizes = dict.fromkeys(self.paths, 0)
         for step in self.steps:
             for dtype, shape in step.writes.values():
@@ -203,7 +206,7 @@ class _Work:
         return self.open[step.shard]
 
     def note(self, index: int, error: LayerError | None) -> None:
-        """A step is written; its file appears with its last one."""
+        """Note that a step is written. Its file appears with its last step."""
         step = self.steps[index]
         self.journal.note(index, None if error is None else asdict(error))
         self.unsynced += step.nbytes
@@ -293,7 +296,7 @@ def _run(
 
 
 def _matrices(steps: list[Step]) -> list[str]:
-    """Names of the modules whose float matrices stay."""
+    """The names of the modules whose float matrices stay."""
     return [
         step.name.removesuffix(".weight")
         for step in steps
@@ -350,7 +353,7 @@ def _aligned(nbytes: int) -> int:
 def _made(
     step: Step, tensors: dict[str, Tensor], asked: Asked, device: torch.device, inputs: Checkpoint | None
 ) -> tuple[dict[str, Tensor], LayerError | None]:
-    """What a step writes, by key, and the error of what was quantised."""
+    """The tensors that a step writes, by key, and the error of what was quantised."""
     source, tensors = step.spelling, {part: tensor.to(device) for part, tensor in tensors.items()}
     stored = None if source is None else source.read(tensors)
     if asked.to == BF16:
@@ -370,7 +373,7 @@ def _made(
 
 
 def _decoded(step: Step, stored: QuantizedWeight) -> dict[str, Tensor]:
-    """In bf16, in parts."""
+    """The tensor in bf16, made in parts."""
     values = torch.empty(stored.n, stored.k, dtype=torch.bfloat16, device=stored.codes.device)
     for rows in chunks(values):
         values[rows] = stored.values(rows).bfloat16()

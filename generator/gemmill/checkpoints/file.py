@@ -37,18 +37,18 @@ DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
     "C64": torch.complex64,
 }
-"""Dtypes of the format that torch has, by the format's words."""
+"""The dtypes of the format that torch has, by the format's words."""
 WORD_OF = {dtype: word for word, dtype in DTYPES.items()}
 BITS = {word: 8 * dtype.itemsize for word, dtype in DTYPES.items()} | {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 _MOST_HEADER = 100_000_000
-"""Bytes of a header, as the package has it."""
+"""The most bytes of a header, as the package has it."""
 METADATA = "__metadata__"
 _LARGEST = 1 << 63
-"""No offset reaches it, and no product of a shape's sizes."""
+"""A limit that no offset reaches, and no product of a shape's sizes."""
 _MOST_DIMENSIONS = 64
-"""As torch has it."""
+"""The most dimensions that torch has."""
 _SHOWN = 200
-"""Characters of a header that a sentence shows."""
+"""The most characters of a header that a sentence shows."""
 
 
 class CheckpointError(ValueError):
@@ -65,17 +65,17 @@ class Stored:
     shape: tuple[int, ...]
     path: Path
     start: int
-    """First byte in the file."""
+    """The position of the first byte in the file."""
     stop: int
 
     @property
     def nbytes(self) -> int:
-        """Size of the data."""
+        """The bytes of the data."""
         return self.stop - self.start
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Raises CheckpointError where torch has no such dtype."""
+        """The dtype as torch's. Raises CheckpointError where torch has none."""
         if self.dtype not in DTYPES:
             raise CheckpointError(f"{self.name} in {self.path} is {self.dtype}, which torch cannot hold: leave it out")
         return DTYPES[self.dtype]
@@ -98,7 +98,7 @@ class Stored:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, which lives as long as the view; torch lends none without NumPy."""
+    """The memory of a contiguous CPU tensor, which lives as long as the view. torch lends none without NumPy."""
     if not tensor.nbytes:
         return memoryview(bytearray())
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
@@ -155,7 +155,9 @@ def _first(path: Path) -> tuple[int, bytes]:
 
 
 def parsed_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """What JSON text means; None where it is none, is nested too deep or has an integer that Python does not read."""
+    """The value of JSON text. None where it is no JSON, is nested too deep or has an integer that Python does not
+    read.
+    """
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except CheckpointError:  # of `pairs`
@@ -202,7 +204,10 @@ def _short(text: str) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a file tells beside its tensors. Raises CheckpointError as `read_header`, and where that is no map from text to text."""
+    """The metadata that a file has beside its tensors.
+
+    Raises CheckpointError as `read_header`, and where they are no map from text to text.
+    """
     told = _parsed(path, _first(path)[1]).get(METADATA, {})
     if not isinstance(told, dict) or not all(isinstance(value, str) for value in told.values()):
         raise CheckpointError(f"{path} is malformed: its {METADATA} is no map from text to text: copy it again")

@@ -12,7 +12,7 @@ from gemmill.checkpoints.stated import stated_format
 
 INDEX = ".safetensors.index.json"
 _NAME_MAX = 255
-"""Bytes of a file's name."""
+"""The most bytes of a file's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Checkpoint:
         return iter(self.tensors)
 
     def read(self, name: str, into: Tensor | None = None) -> Tensor:
-        """A tensor, on the CPU. Raises CheckpointError where there is none of the name."""
+        """A tensor by its name, on the CPU. Raises CheckpointError where there is none."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.path} has no tensor {name}")
         return self.tensors[name].read(into)
@@ -88,7 +88,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _is_beside(file: object) -> bool:
-    """Whether it is the name of a file in a folder, as file systems have names."""
+    """Whether a text is the name of a file in a folder, as file systems have names."""
     return isinstance(file, str) and Path(file).name == file and len(file.encode(errors="replace")) <= _NAME_MAX
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 Numbers = tuple[int, ...]
 _NUMBER = re.compile(r"(?:(?<=\.)|^)(?:0|[1-9]\d{0,8})(?=\.|$)")
-"""A part of a key, between dots, that counts layers or experts; one with zeros before it is a name."""
+"""A part of a key, between dots, that counts layers or experts. One with zeros before it is a name."""
 
 
 def named(keys: Iterable[str]) -> str:
@@ -17,7 +17,7 @@ def named(keys: Iterable[str]) -> str:
 
 
 def _boxes(found: list[Numbers]) -> list[tuple[Numbers, ...]]:
-    """The same as products of sets of numbers, one for each place; no numbers are in two."""
+    """The numbers as products of sets, one set for each place. No numbers are in two products."""
     boxes = [tuple((number,) for number in numbers) for numbers in found]
     for place in reversed(range(len(found[0]))):
         merged: dict[tuple[Numbers, ...], list[int]] = {}
@@ -35,7 +35,7 @@ def _spelled(between: tuple[str, ...], box: tuple[Numbers, ...]) -> str:
 
 
 def _ranges(numbers: Numbers) -> str:
-    """`0-3,7` of ascending numbers."""
+    """Ascending numbers in the form `0-3,7`."""
     runs = list[list[int]]()
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -16,9 +16,9 @@ class Layer:
 
     weight: QuantizedWeight
     bias: Tensor | None
-    """[N]."""
+    """The bias [N]."""
     input_absmax: Tensor | None
-    """f32 [1], where the input was calibrated."""
+    """The largest magnitude of the input, f32 [1], where it was calibrated."""
 
 
 def read_layer(checkpoint: Checkpoint, name: str, format: str | None = None, *, expert: int | None = None) -> Layer:
@@ -50,7 +50,7 @@ def spelling_in(checkpoint: Checkpoint, name: str, format: str | None = None) ->
 
 
 def read_bias(checkpoint: Checkpoint, name: str, spelling: Spelling, expert: int | None = None) -> Tensor | None:
-    """[N], None where the layer has none."""
+    """The bias [N]; None where the layer has none."""
     key = spelling.bias_of(name)
     bias = checkpoint.read(key) if key in checkpoint else None
     return bias[expert].clone() if bias is not None and expert is not None else bias
@@ -72,7 +72,7 @@ def _of_expert(checkpoint: Checkpoint, name: str, spelling: Spelling, expert: in
 
 
 def _row(tensor: Stored, index: int, count: int) -> Stored:
-    """One of `count` rows, as [1, ...]."""
+    """Row `index` of a tensor of `count` rows, as [1, ...]."""
     size = tensor.nbytes // count
     start = tensor.start + index * size
     return replace(tensor, shape=(1, *tensor.shape[1:]), start=start, stop=start + size)
@@ -91,5 +91,5 @@ def _is_layer(spelling: Spelling | None) -> bool:
 
 
 def stored_parts(checkpoint: Checkpoint, name: str) -> dict[str, Stored]:
-    """What there is of a layer, by what follows its name."""
+    """The tensors of a layer, by what follows its name."""
     return {part: checkpoint.tensors[name + part] for part in PARTS if name + part in checkpoint}

@@ -44,11 +44,11 @@ class Spelling:
     """Whether the global scale multiplies when values are decoded; ours divides."""
     global_shape: tuple[int, ...] = (1,)
     input: str | None = None
-    """Of the calibrated range of the layer's input."""
+    """The ending of the tensor of the calibrated range of the layer's input."""
     input_holds: str = "absmax"
-    """What is stored there: absmax, 2688 / absmax ("divides") or absmax / 2688 ("multiplies")."""
+    """The number that is stored there: absmax, 2688 / absmax ("divides") or absmax / 2688 ("multiplies")."""
     expert_layers: tuple[str, ...] = ()
-    """Where a tensor has the experts of a layer, [E, N, ...]: what such layers' names end in."""
+    """The ending of names of layers whose tensors have all experts, [E, N, ...]; else empty."""
     transposed: bool = False
     """Whether experts that are not quantised are [E, K, N]; else [E, N, K]."""
     read_only: bool = False
@@ -74,7 +74,7 @@ class Spelling:
         return (weight.transpose(1, 2) if self.transposed else weight).flatten(0, 1)
 
     def from_rows(self, rows: Tensor, experts: int | None) -> Tensor:
-        """The inverse: floats [N, K], N of so many experts, as the project stores them."""
+        """Floats [N, K], N of so many experts, as the project stores them: the inverse."""
         if experts is None:
             return rows
         values = rows.view(experts, -1, rows.shape[1])
@@ -96,7 +96,7 @@ class Spelling:
 
     @property
     def _codes_words(self) -> tuple[str, ...]:
-        """What codes may be stored as; packed ones as bytes with a sign or without."""
+        """The dtypes in which codes may be stored. Packed ones are bytes with a sign or without."""
         return (
             ("U8", "I8")
             if self.format in BLOCK_SCALED and self.codes_dtype is not E4M3
@@ -104,7 +104,7 @@ class Spelling:
         )
 
     def _scales_shape(self, n: int, code_bytes: int) -> tuple[int, int] | None:
-        """Of the scales, by the shape of the codes; None where a row is no whole number of groups."""
+        """The shape of the scales, by the shape of the codes. None where a row is no whole number of groups."""
         if self.format in ROWWISE:
             return n, 1
         if self.format == "block128":
@@ -116,7 +116,7 @@ class Spelling:
         return swizzled_shape(n, groups) if self.swizzled else (n, groups)
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        """The layer; experts one after another as rows."""
+        """The layer of these tensors. Experts are rows, one after another."""
         codes, scales = tensors[self.codes], tensors[self.scales]
         if self.experts:
             codes, scales = codes.reshape(-1, codes.shape[2] * codes.shape[3]), scales.reshape(-1, scales.shape[2])
@@ -149,11 +149,11 @@ class Spelling:
         return written
 
     def absmax(self, stored: Tensor) -> Tensor:
-        """Of the input, f32 [1], by what is stored as `input`."""
+        """The largest magnitude of the input, f32 [1], by what is stored as `input`."""
         return _INPUT[self.input_holds](stored.float().reshape(-1)[:1])
 
     def stored_input(self, absmax: Tensor) -> Tensor:
-        """The inverse, of the shape that a global scale has here."""
+        """The number to be stored, of the shape that a global scale has here: the inverse."""
         inverse = {"multiplies": lambda x: x / LARGEST_PRODUCT}.get(self.input_holds, _INPUT[self.input_holds])
         return inverse(absmax).reshape(self.global_shape)
 
@@ -164,7 +164,7 @@ _INPUT = {
     "multiplies": lambda x: x * LARGEST_PRODUCT,
 }
 _SCALE_WORDS = {F32: ("F32", "BF16", "F16"), E4M3: ("F8_E4M3", "U8"), U8: ("U8", "F8_E8M0"), E8M0: ("F8_E8M0", "U8")}
-"""What scales may be stored as, by what we write."""
+"""The dtypes in which scales may be stored, by the one that we write."""
 
 
 def _ct(format: str, **more: Any) -> Spelling:
@@ -221,12 +221,12 @@ SPELLINGS = (
     _lightx2v("mxfp6", **_SWIZZLED, scales_dtype=E8M0),
     _lightx2v("mxfp8", **_SWIZZLED, scales_dtype=E8M0),
 )
-"""In the order in which they are tried."""
+"""All spellings, in the order in which they are tried."""
 PROJECTS = tuple(dict.fromkeys(spelling.project for spelling in SPELLINGS))
 ENDINGS = tuple(sorted({spelling.codes for spelling in SPELLINGS}))
-"""What the name of a tensor of codes ends in."""
+"""The endings of names of tensors of codes."""
 PARTS = frozenset(part for s in SPELLINGS for part in (*s.parts, s.input) if part is not None)
-"""All that may follow a layer's name."""
+"""All endings that may follow a layer's name."""
 
 
 def spelling_of(format: str, project: str | None = None) -> Spelling:

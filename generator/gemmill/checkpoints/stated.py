@@ -28,7 +28,7 @@ _ALGORITHMS = {
     "FP8_PER_CHANNEL_PER_TOKEN": "channel",
     "FP8_PB_WO": "block128",
 }
-"""ModelOpt's, and our formats."""
+"""ModelOpt's words, and our formats."""
 _FP8_BLOCKS: dict[str, Any] = {
     "quant_method": "fp8",
     "fmt": "e4m3",
@@ -38,7 +38,7 @@ _FP8_BLOCKS: dict[str, Any] = {
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """A model's config.json, None where there is none. Raises CheckpointError where it is no JSON object."""
+    """A model's config.json; None where there is none. Raises CheckpointError where it is no JSON object."""
     path = folder / CONFIG
     return _read(path) if path.is_file() else None
 
@@ -105,7 +105,7 @@ def _compressed_tensors(format: str, kept: list[str], has_inputs: bool) -> dict[
 
 
 def _scheme(format: str, has_inputs: bool) -> dict[str, Any]:
-    """How weights and activations are quantised, in compressed-tensors' words."""
+    """The quantisation of weights and activations in compressed-tensors' words."""
 
     def args(bits: int, strategy: str, dynamic: bool | str, **more: Any) -> dict[str, Any]:
         kind = "int" if format == "int8" else "float"
@@ -127,7 +127,7 @@ def _scheme(format: str, has_inputs: bool) -> dict[str, Any]:
 
 
 def _of_compressed_tensors(stated: dict[str, Any]) -> str | None:
-    """By its format; e4m3 by how scales are shared."""
+    """The weight format that compressed-tensors' config states. Of e4m3 it depends on how scales are shared."""
     name = stated.get("format")
     if name != "float-quantized":
         return _FORMATS_OF_CT.get(str(name))

@@ -1,4 +1,4 @@
-"""What a conversion reads and writes: every tensor of a checkpoint is in one step, and every output's place is known before."""
+"""Steps of a conversion: every tensor of a checkpoint is in one, and every output's place is known before."""
 
 import fnmatch
 from dataclasses import dataclass, field, replace
@@ -12,10 +12,10 @@ from gemmill.checkpoints.names import ENDINGS, PARTS, Spelling, recognised, spel
 from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight, check_format, check_shape
 
 KEPT = ("*embed*", "*norm*", "*lm_head*", "head.*", "*router*", "*.gate.weight", "*.gate.wg.weight")
-"""Layers that no project quantises: patterns over keys."""
+"""Patterns over keys of layers that no project quantises."""
 FLOATS = ("BF16", "F16", "F32", "F64")
 BF16 = "bf16"
-"""What --to takes beside formats: weights decoded."""
+"""The word that --to takes beside formats: weights are decoded."""
 _CODES_OF = {
     ".weight_scale": (".weight", ".weight_packed"),
     ".weight_scale_inv": (".weight",),
@@ -23,12 +23,12 @@ _CODES_OF = {
     ".weight_global_scale": (".weight", ".weight_packed"),
     "_scales": ("_blocks",),
 }
-"""Names that scales alone have, and what must be there beside them."""
+"""The endings that scales alone have, and what must be there beside them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is to become of a checkpoint."""
+    """The request of a conversion."""
 
     to: str
     """A weight format, or bf16."""
@@ -54,11 +54,11 @@ class Step:
     shard: str
     """The file that it is written to, named as the one that it was read from."""
     reads: dict[str, Stored]
-    """By what follows the layer's name; of a tensor that stays by ""."""
+    """The tensors, by what follows the layer's name; of a tensor that stays by ""."""
     spelling: Spelling | None = None
-    """How it is quantised already."""
+    """The way in which it is quantised already."""
     kept: Spelling | None = None
-    """The same of a layer that stays so."""
+    """The way in which a layer that stays is quantised."""
     changes: bool = False
     """Whether codes are made, or made bf16."""
     writes: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Step:
 
     @property
     def nbytes(self) -> int:
-        """Size of what is read."""
+        """The bytes that are read."""
         return sum(tensor.nbytes for tensor in self.reads.values())
 
     @property
@@ -141,7 +141,7 @@ def _stays(key: str, asked: Asked) -> bool:
 
 
 def _refuse_incomplete(left: dict[str, Stored], asked: Asked) -> None:
-    """Raises CheckpointError for codes that are no layer, and for scales without codes, each by its key."""
+    """Refuse codes that are no layer, and scales without codes, each by its key. Raises CheckpointError."""
     lacking: dict[str, str] = {}
     for name, tensor in left.items():
         ending = next((ending for ending in ENDINGS if name.endswith(ending)), None)
@@ -191,7 +191,9 @@ def _plain(name: str, tensor: Stored, asked: Asked) -> Step:
 
 
 def _check_layer(tensor: Stored, name: str, shape: tuple[int, ...], asked: Asked) -> None:
-    """Raises CheckpointError, by a tensor's name, where the format cannot take the [N, K] that it stands for."""
+    """Refuse a tensor by its name, where the format cannot take the [N, K] that it stands for. Raises
+    CheckpointError.
+    """
     try:
         check_shape(asked.to, shape)
     except ValueError as error:
@@ -233,7 +235,7 @@ def _quantised(layer: str, spelling: Spelling, group: dict[str, Stored], asked: 
 
 
 def _sizes(spelling: Spelling, codes: Stored) -> tuple[int, int]:
-    """N (of all experts) and K of a layer by its codes."""
+    """The N (of all experts) and K of a layer, by its codes."""
     n, row = codes.shape[0], codes.shape[-1]
     if spelling.experts:
         n, row = codes.shape[0] * codes.shape[1], codes.shape[2] * codes.shape[3]
@@ -242,14 +244,14 @@ def _sizes(spelling: Spelling, codes: Stored) -> tuple[int, int]:
 
 
 def experts_of(step: Step) -> int | None:
-    """How many experts share a step's rows."""
+    """The number of experts that share a step's rows."""
     return next(iter(step.reads.values())).shape[0] if step.is_experts else None
 
 
 def _written(
     step: Step, target: Spelling, n: int, k: int, *, has_input: bool
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """By writing a weight that has shapes and no values."""
+    """The shapes and dtypes that are found by writing a weight that has shapes and no values."""
     tensors = target.write(_empty(target.format, n, k), experts_of(step))
     written = {step.name + part: (WORD_OF[tensor.dtype], tuple(tensor.shape)) for part, tensor in tensors.items()}
     if has_input:

@@ -15,7 +15,7 @@ from torch import Tensor
 from gemmill.checkpoints.file import CheckpointError, Stored, bytes_of, header_of, opened, parsed_json
 
 _COPIED = 1 << 24
-"""Bytes that are copied at a time."""
+"""The most bytes that are copied at a time."""
 SYNCED = 1 << 30
 """Bytes after which what was written is brought to the disk and noted as done."""
 
@@ -93,7 +93,7 @@ def told_of_space(path: Path, remedy: str = _GOES_ON) -> Iterator[None]:
 
 
 def refuse_without_space(folder: Path, needed: int) -> None:
-    """Raises CheckpointError where a folder has less room than will be written."""
+    """Refuse a folder that has less room than will be written. Raises CheckpointError."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise CheckpointError(
@@ -102,10 +102,12 @@ def refuse_without_space(folder: Path, needed: int) -> None:
 
 
 class Journal:
-    """Which steps are done, on disk. One process at a time has it."""
+    """The journal of a conversion: the steps that are done, on disk. One process at a time has it."""
 
     def __init__(self, path: Path, digest: str) -> None:
-        """Raises CheckpointError where another process has it, or where it is of another conversion."""
+        """Open or begin a journal. Raises CheckpointError where another process has it, or where it is of another
+        conversion.
+        """
         self.path, self._pending = path, list[dict[str, Any]]()
         self._file = path.open("a+", encoding="utf-8")
         try:
@@ -122,18 +124,18 @@ class Journal:
                 f"{path} is of another conversion, which did not end: remove it and start anew, or ask for the same as then"
             )
         self.done = {line["step"]: line.get("error") for line in lines[1:] if line and "step" in line}
-        """The figures of each step that is done; None of one that has none."""
+        """The figures of each step that is done, None for one that has none."""
         if is_new:
             self._file.truncate(0)
             self._write([{"digest": digest}])
 
     def note(self, step: int, error: dict[str, Any] | None) -> None:
-        """A step whose data is written, though not yet on the disk."""
+        """Note a step whose data is written, though not yet on the disk."""
         self.done[step] = error
         self._pending.append({"step": step, "error": error})
 
     def commit(self) -> None:
-        """All that was noted is on the disk."""
+        """Bring all that was noted to the disk."""
         self._write(self._pending)
         self._pending = []
 
@@ -144,13 +146,13 @@ class Journal:
             os.fsync(self._file.fileno())
 
     def close(self, *, remove: bool) -> None:
-        """Let go of it; remove it where the conversion has ended."""
+        """Close the journal; remove it where the conversion has ended."""
         if remove:
             self.path.unlink()
         self._file.close()
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """None for a line that was cut off."""
+    """The row of a line; None for one that was cut off."""
     parsed = parsed_json(line)
     return parsed if isinstance(parsed, dict) else None

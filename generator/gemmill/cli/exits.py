@@ -33,6 +33,8 @@ class UnavailableError(Exception):
     """Something that the verb needs is missing; the text says how to get it."""
 
 
+_PACKAGES = {"elftools": "pyelftools"}
+"""What pip calls a package, where that is not what Python calls it."""
 _CODES_OF_LAYERS = {
     "gemmill.emit": ExitCode.BUILD_FAILED,
     "gemmill.build": ExitCode.BUILD_FAILED,
@@ -69,7 +71,8 @@ def sentence_of(error: BaseException) -> str:
     if _left_out(error):
         return "this installation has gemmill's runtime alone, which cannot do that: install gemmill from its sources"
     if isinstance(error, ImportError) and error.name:
-        return f"this needs the Python package {error.name}, which is not installed: `pip install {error.name.partition('.')[0]}`"
+        package = error.name.partition(".")[0]
+        return f"this needs the Python package {error.name}, which is not installed: `pip install {_PACKAGES.get(package, package)}`"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'a file'}: {error.strerror}; check that it exists, may be written and has room"
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())

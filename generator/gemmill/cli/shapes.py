@@ -32,7 +32,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="NAME_OR_FILE",
-        help="A shipped model's name, or a Hugging Face config.json; may be repeated.",
+        help="A shipped model's name, a Hugging Face config.json, or with transformers a model's id; may be repeated.",
     ),
 ]
 OpOption = Annotated[
@@ -62,7 +62,8 @@ def workloads_of(
     m: str | None,
 ) -> "list[Workload]":
     """The workloads that were asked for. Those that share weights stand beside each other. Raises UsageError."""
-    from gemmill.tuner.models import layers_of, named_models, read_model
+    from gemmill.tuner.hub_models import layers_named
+    from gemmill.tuner.models import named_models
     from gemmill.tuner.shapes import read_misses, read_shapes
     from gemmill.tuner.workloads import grid
 
@@ -84,7 +85,7 @@ def workloads_of(
             {"n": layer.n, "k": layer.k}
             for name in models or ()
             for ranks in numbers("--tp", tensor_parallel)
-            for layer in layers_of(read_model(name), ranks)
+            for layer in layers_named(name, ranks)
         ]
         planned = grid(wanted, weights, steps)
     except ValueError as error:

@@ -59,7 +59,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
 
 
 def _segments(grouped_layout: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Offsets and map of rows that say whose they are."""
+    """The offsets and the map of rows that say whose they are."""
     rows = torch.arange(len(grouped_layout), device=grouped_layout.device)
     known = (grouped_layout >= 0) & (grouped_layout < experts)  # what nobody wrote may hold any number
     owner = torch.where(known, grouped_layout, experts).long()
@@ -75,7 +75,7 @@ def by_segments(d: Tensor, a: Scaled, b: Scaled, begins: Tensor, ends: Tensor) -
 
 
 def _apart(begins: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Offsets and map of segments that need not follow one another: behind each are rows of nobody."""
+    """The offsets and the map of segments that need not follow one another. Behind each are rows of nobody."""
     owners = torch.arange(2 * len(begins) - 1, dtype=torch.int32, device=begins.device)
     return torch.stack((begins, ends), dim=1).flatten(), torch.where(owners % 2 == 0, owners // 2, -1)
 
@@ -109,4 +109,4 @@ def m_grouped_bf16_gemm_nt_masked(
 
 
 fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
-"""As DeepGEMM called it before 2.8."""
+"""The name that DeepGEMM had for it before 2.8."""

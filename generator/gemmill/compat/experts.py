@@ -1,4 +1,4 @@
-"""Engines' grouped GEMMs with scales in blocks: which of their calls come to gemmill."""
+"""Engines' grouped GEMMs with scales in blocks, and which of their calls come to gemmill."""
 
 import torch
 from torch import Tensor

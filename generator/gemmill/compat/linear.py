@@ -1,4 +1,6 @@
-"""What a serving engine asks before it gives a linear layer to gemmill, answered from the active build's manifest."""
+"""Answers to a serving engine that asks before it gives a linear layer to gemmill. They follow from the active
+build's manifest.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,23 +16,23 @@ from gemmill.runtime.notices import LOG
 from gemmill.vocab import Arch
 
 ROWS = (1, 64, 4096)
-"""Of which a layer's variants are told when it is taken."""
+"""The rows of whose calls a layer's variants are told when it is taken."""
 BLOCK = 128
-"""Elements that share a scale along K, and rows of a weight."""
+"""The elements that share a scale along K, and the rows of a weight that do."""
 
 
 class Layer(Protocol):
     """A layer, as far as variants for it depend on it; its text is for the log."""
 
     rows: ClassVar[tuple[int, ...]]
-    """Of which its variants are told when it is taken."""
+    """The rows of whose calls its variants are told when it is taken."""
 
     def call(self, m: int) -> tuple[Any, ...]:
         """The op's name and its arguments for m rows, on torch's meta device."""
         ...
 
     def __hash__(self) -> int:
-        """By value."""
+        """The hash of the layer's value."""
         ...
 
 
@@ -40,19 +42,21 @@ class Linear:
 
     rows: ClassVar[tuple[int, ...]] = ROWS
     n: int
-    """Columns of the result."""
+    """The columns of the result."""
     k: int
     codes: torch.dtype
-    """Of activations and weight."""
+    """The dtype of activations and weight."""
     out_dtype: torch.dtype
     blocks: bool = False
     """Whether scales are 1 x 128 of activations and 128 x 128 of the weight; else per token and channel, or one value."""
     azp: bool = False
     """Whether activations have zero points."""
     format: str = ""
-    """Of packed weights beside activations of 16 bits, "nvfp4" or "mxfp4"; empty where both have one dtype."""
+    """The format of packed weights beside activations of 16 bits, "nvfp4" or "mxfp4". It is empty where both have one
+    dtype.
+    """
     experts: int = 0
-    """Whose weights one call multiplies by, each its rows; 0 for a layer of one weight."""
+    """The number of experts by whose weights one call multiplies; 0 for a layer of one weight."""
 
     def call(self, m: int) -> tuple[Any, ...]:
         """The op's name and its arguments for m rows, on torch's meta device."""
@@ -73,9 +77,10 @@ def _name(kind: torch.dtype) -> str:
 
 
 def absence(capability: int | None = None) -> str | None:
-    """Why gemmill takes no layer on a GPU of a compute capability such as 90, in one sentence; None if there is a build.
+    """The reason why gemmill takes no layer on a GPU of a compute capability such as 90, in one sentence; None if
+    there is a build.
 
-    Loads a build if none is yet: one that is removed afterwards goes on serving. Raises nothing.
+    Loads a build if none is yet. One that is removed afterwards goes on serving. Raises nothing.
     """
     try:
         arch = Arch(ops.active().manifest.arch)
@@ -87,7 +92,7 @@ def absence(capability: int | None = None) -> str | None:
 
 
 def refusal(layer: Layer) -> str | None:
-    """Why gemmill does not take a layer, in one sentence; None if it does.
+    """The reason why gemmill does not take a layer, in one sentence; None if it does.
 
     Loads a build if none is yet. Tells the variants that a layer gets, once. Raises nothing.
     """

@@ -174,13 +174,13 @@ HOOKS: dict[str, Callable[..., Any]] = {
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_masked": around_masked_experts,
     "sglang.srt.layers.moe.cutlass_moe.fp8_blockwise_scaled_grouped_mm": around_cutlass_experts,
 }
-"""By the function that each is put around."""
+"""The hooks, by the function that each is put around."""
 
 _known: dict[Linear, bool] = {}
 
 
 def _refused(linear: Linear) -> bool:
-    """Remembered, since it is asked at each call."""
+    """Whether gemmill refuses a layer. The answer is remembered, since it is asked at each call."""
     if linear not in _known:
         _known[linear] = refusal(linear) is not None
     return _known[linear]

@@ -52,7 +52,7 @@ def _supports_fp4(capability: int) -> bool:
 
 
 def _group_gemm_supported(capability: int) -> bool:
-    """Of e4m3, with scales of tokens and channels."""
+    """Whether there are variants of e4m3 with scales of tokens and channels."""
     try:
         entries = ops.variants(op=GROUPED_MM.name, arch=f"sm{capability}a")
     except ManifestError:

@@ -81,7 +81,7 @@ class GemmillTurboQuantImpl(TurboQuantAttentionImpl):
 
 
 def _formats(name: str) -> tuple[str, str]:
-    """Of keys and of values."""
+    """The formats of keys and of values."""
     return name_of(preset(name).keys), name_of(preset(name).values)
 
 
@@ -95,7 +95,7 @@ def _told(why: str) -> bool:
 def _refusal(
     name: str, heads: tuple[int, int, int], dtype: torch.dtype, page: int, slot: int, build_id: str
 ) -> str | None:
-    """Why a build does not serve a layer, in one sentence; None if it does."""
+    """The reason why a build does not serve a layer, in one sentence; None if it does."""
     query_heads, kv_heads, head_dim = heads
     if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
         return "gemmill chooses slices by the number of sequences, and VLLM_BATCH_INVARIANT is set"

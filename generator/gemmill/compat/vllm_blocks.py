@@ -48,7 +48,7 @@ BEFORE = {
     "m_grouped_fp8_gemm_nt_contiguous": _before_contiguous,
     "fp8_m_grouped_gemm_nt_masked": _before_masked,
 }
-"""What is put before each of vLLM's functions."""
+"""The functions that are put before vLLM's."""
 
 
 def _is_vllms(a: Scaled, b: Scaled, d: Tensor) -> bool:

@@ -23,7 +23,7 @@ SCHEMAS = {
     "Tensor expert_num_tokens, int num_local_experts, int padded_m, int n, int k) -> ()",
 }
 SWAPPED_ROWS = 64
-"""Up to so many rows vLLM takes each problem transposed, as N x M x K (run_cutlass_moe_mm_sm90)."""
+"""The number of rows up to which vLLM takes each problem transposed, as N x M x K (run_cutlass_moe_mm_sm90)."""
 SCALE_ROWS = 128
 """Multiples to which rows of block scales are padded."""
 
@@ -68,7 +68,7 @@ def _fill_sizes(problem_sizes: Tensor, rows: Tensor, n: int, k: int, *, swapped:
 
 
 def _fill_both(sizes1: Tensor, sizes2: Tensor, rows: Tensor, n: int, k: int, *, parts: int, swapped: bool) -> None:
-    """Of the two grouped GEMMs of a layer: to `parts` times n columns, and back to k."""
+    """The problem sizes of the two grouped GEMMs of a layer: to `parts` times n columns, and back to k."""
     _fill_sizes(sizes1, rows, parts * n, k, swapped=swapped)
     _fill_sizes(sizes2, rows, k, n, swapped=swapped)
 

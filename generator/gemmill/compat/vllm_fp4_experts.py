@@ -89,7 +89,7 @@ def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """vLLM's, from the rows of the first GEMM: gates and ups where it has gates."""
+    """vLLM's activation of the rows of the first GEMM: gates and ups where it has gates."""
 
     def activated(rows: Tensor) -> Tensor:
         is_gated = named["activation"].is_gated

@@ -22,7 +22,9 @@ CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_
 """vLLM's function that names the classes of a backend, of which it takes the first that supports a layer."""
 BACKEND = "TRITON"
 MOST_TOKENS = 1
-"""That gemmill's kernels take. Over vLLM's Triton kernels 1.22 at 1 token of Qwen3-30B-A3B and 0.87 at 16 (H200, 2026-11-23)."""
+"""The most tokens of a call that gemmill's kernels take. Their speed is 1.22 of vLLM's Triton kernels' at 1 token of
+Qwen3-30B-A3B, and 0.87 at 16 (H200, 2026-11-23).
+"""
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 _CODES = torch.float8_e4m3fn
 _BLOCKS, _ROWS = ((BLOCK, BLOCK), (1, BLOCK)), ((-1, 1), (1, -1))
@@ -34,14 +36,14 @@ class Experts:
     """A layer of experts, as far as a variant for it depends on it."""
 
     experts: int
-    """Whose weights are here."""
+    """The number of experts whose weights are here."""
     hidden: int
     inner: int
     topk: int
     dtype: torch.dtype
-    """Of x and of the result."""
+    """The dtype of x and of the result."""
     blocks: bool
-    """Whether scales are of blocks of 128 x 128; else of rows."""
+    """Whether scales are of blocks of 128 x 128; else they are of rows."""
     rows: ClassVar[tuple[int, ...]] = (1, MOST_TOKENS)
 
     def __str__(self) -> str:
@@ -66,7 +68,7 @@ class Experts:
 
 
 def refusal_of(moe_config: Any, weight_key: Any, activation_key: Any) -> str | None:
-    """Why a layer stays vLLM's, in one sentence; None where gemmill takes it. Raises nothing."""
+    """The reason why a layer stays vLLM's, in one sentence; None where gemmill takes it. Raises nothing."""
     config, parallel = moe_config, moe_config.moe_parallel_config
     if (asked := getattr(config, "moe_backend", "auto")) != "auto":
         return f"gemmill takes layers of which vLLM chooses the backend, and moe_backend is {asked!r}"

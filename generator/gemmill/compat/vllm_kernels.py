@@ -19,7 +19,7 @@ from gemmill.compat.linear import BLOCK, Linear, absence, packed_fp4, refusal, r
 
 Answer = tuple[bool, str | None]
 _SOME = 4096
-"""N and K of a layer that stands for those whose sizes are not known yet."""
+"""The N and K of a layer that stands for those whose sizes are not known yet."""
 
 
 def _answer(why: str | None) -> Answer:
@@ -116,7 +116,7 @@ def _int8(n: int, k: int, out_dtype: torch.dtype, azp: bool) -> Linear:
 
 
 class _Fp4Linear(_OnThisGpu):
-    """What layers of 4-bit weights share; the other base is Marlin's kernel."""
+    """The common part of layers of 4-bit weights. The other base is Marlin's kernel."""
 
     format: str
 

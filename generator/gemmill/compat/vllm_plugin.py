@@ -78,7 +78,7 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_alone(name: str, kernels: list[Any], own: type) -> None:
-    """Raises RuntimeError where another installation of gemmill has registered its own."""
+    """Refuse to be the second: raises RuntimeError where another installation of gemmill has registered its own."""
     others = [kernel for kernel in kernels if kernel.__name__ == name and kernel is not own]
     if others:
         raise RuntimeError(

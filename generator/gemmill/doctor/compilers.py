@@ -1,21 +1,27 @@
-"""What builds, as far as this installation has it: a wheel of `gemmill wheel` has the runtime alone."""
+"""The parts that build, as far as this installation has them. A wheel of `gemmill wheel` has the runtime alone."""
 
 from typing import Any
 
 try:
     from gemmill.build.dsl import find_dsl
     from gemmill.build.errors import BuildError
+    from gemmill.build.options import BuildOptions, free_memory
     from gemmill.build.sass import architectures
     from gemmill.build.toolchain import find_toolchain
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
+    _WHY = (
+        "this installation has gemmill's runtime alone: install gemmill from its sources to build"
+        if (error.name or "").startswith("gemmill.")
+        else f"{error.name} is not installed: pip install 'gemmill[toolchain]'"
+    )
 
     class BuildError(Exception):  # type: ignore[no-redef]
         """Nothing can be built here."""
 
     def find_toolchain() -> Any:
         """Raises BuildError."""
-        raise BuildError("this installation has gemmill's runtime alone: install gemmill from its sources to build")
+        raise BuildError(_WHY)
 
-    find_dsl = architectures = find_toolchain  # neither is asked where there is no toolchain
+    find_dsl = architectures = BuildOptions = free_memory = find_toolchain  # none is asked where there is no toolchain
 
-__all__ = ["BuildError", "architectures", "find_dsl", "find_toolchain"]
+__all__ = ["BuildError", "BuildOptions", "architectures", "find_dsl", "find_toolchain", "free_memory"]

@@ -1,31 +1,29 @@
-"""What a shared library asks of others and gives to them, read from its ELF tables without loading it.
+"""The ELF tables of a shared library, read by pyelftools: what it asks of others and gives to them. It is not loaded."""
 
-64-bit little-endian files, as on every machine that gemmill builds for. Layout: System V ABI, chapters 4 and 5.
-"""
-
-import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_DYNAMIC = struct.Struct("<qQ")
-_NEEDED_VERSIONS = struct.Struct("<HHIII")
-_NEEDED_VERSION = struct.Struct("<IHHII")
-_DYNAMIC_SECTION, _SYMBOLS_SECTION, _VERSIONS_SECTION = 6, 11, 0x6FFFFFFE
-_NEEDED = 1
-_WEAK = 2
+from elftools.common.exceptions import ELFError
+from elftools.construct import ConstructError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.hash import ELFHashSection, GNUHashSection
+
+_UNDEFINED = "SHN_UNDEF"
 
 
 class ElfError(Exception):
-    """The file is not a whole 64-bit shared library; the text names it."""
+    """The file is not a whole shared library; the text names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """The dynamic tables of one shared library."""
+    """The requirements of one shared library on others."""
 
     needed: tuple[str, ...]
     """File names of the libraries that the loader brings in with it."""
@@ -33,72 +31,59 @@ class Library:
     """Symbols that some other library must define."""
     optional: frozenset[str]
     """Weak undefined symbols: null where no library defines them."""
-    defined: frozenset[str]
-    machine: int = 0
-    """ELF's number of the processor."""
+    machine: str = ""
+    """ELF's name of the processor, as EM_X86_64."""
     versions: frozenset[str] = frozenset()
-    """Of the symbols that others must define, as GLIBC_2.34."""
+    """Versions of the symbols that others must define, as GLIBC_2.34."""
 
 
 def read_library(path: Path) -> Library:
     """Read the dynamic tables of a shared library. Raises ElfError, OSError."""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(data, path)
-    except (struct.error, ValueError, IndexError) as error:
-        raise ElfError(f"{path} is not a whole shared library ({error})") from None
+    with _opened(path) as elf:
+        undefined = [symbol for symbol in _symbols(elf) if symbol["st_shndx"] == _UNDEFINED]
+        weak = {symbol.name for symbol in undefined if symbol["st_info"]["bind"] == "STB_WEAK"}
+        return Library(
+            needed=tuple(tag.needed for part in _parts(elf, DynamicSection) for tag in part.iter_tags("DT_NEEDED")),
+            required=frozenset({symbol.name for symbol in undefined} - weak - {""}),
+            optional=frozenset(weak - {""}),
+            machine=elf["e_machine"],
+            versions=frozenset(
+                version.name
+                for part in _parts(elf, GNUVerNeedSection)
+                for _, versions in part.iter_versions()
+                for version in versions
+            ),
+        )
 
 
-def _parse(data: mmap.mmap, path: Path) -> Library:
-    if data[:6] != b"\x7fELF\x02\x01":
-        raise ElfError(f"{path} is not a 64-bit little-endian ELF file")
-    table_offset = struct.unpack_from("<Q", data, 40)[0]
-    entry_size, count = struct.unpack_from("<HH", data, 58)
-    sections = [_SECTION.unpack_from(data, table_offset + i * entry_size) for i in range(count)]
-    needed: list[str] = []
-    required: set[str] = set()
-    optional: set[str] = set()
-    defined: set[str] = set()
-    versions: set[str] = set()
-    for _, kind, _, _, offset, size, link, *_ in sections:
-        if kind not in (_DYNAMIC_SECTION, _SYMBOLS_SECTION, _VERSIONS_SECTION):
-            continue
-        content = data[offset : offset + size]
-        strings = data[sections[link][4] : sections[link][4] + sections[link][5]]
-        if kind == _DYNAMIC_SECTION:
-            needed += [_text(strings, value) for tag, value in _DYNAMIC.iter_unpack(content) if tag == _NEEDED]
-        elif kind == _VERSIONS_SECTION:
-            versions.update(_versions(content, strings))
-        else:
-            for name, info, _, section, _, _ in _SYMBOL.iter_unpack(content):
-                group = defined if section else optional if info >> 4 == _WEAK else required
-                group.add(_text(strings, name))
-    for group in (required, optional, defined):
-        group.discard("")
-    return Library(
-        needed=tuple(needed),
-        required=frozenset(required),
-        optional=frozenset(optional),
-        defined=frozenset(defined),
-        machine=struct.unpack_from("<H", data, 18)[0],
-        versions=frozenset(versions),
-    )
+def defined_in(path: Path, names: Iterable[str]) -> frozenset[str]:
+    """Those of `names` that a shared library defines. Its hash table finds them, as the loader does.
+
+    Raises ElfError, also where the library has no such table, and OSError.
+    """
+    with _opened(path) as elf:
+        table = next(_parts(elf, GNUHashSection, ELFHashSection), None)
+        if table is None:
+            raise ElfError(f"{path} has no hash table of its symbols: link it with --hash-style=gnu")
+        found = ((name, table.get_symbol(name)) for name in names)
+        return frozenset(name for name, symbol in found if symbol is not None and symbol["st_shndx"] != _UNDEFINED)
 
 
-def _versions(content: bytes, strings: bytes) -> Iterator[str]:
-    """The chains of a section of needed versions: libraries, and of each its versions."""
-    library = 0
-    while True:
-        _, count, _, first, following = _NEEDED_VERSIONS.unpack_from(content, library)
-        version = library + first
-        for _ in range(count):
-            *_, name, step = _NEEDED_VERSION.unpack_from(content, version)
-            yield _text(strings, name)
-            version += step
-        if not following:
-            return
-        library += following
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    with path.open("rb") as file:
+        try:
+            yield ELFFile(file)
+        # What pyelftools and the parser below it meet in a file that was cut or is none.
+        except (ELFError, ConstructError, struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
+            reason = str(error) or type(error).__name__
+            raise ElfError(f"{path} is not a whole shared library ({reason})") from None
 
 
-def _text(strings: bytes, start: int) -> str:
-    return strings[start : strings.index(b"\0", start)].decode("ascii", "replace")
+def _parts(elf: Any, *kinds: type) -> Iterator[Any]:
+    return (section for section in elf.iter_sections() if isinstance(section, kinds))
+
+
+def _symbols(elf: Any) -> Iterator[Any]:
+    for table in elf.iter_sections("SHT_DYNSYM"):
+        yield from table.iter_symbols()

@@ -1,13 +1,13 @@
-"""Whether the builds on this machine can be loaded, judged from their files before anything loads them."""
+"""Findings on whether the builds on this machine can be loaded. Their files are judged before anything loads them."""
 
 import ctypes
 import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemmill import settings
 from gemmill.doctor.compilers import BuildError, architectures, find_toolchain
-from gemmill.doctor.elf import ElfError, Library, read_library
 from gemmill.doctor.finding import Finding, note, ok, problem
 from gemmill.locations import installed
 from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
@@ -15,9 +15,14 @@ from gemmill.runtime.builds import MANIFEST, find_builds, resolve, serving
 from gemmill.runtime.driver import driver_cuda
 from gemmill.vocab import Arch
 
+if TYPE_CHECKING:
+    from gemmill.doctor.elf import Library
+
 _SHOWN = 5
 TOLERABLE_LOSS = 0.03
-"""Of a build: about what the model loses where all variants are built (docs/notes/tables.md)."""
+"""The loss of a build that is tolerable: about what the model loses where all variants are built
+(docs/notes/tables.md).
+"""
 
 
 def examine_builds() -> Iterator[Finding]:
@@ -63,6 +68,11 @@ def examine_build(folder: Path) -> Iterator[Finding]:
 def examine_symbols(extension: Path) -> Iterator[Finding]:
     """The symbols that an extension needs against those that torch's and the system's libraries define."""
     try:
+        from gemmill.doctor.elf import ElfError, read_library
+    except ModuleNotFoundError:
+        yield note("symbols", "not looked at: pyelftools is not installed", "pip install 'gemmill[cli]'")
+        return
+    try:
         library = read_library(extension)
     except (ElfError, OSError) as error:
         yield problem("symbols", str(error), "gemmill build")
@@ -89,7 +99,7 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
 
 
 def examine_tables(manifest: Manifest) -> Iterator[Finding]:
-    """What the build loses by the tables' own times, and its variants that went wrong there, which are never chosen."""
+    """The loss of the build by the tables' own times, and its variants that went wrong there, which are never chosen."""
     if torch_libraries() is None:  # which another finding says
         return
     from gemmill.runtime.loss import loss_of
@@ -111,13 +121,15 @@ def torch_libraries() -> Path | None:
     return next((root / "lib" for root in installed("torch") if (root / "lib").is_dir()), None)
 
 
-def undefined_in(library: Library, torch_lib: Path, symbols: frozenset[str]) -> set[str]:
+def undefined_in(library: "Library", torch_lib: Path, symbols: frozenset[str]) -> set[str]:
     """Those of `symbols` that neither torch's libraries nor the system's, as far as the library asks for them, define."""
+    from gemmill.doctor.elf import defined_in
+
     left = set(symbols)
     for name in dict.fromkeys([*library.needed, "libtorch_cuda.so"]):
         path = torch_lib / name
         if path.is_file():
-            left -= read_library(path).defined
+            left -= defined_in(path, left)
         else:
             left = {symbol for symbol in left if not _system_defines(name, symbol)}
     return left

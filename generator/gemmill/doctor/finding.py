@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """What a finding means."""
+    """The meaning of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -16,25 +16,25 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found about one subject."""
+    """A finding about one subject."""
 
     subject: str
     state: State
     found: str
     advice: str = ""
-    """What to do about it; empty where there is nothing to do."""
+    """The advice; empty where there is nothing to do."""
 
 
 def ok(subject: str, found: str) -> Finding:
-    """What is as it must be."""
+    """A finding that is as it must be."""
     return Finding(subject=subject, state=State.OK, found=found)
 
 
 def note(subject: str, found: str, advice: str) -> Finding:
-    """What is worth knowing."""
+    """A finding that is worth knowing."""
     return Finding(subject=subject, state=State.NOTE, found=found, advice=advice)
 
 
 def problem(subject: str, found: str, advice: str) -> Finding:
-    """What must be changed."""
+    """A finding that asks for a change."""
     return Finding(subject=subject, state=State.PROBLEM, found=found, advice=advice)

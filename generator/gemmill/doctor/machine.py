@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import __version__
-from gemmill.doctor.compilers import BuildError, find_dsl, find_toolchain
+from gemmill.doctor.compilers import BuildError, BuildOptions, find_dsl, find_toolchain, free_memory
 from gemmill.doctor.finding import Finding, note, ok, problem
 from gemmill.runtime.driver import driver_cuda
 from gemmill.vocab import Arch
@@ -17,7 +17,7 @@ _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
 def examine_python() -> Iterator[Finding]:
-    """gemmill's own version and Python's."""
+    """The versions of gemmill and of Python."""
     yield ok("gemmill", __version__)
     found = f"{platform.python_version()} on {platform.platform()}"
     if sys.version_info[:2] < OLDEST_PYTHON:
@@ -60,7 +60,7 @@ def _gpu(index: int, properties: object) -> Finding:
 
 
 def examine_driver() -> Iterator[Finding]:
-    """NVIDIA's driver."""
+    """The version of NVIDIA's driver, and the CUDA that it runs."""
     cuda = driver_cuda()
     if cuda is None:
         yield note("driver", "none", "kernels can be built here, not run")
@@ -70,7 +70,7 @@ def examine_driver() -> Iterator[Finding]:
 
 
 def examine_toolchain() -> Iterator[Finding]:
-    """What `gemmill build` would compile with."""
+    """The toolchain that `gemmill build` would compile with, and the memory that it may take."""
     try:
         tools = find_toolchain()
     except BuildError as error:
@@ -84,3 +84,8 @@ def examine_toolchain() -> Iterator[Finding]:
     except BuildError as error:
         yield note("cute dsl", "not usable: builds have CUTLASS's variants only", str(error))
     yield ok("host compiler", f"{tools.gxx_version} ({tools.gxx})")
+    try:
+        jobs = BuildOptions().job_count
+        yield ok("memory", f"{free_memory() / 2**30:.1f} GiB free: a build runs {jobs} of nvcc at a time")
+    except BuildError as error:
+        yield problem("memory", str(error), "unset GEMMILL_JOBS, or set it to a number")

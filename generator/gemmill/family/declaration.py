@@ -99,8 +99,6 @@ class Kernels:
     """CPU seconds of a unit's headers and host passes, or of a process's imports."""
     unit_size: int
     """Kernels that share a unit at most."""
-    flags: tuple[str, ...] = ()
-    """Of nvcc, beside those of every kernel. They change no machine code: measured times do not depend on them."""
     dsl: DslBody | None = None
     """For kernels of the CuTe DSL."""
 

@@ -12,13 +12,13 @@ from gemmill.vocab.float_type import FloatType
 
 
 def two_to(exponent: Tensor) -> Tensor:
-    """2^exponent in f32, by its bits; exponents int32 from -149 to 127."""
+    """2^exponent as f32, made of its bits. Exponents are int32 from -149 to 127."""
     normal, subnormal = (exponent + 127) << 23, 1 << (exponent + 149).clamp(0, 22)
     return torch.where(exponent < -126, subnormal, normal).view(torch.float32)
 
 
 def encode(x: Tensor, kind: FloatType) -> Tensor:
-    """Codes, uint8, of values f32 in a type of 8 bits or fewer that has a zero."""
+    """The codes, uint8, of values f32 in a type of 8 bits or fewer that has a zero."""
     magnitude = x.abs().clamp(max=kind.maximum) if kind.signed else x.clamp(0.0, kind.maximum)
     magnitude = magnitude.nan_to_num(nan=kind.maximum)
     exponent = (torch.frexp(magnitude).exponent - 1).clamp(min=kind.least_exponent)
@@ -32,16 +32,18 @@ def encode(x: Tensor, kind: FloatType) -> Tensor:
 
 
 def decode(codes: Tensor, kind: FloatType, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What codes (uint8) of a type of 8 bits or fewer mean; exact in f32 and f64."""
+    """The values of codes (uint8) of a type of 8 bits or fewer, exact in f32 and f64."""
     return torch.tensor(kind.values, dtype=dtype, device=codes.device)[codes.long()]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes [..., K] of so many bits as bytes [..., K * bits / 8], the first in the low bits. Of fp4 the low nibble is
-    first, of fp6 four are in three bytes."""
+    """The codes [..., K] of so many bits as bytes [..., K * bits / 8], the first in the low bits.
+
+    Of fp4 the low nibble is first, of fp6 four are in three bytes.
+    """
     return regrouped(codes, bits, 8)
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Codes [..., K] of bytes [..., K * bits / 8]: the inverse of pack."""
+    """The codes [..., K] of bytes [..., K * bits / 8]: the inverse of pack."""
     return regrouped(packed, 8, bits)

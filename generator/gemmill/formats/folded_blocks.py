@@ -31,7 +31,7 @@ from gemmill.vocab.float_type import E2M1, E4M3
 from gemmill.vocab.format import MXFP4, NVFP4, Format
 
 CODE_BYTES = SIDE * BLOCK_COLUMNS // 2
-"""Of a block."""
+"""Bytes of a block's codes."""
 LISTED = 0x80
 """The bit of mxfp4's scales by which operands may be subnormal."""
 LEAST_SHIFT, MOST_SHIFT, LEAST_NORMAL_SHIFT = -8, 6, -5
@@ -45,13 +45,13 @@ class FoldedBlocks:
     """4-bit weights [N, K] as the kernel reads them."""
 
     format: Format
-    """mxfp4 or nvfp4."""
+    """The format of the weights, mxfp4 or nvfp4."""
     n: int
     k: int
     blocks: Tensor
     """uint8 [N / 64 rounded up, padded K / 128, bytes of a block]; of weights that do not fold [N, bytes of a row]."""
     base: Tensor
-    """f32 [N], or [N, K / 128 rounded up]: what sums are multiplied by."""
+    """The factors of sums, f32 [N], or [N, K / 128 rounded up]."""
 
     def values(self) -> Tensor:
         """The weights, float64 [N, K], as the op takes them: rounded ones of nvfp4."""
@@ -82,7 +82,7 @@ def _scale_values(bytes_: Tensor, format: Format) -> Tensor:
 
 
 def in_words(codes: Tensor) -> Tensor:
-    """Codes [rows, K] as bytes [rows / 64, K / 128, 4096]."""
+    """The codes [rows, K] as bytes [rows / 64, K / 128, 4096]."""
     tiles, blocks = codes.shape[0] // SIDE, codes.shape[1] // BLOCK_COLUMNS
     # tile, warp, half of 16 rows, row; block, half, step, half of 32 columns, quad, column
     split = codes.view(tiles, 4, 2, 8, blocks, 2, 2, 2, 4, 4)

@@ -27,11 +27,11 @@ from gemmill.vocab.float_type import UE4M3
 from gemmill.vocab.format import NVFP4, Format
 
 CODE_BYTES = SIDE * SIDE // 2
-"""Of a block."""
+"""Bytes of a block's codes."""
 CHUNK = 1 << 22
-"""Weights that are moved at a time, so that memory is bounded."""
+"""The number of weights that are moved at a time, so that memory is bounded."""
 _SIGN, _HIGH, _MIDDLE, _LOW = 3, 2, 1, 0
-"""Bits of a code."""
+"""The numbers of a code's bits."""
 
 
 def _bits() -> Iterator[tuple[int, int, int]]:
@@ -73,13 +73,13 @@ class Fp4Blocks:
     """4-bit weights [N, K] as the kernel reads them."""
 
     format: Format
-    """nvfp4 or mxfp4."""
+    """The format of the weights, nvfp4 or mxfp4."""
     n: int
     k: int
     blocks: Tensor
     """uint8 [N / 64 rounded up, padded K / 64, bytes of a block]."""
     base: Tensor
-    """f32 [N]: what the epilogue multiplies rows of weights by; ones for nvfp4."""
+    """The factors f32 [N] by which the epilogue multiplies rows of weights; ones for nvfp4."""
 
     def weights(self) -> tuple[BlockScaled, Tensor]:
         """Codes and scales in a checkpoint's order, and bases [N]: the inverse of `to_blocks`.
@@ -99,7 +99,7 @@ class Fp4Blocks:
 
 
 def in_words(codes: Tensor) -> Tensor:
-    """Codes [rows, K] as bytes [rows / 64, K / 64, 2048]."""
+    """The codes [rows, K] as bytes [rows / 64, K / 64, 2048]."""
     tiles, blocks = codes.shape[0] // SIDE, codes.shape[1] // SIDE
     # tile, warp, half of 16 rows, row; block, two steps, step, half of 16 columns, pair of columns, parity
     split = codes.view(tiles, 4, 2, 8, blocks, 2, 2, 2, 4, 2)
@@ -137,11 +137,11 @@ def _scales_of(pairs: Tensor) -> Tensor:
 
 
 def table_of(bytes_: dict[int, int], device: torch.device) -> Tensor:
-    """What each byte becomes, uint8 [256]."""
+    """The byte that each byte becomes, uint8 [256]."""
     return torch.tensor([bytes_.get(byte, 0) for byte in range(256)], dtype=torch.uint8, device=device)
 
 
 def chunks(count: int, weights: int) -> Iterator[slice]:
-    """So many things of so many weights each, about CHUNK weights at a time."""
+    """Slices of `count` things of so many weights each, about CHUNK weights at a time."""
     step = max(CHUNK // max(weights, 1), 1)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))

@@ -11,11 +11,13 @@ from torch import Tensor
 from gemmill.formats.layout import GATE_UP_BLOCK, GATE_UP_ROWS
 
 ORDERS = ("gate_up", "up_gate", "interleaved")
-"""Of weights in checkpoints: all gates, then all ups; the other way round; or a gate, its up, the next gate."""
+"""The orders of weights in checkpoints: all gates, then all ups; the other way round; or a gate, its up, the next
+gate.
+"""
 
 
 def packed_rows(hidden: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """Which packed row is the gate of each of `hidden` results, and which its up."""
+    """The packed row that is the gate of each of `hidden` results, and the one that is its up."""
     result = torch.arange(hidden, device=device)
     block, rest = result // 16, result % 16
     gate = GATE_UP_ROWS * block + rest % 4 // 2 * 16 + rest // 4 * 2 + rest % 2
@@ -23,14 +25,18 @@ def packed_rows(hidden: int, device: torch.device | None = None) -> tuple[Tensor
 
 
 def packed_blocks(rows: int, device: torch.device | None = None) -> Tensor:
-    """Which of the scales of blocks each of `rows` packed rows has. The first GATE_UP_BLOCK gates have the first, their ups
-    the second, the next ones the third."""
+    """The number of the scale of blocks that each of `rows` packed rows has.
+
+    The first GATE_UP_BLOCK gates have the first, their ups the second, the next ones the third.
+    """
     row = torch.arange(rows, device=device)
     return row // (2 * GATE_UP_BLOCK) * 2 + row % 16 // 8
 
 
 def given_rows(hidden: int, order: str, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """The same of weights in one of ORDERS. Raises ValueError for another."""
+    """The rows of weights in one of ORDERS that are the gates and the ups of `hidden` results. Raises ValueError for
+    another order.
+    """
     result = torch.arange(hidden, device=device)
     match order:
         case "gate_up":

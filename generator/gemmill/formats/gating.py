@@ -11,14 +11,14 @@ from gemmill.vocab.activation import Activation
 
 CODE_MAX, SMALLEST_SCALE = 448.0, 1.0 / (448.0 * 512.0)
 GATE_STEPS = 4.0
-"""Units (2^-24) between two versions of exp, tanh or erf."""
+"""The units (2^-24) between two versions of exp, tanh or erf."""
 _SLOPE = 1.13
-"""Of the steepest activation."""
+"""The slope of the steepest activation."""
 _UNIT = 2.0**-24
 
 
 def activated(gate: Tensor, up: Tensor, activation: Activation, alpha: float, limit: float, beta: float) -> Tensor:
-    """activation(gate) * up of float32 tensors."""
+    """The products activation(gate) * up of float32 tensors."""
     match activation:
         case Activation.SILU:
             return gate * torch.reciprocal(1.0 + torch.exp(-gate)) * up
@@ -38,9 +38,11 @@ def slack_of(
     activation: Activation,
     numbers: tuple[float, float, float],
 ) -> Tensor:
-    """How far a kernel's value may be from this one, float64, where its gate and up may be by `errors`; None: not at all.
+    """The distance of a kernel's value from this one, float64, where its gate and up may be off by `errors`. None:
+    not at all.
 
-    No activation is steeper than 1.13, and none is further from 0 than its gate. exp, tanh and erf are within GATE_STEPS units.
+    No activation is steeper than 1.13, and none is further from 0 than its gate. exp, tanh and erf are within
+    GATE_STEPS units.
     """
     gate, up = (product.double().abs() for product in products)
     _, limit, beta = numbers
@@ -63,7 +65,7 @@ def encode(x: Tensor) -> Tensor:
 
 
 def scale_of(amax: Tensor) -> Tensor:
-    """Scales of values whose largest magnitudes these are, float32."""
+    """The scales, float32, of values whose largest magnitudes these are."""
     scale = amax / torch.full_like(amax, CODE_MAX)
     return torch.fmax(scale, torch.full_like(scale, SMALLEST_SCALE))
 

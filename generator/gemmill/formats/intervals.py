@@ -19,8 +19,11 @@ GATE_STEPS = 4.0
 
 
 def fused_interval(value: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
-    """Lowest and highest f32 a fused value may have. `magnitude` is what the library function is multiplied by: the value
-    itself for silu, gate * up or x for GELU."""
+    """The lowest and the highest f32 that a fused value may have.
+
+    `magnitude` is what the library function is multiplied by. It is the value itself for silu, and gate * up or x for
+    GELU.
+    """
     slack = torch.where(torch.isfinite(value), magnitude.abs() * (GATE_STEPS * FLOAT32_UNIT), 0.0)
     return value - slack, value + slack
 
@@ -33,9 +36,9 @@ def outside_of_interval(
     global_scale: Tensor | None = None,
     rounding: ScaleRounding = ScaleRounding.UP,
 ) -> tuple[int, int]:
-    """How many codes and how many scales of `found` no input between low and high [rows, K], f32, would be given.
+    """The number of codes and of scales of `found` that no input between low and high [rows, K], f32, would be given.
 
-    Arguments as in quantise. Values whose interval is not finite do not count.
+    Arguments are as in quantise. Values whose interval is not finite do not count.
     """
     least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
     lowest_scale, highest_scale = (
@@ -53,7 +56,7 @@ def outside_of_interval(
 
 
 def _rank(packed: Tensor, kind: FloatType) -> Tensor:
-    """Codes as integers in the order of their values; -0 and 0 are the same."""
+    """The codes as integers in the order of their values; -0 and 0 are the same."""
     codes = unpack(packed, kind.bits).int()
     sign = 1 << (kind.bits - 1)
     return torch.where(codes >= sign, sign - codes, codes)

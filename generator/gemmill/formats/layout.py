@@ -18,9 +18,9 @@ SIDE = 64
 BLOCK_COLUMNS = 128
 """Columns of a block of folded weights (`gemmill.formats.folded_blocks`), and of those that share a scale of activations."""
 ROW_BYTES = 16
-"""To a multiple of which rows of codes and scales are padded (`gemmill.formats.packed_rows`)."""
+"""The multiple to which rows of codes and scales are padded (`gemmill.formats.packed_rows`)."""
 STAGE_COLUMNS = 256
-"""To a multiple of which their K is padded, so that every kernel's stage is a whole number of blocks."""
+"""The multiple to which their K is padded, so that every kernel's stage is a whole number of blocks."""
 META_ROWS, META_COLUMNS = 64, 128
 """Rows and columns of a block of the metadata of 2:4 sparse weights (`gemmill.formats.two_to_four`)."""
 
@@ -36,7 +36,7 @@ def swizzled_shape(rows: int, scales: int) -> tuple[int, int]:
 
 
 def swizzled_offset(row: int, scale: int, scales: int) -> int:
-    """Where the scale of a row and a group lies, where a row has `scales` of them."""
+    """The place of the scale of a row and a group, where a row has `scales` of them."""
     tiles = -(-scales // TILE_SCALES)
     tile = row // TILE_ROWS * tiles + scale // TILE_SCALES
     lane, quarter = row % LANES, row % TILE_ROWS // LANES
@@ -44,5 +44,5 @@ def swizzled_offset(row: int, scale: int, scales: int) -> int:
 
 
 def padded_offsets(rows: Sequence[int]) -> tuple[int, ...]:
-    """First row of each expert's scales, and the end: experts with `rows` rows each begin at multiples of 128."""
+    """The first row of each expert's scales, and the end. Experts with `rows` rows each begin at multiples of 128."""
     return (0, *accumulate(swizzled_shape(count, 0)[0] for count in rows))

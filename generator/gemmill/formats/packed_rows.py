@@ -9,7 +9,7 @@ from gemmill.vocab.format import Format
 
 
 def joined(weights: BlockScaled) -> Tensor:
-    """Codes and scales as uint8 [N, bytes of a row]."""
+    """The codes and scales as uint8 [N, bytes of a row]."""
     (n, codes), scales = weights.codes.shape, weights.scales.shape[1]
     rows = weights.codes.new_zeros(n, -(-(codes + scales) // ROW_BYTES) * ROW_BYTES)
     rows[:, :codes], rows[:, codes : codes + scales] = weights.codes, weights.scales

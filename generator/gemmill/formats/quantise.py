@@ -28,7 +28,7 @@ from gemmill.vocab.float_type import UE8M0, FloatType
 from gemmill.vocab.format import BLOCK_SCALED, Format, ScaleRounding
 
 LARGEST_PRODUCT = 2688.0
-"""Of an nvfp4 code and scale: 6 * 448."""
+"""The largest product of an nvfp4 code and scale: 6 * 448."""
 
 
 def swizzle(scales: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class BlockScaled:
 
     @property
     def k(self) -> int:
-        """Codes of a row."""
+        """The number of codes of a row."""
         return self.format.k_of(self.codes.shape[1])
 
     def _refuse_scales(self) -> None:
@@ -232,8 +232,10 @@ def quantise_experts(
 
 
 def checked_scale_offsets(experts: QuantisedExperts, scale_offsets: Tensor, rows: int) -> list[int]:
-    """Where each expert's scales begin by offsets that are given. Raises ValueError where those of two overlap, or lie beyond
-    the `rows` that there are."""
+    """The offsets at which each expert's scales begin, checked.
+
+    Raises ValueError where the scales of two experts overlap, or lie beyond the `rows` that there are.
+    """
     starts = scale_offsets.tolist()[:-1]
     sizes = [end - start for start, end in pairwise(experts.scale_offsets.tolist())]
     taken = sorted((start, start + size) for start, size in zip(starts, sizes, strict=True) if size)

@@ -1,4 +1,4 @@
-"""Which rows are which expert's."""
+"""Segments: the rows of each expert."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Rows of one expert."""
+    """The rows of one expert."""
 
     begin: int
     end: int
     weights: int
-    """Which weights they are multiplied by."""
+    """The number of the weights by which they are multiplied."""
 
 
 def segments(

@@ -23,12 +23,12 @@ from gemmill.formats.two_to_four import GROUP, KEPT, pattern_fault
 from gemmill.vocab.float_type import E2M1, UE4M3
 
 PATTERNS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
-"""Places of the two that are kept."""
+"""The places of the two values that are kept."""
 PATTERN_BITS = 3
 SPAN = 32
-"""Columns whose patterns are whole bytes: K is a multiple."""
+"""The multiple of K: columns whose patterns are whole bytes."""
 SCALE_GROUPS = (16, 8)
-"""Columns that may share a scale."""
+"""The numbers of columns that may share a scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +66,23 @@ class SparseFp4:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Experts, rows of each, columns."""
+        """The number of experts, the rows of each, and the columns."""
         e, n, quarter = self.codes.shape
         return e, n, GROUP * quarter
 
     @property
     def group(self) -> int:
-        """Columns that share a scale."""
+        """The number of columns that share a scale."""
         return self.shape[2] // max(self.scales.shape[2], 1)
 
     @property
     def parts(self) -> int:
-        """Weights whose rows follow one another in each expert."""
+        """The number of weights whose rows follow one another in each expert."""
         return self.weight_scale_2.shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Memory of it all."""
+        """The bytes of all tensors."""
         return sum(x.nbytes for x in (self.codes, self.patterns, self.scales, self.weight_scale_2))
 
     def _refuse_patterns(self) -> None:
@@ -96,12 +96,12 @@ class SparseFp4:
             )
 
     def places(self, expert: int) -> Tensor:
-        """int64 [N, K / 4, 2], ascending."""
+        """The places that are kept, int64 [N, K / 4, 2], ascending."""
         table = torch.tensor(PATTERNS, device=self.patterns.device)
         return table[unpack(self.patterns[expert], PATTERN_BITS).long()]
 
     def values(self, expert: int) -> Tensor:
-        """What an expert's weights are, f32 [N, K]: code times scale is exact, the factor is rounded once."""
+        """The values of an expert's weights, f32 [N, K]. Code times scale is exact, the factor is rounded once."""
         _, n, k = self.shape
         kept = decode(unpack(self.codes[expert], E2M1.bits).unflatten(1, (-1, KEPT)), E2M1)
         scales = decode(self.scales[expert], UE4M3).repeat_interleave(self.group // GROUP, dim=1)
@@ -160,7 +160,7 @@ def from_transposed_2to4(tensors: Mapping[str, Tensor]) -> SparseFp4:
 
 
 def packed_patterns(places: Tensor) -> Tensor:
-    """3 bits for each pair of places [.., groups, 2], which ascend: uint8 [.., 3 groups / 8]."""
+    """The patterns of pairs of places [.., groups, 2], which ascend: 3 bits each, uint8 [.., 3 groups / 8]."""
     number = torch.zeros(GROUP, GROUP, dtype=torch.uint8, device=places.device)
     for i, (first, second) in enumerate(PATTERNS):
         number[first, second] = i

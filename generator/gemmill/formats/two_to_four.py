@@ -18,25 +18,27 @@ from gemmill.formats.layout import META_COLUMNS, META_ROWS
 
 GROUP, KEPT = 4, 2
 ROW_BITS = 256
-"""Of the elements to a multiple of which K is padded: 16 bytes are kept of them."""
+"""The bits of the elements to a multiple of which K is padded. Of them 16 bytes are kept."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16}
 
 
 def kept_columns(k: int, element_bytes: int) -> int:
-    """Columns of kept values: K/2, with rows padded to 16 bytes."""
+    """The columns of kept values: K/2, with rows padded to 16 bytes."""
     step = ROW_BITS // (8 * element_bytes)
     return -(-k // step) * step // KEPT
 
 
 def meta_shape(n: int, k: int) -> tuple[int, int]:
-    """Of metadata, uint8: a byte for each 8 columns, rows padded to 64 and columns to 128."""
+    """The shape of metadata, uint8: a byte for each 8 columns, rows padded to 64 and columns to 128."""
     return -(-n // META_ROWS) * META_ROWS, -(-k // META_COLUMNS) * META_COLUMNS // 8
 
 
 def compress(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """Kept values [N, kept_columns] and metadata uint8 of `meta_shape`, of a matrix [N, K] of elements of 8 or 16 bits.
+    """The kept values [N, kept_columns] and metadata uint8 of `meta_shape`, of a matrix [N, K] of elements of 8 or 16
+    bits.
 
-    Raises ValueError where K is no multiple of 4, and where more than two of four are not zero, naming the first such place.
+    Raises ValueError where K is no multiple of 4. So it does where more than two of four are not zero, naming the
+    first such place.
     """
     n, k = dense.shape
     if k % GROUP:
@@ -91,7 +93,7 @@ def pattern_fault(places: Tensor, bits: Tensor | None = None, *, what: str = "ro
 
 
 def _places(filled: Tensor) -> Tensor:
-    """Places int64 [.., 2] of kept values, of groups [.., 4] of which two values at most are not zero."""
+    """The places int64 [.., 2] of kept values, of groups [.., 4] of which two values at most are not zero."""
     count = filled.sum(dim=-1)
     # argmax of a number finds the first of the largest.
     first = filled.to(torch.uint8).argmax(dim=-1)
@@ -103,7 +105,7 @@ def _places(filled: Tensor) -> Tensor:
 
 
 def packed_places(places: Tensor, element_bytes: int) -> Tensor:
-    """Metadata uint8 of `meta_shape`, of places [N, K/4, 2]."""
+    """The metadata, uint8 of `meta_shape`, of places [N, K/4, 2]."""
     n, groups = places.shape[:2]
     rows, columns = meta_shape(n, groups * GROUP)
     nibbles = places.new_zeros((rows, columns * 2), dtype=torch.uint8)
@@ -114,7 +116,7 @@ def packed_places(places: Tensor, element_bytes: int) -> Tensor:
 
 
 def unpacked_places(meta: Tensor, n: int, k: int, element_bytes: int) -> Tensor:
-    """Places int64 [N, K/4, 2] of metadata: the inverse."""
+    """The places int64 [N, K/4, 2] of metadata: the inverse."""
     rows, columns = meta_shape(n, k)
     split, order, inverse = _block_order(element_bytes)
     flat = meta.reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""Random calls of every op, right ones held against the reference and broken ones against their sentence.
+"""Random calls of every op. Right ones are held against the reference, broken ones against their sentence.
 
-The op's family makes a call and judges it (its `cases`); what breaks, runs and guards it here knows no op.
+The op's family makes a call and judges it (its `cases`). The parts here break, run and guard calls, and know no op.
 """

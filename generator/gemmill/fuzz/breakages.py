@@ -1,4 +1,4 @@
-"""Which calls are broken, and broken calls: a legal one, with one thing wrong."""
+"""Broken calls: each is a legal one, with one thing wrong."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, Kind, Parameter
 
 BROKEN = 0.2
-"""Of calls."""
+"""The share of calls that are broken."""
 MOST_TRIES = 12
 Arguments = dict[str, Any]
 
@@ -28,13 +28,13 @@ class BrokenCall:
 
     arguments: Arguments
     what: str
-    """What is wrong with them, in words."""
+    """The fault of the arguments, in words."""
     sentence: str | None
-    """What the checks say; None where they have nothing against it, though they should."""
+    """The sentence of the checks. None where they have nothing against the arguments, though they should."""
 
 
 def draw_call(name: str, seed: int, index: int, limits: Limits) -> tuple[LegalCall, Draw | None]:
-    """The legal call of an op, a seed and an index and, where it is to be broken, what its breakage is drawn from."""
+    """The legal call of an op, a seed and an index. Where it is to be broken, the draws of its breakage come with it."""
     draw = Draw(name, seed, index)
     is_broken = draw.chance(BROKEN)
     call = cases_of_op(name).drawn(name, draw, limits)
@@ -45,7 +45,7 @@ Break = Callable[[Tensor, Memory, str, Draw], Tensor | None]
 
 
 def _zeros(value: Tensor, *shape: int) -> Tensor:
-    """Of a tensor's dtype and device."""
+    """Zeros of a tensor's dtype and device."""
     return torch.zeros(shape, device=value.device).to(value.dtype)
 
 
@@ -100,7 +100,7 @@ _OF_TENSORS: dict[str, Break] = {
 
 
 def _must_fail(what: str, op: Op, name: str) -> bool:
-    """Whether no check may let it pass, however the call is."""
+    """Whether no check may let the breakage pass, however the call is."""
     if what == "has two dimensions with gaps":
         role = op.roles.get(name, name)
         is_vector = any(
@@ -114,7 +114,7 @@ def _must_fail(what: str, op: Op, name: str) -> bool:
 
 
 def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> BrokenCall | None:
-    """The call with one argument broken; None where nothing that was tried is wrong with it."""
+    """The call with one argument broken. None where nothing that was tried is wrong with it."""
     schema, (_, declared) = BY_NAME[op], REGISTRY.ops[op]
     for _ in range(MOST_TRIES):
         parameter = draw.one_of(schema.parameters)

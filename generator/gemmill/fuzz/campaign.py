@@ -1,5 +1,8 @@
-"""A run: batches of calls given to processes under a watchdog. A process that dies of a call is replaced. The batch is made
-again call by call, so that the call is known and the others are made."""
+"""A run gives batches of calls to processes under a watchdog.
+
+A process that dies of a call is replaced. The batch is made again call by call, so that the call is known and the
+others are made.
+"""
 
 import threading
 import time
@@ -13,24 +16,24 @@ from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 
 PROGRAM = "gemmill.fuzz.child"
 BATCH = 64
-"""Calls between two times that the device is waited for; on a GPU four times as many."""
+"""Calls between two waits for the device; on a GPU four times as many."""
 OPEN_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long a run is."""
+    """The length of a run."""
 
     calls: int | None = None
     seconds: float | None = None
     jobs: int = 1
     call_seconds: float = 30.0
-    """After which a batch, and then a call, counts as hanging."""
+    """Seconds after which a batch, and then a call, counts as hanging."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What came of a run."""
+    """The result of a run."""
 
     where: str
     seed: int
@@ -38,18 +41,18 @@ class Report:
     legal: int
     broken: int
     left_out: int
-    """Legal calls for which the build has no variant."""
+    """The number of legal calls for which the build has no variant."""
     seconds: float
     findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Single:
-    """What came of one call that was made alone."""
+    """The result of one call that was made alone."""
 
     where: str
     call: str
-    """Its tensors and other arguments before something was broken."""
+    """The tensors and other arguments of the call, before something was broken."""
     broken: bool
     findings: tuple[Finding, ...]
 
@@ -75,7 +78,7 @@ def _hello(worker: Worker) -> str:
 
 
 def _alone(worker: Worker, index: int, seconds: float) -> dict[str, Any]:
-    """The process's answer to a call; of one that dies of it or cannot answer, what it would say."""
+    """The process's answer to a call. For one that dies of it or cannot answer, it is what the process would say."""
     try:
         answer: dict[str, Any] = worker.ask("only", seconds, index=index)
         return answer

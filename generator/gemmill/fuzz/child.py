@@ -38,7 +38,7 @@ class _LeftOut(Exception):  # noqa: N818
 
 
 class Child:
-    """The commands."""
+    """The commands that a campaign may give."""
 
     def __init__(self, spec: FuzzSpec) -> None:
         self._spec = spec
@@ -52,13 +52,13 @@ class Child:
         self._tally: Counter[str] = Counter()
 
     def hello(self) -> str:
-        """Where calls are made, in words."""
+        """The device on which calls are made, in words."""
         if not self._spec.gpu:
             return "on the CPU, where the ops run the reference"
         return f"on {torch.cuda.get_device_name()} with build {gemmill.load(self._spec.build).build_id}"
 
     def run(self, first: int, count: int) -> dict[str, Any]:
-        """Make `count` calls; what was found, and how many calls of each kind there were."""
+        """Make `count` calls. Returns what was found, and how many calls of each kind there were."""
         counts = torch.zeros((count, 2), dtype=torch.int64, device=self._device)
         self._tally = Counter()
         found: list[Found] = []
@@ -72,7 +72,7 @@ class Child:
         return {"tally": tally, "found": found}
 
     def only(self, index: int) -> dict[str, Any]:
-        """Make one call alone; what was found, and the call in words."""
+        """Make one call alone. Returns what was found, and the call in words."""
         call, breakage = self._draw(index)
         self._tally = Counter()
         found: list[Found] = []
@@ -116,7 +116,7 @@ class Child:
         }
 
     def call(self, index: int, op: str, arguments: Arguments, memory: Memory) -> None:
-        """Call an op, with arguments in this memory."""
+        """Call an op with arguments in this memory."""
         getattr(getattr(torch.ops, NAMESPACE), op).default(*arguments.values())
 
     def _call_legal(self, index: int, call: LegalCall, arguments: Arguments, memory: Memory) -> None:
@@ -143,13 +143,13 @@ class Child:
         raise _Found(Kind.ACCEPTED, f"{broken.what}, and the call raised nothing; the checks say {broken.sentence!r}")
 
     def _see_whether_alive(self) -> None:
-        """Raise the CUDA context's own error if it is dead: an op that cannot launch anything then is not at fault."""
+        """Raise the CUDA context's own error if it is dead. An op that cannot launch anything then is not at fault."""
         if self._spec.gpu:
             torch.cuda.synchronize()
 
     @contextlib.contextmanager
     def _noting(self, index: int, found: list[Found]) -> Iterator[None]:
-        """Keep what a call raises as a finding; but the error of a dead CUDA context ends this process."""
+        """Keep what a call raises as a finding. The error of a dead CUDA context ends this process instead."""
         try:
             yield
         except _LeftOut:

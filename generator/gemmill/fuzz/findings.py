@@ -1,4 +1,4 @@
-"""What a run of random calls is asked and what it answers: plain values, which cross between processes as JSON."""
+"""Questions to a run of random calls, and its answers: plain values, which cross between processes as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class FuzzError(RuntimeError):
 
 
 class Kind(StrEnum):
-    """What is wrong with a call."""
+    """The fault of a call."""
 
     CRASH = "crash"
     """its process or its CUDA context died"""
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzSpec:
-    """What a process that makes calls is started with."""
+    """The arguments of a process that makes calls."""
 
     ops: tuple[str, ...]
     seed: int = 0
@@ -45,7 +45,7 @@ class FuzzSpec:
     build: str | None = None
 
     def op_of(self, index: int) -> str:
-        """The op of a call: one after the other."""
+        """The op of a call. Ops take turns."""
         return self.ops[index % len(self.ops)]
 
 
@@ -58,13 +58,13 @@ class Finding:
     seed: int
     index: int
     detail: str
-    """A sentence."""
+    """The fault in a sentence."""
     reproducer: str
     """The command that makes this call alone."""
 
 
 def finding_of(spec: FuzzSpec, found: Mapping[str, Any]) -> Finding:
-    """What a process found at a call of a run: kind, index and detail."""
+    """The finding of a process at a call of a run: kind, index and detail."""
     place = ["--gpu", *(["--build", spec.build] if spec.build else [])] if spec.gpu else ["--cpu"]
     index, op = found["index"], spec.op_of(found["index"])
     return Finding(

@@ -1,1 +1,1 @@
-"""Calls of every op and what is right about them: how they are made and held against the reference, by no family's name."""
+"""Calls of every op: how they are made, and how they are held against the reference. No family is named."""

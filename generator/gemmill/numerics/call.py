@@ -11,14 +11,14 @@ EXACT, WITHIN = "exact", "within"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How large calls may be."""
+    """The largest sizes of calls."""
 
     elements: int
-    """Of any one matrix of most calls."""
+    """The most elements of any one matrix of most calls."""
     products: int
-    """M x N x K of most calls."""
+    """The most products M x N x K of most calls."""
     large: int
-    """Elements of any one matrix of the few large calls; `elements` where there are none."""
+    """The most elements of any one matrix of the few large calls; `elements` where there are none."""
 
 
 CPU_LIMITS = Limits(elements=1 << 13, products=1 << 18, large=1 << 13)
@@ -31,12 +31,12 @@ class LegalCall:
 
     op: str
     slots: Mapping[str, Slot]
-    """Tensors by argument; what is not given is missing."""
+    """The tensors by argument. Arguments that are not given are missing."""
     plain: Mapping[str, Any]
     """The other arguments."""
     offsets: Mapping[str, int]
     judged: str = EXACT
-    """EXACT: equal to the reference; WITHIN: within what its arithmetic may lose."""
+    """EXACT where the result equals the reference, WITHIN where it lies within what its arithmetic may lose."""
 
     def __str__(self) -> str:
         tensors = [f"{name} {slot}" for name, slot in self.slots.items()]

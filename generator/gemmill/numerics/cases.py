@@ -1,4 +1,4 @@
-"""What a family says of its ops' calls: the makers and judges that verify, fuzz, tests and explain loop over."""
+"""Makers and judges of an op's calls, as a family declares them. verify, fuzz, tests and explain loop over them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ def refuse_unused(op: str, question: Question) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a call that was held against the reference."""
+    """The result of a call that was held against the reference."""
 
     report: str
-    """What is wrong, in a sentence; empty if nothing is."""
+    """The fault in a sentence; empty if there is none."""
     worst_fraction: float = 0.0
     """Largest error as a fraction of its tolerance; 0 where results must be equal to the last bit."""
 
@@ -45,7 +45,7 @@ class Case(Protocol):
         """The op's name."""
 
     def arguments(self, device: str) -> Sequence[Any]:
-        """Fresh ones in the order of the op's schema, outputs poisoned."""
+        """Fresh operands in the order of the op's schema, outputs poisoned."""
 
     def run(self, device: str) -> Outcome:
         """Make the call on fresh operands of that device, outputs poisoned. Raises what the op raises."""
@@ -56,25 +56,25 @@ class CodeRange:
     """Codes packed in a tensor of bytes, of which more than one value may be right. Bit b of byte B is bit 8 B + b of the tensor."""
 
     bits: int
-    """Of a code: 16 at most."""
+    """The bits of a code, 16 at most."""
     first: int
     """The first bit of the first code."""
     strides: tuple[int, ...]
     """Bits between codes, for each of up to four dimensions."""
     low: Tensor
-    """The lowest right value of each."""
+    """The lowest right value of each code."""
     high: Tensor
-    """The highest."""
+    """The highest right value of each code."""
 
 
 class Judge(Protocol):
-    """The expected results of one drawn call, made before it is."""
+    """The expected results of one drawn call, made before the call is."""
 
     def wrong(self) -> Tensor:
-        """How many elements are wrong, on the device, without waiting for it."""
+        """The number of wrong elements, on the device. It waits for nothing."""
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """The fault in words; nothing if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,9 @@ class Cases:
     """The maker of all calls of one family's ops."""
 
     of_config: Callable[[Any], Iterable[Case]]
-    """Calls of every op that a config serves: below, at and across its kernel's own limits."""
+    """Calls of every op that a config serves, below, at and across its kernel's own limits."""
     sized: Callable[[Any, Mapping[str, int]], Case]
-    """One call that a config serves, at what the options of sizes say; its result is exact where there is a choice."""
+    """One call that a config serves, at the sizes that options say. Its result is exact where there is a choice."""
     once: Callable[[], Iterable[tuple[str, Case]]]
     """One small call of each kind that users make, with a name."""
     asked: Callable[[str, Question], list[Any]]
@@ -92,22 +92,28 @@ class Cases:
     drawn: Callable[[str, Draw, Limits], LegalCall]
     """A random call that an op must take."""
     judge: Callable[[LegalCall, Memory, Tensor], Judge]
-    """Of a call, its memory, and a copy of that memory's bytes from before the call."""
+    """The judge of a call, of its memory, and of a copy of that memory's bytes from before the call."""
     counts_are_final: bool
-    """Whether what a judge counts as wrong is; else `report` has the last word."""
+    """Whether all that a judge counts as wrong is wrong. Else `report` has the last word."""
     is_lacking: Callable[[LegalCall, str], bool]
     """Whether the text of a refusal says that the build has no variant for a call, and it has none."""
     limits: Callable[[str, Mapping[str, Any]], Mapping[str, Tensor]] | None = None
-    """Of an op and its arguments by name as the reference left them: how far from its result each element of a right kernel's
-    may be. Results that it does not name are equal, but for steps of codes; None where none is named."""
+    """The distance by which each element of a right kernel's result may be from the reference's, of an op and its
+    arguments by name.
+
+    The arguments are as the reference left them. Results that are not named are equal, but for steps of codes. None
+    where none is named.
+    """
     ranges: Callable[[str, Mapping[str, Any]], Mapping[str, Sequence[CodeRange]]] | None = None
-    """Of the same, the codes in a result's bytes that may be one of several; the bytes of a result that are in none are equal."""
+    """The codes in a result's bytes that may be one of several. Bytes that are in none are equal."""
     measured: Callable[[torch.device, int], Maker] | None = None
-    """On a device, copies of what calls read most being so many bytes together; None where nothing is measured."""
+    """The maker of operands on a device. Copies of what calls read most take so many bytes together. None where
+    nothing is measured.
+    """
 
 
 def cases_of_family(family: Family) -> Cases:
-    """Its maker."""
+    """The maker of the family's calls."""
     cases: Cases = import_module(family.cases).CASES
     return cases
 

@@ -1,4 +1,4 @@
-"""Whether a result is right and, if not, where it is wrong first and worst."""
+"""A result beside its reference: whether it is right and, if not, where it is wrong first and worst."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Comparison:
 
     ok: bool
     wrong: int
-    """Elements beyond the tolerance, or NaN or infinite where the reference is not (or the reverse)."""
+    """The number of elements beyond the tolerance, or NaN or infinite where the reference is not (or the reverse)."""
     elements: int
     worst_fraction: float
     """Largest finite error as a fraction of its tolerance; 0 where the tolerance is zero and nothing is wrong."""
@@ -24,8 +24,11 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a result must be: `rounded` to the last bit, +0 equal to -0. Where there is a bound, |result - exact| <= bound
-    where `rounded` is finite. NaN and infinities are where `rounded` has them."""
+    """The demand on a result: `rounded` to the last bit, +0 equal to -0.
+
+    Where there is a bound, |result - exact| <= bound where `rounded` is finite. NaN and infinities are where
+    `rounded` has them.
+    """
 
     rounded: Tensor
     """The reference of the result's type."""
@@ -33,14 +36,14 @@ class Wanted:
     bound: Tensor | None = None
 
     def apart(self, actual: Tensor) -> Tensor:
-        """Where elements are wrong; waits for no device."""
+        """The mask of wrong elements. It waits for no device."""
         unequal = ~((actual == self.rounded) | (actual.isnan() & self.rounded.isnan()))
         if self.bound is None:
             return unequal
         return torch.where(self.rounded.isfinite(), ~(self._error(actual) <= self.bound), unequal)
 
     def compare(self, actual: Tensor) -> Comparison:
-        """Hold a result against it."""
+        """Hold a result against the demand."""
         wrong, worst = self.apart(actual), 0.0
         if self.bound is not None and wrong.numel():
             error = self._error(actual)

@@ -1,4 +1,4 @@
-"""Randomness of one call: it follows from the op, the seed and the call's index alone."""
+"""The randomness of one call, which follows from the op, the seed and the call's index alone."""
 
 import random
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class Draw:
         self._random = random.Random(f"{op} {seed} {index}")  # noqa: S311  (nothing here is secret)
 
     def one_of(self, values: Sequence[T]) -> T:
-        """Any of them, each as likely."""
+        """One of the values, each as likely."""
         return self._random.choice(values)
 
     def chance(self, probability: float) -> bool:

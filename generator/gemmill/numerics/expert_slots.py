@@ -67,7 +67,7 @@ def in_slots(draw: Draw, x: Slot, experts: int, slot: int) -> Slot:
 
 
 def is_aligned(x: Slot) -> bool:
-    """Whether TMA takes it."""
+    """Whether TMA takes the matrix."""
     size = x.dtype.itemsize
     ends = x.columns if x.written else 0
     apart = x.rows > 1 and (x.row_stride < x.columns or x.row_stride * size % TMA_BYTES)

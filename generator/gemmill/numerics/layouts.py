@@ -1,4 +1,6 @@
-"""Where tensors lie: row strides, offsets, and strides of dimensions of size 1, which mean nothing and may be anything."""
+"""Layouts of tensors: row strides, offsets, and strides of dimensions of size 1, which mean nothing and may be
+anything.
+"""
 
 import math
 
@@ -12,28 +14,28 @@ PADS = (0, 0, 0, 1, 3, 16, 17, 64, 128)
 MEANINGLESS = (0, 1, 2, 3, 5, 16, 4096, 1 << 33)
 SHIFTS = (0, 0, 0, 0, 1, 2, 3, 4, 8, 16)
 TIDY = 0.6
-"""Of calls: all rows and addresses are at multiples of 16 elements, as the fast kernels want all of them to be."""
+"""The share of calls whose rows and addresses are all at multiples of 16 elements, as the fast kernels want them."""
 TIDY_PADS, TIDY_SHIFTS = (0, 0, 0, 16, 64, 128), (0, 0, 0, 16)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """As torch has it."""
+    """The dtype as torch's."""
     found: torch.dtype = getattr(torch, dtype.torch_name)
     return found
 
 
 def shift_of(draw: Draw, tidy: bool) -> int:
-    """Elements from an aligned address to a tensor's first."""
+    """The elements from an aligned address to a tensor's first."""
     return draw.one_of(TIDY_SHIFTS if tidy else SHIFTS)
 
 
 def free_stride(draw: Draw, size: int, stride: int) -> int:
-    """The stride of a dimension: anything, now and then, where it is never stepped along."""
+    """The stride of a dimension. It is anything, now and then, where it is never stepped along."""
     return draw.one_of(MEANINGLESS) if size == 1 and draw.chance(0.3) else stride
 
 
 def row_stride(draw: Draw, columns: int, *, written: bool, tidy: bool) -> int:
-    """Elements from row to row: rows may be apart and, where they are only read, over one another."""
+    """The elements from row to row. Rows may be apart and, where they are only read, over one another."""
     if not written and draw.chance(0.02):
         return draw.below(columns + 1)
     return columns + draw.one_of(TIDY_PADS if tidy else PADS)
@@ -51,7 +53,7 @@ def matrix(
     tidy: bool = False,
     packed: bool = False,
 ) -> Slot:
-    """[rows, columns] of rows that may be apart unless `packed`; if `transposed`, of columns."""
+    """A matrix [rows, columns] of rows that may be apart unless `packed`; if `transposed`, of columns."""
     lengths = (columns, rows) if transposed else (rows, columns)
     outer = lengths[1] if packed else row_stride(draw, lengths[1], written=written, tidy=tidy)
     strides = (free_stride(draw, lengths[0], outer), free_stride(draw, lengths[1], 1))

@@ -12,11 +12,12 @@ from gemmill.numerics.comparison import Comparison
 from gemmill.numerics.memory import Slot
 
 ROTATED_BYTES = 128 << 20
-"""More than twice the 60 MB of L2 of an H200."""
+"""The bytes of all copies: more than twice the 60 MB of L2 of an H200."""
 EDGE_ROWS = 8
 STRIPE, LARGE_STRIPE, MANY_ROWS = 16, 64, 4096
-"""Rows: no tile has fewer than 16 and none begins within a stripe, so each has a row that is looked at. Kernels whose tiles
-have fewer than 64 are made for few rows."""
+"""The rows of a stripe. No tile has fewer than 16 and none begins within a stripe, so each has a row that is looked
+at. Kernels whose tiles have fewer than 64 are made for few rows.
+"""
 
 
 class MeasuredWorkload(Protocol):
@@ -32,14 +33,14 @@ class MeasuredWorkload(Protocol):
 
 
 class Expected(Protocol):
-    """What a workload's first copy must give, made once for all who compute it."""
+    """The expected results of a workload's first copy, made once for all who compute it."""
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
         """Hold results, by the names of the outputs, against the reference."""
 
 
 class Operands(Protocol):
-    """What one call of anyone who computes a workload needs. Copies differ in what a call reads most of."""
+    """The operands of one call, for anyone who computes a workload. Copies differ in what a call reads most of."""
 
     @property
     def workload(self) -> Any:
@@ -47,11 +48,11 @@ class Operands(Protocol):
 
     @property
     def outputs(self) -> Mapping[str, Tensor]:
-        """What calls write, by argument."""
+        """The tensors that calls write, by argument."""
 
     @property
     def words(self) -> str:
-        """What is said of a result that is wrong, of operands that are not random."""
+        """The sentence on a wrong result of operands that are not random."""
 
     @property
     def op(self) -> str:
@@ -59,33 +60,35 @@ class Operands(Protocol):
 
     @property
     def copies(self) -> int:
-        """How many there are."""
+        """The number of copies."""
 
     def arguments(self, i: int) -> Sequence[Any]:
-        """Of the op, with the i-th copy."""
+        """The arguments of the op, with the i-th copy."""
 
     def writing(self, outputs: Mapping[str, Tensor]) -> Self:
         """The same operands, with other outputs."""
 
     def slots(self, pad: int) -> Mapping[str, Slot]:
-        """Where outputs may lie, their rows `pad` elements apart."""
+        """Slots for outputs, their rows `pad` elements apart."""
 
     def expected(self) -> Expected:
-        """By the reference."""
+        """The results by the reference."""
 
 
 class Maker(Protocol):
-    """Makes operands on a device. It may keep copies: workloads that share them should follow each other."""
+    """The maker of operands on a device. It may keep copies, so workloads that share them should follow each other."""
 
     def make(self, workload: Any) -> Operands:
         """Random operands of a MeasuredWorkload."""
 
     def exact(self, operands: Any) -> Operands | None:
-        """Others of the same workload whose result no right kernel rounds before it stores it; None where random ones are so."""
+        """Other operands of the same workload whose result no right kernel rounds before it stores it. None where
+        random ones are so.
+        """
 
 
 Bind = Callable[[Any, int], Callable[[], Any]]
-"""Of operands and the index of a copy, one call. It returns its results where it did not write them to the outputs."""
+"""One call, of operands and the index of a copy. It returns its results where it did not write them to the outputs."""
 
 
 def as_they_are(operands: Any) -> Any:
@@ -95,16 +98,16 @@ def as_they_are(operands: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What a user would call instead of gemmill."""
+    """A call that a user would make instead of gemmill's."""
 
     name: str
     bind: Bind
     takes: Callable[[Any], bool]
     """Whether a MeasuredWorkload is one of its kind; calling it may still fail."""
     given: Callable[[Any], Any] = as_they_are
-    """The operands as it takes them, of which its result must be right."""
+    """The operands in the form that it takes, of which its result must be right."""
     complete: bool = True
-    """Whether it computes all of the op; one that does not is shown, and not compared with."""
+    """Whether it computes all of the op. One that does not is shown, and not compared with."""
 
 
 def through(namespace: Any) -> Bind:
@@ -113,7 +116,7 @@ def through(namespace: Any) -> Bind:
 
 
 def results_of(operands: Operands, returned: Any) -> dict[str, Tensor]:
-    """By the names of the outputs: what a call returned, or wrote."""
+    """The results by the names of the outputs: what a call returned, or wrote."""
     if returned is None:
         return dict(operands.outputs)
     tensors = returned if isinstance(returned, tuple) else (returned,)
@@ -121,7 +124,7 @@ def results_of(operands: Operands, returned: Any) -> dict[str, Tensor]:
 
 
 def sampled_rows(rows: int, device: torch.device) -> Tensor:
-    """Sorted rows: all of few, else the edges and one of every stripe, another in each."""
+    """The rows that are looked at, sorted: all of few, else the edges and one of every stripe, another in each."""
     stripe = STRIPE if rows <= MANY_ROWS else LARGE_STRIPE
     if rows <= 2 * LARGE_STRIPE:
         return torch.arange(rows, device=device)
@@ -131,5 +134,7 @@ def sampled_rows(rows: int, device: torch.device) -> Tensor:
 
 
 def take(matrix: Tensor, rows: Tensor) -> Tensor:
-    """matrix[rows]; as bytes where an element is one, because not every torch can index FP8 tensors."""
+    """The matrix at these rows. It is indexed as bytes where an element is one, because not every torch can index FP8
+    tensors.
+    """
     return matrix.view(torch.uint8)[rows].view(matrix.dtype) if matrix.dtype.itemsize == 1 else matrix[rows]

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 256
-"""Of each tensor's first byte, before its shift."""
+"""The alignment in bytes of each tensor's first byte, before its shift."""
 GUARD_BYTES = 512
-"""Between two tensors, and after a tensor's last byte."""
+"""The guard's bytes between two tensors, and after a tensor's last byte."""
 POISON = 0xFF
-"""NaN in all float types."""
+"""The byte of poison: NaN in all float types."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -32,16 +32,16 @@ class Slot:
     row_stride: int
     column_stride: int
     values: str | tuple[int, ...] | None
-    """Kind of values, of values.py, or the values themselves; None for what is written only, which is poisoned."""
+    """The kind of values, of values.py, or the values themselves. None for what is written only, which is poisoned."""
     written: bool = False
     shift: int = 0
-    """Elements behind an aligned address."""
+    """The elements by which the tensor lies behind an aligned address."""
     column_major: bool = False
-    """Whether the reference is given it with columns together, at multiples of four elements."""
+    """Whether the reference is given the tensor with columns together, at multiples of four elements."""
     reference_shape: tuple[int, ...] | None = None
-    """What the reference is given; None: [rows, columns]."""
+    """The shape that the reference is given; None for [rows, columns]."""
     padding_rows: int = 0
-    """Rows behind the last, of all columns but the last, that the op may write."""
+    """The rows behind the last, of all columns but the last, that the op may write."""
 
     @classmethod
     def matrix(cls, dtype: torch.dtype, shape: tuple[int, int], strides: tuple[int, int], **more: Any) -> "Slot":
@@ -57,7 +57,7 @@ class Slot:
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last, with what lies between rows."""
+        """The elements from the first to the last, with what lies between rows."""
         if not self.numel:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
@@ -74,7 +74,9 @@ class Slot:
 
     @property
     def poison(self) -> int:
-        """The byte that fills its gaps, and it where it is written only: NaN, and what no right code of s8 is likely to be."""
+        """The byte that fills its gaps, and all of it where it is written only. It is NaN, and what no right code of
+        s8 is likely to be.
+        """
         if self.dtype.itemsize > 1:
             return POISON
         return 0x55 if self.written and self.dtype is torch.int8 else 0x7F
@@ -90,7 +92,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 class Memory:
-    """Slots in one block."""
+    """Memory of slots in one block."""
 
     def __init__(self, slots: Mapping[str, Slot], device: torch.device, guard_bytes: int = GUARD_BYTES) -> None:
         self.slots = dict(slots)
@@ -118,7 +120,7 @@ class Memory:
         return self._view(name, slot.dtype, slot.shape, slot.strides)
 
     def over(self, name: str, other: str) -> Tensor | None:
-        """The argument laid over another one's first bytes; None where it would not end within the block."""
+        """The argument laid over another one's first bytes. None where it would not end within the block."""
         slot, size = self.slots[name], self.slots[name].dtype.itemsize
         start = self._offsets[other] // size
         if (start + slot.span) * size > self.bytes.numel():
@@ -144,7 +146,7 @@ class Memory:
         return values if slot.reference_shape is None else values.view(slot.reference_shape)
 
     def changed(self, before: Tensor, *, written: bool) -> Tensor:
-        """Which bytes differ from before where nothing may be written: if not `written`, anywhere."""
+        """The bytes that differ from before where nothing may be written: if not `written`, anywhere."""
         changed = self.bytes != before
         for name, slot in self.slots.items():
             if written and slot.written and slot.numel:
@@ -154,7 +156,7 @@ class Memory:
         return changed
 
     def places(self, changed: Tensor) -> str:
-        """Where bytes changed, in words."""
+        """The places where bytes changed, in words."""
         places = changed.nonzero().flatten().tolist()
         before = [name for name, start in self._offsets.items() if start <= places[0]]
         nearest = max(before, key=self._offsets.__getitem__, default=None)

@@ -1,4 +1,6 @@
-"""What one call gives to a kernel and what it must write, taken on the CPU: what `gemmill export` writes down."""
+"""A call's record: what it gives to a kernel and what the kernel must write. It is taken on the CPU, for `gemmill
+export`.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,17 +28,19 @@ class RecordedTensor:
     strides: tuple[int, ...]
     address: int
     before: bytes
-    """From its first element to its last, with the gaps between."""
+    """The bytes from its first element to its last, with the gaps between."""
     wanted: bytes | None
-    """The same after the call; None where it is only read."""
+    """The same bytes after the call; None where the tensor is only read."""
     limit: bytes | None = None
-    """f32 for each element, in the order of its indices: how far a right result may be; None where it is equal."""
+    """The distance by which each element of a right result may be off, as f32 in the order of indices. None where it
+    is equal.
+    """
     ranges: tuple[CodeRange, ...] = ()
-    """Of bytes: codes that may be one of several values. All else is equal."""
+    """The codes in bytes that may be one of several values. All else is equal."""
 
     @property
     def shift(self) -> int:
-        """Bytes behind an aligned address."""
+        """The bytes by which it lies behind an aligned address."""
         return self.address % ALIGNMENT
 
 
@@ -46,11 +50,11 @@ class Recorded:
 
     op: str
     arguments: bytes
-    """The family's own struct, with addresses of this process."""
+    """The family's own struct of arguments, with addresses of this process."""
     tensors: tuple[RecordedTensor, ...]
 
     def place_of(self, address: int) -> tuple[int, int] | None:
-        """The index of the tensor that an address is in, and bytes from its first; None where there is none."""
+        """The index of the tensor that an address is in, and the bytes from its first. None where there is none."""
         for i, tensor in enumerate(self.tensors):
             if 0 <= address - tensor.address < max(len(tensor.before), 1):
                 return i, address - tensor.address
@@ -60,8 +64,8 @@ class Recorded:
 def record(build: Build, name: str, case: Case) -> Recorded:
     """Make a case's call with a build's variant pinned, which launches nothing, and then by the reference.
 
-    Raises RuntimeError where the variant does not take the call, ValueError where it launches nothing, ManifestError for a
-    build that cannot record.
+    Raises RuntimeError where the variant does not take the call. Raises ValueError where it launches nothing, and
+    ManifestError for a build that cannot record.
     """
     op, given = BY_NAME[case.op], list(case.arguments("cpu"))
     (row, *_) = build.table.rows_of(name)
@@ -120,7 +124,7 @@ def _tensors(returned: Any) -> Sequence[Tensor]:
 
 
 def _bytes_of(tensor: Tensor) -> bytes:
-    """From the first element to the last."""
+    """The bytes from the first element to the last."""
     if not tensor.numel():
         return b""
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

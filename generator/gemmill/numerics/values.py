@@ -1,4 +1,6 @@
-"""Values of operands, from pools that are made once: a call takes a piece of one, which costs a copy and no generator."""
+"""Values of operands, cut from pools that are made once. A call takes a piece of one, which costs a copy and no
+generator.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -8,7 +10,7 @@ from torch import Generator, Tensor
 from gemmill.numerics.memory import Memory, bits_of
 
 POOL_ELEMENTS = {"cpu": 65_521, "cuda": 4_194_301}
-"""Primes: where an operand is larger than its pool, no two rows are alike."""
+"""Sizes of pools, which are primes. Where an operand is larger than its pool, no two rows are alike."""
 Maker = Callable[[int, Generator], Tensor]
 EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 2.0**-24, 1e-30)
 
@@ -22,7 +24,7 @@ def _uniform(width: float, least: float) -> Maker:
 
 
 def _powers(one: int, step: int) -> Maker:
-    """Bytes of scales: half of one, one, and two."""
+    """Bytes of scales: a half, one, and two."""
     return lambda count, g: one + step * _whole(-1, 2)(count, g)
 
 
@@ -44,7 +46,7 @@ def _extreme(count: int, g: Generator) -> Tensor:
 
 
 _TWO_OF_FOUR = (4, 8, 9, 12, 13, 14)
-"""Places of two values of four, two bits each."""
+"""Codes of the places of two values of four, two bits each."""
 
 
 def _two_to_four(count: int, g: Generator) -> Tensor:

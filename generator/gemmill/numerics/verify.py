@@ -1,4 +1,6 @@
-"""Numerics of a build's variants against the reference, on real tensors: one loop over entries and their family's cases."""
+"""The numerics of a build's variants against the reference, on real tensors. One loop runs over entries and their
+family's cases.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from gemmill.runtime.ops import load, use_variant
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What came of all cases of one variant, or of one op."""
+    """The result of all cases of one variant, or of one op."""
 
     name: str
     cases: int
@@ -24,7 +26,9 @@ class Verdict:
 
 
 def verify_variants(build: Build, names: frozenset[str] | None = None) -> Iterator[Verdict]:
-    """Every variant of a loaded build that this GPU runs (those in `names`, if given), each pinned, on the current GPU."""
+    """Verify every variant of a loaded build that this GPU runs (those in `names`, if given), each pinned, on the
+    current GPU.
+    """
     capability = torch.cuda.get_device_capability()
     for entry in build.manifest.entries:
         if entry.config.arch.capability == capability and (names is None or entry.name in names):
@@ -34,7 +38,9 @@ def verify_variants(build: Build, names: frozenset[str] | None = None) -> Iterat
 
 
 def verify_ops() -> Iterator[Verdict]:
-    """Each op once for each kind of operands: on the current GPU with the variant that selection gives, else the CPU reference."""
+    """Verify each op once for each kind of operands. On the current GPU it has the variant that selection gives, else
+    the CPU reference.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         load()
@@ -44,14 +50,14 @@ def verify_ops() -> Iterator[Verdict]:
 
 
 def device_words() -> str:
-    """Where the cases run, in words."""
+    """The device on which the cases run, in words."""
     if torch.cuda.is_available():
         return f"on {torch.cuda.get_device_name()}"
     return "with the CPU reference: there is no GPU that torch can use, so no kernel was run"
 
 
 def verdict(name: str, cases: Iterable[Case], device: str) -> Verdict:
-    """Run cases; a call that raises is a failure."""
+    """Run cases. A call that raises is a failure."""
     count, failures, worst = 0, [], 0.0
     for case in cases:
         count += 1

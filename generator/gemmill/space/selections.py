@@ -1,6 +1,5 @@
 """Named sets of configs: smoke, default, nvcc, sweep."""
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +30,16 @@ class Selection:
     rejections: tuple[Rejection, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SelectionFile:
+    """What a file of `gemmill prune` lists; it tells more, which is for readers."""
+
+    name: str
+    arch: Arch
+    variants: tuple[str, ...]
+    """Names of variants."""
+
+
 def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
     """The named selection for an architecture, or that of a file which `gemmill prune` wrote (its name ends in .json).
 
@@ -49,17 +58,16 @@ def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
 
 def read_selection(path: Path, arch: Arch) -> Selection:
     """The selection that a file lists by names of variants. Raises ValueError."""
+    from gemmill.typed_json import read_json
+
+    listed = read_json(path, SelectionFile, "name a file that `gemmill prune` wrote")
+    if listed.arch != arch:
+        raise ValueError(f"selection file {path} is for {listed.arch}, {arch} was asked for: name it with --arch")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        name, of_arch, names = data["name"], data["arch"], data["variants"]
-        configs = [parse_name(variant) for variant in names]
-    except OSError as error:
-        raise ValueError(f"selection file {path} cannot be read: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no selection file: {type(error).__name__}: {error}") from None
-    if of_arch != arch:
-        raise ValueError(f"selection file {path} is for {of_arch}, {arch} was asked for: name it with --arch")
-    return _checked(name, arch, configs)
+        configs = [parse_name(variant) for variant in listed.variants]
+    except ValueError as error:
+        raise ValueError(f"selection file {path}, variants: {error}") from None
+    return _checked(listed.name, arch, configs)
 
 
 def _checked(name: str, arch: Arch, configs: Iterable[Config]) -> Selection:

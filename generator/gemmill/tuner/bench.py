@@ -30,16 +30,16 @@ from gemmill.tuner.workloads import Workload
 
 DRY_ROTATED_BYTES = 4096
 POISONS = (0xFF, 0xBF)
-"""Bytes: NaN of all float types, and none."""
+"""The bytes that memory is filled with: 0xFF makes NaN of all float types, 0xBF of none."""
 DEAD_CONTEXT = ("CUDA error", "CUDA driver error", "device-side assert", "illegal memory access")
-"""In the text of an error after which a CUDA context is of no more use."""
+"""Words in the text of an error after which a CUDA context is of no more use."""
 
 
 Results = dict[str, torch.Tensor]
 
 
 class Bench:
-    """The commands, one workload at a time."""
+    """The commands that a sweep may give; there is one workload at a time."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         if not (spec.dry_run or torch.cuda.is_available()):
@@ -194,12 +194,12 @@ class Bench:
 
 
 def _differ(first: Results, second: Results) -> int:
-    """Elements that do, by their bits: NaN is equal to itself, and -0 is not 0."""
+    """The number of elements that differ, by their bits: NaN is equal to itself, and -0 is not 0."""
     return sum(int((bits_of(first[name]) != bits_of(second[name])).sum()) for name in first)
 
 
 class _Invented:
-    """Times of a dry run: like those of a GPU in that they depend on candidate and workload, and vary a little."""
+    """Times of a dry run. Like those of a GPU they depend on candidate and workload, and vary a little."""
 
     def __init__(self, name: str, workload: Workload) -> None:
         self._name, self._turn = name, 0
@@ -237,10 +237,10 @@ def serve(commands: IO[str], answers: IO[str], make: Callable[[], Any]) -> None:
 
 
 def end_with(lifeline: int) -> None:
-    """Be killed by the kernel when the other end of the pipe is closed, whatever this process does then.
+    """The kernel ends this process when the other end of the pipe is closed, whatever it does then.
 
-    A hung candidate may hold the interpreter, so no thread of it is asked; PR_SET_PDEATHSIG would end with the thread that
-    started this process. SIGIO, unhandled, ends a process.
+    A hung candidate may hold the interpreter, so no thread is asked to end it. PR_SET_PDEATHSIG would end it with the
+    thread that started it. SIGIO, unhandled, ends a process.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

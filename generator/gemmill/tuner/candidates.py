@@ -17,7 +17,7 @@ from gemmill.tuner.workloads import Workload
 
 MOST = 60
 PLAUSIBLE = 2.5
-"""Variants that the analytic model puts beyond this many times its best are not tried: it is off by less."""
+"""Variants that the analytic model puts beyond this many times its best are not tried. The model is wrong by less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class BuildFacts:
     folder: Path
     manifest: Manifest
     table: VariantTable
-    """Its rows, with the choices that tables give for the device."""
+    """The build's rows, with the choices that tables give for the device."""
 
 
 def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozenset[str] | None = None) -> BuildFacts:
@@ -45,7 +45,7 @@ class Field:
 
     candidates: tuple[Candidate, ...]
     present: str | None
-    """What is chosen today: of the first build."""
+    """The variant of the first build that is chosen today."""
 
 
 def field_of(
@@ -96,7 +96,7 @@ def fitting(table: VariantTable, workload: Workload, sm_count: int) -> Iterator[
 
 
 def _by_tables(workload: Workload, builds: Sequence[BuildFacts]) -> list[str]:
-    """What tables name for the same weights, the nearest step first."""
+    """The variants that tables name for the same weights, the nearest step first."""
     tuning = REGISTRY.tunings[workload.family]
     near = []
     for build in builds:

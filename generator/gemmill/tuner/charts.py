@@ -1,5 +1,7 @@
-"""Where the marks of a sweep's charts lie, in an SVG's units. The report's template draws them: one small file, without script or
-network."""
+"""The places of the marks of a sweep's charts, in an SVG's units.
+
+The report's template draws them. The drawing is one small file, without script or network.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,12 +21,12 @@ class Line:
 
     name: str
     kind: str
-    """Its CSS class, which gives its colour."""
+    """The CSS class that gives its colour."""
     points: Sequence[tuple[float, float]]
     told: Sequence[str] = ()
-    """What a point's tooltip says, where it is not made of the values."""
+    """The text of each point's tooltip, where it is not made of the values."""
     beside: float = 0.0
-    """How far to the right of their places points are drawn: so lines of dots do not hide one another."""
+    """Units by which points are drawn to the right of their places, so that lines of dots do not hide one another."""
 
 
 def log_chart(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RESOLUTION = 0.005
-"""Differences of medians that events around a graph do not show reliably."""
+"""Differences of medians below this are not shown reliably by events around a graph."""
 TIED_SHARE = 0.25
 MARGIN = 0.03
 
@@ -24,14 +24,14 @@ class Decision:
 
     chosen: str
     ranked: tuple[str, ...]
-    """Every variant that ran to the end: the choice first, then by time."""
+    """Every variant that ran to the end. The choice stands first, the others by time."""
     us: Mapping[str, float]
-    """Medians of these in microseconds, what clocks did to a whole round taken out."""
+    """Their medians in microseconds. What clocks did to a whole round is taken out."""
     tied: tuple[str, ...]
-    """Variants as fast as the fastest, it included."""
+    """The fastest variant, and those as fast as it."""
     fastest: str
     present: str | None
-    """What would be chosen without this measurement."""
+    """The variant that would be chosen without this measurement."""
 
     @property
     def replaces(self) -> bool:
@@ -68,7 +68,7 @@ def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin
 
 
 def steady_us(rounds_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Each contender's median after the rounds' common drift is taken out, by the contenders that ran in all of them."""
+    """The median of each contender. The rounds' common drift is taken out by the contenders that ran in all rounds."""
     rounds = max(map(len, rounds_us.values()), default=0)
     whole = [[us / statistics.median(taken) for us in taken] for taken in rounds_us.values() if len(taken) == rounds]
     drift = [statistics.geometric_mean(turn) for turn in zip(*whole, strict=True)]
@@ -83,7 +83,7 @@ def _is_tied(us: Sequence[float], fastest: Sequence[float], margin: float) -> bo
 
 
 def _slowdown(us: Sequence[float], other: Sequence[float]) -> float:
-    """How much longer one takes, as a fraction: the median over rounds."""
+    """The median over rounds of how much longer one takes, as a fraction."""
     return statistics.median(a / b for a, b in zip(us, other, strict=True)) - 1
 
 
@@ -93,21 +93,21 @@ class Agreement:
 
     workloads: int
     flipped: int
-    """Workloads for which they choose otherwise."""
+    """The number of workloads for which the two runs choose otherwise."""
     beyond_margin: int
-    """Those of them where, in the other run, the choice was slower by more than the margin."""
+    """The number of flips where the choice was slower by more than the margin in the other run."""
     regret: float
     """Mean loss in a run by taking the other run's choice, as a fraction of the run's fastest."""
     worst_regret: float
 
     @property
     def flip_share(self) -> float:
-        """Of the workloads."""
+        """The share of workloads for which the two runs choose otherwise."""
         return self.flipped / self.workloads if self.workloads else 0.0
 
 
 def agreement(first: Mapping[Any, Decision], second: Mapping[Any, Decision], margin: float = MARGIN) -> Agreement:
-    """Of two runs, over the workloads that both measured."""
+    """The agreement of two runs, over the workloads that both measured."""
     shared = [key for key in first if key in second]
     regrets = [
         one.us[other.chosen] / one.us[one.fastest] - 1

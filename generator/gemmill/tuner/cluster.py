@@ -35,9 +35,10 @@ class ClusterExecutor(Executor):
         self._starting: list[Future] = []
 
     def facts(self) -> Mapping[str, Any]:
-        """What a worker runs on: the first that tells. Raises TuneError.
+        """The device of the first worker that tells. Raises TuneError.
 
-        All are asked, so that their measuring processes start at the same time, and not each when its first task comes.
+        All are asked, so that their measuring processes start at the same time, and not each when its first task
+        comes.
         """
         self._starting = [
             self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES, workers=[address])
@@ -46,7 +47,7 @@ class ClusterExecutor(Executor):
         return dict(next(as_completed(self._starting)).result())
 
     def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
-        """Outcomes in the order in which they come, faults with them."""
+        """The outcomes in the order in which they come, and faults with them."""
         again = []
         for task, outcome, error in self._gather(tasks):
             if isinstance(error, KilledWorker):
@@ -89,7 +90,7 @@ def connect(spec: WorkerSpec, scheduler: Scheduler) -> ClusterExecutor:
 
 
 def addresses_with_gpu(client: Client) -> list[str]:
-    """Of the workers that have the resource GPU."""
+    """The addresses of the workers that have the resource GPU."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return [address for address, worker in workers.items() if worker.get("resources", {}).get("GPU")]
 
@@ -107,12 +108,14 @@ def measure_here(spec: WorkerSpec, task: Task) -> Outcome:
 
 
 def facts_here(spec: WorkerSpec) -> Mapping[str, Any]:
-    """What this Dask worker's measuring process runs on."""
+    """The device that this Dask worker's measuring process runs on."""
     return facts_of(_worker(_here(spec)))
 
 
 def _here(spec: WorkerSpec) -> WorkerSpec:
-    """The spec with the builds' folders on this machine: the same paths, else builds of the same ids in its own home."""
+    """The spec with the builds' folders on this machine. They are the same paths, or else builds of the same ids in
+    its own home.
+    """
     folders = []
     for text in spec.builds:
         folder = Path(text)

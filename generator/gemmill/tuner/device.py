@@ -1,4 +1,4 @@
-"""How a GPU's clocks, power and temperature were while it was measured, from NVIDIA's management library (nvidia-ml-py)."""
+"""Clocks, power and temperature of a GPU while it was measured, by NVIDIA's management library (nvidia-ml-py)."""
 
 import datetime
 import statistics
@@ -22,12 +22,12 @@ _THROTTLES = {
 
 
 def now() -> str:
-    """UTC, ISO 8601, to the second."""
+    """The time in UTC, as ISO 8601 has it, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def nvml() -> ModuleType | None:
-    """NVIDIA's management library, begun; None where it or the driver is missing."""
+    """NVIDIA's management library, initialised. None where it or the driver is missing."""
     try:
         import pynvml
 
@@ -47,12 +47,12 @@ def driver_version() -> str | None:
 
 
 def gpu_count() -> int:
-    """The GPUs that torch may use; asking makes no CUDA context."""
+    """The number of GPUs that torch may use. Asking makes no CUDA context."""
     return torch.cuda.device_count()
 
 
 class Monitor:
-    """Samples a GPU in the background, as a context manager; without the library or a GPU it has nothing to tell."""
+    """A context manager that samples a GPU in the background. Without the library or a GPU it has nothing to tell."""
 
     def __init__(self, read: Callable[[], dict[str, float | tuple[str, ...]]] | None) -> None:
         self._read = read
@@ -62,7 +62,7 @@ class Monitor:
 
     @classmethod
     def of(cls, uuid: str | None) -> "Monitor":
-        """Of the GPU with this UUID, as torch writes it."""
+        """A monitor of the GPU with this UUID, as torch writes it."""
         library = nvml() if uuid is not None else None
         if library is None:
             return cls(None)

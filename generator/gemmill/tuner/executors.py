@@ -23,13 +23,13 @@ class LocalExecutor(Executor):
         self._workers = [Worker(spec, program, device) for device in devices]
 
     def facts(self) -> Mapping[str, Any]:
-        """What the first process runs on; all start at the same time. Raises TuneError."""
+        """The device of the first process; all start at the same time. Raises TuneError."""
         with ThreadPoolExecutor(len(self._workers)) as pool:
             first, *_ = pool.map(facts_of, self._workers)
         return first
 
     def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
-        """Outcomes in the order in which they come; faults are told as they are found, in this thread."""
+        """The outcomes in the order in which they come. Faults are told as they are found, in this thread."""
         waiting: SimpleQueue[Task] = SimpleQueue()
         told: SimpleQueue[partial[None] | Event | BaseException] = SimpleQueue()
         for task in tasks:
@@ -88,7 +88,7 @@ def _drain(waiting: "SimpleQueue[Task]") -> None:
 
 
 def facts_of(worker: Worker) -> Mapping[str, Any]:
-    """What a measuring process runs on. Raises TuneError."""
+    """The device that a measuring process runs on. Raises TuneError."""
     try:
         return dict(worker.ask("hello", OPEN_SECONDS))
     except (WorkerDied, WorkerError) as error:
@@ -96,6 +96,6 @@ def facts_of(worker: Worker) -> Mapping[str, Any]:
 
 
 def visible_device(index: int) -> str:
-    """What names the index-th of the GPUs that this process may use to another process."""
+    """The name by which another process is given the index-th of the GPUs that this process may use."""
     visible = settings.visible_devices()
     return visible[index] if visible else str(index)

@@ -14,22 +14,23 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from gemmill.tuner.protocol import TuneError
+from gemmill.typed_json import JsonError, from_json
 
 PACKAGE, MODULE = "nvidia-matmul-heuristics", "nvMatmulHeuristics"
 ANSWERS = 8
-"""Asked for each shape; fewer may come."""
+"""The number of tiles that are asked for each shape; fewer may come."""
 LIMIT_SECONDS = 600
 _KEPT: list[object] = []
-"""What must not be destroyed before the process ends."""
+"""Objects that must not be destroyed before the process ends."""
 
 Shape = tuple[int, int, int]
 """M, N, K."""
 Tile = tuple[int, int, int, int]
-"""Rows of A and columns of B in a CTA's tile, CTAs of a cluster along M and along N."""
+"""Rows of A and columns of B of a CTA's tile, then the cluster's CTAs along M and along N."""
 
 
 def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
-    """Tiles for each shape. Raises TuneError without the package, or where it fails."""
+    """The tiles that are named for each shape. Raises TuneError without the package, or where it fails."""
     if importlib.util.find_spec(MODULE) is None:
         raise TuneError(f"a second opinion needs {PACKAGE}, which is not installed: pip install {PACKAGE}")
     try:
@@ -41,14 +42,14 @@ def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
             timeout=LIMIT_SECONDS,
             check=True,
         )
-        answers = json.loads(run.stdout)
-    except (subprocess.SubprocessError, ValueError) as error:
+        answers = from_json(run.stdout.encode(), list[tuple[Tile, ...]], PACKAGE, "tune without --second-opinion")
+    except (subprocess.SubprocessError, JsonError) as error:
         raise TuneError(f"{PACKAGE} gave no answer ({type(error).__name__}): tune without --second-opinion") from None
-    return {shape: tuple(map(tuple, found)) for shape, found in zip(shapes, answers, strict=True)}
+    return dict(zip(shapes, answers, strict=True))
 
 
 def answer(shapes: Sequence[Shape]) -> list[list[Tile]]:
-    """Asks the library, in this process."""
+    """The library's answer, asked in this process."""
     library = importlib.import_module(MODULE)
     asked = library.NvMatmulHeuristicsInterface(library.NvMatmulHeuristicsTarget.CUTLASS3, precision="OOT")
     _KEPT.append(asked)

@@ -1,31 +1,37 @@
-"""What a sweep knows, a line for each fact, on disk when it is known: an interrupted sweep goes on from it.
+"""A sweep's facts, a line each, on the disk as soon as they are known. An interrupted sweep goes on from them.
 
-The first line says what was measured on what; a fault of a candidate and the outcome of a workload are lines of their own.
-A line that a kill cut off, or that lacks a field, is left out: what it was about is measured again.
+The first line says what was measured on what. A candidate's fault and a workload's outcome are lines of their own. A
+line that a kill cut off is left out, and what it was about is measured again. A whole line whose fields are not those
+of a journal is refused.
 """
 
 import contextlib
 import fcntl
 import json
 import lzma
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
+
+import psutil
+from msgspec import Meta, Struct
 
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import now
 from gemmill.tuner.measure import Outcome
 from gemmill.tuner.protocol import workload_from_json, workload_to_json
 from gemmill.tuner.workloads import Workload
+from gemmill.typed_json import JsonError, MalformedError, as_kind, from_json
 
 SCHEMA_VERSION = 2
 _READ = (1, SCHEMA_VERSION)
 _PACKED = ".xz"
 _FIRST = b'{"kind": "sweep", '
-"""How the first line begins."""
+"""The beginning of the first line."""
+_BEGIN_ANOTHER = "begin another with --journal, or delete it"
+_MEASURE_AGAIN = "take the line out, and what it tells is measured again"
 
 
 class JournalError(RuntimeError):
@@ -33,7 +39,7 @@ class JournalError(RuntimeError):
 
 
 Key = tuple[Workload, int, int]
-"""(workload, repeat, wave): what an outcome is about."""
+"""Workload, repeat and wave: the key of an outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +49,7 @@ class Entry:
     outcome: Outcome
     repeat: int
     wave: int
-    """Which part of the candidates, where they were compiled meanwhile; 0 else."""
+    """The part of the candidates, where they were compiled meanwhile; 0 else."""
     present: str | None
     date: str
 
@@ -59,93 +65,107 @@ class Record:
     faults: dict[Workload, dict[str, Finding]] = field(default_factory=dict)
 
 
+class _SweepLine(Struct, tag_field="kind", tag="sweep"):
+    """The first line."""
+
+    setup: dict[str, Any]
+    command: str = ""
+    commit: str | None = ""
+
+
+class _FaultLine(Struct, tag_field="kind", tag="fault"):
+    problem: Any
+    candidate: str
+    fault: Fault
+    detail: str
+
+
+class _OutcomeLine(Struct, tag_field="kind", tag="outcome"):
+    problem: Any
+    repeat: int
+    wave: int
+    present: str | None
+    rounds_us: dict[str, dict[str, tuple[Annotated[float, Meta(gt=0)], ...]]]
+    """The rounds of each candidate, by build."""
+    faults: dict[str, Finding]
+    device: dict[str, Any]
+    state: dict[str, Any]
+    checking_seconds: float
+    seconds: float
+    error: str | None
+    date: str
+
+
 def read_journal(path: Path) -> Record:
-    """Read what is whole; one whose name ends in .xz is unpacked. Raises JournalError."""
+    """The record of a journal's whole lines. One whose name ends in .xz is unpacked. Raises JournalError."""
     try:
         data = path.read_bytes()
-        lines = (lzma.decompress(data) if path.suffix == _PACKED else data).decode(errors="replace").splitlines()
+        first, *lines = (lzma.decompress(data) if path.suffix == _PACKED else data).splitlines() or [b""]
     except lzma.LZMAError as error:
         raise JournalError(
             f"journal {path} cannot be unpacked ({error}): pack it again with xz, or name it without .xz"
         ) from None
     except OSError as error:
         raise JournalError(f"journal {path} cannot be read: {error.strerror}") from None
-    rows = [row for line in lines if (row := _parsed(line)) is not None]
-    if not rows or rows[0].get("kind") != "sweep":
-        raise JournalError(f"{path} is no journal of a sweep: name another file, or leave --journal out")
-    if rows[0].get("schema_version") not in _READ:
-        raise JournalError(
-            f"journal {path} has schema version {rows[0].get('schema_version')!r}, this gemmill writes {SCHEMA_VERSION}: "
-            "begin another with --journal, or delete it"
-        )
-    if not isinstance(rows[0].get("setup"), dict):
-        raise JournalError(f"journal {path} does not say what was measured on what: begin another with --journal")
-    told = (rows[0].get("command"), rows[0].get("commit"))
-    record = Record(setup=rows[0]["setup"], begun_by=tuple(x if isinstance(x, str) else "" for x in told))
-    for row in rows[1:]:
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-            _note(record, row)
+    record = _begun(path, first)
+    for number, line in enumerate(lines, start=2):
+        where = f"journal {path}, line {number}"
+        try:
+            _note(record, from_json(line, _SweepLine | _FaultLine | _OutcomeLine, where, _MEASURE_AGAIN), where)
+        except MalformedError:  # a kill cut it off
+            continue
+        except JsonError as error:
+            raise JournalError(str(error)) from None
     return record
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _begun(path: Path, line: bytes) -> Record:
+    """The record of a journal's first line, with nothing in it."""
+    where = f"journal {path}, line 1"
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+        told = from_json(line, dict[str, Any], where, _BEGIN_ANOTHER)
+    except JsonError:
+        told = {}
+    if told.get("kind") != "sweep":
+        raise JournalError(f"{path} is no journal of a sweep: name another file, or leave --journal out")
+    if told.get("schema_version") not in _READ:
+        raise JournalError(
+            f"journal {path} has schema version {told.get('schema_version')!r}, this gemmill writes {SCHEMA_VERSION}: {_BEGIN_ANOTHER}"
+        )
+    try:
+        sweep = as_kind(told, _SweepLine, where, _BEGIN_ANOTHER)
+    except JsonError as error:
+        raise JournalError(str(error)) from None
+    return Record(setup=sweep.setup, begun_by=(sweep.command, sweep.commit or ""))
 
 
-def _note(record: Record, row: Mapping[str, Any]) -> None:
-    """Raises KeyError, TypeError, ValueError or AttributeError, with nothing noted, where a field is missing or no such."""
-    workload = workload_from_json(row["problem"])
-    if row["kind"] == "fault":
-        name, finding = _text(row["candidate"]), _finding(row)
-        record.faults.setdefault(workload, {})[name] = finding
-    elif row["kind"] == "outcome":
-        entry = _entry(workload, row)
-        record.entries[workload, entry.repeat, entry.wave] = entry
+def _note(record: Record, row: _SweepLine | _FaultLine | _OutcomeLine, where: str) -> None:
+    """Raises JsonError where the line's workload is none."""
+    if isinstance(row, _SweepLine):  # journals may be put one behind another
+        return
+    try:
+        workload = workload_from_json(row.problem)
+    except (KeyError, TypeError, ValueError) as error:
+        raise JsonError(f"{where}, problem: {row.problem!r} is no workload ({error}); {_MEASURE_AGAIN}") from None
+    if isinstance(row, _FaultLine):
+        record.faults.setdefault(workload, {})[row.candidate] = Finding(fault=row.fault, detail=row.detail)
+    else:
+        record.entries[workload, row.repeat, row.wave] = _entry(workload, row)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else _text(value)
-
-
-def _times(values: Any) -> tuple[float, ...]:
-    if not all(type(us) in (int, float) and 0 < us < math.inf for us in values):
-        raise ValueError(f"{values!r} are no times")
-    return tuple(values)
-
-
-def _finding(row: Mapping[str, Any]) -> Finding:
-    return Finding(fault=Fault(row["fault"]), detail=_text(row["detail"]))
-
-
-def _entry(workload: Workload, row: Mapping[str, Any]) -> Entry:
+def _entry(workload: Workload, row: _OutcomeLine) -> Entry:
     outcome = Outcome(
         workload=workload,
-        rounds_us={name: _times(us) for timed in row["rounds_us"].values() for name, us in timed.items()},
-        findings={name: _finding(found) for name, found in row["faults"].items()},
-        builds={name: build for build, timed in row["rounds_us"].items() for name in timed},
-        device=dict(row["device"]),
-        state=dict(row["state"]),
-        checking_seconds=float(row["checking_seconds"]),
-        seconds=float(row["seconds"]),
-        error=_text_or_none(row["error"]),
+        rounds_us={name: us for timed in row.rounds_us.values() for name, us in timed.items()},
+        findings=row.faults,
+        builds={name: build for build, timed in row.rounds_us.items() for name in timed},
+        device=row.device,
+        state=row.state,
+        checking_seconds=row.checking_seconds,
+        seconds=row.seconds,
+        error=row.error,
     )
-    return Entry(
-        outcome=outcome,
-        repeat=int(row["repeat"]),
-        wave=int(row["wave"]),
-        present=_text_or_none(row["present"]),
-        date=_text(row["date"]),
-    )
+    return Entry(outcome=outcome, repeat=row.repeat, wave=row.wave, present=row.present, date=row.date)
 
 
 def _by_build(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
@@ -153,6 +173,16 @@ def _by_build(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
     for name, us in outcome.rounds_us.items():
         found.setdefault(outcome.builds[name], {})[name] = [round(t, 3) for t in us]
     return found
+
+
+def _writer(path: Path) -> str:
+    """The process that has a journal open, as far as this user may see it."""
+    whole = str(path.resolve())
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == whole and file.mode != "r" for file in process.open_files()):
+                return f", process {process.pid}"
+    return ""
 
 
 class Journal:
@@ -170,9 +200,9 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
+            self._file.close()  # the other's alone is open
             raise JournalError(
-                f"journal {path} is being written by another sweep: name another with --journal"
+                f"journal {path} is being written by another sweep{_writer(path)}: name another with --journal"
             ) from None
         try:
             self.record = self._begin(setup, begun_by)
@@ -199,19 +229,19 @@ class Journal:
         return record
 
     def _has_begun(self) -> bool:
-        """False where a kill left nothing, or a part of the first line."""
+        """Whether there is more than nothing or a part of the first line, which a kill may have left."""
         self._file.seek(0)
         line = self._file.readline()
         return bool(line) and (line.endswith(b"\n") or not (line.startswith(_FIRST) or _FIRST.startswith(line)))
 
     def fault(self, workload: Workload, name: str, finding: Finding) -> None:
-        """A candidate's fault."""
+        """Note a candidate's fault."""
         self.record.faults.setdefault(workload, {})[name] = finding
         told = {"kind": "fault", "problem": workload_to_json(workload), "candidate": name}
         self._write(told | asdict(finding) | {"date": now()})
 
     def outcome(self, entry: Entry) -> None:
-        """A workload's outcome."""
+        """Note a workload's outcome."""
         out = entry.outcome
         self.record.entries[out.workload, entry.repeat, entry.wave] = entry
         self._write(

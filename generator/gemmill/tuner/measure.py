@@ -21,12 +21,12 @@ OPEN_SECONDS = 120.0
 CHECK_SECONDS = 20.0
 ROUND_SECONDS = 30.0
 MOST_OPENINGS = 2
-"""Attempts to open a workload: a process that dies of the workload itself does so again."""
+"""Attempts to open a workload. A process that dies of the workload itself does so again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Some rounds for all that are left; afterwards those within `ratio` of the fastest go on."""
+    """Some rounds for all candidates that are left. Those within `ratio` of the fastest go on."""
 
     rounds: int
     ratio: float
@@ -34,12 +34,12 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What one process is to measure."""
+    """The candidates of one workload that one process is to measure."""
 
     workload: Workload
     candidates: tuple[Candidate, ...]
     kept: str | None
-    """A name that no stage drops: what would be chosen today."""
+    """The candidate that no stage drops: today's choice."""
     stages: tuple[Stage, ...]
     known: Mapping[str, Finding] = field(default_factory=dict)
     """Faults found before: these candidates are not tried again."""
@@ -47,26 +47,28 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a task."""
+    """The result of a task."""
 
     workload: Workload
     rounds_us: Mapping[str, tuple[float, ...]]
-    """By candidate: a time for each round it took part in, the first ones first."""
+    """A time for each round in which a candidate took part, by candidate. The first rounds come first."""
     findings: Mapping[str, Finding]
     builds: Mapping[str, str] = field(default_factory=dict)
-    """Where each that was timed came from."""
+    """The build of each candidate that was timed."""
     device: Mapping[str, Any] = field(default_factory=dict)
-    """What the process ran on."""
+    """The device of the process."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """Clocks, power and throttling meanwhile."""
     checking_seconds: float = 0.0
     seconds: float = 0.0
     error: str | None = None
-    """Why nothing was measured."""
+    """The reason why nothing was measured."""
 
 
 def halving(rounds: int) -> tuple[Stage, ...]:
-    """Stages that come to `rounds` for the last ones: one round shows the hopeless, two more the rest of the slow."""
+    """Stages that come to `rounds` for the last candidates. One round shows the hopeless, two more the rest of the
+    slow.
+    """
     first, second = min(1, rounds), max(0, min(2, rounds - 1))
     stages = (
         Stage(rounds=first, ratio=1.5),
@@ -77,7 +79,7 @@ def halving(rounds: int) -> tuple[Stage, ...]:
 
 
 def measure(worker: Worker, task: Task, found: Callable[[str, Finding], None] = lambda name, finding: None) -> Outcome:
-    """Measure; `found` is told of every fault at once. Raises nothing but what the machine itself is at fault for."""
+    """Measure a task; `found` is told of every fault at once. Raises only what the machine itself is at fault for."""
     return _Measuring(worker, task, found).run()
 
 
@@ -156,7 +158,7 @@ class _Measuring:
             self._ask_quietly("drop", name)
 
     def _round(self, running: Sequence[str], turn: int) -> None:
-        """One time for each, in the turn's own order."""
+        """Time each candidate once, in the turn's own order."""
         for name in shuffled(running, turn):
             if name not in self._prepared and not self._prepare(name):
                 continue
@@ -188,7 +190,7 @@ class _Measuring:
         return kept
 
     def _try(self, name: str, command: str, timeout: float, /, **arguments: Any) -> Any:
-        """The answer; None where the candidate is at fault, which is noted then."""
+        """The answer of the process. None where the candidate is at fault, which is noted then."""
         try:
             return self._worker.ask(command, timeout, **arguments)
         except WorkerError as error:

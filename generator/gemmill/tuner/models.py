@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gemmill.typed_json import JsonError, read_json
+
 Config = Mapping[str, Any]
 """The fields of a config.json."""
 
@@ -32,7 +34,7 @@ class Layer:
 
 @cache
 def named_models() -> Mapping[str, Config]:
-    """The models whose sizes are shipped, by name: the fields of their published configs that matter here."""
+    """The shipped models by name, each with the fields of its published config that matter here."""
     return json.loads(_NAMED.read_text(encoding="utf-8"))
 
 
@@ -44,16 +46,12 @@ def read_model(named: str) -> Config:
     path = Path(named)
     if path.is_dir():
         path /= "config.json"
+    if not path.is_file():
+        raise ModelError(f"no model {named!r}: it is neither a readable config.json nor one of {', '.join(known)}")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ModelError(
-            f"no model {named!r}: it is neither a readable config.json nor one of {', '.join(known)}"
-        ) from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} holds {type(config).__name__}, expected the object of a Hugging Face config")
+        config = read_json(path, dict[str, Any], "name a Hugging Face config.json")
+    except JsonError as error:
+        raise ModelError(str(error)) from None
     return config.get("text_config", config) | (
         {} if "architectures" not in config else {"architectures": config["architectures"]}
     )
@@ -61,8 +59,7 @@ def read_model(named: str) -> Config:
 
 def layers_of(config: Config, tensor_parallel: int = 1) -> list[Layer]:
     """The layers of one of `tensor_parallel` ranks, each size once. Raises ModelError."""
-    architecture = _architecture(config)
-    family = next((family for names, family in _FAMILIES if architecture in names), None)
+    architecture, family = _architecture(config), _family(config)
     if family is None:
         known = ", ".join(name for names, _ in _FAMILIES for name in names)
         raise ModelError(
@@ -72,6 +69,16 @@ def layers_of(config: Config, tensor_parallel: int = 1) -> list[Layer]:
     reader = _Reader(config, architecture, tensor_parallel)
     by_size = {(layer.n, layer.k): layer for layer in reversed(list(family(reader)))}
     return list(reversed(by_size.values()))
+
+
+def knows(config: Config) -> bool:
+    """Whether the layers of its architecture can be told from the config alone."""
+    return _family(config) is not None
+
+
+def _family(config: Config) -> "Callable[[_Reader], Iterator[Layer]] | None":
+    architecture = _architecture(config)
+    return next((family for names, family in _FAMILIES if architecture in names), None)
 
 
 def _architecture(config: Config) -> str:
@@ -129,7 +136,9 @@ def _attention(r: _Reader) -> Iterator[Layer]:
 
 
 def _latent_attention(r: _Reader) -> Iterator[Layer]:
-    """DeepSeek's MLA: what goes down to the latents is computed by every rank, what comes up is divided by heads."""
+    """Layers of DeepSeek's MLA. Every rank computes those that go down to the latents; heads divide those that come
+    up.
+    """
     hidden, heads = r.size("hidden_size"), r.divided("num_attention_heads", r.size("num_attention_heads"))
     latent, rope = r.size("kv_lora_rank"), r.size("qk_rope_head_dim")
     query, value = r.size("qk_nope_head_dim") + rope, r.size("v_head_dim")

@@ -1,4 +1,6 @@
-"""What users would call instead of gemmill, for figures beside the variants' own: each family hands in its peers."""
+"""The calls that users would make without gemmill. Their times stand beside those of the variants; each family hands
+in its own.
+"""
 
 from importlib import import_module
 
@@ -8,11 +10,11 @@ from gemmill.numerics.measured import MeasuredWorkload, Peer, through
 from gemmill.registry import REGISTRY
 
 VLLM = "vllm"
-"""The name of what a library of vLLM's computes."""
+"""The name of the peer that a library of vLLM's is."""
 
 
 def peers_of(family: str) -> tuple[Peer, ...]:
-    """What torch itself offers of a family's ops."""
+    """The ways in which torch itself computes a family's ops."""
     module = REGISTRY.named(family).peers
     return () if module is None else import_module(module).PEERS
 

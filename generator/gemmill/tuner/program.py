@@ -1,4 +1,4 @@
-"""What `gemmill tune` does: builds and workloads to a journal, the journal to tables and a report."""
+"""The work of `gemmill tune`: builds and workloads make a journal, the journal makes tables and a report."""
 
 import shlex
 import subprocess
@@ -41,11 +41,11 @@ class TuneRequest:
     """Variants to try; None for all."""
     options: SweepOptions = field(default_factory=SweepOptions)
     journal: Path | None = None
-    """None for one in the home, by device and build."""
+    """The journal's file; None for one in the home, by device and build."""
     label: str = ""
-    """In the journal's name and setup where candidates are of a selection that is compiled meanwhile."""
+    """A part of the journal's name and setup, where candidates are of a selection that is compiled meanwhile."""
     fresh: bool = False
-    """Begin the journal again."""
+    """Whether the journal is begun again."""
     table: Path | None = None
     """The file whose rows are replaced; None for the device's in the home."""
     dry_run: bool = False
@@ -54,26 +54,26 @@ class TuneRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """What compiling candidates took while others were measured."""
+    """The time that compiling candidates took while others were measured."""
 
     waves: int
     compiling_seconds: float
     waiting_seconds: float
-    """In which nothing was measured, since the first wave had come."""
+    """Seconds after the first wave in which nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult:
-    """What a sweep left."""
+    """The result of a sweep."""
 
     journal: Path
     record: Record
     tables: tuple[tuple[Path | None, TunedTable], ...]
-    """With the file each was merged into; None where none was written."""
+    """The tables, each with the file that it was merged into; None where none was written."""
     agreements: tuple[Agreement, ...]
-    """Of each further run with the first."""
+    """The agreement of each further run with the first."""
     overlap: Overlap | None = None
-    """None where nothing was compiled."""
+    """The time that compiling took; None where nothing was compiled."""
 
 
 def tune(
@@ -96,7 +96,7 @@ def tune(
 
 
 def worker_spec(request: TuneRequest, builds: Sequence[Path] | None = None) -> WorkerSpec:
-    """What measuring processes are started with."""
+    """The spec with which measuring processes are started."""
     folders = [folder for folder, _ in request.builds] if builds is None else builds
     return WorkerSpec(
         builds=() if request.dry_run else tuple(map(str, folders)),
@@ -106,7 +106,7 @@ def worker_spec(request: TuneRequest, builds: Sequence[Path] | None = None) -> W
 
 
 def facts_of_builds(request: TuneRequest, here: Mapping[str, Any]) -> list[BuildFacts]:
-    """What planning needs of the request's builds."""
+    """The facts of the request's builds, as far as planning needs them."""
     return [
         build_facts(
             folder,
@@ -137,7 +137,7 @@ def open_journal(request: TuneRequest, here: Mapping[str, Any]) -> Journal:
 
 
 def _commit() -> str:
-    """Of the checkout that runs, with `+` where its files differ; empty outside one."""
+    """The commit of the checkout that runs, with `+` where its files differ. Empty outside of a checkout."""
     folder = locations.checkout()
     git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
     try:

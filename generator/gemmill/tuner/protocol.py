@@ -1,4 +1,4 @@
-"""What crosses between a sweep and the process that runs candidates: plain values, as JSON."""
+"""Values that cross between a sweep and the process that runs candidates, as JSON."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from gemmill.tuner.workloads import Workload, workload_of
 
 _OF_SCHEMA_1 = ("op", "m", "n", "k")
 PEER = "peer"
-"""In the place of a build: what a user would call instead of gemmill."""
+"""The word that stands in the place of a peer's build."""
 
 
 class TuneError(RuntimeError):
@@ -24,29 +24,29 @@ class Candidate:
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is shown and never chosen."""
+        """Whether the candidate is shown and never chosen."""
         return self.build == PEER
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What a measuring process is started with."""
+    """The arguments of a measuring process."""
 
     builds: tuple[str, ...]
     """Folders of the builds to load; empty in a dry run without one."""
     dry_run: bool = False
-    """On the CPU, with the reference in the place of the variants and invented times."""
+    """Whether the reference runs on the CPU in the place of the variants, and times are invented."""
     vllm_library: str | None = None
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line."""
+    """The first line of an error's text."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def workload_to_json(workload: Workload) -> dict[str, Any]:
-    """Its op and its sizes by name."""
+    """A workload's op and sizes, by name."""
     return {"op": workload.op} | workload.sizes
 
 

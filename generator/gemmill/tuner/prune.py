@@ -23,15 +23,15 @@ class Pruned:
     """A set of variants that suffices."""
 
     variants: tuple[str, ...]
-    """Best first for some workload each; launch settings that no workload wants are left out."""
+    """The variants that are best for some workload. Launch settings that no workload wants are left out."""
     kernels: tuple[str, ...]
     """The compiled kernels behind them."""
     losses: Mapping[Workload, float]
-    """By how much the best of the set is behind the best of all."""
+    """The share by which the best of the set is behind the best of all."""
 
 
 def times_of(record: Record, repeats: int = 1) -> Times:
-    """The best that each variant did in any run, also where a stage dropped it."""
+    """The best time of each variant in any run, also where a stage dropped it."""
     times: Times = {}
     for workload, entries in runs_of(record, repeats).items():
         known = times.setdefault(workload, {})
@@ -105,20 +105,20 @@ def _kin(config: Config) -> Hashable:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """How a workload is answered today."""
+    """The way in which a workload is answered today."""
 
     workload: Workload
     variant: str | None
     trust: str
-    """exact, nearest, model, or none where no variant takes it."""
+    """The trust of the answer (exact, nearest or model), or none where no variant takes the workload."""
     expected_loss: float | None
-    """Against tuning it; 0 where it was measured, None where there is nothing to compare."""
+    """The loss against tuning it. 0 where it was measured, None where there is nothing to compare."""
     unaligned: bool
-    """Whether it is answered by the slow variant that takes any alignment."""
+    """Whether the variant that takes any alignment answers, which is slow."""
 
 
 def audit(workloads: Iterable[Workload], build: BuildFacts, sm_count: int) -> list[Audited]:
-    """How each workload is answered by a build with its tables."""
+    """The answer of a build with its tables to each workload."""
     found = []
     for workload in workloads:
         choice = select(build.table, workload.call, sm_count)
@@ -142,7 +142,9 @@ def _expected_loss(choice: Choice) -> float | None:
 
 
 def worst_first(audited: Sequence[Audited]) -> list[Audited]:
-    """What is not exact, the workloads without a variant first, then by expected loss."""
+    """The answers that are not exact. Workloads without a variant come first, then those of the largest expected
+    loss.
+    """
     return sorted(
         (a for a in audited if a.trust != "exact" or a.unaligned),
         key=lambda a: (a.variant is not None, -(a.expected_loss or 0.0), a.workload),

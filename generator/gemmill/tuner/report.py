@@ -1,4 +1,4 @@
-"""A sweep as one HTML file: what won where, time against M with peers and roofline, ties, faults."""
+"""A sweep as one HTML file: winners, time against M with peers and roofline, ties and faults."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ CEILINGS = {"NVIDIA H200": (4.21e12, {8: 1.979e15, 16: 0.9895e15})}
 Narrower operands are multiplied as the next wider ones at best."""
 PEER_KINDS = ("peer1", "peer2", "peer3", "peer4")
 WINNER_COLOURS = tuple(f"k{i}" for i in range(1, 9))
-"""Classes of the template, for the kinds of variants that won; more kinds begin again."""
+"""The template's CSS classes of the kinds of variants that won. With more kinds they begin again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class Shape:
     workload: Workload
     decision: Decision
     peers: Mapping[str, float]
-    """Medians in microseconds of those that compute the same."""
+    """Medians in microseconds of the contenders that compute the same."""
     floor_us: float | None
-    """By the roofline; None for a device whose ceilings are not known."""
+    """The roofline's microseconds. None for a device whose ceilings are not known."""
 
     @property
     def tuning(self) -> Tuning:
-        """Of the workload's family."""
+        """The tuning of the workload's family, as it is declared."""
         return REGISTRY.measured[self.workload.op][1]
 
     @property
@@ -116,7 +116,7 @@ def report_text(
 
 
 def environment() -> jinja2.Environment:
-    """Of templates that make HTML."""
+    """The environment of templates that make HTML."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_dir()),
         autoescape=True,
@@ -192,7 +192,7 @@ def _dates(entries: Sequence[Entry]) -> str:
 
 
 def _colours(shapes: Sequence[Shape]) -> dict[str, str]:
-    """A colour of each kind of variant that won, by the words for it."""
+    """The colour of each kind of variant that won, by the words for the kind."""
     won = dict.fromkeys(_kind(shape)[0] for shape in shapes)
     return {words: WINNER_COLOURS[i % len(WINNER_COLOURS)] for i, words in enumerate(won)}
 
@@ -217,7 +217,7 @@ def _map(shapes: Sequence[Shape], colours: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _axes(tuning: Tuning) -> tuple[str, str]:
-    """What a map shows against what."""
+    """The axes of a map."""
     return " x ".join(name.upper() for name in tuning.near), tuning.bucketed.upper()
 
 
@@ -226,7 +226,7 @@ def _weight(workload: Workload) -> str:
 
 
 def _shares(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
-    """Of each class of calls: what the best peer takes, and the roofline, as shares of our own time."""
+    """The charts of each class of calls. They show the best peer's time and the roofline as shares of our own time."""
     charts = []
     for op in REGISTRY.measured:
         members = [shape for shape in shapes if shape.workload.op == op]

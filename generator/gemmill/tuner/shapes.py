@@ -51,7 +51,7 @@ def workloads_of_rows(rows: Iterable[Any]) -> list[Workload]:
 
 
 def read_misses(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()) -> tuple[list[Workload], list[str]]:
-    """The workloads of recorded misses, as of JSON lines, and a sentence for each line that is none: one that a kill cut, say.
+    """The workloads of recorded misses, and a sentence for each line that is none, such as one that a kill cut.
 
     Raises ShapesError where no line is one.
     """

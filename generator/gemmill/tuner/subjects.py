@@ -1,4 +1,6 @@
-"""What a measuring process can call: variants of loaded builds, peers, and stand-ins for a machine without a GPU."""
+"""The calls that a measuring process can make: variants of loaded builds, peers, and stand-ins for a machine without
+a GPU.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,12 +28,12 @@ class Subject:
 
     bind: Bind
     given: Callable[[Any], Any] = as_they_are
-    """The operands as it takes them."""
+    """The operands in the form that it takes."""
     complete: bool = True
     """Whether it computes all of the op."""
     build: Build | None = None
     row: int = -1
-    """Of the build's table, to be pinned; -1 where nothing is pinned."""
+    """The row of the build's table that is pinned; -1 where none is."""
     workspace: bool = False
 
     @contextmanager
@@ -62,7 +64,7 @@ class Subject:
 
 
 class LoadedSubjects:
-    """Variants of builds, and peers, on a GPU."""
+    """The variants of builds and the peers, on a GPU."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         """Raises whatever loading a build raises."""

@@ -20,19 +20,19 @@ ROUNDS = 15
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """How carefully to measure, and what counts as better."""
+    """The care of a sweep, and the margin by which a variant is better."""
 
     rounds: int = ROUNDS
     most: int = MOST
-    """Variants of a workload."""
+    """The most variants that are tried for a workload."""
     margin: float = MARGIN
     repeats: int = 1
     peers: bool = True
-    """Whether torch's own are timed beside."""
+    """Whether torch's own calls are timed beside."""
     vllm: bool = False
-    """Whether vLLM's are."""
+    """Whether vLLM's kernels are timed beside."""
     advice: Mapping[tuple[int, ...], Sequence[Tile]] = field(default_factory=dict)
-    """Tiles of a second opinion, by sizes: tried besides what the model thinks well of."""
+    """Tiles of a second opinion, by sizes. They are tried beside those that the model thinks well of."""
 
 
 class TaskLost(Exception):  # noqa: N818  (it is what happened)
@@ -41,18 +41,18 @@ class TaskLost(Exception):  # noqa: N818  (it is what happened)
 
 Event = tuple[Task, Outcome | TaskLost]
 Found = Callable[[Workload, str, Finding], None]
-"""Told of a workload's fault, by the candidate's name."""
+"""A function that is told of a workload's fault, with the candidate's name."""
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
     """Runs tasks somewhere, and is closed at the end."""
 
     def facts(self) -> Mapping[str, Any]:
-        """What a worker runs on. Raises TuneError where there is none."""
+        """The device that a worker runs on. Raises TuneError where there is none."""
         ...
 
     def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
-        """What becomes of each task, as it is known; `found` may hear of faults before."""
+        """The outcome of each task, as it is known; `found` may hear of faults before."""
         ...
 
     def close(self) -> None:
@@ -64,10 +64,10 @@ class Executor(AbstractContextManager["Executor"], Protocol):
 
 
 class Observer:
-    """Hears how a sweep goes on."""
+    """An observer is told how a sweep goes on."""
 
     def planned(self, total: int, done: int) -> None:
-        """Workloads, and how many of them were measured before."""
+        """The sweep has so many workloads, of which `done` were measured before."""
 
     def fault(self, workload: Workload, name: str, finding: Finding) -> None:
         """A candidate went wrong."""
@@ -160,7 +160,7 @@ def decide_entry(entry: Entry, margin: float = MARGIN) -> Decision | None:
 
 
 def final_entries(record: Record, repeat: int) -> dict[Workload, Entry]:
-    """Of one run, by workload: the last wave has the champions of those before."""
+    """The entries of one run, by workload. The last wave has the champions of those before."""
     last: dict[Workload, Entry] = {}
     for key in sorted(record.entries, key=lambda key: key[2]):
         if key[1] == repeat:
@@ -178,12 +178,12 @@ def runs_of(record: Record, repeats: int) -> dict[Workload, list[Entry]]:
 
 
 def decisions(record: Record, repeat: int, margin: float = MARGIN) -> dict[Workload, Decision]:
-    """Of one run, by workload."""
+    """The decisions of one run, by workload."""
     found = {workload: decide_entry(entry, margin) for workload, entry in final_entries(record, repeat).items()}
     return {workload: decision for workload, decision in found.items() if decision is not None}
 
 
 def agreement_of(record: Record, repeats: int, margin: float = MARGIN) -> list[Agreement]:
-    """Of every run with the first."""
+    """The agreement of every further run with the first."""
     first = decisions(record, 0, margin)
     return [agreement(first, decisions(record, repeat, margin), margin) for repeat in range(1, repeats)]

@@ -1,4 +1,4 @@
-"""From a journal to tuned tables, one for each device that measured."""
+"""Tuned tables of a journal, one for each device that measured."""
 
 import fcntl
 import statistics
@@ -32,7 +32,7 @@ KEPT = 4
 PROGRAM = "gemmill tune"
 NO_DEVICE = "dry run"
 DIGEST_CHARACTERS = 16
-"""That rows keep of a digest."""
+"""The number of characters of a digest that rows keep."""
 
 
 def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, margin: float = MARGIN) -> list[TunedTable]:
@@ -126,8 +126,11 @@ def _carried(digest: str, old: KernelEntry | None, new: KernelEntry | None) -> s
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process or thread at a time, and given up by one that is killed. A file beside the table, which stays:
-    the table itself is replaced, and a lock on a file that is removed would let two in. NFS locks it for all its clients."""
+    """A lock that one process or thread holds, and that one which is killed gives up.
+
+    It is a file beside the table, which stays. The table itself is replaced, and a lock on a file that is removed
+    would let two in. NFS locks it for all its clients.
+    """
     beside = path.with_name(f".{path.name}.lock")
     with beside.open("ab") as file:
         try:

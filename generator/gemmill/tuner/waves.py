@@ -1,7 +1,7 @@
-"""Compiling candidates while others are timed: the selection's kernels in waves, the most promising first.
+"""Candidates are compiled while others are timed: a selection's kernels in waves, the most promising first.
 
-Each wave is a build of its own. While one is measured, the next is compiled. The fastest of the waves before are timed
-beside the new ones, so that their times are compared within rounds and not across hours.
+Each wave is a build of its own. While one is measured, the next is compiled. The fastest of the waves before are
+timed beside the new ones, so that their times are compared within rounds and not across hours.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ from gemmill.tuner.sweep import Executor, Observer, run_sweep
 from gemmill.tuner.workloads import Workload
 
 KERNELS_OF_A_WAVE = 16
-"""Two translation units: minutes of compiling, and enough to keep a GPU busy meanwhile."""
+"""The kernels of a wave: two translation units. They take minutes to compile, and keep a GPU busy meanwhile."""
 
 Compile = Callable[[Selection, BuildOptions], tuple[Path, Manifest]]
 
@@ -47,7 +47,8 @@ def tune_selection(
     observer: Observer | None = None,
     compile_wave: Compile | None = None,
 ) -> TuneResult:
-    """Measure what of a selection is promising on the request's workloads; its own builds are what is chosen from today.
+    """Measure the promising kernels of a selection on the request's workloads. Its own builds are what is chosen from
+    today.
 
     Raises BuildError where a wave does not compile at all, and what `gemmill.tuner.program.tune` raises.
     """
@@ -93,7 +94,9 @@ def waves_of(selection: Selection, workloads: Sequence[Workload], sm_count: int)
 
 
 class _Ahead:
-    """Iterates over the waves' builds, the next one being made meanwhile. A wave of which nothing compiles is left out."""
+    """An iterator over the waves' builds, which makes the next one meanwhile. A wave of which nothing compiles is
+    left out.
+    """
 
     def __init__(self, waves: Sequence[Selection], make: Callable[[Selection], tuple[Path, Manifest]]) -> None:
         self._waves = waves
@@ -103,7 +106,7 @@ class _Ahead:
 
     @property
     def overlap(self) -> Overlap:
-        """What it took, at the end."""
+        """The time that compiling took, at the end."""
         return Overlap(waves=len(self._waves), compiling_seconds=self._compiling, waiting_seconds=self._waiting)
 
     def __iter__(self) -> Iterator[tuple[Path, Manifest]]:

@@ -1,7 +1,7 @@
-"""A measuring process under a watchdog: it is asked one thing at a time, and killed if it does not answer.
+"""A measuring process under a watchdog, which asks it one thing at a time and kills it if it does not answer.
 
-It does not outlive the process that asks, however that ends. It holds the reading end of a pipe, the lifeline, whose other
-end is only here.
+It does not outlive the process that asks, however that ends. It holds the reading end of a pipe, the lifeline, whose
+other end is only here.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ from typing import Any
 from gemmill import settings
 
 START_SECONDS = 180.0
-"""To import torch, load the builds and make a CUDA context: minutes on a machine with a cold disk."""
+"""Seconds to import torch, load the builds and make a CUDA context. That takes minutes on a machine with a cold disk.
+"""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 

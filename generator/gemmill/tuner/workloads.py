@@ -1,4 +1,4 @@
-"""What is measured: one class of calls at one size."""
+"""Workloads: one class of calls at one size is measured."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,24 +23,24 @@ class Workload:
 
     @property
     def family(self) -> str:
-        """Whose class it is."""
+        """The name of the family that has the class."""
         return REGISTRY.measured[self.op][0].name
 
     @property
     def kind(self) -> str:
-        """What is computed, in a word."""
+        """The word for what is computed."""
         return self.op
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By name, in the order of the family's names."""
+        """The sizes by name, in the order of the family's names."""
         tuning = REGISTRY.measured[self.op][1]
         by_name = dict(zip(tuning.key, self.at, strict=True))
         return {name: by_name[name] for name in tuning.sizes}
 
     @property
     def weights(self) -> dict[str, int]:
-        """Those that a row of a table must match nearly."""
+        """The sizes that a row of a table must match nearly."""
         return dict(zip(REGISTRY.measured[self.op][1].near, self.at, strict=False))
 
     @property
@@ -50,17 +50,17 @@ class Workload:
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions."""
+        """The number of multiplications and additions."""
         return REGISTRY.measured[self.op][3].flops(self.sizes)
 
     @property
     def operand_bits(self) -> int:
-        """Of the wider operand that is multiplied."""
+        """The bits of the wider operand that is multiplied."""
         return REGISTRY.measured[self.op][3].operand_bits
 
     @property
     def bytes(self) -> int:
-        """What must be read and written, each byte once."""
+        """The bytes that must be read and written, each once."""
         return REGISTRY.measured[self.op][3].bytes(self.sizes)
 
     @property
@@ -88,8 +88,10 @@ def workload_of(op: str, sizes: Sizes) -> Workload:
 
 
 def grid(ops: Iterable[str], weights: Iterable[Sizes], steps: Sequence[int] | None = None) -> list[Workload]:
-    """Every weight, which has an op's near sizes by name, for every op at every step (None: the family's own). Those that
-    share weights lie beside each other. Raises ValueError where an op has other near sizes."""
+    """Every weight for every op at every step (None: the family's own). A weight has an op's near sizes by name.
+
+    Workloads that share weights lie beside each other. Raises ValueError where an op has other near sizes.
+    """
     known, workloads = list(weights), []
     for op in ops:
         _, tuning, sweep, _ = REGISTRY.measured[op]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gemmill.doctor.elf import ElfError, read_library
 
-_MACHINES = {62: "x86_64", 183: "aarch64"}
-"""e_machine of System V's ABI, and the platform's name in a wheel's tag."""
+_MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+"""ELF's name of a processor, and the platform's in a wheel's tag."""
 _OF_TORCH = frozenset("libtorch.so libtorch_cpu.so libtorch_cuda.so libc10.so libc10_cuda.so".split())
 _OF_THE_SYSTEM = frozenset(
     "libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libstdc++.so.6 libgcc_s.so.1 "

@@ -1,12 +1,17 @@
 """Contradictions cannot be built, and configs that differ in launch settings alone share a compilation."""
 
+import re
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 
 import pytest
 
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.registry import REGISTRY
+from gemmill.space.selections import select
 from gemmill.vocab import DType, KernelSchedule, RasterOrder, ScaleGranularity, ScaleLayout
 
+ROOT = Path(__file__).parents[3]
 GROUPS = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK}
 
 
@@ -78,3 +83,10 @@ def test_launch_settings_cost_no_compilation(make_config, launch) -> None:
 def test_compiled_changes_nothing_else(make_config) -> None:
     config = make_config(stages=3, swap_ab=True, kernel_schedule=KernelSchedule.PINGPONG, swizzle=2)
     assert (config.compiled.problem, config.compiled.schedule) == (config.problem, config.schedule)
+
+
+def test_the_changelog_counts_the_kernels_of_cutlass_in_default() -> None:
+    (told,) = re.findall(r"`default` has (\d+) of CUTLASS's kernels", (ROOT / "CHANGELOG.md").read_text())
+    assert int(told) == len(
+        {config.compiled for config in select("default").configs if REGISTRY.kernels_of(config).tag == "cutlass"}
+    )

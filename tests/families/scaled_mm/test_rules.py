@@ -344,7 +344,7 @@ def test_rule_rejects_its_example(make_config, rule: str, changes: dict, reason:
 
 
 def test_every_rule_has_an_example() -> None:
-    of_traced = {"visitors"}  # test_epilogues.py has its examples, which want traced epilogues
+    of_traced = {"visitors"}  # test_visitors.py has its examples, which want traced epilogues
     assert {rule for rule, _, _ in EXAMPLES} | of_traced == {rule.__name__ for rule in RULES}
     assert len({rule.__name__ for rule in RULES}) == len(RULES)
 

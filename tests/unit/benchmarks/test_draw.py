@@ -8,7 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 import draw
+from gemmill.typed_json import JsonError
 from harness import plot
+from harness.stored import read_result
 
 RESULTS = Path(draw.__file__).parent / "results"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -21,7 +23,7 @@ def dots(text: str) -> list[ElementTree.Element]:
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_each_comparison_is_drawn_whole(path: Path) -> None:
-    record = json.loads(path.read_text())
+    record = read_result(path)
     compared = [row for row in record.get("rows") or () if row.get("ratio") is not None and "contenders" in row]
     text = plot.drawn(record)
     assert (text is None) == (not compared)
@@ -45,6 +47,20 @@ def test_a_dot_tells_its_shape_and_classes_lie_beside_one_another() -> None:
     assert "G, 2026-01-02, commit 0123456" in text
 
 
+def test_shares_of_the_roofline() -> None:
+    """As much of the ceiling that is nearer: bandwidth of few rows, tensor cores of many; 16 bits have half the rate."""
+    row = {"op": "fp8", "sizes": ["m", "n", "k"], "m": 16, "n": 8, "k": 4, "gbps": 2105.0, "tflops": 197.9}
+    rows = [row, row | {"m": 4096, "gbps": 421.0, "tflops": 1583.2}, row | {"op": "bf16", "m": 64, "tflops": 791.6}]
+    record = {"rows": rows, "environment": {"gpu": "NVIDIA H200"}, "date": "2026-01-02T", "commit": "0123456789"}
+    told = [dot.find(f"{SVG}title").text for dot in dots(plot.rooflines(record))]
+    assert told == [
+        "FP8, per token and channel: 16 x 8 x 4, 0.50 of the roofline",
+        "FP8, per token and channel: 4096 x 8 x 4, 0.80 of the roofline",
+        "bf16: 64 x 8 x 4, 0.80 of the roofline",
+    ]
+    assert plot.rooflines(record | {"environment": {"gpu": "another"}}) is None
+
+
 def test_what_compares_nothing_is_said(tmp_path, capsys) -> None:
     paths = [RESULTS / "offload-h200-2026-11-22.json", RESULTS / "moe-random-h200-2026-11-22.json"]
     assert draw.main([*map(str, paths), "--out-dir", str(tmp_path)]) == 0
@@ -54,6 +70,31 @@ def test_what_compares_nothing_is_said(tmp_path, capsys) -> None:
     ]
     assert draw.main([str(paths[1]), "--out", str(tmp_path / "x.svg")]) == 0
     assert (tmp_path / "x.svg").read_text() == plot.drawn(json.loads(paths[1].read_text()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"date": None}, ", date: expected `str`, got `null`"),
+        ({"rows": [{"ratio": "fast"}]}, ", rows[0].ratio: expected `float | null`, got `str`"),
+        (
+            {"rows": [{"contenders": {"x": {"median_us": 0}}}]},
+            ", rows[0].contenders[...].median_us: expected `float` > 0.0",
+        ),
+        ({"environment": {"gpu": "G"}}, ", environment: object missing required field `torch`"),
+    ],
+)
+def test_a_result_with_a_wrong_field_is_refused(tmp_path, changes, sentence) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(
+        json.dumps(
+            {"date": "2026-01-02", "commit": "1", "environment": {"gpu": "G", "torch": "2"}, "rows": []} | changes
+        )
+    )
+    with pytest.raises(JsonError) as caught:
+        draw.main([str(path), "--out-dir", str(tmp_path)])
+    assert str(caught.value) == f"{path}{sentence}; name a result that benchmarks/run.py wrote"
+    assert not list(tmp_path.glob("*.svg"))
 
 
 def test_nothing_draws_but_the_reports_charts() -> None:

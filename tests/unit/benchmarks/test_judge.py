@@ -149,6 +149,22 @@ def test_lines_go_on_from_what_is_there(tmp_path):
     assert str(error.value) == f"{path} is of another run (seed was 1, is 2): name another with --name"
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"kind": "shape"}', ": object missing required field `key`"),
+        ('{"kind": "shape", "key": 1}', ", key: expected `str`, got `int`"),
+        ("[]", ": expected `object`, got `array`"),
+    ],
+)
+def test_a_whole_line_with_a_wrong_field_is_refused(tmp_path, line, sentence):
+    path = tmp_path / "x.jsonl"
+    path.write_text(f'{{"kind": "judge"}}\n{line}\n')
+    with pytest.raises(LinesError) as error:
+        Lines(path, {"kind": "judge"})
+    assert str(error.value) == f"{path}, line 2{sentence}; take the line out, or name another file with --name"
+
+
 def shape(m, ratio, regret, **changes):
     row = {"op": "fp8", "m": m, "n": 1024, "k": 2048, "trust": "model", "choice": "ours", "us": 10.0, "ratio": ratio}
     return row | {"regret": regret, "best_peer": "vllm", "fastest": "theirs"} | changes

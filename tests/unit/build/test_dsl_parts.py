@@ -139,8 +139,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], BuildOption
 
     def make(cores: int, gib: int) -> BuildOptions:
         monkeypatch.delenv("GEMMILL_JOBS", raising=False)
-        monkeypatch.setattr(options.os, "sched_getaffinity", lambda _: set(range(cores)))
-        monkeypatch.setattr(options, "_free_memory", lambda: gib << 30)
+        monkeypatch.setattr(options.psutil.Process, "cpu_affinity", lambda _: list(range(cores)))
+        monkeypatch.setattr(options, "free_memory", lambda: gib << 30)
         return BuildOptions()
 
     return make

@@ -6,22 +6,18 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from gemmill import settings
-from gemmill.build import driver, sources, workshop
+from gemmill.build import driver, workshop
 from gemmill.build.driver import build
 from gemmill.build.dsl import DslPackage
-from gemmill.build.graph import compile_request
 from gemmill.build.options import BuildOptions
 from gemmill.build.planning import survey
 from gemmill.build.sources import Flags, SourceKind, flags_for, text_source, variant_source
 from gemmill.build.toolchain import find_toolchain
-from gemmill.build.units import Unit
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.registry import REGISTRY
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch, Backend
 
@@ -99,24 +95,6 @@ def test_a_sources_key_covers_the_flags_that_compile_it(
     flags = flags_for(Arch.SM90A)
     changed = {f.name: key(replace(flags, **{f.name: (*getattr(flags, f.name), "-g")})) for f in fields(Flags)}
     assert {name for name, found in changed.items() if found != key(flags)} == {field}
-
-
-def test_a_sources_key_and_command_have_the_flags_of_its_kind_of_kernels(
-    toolkit: FakeToolkit,
-    make_config: Callable[..., KernelConfig],
-    options: BuildOptions,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    config, flags = make_config(backend=Backend.CUTLASS), flags_for(Arch.SM90A)
-    plain, opened = variant_source(config, flags, ""), workshop.open_workshop(Arch.SM90A, options)
-    own = replace(REGISTRY.kernels_of(config), flags=("--own",))
-    monkeypatch.setattr(sources, "REGISTRY", SimpleNamespace(kernels_of=lambda _: own))
-    flagged = variant_source(config, flags, "")
-    assert plain.key != flagged.key
-    for source, count in ((plain, 0), (flagged, 1)):
-        command = compile_request(Unit(sources=(source,)), tmp_path, tmp_path / "outcome.json", opened).command
-        assert command.count("--own") == count
 
 
 @pytest.mark.parametrize(

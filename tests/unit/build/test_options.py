@@ -1,8 +1,9 @@
 """How many compilers run at a time, and what a build is told."""
 
-import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from gemmill import locations, settings
@@ -16,21 +17,20 @@ from gemmill.build.options import BuildOptions
 )
 def test_jobs_are_capped_by_memory(monkeypatch: pytest.MonkeyPatch, cores: int, gigabytes: int, expected: int) -> None:
     monkeypatch.delenv("GEMMILL_JOBS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(module, "_free_memory", lambda: gigabytes << 30)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: list(range(cores)))
+    monkeypatch.setattr(module, "free_memory", lambda: gigabytes << 30)
     assert BuildOptions().job_count == expected
 
 
-def test_memory_of_a_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "meminfo": ["MemTotal: 99 kB", "MemAvailable: 16777216 kB"],
-        "memory.max": ["9000"],
-        "memory.current": ["1000"],
-    }
-    monkeypatch.setattr(module, "_lines", lambda path: files[path.name])
-    assert module._free_memory() == 8000
-    files["memory.max"] = ["max"]
-    assert module._free_memory() == 16 << 30
+def test_memory_of_a_control_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "_GROUP", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 << 30))
+    assert module.free_memory() == 16 << 30
+    (tmp_path / "memory.max").write_text("9000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert module.free_memory() == 8000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert module.free_memory() == 16 << 30
 
 
 def test_jobs_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,5 +228,5 @@ def test_model_that_is_not_there(tmp_path) -> None:
     ):
         read_model("/none")
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ModelError, match="holds list, expected the object of a Hugging Face config"):
+    with pytest.raises(ModelError, match=r"expected `object`, got `array`; name a Hugging Face config\.json"):
         read_model(str(tmp_path))

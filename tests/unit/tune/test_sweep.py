@@ -159,8 +159,8 @@ def test_a_kill_within_the_first_line_begins_again(tmp_path) -> None:
     assert path.read_bytes() == b"a text of somebody else"
 
 
-def test_a_line_that_lacks_a_field_is_measured_again(request_of, counting, tmp_path) -> None:
-    """Each field of an outcome and of a fault taken away, then each of another type."""
+def test_a_whole_line_with_a_wrong_field_is_refused(request_of, tmp_path) -> None:
+    """Each field of an outcome and of a fault taken away, then each of another type: the sentence has line and field."""
     path = tmp_path / "j.jsonl"
     tune(request_of(workloads=WORKLOADS[:1]), executor_of=lambda spec: Direct(faulty(spec, Fault.NAN)))
     first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -168,21 +168,62 @@ def test_a_line_that_lacks_a_field_is_measured_again(request_of, counting, tmp_p
     for i, line in enumerate(lines):
         for name in line.keys() - {"date"} if line["kind"] == "fault" else line:
             for other in ({k: v for k, v in line.items() if k != name}, line | {name: [{}]}, line | {name: {"x": "y"}}):
-                path.write_text("".join(json.dumps(row) + "\n" for row in (first, *lines[:i], other, *lines[i + 1 :])))
-                record = read_journal(path)
-                known = sum(map(len, record.faults.values())), len(record.entries)
-                expected = sum(row["kind"] == "fault" for row in lines), sum(row["kind"] == "outcome" for row in lines)
-                loses = (1, 0) if line["kind"] == "fault" else (0, 1)
-                keeps = name in ("device", "state") and other.get(name) == {"x": "y"}
-                assert known == (expected if keeps else (expected[0] - loses[0], expected[1] - loses[1])), (name, other)
-    path.write_text("".join(json.dumps(row) + "\n" for row in (first, lines[-1] | {"problem": ["fp8", "1", 64, 128]})))
-    assert not read_journal(path).entries
-    path.write_text("".join(json.dumps(row) + "\n" for row in (first, {"kind": "outcome"})))
+                write_rows(path, first, *lines[:i], other, *lines[i + 1 :])
+                if name in ("device", "state") and other.get(name) == {"x": "y"}:
+                    assert read_journal(path).entries
+                    continue
+                with pytest.raises(JournalError) as caught:
+                    read_journal(path)
+                text = str(caught.value)
+                assert text.startswith(f"journal {path}, line {i + 2}") and name in text, (name, other)
+                assert text.endswith("; take the line out, and what it tells is measured again")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"repeat": "1"}, ", repeat: expected `int`, got `str`"),
+        ({"rounds_us": {"b": {"v": [1.0, 0.0]}}}, ", rounds_us[...][...][1]: expected `float` > 0.0"),
+        ({"faults": {"v": {"fault": "late", "detail": ""}}}, ", faults[...].fault: invalid enum value 'late'"),
+        ({"error": 1}, ", error: expected `str | null`, got `int`"),
+        (
+            {"problem": {"op": "fp8", "n": 64, "k": 128, "m": 0}},
+            ", problem: {'op': 'fp8', 'n': 64, 'k': 128, 'm': 0} is no workload ({'op': 'fp8', 'n': 64, 'k': 128, 'm': 0}: sizes must "
+            "be positive whole numbers)",
+        ),
+    ],
+)
+def test_the_sentence_of_a_wrong_line(request_of, counting, tmp_path, changes, found) -> None:
+    path = tmp_path / "j.jsonl"
+    tune(request_of(workloads=WORKLOADS[:1]), executor_of=Direct)
+    first, line = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, first, line | changes)
+    with pytest.raises(JournalError) as caught:
+        tune(request_of(workloads=WORKLOADS[:1]), executor_of=counting)
+    assert str(caught.value) == f"journal {path}, line 2{found}; take the line out, and what it tells is measured again"
+    assert counting.ran == 0
+    write_rows(path, first)
     tune(request_of(workloads=WORKLOADS[:1]), executor_of=counting)
-    assert counting.ran == 1
-    path.write_text(json.dumps({k: v for k, v in first.items() if k != "setup"}) + "\n")
-    with pytest.raises(JournalError, match=r"does not say what was measured on what: begin another with --journal"):
+    assert counting.ran == 1, "as the sentence says"
+
+
+def test_a_first_line_with_a_wrong_field_is_refused(tmp_path) -> None:
+    path = tmp_path / "j.jsonl"
+    Journal(path, {"rounds": 3}).close()
+    first = json.loads(path.read_text())
+    write_rows(path, {k: v for k, v in first.items() if k != "setup"})
+    with pytest.raises(JournalError) as caught:
         read_journal(path)
+    assert str(caught.value) == (
+        f"journal {path}, line 1: object missing required field `setup`; begin another with --journal, or delete it"
+    )
+    write_rows(path, first | {"schema_version": 3})
+    with pytest.raises(JournalError, match="has schema version 3, this gemmill writes 2: begin another with --journal"):
+        read_journal(path)
+
+
+def write_rows(path, *rows) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_a_journal_of_schema_1_is_gone_on_from(request_of, counting, tmp_path) -> None:
@@ -233,8 +274,11 @@ def test_a_journal_of_another_sweep_is_refused(request_of, tmp_path) -> None:
     ):
         tune(request_of(options=SweepOptions(rounds=4)), executor_of=Direct)
     tune(request_of(options=SweepOptions(rounds=4), fresh=True, workloads=WORKLOADS[:1]), executor_of=Direct)
-    with Journal(tmp_path / "k.jsonl", {}), pytest.raises(JournalError, match="is being written by another sweep"):
+    with Journal(tmp_path / "k.jsonl", {}), pytest.raises(JournalError) as caught:
         Journal(tmp_path / "k.jsonl", {})
+    assert str(caught.value) == (
+        f"journal {tmp_path}/k.jsonl is being written by another sweep, process {os.getpid()}: name another with --journal"
+    )
     (tmp_path / "x.jsonl").write_text("{}\n")
     with pytest.raises(JournalError, match=r"x\.jsonl is no journal of a sweep"):
         read_journal(tmp_path / "x.jsonl")

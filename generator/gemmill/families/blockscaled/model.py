@@ -1,7 +1,8 @@
 """The analytic model that chooses where nothing was measured. Mirrors kernels/blockscaled/model.cpp.
 
-Waves of CTAs, as many at a time as a device has room for. Two things limit them: steps of a tile, which are widened and
-multiplied one after another, and memory. Part of the lesser is not hidden. On Hopper the constants are fitted to times of an
+CTAs come in turns, as many at a time as a device has room for; what is left over comes last, and has multiprocessors to itself.
+A turn fills its stages, goes through its steps, and adds up partial sums. Two things limit a call: the steps, in which codes are
+widened and multiplied, and memory. Part of the lesser is not hidden. On Hopper the constants are fitted to times of an
 H200 (docs/notes/fp4_weights.md). On Blackwell they are predictions from the peak of its tensor core. Tables of measured
 shapes have the last word.
 """
@@ -12,14 +13,22 @@ from gemmill.family import Row, ShapedCall
 
 MOST_CTAS = 2**30
 """Most CTAs of a call: kernels count them in 32 bits, some past the last."""
-_BEGIN_NS, _UNHIDDEN = 1095.0, 0.156
+_BEGIN_NS, _UNHIDDEN = 8.0, 0.0021
 """Nanoseconds to launch, and the part of the lesser limit that is not hidden."""
-_MEETING_NS = (0.0, 0.0, 1903.0, 2499.0, 3469.0, 3873.0, 4282.0, 6025.0, 4483.0)
-"""Nanoseconds to add up slices of K in a cluster's shared memory, by the number of slices."""
-_REACHED = (0, 1000, 1000, 760, 760, 760, 850, 940, 760)
-"""Permille of the multiprocessors that clusters reach at a time, by the CTAs of a cluster: it lies within a group of 14 to
-18."""
-_L2 = 18505.0
+_FILL_NS, _FILL_SHARED_NS = 2806.0, 800.6
+"""Nanoseconds of a turn until its first stages are there: of a CTA that has a multiprocessor alone, and of each of those that
+share one."""
+_MEETING_NS = (0.0, 0.0, 922.0, 1423.0, 1478.0, 2055.0, 2400.0, 2861.0, 1950.0)
+"""Nanoseconds of a turn until the CTAs of a cluster have met, by the number of its slices of K."""
+_SUM_NS, _SUM_OF_SLICES_NS = 0.0462, 0.1377
+"""Nanoseconds for each sum of a tile: where K is whole, and where its slices meet in a cluster's shared memory."""
+_REACHED = (
+    (0, 1000, 1000, 860, 900, 820, 850, 820, 900),
+    (0, 1000, 1000, 900, 940, 909, 900, 860, 900),
+)
+"""Permille of the multiprocessors that clusters reach at a time, by the CTAs of a cluster: first of kernels that have a
+multiprocessor alone, then of those that share one. A cluster lies within a group of 16 or 18, in pairs."""
+_L2 = 46294.0
 """Bytes a nanosecond at which every column of tiles reads activations again."""
 
 
@@ -59,21 +68,27 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     m, n, k = call.sizes
     facts: Facts = row.facts
     ctas, sms = ctas_of(facts, m, n), max(sm_count // facts.sms, 1)
-    sms = max(sms * _REACHED[facts.splits] // 1000, 1)
+    sms = max(sms * _REACHED[facts.ctas_of_sm > 1][facts.splits] // 1000, 1)
     on_sm = min(facts.ctas_of_sm, -(-ctas // sms))
-    waves = -(-ctas // (sms * on_sm))
-    all_steps = -(-k // facts.step_columns)
-    steps = -(-all_steps // facts.splits)
-    each = (
-        float(facts.step_ps) / 1000.0
-        if on_sm == 1
-        else float(on_sm * facts.shared_permille) * float(facts.step_ps) / 1e6
-    )
-    working = float(waves) * float(steps) * each
+    turns, left = divmod(ctas, sms * on_sm)
+    working = float(turns) * _turn_ns(facts, k, on_sm)
+    if left:
+        working += _turn_ns(facts, k, -(-left // sms))
     of_a, of_b = float(m) * float(k) * float(facts.a_bits) / 128.0, float(n) * float(k) * float(facts.b_bits) / 128.0
     again = of_a * float(-(-n // facts.tile_n)) / _L2
     memory = (of_a + of_b + 2.0 * float(m) * float(n)) / float(facts.memory) + again
-    return _BEGIN_NS + max(working, memory) + _UNHIDDEN * min(working, memory) + _MEETING_NS[facts.splits]
+    return _BEGIN_NS + max(working, memory) + _UNHIDDEN * min(working, memory)
+
+
+def _turn_ns(facts: Facts, k: int, on_sm: int) -> float:
+    """Of CTAs of which so many share a multiprocessor."""
+    all_steps = -(-k // facts.step_columns)
+    steps = -(-all_steps // facts.splits)
+    step = float(facts.step_ps)
+    each = step / 1000.0 if on_sm == 1 else float(on_sm * facts.shared_permille) * step / 1e6
+    fill = _FILL_NS if on_sm == 1 else float(on_sm) * _FILL_SHARED_NS
+    of_sum = _SUM_NS if facts.splits == 1 else _SUM_OF_SLICES_NS
+    return fill + float(steps) * each + _MEETING_NS[facts.splits] + of_sum * float(facts.tile_m * facts.tile_n)
 
 
 def refuses(row: Row, call: ShapedCall) -> str | None:

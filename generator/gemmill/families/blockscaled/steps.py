@@ -16,46 +16,54 @@ from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch
 
 _OF_WARPS = {
-    (1, 8, 4, 1, 5): (488, 670),
-    (1, 8, 4, 1, 8): (414, 568),
-    (1, 8, 8, 1, 8): (584, 486),
-    (1, 16, 8, 1, 6): (609, 638),
-    (2, 8, 4, 1, 5): (679, 813),
-    (4, 8, 4, 1, 5): (932, 937),
-    (1, 16, 4, 1, 5): (531, 571),
-    (2, 16, 4, 1, 4): (804, 730),
+    (1, 8, 4, 1, 5): (383, 794),
+    (1, 8, 4, 1, 8): (471, 522),
+    (1, 8, 8, 1, 8): (430, 713),
+    (1, 16, 8, 1, 6): (560, 703),
+    (2, 8, 4, 1, 5): (741, 759),
+    (4, 8, 4, 1, 5): (925, 937),
+    (1, 16, 4, 1, 5): (547, 564),
+    (2, 16, 4, 1, 4): (664, 973),
 }
 """Nanoseconds for a stage of a CTA that has a multiprocessor alone, and permille of them for each of two that share one.
 
 Keys are groups on different rows of weights, rows of A, groups along K, blocks of each, stages.
 """
 _OF_WARPGROUPS = {
-    (2, 32, 1, 2, 6): (476, 639),
-    (2, 32, 2, 2, 5): (743, 1161),
-    (2, 64, 1, 2, 4): (606, 696),
-    (2, 64, 2, 2, 4): (974, 594),
+    (2, 32, 1, 2, 6): (423, 818),
+    (2, 32, 2, 2, 5): (681, 1161),
+    (2, 64, 1, 2, 4): (637, 713),
+    (2, 64, 2, 2, 4): (951, 594),
     (2, 96, 1, 2, 5): (600, 821),
-    (2, 128, 1, 2, 5): (772, 632),
-    (2, 192, 1, 2, 3): (1039, 903),
-    (2, 256, 1, 2, 3): (1374, 775),
+    (2, 128, 1, 2, 5): (713, 632),
+    (2, 192, 1, 2, 3): (1012, 903),
+    (2, 256, 1, 2, 3): (1293, 775),
 }
-_OF_FEW = {(8, 4): (2432, 413), (8, 8): (3426, 465), (16, 4): (2720, 494), (16, 8): (4182, 526)}
+_OF_FEW = {
+    (8, 4): (2363, 401),
+    (8, 8): (3725, 552),
+    (16, 4): (2527, 459),
+    (16, 8): (4507, 567),
+}
 """Nanoseconds and permille for 128 columns of each warp, by rows of A and warps."""
-_OF_MANY = {(64, 256): (1739, 471), (128, 256): (1265, 607)}
+_OF_MANY = {
+    (64, 256): (1501, 602),
+    (128, 256): (1504, 607),
+}
 """Nanoseconds and permille for 64 columns, by rows of A and rows of B."""
 _OF_FOLDED = {
-    (2, 16, 1, 1, 9): (428, 560),
-    (2, 16, 2, 1, 5): (834, 774),
-    (2, 16, 2, 1, 9): (621, 1000),
-    (2, 32, 1, 1, 8): (497, 583),
-    (2, 32, 2, 1, 8): (706, 1000),
-    (2, 64, 1, 1, 6): (604, 610),
-    (2, 64, 2, 1, 6): (858, 1000),
-    (2, 128, 2, 1, 4): (1057, 1000),
-    (2, 256, 1, 1, 5): (889, 667),
+    (2, 16, 1, 1, 9): (408, 655),
+    (2, 16, 2, 1, 5): (777, 883),
+    (2, 16, 2, 1, 9): (488, 1000),
+    (2, 32, 1, 1, 8): (433, 727),
+    (2, 32, 2, 1, 8): (571, 1000),
+    (2, 64, 1, 1, 6): (542, 718),
+    (2, 64, 2, 1, 6): (696, 1000),
+    (2, 128, 2, 1, 4): (934, 1000),
+    (2, 256, 1, 1, 5): (874, 667),
 }
 """The times of `_OF_WARPGROUPS` for folded weights with scales of rows."""
-_BATCHED_PS = 795_000
+_BATCHED_PS = 711_000
 """Picoseconds for a stage of 256 rows, one group and one block, whose sums are added up together."""
 _OF_FOLDED_WARPS = {(1, 8, 4, 1, 6): (738, 595), (2, 8, 4, 1, 5): (1060, 925), (1, 16, 4, 1, 6): (675, 505)}
 _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
@@ -67,25 +75,46 @@ They are of CTAs that share a multiprocessor (docs/notes/folded.md). Rows betwee
 twentieth.
 """
 
-_OF_WIDENED = {64: (1218, 371), 128: (2122, 500)}
-"""Nanoseconds and permille for 64 columns of both operands, by the rows and columns of a tile."""
-_OF_OTHER_FEW = {4: 200, 6: 250, 8: 215}
-"""Nanoseconds for 64 columns of 64 rows of weights and 8 of A, by the bits of a weight. They are from four times of 8192 x
-8192 (docs/notes/fp4_weights.md)."""
-_OF_RING = {
-    (8, 4, 3): (1700, 400),
-    (8, 8, 4): (1600, 1000),
-    (16, 4, 2): (2000, 350),
-    (16, 4, 4): (1650, 500),
-    (16, 8, 4): (1700, 1000),
+_OF_WIDENED = {
+    64: (1175, 358),
+    128: (2113, 469),
 }
-"""Nanoseconds and permille of warps that ask for 4-bit codes of both operands ahead, by rows of A, warps and stages. They are
-by times of throw-away kernels."""
-_OF_OTHER_RING = {4: (1800, 3800), 6: (2600, 4000), 8: (2400, 4200)}
-"""Nanoseconds for 8 and for 16 rows of A, by the bits of a weight. They are of four warps, with two CTAs to a
-multiprocessor."""
-_OF_AHEAD = {(64, 128): (640, 700), (64, 256): (1000, 695), (128, 128): (900, 700), (128, 256): (1209, 1000)}
-"""As `_OF_MANY`, for codes that are asked for two steps ahead. By times of throw-away kernels."""
+"""Nanoseconds and permille for 64 columns of both operands, by the rows and columns of a tile."""
+_OF_OTHER_FEW = {
+    (4, 8): (4800, 333),
+    (4, 16): (9048, 333),
+    (6, 8): (4815, 370),
+    (6, 16): (6000, 388),
+    (8, 8): (2903, 475),
+    (8, 16): (4081, 335),
+}
+"""Nanoseconds and permille for 128 columns of each of four warps, by the bits of a weight and rows of A. Those of 4 bits are
+from four times of 8192 x 8192 (docs/notes/fp4_weights.md)."""
+_OF_RING = {
+    (8, 4, 3): (1309, 529),
+    (8, 8, 4): (1161, 1000),
+    (16, 4, 2): (1935, 401),
+    (16, 4, 4): (1581, 441),
+    (16, 8, 4): (1669, 1000),
+}
+"""Nanoseconds and permille of warps that ask for 4-bit codes of both operands ahead, by rows of A, warps and stages."""
+_OF_OTHER_RING = {
+    (4, 8): (1800, 500),
+    (4, 16): (3800, 500),
+    (6, 8): (3313, 644),
+    (6, 16): (3347, 469),
+    (8, 8): (2395, 507),
+    (8, 16): (2971, 671),
+}
+"""Nanoseconds and permille of four warps, two CTAs to a multiprocessor, by the bits of a weight and rows of A. Those of 4 bits
+are by times of throw-away kernels."""
+_OF_AHEAD = {
+    (64, 128): (847, 563),
+    (64, 256): (1154, 651),
+    (128, 128): (1127, 558),
+    (128, 256): (1187, 1000),
+}
+"""As `_OF_MANY`, for codes that are asked for two steps ahead."""
 _WAITING_PERMILLE = 667
 """Permille of a step for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
@@ -156,8 +185,8 @@ def _of_few(config: FewConfig) -> Step:
     if config.in_words:
         nanoseconds, permille = _OF_FEW[config.tile_m, config.warps]
         return Step(columns, 1000 * nanoseconds, permille)
-    each = _OF_OTHER_FEW[config.pair.b_format.code.bits] * (config.tile_m + 1) // 9
-    return Step(columns, 1000 * each * 2 * config.warps * config.ctas_of_sm, 1000 // config.ctas_of_sm)
+    nanoseconds, permille = _OF_OTHER_FEW[config.pair.b_format.code.bits, config.tile_m]
+    return Step(columns, 1000 * nanoseconds, permille)
 
 
 def _of_ring(config: FewConfig) -> tuple[int, int]:
@@ -165,8 +194,8 @@ def _of_ring(config: FewConfig) -> tuple[int, int]:
     known = _OF_RING.get((config.tile_m, config.warps, config.stages)) if config.in_words else None
     if known is not None:
         return 1000 * known[0], known[1]
-    of_tiles = _OF_OTHER_RING[config.pair.b_format.code.bits]
-    return 1000 * of_tiles[config.tile_m > 8] * config.warps // 4, 500
+    nanoseconds, permille = _OF_OTHER_RING[config.pair.b_format.code.bits, config.tile_m]
+    return 1000 * nanoseconds * config.warps // 4, permille
 
 
 def _of_pair(config: PairConfig) -> Step:

@@ -28,8 +28,6 @@ _SECONDS = {
 }
 
 _SLOT_SECONDS = 3.0
-# nvcc 13.0 stores machine code as it is even so: `size` compresses it, and awaits a run on a GPU (docs/notes/kv_cache.md).
-_FLAGS = ("--compress-mode=balance",)
 
 
 def _filters(config: KvCacheConfig) -> dict[str, Any]:
@@ -51,7 +49,6 @@ KV_CACHE = Kernels(
     seconds=lambda config: _SECONDS[config.kind] if config.slots is Slots.ANY else _SLOT_SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=24,
-    flags=_FLAGS,
 )
 FAMILY = Family(
     name=NAME,

@@ -1,0 +1,50 @@
+"""Results as they lie on the disk, checked for what is made of them: pictures, tables of pages, lines of a run that goes on."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from gemmill.typed_json import as_kind, read_json
+
+ADVICE = "name a result that benchmarks/run.py wrote"
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Environment(Struct):
+    """The machine."""
+
+    gpu: str | None
+    torch: str
+
+
+class Taken(Struct):
+    """A contender's time at a shape."""
+
+    median_us: Positive
+
+
+class Row(Struct):
+    """A shape; its sizes stand beside these fields, by name."""
+
+    ratio: Positive | None = None
+    best_peer: str | None = None
+    contenders: dict[str, Taken] = {}
+    sizes: list[str] = []
+
+
+class Comparison(Struct):
+    """What a picture or a table is made of."""
+
+    date: str
+    environment: Environment
+    commit: str | None
+    rows: list[Row]
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """All fields of a result. Where it has rows, those of a Comparison are checked. Raises JsonError."""
+    told = read_json(path, dict[str, Any], ADVICE)
+    if "rows" in told:
+        as_kind(told, Comparison, str(path), ADVICE)
+    return told

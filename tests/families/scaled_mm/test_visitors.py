@@ -1,0 +1,111 @@
+"""Users' epilogues as visitors of CUTLASS's, and the codes that they store."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemmill.emit import emit
+from gemmill.epilogue import (
+    RowOut,
+    Scalar,
+    Value,
+    epilogue,
+    maximum,
+    tanh,
+    where,
+)
+from gemmill.families.scaled_mm import own
+from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
+from gemmill.families.scaled_mm.cases.own import of_config
+from gemmill.families.scaled_mm.classes import class_of, classes_of
+from gemmill.families.scaled_mm.reference import own_mm
+from gemmill.registry import REGISTRY
+from gemmill.space.names import parse_name, to_name
+from gemmill.vocab import Accumulation, Arch, Backend, DType, TileScheduler
+from own_epilogues import codes, everything, integers, visitors
+
+
+@pytest.mark.parametrize("arch", Arch)
+def test_visitors(arch: Arch) -> None:
+    assert not visitors(integers, arch) and not visitors(everything, arch), "they compute with int32"
+    made = visitors(codes, arch)
+    assert {config.problem.out_dtype for config in made} == {DType.E4M3, DType.BF16}
+    for config in made:
+        assert config.tag == own.VISITOR_TAG and parse_name(to_name(config)) == config
+        assert REGISTRY.check(config), REGISTRY.check(config).reason
+        assert config.schedule.alignment_d * config.problem.out_dtype.bits == 128
+        assert next(of_config(config)).op == codes.name
+    (told,) = {
+        class_of(code)
+        for config in made
+        for code in classes_of(own.accepted(config))
+        if class_of(code).out is DType.E4M3
+    }
+    assert (told.operand, told.own) == (DType.E4M3, own.class_of_epilogue(codes.traced))
+
+
+def test_what_visitors_cannot_do() -> None:
+    config = next(config for config in visitors(codes) if config.problem.out_dtype is DType.E4M3)
+    of_integers = replace(config, problem=replace(config.problem, own=everything.traced.key))
+    assert REGISTRY.check(of_integers).reason == (
+        f"epilogue {everything.traced.key!r} computes with int32: CUTLASS's visitors take float32 alone, cutedsl takes both"
+    )
+    split = replace(config, schedule=replace(config.schedule, tile_scheduler=TileScheduler.SPLIT_K))
+    assert REGISTRY.check(split).reason == "pingpong with splitk is no collective of CUTLASS's: it has no visitors"
+    of_dsl = replace(config, backend=Backend.CUTEDSL)
+    assert REGISTRY.check(of_dsl).reason == "out e4m3 of e4m3 operands is not offered: it is bf16 or f16"
+
+
+def test_a_visitor_has_each_step_once() -> None:
+    def steps(acc: Value, gain: RowOut, at: Scalar) -> Value:
+        x = -abs(acc) / gain + 1.5
+        return where(x >= at, x, maximum(tanh(acc), float("-inf")))
+
+    (config, *_) = visitors(epilogue(results=("e4m3",))(steps))
+    text = emit(config).text
+    for line in (
+        "float const v1 = row0[i];",
+        "float const v2 = given.scalar0;",
+        "auto const v3 = fabsf(v0);",
+        "auto const v4 = -v3;",
+        "auto const v5 = v4 / v1;",
+        "auto const v6 = __uint_as_float(0x3FC00000u);",
+        "auto const v8 = v7 >= v2;",
+        "auto const v10 = __uint_as_float(0xFF800000u);",
+        "auto const v11 = fmaxf(v9, v10);",
+        "auto const v12 = v8 ? v7 : v11;",
+        "d[i] = v12;",
+        "epilogue::Node<Steps, ElementD, float, epilogue::Accumulator, AlongM<ElementD>>;",
+        "return {accumulator, row0, {x.scalar0}};",
+    ):
+        assert text.count(line) == 1, line
+
+
+def test_codes_saturate() -> None:
+    a = torch.tensor([[448.0], [-448.0], [1.0], [float("nan")]]).to(torch.float8_e4m3fn)
+    out = codes(
+        a,
+        torch.ones(1, 1).to(torch.float8_e4m3fn),
+        torch.ones(4),
+        torch.full((1,), 2.0),
+        -3.0,
+        out_dtype=torch.float8_e4m3fn,
+    )
+    assert out.dtype is torch.float8_e4m3fn and out.float()[:2].flatten().tolist() == [-448.0, 0.0]
+    assert out.float()[2].item() == -5.5 and out.float()[3].isnan().item()
+    alone = epilogue(results=("e4m3",))(codes.function)
+    assert (
+        alone(a, torch.ones(1, 1).to(torch.float8_e4m3fn), torch.ones(4), torch.ones(1), 1.0).dtype
+        is torch.float8_e4m3fn
+    )
+
+
+def test_bounds_find_a_neighbouring_code() -> None:
+    case = next(of_config(next(c for c in visitors(codes) if c.problem.out_dtype is DType.E4M3)))
+    given, _ = replace(case, product=replace(case.product, data="integers"))._made(torch.device("cpu"))
+    given["out"].copy_(own_mm(codes.traced, given))
+    ends = own_interval(codes.traced, given, Accumulation.EXACT)
+    assert not outside_of_own(given["out"], ends).any()
+    moved = (given["out"].view(torch.uint8) ^ 1).view(torch.float8_e4m3fn)
+    assert outside_of_own(moved, ends).double().mean() > 0.9
