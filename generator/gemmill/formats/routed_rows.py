@@ -6,7 +6,7 @@ import torch
 
 MOST_GATHERED = 1024
 """Most rows that the kernel gathers as it loads them. More rows are selected first. Gathering 8,192 took 954 us where both
-steps take 553 (H200, 2026-11-22; docs/notes/moe.md)."""
+steps take 553 (H200, 2026-11-22; notes of grouped GEMMs)."""
 
 
 def can_be_selected(a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor) -> bool:

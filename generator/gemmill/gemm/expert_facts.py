@@ -61,7 +61,7 @@ class ExpertFacts(facts.Facts):
     def copies_behind(self) -> int:
         """Stages of gathered rows that are on their way when the one before them is handed over: half of all stages.
 
-        With all stages but two, the most that consumers allow, consumers waited for copies to be begun (docs/notes/moe.md).
+        With all stages but two, the most that consumers allow, consumers waited for copies to be begun (notes of grouped GEMMs).
         """
         return (self.stages - 1) // 2
 

@@ -9,7 +9,7 @@ MOST_EXPERTS = 512
 _GATHER_NS, _GATHERED_ROW_NS = 40, 4
 """Nanoseconds by which threads that copy rows lengthen each step, and those for each row of a tile. With them the choice takes
 the fastest of three or four kernels at 18 points but three. At worst it takes 7 % longer (H200, 2026-11-22;
-docs/notes/moe.md)."""
+notes of grouped GEMMs)."""
 
 
 def gathering_ns(rows: int) -> int:
