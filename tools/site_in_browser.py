@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, product
@@ -172,7 +173,7 @@ def main() -> int:
     wrong = seen = 0
     with tempfile.TemporaryDirectory(prefix="gemmill-browser-") as folder:
         site = (options.site or built(Path(folder) / "site")).resolve()
-        with served(site) as origin, contextlib.closing(Browser(program, Path(folder) / "profile")) as browser:
+        with served(site) as origin, closing(Browser(program, Path(folder) / "profile")) as browser:
             for name, width, scheme in product(pages(site, options.only), WIDTHS, SCHEMES):
                 picture = options.out / f"{name.removesuffix('.html').replace('/', '-')}-{width}-{scheme}.png"
                 seen += 1

@@ -4,17 +4,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from msgspec import Struct
-
-from gemmill.typed_json import JsonError, MalformedError, as_kind, from_json
+from typing import Any, TypedDict
 
 BEGUN = "begun"
 _ADVICE = "take the line out, or name another file with --name"
 
 
-class _Line(Struct):
+class _Line(TypedDict):
     """What each line but the first says at least."""
 
     kind: str
@@ -84,6 +80,8 @@ class Lines:
 
 def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
     """What a whole line says; None for one that was cut off. Raises LinesError."""
+    from gemmill.typed_json import JsonError, MalformedError, as_kind, from_json
+
     where = f"{path}, line {number}"
     try:
         row = from_json(line, dict[str, Any], where, _ADVICE)

@@ -23,7 +23,6 @@ from gemmill.build.files import FileMemo, digest, file_digest, sync_file
 from gemmill.build.headers import HeaderSet, is_current
 from gemmill.build.inspect import KernelFacts
 from gemmill.ownership import is_trusted
-from gemmill.typed_json import JsonError, read_json
 from gemmill.writing import beside, write_whole
 
 if TYPE_CHECKING:  # what compiles one unit needs no registry
@@ -199,6 +198,8 @@ class ObjectCache:
 
 def read_entry(folder: Path) -> Entry | None:
     """The entry in a folder of objects/, or None where there is none that can be read."""
+    from gemmill.typed_json import JsonError, read_json
+
     try:
         entry = read_json(folder / "entry.json", Entry, "what it holds is compiled again")
     except JsonError:

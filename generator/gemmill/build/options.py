@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from gemmill import settings
 from gemmill.build.errors import BuildError
 from gemmill.build.scheduler import Scheduler
@@ -145,6 +143,8 @@ class BuildObserver:
 
 def automatic_jobs(memory: int, *, beside: int = 0, least: int = 1) -> int:
     """Processes of `memory` bytes that cores and free memory allow beside `beside` processes of nvcc; at least `least`."""
+    import psutil
+
     cores = len(psutil.Process().cpu_affinity()) - beside
     return max(least, min(cores, (free_memory() - beside * JOB_MEMORY_BYTES) // memory))
 
@@ -154,6 +154,8 @@ def free_memory() -> int:
 
     psutil does not know of control groups.
     """
+    import psutil
+
     free: int = psutil.virtual_memory().available
     limit, used = _number(_GROUP / "memory.max"), _number(_GROUP / "memory.current")
     return free if limit is None or used is None else min(free, limit - used)

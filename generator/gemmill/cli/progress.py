@@ -11,7 +11,7 @@ from gemmill.cli.output import console, count
 if TYPE_CHECKING:
     from gemmill.tuner.checking import Finding
     from gemmill.tuner.choice import Decision
-    from gemmill.tuner.journal import Entry
+    from gemmill.tuner.record import Entry
     from gemmill.tuner.workloads import Workload
 
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from gemmill.tuner.protocol import TuneError
-from gemmill.typed_json import JsonError, from_json
 
 PACKAGE, MODULE = "nvidia-matmul-heuristics", "nvMatmulHeuristics"
 ANSWERS = 8
@@ -31,6 +30,8 @@ Tile = tuple[int, int, int, int]
 
 def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
     """The tiles that are named for each shape. Raises TuneError without the package, or where it fails."""
+    from gemmill.typed_json import JsonError, from_json
+
     if importlib.util.find_spec(MODULE) is None:
         raise TuneError(f"a second opinion needs {PACKAGE}, which is not installed: pip install {PACKAGE}")
     try:

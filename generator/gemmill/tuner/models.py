@@ -11,8 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gemmill.typed_json import JsonError, read_json
-
 Config = Mapping[str, Any]
 """The fields of a config.json."""
 
@@ -40,6 +38,8 @@ def named_models() -> Mapping[str, Config]:
 
 def read_model(named: str) -> Config:
     """A named model, or the config.json at a path. Raises ModelError."""
+    from gemmill.typed_json import JsonError, read_json
+
     known = named_models()
     if named in known:
         return known[named]

@@ -10,7 +10,7 @@ from gemmill.runtime.select import Choice, Trust, select
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection
 from gemmill.tuner.candidates import BuildFacts
-from gemmill.tuner.journal import Record
+from gemmill.tuner.record import Record
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.tuner.workloads import Workload
 

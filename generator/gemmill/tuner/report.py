@@ -14,8 +14,8 @@ from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
 from gemmill.tuner.charts import RATIOS, Cell, Line, log_chart, winner_map
 from gemmill.tuner.choice import MARGIN, Agreement, Decision
-from gemmill.tuner.journal import Entry, Record
 from gemmill.tuner.peers import peers_of
+from gemmill.tuner.record import Entry, Record
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.tuner.tables import decide_all
 from gemmill.tuner.workloads import Workload

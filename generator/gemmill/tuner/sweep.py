@@ -10,9 +10,10 @@ from gemmill.tuner.checking import Finding
 from gemmill.tuner.choice import MARGIN, Agreement, Decision, agreement, decide
 from gemmill.tuner.device import now
 from gemmill.tuner.heuristics import Tile
-from gemmill.tuner.journal import Entry, Journal, Record
+from gemmill.tuner.journal import Journal
 from gemmill.tuner.measure import Outcome, Task, halving
 from gemmill.tuner.protocol import Candidate
+from gemmill.tuner.record import Entry, Record
 from gemmill.tuner.workloads import Workload
 
 ROUNDS = 15

@@ -22,7 +22,7 @@ from gemmill.runtime.table_file import (
 )
 from gemmill.tuner.checking import Fault
 from gemmill.tuner.choice import MARGIN, Decision, decide
-from gemmill.tuner.journal import Entry, Record
+from gemmill.tuner.record import Entry, Record
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.tuner.workloads import Workload
 from gemmill.writing import write_whole

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gemmill import settings
@@ -139,7 +140,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], BuildOption
 
     def make(cores: int, gib: int) -> BuildOptions:
         monkeypatch.delenv("GEMMILL_JOBS", raising=False)
-        monkeypatch.setattr(options.psutil.Process, "cpu_affinity", lambda _: list(range(cores)))
+        monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: list(range(cores)))
         monkeypatch.setattr(options, "free_memory", lambda: gib << 30)
         return BuildOptions()
 

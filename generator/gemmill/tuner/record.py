@@ -1,0 +1,43 @@
+"""All that a journal of a sweep holds, in memory."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemmill.tuner.checking import Finding
+from gemmill.tuner.measure import Outcome
+from gemmill.tuner.workloads import Workload
+
+SCHEMA_VERSION = 2
+"""The version of journals that are written."""
+READ_VERSIONS = (1, SCHEMA_VERSION)
+
+
+class JournalError(RuntimeError):
+    """A journal that this sweep cannot go on from; the text is one sentence."""
+
+
+Key = tuple[Workload, int, int]
+"""Workload, repeat and wave: the key of an outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An outcome with what was decided on when it was measured."""
+
+    outcome: Outcome
+    repeat: int
+    wave: int
+    """The part of the candidates, where they were compiled meanwhile; 0 else."""
+    present: str | None
+    date: str
+
+
+@dataclass(kw_only=True)
+class Record:
+    """All that a journal holds."""
+
+    setup: dict[str, Any]
+    begun_by: tuple[str, str] = ("", "")
+    """The command that began it and the commit of its checkout; empty where an older journal or no checkout says neither."""
+    entries: dict[Key, Entry] = field(default_factory=dict)
+    faults: dict[Workload, dict[str, Finding]] = field(default_factory=dict)
