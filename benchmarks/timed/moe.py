@@ -153,7 +153,7 @@ class MoeMaker:
             out=torch.empty((p.rows, p.n), dtype=torch.bfloat16, device=self._device),
             a=self._normal(p.rows, p.k).to(p.dtype),
             b=self._weights,
-            a_scales=self._scales(a_shape) if p.scaled else None,
+            a_scales=self._of_rows(p, a_shape) if p.scaled else None,
             b_scales=self._bases(p) if p.format is not None else self._scales(b_shape) if p.scaled else None,
             offsets=tuple(self._offsets(p) for _ in range(count)),
         )
@@ -181,6 +181,10 @@ class MoeMaker:
 
     def _scales(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
+
+    def _of_rows(self, p: MoeWorkload, shape: tuple[int, ...]) -> Tensor:
+        """Scales in groups lie column by column, as DeepGEMM is given them."""
+        return self._scales(shape[::-1]).t() if p.grouped else self._scales(shape)
 
     def _bases(self, p: MoeWorkload) -> Tensor:
         """Powers of two, of nvfp4 ones: as packing makes them."""
