@@ -37,7 +37,13 @@ def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProc
 
 def test_what_is_run_there_is_imported(tmp_path) -> None:
     programs = ["run", "judge", "samples", "foreign_table", "host_time", "layer_time", "offload", "inspected"]
-    children = ["gemmill.tuner.bench", "gemmill.fuzz.child", "gemmill.cli.verify", "gemmill.cli.fuzz", "gemmill.cli.explain"]
+    children = [
+        "gemmill.tuner.bench",
+        "gemmill.fuzz.child",
+        "gemmill.cli.verify",
+        "gemmill.cli.fuzz",
+        "gemmill.cli.explain",
+    ]
     done = run(tmp_path, IMPORTS, *programs, *children)
     assert done.returncode == 0, done.stderr
 

@@ -11,6 +11,8 @@ from gemmill.tuner import hub_models
 from gemmill.tuner.hub_models import layers_by_transformers, layers_named
 from gemmill.tuner.models import Layer, ModelError, layers_of, read_model
 
+pytest.importorskip("transformers", reason="pip install 'gemmill[models]'")
+
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 160,
