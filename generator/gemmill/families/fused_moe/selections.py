@@ -1,18 +1,18 @@
 """The kernels of the named selections."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from gemmill.families.fused_moe.config import (
     CODED,
-    FP4_FORMATS,
     GROUP,
-    PACKED_TILES,
     TILES,
     AnyConfig,
     ExpertsConfig,
     PackedExpertsConfig,
 )
+from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.vocab import Arch, DType
 
 
@@ -38,6 +38,11 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
-    """Kernels of packed 4-bit weights on sm90a: every tile of each format."""
-    for format, tile in product(FP4_FORMATS, PACKED_TILES if arch is Arch.SM90A else ()):
-        yield PackedExpertsConfig(format=format, tile_tokens=tile, arch=arch)
+    """Kernels of packed 4-bit weights on sm90a: every tile of each packing."""
+    for packing in PACKINGS if arch is Arch.SM90A else ():
+        activations = CODED if packing.is_coded else DType.BF16
+        of_kind = PackedExpertsConfig(
+            format=packing.format, sparse_group=packing.sparse_group, activations=activations, tile_tokens=16, arch=arch
+        )
+        for tile in of_kind.tiles:
+            yield replace(of_kind, tile_tokens=tile)
