@@ -64,16 +64,18 @@ struct SparseFp4Block {
   }
 };
 
-// 16 rows of 32 columns by eight tokens. `b` are a token's pairs of columns, as two instructions for dense operands take them.
+// 16 rows of 32 columns by eight tokens. `first` and `last` are a token's pairs of columns, as two instructions for dense operands take
+// them.
 template <int selector>
 __device__ void multiply_sparse(float (&d)[4], uint32_t const* a, uint32_t const (&first)[2], uint32_t const (&last)[2], uint32_t places) {
-  asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-               "{%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(first[0]), "r"(first[1]), "r"(last[0]), "r"(last[1]), "r"(places), "n"(selector));
+  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, "
+      "{%0, %1, %2, %3}, %12, %13;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(first[0]), "r"(first[1]), "r"(last[0]), "r"(last[1]), "r"(places), "n"(selector));
 }
 
-// A warp multiplies 64 sparse rows of weights by the few tokens of a tile.
+// A warp multiplies 64 sparse rows of weights by the few tokens of a tile. Products of different rows take turns, so that none waits for
+// the one before.
 template <class Part, int parts, int each, int tile_m, int stages, bool grouped>
 struct SparseWarpProducts : WarpProducts<Part, parts, each, tile_m, stages, grouped> {
   using Dense = WarpProducts<Part, parts, each, tile_m, stages, grouped>;
@@ -81,17 +83,18 @@ struct SparseWarpProducts : WarpProducts<Part, parts, each, tile_m, stages, grou
 
   __device__ static void multiply_part(typename Dense::Sums& sums, uint32_t told, uint32_t weights, int half, typename Dense::Tokens const& tokens,
                                        float const*, int, int lane) {
+    Part of_rows[4];
+    uint32_t operands[4][8];
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      Part part;
-      part.load(weights, half, i * 32 + lane);
-      uint32_t operand[8];
-      part.operands(told, operand);
+    for (int i = 0; i < 4; ++i) of_rows[i].load(weights, half, i * 32 + lane);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) of_rows[i].operands(told, operands[i]);
+    CUTLASS_PRAGMA_UNROLL
+    for (int e = 0; e < Dense::kEights; ++e) {
       CUTLASS_PRAGMA_UNROLL
-      for (int e = 0; e < Dense::kEights; ++e) {
-        multiply_sparse<0>(sums.of[i][e], operand, tokens[e][0], tokens[e][1], part.places);
-        multiply_sparse<1>(sums.of[i][e], operand + 4, tokens[e][2], tokens[e][3], part.places);
-      }
+      for (int i = 0; i < 4; ++i) multiply_sparse<0>(sums.of[i][e], operands[i], tokens[e][0], tokens[e][1], of_rows[i].places);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) multiply_sparse<1>(sums.of[i][e], operands[i] + 4, tokens[e][2], tokens[e][3], of_rows[i].places);
     }
   }
 };

@@ -14,6 +14,7 @@
 
 #include "fused_moe/prepare.cuh"
 #include "fused_moe/sums.cuh"
+#include "fused_moe/turned_products.cuh"
 #include "moe/packed_grouped_mm.cuh"
 #include "quant/gating.cuh"
 
@@ -139,7 +140,7 @@ struct GatedRows {
 template <class Mm>
 struct WeighedParts {
   using Args = PackedArgs;
-  static constexpr int kFinishers = Mm::kConsumers <= 128 ? 128 : Mm::kTileM <= 16 ? 64 : 32;
+  static constexpr int kFinishers = Mm::kConsumers <= 128 ? 128 : 32;
   static constexpr bool kListed = true, kFollows = true;
   Scaled<Mm> scaled;
 
@@ -161,20 +162,13 @@ struct WeighedParts {
   }
 };
 
-// The first launch: `prepare`'s, and the token of each sorted row.
+// The first launch.
 template <int kTokens, bool kCoded>
 struct PreparePacked {
   using First = Prepare<__nv_bfloat16, kCoded, false, kTokens>;
   static constexpr int kThreads = First::kThreads;
 
-  static __device__ void run(PackedParams const& p) {
-    First::run(p.layer);
-    if (blockIdx.x > 0) return;
-    __syncthreads();  // tiles and order are this CTA's
-    auto const& ws = p.layer.ws;
-    int const tiles = *ws.tile_count, rows = tiles == 0 ? 0 : ws.tiles[tiles - 1].first + ws.tiles[tiles - 1].count;
-    for (int i = threadIdx.x; i < rows; i += kThreads) p.tokens[i] = ws.order[i] / p.layer.x.topk;
-  }
+  static __device__ void run(PackedParams const& p) { First::run(p.layer, p.tokens); }
 };
 
 // Host code: three launches.

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmill.formats.codes import decode
-from gemmill.formats.fp4_blocks import SCALE_BYTES, codes_of, in_pairs, in_words, scales_of
+from gemmill.formats.codes import pack
+from gemmill.formats.fp4_blocks import SCALE_BYTES, codes_of, in_pairs, in_words, scales_of, table_of
 from gemmill.formats.layout import SIDE
-from gemmill.formats.sparse_fp4 import SCALE_GROUPS
-from gemmill.formats.two_to_four import GROUP, KEPT
-from gemmill.vocab.float_type import E2M1, UE4M3
+from gemmill.formats.sparse_fp4 import SCALE_GROUPS, SparseFp4, packed_patterns
+from gemmill.formats.two_to_four import GROUP
 
 CODE_BYTES, PLACE_BYTES = SIDE * SIDE // 4, SIDE * SIDE // 8
 """Of a block."""
@@ -47,19 +46,25 @@ class SparseFp4Blocks:
     base: Tensor
     """f32 [N]: what rows are multiplied by."""
 
+    def weights(self) -> tuple[SparseFp4, Tensor]:
+        """The weights as one expert's, with factors of 1, and bases [N]: the inverse of packing.
+
+        Codes of groups whose scale is zero are zeros.
+        """
+        codes, places, scales = self.blocks.split([CODE_BYTES, PLACE_BYTES, SIDE * SIDE // self.group], dim=2)
+        table = table_of({new: old for old, new in enumerate(SCALE_BYTES)}, self.blocks.device)
+        nibbles = _of_place_bytes(places)[: self.n, : self.k // GROUP]
+        sparse = SparseFp4(
+            codes=pack(_of_kept_words(codes), 4)[None, : self.n, : self.k // GROUP],
+            patterns=packed_patterns(torch.stack((nibbles & 3, nibbles >> 2), dim=-1).long())[None],
+            scales=table[_of_scale_bytes(scales).long()][None, : self.n, : self.k // self.group],
+            weight_scale_2=torch.ones(1, 1, device=self.blocks.device),
+        )
+        return sparse, self.base
+
     def values(self) -> Tensor:
         """The weights without their bases, float64 [N, K]."""
-        parts = self.blocks.split([CODE_BYTES, PLACE_BYTES, SIDE * SIDE // self.group], dim=2)
-        kept = decode(_of_kept_words(parts[0]), E2M1, torch.float64).unflatten(1, (-1, KEPT))
-        table = torch.zeros(256, dtype=torch.float64, device=kept.device)
-        table[torch.tensor(SCALE_BYTES, device=kept.device)] = decode(
-            torch.arange(UE4M3.last_code + 1, dtype=torch.uint8, device=kept.device), UE4M3, torch.float64
-        )
-        scales = table[_of_scale_bytes(parts[2]).long()].repeat_interleave(self.group // GROUP, dim=1)
-        nibbles = _of_place_bytes(parts[1])
-        places = torch.stack((nibbles & 3, nibbles >> 2), dim=-1).long()
-        dense = kept.new_zeros((*nibbles.shape, GROUP)).scatter_(2, places, kept * scales[..., None])
-        return dense.flatten(1)[: self.n, : self.k]
+        return self.weights()[0].values(0).double()
 
 
 def in_kept_words(codes: Tensor) -> Tensor:

@@ -134,7 +134,12 @@ def prepack_gated_experts(
                 f"expert {i}: w13 is {gates} x {k} and w2 {rows} x {inner}, expected w13 of {2 * inner} x {rows} for this w2"
             )
     if isinstance(w13, SparseFp4) and isinstance(w2, SparseFp4):
-        if w13_global_scales is not None or w2_global_scales is not None or activations != "bf16" or w13.group != w2.group:
+        if (
+            w13_global_scales is not None
+            or w2_global_scales is not None
+            or activations != "bf16"
+            or w13.group != w2.group
+        ):
             raise ValueError(
                 f"2:4 sparse weights with scales of {w13.group} and {w2.group} columns for {activations} activations: they have factors of "
                 "their own, one group, and are for bf16"

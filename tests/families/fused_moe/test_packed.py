@@ -30,7 +30,15 @@ from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP8, NVFP4
 
 NV = CallSpec(
-    tokens=5, hidden=96, inner=48, weights=4, topk=2, dtype=DType.U8, packing=PACKINGS[0], order=INTERLEAVED, biased=True
+    tokens=5,
+    hidden=96,
+    inner=48,
+    weights=4,
+    topk=2,
+    dtype=DType.U8,
+    packing=PACKINGS[0],
+    order=INTERLEAVED,
+    biased=True,
 )
 MX = replace(NV, packing=PACKINGS[1], inner=64, biased=False)
 OTHERS = [replace(NV, packing=packing, inner=64) for packing in PACKINGS[2:]]
@@ -205,7 +213,10 @@ def test_the_function_says_what_packed_weights_lack() -> None:
     with pytest.raises(ValueError) as error:
         gemmill.fused_experts(*operands, format="fp4")
     names = ", ".join(map(repr, PACKING_NAMES[:-1]))
-    assert str(error.value) == f"format is 'fp4', expected {names} or 'nvfp4_e4m3', or None for weights that are not packed"
+    assert (
+        str(error.value)
+        == f"format is 'fp4', expected {names} or 'nvfp4_e4m3', or None for weights that are not packed"
+    )
     for format, rounded in (("nvfp4_e4m3", False), ("nvfp4", True)):
         with pytest.raises(ValueError) as error:
             gemmill.fused_experts(*operands, format=format, rounded=rounded)

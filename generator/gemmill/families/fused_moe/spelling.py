@@ -30,11 +30,20 @@ _CPP_BLOCK = {
 """Classes of blocks in kernels/blockscaled, by packing."""
 
 
+_PRODUCTS = {
+    (False, False): "WarpgroupProducts",
+    (False, True): "TurnedWarpProducts",
+    (True, False): "SparseWarpgroupProducts",
+    (True, True): "SparseWarpProducts",
+}
+"""Classes of products, by whether weights are sparse, and whether warps multiply alone."""
+
+
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
     values = {
         "header": "moe/sparse_turns.cuh" if config.sparse_group else "",
-        "products": f"{'Sparse' if config.sparse_group else ''}{'Warp' if config.by_warps else 'Warpgroup'}Products",
+        "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
         "block": _CPP_BLOCK[str(config.packing)],
         "row_groups": config.tile_rows // SIDE,
         "k_groups": config.stage_parts if config.by_warps else 1,

@@ -44,7 +44,11 @@ class ExpertsCase:
         slots = {"out": Slot.matrix(given["x"].dtype, (p.tokens, p.hidden), strides, values=None, written=True)}
         if p.lent:
             sizes = p.tokens, p.hidden, p.inner, p.topk, p.weights
-            count = fused_experts_workspace(*sizes, coded=p.dtype is CODED or (p.packing is not None and p.packing.is_coded), packed=p.packing is not None)
+            count = fused_experts_workspace(
+                *sizes,
+                coded=p.dtype is CODED or (p.packing is not None and p.packing.is_coded),
+                packed=p.packing is not None,
+            )
             slots["workspace"] = Slot.matrix(torch.uint8, (1, count), (count, 1), values=None, written=True, shift=1)
         memory = Memory(slots, where, GUARD_BYTES + GUARD_ROWS * (p.hidden + p.pad) * given["x"].element_size())
         if p.adds:
