@@ -11,9 +11,9 @@ import gemmill
 from gemmill.families.fused_moe.cases.calls import ALL, NONE, CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.fused_moe.cases.checked import of_config
 from gemmill.families.fused_moe.config import FP4_FORMATS, PackedExpertsConfig
-from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, Packing
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
+from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, Packing
 from gemmill.families.fused_moe.reference import INTERLEAVED
 from gemmill.families.fused_moe.rules import PACKED_RULES
 from gemmill.families.fused_moe.selections import default, packed, sweep
@@ -27,7 +27,7 @@ from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, DType, Format
-from gemmill.vocab.format import MXFP4, MXFP8, NVFP4
+from gemmill.vocab.format import MXFP8, NVFP4
 
 NV = CallSpec(
     tokens=5,
