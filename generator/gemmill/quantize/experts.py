@@ -166,7 +166,7 @@ def _shapes(weights: Sequence[BlockScaled] | SparseFp4) -> list[tuple[int, int]]
 def _sparse(weights: SparseFp4, order: str) -> PackedExperts:
     """2:4 sparse weights with rows in turns, one expert after another."""
     experts, n, k = weights.shape
-    rows = _rows_in_turns(n, order, weights.codes.device)
+    rows = rows_in_turns(n, order, weights.codes.device)
     each = [to_sparse_blocks(weights, e, rows) for e in range(experts)]
     return PackedExperts(
         format=NVFP4,
@@ -184,11 +184,11 @@ def _woven(weights: BlockScaled, order: str) -> BlockScaled:
     """Weights whose rows in `order` are put in turns: each gate before its up."""
     if order == "interleaved":
         return weights
-    rows = _rows_in_turns(weights.codes.shape[0], order, weights.codes.device)
+    rows = rows_in_turns(weights.codes.shape[0], order, weights.codes.device)
     return BlockScaled(format=weights.format, codes=weights.codes[rows], scales=weights.scales[rows])
 
 
-def _rows_in_turns(count: int, order: str, device: torch.device) -> Tensor:
+def rows_in_turns(count: int, order: str, device: torch.device) -> Tensor:
     """Numbers of rows in `order`, each gate before its up."""
     rows = torch.arange(count, device=device)
     if order == "interleaved":
