@@ -98,25 +98,34 @@ def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_one_call(layer: Any, parts: tuple[fp4_experts.Part, ...]) -> tuple[fused_fp4_experts.Weights, ...] | None:
     """Weights for three launches, where gates are plain and the build has variants; else None."""
-    activation = getattr(layer.moe_config, "activation", None)
-    if getattr(activation, "value", None) not in fused_fp4_experts.ACTIVATIONS:
+    config = layer.moe_config
+    limits = [getattr(config, f"swiglu_{name}", None) for name in ("limit", "alpha", "beta")]
+    if getattr(getattr(config, "activation", None), "value", None) not in fused_fp4_experts.ACTIVATIONS:
+        return None
+    if limits != [None] * 3 or getattr(config, "has_bias", False) or not getattr(config, "is_act_and_mul", True):
         return None
     first, second = parts
     return fused_fp4_experts.packed(first, second, layer.params_dtype, settings.prunes_fp4_experts())
 
 
 def _one_call(named: dict[str, Any]) -> Tensor:
-    """The layer in three launches: rows are weighed and summed inside, so vLLM's sum is not called."""
-    x, weights = named["hidden_states"], named["topk_weights"]
-    if named.get("apply_router_weight_on_input", False):  # of one expert a token
-        x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
-    elif not named.get("mul_topk_weights_in_gemm2", True):
-        weights = torch.ones_like(weights)
+    """The layer in three launches, which weigh and sum rows. A hook that wants rows before that gets each pair as a token of its own."""
+    x, weights, ids = named["hidden_states"], named["topk_weights"], named["topk_ids"]
     first, second = (fused_fp4_experts.Weights(blocks=named[f"w{i}"], base=named[f"w{i}_scale"]) for i in (1, 2))
+    activation, expert_map = named["activation"].value, named.get("expert_map")
     out = named.get("output")
     out = torch.empty_like(x) if out is None else out
-    ids, expert_map = named["topk_ids"], named.get("expert_map")
-    return fused_fp4_experts.multiplied(x, first, second, named["activation"].value, weights, ids, expert_map, out)
+    if named.get("apply_router_weight_on_input", False):  # of one expert a token
+        x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+    if named.get("mul_topk_weights_in_gemm2", True):
+        return fused_fp4_experts.multiplied(x, first, second, activation, weights, ids, expert_map, out)
+    pairs = x.repeat_interleave(ids.shape[1], dim=0)
+    ones, each = torch.ones_like(weights).view(-1, 1), torch.empty_like(pairs)
+    fused_fp4_experts.multiplied(pairs, first, second, activation, ones, ids.reshape(-1, 1), expert_map, each)
+    rows = each.view(*ids.shape, -1)
+    if (moe_sum := named.get("moe_sum")) is not None:
+        return moe_sum(rows, out, ids, expert_map)
+    return torch.sum(rows, dim=1, out=out)
 
 
 def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:

@@ -180,8 +180,13 @@ def test_vllms_experts_in_one_call(vllm, in_one_call) -> None:
     out = torch.full_like(X, torch.nan)
     assert one_call(vllm, made, output=out) is out and near(out, wanted())
     assert near(one_call(vllm, made, mul_topk_weights_in_gemm2=False), wanted(torch.ones_like(WEIGHTS)))
+    told = one_call(vllm, made, mul_topk_weights_in_gemm2=False, moe_sum=lambda rows, *more: (rows, *more))
+    assert told[0].shape == (*IDS.shape, K) and near(told[0].sum(1), wanted(torch.ones_like(WEIGHTS)))
     expert_map = torch.tensor([1, -1, 2], dtype=torch.int32)
     assert near(one_call(vllm, made, expert_map=expert_map), wanted(local={0: 1, 2: 2}))
+    limited = plain_layer()
+    limited.moe_config.swiglu_limit = 7.0
+    assert prepared(vllm, limited) == "vLLM's"
     gates = vllm_layer()
     gates.moe_config.activation = SimpleNamespace(value="swigluoai", is_gated=True)
     assert prepared(vllm, gates) == "vLLM's", "the build has no grouped GEMMs, and gates have limits"
