@@ -22,6 +22,7 @@ from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import ShapedCall, first_rejection
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.quantise import BlockScaled
+from gemmill.formats.sparse_blocks import block_bytes
 from gemmill.quantize import prepack_gated_experts
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
@@ -244,6 +245,9 @@ def test_a_workspace_is_as_large_as_the_contract_says() -> None:
 def test_contracts_compute_what_packings_say(i: int) -> None:
     p = replace(NV, packing=PACKINGS[i], inner=64, biased=False)
     judged = checks.check(FUSED_FP4_EXPERTS, of_arguments(FUSED_FP4_EXPERTS, arguments_of(given(p))))
+    assert p.packing is not None and (
+        not p.packing.sparse_group or p.packing.block_bytes == block_bytes(p.packing.sparse_group)
+    )
     told = judged["group"], judged["block_columns"], judged["block_bytes"]
     assert told == (PACKINGS[i].multiple, PACKINGS[i].block_columns, PACKINGS[i].block_bytes)
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, Packing
+from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, SPARSE_GROUPS, Packing
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
-from gemmill.formats.sparse_fp4 import SCALE_GROUPS as SPARSE_GROUPS
 from gemmill.vocab import Arch, Backend, DType, Format
 from gemmill.vocab.format import MXFP4, NVFP4
 

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
-from gemmill.formats import folded_blocks, fp4_blocks, sparse_blocks
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
-from gemmill.formats.sparse_fp4 import SPAN
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, NVFP4
+
+SPARSE_GROUPS = (16, 8)
+"""Columns that share a scale of 2:4 sparse weights, which are nvfp4."""
+_SPARSE_MULTIPLE = 32
+"""Of columns of 2:4 sparse weights: their patterns are whole bytes in all layouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class Packing:
     @property
     def multiple(self) -> int:
         """Rows have so many elements, or a multiple."""
-        return SPAN if self.sparse_group else self.format.group
+        return _SPARSE_MULTIPLE if self.sparse_group else self.format.group
 
     @property
     def block_columns(self) -> int:
@@ -37,10 +40,10 @@ class Packing:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block."""
-        if self.sparse_group:
-            return sparse_blocks.block_bytes(self.sparse_group)
-        codes = folded_blocks.CODE_BYTES if self.is_coded else fp4_blocks.CODE_BYTES
-        return codes + SIDE * self.block_columns // self.format.group
+        values = SIDE * self.block_columns
+        if self.sparse_group:  # half of the codes, and four bits of places for each four columns
+            return values // 4 + values // 8 + values // self.sparse_group
+        return values // 2 + values // self.format.group
 
     @property
     def bits(self) -> float:
