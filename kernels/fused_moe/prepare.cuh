@@ -15,7 +15,7 @@ namespace gemmill::fused_moe {
 template <class Half, bool kCoded, bool kGrouped, int kTokens>
 struct Prepare {
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kPiece = 4;
-  static constexpr int kKept = 4;  // pairs that a thread keeps: of so few each is looked at once
+  static constexpr int kKept = 2;  // pairs that a thread keeps: of so few each is looked at once
 
   // `tokens`: where the token of each sorted row is wanted, or null.
   static __device__ void run(Params const& p, int32_t* tokens = nullptr) {
