@@ -259,7 +259,7 @@ def test_tokens_without_experts_are_zero() -> None:
 
 def test_names_rules_and_selections() -> None:
     configs = list(packed(Arch.SM90A))
-    assert len(configs) == 28 and not list(packed(Arch.SM100A))
+    assert len(configs) == 32 and not list(packed(Arch.SM100A))
     assert not set(configs) & set(default(Arch.SM90A)) and set(configs) < set(sweep(Arch.SM90A)), "never run"
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(PACKED_RULES, config).ok
@@ -270,7 +270,7 @@ def test_names_rules_and_selections() -> None:
         ("sm90a_fusedfp4experts_nvfp4", "3 fields of 4"),
         ("sm90a_fusedfp4experts_mxfp6_t8", "weights 'mxfp6', expected nvfp4, mxfp4, nvfp4_sparse16, nvfp4_sparse8"),
         ("sm90a_fusedfp4experts_mxfp4_sparse16_t8", "weights 'mxfp4_sparse16', expected nvfp4"),
-        ("sm90a_fusedfp4experts_nvfp4_8", "tile '8', expected t and a number of rows"),
+        ("sm90a_fusedfp4experts_nvfp4_8", "tile '8', expected t and a number of rows, then w where it is wide"),
     ):
         with pytest.raises(ValueError, match=said):
             parse_name(name)

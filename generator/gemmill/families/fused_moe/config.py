@@ -22,9 +22,11 @@ FP4_FORMATS = (NVFP4, MXFP4)
 """Formats of packed weights."""
 WARP_TILES = {8: 7, 16: 5}
 """Stages of tiles of 64 rows of weights, which four warps multiply, by an expert's rows."""
+WIDE_TILES = {8: 4}
+"""The same of tiles of 128 rows of weights, which eight warps multiply."""
 GROUP_TILES = {32: 5, 64: 4, 128: 5}
 """The same of tiles of 128 rows of weights, by two groups of 128 threads."""
-SPARSE_WARP_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {32: 6, 64: 4, 128: 5}
+SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
 
@@ -79,6 +81,8 @@ class PackedExpertsConfig:
     """What weights are multiplied by: bf16, or e4m3, into which weights fold."""
     tile_tokens: int
     """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
+    wide: bool = False
+    """Whether eight warps take 128 rows of weights, where four take 64."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "fusedfp4experts"
     backend: ClassVar[Backend] = Backend.CUTLASS
@@ -116,7 +120,9 @@ class PackedExpertsConfig:
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
         if self.is_coded:
-            return FOLDED_TILES
+            return {} if self.wide else FOLDED_TILES
+        if self.wide:
+            return SPARSE_WIDE_TILES if self.sparse_group else WIDE_TILES
         return SPARSE_WARP_TILES | SPARSE_GROUP_TILES if self.sparse_group else WARP_TILES | GROUP_TILES
 
     @property
@@ -127,7 +133,7 @@ class PackedExpertsConfig:
     @property
     def tile_rows(self) -> int:
         """Rows of weights that a CTA takes together: 64 by four warps, 128 by two groups of 128 threads."""
-        return SIDE if self.by_warps else 2 * SIDE
+        return SIDE if self.by_warps and not self.wide else 2 * SIDE
 
     @property
     def stages(self) -> int:

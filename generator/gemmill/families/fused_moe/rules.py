@@ -32,7 +32,7 @@ RULES = (_hopper, _operands, _tile)
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:
     """Sums of a tile lie in a warp's registers, or in those of 128 threads."""
     if c.tile_tokens not in c.tiles:
-        yield f"tile of {c.tile_tokens} rows: there are {', '.join(map(str, c.tiles))}"
+        yield f"{'wide ' * c.wide}tile of {c.tile_tokens} rows: there are {', '.join(map(str, c.tiles)) or 'none'}"
 
 
 PACKED_RULES = (_hopper, _packed_tile)

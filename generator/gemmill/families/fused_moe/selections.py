@@ -44,5 +44,6 @@ def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
         of_kind = PackedExpertsConfig(
             format=packing.format, sparse_group=packing.sparse_group, activations=activations, tile_tokens=16, arch=arch
         )
-        for tile in of_kind.tiles:
-            yield replace(of_kind, tile_tokens=tile)
+        for kind in (of_kind, replace(of_kind, wide=True)):
+            for tile in kind.tiles:
+                yield replace(kind, tile_tokens=tile)
