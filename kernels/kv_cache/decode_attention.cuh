@@ -156,7 +156,7 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
       uint32_t p[Shape::kRowTiles][2];
       score_tile<Shape>(s, bytes + key_codes, q, key_pairs, g, t);
       ValueCodes<Shape> of_token[4];
-      load_values<Shape>(of_token, bytes + value_codes, g, t);
+      if constexpr (Shape::kLoadsAhead) load_values<Shape>(of_token, bytes + value_codes, g, t);
       __half const* const of_keys = reinterpret_cast<__half const*>(bytes + key_norms);
       __half const* const of_values = reinterpret_cast<__half const*>(bytes + value_norms);
       if (seen.all(token) && params.cap == 0.0f) {
@@ -164,6 +164,7 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
       } else {
         softmax_tile<false>(p, s, running, seen, of_keys, of_values, token, params.scale, params.cap, g);
       }
+      if constexpr (!Shape::kLoadsAhead) load_values<Shape>(of_token, bytes + value_codes, g, t);
       weigh_tile<Shape>(running, of_token, p, value_pairs);
     }
     __syncwarp();

@@ -27,6 +27,7 @@ struct DecodeShape {
   static constexpr int kSteps = kHeadDim / 16;
   static constexpr bool kHasZeros = false;
   static constexpr bool kIsStepped = kKeyBits == 3 && kValueBits == 3;  // both sides' tables are one: entries in turn begin at bits 0 and 2
+  static constexpr bool kLoadsAhead = kIsStepped;  // codes of values before the softmax: of 4 bits registers were spilled
   static constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kHeadDim * kValueBits / 8;
   static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * 2;
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;

@@ -9,6 +9,8 @@ import typer
 
 import gemmill.public
 from gemmill import settings
+from gemmill.checkpoints.sparse import SPARSE
+from gemmill.checkpoints.steps import BF16
 from gemmill.cli.app import app
 from gemmill.quantize.weights import WEIGHT_FORMATS
 from gemmill.registry import REGISTRY
@@ -26,7 +28,7 @@ KNOWN = {
     "function": OPS | set(gemmill.public.__all__),
     "verb": VERBS,
     "setting": SETTINGS,
-    "format": set().union(*TABLES_OF_FORMATS.values(), {"bf16"}),
+    "format": set().union(*TABLES_OF_FORMATS.values(), {BF16, SPARSE}),
     "workload": {*REGISTRY.measured, "all"},
 }
 """Where the guide may name an op by vLLM's or by its own name, both are declared."""

@@ -15,6 +15,7 @@ STATE = re.compile(
 """A commit or build; else what stands for one: a program that was thrown away, a prediction, several runs."""
 FIGURE = re.compile(r"[*~]*-?[\d,]*\.?\d+")
 EXACT = {
+    "docs/experts.md": {"packing"},
     "docs/formats.md": {"format", "codes"},
     "docs/gated_mm.md": {"activation"},
     "docs/kv_cache.md": {"format", "vLLM 0.33.0", "keys and values", "vector"},
