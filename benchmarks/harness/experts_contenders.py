@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.fused_moe.bounds import judged
-from gemmill.families.fused_moe.config import FP4_FORMATS
+from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.families.fused_moe.reference import INTERLEAVED, Layer
 from gemmill.families.fused_moe.serving import layer_of
 from harness.contenders import WrongResult
@@ -62,15 +62,15 @@ class ExpertsContender(_Timed):
 
     def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        x, format = operands, operands.workload.format
+        x, packing = operands, operands.workload.packing
         op = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default
         given = x.out, x.x, x.w13, x.w2, x.w13_scales, x.w2_scales, x.ids[i], x.weights
-        numbers = () if format is None else (FP4_FORMATS.index(format), INTERLEAVED)
+        numbers = () if packing is None else (PACKINGS.index(packing), INTERLEAVED)
         return partial(op, *given, "silu", 1.0, float("inf"), 0.0, *numbers)
 
     @staticmethod
     def _op(workload: "ExpertsWorkload") -> str:
-        return "fused_experts" if workload.format is None else "fused_fp4_experts"
+        return "fused_experts" if workload.packing is None else "fused_fp4_experts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,12 +260,12 @@ def check(operands: "ExpertsOperands", call: Callable[[], object], *, loosely: b
 def _layer_of(x: "ExpertsOperands", rows: slice) -> Layer:
     """Of some tokens; of packed weights those that these tokens meet are decoded."""
     of_tokens = {"x": x.x[rows], "topk_weights": x.weights[rows]}
-    if (format := x.workload.format) is None:
+    if (packing := x.workload.packing) is None:
         of_weights = {name: getattr(x, name) for name in _WEIGHTS}
         return Layer(**of_tokens, **of_weights, topk_ids=x.ids[0][rows])
     used, ids = x.ids[0][rows].unique(return_inverse=True)
     of_weights = {name: getattr(x, name)[used] for name in _WEIGHTS}
-    told = {"activation": "silu", "format": FP4_FORMATS.index(format), "order": INTERLEAVED}
+    told = {"activation": "silu", "format": PACKINGS.index(packing), "order": INTERLEAVED}
     return layer_of(of_tokens | of_weights | told | {"topk_ids": ids.int()})
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from gemmill.families.fused_moe.config import GROUP
-from gemmill.families.fused_moe.packed_ops import blocks_shape
+from gemmill.families.fused_moe.packing import PACKINGS, Packing
 from gemmill.formats.layout import SIDE
+from gemmill.formats.sparse_blocks import CODE_BYTES, PLACE_BYTES
+from gemmill.formats.sparse_fp4 import PATTERNS
 from gemmill.vocab import Format
-from gemmill.vocab.format import MXFP4, NVFP4
 from harness.experts_contenders import ExpertsContender, OneAfterTheOther
 from timed import Benchmark
 
@@ -18,11 +19,12 @@ LAYERS = {
     "qwen3-30b-a3b": (128, 8, 2048, 768),
     "qwen3-next": (512, 10, 2048, 512),
     "deepseek-v3/8": (32, 8, 7168, 2048),
+    "deepseek-v4-flash": (256, 6, 4096, 2048),
 }
 """Experts, experts of a token, columns of x, and results of the first product."""
 TOKENS = (1, 4, 16, 64, 256, 1024)
-PACKED = {"nvfp4": NVFP4, "mxfp4": MXFP4}
-"""Weights of 4 bits, beside activations of bf16."""
+PACKED = {str(packing): packing for packing in PACKINGS}
+"""Weights of 4 bits: beside activations of bf16, or folded into e4m3 for such activations; dense, or 2:4 sparse."""
 KINDS = ("fp8_groups", "fp8", "bf16", *PACKED)
 BASE = 2.0**-4
 """Of all rows of packed weights."""
@@ -54,9 +56,14 @@ class ExpertsWorkload:
         return torch.bfloat16 if self.kind == "bf16" else torch.float8_e4m3fn
 
     @property
-    def format(self) -> Format | None:
+    def packing(self) -> Packing | None:
         """Of packed weights."""
         return PACKED.get(self.kind)
+
+    @property
+    def format(self) -> Format | None:
+        """Of packed weights."""
+        return None if self.packing is None else self.packing.format
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -76,7 +83,7 @@ class ExpertsWorkload:
     @property
     def bytes(self) -> int:
         """Weights of experts that have rows, x and the result."""
-        of_weight = self.dtype.itemsize if self.format is None else self.format.bytes_per_value
+        of_weight = self.dtype.itemsize if self.packing is None else self.packing.bits / 8
         return int(self.active * 3 * self.hidden * self.inner * of_weight) + 4 * self.tokens * self.hidden
 
     def __str__(self) -> str:
@@ -116,7 +123,7 @@ class ExpertsMaker:
     def make(self, workload: ExpertsWorkload) -> ExpertsOperands:
         """Of a workload."""
         p = workload
-        key = (p.dtype, p.format, p.experts, p.hidden, p.inner)
+        key = (p.dtype, p.packing, p.experts, p.hidden, p.inner)
         if key != self._key:
             self._kept, self._key = (), key
             self._kept = self._weights(p, 2 * p.inner, p.hidden), self._weights(p, p.hidden, p.inner)
@@ -138,26 +145,35 @@ class ExpertsMaker:
         return order.topk(p.top, dim=1).indices.int()
 
     def _weights(self, p: ExpertsWorkload, rows: int, columns: int) -> Tensor:
-        if p.format is not None:
-            return self._packed(p, p.format, rows, columns)
+        if p.packing is not None:
+            return self._packed(p, p.packing, rows, columns)
         made = torch.empty((p.experts, rows, columns), dtype=p.dtype, device=self._device)
         for one in made:
             one.copy_(self._normal(rows, columns).to(p.dtype))
         return made
 
-    def _packed(self, p: ExpertsWorkload, format: Format, rows: int, columns: int) -> Tensor:
-        """Blocks of any codes, with scales of an eighth to one."""
-        made = torch.empty(blocks_shape(format, p.experts, rows, columns), dtype=torch.uint8, device=self._device)
+    def _packed(self, p: ExpertsWorkload, packing: Packing, rows: int, columns: int) -> Tensor:
+        """Blocks of any codes, kept at any places of sparse weights, with scales of an eighth to one."""
+        made = torch.empty(packing.blocks_shape(p.experts, rows, columns), dtype=torch.uint8, device=self._device)
         least, step = _SCALE_BYTES[p.kind]
+        scales = CODE_BYTES + PLACE_BYTES if packing.sparse_group else SIDE * packing.block_columns // 2
         for blocks in made:
             blocks.random_(0, 256, generator=self._generator)
-            blocks[..., SIDE * SIDE // 2 :].random_(0, 4, generator=self._generator).mul_(step).add_(least)
+            blocks[..., scales:].random_(0, 4, generator=self._generator).mul_(step).add_(least)
+            if packing.sparse_group:
+                blocks[..., CODE_BYTES:scales] = self._places(blocks[..., CODE_BYTES:scales])
         return made
+
+    def _places(self, bytes_: Tensor) -> Tensor:
+        """Bytes of the places of two groups, of any bytes."""
+        legal = torch.tensor([x | y << 2 for x, y in PATTERNS], dtype=torch.uint8, device=self._device)
+        low, high = (legal[part.int() % len(PATTERNS)] for part in (bytes_ & 15, bytes_ >> 4))
+        return low | high << 4
 
     def _scales(self, p: ExpertsWorkload, rows: int, columns: int) -> Tensor | None:
         if p.kind == "bf16":
             return None
-        if p.format is not None:
+        if p.packing is not None:
             return torch.full((p.experts, rows), BASE, device=self._device)
         shape = (p.experts, -(-rows // GROUP), -(-columns // GROUP)) if p.grouped else (p.experts, rows)
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
@@ -166,7 +182,8 @@ class ExpertsMaker:
         return torch.randn(shape, device=self._device, generator=self._generator)
 
 
-_SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1)}
+_SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_e4m3": (40, 8), "nvfp4_e4m3": (152, 8)}
+_SCALE_BYTES |= dict.fromkeys(("nvfp4_2to4", "nvfp4_2to4_8"), _SCALE_BYTES["nvfp4"])
 """The byte of a scale of an eighth in blocks of each kind, and what doubles it (docs/formats.md)."""
 
 

@@ -110,8 +110,13 @@ def serves(engine: str) -> bool:
 
 
 def takes_fp4_experts() -> bool:
-    """GEMMILL_FP4_EXPERTS: 1 gives experts of 4-bit weights to gemmill where an engine has Marlin's kernels for them."""
-    return os.environ.get("GEMMILL_FP4_EXPERTS") == "1"
+    """GEMMILL_FP4_EXPERTS: 1 gives experts of 4-bit weights to gemmill where an engine has Marlin's kernels for them. 2:4 does, too."""
+    return os.environ.get("GEMMILL_FP4_EXPERTS") in ("1", "2:4")
+
+
+def prunes_fp4_experts() -> bool:
+    """GEMMILL_FP4_EXPERTS: 2:4 prunes nvfp4 experts to 2:4 when they are loaded, where a build has kernels for them."""
+    return os.environ.get("GEMMILL_FP4_EXPERTS") == "2:4"
 
 
 def visible_devices() -> list[str]:

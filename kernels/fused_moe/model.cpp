@@ -5,7 +5,7 @@
 namespace gemmill::fused_moe {
 namespace {
 
-constexpr double kBeginNs = 12000.0, kMemory = 4000.0;
+constexpr double kMemory = 4000.0;
 
 }  // namespace
 
@@ -17,7 +17,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const read = 3.0 * static_cast<double>(call.sizes[kSizeInner]) * static_cast<double>(call.sizes[kSizeHidden]) * static_cast<double>(row.bits) / 8.0;
   double const memory = static_cast<double>(active) * read / kMemory;
   double const working = static_cast<double>(tiles) * read / 1024.0 * static_cast<double>(row.tile_ps) / 1000.0 * 132.0 / static_cast<double>(sm_count);
-  return kBeginNs + std::max(memory, working) + 0.1 * std::min(memory, working);
+  return static_cast<double>(row.begin_ns) + std::max(memory, working) + 0.1 * std::min(memory, working);
 }
 
 }  // namespace gemmill::fused_moe

@@ -1,8 +1,9 @@
 // Fused experts of packed 4-bit weights: three launches, of which each may start while the one before ends.
-// Results were wrong on an H200 (2026-11-23; docs/notes/experts.md); mended since, and not run: in no selection but `sweep`.
 //
-//   prepare  sorts pairs of token and expert (prepare.cuh), and says of sorted rows where each expert's begin and whose they are
-//   up       gathers rows of x, multiplies by W13, and stores activation(gate) up of sorted rows
+//   prepare  sorts pairs of token and expert (prepare.cuh), and says of sorted rows whose they are; codes x where weights are folded into
+//            e4m3
+//   up       gathers rows of x, multiplies by W13, and stores activation(gate) up of sorted rows; of folded weights the last CTA of a
+//            tile's rows codes them
 //   down     multiplies by W2 and the router's weight; the last CTA of a token's columns sums over its experts in their order
 //
 // Both products have the main loop of grouped GEMMs (moe/packed_grouped_mm.cuh) and end otherwise. Rows of W13 are packed with each
@@ -13,6 +14,7 @@
 
 #include "fused_moe/prepare.cuh"
 #include "fused_moe/sums.cuh"
+#include "fused_moe/turned_products.cuh"
 #include "moe/packed_grouped_mm.cuh"
 #include "quant/gating.cuh"
 
@@ -22,29 +24,36 @@ namespace gemmill::fused_moe {
 // gemmill.families.fused_moe.workspace.
 struct PackedWorkspace {
   Workspace layer;
-  int32_t* offsets;  // of weights + 1: where rows of each begin
-  int32_t* tokens;   // of sorted rows: of x
+  int32_t* tokens;  // of sorted rows: of x
   int64_t bytes;
 
-  PackedWorkspace(gemmill_fused_experts_args const& x, char* base) : layer(x, false, base) {
+  PackedWorkspace(gemmill_fused_experts_args const& x, bool coded, char* base) : layer(x, coded, base) {
     constexpr int64_t kAligned = Workspace::kAligned;
     auto const up = [](int64_t size) { return (size + kAligned - 1) / kAligned * kAligned; };
-    int64_t const of_offsets = up((int64_t(x.weights) + 1) * 4), of_tokens = up(int64_t(x.tokens) * x.topk * 4);
+    int64_t const of_tokens = up(int64_t(x.tokens) * x.topk * 4), of_stored = coded ? of_tokens : 0;
     char* const behind = base + layer.bytes + (-reinterpret_cast<intptr_t>(base + layer.bytes) & (kAligned - 1));
-    offsets = reinterpret_cast<int32_t*>(behind), tokens = reinterpret_cast<int32_t*>(behind + of_offsets);
-    bytes = layer.bytes + of_offsets + of_tokens + kAligned;
+    tokens = reinterpret_cast<int32_t*>(behind);
+    if (coded) layer.finished = reinterpret_cast<int32_t*>(behind + of_tokens);  // of tiles, by their first rows
+    bytes = layer.bytes + of_tokens + of_stored + kAligned;
   }
 };
 
 struct PackedParams {
   Params layer;
-  int32_t *offsets, *tokens;
+  int32_t* tokens;
 };
 
 // What a grouped GEMM is given, and the layer that it is of.
 struct PackedArgs : gemmill_grouped_mm_args {
   Params layer;
 };
+
+// A tile of the list that `prepare` made, of weights below 0 behind the last.
+__device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index) {
+  if (index >= *x.layer.ws.tile_count) return {0, 0, -1};
+  Tile const tile = x.layer.ws.tiles[index];
+  return {tile.first, tile.first + tile.count, tile.weights};
+}
 
 // How four columns of sums become numbers: by their bases, and with their biases.
 template <class Mm>
@@ -61,8 +70,10 @@ struct Scaled {
     }
   }
 
-  __device__ float operator()(PackedArgs const& x, float sum, int i) const {
-    float const value = __fmul_rn(sum, factors[i]);
+  // `of_row`: the scale of a row of codes, 1 where there are none.
+  __device__ float operator()(PackedArgs const& x, float of_row, float sum, int i) const {
+    float value = __fmul_rn(sum, factors[i]);
+    if constexpr (Mm::kScaled) value = __fmul_rn(of_row, value);
     return x.bias == nullptr ? value : __fadd_rn(value, bias[i]);
   }
 };
@@ -71,13 +82,17 @@ struct Scaled {
 template <class Mm>
 struct GatedRows {
   using Args = PackedArgs;
+  static constexpr int kFinishers = 0;
+  static constexpr bool kListed = true, kFollows = false;
   Scaled<Mm> scaled;
 
   __device__ GatedRows(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+  __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
   __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
     auto const& of = x.layer.x;
-    float const weight = of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f;
+    int const pair = x.layer.ws.order[m];
+    float const weight = of.weight_on_input ? router_weight(of, pair) : 1.0f, of_row = Mm::kScaled ? x.layer.ws.scales[pair / of.topk] : 1.0f;
     quant::Gating const gating{of.activation, of.alpha, of.limit, of.beta};
     float results[2];
     CUTLASS_PRAGMA_UNROLL
@@ -85,68 +100,75 @@ struct GatedRows {
       float values[2];
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < 2; ++j) {
-        float const value = scaled(x, quad[2 * i + j], 2 * i + j);
+        float const value = scaled(x, of_row, quad[2 * i + j], 2 * i + j);
         values[j] = to_float(of_float<__nv_bfloat16>(of.weight_on_input ? __fmul_rn(value, weight) : value));
       }
       results[i] = gating(values[0], values[1]);
     }
     // One store: n is a multiple of 4, a row of results of 16. Of a memcpy of two bf16 nvcc 13.0 made four stores of bytes, of which
     // one was a conversion to u8.
-    *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(x.d) + m * x.ldd + n / 2) = __floats2bfloat162_rn(results[0], results[1]);
+    if constexpr (Mm::kScaled) {
+      *reinterpret_cast<float2*>(static_cast<float*>(x.d) + m * x.ldd + n / 2) = make_float2(results[0], results[1]);
+    } else {
+      *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(x.d) + m * x.ldd + n / 2) = __floats2bfloat162_rn(results[0], results[1]);
+    }
   }
 
+  // Rows of results become codes where their last columns are stored.
   template <class Kernel>
-  __device__ static void finish(Args const&, int, int, int) {}
+  __device__ static void finish(Args const& x, int m0, int end, int) {
+    if constexpr (Mm::kScaled) {
+      __shared__ bool last;
+      auto const meet = [] { cutlass::arch::NamedBarrier::sync(Kernel::kConsumers, 1); };
+      auto const& of = x.layer;
+      __threadfence();
+      meet();
+      if (threadIdx.x == 0) last = atomicAdd(of.ws.finished + m0, 1) == (x.n - 1) / Kernel::kRows;
+      meet();
+      __threadfence();
+      if (!last) return;
+      for (int64_t row = m0 + threadIdx.x / 32; row < min(m0 + Kernel::kTileM, end); row += Kernel::kConsumers / 32) {
+        float4 const* const values = reinterpret_cast<float4 const*>(of.ws.results + row * of.x.inner);
+        auto const four = [&](int piece) { return __ldcg(values + piece); };
+        code_row<32>(four, reinterpret_cast<uint32_t*>(of.ws.inner_codes + row * of.x.inner), of.x.inner, of.ws.inner_scales + row);
+      }
+    }
+  }
 };
 
 // The ending of the second product: parts of pairs, summed when a token has them all.
 template <class Mm>
 struct WeighedParts {
   using Args = PackedArgs;
+  static constexpr int kFinishers = Mm::kConsumers > 128 ? 32 : Mm::kTileM <= 8 ? 128 : 64;
+  static constexpr bool kListed = true, kFollows = true;
   Scaled<Mm> scaled;
 
   __device__ WeighedParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+  __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
   __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
     auto const& of = x.layer.x;
     int const pair = x.layer.ws.order[m];
-    float const weight = of.weight_on_input ? 1.0f : router_weight(of, pair);
-    float4 const part = {__fmul_rn(scaled(x, quad[0], 0), weight), __fmul_rn(scaled(x, quad[1], 1), weight),
-                         __fmul_rn(scaled(x, quad[2], 2), weight), __fmul_rn(scaled(x, quad[3], 3), weight)};
+    float const weight = of.weight_on_input ? 1.0f : router_weight(of, pair), of_row = Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f;
+    float4 const part = {__fmul_rn(scaled(x, of_row, quad[0], 0), weight), __fmul_rn(scaled(x, of_row, quad[1], 1), weight),
+                         __fmul_rn(scaled(x, of_row, quad[2], 2), weight), __fmul_rn(scaled(x, of_row, quad[3], 3), weight)};
     *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(of.hidden) + n) = part;  // hidden is a multiple of 16
   }
 
   template <class Kernel>
   __device__ static void finish(Args const& x, int m0, int end, int n0) {
-    sum_stored<__nv_bfloat16, Kernel::kTileM, Kernel::kConsumers>(x.layer, m0, min(Kernel::kTileM, end - m0), n0 / Kernel::kRows, Kernel::kRows,
-                                                                   threadIdx.x, [] { cutlass::arch::NamedBarrier::sync(Kernel::kConsumers, 1); });
+    sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, min(Kernel::kTileM, end - m0), n0);
   }
 };
 
-// The first launch: `prepare`'s, and of its list of tiles the first row of each expert and the token of each row.
-template <int kTokens>
+// The first launch.
+template <int kTokens, bool kCoded>
 struct PreparePacked {
-  using First = Prepare<__nv_bfloat16, false, false, kTokens>;
+  using First = Prepare<__nv_bfloat16, kCoded, false, kTokens>;
   static constexpr int kThreads = First::kThreads;
 
-  static __device__ void run(PackedParams const& p) {
-    First::run(p.layer);
-    if (blockIdx.x == 0) tell(p);
-  }
-
- private:
-  static __device__ void tell(PackedParams const& p) {
-    __syncthreads();  // tiles and order are this CTA's
-    auto const& ws = p.layer.ws;
-    int const tiles = *ws.tile_count, weights = p.layer.x.weights;
-    int const rows = tiles == 0 ? 0 : ws.tiles[tiles - 1].first + ws.tiles[tiles - 1].count;
-    for (int i = threadIdx.x; i <= tiles; i += kThreads) {  // experts behind the tile before, up to this one, begin with its rows
-      int const before = i == 0 ? -1 : ws.tiles[i - 1].weights, last = i == tiles ? weights : ws.tiles[i].weights;
-      int const first = i == tiles ? rows : ws.tiles[i].first;
-      for (int e = before + 1; e <= last; ++e) p.offsets[e] = first;
-    }
-    for (int i = threadIdx.x; i < rows; i += kThreads) p.tokens[i] = ws.order[i] / p.layer.x.topk;
-  }
+  static __device__ void run(PackedParams const& p) { First::run(p.layer, p.tokens); }
 };
 
 // Host code: three launches.
@@ -164,39 +186,42 @@ int32_t launch_product(PackedArgs const& x, gemmill_launch const& how) {
   return launch_kernel<entry>({dim3(static_cast<unsigned>(ctas)), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes}, how, parameters);
 }
 
-// What both products are told: sorted rows, from `offsets` on.
+// What both products are told of sorted rows.
 inline PackedArgs product_of(PackedParams const& p, int n, int k) {
   auto const& x = p.layer.x;
   PackedArgs args{{}, p.layer};
-  args.offsets = p.offsets, args.offset_words = args.id_words = 1;
+  args.id_words = 1;
   args.m = x.tokens * x.topk, args.n = n, args.k = k;
   args.experts = args.weights = x.weights;
   args.b_scale_per_column = 1, args.b_scale_stride_expert = n;
   return args;
 }
 
-inline int64_t packed_workspace_of(gemmill_fused_experts_args const& x) {
-  return x.workspace != nullptr ? 0 : PackedWorkspace(x, nullptr).bytes;
+template <class Up>
+int64_t packed_workspace_of(gemmill_fused_experts_args const& x) {
+  return x.workspace != nullptr ? 0 : PackedWorkspace(x, Up::Mm::kScaled, nullptr).bytes;
 }
 
 template <class First, class Up, class Down, auto prepare, auto up, auto down>
 int32_t launch_packed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
   if (int64_t(x.tokens) * x.topk > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
-  PackedWorkspace const ws(x, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
-  PackedParams p{{x, ws.layer, {}, {}, 0, 0, 0, 0}, ws.offsets, ws.tokens};
+  constexpr bool kCoded = Up::Mm::kScaled;
+  PackedWorkspace const ws(x, kCoded, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
+  PackedParams p{{x, ws.layer, {}, {}, 0, 0, 0, 0}, ws.tokens};
   p.layer.down = {1, (x.hidden - 1) / Down::kRows + 1};
   p.layer.summed_count = int64_t(x.tokens) * p.layer.down.blocks;
+  p.layer.finished_count = kCoded ? int64_t(x.tokens) * x.topk : 0;
   void* parameters[] = {&p};
   int const others = std::clamp<int>(x.tokens, 1, 2 * how.sm_count);
   if (int32_t error = launch_kernel<prepare>({dim3(1 + others), dim3(First::kThreads), dim3(1), 0}, how, parameters); error != 0) return error;
 
   PackedArgs first = product_of(p, 2 * x.inner, x.hidden);
-  first.a = x.x, first.b = x.w13, first.d = ws.layer.results, first.b_scales = x.w13_scales, first.bias = x.w13_bias;
-  first.token_ids = ws.tokens, first.tokens = x.tokens, first.lda = x.ldx, first.ldd = x.inner, first.b_stride_expert = x.w13_stride_expert;
+  first.a = kCoded ? ws.layer.codes : x.x, first.b = x.w13, first.d = ws.layer.results, first.b_scales = x.w13_scales, first.bias = x.w13_bias;
+  first.token_ids = ws.tokens, first.tokens = x.tokens, first.lda = kCoded ? x.hidden : x.ldx, first.ldd = x.inner, first.b_stride_expert = x.w13_stride_expert;
   if (int32_t error = launch_product<Up, up>(first, how); error != 0) return error;
 
   PackedArgs second = product_of(p, x.hidden, x.inner);
-  second.a = ws.layer.results, second.b = x.w2, second.b_scales = x.w2_scales, second.bias = x.w2_bias;
+  second.a = kCoded ? static_cast<void const*>(ws.layer.inner_codes) : ws.layer.results, second.b = x.w2, second.b_scales = x.w2_scales, second.bias = x.w2_bias;
   second.tokens = second.m, second.lda = x.inner, second.b_stride_expert = x.w2_stride_expert;
   return launch_product<Down, down>(second, how);
 }

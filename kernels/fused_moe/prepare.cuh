@@ -15,10 +15,12 @@ namespace gemmill::fused_moe {
 template <class Half, bool kCoded, bool kGrouped, int kTokens>
 struct Prepare {
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kPiece = 4;
+  static constexpr int kKept = 2;  // pairs that a thread keeps: of so few each is looked at once
 
-  static __device__ void run(Params const& p) {
+  // `tokens`: where the token of each sorted row is wanted, or null.
+  static __device__ void run(Params const& p, int32_t* tokens = nullptr) {
     wait_for_predecessor();
-    if (blockIdx.x == 0) return sort(p);
+    if (blockIdx.x == 0) return sort(p, tokens);
     int64_t const first = int64_t(blockIdx.x - 1) * kThreads + threadIdx.x, step = int64_t(gridDim.x - 1) * kThreads;
     for (int64_t i = first; i < p.finished_count; i += step) p.ws.finished[i] = 0;
     for (int64_t i = first; i < p.summed_count; i += step) p.ws.summed[i] = 0;
@@ -29,17 +31,48 @@ struct Prepare {
   }
 
  private:
-  static __device__ void sort(Params const& p) {
-    __shared__ int counts[kMostWeights], warps[2][kWarps];
-    int const thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  static __device__ void sort(Params const& p, int32_t* tokens) {
+    __shared__ int counts[kMostWeights];
+    int const thread = threadIdx.x;
     static_assert(kMostWeights == kThreads, "a thread counts the rows of one expert");
     counts[thread] = 0;
     __syncthreads();
     int64_t const pairs = int64_t(p.x.tokens) * p.x.topk;
+    auto const put = [&](int place, int64_t pair) {
+      p.ws.order[place] = static_cast<int>(pair);
+      if (tokens != nullptr) tokens[place] = static_cast<int>(pair / p.x.topk);
+    };
+    if (pairs <= kKept * kThreads) {
+      int weights[kKept], places[kKept];
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        int64_t const pair = thread + i * kThreads;
+        weights[i] = pair < pairs ? weights_of(p.x, pair) : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) places[i] = weights[i] >= 0 ? atomicAdd(&counts[weights[i]], 1) : 0;
+      list_tiles(p, counts);
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        if (weights[i] >= 0) put(counts[weights[i]] + places[i], thread + i * kThreads);
+      }
+      return;
+    }
     for (int64_t pair = thread; pair < pairs; pair += kThreads) {
       int const weights = weights_of(p.x, pair);
       if (weights >= 0) atomicAdd(&counts[weights], 1);
     }
+    list_tiles(p, counts);
+    for (int64_t pair = thread; pair < pairs; pair += kThreads) {
+      int const weights = weights_of(p.x, pair);
+      if (weights >= 0) put(atomicAdd(&counts[weights], 1), pair);
+    }
+  }
+
+  // Lists tiles of rows; where rows of each expert begin stands in the place of how many there are.
+  static __device__ void list_tiles(Params const& p, int* counts) {
+    __shared__ int warps[2][kWarps];
+    int const thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     __syncthreads();
     int const count = counts[thread], tiles = (count + kTokens - 1) / kTokens;
     int rows_before = count, tiles_before = tiles;
@@ -50,7 +83,10 @@ struct Prepare {
     }
     if (lane == 31) warps[0][warp] = rows_before, warps[1][warp] = tiles_before;
     __syncthreads();
-    for (int i = 0; i < warp; ++i) rows_before += warps[0][i], tiles_before += warps[1][i];
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      if (i < warp) rows_before += warps[0][i], tiles_before += warps[1][i];
+    }
     if (thread == kThreads - 1) *p.ws.tile_count = tiles_before;
     rows_before -= count, tiles_before -= tiles;
     for (int i = 0; i < tiles; ++i) {
@@ -58,10 +94,6 @@ struct Prepare {
     }
     counts[thread] = rows_before;
     __syncthreads();
-    for (int64_t pair = thread; pair < pairs; pair += kThreads) {
-      int const weights = weights_of(p.x, pair);
-      if (weights >= 0) p.ws.order[atomicAdd(&counts[weights], 1)] = static_cast<int>(pair);
-    }
   }
 
   // Which experts of a token have weights; a token without any is 0.

@@ -132,6 +132,12 @@ template <class Mm>
 struct StoredRows {
   using Args = gemmill_grouped_mm_args;
   using Output = typename Mm::Output;
+  // Threads that do what is left of a tile when it is stored, while others go on. Of none those who stored it do it.
+  static constexpr int kFinishers = 0;
+  // Whether a launch before listed the tiles of rows, for Ending::tile_of.
+  static constexpr bool kListed = false;
+  // Whether those tiles can be read before the last launch has ended: then weights are loaded, too.
+  static constexpr bool kFollows = false;
 
   float factors[4], bias[4];
 
@@ -168,7 +174,7 @@ struct StoredRows {
     }
   }
 
-  // Rows m0 up to `end` of a tile, of columns from n0 on, are taken: told by all threads that take them.
+  // Rows m0 up to `end` of a tile, of columns from n0 on, are taken: told by all threads that take them, or by finishers.
   template <class Kernel>
   __device__ static void finish(Args const&, int, int, int) {}
 };
@@ -190,7 +196,8 @@ struct PackedGroupedMm {
   static constexpr uint32_t kSpread = Mm::kSpread;
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kBlocks = Mm::kBlocks, kStages = Mm::kStages;
   static constexpr int kColumns = Mm::kColumns, kTileK = Mm::kTileK, kPitch = Mm::kPitch, kConsumers = Mm::kConsumers;
-  static constexpr int kThreads = kConsumers + loaders;
+  static constexpr int kThreads = kConsumers + loaders + Ending::kFinishers;
+  static constexpr int kEnds = 4;                                                          // tiles that are stored and not finished
   static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
   static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
 
@@ -223,6 +230,7 @@ struct PackedGroupedMm {
     Tile tiles[kStages];              // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
+    Freed stored[kEnds], finished[kEnds];  // between those who store tiles and finishers
     int32_t gathers;
 
     // What other threads have copied is read by the tensor core, which TMA writes for as it is.
@@ -241,16 +249,19 @@ struct PackedGroupedMm {
       if (!gathers) cute::prefetch_tma_descriptor(&params.tokens);
       for (auto& barrier : storage.filled) barrier.init(gathers ? 1 + loaders : 1);
       for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
+      for (auto& barrier : storage.stored) barrier.init(kConsumers / 32);
+      for (auto& barrier : storage.finished) barrier.init(1);
       cutlass::arch::fence_barrier_init();
       storage.gathers = gathers;
     }
     if constexpr (Block::kEntries > 0) {
       for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
     }
-    cutlass::arch::launch_dependent_grids();
-    cutlass::arch::wait_on_dependent_grids();
-    count_tiles(params, storage.first);
-
+    begin(params, storage);
+    if (threadIdx.x >= kConsumers + loaders) {
+      if constexpr (Ending::kFinishers > 0) finish_tiles(params, storage);
+      return;
+    }
     if (threadIdx.x >= kConsumers) {
       if (gathers || threadIdx.x == kConsumers) produce(params, storage);
       return;
@@ -258,6 +269,7 @@ struct PackedGroupedMm {
     int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
     uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
     Ringed ring;
+    Ring<kEnds> ends;
     while (true) {
       storage.filled[ring.stage].wait(ring.phase);
       Tile const tile = storage.tiles[ring.stage];
@@ -271,7 +283,43 @@ struct PackedGroupedMm {
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
         store<0>(params, storage.sums, tile, sums, Ending(params.x, tile.weights, n), row_group * 64, part);
       }
+      if constexpr (Ending::kFinishers > 0) {
+        storage.finished[ends.stage].wait(ends.phase ^ 1);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
+        ends.next();
+      } else {
+        Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
+      }
+    }
+  }
+
+  // Until tiles are known. A launch that another follows lets it begin when all ahead of both have ended.
+  __device__ static void begin(Params const& params, SharedStorage& storage) {
+    if constexpr (!Ending::kListed) {
+      cutlass::arch::launch_dependent_grids();
+      cutlass::arch::wait_on_dependent_grids();
+      count_tiles(params, storage.first);
+    } else {
+      if constexpr (!Ending::kFollows) {
+        cutlass::arch::wait_on_dependent_grids();
+        cutlass::arch::launch_dependent_grids();
+      }
+      __syncthreads();
+    }
+  }
+
+  // What is left of this CTA's tiles: warps of finishers take turns.
+  __device__ static void finish_tiles(Params const& params, SharedStorage& storage) {
+    constexpr int kWarps = Ending::kFinishers / 32;
+    static_assert(kEnds % kWarps == 0, "a warp has the same places in every round");
+    for (int i = (threadIdx.x - kConsumers - loaders) / 32;; i += kWarps) {
+      Tile const tile = find(params, storage.first, blockIdx.x + i * gridDim.x);
+      if (tile.weights < 0) return;
+      storage.stored[i % kEnds].wait(i / kEnds % 2);
       Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) storage.finished[i % kEnds].arrive();
     }
   }
 
@@ -308,6 +356,10 @@ struct PackedGroupedMm {
   // The tile of a number, of all experts'.
   __device__ static Tile find(Params const& params, int32_t const* first, int index) {
     int const of_rows = index / params.tiles_n;
+    if constexpr (Ending::kListed) {
+      Span const span = Ending::tile_of(params.x, of_rows);
+      return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
+    }
     int low = 0, high = params.x.experts;
     if (of_rows >= first[high]) return {-1, 0, 0, 0};
     while (high - low > 1) {
@@ -325,8 +377,14 @@ struct PackedGroupedMm {
     Ringed ring;
     bool const gathers = params.x.token_ids != nullptr;
     int const thread = threadIdx.x - kConsumers;
-    for (int index = blockIdx.x;; index += gridDim.x) {
-      Tile const tile = find(params, storage.first, index);
+    int early = 0;  // stages of which the weights are on their way
+    if constexpr (Ending::kFollows) {
+      early = load_early(params, storage);
+      cutlass::arch::wait_on_dependent_grids();
+      cutlass::arch::launch_dependent_grids();
+    }
+    Tile tile = find(params, storage.first, blockIdx.x);
+    for (int index = blockIdx.x;;) {
       if (tile.weights < 0) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         if (thread == 0) {
@@ -336,13 +394,15 @@ struct PackedGroupedMm {
         if (gathers) storage.filled[ring.stage].arrive();
         return;
       }
+      index += gridDim.x;
+      Tile const next = find(params, storage.first, index);  // while stages of this one are loaded
       if (thread == 0) prefetch_ends(params, tile);
       if (gathers) list_sources(params.x, storage, tile, thread);
       for (int t = 0; t < params.blocks / kBlocks; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         auto& filled = storage.filled[ring.stage];
         if (thread == 0 && t == 0) storage.tiles[ring.stage] = tile;
-        if (thread == 0) load_weights(params, storage, tile, t, ring.stage, gathers ? 0 : Mm::kTokenBytes);
+        if (thread == 0 && early-- <= 0) load_weights(params, storage, tile, t, ring.stage, gathers ? 0 : Mm::kTokenBytes);
         if (gathers) {
           copy_rows(params.x, storage, t * kTileK, ring.stage, thread);
           continue;
@@ -353,7 +413,19 @@ struct PackedGroupedMm {
                                        storage.tokens[ring.stage] + b * Mm::kBoxBytes, t * kTileK + b * kColumns, tile.m0);
         }
       }
+      tile = next;
     }
+  }
+
+  // Weights of the first stages, by the one thread that loads rows in order.
+  __device__ static int load_early(Params const& params, SharedStorage& storage) {
+    int stage = 0;
+    for (int index = blockIdx.x; stage < kStages; index += gridDim.x) {
+      Tile const tile = find(params, storage.first, index);
+      if (tile.weights < 0) break;
+      for (int t = 0; t < params.blocks / kBlocks && stage < kStages; ++t, ++stage) load_weights(params, storage, tile, t, stage, Mm::kTokenBytes);
+    }
+    return stage;
   }
 
   // Announces all bytes that TMA brings for a stage, and loads its weights. Rows beyond the last 64 are that 64's again, and not stored.

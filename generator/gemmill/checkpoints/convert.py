@@ -21,6 +21,8 @@ from torch import Tensor
 from gemmill.checkpoints.file import BITS, CheckpointError, parsed_json
 from gemmill.checkpoints.folder import INDEX, Checkpoint, open_checkpoint
 from gemmill.checkpoints.names import spelling_of
+from gemmill.checkpoints.sparse import SPARSE
+from gemmill.checkpoints.sparse import made as made_sparse
 from gemmill.checkpoints.stated import CONFIG, read_config, with_quantization
 from gemmill.checkpoints.steps import BF16, FLOATS, Asked, Step, experts_of, steps_of
 from gemmill.checkpoints.writing import SYNCED, Journal, Shard, refuse_without_space, told_of_space
@@ -102,15 +104,17 @@ def quantize_checkpoint(
     keep: Iterable[str] = (),
     requantize: bool = False,
     scale_rounding: str = "up",
+    rescale: bool = False,
     device: str = "cpu",
     inputs: Path | str | None = None,
     observer: Observer | None = None,
 ) -> Conversion:
-    """A safetensors checkpoint, a file or a folder of shards, with its layers in a format of WEIGHT_FORMATS or decoded to "bf16".
+    """A safetensors checkpoint, a file or a folder of shards, with its layers in a format of WEIGHT_FORMATS, pruned to
+    "nvfp4_2to4", or decoded to "bf16".
 
     names: the project whose key names are written, by default the first that has the format. source_format: of layers that are quantised
     already, where shapes do not tell. only, keep: patterns over keys of layers that alone change, or that stay. requantize: layers of
-    another format are rounded again. scale_rounding: of mx formats, "up" or "ocp". device, observer: as of `convert`. inputs: a checkpoint
+    another format are rounded again. scale_rounding: of mx formats, "up" or "ocp". rescale: fit scales of pruned floats to what is kept. device, observer: as of `convert`. inputs: a checkpoint
     of layers' inputs, [tokens, K] by name, from which the error of outputs is told. Errors are those of `convert`.
     """
     asked = Asked(
@@ -121,6 +125,7 @@ def quantize_checkpoint(
         keep=tuple(keep),
         requantize=requantize,
         scale_rounding=scale_rounding,
+        rescale=rescale,
     )
     seen = None if inputs is None else open_checkpoint(inputs)
     return convert(Path(source), Path(out), asked, device=device, inputs=seen, observer=observer)
@@ -255,7 +260,7 @@ class _Work:
 
     def _state(self) -> bool:
         """Write the model's config with what its layers are now; whether one project can say it."""
-        target = None if self.asked.to == BF16 else spelling_of(self.asked.to, self.asked.names)
+        target = None if self.asked.to in (BF16, SPARSE) else spelling_of(self.asked.to, self.asked.names)
         others = [step.kept for step in self.steps if step.kept is not None and step.kept != target]
         if self.config is not None:
             made = [step for step in self.steps if step.spelling is not None or step.changes]
@@ -263,7 +268,7 @@ class _Work:
             project, format = ("", None) if target is None or others else (target.project, target.format)
             config = with_quantization(self.config, project, format, _matrices(self.steps), has_inputs=has_inputs)
             write_whole(self.out / CONFIG, json.dumps(config, indent=2) + "\n")
-        return self.config is None or not others
+        return self.config is None or (self.asked.to != SPARSE and not others)
 
 
 def _run(
@@ -359,12 +364,15 @@ def _made(
     if asked.to == BF16:
         assert stored is not None
         return _decoded(step, stored), None
+    seen = inputs.read(step.name).to(device) if inputs is not None and step.name in inputs else None
+    if asked.to == SPARSE:
+        weight = tensors[".weight"] if stored is None else stored if stored.format == "nvfp4" else stored.values()
+        return made_sparse(step.name, weight, seen, rescale=asked.rescale)
     target, error = spelling_of(asked.to, asked.names), None
     if step.changes:
         weight = target.as_rows(*tensors.values()) if stored is None else stored.values()
         stored = quantize_weight(weight, asked.to, scale_rounding=asked.scale_rounding)
-        seen = inputs.read(step.name) if inputs is not None and step.name in inputs else None
-        error = layer_error(step.name, weight, stored, None if seen is None else seen.to(device))
+        error = layer_error(step.name, weight, stored, seen)
     assert stored is not None
     written = {step.name + part: tensor for part, tensor in target.write(stored, experts_of(step)).items()}
     if target.input is not None and source is not None and source.input in tensors:

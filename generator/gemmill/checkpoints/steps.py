@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from gemmill.checkpoints import sparse
 from gemmill.checkpoints.file import WORD_OF, CheckpointError, Stored
 from gemmill.checkpoints.folder import Checkpoint
 from gemmill.checkpoints.keys import named
@@ -31,7 +32,7 @@ class Asked:
     """The request of a conversion."""
 
     to: str
-    """A weight format, or bf16."""
+    """A weight format, nvfp4_2to4, or bf16."""
     names: str | None = None
     """The project whose key names are written; None: the first that has the format."""
     source: str | None = None
@@ -43,6 +44,8 @@ class Asked:
     requantize: bool = False
     """Whether layers of another format are decoded and quantised anew."""
     scale_rounding: str = "up"
+    rescale: bool = False
+    """Whether scales of pruned weights are fitted to what is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +120,18 @@ def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
 
 
 def _check_target(asked: Asked) -> None:
+    if asked.rescale and asked.to != sparse.SPARSE:
+        raise CheckpointError(
+            f"rescaling is of pruned weights, and they become {asked.to}: convert to {sparse.SPARSE}, or leave it out"
+        )
+    if asked.to == sparse.SPARSE:
+        if asked.names is not None:
+            raise CheckpointError(f"{asked.names} has no names for {sparse.SPARSE}: leave --names out")
+        return
     try:
         check_format(asked.to)
     except ValueError as error:
-        raise CheckpointError(f"{error}, and {BF16}") from None
+        raise CheckpointError(f"{error}, {sparse.SPARSE}, and {BF16}") from None
     spelling_of(asked.to, asked.names)
 
 
@@ -175,6 +186,14 @@ def _plain(name: str, tensor: Stored, asked: Asked) -> Step:
     stays = Step(name=name, shard=tensor.path.name, reads={"": tensor}, writes={name: (tensor.dtype, tensor.shape)})
     if asked.to == BF16 or tensor.dtype not in FLOATS or _stays(name, asked):
         return stays
+    if asked.to == sparse.SPARSE:
+        return (
+            _to_sparse(
+                Step(name=name.removesuffix(".weight"), shard=stays.shard, reads={".weight": tensor}), tensor.shape
+            )
+            if (name.endswith(".weight") and len(tensor.shape) == 2)
+            else stays
+        )
     spelling = spelling_of(asked.to, asked.names)
     if spelling.experts:
         is_layer = name.endswith(spelling.expert_layers) and len(tensor.shape) == 3
@@ -188,6 +207,12 @@ def _plain(name: str, tensor: Stored, asked: Asked) -> Step:
     _check_layer(tensor, name, shape, asked)
     step = Step(name=layer, shard=tensor.path.name, reads={key: tensor}, changes=True)
     return replace(step, writes=_written(step, spelling, shape[0], shape[1], has_input=False))
+
+
+def _to_sparse(step: Step, shape: tuple[int, ...]) -> Step:
+    """The step that prunes a layer [N, K]. Raises CheckpointError for a shape that has no whole patterns."""
+    sparse.check(f"{step.name}.weight", shape)
+    return replace(step, changes=True, writes=sparse.written(step.name, *shape))
 
 
 def _check_layer(tensor: Stored, name: str, shape: tuple[int, ...], asked: Asked) -> None:
@@ -215,12 +240,18 @@ def _quantised(layer: str, spelling: Spelling, group: dict[str, Stored], asked: 
         values = spelling.from_rows(torch.empty(n, k, device="meta"), experts_of(step))
         key = layer if spelling.experts else f"{layer}.weight"
         return replace(step, changes=True, writes={key: ("BF16", tuple(values.shape))})
+    if asked.to == sparse.SPARSE and spelling.format == "nvfp4" and not spelling.experts:
+        return _to_sparse(step, (n, k))
     changes = spelling.format != asked.to
     if changes and not asked.requantize:
         raise CheckpointError(
             f"{layer} is {spelling.format} already: to {asked.to} it would be rounded twice; pass --requantize if that is meant, "
             f"or --to {spelling.format} to change its names"
         )
+    if asked.to == sparse.SPARSE:
+        if spelling.experts:
+            raise CheckpointError(f"{layer} has experts in one tensor: {sparse.SPARSE} is of one matrix each; keep it")
+        return _to_sparse(step, (n, k))
     target = spelling_of(asked.to, asked.names)
     if target.experts != spelling.experts:
         raise CheckpointError(

@@ -27,7 +27,9 @@ def convert(
     to: Annotated[
         str,
         typer.Option(
-            "--to", metavar="FORMAT", help="channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8, or bf16 to decode."
+            "--to",
+            metavar="FORMAT",
+            help="channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4 to prune, or bf16 to decode.",
         ),
     ],
     names: Annotated[
@@ -56,6 +58,9 @@ def convert(
     rounding: Annotated[
         str, typer.Option("--rounding", metavar="up|ocp", help="How scales of mx formats are rounded.")
     ] = "up",
+    rescale: Annotated[
+        bool, typer.Option("--rescale", help="With nvfp4_2to4: fit scales of floats to the weights that are kept.")
+    ] = False,
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -101,6 +106,7 @@ def convert(
         keep=tuple(keep or ()),
         requantize=requantize,
         scale_rounding=rounding,
+        rescale=rescale,
     )
     if activations is not None and is_converted(source, out, asked):
         typer.echo(f"{out} is there already, by the same conversion: only packing is left")

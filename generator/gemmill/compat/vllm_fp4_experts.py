@@ -1,6 +1,7 @@
 """vLLM's experts of nvfp4 and mxfp4 weights with Marlin: packed for gemmill where they would be for Marlin, and multiplied in its place.
 
-Of release 0.33. vLLM decides whether Marlin serves. Layers beside LoRA, and experts whose rows other ranks hold, stay with Marlin.
+Of release 0.33. nvfp4 experts with plain gates are computed in three launches where the build has kernels for that, dense or, with
+GEMMILL_FP4_EXPERTS=2:4, pruned when they are loaded. vLLM decides whether Marlin serves. Layers beside LoRA, and experts whose rows other ranks hold, stay with Marlin.
 Activations, their limits and biases are vLLM's, whatever they are.
 """
 
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.compat import fp4_experts
+from gemmill import settings
+from gemmill.compat import fp4_experts, fused_fp4_experts
 from gemmill.compat.vllm_blocks import replace
 
 _PACKING = "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4"
@@ -30,7 +32,11 @@ def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
         made = None
         if _is_plain(named["layer"]):
             parts = tuple((named[w], named[scale], named[scale_2]) for w, scale, scale_2 in names)
-            made = fp4_experts.packed(parts, named["layer"].params_dtype)
+            if (whole := _in_one_call(named["layer"], parts)) is not None:
+                ones = torch.ones(len(whole[0].base), device=whole[0].base.device)
+                return tuple(tensor for weights in whole for tensor in (weights.blocks, weights.base, ones))
+            if not settings.prunes_fp4_experts():
+                made = fp4_experts.packed(parts, named["layer"].params_dtype)
         if made is None:
             return of_vllm(**named)
         return tuple(tensor for weights in made for tensor in (weights.blocks, weights.base, weights.alpha))
@@ -63,6 +69,8 @@ def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
     def experts(*given: Any, **named: Any) -> Any:
         if given or not fp4_experts.is_packed(named["w1"]):
             return of_vllm(*given, **named)
+        if fused_fp4_experts.is_packed(named["w1"], named.get("w1_scale")):
+            return _one_call(named)
         first, second = (
             fp4_experts.Weights(
                 blocks=named[f"w{i}"],
@@ -86,6 +94,38 @@ def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
         return torch.sum(rows, dim=1, out=out)
 
     return experts
+
+
+def _in_one_call(layer: Any, parts: tuple[fp4_experts.Part, ...]) -> tuple[fused_fp4_experts.Weights, ...] | None:
+    """Weights for three launches, where gates are plain and the build has variants; else None."""
+    config = layer.moe_config
+    limits = [getattr(config, f"swiglu_{name}", None) for name in ("limit", "alpha", "beta")]
+    if getattr(getattr(config, "activation", None), "value", None) not in fused_fp4_experts.ACTIVATIONS:
+        return None
+    if limits != [None] * 3 or getattr(config, "has_bias", False) or not getattr(config, "is_act_and_mul", True):
+        return None
+    first, second = parts
+    return fused_fp4_experts.packed(first, second, layer.params_dtype, settings.prunes_fp4_experts())
+
+
+def _one_call(named: dict[str, Any]) -> Tensor:
+    """The layer in three launches, which weigh and sum rows. A hook that wants rows before that gets each pair as a token of its own."""
+    x, weights, ids = named["hidden_states"], named["topk_weights"], named["topk_ids"]
+    first, second = (fused_fp4_experts.Weights(blocks=named[f"w{i}"], base=named[f"w{i}_scale"]) for i in (1, 2))
+    activation, expert_map = named["activation"].value, named.get("expert_map")
+    out = named.get("output")
+    out = torch.empty_like(x) if out is None else out
+    if named.get("apply_router_weight_on_input", False):  # of one expert a token
+        x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+    if named.get("mul_topk_weights_in_gemm2", True):
+        return fused_fp4_experts.multiplied(x, first, second, activation, weights, ids, expert_map, out)
+    pairs = x.repeat_interleave(ids.shape[1], dim=0)
+    ones, each = torch.ones_like(weights).view(-1, 1), torch.empty_like(pairs)
+    fused_fp4_experts.multiplied(pairs, first, second, activation, ones, ids.reshape(-1, 1), expert_map, each)
+    rows = each.view(*ids.shape, -1)
+    if (moe_sum := named.get("moe_sum")) is not None:
+        return moe_sum(rows, out, ids, expert_map)
+    return torch.sum(rows, dim=1, out=out)
 
 
 def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:

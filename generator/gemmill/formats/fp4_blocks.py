@@ -92,8 +92,8 @@ class Fp4Blocks:
         for tiles in chunks(self.blocks.shape[0], SIDE * SIDE * self.blocks.shape[1]):
             rows = slice(tiles.start * SIDE, tiles.stop * SIDE)
             part = self.blocks[tiles]
-            codes[rows] = pack(_codes_of(part[..., :CODE_BYTES]), 4)[: self.n - rows.start, : codes.shape[1]]
-            of_rows = _scales_of(part[..., CODE_BYTES:])[: self.n - rows.start, : scales.shape[1]]
+            codes[rows] = pack(codes_of(part[..., :CODE_BYTES]), 4)[: self.n - rows.start, : codes.shape[1]]
+            of_rows = scales_of(part[..., CODE_BYTES:])[: self.n - rows.start, : scales.shape[1]]
             scales[rows] = table[of_rows.long()] if self.format == NVFP4 else of_rows
         return BlockScaled(format=self.format, codes=codes, scales=scales), self.base
 
@@ -110,7 +110,7 @@ def in_words(codes: Tensor) -> Tensor:
     return words.flatten(2)
 
 
-def _codes_of(words: Tensor) -> Tensor:
+def codes_of(words: Tensor) -> Tensor:
     """The inverse."""
     tiles, blocks = words.shape[:2]
     bytes_ = words.reshape(tiles, blocks, 128, 2, 8)
@@ -129,7 +129,7 @@ def in_pairs(scales: Tensor, of_row: int) -> Tensor:
     return split.permute(0, 4, 1, 3, 2, 6, 5).reshape(tiles, blocks, SIDE * of_row)
 
 
-def _scales_of(pairs: Tensor) -> Tensor:
+def scales_of(pairs: Tensor) -> Tensor:
     """The inverse."""
     tiles, blocks, of_block = pairs.shape
     split = pairs.reshape(tiles, blocks, 4, 8, 2, of_block // SIDE // 2, 2)

@@ -56,6 +56,13 @@ def _two_to_four(count: int, g: Generator) -> Tensor:
     return low + 16 * high
 
 
+def _sparse_blocks(count: int, g: Generator) -> Tensor:
+    """Bytes that are places of two groups, two codes, and a scale near 1."""
+    legal = torch.tensor(_TWO_OF_FOUR, device=g.device)
+    low, high = legal[_whole(0, len(_TWO_OF_FOUR))(count, g)], legal[_whole(0, 3)(count, g)]
+    return low + 16 * high
+
+
 _MAKERS: dict[str, Maker] = {
     "integers": lambda count, g: _whole(-2, 3)(count, g).float(),
     "normal": _normal,
@@ -75,6 +82,7 @@ _MAKERS: dict[str, Maker] = {
     "ue8m0_powers": _powers(127, 1),
     "nvfp4_blocks": _whole(32, 151),
     "mxfp4_blocks": _whole(96, 129),
+    "sparse_blocks": _sparse_blocks,
     "nvfp4_blocks_powers": _powers(80, 8),
     "mxfp4_blocks_powers": _powers(127, 1),
     "mxfp4_folded": lambda count, g: 8 * _whole(3, 15)(count, g),

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gemmill.formats.quantise import BlockScaled
+from gemmill.formats.sparse_fp4 import SparseFp4
 from gemmill.quantize.folded_blocks import to_folded_blocks
 from gemmill.quantize.fp4_blocks import to_blocks
 from gemmill.quantize.prepack import prepack
 from gemmill.quantize.report import PrepackReport
+from gemmill.quantize.sparse_blocks import to_sparse_blocks
 from gemmill.vocab.format import MXFP4, NVFP4, Format
 
 ACTIVATIONS = ("bf16", "e4m3")
@@ -32,27 +35,37 @@ class PackedExperts:
     base: Tensor
     """f32 [E, N]: the factors of rows of weights."""
     reports: tuple[PrepackReport, ...]
-    """The report of each expert."""
+    """The report of each expert; none of 2:4 sparse weights, which lose nothing here."""
+    sparse: str = ""
+    """"" of dense weights, "_2to4" of 2:4 sparse ones, "_2to4_8" where 8 columns share a scale."""
 
 
 def prepack_experts(
-    experts: Sequence[BlockScaled], *, activations: str = "bf16", allow_requant: bool = False
+    experts: Sequence[BlockScaled],
+    *,
+    activations: str = "bf16",
+    allow_requant: bool = False,
+    rounded: bool = False,
 ) -> PackedExperts:
     """Pack the weights [N, K] of experts of one format and size, one after another. The input is not changed.
 
     activations: "bf16" of nvfp4 and mxfp4; "e4m3" of mxfp4, whose scales then fold into the weights exactly.
+    rounded: pack nvfp4 for "e4m3", to which products of codes and scales are rounded. Reports say what that costs.
     allow_requant: as of `gemmill.quantize.prepack.prepack`. A global scale is no part of this: its inverse is the
     expert's alpha.
 
     Raises ValueError, in a sentence, for no experts, for experts that differ, and for arguments that do not go
     together. It names a row whose scales spread too far by its expert and number.
     """
-    _check(experts, activations)
+    _check(experts, activations, rounded)
     first, op = experts[0], "fp4_weight_mm" if activations == "bf16" else "mxfp4_fp8_mm"
+    one = torch.ones(1, device=first.codes.device) if rounded else None
+    if rounded:
+        op = "nvfp4_fp8_mm_rounded"
     blocks, bases, reports = None, [], []
     for i, weights in enumerate(experts):
         try:
-            ready = prepack(weights, for_op=op, allow_requant=allow_requant)
+            ready = prepack(weights, for_op=op, allow_requant=allow_requant, global_scale=one)
             packed = to_blocks(ready) if activations == "bf16" else to_folded_blocks(ready)
         except ValueError as error:
             raise ValueError(f"expert {i}: {error}") from error
@@ -81,39 +94,89 @@ class PackedGatedExperts:
     """The weights of gates and ups, each gate before its up."""
     w2: PackedExperts
 
+    @property
+    def format(self) -> str:
+        """What `gemmill.fused_experts` is told: the format, with "_2to4" of sparse weights, or "_e4m3" of folded ones."""
+        return f"{self.w13.format}{self.w13.sparse}{'_e4m3' if self.w13.activations == 'e4m3' else ''}"
+
 
 ORDERS = ("gate_up", "up_gate", "interleaved")
 """Orders of rows of gates and ups: all gates first, all ups first, or each gate before its up."""
 
 
 def prepack_gated_experts(
-    w13: Sequence[BlockScaled],
-    w2: Sequence[BlockScaled],
+    w13: Sequence[BlockScaled] | SparseFp4,
+    w2: Sequence[BlockScaled] | SparseFp4,
     *,
     order: str = "gate_up",
     w13_global_scales: Tensor | None = None,
     w2_global_scales: Tensor | None = None,
+    activations: str = "bf16",
+    rounded: bool = False,
 ) -> PackedGatedExperts:
-    """Pack the weights of a layer's experts for bf16 activations: w13 [2 I, K] of each, rows in `order`, and w2 [K, I].
+    """Pack the weights of a layer's experts: w13 [2 I, K] of each, rows in `order`, and w2 [K, I].
 
     Global scales are float32, and divide. Those of w13 are [E], or [E, 2] of gates and of ups. Those of w2 are [E].
-    They become part of the bases. Raises ValueError, in a sentence, for another order, for sizes that disagree, and as
-    `prepack_experts`.
+    They become part of the bases. 2:4 sparse weights have their own factors: give no global scales, and both sparse.
+    `activations` and `rounded` are as of `prepack_experts`; sparse weights are for "bf16".
+
+    Raises ValueError, in a sentence, for another order, for sizes that disagree, for sparse weights beside dense ones,
+    and as `prepack_experts`.
     """
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}, expected {', '.join(map(repr, ORDERS[:-1]))} or {ORDERS[-1]!r}")
-    if len(w13) != len(w2):
-        raise ValueError(f"w13 has {len(w13)} experts and w2 has {len(w2)}: each expert has both")
-    for i, (first, second) in enumerate(zip(w13, w2, strict=True)):
-        (gates, k), (rows, inner) = (first.codes.shape[0], first.k), (second.codes.shape[0], second.k)
+    first, second = _shapes(w13), _shapes(w2)
+    if len(first) != len(second):
+        raise ValueError(f"w13 has {len(first)} experts and w2 has {len(second)}: each expert has both")
+    for i, ((gates, k), (rows, inner)) in enumerate(zip(first, second, strict=True)):
         if gates != 2 * inner or k != rows:
             raise ValueError(
                 f"expert {i}: w13 is {gates} x {k} and w2 {rows} x {inner}, expected w13 of {2 * inner} x {rows} for this w2"
             )
-    packed = prepack_experts([_woven(x, order) for x in w13]), prepack_experts(w2)
+    if isinstance(w13, SparseFp4) and isinstance(w2, SparseFp4):
+        if (
+            w13_global_scales is not None
+            or w2_global_scales is not None
+            or activations != "bf16"
+            or w13.group != w2.group
+        ):
+            raise ValueError(
+                f"2:4 sparse weights with scales of {w13.group} and {w2.group} columns for {activations} activations: they have factors of "
+                "their own, one group, and are for bf16"
+            )
+        return PackedGatedExperts(w13=_sparse(w13, order), w2=_sparse(w2, "interleaved"))
+    if isinstance(w13, SparseFp4) or isinstance(w2, SparseFp4):
+        raise ValueError("one of w13 and w2 is 2:4 sparse and the other is dense: both are, or none")
+    how: dict[str, Any] = {"activations": activations, "rounded": rounded}
+    packed = prepack_experts([_woven(x, order) for x in w13], **how), prepack_experts(w2, **how)
     return PackedGatedExperts(
         w13=_on_global_scales("w13", packed[0], w13_global_scales, 2),
         w2=_on_global_scales("w2", packed[1], w2_global_scales, 1),
+    )
+
+
+def _shapes(weights: Sequence[BlockScaled] | SparseFp4) -> list[tuple[int, int]]:
+    """Rows and columns of each expert's."""
+    if isinstance(weights, SparseFp4):
+        experts, n, k = weights.shape
+        return [(n, k)] * experts
+    return [(x.codes.shape[0], x.k) for x in weights]
+
+
+def _sparse(weights: SparseFp4, order: str) -> PackedExperts:
+    """2:4 sparse weights with rows in turns, one expert after another."""
+    experts, n, k = weights.shape
+    rows = rows_in_turns(n, order, weights.codes.device)
+    each = [to_sparse_blocks(weights, e, rows) for e in range(experts)]
+    return PackedExperts(
+        format=NVFP4,
+        activations="bf16",
+        n=n,
+        k=k,
+        blocks=torch.stack([x.blocks for x in each]),
+        base=torch.stack([x.base for x in each]),
+        reports=(),
+        sparse="_2to4" if weights.group == NVFP4.group else f"_2to4_{weights.group}",
     )
 
 
@@ -121,9 +184,17 @@ def _woven(weights: BlockScaled, order: str) -> BlockScaled:
     """Weights whose rows in `order` are put in turns: each gate before its up."""
     if order == "interleaved":
         return weights
-    first, second = torch.arange(weights.codes.shape[0], device=weights.codes.device).chunk(2)
-    rows = torch.stack((first, second) if order == "gate_up" else (second, first), dim=1).flatten()
+    rows = rows_in_turns(weights.codes.shape[0], order, weights.codes.device)
     return BlockScaled(format=weights.format, codes=weights.codes[rows], scales=weights.scales[rows])
+
+
+def rows_in_turns(count: int, order: str, device: torch.device) -> Tensor:
+    """Numbers of rows in `order`, each gate before its up."""
+    rows = torch.arange(count, device=device)
+    if order == "interleaved":
+        return rows
+    first, second = rows.chunk(2)
+    return torch.stack((first, second) if order == "gate_up" else (second, first), dim=1).flatten()
 
 
 def _on_global_scales(name: str, packed: PackedExperts, scales: Tensor | None, kinds: int) -> PackedExperts:
@@ -139,13 +210,17 @@ def _on_global_scales(name: str, packed: PackedExperts, scales: Tensor | None, k
     return replace(packed, base=bases)
 
 
-def _check(experts: Sequence[BlockScaled], activations: str) -> None:
+def _check(experts: Sequence[BlockScaled], activations: str, rounded: bool) -> None:
     if not experts:
         raise ValueError("there are no experts, expected the weights of one or more")
     if activations not in ACTIVATIONS:
         raise ValueError(f"activations are {activations!r}, expected {' or '.join(map(repr, ACTIVATIONS))}")
     first = experts[0]
-    offered = (NVFP4, MXFP4) if activations == "bf16" else (MXFP4,)
+    if rounded and (activations, first.format) != ("e4m3", NVFP4):
+        raise ValueError(
+            f"rounded is True for experts of {first.format} and {activations} activations: {NVFP4} alone is rounded, for e4m3"
+        )
+    offered = (NVFP4, MXFP4) if activations == "bf16" else (NVFP4,) if rounded else (MXFP4,)
     if first.format not in offered:
         raise ValueError(
             f"experts of {first.format} for {activations} activations, expected {' or '.join(map(str, offered))}"

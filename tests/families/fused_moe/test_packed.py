@@ -13,6 +13,7 @@ from gemmill.families.fused_moe.cases.checked import of_config
 from gemmill.families.fused_moe.config import FP4_FORMATS, PackedExpertsConfig
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
+from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, Packing
 from gemmill.families.fused_moe.reference import INTERLEAVED
 from gemmill.families.fused_moe.rules import PACKED_RULES
 from gemmill.families.fused_moe.selections import default, packed, sweep
@@ -21,17 +22,27 @@ from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import ShapedCall, first_rejection
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.quantise import BlockScaled
+from gemmill.formats.sparse_blocks import block_bytes
 from gemmill.quantize import prepack_gated_experts
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, DType, Format
-from gemmill.vocab.format import MXFP4, MXFP8, NVFP4
+from gemmill.vocab.format import MXFP8, NVFP4
 
 NV = CallSpec(
-    tokens=5, hidden=96, inner=48, weights=4, topk=2, dtype=DType.U8, format=NVFP4, order=INTERLEAVED, biased=True
+    tokens=5,
+    hidden=96,
+    inner=48,
+    weights=4,
+    topk=2,
+    dtype=DType.U8,
+    packing=PACKINGS[0],
+    order=INTERLEAVED,
+    biased=True,
 )
-MX = replace(NV, format=MXFP4, inner=64, biased=False)
+MX = replace(NV, packing=PACKINGS[1], inner=64, biased=False)
+OTHERS = [replace(NV, packing=packing, inner=64) for packing in PACKINGS[2:]]
 
 
 def given(p: CallSpec) -> dict[str, Any]:
@@ -95,14 +106,15 @@ def test_a_packed_layer_is_that_of_its_weights(format: Format, order: str) -> No
     torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=float(wanted.abs().max()) * 2**-8)
 
 
-@pytest.mark.parametrize("p", [NV, MX, replace(MX, data="integers")])
+@pytest.mark.parametrize("p", [NV, MX, replace(MX, data="integers"), *OTHERS], ids=lambda p: f"{p.packing} {p.data}")
 def test_the_reference_is_within_the_bound_and_a_wrong_result_is_not(p: CallSpec) -> None:
     x = given(p)
     wanted, found = wanted_of(x, exactly=p.data == "integers"), call(x)
     assert wanted.compare(found).ok
     for name in ("w13", "w2"):
         blocks = x[name].clone()
-        blocks[..., :CODE_BYTES] = blocks[..., :CODE_BYTES].roll(64, dims=3)
+        codes = slice(512 if p.packing is not None and p.packing.sparse_group else CODE_BYTES)
+        blocks[..., codes] = blocks[..., codes].roll(64, dims=3)
         rolled = x | {name: blocks, "out": torch.empty_like(found)}
         assert not wanted.compare(call(rolled)).ok, f"codes of {name} that moved pass"
         other = x | {f"{name}_scales": x[f"{name}_scales"].roll(1, dims=1), "out": torch.empty_like(found)}
@@ -140,7 +152,10 @@ def test_layers_that_cannot_be_packed(changes: dict[str, Any], said: str) -> Non
 
 
 SENTENCES = {
-    "format": ({"format": 2}, "format is 2, expected 0 (nvfp4) or 1 (mxfp4)"),
+    "format": (
+        {"format": 6},
+        "format is 6, expected 0 (nvfp4), 1 (mxfp4), 2 (nvfp4_2to4), 3 (nvfp4_2to4_8), 4 (mxfp4_e4m3) or 5 (nvfp4_e4m3)",
+    ),
     "order": (
         {"order": 0},
         "order is 0: packed weights have each gate before its up (2), as gemmill.quantize.prepack_gated_experts weaves them",
@@ -198,7 +213,18 @@ def test_the_function_says_what_packed_weights_lack() -> None:
     operands = [x[name] for name in "x w13 w2 w13_scales w2_scales topk_ids topk_weights".split()]
     with pytest.raises(ValueError) as error:
         gemmill.fused_experts(*operands, format="fp4")
-    assert str(error.value) == "format is 'fp4', expected 'nvfp4' or 'mxfp4', or None for weights that are not packed"
+    names = ", ".join(map(repr, PACKING_NAMES[:-1]))
+    assert (
+        str(error.value)
+        == f"format is 'fp4', expected {names} or 'nvfp4_e4m3', or None for weights that are not packed"
+    )
+    for format, rounded in (("nvfp4_e4m3", False), ("nvfp4", True)):
+        with pytest.raises(ValueError) as error:
+            gemmill.fused_experts(*operands, format=format, rounded=rounded)
+        assert str(error.value) == (
+            f"rounded is {rounded} and format is {format!r}: rounded=True says that 'nvfp4_e4m3' may lose bits of weights, and goes "
+            "with no other format"
+        )
     operands[4] = None
     with pytest.raises(RuntimeError) as refused:
         gemmill.fused_experts(*operands, order="interleaved", format="nvfp4")
@@ -206,11 +232,24 @@ def test_the_function_says_what_packed_weights_lack() -> None:
 
 
 def test_a_workspace_is_as_large_as_the_contract_says() -> None:
-    for p in (NV, MX, replace(NV, tokens=0, biased=False), replace(MX, tokens=33, topk=4)):
+    for p in (NV, MX, replace(NV, tokens=0, biased=False), replace(MX, tokens=33, topk=4), *OTHERS):
         judged = checks.check(FUSED_FP4_EXPERTS, of_arguments(FUSED_FP4_EXPERTS, arguments_of(given(p))))
         sizes = p.tokens, p.hidden, p.inner, p.topk, p.weights
-        assert fused_experts_workspace(*sizes, packed=True) == judged["bytes_packed"]
-        assert fused_experts_workspace(*sizes, packed=True) > fused_experts_workspace(*sizes, coded=False)
+        is_coded = p.packing is not None and p.packing.is_coded
+        wanted = judged["bytes_folded" if is_coded else "bytes_packed"]
+        assert fused_experts_workspace(*sizes, packed=True, coded=is_coded) == wanted
+        assert wanted > fused_experts_workspace(*sizes, coded=is_coded)
+
+
+@pytest.mark.parametrize("i", range(len(PACKINGS)), ids=PACKING_NAMES)
+def test_contracts_compute_what_packings_say(i: int) -> None:
+    p = replace(NV, packing=PACKINGS[i], inner=64, biased=False)
+    judged = checks.check(FUSED_FP4_EXPERTS, of_arguments(FUSED_FP4_EXPERTS, arguments_of(given(p))))
+    assert p.packing is not None and (
+        not p.packing.sparse_group or p.packing.block_bytes == block_bytes(p.packing.sparse_group)
+    )
+    told = judged["group"], judged["block_columns"], judged["block_bytes"]
+    assert told == (PACKINGS[i].multiple, PACKINGS[i].block_columns, PACKINGS[i].block_bytes)
 
 
 def test_tokens_without_experts_are_zero() -> None:
@@ -220,8 +259,10 @@ def test_tokens_without_experts_are_zero() -> None:
 
 def test_names_rules_and_selections() -> None:
     configs = list(packed(Arch.SM90A))
-    assert len(configs) == 10 and not list(packed(Arch.SM100A))
-    assert not set(configs) & set(default(Arch.SM90A)) and set(configs) < set(sweep(Arch.SM90A)), "never run"
+    assert len(configs) == 32 and not list(packed(Arch.SM100A))
+    chosen = {to_name(config).split("fp4experts_")[1] for config in set(configs) & set(default(Arch.SM90A))}
+    assert {"nvfp4_t8", "nvfp4_t8w", "nvfp4_sparse16_t8w", "mxfp4_e4m3_t16"} < chosen and "nvfp4_t64" not in chosen
+    assert set(configs) < set(sweep(Arch.SM90A)) and set(default(Arch.SM90A)) < set(sweep(Arch.SM90A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(PACKED_RULES, config).ok
     assert to_name(configs[0]) == "sm90a_fusedfp4experts_nvfp4_t8"
@@ -229,8 +270,9 @@ def test_names_rules_and_selections() -> None:
     assert wrong.reason == "tile of 24 rows: there are 8, 16, 32, 64, 128"
     for name, said in (
         ("sm90a_fusedfp4experts_nvfp4", "3 fields of 4"),
-        ("sm90a_fusedfp4experts_mxfp6_t8", "weights 'mxfp6', expected nvfp4 or mxfp4"),
-        ("sm90a_fusedfp4experts_nvfp4_8", "tile '8', expected t and a number of rows"),
+        ("sm90a_fusedfp4experts_mxfp6_t8", "weights 'mxfp6', expected nvfp4, mxfp4, nvfp4_sparse16, nvfp4_sparse8"),
+        ("sm90a_fusedfp4experts_mxfp4_sparse16_t8", "weights 'mxfp4_sparse16', expected nvfp4"),
+        ("sm90a_fusedfp4experts_nvfp4_8", "tile '8', expected t and a number of rows, then w where it is wide"),
     ):
         with pytest.raises(ValueError, match=said):
             parse_name(name)
@@ -239,7 +281,7 @@ def test_names_rules_and_selections() -> None:
 
 
 def test_the_model_gives_few_rows_small_tiles() -> None:
-    configs = [config for config in packed(Arch.SM90A) if config.format is NVFP4]
+    configs = [config for config in packed(Arch.SM90A) if config.packing == PACKINGS[0]]
     rows = [row for i, config in enumerate(configs) for row in TUNING.rows(config, None, i)]
     chosen = []
     for pairs in (1, 64, 1024, 65536):
@@ -248,8 +290,9 @@ def test_the_model_gives_few_rows_small_tiles() -> None:
     assert chosen == sorted(chosen) and chosen[0] == 8 and chosen[-1] >= 64
 
 
-@pytest.mark.parametrize("format", FP4_FORMATS)
-def test_cases_pass_on_a_cpu(format: Format) -> None:
-    for case in of_config(PackedExpertsConfig(format=format, tile_tokens=8)):
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+def test_cases_pass_on_a_cpu(packing: Packing) -> None:
+    config = next(config for config in packed(Arch.SM90A) if config.packing == packing)
+    for case in of_config(config):
         if case.spec.weights < 20:
             assert case.run("cpu").report == "", str(case)

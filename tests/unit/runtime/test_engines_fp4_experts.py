@@ -12,10 +12,12 @@ from builds import TableOnly
 from engines import FP4_EXPERTS, MXFP4_EXPERTS, SGLANG, VLLM, vllm_modules
 from gemmill.compat import fp4_experts, linear, sglang_experts, vllm_plugin
 from gemmill.families import moe
-from gemmill.quantize import quantize_weight
+from gemmill.families.fused_moe.selections import packed
+from gemmill.quantize import pruned, quantize_weight
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.space.selections import select
+from gemmill.vocab import Arch
 
 E, K, N, TOP = 3, 128, 64, 2
 E4M3 = torch.float8_e4m3fn
@@ -150,6 +152,63 @@ def test_vllms_experts_of_a_rank(vllm) -> None:
     expert_map = torch.tensor([1, -1, 2], dtype=torch.int32)
     out = fused(**vllm_call(prepared(vllm, vllm_layer()), expert_map=expert_map))
     assert near(out, wanted(local={0: 1, 2: 2}))
+
+
+@pytest.fixture
+def in_one_call(make_manifest, table_of, monkeypatch) -> None:
+    """A loaded build of fused experts of packed weights alone."""
+    configs = list(packed(Arch.SM90A))
+    monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
+
+
+def plain_layer() -> Any:
+    layer = vllm_layer()
+    layer.moe_config.activation = SimpleNamespace(value="silu", is_gated=True)
+    return layer
+
+
+def one_call(modules: dict[str, ModuleType], made: Any, **changes: object) -> Tensor:
+    fused = getattr(modules[FP4_EXPERTS[1][0]], FP4_EXPERTS[1][1])
+    return fused(
+        **vllm_call(made, activation=SimpleNamespace(value="silu", is_gated=True), activation_func=None, **changes)
+    )
+
+
+def test_vllms_experts_in_one_call(vllm, in_one_call) -> None:
+    made = prepared(vllm, plain_layer())
+    assert [tensor.dim() for tensor in made] == [3, 3, 1] * 2 and made[0].dtype == torch.uint8
+    out = torch.full_like(X, torch.nan)
+    assert one_call(vllm, made, output=out) is out and near(out, wanted())
+    assert near(one_call(vllm, made, mul_topk_weights_in_gemm2=False), wanted(torch.ones_like(WEIGHTS)))
+    told = one_call(vllm, made, mul_topk_weights_in_gemm2=False, moe_sum=lambda rows, *more: (rows, *more))
+    assert told[0].shape == (*IDS.shape, K) and near(told[0].sum(1), wanted(torch.ones_like(WEIGHTS)))
+    expert_map = torch.tensor([1, -1, 2], dtype=torch.int32)
+    assert near(one_call(vllm, made, expert_map=expert_map), wanted(local={0: 1, 2: 2}))
+    limited = plain_layer()
+    limited.moe_config.swiglu_limit = 7.0
+    assert prepared(vllm, limited) == "vLLM's"
+    gates = vllm_layer()
+    gates.moe_config.activation = SimpleNamespace(value="swigluoai", is_gated=True)
+    assert prepared(vllm, gates) == "vLLM's", "the build has no grouped GEMMs, and gates have limits"
+
+
+def test_vllms_experts_pruned_at_load(vllm, in_one_call, monkeypatch, caplog) -> None:
+    """Two of four codes are kept, by magnitude; scales and multipliers stay."""
+    monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "2:4")
+    made = prepared(vllm, plain_layer())
+    blocks = made[0]
+    assert blocks.shape[2] == 4 * 1792 and "2:4 pruning changed weights of 3 experts by 0.1" in caplog.text
+    right = torch.zeros(len(IDS), K)
+    first, second = (torch.stack([pruned(w) for w in weights[3]]) for weights in (W13, W2))
+    for token, experts in enumerate(IDS.tolist()):
+        for place, expert in enumerate(experts):
+            gates, ups = (first[expert] @ X[token].float()).bfloat16().float().chunk(2)
+            inner = (torch.nn.functional.silu(gates) * ups).bfloat16().float()
+            right[token] += WEIGHTS[token, place] * (second[expert] @ inner)
+    assert near(one_call(vllm, made), right) and not near(one_call(vllm, made), wanted())
+    monkeypatch.setattr(ops, "_active", None)
+    linear._refusal_of_build.cache_clear()
+    assert prepared(vllm, plain_layer()) == "vLLM's", "nothing is pruned that no kernel takes"
 
 
 @pytest.mark.parametrize("change", ["is_lora_enabled", "use_all2all_kernels", "enable_eplb"])

@@ -25,7 +25,7 @@ class ExpertsAccepts:
 
     @property
     def format(self) -> str | None:
-        """Format of packed weights; None, for these are not packed."""
+        """How weights are packed; None, for these are not packed."""
         return None
 
     @property
@@ -39,11 +39,11 @@ class PackedExpertsAccepts(ExpertsAccepts):
     """The calls that a kernel of packed weights takes: rows of x begin at multiples of 16 bytes, as weights do."""
 
     packed_as: str
-    """Format of the weights."""
+    """How the weights are packed."""
 
     @property
     def format(self) -> str | None:
-        """Format of packed weights."""
+        """How the weights are packed."""
         return self.packed_as
 
 
@@ -55,7 +55,7 @@ def accepted_packed(config: PackedExpertsConfig) -> PackedExpertsAccepts:
         out_dtype=config.out_dtype,
         group_size=0,
         most_experts=MOST_WEIGHTS,
-        packed_as=str(config.format),
+        packed_as=str(config.packing),
     )
 
 

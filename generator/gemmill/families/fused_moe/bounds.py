@@ -3,7 +3,8 @@
 Both products are made by instructions for operands of 16 bits, to which e4m3 is converted (`gemmill.arithmetic`). An
 instruction adds 16 products and loses at most 19 units of 2^-23 of the largest sum. The sum of all magnitudes is never below
 that sum. Sums leave the tensor core every 128 bytes along K, so at most 8 instructions add up. Then each step, slice, scale,
-bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K.
+bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. Of 2:4 sparse weights an
+instruction adds 16 products, too. Folded weights are multiplied as e4m3, whose sums keep fewer bits.
 
 A gate and an up lie between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the
 reference's. Its code times its scale lies between those of the two ends. The second product's error has two terms. One is the
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, half_unit_in_last_place
+from gemmill.arithmetic import FLOAT32_UNIT, OF_16_BITS, OF_E4M3, half_unit_in_last_place, lost_in_sum
 from gemmill.families.fused_moe import reference
 from gemmill.families.fused_moe.reference import Layer, Rows
 from gemmill.formats.gating import encode, group_scales, slack_of
@@ -76,8 +77,8 @@ def _part(layer: Layer, rows: Rows, *, exactly: bool) -> tuple[Tensor, Tensor]:
     w2, scales = layer.w2[rows.weights].double(), None if layer.w2_scales is None else layer.w2_scales[rows.weights]
     if scales is not None:
         w2 = w2 * _spread_scales(scales, w2, layer.group)
-    total, magnitude = operand @ w2.t(), (operand.abs() + off) @ w2.abs().t()
-    lost = off @ w2.abs().t() + magnitude * _lost(layer, layer.w2)
+    total = operand @ w2.t()
+    lost = off @ w2.abs().t() + _lost_of_sums(layer, operand, off, w2)
     if layer.w2_bias is not None:
         bias = layer.w2_bias[rows.weights].double()
         total, lost = total + bias, lost + FLOAT32_UNIT * _ROUNDINGS * bias.abs()
@@ -93,23 +94,33 @@ def _inner_error(layer: Layer, rows: Rows) -> Tensor:
     if layer.is_coded:
         codes, scales = reference.coded(x.float(), layer.group)
         a = codes.double() * scales.double().repeat_interleave(layer.group or x.shape[1], dim=1)[:, : x.shape[1]]
-        assert layer.w13_scales is not None  # as contracts have it
-        w13 = w13 * _spread_scales(layer.w13_scales[rows.weights], w13, layer.group)
+        if layer.w13_scales is not None:
+            w13 = w13 * _spread_scales(layer.w13_scales[rows.weights], w13, layer.group)
     else:
         a = x.double()
-    magnitude = a.abs() @ w13.abs().t()
+    lost = _lost_of_sums(layer, a, torch.zeros_like(a), w13)
     if layer.w13_bias is not None:
-        magnitude = magnitude + layer.w13_bias[rows.weights].double().abs()
+        lost = lost + FLOAT32_UNIT * _ROUNDINGS * layer.w13_bias[rows.weights].double().abs()
     weight = reference.weights_of(layer, rows).double().abs() if layer.weight_on_input else 1.0
-    return magnitude * _lost(layer, layer.w13) * weight
+    return lost * weight
 
 
-def _lost(layer: Layer, weights: Tensor) -> float:
-    """The fraction of the sum of all magnitudes that a kernel may lose."""
+def _lost_of_sums(layer: Layer, a: Tensor, off: Tensor, weights: Tensor) -> Tensor:
+    """What sums of a [M, K], which may be `off`, times weights [N, K] may lose, float64 [M, N]."""
+    magnitude = (a.abs() + off) @ weights.abs().t()
+    if not layer.is_folded:
+        return magnitude * _lost(layer, weights.shape[1])
+    instructions = -(-weights.shape[1] // OF_E4M3.instruction_k)
+    more = instructions * OF_E4M3.losses * OF_E4M3.unit * (off @ weights.abs().t())
+    return lost_in_sum(a, weights.t(), OF_E4M3) + more + _ROUNDINGS * FLOAT32_UNIT * magnitude
+
+
+def _lost(layer: Layer, k: int) -> float:
+    """The fraction of the sum of all magnitudes that a kernel of 16-bit instructions may lose."""
     if layer.is_packed:
-        steps = -(-weights.shape[2] // STAGE_COLUMNS) * STAGE_COLUMNS // OF_16_BITS.instruction_k
+        steps = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // OF_16_BITS.instruction_k
         return steps * OF_16_BITS.losses * OF_16_BITS.unit + _ROUNDINGS * FLOAT32_UNIT
-    steps = -(-weights.shape[2] * weights.element_size() // _STEP_BYTES)
+    steps = -(-k * layer.w13.element_size() // _STEP_BYTES)
     return _INSTRUCTIONS * OF_16_BITS.losses * OF_16_BITS.unit + (steps + _ROUNDINGS) * FLOAT32_UNIT
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, SPARSE_GROUPS, Packing
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, Backend, DType, Format
 from gemmill.vocab.format import MXFP4, NVFP4
@@ -18,9 +19,16 @@ HALVES = (DType.BF16, DType.F16)
 TILES = (8, 16, 32)
 """Rows of an expert that a CTA takes together."""
 FP4_FORMATS = (NVFP4, MXFP4)
-"""Formats of packed weights, in the order in which classes of calls number them, from 1 on."""
-PACKED_TILES = {8: (64, 7), 16: (64, 5), 32: (128, 5), 64: (128, 4), 128: (128, 5)}
-"""Tiles of packed weights. By an expert's rows: the rows of weights that a CTA takes together, and stages."""
+"""Formats of packed weights."""
+WARP_TILES = {8: 7, 16: 5}
+"""Stages of tiles of 64 rows of weights, which four warps multiply, by an expert's rows."""
+WIDE_TILES = {8: 4}
+"""The same of tiles of 128 rows of weights, which eight warps multiply."""
+GROUP_TILES = {32: 5, 64: 4, 128: 5}
+"""The same of tiles of 128 rows of weights, by two groups of 128 threads."""
+SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
+FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
+"""Of weights that are folded: groups of 128 threads alone multiply e4m3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,7 @@ class ExpertsConfig:
     tag: ClassVar[str] = "fusedexperts"
     backend: ClassVar[Backend] = Backend.CUTLASS
     format: ClassVar[Format | None] = None
+    packing: ClassVar[Packing | None] = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (CODED, *HALVES) or self.out_dtype not in HALVES:
@@ -62,12 +71,18 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedExpertsConfig:
-    """Three kernels for packed 4-bit weights: kernels/fused_moe/packed_experts.cuh. Activations and results are bf16."""
+    """Three kernels for packed 4-bit weights: kernels/fused_moe/packed_experts.cuh. x and results are bf16."""
 
     format: Format
     """Format of the weights."""
+    sparse_group: int = 0
+    """Columns that share a scale of 2:4 sparse weights; 0 for dense ones."""
+    activations: DType = DType.BF16
+    """What weights are multiplied by: bf16, or e4m3, into which weights fold."""
     tile_tokens: int
     """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
+    wide: bool = False
+    """Whether eight warps take 128 rows of weights, where four take 64."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "fusedfp4experts"
     backend: ClassVar[Backend] = Backend.CUTLASS
@@ -78,6 +93,13 @@ class PackedExpertsConfig:
     def __post_init__(self) -> None:
         if self.format not in FP4_FORMATS:
             raise ValueError(f"format={self.format}: packed weights are {' or '.join(map(str, FP4_FORMATS))}")
+        if self.sparse_group not in (0, *SPARSE_GROUPS) or self.activations not in (DType.BF16, CODED):
+            raise ValueError(
+                f"sparse_group={self.sparse_group}, activations={self.activations}: groups of sparse weights are "
+                f"{' or '.join(map(str, SPARSE_GROUPS))}, 0 for dense ones; activations are bf16 or {CODED}"
+            )
+        if self.packing not in PACKINGS:
+            raise ValueError(f"weights packed as {self.packing}: there are {', '.join(PACKING_NAMES)}")
 
     @property
     def compiled(self) -> "PackedExpertsConfig":
@@ -85,23 +107,44 @@ class PackedExpertsConfig:
         return self
 
     @property
-    def tile_rows(self) -> int:
-        """Rows of weights that a CTA takes together: 64 by four warps, 128 by two groups of 128 threads."""
-        return PACKED_TILES[self.tile_tokens][0]
+    def packing(self) -> Packing:
+        """One of PACKINGS."""
+        return Packing(format=self.format, sparse_group=self.sparse_group, is_coded=self.is_coded)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether activations become codes."""
+        return self.activations is CODED
+
+    @property
+    def tiles(self) -> dict[int, int]:
+        """Stages of each tile that there is, by its rows of an expert."""
+        if self.is_coded:
+            return {} if self.wide else FOLDED_TILES
+        if self.wide:
+            return SPARSE_WIDE_TILES if self.sparse_group else WIDE_TILES
+        return SPARSE_WARP_TILES | SPARSE_GROUP_TILES if self.sparse_group else WARP_TILES | GROUP_TILES
 
     @property
     def by_warps(self) -> bool:
         """Whether warps multiply alone, few tokens each."""
-        return self.tile_rows == SIDE
+        return not self.is_coded and self.tile_tokens in WARP_TILES
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of weights that a CTA takes together: 64 by four warps, 128 by two groups of 128 threads."""
+        return SIDE if self.by_warps and not self.wide else 2 * SIDE
 
     @property
     def stages(self) -> int:
         """Stages of the main loop."""
-        return PACKED_TILES[self.tile_tokens][1]
+        return self.tiles[self.tile_tokens]
 
     @property
     def stage_parts(self) -> int:
-        """Blocks of 64 columns in a stage."""
+        """Blocks of 64 columns in a stage; of 128 where weights are folded."""
+        if self.is_coded:
+            return 1
         return (STAGE_COLUMNS if self.by_warps else BLOCK_COLUMNS) // SIDE
 
     @property

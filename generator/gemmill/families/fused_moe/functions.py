@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from gemmill.families.fused_moe.config import FP4_FORMATS
+from gemmill.families.fused_moe.packing import PACKING_NAMES
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.workspace import most_bytes
 from gemmill.runtime.ops import overload
@@ -13,7 +13,9 @@ __all__ = ["fused_experts", "fused_experts_workspace"]
 
 _FUSED_EXPERTS = overload("fused_experts")
 _FUSED_FP4_EXPERTS = overload("fused_fp4_experts")
-_FORMATS = {str(format): i for i, format in enumerate(FP4_FORMATS)}
+_FORMATS = {name: i for i, name in enumerate(PACKING_NAMES)}
+_ROUNDED = "nvfp4_e4m3"
+"""Weights that lose bits where they are folded."""
 _ORDERS = {"gate_up": GATE_UP, "up_gate": UP_GATE, "interleaved": INTERLEAVED}
 
 
@@ -40,6 +42,7 @@ def fused_experts(
     workspace: torch.Tensor | None = None,
     check: bool = False,
     format: str | None = None,
+    rounded: bool = False,
 ) -> torch.Tensor:
     """out[t] = sum over a token's experts e of weight W2[e] (activation(gate) up), gate and up being rows of W13[e] x[t].
 
@@ -60,17 +63,24 @@ def fused_experts(
     as many bytes as fused_experts_workspace says. Its bytes may be anything. Without it torch's allocator is asked. Sums have
     one order: the same call gives the same bits.
 
-    `format` is "nvfp4" or "mxfp4" for weights that gemmill.quantize.prepack_gated_experts packed. Then w13 and w2 are uint8
-    blocks. `w13_scales` [E, 2 I] and `w2_scales` [E, K] are their bases. `x` is bfloat16, and `order` is "interleaved". Rows of
-    w13_bias are interleaved, too.
+    `format` is of weights that gemmill.quantize.prepack_gated_experts packed, which says it. It is "nvfp4" or "mxfp4", or for 2:4
+    sparse weights "nvfp4_2to4", or "nvfp4_2to4_8" where 8 columns share a scale. "mxfp4_e4m3" and "nvfp4_e4m3" are folded into
+    e4m3: then a row of activations has one scale. nvfp4 loses bits there, so it wants `rounded`. w13 and w2 are uint8 blocks.
+    `w13_scales` [E, 2 I] and `w2_scales` [E, K] are their bases. `x` is bfloat16, and `order` is "interleaved". Rows of w13_bias
+    are interleaved, too.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another order or format, or for
-    `adds` without `out`. `check` looks at ids and map, and waits for the device.
+    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another order or format, for
+    `adds` without `out`, and for `rounded` where nothing is, or the reverse. `check` looks at ids and map, and waits for the device.
     """
     if order not in _ORDERS:
         raise ValueError(f"order is {order!r}, expected 'gate_up', 'up_gate' or 'interleaved'")
     if adds and out is None:
         raise ValueError("adds is True and out is None: give the tensor that the result is added to")
+    if rounded != (format == _ROUNDED):
+        raise ValueError(
+            f"rounded is {rounded} and format is {format!r}: rounded=True says that {_ROUNDED!r} may lose bits of weights, and goes with "
+            "no other format"
+        )
     if check:
         _check_ids(topk_ids, expert_map, w13.shape[0])
     out = torch.empty_like(x) if out is None else out
@@ -116,12 +126,14 @@ def _check_ids(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, weights:
 
 
 def fused_experts_workspace(
-    tokens: int, hidden: int, inner: int, topk: int, experts: int, *, coded: bool = True, packed: bool = False
+    tokens: int, hidden: int, inner: int, topk: int, experts: int, *, coded: bool | None = None, packed: bool = False
 ) -> int:
     """Bytes that fused_experts needs at most for so many tokens, whatever kernel serves it.
 
     `hidden` is the length of a row of x, `inner` of half a row of the first product. `experts` counts those whose weights are
-    here. `coded` says that weights are float8_e4m3fn. `packed` says that they are packed, of 4 bits. Fewer tokens need no more.
+    here. `packed` says that weights are packed, of 4 bits. `coded` says that activations become codes: those of float8_e4m3fn weights
+    do, and those of packed weights that were folded into e4m3. By default they do unless weights are packed. Fewer tokens need
+    no more.
     Raises ValueError for a size below 0.
     """
-    return most_bytes(tokens, hidden, inner, topk, experts, coded and not packed, packed)
+    return most_bytes(tokens, hidden, inner, topk, experts, not packed if coded is None else coded, packed)

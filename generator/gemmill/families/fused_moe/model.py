@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from gemmill.family import Row, ShapedCall
 
-_BEGIN_NS = 12000.0
-"""Nanoseconds of three launches."""
 _MEMORY = 4000.0
 """Bytes that memory gives in a nanosecond."""
 
@@ -23,6 +21,8 @@ class Facts(NamedTuple):
     """Bits of an element of weights."""
     tile_ps: int
     """Picoseconds for 1,024 bytes of weights by a tile's rows, of 132 multiprocessors together."""
+    begin_ns: int
+    """Nanoseconds of three launches of few tiles."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -34,4 +34,4 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     read = 3.0 * float(inner) * float(hidden) * float(facts.bits) / 8.0
     memory = float(active) * read / _MEMORY
     working = float(tiles) * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
-    return _BEGIN_NS + max(memory, working) + 0.1 * min(memory, working)
+    return float(facts.begin_ns) + max(memory, working) + 0.1 * min(memory, working)

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from gemmill.families.fused_moe.config import FP4_FORMATS, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import CODED, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.packing import PACKINGS, Packing
 from gemmill.vocab import Arch, DType
 
 
@@ -35,20 +36,34 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ExpertsConfig:
     return config
 
 
+def _words_of(packing: Packing) -> tuple[str, ...]:
+    """The fields that say how weights are packed."""
+    sparse = (f"sparse{packing.sparse_group}",) if packing.sparse_group else ()
+    return str(packing.format), *sparse, *(("e4m3",) if packing.is_coded else ())
+
+
 def packed_to_fields(config: PackedExpertsConfig) -> list[str]:
-    """The fields of a config's name: format, tile."""
-    return [str(config.format), f"t{config.tile_tokens}"]
+    """The fields of a config's name: format, what there is to say of it, tile."""
+    return [*_words_of(config.packing), f"t{config.tile_tokens}{'w' if config.wide else ''}"]
 
 
 def packed_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PackedExpertsConfig:
     """The config that `packed_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    if len(fields) != 2:
-        raise ValueError(f"it has {len(fields) + 2} fields of 4")
-    name, tile = fields
-    known = {str(format): format for format in FP4_FORMATS}
-    if name not in known:
-        raise ValueError(f"weights {name!r}, expected {' or '.join(known)}")
-    rows = re.fullmatch(r"t([1-9]\d*)", tile)
+    if len(fields) not in (2, 3):
+        raise ValueError(f"it has {len(fields) + 2} fields of 4 or 5")
+    *words, tile = fields
+    known = {_words_of(packing): packing for packing in PACKINGS}
+    if tuple(words) not in known:
+        raise ValueError(f"weights {'_'.join(words)!r}, expected {', '.join('_'.join(spelled) for spelled in known)}")
+    packing = known[tuple(words)]
+    rows = re.fullmatch(r"t([1-9]\d*)(w?)", tile)
     if rows is None:
-        raise ValueError(f"tile {tile!r}, expected t and a number of rows")
-    return PackedExpertsConfig(format=known[name], tile_tokens=int(rows[1]), arch=arch)
+        raise ValueError(f"tile {tile!r}, expected t and a number of rows, then w where it is wide")
+    return PackedExpertsConfig(
+        format=packing.format,
+        sparse_group=packing.sparse_group,
+        activations=CODED if packing.is_coded else DType.BF16,
+        tile_tokens=int(rows[1]),
+        wide=bool(rows[2]),
+        arch=arch,
+    )

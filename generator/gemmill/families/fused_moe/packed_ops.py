@@ -1,24 +1,33 @@
 """Fused experts of packed 4-bit weights, and what must hold for a call."""
 
 from gemmill.families.fused_moe.classes import CLASSES
-from gemmill.families.fused_moe.config import FP4_FORMATS
+from gemmill.families.fused_moe.packing import FIRST_CODED, PACKINGS
 from gemmill.families.fused_moe.steps import LIMITS, MAP, MULTIPLE, NUMBERS, PARTS, ROLES, WORKSPACE, bias, large_enough
-from gemmill.families.fused_moe.workspace import EXPRESSIONS, packed_expression
+from gemmill.families.fused_moe.workspace import EXPRESSIONS, PACKED, packed_expression
 from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, Require, Same, Step, Tensor, When, any_of
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
-from gemmill.vocab import DType, Format
-from gemmill.vocab.format import MXFP4, NVFP4
+from gemmill.vocab import DType
 
 FUSED_FP4_EXPERTS = OpSchema(
     "fused_fp4_experts(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor w13_scales, Tensor w2_scales, Tensor topk_ids, "
     "Tensor topk_weights, str activation, float alpha, float limit, float beta, int format, int order=2, bool weight_on_input=False, "
     "bool adds=False, Tensor? w13_bias=None, Tensor? w2_bias=None, Tensor? expert_map=None, Tensor(b!)? workspace=None) -> ()"
 )
-_NAMES = any_of([f"{i} ({format})" for i, format in enumerate(FP4_FORMATS)])
+PACKED_AS: tuple[Step, ...] = (
+    Let("kind", "format // 2"),
+    Let("odd", "format - 2 * kind"),
+    Let("group", "32 - 16 * most(0, 1 - format * (5 - format))"),
+    Let("block_columns", f"{SIDE} + {SIDE} * (kind // 2)"),
+    Let("block_bytes", "2304 - 2048 * kind + 1536 * kind * kind + odd * (256 - 384 * most(0, 1 - kind))"),
+)
+"""What PACKINGS says of each format, as contracts can compute it: a test holds them against each other."""
+_NAMES = any_of([f"{i} ({packing})" for i, packing in enumerate(PACKINGS)])
+
+
 _FORMAT: tuple[Step, ...] = (
-    Require(f"format in {tuple(range(len(FP4_FORMATS)))}", f"format is {{format}}, expected {_NAMES}"),
+    Require(f"format in {tuple(range(len(PACKINGS)))}", f"format is {{format}}, expected {_NAMES}"),
     Let("packed", "format + 1"),
-    Let("group", f"{NVFP4.group} + {MXFP4.group - NVFP4.group} * format"),
+    *PACKED_AS,
     Require(
         "order == 2",
         "order is {order}: packed weights have each gate before its up (2), as "
@@ -41,17 +50,11 @@ _SIZES: tuple[Step, ...] = (
 )
 
 
-def blocks_shape(format: Format, experts: int, rows: int, columns: int) -> tuple[int, int, int, int]:
-    """Shape of the uint8 blocks of packed weights: [experts, blocks along rows, blocks along columns, bytes of a block]."""
-    of_block = SIDE * SIDE // 2 + SIDE * SIDE // format.group
-    return experts, -(-rows // SIDE), -(-columns // STAGE_COLUMNS) * (STAGE_COLUMNS // SIDE), of_block
-
-
 def _blocks(role: str, rows: str, columns: str) -> tuple[Step, ...]:
-    """Steps for a role's packed weights: blocks of 64 x 64, with K padded to a stage."""
+    """Steps for a role's packed weights: blocks of 64 rows, with K padded to a stage."""
     return (
         Let(f"{role}_tiles", f"ceil({rows}, {SIDE})"),
-        Let(f"{role}_blocks", f"up({columns}, {STAGE_COLUMNS}) // {SIDE}"),
+        Let(f"{role}_blocks", f"up({columns}, {STAGE_COLUMNS}) // block_columns"),
         Require(
             f"rank({role}) == 4 and size({role}, 0) == weights and size({role}, 1) == {role}_tiles and size({role}, 2) == {role}_blocks "
             f"and size({role}, 3) == block_bytes",
@@ -69,8 +72,17 @@ def _blocks(role: str, rows: str, columns: str) -> tuple[Step, ...]:
 _WORKSPACE: tuple[Step, ...] = (
     Let("inner_groups", EXPRESSIONS["inner_groups"]),
     *PARTS,
-    Let("bytes_packed", packed_expression()),
-    When("workspace", (*WORKSPACE, large_enough("bytes_packed"))),
+    Let("packed_bytes", PACKED),
+    Let("bytes_packed", packed_expression(coded=False)),
+    Let("bytes_folded", packed_expression(coded=True)),
+    When(
+        "workspace",
+        (
+            *WORKSPACE,
+            When(f"format < {FIRST_CODED}", (large_enough("bytes_packed"),)),
+            When(f"format >= {FIRST_CODED}", (large_enough("bytes_folded"),)),
+        ),
+    ),
 )
 PACKED_OP = Op(
     schema=FUSED_FP4_EXPERTS,
@@ -93,7 +105,6 @@ PACKED_OP = Op(
         *_FORMAT,
         Check(Aspect.DTYPE, "x out w13 w2 w13_scales w2_scales topk_ids topk_weights"),
         *_SIZES,
-        Let("block_bytes", f"{SIDE * SIDE // 2} + {SIDE * SIDE} // group"),
         *_blocks("w13", "gates", "K"),
         *_blocks("w2", "K", "inner"),
         Check(Aspect.LAYOUT, "x out topk_ids topk_weights"),

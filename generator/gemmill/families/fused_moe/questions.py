@@ -14,7 +14,7 @@ QUESTIONS = (
         name="format",
         flags="--format",
         kind=str,
-        choices=("nvfp4", "mxfp4"),
+        choices=("nvfp4", "mxfp4", "nvfp4_2to4", "nvfp4_2to4_8", "mxfp4_e4m3", "nvfp4_e4m3"),
         help="Of packed weights of experts (nvfp4)",
     ),
     Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of x and out (bf16)"),

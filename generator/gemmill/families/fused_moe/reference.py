@@ -2,7 +2,7 @@
 
 A pair is a token and one of its experts. For each pair:
 
-    scale     of x where weights are e4m3: max(amax / 448, 1 / (448 * 512)) of each 128 of a row, or of the row
+    scale     of x where weights are e4m3, or folded into it: max(amax / 448, 1 / (448 * 512)) of each 128 of a row, or of the row
     x         the e4m3 code of x / scale; x itself where weights have 16 bits
     products  scales (codes W13), plus bias, times the router's weight where that belongs to the input; rounded to x's dtype
     results   activation(gate) up in float32; coded as x is, or rounded to x's dtype
@@ -50,6 +50,8 @@ class Layer:
     beta: float = 0.0
     order: int = GATE_UP
     weight_on_input: bool = False
+    is_folded: bool = False
+    """Whether packed weights were folded into e4m3."""
     numbers: tuple[float, float, float] = field(init=False)
     """alpha, limit and beta."""
 
@@ -59,7 +61,7 @@ class Layer:
     @property
     def is_coded(self) -> bool:
         """Whether activations become codes of e4m3."""
-        return self.w13.dtype is torch.float8_e4m3fn
+        return self.w13.dtype is torch.float8_e4m3fn or self.is_folded
 
     @property
     def is_packed(self) -> bool:
@@ -120,10 +122,12 @@ def coded(values: Tensor, group: int) -> tuple[Tensor, Tensor]:
 def products(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, group: int) -> Tensor:
     """a_scales b_scales (a b^T) of one expert, float32 [M, N], of a [M, K] and b [N, K].
 
-    With scales in groups the sum is rounded once. With scales of rows each multiplication rounds, too.
+    With scales in groups the sum is rounded once. With scales of rows each multiplication rounds, too. Decoded weights have none.
     """
-    if a_scales is None or b_scales is None:
+    if a_scales is None:
         return (a.double() @ b.double().t()).float()
+    if b_scales is None:
+        return a_scales.reshape(-1, 1) * (a.double() @ b.double().t()).float()
     if not group:
         return a_scales.reshape(-1, 1) * ((a.double() @ b.double().t()).float() * b_scales.reshape(1, -1))
     total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.fused_moe.config import CODED, PACKED_TILES, TILES, AnyConfig, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import CODED, TILES, AnyConfig, ExpertsConfig, PackedExpertsConfig
 from gemmill.vocab import Arch
 
 
@@ -31,8 +31,8 @@ RULES = (_hopper, _operands, _tile)
 
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:
     """Sums of a tile lie in a warp's registers, or in those of 128 threads."""
-    if c.tile_tokens not in PACKED_TILES:
-        yield f"tile of {c.tile_tokens} rows: there are {', '.join(map(str, PACKED_TILES))}"
+    if c.tile_tokens not in c.tiles:
+        yield f"{'wide ' * c.wide}tile of {c.tile_tokens} rows: there are {', '.join(map(str, c.tiles)) or 'none'}"
 
 
 PACKED_RULES = (_hopper, _packed_tile)

@@ -6,17 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.fused_moe.config import FP4_FORMATS
+from gemmill.families.fused_moe.packing import PACKINGS, Packing
 from gemmill.families.fused_moe.reference import Layer, fused_experts
 from gemmill.families.fused_moe.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
+from gemmill.formats.folded_blocks import FoldedBlocks
 from gemmill.formats.fp4_blocks import Fp4Blocks
+from gemmill.formats.sparse_blocks import SparseFp4Blocks
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
-from gemmill.vocab import Format
 from gemmill.vocab.activation import Activation
 
 _OF_WORD = {activation.spelled: activation for activation in Activation}
@@ -42,20 +43,26 @@ def layer_of(given: dict[str, Any]) -> Layer:
 
 def _packed_layer(given: dict[str, Any]) -> Layer:
     """The operands of a call with packed weights, which are decoded."""
-    format = FP4_FORMATS[given.pop("format")]
+    packing = PACKINGS[given.pop("format")]
     columns = given["x"].shape[1], given["w13_scales"].shape[1] // 2
     for name, k in zip(("w13", "w2"), columns, strict=True):
         bases = given[f"{name}_scales"]
         given[name] = torch.stack(
-            [_decoded(blocks, base, format, k) for blocks, base in zip(given[name], bases, strict=True)]
+            [_decoded(blocks, base, packing, k) for blocks, base in zip(given[name], bases, strict=True)]
         )
         given[f"{name}_scales"] = None
-    return Layer(**given | {"activation": _OF_WORD[given["activation"]]})
+    return Layer(**given | {"activation": _OF_WORD[given["activation"]], "is_folded": packing.is_coded})
 
 
-def _decoded(blocks: Tensor, base: Tensor, format: Format, k: int) -> Tensor:
+def _decoded(blocks: Tensor, base: Tensor, packing: Packing, k: int) -> Tensor:
     """One expert's decoded weights, float64 [rows, K]."""
-    values: Tensor = Fp4Blocks(format=format, n=len(base), k=k, blocks=blocks, base=base).weights()[0].values()
+    n = len(base)
+    if packing.is_coded:
+        return FoldedBlocks(format=packing.format, n=n, k=k, blocks=blocks, base=base).values()
+    if packing.sparse_group:
+        values = SparseFp4Blocks(n=n, k=k, group=packing.sparse_group, blocks=blocks, base=base).values()
+    else:
+        values = Fp4Blocks(format=packing.format, n=n, k=k, blocks=blocks, base=base).weights()[0].values()
     return values * base.double()[:, None]
 
 

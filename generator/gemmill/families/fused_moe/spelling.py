@@ -3,8 +3,7 @@
 from gemmill.families.fused_moe.config import ExpertsConfig, PackedExpertsConfig
 from gemmill.family import Spelled
 from gemmill.formats.layout import SIDE
-from gemmill.vocab import DType, Format
-from gemmill.vocab.format import MXFP4, NVFP4
+from gemmill.vocab import DType
 
 _TYPES = {DType.BF16: "__nv_bfloat16", DType.F16: "__half", DType.E4M3: "gemmill::fused_moe::Coded"}
 
@@ -20,15 +19,32 @@ def spell(config: ExpertsConfig) -> Spelled:
     return Spelled(template="fused_moe/fused_experts.cu.jinja", values=values)
 
 
-_CPP_BLOCK: dict[Format, str] = {NVFP4: "Fp4Block<NvFp4>", MXFP4: "Fp4Block<MxFp4>"}
-"""Classes of kernels/blockscaled/widen_e2m1.cuh by format."""
+_CPP_BLOCK = {
+    "nvfp4": "Fp4Block<NvFp4>",
+    "mxfp4": "Fp4Block<MxFp4>",
+    "nvfp4_2to4": "SparseFp4Block<16>",
+    "nvfp4_2to4_8": "SparseFp4Block<8>",
+    "mxfp4_e4m3": "FoldedBlock<MxFp4Folded>",
+    "nvfp4_e4m3": "FoldedBlock<NvFp4Rounded>",
+}
+"""Classes of blocks in kernels/blockscaled, by packing."""
+
+
+_PRODUCTS = {
+    (False, False): "WarpgroupProducts",
+    (False, True): "TurnedWarpProducts",
+    (True, False): "SparseWarpgroupProducts",
+    (True, True): "SparseWarpProducts",
+}
+"""Classes of products, by whether weights are sparse, and whether warps multiply alone."""
 
 
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
     values = {
-        "products": "WarpProducts" if config.by_warps else "WarpgroupProducts",
-        "block": _CPP_BLOCK[config.format],
+        "header": "moe/sparse_turns.cuh" if config.sparse_group else "",
+        "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
+        "block": _CPP_BLOCK[str(config.packing)],
         "row_groups": config.tile_rows // SIDE,
         "k_groups": config.stage_parts if config.by_warps else 1,
         "stage_parts": config.stage_parts,

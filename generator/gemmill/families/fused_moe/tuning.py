@@ -14,13 +14,16 @@ _TILE_PS = {8: 290, 16: 400, 32: 706}
 
 Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs/notes/experts.md).
 """
-_PACKED_BLOCK_PS, _PACKED_ROW_PS = 227, 4.5
-"""The same of packed weights, and what each row of the tile adds. Both are predictions, as those of grouped GEMMs are."""
+_PACKED_TILE_PS = {8: 292, 16: 549, 32: 700, 64: 1131, 128: 1513}
+_WIDE_TILE_PS = {8: 234}
+"""The same of packed weights, from times of 64 and 256 tokens of Qwen3-Next (H200, 2026-11-23; docs/notes/experts.md)."""
+_BEGIN_NS, _WIDE_BEGIN_NS = 12000, 15000
+"""Nanoseconds of three launches of few tiles. Wide tiles are half as many, so fewer multiprocessors read."""
 
 
 def _tile_ps(config: AnyConfig) -> int:
     if isinstance(config, PackedExpertsConfig):
-        return int(_PACKED_BLOCK_PS + _PACKED_ROW_PS * config.tile_tokens)
+        return (_WIDE_TILE_PS if config.wide else _PACKED_TILE_PS)[config.tile_tokens]
     return _TILE_PS[config.tile_tokens]
 
 
@@ -35,6 +38,7 @@ def _rows(config: AnyConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[
             tile_tokens=config.tile_tokens,
             bits=config.dtype.bits if config.format is None else config.format.code.bits,
             tile_ps=_tile_ps(config),
+            begin_ns=_WIDE_BEGIN_NS if isinstance(config, PackedExpertsConfig) and config.wide else _BEGIN_NS,
         ),
     )
 

@@ -13,27 +13,29 @@ EXPRESSIONS: Mapping[str, str] = {
     "pairs": "M * topk",
     TILES: f"pairs // {_FEWEST_ROWS} + pairs + weights - most(pairs, weights)",
     "inner_groups": f"ceil(inner, {GROUP})",
+    "inner_values": "pairs * inner",
+    "pair_bytes": f"up(pairs * 4, {ALIGNED})",
 }
 """Sizes that parts are made of, in the language of contracts: tokens M, hidden K."""
+_OF_PAIRS = "pairs * 4"
 _EACH = (
-    "4",
     "tiles * 16",
-    "pairs * 4",
-    "pairs * 4",
+    _OF_PAIRS,
+    _OF_PAIRS,
     "M * 4",
     "tiles * inner_groups * 4",
     f"M * ceil(K, {_FEWEST_COLUMNS}) * 4",
 )
-_PLAIN = ("pairs * inner * 2", "pairs * K * 4")
-_CODED = (
-    "pairs * inner * 4",
-    "pairs * K * 4",
+_PLAIN = ("inner_values * 2", "pairs * K * 4")
+_CODED_ALONE = (
+    "inner_values * 4",
     "M * K",
     f"M * ceil(K, {GROUP}) * 4",
-    "pairs * inner",
+    "inner_values",
     "pairs * inner_groups * 4",
 )
-_SORTED = ("(weights + 1) * 4", "pairs * 4")
+_CODED = ("pairs * K * 4", *_CODED_ALONE)
+_SORTED, _STORED = (_OF_PAIRS,), (_OF_PAIRS,)
 
 
 def expression_of(*, coded: bool) -> str:
@@ -41,20 +43,25 @@ def expression_of(*, coded: bool) -> str:
     return f"shared_bytes + {_total(_CODED if coded else _PLAIN)}"
 
 
-def packed_expression() -> str:
-    """Bytes of a workspace of packed weights, in the language of contracts.
+def packed_expression(*, coded: bool) -> str:
+    """Bytes of a workspace of packed weights, in the language of contracts. `packed_bytes` counts the parts that all have.
 
-    Packed weights add two parts: the first row of each of `weights` experts, and the token of each sorted row.
+    Where activations are codes, a counter of each sorted row is one part more.
     """
-    return f"shared_bytes + {_total((*_PLAIN, *_SORTED))} + {ALIGNED}"
+    return f"packed_bytes + {_total((*_CODED_ALONE, *_STORED) if coded else _PLAIN[:1])}"
 
 
 def _total(parts: tuple[str, ...]) -> str:
-    return " + ".join(f"up({part}, {ALIGNED})" for part in parts)
+    return " + ".join("pair_bytes" if part == _OF_PAIRS else f"up({part}, {ALIGNED})" for part in parts)
 
 
-SHARED = f"{ALIGNED} + {_total(_EACH)}"
-"""Bytes of the parts that every call has."""
+SHARED = f"{2 * ALIGNED} + {_total(_EACH)}"
+"""Bytes of the parts that every call has. The first is a number of tiles."""
+PACKED = f"shared_bytes + {_total((*_PLAIN[1:], *_SORTED))} + {ALIGNED}"
+"""Bytes of the parts that every call with packed weights has.
+
+Packed weights add a part: the token of each sorted row.
+"""
 
 
 def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, coded: bool, packed: bool = False) -> int:
@@ -78,5 +85,5 @@ def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, co
     if coded:
         parts += [tokens * hidden, tokens * -(-hidden // GROUP) * 4, pairs * inner, pairs * groups * 4]
     if packed:
-        parts += [(experts + 1) * 4, pairs * 4, ALIGNED]
+        parts += [pairs * 4, *([pairs * 4] if coded else []), ALIGNED]
     return ALIGNED + sum(-(-part // ALIGNED) * ALIGNED for part in parts)

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from gemmill.families.fused_moe.config import CODED, FP4_FORMATS, GROUP
-from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS, blocks_shape
+from gemmill.families.fused_moe.config import CODED, GROUP
+from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
+from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.vocab import DType
 
@@ -57,14 +58,14 @@ def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int, topk:
     """The arguments of the op for packed weights. Raises ValueError for what it does not take."""
     if q["group"] or q["dtype"] or q["out"]:
         raise ValueError(f"{op} with --group, --dtype or --out: x and out are bf16, weights have bases of rows")
-    name = q["format"] or str(FP4_FORMATS[0])
-    format = next((format for format in FP4_FORMATS if str(format) == name), None)
-    if format is None:
-        raise ValueError(f"{op} with --format {name}: expected {' or '.join(map(str, FP4_FORMATS))}")
+    name = q["format"] or PACKING_NAMES[0]
+    if name not in PACKING_NAMES:
+        raise ValueError(f"{op} with --format {name}: expected {', '.join(PACKING_NAMES[:-1])} or {PACKING_NAMES[-1]}")
+    packing = PACKINGS[PACKING_NAMES.index(name)]
     return [
         _empty(DType.BF16, m, k),
         _empty(DType.BF16, m, k),
-        *(_empty(DType.U8, *blocks_shape(format, experts, *shape)) for shape in ((n, k), (k, n // 2))),
+        *(_empty(DType.U8, *packing.blocks_shape(experts, *shape)) for shape in ((n, k), (k, n // 2))),
         _empty(DType.F32, experts, n),
         _empty(DType.F32, experts, k),
         _empty(DType.S32, m, topk),
@@ -73,7 +74,7 @@ def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int, topk:
         1.0,
         math.inf,
         0.0,
-        FP4_FORMATS.index(format),
+        PACKINGS.index(packing),
         2,
         False,
         False,

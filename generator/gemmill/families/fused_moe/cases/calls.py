@@ -2,21 +2,26 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gemmill.families.fused_moe.bounds import judged
-from gemmill.families.fused_moe.config import CODED, FP4_FORMATS, GROUP
+from gemmill.families.fused_moe.config import CODED, GROUP
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
+from gemmill.families.fused_moe.packing import PACKINGS, Packing
 from gemmill.families.fused_moe.reference import GATE_UP
 from gemmill.families.fused_moe.serving import layer_of
+from gemmill.formats.codes import pack
 from gemmill.formats.quantise import BlockScaled
+from gemmill.formats.sparse_fp4 import PATTERN_BITS, PATTERNS, SparseFp4
 from gemmill.numerics.comparison import Wanted
 from gemmill.quantize.experts import prepack_experts
-from gemmill.vocab import DType, Format
+from gemmill.quantize.sparse_blocks import to_sparse_blocks
+from gemmill.vocab import DType
 from gemmill.vocab.activation import Activation
 
 NEUTRAL, OF_SWIGLU = (1.0, math.inf, 0.0), (1.702, 7.0, 1.0)
@@ -36,8 +41,8 @@ class CallSpec:
     dtype: DType = CODED
     out_dtype: DType = DType.BF16
     group_size: int = 0
-    format: Format | None = None
-    """Format of packed weights; None for weights that are not packed."""
+    packing: Packing | None = None
+    """How weights are packed; None for weights that are not."""
     activation: Activation = Activation.SILU
     order: int = GATE_UP
     mapped: tuple[int, ...] | None = None
@@ -64,7 +69,7 @@ class CallSpec:
     @property
     def op(self) -> str:
         """The op's name."""
-        return (FUSED_EXPERTS if self.format is None else FUSED_FP4_EXPERTS).name
+        return (FUSED_EXPERTS if self.packing is None else FUSED_FP4_EXPERTS).name
 
     @property
     def numbers(self) -> tuple[float, float, float]:
@@ -81,7 +86,7 @@ class CallSpec:
             f"{self.tokens} tokens, top {self.topk} of {self.experts} experts, hidden, inner = {self.hidden}, {self.inner}"
         ]
         words += [f"{self.dtype} to {self.out_dtype}", self.activation.spelled, f"routed to {self.routed}"]
-        words += [f"weights of {self.format}"] if self.format is not None else []
+        words += [f"weights of {self.packing}"] if self.packing is not None else []
         words += [f"groups of {GROUP}"] if self.group_size else []
         words += [f"map {self.mapped}"] if self.mapped is not None else []
         words += [name for name in ("biased", "weight_on_input", "adds", "of_experts", "lent") if getattr(self, name)]
@@ -106,7 +111,7 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     scales = [_scales(shape, p, g) if p.dtype is CODED else None for shape in shapes]
     small = 1.0 if p.dtype is CODED else 1 / 16  # else products of products leave f16
     alpha, limit, beta = p.numbers
-    if p.format is None:
+    if p.packing is None:
         told: dict[str, Any] = {
             "w13": (_values((p.weights, gates, p.hidden), p, g) * small).to(weights),
             "w2": (_values((p.weights, p.hidden, p.inner), p, g) * small).to(weights),
@@ -114,8 +119,8 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
             "w2_scales": scales[1],
         }
     else:
-        told = {"format": FP4_FORMATS.index(p.format)}
-        told |= _packed(p, p.format, "w13", (gates, p.hidden), g) | _packed(p, p.format, "w2", (p.hidden, p.inner), g)
+        told = {"format": PACKINGS.index(p.packing)}
+        told |= _packed(p, p.packing, "w13", (gates, p.hidden), g) | _packed(p, p.packing, "w2", (p.hidden, p.inner), g)
     return told | {
         "x": x,
         "topk_ids": _ids(p, g),
@@ -143,22 +148,44 @@ def arguments_of(given: dict[str, Any]) -> list[Any]:
 def wanted_of(given: dict[str, Any], *, exactly: bool) -> Wanted:
     """What a call must give. `out` among its arguments has what was there before the call."""
     before = given["out"].clone() if given["adds"] else None
-    found = judged(layer_of(given), before, exactly=exactly)
+    layer = layer_of(given)
+    found = judged(layer, before, exactly=exactly and not layer.is_folded)  # sums of e4m3 lose bits of integers, too
     return Wanted(rounded=found.rounded, exact=found.exact, bound=found.bound)
 
 
-def _packed(p: CallSpec, format: Format, name: str, shape: tuple[int, int], g: torch.Generator) -> dict[str, Tensor]:
+def _packed(p: CallSpec, packing: Packing, name: str, shape: tuple[int, int], g: torch.Generator) -> dict[str, Tensor]:
     """Packed weights of every expert and their bases. Scales lie near 1, and are powers of two of integers."""
-    n, k = shape
+    (n, k), format = shape, packing.format
     one, step = (56, 8) if format.has_global_scale else (127, 1)
     least, end = (-1, 2) if p.data == "integers" else (-3, 2)
+    if packing.sparse_group:
+        return _sparse(p, packing.sparse_group, name, shape, g)
     experts = []
     for _ in range(p.weights):
         codes = torch.randint(0, 256, (n, format.code_bytes(k)), device=g.device, generator=g)
         scales = one + step * torch.randint(least, end, (n, format.scale_count(k)), device=g.device, generator=g)
         experts.append(BlockScaled(format=format, codes=codes.to(torch.uint8), scales=scales.to(torch.uint8)))
-    packed = prepack_experts(experts)
+    packed = prepack_experts(
+        experts,
+        activations="e4m3" if packing.is_coded else "bf16",
+        rounded=packing.is_coded and format.has_global_scale,
+    )
     return {name: packed.blocks, f"{name}_scales": packed.base * _scales((p.weights, n), p, g)}
+
+
+def _sparse(p: CallSpec, group: int, name: str, shape: tuple[int, int], g: torch.Generator) -> dict[str, Tensor]:
+    """2:4 sparse weights of every expert, any codes at any places."""
+    n, k = shape
+    least, end = (-1, 2) if p.data == "integers" else (-3, 2)
+    integers = partial(torch.randint, device=g.device, generator=g)
+    weights = SparseFp4(
+        codes=integers(0, 256, (p.weights, n, k // 4)).to(torch.uint8),
+        patterns=pack(integers(0, len(PATTERNS), (p.weights, n, k // 4)).to(torch.uint8), PATTERN_BITS),
+        scales=(56 + 8 * integers(least, end, (p.weights, n, k // group))).to(torch.uint8),
+        weight_scale_2=torch.ones(p.weights, 1, device=g.device),
+    )
+    blocks = torch.stack([to_sparse_blocks(weights, e).blocks for e in range(p.weights)])
+    return {name: blocks, f"{name}_scales": _scales((p.weights, n), p, g)}
 
 
 def _ids(p: CallSpec, g: torch.Generator) -> Tensor:

@@ -44,7 +44,11 @@ class ExpertsCase:
         slots = {"out": Slot.matrix(given["x"].dtype, (p.tokens, p.hidden), strides, values=None, written=True)}
         if p.lent:
             sizes = p.tokens, p.hidden, p.inner, p.topk, p.weights
-            count = fused_experts_workspace(*sizes, coded=p.dtype is CODED, packed=p.format is not None)
+            count = fused_experts_workspace(
+                *sizes,
+                coded=p.dtype is CODED or (p.packing is not None and p.packing.is_coded),
+                packed=p.packing is not None,
+            )
             slots["workspace"] = Slot.matrix(torch.uint8, (1, count), (count, 1), values=None, written=True, shift=1)
         memory = Memory(slots, where, GUARD_BYTES + GUARD_ROWS * (p.hidden + p.pad) * given["x"].element_size())
         if p.adds:
@@ -81,7 +85,7 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
     Some tokens have no experts. Activations and both places of the router's weight are covered, too.
     """
     first, tile = _first(config), config.tile_tokens
-    step = GROUP if config.group_size else config.format.group if config.format is not None else 16
+    step = GROUP if config.group_size else 16 if config.packing is None else config.packing.multiple
     specs: tuple[CallSpec, ...] = (
         replace(first, tokens=1, hidden=256, inner=2 * GROUP, weights=4, topk=2),
         replace(first, tokens=tile + 3, hidden=400, inner=3 * step, weights=3, topk=2, mapped=(2, -1, 0, 1), pad=16),
@@ -132,7 +136,7 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
         yield ExpertsCase(spec=replace(spec, data="integers"))
         if i < 4:
             yield ExpertsCase(spec=spec)
-    if not config.group_size and config.format is None:
+    if not config.group_size and config.packing is None:
         yield ExpertsCase(spec=replace(first, tokens=7, hidden=48, inner=80, weights=3, topk=2, order=INTERLEAVED))
     if config.dtype is CODED and not config.group_size:
         yield ExpertsCase(spec=replace(first, tokens=7, hidden=48, inner=48, weights=3, topk=2, of_experts=True))
@@ -144,7 +148,7 @@ _MOST_PACKED = 40
 
 def _packed(spec: CallSpec, config: PackedExpertsConfig) -> CallSpec:
     """The spec with rows of whole groups, each gate before its up, and no more experts than are packed in time."""
-    hidden = -(-spec.hidden // config.format.group) * config.format.group
+    hidden = -(-spec.hidden // config.packing.multiple) * config.packing.multiple
     return replace(spec, hidden=hidden, order=INTERLEAVED, weights=min(spec.weights, _MOST_PACKED))
 
 
@@ -168,8 +172,8 @@ def _first(config: AnyConfig) -> CallSpec:
         dtype=config.dtype,
         out_dtype=config.out_dtype,
         group_size=config.group_size,
-        format=config.format,
-        order=GATE_UP if config.format is None else INTERLEAVED,
+        packing=config.packing,
+        order=GATE_UP if config.packing is None else INTERLEAVED,
     )
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from gemmill.families.fused_moe.cases.calls import NEUTRAL, OF_SWIGLU, wanted_of
 from gemmill.families.fused_moe.cases.packed_drawn import drawn_packed
 from gemmill.families.fused_moe.cases.slots import dense, rows
-from gemmill.families.fused_moe.config import FP4_FORMATS, GROUP
+from gemmill.families.fused_moe.config import GROUP
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
+from gemmill.families.fused_moe.packing import PACKING_NAMES
 from gemmill.families.fused_moe.workspace import most_bytes
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
@@ -115,7 +116,7 @@ class ExpertsJudge:
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of these types and scales."""
     if call.op == FUSED_FP4_EXPERTS.name:
-        return str(FP4_FORMATS[int(call.plain["format"])]) not in {x.predicate.format for x in variants(op=call.op)}
+        return PACKING_NAMES[int(call.plain["format"])] not in {x.predicate.format for x in variants(op=call.op)}
     name, half = (str(call.slots[role].dtype).removeprefix("torch.") for role in ("w13", "x"))
     scales = call.slots.get("w13_scales")
     grouped = scales is not None and len(scales.shape) == 3
