@@ -2,12 +2,13 @@
 
 import ctypes
 import random
+from itertools import product
 
 import pytest
 import torch
 
 from gemmill.families import gated_mm
-from gemmill.families.gated_mm.config import UnalignedGatedConfig
+from gemmill.families.gated_mm.config import Activation, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.shaped_call import shaped_call_of
@@ -105,7 +106,8 @@ def test_both_agree_on_calls_of_experts(probe, name: str) -> None:
         assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
         assert entry.config.by_expert and entry.config.group_size == (128 if judged["in_groups"] else 0)
         launched.add((entry.config.result, entry.config.activation, entry.config.group_size))
-    assert len(refused) > 5 and len(launched) == 12 and lacking > 3
+    often = set(product(Result, (Activation.SILU, Activation.SWIGLU), (0, 128)))
+    assert len(refused) > 5 and often <= launched and lacking > 3
 
 
 def test_models_agree(probe) -> None:
