@@ -86,8 +86,9 @@ def fused_experts(
     out = torch.empty_like(x) if out is None else out
     if format is not None:
         if format not in _FORMATS:
+            *names, last = map(repr, _FORMATS)
             raise ValueError(
-                f"format is {format!r}, expected {' or '.join(map(repr, _FORMATS))}, or None for weights that are not packed"
+                f"format is {format!r}, expected {', '.join(names)} or {last}, or None for weights that are not packed"
             )
         _check_bases(format, w13_scales, w2_scales)
         _FUSED_FP4_EXPERTS(
