@@ -51,7 +51,7 @@ ADDS = {
     "fuzz": {"--gpu", "--json"},
     "tune": {"--second-opinion", "--peers", "--fresh", "--trust-network", "--dry-run"},
     "audit": {"--all", "--json"},
-    "convert": {"--requantize"},
+    "convert": {"--requantize", "--rescale"},
     "doctor": {"--json"},
     "table show": {"--json"},
     "table diff": {"--json"},
