@@ -35,7 +35,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], uint32_t a0, uint32_t a1
 
 // `size` of the copied bytes are read, zeros stand for the rest.
 __device__ __forceinline__ void copy_weights(uint32_t to, void const* from, int size) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
 }
 __device__ __forceinline__ void copy_reused(uint32_t to, void const* from, int size) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
