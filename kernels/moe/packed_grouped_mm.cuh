@@ -258,6 +258,10 @@ struct PackedGroupedMm {
       for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
     }
     begin(params, storage);
+    // Lists that the launch before the last made are read by plain loads: without the wait an L1 cache may answer with older ones.
+    if constexpr (Ending::kFollows) {
+      if (threadIdx.x < kConsumers || threadIdx.x >= kConsumers + loaders) cutlass::arch::wait_on_dependent_grids();
+    }
     if (threadIdx.x >= kConsumers + loaders) {
       if constexpr (Ending::kFinishers > 0) finish_tiles(params, storage);
       return;
