@@ -20,9 +20,14 @@ from gemmill.families.fused_moe.selections import default, packed, sweep
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import ShapedCall, first_rejection
-from gemmill.formats.fp4_blocks import CODE_BYTES
+from gemmill.formats.fp4_blocks import CODE_BYTES, SCALE_BYTES
+from gemmill.formats.layout import SIDE
 from gemmill.formats.quantise import BlockScaled
 from gemmill.formats.sparse_blocks import block_bytes
+from gemmill.fuzz.breakages import draw_call
+from gemmill.numerics.call import CPU_LIMITS
+from gemmill.numerics.memory import Memory
+from gemmill.numerics.values import Pools
 from gemmill.quantize import prepack_gated_experts
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
@@ -255,6 +260,23 @@ def test_contracts_compute_what_packings_say(i: int) -> None:
 def test_tokens_without_experts_are_zero() -> None:
     assert torch.equal(call(given(replace(NV, routed=NONE))), torch.zeros(5, 96, dtype=torch.bfloat16))
     assert call(given(replace(NV, tokens=0))).shape == (0, 96)
+
+
+def test_random_calls_have_scales_that_are_packed() -> None:
+    """Kernels read larger bytes as infinity or NaN, which the reference does not."""
+    seen = set()
+    for index in range(60):
+        legal, _ = draw_call(FUSED_FP4_EXPERTS.name, 1, index, CPU_LIMITS)
+        packing = PACKINGS[legal.plain["format"]]
+        if packing.format is not NVFP4 or packing.is_coded:
+            continue
+        memory = Memory(legal.slots, torch.device("cpu"))
+        Pools(torch.device("cpu")).fill(memory, legal.offsets)
+        scales = SIDE * SIDE // (packing.sparse_group or NVFP4.group)
+        for name in ("w13", "w2"):
+            assert set(memory.tensor(name)[..., -scales:].unique().tolist()) <= set(SCALE_BYTES), (index, str(packing))
+        seen.add(str(packing))
+    assert seen == {"nvfp4", "nvfp4_2to4", "nvfp4_2to4_8"}
 
 
 def test_names_rules_and_selections() -> None:
