@@ -48,13 +48,17 @@ struct PackedArgs : gemmill_grouped_mm_args {
   Params layer;
 };
 
-// A tile of the list that `prepare` made, of weights below 0 behind the last. It is read past L1: producers read it before they wait.
-__device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index) {
-  if (index >= __ldcg(x.layer.ws.tile_count)) return {0, 0, -1};
-  static_assert(sizeof(Tile) == sizeof(int4), "weights, first and count, in this order");
-  int4 const words = __ldcg(reinterpret_cast<int4 const*>(x.layer.ws.tiles + index));
-  return {words.y, words.y + words.z, words.x};
-}
+// The list that `prepare` made: tiles of rows, and how many there are. It is read past L1: the second product's begins before it waits.
+struct Listed {
+  using Args = PackedArgs;
+  static constexpr bool kListed = true;
+
+  __device__ static int count_of(Args const& x) { return __ldcg(x.layer.ws.tile_count); }
+  __device__ static int4 words_of(Args const& x, int index) {
+    static_assert(sizeof(Tile) == sizeof(int4), "weights, first and count, in this order");
+    return __ldcg(reinterpret_cast<int4 const*>(x.layer.ws.tiles + index));
+  }
+};
 
 // How four columns of sums become numbers: by their bases, and with their biases.
 template <class Mm>
@@ -81,14 +85,12 @@ struct Scaled {
 
 // The ending of the first product: two gates and their ups are two results.
 template <class Mm>
-struct GatedRows {
-  using Args = PackedArgs;
+struct GatedRows : Listed {
   static constexpr int kFinishers = 0;
-  static constexpr bool kListed = true, kFollows = false;
+  static constexpr bool kFollows = false;
   Scaled<Mm> scaled;
 
   __device__ GatedRows(Args const& x, int weights, int n) : scaled(x, weights, n) {}
-  __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
   __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
     auto const& of = x.layer.x;
@@ -139,14 +141,12 @@ struct GatedRows {
 
 // The ending of the second product: parts of pairs, summed when a token has them all.
 template <class Mm>
-struct WeighedParts {
-  using Args = PackedArgs;
+struct WeighedParts : Listed {
   static constexpr int kFinishers = Mm::kConsumers > 128 ? 32 : Mm::kTileM <= 8 ? 128 : 64;
-  static constexpr bool kListed = true, kFollows = true;
+  static constexpr bool kFollows = true;
   Scaled<Mm> scaled;
 
   __device__ WeighedParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
-  __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
   __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
     auto const& of = x.layer.x;

@@ -134,7 +134,7 @@ struct StoredRows {
   using Output = typename Mm::Output;
   // Threads that do what is left of a tile when it is stored, while others go on. Of none those who stored it do it.
   static constexpr int kFinishers = 0;
-  // Whether a launch before listed the tiles of rows, for Ending::tile_of.
+  // Whether a launch before listed the tiles of rows, for Ending::count_of and words_of.
   static constexpr bool kListed = false;
   // Whether those tiles can be read before the last launch has ended: then weights are loaded, too.
   static constexpr bool kFollows = false;
@@ -199,6 +199,7 @@ struct PackedGroupedMm {
   static constexpr int kThreads = kConsumers + loaders + Ending::kFinishers;
   static constexpr int kEnds = 4;                                                          // tiles that are stored and not finished
   static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
+  static constexpr int kOwnRows = (kTileM + loaders - 1) / loaders;                        // of a tile, whose numbers a thread that loads reads
   static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
 
   static_assert(!Products::kGrouped, "tokens have scales of rows");
@@ -218,6 +219,13 @@ struct PackedGroupedMm {
     int32_t weights;  // below 0 behind the last tile
     int32_t m0, end;  // its first row of D, and the end of its expert's
     int32_t n0;
+  };
+
+  // A tile of a number, as a list has it: its expert's weights, first row and rows. They may be on their way.
+  struct Asked {
+    int4 words;
+    int32_t n0;
+    bool is_there;
   };
 
   struct alignas(1024) SharedStorage {
@@ -317,9 +325,12 @@ struct PackedGroupedMm {
   __device__ static void finish_tiles(Params const& params, SharedStorage& storage) {
     constexpr int kWarps = Ending::kFinishers / 32;
     static_assert(kEnds % kWarps == 0, "a warp has the same places in every round");
-    for (int i = (threadIdx.x - kConsumers - loaders) / 32;; i += kWarps) {
-      Tile const tile = find(params, storage.first, blockIdx.x + i * gridDim.x);
+    int const count = count_of(params, storage.first);
+    int i = (threadIdx.x - kConsumers - loaders) / 32;
+    for (Asked asked = ask(params, storage.first, count, blockIdx.x + i * gridDim.x);; i += kWarps) {
+      Tile const tile = told(asked);
       if (tile.weights < 0) return;
+      asked = ask(params, storage.first, count, blockIdx.x + (i + kWarps) * gridDim.x);
       storage.stored[i % kEnds].wait(i / kEnds % 2);
       Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
       __syncwarp();
@@ -357,58 +368,62 @@ struct PackedGroupedMm {
     __syncthreads();
   }
 
-  // The tile of a number, of all experts'.
-  __device__ static Tile find(Params const& params, int32_t const* first, int index) {
+  // Tiles of rows of all experts.
+  __device__ static int count_of(Params const& params, int32_t const* first) {
+    if constexpr (Ending::kListed) return Ending::count_of(params.x);
+    return first[params.x.experts];
+  }
+
+  // The tile of a number, of all experts'. A list answers while others work: nothing here waits for it.
+  __device__ static Asked ask(Params const& params, int32_t const* first, int count, int index) {
     int const of_rows = index / params.tiles_n;
     if constexpr (Ending::kListed) {
-      Span const span = Ending::tile_of(params.x, of_rows);
-      return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
+      int const most = params.x.m / kTileM + min(params.x.m, params.x.experts);  // tiles that the list has room for
+      return {Ending::words_of(params.x, min(of_rows, most - 1)), index % params.tiles_n * kRows, of_rows < count};
     }
     int low = 0, high = params.x.experts;
-    if (of_rows >= first[high]) return {-1, 0, 0, 0};
+    if (of_rows >= count) return {};
     while (high - low > 1) {
       int const middle = (low + high) / 2;
       (first[middle] <= of_rows ? low : high) = middle;
     }
     Span const span = span_of(params.x, low);
-    int const inside = index - first[low] * params.tiles_n, tiles_m = first[low + 1] - first[low];
-    return {span.weights, span.begin + inside % tiles_m * kTileM, span.end, inside / tiles_m * kRows};
+    int const inside = index - first[low] * params.tiles_n, tiles_m = first[low + 1] - first[low], m0 = span.begin + inside % tiles_m * kTileM;
+    return {make_int4(span.weights, m0, span.end - m0, 0), inside / tiles_m * kRows, true};
+  }
+  __device__ static Tile told(Asked const& asked) {
+    return {asked.is_there ? asked.words.x : -1, asked.words.y, asked.words.y + asked.words.z, asked.n0};
   }
 
   // Stages of tile after tile. One thread asks for weights, and for rows in order; rows by their numbers all loaders copy. Whose tile
-  // it is stands beside its first stage; behind the last tile comes a stage of none.
+  // it is stands beside its first stage; behind the last tile comes a stage of none. What is asked of a list, and whose rows are next,
+  // is on its way while stages are loaded.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     Ringed ring;
     bool const gathers = params.x.token_ids != nullptr;
-    int const thread = threadIdx.x - kConsumers;
+    int const thread = threadIdx.x - kConsumers, count = count_of(params, storage.first), others = gathers ? 0 : Mm::kTokenBytes;
+    Tile tile = told(ask(params, storage.first, count, blockIdx.x));
     int early = 0;  // stages of which the weights are on their way
+    if (Ending::kListed && thread == 0) early = load_early(params, storage, tile, count, others);
     if constexpr (Ending::kFollows) {
-      early = load_early(params, storage);
       cutlass::arch::wait_on_dependent_grids();
       cutlass::arch::launch_dependent_grids();
     }
-    Tile tile = find(params, storage.first, blockIdx.x);
-    for (int index = blockIdx.x;;) {
-      if (tile.weights < 0) {
-        storage.freed[ring.stage].wait(ring.phase ^ 1);
-        if (thread == 0) {
-          storage.tiles[ring.stage] = tile;
-          storage.filled[ring.stage].arrive();
-        }
-        if (gathers) storage.filled[ring.stage].arrive();
-        return;
-      }
+    int32_t sources[kOwnRows];
+    if (gathers) ask_sources(params.x, tile, thread, sources);
+    int const stages = params.blocks / kBlocks;
+    for (int index = blockIdx.x; tile.weights >= 0;) {
       index += gridDim.x;
-      Tile const next = find(params, storage.first, index);  // while stages of this one are loaded
+      Asked const next = ask(params, storage.first, count, index);
       if (thread == 0) prefetch_ends(params, tile);
-      if (gathers) list_sources(params.x, storage, tile, thread);
-      for (int t = 0; t < params.blocks / kBlocks; ++t, ring.next()) {
+      if (gathers) put_sources(params.x, storage, sources, thread);
+      for (int t = 0; t < stages; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         auto& filled = storage.filled[ring.stage];
-        if (thread == 0 && t == 0) storage.tiles[ring.stage] = tile;
-        if (thread == 0 && early-- <= 0) load_weights(params, storage, tile, t, ring.stage, gathers ? 0 : Mm::kTokenBytes);
+        if (thread == 0 && early-- <= 0) load_weights(params, storage, tile, t, ring.stage, others);
         if (gathers) {
           copy_rows(params.x, storage, t * kTileK, ring.stage, thread);
+          if (t == (stages - 1) / 2) ask_sources(params.x, told(next), thread, sources);
           continue;
         }
         for (int b = 0; b < kBlocks; ++b) {
@@ -417,17 +432,24 @@ struct PackedGroupedMm {
                                        storage.tokens[ring.stage] + b * Mm::kBoxBytes, t * kTileK + b * kColumns, tile.m0);
         }
       }
-      tile = next;
+      tile = told(next);
     }
+    storage.freed[ring.stage].wait(ring.phase ^ 1);
+    if (thread == 0) {
+      storage.tiles[ring.stage] = tile;
+      storage.filled[ring.stage].arrive();
+    }
+    if (gathers) storage.filled[ring.stage].arrive();
   }
 
-  // Weights of the first stages, by the one thread that loads rows in order.
-  __device__ static int load_early(Params const& params, SharedStorage& storage) {
+  // Weights of the first stages, by one thread. `tile` is the first.
+  __device__ static int load_early(Params const& params, SharedStorage& storage, Tile tile, int count, int others) {
     int stage = 0;
-    for (int index = blockIdx.x; stage < kStages; index += gridDim.x) {
-      Tile const tile = find(params, storage.first, index);
-      if (tile.weights < 0) break;
-      for (int t = 0; t < params.blocks / kBlocks && stage < kStages; ++t, ++stage) load_weights(params, storage, tile, t, stage, Mm::kTokenBytes);
+    for (int index = blockIdx.x; tile.weights >= 0;) {
+      for (int t = 0; t < params.blocks / kBlocks && stage < kStages; ++t, ++stage) load_weights(params, storage, tile, t, stage, others);
+      if (stage == kStages) break;
+      index += gridDim.x;
+      tile = told(ask(params, storage.first, count, index));
     }
     return stage;
   }
@@ -435,6 +457,7 @@ struct PackedGroupedMm {
   // Announces all bytes that TMA brings for a stage, and loads its weights. Rows beyond the last 64 are that 64's again, and not stored.
   __device__ static void load_weights(Params const& params, SharedStorage& storage, Tile const& tile, int t, int stage, int others) {
     auto& filled = storage.filled[stage];
+    if (t == 0) storage.tiles[stage] = tile;
     filled.arrive_and_expect_tx(Mm::kWeightBytes + others);
     char const* const of_expert = static_cast<char const*>(params.x.b) + tile.weights * params.x.b_stride_expert;
     for (int g = 0; g < row_groups; ++g) {
@@ -447,9 +470,20 @@ struct PackedGroupedMm {
     }
   }
 
-  __device__ static void list_sources(gemmill_grouped_mm_args const& x, SharedStorage& storage, Tile const& tile, int thread) {
+  // Rows of A of a tile: this thread's part of their numbers, and where all loaders find them.
+  __device__ static void ask_sources(gemmill_grouped_mm_args const& x, Tile const& tile, int thread, int32_t (&sources)[kOwnRows]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwnRows; ++i) {
+      int64_t const row = int64_t(tile.m0) + thread + i * loaders;
+      sources[i] = tile.weights >= 0 && thread + i * loaders < kTileM && row < tile.end ? x.token_ids[row * x.id_words] : -1;
+    }
+  }
+  __device__ static void put_sources(gemmill_grouped_mm_args const& x, SharedStorage& storage, int32_t const (&sources)[kOwnRows], int thread) {
     meet_loaders();  // all have read those of the tile before
-    for (int i = thread; i < kTileM; i += loaders) storage.sources[i] = static_cast<int32_t>(source_of(x, int64_t(tile.m0) + i, tile.end));
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwnRows; ++i) {
+      if (thread + i * loaders < kTileM) storage.sources[thread + i * loaders] = sources[i] < x.tokens ? sources[i] : -1;
+    }
     meet_loaders();
   }
   __device__ static void meet_loaders() {
