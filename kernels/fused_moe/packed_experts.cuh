@@ -90,7 +90,7 @@ struct GatedRows : Listed {
   static constexpr bool kFollows = false;
   Scaled<Mm> scaled;
 
-  __device__ GatedRows(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+  __device__ GatedRows(Args const& x, int weights, int n, int, int) : scaled(x, weights, n) {}
 
   __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
     auto const& of = x.layer.x;
@@ -139,22 +139,24 @@ struct GatedRows : Listed {
   }
 };
 
-// The ending of the second product: parts of pairs, summed when a token has them all.
+// The ending of the second product: parts of pairs, weighed and summed when a token has them all. Whose a row is is asked for when a tile
+// begins, where a thread stores one row.
 template <class Mm>
-struct WeighedParts : Listed {
+struct StoredParts : Listed {
   static constexpr int kFinishers = Mm::kConsumers > 128 ? 32 : Mm::kTileM <= 8 ? 128 : 64;
   static constexpr bool kFollows = true;
+  static constexpr bool kOneRow = Mm::kTileM * (Mm::kRows / 4) == Mm::kConsumers;
   Scaled<Mm> scaled;
+  int first_pair;
 
-  __device__ WeighedParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+  __device__ StoredParts(Args const& x, int weights, int n, int m, int end)
+      : scaled(x, weights, n), first_pair(kOneRow && m < end ? x.layer.ws.order[m] : 0) {}
 
   __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
-    auto const& of = x.layer.x;
-    int const pair = x.layer.ws.order[m];
-    float const weight = of.weight_on_input ? 1.0f : router_weight(of, pair), of_row = Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f;
-    float4 const part = {__fmul_rn(scaled(x, of_row, quad[0], 0), weight), __fmul_rn(scaled(x, of_row, quad[1], 1), weight),
-                         __fmul_rn(scaled(x, of_row, quad[2], 2), weight), __fmul_rn(scaled(x, of_row, quad[3], 3), weight)};
-    *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(of.hidden) + n) = part;  // hidden is a multiple of 16
+    int const pair = kOneRow ? first_pair : x.layer.ws.order[m];
+    float const of_row = Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f;
+    float4 const part = {scaled(x, of_row, quad[0], 0), scaled(x, of_row, quad[1], 1), scaled(x, of_row, quad[2], 2), scaled(x, of_row, quad[3], 3)};
+    *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(x.n) + n) = part;  // n, which is hidden, is a multiple of 16
   }
 
   template <class Kernel>

@@ -6,34 +6,38 @@
 
 namespace gemmill::fused_moe {
 
-// A token's sum over its experts, of the `columns` columns from n0 on, by a warp.
+// A token's weighed sum over its experts, of the `columns` columns from n0 on, by a warp.
 template <class Half, int columns>
 __device__ __forceinline__ void sum_token(Params const& p, int64_t token, int n0, int lane) {
   constexpr int kEach = columns / 32;
   static_assert(kEach == 2 || kEach == 4, "a lane sums two or four columns, which a row has whole pieces of");
   auto const& x = p.x;
   int const n = n0 + lane * kEach;
+  bool const inside = n < x.hidden;
   float sums[kEach] = {};
   for (int slots = 0; slots < x.topk; slots += 32) {
     int64_t const pairs = token * x.topk + slots;
-    unsigned const own = __ballot_sync(~0u, slots + lane < x.topk && p.ws.local[pairs + lane] >= 0);
-    if (n >= x.hidden) continue;
+    bool const is_slot = slots + lane < x.topk;
+    float const weights = is_slot && !x.weight_on_input ? x.topk_weights[token * x.ld_weights + slots + lane] : 1.0f;
+    unsigned const own = __ballot_sync(~0u, is_slot && p.ws.local[pairs + lane] >= 0);
 #pragma unroll 8
     for (int slot = 0; slot < min(32, x.topk - slots); ++slot) {
       float const* const from = p.ws.parts + (pairs + slot) * x.hidden + n;
-      bool const has = own >> slot & 1;
+      bool const has = inside && own >> slot & 1;
+      float const weight = __shfl_sync(~0u, weights, slot);
       if constexpr (kEach == 4) {
         float4 part = {};
         if (has) part = __ldcg(reinterpret_cast<float4 const*>(from));
-        sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
+        sums[0] += __fmul_rn(part.x, weight), sums[1] += __fmul_rn(part.y, weight);
+        sums[2] += __fmul_rn(part.z, weight), sums[3] += __fmul_rn(part.w, weight);
       } else {
         float2 part = {};
         if (has) part = __ldcg(reinterpret_cast<float2 const*>(from));
-        sums[0] += part.x, sums[1] += part.y;
+        sums[0] += __fmul_rn(part.x, weight), sums[1] += __fmul_rn(part.y, weight);
       }
     }
   }
-  if (n >= x.hidden) return;
+  if (!inside) return;
   Half* const out = static_cast<Half*>(x.out) + token * x.ldout + n;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) out[i] = of_float<Half>(x.adds ? __fadd_rn(to_float(out[i]), sums[i]) : sums[i]);

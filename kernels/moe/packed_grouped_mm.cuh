@@ -141,8 +141,8 @@ struct StoredRows {
 
   float factors[4], bias[4];
 
-  // Of columns n to n + 3 of an expert's weights.
-  __device__ StoredRows(gemmill_grouped_mm_args const& x, int weights, int n) {
+  // Of columns n to n + 3 of an expert's weights, and of rows from m on, which end with the expert's.
+  __device__ StoredRows(gemmill_grouped_mm_args const& x, int weights, int n, int, int) {
     float const alpha = (x.alpha == nullptr ? 1.0f : x.alpha[weights]) * Mm::Block::kShort;
     int64_t const of_expert = int64_t{weights} * x.n;
     CUTLASS_PRAGMA_UNROLL
@@ -286,14 +286,14 @@ struct PackedGroupedMm {
       storage.filled[ring.stage].wait(ring.phase);
       Tile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) return;
-      int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
+      int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4, m = tile.m0 + threadIdx.x / (kRows / 4);
       if constexpr (Products::kThreads == 32) {  // whose products leave registers for what is needed at the end
-        Ending const ending(params.x, tile.weights, n);
+        Ending const ending(params.x, tile.weights, n, m, tile.end);
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
         store<0>(params, storage.sums, tile, sums, ending, row_group * 64, part);
       } else {
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage.sums, tile, sums, Ending(params.x, tile.weights, n), row_group * 64, part);
+        store<0>(params, storage.sums, tile, sums, Ending(params.x, tile.weights, n, m, tile.end), row_group * 64, part);
       }
       if constexpr (Ending::kFinishers > 0) {
         storage.finished[ends.stage].wait(ends.phase ^ 1);
