@@ -159,10 +159,12 @@ struct StoredParts : Listed {
     *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(x.n) + n) = part;  // n, which is hidden, is a multiple of 16
   }
 
-  template <class Kernel>
-  __device__ static void finish(Args const& x, int m0, int end, int n0) {
-    sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, min(Kernel::kTileM, end - m0), n0);
-  }
+  struct Rest {
+    CountedRows<Mm::kTileM> rows;
+
+    __device__ Rest(Args const& x, int m0, int end) : rows(x.layer, m0, min(Mm::kTileM, end - m0)) {}
+    __device__ void finish(Args const& x, int n0) const { rows.template sum<__nv_bfloat16, Mm::kRows>(x.layer, n0); }
+  };
 };
 
 // The first launch.

@@ -43,25 +43,37 @@ __device__ __forceinline__ void sum_token(Params const& p, int64_t token, int n0
   for (int i = 0; i < kEach; ++i) out[i] = of_float<Half>(x.adds ? __fadd_rn(to_float(out[i]), sums[i]) : sums[i]);
 }
 
-// Says of the `count` rows of a tile that `columns` columns from n0 on are stored, which this warp has been told; sums those of tokens
-// that now have all, in the order of their experts.
-template <class Half, int columns>
-__device__ __forceinline__ void sum_stored(Params const& p, int first, int count, int n0) {
-  auto const& x = p.x;
-  int const lane = threadIdx.x % 32;
-  __threadfence();
-  for (int base = 0; base < count; base += 32) {
-    int token = -1;
-    if (base + lane < count) {
-      token = p.ws.order[first + base + lane] / x.topk;
-      int const needed = p.ws.needed[token], before = atomicAdd(p.ws.summed + int64_t(token) * p.down.blocks + n0 / columns, 1);
-      if (before + 1 < needed) token = -1;
+// Rows of a tile, at most `rows`, as a warp counts them: whose they are, and how many pairs their tokens have, asked for before they are stored.
+template <int rows>
+struct CountedRows {
+  static constexpr int kEach = (rows + 31) / 32;
+  int tokens[kEach], needed[kEach];
+
+  __device__ CountedRows(Params const& p, int first, int count) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      int const row = i * 32 + static_cast<int>(threadIdx.x % 32);
+      tokens[i] = row < count ? p.ws.order[first + row] / p.x.topk : -1;
     }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) needed[i] = tokens[i] >= 0 ? p.ws.needed[tokens[i]] : 0;
+  }
+
+  // Says that `columns` columns from n0 on are stored, which this warp has been told; sums those of tokens that now have all, in the
+  // order of their experts.
+  template <class Half, int columns>
+  __device__ void sum(Params const& p, int n0) const {
     __threadfence();
-    for (unsigned whole = __ballot_sync(~0u, token >= 0); whole != 0; whole &= whole - 1) {
-      sum_token<Half, columns>(p, __shfl_sync(~0u, token, __ffs(whole) - 1), n0, lane);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      int token = tokens[i];
+      if (token >= 0 && atomicAdd(p.ws.summed + int64_t(token) * p.down.blocks + n0 / columns, 1) + 1 < needed[i]) token = -1;
+      __threadfence();
+      for (unsigned whole = __ballot_sync(~0u, token >= 0); whole != 0; whole &= whole - 1) {
+        sum_token<Half, columns>(p, __shfl_sync(~0u, token, __ffs(whole) - 1), n0, threadIdx.x % 32);
+      }
     }
   }
-}
+};
 
 }  // namespace gemmill::fused_moe

@@ -132,7 +132,7 @@ template <class Mm>
 struct StoredRows {
   using Args = gemmill_grouped_mm_args;
   using Output = typename Mm::Output;
-  // Threads that do what is left of a tile when it is stored, while others go on. Of none those who stored it do it.
+  // Threads that do what is left of a tile when it is stored, Ending::Rest, while others go on. Of none those who stored it do it.
   static constexpr int kFinishers = 0;
   // Whether a launch before listed the tiles of rows, for Ending::count_of and words_of.
   static constexpr bool kListed = false;
@@ -174,7 +174,7 @@ struct StoredRows {
     }
   }
 
-  // Rows m0 up to `end` of a tile, of columns from n0 on, are taken: told by all threads that take them, or by finishers.
+  // Rows m0 up to `end` of a tile, of columns from n0 on, are taken: told by all threads that take them, where there are no finishers.
   template <class Kernel>
   __device__ static void finish(Args const&, int, int, int) {}
 };
@@ -331,8 +331,9 @@ struct PackedGroupedMm {
       Tile const tile = told(asked);
       if (tile.weights < 0) return;
       asked = ask(params, storage.first, count, blockIdx.x + (i + kWarps) * gridDim.x);
+      typename Ending::Rest const rest(params.x, tile.m0, tile.end);
       storage.stored[i % kEnds].wait(i / kEnds % 2);
-      Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
+      rest.finish(params.x, tile.n0);
       __syncwarp();
       if (threadIdx.x % 32 == 0) storage.finished[i % kEnds].arrive();
     }
