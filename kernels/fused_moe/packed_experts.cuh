@@ -60,6 +60,12 @@ struct Listed {
   }
 };
 
+// Whose a row is: asked for when its tile begins.
+struct AskedPair {
+  int pair;
+  __device__ AskedPair(PackedArgs const& x, int m) : pair(x.layer.ws.order[m]) {}
+};
+
 // How four columns of sums become numbers: by their bases, and with their biases.
 template <class Mm>
 struct Scaled {
@@ -90,12 +96,21 @@ struct GatedRows : Listed {
   static constexpr bool kFollows = false;
   Scaled<Mm> scaled;
 
-  __device__ GatedRows(Args const& x, int weights, int n, int, int) : scaled(x, weights, n) {}
+  using Asked = AskedPair;
+  struct Row {
+    float weight, scale;
+    Row() = default;
+    __device__ Row(Args const& x, Asked const& asked, int) {
+      auto const& of = x.layer.x;
+      weight = of.weight_on_input ? router_weight(of, asked.pair) : 1.0f;
+      scale = Mm::kScaled ? x.layer.ws.scales[asked.pair / of.topk] : 1.0f;
+    }
+  };
 
-  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
+  __device__ GatedRows(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+
+  __device__ void take(Args const& x, Row const& row, bool, float const (&quad)[4], int m, int, int n) const {
     auto const& of = x.layer.x;
-    int const pair = x.layer.ws.order[m];
-    float const weight = of.weight_on_input ? router_weight(of, pair) : 1.0f, of_row = Mm::kScaled ? x.layer.ws.scales[pair / of.topk] : 1.0f;
     quant::Gating const gating{of.activation, of.alpha, of.limit, of.beta};
     float results[2];
     CUTLASS_PRAGMA_UNROLL
@@ -103,8 +118,8 @@ struct GatedRows : Listed {
       float values[2];
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < 2; ++j) {
-        float const value = scaled(x, of_row, quad[2 * i + j], 2 * i + j);
-        values[j] = to_float(of_float<__nv_bfloat16>(of.weight_on_input ? __fmul_rn(value, weight) : value));
+        float const value = scaled(x, row.scale, quad[2 * i + j], 2 * i + j);
+        values[j] = to_float(of_float<__nv_bfloat16>(of.weight_on_input ? __fmul_rn(value, row.weight) : value));
       }
       results[i] = gating(values[0], values[1]);
     }
@@ -139,24 +154,27 @@ struct GatedRows : Listed {
   }
 };
 
-// The ending of the second product: parts of pairs, weighed and summed when a token has them all. Whose a row is is asked for when a tile
-// begins, where a thread stores one row.
+// The ending of the second product: parts of pairs, weighed and summed when a token has them all.
 template <class Mm>
 struct StoredParts : Listed {
   static constexpr int kFinishers = Mm::kConsumers > 128 ? 32 : Mm::kTileM <= 8 ? 128 : 64;
   static constexpr bool kFollows = true;
-  static constexpr bool kOneRow = Mm::kTileM * (Mm::kRows / 4) == Mm::kConsumers;
   Scaled<Mm> scaled;
-  int first_pair;
 
-  __device__ StoredParts(Args const& x, int weights, int n, int m, int end)
-      : scaled(x, weights, n), first_pair(kOneRow && m < end ? x.layer.ws.order[m] : 0) {}
+  using Asked = AskedPair;
+  struct Row {
+    int pair;
+    float scale;
+    Row() = default;
+    __device__ Row(Args const& x, Asked const& asked, int m) : pair(asked.pair), scale(Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f) {}
+  };
 
-  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
-    int const pair = kOneRow ? first_pair : x.layer.ws.order[m];
-    float const of_row = Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f;
-    float4 const part = {scaled(x, of_row, quad[0], 0), scaled(x, of_row, quad[1], 1), scaled(x, of_row, quad[2], 2), scaled(x, of_row, quad[3], 3)};
-    *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(x.n) + n) = part;  // n, which is hidden, is a multiple of 16
+  __device__ StoredParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+
+  __device__ void take(Args const& x, Row const& row, bool, float const (&quad)[4], int, int, int n) const {
+    float4 const part = {scaled(x, row.scale, quad[0], 0), scaled(x, row.scale, quad[1], 1), scaled(x, row.scale, quad[2], 2),
+                         scaled(x, row.scale, quad[3], 3)};
+    *reinterpret_cast<float4*>(x.layer.ws.parts + row.pair * int64_t(x.n) + n) = part;  // n, which is hidden, is a multiple of 16
   }
 
   struct Rest {

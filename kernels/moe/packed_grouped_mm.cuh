@@ -138,11 +138,19 @@ struct StoredRows {
   static constexpr bool kListed = false;
   // Whether those tiles can be read before the last launch has ended: then weights are loaded, too.
   static constexpr bool kFollows = false;
+  // What one thread asks of a row of a tile when the tile begins, and what all that store the row find when it ends: here nothing.
+  struct Asked {
+    __device__ Asked(gemmill_grouped_mm_args const&, int) {}
+  };
+  struct Row {
+    Row() = default;
+    __device__ Row(gemmill_grouped_mm_args const&, Asked const&, int) {}
+  };
 
   float factors[4], bias[4];
 
-  // Of columns n to n + 3 of an expert's weights, and of rows from m on, which end with the expert's.
-  __device__ StoredRows(gemmill_grouped_mm_args const& x, int weights, int n, int, int) {
+  // Of columns n to n + 3 of an expert's weights.
+  __device__ StoredRows(gemmill_grouped_mm_args const& x, int weights, int n) {
     float const alpha = (x.alpha == nullptr ? 1.0f : x.alpha[weights]) * Mm::Block::kShort;
     int64_t const of_expert = int64_t{weights} * x.n;
     CUTLASS_PRAGMA_UNROLL
@@ -154,7 +162,7 @@ struct StoredRows {
   }
 
   // Sums of row m of D, which ends with its expert's; `whole`: whether rows of D begin at multiples of 8 bytes.
-  __device__ void take(gemmill_grouped_mm_args const& x, bool whole, float const (&quad)[4], int m, int end, int n) const {
+  __device__ void take(gemmill_grouped_mm_args const& x, Row const&, bool whole, float const (&quad)[4], int m, int end, int n) const {
     Output* const row = static_cast<Output*>(x.d) + m * x.ldd + n;
     float scale = 1.0f;
     if constexpr (Mm::kScaled) scale = x.a_scales[x.a_scale_per_row ? max(source_of(x, m, end), int64_t{0}) : 0];
@@ -232,6 +240,7 @@ struct PackedGroupedMm {
     alignas(1024) char tokens[kStages][Mm::kTokenBytes];
     alignas(128) char weights[kStages][Mm::kWeightBytes];
     alignas(16) float sums[k_groups * kChunk * kPitch];
+    typename Ending::Row rows[kTileM];
     alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
     int32_t first[kMostExperts + 1];  // tile of rows of each expert; the end
     int32_t sources[kTileM];          // rows of A of the tile that is being copied, below 0 for none
@@ -286,14 +295,15 @@ struct PackedGroupedMm {
       storage.filled[ring.stage].wait(ring.phase);
       Tile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) return;
-      int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4, m = tile.m0 + threadIdx.x / (kRows / 4);
+      int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
+      typename Ending::Asked const asked(params.x, min(tile.m0 + static_cast<int>(threadIdx.x % kTileM), tile.end - 1));
       if constexpr (Products::kThreads == 32) {  // whose products leave registers for what is needed at the end
-        Ending const ending(params.x, tile.weights, n, m, tile.end);
+        Ending const ending(params.x, tile.weights, n);
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage.sums, tile, sums, ending, row_group * 64, part);
+        store<0>(params, storage, tile, sums, ending, asked, row_group * 64, part);
       } else {
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage.sums, tile, sums, Ending(params.x, tile.weights, n, m, tile.end), row_group * 64, part);
+        store<0>(params, storage, tile, sums, Ending(params.x, tile.weights, n), asked, row_group * 64, part);
       }
       if constexpr (Ending::kFinishers > 0) {
         storage.finished[ends.stage].wait(ends.phase ^ 1);
@@ -522,8 +532,11 @@ struct PackedGroupedMm {
 
   // Sums of some tokens at a time meet in shared memory, are added up in order of K, and become rows of D.
   template <int chunk, class Sums>
-  __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums, Ending const& ending, int row, int part) {
+  __device__ static void store(Params const& params, SharedStorage& storage, Tile const& tile, Sums const& sums, Ending const& ending,
+                               typename Ending::Asked const& asked, int row, int part) {
+    float* const buffer = storage.sums;
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // all have read those before
+    if (chunk == 0 && threadIdx.x < kTileM) storage.rows[threadIdx.x] = typename Ending::Row(params.x, asked, min(tile.m0 + static_cast<int>(threadIdx.x), tile.end - 1));
     Turns::template put<kChunk, kPitch, chunk>(sums, buffer + part * kChunk * kPitch + row);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     int const m0 = tile.m0 + chunk * kChunk, n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
@@ -537,9 +550,9 @@ struct PackedGroupedMm {
         float4 const part_of = from[p * kChunk * kPitch / 4];
         quad[0] += part_of.x, quad[1] += part_of.y, quad[2] += part_of.z, quad[3] += part_of.w;
       }
-      ending.take(params.x, params.whole_quads, quad, m0 + token, tile.end, n);
+      ending.take(params.x, storage.rows[chunk * kChunk + token], params.whole_quads, quad, m0 + token, tile.end, n);
     }
-    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, buffer, tile, sums, ending, row, part);
+    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, storage, tile, sums, ending, asked, row, part);
   }
 };
 
