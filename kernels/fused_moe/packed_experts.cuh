@@ -48,23 +48,13 @@ struct PackedArgs : gemmill_grouped_mm_args {
   Params layer;
 };
 
-// The list that `prepare` made: tiles of rows, and how many there are. It is read past L1: the second product's begins before it waits.
-struct Listed {
-  using Args = PackedArgs;
-  static constexpr bool kListed = true;
-
-  __device__ static int count_of(Args const& x) { return __ldcg(x.layer.ws.tile_count); }
-  __device__ static int4 words_of(Args const& x, int index) {
-    static_assert(sizeof(Tile) == sizeof(int4), "weights, first and count, in this order");
-    return __ldcg(reinterpret_cast<int4 const*>(x.layer.ws.tiles + index));
-  }
-};
-
-// Whose a row is: asked for when its tile begins.
-struct AskedPair {
-  int pair;
-  __device__ AskedPair(PackedArgs const& x, int m) : pair(x.layer.ws.order[m]) {}
-};
+// A tile of the list that `prepare` made, of weights below 0 behind the last. It is read past L1: producers read it before they wait.
+__device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index) {
+  if (index >= __ldcg(x.layer.ws.tile_count)) return {0, 0, -1};
+  static_assert(sizeof(Tile) == sizeof(int4), "weights, first and count, in this order");
+  int4 const words = __ldcg(reinterpret_cast<int4 const*>(x.layer.ws.tiles + index));
+  return {words.y, words.y + words.z, words.x};
+}
 
 // How four columns of sums become numbers: by their bases, and with their biases.
 template <class Mm>
@@ -91,26 +81,19 @@ struct Scaled {
 
 // The ending of the first product: two gates and their ups are two results.
 template <class Mm>
-struct GatedRows : Listed {
+struct GatedRows {
+  using Args = PackedArgs;
   static constexpr int kFinishers = 0;
-  static constexpr bool kFollows = false;
+  static constexpr bool kListed = true, kFollows = false;
   Scaled<Mm> scaled;
 
-  using Asked = AskedPair;
-  struct Row {
-    float weight, scale;
-    Row() = default;
-    __device__ Row(Args const& x, Asked const& asked, int) {
-      auto const& of = x.layer.x;
-      weight = of.weight_on_input ? router_weight(of, asked.pair) : 1.0f;
-      scale = Mm::kScaled ? x.layer.ws.scales[asked.pair / of.topk] : 1.0f;
-    }
-  };
-
   __device__ GatedRows(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+  __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
-  __device__ void take(Args const& x, Row const& row, bool, float const (&quad)[4], int m, int, int n) const {
+  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
     auto const& of = x.layer.x;
+    int const pair = x.layer.ws.order[m];
+    float const weight = of.weight_on_input ? router_weight(of, pair) : 1.0f, of_row = Mm::kScaled ? x.layer.ws.scales[pair / of.topk] : 1.0f;
     quant::Gating const gating{of.activation, of.alpha, of.limit, of.beta};
     float results[2];
     CUTLASS_PRAGMA_UNROLL
@@ -118,8 +101,8 @@ struct GatedRows : Listed {
       float values[2];
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < 2; ++j) {
-        float const value = scaled(x, row.scale, quad[2 * i + j], 2 * i + j);
-        values[j] = to_float(of_float<__nv_bfloat16>(of.weight_on_input ? __fmul_rn(value, row.weight) : value));
+        float const value = scaled(x, of_row, quad[2 * i + j], 2 * i + j);
+        values[j] = to_float(of_float<__nv_bfloat16>(of.weight_on_input ? __fmul_rn(value, weight) : value));
       }
       results[i] = gating(values[0], values[1]);
     }
@@ -154,35 +137,30 @@ struct GatedRows : Listed {
   }
 };
 
-// The ending of the second product: parts of pairs, weighed and summed when a token has them all.
+// The ending of the second product: parts of pairs, summed when a token has them all.
 template <class Mm>
-struct StoredParts : Listed {
+struct WeighedParts {
+  using Args = PackedArgs;
   static constexpr int kFinishers = Mm::kConsumers > 128 ? 32 : Mm::kTileM <= 8 ? 128 : 64;
-  static constexpr bool kFollows = true;
+  static constexpr bool kListed = true, kFollows = true;
   Scaled<Mm> scaled;
 
-  using Asked = AskedPair;
-  struct Row {
-    int pair;
-    float scale;
-    Row() = default;
-    __device__ Row(Args const& x, Asked const& asked, int m) : pair(asked.pair), scale(Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f) {}
-  };
+  __device__ WeighedParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+  __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
-  __device__ StoredParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
-
-  __device__ void take(Args const& x, Row const& row, bool, float const (&quad)[4], int, int, int n) const {
-    float4 const part = {scaled(x, row.scale, quad[0], 0), scaled(x, row.scale, quad[1], 1), scaled(x, row.scale, quad[2], 2),
-                         scaled(x, row.scale, quad[3], 3)};
-    *reinterpret_cast<float4*>(x.layer.ws.parts + row.pair * int64_t(x.n) + n) = part;  // n, which is hidden, is a multiple of 16
+  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
+    auto const& of = x.layer.x;
+    int const pair = x.layer.ws.order[m];
+    float const weight = of.weight_on_input ? 1.0f : router_weight(of, pair), of_row = Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f;
+    float4 const part = {__fmul_rn(scaled(x, of_row, quad[0], 0), weight), __fmul_rn(scaled(x, of_row, quad[1], 1), weight),
+                         __fmul_rn(scaled(x, of_row, quad[2], 2), weight), __fmul_rn(scaled(x, of_row, quad[3], 3), weight)};
+    *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(of.hidden) + n) = part;  // hidden is a multiple of 16
   }
 
-  struct Rest {
-    CountedRows<Mm::kTileM> rows;
-
-    __device__ Rest(Args const& x, int m0, int end) : rows(x.layer, m0, min(Mm::kTileM, end - m0)) {}
-    __device__ void finish(Args const& x, int n0) const { rows.template sum<__nv_bfloat16, Mm::kRows>(x.layer, n0); }
-  };
+  template <class Kernel>
+  __device__ static void finish(Args const& x, int m0, int end, int n0) {
+    sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, min(Kernel::kTileM, end - m0), n0);
+  }
 };
 
 // The first launch.

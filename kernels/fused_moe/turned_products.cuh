@@ -9,7 +9,7 @@ namespace gemmill::blockscaled {
 template <class Part, int parts, int each, int tile_m, int stages, bool grouped>
 struct TurnedWarpProducts : WarpProducts<Part, parts, each, tile_m, stages, grouped> {
   using Dense = WarpProducts<Part, parts, each, tile_m, stages, grouped>;
-  static_assert(!grouped, "scales of tokens are of rows");
+  static_assert(!grouped && std::is_same_v<typename Part::Widened, cutlass::bfloat16_t>, "tokens are of bf16, without scales");
 
   __device__ static void multiply_part(typename Dense::Sums& sums, uint32_t told, uint32_t weights, int half, typename Dense::Tokens const& tokens,
                                        float const*, int, int lane) {
@@ -38,15 +38,9 @@ struct TurnedWarpProducts : WarpProducts<Part, parts, each, tile_m, stages, grou
   }
 
   __device__ static void multiply(float (&d)[4], uint32_t const* a, uint32_t const (&b)[2]) {
-    if constexpr (std::is_same_v<typename Part::Widened, cutlass::bfloat16_t>) {
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    } else {
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 };
 

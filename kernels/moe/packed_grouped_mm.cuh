@@ -132,20 +132,12 @@ template <class Mm>
 struct StoredRows {
   using Args = gemmill_grouped_mm_args;
   using Output = typename Mm::Output;
-  // Threads that do what is left of a tile when it is stored, Ending::Rest, while others go on. Of none those who stored it do it.
+  // Threads that do what is left of a tile when it is stored, while others go on. Of none those who stored it do it.
   static constexpr int kFinishers = 0;
-  // Whether a launch before listed the tiles of rows, for Ending::count_of and words_of.
+  // Whether a launch before listed the tiles of rows, for Ending::tile_of.
   static constexpr bool kListed = false;
   // Whether those tiles can be read before the last launch has ended: then weights are loaded, too.
   static constexpr bool kFollows = false;
-  // What one thread asks of a row of a tile when the tile begins, and what all that store the row find when it ends: here nothing.
-  struct Asked {
-    __device__ Asked(gemmill_grouped_mm_args const&, int) {}
-  };
-  struct Row {
-    Row() = default;
-    __device__ Row(gemmill_grouped_mm_args const&, Asked const&, int) {}
-  };
 
   float factors[4], bias[4];
 
@@ -162,7 +154,7 @@ struct StoredRows {
   }
 
   // Sums of row m of D, which ends with its expert's; `whole`: whether rows of D begin at multiples of 8 bytes.
-  __device__ void take(gemmill_grouped_mm_args const& x, Row const&, bool whole, float const (&quad)[4], int m, int end, int n) const {
+  __device__ void take(gemmill_grouped_mm_args const& x, bool whole, float const (&quad)[4], int m, int end, int n) const {
     Output* const row = static_cast<Output*>(x.d) + m * x.ldd + n;
     float scale = 1.0f;
     if constexpr (Mm::kScaled) scale = x.a_scales[x.a_scale_per_row ? max(source_of(x, m, end), int64_t{0}) : 0];
@@ -182,7 +174,7 @@ struct StoredRows {
     }
   }
 
-  // Rows m0 up to `end` of a tile, of columns from n0 on, are taken: told by all threads that take them, where there are no finishers.
+  // Rows m0 up to `end` of a tile, of columns from n0 on, are taken: told by all threads that take them, or by finishers.
   template <class Kernel>
   __device__ static void finish(Args const&, int, int, int) {}
 };
@@ -207,7 +199,6 @@ struct PackedGroupedMm {
   static constexpr int kThreads = kConsumers + loaders + Ending::kFinishers;
   static constexpr int kEnds = 4;                                                          // tiles that are stored and not finished
   static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
-  static constexpr int kOwnRows = (kTileM + loaders - 1) / loaders;                        // of a tile, whose numbers a thread that loads reads
   static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
 
   static_assert(!Products::kGrouped, "tokens have scales of rows");
@@ -229,18 +220,10 @@ struct PackedGroupedMm {
     int32_t n0;
   };
 
-  // A tile of a number, as a list has it: its expert's weights, first row and rows. They may be on their way.
-  struct Asked {
-    int4 words;
-    int32_t n0;
-    bool is_there;
-  };
-
   struct alignas(1024) SharedStorage {
     alignas(1024) char tokens[kStages][Mm::kTokenBytes];
     alignas(128) char weights[kStages][Mm::kWeightBytes];
     alignas(16) float sums[k_groups * kChunk * kPitch];
-    typename Ending::Row rows[kTileM];
     alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
     int32_t first[kMostExperts + 1];  // tile of rows of each expert; the end
     int32_t sources[kTileM];          // rows of A of the tile that is being copied, below 0 for none
@@ -296,14 +279,13 @@ struct PackedGroupedMm {
       Tile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) return;
       int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
-      typename Ending::Asked const asked(params.x, min(tile.m0 + static_cast<int>(threadIdx.x % kTileM), tile.end - 1));
       if constexpr (Products::kThreads == 32) {  // whose products leave registers for what is needed at the end
         Ending const ending(params.x, tile.weights, n);
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage, tile, sums, ending, asked, row_group * 64, part);
+        store<0>(params, storage.sums, tile, sums, ending, row_group * 64, part);
       } else {
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage, tile, sums, Ending(params.x, tile.weights, n), asked, row_group * 64, part);
+        store<0>(params, storage.sums, tile, sums, Ending(params.x, tile.weights, n), row_group * 64, part);
       }
       if constexpr (Ending::kFinishers > 0) {
         storage.finished[ends.stage].wait(ends.phase ^ 1);
@@ -335,15 +317,11 @@ struct PackedGroupedMm {
   __device__ static void finish_tiles(Params const& params, SharedStorage& storage) {
     constexpr int kWarps = Ending::kFinishers / 32;
     static_assert(kEnds % kWarps == 0, "a warp has the same places in every round");
-    int const count = count_of(params, storage.first);
-    int i = (threadIdx.x - kConsumers - loaders) / 32;
-    for (Asked asked = ask(params, storage.first, count, blockIdx.x + i * gridDim.x);; i += kWarps) {
-      Tile const tile = told(asked);
+    for (int i = (threadIdx.x - kConsumers - loaders) / 32;; i += kWarps) {
+      Tile const tile = find(params, storage.first, blockIdx.x + i * gridDim.x);
       if (tile.weights < 0) return;
-      asked = ask(params, storage.first, count, blockIdx.x + (i + kWarps) * gridDim.x);
-      typename Ending::Rest const rest(params.x, tile.m0, tile.end);
       storage.stored[i % kEnds].wait(i / kEnds % 2);
-      rest.finish(params.x, tile.n0);
+      Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
       __syncwarp();
       if (threadIdx.x % 32 == 0) storage.finished[i % kEnds].arrive();
     }
@@ -379,62 +357,58 @@ struct PackedGroupedMm {
     __syncthreads();
   }
 
-  // Tiles of rows of all experts.
-  __device__ static int count_of(Params const& params, int32_t const* first) {
-    if constexpr (Ending::kListed) return Ending::count_of(params.x);
-    return first[params.x.experts];
-  }
-
-  // The tile of a number, of all experts'. A list answers while others work: nothing here waits for it.
-  __device__ static Asked ask(Params const& params, int32_t const* first, int count, int index) {
+  // The tile of a number, of all experts'.
+  __device__ static Tile find(Params const& params, int32_t const* first, int index) {
     int const of_rows = index / params.tiles_n;
     if constexpr (Ending::kListed) {
-      int const most = params.x.m / kTileM + min(params.x.m, params.x.experts);  // tiles that the list has room for
-      return {Ending::words_of(params.x, min(of_rows, most - 1)), index % params.tiles_n * kRows, of_rows < count};
+      Span const span = Ending::tile_of(params.x, of_rows);
+      return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
     }
     int low = 0, high = params.x.experts;
-    if (of_rows >= count) return {};
+    if (of_rows >= first[high]) return {-1, 0, 0, 0};
     while (high - low > 1) {
       int const middle = (low + high) / 2;
       (first[middle] <= of_rows ? low : high) = middle;
     }
     Span const span = span_of(params.x, low);
-    int const inside = index - first[low] * params.tiles_n, tiles_m = first[low + 1] - first[low], m0 = span.begin + inside % tiles_m * kTileM;
-    return {make_int4(span.weights, m0, span.end - m0, 0), inside / tiles_m * kRows, true};
-  }
-  __device__ static Tile told(Asked const& asked) {
-    return {asked.is_there ? asked.words.x : -1, asked.words.y, asked.words.y + asked.words.z, asked.n0};
+    int const inside = index - first[low] * params.tiles_n, tiles_m = first[low + 1] - first[low];
+    return {span.weights, span.begin + inside % tiles_m * kTileM, span.end, inside / tiles_m * kRows};
   }
 
   // Stages of tile after tile. One thread asks for weights, and for rows in order; rows by their numbers all loaders copy. Whose tile
-  // it is stands beside its first stage; behind the last tile comes a stage of none. What is asked of a list, and whose rows are next,
-  // is on its way while stages are loaded.
+  // it is stands beside its first stage; behind the last tile comes a stage of none.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     Ringed ring;
     bool const gathers = params.x.token_ids != nullptr;
-    int const thread = threadIdx.x - kConsumers, count = count_of(params, storage.first), others = gathers ? 0 : Mm::kTokenBytes;
-    Tile tile = told(ask(params, storage.first, count, blockIdx.x));
+    int const thread = threadIdx.x - kConsumers;
     int early = 0;  // stages of which the weights are on their way
-    if (Ending::kListed && thread == 0) early = load_early(params, storage, tile, count, others);
     if constexpr (Ending::kFollows) {
+      early = load_early(params, storage);
       cutlass::arch::wait_on_dependent_grids();
       cutlass::arch::launch_dependent_grids();
     }
-    int32_t sources[kOwnRows];
-    if (gathers) ask_sources(params.x, tile, thread, sources);
-    int const stages = params.blocks / kBlocks;
-    for (int index = blockIdx.x; tile.weights >= 0;) {
+    Tile tile = find(params, storage.first, blockIdx.x);
+    for (int index = blockIdx.x;;) {
+      if (tile.weights < 0) {
+        storage.freed[ring.stage].wait(ring.phase ^ 1);
+        if (thread == 0) {
+          storage.tiles[ring.stage] = tile;
+          storage.filled[ring.stage].arrive();
+        }
+        if (gathers) storage.filled[ring.stage].arrive();
+        return;
+      }
       index += gridDim.x;
-      Asked const next = ask(params, storage.first, count, index);
+      Tile const next = find(params, storage.first, index);  // while stages of this one are loaded
       if (thread == 0) prefetch_ends(params, tile);
-      if (gathers) put_sources(params.x, storage, sources, thread);
-      for (int t = 0; t < stages; ++t, ring.next()) {
+      if (gathers) list_sources(params.x, storage, tile, thread);
+      for (int t = 0; t < params.blocks / kBlocks; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         auto& filled = storage.filled[ring.stage];
-        if (thread == 0 && early-- <= 0) load_weights(params, storage, tile, t, ring.stage, others);
+        if (thread == 0 && t == 0) storage.tiles[ring.stage] = tile;
+        if (thread == 0 && early-- <= 0) load_weights(params, storage, tile, t, ring.stage, gathers ? 0 : Mm::kTokenBytes);
         if (gathers) {
           copy_rows(params.x, storage, t * kTileK, ring.stage, thread);
-          if (t == (stages - 1) / 2) ask_sources(params.x, told(next), thread, sources);
           continue;
         }
         for (int b = 0; b < kBlocks; ++b) {
@@ -443,24 +417,17 @@ struct PackedGroupedMm {
                                        storage.tokens[ring.stage] + b * Mm::kBoxBytes, t * kTileK + b * kColumns, tile.m0);
         }
       }
-      tile = told(next);
+      tile = next;
     }
-    storage.freed[ring.stage].wait(ring.phase ^ 1);
-    if (thread == 0) {
-      storage.tiles[ring.stage] = tile;
-      storage.filled[ring.stage].arrive();
-    }
-    if (gathers) storage.filled[ring.stage].arrive();
   }
 
-  // Weights of the first stages, by one thread. `tile` is the first.
-  __device__ static int load_early(Params const& params, SharedStorage& storage, Tile tile, int count, int others) {
+  // Weights of the first stages, by the one thread that loads rows in order.
+  __device__ static int load_early(Params const& params, SharedStorage& storage) {
     int stage = 0;
-    for (int index = blockIdx.x; tile.weights >= 0;) {
-      for (int t = 0; t < params.blocks / kBlocks && stage < kStages; ++t, ++stage) load_weights(params, storage, tile, t, stage, others);
-      if (stage == kStages) break;
-      index += gridDim.x;
-      tile = told(ask(params, storage.first, count, index));
+    for (int index = blockIdx.x; stage < kStages; index += gridDim.x) {
+      Tile const tile = find(params, storage.first, index);
+      if (tile.weights < 0) break;
+      for (int t = 0; t < params.blocks / kBlocks && stage < kStages; ++t, ++stage) load_weights(params, storage, tile, t, stage, Mm::kTokenBytes);
     }
     return stage;
   }
@@ -468,7 +435,6 @@ struct PackedGroupedMm {
   // Announces all bytes that TMA brings for a stage, and loads its weights. Rows beyond the last 64 are that 64's again, and not stored.
   __device__ static void load_weights(Params const& params, SharedStorage& storage, Tile const& tile, int t, int stage, int others) {
     auto& filled = storage.filled[stage];
-    if (t == 0) storage.tiles[stage] = tile;
     filled.arrive_and_expect_tx(Mm::kWeightBytes + others);
     char const* const of_expert = static_cast<char const*>(params.x.b) + tile.weights * params.x.b_stride_expert;
     for (int g = 0; g < row_groups; ++g) {
@@ -481,20 +447,9 @@ struct PackedGroupedMm {
     }
   }
 
-  // Rows of A of a tile: this thread's part of their numbers, and where all loaders find them.
-  __device__ static void ask_sources(gemmill_grouped_mm_args const& x, Tile const& tile, int thread, int32_t (&sources)[kOwnRows]) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kOwnRows; ++i) {
-      int64_t const row = int64_t(tile.m0) + thread + i * loaders;
-      sources[i] = tile.weights >= 0 && thread + i * loaders < kTileM && row < tile.end ? x.token_ids[row * x.id_words] : -1;
-    }
-  }
-  __device__ static void put_sources(gemmill_grouped_mm_args const& x, SharedStorage& storage, int32_t const (&sources)[kOwnRows], int thread) {
+  __device__ static void list_sources(gemmill_grouped_mm_args const& x, SharedStorage& storage, Tile const& tile, int thread) {
     meet_loaders();  // all have read those of the tile before
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kOwnRows; ++i) {
-      if (thread + i * loaders < kTileM) storage.sources[thread + i * loaders] = sources[i] < x.tokens ? sources[i] : -1;
-    }
+    for (int i = thread; i < kTileM; i += loaders) storage.sources[i] = static_cast<int32_t>(source_of(x, int64_t(tile.m0) + i, tile.end));
     meet_loaders();
   }
   __device__ static void meet_loaders() {
@@ -532,11 +487,8 @@ struct PackedGroupedMm {
 
   // Sums of some tokens at a time meet in shared memory, are added up in order of K, and become rows of D.
   template <int chunk, class Sums>
-  __device__ static void store(Params const& params, SharedStorage& storage, Tile const& tile, Sums const& sums, Ending const& ending,
-                               typename Ending::Asked const& asked, int row, int part) {
-    float* const buffer = storage.sums;
+  __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums, Ending const& ending, int row, int part) {
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // all have read those before
-    if (chunk == 0 && threadIdx.x < kTileM) storage.rows[threadIdx.x] = typename Ending::Row(params.x, asked, min(tile.m0 + static_cast<int>(threadIdx.x), tile.end - 1));
     Turns::template put<kChunk, kPitch, chunk>(sums, buffer + part * kChunk * kPitch + row);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     int const m0 = tile.m0 + chunk * kChunk, n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
@@ -550,9 +502,9 @@ struct PackedGroupedMm {
         float4 const part_of = from[p * kChunk * kPitch / 4];
         quad[0] += part_of.x, quad[1] += part_of.y, quad[2] += part_of.z, quad[3] += part_of.w;
       }
-      ending.take(params.x, storage.rows[chunk * kChunk + token], params.whole_quads, quad, m0 + token, tile.end, n);
+      ending.take(params.x, params.whole_quads, quad, m0 + token, tile.end, n);
     }
-    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, storage, tile, sums, ending, asked, row, part);
+    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, buffer, tile, sums, ending, row, part);
   }
 };
 

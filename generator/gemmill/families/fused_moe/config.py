@@ -28,9 +28,7 @@ GROUP_TILES = {32: 5, 64: 4, 128: 5}
 """The same of tiles of 128 rows of weights, by two groups of 128 threads."""
 SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
-"""Of weights that are folded: groups of 128 threads multiply e4m3."""
-FOLDED_WARP_TILES, FOLDED_WIDE_TILES = {8: 8}, {8: 4}
-"""The same by warps, which multiply f16."""
+"""Of weights that are folded: groups of 128 threads alone multiply e4m3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +120,7 @@ class PackedExpertsConfig:
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
         if self.is_coded:
-            return FOLDED_WIDE_TILES if self.wide else FOLDED_WARP_TILES | FOLDED_TILES
+            return {} if self.wide else FOLDED_TILES
         if self.wide:
             return SPARSE_WIDE_TILES if self.sparse_group else WIDE_TILES
         return SPARSE_WARP_TILES | SPARSE_GROUP_TILES if self.sparse_group else WARP_TILES | GROUP_TILES
@@ -130,7 +128,7 @@ class PackedExpertsConfig:
     @property
     def by_warps(self) -> bool:
         """Whether warps multiply alone, few tokens each."""
-        return self.tile_tokens in (FOLDED_WARP_TILES if self.is_coded else WARP_TILES)
+        return not self.is_coded and self.tile_tokens in WARP_TILES
 
     @property
     def tile_rows(self) -> int:
@@ -144,8 +142,8 @@ class PackedExpertsConfig:
 
     @property
     def stage_parts(self) -> int:
-        """Parts of 64 columns in a stage; of 128 where groups of 128 threads multiply folded weights."""
-        if self.is_coded and not self.by_warps:
+        """Blocks of 64 columns in a stage; of 128 where weights are folded."""
+        if self.is_coded:
             return 1
         return (STAGE_COLUMNS if self.by_warps else BLOCK_COLUMNS) // SIDE
 

@@ -19,7 +19,7 @@ _PACKED = {
     "nvfp4": ("8", "8w", "32", "128"),
     "mxfp4": ("8", "32", "128"),
     "nvfp4_2to4": ("8", "8w", "32"),
-    "mxfp4_e4m3": ("8", "8w", "16", "32", "128"),
+    "mxfp4_e4m3": ("16", "32", "128"),
 }
 """Tiles of packed weights in the default selection, by their rows, "w" of wide ones. The model chooses no others."""
 

@@ -41,11 +41,10 @@ _PRODUCTS = {
 
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
-    block = _CPP_BLOCK[str(config.packing)]
     values = {
         "header": "moe/sparse_turns.cuh" if config.sparse_group else "",
         "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
-        "block": block.replace("FoldedBlock", "FoldedHalf") if config.by_warps else block,
+        "block": _CPP_BLOCK[str(config.packing)],
         "row_groups": config.tile_rows // SIDE,
         "k_groups": config.stage_parts if config.by_warps else 1,
         "stage_parts": config.stage_parts,
