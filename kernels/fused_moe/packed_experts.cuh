@@ -141,7 +141,7 @@ struct GatedRows {
 template <class Mm>
 struct WeighedParts {
   using Args = PackedArgs;
-  static constexpr int kFinishers = Mm::kConsumers > 128 ? 32 : Mm::kTileM <= 8 ? 128 : 64;
+  static constexpr int kFinishers = Mm::kConsumers > 128 || Mm::kTileM <= 8 ? 128 : 64;
   static constexpr bool kListed = true, kFollows = true;
   Scaled<Mm> scaled;
 
