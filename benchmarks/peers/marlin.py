@@ -177,14 +177,33 @@ def marlin_layer(ops: Ops) -> ExpertsPeer:
 def packed_layer(x: "ExpertsOperands") -> tuple[Any, Any]:
     """Both weights for Marlin, the first's gates before its ups. Bases are one power of two, which becomes a factor of all."""
     p, alpha = x.workload, float(x.w13_scales[0, 0])
-    first = decoded(p.format, x.w13, x.w13_scales, p.hidden)
-    second = decoded(p.format, x.w2, x.w2_scales, p.inner)
-    return _packed_weights(map(gates_first, first), alpha), _packed_weights(second, alpha)
+    first = all_weights(p.format, x.w13, x.w13_scales, p.hidden)
+    second = all_weights(p.format, x.w2, x.w2_scales, p.inner)
+    return _packed_together(gates_first(first, p.experts), p.experts, alpha), _packed_together(second, p.experts, alpha)
 
 
-def gates_first(weights: BlockScaled) -> BlockScaled:
-    """Rows of gates before those of ups, of which each gate lay before its up."""
-    codes, scales = (torch.cat((rows[0::2], rows[1::2])) for rows in (weights.codes, weights.scales))
+def all_weights(format: Format, blocks: Tensor, bases: Tensor, k: int) -> BlockScaled:
+    """Codes and scales of all experts' rows, one expert after another."""
+    return Fp4Blocks(format=format, n=bases.numel(), k=k, blocks=blocks.flatten(0, 1), base=bases.flatten()).weights()[
+        0
+    ]
+
+
+def _packed_together(weights: BlockScaled, experts: int, alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What `_packed_weights` gives, of all experts at once: fragments are of 64 rows, of which an expert has whole ones."""
+    scales, factor = scales_of(weights, alpha)
+    words, bytes_ = (
+        rows.unflatten(1, (experts, -1)).transpose(0, 1).contiguous()
+        for rows in (words_of(weights.codes), scales.view(torch.uint8))
+    )
+    return words, bytes_.view(scales.dtype), None if factor is None else factor.repeat(experts)
+
+
+def gates_first(weights: BlockScaled, experts: int = 1) -> BlockScaled:
+    """Rows of each expert's gates before those of its ups, of which each gate lay before its up."""
+    codes, scales = (
+        rows.unflatten(0, (experts, -1, 2)).transpose(1, 2).flatten(0, 2) for rows in (weights.codes, weights.scales)
+    )
     return BlockScaled(format=weights.format, codes=codes, scales=scales)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gemmill.compat import fp4_experts
 from gemmill.formats.quantise import BlockScaled
 from harness.experts_contenders import ExpertsPeer
-from peers.marlin import Ops, decoded, gates_first
+from peers.marlin import Ops, all_weights, gates_first
 
 if TYPE_CHECKING:
     from timed.fused_moe import ExpertsOperands
@@ -36,19 +36,19 @@ def plugin_layer(ops: Ops) -> ExpertsPeer:
 def _packed(x: "ExpertsOperands") -> tuple[fp4_experts.Weights, ...]:
     """As the plugin packs a checkpoint's; the first's gates before its ups. Bases, one power of two, become a factor of all."""
     p, base = x.workload, x.w13_scales[0, :1]
-    first = map(gates_first, decoded(p.format, x.w13, x.w13_scales, p.hidden))
-    second = decoded(p.format, x.w2, x.w2_scales, p.inner)
-    parts = tuple(_part([*weights], base) for weights in (first, second))
+    first = gates_first(all_weights(p.format, x.w13, x.w13_scales, p.hidden), p.experts)
+    second = all_weights(p.format, x.w2, x.w2_scales, p.inner)
+    parts = tuple(_part(weights, p.experts, base) for weights in (first, second))
     made = fp4_experts.packed(parts, x.x.dtype)
     if made is None:
         raise RuntimeError(f"the build has no variant for the grouped GEMMs of {p}")
     return made
 
 
-def _part(weights: list[BlockScaled], base: Tensor) -> fp4_experts.Part:
-    codes, scales = (torch.stack([getattr(one, name) for one in weights]) for name in ("codes", "scales"))
-    if weights[0].format.has_global_scale:
-        return codes, scales, base.expand(len(weights)).clone()
+def _part(weights: BlockScaled, experts: int, base: Tensor) -> fp4_experts.Part:
+    codes, scales = (rows.unflatten(0, (experts, -1)) for rows in (weights.codes, weights.scales))
+    if weights.format.has_global_scale:
+        return codes, scales, base.expand(experts).clone()
     return codes, (scales.int() + base.log2().int()).to(torch.uint8), None
 
 

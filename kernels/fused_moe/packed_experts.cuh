@@ -48,11 +48,12 @@ struct PackedArgs : gemmill_grouped_mm_args {
   Params layer;
 };
 
-// A tile of the list that `prepare` made, of weights below 0 behind the last.
+// A tile of the list that `prepare` made, of weights below 0 behind the last. It is read past L1: producers read it before they wait.
 __device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index) {
-  if (index >= *x.layer.ws.tile_count) return {0, 0, -1};
-  Tile const tile = x.layer.ws.tiles[index];
-  return {tile.first, tile.first + tile.count, tile.weights};
+  if (index >= __ldcg(x.layer.ws.tile_count)) return {0, 0, -1};
+  static_assert(sizeof(Tile) == sizeof(int4), "weights, first and count, in this order");
+  int4 const words = __ldcg(reinterpret_cast<int4 const*>(x.layer.ws.tiles + index));
+  return {words.y, words.y + words.z, words.x};
 }
 
 // How four columns of sums become numbers: by their bases, and with their biases.
@@ -140,7 +141,7 @@ struct GatedRows {
 template <class Mm>
 struct WeighedParts {
   using Args = PackedArgs;
-  static constexpr int kFinishers = Mm::kConsumers > 128 ? 32 : Mm::kTileM <= 8 ? 128 : 64;
+  static constexpr int kFinishers = Mm::kConsumers > 128 || Mm::kTileM <= 8 ? 128 : 64;
   static constexpr bool kListed = true, kFollows = true;
   Scaled<Mm> scaled;
 

@@ -6,30 +6,35 @@
 
 namespace gemmill::fused_moe {
 
-// A token's sum over its experts, of the `columns` columns from n0 on, by a warp.
+// A token's sum over its experts, of the `columns` columns from n0 on, by a warp. Parts of some experts are asked for together: where there is
+// none another's is read, for of loads with conditions nvcc 13.0 has each wait for the one before.
 template <class Half, int columns>
 __device__ __forceinline__ void sum_token(Params const& p, int64_t token, int n0, int lane) {
-  constexpr int kEach = columns / 32;
+  constexpr int kEach = columns / 32, kTogether = 20 / kEach;
   static_assert(kEach == 2 || kEach == 4, "a lane sums two or four columns, which a row has whole pieces of");
+  using Piece = std::conditional_t<kEach == 4, float4, float2>;
   auto const& x = p.x;
   int const n = n0 + lane * kEach;
   float sums[kEach] = {};
   for (int slots = 0; slots < x.topk; slots += 32) {
     int64_t const pairs = token * x.topk + slots;
-    unsigned const own = __ballot_sync(~0u, slots + lane < x.topk && p.ws.local[pairs + lane] >= 0);
-    if (n >= x.hidden) continue;
-#pragma unroll 8
-    for (int slot = 0; slot < min(32, x.topk - slots); ++slot) {
-      float const* const from = p.ws.parts + (pairs + slot) * x.hidden + n;
-      bool const has = own >> slot & 1;
-      if constexpr (kEach == 4) {
-        float4 part = {};
-        if (has) part = __ldcg(reinterpret_cast<float4 const*>(from));
-        sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
-      } else {
-        float2 part = {};
-        if (has) part = __ldcg(reinterpret_cast<float2 const*>(from));
-        sums[0] += part.x, sums[1] += part.y;
+    uint64_t const own = __ballot_sync(~0u, slots + lane < x.topk && p.ws.local[pairs + lane] >= 0);
+    if (own == 0 || n >= x.hidden) continue;
+    int const some = __ffsll(static_cast<long long>(own)) - 1;
+    float const* const from = p.ws.parts + pairs * x.hidden + n;
+#pragma unroll 1
+    for (int first = 0; own >> first != 0; first += kTogether) {
+      Piece parts[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        int const slot = own >> (first + i) & 1 ? first + i : some;
+        parts[i] = __ldcg(reinterpret_cast<Piece const*>(from + int64_t{slot} * x.hidden));
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        bool const has = own >> (first + i) & 1;
+        sums[0] += has ? parts[i].x : 0.0f, sums[1] += has ? parts[i].y : 0.0f;
+        if constexpr (kEach == 4) sums[2] += has ? parts[i].z : 0.0f, sums[3] += has ? parts[i].w : 0.0f;
       }
     }
   }

@@ -200,10 +200,12 @@ struct PackedGroupedMm {
   static constexpr int kEnds = 4;                                                          // tiles that are stored and not finished
   static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
   static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
+  static constexpr int kRowsAtOnce = loaders / 8, kOwnRows = kTileM / kRowsAtOnce;         // eight threads copy a row
 
   static_assert(!Products::kGrouped, "tokens have scales of rows");
   static_assert(k_groups * Products::kEach == Products::kParts, "groups divide the parts of a stage evenly");
   static_assert(kTileM % kChunk == 0, "sums meet in whole chunks");
+  static_assert(kTileM % kRowsAtOnce == 0, "a thread copies as many rows as another");
 
   struct Params {
     CUtensorMap tokens;  // of rows in order: boxes of tile_m rows of 128 bytes, swizzled by as many
@@ -226,7 +228,6 @@ struct PackedGroupedMm {
     alignas(16) float sums[k_groups * kChunk * kPitch];
     alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
     int32_t first[kMostExperts + 1];  // tile of rows of each expert; the end
-    int32_t sources[kTileM];          // rows of A of the tile that is being copied, below 0 for none
     Tile tiles[kStages];              // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
@@ -258,6 +259,10 @@ struct PackedGroupedMm {
       for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
     }
     begin(params, storage);
+    // Lists that the launch before the last made are read by plain loads: without the wait an L1 cache may answer with older ones.
+    if constexpr (Ending::kFollows) {
+      if (threadIdx.x < kConsumers || threadIdx.x >= kConsumers + loaders) cutlass::arch::wait_on_dependent_grids();
+    }
     if (threadIdx.x >= kConsumers + loaders) {
       if constexpr (Ending::kFinishers > 0) finish_tiles(params, storage);
       return;
@@ -384,6 +389,8 @@ struct PackedGroupedMm {
       cutlass::arch::launch_dependent_grids();
     }
     Tile tile = find(params, storage.first, blockIdx.x);
+    int32_t asked[kOwnRows];
+    if (gathers) ask_sources(params.x, tile, thread, asked);
     for (int index = blockIdx.x;;) {
       if (tile.weights < 0) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
@@ -397,14 +404,17 @@ struct PackedGroupedMm {
       index += gridDim.x;
       Tile const next = find(params, storage.first, index);  // while stages of this one are loaded
       if (thread == 0) prefetch_ends(params, tile);
-      if (gathers) list_sources(params.x, storage, tile, thread);
+      int32_t sources[kOwnRows];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kOwnRows; ++i) sources[i] = asked[i];
+      if (gathers) ask_sources(params.x, next, thread, asked);
       for (int t = 0; t < params.blocks / kBlocks; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         auto& filled = storage.filled[ring.stage];
         if (thread == 0 && t == 0) storage.tiles[ring.stage] = tile;
         if (thread == 0 && early-- <= 0) load_weights(params, storage, tile, t, ring.stage, gathers ? 0 : Mm::kTokenBytes);
         if (gathers) {
-          copy_rows(params.x, storage, t * kTileK, ring.stage, thread);
+          copy_rows(params.x, storage, sources, tile.end - tile.m0, t * kTileK, ring.stage, thread);
           continue;
         }
         for (int b = 0; b < kBlocks; ++b) {
@@ -443,32 +453,36 @@ struct PackedGroupedMm {
     }
   }
 
-  __device__ static void list_sources(gemmill_grouped_mm_args const& x, SharedStorage& storage, Tile const& tile, int thread) {
-    meet_loaders();  // all have read those of the tile before
-    for (int i = thread; i < kTileM; i += loaders) storage.sources[i] = static_cast<int32_t>(source_of(x, int64_t(tile.m0) + i, tile.end));
-    meet_loaders();
-  }
-  __device__ static void meet_loaders() {
-    if constexpr (loaders == 32) __syncwarp();
-    else cutlass::arch::NamedBarrier::sync(loaders, 2);
+  // Rows of A for those rows of a tile that this thread copies. Nothing here waits for them.
+  __device__ static void ask_sources(gemmill_grouped_mm_args const& x, Tile const& tile, int thread, int32_t (&sources)[kOwnRows]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwnRows; ++i) {
+      int64_t const row = int64_t{tile.m0} + i * kRowsAtOnce + thread / 8;
+      sources[i] = tile.weights >= 0 && row < tile.end ? x.token_ids[row * x.id_words] : -1;
+    }
   }
 
   // A stage's rows by their numbers, swizzled as TMA would: piece p of 16 bytes of row r lies at p ^ (r % 8). Zeros stand for rows
-  // that A has not, and for columns beyond K.
-  __device__ static void copy_rows(gemmill_grouped_mm_args const& x, SharedStorage& storage, int k0, int stage, int thread) {
-    constexpr int kPieces = kBlocks * 8, kRowsAtOnce = loaders / 8;
+  // that A has not, and for columns beyond K. What lies behind the `rows` rows of a tile is multiplied and not stored.
+  __device__ static void copy_rows(gemmill_grouped_mm_args const& x, SharedStorage& storage, int32_t const (&sources)[kOwnRows], int rows,
+                                   int k0, int stage, int thread) {
     int const piece = thread % 8;
     uint32_t const to = cute::cast_smem_ptr_to_uint(storage.tokens[stage]);
-    char const* const from = static_cast<char const*>(x.a);
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kTileM * kPieces / loaders; ++i) {
-      int const block = i % kBlocks, row = i / kBlocks * kRowsAtOnce + thread / 8;
-      int const source = storage.sources[row], column = k0 + block * kColumns + piece * kPiece;
-      bool const inside = source >= 0 && column < x.k;
-      char const* const address = inside ? from + (source * x.lda + column) * static_cast<int64_t>(sizeof(Input)) : from;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                   ::"r"(to + block * Mm::kBoxBytes + row * 128 + ((piece ^ row % 8) << 4)), "l"(address), "r"(inside ? 16 : 0)
-                   : "memory");
+    for (int i = 0; i < kOwnRows; ++i) {
+      int const row = i * kRowsAtOnce + thread / 8;
+      if (row >= rows) break;
+      bool const has = sources[i] >= 0 && sources[i] < x.tokens;
+      char const* const from = static_cast<char const*>(x.a) + (has ? sources[i] * x.lda * static_cast<int64_t>(sizeof(Input)) : 0);
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < kBlocks; ++b) {
+        int const column = k0 + b * kColumns + piece * kPiece;
+        bool const inside = has && column < x.k;
+        // Those who read it wait for the barrier below: no clobber of memory here, which would have every copy wait for its number.
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(to + b * Mm::kBoxBytes + row * 128 + ((piece ^ row % 8) << 4)),
+                       "l"(from + (inside ? column * static_cast<int64_t>(sizeof(Input)) : 0)), "r"(inside ? 16 : 0));
+      }
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
                  ::"r"(cute::cast_smem_ptr_to_uint(&storage.filled[stage])) : "memory");

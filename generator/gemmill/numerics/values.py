@@ -56,11 +56,16 @@ def _two_to_four(count: int, g: Generator) -> Tensor:
     return low + 16 * high
 
 
+_LAST_SCALE = 150
+"""The largest byte of a packed nvfp4 scale, 448. Kernels read larger bytes as infinity or NaN, and nothing packs them."""
+_SPARSE_BYTES = tuple(
+    low + 16 * high for high in _TWO_OF_FOUR for low in _TWO_OF_FOUR if low + 16 * high <= _LAST_SCALE
+)
+
+
 def _sparse_blocks(count: int, g: Generator) -> Tensor:
-    """Bytes that are places of two groups, two codes, and a scale near 1."""
-    legal = torch.tensor(_TWO_OF_FOUR, device=g.device)
-    low, high = legal[_whole(0, len(_TWO_OF_FOUR))(count, g)], legal[_whole(0, 3)(count, g)]
-    return low + 16 * high
+    """Bytes that are places of two groups, two codes, and a scale."""
+    return torch.tensor(_SPARSE_BYTES, device=g.device)[_whole(0, len(_SPARSE_BYTES))(count, g)]
 
 
 _MAKERS: dict[str, Maker] = {

@@ -24,7 +24,7 @@ from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.rules import RULES
-from gemmill.families.fused_moe.selections import default, smoke
+from gemmill.families.fused_moe.selections import plain, smoke
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import Row, ShapedCall, first_rejection
@@ -319,9 +319,9 @@ def test_bounds_hold_for_products_summed_in_float32() -> None:
 
 
 def test_every_name_is_its_config_and_rules_hold() -> None:
-    configs = list(default(Arch.SM90A))
+    configs = list(plain(Arch.SM90A))
     assert len(configs) == len(set(configs)) == 8 and set(smoke(Arch.SM90A)) <= set(configs)
-    assert not list(default(Arch.SM100A))
+    assert not list(plain(Arch.SM100A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(RULES, config).ok
     wrong = replace(configs[0], tile_tokens=24)
@@ -335,7 +335,7 @@ def test_every_name_is_its_config_and_rules_hold() -> None:
 def test_more_rows_of_an_expert_choose_larger_tiles() -> None:
     rows: list[Row] = [
         row
-        for i, config in enumerate(c for c in default(Arch.SM90A) if c.group_size)
+        for i, config in enumerate(c for c in plain(Arch.SM90A) if c.group_size)
         for row in TUNING.rows(config, None, i)
     ]
     chosen = []
@@ -346,7 +346,7 @@ def test_more_rows_of_an_expert_choose_larger_tiles() -> None:
     assert chosen == sorted(chosen) and chosen[0] == 8 and chosen[-1] == 32
 
 
-@pytest.mark.parametrize("config", [c for c in default(Arch.SM90A) if c.tile_tokens == 8], ids=to_name)
+@pytest.mark.parametrize("config", [c for c in plain(Arch.SM90A) if c.tile_tokens == 8], ids=to_name)
 def test_cases_are_right_on_the_reference_and_poisoned(config: ExpertsConfig) -> None:
     words = set()
     for case in of_config(config):

@@ -20,9 +20,14 @@ from gemmill.families.fused_moe.selections import default, packed, sweep
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import ShapedCall, first_rejection
-from gemmill.formats.fp4_blocks import CODE_BYTES
+from gemmill.formats.fp4_blocks import CODE_BYTES, SCALE_BYTES
+from gemmill.formats.layout import SIDE
 from gemmill.formats.quantise import BlockScaled
 from gemmill.formats.sparse_blocks import block_bytes
+from gemmill.fuzz.breakages import draw_call
+from gemmill.numerics.call import CPU_LIMITS
+from gemmill.numerics.memory import Memory
+from gemmill.numerics.values import Pools
 from gemmill.quantize import prepack_gated_experts
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
@@ -257,10 +262,29 @@ def test_tokens_without_experts_are_zero() -> None:
     assert call(given(replace(NV, tokens=0))).shape == (0, 96)
 
 
+def test_random_calls_have_scales_that_are_packed() -> None:
+    """Kernels read larger bytes as infinity or NaN, which the reference does not."""
+    seen = set()
+    for index in range(60):
+        legal, _ = draw_call(FUSED_FP4_EXPERTS.name, 1, index, CPU_LIMITS)
+        packing = PACKINGS[legal.plain["format"]]
+        if packing.format is not NVFP4 or packing.is_coded:
+            continue
+        memory = Memory(legal.slots, torch.device("cpu"))
+        Pools(torch.device("cpu")).fill(memory, legal.offsets)
+        scales = SIDE * SIDE // (packing.sparse_group or NVFP4.group)
+        for name in ("w13", "w2"):
+            assert set(memory.tensor(name)[..., -scales:].unique().tolist()) <= set(SCALE_BYTES), (index, str(packing))
+        seen.add(str(packing))
+    assert seen == {"nvfp4", "nvfp4_2to4", "nvfp4_2to4_8"}
+
+
 def test_names_rules_and_selections() -> None:
     configs = list(packed(Arch.SM90A))
     assert len(configs) == 32 and not list(packed(Arch.SM100A))
-    assert not set(configs) & set(default(Arch.SM90A)) and set(configs) < set(sweep(Arch.SM90A)), "never run"
+    chosen = {to_name(config).split("fp4experts_")[1] for config in set(configs) & set(default(Arch.SM90A))}
+    assert {"nvfp4_t8", "nvfp4_t8w", "nvfp4_sparse16_t8w", "mxfp4_e4m3_t16"} < chosen and "nvfp4_t64" not in chosen
+    assert set(configs) < set(sweep(Arch.SM90A)) and set(default(Arch.SM90A)) < set(sweep(Arch.SM90A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(PACKED_RULES, config).ok
     assert to_name(configs[0]) == "sm90a_fusedfp4experts_nvfp4_t8"

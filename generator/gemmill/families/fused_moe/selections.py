@@ -15,9 +15,28 @@ from gemmill.families.fused_moe.config import (
 from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.vocab import Arch, DType
 
+_PACKED = {
+    "nvfp4": ("8", "8w", "32", "128"),
+    "mxfp4": ("8", "32", "128"),
+    "nvfp4_2to4": ("8", "8w", "32"),
+    "mxfp4_e4m3": ("16", "32", "128"),
+}
+"""Tiles of packed weights in the default selection, by their rows, "w" of wide ones. The model chooses no others."""
 
-def default(arch: Arch) -> Iterator[ExpertsConfig]:
-    """Kernels of sm90a. e4m3 to bf16 has both kinds of scales with tiles of 8, 16 and 32 rows; bf16 has 8 and 32."""
+
+def default(arch: Arch) -> Iterator[AnyConfig]:
+    """Kernels of sm90a. e4m3 to bf16 has both kinds of scales with tiles of 8, 16 and 32 rows; bf16 has 8 and 32.
+
+    Of packed weights there are the tiles that the model chooses.
+    """
+    yield from plain(arch)
+    for config in packed(arch):
+        if f"{config.tile_tokens}{'w' * config.wide}" in _PACKED.get(str(config.packing), ()):
+            yield config
+
+
+def plain(arch: Arch) -> Iterator[ExpertsConfig]:
+    """Kernels of weights that are not packed."""
     if arch is not Arch.SM90A:
         return
     for group, tile in product((GROUP, 0), TILES):
@@ -28,12 +47,12 @@ def default(arch: Arch) -> Iterator[ExpertsConfig]:
 
 def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
     """The kernel of scales in groups with the smallest tile."""
-    yield from (config for config in default(arch) if config.group_size and config.tile_tokens == TILES[0])
+    yield from (config for config in plain(arch) if config.group_size and config.tile_tokens == TILES[0])
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """What default has, and kernels of packed weights, which are not timed (docs/notes/experts.md)."""
-    yield from default(arch)
+    """All kernels: every tile of packed weights, too (docs/notes/experts.md)."""
+    yield from plain(arch)
     yield from packed(arch)
 
 
