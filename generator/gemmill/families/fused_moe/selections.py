@@ -7,6 +7,7 @@ from itertools import product
 from gemmill.families.fused_moe.config import (
     CODED,
     GROUP,
+    STREAMED_TILES,
     TILES,
     AnyConfig,
     ExpertsConfig,
@@ -32,9 +33,18 @@ def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """What default has, and kernels of packed weights, which are not timed (docs/notes/experts.md)."""
+    """What default has, kernels of streamed weights, and of packed ones (docs/notes/experts.md)."""
     yield from default(arch)
+    yield from streamed(arch)
     yield from packed(arch)
+
+
+def streamed(arch: Arch) -> Iterator[ExpertsConfig]:
+    """Kernels of sm90a whose weights are streamed: e4m3 to bf16 with scales in groups, every tile."""
+    for tile in STREAMED_TILES if arch is Arch.SM90A else ():
+        yield ExpertsConfig(
+            dtype=CODED, out_dtype=DType.BF16, group_size=GROUP, tile_tokens=tile, streamed=True, arch=arch
+        )
 
 
 def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:

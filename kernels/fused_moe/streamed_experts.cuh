@@ -1,0 +1,473 @@
+// Fused experts of e4m3 with scales in groups, by the tensor core of 128 threads (WGMMA): launches, lists and workspace are those of
+// fused_experts.cuh.
+//
+// Weights fill the tensor core's rows, an expert's rows are its columns: so few rows waste little, and weights go from memory to
+// shared memory by TMA. A CTA stays, and takes tiles in turn. One thread asks for weights, stage after stage and tile after tile; a
+// warp copies the rows' codes and scales. Two groups of 128 threads multiply: each step of 128 along K has sums of its own, which are
+// added with their scales in float32.
+//
+//   up    a stage has 128 gates and their 128 ups. A thread has both of a result, and a tile has a whole group of 128 results: its CTA
+//         codes it
+//   down  a stage has 256 rows of W2. Two more warps tell of what is stored and sum, while others multiply the next tile
+//
+// Weights of `down` are asked for before `up` has ended. Its thread that asks reads the list of tiles alone, past L1.
+#pragma once
+
+#include <climits>
+#include <cuda.h>
+
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "fused_moe/expert_mm.cuh"
+#include "fused_moe/prepare.cuh"
+#include "fused_moe/sums.cuh"
+#include "quant/gating.cuh"
+
+namespace gemmill::fused_moe {
+
+struct StreamedParams {
+  CUtensorMap weights;  // rows of all experts; boxes of 128 rows of 128 bytes
+  Params p;
+  int32_t blocks, steps;  // blocks of rows of a tile; steps along K
+  uint64_t policy;        // of weights in L2
+};
+
+// A ring of stages: which is next, and how often all have been used, modulo two.
+template <int stages>
+struct StageRing {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void next() {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+};
+
+template <class Half_, int kTokens_, bool kFirst_>
+struct StreamedMm {
+  using Half = Half_;
+  static constexpr int kTokens = kTokens_;
+  static constexpr bool kFirst = kFirst_;  // whether it is the product with W13
+  static constexpr int kGroup = 128, kConsumers = 256, kConsumerWarps = kConsumers / 32, kThreads = kConsumers + 128;
+  static constexpr int kLoader = kConsumerWarps, kGatherer = kLoader + 1, kSummers = kGatherer + 1;  // warps
+  static constexpr int kBoxRows = 128, kBoxBytes = kBoxRows * 128, kBoxes = 2;
+  static constexpr int kBlockRows = kFirst ? kGroup : kBoxes * kBoxRows;  // results of a tile, or its rows of W2
+  static constexpr int kSums = kTokens / 2, kColumns = kTokens / 4;       // of a thread, for 64 rows of weights
+  static constexpr int kPitch = kGroup + 4, kEnds = 4;
+  static constexpr int kStageBytes = kBoxes * kBoxBytes + kTokens * 128 + kTokens * 12 + 64;
+  static constexpr int kEndBytes = 1024 + 1024 + (kFirst ? kTokens * kPitch * 4 : 0);
+  static constexpr int kMostStages = (227 * 1024 - kEndBytes) / kStageBytes, kStages = kMostStages < 8 ? kMostStages : 8;
+  static constexpr int kBehind = 3;  // steps whose copies are on their way, before the first of them is waited for
+
+  static_assert(kTokens % 8 == 0 && kTokens <= 64, "a thread has two sets of sums of 64 rows of weights");
+  static_assert(kStages > kBehind, "a step is announced before its stage is wanted again");
+
+  using Mma = decltype(cute::SM90::GMMA::ss_op_selector<cutlass::float_e4m3_t, cutlass::float_e4m3_t, float,
+                                                        cute::Shape<cute::_64, cute::Int<kTokens>, cute::_32>>());
+  using Sums = float[2][kSums];
+  using Ring = StageRing<kStages>;
+
+  struct SharedStorage {
+    alignas(1024) uint8_t weights[kStages][kBoxes * kBoxBytes];
+    alignas(1024) uint8_t codes[kStages][kTokens * 128];
+    alignas(16) uint32_t results[kFirst ? kTokens : 1][kPitch];  // gate and up, rounded
+    float scales[kStages][kTokens];     // of rows
+    float of_weights[kStages][2];       // of gates and of ups, or of the rows of either group of threads
+    int pairs[kStages][kTokens];        // beside a tile's last step, as what follows
+    float router[kStages][kTokens];
+    int count[kStages];
+    cutlass::arch::ClusterTransactionBarrier filled[kStages];
+    cutlass::arch::ClusterBarrier freed[kStages];
+    cutlass::arch::ClusterBarrier stored[kEnds], summed[kEnds];
+  };
+  static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
+  static_assert(kSharedBytes <= 227 * 1024, "a multiprocessor has so much");
+
+  __device__ static void run(StreamedParams const& params, char* shared) {
+    auto& storage = *reinterpret_cast<SharedStorage*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t(1023));
+    int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) {
+      for (auto& barrier : storage.filled) barrier.init(2);
+      for (auto& barrier : storage.freed) barrier.init(kConsumerWarps);
+      for (auto& barrier : storage.stored) barrier.init(kConsumerWarps);
+      for (auto& barrier : storage.summed) barrier.init(2);
+      cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+    if (warp >= kLoader) {
+      if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_dealloc<72>();
+      if (kFirst || warp != kLoader) asm volatile("griddepcontrol.wait;" ::: "memory");
+      if (warp == kGatherer) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+      if (warp == kLoader && threadIdx.x % 32 == 0) load_weights(params, storage);
+      if (warp == kGatherer) gather(params, storage);
+      if (!kFirst && warp >= kSummers) sum(params, storage, warp - kSummers);
+    } else {
+      if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_alloc<216>();
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+      consume(params, storage);
+    }
+  }
+
+ private:
+  __device__ static int items_of(StreamedParams const& params) { return __ldcg(params.p.ws.tile_count) * params.blocks; }
+  __device__ static Tile tile_of(StreamedParams const& params, int item) {
+    int4 const found = __ldcg(reinterpret_cast<int4 const*>(params.p.ws.tiles) + item / params.blocks);
+    return {found.x, found.y, found.z, found.w};
+  }
+
+  __device__ static void load_weights(StreamedParams const& params, SharedStorage& storage) {
+    auto const& x = params.p.x;
+    cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&params.weights));
+    Ring ring;
+    int const items = items_of(params);
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+      int const expert = tile_of(params, item).weights, block = item % params.blocks;
+      int rows[kBoxes];
+      if constexpr (kFirst) {
+        int const first = expert * 2 * x.inner + block * kGroup;
+        rows[0] = first + x.gate_row, rows[1] = first + x.up_row;
+      } else {
+        rows[0] = expert * x.hidden + block * kBlockRows, rows[1] = rows[0] + kBoxRows;
+      }
+      for (int step = 0; step < params.steps; ++step, ring.next()) {
+        storage.freed[ring.stage].wait(ring.phase ^ 1);
+        auto& filled = storage.filled[ring.stage];
+        filled.arrive_and_expect_tx(kBoxes * kBoxBytes);
+        for (int i = 0; i < kBoxes; ++i) {
+          cute::SM90_TMA_LOAD_2D::copy(&params.weights, reinterpret_cast<uint64_t*>(&filled), params.policy,
+                                       storage.weights[ring.stage] + i * kBoxBytes, step * 128, rows[i]);
+        }
+      }
+    }
+  }
+
+  // Where a lane's copies come from.
+  struct Rows {
+    static constexpr int kEach = (kTokens + 31) / 32;
+    int count, pair[kEach];
+    int64_t row[kEach];    // of codes and scales
+    float router[kEach];
+    float const* weight_scale;  // of lanes 0 and 1
+
+    __device__ Rows(StreamedParams const& params, int item, int lane) {
+      auto const& x = params.p.x;
+      Tile const tile = tile_of(params, item);
+      count = tile.count;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        int const j = lane + 32 * i;
+        pair[i] = __ldcg(params.p.ws.order + tile.first + (j < count ? j : 0));
+        row[i] = kFirst ? pair[i] / x.topk : tile.first + (j < count ? j : 0);
+        router[i] = (x.weight_on_input != 0) == kFirst ? router_weight(x, pair[i]) : 1.0f;
+      }
+      int const block = item % params.blocks;
+      if constexpr (kFirst) {
+        int const row_block = block + (lane == 0 ? x.gate_row : x.up_row) / kGroup;
+        weight_scale = x.w13_scales + tile.weights * x.w13_scale_stride_expert + row_block * x.w13_scale_stride_row;
+      } else {
+        int const row_block = min(block * kBoxes + lane, (x.hidden - 1) / kGroup);
+        weight_scale = x.w2_scales + tile.weights * x.w2_scale_stride_expert + row_block * x.w2_scale_stride_row;
+      }
+    }
+  };
+
+  __device__ static void gather(StreamedParams const& params, SharedStorage& storage) {
+    Params const& p = params.p;
+    int const lane = threadIdx.x % 32, items = items_of(params);
+    Ring ring, told;
+    int steps = 0;
+    auto const tell = [&] {  // that the copies of `told` have come
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      __syncwarp();
+      if (lane == 0) storage.filled[told.stage].arrive();
+      told.next();
+    };
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+      Rows const rows(params, item, lane);
+      for (int step = 0; step < params.steps; ++step, ring.next(), ++steps) {
+        storage.freed[ring.stage].wait(ring.phase ^ 1);
+        copy_step(p, storage, rows, step, ring.stage, lane);
+        if (step == params.steps - 1) {
+#pragma unroll
+          for (int i = 0; i < Rows::kEach; ++i) {
+            int const j = lane + 32 * i;
+            if (j < kTokens) storage.pairs[ring.stage][j] = rows.pair[i], storage.router[ring.stage][j] = rows.router[i];
+          }
+          if (lane == 0) storage.count[ring.stage] = rows.count;
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        if (steps >= kBehind) {
+          asm volatile("cp.async.wait_group %0;" ::"n"(kBehind) : "memory");
+          tell();
+        }
+      }
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    for (int i = min(steps, kBehind); i > 0; --i) tell();
+  }
+
+  // Codes of a tile's rows for one step, to where TMA would put them, and scales. What is beyond the rows that there are stays as it was:
+  // a column of the product is of one row alone.
+  __device__ static void copy_step(Params const& p, SharedStorage& storage, Rows const& rows, int step, int stage, int lane) {
+    int const length = kFirst ? p.x.hidden : p.x.inner, groups = kFirst ? p.groups_of_hidden : p.groups_of_inner;
+    uint8_t const* const codes = kFirst ? p.ws.codes : p.ws.inner_codes;
+    float const* const scales = kFirst ? p.ws.scales : p.ws.inner_scales;
+    int const piece = lane % 8, offset = step * 128 + piece * 16;
+    uint32_t const to = cute::cast_smem_ptr_to_uint(storage.codes[stage]);
+#pragma unroll
+    for (int i = 0; i < kTokens / 4; ++i) {
+      if (i * 4 >= rows.count) break;
+      int const j = i * 4 + lane / 8;
+      int64_t const row = __shfl_sync(~0u, rows.row[i / 8], j % 32);
+      int const inside = offset < length;
+      if (j < rows.count) copy_weights(to + j * 128 + (piece ^ j % 8) * 16, codes + row * length + (inside ? offset : 0), inside ? 16 : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < Rows::kEach; ++i) {
+      int const j = lane + 32 * i;
+      if (j < rows.count) copy_word(cute::cast_smem_ptr_to_uint(&storage.scales[stage][j]), scales + rows.row[i] * groups + step);
+    }
+    int64_t const stride_k = kFirst ? p.x.w13_scale_stride_k : p.x.w2_scale_stride_k;
+    if (lane < 2) copy_word(cute::cast_smem_ptr_to_uint(&storage.of_weights[stage][lane]), rows.weight_scale + step * stride_k);
+  }
+
+  // What a thread needs of its columns when a tile ends.
+  struct Ending {
+    int count, pairs[kColumns];
+    float router[kColumns];
+  };
+
+  __device__ static void consume(StreamedParams const& params, SharedStorage& storage) {
+    int const group = threadIdx.x / 128, items = items_of(params);
+    Ring ring;
+    StageRing<kEnds> ends;
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+      Sums total = {};
+      Ending ending;
+#pragma unroll 1
+      for (int step = 0; step < params.steps; ++step, ring.next()) add_step(storage, total, ending, ring, group, step == params.steps - 1);
+      int const expert = tile_of(params, item).weights, block = item % params.blocks;
+      if constexpr (kFirst) {
+        end_up(params.p, storage, total, ending, expert, block, tile_of(params, item).first);
+      } else {
+        store_parts(params.p, total, ending, expert, block, group);
+        storage.summed[ends.stage].wait(ends.phase ^ 1);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
+        ends.next();
+      }
+    }
+  }
+
+  // A step's products, and their scales.
+  __device__ static void add_step(SharedStorage& storage, Sums& total, Ending& ending, Ring const& ring, int group, bool is_last) {
+    int const stage = ring.stage, t = threadIdx.x % 4;
+    storage.filled[stage].wait(ring.phase);
+    float sums[2][kSums];
+    uint64_t const codes = descriptor_of(storage.codes[stage]);
+    fence(sums);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int box = 0; box < 2; ++box) {
+      // Either group has 64 gates and their ups, or 128 rows of W2.
+      int const at = kFirst ? box * kBoxBytes + group * kBoxBytes / 2 : group * kBoxBytes + box * kBoxBytes / 2;
+      uint64_t const weights = descriptor_of(storage.weights[stage] + at);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) multiply(sums[box], weights + k * 2, codes + k * 2, k > 0, std::make_index_sequence<kSums>{});
+    }
+    cute::warpgroup_commit_batch();
+    float scales[kColumns], of_weights[2];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) scales[i] = storage.scales[stage][i / 2 * 8 + t * 2 + i % 2];
+#pragma unroll
+    for (int box = 0; box < 2; ++box) of_weights[box] = storage.of_weights[stage][kFirst ? box : group];
+    if (is_last) {
+      ending.count = storage.count[stage];
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        ending.pairs[i] = storage.pairs[stage][i / 2 * 8 + t * 2 + i % 2], ending.router[i] = storage.router[stage][i / 2 * 8 + t * 2 + i % 2];
+      }
+    }
+    cute::warpgroup_wait<0>();
+    fence(sums);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) storage.freed[stage].arrive();
+#pragma unroll
+    for (int box = 0; box < 2; ++box) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        float const factor = __fmul_rn(scales[i / 4 * 2 + i % 2], of_weights[box]);
+        total[box][i] = __fmaf_rn(sums[box][i], factor, total[box][i]);
+      }
+    }
+  }
+
+  __device__ static void fence(Sums& sums) {
+#pragma unroll
+    for (int box = 0; box < 2; ++box) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) cute::warpgroup_fence_operand(sums[box][i]);
+    }
+  }
+
+  template <size_t... i>
+  __device__ static void multiply(float (&sums)[kSums], uint64_t weights, uint64_t codes, bool adds, std::index_sequence<i...>) {
+    Mma::fma(weights, codes, sums[i]..., adds ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
+  }
+
+  // Rows of 128 bytes, swizzled by as many, eight of them in 1,024 bytes.
+  __device__ static uint64_t descriptor_of(uint8_t const* from) {
+    uint64_t const address = cute::cast_smem_ptr_to_uint(from);
+    return (address & 0x3FFFF) >> 4 | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+  }
+
+  // Row of a thread's i-th of two, among 64.
+  __device__ static int row_of(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i; }
+
+  // activation(gate) up of 128 results of a tile's rows, and their codes.
+  __device__ static void end_up(Params const& p, SharedStorage& storage, Sums const& total, Ending const& ending, int expert, int block, int first) {
+    auto const& x = p.x;
+    int const group = threadIdx.x / 128, t = threadIdx.x % 4;
+    float biases[2][2] = {};
+    if (x.w13_bias != nullptr) {
+      Half const* const bias = static_cast<Half const*>(x.w13_bias) + expert * (2 * int64_t(x.inner)) + block * kGroup + group * 64;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) biases[0][i] = to_float(bias[x.gate_row + row_of(i)]), biases[1][i] = to_float(bias[x.up_row + row_of(i)]);
+    }
+    cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // codes of the tile before are made
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      int const j = column / 2 * 8 + t * 2 + column % 2;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t word = 0;
+#pragma unroll
+        for (int box = 0; box < 2; ++box) {
+          float value = total[box][column / 2 * 4 + 2 * i + column % 2];
+          if (x.w13_bias != nullptr) value = __fadd_rn(value, biases[box][i]);
+          if (x.weight_on_input) value = __fmul_rn(value, ending.router[column]);
+          word |= bits_of(of_float<Half>(value)) << 16 * box;
+        }
+        if (j < ending.count) storage.results[j][group * 64 + row_of(i)] = word;
+      }
+    }
+    cutlass::arch::NamedBarrier::sync(kConsumers, 1);
+    quant::Gating const gating{x.activation, x.alpha, x.limit, x.beta};
+    for (int j = threadIdx.x / 32; j < ending.count; j += kConsumerWarps) {
+      int64_t const row = first + j;
+      auto const four = [&](int) {
+        uint4 const words = *reinterpret_cast<uint4 const*>(&storage.results[j][threadIdx.x % 32 * 4]);
+        auto const result = [&](uint32_t word) { return gating(half_of(word & 0xFFFF), half_of(word >> 16)); };
+        return float4{result(words.x), result(words.y), result(words.z), result(words.w)};
+      };
+      code_group(four, reinterpret_cast<uint32_t*>(p.ws.inner_codes + row * x.inner), x.inner, block, p.ws.inner_scales + row * p.groups_of_inner + block);
+    }
+  }
+
+  __device__ static uint32_t bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
+  __device__ static uint32_t bits_of(__half value) { return __half_as_ushort(value); }
+  __device__ static float half_of(uint32_t bits) {
+    if constexpr (std::is_same_v<Half, __half>) {
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    } else {
+      return __bfloat162float(__ushort_as_bfloat16(static_cast<unsigned short>(bits)));
+    }
+  }
+
+  // Rows of W2 times a tile's rows, as they are summed.
+  __device__ static void store_parts(Params const& p, Sums const& total, Ending const& ending, int expert, int block, int group) {
+    auto const& x = p.x;
+    int const t = threadIdx.x % 4;
+#pragma unroll
+    for (int box = 0; box < 2; ++box) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        int const n = block * kBlockRows + group * kBoxRows + box * 64 + row_of(i);
+        if (n >= x.hidden) continue;
+        float const bias = x.w2_bias != nullptr ? to_float(static_cast<Half const*>(x.w2_bias)[expert * int64_t(x.hidden) + n]) : 0.0f;
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+          if (column / 2 * 8 + t * 2 + column % 2 >= ending.count) continue;
+          float value = total[box][column / 2 * 4 + 2 * i + column % 2];
+          if (x.w2_bias != nullptr) value = __fadd_rn(value, bias);
+          p.ws.parts[ending.pairs[column] * int64_t(x.hidden) + n] = __fmul_rn(value, ending.router[column]);
+        }
+      }
+    }
+  }
+
+  // Each of two warps tells of 128 columns of every tile, and sums.
+  __device__ static void sum(StreamedParams const& params, SharedStorage& storage, int which) {
+    StageRing<kEnds> ends;
+    int const items = items_of(params);
+    for (int item = blockIdx.x; item < items; item += gridDim.x, ends.next()) {
+      Tile const tile = tile_of(params, item);
+      int const n0 = item % params.blocks * kBlockRows + which * kBoxRows;
+      storage.stored[ends.stage].wait(ends.phase);
+      if (n0 < params.p.x.hidden) sum_stored<Half, kBoxRows>(params.p, tile.first, tile.count, n0);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) storage.summed[ends.stage].arrive();
+    }
+  }
+};
+
+template <class Half_, int kTokens_>
+struct StreamedExperts {
+  using Half = Half_;
+  static constexpr bool kCoded = true;
+  static constexpr int kTokens = kTokens_;
+  using First = Prepare<Half, true, true, kTokens>;
+  using Up = StreamedMm<Half, kTokens, true>;
+  using Down = StreamedMm<Half, kTokens, false>;
+};
+
+// Host code: three launches.
+
+// Rows of e4m3 weights for boxes of 128 rows and 128 bytes.
+inline CUresult describe_weights(CUtensorMap& map, void const* data, int64_t rows, int64_t k, int64_t stride) {
+  cuuint64_t const dims[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)};
+  cuuint64_t const strides[1] = {static_cast<cuuint64_t>(stride)};
+  cuuint32_t const box[2] = {128, 128}, steps[2] = {1, 1};
+  return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), dims, strides, box, steps,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+template <class Kernel>
+int64_t streamed_workspace_of(gemmill_fused_experts_args const& x) {
+  return x.workspace != nullptr ? 0 : Workspace(x, true, nullptr).bytes;
+}
+
+template <class Kernel, auto prepare, auto up, auto down>
+int32_t launch_streamed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+  using Up = typename Kernel::Up;
+  using Down = typename Kernel::Down;
+  if (cudaError_t error = allow_shared_memory<up>(how.device, Up::kSharedBytes); error != cudaSuccess) return error;
+  if (cudaError_t error = allow_shared_memory<down>(how.device, Down::kSharedBytes); error != cudaSuccess) return error;
+  Workspace const ws(x, true, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
+  int64_t const pairs = int64_t(x.tokens) * x.topk, most_tiles = pairs / Kernel::kTokens + std::min<int64_t>(pairs, x.weights);
+  int64_t const rows_up = int64_t(x.weights) * 2 * x.inner, rows_down = int64_t(x.weights) * x.hidden;
+  if (pairs > INT_MAX / 2 || std::max(rows_up, rows_down) > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
+  Params params{x, ws, {}, {}, (x.hidden + 127) / 128, (x.inner + 127) / 128, 0, 0};
+  params.down.blocks = (x.hidden + Down::kBoxRows - 1) / Down::kBoxRows;
+  params.summed_count = int64_t(x.tokens) * params.down.blocks;
+  // Weights that are read once leave L2 to what is read again.
+  using Policy = cute::TMA::CacheHintSm90;
+  auto const policy = static_cast<uint64_t>(pairs * 2 <= int64_t(x.weights) * Kernel::kTokens ? Policy::EVICT_FIRST : Policy::EVICT_NORMAL);
+  StreamedParams of_up{{}, params, x.inner / Up::kBlockRows, params.groups_of_hidden, policy};
+  StreamedParams of_down{{}, params, (x.hidden + Down::kBlockRows - 1) / Down::kBlockRows, params.groups_of_inner, policy};
+  if (describe_weights(of_up.weights, x.w13, rows_up, x.hidden, x.w13_stride_row) != CUDA_SUCCESS ||
+      describe_weights(of_down.weights, x.w2, rows_down, x.inner, x.w2_stride_row) != CUDA_SUCCESS) {
+    return GEMMILL_CANNOT_IMPLEMENT;
+  }
+  if (most_tiles * std::max(of_up.blocks, of_down.blocks) > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
+  auto const grid = [&](int64_t items) { return dim3(static_cast<unsigned>(std::clamp<int64_t>(items, 1, how.sm_count))); };
+  int const others = std::clamp<int>(x.tokens, 1, 2 * how.sm_count);
+  void *first[] = {&params}, *second[] = {&of_up}, *third[] = {&of_down};
+  if (int32_t error = launch_kernel<prepare>({dim3(1 + others), dim3(Kernel::First::kThreads), dim3(1), 0}, how, first); error != 0) return error;
+  if (int32_t error = launch_kernel<up>({grid(most_tiles * of_up.blocks), dim3(Up::kThreads), dim3(1), Up::kSharedBytes}, how, second); error != 0) return error;
+  return launch_kernel<down>({grid(most_tiles * of_down.blocks), dim3(Down::kThreads), dim3(1), Down::kSharedBytes}, how, third);
+}
+
+}  // namespace gemmill::fused_moe
