@@ -243,15 +243,16 @@ struct StreamedMm {
     Ring ring;
     StageRing<kEnds> ends;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
+      Tile const tile = tile_of(params, item);
+      int const block = item % params.blocks;
       Sums total = {};
       Ending ending;
 #pragma unroll 1
       for (int step = 0; step < params.steps; ++step, ring.next()) add_step(storage, total, ending, ring, group, step == params.steps - 1);
-      int const expert = tile_of(params, item).weights, block = item % params.blocks;
       if constexpr (kFirst) {
-        end_up(params.p, storage, total, ending, expert, block, tile_of(params, item).first);
+        end_up(params.p, storage, total, ending, tile, block);
       } else {
-        store_parts(params.p, total, ending, expert, block, group);
+        store_parts(params.p, total, ending, tile.weights, block, group);
         storage.summed[ends.stage].wait(ends.phase ^ 1);
         __syncwarp();
         if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
@@ -326,12 +327,12 @@ struct StreamedMm {
   __device__ static int row_of(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i; }
 
   // activation(gate) up of 128 results of a tile's rows, and their codes.
-  __device__ static void end_up(Params const& p, SharedStorage& storage, Sums const& total, Ending const& ending, int expert, int block, int first) {
+  __device__ static void end_up(Params const& p, SharedStorage& storage, Sums const& total, Ending const& ending, Tile const& tile, int block) {
     auto const& x = p.x;
     int const group = threadIdx.x / 128, t = threadIdx.x % 4;
     float biases[2][2] = {};
     if (x.w13_bias != nullptr) {
-      Half const* const bias = static_cast<Half const*>(x.w13_bias) + expert * (2 * int64_t(x.inner)) + block * kGroup + group * 64;
+      Half const* const bias = static_cast<Half const*>(x.w13_bias) + tile.weights * (2 * int64_t(x.inner)) + block * kGroup + group * 64;
 #pragma unroll
       for (int i = 0; i < 2; ++i) biases[0][i] = to_float(bias[x.gate_row + row_of(i)]), biases[1][i] = to_float(bias[x.up_row + row_of(i)]);
     }
@@ -355,7 +356,7 @@ struct StreamedMm {
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     quant::Gating const gating{x.activation, x.alpha, x.limit, x.beta};
     for (int j = threadIdx.x / 32; j < ending.count; j += kConsumerWarps) {
-      int64_t const row = first + j;
+      int64_t const row = tile.first + j;
       auto const four = [&](int) {
         uint4 const words = *reinterpret_cast<uint4 const*>(&storage.results[j][threadIdx.x % 32 * 4]);
         auto const result = [&](uint32_t word) { return gating(half_of(word & 0xFFFF), half_of(word >> 16)); };
