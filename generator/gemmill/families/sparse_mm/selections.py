@@ -30,6 +30,36 @@ _WIDER_OF_16_BITS: tuple[Candidate, ...] = (
     ((64, 64, 128), (1, 1, 1), BASIC, (1,)),
     ((256, 128, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
 )
+_TRIED_OF_8_BITS: tuple[Candidate, ...] = (
+    ((64, 256, 128), (2, 1, 1), PINGPONG, (1, 8)),
+    ((64, 256, 128), (1, 2, 1), PINGPONG, (1, 8)),
+    ((64, 256, 256), (2, 1, 1), PINGPONG, (1, 8)),
+    ((128, 256, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
+    ((256, 128, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
+    ((128, 256, 256), (2, 1, 1), COOPERATIVE, (1, 8)),
+    ((128, 192, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
+    ((128, 128, 128), (1, 2, 1), PINGPONG, (1, 8)),
+)
+_TRIED_OF_16_BITS: tuple[Candidate, ...] = (
+    ((64, 256, 128), (2, 1, 1), PINGPONG, (1, 8)),
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
+    ((256, 128, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
+    ((128, 192, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
+    ((128, 128, 128), (2, 1, 1), PINGPONG, (1, 8)),
+    ((128, 128, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
+)
+_RASTERED_OF_8_BITS: tuple[Candidate, ...] = (
+    ((128, 256, 128), (2, 1, 1), COOPERATIVE, (1, 2, 4, 8)),
+    ((64, 256, 128), (2, 1, 1), PINGPONG, (2, 4, 8)),
+)
+_RASTERED_OF_16_BITS: tuple[Candidate, ...] = (((128, 128, 128), (2, 1, 1), COOPERATIVE, (1, 2, 4, 8)),)
+_STAGED: tuple[tuple[Candidate, int], ...] = (
+    (((64, 16, 256), (1, 1, 1), BASIC, (1,)), 7),
+    (((64, 16, 256), (1, 1, 1), BASIC, (1,)), 5),
+    (((64, 16, 512), (1, 1, 1), BASIC, (1,)), 3),
+    (((64, 16, 256), (2, 1, 1), BASIC, (1,)), 7),
+)
+"""Kernels for few rows whose stages leave room for the next kernel's CTA on the same multiprocessor."""
 _PROMOTED: Candidate = ((64, 64, 256), (1, 1, 1), BASIC, (1,))
 
 
@@ -42,6 +72,13 @@ def sweep(arch: Arch) -> Iterator[SparseConfig]:
     for dtype in (DType.E4M3, DType.S8, DType.BF16):
         for candidate in _WIDER_OF_8_BITS if dtype.bits == 8 else _WIDER_OF_16_BITS:
             found += configs(dtype, DType.BF16, candidate)
+        for candidate in _TRIED_OF_8_BITS if dtype.bits == 8 else _TRIED_OF_16_BITS:
+            found += configs(dtype, DType.BF16, candidate)
+        for candidate in _RASTERED_OF_8_BITS if dtype.bits == 8 else _RASTERED_OF_16_BITS:
+            for order in (RasterOrder.ALONG_M, RasterOrder.ALONG_N):
+                found += [replace(c, raster_order=order) for c in configs(dtype, DType.BF16, candidate)]
+        for candidate, stages in _STAGED if dtype.bits == 8 else ():
+            found += [replace(c, stages=stages) for c in configs(dtype, DType.BF16, candidate)]
     found += [replace(c, accumulation=Accumulation.PROMOTED) for c in configs(DType.E4M3, DType.BF16, _PROMOTED)]
     yield from dict.fromkeys(found)
 
