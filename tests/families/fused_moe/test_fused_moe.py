@@ -24,7 +24,7 @@ from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.rules import RULES
-from gemmill.families.fused_moe.selections import default, smoke
+from gemmill.families.fused_moe.selections import default, smoke, streamed, sweep
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import Row, ShapedCall, first_rejection
@@ -318,18 +318,48 @@ def test_bounds_hold_for_products_summed_in_float32() -> None:
     assert bool((wanted.bound < 0.1 * wanted.exact.abs().max()).all()), "the bound would hide a wrong tile"
 
 
+def test_the_bound_has_room_for_sums_of_the_tensor_core_for_e4m3() -> None:
+    """Sums that keep 13 bits below the largest of what an instruction adds are within it, and not within that of warps."""
+    x = given(replace(BLOCKS, hidden=1024, tokens=32))
+    layer = layer_of(x)
+    for rows in bounds.reference.rows_of(layer):
+        codes, scales = bounds.reference.coded(layer.x[rows.tokens].float(), GROUP)
+        w13, total = layer.w13[rows.weights].double(), torch.zeros(len(codes), layer.w13.shape[1], dtype=torch.float64)
+        blocks = torch.arange(len(w13)) // GROUP
+        for start in range(0, layer.x.shape[1], GROUP):
+            running = torch.zeros_like(total)
+            for k in range(start, start + GROUP, 32):
+                terms = codes[:, None, k : k + 32].double() * w13[None, :, k : k + 32]
+                terms = torch.cat([terms, running[..., None]], dim=2)
+                unit = torch.exp2(terms.abs().amax(dim=2, keepdim=True).clamp(min=1e-30).log2().floor() - 13)
+                running = ((terms / unit).trunc() * unit).sum(dim=2)
+            g = start // GROUP
+            total += running * (scales[:, g, None] * layer.w13_scales[rows.weights][blocks, g]).double()
+        lost = (total - bounds.reference.inner_products(layer, rows).double()).abs()
+        assert bool((lost <= bounds._inner_error(layer, rows)).all())
+        assert bool((lost > bounds._inner_error(replace(layer, by_warps=True), rows)).any())
+
+
 def test_every_name_is_its_config_and_rules_hold() -> None:
-    configs = list(default(Arch.SM90A))
-    assert len(configs) == len(set(configs)) == 8 and set(smoke(Arch.SM90A)) <= set(configs)
-    assert not list(default(Arch.SM100A))
+    configs = [c for c in sweep(Arch.SM90A) if isinstance(c, ExpertsConfig)]
+    assert len(configs) == len(set(configs)) == 12 and set(smoke(Arch.SM90A)) <= set(default(Arch.SM90A)) <= set(configs)
+    assert not list(default(Arch.SM100A)) and not list(streamed(Arch.SM100A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(RULES, config).ok
     wrong = replace(configs[0], tile_tokens=24)
     assert first_rejection(RULES, wrong).reason == "tile of 24 rows: there are 8, 16, 32"
+    wrong = replace(configs[0], tile_tokens=128, streamed=True)
+    assert first_rejection(RULES, wrong).reason == "streamed tile of 128 rows: there are 8, 16, 32, 64"
+    wrong = replace(configs[0], group_size=0, streamed=True)
+    assert first_rejection(RULES, wrong).reason == (
+        "streamed weights of e4m3 without scales in groups: sums are added with their scales"
+    )
     wrong = ExpertsConfig(dtype=DType.F16, out_dtype=DType.BF16, tile_tokens=8)
     assert first_rejection(RULES, wrong).reason == "weights of f16 are multiplied by activations of f16, not of bf16"
     with pytest.raises(ValueError, match="scales 'plain' of e4m3, which has 'rows'"):
         parse_name("sm90a_fusedexperts_e4m3_bf16_plain_t8")
+    with pytest.raises(ValueError, match="tile 't8w', expected t and a number of rows, then s where weights are streamed"):
+        parse_name("sm90a_fusedexperts_e4m3_bf16_group128_t8w")
 
 
 def test_more_rows_of_an_expert_choose_larger_tiles() -> None:
