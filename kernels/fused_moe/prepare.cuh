@@ -6,7 +6,6 @@
 // to call: no result depends on it.
 #pragma once
 
-#include "core/programmatic.cuh"
 #include "fused_moe/params.cuh"
 #include "quant/coding.cuh"
 
@@ -19,7 +18,9 @@ struct Prepare {
 
   // `tokens`: where the token of each sorted row is wanted, or null.
   static __device__ void run(Params const& p, int32_t* tokens = nullptr) {
-    wait_for_predecessor();
+    // In this order: kernels that follow may read what the caller gives.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     if (blockIdx.x == 0) return sort(p, tokens);
     int64_t const first = int64_t(blockIdx.x - 1) * kThreads + threadIdx.x, step = int64_t(gridDim.x - 1) * kThreads;
     for (int64_t i = first; i < p.finished_count; i += step) p.ws.finished[i] = 0;

@@ -10,7 +10,8 @@
 //         codes it
 //   down  a stage has 256 rows of W2. Two more warps tell of what is stored and sum, while others multiply the next tile
 //
-// Weights of `down` are asked for before `up` has ended. Its thread that asks reads the list of tiles alone, past L1.
+// Weights of `down` are asked for before `up` has ended: who asks reads the list of tiles, past L1. Of 32 pairs or fewer weights of `up` are
+// asked for before the list is there.
 #pragma once
 
 #include <climits>
@@ -97,14 +98,12 @@ struct StreamedMm {
     __syncthreads();
     if (warp >= kLoader) {
       if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_dealloc<72>();
-      if (kFirst || warp != kLoader) asm volatile("griddepcontrol.wait;" ::: "memory");
-      if (warp == kGatherer) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-      if (warp == kLoader && threadIdx.x % 32 == 0) load_weights(params, storage);
+      if (warp == kLoader) load_weights(params, storage);
       if (warp == kGatherer) gather(params, storage);
       if (!kFirst && warp >= kSummers) sum(params, storage, warp - kSummers);
     } else {
       if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_alloc<216>();
-      asm volatile("griddepcontrol.wait;" ::: "memory");
+      if constexpr (kFirst) asm volatile("griddepcontrol.wait;" ::: "memory");
       consume(params, storage);
     }
   }
@@ -116,13 +115,49 @@ struct StreamedMm {
     return {found.x, found.y, found.z, found.w};
   }
 
+  // Whose tiles there are, as the first launch lists them. Of few pairs a warp finds that itself, before that launch has ended.
+  struct Experts {
+    static constexpr int kFew = 32;
+    bool few;
+    int weights, before, tiles, count;  // a lane's: an expert, tiles before its own, how many it has; and how many all have
+
+    __device__ Experts(StreamedParams const& params, int lane) {
+      int const pairs = params.p.x.tokens * params.p.x.topk;
+      few = kFirst && pairs <= kFew;
+      if (!few) {
+        if constexpr (kFirst) asm volatile("griddepcontrol.wait;" ::: "memory");
+        count = __ldcg(params.p.ws.tile_count);
+        return;
+      }
+      weights = lane < pairs ? weights_of(params.p.x, lane) : -1;
+      unsigned const alike = __match_any_sync(~0u, weights);
+      bool const leads = weights >= 0 && __ffs(alike) - 1 == lane;
+      tiles = leads ? (__popc(alike) + kTokens - 1) / kTokens : 0;
+      before = count = 0;
+      for (int i = 0; i < kFew; ++i) {
+        int const other = __shfl_sync(~0u, weights, i), of_other = __shfl_sync(~0u, tiles, i);
+        count += of_other;
+        if (other < weights) before += of_other;
+      }
+    }
+
+    // The weights of an item's tile.
+    __device__ int of(StreamedParams const& params, int item) const {
+      if (!few) return tile_of(params, item).weights;
+      int const tile = item / params.blocks;
+      return __shfl_sync(~0u, weights, __ffs(__ballot_sync(~0u, before <= tile && tile < before + tiles)) - 1);
+    }
+  };
+
   __device__ static void load_weights(StreamedParams const& params, SharedStorage& storage) {
     auto const& x = params.p.x;
-    cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&params.weights));
+    int const lane = threadIdx.x % 32;
+    if (lane == 0) cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&params.weights));
+    Experts const experts(params, lane);
     Ring ring;
-    int const items = items_of(params);
+    int const items = experts.count * params.blocks;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
-      int const expert = tile_of(params, item).weights, block = item % params.blocks;
+      int const expert = experts.of(params, item), block = item % params.blocks;
       int rows[kBoxes];
       if constexpr (kFirst) {
         int const first = expert * 2 * x.inner + block * kGroup;
@@ -132,6 +167,7 @@ struct StreamedMm {
       }
       for (int step = 0; step < params.steps; ++step, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
+        if (lane != 0) continue;
         auto& filled = storage.filled[ring.stage];
         filled.arrive_and_expect_tx(kBoxes * kBoxBytes);
         for (int i = 0; i < kBoxes; ++i) {
@@ -174,7 +210,10 @@ struct StreamedMm {
 
   __device__ static void gather(StreamedParams const& params, SharedStorage& storage) {
     Params const& p = params.p;
-    int const lane = threadIdx.x % 32, items = items_of(params);
+    int const lane = threadIdx.x % 32;
+    if constexpr (kFirst) begin();
+    int const items = items_of(params);
+    bool begun = kFirst;
     Ring ring, told;
     int steps = 0;
     auto const tell = [&] {  // that the copies of `told` have come
@@ -185,6 +224,7 @@ struct StreamedMm {
     };
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
       Rows const rows(params, item, lane);
+      if (!begun) begin(), begun = true;  // the list is known before the codes
       for (int step = 0; step < params.steps; ++step, ring.next(), ++steps) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         copy_step(p, storage, rows, step, ring.stage, lane);
@@ -205,6 +245,13 @@ struct StreamedMm {
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     for (int i = min(steps, kBehind); i > 0; --i) tell();
+    if (!begun) begin();
+  }
+
+  // The launch before has ended; the next one may begin.
+  __device__ static void begin() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }
 
   // Codes of a tile's rows for one step, to where TMA would put them, and scales. What is beyond the rows that there are stays as it was:
@@ -401,6 +448,7 @@ struct StreamedMm {
   // Each of two warps tells of 128 columns of every tile, and sums.
   __device__ static void sum(StreamedParams const& params, SharedStorage& storage, int which) {
     StageRing<kEnds> ends;
+    asm volatile("griddepcontrol.wait;" ::: "memory");
     int const items = items_of(params);
     for (int item = blockIdx.x; item < items; item += gridDim.x, ends.next()) {
       Tile const tile = tile_of(params, item);
