@@ -2,13 +2,13 @@
 // fused_experts.cuh.
 //
 // Weights fill the tensor core's rows, an expert's rows are its columns: so few rows waste little, and weights go from memory to
-// shared memory by TMA. A CTA stays, and takes tiles in turn. One thread asks for weights, stage after stage and tile after tile; a
-// warp copies the rows' codes and scales. Two groups of 128 threads multiply: each step of 128 along K has sums of its own, which are
-// added with their scales in float32.
+// shared memory by TMA. A CTA stays, and takes tiles in turn. One thread asks for weights, stage after stage and tile after tile;
+// other warps copy codes and scales of 16 rows each. Two groups of 128 threads multiply: each step of 128 along K has sums of its own,
+// which are added with their scales in float32. What a tile begins with is read while the one before is loaded.
 //
 //   up    a stage has 128 gates and their 128 ups. A thread has both of a result, and a tile has a whole group of 128 results: its CTA
 //         codes it
-//   down  a stage has 256 rows of W2. Two more warps tell of what is stored and sum, while others multiply the next tile
+//   down  a stage has 256 rows of W2. More warps take turns to tell of what is stored and to sum, while others multiply the next tiles
 //
 // Weights of `down` are asked for before `up` has ended: who asks reads the list of tiles, past L1. Of 32 pairs or fewer weights of `up` are
 // asked for before the list is there.
@@ -50,19 +50,20 @@ struct StreamedMm {
   using Half = Half_;
   static constexpr int kTokens = kTokens_;
   static constexpr bool kFirst = kFirst_;  // whether it is the product with W13
-  static constexpr int kGroup = 128, kConsumers = 256, kConsumerWarps = kConsumers / 32, kThreads = kConsumers + 128;
-  static constexpr int kLoader = kConsumerWarps, kGatherer = kLoader + 1, kSummers = kGatherer + 1;  // warps
+  static constexpr int kGroup = 128, kConsumers = 256, kConsumerWarps = kConsumers / 32, kThreads = kConsumers + 256;
+  static constexpr int kRowsEach = kTokens < 16 ? kTokens : 16, kGatherers = kTokens / kRowsEach;  // rows that a warp copies, and warps
+  static constexpr int kLoader = kConsumerWarps, kGatherer = kLoader + 1, kSummer = kGatherer + kGatherers;
+  static constexpr int kSummers = kThreads / 32 - kSummer;
   static constexpr int kBoxRows = 128, kBoxBytes = kBoxRows * 128, kBoxes = 2;
   static constexpr int kBlockRows = kFirst ? kGroup : kBoxes * kBoxRows;  // results of a tile, or its rows of W2
   static constexpr int kSums = kTokens / 2, kColumns = kTokens / 4;       // of a thread, for 64 rows of weights
-  static constexpr int kPitch = kGroup + 4, kEnds = 4;
+  static constexpr int kPitch = kGroup + 4;
   static constexpr int kStageBytes = kBoxes * kBoxBytes + kTokens * 128 + kTokens * 12 + 64;
   static constexpr int kEndBytes = 1024 + 1024 + (kFirst ? kTokens * kPitch * 4 : 0);
   static constexpr int kMostStages = (227 * 1024 - kEndBytes) / kStageBytes, kStages = kMostStages < 8 ? kMostStages : 8;
-  static constexpr int kBehind = 3;  // steps whose copies are on their way, before the first of them is waited for
 
   static_assert(kTokens % 8 == 0 && kTokens <= 64, "a thread has two sets of sums of 64 rows of weights");
-  static_assert(kStages > kBehind, "a step is announced before its stage is wanted again");
+  static_assert(kStages >= 3, "loads run ahead of products");
 
   using Mma = decltype(cute::SM90::GMMA::ss_op_selector<cutlass::float_e4m3_t, cutlass::float_e4m3_t, float,
                                                         cute::Shape<cute::_64, cute::Int<kTokens>, cute::_32>>());
@@ -80,7 +81,7 @@ struct StreamedMm {
     int count[kStages];
     cutlass::arch::ClusterTransactionBarrier filled[kStages];
     cutlass::arch::ClusterBarrier freed[kStages];
-    cutlass::arch::ClusterBarrier stored[kEnds], summed[kEnds];
+    cutlass::arch::ClusterBarrier stored[kSummers], seen[kSummers];  // of tiles, by who sums them
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
   static_assert(kSharedBytes <= 227 * 1024, "a multiprocessor has so much");
@@ -89,20 +90,24 @@ struct StreamedMm {
     auto& storage = *reinterpret_cast<SharedStorage*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t(1023));
     int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {
-      for (auto& barrier : storage.filled) barrier.init(2);
+      for (auto& barrier : storage.filled) barrier.init(1 + kGatherers * 33);
       for (auto& barrier : storage.freed) barrier.init(kConsumerWarps);
       for (auto& barrier : storage.stored) barrier.init(kConsumerWarps);
-      for (auto& barrier : storage.summed) barrier.init(2);
+      for (auto& barrier : storage.seen) barrier.init(1);
       cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
     if (warp >= kLoader) {
-      if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_dealloc<72>();
-      if (warp == kLoader) load_weights(params, storage);
-      if (warp == kGatherer) gather(params, storage);
-      if (!kFirst && warp >= kSummers) sum(params, storage, warp - kSummers);
+      if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_dealloc<56>();
+      if (warp == kLoader) {
+        load_weights(params, storage);
+      } else if (warp < kSummer) {
+        gather(params, storage, warp - kGatherer);
+      } else if constexpr (!kFirst) {
+        sum(params, storage, warp - kSummer);
+      }
     } else {
-      if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_alloc<216>();
+      if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_alloc<200>();
       if constexpr (kFirst) asm volatile("griddepcontrol.wait;" ::: "memory");
       consume(params, storage);
     }
@@ -156,8 +161,10 @@ struct StreamedMm {
     Experts const experts(params, lane);
     Ring ring;
     int const items = experts.count * params.blocks;
+    int next = blockIdx.x < items ? experts.of(params, blockIdx.x) : 0;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
-      int const expert = experts.of(params, item), block = item % params.blocks;
+      int const expert = next, block = item % params.blocks;
+      if (item + gridDim.x < items) next = experts.of(params, item + gridDim.x);
       int rows[kBoxes];
       if constexpr (kFirst) {
         int const first = expert * 2 * x.inner + block * kGroup;
@@ -178,25 +185,17 @@ struct StreamedMm {
     }
   }
 
-  // Where a lane's copies come from.
-  struct Rows {
-    static constexpr int kEach = (kTokens + 31) / 32;
-    int count, pair[kEach];
-    int64_t row[kEach];    // of codes and scales
-    float router[kEach];
+  // Where a lane's copies of a tile come from.
+  struct Source {
+    int count;     // of this warp's rows
+    int64_t row;   // of codes and scales, that of lane % kRowsEach
+    float router;  // what it is multiplied by at the end
     float const* weight_scale;  // of lanes 0 and 1
 
-    __device__ Rows(StreamedParams const& params, int item, int lane) {
+    __device__ Source(StreamedParams const& params, Tile const& tile, int pair, int item, int first, int lane) : count(tile.count - first) {
       auto const& x = params.p.x;
-      Tile const tile = tile_of(params, item);
-      count = tile.count;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        int const j = lane + 32 * i;
-        pair[i] = __ldcg(params.p.ws.order + tile.first + (j < count ? j : 0));
-        row[i] = kFirst ? pair[i] / x.topk : tile.first + (j < count ? j : 0);
-        router[i] = (x.weight_on_input != 0) == kFirst ? router_weight(x, pair[i]) : 1.0f;
-      }
+      row = kFirst ? pair / x.topk : tile.first + min(first + lane % kRowsEach, tile.count - 1);
+      router = (x.weight_on_input != 0) == kFirst ? router_weight(x, pair) : 1.0f;
       int const block = item % params.blocks;
       if constexpr (kFirst) {
         int const row_block = block + (lane == 0 ? x.gate_row : x.up_row) / kGroup;
@@ -208,44 +207,42 @@ struct StreamedMm {
     }
   };
 
-  __device__ static void gather(StreamedParams const& params, SharedStorage& storage) {
-    Params const& p = params.p;
-    int const lane = threadIdx.x % 32;
+  // Copies rows of tile after tile, from a tile's `part`-th 16 on. The tile after the next and the next one's pairs are asked for before
+  // they are wanted.
+  __device__ static void gather(StreamedParams const& params, SharedStorage& storage, int part) {
+    int const lane = threadIdx.x % 32, first = part * kRowsEach;
     if constexpr (kFirst) begin();
     int const items = items_of(params);
     bool begun = kFirst;
-    Ring ring, told;
-    int steps = 0;
-    auto const tell = [&] {  // that the copies of `told` have come
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      __syncwarp();
-      if (lane == 0) storage.filled[told.stage].arrive();
-      told.next();
-    };
-    for (int item = blockIdx.x; item < items; item += gridDim.x) {
-      Rows const rows(params, item, lane);
-      if (!begun) begin(), begun = true;  // the list is known before the codes
-      for (int step = 0; step < params.steps; ++step, ring.next(), ++steps) {
-        storage.freed[ring.stage].wait(ring.phase ^ 1);
-        copy_step(p, storage, rows, step, ring.stage, lane);
-        if (step == params.steps - 1) {
-#pragma unroll
-          for (int i = 0; i < Rows::kEach; ++i) {
-            int const j = lane + 32 * i;
-            if (j < kTokens) storage.pairs[ring.stage][j] = rows.pair[i], storage.router[ring.stage][j] = rows.router[i];
+    auto const tile_at = [&](int item) { return tile_of(params, item < items ? item : 0); };
+    auto const pair_of = [&](Tile const& tile) { return __ldcg(params.p.ws.order + tile.first + min(first + lane % kRowsEach, tile.count - 1)); };
+    Ring ring;
+    int item = blockIdx.x;
+    if (item < items) {
+      Tile tile = tile_at(item), next = tile_at(item + gridDim.x);
+      int pair = pair_of(tile);
+      while (item < items) {
+        Tile const after = tile_at(item + 2 * gridDim.x);
+        int const next_pair = pair_of(next);
+        Source const source(params, tile, pair, item, first, lane);
+        if (!begun) begin(), begun = true;  // the list is known before the codes
+        for (int step = 0; step < params.steps; ++step, ring.next()) {
+          storage.freed[ring.stage].wait(ring.phase ^ 1);
+          copy_step(params.p, storage, source, step, ring.stage, first, lane);
+          if (step == params.steps - 1) {
+            if (lane < kRowsEach) storage.pairs[ring.stage][first + lane] = pair, storage.router[ring.stage][first + lane] = source.router;
+            if (part == 0 && lane == 0) storage.count[ring.stage] = tile.count;
           }
-          if (lane == 0) storage.count[ring.stage] = rows.count;
+          uint32_t const filled = cute::cast_smem_ptr_to_uint(&storage.filled[ring.stage]);
+          asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(filled) : "memory");
+          __syncwarp();
+          if (lane == 0) storage.filled[ring.stage].arrive();
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        if (steps >= kBehind) {
-          asm volatile("cp.async.wait_group %0;" ::"n"(kBehind) : "memory");
-          tell();
-        }
+        item += gridDim.x, tile = next, next = after, pair = next_pair;
       }
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    for (int i = min(steps, kBehind); i > 0; --i) tell();
     if (!begun) begin();
+    asm volatile("cp.async.wait_all;" ::: "memory");
   }
 
   // The launch before has ended; the next one may begin.
@@ -254,29 +251,26 @@ struct StreamedMm {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }
 
-  // Codes of a tile's rows for one step, to where TMA would put them, and scales. What is beyond the rows that there are stays as it was:
+  // Codes of a warp's rows for one step, to where TMA would put them, and scales. What is beyond the rows that there are stays as it was:
   // a column of the product is of one row alone.
-  __device__ static void copy_step(Params const& p, SharedStorage& storage, Rows const& rows, int step, int stage, int lane) {
+  __device__ static void copy_step(Params const& p, SharedStorage& storage, Source const& source, int step, int stage, int first, int lane) {
     int const length = kFirst ? p.x.hidden : p.x.inner, groups = kFirst ? p.groups_of_hidden : p.groups_of_inner;
     uint8_t const* const codes = kFirst ? p.ws.codes : p.ws.inner_codes;
     float const* const scales = kFirst ? p.ws.scales : p.ws.inner_scales;
-    int const piece = lane % 8, offset = step * 128 + piece * 16;
-    uint32_t const to = cute::cast_smem_ptr_to_uint(storage.codes[stage]);
+    int const piece = lane % 8, offset = step * 128 + piece * 16, inside = offset < length;
+    uint32_t const to = cute::cast_smem_ptr_to_uint(storage.codes[stage]) + first * 128;
 #pragma unroll
-    for (int i = 0; i < kTokens / 4; ++i) {
-      if (i * 4 >= rows.count) break;
+    for (int i = 0; i < kRowsEach / 4; ++i) {
+      if (i * 4 >= source.count) break;
       int const j = i * 4 + lane / 8;
-      int64_t const row = __shfl_sync(~0u, rows.row[i / 8], j % 32);
-      int const inside = offset < length;
-      if (j < rows.count) copy_weights(to + j * 128 + (piece ^ j % 8) * 16, codes + row * length + (inside ? offset : 0), inside ? 16 : 0);
+      int64_t const row = __shfl_sync(~0u, source.row, j);
+      if (j < source.count) copy_weights(to + j * 128 + (piece ^ j % 8) * 16, codes + row * length + (inside ? offset : 0), inside ? 16 : 0);
     }
-#pragma unroll
-    for (int i = 0; i < Rows::kEach; ++i) {
-      int const j = lane + 32 * i;
-      if (j < rows.count) copy_word(cute::cast_smem_ptr_to_uint(&storage.scales[stage][j]), scales + rows.row[i] * groups + step);
+    if (lane < kRowsEach && lane < source.count) {
+      copy_word(cute::cast_smem_ptr_to_uint(&storage.scales[stage][first + lane]), scales + source.row * groups + step);
     }
     int64_t const stride_k = kFirst ? p.x.w13_scale_stride_k : p.x.w2_scale_stride_k;
-    if (lane < 2) copy_word(cute::cast_smem_ptr_to_uint(&storage.of_weights[stage][lane]), rows.weight_scale + step * stride_k);
+    if (first == 0 && lane < 2) copy_word(cute::cast_smem_ptr_to_uint(&storage.of_weights[stage][lane]), source.weight_scale + step * stride_k);
   }
 
   // What a thread needs of its columns when a tile ends.
@@ -288,7 +282,7 @@ struct StreamedMm {
   __device__ static void consume(StreamedParams const& params, SharedStorage& storage) {
     int const group = threadIdx.x / 128, items = items_of(params);
     Ring ring;
-    StageRing<kEnds> ends;
+    StageRing<kSummers> ends;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
       Tile const tile = tile_of(params, item);
       int const block = item % params.blocks;
@@ -300,7 +294,7 @@ struct StreamedMm {
         end_up(params.p, storage, total, ending, tile, block);
       } else {
         store_parts(params.p, total, ending, tile.weights, block, group);
-        storage.summed[ends.stage].wait(ends.phase ^ 1);
+        storage.seen[ends.stage].wait(ends.phase ^ 1);
         __syncwarp();
         if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
         ends.next();
@@ -312,6 +306,7 @@ struct StreamedMm {
   __device__ static void add_step(SharedStorage& storage, Sums& total, Ending& ending, Ring const& ring, int group, bool is_last) {
     int const stage = ring.stage, t = threadIdx.x % 4;
     storage.filled[stage].wait(ring.phase);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads what threads have copied
     float sums[2][kSums];
     uint64_t const codes = descriptor_of(storage.codes[stage]);
     fence(sums);
@@ -445,19 +440,49 @@ struct StreamedMm {
     }
   }
 
-  // Each of two warps tells of 128 columns of every tile, and sums.
+  // Tells of every kSummers-th tile that its rows are stored, and sums those of tokens that now have all, in the order of their experts.
+  // Whom it tells of is read before they are stored.
   __device__ static void sum(StreamedParams const& params, SharedStorage& storage, int which) {
-    StageRing<kEnds> ends;
+    constexpr int kEach = (kTokens + 31) / 32;
+    Params const& p = params.p;
+    int const lane = threadIdx.x % 32;
     asm volatile("griddepcontrol.wait;" ::: "memory");
     int const items = items_of(params);
-    for (int item = blockIdx.x; item < items; item += gridDim.x, ends.next()) {
+    uint32_t phase = 0;
+    for (int item = blockIdx.x + which * gridDim.x; item < items; item += kSummers * gridDim.x, phase ^= 1) {
       Tile const tile = tile_of(params, item);
-      int const n0 = item % params.blocks * kBlockRows + which * kBoxRows;
-      storage.stored[ends.stage].wait(ends.phase);
-      if (n0 < params.p.x.hidden) sum_stored<Half, kBoxRows>(params.p, tile.first, tile.count, n0);
+      int const block = item % params.blocks, n0 = block * kBlockRows;
+      int tokens[kEach], needed[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        int const j = lane + 32 * i;
+        tokens[i] = j < tile.count ? __ldcg(p.ws.order + tile.first + j) / p.x.topk : -1;
+        needed[i] = j < tile.count ? __ldcg(p.ws.needed + tokens[i]) : 0;
+      }
+      storage.stored[which].wait(phase);
       __syncwarp();
-      if (threadIdx.x % 32 == 0) storage.summed[ends.stage].arrive();
+      if (lane == 0) storage.seen[which].arrive();
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        if (tokens[i] >= 0 && add_one(p.ws.summed + int64_t(tokens[i]) * p.down.blocks + block) + 1 < needed[i]) tokens[i] = -1;
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        for (unsigned whole = __ballot_sync(~0u, tokens[i] >= 0); whole != 0; whole &= whole - 1) {
+          int const token = __shfl_sync(~0u, tokens[i], __ffs(whole) - 1);
+#pragma unroll
+          for (int box = 0; box < kBoxes; ++box) sum_token<Half, kBoxRows>(p, token, n0 + box * kBoxRows, lane);
+        }
+      }
     }
+  }
+
+  // Tells all of what has been stored, and hears what others have.
+  __device__ static int add_one(int32_t* counter) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
   }
 };
 
@@ -499,13 +524,13 @@ int32_t launch_streamed_experts(gemmill_fused_experts_args const& x, gemmill_lau
   int64_t const rows_up = int64_t(x.weights) * 2 * x.inner, rows_down = int64_t(x.weights) * x.hidden;
   if (pairs > INT_MAX / 2 || std::max(rows_up, rows_down) > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   Params params{x, ws, {}, {}, (x.hidden + 127) / 128, (x.inner + 127) / 128, 0, 0};
-  params.down.blocks = (x.hidden + Down::kBoxRows - 1) / Down::kBoxRows;
+  params.down.blocks = (x.hidden + Down::kBlockRows - 1) / Down::kBlockRows;
   params.summed_count = int64_t(x.tokens) * params.down.blocks;
   // Weights that are read once leave L2 to what is read again.
   using Policy = cute::TMA::CacheHintSm90;
   auto const policy = static_cast<uint64_t>(pairs * 2 <= int64_t(x.weights) * Kernel::kTokens ? Policy::EVICT_FIRST : Policy::EVICT_NORMAL);
   StreamedParams of_up{{}, params, x.inner / Up::kBlockRows, params.groups_of_hidden, policy};
-  StreamedParams of_down{{}, params, (x.hidden + Down::kBlockRows - 1) / Down::kBlockRows, params.groups_of_inner, policy};
+  StreamedParams of_down{{}, params, params.down.blocks, params.groups_of_inner, policy};
   if (describe_weights(of_up.weights, x.w13, rows_up, x.hidden, x.w13_stride_row) != CUDA_SUCCESS ||
       describe_weights(of_down.weights, x.w2, rows_down, x.inner, x.w2_stride_row) != CUDA_SUCCESS) {
     return GEMMILL_CANNOT_IMPLEMENT;
