@@ -7,7 +7,8 @@
 // which are added with their scales in float32. What a tile begins with is read while the one before is loaded.
 //
 //   up    a stage has 128 gates and their 128 ups. A thread has both of a result, and a tile has a whole group of 128 results: its CTA
-//         codes it
+//         codes it. Of tiles of 8 rows, of which there may be few, two CTAs have half of the results each, and tell one another what is
+//         largest in it
 //   down  a stage has 256 rows of W2. More warps take turns to tell of what is stored and to sum, while others multiply the next tiles
 //
 // Weights of `down` are asked for before `up` has ended: who asks reads the list of tiles, past L1. Of 32 pairs or fewer weights of `up` are
@@ -17,6 +18,7 @@
 #include <climits>
 #include <cuda.h>
 
+#include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/arch/mma_sm90.hpp"
 #include "cutlass/arch/barrier.h"
@@ -29,7 +31,7 @@
 namespace gemmill::fused_moe {
 
 struct StreamedParams {
-  CUtensorMap weights;  // rows of all experts; boxes of 128 rows of 128 bytes
+  CUtensorMap weights;  // rows of all experts; boxes of 128 bytes of some
   Params p;
   int32_t blocks, steps;  // blocks of rows of a tile; steps along K
   uint64_t policy;        // of weights in L2
@@ -54,20 +56,23 @@ struct StreamedMm {
   static constexpr int kRowsEach = kTokens < 16 ? kTokens : 16, kGatherers = kTokens / kRowsEach;  // rows that a warp copies, and warps
   static constexpr int kLoader = kConsumerWarps, kGatherer = kLoader + 1, kSummer = kGatherer + kGatherers;
   static constexpr int kSummers = kThreads / 32 - kSummer;
-  static constexpr int kBoxRows = 128, kBoxBytes = kBoxRows * 128, kBoxes = 2;
+  static constexpr bool kPaired = kFirst && kTokens == 8;  // whether two CTAs share a tile
+  static constexpr int kCtas = kPaired ? 2 : 1, kShare = kGroup / kCtas;  // of a tile; results of one
+  static constexpr int kBoxRows = kPaired ? 64 : 128, kBoxBytes = kBoxRows * 128, kBoxes = 2;
+  static constexpr int kOwnBoxes = kPaired ? 1 : 2;  // sets of 64 rows that a group of threads multiplies
   static constexpr int kBlockRows = kFirst ? kGroup : kBoxes * kBoxRows;  // results of a tile, or its rows of W2
   static constexpr int kSums = kTokens / 2, kColumns = kTokens / 4;       // of a thread, for 64 rows of weights
   static constexpr int kPitch = kGroup + 4;
   static constexpr int kStageBytes = kBoxes * kBoxBytes + kTokens * 128 + kTokens * 12 + 64;
   static constexpr int kEndBytes = 1024 + 1024 + (kFirst ? kTokens * kPitch * 4 : 0);
-  static constexpr int kMostStages = (227 * 1024 - kEndBytes) / kStageBytes, kStages = kMostStages < 8 ? kMostStages : 8;
+  static constexpr int kMostStages = (227 * 1024 - kEndBytes) / kStageBytes, kStages = kMostStages < 12 ? kMostStages : 12;
 
   static_assert(kTokens % 8 == 0 && kTokens <= 64, "a thread has two sets of sums of 64 rows of weights");
   static_assert(kStages >= 3, "loads run ahead of products");
 
   using Mma = decltype(cute::SM90::GMMA::ss_op_selector<cutlass::float_e4m3_t, cutlass::float_e4m3_t, float,
                                                         cute::Shape<cute::_64, cute::Int<kTokens>, cute::_32>>());
-  using Sums = float[2][kSums];
+  using Sums = float[kOwnBoxes][kSums];
   using Ring = StageRing<kStages>;
 
   struct SharedStorage {
@@ -79,7 +84,8 @@ struct StreamedMm {
     int pairs[kStages][kTokens];        // beside a tile's last step, as what follows
     float router[kStages][kTokens];
     int count[kStages];
-    cutlass::arch::ClusterTransactionBarrier filled[kStages];
+    float maxima[2][kTokens];           // of the other CTA's results
+    cutlass::arch::ClusterTransactionBarrier filled[kStages], met[2];
     cutlass::arch::ClusterBarrier freed[kStages];
     cutlass::arch::ClusterBarrier stored[kSummers], seen[kSummers];  // of tiles, by who sums them
   };
@@ -94,9 +100,10 @@ struct StreamedMm {
       for (auto& barrier : storage.freed) barrier.init(kConsumerWarps);
       for (auto& barrier : storage.stored) barrier.init(kConsumerWarps);
       for (auto& barrier : storage.seen) barrier.init(1);
+      for (auto& barrier : storage.met) barrier.init(1);
       cutlass::arch::fence_barrier_init();
     }
-    __syncthreads();
+    meet();
     if (warp >= kLoader) {
       if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_dealloc<56>();
       if (warp == kLoader) {
@@ -111,9 +118,26 @@ struct StreamedMm {
       if constexpr (kFirst) asm volatile("griddepcontrol.wait;" ::: "memory");
       consume(params, storage);
     }
+    if constexpr (kPaired) meet();  // nobody leaves while the other writes to it
   }
 
  private:
+  // All threads of a tile's CTAs.
+  __device__ static void meet() {
+    if constexpr (kPaired) {
+      __syncwarp();
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  // This CTA's tiles are every ctas()-th, from the cta()-th on.
+  __device__ static int cta() { return blockIdx.x / kCtas; }
+  __device__ static int ctas() { return gridDim.x / kCtas; }
+  __device__ static int rank() { return blockIdx.x % kCtas; }
+
   __device__ static int items_of(StreamedParams const& params) { return __ldcg(params.p.ws.tile_count) * params.blocks; }
   __device__ static Tile tile_of(StreamedParams const& params, int item) {
     int4 const found = __ldcg(reinterpret_cast<int4 const*>(params.p.ws.tiles) + item / params.blocks);
@@ -161,13 +185,13 @@ struct StreamedMm {
     Experts const experts(params, lane);
     Ring ring;
     int const items = experts.count * params.blocks;
-    int next = blockIdx.x < items ? experts.of(params, blockIdx.x) : 0;
-    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    int next = cta() < items ? experts.of(params, cta()) : 0;
+    for (int item = cta(); item < items; item += ctas()) {
       int const expert = next, block = item % params.blocks;
-      if (item + gridDim.x < items) next = experts.of(params, item + gridDim.x);
+      if (item + ctas() < items) next = experts.of(params, item + ctas());
       int rows[kBoxes];
       if constexpr (kFirst) {
-        int const first = expert * 2 * x.inner + block * kGroup;
+        int const first = expert * 2 * x.inner + block * kGroup + rank() * kShare;
         rows[0] = first + x.gate_row, rows[1] = first + x.up_row;
       } else {
         rows[0] = expert * x.hidden + block * kBlockRows, rows[1] = rows[0] + kBoxRows;
@@ -217,12 +241,12 @@ struct StreamedMm {
     auto const tile_at = [&](int item) { return tile_of(params, item < items ? item : 0); };
     auto const pair_of = [&](Tile const& tile) { return __ldcg(params.p.ws.order + tile.first + min(first + lane % kRowsEach, tile.count - 1)); };
     Ring ring;
-    int item = blockIdx.x;
+    int item = cta();
     if (item < items) {
-      Tile tile = tile_at(item), next = tile_at(item + gridDim.x);
+      Tile tile = tile_at(item), next = tile_at(item + ctas());
       int pair = pair_of(tile);
       while (item < items) {
-        Tile const after = tile_at(item + 2 * gridDim.x);
+        Tile const after = tile_at(item + 2 * ctas());
         int const next_pair = pair_of(next);
         Source const source(params, tile, pair, item, first, lane);
         if (!begun) begin(), begun = true;  // the list is known before the codes
@@ -238,7 +262,7 @@ struct StreamedMm {
           __syncwarp();
           if (lane == 0) storage.filled[ring.stage].arrive();
         }
-        item += gridDim.x, tile = next, next = after, pair = next_pair;
+        item += ctas(), tile = next, next = after, pair = next_pair;
       }
     }
     if (!begun) begin();
@@ -283,7 +307,8 @@ struct StreamedMm {
     int const group = threadIdx.x / 128, items = items_of(params);
     Ring ring;
     StageRing<kSummers> ends;
-    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    StageRing<2> meetings;
+    for (int item = cta(); item < items; item += ctas()) {
       Tile const tile = tile_of(params, item);
       int const block = item % params.blocks;
       Sums total = {};
@@ -291,7 +316,7 @@ struct StreamedMm {
 #pragma unroll 1
       for (int step = 0; step < params.steps; ++step, ring.next()) add_step(storage, total, ending, ring, group, step == params.steps - 1);
       if constexpr (kFirst) {
-        end_up(params.p, storage, total, ending, tile, block);
+        end_up(params.p, storage, total, ending, tile, block, meetings);
       } else {
         store_parts(params.p, total, ending, tile.weights, block, group);
         storage.seen[ends.stage].wait(ends.phase ^ 1);
@@ -307,24 +332,24 @@ struct StreamedMm {
     int const stage = ring.stage, t = threadIdx.x % 4;
     storage.filled[stage].wait(ring.phase);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads what threads have copied
-    float sums[2][kSums];
+    Sums sums;
     uint64_t const codes = descriptor_of(storage.codes[stage]);
     fence(sums);
     cute::warpgroup_arrive();
 #pragma unroll
-    for (int box = 0; box < 2; ++box) {
-      // Either group has 64 gates and their ups, or 128 rows of W2.
-      int const at = kFirst ? box * kBoxBytes + group * kBoxBytes / 2 : group * kBoxBytes + box * kBoxBytes / 2;
+    for (int box = 0; box < kOwnBoxes; ++box) {
+      // Either group has 64 gates and their ups, or 128 rows of W2; of a shared tile one has gates and one ups.
+      int const at = kFirst && !kPaired ? box * kBoxBytes + group * kBoxBytes / 2 : group * kBoxBytes + box * kBoxBytes / 2;
       uint64_t const weights = descriptor_of(storage.weights[stage] + at);
 #pragma unroll
       for (int k = 0; k < 4; ++k) multiply(sums[box], weights + k * 2, codes + k * 2, k > 0, std::make_index_sequence<kSums>{});
     }
     cute::warpgroup_commit_batch();
-    float scales[kColumns], of_weights[2];
+    float scales[kColumns], of_weights[kOwnBoxes];
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) scales[i] = storage.scales[stage][i / 2 * 8 + t * 2 + i % 2];
 #pragma unroll
-    for (int box = 0; box < 2; ++box) of_weights[box] = storage.of_weights[stage][kFirst ? box : group];
+    for (int box = 0; box < kOwnBoxes; ++box) of_weights[box] = storage.of_weights[stage][kFirst && !kPaired ? box : group];
     if (is_last) {
       ending.count = storage.count[stage];
 #pragma unroll
@@ -337,7 +362,7 @@ struct StreamedMm {
     __syncwarp();
     if (threadIdx.x % 32 == 0) storage.freed[stage].arrive();
 #pragma unroll
-    for (int box = 0; box < 2; ++box) {
+    for (int box = 0; box < kOwnBoxes; ++box) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         float const factor = __fmul_rn(scales[i / 4 * 2 + i % 2], of_weights[box]);
@@ -348,7 +373,7 @@ struct StreamedMm {
 
   __device__ static void fence(Sums& sums) {
 #pragma unroll
-    for (int box = 0; box < 2; ++box) {
+    for (int box = 0; box < kOwnBoxes; ++box) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) cute::warpgroup_fence_operand(sums[box][i]);
     }
@@ -368,15 +393,19 @@ struct StreamedMm {
   // Row of a thread's i-th of two, among 64.
   __device__ static int row_of(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i; }
 
-  // activation(gate) up of 128 results of a tile's rows, and their codes.
-  __device__ static void end_up(Params const& p, SharedStorage& storage, Sums const& total, Ending const& ending, Tile const& tile, int block) {
+  // activation(gate) up of a tile's rows, and their codes. First gates and ups are rounded, in shared memory.
+  __device__ static void end_up(Params const& p, SharedStorage& storage, Sums const& total, Ending const& ending, Tile const& tile, int block,
+                                StageRing<2>& meetings) {
     auto const& x = p.x;
-    int const group = threadIdx.x / 128, t = threadIdx.x % 4;
-    float biases[2][2] = {};
+    int const group = threadIdx.x / 128, t = threadIdx.x % 4, first = kPaired ? 0 : group * 64;
+    float biases[kOwnBoxes][2] = {};
     if (x.w13_bias != nullptr) {
-      Half const* const bias = static_cast<Half const*>(x.w13_bias) + tile.weights * (2 * int64_t(x.inner)) + block * kGroup + group * 64;
+      Half const* const bias = static_cast<Half const*>(x.w13_bias) + tile.weights * (2 * int64_t(x.inner)) + block * kGroup + rank() * kShare + first;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) biases[0][i] = to_float(bias[x.gate_row + row_of(i)]), biases[1][i] = to_float(bias[x.up_row + row_of(i)]);
+      for (int box = 0; box < kOwnBoxes; ++box) {
+        bool const is_up = kPaired ? group : box;
+        for (int i = 0; i < 2; ++i) biases[box][i] = to_float(bias[(is_up ? x.up_row : x.gate_row) + row_of(i)]);
+      }
     }
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // codes of the tile before are made
 #pragma unroll
@@ -384,28 +413,69 @@ struct StreamedMm {
       int const j = column / 2 * 8 + t * 2 + column % 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        uint32_t word = 0;
+        uint32_t halves[kOwnBoxes];
 #pragma unroll
-        for (int box = 0; box < 2; ++box) {
+        for (int box = 0; box < kOwnBoxes; ++box) {
           float value = total[box][column / 2 * 4 + 2 * i + column % 2];
           if (x.w13_bias != nullptr) value = __fadd_rn(value, biases[box][i]);
           if (x.weight_on_input) value = __fmul_rn(value, ending.router[column]);
-          word |= bits_of(of_float<Half>(value)) << 16 * box;
+          halves[box] = bits_of(of_float<Half>(value));
         }
-        if (j < ending.count) storage.results[j][group * 64 + row_of(i)] = word;
+        if (j >= ending.count) continue;
+        if constexpr (kPaired) {
+          reinterpret_cast<uint16_t*>(&storage.results[j][row_of(i)])[group] = static_cast<uint16_t>(halves[0]);
+        } else {
+          storage.results[j][first + row_of(i)] = halves[0] | halves[1] << 16;
+        }
       }
     }
-    cutlass::arch::NamedBarrier::sync(kConsumers, 1);
-    quant::Gating const gating{x.activation, x.alpha, x.limit, x.beta};
-    for (int j = threadIdx.x / 32; j < ending.count; j += kConsumerWarps) {
-      int64_t const row = tile.first + j;
-      auto const four = [&](int) {
-        uint4 const words = *reinterpret_cast<uint4 const*>(&storage.results[j][threadIdx.x % 32 * 4]);
-        auto const result = [&](uint32_t word) { return gating(half_of(word & 0xFFFF), half_of(word >> 16)); };
-        return float4{result(words.x), result(words.y), result(words.z), result(words.w)};
-      };
-      code_group(four, reinterpret_cast<uint32_t*>(p.ws.inner_codes + row * x.inner), x.inner, block, p.ws.inner_scales + row * p.groups_of_inner + block);
+    if constexpr (kPaired) {
+      if (threadIdx.x == 0) storage.met[meetings.stage].arrive_and_expect_tx(kTokens * sizeof(float));
     }
+    cutlass::arch::NamedBarrier::sync(kConsumers, 1);
+    if constexpr (kPaired) {
+      code_share(p, storage, ending, tile, block, meetings);
+      meetings.next();
+    } else {
+      for (int j = threadIdx.x / 32; j < ending.count; j += kConsumerWarps) {
+        int64_t const row = tile.first + j;
+        auto const four = [&](int) { return results_of(p.x, storage, j); };
+        code_group(four, reinterpret_cast<uint32_t*>(p.ws.inner_codes + row * x.inner), x.inner, block, p.ws.inner_scales + row * p.groups_of_inner + block);
+      }
+    }
+  }
+
+  // A lane's four results of a row.
+  __device__ static float4 results_of(gemmill_fused_experts_args const& x, SharedStorage const& storage, int j) {
+    quant::Gating const gating{x.activation, x.alpha, x.limit, x.beta};
+    uint4 const words = *reinterpret_cast<uint4 const*>(&storage.results[j][threadIdx.x % 32 * 4]);
+    auto const result = [&](uint32_t word) { return gating(half_of(word & 0xFFFF), half_of(word >> 16)); };
+    return {result(words.x), result(words.y), result(words.z), result(words.w)};
+  }
+
+  // Codes of this CTA's half of a group, a row by each warp, with the scale of the whole group.
+  __device__ static void code_share(Params const& p, SharedStorage& storage, Ending const& ending, Tile const& tile, int block, StageRing<2> const& meetings) {
+    static_assert(!kPaired || kTokens == kConsumerWarps, "a warp has a row");
+    int const j = threadIdx.x / 32, lane = threadIdx.x % 32;
+    bool const own = j < ending.count && lane < kShare / 4;
+    float4 const values = own ? results_of(p.x, storage, j) : float4{};
+    float const largest = quant::reduce_lanes<32>(largest_of(values, 0.0f), quant::Max{});
+    auto& met = storage.met[meetings.stage];
+    if (lane == 0) tell_other(&storage.maxima[meetings.stage][j], largest, reinterpret_cast<uint64_t*>(&met));
+    met.wait(meetings.phase);
+    Coding const coding(fmaxf(largest, storage.maxima[meetings.stage][j]), INFINITY);
+    uint32_t const word = word_of(coding, values);
+    int64_t const row = tile.first + j;
+    if (own) reinterpret_cast<uint32_t*>(p.ws.inner_codes + row * p.x.inner + block * kGroup + rank() * kShare)[lane] = word;
+    if (own && lane == 0 && rank() == 0) p.ws.inner_scales[row * p.groups_of_inner + block] = coding.scale;
+  }
+
+  // Stores to where the other CTA has `to`, and counts it there at `barrier`.
+  __device__ static void tell_other(float* to, float value, uint64_t* barrier) {
+    uint32_t there, counted;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(cute::cast_smem_ptr_to_uint(to)), "r"(rank() ^ 1));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(cute::cast_smem_ptr_to_uint(barrier)), "r"(rank() ^ 1));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(__float_as_uint(value)), "r"(counted) : "memory");
   }
 
   __device__ static uint32_t bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
@@ -498,11 +568,11 @@ struct StreamedExperts {
 
 // Host code: three launches.
 
-// Rows of e4m3 weights for boxes of 128 rows and 128 bytes.
-inline CUresult describe_weights(CUtensorMap& map, void const* data, int64_t rows, int64_t k, int64_t stride) {
+// Rows of e4m3 weights for boxes of 128 bytes.
+inline CUresult describe_weights(CUtensorMap& map, void const* data, int64_t rows, int64_t k, int64_t stride, int box_rows) {
   cuuint64_t const dims[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)};
   cuuint64_t const strides[1] = {static_cast<cuuint64_t>(stride)};
-  cuuint32_t const box[2] = {128, 128}, steps[2] = {1, 1};
+  cuuint32_t const box[2] = {128, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
   return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), dims, strides, box, steps,
                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -531,17 +601,17 @@ int32_t launch_streamed_experts(gemmill_fused_experts_args const& x, gemmill_lau
   auto const policy = static_cast<uint64_t>(pairs * 2 <= int64_t(x.weights) * Kernel::kTokens ? Policy::EVICT_FIRST : Policy::EVICT_NORMAL);
   StreamedParams of_up{{}, params, x.inner / Up::kBlockRows, params.groups_of_hidden, policy};
   StreamedParams of_down{{}, params, params.down.blocks, params.groups_of_inner, policy};
-  if (describe_weights(of_up.weights, x.w13, rows_up, x.hidden, x.w13_stride_row) != CUDA_SUCCESS ||
-      describe_weights(of_down.weights, x.w2, rows_down, x.inner, x.w2_stride_row) != CUDA_SUCCESS) {
+  if (describe_weights(of_up.weights, x.w13, rows_up, x.hidden, x.w13_stride_row, Up::kBoxRows) != CUDA_SUCCESS ||
+      describe_weights(of_down.weights, x.w2, rows_down, x.inner, x.w2_stride_row, Down::kBoxRows) != CUDA_SUCCESS) {
     return GEMMILL_CANNOT_IMPLEMENT;
   }
   if (most_tiles * std::max(of_up.blocks, of_down.blocks) > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
-  auto const grid = [&](int64_t items) { return dim3(static_cast<unsigned>(std::clamp<int64_t>(items, 1, how.sm_count))); };
+  auto const grid = [&](int64_t items, int ctas) { return dim3(static_cast<unsigned>(std::clamp<int64_t>(items, 1, std::max(how.sm_count / ctas, 1)) * ctas)); };
   int const others = std::clamp<int>(x.tokens, 1, 2 * how.sm_count);
   void *first[] = {&params}, *second[] = {&of_up}, *third[] = {&of_down};
   if (int32_t error = launch_kernel<prepare>({dim3(1 + others), dim3(Kernel::First::kThreads), dim3(1), 0}, how, first); error != 0) return error;
-  if (int32_t error = launch_kernel<up>({grid(most_tiles * of_up.blocks), dim3(Up::kThreads), dim3(1), Up::kSharedBytes}, how, second); error != 0) return error;
-  return launch_kernel<down>({grid(most_tiles * of_down.blocks), dim3(Down::kThreads), dim3(1), Down::kSharedBytes}, how, third);
+  if (int32_t error = launch_kernel<up>({grid(most_tiles * of_up.blocks, Up::kCtas), dim3(Up::kThreads), dim3(Up::kCtas), Up::kSharedBytes}, how, second); error != 0) return error;
+  return launch_kernel<down>({grid(most_tiles * of_down.blocks, 1), dim3(Down::kThreads), dim3(1), Down::kSharedBytes}, how, third);
 }
 
 }  // namespace gemmill::fused_moe
