@@ -342,7 +342,9 @@ def test_the_bound_has_room_for_sums_of_the_tensor_core_for_e4m3() -> None:
 
 def test_every_name_is_its_config_and_rules_hold() -> None:
     configs = [c for c in sweep(Arch.SM90A) if isinstance(c, ExpertsConfig)]
-    assert len(configs) == len(set(configs)) == 12 and set(smoke(Arch.SM90A)) <= set(default(Arch.SM90A)) <= set(configs)
+    assert len(configs) == len(set(configs)) == 12 and set(smoke(Arch.SM90A)) <= set(default(Arch.SM90A)) <= set(
+        configs
+    )
     assert not list(default(Arch.SM100A)) and not list(streamed(Arch.SM100A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(RULES, config).ok
@@ -358,7 +360,9 @@ def test_every_name_is_its_config_and_rules_hold() -> None:
     assert first_rejection(RULES, wrong).reason == "weights of f16 are multiplied by activations of f16, not of bf16"
     with pytest.raises(ValueError, match="scales 'plain' of e4m3, which has 'rows'"):
         parse_name("sm90a_fusedexperts_e4m3_bf16_plain_t8")
-    with pytest.raises(ValueError, match="tile 't8w', expected t and a number of rows, then s where weights are streamed"):
+    with pytest.raises(
+        ValueError, match="tile 't8w', expected t and a number of rows, then s where weights are streamed"
+    ):
         parse_name("sm90a_fusedexperts_e4m3_bf16_group128_t8w")
 
 
