@@ -11,8 +11,8 @@
 //         largest in it
 //   down  a stage has 256 rows of W2. More warps take turns to tell of what is stored and to sum, while others multiply the next tiles
 //
-// Weights of `down` are asked for before `up` has ended: who asks reads the list of tiles, past L1. Of 32 pairs or fewer weights of `up` are
-// asked for before the list is there.
+// Weights of `down` are asked for before `up` has ended: who asks reads the list of tiles, past L1. Of few pairs weights of `up` are asked
+// for before that list is there: each CTA counts the pairs of experts itself.
 #pragma once
 
 #include <climits>
@@ -63,12 +63,14 @@ struct StreamedMm {
   static constexpr int kBlockRows = kFirst ? kGroup : kBoxes * kBoxRows;  // results of a tile, or its rows of W2
   static constexpr int kSums = kTokens / 2, kColumns = kTokens / 4;       // of a thread, for 64 rows of weights
   static constexpr int kPitch = kGroup + 4;
+  static constexpr int kFewPairs = 4 * kThreads, kMostFewTiles = kFewPairs / kTokens + kMostWeights;
   static constexpr int kStageBytes = kBoxes * kBoxBytes + kTokens * 128 + kTokens * 12 + 64;
-  static constexpr int kEndBytes = 1024 + 1024 + (kFirst ? kTokens * kPitch * 4 : 0);
+  static constexpr int kEndBytes = 1024 + 1024 + (kFirst ? kTokens * kPitch * 4 + kMostWeights * 4 + kMostFewTiles * 2 : 0);
   static constexpr int kMostStages = (227 * 1024 - kEndBytes) / kStageBytes, kStages = kMostStages < 12 ? kMostStages : 12;
 
   static_assert(kTokens % 8 == 0 && kTokens <= 64, "a thread has two sets of sums of 64 rows of weights");
   static_assert(kStages >= 3, "loads run ahead of products");
+  static_assert(kThreads == kMostWeights, "a thread counts the rows of one expert");
 
   using Mma = decltype(cute::SM90::GMMA::ss_op_selector<cutlass::float_e4m3_t, cutlass::float_e4m3_t, float,
                                                         cute::Shape<cute::_64, cute::Int<kTokens>, cute::_32>>());
@@ -85,12 +87,14 @@ struct StreamedMm {
     float router[kStages][kTokens];
     int count[kStages];
     float maxima[2][kTokens];           // of the other CTA's results
+    int counts[kFirst ? kMostWeights : 1], tiles;
+    uint16_t experts[kFirst ? kMostFewTiles : 1];  // of tiles
     cutlass::arch::ClusterTransactionBarrier filled[kStages], met[2];
     cutlass::arch::ClusterBarrier freed[kStages];
     cutlass::arch::ClusterBarrier stored[kSummers], seen[kSummers];  // of tiles, by who sums them
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
-  static_assert(kSharedBytes <= 227 * 1024, "a multiprocessor has so much");
+  static_assert(kSharedBytes + 256 <= 227 * 1024, "a multiprocessor has so much, and deal_tiles has some of its own");
 
   __device__ static void run(StreamedParams const& params, char* shared) {
     auto& storage = *reinterpret_cast<SharedStorage*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t(1023));
@@ -104,6 +108,7 @@ struct StreamedMm {
       cutlass::arch::fence_barrier_init();
     }
     meet();
+    if constexpr (kFirst) list_experts(params, storage);
     if (warp >= kLoader) {
       if constexpr (kTokens == 64) cutlass::arch::warpgroup_reg_dealloc<56>();
       if (warp == kLoader) {
@@ -144,51 +149,36 @@ struct StreamedMm {
     return {found.x, found.y, found.z, found.w};
   }
 
-  // Whose tiles there are, as the first launch lists them. Of few pairs a warp finds that itself, before that launch has ended.
-  struct Experts {
-    static constexpr int kFew = 32;
-    bool few;
-    int weights, before, tiles, count;  // a lane's: an expert, tiles before its own, how many it has; and how many all have
-
-    __device__ Experts(StreamedParams const& params, int lane) {
-      int const pairs = params.p.x.tokens * params.p.x.topk;
-      few = kFirst && pairs <= kFew;
-      if (!few) {
-        if constexpr (kFirst) asm volatile("griddepcontrol.wait;" ::: "memory");
-        count = __ldcg(params.p.ws.tile_count);
-        return;
-      }
-      weights = lane < pairs ? weights_of(params.p.x, lane) : -1;
-      unsigned const alike = __match_any_sync(~0u, weights);
-      bool const leads = weights >= 0 && __ffs(alike) - 1 == lane;
-      tiles = leads ? (__popc(alike) + kTokens - 1) / kTokens : 0;
-      before = count = 0;
-      for (int i = 0; i < kFew; ++i) {
-        int const other = __shfl_sync(~0u, weights, i), of_other = __shfl_sync(~0u, tiles, i);
-        count += of_other;
-        if (other < weights) before += of_other;
-      }
+  // Whose tiles there are: of few pairs every CTA finds that itself, before the first launch has listed them.
+  __device__ static bool is_few(StreamedParams const& params) { return int64_t(params.p.x.tokens) * params.p.x.topk <= kFewPairs; }
+  __device__ static void list_experts(StreamedParams const& params, SharedStorage& storage) {
+    if (!is_few(params)) return;
+    int const pairs = params.p.x.tokens * params.p.x.topk;
+    auto& counts = storage.counts;
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < pairs; pair += kThreads) {
+      int const weights = weights_of(params.p.x, pair);
+      if (weights >= 0) atomicAdd(&counts[weights], 1);
     }
-
-    // The weights of an item's tile.
-    __device__ int of(StreamedParams const& params, int item) const {
-      if (!few) return tile_of(params, item).weights;
-      int const tile = item / params.blocks;
-      return __shfl_sync(~0u, weights, __ffs(__ballot_sync(~0u, before <= tile && tile < before + tiles)) - 1);
-    }
-  };
+    int const tiles = deal_tiles<kTokens>(counts, [&](int index, Tile const& tile) { storage.experts[index] = static_cast<uint16_t>(tile.weights); });
+    if (threadIdx.x == kThreads - 1) storage.tiles = tiles;
+    __syncthreads();
+  }
 
   __device__ static void load_weights(StreamedParams const& params, SharedStorage& storage) {
     auto const& x = params.p.x;
     int const lane = threadIdx.x % 32;
     if (lane == 0) cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&params.weights));
-    Experts const experts(params, lane);
+    bool const few = kFirst && is_few(params);
+    if (kFirst && !few) asm volatile("griddepcontrol.wait;" ::: "memory");
+    auto const expert_of = [&](int item) { return few ? int(storage.experts[item / params.blocks]) : tile_of(params, item).weights; };
     Ring ring;
-    int const items = experts.count * params.blocks;
-    int next = cta() < items ? experts.of(params, cta()) : 0;
+    int next = expert_of(cta());  // which there is room for, should there be no such tile
+    int const items = few ? storage.tiles * params.blocks : items_of(params);
     for (int item = cta(); item < items; item += ctas()) {
       int const expert = next, block = item % params.blocks;
-      if (item + ctas() < items) next = experts.of(params, item + ctas());
+      if (item + ctas() < items) next = expert_of(item + ctas());
       int rows[kBoxes];
       if constexpr (kFirst) {
         int const first = expert * 2 * x.inner + block * kGroup + rank() * kShare;
@@ -236,14 +226,15 @@ struct StreamedMm {
   __device__ static void gather(StreamedParams const& params, SharedStorage& storage, int part) {
     int const lane = threadIdx.x % 32, first = part * kRowsEach;
     if constexpr (kFirst) begin();
+    int item = cta();
+    Tile tile = tile_of(params, item);  // which there is room for, should there be no such tile
     int const items = items_of(params);
     bool begun = kFirst;
     auto const tile_at = [&](int item) { return tile_of(params, item < items ? item : 0); };
     auto const pair_of = [&](Tile const& tile) { return __ldcg(params.p.ws.order + tile.first + min(first + lane % kRowsEach, tile.count - 1)); };
     Ring ring;
-    int item = cta();
     if (item < items) {
-      Tile tile = tile_at(item), next = tile_at(item + ctas());
+      Tile next = tile_at(item + ctas());
       int pair = pair_of(tile);
       while (item < items) {
         Tile const after = tile_at(item + 2 * ctas());
