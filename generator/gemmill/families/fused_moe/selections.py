@@ -18,24 +18,30 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[ExpertsConfig]:
-    """Kernels of sm90a. e4m3 to bf16 has both kinds of scales with tiles of 8, 16 and 32 rows; bf16 has 8 and 32."""
+    """Kernels of sm90a.
+
+    e4m3 to bf16 with scales in groups has streamed tiles of 8 to 64 rows, and one of 8 by warps. With scales of rows it has tiles of 8, 16
+    and 32 rows. bf16 has 8 and 32.
+    """
     if arch is not Arch.SM90A:
         return
-    for group, tile in product((GROUP, 0), TILES):
+    yield from streamed(arch)
+    for group, tile in ((GROUP, TILES[0]), *product((0,), TILES)):
         yield ExpertsConfig(dtype=CODED, out_dtype=DType.BF16, group_size=group, tile_tokens=tile, arch=arch)
     for tile in (TILES[0], TILES[-1]):
         yield ExpertsConfig(dtype=DType.BF16, out_dtype=DType.BF16, tile_tokens=tile, arch=arch)
 
 
 def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
-    """The kernel of scales in groups with the smallest tile."""
-    yield from (config for config in default(arch) if config.group_size and config.tile_tokens == TILES[0])
+    """The kernel of scales in groups with the smallest tile, by warps."""
+    yield from (c for c in default(arch) if c.group_size and c.tile_tokens == TILES[0] and not c.streamed)
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """What default has, kernels of streamed weights, and of packed ones (docs/notes/experts.md)."""
+    """What default has, larger tiles by warps with scales in groups, and kernels of packed weights (docs/notes/experts.md)."""
     yield from default(arch)
-    yield from streamed(arch)
+    for tile in TILES[1:] if arch is Arch.SM90A else ():
+        yield ExpertsConfig(dtype=CODED, out_dtype=DType.BF16, group_size=GROUP, tile_tokens=tile, arch=arch)
     yield from packed(arch)
 
 
