@@ -25,7 +25,6 @@
 #include "cutlass/arch/reg_reconfig.h"
 #include "fused_moe/expert_mm.cuh"
 #include "fused_moe/prepare.cuh"
-#include "fused_moe/sums.cuh"
 #include "quant/gating.cuh"
 
 namespace gemmill::fused_moe {
@@ -532,10 +531,50 @@ struct StreamedMm {
       for (int i = 0; i < kEach; ++i) {
         for (unsigned whole = __ballot_sync(~0u, tokens[i] >= 0); whole != 0; whole &= whole - 1) {
           int const token = __shfl_sync(~0u, tokens[i], __ffs(whole) - 1);
-#pragma unroll
-          for (int box = 0; box < kBoxes; ++box) sum_token<Half, kBoxRows>(p, token, n0 + box * kBoxRows, lane);
+          sum_columns(p, token, n0, lane);
         }
       }
+    }
+  }
+
+  // A token's sum over its experts, of a tile's columns, by a warp. Parts of several experts are asked for before the first is added, also
+  // of those whose weights are elsewhere: what stands there is not added.
+  __device__ static void sum_columns(Params const& p, int64_t token, int n0, int lane) {
+    constexpr int kAhead = kTokens == 64 ? 4 : 8;  // whose warps have 56 registers a thread
+    auto const& x = p.x;
+    int columns[kBoxes];
+    float4 sums[kBoxes] = {};
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) columns[box] = n0 + box * kBoxRows + lane * 4;
+    for (int first = 0; first < x.topk; first += kAhead) {
+      bool has[kAhead];
+      float4 parts[kAhead][kBoxes];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        int64_t const pair = token * x.topk + min(first + i, x.topk - 1);
+        has[i] = first + i < x.topk && __ldcg(p.ws.local + pair) >= 0;
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          parts[i][box] = __ldcg(reinterpret_cast<float4 const*>(p.ws.parts + pair * x.hidden + (columns[box] < x.hidden ? columns[box] : 0)));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          auto& sum = sums[box];
+          auto const& part = parts[i][box];
+          if (has[i]) sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        }
+      }
+    }
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      if (columns[box] >= x.hidden) continue;
+      Half* const out = static_cast<Half*>(x.out) + token * x.ldout + columns[box];
+      float const values[4] = {sums[box].x, sums[box].y, sums[box].z, sums[box].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[i] = of_float<Half>(x.adds ? __fadd_rn(to_float(out[i]), values[i]) : values[i]);
     }
   }
 
