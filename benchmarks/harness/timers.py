@@ -12,8 +12,9 @@ from gemmill.tuner.timing import FEWEST_CALLS, STEADY_FROM_US, STEADY_US, Call, 
 from gemmill.tuner.workloads import Workload
 from harness.statistics import Sample, sample
 
-HOST_CALLS = 1000
-HOST_ROUNDS = 7
+HOST_CALLS = 100
+"""Calls that follow one another: a stream holds 1,024 launches, then the host waits for the device. An op makes up to ten."""
+HOST_ROUNDS = 49
 DEVICE_TIME = (
     "CUDA graph of rotated calls between CUDA events, rounds alternating between contenders; calls of "
     f"{STEADY_FROM_US:g} us and more run untimed for {STEADY_US / 1000:g} ms before each round, so that their clocks are their own"

@@ -24,18 +24,18 @@ struct Params {
   int64_t finished_count, summed_count;
 };
 
-// Which weights are a pair's; -1 for none.
+// Which weights are a pair's; -1 for none. Read past L1: who asks may have begun before ids were there.
 __device__ __forceinline__ int weights_of(gemmill_fused_experts_args const& x, int64_t pair) {
   int64_t const token = pair / x.topk, slot = pair - token * x.topk;
-  int const expert = x.topk_ids[(token * x.ld_ids + slot) * x.id_words];
+  int const expert = __ldcg(x.topk_ids + (token * x.ld_ids + slot) * x.id_words);
   if (expert < 0 || expert >= x.experts) return -1;
-  int const weights = x.expert_map == nullptr ? expert : x.expert_map[expert];
+  int const weights = x.expert_map == nullptr ? expert : __ldcg(x.expert_map + expert);
   return weights >= 0 && weights < x.weights ? weights : -1;
 }
 
 __device__ __forceinline__ float router_weight(gemmill_fused_experts_args const& x, int pair) {
   int const token = pair / x.topk;
-  return x.topk_weights[token * x.ld_weights + (pair - token * x.topk)];
+  return __ldcg(x.topk_weights + token * x.ld_weights + (pair - token * x.topk));
 }
 
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }

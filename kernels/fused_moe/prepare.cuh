@@ -6,11 +6,38 @@
 // to call: no result depends on it.
 #pragma once
 
-#include "core/programmatic.cuh"
 #include "fused_moe/params.cuh"
 #include "quant/coding.cuh"
 
 namespace gemmill::fused_moe {
+
+// Calls put(index, tile) for every tile of rows, in the order of weights, by a thread for each expert. Where rows of an expert begin comes
+// to stand in the place of how many there are. Returns the number of tiles up to this thread's expert.
+template <int kTokens, class Put>
+__device__ __forceinline__ int deal_tiles(int (&counts)[kMostWeights], Put const& put) {
+  constexpr int kWarps = kMostWeights / 32;
+  __shared__ int warps[2][kWarps];
+  int const thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  __syncthreads();
+  int const count = counts[thread], tiles = (count + kTokens - 1) / kTokens;
+  int rows_before = count, tiles_before = tiles;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    int const rows = __shfl_up_sync(~0u, rows_before, offset), others = __shfl_up_sync(~0u, tiles_before, offset);
+    if (lane >= offset) rows_before += rows, tiles_before += others;
+  }
+  if (lane == 31) warps[0][warp] = rows_before, warps[1][warp] = tiles_before;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) {
+    if (i < warp) rows_before += warps[0][i], tiles_before += warps[1][i];
+  }
+  rows_before -= count, tiles_before -= tiles;
+  for (int i = 0; i < tiles; ++i) put(tiles_before + i, Tile{thread, rows_before + i * kTokens, min(kTokens, count - i * kTokens), 0});
+  counts[thread] = rows_before;
+  __syncthreads();
+  return tiles_before + tiles;
+}
 
 template <class Half, bool kCoded, bool kGrouped, int kTokens>
 struct Prepare {
@@ -19,7 +46,9 @@ struct Prepare {
 
   // `tokens`: where the token of each sorted row is wanted, or null.
   static __device__ void run(Params const& p, int32_t* tokens = nullptr) {
-    wait_for_predecessor();
+    // In this order: kernels that follow may read what the caller gives.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     if (blockIdx.x == 0) return sort(p, tokens);
     int64_t const first = int64_t(blockIdx.x - 1) * kThreads + threadIdx.x, step = int64_t(gridDim.x - 1) * kThreads;
     for (int64_t i = first; i < p.finished_count; i += step) p.ws.finished[i] = 0;
@@ -69,31 +98,9 @@ struct Prepare {
     }
   }
 
-  // Lists tiles of rows; where rows of each expert begin stands in the place of how many there are.
-  static __device__ void list_tiles(Params const& p, int* counts) {
-    __shared__ int warps[2][kWarps];
-    int const thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    __syncthreads();
-    int const count = counts[thread], tiles = (count + kTokens - 1) / kTokens;
-    int rows_before = count, tiles_before = tiles;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      int const rows = __shfl_up_sync(~0u, rows_before, offset), others = __shfl_up_sync(~0u, tiles_before, offset);
-      if (lane >= offset) rows_before += rows, tiles_before += others;
-    }
-    if (lane == 31) warps[0][warp] = rows_before, warps[1][warp] = tiles_before;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) {
-      if (i < warp) rows_before += warps[0][i], tiles_before += warps[1][i];
-    }
-    if (thread == kThreads - 1) *p.ws.tile_count = tiles_before;
-    rows_before -= count, tiles_before -= tiles;
-    for (int i = 0; i < tiles; ++i) {
-      p.ws.tiles[tiles_before + i] = {thread, rows_before + i * kTokens, min(kTokens, count - i * kTokens), 0};
-    }
-    counts[thread] = rows_before;
-    __syncthreads();
+  static __device__ void list_tiles(Params const& p, int (&counts)[kMostWeights]) {
+    int const tiles = deal_tiles<kTokens>(counts, [&](int index, Tile const& tile) { p.ws.tiles[index] = tile; });
+    if (threadIdx.x == kThreads - 1) *p.ws.tile_count = tiles;
   }
 
   // Which experts of a token have weights; a token without any is 0.

@@ -24,7 +24,7 @@ from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.rules import RULES
-from gemmill.families.fused_moe.selections import plain, smoke
+from gemmill.families.fused_moe.selections import plain, smoke, streamed, sweep
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import Row, ShapedCall, first_rejection
@@ -289,7 +289,7 @@ def test_no_tokens_are_no_work() -> None:
 def test_the_reference_is_within_the_bound_and_a_wrong_result_is_not(p: CallSpec) -> None:
     x = given(p)
     exactly = p.data == "integers"
-    wanted, found = wanted_of(x, exactly=exactly), call(x)
+    wanted, found = wanted_of(x, exactly=exactly, by_warps=True), call(x)
     assert wanted.compare(found).ok and wanted.compare(found).worst_fraction <= 1
     swapped = x | {"topk_weights": x["topk_weights"].flip(0), "out": torch.empty_like(found)}
     assert not wanted.compare(call(swapped)).ok, "router weights of other tokens pass"
@@ -304,7 +304,7 @@ def test_bounds_hold_for_products_summed_in_float32() -> None:
     p = replace(BLOCKS, hidden=1024)
     x = given(p)
     layer = layer_of(x)
-    wanted = bounds.judged(layer, None, exactly=False)
+    wanted = bounds.judged(replace(layer, by_warps=True), None, exactly=False)
     for rows in bounds.reference.rows_of(layer):
         codes, scales = bounds.reference.coded(layer.x[rows.tokens].float(), GROUP)
         total = torch.zeros(len(codes), layer.w13.shape[1])
@@ -318,18 +318,50 @@ def test_bounds_hold_for_products_summed_in_float32() -> None:
     assert bool((wanted.bound < 0.1 * wanted.exact.abs().max()).all()), "the bound would hide a wrong tile"
 
 
+def test_the_bound_has_room_for_sums_of_the_tensor_core_for_e4m3() -> None:
+    """Sums that keep 13 bits below the largest of what an instruction adds are within it, and not within that of warps."""
+    x = given(replace(BLOCKS, hidden=1024, tokens=32))
+    layer = layer_of(x)
+    for rows in bounds.reference.rows_of(layer):
+        codes, scales = bounds.reference.coded(layer.x[rows.tokens].float(), GROUP)
+        w13, total = layer.w13[rows.weights].double(), torch.zeros(len(codes), layer.w13.shape[1], dtype=torch.float64)
+        blocks = torch.arange(len(w13)) // GROUP
+        for start in range(0, layer.x.shape[1], GROUP):
+            running = torch.zeros_like(total)
+            for k in range(start, start + GROUP, 32):
+                terms = codes[:, None, k : k + 32].double() * w13[None, :, k : k + 32]
+                terms = torch.cat([terms, running[..., None]], dim=2)
+                unit = torch.exp2(terms.abs().amax(dim=2, keepdim=True).clamp(min=1e-30).log2().floor() - 13)
+                running = ((terms / unit).trunc() * unit).sum(dim=2)
+            g = start // GROUP
+            total += running * (scales[:, g, None] * layer.w13_scales[rows.weights][blocks, g]).double()
+        lost = (total - bounds.reference.inner_products(layer, rows).double()).abs()
+        assert bool((lost <= bounds._inner_error(layer, rows)).all())
+        assert bool((lost > bounds._inner_error(replace(layer, by_warps=True), rows)).any())
+
+
 def test_every_name_is_its_config_and_rules_hold() -> None:
-    configs = list(plain(Arch.SM90A))
-    assert len(configs) == len(set(configs)) == 8 and set(smoke(Arch.SM90A)) <= set(configs)
-    assert not list(plain(Arch.SM100A))
+    configs = [c for c in sweep(Arch.SM90A) if isinstance(c, ExpertsConfig)]
+    assert len(configs) == len(set(configs)) == 12 and set(smoke(Arch.SM90A)) <= set(plain(Arch.SM90A)) <= set(configs)
+    assert not list(plain(Arch.SM100A)) and not list(streamed(Arch.SM100A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(RULES, config).ok
-    wrong = replace(configs[0], tile_tokens=24)
+    wrong = replace(configs[0], tile_tokens=24, streamed=False)
     assert first_rejection(RULES, wrong).reason == "tile of 24 rows: there are 8, 16, 32"
+    wrong = replace(configs[0], tile_tokens=128, streamed=True)
+    assert first_rejection(RULES, wrong).reason == "streamed tile of 128 rows: there are 8, 16, 32, 64"
+    wrong = replace(configs[0], group_size=0, streamed=True)
+    assert first_rejection(RULES, wrong).reason == (
+        "streamed weights of e4m3 without scales in groups: sums are added with their scales"
+    )
     wrong = ExpertsConfig(dtype=DType.F16, out_dtype=DType.BF16, tile_tokens=8)
     assert first_rejection(RULES, wrong).reason == "weights of f16 are multiplied by activations of f16, not of bf16"
     with pytest.raises(ValueError, match="scales 'plain' of e4m3, which has 'rows'"):
         parse_name("sm90a_fusedexperts_e4m3_bf16_plain_t8")
+    with pytest.raises(
+        ValueError, match="tile 't8w', expected t and a number of rows, then s where weights are streamed"
+    ):
+        parse_name("sm90a_fusedexperts_e4m3_bf16_group128_t8w")
 
 
 def test_more_rows_of_an_expert_choose_larger_tiles() -> None:
@@ -339,11 +371,11 @@ def test_more_rows_of_an_expert_choose_larger_tiles() -> None:
         for row in TUNING.rows(config, None, i)
     ]
     chosen = []
-    for tokens in (1, 16, 64, 256, 4096):
+    for tokens in (1, 4, 16, 64, 512, 4096):
         sizes = (tokens * 8, 768, 2048, 128)
         call_ = ShapedCall(family="fused_moe", call_class=rows[0].call_class, sizes=sizes, alignments=(16, 16, 16))
         chosen.append(min(rows, key=lambda row, call_=call_: TUNING.model_ns(row, call_, 132)).facts.tile_tokens)
-    assert chosen == sorted(chosen) and chosen[0] == 8 and chosen[-1] == 32
+    assert chosen == sorted(chosen) and chosen[:2] == [8, 8] and chosen[-1] == 64
 
 
 @pytest.mark.parametrize("config", [c for c in plain(Arch.SM90A) if c.tile_tokens == 8], ids=to_name)

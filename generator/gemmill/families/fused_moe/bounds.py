@@ -4,7 +4,8 @@ Both products are made by instructions for operands of 16 bits, to which e4m3 is
 instruction adds 16 products and loses at most 19 units of 2^-23 of the largest sum. The sum of all magnitudes is never below
 that sum. Sums leave the tensor core every 128 bytes along K, so at most 8 instructions add up. Then each step, slice, scale,
 bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. Of 2:4 sparse weights an
-instruction adds 16 products, too. Folded weights are multiplied as e4m3, whose sums keep fewer bits.
+instruction adds 16 products, too. Folded and streamed weights are multiplied as e4m3, whose sums keep fewer bits. Streamed ones have
+scales in groups, and kernels of warps may serve the same call: its bound has what either loses.
 
 A gate and an up lie between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the
 reference's. Its code times its scale lies between those of the two ends. The second product's error has two terms. One is the
@@ -107,12 +108,14 @@ def _inner_error(layer: Layer, rows: Rows) -> Tensor:
 
 def _lost_of_sums(layer: Layer, a: Tensor, off: Tensor, weights: Tensor) -> Tensor:
     """What sums of a [M, K], which may be `off`, times weights [N, K] may lose, float64 [M, N]."""
-    magnitude = (a.abs() + off) @ weights.abs().t()
-    if not layer.is_folded:
-        return magnitude * _lost(layer, weights.shape[1])
-    instructions = -(-weights.shape[1] // OF_E4M3.instruction_k)
+    magnitude, k = (a.abs() + off) @ weights.abs().t(), weights.shape[1]
+    lost = magnitude * (_ROUNDINGS * FLOAT32_UNIT if layer.is_folded else _lost(layer, k))
+    if not layer.may_sum_e4m3:
+        return lost
+    promoted = layer.group or None
+    instructions = -(-min(k, promoted or k) // OF_E4M3.instruction_k)
     more = instructions * OF_E4M3.losses * OF_E4M3.unit * (off @ weights.abs().t())
-    return lost_in_sum(a, weights.t(), OF_E4M3) + more + _ROUNDINGS * FLOAT32_UNIT * magnitude
+    return lost_in_sum(a, weights.t(), OF_E4M3, promoted_k=promoted) + more + lost
 
 
 def _lost(layer: Layer, k: int) -> float:

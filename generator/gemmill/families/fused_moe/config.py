@@ -18,6 +18,8 @@ HALVES = (DType.BF16, DType.F16)
 """Types of activations and results."""
 TILES = (8, 16, 32)
 """Rows of an expert that a CTA takes together."""
+STREAMED_TILES = (8, 16, 32, 64)
+"""The same of kernels whose groups of 128 threads multiply."""
 FP4_FORMATS = (NVFP4, MXFP4)
 """Formats of packed weights."""
 WARP_TILES = {8: 7, 16: 5}
@@ -44,6 +46,8 @@ class ExpertsConfig:
     none."""
     tile_tokens: int
     """Rows of an expert that a CTA takes together."""
+    streamed: bool = False
+    """Whether TMA streams weights to groups of 128 threads, which multiply (WGMMA); else warps do."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "fusedexperts"
     backend: ClassVar[Backend] = Backend.CUTLASS

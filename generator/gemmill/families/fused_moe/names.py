@@ -9,9 +9,9 @@ from gemmill.vocab import Arch, DType
 
 
 def to_fields(config: ExpertsConfig) -> list[str]:
-    """The fields of a config's name: dtype, out_dtype, scales, tile."""
+    """The fields of a config's name: dtype, out_dtype, scales, tile, which ends in s where weights are streamed."""
     scales = f"group{config.group_size}" if config.group_size else "rows" if config.is_coded else "plain"
-    return [config.dtype.value, config.out_dtype.value, scales, f"t{config.tile_tokens}"]
+    return [config.dtype.value, config.out_dtype.value, scales, f"t{config.tile_tokens}{'s' * config.streamed}"]
 
 
 def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ExpertsConfig:
@@ -19,16 +19,17 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ExpertsConfig:
     if len(fields) != 4:
         raise ValueError(f"it has {len(fields) + 2} fields of 6")
     dtype, out_dtype, scales, tile = fields
-    group, rows = re.fullmatch(r"group([1-9]\d*)|rows|plain", scales), re.fullmatch(r"t([1-9]\d*)", tile)
+    group, rows = re.fullmatch(r"group([1-9]\d*)|rows|plain", scales), re.fullmatch(r"t([1-9]\d*)(s?)", tile)
     if group is None:
         raise ValueError(f"scales {scales!r}, expected group and a number, rows or plain")
     if rows is None:
-        raise ValueError(f"tile {tile!r}, expected t and a number of rows")
+        raise ValueError(f"tile {tile!r}, expected t and a number of rows, then s where weights are streamed")
     config = ExpertsConfig(
         dtype=DType(dtype),
         out_dtype=DType(out_dtype),
         group_size=int(group[1] or 0),
         tile_tokens=int(rows[1]),
+        streamed=bool(rows[2]),
         arch=arch,
     )
     if (spelled := to_fields(config)[2]) != scales:

@@ -52,6 +52,8 @@ class Layer:
     weight_on_input: bool = False
     is_folded: bool = False
     """Whether packed weights were folded into e4m3."""
+    by_warps: bool = False
+    """Whether only kernels whose warps multiply may have served the call. Sums of others lose more."""
     numbers: tuple[float, float, float] = field(init=False)
     """alpha, limit and beta."""
 
@@ -72,6 +74,11 @@ class Layer:
     def group(self) -> int:
         """Elements of a row of activations that share a scale; 0 for all of them."""
         return GROUP if self.w13_scales is not None and self.w13_scales.dim() == 3 else 0
+
+    @property
+    def may_sum_e4m3(self) -> bool:
+        """Whether the tensor core for e4m3 may make sums: of folded weights, and of streamed ones, which have scales in groups."""
+        return self.is_folded or (bool(self.group) and not self.by_warps)
 
     @property
     def local(self) -> Tensor:

@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.fused_moe.config import CODED, TILES, AnyConfig, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import (
+    CODED,
+    STREAMED_TILES,
+    TILES,
+    AnyConfig,
+    ExpertsConfig,
+    PackedExpertsConfig,
+)
 from gemmill.vocab import Arch
 
 
@@ -21,12 +28,22 @@ def _operands(c: ExpertsConfig) -> Iterator[str]:
 
 
 def _tile(c: ExpertsConfig) -> Iterator[str]:
-    """An instruction takes eight rows of activations. A lane has the scale of one row, so a tile has at most 32."""
-    if c.tile_tokens not in TILES:
-        yield f"tile of {c.tile_tokens} rows: there are {', '.join(map(str, TILES))}"
+    """An instruction takes eight rows of activations, or more where weights are streamed.
+
+    A lane has the scale of one row, so a tile of warps has at most 32. A thread's sums lie in registers: a streamed tile has at most 64.
+    """
+    tiles = STREAMED_TILES if c.streamed else TILES
+    if c.tile_tokens not in tiles:
+        yield f"{'streamed ' * c.streamed}tile of {c.tile_tokens} rows: there are {', '.join(map(str, tiles))}"
 
 
-RULES = (_hopper, _operands, _tile)
+def _streamed(c: ExpertsConfig) -> Iterator[str]:
+    """The tensor core's sums of e4m3 are added every 128 along K, with a scale each."""
+    if c.streamed and not c.group_size:
+        yield f"streamed weights of {c.dtype} without scales in groups: sums are added with their scales"
+
+
+RULES = (_hopper, _operands, _tile, _streamed)
 
 
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:

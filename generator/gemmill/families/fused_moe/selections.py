@@ -7,6 +7,7 @@ from itertools import product
 from gemmill.families.fused_moe.config import (
     CODED,
     GROUP,
+    STREAMED_TILES,
     TILES,
     AnyConfig,
     ExpertsConfig,
@@ -25,10 +26,7 @@ _PACKED = {
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """Kernels of sm90a. e4m3 to bf16 has both kinds of scales with tiles of 8, 16 and 32 rows; bf16 has 8 and 32.
-
-    Of packed weights there are the tiles that the model chooses.
-    """
+    """Kernels of sm90a, and of packed weights the tiles that the model chooses."""
     yield from plain(arch)
     for config in packed(arch):
         if f"{config.tile_tokens}{'w' * config.wide}" in _PACKED.get(str(config.packing), ()):
@@ -36,24 +34,39 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def plain(arch: Arch) -> Iterator[ExpertsConfig]:
-    """Kernels of weights that are not packed."""
+    """Kernels of weights that are not packed.
+
+    e4m3 to bf16 with scales in groups has streamed tiles of 8 to 64 rows, and one of 8 by warps. With scales of rows it has tiles of 8, 16
+    and 32 rows. bf16 has 8 and 32.
+    """
     if arch is not Arch.SM90A:
         return
-    for group, tile in product((GROUP, 0), TILES):
+    yield from streamed(arch)
+    for group, tile in ((GROUP, TILES[0]), *product((0,), TILES)):
         yield ExpertsConfig(dtype=CODED, out_dtype=DType.BF16, group_size=group, tile_tokens=tile, arch=arch)
     for tile in (TILES[0], TILES[-1]):
         yield ExpertsConfig(dtype=DType.BF16, out_dtype=DType.BF16, tile_tokens=tile, arch=arch)
 
 
 def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
-    """The kernel of scales in groups with the smallest tile."""
-    yield from (config for config in plain(arch) if config.group_size and config.tile_tokens == TILES[0])
+    """The kernel of scales in groups with the smallest tile, by warps."""
+    yield from (c for c in plain(arch) if c.group_size and c.tile_tokens == TILES[0] and not c.streamed)
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """All kernels: every tile of packed weights, too (docs/notes/experts.md)."""
+    """All kernels: larger tiles by warps with scales in groups, and every tile of packed weights, too (docs/notes/experts.md)."""
     yield from plain(arch)
+    for tile in TILES[1:] if arch is Arch.SM90A else ():
+        yield ExpertsConfig(dtype=CODED, out_dtype=DType.BF16, group_size=GROUP, tile_tokens=tile, arch=arch)
     yield from packed(arch)
+
+
+def streamed(arch: Arch) -> Iterator[ExpertsConfig]:
+    """Kernels of sm90a whose weights are streamed: e4m3 to bf16 with scales in groups, every tile."""
+    for tile in STREAMED_TILES if arch is Arch.SM90A else ():
+        yield ExpertsConfig(
+            dtype=CODED, out_dtype=DType.BF16, group_size=GROUP, tile_tokens=tile, streamed=True, arch=arch
+        )
 
 
 def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:

@@ -10,6 +10,9 @@ _TYPES = {DType.BF16: "__nv_bfloat16", DType.F16: "__half", DType.E4M3: "gemmill
 
 def spell(config: ExpertsConfig) -> Spelled:
     """The template of an ExpertsConfig, and what fills its holes."""
+    if config.streamed:
+        values = {"half_type": _TYPES[config.out_dtype], "tile_tokens": config.tile_tokens}
+        return Spelled(template="fused_moe/streamed_experts.cu.jinja", values=values)
     values = {
         "half_type": _TYPES[config.out_dtype],
         "element_type": _TYPES[config.dtype],

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gemmill.families.fused_moe.accepts import ExpertsAccepts
 from gemmill.families.fused_moe.classes import CLASSES
-from gemmill.families.fused_moe.config import AnyConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import STREAMED_TILES, AnyConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.model import Facts, model_ns
 from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
@@ -14,17 +14,28 @@ _TILE_PS = {8: 290, 16: 400, 32: 706}
 
 Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs/notes/experts.md).
 """
+_STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
+"""The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/experts.md)."""
 _PACKED_TILE_PS = {8: 292, 16: 549, 32: 700, 64: 1131, 128: 1513}
 _WIDE_TILE_PS = {8: 234}
 """The same of packed weights, from times of 64 and 256 tokens of Qwen3-Next (H200, 2026-11-23; docs/notes/experts.md)."""
-_BEGIN_NS, _WIDE_BEGIN_NS = 12000, 15000
-"""Nanoseconds of three launches of few tiles. Wide tiles are half as many, so fewer multiprocessors read."""
+_BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS = 12000, 15000, 10800
+"""Nanoseconds of three launches of few tiles.
+
+Wide tiles are half as many, so fewer multiprocessors read. Streamed tiles of 8 rows are shared by two CTAs, so more do.
+"""
 
 
 def _tile_ps(config: AnyConfig) -> int:
     if isinstance(config, PackedExpertsConfig):
         return (_WIDE_TILE_PS if config.wide else _PACKED_TILE_PS)[config.tile_tokens]
-    return _TILE_PS[config.tile_tokens]
+    return (_STREAMED_TILE_PS if config.streamed else _TILE_PS)[config.tile_tokens]
+
+
+def _begin_ns(config: AnyConfig) -> int:
+    if isinstance(config, PackedExpertsConfig):
+        return _WIDE_BEGIN_NS if config.wide else _BEGIN_NS
+    return _SHARED_BEGIN_NS if config.streamed and config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
 
 
 def _rows(config: AnyConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[Row]:
@@ -38,7 +49,7 @@ def _rows(config: AnyConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[
             tile_tokens=config.tile_tokens,
             bits=config.dtype.bits if config.format is None else config.format.code.bits,
             tile_ps=_tile_ps(config),
-            begin_ns=_WIDE_BEGIN_NS if isinstance(config, PackedExpertsConfig) and config.wide else _BEGIN_NS,
+            begin_ns=_begin_ns(config),
         ),
     )
 

@@ -17,8 +17,3 @@ def stage_room(config: SparseConfig) -> int:
     m, n, _ = config.tile_shape_mnk
     buffers = min(4, max(1, m * n // (64 * 32)))
     return config.arch.shared_memory_bytes - buffers * 64 * 32 * config.out_dtype.bits // 8 - 3 * 4 * m - BARRIERS
-
-
-def stages_of(config: SparseConfig) -> int:
-    """The stages of a kernel: as many as fit, unless its config says how many."""
-    return config.stages or stage_room(config) // stage_bytes(config)

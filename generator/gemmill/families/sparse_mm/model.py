@@ -25,8 +25,6 @@ class Facts(NamedTuple):
     """Rows of a in a tile."""
     tile_n: int
     """Rows of weights in a tile."""
-    ctas_of_sm: int
-    """CTAs that fit on a multiprocessor."""
     step_ps: int
     """Picoseconds for 128 along K of a tile."""
     bits: int
@@ -38,9 +36,9 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     m, n, k = call.sizes
     facts: Facts = row.facts
     tiles = -(-m // facts.tile_m) * -(-n // facts.tile_n)
-    waves = -(-tiles // (sm_count * facts.ctas_of_sm))
+    waves = -(-tiles // sm_count)
     steps = -(-k // _STEP)
-    tile = float(steps) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm) + _TILE_NS
+    tile = float(steps) * float(facts.step_ps) / 1000.0 + _TILE_NS
     working = float(waves) * tile
     kept = float(n) * float(k) * float(facts.bits + 2) / 16.0  # half of the elements, and a bit of metadata for two
     memory = (kept + float(m) * float(k) * float(facts.bits) / 8.0) / _MEMORY

@@ -1,36 +1,62 @@
 """The sparse GEMMs of the named selections."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 
 from gemmill.families.sparse_mm.config import SparseConfig
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
-Candidate = tuple[tuple[int, int, int], tuple[int, int, int], KernelSchedule, tuple[int, ...]]
-"""A tile, a cluster, a schedule, and widths of bands."""
-_OF_8_BITS: tuple[Candidate, ...] = (
-    ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
-    ((64, 64, 256), (1, 1, 1), BASIC, (1,)),
-    ((128, 128, 128), (2, 1, 1), PINGPONG, (1,)),
-    ((128, 256, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
+_M, _N, _ANY = RasterOrder.ALONG_M, RasterOrder.ALONG_N, RasterOrder.HEURISTIC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Kernels of one tile that differ in nothing but settings of their launch."""
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    schedule: KernelSchedule
+    stages: int | None = None
+    orders: tuple[RasterOrder, ...] = (_ANY,)
+    swizzles: tuple[int, ...] = (1,)
+    """Widths of bands."""
+
+
+_FEW = Candidate(tile=(64, 16, 512), schedule=BASIC, stages=3)
+"""For few rows of 8 bits. Its stages leave room for the next kernel's CTA on the same multiprocessor (docs/notes/sparse.md)."""
+_OF_8_BITS = (
+    _FEW,
+    Candidate(tile=(64, 64, 256), schedule=BASIC),
+    Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=PINGPONG),
+    Candidate(tile=(128, 256, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, orders=(_M,), swizzles=(4,)),
 )
-_OF_16_BITS: tuple[Candidate, ...] = (
-    ((64, 16, 256), (1, 1, 1), BASIC, (1,)),
-    ((128, 128, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
+_OF_16_BITS = (
+    Candidate(tile=(64, 16, 256), schedule=BASIC),
+    Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
+    Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
 )
-_WIDER_OF_8_BITS: tuple[Candidate, ...] = (
-    ((64, 16, 512), (1, 1, 1), BASIC, (1,)),
-    ((256, 128, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
-    ((256, 192, 128), (2, 1, 1), COOPERATIVE, (1, 8)),
-    ((128, 128, 256), (1, 2, 1), PINGPONG, (1, 8)),
+_WIDER_OF_8_BITS = (
+    Candidate(tile=(64, 16, 256), schedule=BASIC),
+    *(Candidate(tile=(64, 16, 256), schedule=BASIC, stages=stages) for stages in (5, 7)),
+    Candidate(tile=(64, 16, 256), cluster=(2, 1, 1), schedule=BASIC, stages=7),
+    Candidate(tile=(64, 16, 512), schedule=BASIC),
+    Candidate(tile=(128, 256, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, orders=(_ANY, _M, _N), swizzles=(1, 8)),
+    Candidate(tile=(128, 256, 128), cluster=(1, 2, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
+    Candidate(tile=(256, 128, 128), cluster=(1, 2, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
+    Candidate(tile=(256, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
+    Candidate(tile=(128, 128, 256), cluster=(1, 2, 1), schedule=PINGPONG, swizzles=(1, 8)),
+    Candidate(tile=(64, 256, 128), cluster=(2, 1, 1), schedule=PINGPONG, swizzles=(1, 8)),
 )
-_WIDER_OF_16_BITS: tuple[Candidate, ...] = (
-    ((64, 64, 128), (1, 1, 1), BASIC, (1,)),
-    ((256, 128, 128), (1, 2, 1), COOPERATIVE, (1, 8)),
+_WIDER_OF_16_BITS = (
+    Candidate(tile=(64, 64, 128), schedule=BASIC),
+    Candidate(tile=(256, 128, 128), cluster=(1, 2, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
+    Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
+    Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=PINGPONG, swizzles=(1, 8)),
 )
-_PROMOTED: Candidate = ((64, 64, 256), (1, 1, 1), BASIC, (1,))
+_PROMOTED = Candidate(tile=(64, 64, 256), schedule=BASIC)
 
 
 def sweep(arch: Arch) -> Iterator[SparseConfig]:
@@ -68,16 +94,16 @@ def smoke(arch: Arch) -> Iterator[SparseConfig]:
 
 def configs(dtype: DType, out: DType, candidate: Candidate) -> Iterator[SparseConfig]:
     """The configs of a candidate, with the epilogue that serves all calls of the dtype."""
-    tile, cluster, schedule, swizzles = candidate
-    for swizzle in swizzles:
+    for order, swizzle in product(candidate.orders, candidate.swizzles):
         yield SparseConfig(
             dtype=dtype,
             out_dtype=out,
             epilogue=EpilogueKind.SCALED_AZP_PER_TOKEN if dtype is DType.S8 else EpilogueKind.SCALED_BIAS,
-            tile_shape_mnk=tile,
-            cluster_shape_mnk=cluster,
-            kernel_schedule=schedule,
+            tile_shape_mnk=candidate.tile,
+            cluster_shape_mnk=candidate.cluster,
+            kernel_schedule=candidate.schedule,
             accumulation=Accumulation.EXACT if dtype is DType.S8 else Accumulation.FAST,
-            raster_order=RasterOrder.HEURISTIC,
+            stages=candidate.stages,
+            raster_order=order,
             swizzle=swizzle,
         )

@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from gemmill.families.sparse_mm.accepts import SparseAccepts
 from gemmill.families.sparse_mm.classes import CLASSES, classes_of
 from gemmill.families.sparse_mm.config import SparseConfig
-from gemmill.families.sparse_mm.memory import stage_bytes, stages_of
 from gemmill.families.sparse_mm.model import Facts, model_ns
 from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
-from gemmill.gemm.limits import SHARED_BYTES_OF_SM
 from gemmill.vocab import RasterOrder
 
 _STEP = 128
@@ -21,8 +19,6 @@ The H200's peak of 3,958 TFLOP/s in sparse e4m3 is 14,992 on each of 132 multipr
 """
 _LOADED = 200
 """Bytes that one multiprocessor loads in a nanosecond."""
-_EPILOGUE_BYTES = 12 * 1024
-"""Bytes of shared memory that a CTA takes beside its stages, about."""
 
 
 def _facts(c: SparseConfig) -> Facts:
@@ -31,13 +27,11 @@ def _facts(c: SparseConfig) -> Facts:
     products = tile_m * tile_n * _STEP * c.dtype.bits // 8
     # Tiles of a are shared by CTAs along N, those of weights along M; the next CTA's loads pass by the same L2.
     loaded = (tile_m // cluster_n * c.dtype.bits + tile_n // cluster_m * (c.dtype.bits // 2 + 1)) * _STEP // 8
-    taken = stages_of(c) * stage_bytes(c) + _EPILOGUE_BYTES
     return Facts(
         raster_order=_RASTER_CODES[c.raster_order],
         swizzle=c.swizzle,
         tile_m=tile_m,
         tile_n=tile_n,
-        ctas_of_sm=max(1, SHARED_BYTES_OF_SM // taken) if c.stages else 1,
         step_ps=1000 * max(products // _PRODUCTS, loaded // _LOADED),
         bits=c.dtype.bits,
     )

@@ -1,7 +1,7 @@
 """Calls by their sizes and options: operands, and what they must give."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,8 @@ class CallSpec:
     """
     pad: int = 0
     """Elements between rows of x and of out."""
+    by_warps: bool = False
+    """Whether only kernels whose warps multiply may serve the call: it is judged by what their sums lose."""
 
     @property
     def op(self) -> str:
@@ -145,11 +147,14 @@ def arguments_of(given: dict[str, Any]) -> list[Any]:
     return [given[name] for name in schema.arguments]
 
 
-def wanted_of(given: dict[str, Any], *, exactly: bool) -> Wanted:
-    """What a call must give. `out` among its arguments has what was there before the call."""
+def wanted_of(given: dict[str, Any], *, exactly: bool, by_warps: bool = False) -> Wanted:
+    """What a call must give. `out` among its arguments has what was there before the call.
+
+    `by_warps` says that no kernel serves it whose sums lose more than those of warps.
+    """
     before = given["out"].clone() if given["adds"] else None
-    layer = layer_of(given)
-    found = judged(layer, before, exactly=exactly and not layer.is_folded)  # sums of e4m3 lose bits of integers, too
+    layer = replace(layer_of(given), by_warps=by_warps)
+    found = judged(layer, before, exactly=exactly and not layer.is_folded)  # whose sums lose bits of integers, too
     return Wanted(rounded=found.rounded, exact=found.exact, bound=found.bound)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gemmill.families.fused_moe.cases.calls import NONE, ONE, CallSpec, arguments_of, make_given, wanted_of
-from gemmill.families.fused_moe.config import CODED, GROUP, AnyConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import CODED, GROUP, AnyConfig, ExpertsConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
@@ -61,7 +61,7 @@ class ExpertsCase:
     def run(self, device: str) -> Outcome:
         """Call the op twice on fresh operands, and hold the result against the reference. Both calls give the same bits."""
         given, memory = self._made(device)
-        wanted = wanted_of(given, exactly=self.spec.data == "integers")
+        wanted = wanted_of(given, exactly=self.spec.data == "integers", by_warps=self.spec.by_warps)
         before, out = memory.bytes.clone(), given["out"]
         first = out.clone()
         op = getattr(getattr(torch.ops, NAMESPACE), self.op).default
@@ -132,7 +132,8 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
     )
     if isinstance(config, PackedExpertsConfig):
         specs = tuple(_packed(spec, config) for spec in specs)
-    for i, spec in enumerate(specs):
+    by_warps = isinstance(config, ExpertsConfig) and not config.streamed
+    for i, spec in enumerate(replace(spec, by_warps=by_warps) for spec in specs):
         yield ExpertsCase(spec=replace(spec, data="integers"))
         if i < 4:
             yield ExpertsCase(spec=spec)
