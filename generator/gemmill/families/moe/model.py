@@ -15,6 +15,8 @@ _MEMORY = 4200.0
 """Bytes that memory reads in a nanosecond."""
 _STEP = 128
 """Columns of a step along K."""
+_BAND = 16
+"""Tiles of an expert's rows that share a sweep over its columns (gemmill.gemm.experts)."""
 
 
 class Facts(NamedTuple):
@@ -27,6 +29,8 @@ class Facts(NamedTuple):
     """CTAs that fit on a multiprocessor."""
     step_ps: int
     """Picoseconds for 128 columns along K of a tile."""
+    step_of_band_ps: int
+    """The same where an expert has a whole band of tiles, so that most reads are of L2."""
     bits: int
     """Bits of an element of the weights; of A too where weights are not packed."""
     end_ns: int
@@ -45,7 +49,8 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     tiles = active * tiles_of_expert * -(-n // facts.tile_n)
     waves = -(-tiles // (sm_count * facts.ctas_of_sm))
     steps = -(-k // _STEP)
-    tile = float(steps) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm) + float(facts.end_ns)
+    step_ps = facts.step_of_band_ps if tiles_of_expert >= _BAND else facts.step_ps
+    tile = float(steps) * float(step_ps) / 1000.0 * float(facts.ctas_of_sm) + float(facts.end_ns)
     working = float(waves) * tile
     memory = float(active) * float(n) * float(k) * float(facts.bits) / 8.0 / _MEMORY
     return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)
