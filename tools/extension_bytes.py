@@ -3,8 +3,8 @@
     gemmill build --select default
     python tools/extension_bytes.py --select default
 
-Bytes are those of the objects' sections that are loaded, machine code compressed as it is linked. The linker leaves out
-what two objects have alike, and adds tables, so that the file's bytes are a few percent off their sum.
+Bytes are those of the objects' sections that are loaded and that something refers to, machine code compressed as it is
+linked. The linker merges what objects have alike, and adds tables, so that the file's bytes are a few percent off.
 """
 
 import io
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import RelocationSection
 
 from gemmill.build.compressing import objects_of
 from gemmill.build.options import BuildOptions
@@ -25,6 +26,9 @@ from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
 from gemmill.space.selections import select
 from gemmill.vocab import Arch
+
+_ROOTS = (".eh_frame", ".init_array", ".ctors")
+"""Sections that the linker keeps though nothing in the object refers to them."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,9 +59,19 @@ def main(arguments: Sequence[str]) -> int:
 
 def loaded_bytes(path: Path) -> int:
     """Bytes that an object brings into an extension's file."""
-    sections = ELFFile(io.BytesIO(path.read_bytes())).iter_sections()
-    kept = (s for s in sections if s["sh_flags"] & SH_FLAGS.SHF_ALLOC and s["sh_type"] != "SHT_NOBITS")
-    return sum(section["sh_size"] for section in kept)
+    file = ELFFile(io.BytesIO(path.read_bytes()))
+    symbols = list(file.get_section_by_name(".symtab").iter_symbols())
+    told = [symbol["st_shndx"] for symbol in symbols if symbol["st_info"]["bind"] != "STB_LOCAL"]
+    relocations = (
+        row for s in file.iter_sections() if isinstance(s, RelocationSection) for row in s.iter_relocations()
+    )
+    kept = {*told, *(symbols[row["r_info_sym"]]["st_shndx"] for row in relocations)}
+    return sum(
+        section["sh_size"]
+        for number, section in enumerate(file.iter_sections())
+        if section["sh_flags"] & SH_FLAGS.SHF_ALLOC and section["sh_type"] != "SHT_NOBITS"
+        if number in kept or section.name.startswith(_ROOTS)
+    )
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def flags_for(arch: Arch) -> Flags:
         ),
         adapter=("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", *own),
         # -Bsymbolic: two builds in one process keep to their own symbols, which have the same names.
-        # No table of local symbols: nothing reads it, and it is a fifth of the bytes.
+        # Nothing reads the table of local symbols, a fifth of the bytes, nor what the CuTe DSL would tell its own loader.
         # libtorch's libraries must be named even where the linker sees no use of them: the registration runs at load.
         link=(
             *(
@@ -133,6 +133,7 @@ def flags_for(arch: Arch) -> Flags:
                 "-Wl,--no-undefined",
                 "-Wl,--exclude-libs,ALL",
                 "-Wl,--strip-all",
+                "-Wl,--gc-sections",
                 "-Wl,--no-as-needed",
                 "-L<torchlib>",
             ),
