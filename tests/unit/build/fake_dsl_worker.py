@@ -30,12 +30,12 @@ static inline int32_t cute_dsl_{symbol}_wrapper({symbol}_Kernel_Module_t *module
 """
 OBJECT = """\
 extern "C" {{
-void _mlir_{symbol}_cuda_init(void**) {{}}
+extern const unsigned char kernels_binary[] {section}= {{ {cubin} }};
+void _mlir_{symbol}_cuda_init(void** library) {{ *library = const_cast<unsigned char*>(kernels_binary); }}
 void _mlir_{symbol}_cuda_load_to_device(void**) {{}}
 void _mlir_{symbol}__mlir_ciface_call(void** arguments, int count) {{
   *static_cast<int*>(arguments[count - 1]) = **static_cast<int**>(arguments[0]) + count;
 }}
-extern const unsigned char kernels_binary[] {section}= {{ {cubin} }};
 }}
 """
 CODE_BYTES = 48  # three instructions, as fake_cuobjdump.py has them
