@@ -21,7 +21,9 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = reinterpret_cast<Facts const&>(of.facts);
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN], k = call.sizes[kSizeK];
   int64_t const active = std::max<int64_t>(std::min(m, call.sizes[kSizeExperts]), 1), rows = ceil_div(m, active);
-  int64_t const tiles_of_expert = ceil_div(rows + rows / 4, row.tile_m), tiles = active * tiles_of_expert * ceil_div(n, row.tile_n);
+  int64_t const tiles_of_expert = ceil_div(rows + rows / 4, row.tile_m);
+  int64_t const clusters = active * tiles_of_expert * ceil_div(n, row.tile_n * row.tiles_together);
+  int64_t const tiles = clusters * row.tiles_together;
   int64_t const waves = ceil_div(tiles, sm_count * row.ctas_of_sm), steps = ceil_div(k, kStep);
   int64_t const step_ps = tiles_of_expert >= kBand ? row.step_of_band_ps : row.step_ps;
   double const tile = static_cast<double>(steps) * static_cast<double>(step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm) + static_cast<double>(row.end_ns);

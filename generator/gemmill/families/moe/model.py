@@ -25,6 +25,8 @@ class Facts(NamedTuple):
     tile_m: int
     """Rows of an expert in a tile."""
     tile_n: int
+    tiles_together: int
+    """Tiles of columns that CTAs of a cluster take together, whether N has as many or not."""
     ctas_of_sm: int
     """CTAs that fit on a multiprocessor."""
     step_ps: int
@@ -46,7 +48,8 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     active = max(min(m, experts), 1)
     rows = -(-m // active)
     tiles_of_expert = -(-(rows + rows // 4) // facts.tile_m)
-    tiles = active * tiles_of_expert * -(-n // facts.tile_n)
+    clusters = active * tiles_of_expert * -(-n // (facts.tile_n * facts.tiles_together))
+    tiles = clusters * facts.tiles_together
     waves = -(-tiles // (sm_count * facts.ctas_of_sm))
     steps = -(-k // _STEP)
     step_ps = facts.step_of_band_ps if tiles_of_expert >= _BAND else facts.step_ps

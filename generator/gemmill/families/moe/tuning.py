@@ -39,6 +39,7 @@ def _facts(config: AnyConfig) -> Facts:
         return Facts(
             tile_m=tile_m,
             tile_n=tile_n,
+            tiles_together=1,
             ctas_of_sm=1,
             step_ps=step_ps,
             step_of_band_ps=step_ps,
@@ -56,6 +57,7 @@ def _facts(config: AnyConfig) -> Facts:
     return Facts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
+        tiles_together=facts.cluster_size,
         ctas_of_sm=facts.ctas_of_sm,
         step_ps=1000 * step_ns,
         step_of_band_ps=(_PAIR_PERMILLE if is_pair else 1000) * step_ns,
@@ -77,6 +79,7 @@ def _packed_facts(config: PackedGroupedConfig) -> Facts:
     return Facts(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
+        tiles_together=1,
         ctas_of_sm=config.ctas_of_sm,
         step_ps=step_ps,
         step_of_band_ps=step_ps,
