@@ -37,7 +37,7 @@ class Facts(NamedTuple):
     """Bits of an element of the weights; of A too where weights are not packed."""
     end_ns: int
     """Nanoseconds that a tile's end takes, beside multiplying."""
-    n_multiple: int
+    n_multiple: int = 1
     """The number that N is a multiple of: results that are stored at a time."""
 
 

@@ -45,7 +45,6 @@ def _facts(config: AnyConfig) -> Facts:
             step_of_band_ps=step_ps,
             bits=8 * size,
             end_ns=_END_NS,
-            n_multiple=1,
         )
     if isinstance(config, PackedGroupedConfig):
         return _packed_facts(config)
@@ -85,7 +84,6 @@ def _packed_facts(config: PackedGroupedConfig) -> Facts:
         step_of_band_ps=step_ps,
         bits=config.format.code.bits,
         end_ns=_PACKED_END_NS,
-        n_multiple=1,
     )
 
 
