@@ -129,6 +129,7 @@ def test_symbols(smoke: BuildResult) -> None:
         "two builds in one process would mix"
     )
     assert all(name.startswith("gemmill_") for name in exported), exported
+    assert _output("nm", extension, path=Path()) == "", "no other symbol has a row"
 
 
 def test_second_build_is_the_first(smoke: BuildResult) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from gemmill import settings
+from gemmill.build.cubins import embedded_cubins
 from gemmill.build.driver import build
 from gemmill.build.dsl import find_dsl
+from gemmill.build.inspect import read_cubin
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.sass import architectures, disassemble
 from gemmill.build.sources import is_of_dsl
@@ -48,6 +50,8 @@ def test_smoke_has_variants_of_both_backends(smoke: BuildResult, toolchain: Tool
     assert not {name for name in asked if re.match(r"_cu|_mlir|CuteDSL|cuda_dialect", name)}
     text = disassemble(extension, toolchain.cuobjdump, to_name(mine[0].config.compiled))
     assert re.search(rf"Function : {symbol_of(mine[0].config)}_kernel_\d+", text) and "QGMMA" in text
+    assert list(embedded_cubins(extension.read_bytes())) == [] and re.search("^compressed$", text, re.MULTILINE)
+    assert read_cubin(text).sass_digest == mine[0].sass_digest, "its code is that of the object before"
 
 
 def test_a_build_of_dsl_kernels_alone(toolchain: ToolchainPaths) -> None:

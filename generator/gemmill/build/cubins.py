@@ -4,6 +4,7 @@ The CuTe DSL's objects hold theirs as a constant, which cuobjdump does not look 
 """
 
 import io
+import struct
 from collections.abc import Iterator
 
 from elftools.common.exceptions import ELFError
@@ -14,6 +15,11 @@ _CUDA = "EM_CUDA"
 _CODE = ".text."
 _HEADER_BYTES = 64
 """Of a 64-bit file."""
+_FATBIN = struct.Struct("<IHHQ")
+"""What a file that wraps machine code begins with: magic number, version, bytes of this, and of all that follows."""
+_FATBIN_BEGINS = struct.pack("<IHH", 0xBA55ED50, 1, _FATBIN.size)
+_FATBIN_FACTS = slice(_FATBIN.size + 24, _FATBIN.size + 32)
+"""Release and architecture of the first code that is wrapped."""
 
 
 def embedded_cubins(data: bytes) -> Iterator[bytes]:
@@ -26,9 +32,19 @@ def embedded_cubins(data: bytes) -> Iterator[bytes]:
         at = data.find(_MAGIC, at + max(size, 1))
 
 
-def flags_of(cubin: bytes) -> int:
-    """The flags that tell what a cubin was made for: the same for the same architecture and assembler."""
-    return int(ELFFile(io.BytesIO(cubin))["e_flags"])
+def embedded_fatbins(data: bytes) -> Iterator[bytes]:
+    """Each whole file within `data` that wraps machine code, compressed or not, in order."""
+    at = data.find(_FATBIN_BEGINS)
+    while 0 <= at <= len(data) - _FATBIN.size:
+        end = at + _FATBIN.size + _FATBIN.unpack_from(data, at)[-1]
+        if end <= len(data):
+            yield data[at:end]
+        at = data.find(_FATBIN_BEGINS, end if end <= len(data) else at + 1)
+
+
+def facts_of_fatbin(fatbin: bytes) -> bytes:
+    """Bytes that tell what a file's code was made for: the same for the same architecture and assembler."""
+    return fatbin[_FATBIN_FACTS]
 
 
 def code_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gemmill.build.cache import Entry
 from gemmill.build.compiling import compile_missing, look_again
+from gemmill.build.compressing import COMPRESSION, objects_of
 from gemmill.build.errors import BuildError, reported
 from gemmill.build.files import digest
 from gemmill.build.linking import check_size, describe, intact_build, publish, runtimes
@@ -93,7 +94,7 @@ def _finish(
         [[row.name, row.error] for row in rejected],
         sorted(entry.key for entry in entries),
         _variant_table(variants, ""),
-        [workshop.flags.link, EXPORTS],
+        [workshop.flags.link, EXPORTS, COMPRESSION],
         [workshop.toolchain.host_build, *[workshop.memo.get(path) for path in runtimes(variants, workshop)]],
     )[:_BUILD_ID_DIGITS]
     target = workshop.options.home_dir / "builds" / build_id
@@ -109,7 +110,7 @@ def _finish(
     if table_entries.missing:
         compile_missing([table], workshop, BuildObserver())
         table_entries = look_again([table], workshop)
-    objects = [workshop.cache.object_path(entry) for entry in (*table_entries.entries, *entries)]
+    objects = objects_of((*table_entries.entries, *entries), variants, workshop)
     objects += runtimes(variants, workshop)
     texts = {source.symbol: source.text for source in work.variants}
     manifest = describe(selection, build_id, entries, rejected, texts, workshop)

@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gemmill.build.cubins import embedded_cubins, flags_of
+from gemmill.build.cubins import embedded_fatbins, facts_of_fatbin
 from gemmill.build.errors import BuildError, reported
 from gemmill.build.inspect import is_of_variant
 
@@ -22,15 +22,15 @@ def architectures(extension: Path, cuobjdump: Path) -> tuple[str, ...]:
     """The architectures that an extension holds machine code for, such as `sm_90a`. Raises BuildError."""
     with reported(extension, "reading machine code"):
         # Of the DSL's kernels, one of each kind: cuobjdump takes a tenth of a second each.
-        kinds = {flags_of(cubin): cubin for cubin in embedded_cubins(extension.read_bytes())}
-        listed = "".join(_of_cubin(cubin, cuobjdump, "--list-elf") for cubin in kinds.values())
+        kinds = {facts_of_fatbin(fatbin): fatbin for fatbin in embedded_fatbins(extension.read_bytes())}
+        listed = "".join(_of_fatbin(fatbin, cuobjdump, "--list-elf") for fatbin in kinds.values())
     listed += _output([cuobjdump, "--list-elf", extension], may_be_empty=bool(kinds))
     return tuple(sorted(set(_ELF.findall(listed))))
 
 
 def disassemble(extension: Path, cuobjdump: Path, name: str) -> str:
     """SASS of the kernels of the variant of this name. The name is without launch settings. Raises BuildError."""
-    if (text := _disassemble_cubin(extension, cuobjdump, name)) is not None:
+    if (text := _disassemble_embedded(extension, cuobjdump, name)) is not None:
         return _only(text, name)
     listed = _FUNCTION.findall(_output([cuobjdump, "--dump-elf-symbols", extension]))
     functions = sorted({function for function in listed if is_of_variant(function, name)})
@@ -47,20 +47,20 @@ def _only(listing: str, name: str) -> str:
     return head[max(0, head.rfind("Fatbin ")) :] + "".join(f"\t\tFunction : {function}{code}" for function, code in own)
 
 
-def _disassemble_cubin(extension: Path, cuobjdump: Path, name: str) -> str | None:
+def _disassemble_embedded(extension: Path, cuobjdump: Path, name: str) -> str | None:
     """SASS of the embedded file of machine code that has the kernel; None where no such file has it.
 
     Such files are the CuTe DSL's, which cuobjdump does not find by itself. Raises BuildError.
     """
     mark = f"gemmill_{name}_kernel".encode()
     with reported(extension, "reading machine code"):
-        found = next((cubin for cubin in embedded_cubins(extension.read_bytes()) if mark in cubin), None)
-        return None if found is None else _of_cubin(found, cuobjdump, "--dump-sass")
+        found = next((fatbin for fatbin in embedded_fatbins(extension.read_bytes()) if mark in fatbin), None)
+        return None if found is None else _of_fatbin(found, cuobjdump, "--dump-sass")
 
 
-def _of_cubin(cubin: bytes, cuobjdump: Path, option: str) -> str:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+def _of_fatbin(fatbin: bytes, cuobjdump: Path, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".fatbin") as file:
+        file.write(fatbin)
         file.flush()
         return _output([cuobjdump, option, file.name])
 

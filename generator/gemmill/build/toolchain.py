@@ -48,6 +48,11 @@ class ToolchainPaths:
     """Digest of everything about the host compiler that can change its output."""
 
     @property
+    def fatbinary(self) -> Path:
+        """The program that wraps machine code. nvcc calls it, so every toolkit has it there."""
+        return self.nvcc.with_name("fatbinary")
+
+    @property
     def programs(self) -> list[Path]:
         """Folders in which its programs look for each other: cuobjdump looks for nvdisasm on PATH."""
         return [self.home / "bin", self.nvdisasm.parent]

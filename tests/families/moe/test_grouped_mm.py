@@ -248,6 +248,10 @@ def test_the_model_knows_what_gathering_takes() -> None:
     assert chosen(0, True, 8192, 4096, 7168).tile_shape_mnk == (128, 64, 128)
     assert chosen(128, False, 65536, 4096, 7168).cluster_shape_mnk == (1, 2, 1)
     assert chosen(128, False, 65536, 7168, 2048).cluster_shape_mnk == (1, 1, 1)
+    assert chosen(128, False, 8192, 4096, 7168).cluster_shape_mnk == (1, 1, 1), "an expert has fewer tiles than a band"
+    assert chosen(128, False, 65536, 4096, 4096).cluster_shape_mnk == (1, 2, 1)
+    assert chosen(128, False, 65536, 640, 16256).cluster_shape_mnk == (1, 1, 1), "pairs would make six tiles of five"
+    assert chosen(128, False, 65536, 768, 16256).cluster_shape_mnk == (1, 2, 1)
 
 
 @pytest.mark.parametrize("kind", sorted({(c.dtype, c.out_dtype, c.group_size, c.indexed) for c in tiled(Arch.SM90A)}))

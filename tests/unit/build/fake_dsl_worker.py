@@ -7,6 +7,7 @@ nostart    the process ends before it is ready
 header     what to write in place of a C header
 slow       seconds to take
 parameter  another parameter of the exported function, such as `int64_t lda`
+wrapped    machine code lies in a section of its own, in a file as fatbinary makes them; what this holds comes after it
 """
 
 import json
@@ -29,12 +30,12 @@ static inline int32_t cute_dsl_{symbol}_wrapper({symbol}_Kernel_Module_t *module
 """
 OBJECT = """\
 extern "C" {{
-void _mlir_{symbol}_cuda_init(void**) {{}}
+extern const unsigned char kernels_binary[] {section}= {{ {cubin} }};
+void _mlir_{symbol}_cuda_init(void** library) {{ *library = const_cast<unsigned char*>(kernels_binary); }}
 void _mlir_{symbol}_cuda_load_to_device(void**) {{}}
 void _mlir_{symbol}__mlir_ciface_call(void** arguments, int count) {{
   *static_cast<int*>(arguments[count - 1]) = **static_cast<int**>(arguments[0]) + count;
 }}
-extern const unsigned char kernels_binary[] = {{ {cubin} }};
 }}
 """
 CODE_BYTES = 48  # three instructions, as fake_cuobjdump.py has them
@@ -47,6 +48,11 @@ def cubin_of(symbol):
     header = ("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 190, 1, 0, 0, table, 0, 64, 56, 0, 64, 2, 0)
     sections = ((0, 3, 0, 0, 64, len(names), 0, 0, 1, 0), (1, 1, 0, 0, 64 + len(names), CODE_BYTES, 0, 0, 1, 0))
     return struct.pack(*header) + names + bytes(CODE_BYTES) + b"".join(struct.pack("<IIQQQQIIQQ", *x) for x in sections)
+
+
+def wrapped(cubin, more):
+    """A cubin in a file that wraps it, with more behind it."""
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(cubin)) + cubin + more
 
 
 def control(name):
@@ -73,7 +79,10 @@ def compile_one(source, folder):
     parameters = ", ".join(["void *a", "int32_t m", *filter(None, [control("parameter")]), "cudaStream_t stream"])
     (folder / f"{symbol}.h").write_text(control("header") or HEADER.format(symbol=symbol, parameters=parameters))
     (folder / f"{symbol}.symbols").write_text(symbol)
-    text = OBJECT.format(symbol=symbol, cubin=", ".join(map(str, cubin_of(symbol))))
+    held, section = cubin_of(symbol), ""
+    if (more := control("wrapped")) is not None:
+        held, section = wrapped(held, more.encode()), '__attribute__((section(".lrodata"))) '
+    text = OBJECT.format(symbol=symbol, section=section, cubin=", ".join(map(str, held)))
     target = str(folder / f"{symbol}.o")
     subprocess.run(["g++", "-x", "c++", "-fPIC", "-c", "-o", target, "-"], input=text, text=True, check=True)
     return ""

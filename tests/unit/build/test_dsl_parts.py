@@ -10,7 +10,7 @@ import pytest
 
 from gemmill import settings
 from gemmill.build import dsl_worker, options
-from gemmill.build.cubins import code_of, embedded_cubins, flags_of
+from gemmill.build.cubins import code_of, embedded_cubins, embedded_fatbins, facts_of_fatbin
 from gemmill.build.errors import BuildError
 from gemmill.build.failures import failure_of_exception
 from gemmill.build.inspect import KernelFacts, is_of_variant, listings, read_cubin
@@ -91,9 +91,22 @@ def test_cubins_are_found_within_other_files() -> None:
     first, second = _elf(190, 90, b"code"), _elf(190, 100)
     host = _elf(62, body=b"text" + first + b"\x7fELF\x02\x01" + second)
     assert list(embedded_cubins(host + first)) == [first, second, first]
-    assert [flags_of(cubin) for cubin in embedded_cubins(host)] == [90, 100]
     assert list(embedded_cubins(first[:-1])) == [], "one that was cut short is none"
     assert list(embedded_cubins(b"")) == []
+
+
+def _fatbin(architecture: int, body: bytes) -> bytes:
+    """A file that wraps one code."""
+    code = struct.pack("<HHIQQIIQQQQ", 2, 0x101, 64, len(body), 0, 8, architecture, 64, 0, 0, 0) + body
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(code)) + code
+
+
+def test_files_that_wrap_code_are_found_within_others() -> None:
+    first, second = _fatbin(90, b"code"), _fatbin(100, b"")
+    assert list(embedded_fatbins(b"host" + first + first[:8] + second)) == [first, second]
+    assert facts_of_fatbin(first) == facts_of_fatbin(_fatbin(90, b"other")) != facts_of_fatbin(second)
+    assert list(embedded_fatbins(first[:-1])) == [] == list(embedded_fatbins(first[:12])), "cut short"
+    assert list(embedded_fatbins(_fatbin(90, bytes(500))[:100] + second)) == [second], "behind one that was cut short"
 
 
 def test_the_worker_tells_what_went_wrong_in_a_line(tmp_path: Path) -> None:

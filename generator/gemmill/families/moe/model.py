@@ -15,6 +15,8 @@ _MEMORY = 4200.0
 """Bytes that memory reads in a nanosecond."""
 _STEP = 128
 """Columns of a step along K."""
+_BAND = 16
+"""Tiles of an expert's rows that share a sweep over its columns (gemmill.gemm.experts)."""
 
 
 class Facts(NamedTuple):
@@ -23,15 +25,19 @@ class Facts(NamedTuple):
     tile_m: int
     """Rows of an expert in a tile."""
     tile_n: int
+    tiles_together: int
+    """Tiles of columns that CTAs of a cluster take together, whether N has as many or not."""
     ctas_of_sm: int
     """CTAs that fit on a multiprocessor."""
     step_ps: int
     """Picoseconds for 128 columns along K of a tile."""
+    step_of_band_ps: int
+    """The same where an expert has a whole band of tiles, so that most reads are of L2."""
     bits: int
     """Bits of an element of the weights; of A too where weights are not packed."""
     end_ns: int
     """Nanoseconds that a tile's end takes, beside multiplying."""
-    n_multiple: int
+    n_multiple: int = 1
     """The number that N is a multiple of: results that are stored at a time."""
 
 
@@ -42,10 +48,12 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     active = max(min(m, experts), 1)
     rows = -(-m // active)
     tiles_of_expert = -(-(rows + rows // 4) // facts.tile_m)
-    tiles = active * tiles_of_expert * -(-n // facts.tile_n)
+    clusters = active * tiles_of_expert * -(-n // (facts.tile_n * facts.tiles_together))
+    tiles = clusters * facts.tiles_together
     waves = -(-tiles // (sm_count * facts.ctas_of_sm))
     steps = -(-k // _STEP)
-    tile = float(steps) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm) + float(facts.end_ns)
+    step_ps = facts.step_of_band_ps if tiles_of_expert >= _BAND else facts.step_ps
+    tile = float(steps) * float(step_ps) / 1000.0 * float(facts.ctas_of_sm) + float(facts.end_ns)
     working = float(waves) * tile
     memory = float(active) * float(n) * float(k) * float(facts.bits) / 8.0 / _MEMORY
     return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)

@@ -20,10 +20,10 @@ Fewer of the latter fill a wave, and more of it is lost."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads. By this and `_PRODUCTS` the choice is 1.7 % slower than the fastest
 variant in the mean of 30 points. At worst it is 10 % slower (H200, 2026-11-22; docs/notes/moe.md)."""
-_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1600, 955
+_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1800, 900
 """Nanoseconds to end a tile, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
-take. They gain 6 % at 65,536 rows with 7,168 along K, and lose up to 5 % at seven other points (H200, 2026-11-23;
-docs/notes/moe.md)."""
+take where an expert has a whole band of tiles. There they gain 2 to 9 % from 4,096 along K on. Elsewhere they lose 1 %
+(H200, 2026-11-23; docs/notes/moe.md)."""
 _UNALIGNED_STEP_PS = 2_000_000
 """Picoseconds of a step of 8-bit operands: an assumption. It is more than any other kernel's step takes, though few have
 smaller tiles. So the kernel is chosen only where no other takes the call."""
@@ -37,7 +37,14 @@ def _facts(config: AnyConfig) -> Facts:
         tile_m, tile_n, _ = config.tile_shape_mnk
         step_ps = _UNALIGNED_STEP_PS * size
         return Facts(
-            tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=step_ps, bits=8 * size, end_ns=_END_NS, n_multiple=1
+            tile_m=tile_m,
+            tile_n=tile_n,
+            tiles_together=1,
+            ctas_of_sm=1,
+            step_ps=step_ps,
+            step_of_band_ps=step_ps,
+            bits=8 * size,
+            end_ns=_END_NS,
         )
     if isinstance(config, PackedGroupedConfig):
         return _packed_facts(config)
@@ -45,12 +52,14 @@ def _facts(config: AnyConfig) -> Facts:
     products = facts.tile_m * facts.tile_n * size * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
     loaded = (facts.tile_m + facts.tile_n) * size * _STEP // _LOADED
     gathered = gathering_ns(facts.tile_m) * size if config.indexed else 0
-    is_pair = config.group_size > 0 and facts.cluster_size > 1
+    is_pair, step_ns = config.group_size > 0 and facts.cluster_size > 1, max(products, loaded) + gathered
     return Facts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
+        tiles_together=facts.cluster_size,
         ctas_of_sm=facts.ctas_of_sm,
-        step_ps=(_PAIR_PERMILLE if is_pair else 1000) * (max(products, loaded) + gathered),
+        step_ps=1000 * step_ns,
+        step_of_band_ps=(_PAIR_PERMILLE if is_pair else 1000) * step_ns,
         bits=config.dtype.bits,
         end_ns=_END_OF_PAIR_NS if is_pair else _END_NS,
         n_multiple=_STORED,
@@ -65,14 +74,16 @@ are predictions."""
 def _packed_facts(config: PackedGroupedConfig) -> Facts:
     blocks = config.tile_n // SIDE
     by_row = _PACKED_ROW_PS * config.tile_m * config.dtype.bits // 16
+    step_ps = blocks * (1000 * _PACKED_BLOCK_NS + by_row)
     return Facts(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
+        tiles_together=1,
         ctas_of_sm=config.ctas_of_sm,
-        step_ps=blocks * (1000 * _PACKED_BLOCK_NS + by_row),
+        step_ps=step_ps,
+        step_of_band_ps=step_ps,
         bits=config.format.code.bits,
         end_ns=_PACKED_END_NS,
-        n_multiple=1,
     )
 
 
