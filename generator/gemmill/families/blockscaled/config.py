@@ -178,6 +178,62 @@ class FewConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TmaFewConfig:
+    """A kernel of weights packed in rows beside few rows of 16-bit numbers, brought by TMA: kernels/blockscaled/tma_few_mm.cuh.
+
+    Codes become what they do in a `FewConfig` with stages.
+    """
+
+    pair: Pair
+    out_dtype: DType
+    tile_m: int
+    """Rows of A in a tile, which has 64 rows of B."""
+    warps: int
+    """Warps that divide a CTA's columns of K."""
+    stages: int
+    """Stages that a warp has in shared memory of its own."""
+    splits: int = 1
+    """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "tmafew"
+    prepacked: ClassVar[bool] = True
+    grouped: ClassVar[bool] = False
+    tile_n: ClassVar[int] = SIDE
+    sms: ClassVar[int] = 1
+
+    @property
+    def stage_columns(self) -> int:
+        """Columns of a stage: of 4-bit codes 128 bytes, else as many as a warp multiplies at a time."""
+        return 2 * RING_COLUMNS if self.pair in FP4_PAIRS else RING_COLUMNS
+
+    @property
+    def k_multiple(self) -> int:
+        """Number of which K is a multiple: stages are whole, and scales begin at multiples of 16 bytes."""
+        return self.stage_columns
+
+    @property
+    def compiled(self) -> Self:
+        """The same machine code with K in one slice."""
+        return replace(self, splits=1)
+
+    @property
+    def stages_bytes(self) -> int:
+        """Bytes of all warps' stages: of 64 rows of weights codes, and 16 bytes that have the scales; then A's rows."""
+        of_weights = self.tile_n * (self.stage_columns * self.pair.b_format.code.bits // 8 + 16)
+        return self.warps * self.stages * (of_weights + self.tile_m * self.stage_columns * 2)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of a CTA: stages, their barriers, and room to align them."""
+        return self.stages_bytes + 8 * self.warps * self.stages + 1024
+
+    @property
+    def ctas_of_sm(self) -> int:
+        """CTAs of a multiprocessor that registers leave room for, and shared memory, of which each takes 1 KB more."""
+        return min(12 // self.warps, self.arch.shared_memory_bytes // (self.shared_bytes + 1024)) or 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class ManyConfig:
     """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory:
     kernels/blockscaled/widened_many_mm.cuh.
@@ -407,5 +463,5 @@ class FoldedConfig(PackedConfig):
     other_bytes: ClassVar[int] = 4096
 
 
-AnyConfig = WeightConfig | WidenedConfig | FewConfig | ManyConfig | FoldedConfig | PairConfig
+AnyConfig = WeightConfig | WidenedConfig | FewConfig | TmaFewConfig | ManyConfig | FoldedConfig | PairConfig
 """Every config of the family."""

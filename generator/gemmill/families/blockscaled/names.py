@@ -13,6 +13,7 @@ from gemmill.families.blockscaled.config import (
     Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
 )
@@ -100,6 +101,28 @@ def few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FewConfig:
         warps=_numbers(r"w(\d+)", warps, "warps", "w and a number")[0],
         prepacked=prepacked,
         stages=stages,
+        splits=_splits(splits),
+        arch=arch,
+    )
+
+
+def tma_few_to_fields(config: TmaFewConfig) -> list[str]:
+    """Fields: pair, results, tile, warps, stages; the slices of K where there are several."""
+    fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}", f"w{config.warps}", f"s{config.stages}"]
+    return [*fields, *_slices(config.splits)]
+
+
+def tma_few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> TmaFewConfig:
+    """The config that `tma_few_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if not 5 <= len(fields) <= 6:
+        raise ValueError(f"it has {len(fields) + 2} fields of 7 or 8")
+    pair, out, tile, warps, stages, *splits = fields
+    return TmaFewConfig(
+        pair=Pair(pair),
+        out_dtype=DType(out),
+        tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
+        warps=_numbers(r"w(\d+)", warps, "warps", "w and a number")[0],
+        stages=_numbers(r"s(\d+)", stages, "stages", "s and a number")[0],
         splits=_splits(splits),
         arch=arch,
     )

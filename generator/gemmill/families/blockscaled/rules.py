@@ -17,6 +17,7 @@ from gemmill.families.blockscaled.config import (
     Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
 )
@@ -30,7 +31,7 @@ RESERVED = 2048
 """Bytes of shared memory for barriers, and to align what comes after them."""
 
 
-def _hopper(config: PackedConfig | WidenedConfig | FewConfig | ManyConfig) -> Iterator[str]:
+def _hopper(config: PackedConfig | WidenedConfig | FewConfig | TmaFewConfig | ManyConfig) -> Iterator[str]:
     """Kernels that widen or fold codes multiply them by WGMMA, which only Hopper has."""
     if config.arch is not Arch.SM90A:
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
@@ -82,7 +83,7 @@ def _memory(config: PackedConfig) -> Iterator[str]:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
-def _splits(config: PackedConfig | FewConfig | ManyConfig) -> Iterator[str]:
+def _splits(config: PackedConfig | FewConfig | TmaFewConfig | ManyConfig) -> Iterator[str]:
     """A cluster's CTAs lie near one another."""
     if not 1 <= config.splits <= MOST_SPLITS:
         yield f"{config.splits} slices of K: a cluster has 1 to {MOST_SPLITS} CTAs"
@@ -121,7 +122,7 @@ def _square(config: WidenedConfig) -> Iterator[str]:
         yield f"tile of {config.tile}: it is 64 or 128"
 
 
-def _packed(config: WidenedConfig | FewConfig) -> Iterator[str]:
+def _packed(config: WidenedConfig | FewConfig | TmaFewConfig) -> Iterator[str]:
     """Only some weights are packed in rows with their scales."""
     pair, half = config.pair, config.out_dtype is DType.F16
     if config.prepacked and (pair not in WEIGHT_PAIRS or (pair in FP4_PAIRS and not half)):
@@ -178,6 +179,28 @@ def _ring(config: FewConfig) -> Iterator[str]:
 
 
 FEW_RULES = (_hopper, _packed, _rounds, _few, _ring, _splits)
+
+
+def _numbers(config: TmaFewConfig) -> Iterator[str]:
+    """A has 16-bit numbers, and B codes that were packed."""
+    if config.pair not in WEIGHT_PAIRS:
+        yield f"{config.pair} is no pair of 16-bit numbers and packed weights"
+
+
+def _boxes(config: TmaFewConfig) -> Iterator[str]:
+    """Each warp has stages of its own in shared memory, and sums of few rows in registers."""
+    room = config.arch.shared_memory_bytes
+    if config.tile_m not in (8, 16, 32):
+        yield f"tile of {config.tile_m} rows: registers are for 8, 16 or 32"
+    if config.warps not in (4, 8):
+        yield f"{config.warps} warps: a CTA has 4 or 8"
+    if config.stages < 2:
+        yield f"{config.stages} stages of a warp: one is filled while another is read"
+    if config.shared_bytes > room:
+        yield f"{config.stages} stages of {config.warps} warps take {config.shared_bytes} bytes, and {room} are there"
+
+
+TMA_FEW_RULES = (_hopper, _numbers, _packed, _boxes, _splits)
 
 
 def _many(config: ManyConfig) -> Iterator[str]:

@@ -18,6 +18,7 @@ from gemmill.families.blockscaled.config import (
     Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
 )
@@ -210,6 +211,26 @@ def _rings(arch: Arch) -> Iterator[FewConfig]:
             yield FewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps, stages=stages, prepacked=packed)
 
 
+_TMA_FEW = {
+    Pair.FLOATS_NVFP4: ((8, 4, 2), (8, 8, 2), (16, 4, 3), (32, 4, 2)),
+    Pair.FLOATS_MXFP4: ((8, 4, 2), (8, 8, 2), (16, 4, 3), (32, 4, 2)),
+    Pair.FLOATS_MXFP6: ((8, 4, 3), (8, 8, 3), (16, 4, 2), (16, 8, 2), (32, 4, 3)),
+    Pair.FLOATS_MXFP8: ((8, 4, 2), (8, 8, 2), (16, 4, 2), (16, 8, 2), (32, 4, 3)),
+}
+"""Rows of A, warps, and stages of each warp."""
+
+
+def _tma_few(arch: Arch) -> Iterator[TmaFewConfig]:
+    """Kernels of packed weights beside few rows of 16-bit numbers that TMA brings."""
+    if arch is not Arch.SM90A:
+        return
+    for pair, tiles in _TMA_FEW.items():
+        for out_dtype, (tile_m, warps, stages) in product((DType.BF16, DType.F16), tiles):
+            if pair in FP4_PAIRS and out_dtype is DType.BF16:
+                continue  # packed weights of 4 bits beside bf16 are blocks
+            yield TmaFewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps, stages=stages)
+
+
 MANY_TILES = ((64, 256), (128, 256))
 """Rows of A and of B in a tile. The tile of 128 rows of A has no room for sums of slices of K."""
 
@@ -283,9 +304,11 @@ def _loading_ahead(arch: Arch) -> Iterator[AnyConfig]:
             yield replace(folded, batched=True, splits=splits)
 
 
-def sweep(arch: Arch) -> Iterator[PairConfig]:
+def sweep(arch: Arch) -> Iterator[AnyConfig]:
     """What is not compiled for users: on sm120a second tiles of mxfp8 activations, for which the CUTLASS of the package is too
-    old."""
+    old; on Hopper kernels that TMA feeds."""
+    for few, splits in product(_tma_few(arch), (1, 2, 3, 4)):
+        yield replace(few, splits=splits)
     if arch is not Arch.SM120A:
         return
     for pair in (pair for pair in CODE_PAIRS if pair.a_format == MXFP8):

@@ -11,6 +11,7 @@ from gemmill.families.blockscaled.config import (
     Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WidenedConfig,
 )
 from gemmill.family import Spelled
@@ -112,6 +113,22 @@ def _spell_ring(config: FewConfig, operands: dict[str, str]) -> Spelled:
         "ctas": config.ctas_of_sm,
     }
     return Spelled(template="blockscaled/ring_few_mm.cu.jinja", values=values)
+
+
+def spell_tma_few(config: TmaFewConfig) -> Spelled:
+    """The template, and what fills the holes: pieces lie behind one another in order."""
+    format = config.pair.b_format
+    wide = "F16" if config.out_dtype is DType.F16 else "Bf16"
+    of = "true" if format == NVFP4 else wide
+    values = {
+        "b_type": "MxFp4InOrder" if format == MXFP4 else f"{_CPP_PIECES[format]}<{of}>",
+        "d_type": config.out_dtype.cutlass_type,
+        "tile_m": config.tile_m,
+        "warps": config.warps,
+        "stages": config.stages,
+        "ctas": config.ctas_of_sm,
+    }
+    return Spelled(template="blockscaled/tma_few_mm.cu.jinja", values=values)
 
 
 def spell_many(config: ManyConfig) -> Spelled:

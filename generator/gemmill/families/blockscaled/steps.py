@@ -10,6 +10,7 @@ from gemmill.families.blockscaled.config import (
     ManyConfig,
     PackedConfig,
     PairConfig,
+    TmaFewConfig,
     WidenedConfig,
 )
 from gemmill.formats.layout import SIDE
@@ -108,6 +109,8 @@ _OF_OTHER_RING = {
 }
 """Nanoseconds and permille of four warps, two CTAs to a multiprocessor, by the bits of a weight and rows of A. Those of 4 bits
 are by times of throw-away kernels."""
+_OF_TMA = {(256, 8): (2000, 500), (256, 16): (2200, 500), (256, 32): (3400, 500), (128, 8): (1600, 500), (128, 16): (1700, 500), (128, 32): (2600, 500)}
+"""Nanoseconds of a step of four warps that TMA feeds, and permille, by columns of a stage and rows of A."""
 _OF_AHEAD = {
     (64, 128): (847, 563),
     (64, 256): (1154, 651),
@@ -143,6 +146,9 @@ def step_of(config: AnyConfig) -> Step:
             return Step(SIDE, 1000 * nanoseconds, permille)
         case FewConfig():
             return _of_few(config)
+        case TmaFewConfig():
+            nanoseconds, permille = _OF_TMA[config.stage_columns, config.tile_m]
+            return Step(config.stage_columns * config.warps, 1000 * nanoseconds * config.warps // 4, permille)
         case ManyConfig():
             known = _OF_MANY.get((config.tile_m, config.tile_n), (config.tile_m * config.tile_n // 20, 700))
             if config.stages:

@@ -15,6 +15,7 @@ from gemmill.families.blockscaled.config import (
     FoldedConfig,
     ManyConfig,
     PairConfig,
+    TmaFewConfig,
     WeightConfig,
 )
 from gemmill.families.blockscaled.ops import OPS
@@ -119,7 +120,7 @@ def _first(config: AnyConfig) -> CallSpec:
 
 def _rows_of(config: AnyConfig) -> int:
     match config:
-        case WeightConfig() | FoldedConfig() | FewConfig() | ManyConfig():
+        case WeightConfig() | FoldedConfig() | FewConfig() | TmaFewConfig() | ManyConfig():
             return config.tile_m
         case PairConfig():
             return config.tile_shape_mnk[0]
