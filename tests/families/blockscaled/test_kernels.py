@@ -19,6 +19,7 @@ from gemmill.families.blockscaled.config import (
     Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
 )
@@ -35,6 +36,7 @@ WARPS = replace(GOOD, group=Group.WARP, row_groups=4, stages=5)
 WIDENED = WidenedConfig(pair=Pair.NVFP4, out_dtype=DType.F16, tile=128)
 FEW = FewConfig(pair=Pair.MXFP4, out_dtype=DType.F16, tile_m=8, warps=4)
 RING = replace(FEW, stages=3)
+TMA = TmaFewConfig(pair=Pair.FLOATS_MXFP8, out_dtype=DType.F16, tile_m=8, warps=4, stages=2)
 MANY = ManyConfig(pair=Pair.NVFP4, out_dtype=DType.BF16, tile_m=64, tile_n=256)
 PAIRED = PairConfig(
     pair=Pair.MXFP8_MXFP6,
@@ -93,6 +95,20 @@ def test_bodies_that_load_ahead_are_beside_others() -> None:
     assert {c.tile_m for c in configs if isinstance(c, FoldedConfig) and c.batched} == {256}
 
 
+def test_kernels_that_tma_feeds() -> None:
+    """Of every class of weights packed in rows, for 8, 16 and 32 rows of A; each fits, and K has whole stages."""
+    configs = [config for config in sweep(Arch.SM90A) if isinstance(config, TmaFewConfig)]
+    assert all(REGISTRY.check(config) for config in configs) and {config.splits for config in configs} == {1, 2, 3, 4}
+    packed = {
+        (c.pair, c.out_dtype) for c in default(Arch.SM90A) if isinstance(c, WidenedConfig | FewConfig) and c.prepacked
+    }
+    assert {(c.pair, c.out_dtype, c.tile_m) for c in configs} == {(*one, tile) for one in packed for tile in (8, 16, 32)}
+    assert {c.k_multiple for c in configs if c.pair in FP4_PAIRS} == {256}
+    assert {c.k_multiple for c in configs if c.pair not in FP4_PAIRS} == {128}
+    assert {c.ctas_of_sm for c in configs} == {1, 2}
+    assert TMA.shared_bytes == 4 * 2 * (64 * (128 + 16) + 8 * 256) + 64 + 1024
+
+
 def test_every_class_on_hopper_has_a_kernel_for_few_rows() -> None:
     """16 rows of A or fewer; but widened e4m3 with scales in groups, and rounded weights with results in f16."""
     configs = list(default(Arch.SM90A))
@@ -143,7 +159,7 @@ def test_the_default_selections_on_blackwell() -> None:
 
 def test_second_tiles_on_sm120a() -> None:
     """Every pair has two tiles. Those of mxfp8 that want a later CUTLASS are in the sweep alone, and say so."""
-    assert not list(sweep(Arch.SM90A)) and not list(sweep(Arch.SM100A))
+    assert not list(sweep(Arch.SM100A))
     further = list(sweep(Arch.SM120A))
     assert len(further) == 3 and all(REGISTRY.check(config) for config in further)
     for pair in CODES:
@@ -292,6 +308,22 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "ring",
             "floatsxmxfp4 in stages: pieces are of 4-bit codes on both sides, or of packed nvfp4, mxfp6 and mxfp8",
         ),
+        (
+            replace(TMA, pair=Pair.FLOATS_MXFP4, out_dtype=DType.BF16),
+            "packed",
+            "floatsxmxfp4 with results in bf16: its weights are not packed in rows",
+        ),
+        (
+            replace(TMA, pair=Pair.MXFP8),
+            "packed",
+            "mxfp8xmxfp8 with results in f16: its weights are not packed in rows",
+        ),
+        (replace(TMA, tile_m=24), "boxes", "tile of 24 rows: registers are for 8, 16 or 32"),
+        (replace(TMA, warps=6), "boxes", "6 warps: a CTA has 4 or 8"),
+        (replace(TMA, stages=1), "boxes", "stages of a warp: 1; one is filled while another is read, so it has 2 or more"),
+        (replace(TMA, stages=6), "boxes", "6 stages of 4 warps take 271552 bytes, and 232448 are there"),
+        (replace(TMA, splits=9), "splits", "9 slices of K: a cluster has 1 to 8 CTAs"),
+        (replace(TMA, arch=Arch.SM100A), "hopper", "sm100a has no WGMMA: codes are widened on sm90a"),
         (replace(MANY, tile_m=96), "many", "tile of 96 x 256: it is 64 or 128 by 128 or 256"),
         (
             replace(MANY, tile_m=128, splits=2),
@@ -419,6 +451,10 @@ def test_every_field_reaches_its_text() -> None:
     [
         (replace(FEW), {"pair": Pair.NVFP4, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8}),
         (RING, {"pair": Pair.NVFP4, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8, "stages": 2}),
+        (
+            TMA,
+            {"pair": Pair.FLOATS_MXFP6, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8, "stages": 3},
+        ),
         (MANY, {"pair": Pair.MXFP4, "out_dtype": DType.F16, "tile_m": 128, "tile_n": 128, "stages": 2}),
         (
             replace(MANY, stages=2),

@@ -181,12 +181,6 @@ def _ring(config: FewConfig) -> Iterator[str]:
 FEW_RULES = (_hopper, _packed, _rounds, _few, _ring, _splits)
 
 
-def _numbers(config: TmaFewConfig) -> Iterator[str]:
-    """A has 16-bit numbers, and B codes that were packed."""
-    if config.pair not in WEIGHT_PAIRS:
-        yield f"{config.pair} is no pair of 16-bit numbers and packed weights"
-
-
 def _boxes(config: TmaFewConfig) -> Iterator[str]:
     """Each warp has stages of its own in shared memory, and sums of few rows in registers."""
     room = config.arch.shared_memory_bytes
@@ -195,12 +189,12 @@ def _boxes(config: TmaFewConfig) -> Iterator[str]:
     if config.warps not in (4, 8):
         yield f"{config.warps} warps: a CTA has 4 or 8"
     if config.stages < 2:
-        yield f"{config.stages} stages of a warp: one is filled while another is read"
+        yield f"stages of a warp: {config.stages}; one is filled while another is read, so it has 2 or more"
     if config.shared_bytes > room:
         yield f"{config.stages} stages of {config.warps} warps take {config.shared_bytes} bytes, and {room} are there"
 
 
-TMA_FEW_RULES = (_hopper, _numbers, _packed, _boxes, _splits)
+TMA_FEW_RULES = (_hopper, _packed, _boxes, _splits)
 
 
 def _many(config: ManyConfig) -> Iterator[str]:

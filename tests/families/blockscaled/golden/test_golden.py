@@ -16,6 +16,7 @@ CASES = {
     "widened_few_mm": "sm90a_widenedfew_nvfp4xnvfp4_bf16_t16_w4",
     "widened_few_mm_in_order": "sm90a_widenedfew_floatsxmxfp6_f16_t8_w4_packed",
     "ring_few_mm": "sm90a_widenedfew_floatsxmxfp8_f16_t8_w4_s2_packed",
+    "tma_few_mm": "sm90a_tmafew_floatsxmxfp4_f16_t16_w4_s3_k2",
     "ahead_many_mm": "sm90a_widenedmany_nvfp4xnvfp4_f16_t64x256_s2",
     "widened_many_mm": "sm90a_widenedmany_mxfp4xmxfp4_f16_t64x128",
     "packed_mm_folded": "sm90a_fp4fp8_e4m3xmxfp4_f16_t64_g1b2_s5_groups",

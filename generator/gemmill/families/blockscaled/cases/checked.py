@@ -131,7 +131,7 @@ def _rows_of(config: AnyConfig) -> int:
 def _multiple(config: AnyConfig) -> int:
     """The number that K is a multiple of, where rows of codes are taken in pieces of 16 bytes."""
     match config:
-        case PairConfig() | FewConfig() | ManyConfig():
+        case PairConfig() | FewConfig() | TmaFewConfig() | ManyConfig():
             return max(32, config.k_multiple)
         case _:
             return config.pair.b_format.group
