@@ -192,9 +192,7 @@ def _few(arch: Arch) -> Iterator[FewConfig]:
 _RINGS = {
     Pair.NVFP4: ((8, 4, 3), (8, 8, 4), (16, 4, 2), (16, 4, 4), (16, 8, 4)),
     Pair.MXFP4: ((8, 4, 3), (8, 8, 4), (16, 8, 4)),  # four CTAs of four warps and 16 rows spill
-    Pair.FLOATS_MXFP8: ((8, 4, 2), (16, 4, 2)),
-    Pair.FLOATS_MXFP6: ((8, 4, 3), (16, 4, 2)),
-    Pair.FLOATS_NVFP4: ((8, 4, 3), (16, 4, 2)),
+    Pair.FLOATS_NVFP4: ((8, 4, 3), (16, 4, 2)),  # K of no multiple of 256, which TMA wants
 }
 """Rows of A, warps, and stages of each warp."""
 
@@ -296,6 +294,8 @@ def _loading_ahead(arch: Arch) -> Iterator[AnyConfig]:
     sums together."""
     for config, splits in product(_rings(arch), (1, 2, 3, 4)):
         yield replace(config, splits=splits)
+    for few, splits in product(_tma_few(arch), (1, 2, 3, 4)):
+        yield replace(few, splits=splits)
     for many, splits in product(_ahead(arch), SPLITS):
         if splits == 1 or (many.tile_m, many.tile_n) != (128, 256):
             yield replace(many, splits=splits)
@@ -304,11 +304,9 @@ def _loading_ahead(arch: Arch) -> Iterator[AnyConfig]:
             yield replace(folded, batched=True, splits=splits)
 
 
-def sweep(arch: Arch) -> Iterator[AnyConfig]:
+def sweep(arch: Arch) -> Iterator[PairConfig]:
     """What is not compiled for users: on sm120a second tiles of mxfp8 activations, for which the CUTLASS of the package is too
-    old; on Hopper kernels that TMA feeds."""
-    for few, splits in product(_tma_few(arch), (1, 2, 3, 4)):
-        yield replace(few, splits=splits)
+    old."""
     if arch is not Arch.SM120A:
         return
     for pair in (pair for pair in CODE_PAIRS if pair.a_format == MXFP8):

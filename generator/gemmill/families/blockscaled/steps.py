@@ -9,6 +9,7 @@ from gemmill.families.blockscaled.config import (
     Group,
     ManyConfig,
     PackedConfig,
+    Pair,
     PairConfig,
     TmaFewConfig,
     WidenedConfig,
@@ -109,8 +110,27 @@ _OF_OTHER_RING = {
 }
 """Nanoseconds and permille of four warps, two CTAs to a multiprocessor, by the bits of a weight and rows of A. Those of 4 bits
 are by times of throw-away kernels."""
-_OF_TMA = {(256, 8): (2000, 500), (256, 16): (2200, 500), (256, 32): (3400, 500), (128, 8): (1600, 500), (128, 16): (1700, 500), (128, 32): (2600, 500)}
-"""Nanoseconds of a step of four warps that TMA feeds, and permille, by columns of a stage and rows of A."""
+_OF_TMA = {
+    (Pair.FLOATS_NVFP4, 8, 4): (2190, 710),
+    (Pair.FLOATS_NVFP4, 8, 8): (2870, 1000),
+    (Pair.FLOATS_NVFP4, 16, 4): (1740, 1000),
+    (Pair.FLOATS_NVFP4, 32, 4): (2330, 1000),
+    (Pair.FLOATS_MXFP4, 8, 4): (2440, 700),
+    (Pair.FLOATS_MXFP4, 8, 8): (3260, 1000),
+    (Pair.FLOATS_MXFP4, 16, 4): (2000, 1000),
+    (Pair.FLOATS_MXFP4, 32, 4): (2640, 1000),
+    (Pair.FLOATS_MXFP6, 8, 4): (1460, 750),
+    (Pair.FLOATS_MXFP6, 8, 8): (2320, 1000),
+    (Pair.FLOATS_MXFP6, 16, 4): (1710, 620),
+    (Pair.FLOATS_MXFP6, 16, 8): (2150, 1000),
+    (Pair.FLOATS_MXFP6, 32, 4): (1440, 1000),
+    (Pair.FLOATS_MXFP8, 8, 4): (1360, 780),
+    (Pair.FLOATS_MXFP8, 8, 8): (2180, 1000),
+    (Pair.FLOATS_MXFP8, 16, 4): (1600, 630),
+    (Pair.FLOATS_MXFP8, 16, 8): (2070, 1000),
+    (Pair.FLOATS_MXFP8, 32, 4): (1320, 1000),
+}
+"""Nanoseconds and permille of a stage of every warp that TMA feeds, by rows of A and warps."""
 _OF_AHEAD = {
     (64, 128): (847, 563),
     (64, 256): (1154, 651),
@@ -147,8 +167,10 @@ def step_of(config: AnyConfig) -> Step:
         case FewConfig():
             return _of_few(config)
         case TmaFewConfig():
-            nanoseconds, permille = _OF_TMA[config.stage_columns, config.tile_m]
-            return Step(config.stage_columns * config.warps, 1000 * nanoseconds * config.warps // 4, permille)
+            known = _OF_TMA.get(
+                (config.pair, config.tile_m, config.warps), (100 * config.tile_m * config.warps, _SHARED)
+            )
+            return Step(config.stage_columns * config.warps, 1000 * known[0], known[1])
         case ManyConfig():
             known = _OF_MANY.get((config.tile_m, config.tile_n), (config.tile_m * config.tile_n // 20, 700))
             if config.stages:

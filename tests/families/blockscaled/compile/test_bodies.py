@@ -120,12 +120,13 @@ def test_rows_reach_the_tensor_core(compiled, name: str) -> None:
         assert len(re.findall(r"\bHGMMA\.64x128x16\.F32 ", sass)) == 8
         return
     rows = int(re.search(r"_t, (\d+),", name)[1])
-    halves = ", F16," in name or "NvFp4Piece" in name or "half_t" in name and name.startswith("Tma")
+    halves = ", F16," in name or "NvFp4Piece" in name or name.startswith("TmaFewMm, MxFp4")
     product = r"\bHMMA\.16816\.F32 " if halves else r"\bHMMA\.16816\.F32\.BF16\b"
     steps = 2 if name.startswith("Tma") and "Fp4" in name else 1  # of 128 columns
     assert len(re.findall(product, sass)) == 4 * rows * steps
     if name.startswith("Tma"):  # codes, scales, and boxes of 64 columns of A
-        assert len(re.findall(r"\bUTMALDG\.2D\b", sass)) == 2 * (2 + 2 * steps)
+        loads = len(re.findall(r"\bUTMALDG\.2D\b", sass))
+        assert loads >= 2 * (2 + 2 * steps) and loads % (2 + 2 * steps) == 0, "those ahead may be unrolled"
 
 
 @pytest.mark.parametrize("name", INSTANCES)
