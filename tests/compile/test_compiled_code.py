@@ -11,7 +11,11 @@ from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import blockscaled, kv_cache, quant, sparse_mm
-from gemmill.families.blockscaled.config import FewConfig, Group, TmaFewConfig
+from gemmill.families.blockscaled.config import (
+    FewConfig,
+    Group,
+    TmaFewConfig,
+)
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.moe.config import PackedGroupedConfig
 from gemmill.families.quant.config import QuantConfig, QuantFamily

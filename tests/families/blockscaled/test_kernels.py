@@ -8,20 +8,22 @@ import pytest
 from gemmill.emit import emit
 from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.config import (
-    CODE_PAIRS,
-    FP4_PAIRS,
-    WEIGHT_PAIRS,
     AnyConfig,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
-    Pair,
     PairConfig,
     Sharing,
     TmaFewConfig,
     WeightConfig,
     WidenedConfig,
+)
+from gemmill.families.blockscaled.pairs import (
+    CODE_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
 )
 from gemmill.families.blockscaled.selections import default, smoke, sweep
 from gemmill.families.blockscaled.sweep import SWEEP, Op

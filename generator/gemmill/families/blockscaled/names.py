@@ -10,13 +10,13 @@ from gemmill.families.blockscaled.config import (
     Group,
     ManyConfig,
     PackedConfig,
-    Pair,
     PairConfig,
     Sharing,
     TmaFewConfig,
     WeightConfig,
     WidenedConfig,
 )
+from gemmill.families.blockscaled.pairs import Pair
 from gemmill.vocab import Arch, DType
 
 

@@ -3,23 +3,25 @@
 from collections.abc import Iterator
 
 from gemmill.families.blockscaled.config import (
-    CODE_PAIRS,
-    FOLDED_PAIRS,
-    FP4_PAIRS,
     NARROW,
-    WEIGHT_PAIRS,
-    WORD_PAIRS,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
     PackedConfig,
-    Pair,
     PairConfig,
     Sharing,
     TmaFewConfig,
     WeightConfig,
     WidenedConfig,
+)
+from gemmill.families.blockscaled.pairs import (
+    CODE_PAIRS,
+    FOLDED_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    WORD_PAIRS,
+    Pair,
 )
 from gemmill.family import any_of
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS

@@ -5,22 +5,24 @@ from dataclasses import replace
 from itertools import product
 
 from gemmill.families.blockscaled.config import (
-    CODE_PAIRS,
-    FP4_PAIRS,
     NARROW,
-    WEIGHT_PAIRS,
-    WORD_PAIRS,
     AnyConfig,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
-    Pair,
     PairConfig,
     Sharing,
     TmaFewConfig,
     WeightConfig,
     WidenedConfig,
+)
+from gemmill.families.blockscaled.pairs import (
+    CODE_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    WORD_PAIRS,
+    Pair,
 )
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch, DType

@@ -1,18 +1,20 @@
 """Spelling a config in CUDA C++: which template, and what fills its holes."""
 
 from gemmill.families.blockscaled.config import (
-    FOLDED_PAIRS,
-    WEIGHT_PAIRS,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
     PackedConfig,
-    Pair,
     PairConfig,
     Sharing,
     TmaFewConfig,
     WidenedConfig,
+)
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
 )
 from gemmill.family import Spelled
 from gemmill.vocab import Arch, DType, Format

@@ -9,11 +9,11 @@ from gemmill.families.blockscaled.config import (
     Group,
     ManyConfig,
     PackedConfig,
-    Pair,
     PairConfig,
     TmaFewConfig,
     WidenedConfig,
 )
+from gemmill.families.blockscaled.pairs import Pair
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch
 

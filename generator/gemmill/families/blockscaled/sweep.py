@@ -10,11 +10,11 @@ from gemmill.families.blockscaled.config import (
     FewConfig,
     FoldedConfig,
     ManyConfig,
-    Pair,
     PairConfig,
     TmaFewConfig,
     WeightConfig,
 )
+from gemmill.families.blockscaled.pairs import Pair
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType

@@ -9,7 +9,6 @@ import torch
 from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.cases.calls import CallSpec, Operands, arguments_of, make_operands
 from gemmill.families.blockscaled.config import (
-    WEIGHT_PAIRS,
     AnyConfig,
     FewConfig,
     FoldedConfig,
@@ -19,6 +18,7 @@ from gemmill.families.blockscaled.config import (
     WeightConfig,
 )
 from gemmill.families.blockscaled.ops import OPS
+from gemmill.families.blockscaled.pairs import WEIGHT_PAIRS
 from gemmill.families.blockscaled.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
