@@ -58,13 +58,14 @@ NARROW_PAIR = replace(
 FOLDED = FoldedConfig(pair=Pair.E4M3_MXFP4, out_dtype=DType.BF16, tile_m=16, k_groups=2, blocks=1, stages=5)
 FOLDED_WARPS = replace(FOLDED, group=Group.WARP, row_groups=1, tile_m=8, k_groups=4, stages=6)
 BATCHED = replace(FOLDED, tile_m=256, k_groups=1, batched=True, splits=2)
+STAYING = replace(BATCHED, batched=False, stays=True, splits=1)
 CODES = CODE_PAIRS
 
 
 def test_the_default_selection_on_hopper() -> None:
     configs = list(default(Arch.SM90A))
     weights = [config for config in configs if isinstance(config, WeightConfig)]
-    assert len({symbol_of(config) for config in weights}) == 32 and len(weights) == 224
+    assert len({symbol_of(config) for config in weights}) == 34 and len(weights) == 226
     assert all(REGISTRY.check(config) for config in configs)
     for pair in FP4_PAIRS:
         assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 64, 96, 128, 192, 256}
@@ -78,7 +79,7 @@ def test_the_default_selection_on_hopper() -> None:
     many = [config for config in configs if isinstance(config, ManyConfig)]
     assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in in_words}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
-    assert len({symbol_of(config) for config in folded}) == 31 and len(folded) == 149
+    assert len({symbol_of(config) for config in folded}) == 34 and len(folded) == 152
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
     tma = [config for config in configs if isinstance(config, TmaFewConfig)]
     assert len({symbol_of(config) for config in tma}) == 28 and len(tma) == 112
@@ -113,6 +114,15 @@ def test_kernels_that_tma_feeds() -> None:
     assert {c.k_multiple for c in configs if c.pair not in FP4_PAIRS} == {128}
     assert {c.ctas_of_sm for c in configs} == {1, 2}
     assert TMA.shared_bytes == 4 * 2 * (64 * (128 + 16) + 8 * 256) + 64 + 1024
+
+
+def test_ctas_that_stay() -> None:
+    """Of packed weights of every kind that has tiles of 256 rows; K is whole."""
+    configs = [c for c in default(Arch.SM90A) if isinstance(c, WeightConfig | FoldedConfig)]
+    staying = [c for c in configs if c.stays]
+    of_256 = {(c.pair, c.out_dtype) for c in configs if c.tile_m == 256}
+    assert {(c.pair, c.out_dtype) for c in staying} == of_256 and len(staying) == len(of_256) == 5
+    assert all((c.tile_m, c.splits, c.ctas_of_sm) == (256, 1, 1) and REGISTRY.check(c) for c in staying)
 
 
 def test_every_class_on_hopper_has_a_kernel_for_few_rows() -> None:
@@ -215,7 +225,7 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1", "it has 5 fields of 6 or 7"),
+        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1", "it has 5 fields of 6 to 8"),
         ("sm90a_fp4weight_nvfp5_t16_g2b1_s8", "'nvfp5' is not a valid Pair"),
         ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile '16', expected t and a number"),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2_s8", "groups 'g2', expected g and a number, b and a number"),
@@ -224,6 +234,7 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
             "groups 'r4g2b1', expected r and a number, w and a number, b and a number",
         ),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2", "slices 'w2', expected k and a number"),
+        ("sm90a_tmafew_floatsxmxfp8_f16_t8_w4", "it has 6 fields of 7 or 8"),
         ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5 to 7"),
         ("sm90a_widened_nvfp4xnvfp4_bf16_t64_groups_packed", "field 'packed', expected packed, then groups"),
         ("sm90a_fp4fp8_e4m3xmxfp4_bf16_t16", "it has 5 fields of 7 to 9"),
@@ -323,6 +334,21 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             replace(TMA, pair=Pair.MXFP8),
             "packed",
             "mxfp8xmxfp8 with results in f16: its weights are not packed in rows",
+        ),
+        (
+            replace(STAYING, tile_m=128),
+            "stays",
+            "tile of 128 rows that CTAs take in turns: 256 rows, of one group along K and one block in a stage",
+        ),
+        (
+            replace(STAYING, splits=2),
+            "stays",
+            "2 slices of K: CTAs that take tiles in turns are in no cluster",
+        ),
+        (
+            replace(STAYING, grouped=True),
+            "registers",
+            "sums of 512 tokens: 1 groups along K have registers for 256",
         ),
         (replace(TMA, tile_m=24), "boxes", "tile of 24 rows: registers are for 8, 16 or 32"),
         (replace(TMA, warps=6), "boxes", "6 warps: a CTA has 4 or 8"),
@@ -447,6 +473,7 @@ def test_every_field_reaches_its_text() -> None:
         "row_groups": 2,
         "out_dtype": DType.F16,
         "grouped": True,
+        "stays": True,
     }
     assert {field.name for field in fields(WeightConfig)} == {*changes, "splits", "arch"}
     text = emit(WARPS).text
@@ -477,6 +504,7 @@ def test_every_field_reaches_its_text() -> None:
         ),
         (replace(WIDENED, pair=Pair.E4M3_MXFP4), {"grouped": True}),
         (BATCHED, {"batched": False}),
+        (STAYING, {"stays": False}),
         (
             FOLDED,
             {

@@ -320,6 +320,8 @@ class PackedConfig:
     stages: int
     grouped: bool = False
     """Whether activations have a scale for each 128 columns."""
+    stays: bool = False
+    """Whether as many CTAs as multiprocessors take tiles in turns, and load the next while they end one: staying_mm.cuh."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A

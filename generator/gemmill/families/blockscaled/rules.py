@@ -91,7 +91,19 @@ def _splits(config: PackedConfig | FewConfig | TmaFewConfig | ManyConfig) -> Ite
         yield f"{config.splits} slices of K: a cluster has 1 to {MOST_SPLITS} CTAs"
 
 
-RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _splits)
+def _stays(config: PackedConfig) -> Iterator[str]:
+    """Sums of a tile of 256 rows pass through two of its stages, 64 in each at a time."""
+    if not config.stays:
+        return
+    if config.tile_m != 256 or config.k_groups > 1 or config.blocks > 1 or not config.is_wide:
+        yield f"tile of {config.tile_m} rows that CTAs take in turns: 256 rows, of one group along K and one block in a stage"
+    if config.grouped:
+        yield "CTAs that take tiles in turns: scales of rows alone are multiplied at their end"
+    if config.splits > 1:
+        yield f"{config.splits} slices of K: CTAs that take tiles in turns are in no cluster"
+
+
+RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _stays, _splits)
 
 
 def _folds(config: FoldedConfig) -> Iterator[str]:
@@ -111,11 +123,11 @@ def _registers(config: FoldedConfig) -> Iterator[str]:
 
 def _together(config: FoldedConfig) -> Iterator[str]:
     """Quads of sums that are added up together take registers. Threads have those only where the loader gives its own away."""
-    if config.batched and (config.grouped or config.k_groups > 1 or not config.is_wide):
+    if config.batched and (config.stays or config.grouped or config.k_groups > 1 or not config.is_wide):
         yield f"quads of a tile of {config.tile_m} rows added up together: only one group along K of more than 64, with scales of rows"
 
 
-FOLDED_RULES = (_hopper, _folds, _tile, _rows, _stage, _registers, _memory, _together, _splits)
+FOLDED_RULES = (_hopper, _folds, _tile, _rows, _stage, _registers, _memory, _together, _stays, _splits)
 
 
 def _square(config: WidenedConfig) -> Iterator[str]:

@@ -34,9 +34,11 @@ def spell_packed(config: PackedConfig) -> Spelled:
     warps = config.group is Group.WARP
     block = _CPP_BLOCK[config.pair]
     batched = isinstance(config, FoldedConfig) and config.batched
+    header, body = ("batched_mm", "BatchedMm") if batched else ("packed_mm", "PackedMm")
     values = {
-        "header": "batched_mm" if batched else "packed_mm",
-        "body": "BatchedMm" if batched else "PackedMm",
+        "header": "staying_mm" if config.stays else header,
+        "body": "StayingMm" if config.stays else body,
+        "launch": "launch_staying_mm" if config.stays else "launch_packed_mm",
         "products": "WarpProducts" if warps else "WarpgroupProducts",
         "block": block.replace("FoldedBlock", "FoldedHalf") if warps else block,
         "part_columns": config.part_columns,

@@ -21,6 +21,7 @@ CASES = {
     "widened_many_mm": "sm90a_widenedmany_mxfp4xmxfp4_f16_t64x128",
     "packed_mm_folded": "sm90a_fp4fp8_e4m3xmxfp4_f16_t64_g1b2_s5_groups",
     "packed_mm_batched": "sm90a_fp4fp8_e4m3xmxfp4_bf16_t256_g1b1_s5_batched",
+    "packed_mm_stays": "sm90a_fp4weight_floatsxnvfp4_t256_g1b1_s5_stays",
     "packed_mm_folded_warps": "sm90a_fp4fp8_e4m3xnvfp4_bf16_t8_r1w4b1_s6",
     "widened_mm": "sm90a_widened_mxfp8xmxfp6_f16_t128",
     "pair_sm100a": "sm100a_blockscaled_mxfp8xmxfp6_f16_t256x128x128_c2x1x1_2sm",
