@@ -8,19 +8,22 @@ import pytest
 from gemmill.emit import emit
 from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.config import (
-    CODE_PAIRS,
-    FP4_PAIRS,
-    WEIGHT_PAIRS,
     AnyConfig,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
-    Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
+)
+from gemmill.families.blockscaled.pairs import (
+    CODE_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
 )
 from gemmill.families.blockscaled.selections import default, smoke, sweep
 from gemmill.families.blockscaled.sweep import SWEEP, Op
@@ -35,6 +38,7 @@ WARPS = replace(GOOD, group=Group.WARP, row_groups=4, stages=5)
 WIDENED = WidenedConfig(pair=Pair.NVFP4, out_dtype=DType.F16, tile=128)
 FEW = FewConfig(pair=Pair.MXFP4, out_dtype=DType.F16, tile_m=8, warps=4)
 RING = replace(FEW, stages=3)
+TMA = TmaFewConfig(pair=Pair.FLOATS_MXFP8, out_dtype=DType.F16, tile_m=8, warps=4, stages=2)
 MANY = ManyConfig(pair=Pair.NVFP4, out_dtype=DType.BF16, tile_m=64, tile_n=256)
 PAIRED = PairConfig(
     pair=Pair.MXFP8_MXFP6,
@@ -54,13 +58,14 @@ NARROW_PAIR = replace(
 FOLDED = FoldedConfig(pair=Pair.E4M3_MXFP4, out_dtype=DType.BF16, tile_m=16, k_groups=2, blocks=1, stages=5)
 FOLDED_WARPS = replace(FOLDED, group=Group.WARP, row_groups=1, tile_m=8, k_groups=4, stages=6)
 BATCHED = replace(FOLDED, tile_m=256, k_groups=1, batched=True, splits=2)
+STAYING = replace(BATCHED, batched=False, stays=True, splits=1)
 CODES = CODE_PAIRS
 
 
 def test_the_default_selection_on_hopper() -> None:
     configs = list(default(Arch.SM90A))
     weights = [config for config in configs if isinstance(config, WeightConfig)]
-    assert len({symbol_of(config) for config in weights}) == 32 and len(weights) == 224
+    assert len({symbol_of(config) for config in weights}) == 34 and len(weights) == 226
     assert all(REGISTRY.check(config) for config in configs)
     for pair in FP4_PAIRS:
         assert {c.tile_m for c in weights if c.pair is pair} == {8, 16, 32, 64, 96, 128, 192, 256}
@@ -70,13 +75,15 @@ def test_the_default_selection_on_hopper() -> None:
     assert {(c.pair, c.out_dtype, c.tile_m) for c in in_words} == set(
         product((Pair.NVFP4, Pair.MXFP4), (DType.BF16, DType.F16), (8, 16))
     )
-    assert len({symbol_of(config) for config in few}) == 74 and len(few) == 296
+    assert len({symbol_of(config) for config in few}) == 66 and len(few) == 264
     many = [config for config in configs if isinstance(config, ManyConfig)]
     assert {(c.pair, c.out_dtype) for c in many} == {(c.pair, c.out_dtype) for c in in_words}
     folded = [config for config in configs if isinstance(config, FoldedConfig)]
-    assert len({symbol_of(config) for config in folded}) == 31 and len(folded) == 149
+    assert len({symbol_of(config) for config in folded}) == 34 and len(folded) == 152
     widened = [config for config in configs if isinstance(config, WidenedConfig)]
-    assert len(widened) == 48 and len(configs) == sum(map(len, (weights, folded, widened, few, many)))
+    tma = [config for config in configs if isinstance(config, TmaFewConfig)]
+    assert len({symbol_of(config) for config in tma}) == 28 and len(tma) == 112
+    assert len(widened) == 48 and len(configs) == sum(map(len, (weights, folded, widened, few, many, tma)))
     assert set(smoke(Arch.SM90A)) <= set(configs)
 
 
@@ -88,9 +95,34 @@ def test_bodies_that_load_ahead_are_beside_others() -> None:
     assert {(type(c), c.pair, c.out_dtype, c.prepacked) for c in ahead} <= usual
     assert {c.k_multiple for c in ahead} == {64, 128}
     assert {(c.pair, c.tile_m) for c in ahead if isinstance(c, FewConfig)} == set(
-        product((Pair.NVFP4, Pair.MXFP4, Pair.FLOATS_MXFP8, Pair.FLOATS_MXFP6, Pair.FLOATS_NVFP4), (8, 16))
+        product((Pair.NVFP4, Pair.MXFP4, Pair.FLOATS_NVFP4), (8, 16))
     )
     assert {c.tile_m for c in configs if isinstance(c, FoldedConfig) and c.batched} == {256}
+
+
+def test_kernels_that_tma_feeds() -> None:
+    """Of every class of weights packed in rows, for 8, 16 and 32 rows of A; each fits, and K has whole stages."""
+    configs = [config for config in default(Arch.SM90A) if isinstance(config, TmaFewConfig)]
+    assert all(REGISTRY.check(config) for config in configs) and {config.splits for config in configs} == {1, 2, 3, 4}
+    packed = {
+        (c.pair, c.out_dtype) for c in default(Arch.SM90A) if isinstance(c, WidenedConfig | FewConfig) and c.prepacked
+    }
+    assert {(c.pair, c.out_dtype, c.tile_m) for c in configs} == {
+        (*one, tile) for one in packed for tile in (8, 16, 32)
+    }
+    assert {c.k_multiple for c in configs if c.pair in FP4_PAIRS} == {256}
+    assert {c.k_multiple for c in configs if c.pair not in FP4_PAIRS} == {128}
+    assert {c.ctas_of_sm for c in configs} == {1, 2}
+    assert TMA.shared_bytes == 4 * 2 * (64 * (128 + 16) + 8 * 256) + 64 + 1024
+
+
+def test_ctas_that_stay() -> None:
+    """Of packed weights of every kind that has tiles of 256 rows; K is whole."""
+    configs = [c for c in default(Arch.SM90A) if isinstance(c, WeightConfig | FoldedConfig)]
+    staying = [c for c in configs if c.stays]
+    of_256 = {(c.pair, c.out_dtype) for c in configs if c.tile_m == 256}
+    assert {(c.pair, c.out_dtype) for c in staying} == of_256 and len(staying) == len(of_256) == 5
+    assert all((c.tile_m, c.splits, c.ctas_of_sm) == (256, 1, 1) and REGISTRY.check(c) for c in staying)
 
 
 def test_every_class_on_hopper_has_a_kernel_for_few_rows() -> None:
@@ -193,7 +225,7 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1", "it has 5 fields of 6 or 7"),
+        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1", "it has 5 fields of 6 to 8"),
         ("sm90a_fp4weight_nvfp5_t16_g2b1_s8", "'nvfp5' is not a valid Pair"),
         ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile '16', expected t and a number"),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2_s8", "groups 'g2', expected g and a number, b and a number"),
@@ -202,6 +234,7 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
             "groups 'r4g2b1', expected r and a number, w and a number, b and a number",
         ),
         ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2", "slices 'w2', expected k and a number"),
+        ("sm90a_tmafew_floatsxmxfp8_f16_t8_w4", "it has 6 fields of 7 or 8"),
         ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5 to 7"),
         ("sm90a_widened_nvfp4xnvfp4_bf16_t64_groups_packed", "field 'packed', expected packed, then groups"),
         ("sm90a_fp4fp8_e4m3xmxfp4_bf16_t16", "it has 5 fields of 7 to 9"),
@@ -292,6 +325,41 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "ring",
             "floatsxmxfp4 in stages: pieces are of 4-bit codes on both sides, or of packed nvfp4, mxfp6 and mxfp8",
         ),
+        (
+            replace(TMA, pair=Pair.FLOATS_MXFP4, out_dtype=DType.BF16),
+            "packed",
+            "floatsxmxfp4 with results in bf16: its weights are not packed in rows",
+        ),
+        (
+            replace(TMA, pair=Pair.MXFP8),
+            "packed",
+            "mxfp8xmxfp8 with results in f16: its weights are not packed in rows",
+        ),
+        (
+            replace(STAYING, tile_m=128),
+            "stays",
+            "tile of 128 rows that CTAs take in turns: 256 rows, of one group along K and one block in a stage",
+        ),
+        (
+            replace(STAYING, splits=2),
+            "stays",
+            "2 slices of K: CTAs that take tiles in turns are in no cluster",
+        ),
+        (
+            replace(STAYING, grouped=True),
+            "registers",
+            "sums of 512 tokens: 1 groups along K have registers for 256",
+        ),
+        (replace(TMA, tile_m=24), "boxes", "tile of 24 rows: registers are for 8, 16 or 32"),
+        (replace(TMA, warps=6), "boxes", "6 warps: a CTA has 4 or 8"),
+        (
+            replace(TMA, stages=1),
+            "boxes",
+            "stages of a warp: 1; one is filled while another is read, so it has 2 or more",
+        ),
+        (replace(TMA, stages=6), "boxes", "6 stages of 4 warps take 271552 bytes, and 232448 are there"),
+        (replace(TMA, splits=9), "splits", "9 slices of K: a cluster has 1 to 8 CTAs"),
+        (replace(TMA, arch=Arch.SM100A), "hopper", "sm100a has no WGMMA: codes are widened on sm90a"),
         (replace(MANY, tile_m=96), "many", "tile of 96 x 256: it is 64 or 128 by 128 or 256"),
         (
             replace(MANY, tile_m=128, splits=2),
@@ -405,6 +473,7 @@ def test_every_field_reaches_its_text() -> None:
         "row_groups": 2,
         "out_dtype": DType.F16,
         "grouped": True,
+        "stays": True,
     }
     assert {field.name for field in fields(WeightConfig)} == {*changes, "splits", "arch"}
     text = emit(WARPS).text
@@ -419,6 +488,10 @@ def test_every_field_reaches_its_text() -> None:
     [
         (replace(FEW), {"pair": Pair.NVFP4, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8}),
         (RING, {"pair": Pair.NVFP4, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8, "stages": 2}),
+        (
+            TMA,
+            {"pair": Pair.FLOATS_MXFP6, "out_dtype": DType.BF16, "tile_m": 16, "warps": 8, "stages": 3},
+        ),
         (MANY, {"pair": Pair.MXFP4, "out_dtype": DType.F16, "tile_m": 128, "tile_n": 128, "stages": 2}),
         (
             replace(MANY, stages=2),
@@ -431,6 +504,7 @@ def test_every_field_reaches_its_text() -> None:
         ),
         (replace(WIDENED, pair=Pair.E4M3_MXFP4), {"grouped": True}),
         (BATCHED, {"batched": False}),
+        (STAYING, {"stays": False}),
         (
             FOLDED,
             {

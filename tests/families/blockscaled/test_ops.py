@@ -8,8 +8,12 @@ import torch
 import gemmill
 from gemmill.families.blockscaled.cases.calls import CallSpec, arguments_of, folded, make_matrix, make_operands, packed
 from gemmill.families.blockscaled.cases.checked import ROLES_OF, BlockScaledCase
-from gemmill.families.blockscaled.config import FOLDED_PAIRS, WEIGHT_PAIRS, Pair
 from gemmill.families.blockscaled.ops import OPS_OF, SCHEMAS
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
+)
 from gemmill.numerics.cases import cases_of_op
 from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check

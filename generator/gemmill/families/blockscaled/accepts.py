@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
-from gemmill.families.blockscaled.config import FOLDED_PAIRS, AnyConfig, Pair
+from gemmill.families.blockscaled.config import AnyConfig
 from gemmill.families.blockscaled.ops import OPS_OF
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    Pair,
+)
 from gemmill.vocab import DType
 
 

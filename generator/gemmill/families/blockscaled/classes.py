@@ -1,6 +1,6 @@
 """Classes of calls: what variants of each compute."""
 
-from gemmill.families.blockscaled.config import Pair
+from gemmill.families.blockscaled.pairs import Pair
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import DType

@@ -4,69 +4,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Self
 
+from gemmill.families.blockscaled.pairs import CODE_PAIRS, FP4_PAIRS, WORD_PAIRS, Pair
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
-from gemmill.vocab import Arch, DType, Format
-from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
+from gemmill.vocab import Arch, DType
+from gemmill.vocab.format import MXFP8
 
-
-class Pair(StrEnum):
-    """What is multiplied: A, then B. The first pairs are in the order in which `fp4_weight_mm` lists its formats."""
-
-    FLOATS_NVFP4 = "floatsxnvfp4"
-    """A of 16-bit numbers"""
-    FLOATS_MXFP4 = "floatsxmxfp4"
-    FLOATS_MXFP6 = "floatsxmxfp6"
-    FLOATS_MXFP8 = "floatsxmxfp8"
-    E4M3_MXFP4 = "e4m3xmxfp4"
-    """A of e4m3 numbers, with scales of rows or of 128 columns each"""
-    E4M3_NVFP4 = "e4m3xnvfp4"
-    NVFP4 = "nvfp4xnvfp4"
-    MXFP4 = "mxfp4xmxfp4"
-    MXFP8 = "mxfp8xmxfp8"
-    MXFP8_MXFP6 = "mxfp8xmxfp6"
-    MXFP8_MXFP4 = "mxfp8xmxfp4"
-
-    @property
-    def a_format(self) -> Format | None:
-        """A's format; None where A has numbers that no block scales belong to."""
-        return _FORMATS[self][0]
-
-    @property
-    def a_bits(self) -> int:
-        """Bits of an element of A."""
-        if self.a_format is not None:
-            return self.a_format.code.bits
-        return 8 if self in FOLDED_PAIRS else 16
-
-    @property
-    def b_format(self) -> Format:
-        """The weights' format."""
-        return _FORMATS[self][1]
-
-
-_FORMATS: dict[Pair, tuple[Format | None, Format]] = {
-    Pair.FLOATS_NVFP4: (None, NVFP4),
-    Pair.FLOATS_MXFP4: (None, MXFP4),
-    Pair.FLOATS_MXFP6: (None, MXFP6),
-    Pair.FLOATS_MXFP8: (None, MXFP8),
-    Pair.E4M3_MXFP4: (None, MXFP4),
-    Pair.E4M3_NVFP4: (None, NVFP4),
-    Pair.NVFP4: (NVFP4, NVFP4),
-    Pair.MXFP4: (MXFP4, MXFP4),
-    Pair.MXFP8: (MXFP8, MXFP8),
-    Pair.MXFP8_MXFP6: (MXFP8, MXFP6),
-    Pair.MXFP8_MXFP4: (MXFP8, MXFP4),
-}
-WEIGHT_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4, Pair.FLOATS_MXFP6, Pair.FLOATS_MXFP8)
-"""Pairs of `fp4_weight_mm`."""
-FP4_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4)
-"""Pairs whose packed weights are blocks, beside bf16 activations; weights of others are packed in rows."""
-FOLDED_PAIRS = (Pair.E4M3_MXFP4, Pair.E4M3_NVFP4)
-"""Pairs of `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded`."""
-WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)
-"""Pairs of two operands of 4-bit codes."""
-CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
-"""Pairs of two block-scaled operands."""
 NARROW = 64
 """Columns of a tile of sm120a that takes half of a tile of scales."""
 RING_COLUMNS = 128
@@ -175,6 +117,62 @@ class FewConfig:
         of_eight = of_codes if self.pair in CODE_PAIRS else 4 * 528
         stage = 8 * of_codes + self.tile_m // 8 * of_eight
         return self.warps * self.stages * (-(-stage // 128) * 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaFewConfig:
+    """A kernel of weights packed in rows beside few rows of 16-bit numbers, brought by TMA: kernels/blockscaled/tma_few_mm.cuh.
+
+    Codes become what they do in a `FewConfig` with stages.
+    """
+
+    pair: Pair
+    out_dtype: DType
+    tile_m: int
+    """Rows of A in a tile, which has 64 rows of B."""
+    warps: int
+    """Warps that divide a CTA's columns of K."""
+    stages: int
+    """Stages that a warp has in shared memory of its own."""
+    splits: int = 1
+    """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "tmafew"
+    prepacked: ClassVar[bool] = True
+    grouped: ClassVar[bool] = False
+    tile_n: ClassVar[int] = SIDE
+    sms: ClassVar[int] = 1
+
+    @property
+    def stage_columns(self) -> int:
+        """Columns of a stage: of 4-bit codes 128 bytes, else as many as a warp multiplies at a time."""
+        return 2 * RING_COLUMNS if self.pair in FP4_PAIRS else RING_COLUMNS
+
+    @property
+    def k_multiple(self) -> int:
+        """Number of which K is a multiple: stages are whole, and scales begin at multiples of 16 bytes."""
+        return self.stage_columns
+
+    @property
+    def compiled(self) -> Self:
+        """The same machine code with K in one slice."""
+        return replace(self, splits=1)
+
+    @property
+    def stages_bytes(self) -> int:
+        """Bytes of all warps' stages: of 64 rows of weights codes, and 16 bytes that have the scales; then A's rows."""
+        of_weights = self.tile_n * (self.stage_columns * self.pair.b_format.code.bits // 8 + 16)
+        return self.warps * self.stages * (of_weights + self.tile_m * self.stage_columns * 2)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of a CTA: stages, their barriers, and room to align them."""
+        return self.stages_bytes + 8 * self.warps * self.stages + 1024
+
+    @property
+    def ctas_of_sm(self) -> int:
+        """CTAs of a multiprocessor that registers leave room for, and shared memory, of which each takes 1 KB more."""
+        return min(12 // self.warps, self.arch.shared_memory_bytes // (self.shared_bytes + 1024)) or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +320,8 @@ class PackedConfig:
     stages: int
     grouped: bool = False
     """Whether activations have a scale for each 128 columns."""
+    stays: bool = False
+    """Whether as many CTAs as multiprocessors take tiles in turns, and load the next while they end one: staying_mm.cuh."""
     splits: int = 1
     """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
     arch: Arch = Arch.SM90A
@@ -407,5 +407,5 @@ class FoldedConfig(PackedConfig):
     other_bytes: ClassVar[int] = 4096
 
 
-AnyConfig = WeightConfig | WidenedConfig | FewConfig | ManyConfig | FoldedConfig | PairConfig
+AnyConfig = WeightConfig | WidenedConfig | FewConfig | TmaFewConfig | ManyConfig | FoldedConfig | PairConfig
 """Every config of the family."""

@@ -13,13 +13,29 @@ from gemmill.families.blockscaled.config import (
     ManyConfig,
     PackedConfig,
     PairConfig,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
 )
 from gemmill.families.blockscaled.ops import OPS
 from gemmill.families.blockscaled.questions import QUESTIONS
-from gemmill.families.blockscaled.rules import FEW_RULES, FOLDED_RULES, MANY_RULES, PAIR_RULES, RULES, WIDENED_RULES
-from gemmill.families.blockscaled.spelling import spell_few, spell_many, spell_packed, spell_pair, spell_widened
+from gemmill.families.blockscaled.rules import (
+    FEW_RULES,
+    FOLDED_RULES,
+    MANY_RULES,
+    PAIR_RULES,
+    RULES,
+    TMA_FEW_RULES,
+    WIDENED_RULES,
+)
+from gemmill.families.blockscaled.spelling import (
+    spell_few,
+    spell_many,
+    spell_packed,
+    spell_pair,
+    spell_tma_few,
+    spell_widened,
+)
 from gemmill.families.blockscaled.tuning import TUNING
 from gemmill.family import Family, Kernels, Rule, Spelled
 from gemmill.vocab import Compiler
@@ -79,6 +95,13 @@ KERNELS = (
         (names.few_to_fields, names.few_from_fields),
         FEW_RULES,
         spell_few,
+    ),
+    _kernels(
+        TmaFewConfig,
+        "few rows of 16-bit numbers, packed codes brought by TMA and widened in registers, on Hopper",
+        (names.tma_few_to_fields, names.tma_few_from_fields),
+        TMA_FEW_RULES,
+        spell_tma_few,
     ),
     _kernels(
         ManyConfig,

@@ -10,20 +10,22 @@ from gemmill.families.blockscaled.config import (
     Group,
     ManyConfig,
     PackedConfig,
-    Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
 )
+from gemmill.families.blockscaled.pairs import Pair
 from gemmill.vocab import Arch, DType
 
 
 def packed_to_fields(config: PackedConfig) -> list[str]:
-    """Fields: pair, results of folded weights, tile, groups, stages. Then come marks of scales in groups and of sums added up
-    together, and the slices of K where there are several."""
+    """Fields: pair, results of folded weights, tile, groups, stages. Then come marks of scales in groups, of sums added up
+    together and of CTAs that stay, and the slices of K where there are several."""
     out = [config.out_dtype.value] if isinstance(config, FoldedConfig) else []
     flags = ["groups"] if config.grouped else ["batched"] if isinstance(config, FoldedConfig) and config.batched else []
+    flags += ["stays"] if config.stays else []
     rows = f"r{config.row_groups}" if config.group is Group.WARP else ""
     fields = [config.pair.value, *out, f"t{config.tile_m}", f"{rows}{config.group}{config.k_groups}b{config.blocks}"]
     return [*fields, f"s{config.stages}", *flags, *_slices(config.splits)]
@@ -32,16 +34,17 @@ def packed_to_fields(config: PackedConfig) -> list[str]:
 def packed_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> PackedConfig:
     """The config that `packed_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     folded = tag == FoldedConfig.tag
-    least, most = (5, 7) if folded else (4, 5)
+    least, most = (5, 7) if folded else (4, 6)
     if not least <= len(fields) <= most:
-        raise ValueError(f"it has {len(fields) + 2} fields of {least + 2} {'to' if folded else 'or'} {most + 2}")
+        raise ValueError(f"it has {len(fields) + 2} fields of {least + 2} {'to'} {most + 2}")
     pair, *out, tile, groups, stages = fields[:least]
     warps = groups.startswith("r")
     told = "r and a number, w and a number, b and a number" if warps else "g and a number, b and a number"
     pattern = r"r(\d+)w(\d+)b(\d+)" if warps else r"g(\d+)b(\d+)"
     *rows, k_groups, blocks = _numbers(pattern, groups, "groups", told)
     grouped, rest = _flag("groups", list(fields[least:])) if folded else (False, list(fields[least:]))
-    batched, splits = _flag("batched", rest) if folded and not grouped else (False, rest)
+    batched, rest = _flag("batched", rest) if folded and not grouped else (False, rest)
+    stays, splits = _flag("stays", rest)
     config = (FoldedConfig if folded else WeightConfig)(
         pair=Pair(pair),
         out_dtype=DType(out[0]) if out else DType.BF16,
@@ -52,6 +55,7 @@ def packed_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> PackedCon
         blocks=blocks,
         stages=_numbers(r"s(\d+)", stages, "stages", "s and a number")[0],
         grouped=grouped,
+        stays=stays,
         splits=_splits(splits),
         arch=arch,
     )
@@ -100,6 +104,28 @@ def few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> FewConfig:
         warps=_numbers(r"w(\d+)", warps, "warps", "w and a number")[0],
         prepacked=prepacked,
         stages=stages,
+        splits=_splits(splits),
+        arch=arch,
+    )
+
+
+def tma_few_to_fields(config: TmaFewConfig) -> list[str]:
+    """Fields: pair, results, tile, warps, stages; the slices of K where there are several."""
+    fields = [config.pair.value, config.out_dtype.value, f"t{config.tile_m}", f"w{config.warps}", f"s{config.stages}"]
+    return [*fields, *_slices(config.splits)]
+
+
+def tma_few_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> TmaFewConfig:
+    """The config that `tma_few_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
+    if not 5 <= len(fields) <= 6:
+        raise ValueError(f"it has {len(fields) + 2} fields of 7 or 8")
+    pair, out, tile, warps, stages, *splits = fields
+    return TmaFewConfig(
+        pair=Pair(pair),
+        out_dtype=DType(out),
+        tile_m=_numbers(r"t(\d+)", tile, "tile", "t and a number")[0],
+        warps=_numbers(r"w(\d+)", warps, "warps", "w and a number")[0],
+        stages=_numbers(r"s(\d+)", stages, "stages", "s and a number")[0],
         splits=_splits(splits),
         arch=arch,
     )

@@ -3,7 +3,11 @@
 from fractions import Fraction
 
 from gemmill.families.blockscaled.classes import CLASSES
-from gemmill.families.blockscaled.config import FOLDED_PAIRS, WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
+)
 from gemmill.family import (
     Aspect,
     Check,

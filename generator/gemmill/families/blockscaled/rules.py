@@ -3,22 +3,25 @@
 from collections.abc import Iterator
 
 from gemmill.families.blockscaled.config import (
-    CODE_PAIRS,
-    FOLDED_PAIRS,
-    FP4_PAIRS,
     NARROW,
-    WEIGHT_PAIRS,
-    WORD_PAIRS,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
     PackedConfig,
-    Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
+)
+from gemmill.families.blockscaled.pairs import (
+    CODE_PAIRS,
+    FOLDED_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    WORD_PAIRS,
+    Pair,
 )
 from gemmill.family import any_of
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
@@ -30,7 +33,7 @@ RESERVED = 2048
 """Bytes of shared memory for barriers, and to align what comes after them."""
 
 
-def _hopper(config: PackedConfig | WidenedConfig | FewConfig | ManyConfig) -> Iterator[str]:
+def _hopper(config: PackedConfig | WidenedConfig | FewConfig | TmaFewConfig | ManyConfig) -> Iterator[str]:
     """Kernels that widen or fold codes multiply them by WGMMA, which only Hopper has."""
     if config.arch is not Arch.SM90A:
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
@@ -82,13 +85,25 @@ def _memory(config: PackedConfig) -> Iterator[str]:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
-def _splits(config: PackedConfig | FewConfig | ManyConfig) -> Iterator[str]:
+def _splits(config: PackedConfig | FewConfig | TmaFewConfig | ManyConfig) -> Iterator[str]:
     """A cluster's CTAs lie near one another."""
     if not 1 <= config.splits <= MOST_SPLITS:
         yield f"{config.splits} slices of K: a cluster has 1 to {MOST_SPLITS} CTAs"
 
 
-RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _splits)
+def _stays(config: PackedConfig) -> Iterator[str]:
+    """Sums of a tile of 256 rows pass through two of its stages, 64 in each at a time."""
+    if not config.stays:
+        return
+    if config.tile_m != 256 or config.k_groups > 1 or config.blocks > 1 or not config.is_wide:
+        yield f"tile of {config.tile_m} rows that CTAs take in turns: 256 rows, of one group along K and one block in a stage"
+    if config.grouped:
+        yield "CTAs that take tiles in turns: scales of rows alone are multiplied at their end"
+    if config.splits > 1:
+        yield f"{config.splits} slices of K: CTAs that take tiles in turns are in no cluster"
+
+
+RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _stays, _splits)
 
 
 def _folds(config: FoldedConfig) -> Iterator[str]:
@@ -108,11 +123,11 @@ def _registers(config: FoldedConfig) -> Iterator[str]:
 
 def _together(config: FoldedConfig) -> Iterator[str]:
     """Quads of sums that are added up together take registers. Threads have those only where the loader gives its own away."""
-    if config.batched and (config.grouped or config.k_groups > 1 or not config.is_wide):
+    if config.batched and (config.stays or config.grouped or config.k_groups > 1 or not config.is_wide):
         yield f"quads of a tile of {config.tile_m} rows added up together: only one group along K of more than 64, with scales of rows"
 
 
-FOLDED_RULES = (_hopper, _folds, _tile, _rows, _stage, _registers, _memory, _together, _splits)
+FOLDED_RULES = (_hopper, _folds, _tile, _rows, _stage, _registers, _memory, _together, _stays, _splits)
 
 
 def _square(config: WidenedConfig) -> Iterator[str]:
@@ -121,7 +136,7 @@ def _square(config: WidenedConfig) -> Iterator[str]:
         yield f"tile of {config.tile}: it is 64 or 128"
 
 
-def _packed(config: WidenedConfig | FewConfig) -> Iterator[str]:
+def _packed(config: WidenedConfig | FewConfig | TmaFewConfig) -> Iterator[str]:
     """Only some weights are packed in rows with their scales."""
     pair, half = config.pair, config.out_dtype is DType.F16
     if config.prepacked and (pair not in WEIGHT_PAIRS or (pair in FP4_PAIRS and not half)):
@@ -178,6 +193,22 @@ def _ring(config: FewConfig) -> Iterator[str]:
 
 
 FEW_RULES = (_hopper, _packed, _rounds, _few, _ring, _splits)
+
+
+def _boxes(config: TmaFewConfig) -> Iterator[str]:
+    """Each warp has stages of its own in shared memory, and sums of few rows in registers."""
+    room = config.arch.shared_memory_bytes
+    if config.tile_m not in (8, 16, 32):
+        yield f"tile of {config.tile_m} rows: registers are for 8, 16 or 32"
+    if config.warps not in (4, 8):
+        yield f"{config.warps} warps: a CTA has 4 or 8"
+    if config.stages < 2:
+        yield f"stages of a warp: {config.stages}; one is filled while another is read, so it has 2 or more"
+    if config.shared_bytes > room:
+        yield f"{config.stages} stages of {config.warps} warps take {config.shared_bytes} bytes, and {room} are there"
+
+
+TMA_FEW_RULES = (_hopper, _packed, _boxes, _splits)
 
 
 def _many(config: ManyConfig) -> Iterator[str]:

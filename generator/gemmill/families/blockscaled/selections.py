@@ -5,21 +5,24 @@ from dataclasses import replace
 from itertools import product
 
 from gemmill.families.blockscaled.config import (
-    CODE_PAIRS,
-    FP4_PAIRS,
     NARROW,
-    WEIGHT_PAIRS,
-    WORD_PAIRS,
     AnyConfig,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
-    Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
+)
+from gemmill.families.blockscaled.pairs import (
+    CODE_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    WORD_PAIRS,
+    Pair,
 )
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch, DType
@@ -191,9 +194,7 @@ def _few(arch: Arch) -> Iterator[FewConfig]:
 _RINGS = {
     Pair.NVFP4: ((8, 4, 3), (8, 8, 4), (16, 4, 2), (16, 4, 4), (16, 8, 4)),
     Pair.MXFP4: ((8, 4, 3), (8, 8, 4), (16, 8, 4)),  # four CTAs of four warps and 16 rows spill
-    Pair.FLOATS_MXFP8: ((8, 4, 2), (16, 4, 2)),
-    Pair.FLOATS_MXFP6: ((8, 4, 3), (16, 4, 2)),
-    Pair.FLOATS_NVFP4: ((8, 4, 3), (16, 4, 2)),
+    Pair.FLOATS_NVFP4: ((8, 4, 3), (16, 4, 2)),  # K of no multiple of 256, which TMA wants
 }
 """Rows of A, warps, and stages of each warp."""
 
@@ -208,6 +209,26 @@ def _rings(arch: Arch) -> Iterator[FewConfig]:
             if pair is Pair.FLOATS_NVFP4 and out_dtype is DType.BF16:
                 continue  # packed weights of nvfp4 beside bf16 are blocks
             yield FewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps, stages=stages, prepacked=packed)
+
+
+_TMA_FEW = {
+    Pair.FLOATS_NVFP4: ((8, 4, 2), (8, 8, 2), (16, 4, 3), (32, 4, 2)),
+    Pair.FLOATS_MXFP4: ((8, 4, 2), (8, 8, 2), (16, 4, 3), (32, 4, 2)),
+    Pair.FLOATS_MXFP6: ((8, 4, 3), (8, 8, 3), (16, 4, 2), (16, 8, 2), (32, 4, 3)),
+    Pair.FLOATS_MXFP8: ((8, 4, 2), (8, 8, 2), (16, 4, 2), (16, 8, 2), (32, 4, 3)),
+}
+"""Rows of A, warps, and stages of each warp."""
+
+
+def _tma_few(arch: Arch) -> Iterator[TmaFewConfig]:
+    """Kernels of packed weights beside few rows of 16-bit numbers that TMA brings."""
+    if arch is not Arch.SM90A:
+        return
+    for pair, tiles in _TMA_FEW.items():
+        for out_dtype, (tile_m, warps, stages) in product((DType.BF16, DType.F16), tiles):
+            if pair in FP4_PAIRS and out_dtype is DType.BF16:
+                continue  # packed weights of 4 bits beside bf16 are blocks
+            yield TmaFewConfig(pair=pair, out_dtype=out_dtype, tile_m=tile_m, warps=warps, stages=stages)
 
 
 MANY_TILES = ((64, 256), (128, 256))
@@ -275,12 +296,17 @@ def _loading_ahead(arch: Arch) -> Iterator[AnyConfig]:
     sums together."""
     for config, splits in product(_rings(arch), (1, 2, 3, 4)):
         yield replace(config, splits=splits)
+    for few, splits in product(_tma_few(arch), (1, 2, 3, 4)):
+        yield replace(few, splits=splits)
     for many, splits in product(_ahead(arch), SPLITS):
         if splits == 1 or (many.tile_m, many.tile_n) != (128, 256):
             yield replace(many, splits=splits)
     for folded, splits in product(_folded(arch), (1, 2, 3)):
         if folded.tile_m == 256:
             yield replace(folded, batched=True, splits=splits)
+    for packed in (*_all(arch), *_folded(arch)):
+        if packed.tile_m == 256 and packed.group is Group.WARPGROUP:
+            yield replace(packed, blocks=1, stages=5, stays=True)
 
 
 def sweep(arch: Arch) -> Iterator[PairConfig]:

@@ -6,7 +6,11 @@ from typing import Any
 import torch
 
 from gemmill.families.blockscaled import reference
-from gemmill.families.blockscaled.config import FOLDED_PAIRS, WEIGHT_PAIRS, Pair
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
+)
 from gemmill.families.blockscaled.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call

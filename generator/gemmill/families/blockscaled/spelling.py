@@ -1,17 +1,20 @@
 """Spelling a config in CUDA C++: which template, and what fills its holes."""
 
 from gemmill.families.blockscaled.config import (
-    FOLDED_PAIRS,
-    WEIGHT_PAIRS,
     FewConfig,
     FoldedConfig,
     Group,
     ManyConfig,
     PackedConfig,
-    Pair,
     PairConfig,
     Sharing,
+    TmaFewConfig,
     WidenedConfig,
+)
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
 )
 from gemmill.family import Spelled
 from gemmill.vocab import Arch, DType, Format
@@ -31,9 +34,11 @@ def spell_packed(config: PackedConfig) -> Spelled:
     warps = config.group is Group.WARP
     block = _CPP_BLOCK[config.pair]
     batched = isinstance(config, FoldedConfig) and config.batched
+    header, body = ("batched_mm", "BatchedMm") if batched else ("packed_mm", "PackedMm")
     values = {
-        "header": "batched_mm" if batched else "packed_mm",
-        "body": "BatchedMm" if batched else "PackedMm",
+        "header": "staying_mm" if config.stays else header,
+        "body": "StayingMm" if config.stays else body,
+        "launch": "launch_staying_mm" if config.stays else "launch_packed_mm",
         "products": "WarpProducts" if warps else "WarpgroupProducts",
         "block": block.replace("FoldedBlock", "FoldedHalf") if warps else block,
         "part_columns": config.part_columns,
@@ -112,6 +117,22 @@ def _spell_ring(config: FewConfig, operands: dict[str, str]) -> Spelled:
         "ctas": config.ctas_of_sm,
     }
     return Spelled(template="blockscaled/ring_few_mm.cu.jinja", values=values)
+
+
+def spell_tma_few(config: TmaFewConfig) -> Spelled:
+    """The template, and what fills the holes: pieces lie behind one another in order."""
+    format = config.pair.b_format
+    wide = "F16" if config.out_dtype is DType.F16 else "Bf16"
+    of = "true" if format == NVFP4 else wide
+    values = {
+        "b_type": "MxFp4InOrder" if format == MXFP4 else f"{_CPP_PIECES[format]}<{of}>",
+        "d_type": config.out_dtype.cutlass_type,
+        "tile_m": config.tile_m,
+        "warps": config.warps,
+        "stages": config.stages,
+        "ctas": config.ctas_of_sm,
+    }
+    return Spelled(template="blockscaled/tma_few_mm.cu.jinja", values=values)
 
 
 def spell_many(config: ManyConfig) -> Spelled:

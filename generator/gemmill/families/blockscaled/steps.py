@@ -10,8 +10,10 @@ from gemmill.families.blockscaled.config import (
     ManyConfig,
     PackedConfig,
     PairConfig,
+    TmaFewConfig,
     WidenedConfig,
 )
+from gemmill.families.blockscaled.pairs import Pair
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch
 
@@ -65,6 +67,9 @@ _OF_FOLDED = {
 """The times of `_OF_WARPGROUPS` for folded weights with scales of rows."""
 _BATCHED_PS = 711_000
 """Picoseconds for a stage of 256 rows, one group and one block, whose sums are added up together."""
+_STAYING_PS = {False: 590_000, True: 640_000}
+"""Picoseconds for a block of 256 rows and CTAs that stay, beside bf16 and e4m3. They are less than a step takes by what a turn's
+beginning takes, which the model counts and these CTAs hide."""
 _OF_FOLDED_WARPS = {(1, 8, 4, 1, 6): (738, 595), (2, 8, 4, 1, 5): (1060, 925), (1, 16, 4, 1, 6): (675, 505)}
 _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
 """Estimates where nothing was measured: nanoseconds for a block, nanoseconds for four rows of A, permille."""
@@ -108,6 +113,27 @@ _OF_OTHER_RING = {
 }
 """Nanoseconds and permille of four warps, two CTAs to a multiprocessor, by the bits of a weight and rows of A. Those of 4 bits
 are by times of throw-away kernels."""
+_OF_TMA = {
+    (Pair.FLOATS_NVFP4, 8, 4): (2190, 710),
+    (Pair.FLOATS_NVFP4, 8, 8): (2870, 1000),
+    (Pair.FLOATS_NVFP4, 16, 4): (1740, 1000),
+    (Pair.FLOATS_NVFP4, 32, 4): (2330, 1000),
+    (Pair.FLOATS_MXFP4, 8, 4): (2440, 700),
+    (Pair.FLOATS_MXFP4, 8, 8): (3260, 1000),
+    (Pair.FLOATS_MXFP4, 16, 4): (2000, 1000),
+    (Pair.FLOATS_MXFP4, 32, 4): (2640, 1000),
+    (Pair.FLOATS_MXFP6, 8, 4): (1460, 750),
+    (Pair.FLOATS_MXFP6, 8, 8): (2320, 1000),
+    (Pair.FLOATS_MXFP6, 16, 4): (1710, 620),
+    (Pair.FLOATS_MXFP6, 16, 8): (2150, 1000),
+    (Pair.FLOATS_MXFP6, 32, 4): (1440, 1000),
+    (Pair.FLOATS_MXFP8, 8, 4): (1360, 780),
+    (Pair.FLOATS_MXFP8, 8, 8): (2180, 1000),
+    (Pair.FLOATS_MXFP8, 16, 4): (1600, 630),
+    (Pair.FLOATS_MXFP8, 16, 8): (2070, 1000),
+    (Pair.FLOATS_MXFP8, 32, 4): (1320, 1000),
+}
+"""Nanoseconds and permille of a stage of every warp that TMA feeds, by rows of A and warps."""
 _OF_AHEAD = {
     (64, 128): (847, 563),
     (64, 256): (1154, 651),
@@ -143,6 +169,11 @@ def step_of(config: AnyConfig) -> Step:
             return Step(SIDE, 1000 * nanoseconds, permille)
         case FewConfig():
             return _of_few(config)
+        case TmaFewConfig():
+            known = _OF_TMA.get(
+                (config.pair, config.tile_m, config.warps), (100 * config.tile_m * config.warps, _SHARED)
+            )
+            return Step(config.stage_columns * config.warps, 1000 * known[0], known[1])
         case ManyConfig():
             known = _OF_MANY.get((config.tile_m, config.tile_n), (config.tile_m * config.tile_n // 20, 700))
             if config.stages:
@@ -162,6 +193,8 @@ def _of_packed(config: PackedConfig) -> Step:
         (_OF_FOLDED_WARPS, _OF_FOLDED) if isinstance(config, FoldedConfig) else (_OF_WARPS, _OF_WARPGROUPS)
     )
     steps = of_warps if config.group is Group.WARP else of_groups
+    if config.stays:
+        return Step(config.stage_columns, _STAYING_PS[isinstance(config, FoldedConfig)], _SHARED)
     if isinstance(config, FoldedConfig) and config.batched:
         return Step(config.stage_columns, _BATCHED_PS, _SHARED)
     parts = config.tile_n * config.stage_columns // SIDE**2

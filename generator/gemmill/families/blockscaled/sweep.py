@@ -10,10 +10,11 @@ from gemmill.families.blockscaled.config import (
     FewConfig,
     FoldedConfig,
     ManyConfig,
-    Pair,
     PairConfig,
+    TmaFewConfig,
     WeightConfig,
 )
+from gemmill.families.blockscaled.pairs import Pair
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType
@@ -100,7 +101,7 @@ def _shown(config: AnyConfig) -> tuple[str, str]:
     match config:
         case WeightConfig():
             return config.group.value, str(config.tile_m)
-        case FewConfig() | ManyConfig() | FoldedConfig():
+        case FewConfig() | TmaFewConfig() | ManyConfig() | FoldedConfig():
             return config.tag, str(config.tile_m)
         case PairConfig():
             return config.tag, str(config.tile_shape_mnk[1])
@@ -120,6 +121,7 @@ SWEEP = Sweep(
         "g": "packed weights, by groups of 128 threads",
         "fp4fp8": "packed weights folded into e4m3",
         "widenedfew": "codes widened in registers",
+        "tmafew": "packed codes brought by TMA, widened in registers",
         "widenedmany": "4-bit codes widened in shared memory",
         "widened": "codes widened in shared memory",
         "blockscaled": "CUTLASS's block-scaled collectives",

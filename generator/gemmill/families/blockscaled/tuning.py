@@ -10,6 +10,7 @@ from gemmill.families.blockscaled.config import (
     FoldedConfig,
     ManyConfig,
     PairConfig,
+    TmaFewConfig,
     WeightConfig,
     WidenedConfig,
 )
@@ -51,6 +52,7 @@ _ALIGNMENTS = {
     WeightConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     FoldedConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     WidenedConfig.tag: (8, 8, 1),
+    TmaFewConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     ManyConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     FewConfig.tag: (8, 8, 1),
     PairConfig.tag: (TMA_BYTES, TMA_BYTES, TMA_BYTES),

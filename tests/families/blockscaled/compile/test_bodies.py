@@ -30,6 +30,12 @@ BOTH = (
     "WidenedFewMm, InOrder<Plain>, InOrder<MxFp8Codes<BehindCodes>>, F16, cutlass::half_t, 16, 4, Factors::OfRows, 3",
     "RingFewMm, NvFp4Piece<false>, NvFp4Piece<false>, cutlass::bfloat16_t, 16, 4, 2, Factors::OfTensor, 4",
     "RingFewMm, Plain, MxFp8Piece<Bf16>, cutlass::bfloat16_t, 8, 4, 2, Factors::OfRows, 2",
+    "TmaFewMm, NvFp4Piece<true>, cutlass::half_t, 16, 4, 3, 1",
+    "TmaFewMm, MxFp4InOrder, cutlass::half_t, 8, 4, 2, 2",
+    "TmaFewMm, MxFp6Piece<Bf16>, cutlass::bfloat16_t, 16, 4, 2, 2",
+    "TmaFewMm, MxFp8Piece<Bf16>, cutlass::bfloat16_t, 32, 4, 3, 1",
+    "StayingMm, WarpgroupProducts<Fp4Block<MxFp4>, 1, 1, 256, 5, false>, cutlass::bfloat16_t, 2, 1",
+    "StayingMm, WarpgroupProducts<FoldedBlock<NvFp4Rounded>, 1, 1, 256, 5, false>, cutlass::bfloat16_t, 2, 1",
     "WidenedManyMm, NvFp4Words, cutlass::bfloat16_t, 128, 256",
     "AheadManyMm, NvFp4Words, cutlass::bfloat16_t, 128, 128, 3",
 )
@@ -43,7 +49,7 @@ def compiled(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("fp4")
     source, binary = folder / "body.cu", folder / "body.cubin"
     source.write_text(
-        '#include "blockscaled/packed_mm.cuh"\n#include "blockscaled/ring_few_mm.cuh"\n#include "blockscaled/ahead_many_mm.cuh"\nnamespace gemmill::blockscaled {\n'
+        '#include "blockscaled/packed_mm.cuh"\n#include "blockscaled/tma_few_mm.cuh"\n#include "blockscaled/staying_mm.cuh"\n#include "blockscaled/ahead_many_mm.cuh"\nnamespace gemmill::blockscaled {\n'
         + "".join(
             f'using Kernel{i} = {_kernel(name)};\nextern "C" __global__ void __launch_bounds__(Kernel{i}::kThreads, Kernel{i}::kCtas)\n'
             f"entry{i}(__grid_constant__ Kernel{i}::Params const params) {{\n"
@@ -115,10 +121,18 @@ def test_rows_reach_the_tensor_core(compiled, name: str) -> None:
     if name.startswith("AheadMany"):  # a turn for each of two sets of registers
         assert len(re.findall(r"\bHGMMA\.64x128x16\.F32 ", sass)) == 8
         return
+    if name.startswith("StayingMm"):
+        product = r"\bHGMMA\.64x256x16\.F32\.BF16\b" if "Fp4Block" in name else r"\bQGMMA\.64x256x32\.F32\.E4M3\.E4M3\b"
+        assert len(re.findall(product, sass)) == 4
+        return
     rows = int(re.search(r"_t, (\d+),", name)[1])
-    halves = ", F16," in name or "NvFp4Piece" in name
+    halves = ", F16," in name or "NvFp4Piece" in name or name.startswith("TmaFewMm, MxFp4")
     product = r"\bHMMA\.16816\.F32 " if halves else r"\bHMMA\.16816\.F32\.BF16\b"
-    assert len(re.findall(product, sass)) == 4 * rows
+    steps = 2 if name.startswith("Tma") and "Fp4" in name else 1  # of 128 columns
+    assert len(re.findall(product, sass)) == 4 * rows * steps
+    if name.startswith("Tma"):  # codes, scales, and boxes of 64 columns of A
+        loads = len(re.findall(r"\bUTMALDG\.2D\b", sass))
+        assert loads >= 2 * (2 + 2 * steps) and loads % (2 + 2 * steps) == 0, "those ahead may be unrolled"
 
 
 @pytest.mark.parametrize("name", INSTANCES)

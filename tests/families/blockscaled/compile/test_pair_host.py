@@ -9,7 +9,11 @@ import pytest
 
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit.render import emit
-from gemmill.families.blockscaled.config import CODE_PAIRS, Pair, PairConfig
+from gemmill.families.blockscaled.config import PairConfig
+from gemmill.families.blockscaled.pairs import (
+    CODE_PAIRS,
+    Pair,
+)
 from gemmill.families.blockscaled.selections import default
 from gemmill.formats.layout import swizzled_offset, swizzled_shape
 from gemmill.space.names import to_name

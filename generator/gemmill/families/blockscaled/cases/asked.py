@@ -6,8 +6,13 @@ import torch
 
 from gemmill.families.blockscaled.cases.calls import arguments_of
 from gemmill.families.blockscaled.cases.checked import ROLES_OF
-from gemmill.families.blockscaled.config import FOLDED_PAIRS, FP4_PAIRS, WEIGHT_PAIRS, Pair
 from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_BY_OP
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
+)
 from gemmill.formats.layout import BLOCK_COLUMNS, ROW_BYTES, SIDE, STAGE_COLUMNS, swizzled_shape
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.runtime.schemas import BY_NAME

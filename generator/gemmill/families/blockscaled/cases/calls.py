@@ -8,8 +8,13 @@ from torch import Tensor
 
 from gemmill.arithmetic import OF_16_BITS, OF_E4M3
 from gemmill.families.blockscaled.bounds import any_order_tolerance
-from gemmill.families.blockscaled.config import FOLDED_PAIRS, FP4_PAIRS, WEIGHT_PAIRS, Pair
 from gemmill.families.blockscaled.ops import OPS_OF
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
+)
 from gemmill.families.blockscaled.reference import exact_mm, rounded
 from gemmill.formats.codes import encode, pack
 from gemmill.formats.folded_blocks import FoldedBlocks

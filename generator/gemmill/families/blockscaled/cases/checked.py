@@ -9,15 +9,16 @@ import torch
 from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.cases.calls import CallSpec, Operands, arguments_of, make_operands
 from gemmill.families.blockscaled.config import (
-    WEIGHT_PAIRS,
     AnyConfig,
     FewConfig,
     FoldedConfig,
     ManyConfig,
     PairConfig,
+    TmaFewConfig,
     WeightConfig,
 )
 from gemmill.families.blockscaled.ops import OPS
+from gemmill.families.blockscaled.pairs import WEIGHT_PAIRS
 from gemmill.families.blockscaled.selections import smoke
 from gemmill.numerics.cases import Outcome
 from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
@@ -119,7 +120,7 @@ def _first(config: AnyConfig) -> CallSpec:
 
 def _rows_of(config: AnyConfig) -> int:
     match config:
-        case WeightConfig() | FoldedConfig() | FewConfig() | ManyConfig():
+        case WeightConfig() | FoldedConfig() | FewConfig() | TmaFewConfig() | ManyConfig():
             return config.tile_m
         case PairConfig():
             return config.tile_shape_mnk[0]
@@ -130,7 +131,7 @@ def _rows_of(config: AnyConfig) -> int:
 def _multiple(config: AnyConfig) -> int:
     """The number that K is a multiple of, where rows of codes are taken in pieces of 16 bytes."""
     match config:
-        case PairConfig() | FewConfig() | ManyConfig():
+        case PairConfig() | FewConfig() | TmaFewConfig() | ManyConfig():
             return max(32, config.k_multiple)
         case _:
             return config.pair.b_format.group

@@ -9,8 +9,13 @@ from gemmill.arithmetic import OF_16_BITS, OF_E4M3
 from gemmill.families.blockscaled.accepts import BlockScaledAccepts
 from gemmill.families.blockscaled.bounds import any_order_tolerance
 from gemmill.families.blockscaled.cases.checked import ROLES_OF
-from gemmill.families.blockscaled.config import FOLDED_PAIRS, FP4_PAIRS, WEIGHT_PAIRS, Pair
 from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_BY_OP
+from gemmill.families.blockscaled.pairs import (
+    FOLDED_PAIRS,
+    FP4_PAIRS,
+    WEIGHT_PAIRS,
+    Pair,
+)
 from gemmill.families.blockscaled.reference import exact_mm, rounded
 from gemmill.families.blockscaled.serving import operands_of
 from gemmill.family.operand import TMA_BYTES
