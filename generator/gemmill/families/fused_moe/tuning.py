@@ -14,9 +14,9 @@ _TILE_PS = {8: 290, 16: 400, 32: 706}
 
 Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs/notes/experts.md).
 """
-_PACKED_TILE_PS = {8: 292, 16: 549, 32: 700, 64: 1131, 128: 1513}
-_WIDE_TILE_PS = {8: 234}
-"""The same of packed weights, from times of 64 and 256 tokens of Qwen3-Next (H200, 2026-11-23; docs/notes/experts.md)."""
+_PACKED_TILE_PS = {8: 270, 16: 370, 32: 440, 64: 560, 128: 1300}
+_WIDE_TILE_PS = {8: 210}
+"""The same of packed weights, from times of Qwen3-Next, DeepSeek V3 and V4 Flash (H200, 2026-11-23; docs/notes/experts.md)."""
 _BEGIN_NS, _WIDE_BEGIN_NS = 12000, 15000
 """Nanoseconds of three launches of few tiles. Wide tiles are half as many, so fewer multiprocessors read."""
 
