@@ -304,9 +304,8 @@ def _loading_ahead(arch: Arch) -> Iterator[AnyConfig]:
     for folded, splits in product(_folded(arch), (1, 2, 3)):
         if folded.tile_m == 256:
             yield replace(folded, batched=True, splits=splits)
-    for packed in (*_all(arch), *_folded(arch)):
-        if packed.tile_m == 256 and packed.group is Group.WARPGROUP:
-            yield replace(packed, blocks=1, stages=5, stays=True)
+    yield from (replace(weight, blocks=1, stages=5, stays=True) for weight in _all(arch) if weight.tile_m == 256)
+    yield from (replace(folded, stays=True) for folded in _folded(arch) if folded.tile_m == 256)
 
 
 def sweep(arch: Arch) -> Iterator[PairConfig]:
