@@ -24,8 +24,10 @@ BLOCK = 128
 class Layer(Protocol):
     """A layer, as far as variants for it depend on it; its text is for the log."""
 
-    rows: ClassVar[tuple[int, ...]]
-    """The rows of whose calls its variants are told when it is taken."""
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows of whose calls its variants are told when it is taken."""
+        ...
 
     def call(self, m: int) -> tuple[Any, ...]:
         """The op's name and its arguments for m rows, on torch's meta device."""

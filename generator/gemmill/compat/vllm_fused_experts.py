@@ -1,4 +1,4 @@
-"""vLLM's modular interface of experts: one token of FP8 experts in three launches, more of them by vLLM's Triton kernel.
+"""vLLM's modular interface of experts: few tokens of FP8 experts in three launches, more of them by vLLM's Triton kernel.
 
 Of release 0.33. A class of gemmill's stands before TritonExperts and derives from it, where vLLM chooses Triton by itself. So vLLM's
 prepare, finalize and shared experts stay, and so do weights: both read them as checkpoints have them. Layers beside LoRA, with
@@ -6,11 +6,11 @@ biases or limits, and those whose tokens travel between ranks stay vLLM's.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ from gemmill.compat.vllm_blocks import replace
 CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_cls"
 """vLLM's function that names the classes of a backend, of which it takes the first that supports a layer."""
 BACKEND = "TRITON"
-MOST_TOKENS = 1
-"""The most tokens of a call that gemmill's kernels take. Their speed is 1.22 of vLLM's Triton kernels' at 1 token of
-Qwen3-30B-A3B, and 0.87 at 16 (H200, 2026-11-23).
+MOST_TOKENS: Mapping[bool, int] = {True: 256, False: 1}
+"""The most tokens of a call that gemmill's kernels take, by whether scales are of blocks. vLLM's Triton kernels take 1.08 to 1.46
+times their time up to 256 tokens of Qwen3-30B-A3B with blocks (H200, 2026-11-23). Scales of rows have kernels by warps, and those
+of blocks were slower than Triton from two tokens on.
 """
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 _CODES = torch.float8_e4m3fn
@@ -44,7 +45,11 @@ class Experts:
     """The dtype of x and of the result."""
     blocks: bool
     """Whether scales are of blocks of 128 x 128; else they are of rows."""
-    rows: ClassVar[tuple[int, ...]] = (1, MOST_TOKENS)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The tokens of whose calls variants are told when the layer is taken."""
+        return tuple(sorted({1, MOST_TOKENS[self.blocks]}))
 
     def __str__(self) -> str:
         scales = f"blocks of {BLOCK}" if self.blocks else "rows"
@@ -103,6 +108,11 @@ def _has_blocks(weight: Any, activation: Any) -> bool | None:
     return groups == _BLOCKS
 
 
+def most_tokens(scales: Tensor, rows: int) -> int:
+    """The most tokens of a call that gemmill takes, by the scales of a weight [E, rows, K]."""
+    return MOST_TOKENS[scales.shape[1] != rows]
+
+
 @cache
 def before(theirs: type) -> type:
     """vLLM's TritonExperts, of which calls of few tokens are gemmill's."""
@@ -147,7 +157,7 @@ def before(theirs: type) -> type:
 
             given = M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
             first, second, out = super().workspace_shapes(*given)
-            tokens = min(M, MOST_TOKENS)
+            tokens = min(M, most_tokens(self.w1_scale, N))
             needed = -(-fused_experts_workspace(tokens, K, N // 2, topk, local_num_experts) // 2)  # of 16 bits
             return first, second if math.prod(second) >= needed else (needed,), out
 
@@ -170,7 +180,7 @@ def before(theirs: type) -> type:
             apply_router_weight_on_input: bool,
         ) -> Any:
             """Write into output [M, K] what each token's experts give, weighed and summed."""
-            if hidden_states.shape[0] > MOST_TOKENS:
+            if hidden_states.shape[0] > most_tokens(self.w1_scale, w1.shape[1]):
                 return super().apply(
                     output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map, a1q_scale,
                     a2_scale, workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input,

@@ -202,6 +202,7 @@ def test_layers_that_are_taken(oracle, groups, caplog) -> None:
         assert asked(oracle, moe_config(), keys(groups)) == (True, None)
     (message,) = caplog.messages
     scales = "blocks of 128" if groups is BLOCKS else "rows"
+    assert " for 1 rows" in message and (" for 256 rows" in message) == (groups is BLOCKS)
     assert (
         f"takes a layer of 4 experts of 256 x 128, e4m3 weights with scales of {scales}, all in one call: sm90a_fusedexp"
         in message
@@ -244,10 +245,8 @@ def test_scales_that_stay_vllms(oracle) -> None:
     assert not classes(oracle)[0]._supports_batch_invariance()
 
 
-@pytest.mark.parametrize("blocks", [True, False])
-@pytest.mark.parametrize("m", [1, 9])
-def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int, monkeypatch) -> None:
-    monkeypatch.setattr(vllm_fused_experts, "MOST_TOKENS", m)
+@pytest.mark.parametrize(("blocks", "m"), [(True, 1), (True, 9), (True, 256), (False, 1)])
+def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int) -> None:
     experts, w1, w2 = layer(oracle, blocks)
     assert experts.expects_unquantized_inputs
     x = drawn(m, K).bfloat16()
@@ -256,25 +255,25 @@ def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int, monkeypatch) -> N
     assert returned is None and near(output, wanted(experts, x, w1, w2, blocks, everyone, routed(m)[0]))
 
 
-def test_experts_of_a_rank_and_weights_on_the_input(oracle, monkeypatch) -> None:
-    monkeypatch.setattr(vllm_fused_experts, "MOST_TOKENS", 9)
+def test_experts_of_a_rank_and_weights_on_the_input(oracle) -> None:
     experts, w1, w2 = layer(oracle, True)
     x, expert_map = drawn(9, K).bfloat16(), torch.tensor([2, -1, 0, -1], dtype=torch.int32)
     _, output = applied(experts, x, w1, w2, expert_map=expert_map, apply_router_weight_on_input=True)
     assert near(output, wanted(experts, x, w1, w2, True, {0: 2, 2: 0}, torch.ones(9, TOP)))
 
 
-def test_many_tokens_are_vllms(oracle) -> None:
-    experts, w1, w2 = layer(oracle, True)
-    most = vllm_fused_experts.MOST_TOKENS
-    returned, output = applied(experts, drawn(most + 1, K).bfloat16(), w1, w2)
+@pytest.mark.parametrize(("blocks", "m"), [(True, 257), (False, 2)])
+def test_many_tokens_are_vllms(oracle, blocks: bool, m: int) -> None:
+    experts, w1, w2 = layer(oracle, blocks)
+    returned, output = applied(experts, drawn(m, K).bfloat16(), w1, w2)
     assert returned[0] == "vLLM's" and len(returned) == 16 and bool(output.isnan().all())
 
 
-def test_more_tokens_have_no_less_room(oracle) -> None:
+@pytest.mark.parametrize("blocks", [True, False])
+def test_more_tokens_have_no_less_room(oracle, blocks: bool) -> None:
     """vLLM locks what the most tokens had."""
-    experts, *_ = layer(oracle, True)
-    rooms = [experts.workspace_shapes(m, 2 * N, K, TOP, E, E, None, None)[1] for m in range(1, 200)]
+    experts, *_ = layer(oracle, blocks)
+    rooms = [experts.workspace_shapes(m, 2 * N, K, TOP, E, E, None, None)[1] for m in range(1, 600)]
     sizes = [torch.Size(room).numel() for room in rooms]
     assert sizes == sorted(sizes)
 
