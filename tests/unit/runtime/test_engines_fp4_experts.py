@@ -192,7 +192,7 @@ def test_vllms_experts_in_one_call(vllm, in_one_call) -> None:
     assert prepared(vllm, gates) == "vLLM's", "the build has no grouped GEMMs, and gates have limits"
 
 
-def test_vllms_experts_pruned_at_load(vllm, in_one_call, monkeypatch, caplog) -> None:
+def test_vllms_experts_pruned_at_load(vllm, in_one_call, monkeypatch, caplog, tmp_path) -> None:
     """Two of four codes are kept, by magnitude; scales and multipliers stay."""
     monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "2:4")
     made = prepared(vllm, plain_layer())
@@ -207,6 +207,7 @@ def test_vllms_experts_pruned_at_load(vllm, in_one_call, monkeypatch, caplog) ->
             right[token] += WEIGHTS[token, place] * (second[expert] @ inner)
     assert near(one_call(vllm, made), right) and not near(one_call(vllm, made), wanted())
     monkeypatch.setattr(ops, "_active", None)
+    monkeypatch.setenv("GEMMILL_HOME", str(tmp_path))  # which has no build
     linear._refusal_of_build.cache_clear()
     assert prepared(vllm, plain_layer()) == "vLLM's", "nothing is pruned that no kernel takes"
 
