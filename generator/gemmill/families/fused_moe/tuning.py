@@ -18,7 +18,10 @@ _STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
 """The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/experts.md)."""
 _PACKED_TILE_PS = {8: 270, 16: 370, 32: 440, 64: 560, 128: 1300}
 _WIDE_TILE_PS = {8: 210}
-"""The same of packed weights, from times of Qwen3-Next, DeepSeek V3 and V4 Flash (H200, 2026-11-23; docs/notes/experts.md)."""
+"""The same of packed weights, from times of Qwen3-Next, DeepSeek V3 and V4 Flash (H200, 2026-11-23; docs/notes/experts.md).
+
+Those of 16 rows and of wide tiles are guesses: such tiles were not timed alone since their copies changed.
+"""
 _BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS = 12000, 15000, 10800
 """Nanoseconds of three launches of few tiles.
 
