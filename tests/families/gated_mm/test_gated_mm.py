@@ -361,7 +361,11 @@ SENTENCES = {
         "b is [160, 288], 144 results: scales are of 128 each, store bfloat16 or give static_scale",
     ),
     "several given scales": (STATIC, {"static_scale": torch.ones(2)}, "static_scale has shape [2]: expected one value"),
-    "dtypes": (BF16, {"a": torch.zeros(5, 160, dtype=torch.int8)}, "b is float8_e4m3fn, expected int8 as a is"),
+    "dtypes": (
+        BF16,
+        {"a": torch.zeros(5, 160, dtype=torch.int8)},
+        "b is float8_e4m3fn and a is int8: both must have one dtype",
+    ),
     "another dtype": (
         BF16,
         {"a": torch.zeros(5, 160, dtype=torch.bfloat16)},
