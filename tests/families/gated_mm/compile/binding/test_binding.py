@@ -79,7 +79,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
 def test_both_agree_on_calls_of_experts(probe, name: str) -> None:
     op, schema = getattr(probe.ops, name).default, BY_NAME[name]
     refused, launched, lacking = set(), set(), 0
-    for index in range(ROUNDS):
+    for index in range(2 * ROUNDS):
         call, breakage = draw_call(name, 5, index, CPU_LIMITS)
         memory = Memory(call.slots, torch.device("cpu"))
         arguments = {key: memory.tensor(key) if key in call.slots else call.plain.get(key) for key in schema.arguments}
