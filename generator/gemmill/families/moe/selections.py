@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
+from gemmill.families.moe.biased_selections import biased
 from gemmill.families.moe.config import (
     FP4_PAIRS,
     GROUP,
@@ -61,6 +62,12 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     yield from tiled(arch)
     yield from unaligned(arch)
     yield from packed(arch)
+
+
+def sweep(arch: Arch) -> Iterator[AnyConfig]:
+    """The default selection, and kernels with alpha and bias that it has not."""
+    yield from default(arch)
+    yield from biased(arch)
 
 
 _PACKED = {
