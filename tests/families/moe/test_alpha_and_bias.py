@@ -167,7 +167,7 @@ def test_names_rules_and_facts() -> None:
             continue
         plan = Plan(config)
         without = Plan(GroupedConfig(**{field.name: getattr(config, field.name) for field in fields(config)}))
-        assert plan.scaled and plan.stages == without.stages >= 2 and plan.shared_bytes <= 227 * 1024
+        assert plan.scaled and plan.stages >= without.stages - 1 >= 2 and plan.shared_bytes <= 227 * 1024
         at_end = config.scaled and not config.group_size
         assert [x.name for x in plan.n_fields] == (["b_scale", "bias"] if at_end else ["alpha", "bias"])
         assert [x.name for x in plan.m_fields] == (["a_scale"] if at_end else [])

@@ -22,6 +22,8 @@ _GROUP = (
 """Tile of 8-bit operands for few rows, some and many, schedule, whether weights fill the tensor core's rows, stages: those of
 kernels without alpha and bias, with scales per token and channel, and in groups."""
 
+_KEPT = ((64, 16), (128, 192), (128, 128))
+
 
 def biased(arch: Arch) -> Iterator[BiasedGroupedConfig | BiasedUnalignedGroupedConfig]:
     """For each kind of operands, scales and results three tiles, two for gathered rows, and a kernel that takes operands as
@@ -30,6 +32,15 @@ def biased(arch: Arch) -> Iterator[BiasedGroupedConfig | BiasedUnalignedGroupedC
         for group, out in product((0, GROUP) if dtype is DType.E4M3 else (0,), RESULTS_OF[dtype]):
             yield BiasedUnalignedGroupedConfig(dtype=dtype, out_dtype=out, group_size=group, arch=arch)
             yield from _tiled(dtype, out, group, arch)
+
+
+def kept(arch: Arch) -> Iterator[BiasedGroupedConfig | BiasedUnalignedGroupedConfig]:
+    """Those of the default selection: tiles for few and for many rows in order, to bf16, and all that take any operands."""
+    for config in biased(arch):
+        if isinstance(config, BiasedUnalignedGroupedConfig) or (
+            config.out_dtype is DType.BF16 and not config.indexed and config.tile_shape_mnk[:2] in _KEPT
+        ):
+            yield config
 
 
 def _tiled(dtype: DType, out: DType, group: int, arch: Arch) -> Iterator[BiasedGroupedConfig]:
