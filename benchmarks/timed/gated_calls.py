@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gemmill.families.gated_mm.config import Result
@@ -14,6 +15,8 @@ KINDS = {"bf16": Result.BF16, "static": Result.STATIC, "groups": Result.GROUP}
 ENDS = ("", "_swiglu")
 SCALES = ("", "_of_blocks")
 """Behind a kind: of rows and columns, or of A in 1 x 128 and of the weights in 128 x 128."""
+INTEGERS = "_int8"
+"""Behind a kind, for operands of int8 with scales of rows and columns; others are of e4m3."""
 SILU = ("silu", 1.0, math.inf, 0.0)
 SWIGLU = ("swiglu", 1.702, 7.0, 1.0)
 CHECKED_ROWS, CHECKED_COLUMNS = 8, 256
@@ -48,6 +51,16 @@ class GatedWorkload:
     def in_groups(self) -> bool:
         """Whether scales of the operands are in groups along K."""
         return self.word.endswith(SCALES[1])
+
+    @property
+    def is_of_integers(self) -> bool:
+        """Whether operands are int8."""
+        return self.word.endswith(INTEGERS)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the operands."""
+        return torch.int8 if self.is_of_integers else torch.float8_e4m3fn
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -14,13 +14,15 @@ from torch import Tensor
 from gemmill.families.gated_mm.config import GROUP, Result
 from harness.gated_contenders import GatedContender, Separate
 from timed import Benchmark, gated_experts
-from timed.gated_calls import CHECKED_COLUMNS, CHECKED_ROWS, ENDS, KINDS, SCALES, GatedWorkload, after
+from timed.gated_calls import CHECKED_COLUMNS, CHECKED_ROWS, ENDS, INTEGERS, KINDS, SCALES, GatedWorkload, after
 from timed.gated_experts import ExpertOperands, ExpertWorkload
 
 LAYERS = ((14336, 4096), (28672, 8192), (18432, 7168))
 """Results and K: of Llama 3 8B and 70B, and DeepSeek V3's dense layers."""
 ROWS = (1, 16, 64, 256, 4096)
 MOST_COPIES = 16
+INT8_DEVIATION = 32
+"""Deviation of int8 operands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,24 +94,33 @@ class GatedMaker:
             self._weights = ()
             return self._of_experts.make(workload)
         p, n, k_groups = workload, 2 * workload.hidden, -(-workload.k // GROUP)
-        if not self._weights or self._weights[0].shape != (p.k, n):
+        if not self._weights or (self._weights[0].shape, self._weights[0].dtype) != ((p.k, n), p.dtype):
             self._weights = ()
             count = min(MOST_COPIES, -(-self._rotated_bytes // (n * p.k)))
-            self._weights = tuple(self._normal(n, p.k).t() for _ in range(count))
+            self._weights = tuple(self._numbers(p, n, p.k).t() for _ in range(count))
         return GatedOperands(
             workload=p,
             out=torch.empty((p.m, p.hidden), device=self._device, dtype=getattr(torch, p.result.dtype.torch_name)),
             out_scales=torch.empty((p.m, p.hidden // GROUP), device=self._device) if p.result is Result.GROUP else None,
             static_scale=torch.full((1,), 0.1, device=self._device) if p.result is Result.STATIC else None,
-            a=self._normal(p.m, p.k),
+            a=self._numbers(p, p.m, p.k),
             weights=self._weights,
             a_scales=self._scales(k_groups, p.m).t() if p.in_groups else self._scales(p.m, 1),
-            b_scales=(self._scales(k_groups, n // GROUP) if p.in_groups else self._scales(n)) / math.sqrt(p.k),
+            b_scales=(self._scales(k_groups, n // GROUP) if p.in_groups else self._scales(n)) / self._largeness(p),
             product=torch.empty((p.m, n), device=self._device, dtype=torch.bfloat16),
         )
 
-    def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self._device, generator=self._generator).to(torch.float8_e4m3fn)
+    def _numbers(self, p: GatedWorkload, *shape: int) -> Tensor:
+        numbers = torch.randn(shape, device=self._device, generator=self._generator)
+        return (
+            numbers.mul_(INT8_DEVIATION).round_().clamp_(-128, 127).to(p.dtype)
+            if p.is_of_integers
+            else numbers.to(p.dtype)
+        )
+
+    def _largeness(self, p: GatedWorkload) -> float:
+        """That of a sum, so that scaled ones are near 1."""
+        return math.sqrt(p.k) * (INT8_DEVIATION**2 if p.is_of_integers else 1)
 
     def _scales(self, *shape: int) -> Tensor:
         return torch.rand(shape, device=self._device, generator=self._generator) + 0.5
@@ -133,7 +144,8 @@ def workloads_of(options: Namespace) -> list[GatedWorkload]:
 def _known() -> list[str]:
     dense = ["".join(parts) for parts in product(KINDS, ENDS, SCALES)]
     of_experts = [f"{gated_experts.PREFIX}{kind}" for kind in dense]
-    return [*dense, *of_experts, *(kind + gated_experts.GATHERED for kind in of_experts)]
+    integers = ["".join(parts) + INTEGERS for parts in product(KINDS, ENDS)]
+    return [*dense, *integers, *of_experts, *(kind + gated_experts.GATHERED for kind in of_experts)]
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -142,7 +154,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--op",
         "--ops",
         default="groups,bf16",
-        help=f"kinds, with commas, of {', '.join(KINDS)}, or with {ENDS[1]} and then {SCALES[1]} behind; "
+        help=f"kinds, with commas, of {', '.join(KINDS)}, or with {ENDS[1]} and then {SCALES[1]} or {INTEGERS} behind; "
         f"{gated_experts.PREFIX} before them stands for rows of experts, {gated_experts.GATHERED} behind for gathered ones",
     )
     parser.add_argument("--rows", help=f"with commas; {', '.join(map(str, ROWS))} by default")

@@ -13,8 +13,10 @@ namespace gemmill::moe {
 
 // What sums are multiplied by.
 enum class Factors { none, of_channels, of_groups };
+// What they are multiplied by besides, and what is added.
+enum class Ends { none, alpha_bias };
 
-template <class Element_, class Accumulator_, class Output_, Factors factors>
+template <class Element_, class Accumulator_, class Output_, Factors factors, Ends ends = Ends::none>
 struct UnalignedGroupedMm : UnalignedMm<Element_, Accumulator_, Output_, 64, 64, 64 / static_cast<int>(sizeof(Element_)), EpilogueKind::scaled> {
   static constexpr int kTile = 64, kTileK = 64 / static_cast<int>(sizeof(Element_)), kGroup = 128;
   using Base = UnalignedMm<Element_, Accumulator_, Output_, kTile, kTile, kTileK, EpilogueKind::scaled>;
@@ -133,6 +135,12 @@ struct UnalignedGroupedMm : UnalignedMm<Element_, Accumulator_, Output_, 64, 64,
   template <class Sum>
   static __device__ void store(Params const& x, Tile const& tile, Sum const (&sums)[kMmaM][kMmaN][4]) {
     auto* d = static_cast<Output*>(x.d);
+    auto const* bias = static_cast<Output const*>(x.bias);
+    float alpha = 1.0f;
+    if constexpr (ends == Ends::alpha_bias) {
+      if (x.alpha != nullptr) alpha = x.alpha[tile.weights];
+      if (bias != nullptr) bias += int64_t(tile.weights) * x.n;
+    }
 #pragma unroll
     for (int i = 0; i < kMmaM; ++i) {
 #pragma unroll
@@ -147,9 +155,13 @@ struct UnalignedGroupedMm : UnalignedMm<Element_, Accumulator_, Output_, 64, 64,
           for (int e = half * 2; e < half * 2 + 2; ++e) {
             int64_t const n = column_of(tile, j, e);
             if (n >= x.n) continue;
-            float value = static_cast<float>(sums[i][j][e]);
-            if constexpr (factors == Factors::of_channels) {
-              value = a_scale * (value * x.b_scales[tile.weights * x.b_scale_stride_expert + n * x.b_scale_per_column]);
+            float value = static_cast<float>(sums[i][j][e]), b_scale = 1.0f;
+            if constexpr (factors == Factors::of_channels) b_scale = x.b_scales[tile.weights * x.b_scale_stride_expert + n * x.b_scale_per_column];
+            if constexpr (ends == Ends::alpha_bias) {
+              float const added = bias != nullptr ? static_cast<float>(bias[n]) : 0.0f;
+              value = factors == Factors::of_channels ? fmaf(a_scale, value * (alpha * b_scale), added) : fmaf(alpha, value, added);
+            } else if constexpr (factors == Factors::of_channels) {
+              value = a_scale * (value * b_scale);
             }
             d[m * x.ldd + n] = Output(value);
           }

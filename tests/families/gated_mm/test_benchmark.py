@@ -27,7 +27,7 @@ class Once:
         return [call() for call in calls]
 
 
-@pytest.mark.parametrize("kind", ["groups", "static_of_blocks", *KINDS])
+@pytest.mark.parametrize("kind", ["groups", "static_of_blocks", "groups_int8", "bf16_swiglu_int8", *KINDS])
 def test_all_contenders_take_what_is_made(kind: str) -> None:
     for workload in map(BENCHMARK.tiny, workloads_of(replace_op(kind))):
         x = GatedMaker(torch.device("cpu"), 1).make(workload)
@@ -38,7 +38,7 @@ def test_all_contenders_take_what_is_made(kind: str) -> None:
             assert not separate.takes(workload) or len(separate.prepare(x, Once(), 1)) == x.copies
 
 
-@pytest.mark.parametrize("kind", ["groups", "experts_groups", "experts_static_gathered"])
+@pytest.mark.parametrize("kind", ["groups", "static_int8", "experts_groups", "experts_static_gathered"])
 def test_a_wrong_result_is_not_timed(kind: str) -> None:
     workload = BENCHMARK.tiny(workloads_of(replace_op(kind))[-1])
     x = GatedMaker(torch.device("cpu"), 1).make(workload)

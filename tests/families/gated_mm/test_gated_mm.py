@@ -443,9 +443,10 @@ def test_bounds_of_int8_leave_no_room_for_sums(activation: Activation) -> None:
 
 
 def test_names_and_rules() -> None:
-    assert {(x.group_size, x.dtype) for x in default(Arch.SM90A)} == {(0, DType.E4M3)}, (
-        "what never ran is in sweep alone"
-    )
+    assert {(x.group_size, x.dtype) for x in default(Arch.SM90A)} == {(0, DType.E4M3), (0, DType.S8)}
+    integers = [x for x in default(Arch.SM90A) if x.dtype is DType.S8]
+    assert {x.result for x in integers if isinstance(x, UnalignedGatedConfig)} == set(Result), "all calls are served"
+    assert len(integers) == 6
     for config in sweep(Arch.SM90A):
         assert parse_name(to_name(config)) == config
         if isinstance(config, UnalignedGatedConfig):

@@ -12,7 +12,7 @@ import gemmill
 from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase, of_config
-from gemmill.families.moe.classes import CLASSES
+from gemmill.families.moe.classes import classes_of
 from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.model import model_ns
@@ -257,7 +257,7 @@ def test_the_model_knows_what_gathering_takes() -> None:
 @pytest.mark.parametrize("kind", sorted({(c.dtype, c.out_dtype, c.group_size, c.indexed) for c in tiled(Arch.SM90A)}))
 def test_one_kernel_takes_every_layout_and_is_chosen_last(kind: tuple[DType, DType, int, bool]) -> None:
     one = next(c for c in tiled(Arch.SM90A) if (c.dtype, c.out_dtype, c.group_size, c.indexed) == kind)
-    number = CLASSES.number(one)
+    (number,) = classes_of(one)
     rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, None, i)]
     rows = [row for row in rows if row.call_class == number]
     (fallback,) = [row for row in rows if row.alignments == (1, 1, 1)]

@@ -24,7 +24,7 @@ from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP8, NVFP4
 
-BF16 = CallSpec(counts=(3, 0, 5), n=72, k=160, spare=2, dtype=DType.BF16, format=NVFP4, ended=True)
+BF16 = CallSpec(counts=(3, 0, 5), n=72, k=160, spare=2, dtype=DType.BF16, format=NVFP4, alpha=True, bias=True)
 FOLDED = replace(BF16, dtype=DType.E4M3, format=MXFP4)
 MASKED = replace(BF16, slot=6, spare=0)
 
@@ -112,7 +112,7 @@ def test_an_expert_that_does_not_fold_is_named() -> None:
         prepack_experts(weights, activations="e4m3")
 
 
-@pytest.mark.parametrize("p", [BF16, FOLDED, replace(BF16, format=MXFP4, ended=False)])
+@pytest.mark.parametrize("p", [BF16, FOLDED, replace(BF16, format=MXFP4, alpha=False, bias=False)])
 def test_rows_of_each_expert_are_multiplied_by_its_weights(p: CallSpec) -> None:
     x = given(p)
     out = call(p, x)
@@ -120,7 +120,7 @@ def test_rows_of_each_expert_are_multiplied_by_its_weights(p: CallSpec) -> None:
     for begin, end, e in ((2, 5, 0), (5, 10, 2)):
         b = unpacked(x["b"][e], x["b_scales"][e], p.format, p.k, folded=p is FOLDED)
         wanted = a[begin:end] @ b.t()
-        if p.ended:
+        if p.alpha:
             wanted = wanted * x["alpha"][e].double() + x["bias"][e].double()
         assert torch.allclose(out[begin:end].double(), wanted, rtol=1e-2, atol=1e-4)
     assert bool(out[:2].isnan().all() and out[10:].isnan().all()), "rows of no expert are written"
@@ -162,9 +162,6 @@ def test_functions_take_packed_weights() -> None:
     offsets = torch.tensor([0, 500, 500, 1500])
     with_ids = gemmill.grouped_mm(*(x[name] for name in names), offsets, token_ids=many, format="nvfp4")
     assert torch.equal(with_ids[:12], with_ids[12:24]) and with_ids.shape == (1500, 72)
-    with pytest.raises(RuntimeError) as error:
-        gemmill.grouped_mm(*(x[name] for name in names), x["expert_offsets"], alpha=x["alpha"])
-    assert str(error.value) == "grouped_mm: alpha is given and format is not: weights that are not packed have none"
     with pytest.raises(RuntimeError) as error:
         gemmill.grouped_mm(x["a"], x["b"], None, None, x["expert_offsets"], format="nvfp4")
     assert str(error.value) == "grouped_mm: format is 'nvfp4' and b_scales is None: packed weights have bases"

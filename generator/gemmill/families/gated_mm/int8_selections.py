@@ -26,6 +26,20 @@ _TILES = {
 }
 """Tiles for few rows, some and many, schedules, and whether weights fill the tensor core's rows: those of e4m3."""
 
+_KEPT = {(Result.BF16, 16), (Result.GROUP, 16), (Result.GROUP, 256)}
+"""Results, and columns of the tiles for SiLU, that `default` has: its extension has room for three."""
+
+
+def served_int8(arch: Arch) -> Iterator[GatedConfig | Int8UnalignedGatedConfig]:
+    """Those of `default`, for dense layers: few tiles of SiLU, and kernels that take operands as TMA does not."""
+    for config in of_int8(arch):
+        if isinstance(config, Int8UnalignedGatedConfig) or (
+            not config.by_expert
+            and config.activation is Activation.SILU
+            and (config.result, config.tile_shape_mnk[1]) in _KEPT
+        ):
+            yield config
+
 
 def of_int8(arch: Arch) -> Iterator[GatedConfig | Int8UnalignedGatedConfig]:
     """The kernels of s8: dense ones, those of experts' rows in order and gathered, and for each result one that takes

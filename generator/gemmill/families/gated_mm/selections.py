@@ -15,7 +15,7 @@ from gemmill.families.gated_mm.config import (
     Result,
     UnalignedGatedConfig,
 )
-from gemmill.families.gated_mm.int8_selections import of_int8
+from gemmill.families.gated_mm.int8_selections import of_int8, served_int8
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
@@ -38,11 +38,12 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     """The default kernels, on sm90a: for each result and activation, tiles for few rows, some, and many.
 
     For each result one more kernel takes operands that TMA does not. Rows of experts have kernels for few, some and many of
-    them (`served_experts`).
+    them (`served_experts`). A few are of s8 (`served_int8`).
     """
     yield from tiled(arch)
     yield from unaligned(arch)
     yield from served_experts(arch)
+    yield from served_int8(arch)
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
@@ -165,9 +166,8 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
     """The default kernels, those of operands in groups, all of experts' rows, and those of s8."""
     yield from default(arch)
     yield from in_groups(arch)
-    served = set(served_experts(arch))
-    yield from (config for config in of_experts(arch) if config not in served)
-    yield from of_int8(arch)
+    served = {*served_experts(arch), *served_int8(arch)}
+    yield from (config for config in (*of_experts(arch), *of_int8(arch)) if config not in served)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gemmill.families.moe.biased_config import BiasedGroupedConfig, BiasedUnalignedGroupedConfig
 from gemmill.families.moe.config import MOST_EXPERTS, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.ops import GROUPED_MM, NAMES
 from gemmill.families.moe.packed_ops import FP4_NAMES
@@ -24,6 +25,11 @@ class UnalignedGroupedAccepts:
     def format(self) -> str | None:
         """Format of packed weights; None where weights are not packed."""
         return None
+
+    @property
+    def ends(self) -> bool:
+        """Whether it serves calls with alpha or bias, where weights are not packed, and no others."""
+        return False
 
     @property
     def operand_dtype(self) -> DType:
@@ -50,6 +56,26 @@ class GroupedAccepts(UnalignedGroupedAccepts):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BiasedUnalignedGroupedAccepts(UnalignedGroupedAccepts):
+    """The calls with alpha or bias that a kernel takes, however operands lie."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it serves calls with alpha or bias, and no others."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasedGroupedAccepts(GroupedAccepts):
+    """The calls with alpha or bias that a kernel takes: rows of a, b and out begin at multiples of 16 bytes."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it serves calls with alpha or bias, and no others."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackedGroupedAccepts(UnalignedGroupedAccepts):
     """The calls that a kernel of packed weights takes: rows of a and packed weights begin at multiples of 16 bytes."""
 
@@ -64,7 +90,8 @@ class PackedGroupedAccepts(UnalignedGroupedAccepts):
 
 def accepted(config: GroupedConfig) -> GroupedAccepts:
     """The calls that a kernel of this config takes."""
-    return GroupedAccepts(
+    kind = BiasedGroupedAccepts if isinstance(config, BiasedGroupedConfig) else GroupedAccepts
+    return kind(
         ops=(GROUPED_MM.name,) if config.indexed else NAMES,
         dtype=config.dtype,
         out_dtype=config.out_dtype,
@@ -76,7 +103,9 @@ def accepted(config: GroupedConfig) -> GroupedAccepts:
 
 def accepted_unaligned(config: UnalignedGroupedConfig) -> UnalignedGroupedAccepts:
     """The calls that a kernel of this config takes."""
-    return UnalignedGroupedAccepts(
+    is_biased = isinstance(config, BiasedUnalignedGroupedConfig)
+    kind = BiasedUnalignedGroupedAccepts if is_biased else UnalignedGroupedAccepts
+    return kind(
         ops=NAMES,
         dtype=config.dtype,
         out_dtype=config.out_dtype,

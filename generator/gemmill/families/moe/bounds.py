@@ -5,7 +5,8 @@ as the reference does. For e4m3 an instruction of Hopper's tensor core adds 32 p
 numbers. They keep 13 bits below the largest one's exponent, so each of the 33 terms loses less than 2^-13 of the largest. Sums
 are promoted to float32 every 128 along K where scales are in groups or the kernel says so, else never. Scales in groups cost
 three roundings of what is added, and one of the register. The epilogue costs two more, and storing half a unit in the last
-place. For bf16 and f16 see `gemmill.arithmetic`.
+place. For bf16 and f16 see `gemmill.arithmetic`. An alpha is exact where scales of columns take it in, for exact results have
+the rounded product too. Elsewhere alpha, and a bias, cost one rounding.
 """
 
 import torch
@@ -19,7 +20,7 @@ from gemmill.arithmetic import (
     lost_in_any_order,
     lost_in_sum,
 )
-from gemmill.families.moe.reference import each_group, exact_mm, packed_exact_mm
+from gemmill.families.moe.reference import each_group, exact_mm, packed_exact_mm, with_alpha
 
 GROUP_ROUNDINGS, EPILOGUE_ROUNDINGS = 3, 3
 
@@ -30,6 +31,8 @@ def tolerance(
     a_scales: Tensor | None,
     b_scales: Tensor | None,
     out_dtype: torch.dtype,
+    alpha: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     promoted: bool,
 ) -> Tensor:
@@ -37,19 +40,33 @@ def tolerance(
 
     promoted: whether sums of e4m3 leave the tensor core every 128 along K; scales in groups do it always.
     """
-    is_integer = a.dtype is torch.int8
+    exact = exact_mm(a, b, a_scales, b_scales, alpha, bias).abs()
     if a_scales is None or b_scales is None:
         error = lost_in_sum(a.double(), b.double().t(), OF_16_BITS)
-        return error + half_unit_in_last_place(exact_mm(a, b).abs() + error, out_dtype)
+        return _ended(error, exact, out_dtype, alpha, bias)
     if b_scales.dim() == 2:
-        return _of_groups(a, b, a_scales, b_scales, out_dtype)
-    scales = a_scales.reshape(-1, 1).double().abs() * b_scales.reshape(1, -1).double().abs()
-    exact = exact_mm(a, b, a_scales, b_scales).abs()
+        return _ended(_lost_in_groups(a, b, a_scales, b_scales), exact, out_dtype, alpha, bias)
+    columns = with_alpha(b_scales, alpha).reshape(1, -1).double().abs()
+    scales = a_scales.reshape(-1, 1).double().abs() * columns
     error = torch.zeros_like(exact)
-    if not is_integer:
+    if a.dtype is not torch.int8:
         error = scales * lost_in_sum(a.double(), b.double().t(), OF_E4M3, promoted_k=128 if promoted else None)
-    error = error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * (exact + error)
+    error = error + EPILOGUE_ROUNDINGS * FLOAT32_UNIT * (_beside(exact, bias) + error)
     return error + half_unit_in_last_place(exact + error, out_dtype)
+
+
+def _ended(error: Tensor, exact: Tensor, out_dtype: torch.dtype, alpha: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The error of alpha * sum + bias in one fused operation, stored, from that of the sum; `exact` is its magnitude."""
+    if alpha is not None:
+        error = error * alpha.reshape(()).double().abs()
+    if alpha is not None or bias is not None:
+        error = error + FLOAT32_UNIT * (exact + error)
+    return error + half_unit_in_last_place(exact + error, out_dtype)
+
+
+def _beside(exact: Tensor, bias: Tensor | None) -> Tensor:
+    """The largest magnitude on the way to a result: before a bias, or with it."""
+    return exact if bias is None else exact + bias.double().abs()
 
 
 PACKED_PARTS = 4
@@ -71,14 +88,13 @@ def packed_tolerance(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch
     return error + half_unit_in_last_place(packed_exact_mm(a, b, bias).abs() + error, out_dtype)
 
 
-def _of_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, out_dtype: torch.dtype) -> Tensor:
+def _lost_in_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
     error = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
-    magnitude, exact = error.clone(), error.clone()
+    magnitude = error.clone()
     for g, (part, scale) in enumerate(each_group(a, b, a_scales, b_scales)):
         columns = slice(128 * g, 128 * g + 128)
         lost = lost_in_sum(a[:, columns].double(), b[:, columns].double().t(), OF_E4M3)
         term = scale.abs() * (part.abs() + lost)
         magnitude += term
-        exact += scale * part
         error += scale.abs() * lost + GROUP_ROUNDINGS * FLOAT32_UNIT * term + FLOAT32_UNIT * magnitude
-    return error + half_unit_in_last_place(exact.abs() + error, out_dtype)
+    return error

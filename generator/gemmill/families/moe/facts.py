@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from gemmill.families.moe.biased_config import BiasedGroupedConfig
 from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.ends import ALPHA_BIAS
 from gemmill.gemm.expert_facts import ExpertFacts
 from gemmill.gemm.standard import standard
 from gemmill.gemm.traced import Kind, Traced
@@ -22,13 +24,19 @@ class Facts(ExpertFacts):
 
     @property
     def scaled(self) -> bool:
-        """Whether operands come with scales."""
-        return self.config.scaled
+        """Whether the end of a sum reads anything of its row or column: scales, or alpha and bias."""
+        return self.config.scaled or self._is_biased
 
     @property
     def traced(self) -> Traced:
         """The steps of the epilogue: what becomes of a sum."""
+        if self._is_biased:
+            return super().traced if self.config.scaled and not self.grouped else ALPHA_BIAS
         return super().traced if self.scaled else standard(EpilogueKind.SCALED, Kind.F32, with_scales=False)
+
+    @property
+    def _is_biased(self) -> bool:
+        return isinstance(self.config, BiasedGroupedConfig)
 
     def _fixed_bytes(self, store_buffers: int) -> int:
         return super()._fixed_bytes(store_buffers) + self.table_bytes

@@ -1,10 +1,12 @@
 """The declaration of the grouped GEMMs."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from gemmill.families.moe import NAME, selections
 from gemmill.families.moe.accepts import (
+    BiasedGroupedAccepts,
+    BiasedUnalignedGroupedAccepts,
     GroupedAccepts,
     PackedGroupedAccepts,
     UnalignedGroupedAccepts,
@@ -12,6 +14,7 @@ from gemmill.families.moe.accepts import (
     accepted_packed,
     accepted_unaligned,
 )
+from gemmill.families.moe.biased_config import BiasedGroupedConfig, BiasedUnalignedGroupedConfig
 from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.names import (
@@ -89,15 +92,30 @@ PACKED = Kernels(
     unit_seconds=_NVCC_UNIT_SECONDS,
     unit_size=7,
 )
+BIASED = replace(
+    GROUPED,
+    tag=BiasedGroupedConfig.tag,
+    doc="grouped GEMMs with alpha and bias",
+    config=BiasedGroupedConfig,
+    accepts=BiasedGroupedAccepts,
+    dsl=DslBody(entry="gemmill.families.moe.dsl.biased_export", arguments="gemmill_grouped_mm_args", facts=Plan),
+)
+BIASED_UNALIGNED = replace(
+    UNALIGNED,
+    tag=BiasedUnalignedGroupedConfig.tag,
+    doc="grouped GEMMs with alpha and bias, however operands lie, on Hopper",
+    config=BiasedUnalignedGroupedConfig,
+    accepts=BiasedUnalignedGroupedAccepts,
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies rows of experts by their weights",
     asks=OPS,
-    kernels=(GROUPED, UNALIGNED, PACKED),
+    kernels=(GROUPED, UNALIGNED, PACKED, BIASED, BIASED_UNALIGNED),
     cases="gemmill.families.moe.cases",
     serving="gemmill.families.moe.serving",
     questions=QUESTIONS,
     functions="gemmill.families.moe.functions",
-    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.default},
+    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

@@ -26,7 +26,7 @@ def grouped_mm(
     alpha: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out[i, n] = a_scales[i] b_scales[e, n] sum over k of a[i, k] b[e, n, k] for rows i of expert e.
+    """out[i, n] = alpha[e] a_scales[i] b_scales[e, n] sum over k of a[i, k] b[e, n, k] + bias[e, n] for rows i of expert e.
 
     a is [M, K] and b [E, N, K], both of one dtype: float8_e4m3fn, int8, bfloat16 or float16. Operands of 16 bits have no
     scales: both are None. Others have float32 scales: a_scales one value or [M, 1], b_scales [E] or [E, N]. float8_e4m3fn may
@@ -36,12 +36,12 @@ def grouped_mm(
     Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]: int32 or int64 [E + 1], ascending, on the device. Rows
     of no expert are not written. expert_map is int32 [E]: the weights of b that an expert multiplies by, -1 for none.
     token_ids is int32 or int64 [M]: row i of out comes of row token_ids[i] of a, of zeros where there is none. With token_ids
-    a is [T, K], and its scales are of T rows.
+    a is [T, K], and its scales are of T rows. alpha is float32 [E], and bias [E, N] of out's dtype, contiguous. Both belong to
+    the weights, as b does.
 
     With `format`, "nvfp4" or "mxfp4", b are packed weights of 4 bits, as gemmill.quantize.prepack_experts makes them. b is
     then `blocks` [E, N / 64, ...], and b_scales is `base` [E, N]. a is bfloat16, and a_scales None; with mxfp4 a may be
-    float8_e4m3fn, with scales. out is bfloat16. alpha is float32 [E], 1 / the weights' global scales. bias is [E, N],
-    bfloat16. alpha and bias belong to the weights, as b does.
+    float8_e4m3fn, with scales. out is bfloat16. alpha is 1 / the weights' global scales.
 
     Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` are the values of offsets, map and
     token_ids looked at, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
@@ -51,7 +51,7 @@ def grouped_mm(
         check_offsets("grouped_mm", expert_offsets, rows)
         check_map("grouped_mm", expert_map, b.shape[0])
         check_each("grouped_mm", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
-    _check_packed("grouped_mm", format, b_scales, alpha, bias)
+    _check_packed("grouped_mm", format, b_scales)
     columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
     out = a.new_empty((rows, columns), dtype=out_dtype or _result_of(a))
     if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
@@ -60,7 +60,7 @@ def grouped_mm(
     if format is not None:
         _FP4_MM(out, a, b, a_scales, b_scales, alpha, bias, expert_offsets, expert_map, token_ids, format)
         return out
-    _GROUPED_MM(out, a, b, a_scales, b_scales, expert_offsets, expert_map, token_ids)
+    _GROUPED_MM(out, a, b, a_scales, b_scales, expert_offsets, expert_map, token_ids, alpha, bias)
     return out
 
 
@@ -89,25 +89,20 @@ def grouped_mm_masked(
     if check:
         check_each("grouped_mm_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
         check_map("grouped_mm_masked", expert_map, b.shape[0])
-    _check_packed("grouped_mm_masked", format, b_scales, alpha, bias)
+    _check_packed("grouped_mm_masked", format, b_scales)
     columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
     out = a.new_empty((*a.shape[:2], columns), dtype=out_dtype or _result_of(a))
     if format is not None:
         _FP4_MM_MASKED(out, a, b, a_scales, b_scales, alpha, bias, rows, expert_map, expected_rows, format)
         return out
-    _GROUPED_MM_MASKED(out, a, b, a_scales, b_scales, rows, expert_map, expected_rows)
+    _GROUPED_MM_MASKED(out, a, b, a_scales, b_scales, rows, expert_map, expected_rows, alpha, bias)
     return out
 
 
-def _check_packed(
-    op: str, format: str | None, b_scales: torch.Tensor | None, alpha: torch.Tensor | None, bias: torch.Tensor | None
-) -> None:
-    """Raise RuntimeError where packed weights come without bases, or their arguments without a format."""
+def _check_packed(op: str, format: str | None, b_scales: torch.Tensor | None) -> None:
+    """Raise RuntimeError where packed weights come without bases."""
     if format is not None and b_scales is None:
         raise RuntimeError(f"{op}: format is {format!r} and b_scales is None: packed weights have bases")
-    if format is None and (alpha is not None or bias is not None):
-        name = "bias" if alpha is None else "alpha"
-        raise RuntimeError(f"{op}: {name} is given and format is not: weights that are not packed have none")
 
 
 def _result_of(a: torch.Tensor) -> torch.dtype:

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Sequence
 
+from gemmill.families.moe.biased_config import BiasedGroupedConfig, BiasedUnalignedGroupedConfig
 from gemmill.families.moe.config import FP4_FORMATS, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 _INDEXED = "indexed"
+_OF_TAG = {kind.tag: kind for kind in (GroupedConfig, BiasedGroupedConfig)}
+_UNALIGNED_OF_TAG = {kind.tag: kind for kind in (UnalignedGroupedConfig, BiasedUnalignedGroupedConfig)}
 
 
 def to_fields(config: GroupedConfig) -> list[str]:
@@ -27,7 +30,7 @@ def to_fields(config: GroupedConfig) -> list[str]:
     ]
 
 
-def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GroupedConfig:
+def from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> GroupedConfig:
     """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     indexed = _INDEXED in fields[3:4]
     if len(fields) != 9 + indexed:
@@ -36,7 +39,7 @@ def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> GroupedConfig:
     if order not in ("ab", "swapab"):
         raise ValueError(f"operand order {order!r}, expected ab or swapab")
     told = _matched(r"s(auto|[1-9]\d*)", stages, f"stages {stages!r}, expected sauto or s and a number")[1]
-    return GroupedConfig(
+    return _OF_TAG[tag](
         dtype=DType(dtype),
         out_dtype=DType(out),
         group_size=_group_size(DType(dtype), scales),
@@ -56,12 +59,12 @@ def unaligned_to_fields(config: UnalignedGroupedConfig) -> list[str]:
     return [config.dtype.value, config.out_dtype.value, _scales(config)]
 
 
-def unaligned_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> UnalignedGroupedConfig:
+def unaligned_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> UnalignedGroupedConfig:
     """The config that `unaligned_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     if len(fields) != 3:
         raise ValueError(f"it has {len(fields) + 2} fields of 5")
     dtype, out, scales = fields
-    return UnalignedGroupedConfig(
+    return _UNALIGNED_OF_TAG[tag](
         dtype=DType(dtype), out_dtype=DType(out), group_size=_group_size(DType(dtype), scales), arch=arch
     )
 

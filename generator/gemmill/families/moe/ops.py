@@ -2,7 +2,7 @@
 
 from gemmill.families.moe.config import GROUP, OPERANDS
 from gemmill.families.moe.packed_ops import PACKED_OPS
-from gemmill.families.moe.steps import end_of
+from gemmill.families.moe.steps import ALPHA_AND_BIAS, end_of
 from gemmill.family import (
     Aspect,
     Check,
@@ -36,15 +36,16 @@ from gemmill.vocab import DType
 
 GROUPED_MM = OpSchema(
     "grouped_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scales, Tensor? b_scales, Tensor expert_offsets, "
-    "Tensor? expert_map=None, Tensor? token_ids=None) -> ()"
+    "Tensor? expert_map=None, Tensor? token_ids=None, Tensor? alpha=None, Tensor? bias=None) -> ()"
 )
 GROUPED_MM_MASKED = OpSchema(
     "grouped_mm_masked(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scales, Tensor? b_scales, Tensor rows, "
-    "Tensor? expert_map=None, int expected_rows=0) -> ()"
+    "Tensor? expert_map=None, int expected_rows=0, Tensor? alpha=None, Tensor? bias=None) -> ()"
 )
 
 _B = Tensor("b", "weights N K", Same("a"))
 _SCALES = (Tensor("a_scales", "M", (DType.F32,)), Tensor("b_scales", "N", (DType.F32,)))
+_ENDS = (Tensor("alpha", "weights", (DType.F32,), Layout.VECTOR), Tensor("bias", "weights N", Same("out")))
 _PLAIN, _CODES = ([dtype.torch_name for dtype in OPERANDS if (dtype.bits == 16) is plain] for plain in (True, False))
 _MATRICES: tuple[Step, ...] = (
     Check(Aspect.DTYPE, "a b out"),
@@ -117,6 +118,10 @@ def _scales(shape: str, test: str) -> Step:
     return When("scaled == 1", (*_OF_KINDS, When("groups == 1", (Require(test, said),)), _ONLY_E4M3))
 
 
+_ENDED: tuple[Step, ...] = (
+    *ALPHA_AND_BIAS,
+    OneOf("ended", {"no": "alpha == 0 and bias == 0", "yes": "alpha == 1 or bias == 1"}, "alpha and bias"),
+)
 _CONTIGUOUS = Op(
     schema=GROUPED_MM,
     tensors=(
@@ -124,6 +129,7 @@ _CONTIGUOUS = Op(
         Tensor("a", "tokens K", OPERANDS, Layout.ROWS),
         _B,
         *_SCALES,
+        *_ENDS,
         OFFSETS,
         MAP,
         IDS,
@@ -137,6 +143,7 @@ _CONTIGUOUS = Op(
             "rank(a_scales) == 2 and size(a_scales, 0) == tokens and size(a_scales, 1) == k_groups",
         ),
         *SEGMENTS,
+        *_ENDED,
         *end_of("expert_offsets"),
     ),
 )
@@ -148,6 +155,7 @@ _MASKED = Op(
         Tensor("a", "experts slot K", OPERANDS),
         _B,
         *_SCALES,
+        *_ENDS,
         ROWS_USED,
         MAP,
     ),
@@ -163,6 +171,7 @@ _MASKED = Op(
             "size(a_scales, 2) == k_groups and (experts <= 1 or slot <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
         ),
         *USED_ROWS,
+        *_ENDED,
         *end_of("expert_offsets"),
     ),
 )

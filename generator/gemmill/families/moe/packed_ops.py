@@ -1,7 +1,7 @@
 """The grouped GEMMs of packed 4-bit weights, and what must hold for a call of each."""
 
 from gemmill.families.moe.config import FP4_FORMATS, FP4_PAIRS
-from gemmill.families.moe.steps import end_of
+from gemmill.families.moe.steps import ALPHA_AND_BIAS, end_of
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Step, Tensor, When, any_of
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.gemm.expert_rows import (
@@ -100,17 +100,7 @@ _BLOCKS: tuple[Step, ...] = (
             ),
         ),
     ),
-    Check(Aspect.WHOLE, "alpha"),
-    When(
-        "bias",
-        (
-            Check(Aspect.DTYPE, "bias"),
-            Require(
-                "rank(bias) == 2 and size(bias, 0) == weights and size(bias, 1) == N and dense(bias) == 1",
-                "{bias.name} has shape {bias.shape} and strides {bias.strides}: expected [{weights}, {N}], contiguous",
-            ),
-        ),
-    ),
+    *ALPHA_AND_BIAS,
 )
 PACKED_OPS = (
     Op(

@@ -23,6 +23,7 @@ QUESTIONS = (
         help="Of packed weights of a grouped GEMM (nvfp4)",
     ),
     Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16)"),
+    Asked(name="bias", flags="--bias", kind=bool, default=False, help="Give a bias"),
     Asked(name="indexed", flags="--indexed", kind=bool, default=False, help="Gather rows of a by token_ids"),
 )
 

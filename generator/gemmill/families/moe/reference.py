@@ -2,6 +2,7 @@
 
 Sums are made in float64: exactly of 8-bit operands (`gemmill.families.moe.bounds` says why). What follows is done as kernels do
 it: scales of columns, then of rows, in float32, rounded once to the result's type. Scales in groups are applied in float64.
+An alpha multiplies scales of columns, or else the sum. The last product and the sum with a bias are one fused operation.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from gemmill.arithmetic import fused_multiply_add, scaled_sums
 from gemmill.formats.folded_blocks import FoldedBlocks
 from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.segments import Segment as Segment
@@ -35,21 +37,41 @@ def packed_exact_mm(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return total if bias is None else total + bias.double()
 
 
-def exact_mm(a: Tensor, b: Tensor, a_scales: Tensor | None = None, b_scales: Tensor | None = None) -> Tensor:
-    """a_scales b_scales (a b^T), float64 [M, N], of rows of one expert; a [M, K], b [N, K].
+def exact_mm(
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor | None = None,
+    b_scales: Tensor | None = None,
+    alpha: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """alpha a_scales b_scales (a b^T) + bias, float64 [M, N], of rows of one expert; a [M, K], b [N, K].
 
     a_scales has one value or one for each row, b_scales one or one for each column. Or a_scales are [M, K/128] and b_scales
-    [N/128, K/128], sizes rounded up. Without them a and b are what they are.
+    [N/128, K/128], sizes rounded up. Without them a and b are what they are. alpha has one value, bias [N]; of scales of
+    columns alpha's product is rounded to float32, as kernels round it.
     """
     if a_scales is None or b_scales is None:
-        return a.double() @ b.double().t()
-    if b_scales.dim() != 2:
-        scaled = a.double() @ b.double().t() * b_scales.reshape(1, -1).double()
-        return a_scales.reshape(-1, 1).double() * scaled
-    total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
-    for part, scale in each_group(a, b, a_scales, b_scales):
-        total += scale * part
-    return total
+        total = a.double() @ b.double().t()
+    elif b_scales.dim() != 2:
+        total = a.double() @ b.double().t() * with_alpha(b_scales, alpha).reshape(1, -1).double()
+        total, alpha = a_scales.reshape(-1, 1).double() * total, None
+    else:
+        total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
+        for part, scale in each_group(a, b, a_scales, b_scales):
+            total += scale * part
+    return _ended(total, alpha, bias)
+
+
+def with_alpha(b_scales: Tensor, alpha: Tensor | None) -> Tensor:
+    """Scales of columns times alpha, float32."""
+    return b_scales if alpha is None else b_scales * alpha.reshape(())
+
+
+def _ended(total: Tensor, alpha: Tensor | None, bias: Tensor | None) -> Tensor:
+    """alpha total + bias, in float64."""
+    total = total if alpha is None else total.double() * alpha.reshape(()).double()
+    return total if bias is None else total.double() + bias.double()
 
 
 def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -62,12 +84,22 @@ def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iter
 
 
 def segment_mm(
-    a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, out_dtype: torch.dtype
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor | None,
+    b_scales: Tensor | None,
+    out_dtype: torch.dtype,
+    alpha: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The result of one expert's rows, rounded as kernels round it. Arguments as in exact_mm."""
     if a_scales is None or b_scales is None:
-        return exact_mm(a, b).float().to(out_dtype)
+        total = exact_mm(a, b).float()
+        if alpha is None and bias is None:
+            return total.to(out_dtype)
+        factor = total.new_ones(1) if alpha is None else alpha.reshape(1)
+        added = total.new_zeros(1) if bias is None else bias.float()
+        return fused_multiply_add(factor, total, added).to(out_dtype)
     if b_scales.dim() == 2:
-        return exact_mm(a, b, a_scales, b_scales).to(out_dtype)
-    total = (a.double() @ b.double().t()).float() * b_scales.reshape(1, -1)
-    return (a_scales.reshape(-1, 1) * total).to(out_dtype)
+        return exact_mm(a, b, a_scales, b_scales, alpha, bias).to(out_dtype)
+    return scaled_sums(a.double() @ b.double().t(), a_scales, with_alpha(b_scales, alpha), out_dtype, bias)

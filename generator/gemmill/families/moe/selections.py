@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
+from gemmill.families.moe.biased_selections import biased, kept
 from gemmill.families.moe.config import (
     FP4_PAIRS,
     GROUP,
@@ -53,7 +54,8 @@ _KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """The default selection, on sm90a: e4m3 with both kinds of scales, s8, operands of 16 bits, and packed 4-bit weights.
+    """The default selection, on sm90a: e4m3 with both kinds of scales, s8, operands of 16 bits, packed 4-bit weights, and kernels with
+    alpha and bias.
 
     Kernels have tiles for few and for many rows. All but those of packed weights have one beside them that takes operands as
     TMA does not.
@@ -61,6 +63,14 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     yield from tiled(arch)
     yield from unaligned(arch)
     yield from packed(arch)
+    yield from kept(arch)
+
+
+def sweep(arch: Arch) -> Iterator[AnyConfig]:
+    """The default selection, and the kernels with alpha and bias that it has not."""
+    found = list(default(arch))
+    yield from found
+    yield from (config for config in biased(arch) if config not in found)
 
 
 _PACKED = {

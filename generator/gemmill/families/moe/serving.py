@@ -27,6 +27,10 @@ class Part:
     a_scales: Tensor | None
     """None where operands have 16 bits."""
     b_scales: Tensor | None
+    alpha: Tensor | None
+    """One value; None for 1."""
+    bias: Tensor | None
+    """[N]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,7 @@ def packed_parts_of(call: Judged, given: dict[str, Any]) -> Iterator[PackedPart]
 
 def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
     """The parts of a call that has passed the checks."""
-    slot, ids = call["slot"], given.get("token_ids")
+    slot, ids, alpha, bias = call["slot"], given.get("token_ids"), given.get("alpha"), given.get("bias")
     a, a_scales, b_scales = given["a"], given["a_scales"], given["b_scales"]
     if b_scales is not None and call["groups"] == 0:
         a_scales = a_scales if slot else a_scales.reshape(-1)
@@ -88,6 +92,8 @@ def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
             b=given["b"][span.weights],
             a_scales=None if a_scales is None else _scales_of(a_scales, call, span, index),
             b_scales=None if b_scales is None else b_scales[span.weights],
+            alpha=None if alpha is None else alpha.reshape(-1)[span.weights],
+            bias=None if bias is None else bias[span.weights],
         )
 
 
@@ -106,7 +112,8 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
             yield packed.out, packed_exact_mm(packed.a, packed.b, packed.bias).float().to(packed.out.dtype)
         return
     for part in parts_of(call, given):
-        yield part.out, segment_mm(part.a, part.b, part.a_scales, part.b_scales, part.out.dtype)
+        scales = part.a_scales, part.b_scales
+        yield part.out, segment_mm(part.a, part.b, *scales, part.out.dtype, part.alpha, part.bias)
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:

@@ -4,6 +4,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
+from gemmill.families.moe.biased_config import BiasedGroupedConfig, BiasedUnalignedGroupedConfig
 from gemmill.families.moe.config import GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.family import Spelled
 from gemmill.formats.layout import SIDE
@@ -15,7 +16,11 @@ from gemmill.vocab.format import MXFP4, NVFP4
 def spell(config: GroupedConfig) -> Spelled:
     """The template's holes are Python expressions of all fields."""
     told = {field.name: getattr(config, field.name) for field in fields(config)}
+    is_biased = isinstance(config, BiasedGroupedConfig)
     holes = {
+        "config": type(config).__name__,
+        "config_module": "biased_config" if is_biased else "config",
+        "export_module": "biased_export" if is_biased else "export",
         "fields": {name: _spell(value) for name, value in told.items()},
         "vocabulary": sorted({type(value).__name__ for value in told.values() if isinstance(value, Enum)}),
     }
@@ -29,6 +34,7 @@ def spell_unaligned(config: UnalignedGroupedConfig) -> Spelled:
         "accumulator_type": ACCUMULATOR_OF[config.dtype].cutlass_type,
         "d_type": config.out_dtype.cutlass_type,
         "factors": "of_groups" if config.group_size else "of_channels" if config.scaled else "none",
+        "ends": isinstance(config, BiasedUnalignedGroupedConfig),
     }
     return Spelled(template="moe/unaligned_grouped_mm.cu.jinja", values=holes)
 

@@ -70,6 +70,7 @@ class _Class:
     indexed: bool
     format: Format | None
     out_dtype: DType = DType.BF16
+    ends: bool = False
 
 
 def _measured(op: Op) -> Measured:
@@ -96,6 +97,7 @@ def _measured(op: Op) -> Measured:
             (x.dtype, x.out_dtype, x.group_size) == (op.dtype, DType.BF16, op.group_size)
             and op.indexed in x.gathers
             and x.format == (op.weights and str(op.weights))
+            and not x.ends
         ),
         # Of one group alone the scales could be those of channels.
         least={"k": 2 * GROUP} if op.group_size else {},

@@ -23,13 +23,21 @@ SPECS = {
     "gathered bf16": replace(FIRST, dtype=DType.BF16, indexed=True),
     "slots": replace(FIRST, slot=ROWS, counts=(50,) * EXPERTS),
     "slots of bf16": replace(FIRST, slot=ROWS, dtype=DType.BF16),
-    "nvfp4": replace(FIRST, dtype=DType.BF16, format=NVFP4, ended=True),
+    "nvfp4": replace(FIRST, dtype=DType.BF16, format=NVFP4, alpha=True, bias=True),
     "mxfp4": replace(FIRST, dtype=DType.BF16, format=MXFP4),
     "folded": replace(FIRST, format=MXFP4),
     "gathered nvfp4": replace(FIRST, dtype=DType.BF16, format=NVFP4, indexed=True),
-    "gathered folded": replace(FIRST, format=MXFP4, indexed=True, ended=True),
+    "gathered folded": replace(FIRST, format=MXFP4, indexed=True, alpha=True, bias=True),
     "slots of nvfp4": replace(FIRST, slot=ROWS, dtype=DType.BF16, format=NVFP4),
     "slots of folded": replace(FIRST, slot=ROWS, format=MXFP4),
+    "channel, alpha and bias": replace(FIRST, alpha=True, bias=True),
+    "groups, alpha and bias": replace(FIRST, grouped=True, alpha=True, bias=True),
+    "integers, alpha and bias": replace(FIRST, dtype=DType.S8, alpha=True, bias=True),
+    "bf16, alpha": replace(FIRST, dtype=DType.BF16, alpha=True),
+    "gathered, bias": replace(FIRST, indexed=True, bias=True),
+    "gathered in groups, bias": replace(FIRST, grouped=True, indexed=True, bias=True),
+    "slots, bias": replace(FIRST, slot=ROWS, counts=(50,) * EXPERTS, bias=True),
+    "slots of bf16, alpha and bias": replace(FIRST, slot=ROWS, dtype=DType.BF16, alpha=True, bias=True),
 }
 
 
@@ -38,8 +46,11 @@ def _left_out_where_the_build_lacks_the_variants(name: str, device: torch.device
     if device.type != "cuda":
         return
     spec = SPECS[name]
-    known = {(x.dtype, x.format, bool(x.group_size)) for entry in variants(op=spec.op) for x in [entry.predicate]}
-    if (spec.dtype, spec.format and str(spec.format), spec.grouped) not in known:
+    known = {
+        (x.dtype, x.format, bool(x.group_size), x.ends) for entry in variants(op=spec.op) for x in [entry.predicate]
+    }
+    ends = spec.format is None and (spec.alpha or spec.bias)
+    if (spec.dtype, spec.format and str(spec.format), spec.grouped, ends) not in known:
         pytest.skip("the build lacks the variants")
 
 
@@ -77,7 +88,7 @@ def test_all_multiples_of_32(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.needs_cuda
-@pytest.mark.parametrize("name", ["channel", "groups", "bf16", "gathered", "nvfp4", "gathered folded"])
+@pytest.mark.parametrize("name", ["channel", "groups", "bf16", "gathered", "nvfp4", "gathered folded", "bf16, alpha"])
 @pytest.mark.parametrize("offsets", [(0, 90, 40, 300, 299, 300, 280), (-5, 20, 900, 40, 41, 2**31 - 1, -(2**31))])
 def test_whatever_offsets_are_nothing_else_is_touched(name: str, offsets: tuple[int, ...]) -> None:
     """Rows before and behind the result, and the device: offsets that decrease, and such as lie outside of all rows."""

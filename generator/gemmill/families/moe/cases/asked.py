@@ -29,6 +29,7 @@ def asked(op: str, question: Question) -> list[Any]:
         raise ValueError(f"{op} with --group {q['group']}: it has groups of {GROUP}, or none")
     dtype, groups = DType(q["dtype"] or DType.E4M3), (-(-n // GROUP), -(-k // GROUP))
     is_plain, is_masked = dtype.bits == 16, op != GROUPED_MM.name
+    result = DType(q["out"] or (dtype if is_plain else DType.BF16))
     if q["group"] and is_plain:
         raise ValueError(f"{op} of {dtype} with --group {q['group']}: operands of 16 bits have no scales")
     if q["indexed"] and is_masked:
@@ -36,7 +37,7 @@ def asked(op: str, question: Question) -> list[Any]:
     rows = (experts, -(-m // experts)) if is_masked else (m,)
     a_scales, b_scales = ((*rows, groups[1]), (experts, *groups)) if q["group"] else ((*rows, 1), (experts, n))
     return [
-        _empty(DType(q["out"] or (dtype if is_plain else DType.BF16)), *rows, n),
+        _empty(result, *rows, n),
         _empty(dtype, *rows, k),
         _empty(dtype, experts, n, k),
         None if is_plain else _empty(DType.F32, *a_scales),
@@ -44,6 +45,8 @@ def asked(op: str, question: Question) -> list[Any]:
         _empty(DType.S32, experts if is_masked else experts + 1),
         None,
         0 if is_masked else _empty(DType.S32, m) if q["indexed"] else None,
+        None,
+        _empty(result, experts, n) if q["bias"] else None,
     ]
 
 
@@ -68,7 +71,7 @@ def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int) -> li
         _empty(DType.F32, *rows, 1) if dtype is DType.E4M3 else None,
         _empty(DType.F32, experts, n),
         None,
-        None,
+        _empty(DType.BF16, experts, n) if q["bias"] else None,
         _empty(DType.S32, experts if is_masked else experts + 1),
         None,
         0 if is_masked else _empty(DType.S32, m) if q["indexed"] else None,

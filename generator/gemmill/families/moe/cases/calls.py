@@ -55,8 +55,10 @@ class CallSpec:
     """Whether rows of a are gathered: a has fewer rows than out, and some numbers are of no row."""
     format: Format | None = None
     """Format of packed weights; then `dtype` is that of A."""
-    ended: bool = False
-    """Whether packed weights have an alpha and a bias."""
+    alpha: bool = False
+    """Whether each expert's weights have an alpha."""
+    bias: bool = False
+    """Whether they have a bias of each column."""
 
     @property
     def op(self) -> str:
@@ -88,7 +90,7 @@ class CallSpec:
     def __str__(self) -> str:
         words = [f"rows {self.counts}, N, K = {self.n}, {self.k}", f"{self.dtype} to {self.out_dtype}"]
         words += [f"weights of {self.format}"] if self.format is not None else []
-        words += ["alpha and bias"] if self.ended else []
+        words += [" and ".join(ends)] if (ends := ["alpha"] * self.alpha + ["bias"] * self.bias) else []
         words += [f"groups of {GROUP}"] if self.grouped else []
         words += [f"slots of {self.slot}"] if self.slot else []
         words += [f"map {self.mapped}"] if self.mapped is not None else []
@@ -120,6 +122,8 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
         "expert_map": None if p.mapped is None else torch.tensor(p.mapped, dtype=torch.int32, device=device),
         "expected_rows": 0,
         "token_ids": _ids(p, g) if p.indexed else None,
+        "alpha": _alpha(p, g) if p.alpha else None,
+        "bias": _bias(p, g) if p.bias else None,
     }
     if p.format is not None:
         given |= _packed(p, p.format, g)
@@ -152,11 +156,11 @@ def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, pro
         return _wanted((rounded, exact, bound), exactly)
     targets = [list(parts_of(call, by_role | {"out": tensor})) for tensor in (rounded, exact, bound)]
     for part, of_exact, of_bound in zip(*targets, strict=True):
-        operands = part.a, part.b, part.a_scales, part.b_scales
-        part.out.copy_(segment_mm(*operands, out.dtype))
+        operands, ends = (part.a, part.b, part.a_scales, part.b_scales), (part.alpha, part.bias)
+        part.out.copy_(segment_mm(*operands, out.dtype, *ends))
         if not exactly:
-            of_exact.out.copy_(exact_mm(*operands))
-            of_bound.out.copy_(tolerance(*operands, out.dtype, promoted=promoted))
+            of_exact.out.copy_(exact_mm(*operands, *ends))
+            of_bound.out.copy_(tolerance(*operands, out.dtype, *ends, promoted=promoted))
     return _wanted((rounded, exact, bound), exactly)
 
 
@@ -179,15 +183,20 @@ def _want_packed(call: Judged, given: dict[str, Any], results: tuple[Tensor, Ten
 
 
 def _packed(p: CallSpec, format: Format, g: torch.Generator) -> dict[str, Any]:
-    """Packed weights with the bases that they are packed on, and what sums end with. Every code is a multiple of a half."""
+    """Packed weights with the bases that they are packed on. Every code is a multiple of a half."""
     experts = [_block_scaled(p, format, g) for _ in range(p.weights)]
     packed = prepack_experts(experts, activations="e4m3" if p.dtype is DType.E4M3 else "bf16")
-    given: dict[str, Any] = {"b": packed.blocks, "b_scales": packed.base, "format": str(format)}
-    given |= {"alpha": None, "bias": None}
-    if p.ended:
-        bias = torch.randint(-4, 5, (p.weights, p.n), device=g.device, generator=g)
-        given |= {"alpha": _scales((p.weights,), p, g), "bias": bias.to(_torch(p.out_dtype))}
-    return given
+    return {"b": packed.blocks, "b_scales": packed.base, "format": str(format)}
+
+
+def _alpha(p: CallSpec, g: torch.Generator) -> Tensor:
+    """Powers of two beside integers, else numbers near 1."""
+    return _scales((p.weights,), p, g) * (1 if p.data == "integers" else 80)
+
+
+def _bias(p: CallSpec, g: torch.Generator) -> Tensor:
+    """Small whole numbers, of the result's dtype."""
+    return torch.randint(-4, 5, (p.weights, p.n), device=g.device, generator=g).to(_torch(p.out_dtype))
 
 
 def _block_scaled(p: CallSpec, format: Format, g: torch.Generator) -> BlockScaled:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.moe.biased_config import BIASED
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts
@@ -64,9 +65,17 @@ class GroupedCase:
 def of_config(config: AnyConfig) -> Iterator[GroupedCase]:
     """Specs for a tiled kernel: routings below, at and across its tile, experts without rows, spare rows around segments, and
     maps."""
+    if isinstance(config, BIASED):
+        return _with_ends(_of_unaligned(config) if isinstance(config, UnalignedGroupedConfig) else _of_tile(config))
     if isinstance(config, UnalignedGroupedConfig):
         return _of_unaligned(config)
     return _of_packed(config) if isinstance(config, PackedGroupedConfig) else _of_tile(config)
+
+
+def _with_ends(cases: Iterator[GroupedCase]) -> Iterator[GroupedCase]:
+    """Cases with both of alpha and bias, with a bias alone, and with an alpha alone, in turn."""
+    for i, case in enumerate(cases):
+        yield GroupedCase(spec=replace(case.spec, alpha=i % 3 != 1, bias=i % 3 != 2))
 
 
 def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
@@ -74,9 +83,9 @@ def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
     stage."""
     first, tile = _first(config), config.tile_m
     specs = (
-        replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16, ended=True),
+        replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=160, k=512, pad=16, alpha=True, bias=True),
         replace(first, counts=(tile - 1, 3), n=75, k=96, spare=7, wide_offsets=True),
-        replace(first, counts=(5, 0, tile, 1), slot=tile, n=64, k=288, ended=True),
+        replace(first, counts=(5, 0, tile, 1), slot=tile, n=64, k=288, alpha=True, bias=True),
         replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=129, k=64),
         replace(first, counts=(17 * tile + 5, 3), n=192, k=32),
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
@@ -140,6 +149,8 @@ def _first(config: AnyConfig) -> CallSpec:
         dtype=config.dtype,
         out_dtype=config.out_dtype,
         grouped=bool(config.group_size),
+        alpha=isinstance(config, BIASED),
+        bias=isinstance(config, BIASED),
     )
     if isinstance(config, UnalignedGroupedConfig):
         return replace(first, promoted=config.dtype is DType.E4M3)
@@ -163,7 +174,7 @@ def once() -> Iterator[tuple[str, GroupedCase]]:
         if isinstance(config, PackedGroupedConfig):
             for slot, indexed in ((0, False), (0, True), (64, False)):
                 spec = replace(
-                    _first(config), counts=(5, 0, 40, 1), n=96, k=256, slot=slot, indexed=indexed, ended=True
+                    _first(config), counts=(5, 0, 40, 1), n=96, k=256, slot=slot, indexed=indexed, alpha=True, bias=True
                 )
                 kind = f"{config.format} by {config.dtype}{', gathered' if indexed else ''}"
                 yield f"{spec.op} of {kind}", GroupedCase(spec=spec)

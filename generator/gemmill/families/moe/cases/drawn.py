@@ -22,6 +22,8 @@ _MOST_EXPERTS, _MOST_ROWS = 40, 200
 _DTYPES = (*(torch.float8_e4m3fn,) * 6, torch.int8, torch.bfloat16, torch.float16)
 _SERVED = 0.85
 """The share of all calls whose operands lie as TMA wants them."""
+_ENDED = 0.3
+"""The share of all calls with alpha or bias."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -64,6 +66,12 @@ def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     if not is_plain:
         slots["a_scales"] = dense(torch.float32, (tokens, groups[1] if grouped else 1), scales)
         slots["b_scales"] = dense(torch.float32, (experts, *groups) if grouped else (experts, n), scales)
+    if draw.chance(_ENDED):
+        both = draw.below(3)
+        if both != 1:
+            slots["alpha"] = dense(torch.float32, (experts,), scales)
+        if both != 2:
+            slots["bias"] = dense(out_dtype, (experts, n), values)
     if is_masked:
         for name in ("out", "a", "a_scales")[: 2 if is_plain else 3]:
             slots[name] = in_slots(draw, slots[name], experts, slot)
@@ -112,6 +120,7 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
         return asked not in packed
     name = str(call.slots["a"].dtype).removeprefix("torch."), str(call.slots["out"].dtype).removeprefix("torch.")
     is_grouped = "b_scales" in call.slots and call.slots["b_scales"].shape[1:] != (call.slots["b"].shape[1],)
+    ends = "alpha" in call.slots or "bias" in call.slots
     lies_well = all(is_aligned(call.slots[role]) for role in ("a", "b", "out"))
     known = [
         entry.predicate
@@ -119,7 +128,7 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
         if lies_well or not isinstance(entry.predicate, GroupedAccepts)
     ]
     return not any(
-        (x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size)) == (*name, is_grouped)
+        (x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size), x.ends) == (*name, is_grouped, ends)
         and ("token_ids" in call.slots) in x.gathers
         for x in known
     )
