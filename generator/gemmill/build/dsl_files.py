@@ -6,6 +6,7 @@ directly or through others. Comments and docstrings say nothing to the compiler,
 
 import ast
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from gemmill.build.files import FileMemo, digest
@@ -54,18 +55,28 @@ def _path_of(module: str) -> Path | None:
 
 def _imports(path: Path) -> list[str]:
     """Dotted names that a file imports: of `from a import b` both `a` and `a.b`, one of which may be no module."""
+    return list(_imported(path.read_bytes()))
+
+
+@cache
+def _imported(source: bytes) -> tuple[str, ...]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return sorted(name for name in names if name.split(".")[0] == PACKAGE.name)
+    return tuple(sorted(name for name in names if name.split(".")[0] == PACKAGE.name))
 
 
 def _syntax_digest(path: Path) -> str:
     """The digest of a file's syntax tree without the texts that only readers see."""
-    tree = ast.parse(path.read_bytes())
+    return _meaning_digest(path.read_bytes())
+
+
+@cache
+def _meaning_digest(source: bytes) -> str:
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, field, None), list):

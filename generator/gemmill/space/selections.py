@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -53,6 +53,11 @@ def select(name: str, arch: Arch = Arch.SM90A) -> Selection:
         raise ValueError(
             f"no selection {name!r}: there are {', '.join(SELECTIONS)}, and files that `gemmill prune` writes (*.json)"
         ) from None
+    return _named(name, arch, enumerate_configs)
+
+
+@cache
+def _named(name: str, arch: Arch, enumerate_configs: Callable[[Arch], Iterable[Config]]) -> Selection:
     return _checked(name, arch, enumerate_configs(arch))
 
 

@@ -35,8 +35,10 @@ def vllm_codebook(head_dim: int, bits: int) -> Codebook:
     sigma = math.sqrt(1.0 / head_dim)
     variance = 1.0 / head_dim
 
+    peak, spread = 1.0 / math.sqrt(2 * math.pi * variance), 2 * variance
+
     def density(x: float) -> float:
-        return (1.0 / math.sqrt(2 * math.pi * variance)) * math.exp(-x * x / (2 * variance))
+        return peak * math.exp(-x * x / spread)
 
     centroids = tuple(_float32(c) for c in _lloyd(density, 3.5 * sigma, 1 << bits))
     boundaries = tuple(_float32(a + b) / 2 for a, b in pairwise(centroids))
@@ -59,13 +61,25 @@ def _lloyd(density: Callable[[float], float], reach: float, levels: int) -> list
         edges = [low * 3, *middles, high * 3]
         moved = []
         for old, left, right in zip(centroids, edges, edges[1:], strict=False):
-            moment = _trapezoid(lambda x: x * density(x), left, right)
-            mass = _trapezoid(density, left, right)
+            mass, moment = _mass_and_moment(density, left, right)
             moved.append(moment / mass if mass > _EMPTY else old)
         if max(abs(a - b) for a, b in zip(moved, centroids, strict=True)) < _SETTLED:
             break
         centroids = moved
     return centroids
+
+
+def _mass_and_moment(density: Callable[[float], float], left: float, right: float) -> tuple[float, float]:
+    """The integrals of density(x) and x density(x), each added up in the order of `_trapezoid`."""
+    step = (right - left) / _STEPS_OF_CELL
+    at_left, at_right = density(left), density(right)
+    mass, moment = 0.5 * (at_left + at_right), 0.5 * (left * at_left + right * at_right)
+    for i in range(1, _STEPS_OF_CELL):
+        x = left + i * step
+        here = density(x)
+        mass += here
+        moment += x * here
+    return mass * step, moment * step
 
 
 def _trapezoid(function: Callable[[float], float], left: float, right: float) -> float:

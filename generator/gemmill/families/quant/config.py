@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
+from functools import cache
 from itertools import product
 from typing import Any, ClassVar
 
@@ -357,8 +358,13 @@ def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
         yield QuantConfig(family=QuantFamily.DEQUANT, in_dtype=in_dtype, arch=arch, **told_by(format))
 
 
-def all_configs(arch: Arch = Arch.SM90A) -> Iterator[QuantConfig]:
+@cache
+def all_configs(arch: Arch = Arch.SM90A) -> tuple[QuantConfig, ...]:
     """Every variant that the rules allow, each once."""
+    return tuple(_all_configs(arch))
+
+
+def _all_configs(arch: Arch) -> Iterator[QuantConfig]:
     flags = (True, False)
     yield from _block_configs(arch)
     axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *QUANT_GROUP_SIZES), ScaleFormat, flags, flags)

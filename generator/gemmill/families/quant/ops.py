@@ -1,8 +1,9 @@
 """The quantisation ops, each with the configs that serve its calls: what selections, predicates and the runtime
 share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -75,7 +76,7 @@ class QuantOp:
 
     def serves(self, config: QuantConfig) -> bool:
         """Whether a kernel of this config serves calls of the op."""
-        return config in self.configs(config.arch)
+        return self.name in ops_of(config)
 
 
 def _op(family: QuantFamily, codes: tuple[DType, ...], schema: str, **others: Any) -> QuantOp:
@@ -304,4 +305,13 @@ QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *_BLOCK_SCALED, *_OF_EXPERTS, *_BACK, *map(
 
 def ops_of(config: QuantConfig) -> tuple[str, ...]:
     """Names of the ops that a kernel of this config serves."""
-    return tuple(op.name for op in QUANT_OPS if op.serves(config))
+    return _ops_by_config(config.arch).get(config, ())
+
+
+@cache
+def _ops_by_config(arch: Arch) -> Mapping[QuantConfig, tuple[str, ...]]:
+    served: dict[QuantConfig, tuple[str, ...]] = {}
+    for op in QUANT_OPS:
+        for config in dict.fromkeys(op.configs(arch)):
+            served[config] = (*served.get(config, ()), op.name)
+    return served

@@ -23,7 +23,7 @@ void write_offsets(Layout const& layout, int rows, int groups, int group, int64_
   }
 }
 
-// `offsets` takes M, then N times the groups of K.
+// `offsets`, where it is asked for, takes M, then N times the groups of K.
 template <class Kernel, class Alpha, class Bias>
 void look(gemmill_blockscaled_args const& x, gemmill_launch const& how, Found* found, int64_t* offsets) {
   auto arguments = gemmill::blockscaled::pair_arguments<Kernel, Alpha, Bias>(x);
@@ -39,6 +39,7 @@ void look(gemmill_blockscaled_args const& x, gemmill_launch const& how, Found* f
   auto const& [alpha, sum, bias, add] = arguments.epilogue.thread;
   found->alpha = alpha.scalar_ptrs[0], found->alpha_of_none = alpha.scalars[0];
   found->bias = bias.ptr_row, found->d = arguments.epilogue.ptr_D;
+  if (offsets == nullptr) return;
   write_offsets(mainloop.layout_SFA, x.m, x.k / group, group, offsets);
   write_offsets(mainloop.layout_SFB, x.n, x.k / group, group, offsets + int64_t{x.m} * (x.k / group));
 }

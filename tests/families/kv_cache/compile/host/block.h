@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -28,10 +29,16 @@ struct Warp {
   uint64_t values[2][32][8];  // by the phase's parity
 };
 
+struct Fiber {
+  ucontext_t begin;  // on a stack of its own
+  jmp_buf at;        // where it waits: unlike swapcontext, a jump asks the kernel of the host for nothing
+  bool has_begun = false;
+};
+
 struct Block {
-  std::vector<ucontext_t> fibers{kMostThreads};
+  std::vector<Fiber> fibers{kMostThreads};
   std::unique_ptr<char[]> stacks{new char[static_cast<size_t>(kMostThreads) * kStackBytes]};
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   Warp warps[kMostThreads / 32];
   Meeting meetings[16];
   std::vector<bool> done;
@@ -41,7 +48,9 @@ struct Block {
 };
 inline Block block;
 
-inline void yield() { swapcontext(&block.fibers[block.current], &block.scheduler); }
+[[gnu::noinline]] inline void yield() {
+  if (!_setjmp(block.fibers[block.current].at)) _longjmp(block.scheduler, 1);
+}
 
 inline void meet(Meeting& meeting, int count) {
   long const phase = meeting.phase;
@@ -49,10 +58,25 @@ inline void meet(Meeting& meeting, int count) {
   while (meeting.phase == phase) yield();
 }
 
+// One thread of every block and launch, one after the other.
 inline void fiber() {
-  block.body(block.argument);
-  block.done[block.current] = true;
-  yield();
+  for (;;) {
+    block.body(block.argument);
+    block.done[block.current] = true;
+    yield();
+  }
+}
+
+// Lets the current thread run until it waits or ends.
+[[gnu::noinline]] inline void resume() {
+  Fiber& one = block.fibers[block.current];
+  if (_setjmp(block.scheduler)) return;
+  if (one.has_begun) _longjmp(one.at, 1);
+  one.has_begun = true;
+  getcontext(&one.begin);
+  one.begin.uc_stack = {block.stacks.get() + static_cast<size_t>(block.current) * kStackBytes, 0, kStackBytes};
+  makecontext(&one.begin, fiber, 0);
+  setcontext(&one.begin);
 }
 
 inline Warp& warp() { return block.warps[block.current / 32]; }
@@ -95,18 +119,13 @@ inline void run(dim3 grid, dim3 threads, int shared_bytes, void (*body)(void*), 
     for (Meeting& each : block.meetings) each = {};
     block.done.assign(block.threads, false);
     blockIdx = dim3(index);
-    for (int i = 0; i < block.threads; ++i) {
-      getcontext(&block.fibers[i]);
-      block.fibers[i].uc_stack = {block.stacks.get() + static_cast<size_t>(i) * kStackBytes, 0, kStackBytes};
-      makecontext(&block.fibers[i], fiber, 0);
-    }
     int left = block.threads;
     for (long round = 0; left > 0; ++round) {
       if (round == kMostRounds) fprintf(stderr, "threads of block %u wait for each other\n", index), exit(1);
       for (int i = 0; i < block.threads; ++i) {
         if (block.done[i]) continue;
         block.current = i, threadIdx = dim3(i);
-        swapcontext(&block.scheduler, &block.fibers[i]);
+        resume();
         left -= block.done[i];
       }
     }
