@@ -1,6 +1,6 @@
 """ExpertsConfig: one kind of kernels for fused experts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, SPARSE_GROUPS, Packing
@@ -29,6 +29,8 @@ WIDE_TILES = {8: 4}
 GROUP_TILES = {32: 5, 64: 4, 128: 5}
 """The same of tiles of 128 rows of weights, by two groups of 128 threads."""
 SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
+FEWEST_ORDERED = 32
+"""Rows of the smallest tile whose rows of x may come in order."""
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
 
@@ -87,6 +89,8 @@ class PackedExpertsConfig:
     """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
     wide: bool = False
     """Whether eight warps take 128 rows of weights, where four take 64."""
+    ordered: bool = False
+    """Whether the first launch leaves rows of x in the order of experts, where the first product else gathers them."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "fusedfp4experts"
     backend: ClassVar[Backend] = Backend.CUTLASS
@@ -123,6 +127,12 @@ class PackedExpertsConfig:
     @property
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
+        if self.ordered:
+            return (
+                {}
+                if self.wide
+                else {rows: n for rows, n in replace(self, ordered=False).tiles.items() if rows >= FEWEST_ORDERED}
+            )
         if self.is_coded:
             return {} if self.wide else FOLDED_TILES
         if self.wide:

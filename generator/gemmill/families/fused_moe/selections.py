@@ -29,7 +29,7 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     """Kernels of sm90a, and of packed weights the tiles that the model chooses."""
     yield from plain(arch)
     for config in packed(arch):
-        if f"{config.tile_tokens}{'w' * config.wide}" in _PACKED.get(str(config.packing), ()):
+        if f"{config.tile_tokens}{'w' * config.wide}{'o' * config.ordered}" in _PACKED.get(str(config.packing), ()):
             yield config
 
 
@@ -76,6 +76,6 @@ def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
         of_kind = PackedExpertsConfig(
             format=packing.format, sparse_group=packing.sparse_group, activations=activations, tile_tokens=16, arch=arch
         )
-        for kind in (of_kind, replace(of_kind, wide=True)):
+        for kind in (of_kind, replace(of_kind, wide=True), replace(of_kind, ordered=True)):
             for tile in kind.tiles:
                 yield replace(kind, tile_tokens=tile)

@@ -42,9 +42,29 @@ _PRODUCTS = {
 """Classes of products, by whether weights are sparse, and whether warps multiply alone."""
 
 
+_LAUNCHES = {
+    False: {
+        "kernels": "packed_experts",
+        "first": "PreparePacked",
+        "params": "PackedParams",
+        "gated": "GatedRows",
+        "parted": "WeighedParts",
+    },
+    True: {
+        "kernels": "ordered_experts",
+        "first": "PrepareOrdered",
+        "params": "OrderedParams",
+        "gated": "OrderedGatedRows",
+        "parted": "OrderedParts",
+    },
+}
+"""What the three launches are made of, by whether the first leaves rows in order."""
+
+
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
     values = {
+        **_LAUNCHES[config.ordered],
         "header": "moe/sparse_turns.cuh" if config.sparse_group else "",
         "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
         "block": _CPP_BLOCK[str(config.packing)],

@@ -28,6 +28,9 @@ _BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS = 12000, 15000, 10800
 Wide tiles are half as many, so fewer multiprocessors read. Streamed tiles of 8 rows are shared by two CTAs, so more do.
 """
 
+_UNTIMED_NS = 1000
+"""Added for kernels that have never run, so that others are chosen before them."""
+
 
 def _tile_ps(config: AnyConfig) -> int:
     if isinstance(config, PackedExpertsConfig):
@@ -37,7 +40,7 @@ def _tile_ps(config: AnyConfig) -> int:
 
 def _begin_ns(config: AnyConfig) -> int:
     if isinstance(config, PackedExpertsConfig):
-        return _WIDE_BEGIN_NS if config.wide else _BEGIN_NS
+        return (_WIDE_BEGIN_NS if config.wide else _BEGIN_NS) + _UNTIMED_NS * config.ordered
     return _SHARED_BEGIN_NS if config.streamed and config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
 
 
