@@ -189,8 +189,9 @@ struct OrderedParts : WeighedParts<Mm> {
   }
 };
 
-template <class First, class Up, class Down, auto prepare, auto up, auto down>
-int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+// Three launches, the products' by `launch_up` and `launch_down`.
+template <class First, class Up, class Down, auto prepare, auto launch_up, auto launch_down>
+int32_t launch_in_order(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
   if (int64_t(x.tokens) * x.topk > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   constexpr bool kCoded = Up::Mm::kScaled;
   PackedWorkspace const ws(x, kCoded, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
@@ -202,8 +203,13 @@ int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_laun
   PackedArgs first = first_of(p, kCoded), second = second_of(p, kCoded);
   first.a = p.rows, first.token_ids = nullptr, first.tokens = first.m, first.lda = x.hidden;
   first.a_scales = p.scales, second.a_scales = p.weights;  // what a row's results are multiplied by
-  if (int32_t error = launch_product<Up, up>(first, how); error != 0) return error;
-  return launch_product<Down, down>(second, how);
+  if (int32_t error = launch_up(first, how); error != 0) return error;
+  return launch_down(second, how);
+}
+
+template <class First, class Up, class Down, auto prepare, auto up, auto down>
+int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+  return launch_in_order<First, Up, Down, prepare, &launch_product<Up, up>, &launch_product<Down, down>>(x, how);
 }
 
 }  // namespace gemmill::fused_moe

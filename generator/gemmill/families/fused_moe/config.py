@@ -33,6 +33,8 @@ FEWEST_ORDERED = 32
 """Rows of the smallest tile whose rows of x may come in order."""
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
+TALL_TILES = {256: 5}
+"""Of weights that are folded and of rows in order: kernels/fused_moe/tall_experts.cuh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +129,11 @@ class PackedExpertsConfig:
     @property
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
+        if self.ordered and self.wide:
+            return {}
         if self.ordered:
-            return (
-                {}
-                if self.wide
-                else {rows: n for rows, n in replace(self, ordered=False).tiles.items() if rows >= FEWEST_ORDERED}
-            )
+            some = {rows: n for rows, n in replace(self, ordered=False).tiles.items() if rows >= FEWEST_ORDERED}
+            return some | TALL_TILES if self.is_coded else some
         if self.is_coded:
             return {} if self.wide else FOLDED_TILES
         if self.wide:
@@ -143,6 +144,11 @@ class PackedExpertsConfig:
     def by_warps(self) -> bool:
         """Whether warps multiply alone, few tokens each."""
         return not self.is_coded and self.tile_tokens in WARP_TILES
+
+    @property
+    def tall(self) -> bool:
+        """Whether a main loop of its own takes tiles of up to 256 rows."""
+        return self.tile_tokens in TALL_TILES
 
     @property
     def tile_rows(self) -> int:

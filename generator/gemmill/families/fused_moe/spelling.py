@@ -43,28 +43,36 @@ _PRODUCTS = {
 
 
 _LAUNCHES = {
-    False: {
+    "gathered": {
         "kernels": "packed_experts",
         "first": "PreparePacked",
         "params": "PackedParams",
         "gated": "GatedRows",
         "parted": "WeighedParts",
     },
-    True: {
+    "ordered": {
         "kernels": "ordered_experts",
         "first": "PrepareOrdered",
         "params": "OrderedParams",
         "gated": "OrderedGatedRows",
         "parted": "OrderedParts",
     },
+    "tall": {
+        "kernels": "tall_experts",
+        "first": "PrepareOrdered",
+        "params": "OrderedParams",
+        "gated": "TallGatedRows",
+        "parted": "TallParts",
+    },
 }
-"""What the three launches are made of, by whether the first leaves rows in order."""
+"""What the three launches are made of: where the first leaves rows in order, and where tiles are tall, too."""
 
 
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
     values = {
-        **_LAUNCHES[config.ordered],
+        **_LAUNCHES["tall" if config.tall else "ordered" if config.ordered else "gathered"],
+        "tall": config.tall,
         "header": "moe/sparse_turns.cuh" if config.sparse_group else "",
         "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
         "block": _CPP_BLOCK[str(config.packing)],

@@ -16,7 +16,7 @@ Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs
 """
 _STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
 """The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/experts.md)."""
-_PACKED_TILE_PS = {8: 270, 16: 370, 32: 440, 64: 560, 128: 1300}
+_PACKED_TILE_PS = {8: 270, 16: 370, 32: 440, 64: 560, 128: 1300, 256: 1300}
 _WIDE_TILE_PS = {8: 210}
 """The same of packed weights, from times of Qwen3-Next, DeepSeek V3 and V4 Flash (H200, 2026-11-23; docs/notes/experts.md).
 
