@@ -46,11 +46,31 @@ struct PrepareOrdered {
     int const each = (of.x.tokens + gridDim.x - 1) / gridDim.x;
     int const first = min(static_cast<int>(blockIdx.x) * each, of.x.tokens), count = min(each, of.x.tokens - first);
     place(p, first, count);
-    int const slices = kCoded ? 1 : max(kWarps / max(count, 1), 1);
-    for (int i = threadIdx.x / 32; i < count * slices; i += kWarps) put_rows(p, first + i / slices, i % slices, slices);
+    int const warp = threadIdx.x / 32, slices = max(kWarps / max(count, 1), 1);  // of a row, a warp each
+    if constexpr (kCoded) {
+      if (slices > 1) return put_slices(p, first, count, slices);
+    }
+    for (int i = warp; i < count * slices; i += kWarps) {
+      int const token = first + i / slices;
+      put_rows(p, token, i % slices, slices, kCoded ? largest_of_row(p.layer.x, token, 0, 1) : 0.0f);
+    }
   }
 
  private:
+  // Codes of few tokens: warps that share a row tell each other its largest element.
+  static __device__ void put_slices(OrderedParams const& p, int first, int count, int slices) {
+    __shared__ int largest[kWarps];
+    int const warp = threadIdx.x / 32, own = warp / slices, token = first + own, slice = warp % slices;
+    if (threadIdx.x < kWarps) largest[threadIdx.x] = 0;
+    __syncthreads();
+    if (own < count) {
+      float const of_slice = largest_of_row(p.layer.x, token, slice, slices);
+      if (threadIdx.x % 32 == 0) atomicMax(largest + own, __float_as_int(of_slice));  // not negative: bits have the numbers' order
+    }
+    __syncthreads();
+    if (own < count) put_rows(p, token, slice, slices, __int_as_float(largest[own]));
+  }
+
   // Which weights an id means; -1 for none.
   template <int count>
   static __device__ void find_weights(gemmill_fused_experts_args const& x, int (&ids)[count]) {
@@ -99,6 +119,7 @@ struct PrepareOrdered {
       if (blockIdx.x == 0) p.layer.ws.tiles[index] = tile;
     });
     if (blockIdx.x == 0 && thread == kThreads - 1) *p.layer.ws.tile_count = tiles;
+    if (blockIdx.x == 0 && thread < 2) p.layer.ws.tile_count[1 + thread] = 0;  // tiles that are taken, of both products
     next[thread] += counts[thread];
     __syncthreads();
     for (int pair = own + thread; pair < end; pair += kThreads) {
@@ -110,11 +131,10 @@ struct PrepareOrdered {
   }
 
   // A warp's share of a token: its row to all its places. Which experts of it have weights; a token without any is 0.
-  static __device__ void put_rows(OrderedParams const& p, int token, int slice, int slices) {
+  static __device__ void put_rows(OrderedParams const& p, int token, int slice, int slices, float largest) {
     auto const& x = p.layer.x;
     int const lane = threadIdx.x % 32;
     Half const* const row = static_cast<Half const*>(x.x) + token * x.ldx;
-    float const largest = kCoded ? largest_of_row(row, x.hidden) : 0.0f;
     int needed = 0;
     for (int slots = 0; slots < x.topk; slots += 32) {
       int const at = slots + lane < x.topk ? p.places[token * x.topk + slots + lane] : -1;
@@ -123,12 +143,12 @@ struct PrepareOrdered {
       if (some == 0) continue;
       if constexpr (kCoded) {
         Coding const coding(largest, INFINITY);
-        if (at >= 0) p.scales[at] = coding.scale;
+        if (at >= 0 && slice == 0) p.scales[at] = coding.scale;
         auto const codes = [&](int piece) {
           Half const* const from = row + piece * 16;
           return make_uint4(word_of(coding, four_of(from)), word_of(coding, four_of(from + 4)), word_of(coding, four_of(from + 8)), word_of(coding, four_of(from + 12)));
         };
-        store(codes, static_cast<uint4*>(p.rows), x.hidden / 16, lane, 32, at, some);
+        store(codes, static_cast<uint4*>(p.rows), x.hidden / 16, slice * 32 + lane, slices * 32, at, some);
       } else {
         auto const pieces = [&](int piece) { return reinterpret_cast<uint4 const*>(row)[piece]; };
         store(pieces, static_cast<uint4*>(p.rows), x.hidden / 8, slice * 32 + lane, slices * 32, at, some);
@@ -141,10 +161,12 @@ struct PrepareOrdered {
     for (int i = lane; i < x.hidden; i += 32) out[i] = of_float<Half>(0.0f);
   }
 
-  static __device__ float largest_of_row(Half const* row, int length) {
+  // By a warp, of its slice.
+  static __device__ float largest_of_row(gemmill_fused_experts_args const& x, int token, int slice, int slices) {
+    Half const* const row = static_cast<Half const*>(x.x) + token * x.ldx;
     float largest = 0.0f;
 #pragma unroll 8
-    for (int piece = threadIdx.x % 32; piece * 4 < length; piece += 32) largest = largest_of(four_of(row + piece * 4), largest);
+    for (int piece = slice * 32 + threadIdx.x % 32; piece * 4 < x.hidden; piece += slices * 32) largest = largest_of(four_of(row + piece * 4), largest);
     return quant::reduce_lanes<32>(largest, quant::Max{});
   }
 

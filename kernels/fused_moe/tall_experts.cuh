@@ -1,7 +1,7 @@
-// Fused experts of packed 4-bit weights for tiles of up to 256 rows: as ordered_experts.cuh, with a main loop of its own.
+// Fused experts of packed 4-bit weights for tiles of 32 to 256 rows: as ordered_experts.cuh, with a main loop of its own.
 //
 // A CTA stays, and takes one tile after another. Two groups of 128 threads multiply 64 rows of weights each by all rows of a tile, so
-// that a weight becomes a number once for 256 rows. Rows come in boxes of 64: a tile of fewer rows loads and multiplies fewer boxes.
+// that a weight becomes a number once. Rows come in boxes: a tile of fewer rows loads and multiplies fewer boxes.
 // Sums end by warps: each passes its 16 columns through shared memory of its own, and waits for no other. Stages of the next tile are
 // loaded meanwhile. Three warps beside the one that loads finish what tiles leave: codes of whole rows, and sums of whole tokens.
 #pragma once
@@ -12,9 +12,8 @@ namespace gemmill::fused_moe {
 
 // Sums of two tokens over their experts, in the order of these, of 128 columns from n0 on, by a warp. Tokens have up to 32 experts; `whole`
 // says that all have weights. Parts are asked for together: where there is none another's is read (sums.cuh).
-template <class Half>
+template <class Half, int kTogether>
 __device__ __forceinline__ void sum_two(Params const& p, int const (&tokens)[2], bool const (&whole)[2], int n0, int lane) {
-  constexpr int kTogether = 6;
   auto const& x = p.x;
   int const n = n0 + lane * 4, column = min(n, x.hidden - 4);
   uint64_t own[2];
@@ -58,7 +57,7 @@ __device__ __forceinline__ void sum_two(Params const& p, int const (&tokens)[2],
 }
 
 // As `sum_stored`, of a tile of up to `most` rows: all are asked for together, and tokens are summed by twos.
-template <class Half, int columns, int most>
+template <class Half, int columns, int most, int together>
 __device__ __forceinline__ void sum_tall(Params const& p, int first, int count, int n0) {
   static_assert(columns == 128, "a lane sums four columns");
   constexpr int kEach = most / 32;
@@ -92,7 +91,7 @@ __device__ __forceinline__ void sum_tall(Params const& p, int first, int count, 
       } else if (waiting == kNone) {
         waiting = found;
       } else {
-        sum_two<Half>(p, {static_cast<int>(waiting / 2), static_cast<int>(found / 2)}, {waiting % 2 != 0, found % 2 != 0}, n0, lane);
+        sum_two<Half, together>(p, {static_cast<int>(waiting / 2), static_cast<int>(found / 2)}, {waiting % 2 != 0, found % 2 != 0}, n0, lane);
         waiting = kNone;
       }
     }
@@ -102,7 +101,8 @@ __device__ __forceinline__ void sum_tall(Params const& p, int first, int count, 
   if (waiting != kNone) sum_token<Half, columns>(p, waiting / 2, n0, lane);
 }
 
-template <class Products, class Output, template <class> class Ending_>
+// Rows come in boxes of `box_rows`. `ctas` share a multiprocessor.
+template <class Products, class Output, template <class> class Ending_, int box_rows, int ctas>
 struct TallMm {
   using Mm = blockscaled::PackedMm<Products, Output, 2, 1>;
   using Ending = Ending_<Mm>;
@@ -115,22 +115,23 @@ struct TallMm {
 
   static constexpr uint32_t kSpread = Mm::kSpread;
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kStages = Mm::kStages, kColumns = Mm::kColumns;
-  static constexpr int kBoxRows = 64, kBoxes = kTileM / kBoxRows, kBoxBytes = kBoxRows * 128;
+  static constexpr int kBoxRows = box_rows, kBoxes = kTileM / kBoxRows, kBoxBytes = kBoxRows * 128;
   static constexpr int kConsumers = Mm::kConsumers, kThreads = kConsumers + 128;  // the warp that loads, and up to three that finish
   static constexpr int kFinishing = Ending::kFinishing, kEnds = 2 * kFinishing;   // tiles that are stored and not finished
-  static constexpr int kChunk = 32, kPitch = 20;  // rows whose sums a warp passes on at a time, and sums from one to the next: banks apart
-  static constexpr int kCtas = 1;                 // on a multiprocessor
-  static constexpr int kSumRegisters = 208, kOtherRegisters = 88;
+  static constexpr int kChunk = std::min(kBoxRows, 32);  // rows whose sums a warp passes on at a time
+  static constexpr int kPitch = 20;                      // sums from one row to the next: banks apart
+  static constexpr int kCtas = ctas;                     // on a multiprocessor
+  static constexpr int kEvenRegisters = 65536 / ctas / kThreads / 8 * 8, kOtherRegisters = ctas == 1 ? 88 : 48;
+  static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;
 
-  static_assert(Mm::kBlocks == 1 && !Products::kGrouped && kConsumers == 256 && kTileM % kBoxRows == 0, "two groups, and boxes of a block's columns");
-  static_assert(kSumRegisters * kConsumers + kOtherRegisters * (kThreads - kConsumers) <= 65536 / kThreads / 8 * 8 * kThreads, "as many as there are");
+  static_assert(Mm::kBlocks == 1 && !Products::kGrouped && kConsumers == 256 && kTileM % kBoxRows == 0 && kTileM % 32 == 0, "two groups, and boxes of a block's columns");
 
   struct Boxes {  // of rows
     using Input = typename Products::Input;
     static constexpr int kColumns = Mm::kColumns, kTileM = kBoxRows;
   };
   struct Params {
-    CUtensorMap tokens;  // boxes of 64 rows of 128 bytes, swizzled by as many
+    CUtensorMap tokens;  // boxes of rows of 128 bytes, swizzled by as many
     Args x;
     int32_t tiles_n;  // of an expert's weights
     int32_t blocks;   // of weights along K
@@ -150,9 +151,11 @@ struct TallMm {
     Filled filled[kStages];
     Freed freed[kStages];
     Freed stored[kEnds], finished[kEnds];  // between those who store tiles and those who finish them
+    Tile ending[kEnds];                    // of those
     int2 left[kEnds];                      // rows that finishers leave to those who multiply: the first, and the end
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
+  static_assert(kSharedBytes <= (228 / ctas - 1) * 1024, "as much as a multiprocessor has");
 
   __device__ static void run(Params const& params, char* shared) {
     auto base = reinterpret_cast<uintptr_t>(shared);
@@ -192,13 +195,16 @@ struct TallMm {
   }
   __device__ static int boxes_of(Tile const& tile) { return (tile.end - tile.m0 + kBoxRows - 1) / kBoxRows; }
 
+  // The number of a CTA's next tile. Tiles are taken as CTAs come to them: who codes or sums for others takes fewer.
+  __device__ static int take(Params const& params) { return gridDim.x + atomicAdd(params.x.layer.ws.tile_count + Ending::kCounter, 1); }
+
   // Stages of tile after tile. Whose tile it is stands beside its first stage; behind the last tile comes a stage of none.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     Ringed ring;
     Tile tile = find(params, blockIdx.x);
-    for (int index = blockIdx.x; tile.weights >= 0;) {
-      index += gridDim.x;
+    for (int index = take(params); tile.weights >= 0;) {
       Tile const next = find(params, index);  // while stages of this one are loaded
+      index = take(params);
       prefetch_ends(params, tile);
       char const* weights[2];
       for (int g = 0; g < 2; ++g) {
@@ -244,11 +250,19 @@ struct TallMm {
       Tile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) break;
       multiply_boxes<kBoxes>(params, storage, tile, ring, boxes_of(tile));
-      take_left(params, storage, ends);
-      if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
-      ends.next();
+      end_tile(params, storage, ends, tile);
     }
-    for (int i = 0; i < kEnds; ++i, ends.next()) take_left(params, storage, ends);
+    Tile const none{-1, 0, 0, 0};
+    for (int i = 0; i < kFinishing; ++i) end_tile(params, storage, ends, none);
+    for (int i = kFinishing; i < kEnds; ++i, ends.next()) take_left(params, storage, ends);
+  }
+
+  // A tile is its finisher's.
+  __device__ static void end_tile(Params const& params, SharedStorage& storage, moe::Ring<kEnds>& ends, Tile const& tile) {
+    take_left(params, storage, ends);
+    if (threadIdx.x == 0) storage.ending[ends.stage] = tile;
+    if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
+    ends.next();
   }
 
   // What the finisher of a tile some tiles back has left.
@@ -261,10 +275,17 @@ struct TallMm {
     __syncwarp();
   }
 
+  // Fewer boxes than some, of whose rows there is an instruction.
+  static constexpr int fewer(int boxes) {
+    for (int rows = --boxes * kBoxRows; rows % 64 != 0 && (rows & (rows - 1)) != 0; rows -= kBoxRows) --boxes;
+    return boxes;
+  }
   template <int boxes>
   __device__ static void multiply_boxes(Params const& params, SharedStorage& storage, Tile const& tile, Ringed& ring, int count) {
-    if (count == boxes) return multiply<boxes>(params, storage, tile, ring);
-    if constexpr (boxes > 1) multiply_boxes<boxes - 1>(params, storage, tile, ring, count);
+    if constexpr (fewer(boxes) > 0) {
+      if (count <= fewer(boxes)) return multiply_boxes<fewer(boxes)>(params, storage, tile, ring, count);
+    }
+    multiply<boxes>(params, storage, tile, ring);
   }
 
   // A tile of some boxes of rows. While one half of a block is multiplied, the other is made.
@@ -284,7 +305,6 @@ struct TallMm {
     auto left = make_tensor<Input>(typename Products::Fragment{}), right = make_tensor<Input>(typename Products::Fragment{});
     uint32_t const own = cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Block::kBytes;
     uint32_t const told = Block::kEntries > 0 ? cast_smem_ptr_to_uint(storage.tables) : params.spread;
-    Ending const ending(params.x, tile.weights, tile.n0 + threadIdx.x / 32 * 16 + threadIdx.x % 4 * 4);
 
     auto product = [&](auto& fragment, int step, int stage) {
       warpgroup_fence_operand(fragment);
@@ -310,14 +330,15 @@ struct TallMm {
     warpgroup_wait<0>();
     warpgroup_fence_operand(sums);
     if (thread % 32 == 0) storage.freed[before].arrive();
-    store<boxes>(params, storage.ends[threadIdx.x / 32], tile, sums, ending);
+    store<boxes>(params, storage.ends[threadIdx.x / 32], tile, sums);
   }
 
   // A warp's 16 columns of a tile, some rows at a time. What the next rows are multiplied by is asked for before these are stored.
   template <int boxes, class Sums>
-  __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums, Ending const& ending) {
+  __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums) {
     constexpr int kTurns = boxes * kBoxRows / kChunk, kOwn = kChunk / 8;
     int const lane = threadIdx.x % 32, m0 = tile.m0 + lane / 4, n = tile.n0 + threadIdx.x / 32 * 16 + lane % 4 * 4;
+    Ending const ending(params.x, tile.weights, n);
     typename Ending::Row rows[2][kOwn];
     auto ask = [&](int turn) {
       CUTLASS_PRAGMA_UNROLL
@@ -347,9 +368,9 @@ struct TallMm {
   // What is left of this CTA's tiles: warps take turns.
   __device__ static void finish_tiles(Params const& params, SharedStorage& storage, int warp) {
     for (int i = warp;; i += kFinishing) {
-      Tile const tile = find(params, blockIdx.x + i * gridDim.x);
-      if (tile.weights < 0) return;
       storage.stored[i % kEnds].wait(i / kEnds % 2);
+      Tile const tile = storage.ending[i % kEnds];
+      if (tile.weights < 0) return;
       bool const leaves = Ending::template finish_tall<TallMm>(params.x, tile.m0, tile.end, tile.n0);
       if (threadIdx.x % 32 == 0) storage.left[i % kEnds] = leaves ? make_int2(tile.m0, tile.end) : make_int2(0, 0);
       __syncwarp();
@@ -362,7 +383,7 @@ struct TallMm {
 template <class Mm>
 struct TallGatedRows : OrderedGatedRows<Mm> {
   using Args = PackedArgs;
-  static constexpr int kFinishing = 1;
+  static constexpr int kFinishing = 1, kCounter = 1;
   static constexpr bool kLeaves = Mm::kScaled;
   using OrderedGatedRows<Mm>::OrderedGatedRows;
   struct Row {
@@ -413,7 +434,7 @@ struct TallGatedRows : OrderedGatedRows<Mm> {
 template <class Mm>
 struct TallParts : OrderedParts<Mm> {
   using Args = PackedArgs;
-  static constexpr int kFinishing = 3;
+  static constexpr int kFinishing = 3, kCounter = 2;
   static constexpr bool kLeaves = false;
   using OrderedParts<Mm>::OrderedParts;
   struct Row {
@@ -428,7 +449,7 @@ struct TallParts : OrderedParts<Mm> {
 
   template <class Kernel>
   __device__ static bool finish_tall(Args const& x, int m0, int end, int n0) {
-    sum_tall<__nv_bfloat16, Kernel::kRows, Kernel::kTileM>(x.layer, m0, end - m0, n0);
+    sum_tall<__nv_bfloat16, Kernel::kRows, Kernel::kTileM, Kernel::kCtas == 1 ? 6 : 2>(x.layer, m0, end - m0, n0);
     return false;
   }
 };
@@ -442,7 +463,7 @@ int32_t launch_tall_product(PackedArgs const& x, gemmill_launch const& how) {
   int64_t const tiles = (int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
   if (tiles > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
-  auto const ctas = static_cast<unsigned>(std::min<int64_t>(tiles, how.sm_count));
+  auto const ctas = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas));
   return launch_kernel<entry>({dim3(ctas), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes}, how, parameters);
 }
 

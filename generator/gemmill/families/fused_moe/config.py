@@ -1,6 +1,6 @@
 """ExpertsConfig: one kind of kernels for fused experts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, SPARSE_GROUPS, Packing
@@ -29,12 +29,12 @@ WIDE_TILES = {8: 4}
 GROUP_TILES = {32: 5, 64: 4, 128: 5}
 """The same of tiles of 128 rows of weights, by two groups of 128 threads."""
 SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
-FEWEST_ORDERED = 32
-"""Rows of the smallest tile whose rows of x may come in order."""
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
-TALL_TILES = {256: 5}
-"""Of weights that are folded and of rows in order: kernels/fused_moe/tall_experts.cuh."""
+ORDERED_TILES, FOLDED_ORDERED_TILES = {32: 12, 64: 8}, {32: 8, 256: 5}
+"""Of rows in order, each with a block of columns in a stage: kernels/fused_moe/tall_experts.cuh."""
+BOXES = {32: (8, 2), 64: (16, 2), 256: (64, 1)}
+"""Of rows in order: rows that are loaded and multiplied together, and CTAs on a multiprocessor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +129,8 @@ class PackedExpertsConfig:
     @property
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
-        if self.ordered and self.wide:
-            return {}
         if self.ordered:
-            some = {rows: n for rows, n in replace(self, ordered=False).tiles.items() if rows >= FEWEST_ORDERED}
-            return some | TALL_TILES if self.is_coded else some
+            return {} if self.wide or self.sparse_group else FOLDED_ORDERED_TILES if self.is_coded else ORDERED_TILES
         if self.is_coded:
             return {} if self.wide else FOLDED_TILES
         if self.wide:
@@ -143,12 +140,7 @@ class PackedExpertsConfig:
     @property
     def by_warps(self) -> bool:
         """Whether warps multiply alone, few tokens each."""
-        return not self.is_coded and self.tile_tokens in WARP_TILES
-
-    @property
-    def tall(self) -> bool:
-        """Whether a main loop of its own takes tiles of up to 256 rows."""
-        return self.tile_tokens in TALL_TILES
+        return not self.is_coded and not self.ordered and self.tile_tokens in WARP_TILES
 
     @property
     def tile_rows(self) -> int:
@@ -163,7 +155,7 @@ class PackedExpertsConfig:
     @property
     def stage_parts(self) -> int:
         """Blocks of 64 columns in a stage; of 128 where weights are folded."""
-        if self.is_coded:
+        if self.is_coded or self.ordered:
             return 1
         return (STAGE_COLUMNS if self.by_warps else BLOCK_COLUMNS) // SIDE
 

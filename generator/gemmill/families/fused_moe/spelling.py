@@ -1,6 +1,6 @@
 """Spelling a config in CUDA C++."""
 
-from gemmill.families.fused_moe.config import ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import BOXES, ExpertsConfig, PackedExpertsConfig
 from gemmill.family import Spelled
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import DType
@@ -43,21 +43,14 @@ _PRODUCTS = {
 
 
 _LAUNCHES = {
-    "gathered": {
+    False: {
         "kernels": "packed_experts",
         "first": "PreparePacked",
         "params": "PackedParams",
         "gated": "GatedRows",
         "parted": "WeighedParts",
     },
-    "ordered": {
-        "kernels": "ordered_experts",
-        "first": "PrepareOrdered",
-        "params": "OrderedParams",
-        "gated": "OrderedGatedRows",
-        "parted": "OrderedParts",
-    },
-    "tall": {
+    True: {
         "kernels": "tall_experts",
         "first": "PrepareOrdered",
         "params": "OrderedParams",
@@ -65,14 +58,14 @@ _LAUNCHES = {
         "parted": "TallParts",
     },
 }
-"""What the three launches are made of: where the first leaves rows in order, and where tiles are tall, too."""
+"""What the three launches are made of, by whether the first leaves rows in order."""
 
 
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
     values = {
-        **_LAUNCHES["tall" if config.tall else "ordered" if config.ordered else "gathered"],
-        "tall": config.tall,
+        **_LAUNCHES[config.ordered],
+        "boxes": BOXES[config.tile_tokens] if config.ordered else (),
         "header": "moe/sparse_turns.cuh" if config.sparse_group else "",
         "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
         "block": _CPP_BLOCK[str(config.packing)],
