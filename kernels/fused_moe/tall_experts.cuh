@@ -1,4 +1,4 @@
-// Fused experts of packed 4-bit weights for tiles of 32 to 256 rows: as ordered_experts.cuh, with a main loop of its own.
+// Fused experts of packed 4-bit weights that are folded, for tiles of 32 to 256 rows: as ordered_experts.cuh, with a main loop of its own.
 //
 // A CTA stays, and takes one tile after another. Two groups of 128 threads multiply 64 rows of weights each by all rows of a tile, so
 // that a weight becomes a number once. Rows come in boxes: a tile of fewer rows loads and multiplies fewer boxes.
@@ -381,11 +381,11 @@ struct TallMm {
 
 // The ending of the first product.
 template <class Mm>
-struct TallGatedRows : OrderedGatedRows<Mm> {
+struct TallGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;
   static constexpr int kFinishing = 1, kCounter = 1;
   static constexpr bool kLeaves = Mm::kScaled;
-  using OrderedGatedRows<Mm>::OrderedGatedRows;
+  using GatedRows<Mm>::GatedRows;
   struct Row {
     float weight, scale;
   };
@@ -432,11 +432,11 @@ struct TallGatedRows : OrderedGatedRows<Mm> {
 
 // The ending of the second.
 template <class Mm>
-struct TallParts : OrderedParts<Mm> {
+struct TallParts : WeighedParts<Mm> {
   using Args = PackedArgs;
   static constexpr int kFinishing = 3, kCounter = 2;
   static constexpr bool kLeaves = false;
-  using OrderedParts<Mm>::OrderedParts;
+  using WeighedParts<Mm>::WeighedParts;
   struct Row {
     int pair;
     float weight, scale;

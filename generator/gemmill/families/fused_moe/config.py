@@ -31,10 +31,13 @@ GROUP_TILES = {32: 5, 64: 4, 128: 5}
 SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
-ORDERED_TILES, FOLDED_ORDERED_TILES = {32: 12, 64: 8}, {32: 8, 256: 5}
-"""Of rows in order, each with a block of columns in a stage: kernels/fused_moe/tall_experts.cuh."""
-BOXES = {32: (8, 2), 64: (16, 2), 256: (64, 1)}
-"""Of rows in order: rows that are loaded and multiplied together, and CTAs on a multiprocessor."""
+ORDERED_TILES = {32: 5, 64: 4, 128: 5}
+"""Of rows in order that are multiplied by bf16: kernels/fused_moe/ordered_experts.cuh."""
+TALL_TILES, BOXES = {32: 8, 256: 5}, {32: (8, 2), 256: (64, 1)}
+"""Of rows in order and weights that are folded: kernels/fused_moe/tall_experts.cuh.
+
+Boxes have the rows that are loaded and multiplied together, and CTAs on a multiprocessor.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,7 @@ class PackedExpertsConfig:
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
         if self.ordered:
-            return {} if self.wide or self.sparse_group else FOLDED_ORDERED_TILES if self.is_coded else ORDERED_TILES
+            return {} if self.wide or self.sparse_group else TALL_TILES if self.is_coded else ORDERED_TILES
         if self.is_coded:
             return {} if self.wide else FOLDED_TILES
         if self.wide:
@@ -140,7 +143,7 @@ class PackedExpertsConfig:
     @property
     def by_warps(self) -> bool:
         """Whether warps multiply alone, few tokens each."""
-        return not self.is_coded and not self.ordered and self.tile_tokens in WARP_TILES
+        return not self.is_coded and self.tile_tokens in WARP_TILES
 
     @property
     def tile_rows(self) -> int:
@@ -155,7 +158,7 @@ class PackedExpertsConfig:
     @property
     def stage_parts(self) -> int:
         """Blocks of 64 columns in a stage; of 128 where weights are folded."""
-        if self.is_coded or self.ordered:
+        if self.is_coded:
             return 1
         return (STAGE_COLUMNS if self.by_warps else BLOCK_COLUMNS) // SIDE
 

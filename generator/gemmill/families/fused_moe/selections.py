@@ -20,9 +20,9 @@ _PACKED = {
     "nvfp4": ("8", "8w", "32", "64", "128"),
     "mxfp4": ("8", "32", "128"),
     "nvfp4_2to4": ("8", "8w", "32"),
-    "mxfp4_e4m3": ("16", "32", "128"),
+    "mxfp4_e4m3": ("16", "32o", "256o"),
 }
-"""Tiles of packed weights in the default selection, by their rows, "w" of wide ones. The model chooses no others."""
+"""Tiles of packed weights in the default selection, by their rows: "w" of wide ones, "o" of rows in order. The model chooses no others."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
