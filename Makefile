@@ -8,6 +8,9 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -
 # Processes that run tests: one more than cores, since some wait for what they started.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
+# Tests are some hundred processes, and each would compile torch's Python files again, which takes longer than the rest of its start.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help mill test style quality smoke clean
 
 help:

@@ -17,7 +17,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group = parser.getgroup("gpu", "GPU tests, which are made from the manifest of a build")
     group.addoption(
-        "--level", choices=("L0", "L1", "L2"), default="L0", help="one shape for each variant, ragged ones, many"
+        "--level",
+        choices=("L0", "L1", "L2"),
+        default="L0",
+        help="one shape for each variant, ragged ones, many; of tests that draw, everywhere, 5 or 25 times the calls",
     )
     group.addoption("--build", help="build id or path; the current one by default")
     group.addoption("--match", default="", help="only variants whose name contains this")
@@ -72,3 +75,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether reference texts are to be rewritten."""
     return request.config.getoption("--update-golden")
+
+
+@pytest.fixture(scope="session")
+def draws(pytestconfig: pytest.Config) -> int:
+    """How many times as many random calls a test draws as L0 does."""
+    return {"L0": 1, "L1": 5, "L2": 25}[pytestconfig.getoption("--level")]

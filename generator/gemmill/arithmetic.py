@@ -151,7 +151,11 @@ def grouped(x: Tensor, size: int) -> Tensor:
 def regrouped(words: Tensor, size: int, into: int) -> Tensor:
     """A stream of words [..., K] of `size` bits as words of `into` bits, uint8, the first in the low bits; whole bytes of them."""
     span = math.lcm(size, into)
-    shifts = torch.arange(0, span, size, device=words.device)
-    whole = (grouped(words, span // size).long() << shifts).sum(dim=-1, keepdim=True)
-    parts: Tensor = (whole >> torch.arange(0, span, into, device=words.device)) & ((1 << into) - 1)
-    return parts.to(torch.uint8).flatten(-2)
+    split = grouped(words.to(torch.uint8), span // size)
+    parts = split.new_zeros(*split.shape[:-1], span // into)
+    for i, start in enumerate(range(0, span, size)):
+        word = split[..., i]
+        for j in range(start // into, (start + size - 1) // into + 1):
+            by = start - j * into
+            parts[..., j] |= word << by if by >= 0 else word >> -by
+    return (parts if into == 8 else parts & ((1 << into) - 1)).flatten(-2)

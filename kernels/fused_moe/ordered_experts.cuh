@@ -191,8 +191,10 @@ struct PrepareOrdered {
 // The ending of the first product: the scale of a row's codes lies in the order of rows.
 template <class Mm>
 struct OrderedGatedRows : GatedRows<Mm> {
+  static constexpr bool kAsks = false;
   using GatedRows<Mm>::GatedRows;
 
+  template <bool>
   __device__ void take(PackedArgs const& x, bool, float const (&quad)[4], int m, int, int n) const {
     auto const& of = x.layer.x;
     float const weight = of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f;
@@ -203,8 +205,11 @@ struct OrderedGatedRows : GatedRows<Mm> {
 // The ending of the second: the router's weight does.
 template <class Mm>
 struct OrderedParts : WeighedParts<Mm> {
+  static constexpr int kFinishers = 64;  // more would leave those who multiply too few registers
+  static constexpr bool kAsks = false;
   using WeighedParts<Mm>::WeighedParts;
 
+  template <bool>
   __device__ void take(PackedArgs const& x, bool, float const (&quad)[4], int m, int, int n) const {
     float const weight = x.layer.x.weight_on_input ? 1.0f : x.a_scales[m];
     this->put(x, quad, x.layer.ws.order[m], n, weight, Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f);

@@ -56,6 +56,21 @@ __device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index)
   return {words.y, words.y + words.z, words.x};
 }
 
+// What loaders of the first product find without that list, of few pairs: they do not wait for `prepare`.
+template <int kTokens>
+struct FewSpans : FewTiles<kTokens> {
+  // `sources`: where the token of each sorted row is left.
+  __device__ void find(PackedArgs const& x, int32_t* sources) {
+    FewTiles<kTokens>::find(x.layer.x);
+    if (this->place >= 0) sources[this->place] = static_cast<int>(threadIdx.x % 32) / x.layer.x.topk;
+    __syncwarp();
+  }
+  __device__ moe::Span tile_of(int index) const {
+    Tile const tile = FewTiles<kTokens>::tile_of(index);
+    return {tile.first, tile.first + tile.count, tile.weights};
+  }
+};
+
 // How four columns of sums become numbers: by their bases, and with their biases.
 template <class Mm>
 struct Scaled {
@@ -79,21 +94,37 @@ struct Scaled {
   }
 };
 
+// What a row of results needs: its pair, what multiplies it, and its scale.
+struct OfRow {
+  int pair;
+  float weight, scale;
+};
+
 // The ending of the first product: two gates and their ups are two results.
 template <class Mm>
 struct GatedRows {
   using Args = PackedArgs;
   static constexpr int kFinishers = 0;
-  static constexpr bool kListed = true, kFollows = false;
+  static constexpr bool kListed = true, kFollows = false, kAsks = true;
+  using Few = FewSpans<Mm::kTileM>;
   Scaled<Mm> scaled;
+  OfRow asked;
 
   __device__ GatedRows(Args const& x, int weights, int n) : scaled(x, weights, n) {}
   __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
-  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
+  // Of row m, which a thread may ask for before it multiplies.
+  __device__ void ask(Args const& x, int m) { asked = of_row(x, m); }
+  __device__ static OfRow of_row(Args const& x, int m) {
     auto const& of = x.layer.x;
     int const pair = x.layer.ws.order[m];
-    put(x, quad, m, n, of.weight_on_input ? router_weight(of, pair) : 1.0f, Mm::kScaled ? x.layer.ws.scales[pair / of.topk] : 1.0f);
+    return {pair, of.weight_on_input ? router_weight(of, pair) : 1.0f, Mm::kScaled ? x.layer.ws.scales[pair / of.topk] : 1.0f};
+  }
+
+  template <bool asks>
+  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
+    OfRow const row = asks ? asked : of_row(x, m);
+    put(x, quad, m, n, row.weight, row.scale);
   }
 
   // `weight`: what gates and ups are multiplied by. `of_row`: the scale of the row's codes.
@@ -147,16 +178,26 @@ template <class Mm>
 struct WeighedParts {
   using Args = PackedArgs;
   static constexpr int kFinishers = Mm::kConsumers > 128 || Mm::kTileM <= 8 ? 128 : 64;
-  static constexpr bool kListed = true, kFollows = true;
+  static constexpr bool kListed = true, kFollows = true, kAsks = true;
+  struct Few {
+    static constexpr int kMost = 0;
+  };
   Scaled<Mm> scaled;
+  OfRow asked;
 
   __device__ WeighedParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
   __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
-  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
-    auto const& of = x.layer.x;
+  __device__ void ask(Args const& x, int m) { asked = of_row(x, m); }
+  __device__ static OfRow of_row(Args const& x, int m) {
     int const pair = x.layer.ws.order[m];
-    put(x, quad, pair, n, of.weight_on_input ? 1.0f : router_weight(of, pair), Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f);
+    return {pair, x.layer.x.weight_on_input ? 1.0f : router_weight(x.layer.x, pair), Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f};
+  }
+
+  template <bool asks>
+  __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
+    OfRow const row = asks ? asked : of_row(x, m);
+    put(x, quad, row.pair, n, row.weight, row.scale);
   }
 
   __device__ void put(Args const& x, float const (&quad)[4], int pair, int n, float weight, float of_row) const {
@@ -166,8 +207,12 @@ struct WeighedParts {
   }
 
   template <class Kernel>
-  __device__ static void finish(Args const& x, int m0, int end, int n0) {
-    sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, min(Kernel::kTileM, end - m0), n0);
+  __device__ static AskedRow ask_rows(Args const& x, int m0, int end) {
+    return ask_row(x.layer, m0, min(Kernel::kTileM, end - m0));
+  }
+  template <class Kernel>
+  __device__ static void finish(Args const& x, int m0, int end, int n0, AskedRow const& first) {
+    sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, min(Kernel::kTileM, end - m0), n0, first);
   }
 };
 
@@ -188,7 +233,7 @@ int32_t launch_product(PackedArgs const& x, gemmill_launch const& how) {
   int64_t const blocks = (int64_t{x.k} + blockscaled::kStageColumns - 1) / blockscaled::kStageColumns * (blockscaled::kStageColumns / Kernel::kColumns);
   typename Kernel::Params params{{}, x, (x.n - 1) / Kernel::kRows + 1, static_cast<int32_t>(blocks), Kernel::kSpread, false};
   if (x.token_ids == nullptr && moe::describe_rows<Kernel>(params.tokens, x) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
-  int64_t const tiles = (int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
+  int64_t const tiles = std::min<int64_t>(x.m, int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
   if (tiles > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   int64_t const ctas = std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas);
   void* parameters[] = {&params};

@@ -39,6 +39,44 @@ __device__ __forceinline__ int deal_tiles(int (&counts)[kMostWeights], Put const
   return tiles_before + tiles;
 }
 
+// Of few pairs a warp finds all tiles of rows, a lane for each pair: experts in the order of their first pairs, of each its pairs in their order.
+template <int kTokens>
+struct FewTiles {
+  static constexpr int kMost = 32;
+  int weights, place;                 // of this lane's pair: -1 for none
+  int first, count, before, tiles;    // rows and tiles of its expert, where it is its first pair
+  int all;                            // tiles
+
+  __device__ static bool serves(gemmill_fused_experts_args const& x) { return int64_t(x.tokens) * x.topk <= kMost; }
+
+  __device__ void find(gemmill_fused_experts_args const& x) {
+    int const lane = threadIdx.x % 32;
+    weights = lane < x.tokens * x.topk ? weights_of(x, lane) : -1;
+    unsigned const same = __match_any_sync(~0u, weights);
+    int const leader = __ffs(same) - 1;
+    count = leader == lane && weights >= 0 ? __popc(same) : 0, tiles = (count + kTokens - 1) / kTokens;
+    int up_to = count | tiles << 16;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      int const others = __shfl_up_sync(~0u, up_to, offset);
+      if (lane >= offset) up_to += others;
+    }
+    all = __shfl_sync(~0u, up_to, 31) >> 16;
+    first = (up_to & 0xFFFF) - count, before = (up_to >> 16) - tiles;
+    int const begin = __shfl_sync(~0u, first, leader);
+    place = weights < 0 ? -1 : begin + __popc(same & ((1u << lane) - 1));
+  }
+
+  // Asked by all lanes. Behind the last tile weights are -1.
+  __device__ Tile tile_of(int index) const {
+    unsigned const owner = __ballot_sync(~0u, index >= before && index < before + tiles);
+    int const lane = owner == 0 ? 0 : __ffs(owner) - 1, skipped = (index - __shfl_sync(~0u, before, lane)) * kTokens;
+    Tile const tile{__shfl_sync(~0u, weights, lane), __shfl_sync(~0u, first, lane) + skipped,
+                    min(kTokens, __shfl_sync(~0u, count, lane) - skipped), 0};
+    return owner == 0 ? Tile{-1, 0, 0, 0} : tile;
+  }
+};
+
 template <class Half, bool kCoded, bool kGrouped, int kTokens>
 struct Prepare {
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kPiece = 4;
@@ -61,6 +99,7 @@ struct Prepare {
 
  private:
   static __device__ void sort(Params const& p, int32_t* tokens) {
+    if (FewTiles<kTokens>::serves(p.x)) return sort_few(p, tokens);
     __shared__ int counts[kMostWeights];
     int const thread = threadIdx.x;
     static_assert(kMostWeights == kThreads, "a thread counts the rows of one expert");
@@ -96,6 +135,22 @@ struct Prepare {
       int const weights = weights_of(p.x, pair);
       if (weights >= 0) put(atomicAdd(&counts[weights], 1), pair);
     }
+  }
+
+  // By one warp.
+  static __device__ void sort_few(Params const& p, int32_t* tokens) {
+    if (threadIdx.x >= 32) return;
+    int const lane = threadIdx.x;
+    FewTiles<kTokens> few;
+    few.find(p.x);
+    for (int i = 0; i < few.tiles; ++i) {
+      p.ws.tiles[few.before + i] = Tile{few.weights, few.first + i * kTokens, min(kTokens, few.count - i * kTokens), 0};
+    }
+    if (few.place >= 0) {
+      p.ws.order[few.place] = lane;
+      if (tokens != nullptr) tokens[few.place] = lane / p.x.topk;
+    }
+    if (lane == 0) *p.ws.tile_count = few.all;
   }
 
   static __device__ void list_tiles(Params const& p, int (&counts)[kMostWeights]) {

@@ -152,6 +152,19 @@ struct StreamedMm {
   __device__ static bool is_few(StreamedParams const& params) { return int64_t(params.p.x.tokens) * params.p.x.topk <= kFewPairs; }
   __device__ static void list_experts(StreamedParams const& params, SharedStorage& storage) {
     if (!is_few(params)) return;
+    if (FewTiles<kTokens>::serves(params.p.x)) {
+      if (threadIdx.x < 32) {
+        FewTiles<kTokens> few;
+        few.find(params.p.x);
+        for (int i = 0; i < few.tiles; ++i) storage.experts[few.before + i] = static_cast<uint16_t>(few.weights);
+        if (threadIdx.x == 0) storage.tiles = few.all;
+      }
+      __syncthreads();
+    } else {
+      count_experts(params, storage);
+    }
+  }
+  __device__ static void count_experts(StreamedParams const& params, SharedStorage& storage) {
     int const pairs = params.p.x.tokens * params.p.x.topk;
     auto& counts = storage.counts;
     counts[threadIdx.x] = 0;

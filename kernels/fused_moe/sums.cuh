@@ -8,8 +8,9 @@ namespace gemmill::fused_moe {
 
 // A token's sum over its experts, of the `columns` columns from n0 on, by a warp. Parts of some experts are asked for together: where there is
 // none another's is read, for of loads with conditions nvcc 13.0 has each wait for the one before.
+// `all`: whether all experts have weights.
 template <class Half, int columns>
-__device__ __forceinline__ void sum_token(Params const& p, int64_t token, int n0, int lane) {
+__device__ __forceinline__ void sum_token(Params const& p, int64_t token, bool all, int n0, int lane) {
   constexpr int kEach = columns / 32, kTogether = 20 / kEach;
   static_assert(kEach == 2 || kEach == 4, "a lane sums two or four columns, which a row has whole pieces of");
   using Piece = std::conditional_t<kEach == 4, float4, float2>;
@@ -18,7 +19,7 @@ __device__ __forceinline__ void sum_token(Params const& p, int64_t token, int n0
   float sums[kEach] = {};
   for (int slots = 0; slots < x.topk; slots += 32) {
     int64_t const pairs = token * x.topk + slots;
-    uint64_t const own = __ballot_sync(~0u, slots + lane < x.topk && p.ws.local[pairs + lane] >= 0);
+    uint64_t const own = __ballot_sync(~0u, slots + lane < x.topk && (all || p.ws.local[pairs + lane] >= 0));
     if (own == 0 || n >= x.hidden) continue;
     int const some = __ffsll(static_cast<long long>(own)) - 1;
     float const* const from = p.ws.parts + pairs * x.hidden + n;
@@ -44,23 +45,32 @@ __device__ __forceinline__ void sum_token(Params const& p, int64_t token, int n0
   for (int i = 0; i < kEach; ++i) out[i] = of_float<Half>(x.adds ? __fadd_rn(to_float(out[i]), sums[i]) : sums[i]);
 }
 
+// Of one of a tile's rows: its token, -1 for none, and how many experts of that have weights.
+struct AskedRow {
+  int token, needed;
+};
+__device__ __forceinline__ AskedRow ask_row(Params const& p, int first, int count) {
+  int const lane = threadIdx.x % 32;
+  if (lane >= count) return {-1, 0};
+  int const token = p.ws.order[first + lane] / p.x.topk;
+  return {token, p.ws.needed[token]};
+}
+
 // Says of the `count` rows of a tile that `columns` columns from n0 on are stored, which this warp has been told; sums those of tokens
-// that now have all, in the order of their experts.
+// that now have all, in the order of their experts. `asked`: what was asked of the first 32.
 template <class Half, int columns>
-__device__ __forceinline__ void sum_stored(Params const& p, int first, int count, int n0) {
+__device__ __forceinline__ void sum_stored(Params const& p, int first, int count, int n0, AskedRow const& asked) {
   auto const& x = p.x;
   int const lane = threadIdx.x % 32;
   __threadfence();
   for (int base = 0; base < count; base += 32) {
-    int token = -1;
-    if (base + lane < count) {
-      token = p.ws.order[first + base + lane] / x.topk;
-      int const needed = p.ws.needed[token], before = atomicAdd(p.ws.summed + int64_t(token) * p.down.blocks + n0 / columns, 1);
-      if (before + 1 < needed) token = -1;
-    }
+    AskedRow const row = base == 0 ? asked : ask_row(p, first + base, count - base);
+    int token = row.token;
+    if (token >= 0 && atomicAdd(p.ws.summed + int64_t(token) * p.down.blocks + n0 / columns, 1) + 1 < row.needed) token = -1;
     __threadfence();
     for (unsigned whole = __ballot_sync(~0u, token >= 0); whole != 0; whole &= whole - 1) {
-      sum_token<Half, columns>(p, __shfl_sync(~0u, token, __ffs(whole) - 1), n0, lane);
+      int const of = __ffs(whole) - 1;
+      sum_token<Half, columns>(p, __shfl_sync(~0u, token, of), __shfl_sync(~0u, row.needed, of) == x.topk, n0, lane);
     }
   }
 }

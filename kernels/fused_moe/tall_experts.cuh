@@ -87,7 +87,7 @@ __device__ __forceinline__ void sum_tall(Params const& p, int first, int count, 
     for (unsigned whole = __ballot_sync(~0u, told[0] != kNone); whole != 0; whole &= whole - 1) {
       unsigned const found = __shfl_sync(~0u, told[0], __ffs(whole) - 1);
       if (x.topk > 32) {
-        sum_token<Half, columns>(p, found / 2, n0, lane);
+        sum_token<Half, columns>(p, found / 2, found % 2 != 0, n0, lane);
       } else if (waiting == kNone) {
         waiting = found;
       } else {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void sum_tall(Params const& p, int first, int count, 
 #pragma unroll
     for (int j = 0; j + 1 < kEach; ++j) told[j] = told[j + 1];
   }
-  if (waiting != kNone) sum_token<Half, columns>(p, waiting / 2, n0, lane);
+  if (waiting != kNone) sum_token<Half, columns>(p, waiting / 2, waiting % 2 != 0, n0, lane);
 }
 
 // Rows come in boxes of `box_rows`. `ctas` share a multiprocessor.

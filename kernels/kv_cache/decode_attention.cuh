@@ -201,7 +201,7 @@ __device__ __forceinline__ void store_slice(Partial<Shape::kHeadDim> const& part
                                             float2 const* states) {
   constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
   int64_t const first = static_cast<int64_t>(blockIdx.x) * kRows;
-  for (int i = threadIdx.x; i < valid_rows * kHeadDim; i += Shape::kThreads) {
+  for (int i = threadIdx.x; i < valid_rows * kHeadDim; i += 32 * Shape::kConsumerWarps) {
     int const row = i / kHeadDim;
     float largest = kNothing, sum = 0.0f, out = 0.0f;
 #pragma unroll
@@ -242,15 +242,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   float* const sums = reinterpret_cast<float*>(shared);
   float2* const states = reinterpret_cast<float2*>(sums + Shape::kConsumerWarps * Shape::kRows * Shape::kSumStride);
   if (produces) {
+    if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
     produce<Shape>(params.args, at, shared, full, empty);
-  } else {
-    rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
-    sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-    consume<Shape>(params, running, at, shared, full, empty);
+    return;
   }
-  __syncthreads();  // every copy has landed and been read: the memory is free
-  if (!produces) leave_sums(running, valid_rows, sums, states);
-  __syncthreads();
+  if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();
+  rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
+  sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
+  consume<Shape>(params, running, at, shared, full, empty);
+  sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);  // every copy has landed and been read: the memory is free
+  leave_sums(running, valid_rows, sums, states);
+  sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
   store_slice<Shape>(params.partial, valid_rows, sums, states);
 }
 

@@ -10,7 +10,7 @@
 // loaded by TMA. Rows by their numbers are copied by threads, 16 bytes each, to where TMA would have put them; those who
 // multiply make what they have waited for visible to the tensor core.
 //
-// Before the kernel ahead of this one has ended nothing is read: whose weights are wanted is not known.
+// Before the kernel ahead of this one has ended nothing is read: whose weights are wanted is not known. An ending may know tiles before.
 #pragma once
 
 #include "blockscaled/packed_mm.cuh"
@@ -138,6 +138,12 @@ struct StoredRows {
   static constexpr bool kListed = false;
   // Whether those tiles can be read before the last launch has ended: then weights are loaded, too.
   static constexpr bool kFollows = false;
+  // Whether there is a function ask, of the row that a thread stores.
+  static constexpr bool kAsks = false;
+  // Tiles of at most kMost rows, which who gathers them finds without a list.
+  struct Few {
+    static constexpr int kMost = 0;
+  };
 
   float factors[4], bias[4];
 
@@ -153,7 +159,9 @@ struct StoredRows {
     }
   }
 
-  // Sums of row m of D, which ends with its expert's; `whole`: whether rows of D begin at multiples of 8 bytes.
+  // Sums of row m of D, which ends with its expert's; `whole`: whether rows of D begin at multiples of 8 bytes; `asks`: whether `ask` was
+  // called of this row.
+  template <bool asks>
   __device__ void take(gemmill_grouped_mm_args const& x, bool whole, float const (&quad)[4], int m, int end, int n) const {
     Output* const row = static_cast<Output*>(x.d) + m * x.ldd + n;
     float scale = 1.0f;
@@ -200,6 +208,9 @@ struct PackedGroupedMm {
   static constexpr int kEnds = 4;                                                          // tiles that are stored and not finished
   static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
   static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
+  static constexpr bool kRoomy = Products::kThreads == 32 || kTileM == 8;  // products leave registers for what is needed at the end
+  // Whether a thread stores one row of a tile at most, so that it can ask for what that needs before it multiplies.
+  static constexpr bool kOneRow = Ending::kAsks && kRoomy && kChunk == kTileM && kConsumers / (kRows / 4) >= kTileM;
   static constexpr int kRowsAtOnce = loaders / 8, kOwnRows = kTileM / kRowsAtOnce;         // eight threads copy a row
 
   static_assert(!Products::kGrouped, "tokens have scales of rows");
@@ -233,6 +244,7 @@ struct PackedGroupedMm {
     Freed freed[kStages];
     Freed stored[kEnds], finished[kEnds];  // between those who store tiles and finishers
     int32_t gathers;
+    int32_t sources[std::max(Ending::Few::kMost, 1)];  // rows of A of few rows
 
     // What other threads have copied is read by the tensor core, which TMA writes for as it is.
     __device__ void show_to_tensor_core() const {
@@ -258,17 +270,19 @@ struct PackedGroupedMm {
     if constexpr (Block::kEntries > 0) {
       for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
     }
-    begin(params, storage);
+    bool const finds = finds_tiles(params);
+    begin(params, storage, finds);
     // Lists that the launch before the last made are read by plain loads: without the wait an L1 cache may answer with older ones.
     if constexpr (Ending::kFollows) {
       if (threadIdx.x < kConsumers || threadIdx.x >= kConsumers + loaders) cutlass::arch::wait_on_dependent_grids();
     }
+    if (finds && threadIdx.x < kConsumers) begin_after();
     if (threadIdx.x >= kConsumers + loaders) {
       if constexpr (Ending::kFinishers > 0) finish_tiles(params, storage);
       return;
     }
     if (threadIdx.x >= kConsumers) {
-      if (gathers || threadIdx.x == kConsumers) produce(params, storage);
+      if (gathers || threadIdx.x == kConsumers) produce(params, storage, finds);
       return;
     }
     int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
@@ -280,8 +294,9 @@ struct PackedGroupedMm {
       Tile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) return;
       int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
-      if constexpr (Products::kThreads == 32) {  // whose products leave registers for what is needed at the end
-        Ending const ending(params.x, tile.weights, n);
+      if constexpr (kRoomy) {
+        Ending ending(params.x, tile.weights, n);
+        if constexpr (kOneRow) ending.ask(params.x, min(tile.m0 + static_cast<int>(threadIdx.x) / (kRows / 4), tile.end - 1));
         auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
         store<0>(params, storage.sums, tile, sums, ending, row_group * 64, part);
       } else {
@@ -300,18 +315,28 @@ struct PackedGroupedMm {
   }
 
   // Until tiles are known. A launch that another follows lets it begin when all ahead of both have ended.
-  __device__ static void begin(Params const& params, SharedStorage& storage) {
+  __device__ static void begin(Params const& params, SharedStorage& storage, bool finds) {
     if constexpr (!Ending::kListed) {
       cutlass::arch::launch_dependent_grids();
       cutlass::arch::wait_on_dependent_grids();
       count_tiles(params, storage.first);
     } else {
       if constexpr (!Ending::kFollows) {
-        cutlass::arch::wait_on_dependent_grids();
-        cutlass::arch::launch_dependent_grids();
+        if (!finds) begin_after();
       }
       __syncthreads();
     }
+  }
+  // The launch ahead of this one has ended; the next one may begin.
+  __device__ static void begin_after() {
+    cutlass::arch::wait_on_dependent_grids();
+    cutlass::arch::launch_dependent_grids();
+  }
+
+  // Whether who gathers rows finds tiles before they are listed.
+  __device__ static bool finds_tiles(Params const& params) {
+    if constexpr (Ending::Few::kMost > 0 && loaders == 32) return params.x.token_ids != nullptr && params.x.m <= Ending::Few::kMost;
+    return false;
   }
 
   // What is left of this CTA's tiles: warps of finishers take turns.
@@ -321,8 +346,9 @@ struct PackedGroupedMm {
     for (int i = (threadIdx.x - kConsumers - loaders) / 32;; i += kWarps) {
       Tile const tile = find(params, storage.first, blockIdx.x + i * gridDim.x);
       if (tile.weights < 0) return;
+      auto const asked = Ending::template ask_rows<PackedGroupedMm>(params.x, tile.m0, tile.end);
       storage.stored[i % kEnds].wait(i / kEnds % 2);
-      Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
+      Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0, asked);
       __syncwarp();
       if (threadIdx.x % 32 == 0) storage.finished[i % kEnds].arrive();
     }
@@ -377,20 +403,34 @@ struct PackedGroupedMm {
   }
 
   // Stages of tile after tile. One thread asks for weights, and for rows in order; rows by their numbers all loaders copy. Whose tile
-  // it is stands beside its first stage; behind the last tile comes a stage of none.
-  __device__ static void produce(Params const& params, SharedStorage& storage) {
+  // it is stands beside its first stage; behind the last tile comes a stage of none. The tile after the next is asked for when stages
+  // of one are on their way.
+  __device__ static void produce(Params const& params, SharedStorage& storage, bool finds) {
     Ringed ring;
     bool const gathers = params.x.token_ids != nullptr;
     int const thread = threadIdx.x - kConsumers;
-    int early = 0;  // stages of which the weights are on their way
-    if constexpr (Ending::kFollows) {
-      early = load_early(params, storage);
-      cutlass::arch::wait_on_dependent_grids();
-      cutlass::arch::launch_dependent_grids();
+    int32_t const* ids = params.x.token_ids;
+    typename Ending::Few few;
+    if constexpr (Ending::Few::kMost > 0) {
+      if (finds) few.find(params.x, storage.sources), ids = storage.sources;
     }
-    Tile tile = find(params, storage.first, blockIdx.x);
+    auto const tile_at = [&](int index) -> Tile {
+      if constexpr (Ending::Few::kMost > 0) {
+        if (!finds) return find(params, storage.first, index);
+        Span const span = few.tile_of(index / params.tiles_n);
+        return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
+      }
+      return find(params, storage.first, index);
+    };
+    Tile tile = tile_at(blockIdx.x), next = tile_at(blockIdx.x + gridDim.x);
+    int early = 0;  // stages of which the weights are on their way
+    if (Ending::kFollows || (finds && Mm::kScaled)) {
+      early = load_early(params, storage, tile_at, tile, thread, gathers ? 0 : Mm::kTokenBytes);
+      cutlass::arch::wait_on_dependent_grids();
+      if (Ending::kFollows) cutlass::arch::launch_dependent_grids();
+    }
     int32_t asked[kOwnRows];
-    if (gathers) ask_sources(params.x, tile, thread, asked);
+    if (gathers) ask_sources(params.x, ids, tile, thread, asked);
     for (int index = blockIdx.x;;) {
       if (tile.weights < 0) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
@@ -401,13 +441,11 @@ struct PackedGroupedMm {
         if (gathers) storage.filled[ring.stage].arrive();
         return;
       }
-      index += gridDim.x;
-      Tile const next = find(params, storage.first, index);  // while stages of this one are loaded
       if (thread == 0) prefetch_ends(params, tile);
       int32_t sources[kOwnRows];
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kOwnRows; ++i) sources[i] = asked[i];
-      if (gathers) ask_sources(params.x, next, thread, asked);
+      if (gathers) ask_sources(params.x, ids, next, thread, asked);
       for (int t = 0; t < params.blocks / kBlocks; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         auto& filled = storage.filled[ring.stage];
@@ -423,17 +461,23 @@ struct PackedGroupedMm {
                                        storage.tokens[ring.stage] + b * Mm::kBoxBytes, t * kTileK + b * kColumns, tile.m0);
         }
       }
+      index += gridDim.x;
       tile = next;
+      next = tile_at(index + gridDim.x);
     }
   }
 
-  // Weights of the first stages, by the one thread that loads rows in order.
-  __device__ static int load_early(Params const& params, SharedStorage& storage) {
+  // Weights of the first stages.
+  template <class TileAt>
+  __device__ static int load_early(Params const& params, SharedStorage& storage, TileAt const& tile_at, Tile tile, int thread, int others) {
     int stage = 0;
-    for (int index = blockIdx.x; stage < kStages; index += gridDim.x) {
-      Tile const tile = find(params, storage.first, index);
-      if (tile.weights < 0) break;
-      for (int t = 0; t < params.blocks / kBlocks && stage < kStages; ++t, ++stage) load_weights(params, storage, tile, t, stage, Mm::kTokenBytes);
+    for (int index = blockIdx.x; tile.weights >= 0;) {
+      for (int t = 0; t < params.blocks / kBlocks && stage < kStages; ++t, ++stage) {
+        if (thread == 0) load_weights(params, storage, tile, t, stage, others);
+      }
+      if (stage == kStages) break;
+      index += gridDim.x;
+      tile = tile_at(index);
     }
     return stage;
   }
@@ -454,11 +498,11 @@ struct PackedGroupedMm {
   }
 
   // Rows of A for those rows of a tile that this thread copies. Nothing here waits for them.
-  __device__ static void ask_sources(gemmill_grouped_mm_args const& x, Tile const& tile, int thread, int32_t (&sources)[kOwnRows]) {
+  __device__ static void ask_sources(gemmill_grouped_mm_args const& x, int32_t const* ids, Tile const& tile, int thread, int32_t (&sources)[kOwnRows]) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kOwnRows; ++i) {
       int64_t const row = int64_t{tile.m0} + i * kRowsAtOnce + thread / 8;
-      sources[i] = tile.weights >= 0 && row < tile.end ? x.token_ids[row * x.id_words] : -1;
+      sources[i] = tile.weights >= 0 && row < tile.end ? ids[row * x.id_words] : -1;
     }
   }
 
@@ -512,7 +556,7 @@ struct PackedGroupedMm {
         float4 const part_of = from[p * kChunk * kPitch / 4];
         quad[0] += part_of.x, quad[1] += part_of.y, quad[2] += part_of.z, quad[3] += part_of.w;
       }
-      ending.take(params.x, params.whole_quads, quad, m0 + token, tile.end, n);
+      ending.template take<kOneRow>(params.x, params.whole_quads, quad, m0 + token, tile.end, n);
     }
     if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, buffer, tile, sums, ending, row, part);
   }

@@ -13,7 +13,7 @@ from gemmill.emit.adapter import ADAPTER
 from gemmill.locations import templates_dir
 
 PACKAGE = Path(__file__).resolve().parents[1]
-_MEANING = ("gemm/*.py", "families/*/dsl/*.py", "families/*/config.py", "vocab/*.py")
+_MEANING = ("gemm/*.py", "families/*/dsl/*.py", "families/*/*config.py", "vocab/*.py")
 
 Rows = tuple[tuple[str, str], ...]
 """Names of files below the package, and the digests of what they say."""

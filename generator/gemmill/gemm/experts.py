@@ -177,8 +177,7 @@ class Vectors(Packed):
         """Columns of A."""
         return self.call.k
 
-
-@cute.jit
-def of_expert(vectors, weights: Int32):
-    """What the epilogue reads for one expert: its columns have scales of their own."""
-    return replace(vectors.call, b_scales=vectors.call.b_scales + weights * vectors.b_stride_expert)
+    @cute.jit
+    def of_expert(self, weights: Int32):
+        """What the epilogue reads for one expert: its columns have scales of their own."""
+        return replace(self.call, b_scales=self.call.b_scales + weights * self.b_stride_expert)

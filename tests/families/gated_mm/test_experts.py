@@ -30,6 +30,7 @@ from gemmill.families.gated_mm.config import (
 )
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT, GROUPED_MM_ACT_QUANT_MASKED
+from gemmill.families.gated_mm.int8_selections import of_int8
 from gemmill.families.gated_mm.rules import RULES
 from gemmill.families.gated_mm.selections import default, of_experts, sweep
 from gemmill.families.gated_mm.shaped_call import shaped_call_of
@@ -41,7 +42,7 @@ from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import parse_name, to_name
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 _FIRST = ExpertSpec(m=1, hidden=256, k=160, result=Result.BF16, counts=(1,))
 BF16 = of_counts(_FIRST, (5, 0, 9, 1), spare=2)
@@ -106,6 +107,9 @@ KINDS = {
     "one scale": replace(BF16, one_value=True, wide_offsets=True),
     "gathered": GATHERED,
     "gathered, scales in groups": replace(IN_GROUPS, indexed=True, wide_offsets=True),
+    "int8": replace(BF16, dtype=DType.S8),
+    "int8, slots": replace(SLOTS, dtype=DType.S8),
+    "int8, gathered": replace(GATHERED, dtype=DType.S8),
     "gathered, one scale": replace(GATHERED, one_value=True),
 }
 
@@ -277,6 +281,11 @@ def _refused(p: ExpertSpec, changes: dict[str, Any]) -> str:
         ),
         (BF16, {"a_scales": torch.ones(3)}, "beside scales of columns there is one value, or one for each of 19 rows"),
         (IN_GROUPS, {"a_scales": torch.ones(19, 3)}, "expected [19, 4]: a scale of each row for each 128 along K"),
+        (
+            replace(IN_GROUPS, dtype=DType.S8),
+            {},
+            "a is int8, and b_scales of [4, 4, 4] are in groups: these come with float8_e4m3fn, give int8 scales of rows",
+        ),
         (SLOTS, {"rows": torch.ones(3, dtype=torch.int32)}, "rows has shape [3]"),
         (
             BF16,
@@ -324,12 +333,28 @@ def test_sweep_has_all_kernels_of_experts_once() -> None:
     found = list(of_experts(Arch.SM90A))
     names = [to_name(x) for x in sweep(Arch.SM90A)]
     assert len(set(names)) == len(names)
-    assert {to_name(x) for x in found} == {to_name(x) for x in sweep(Arch.SM90A) if x.by_expert}
+    assert {to_name(x) for x in found} == {
+        to_name(x) for x in sweep(Arch.SM90A) if x.by_expert and x.dtype is DType.E4M3
+    }
     kinds = {ExpertGatedConfig, ExpertGroupGatedConfig, GatheredGatedConfig, GatheredGroupGatedConfig}
     assert {type(x) for x in found} == kinds and not list(of_experts(Arch.SM100A))
     for config in found:
         assert first_rejection(RULES, config).ok and parse_name(to_name(config)) == config
         assert Plan(config).stages >= 2
+
+
+def test_rows_of_experts_in_int8_have_kernels_of_their_own() -> None:
+    found = [x for x in of_int8(Arch.SM90A) if x.by_expert]
+    numbers = {n for config in found for n in classes_of(config)}
+    assert len(numbers) == 12, "two activations, three results, rows in order and gathered"
+    for p in (BF16, SLOTS, GROUPS, STATIC, GATHERED):
+        p = replace(p, dtype=DType.S8)
+        judged = check(BY_NAME[p.op], of_arguments(BY_NAME[p.op], expert_arguments_of(p.op, given(p))))
+        assert judged["class"] in numbers
+    for config in found:
+        assert first_rejection(RULES, config).ok and Plan(config).tma_bytes <= Plan(config).stage_bytes
+    for case in list(of_config(next(x for x in found if x.indexed and x.result is Result.GROUP)))[:3]:
+        assert not case.run("cpu").report, str(case)
 
 
 def test_pairs_are_refused() -> None:

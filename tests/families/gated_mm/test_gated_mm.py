@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,11 +12,21 @@ from torch import Tensor
 import gemmill
 from gemmill.families.gated_mm import bounds, reference
 from gemmill.families.gated_mm.cases.asked import asked
-from gemmill.families.gated_mm.cases.calls import CallSpec, arguments_of, groups_of, make_given, report_of, wrong_of
+from gemmill.families.gated_mm.cases.calls import (
+    NEUTRAL,
+    CallSpec,
+    arguments_of,
+    groups_of,
+    make_given,
+    report_of,
+    wrong_of,
+)
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
 from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.dsl.plan import Plan
+from gemmill.families.gated_mm.int8_config import Int8GatedConfig, Int8UnalignedGatedConfig
+from gemmill.families.gated_mm.int8_selections import of_int8
 from gemmill.families.gated_mm.model import model_ns
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
@@ -35,6 +45,7 @@ BF16 = CallSpec(m=5, hidden=256, k=160, result=Result.BF16)
 GROUPS = replace(BF16, result=Result.GROUP)
 STATIC = replace(BF16, result=Result.STATIC)
 IN_GROUPS = replace(BF16, group_size=128, k=400)
+INT8 = replace(BF16, dtype=DType.S8)
 SWIGLU = replace(BF16, activation=Activation.SWIGLU, numbers=OF_SWIGLU)
 MANY = GatedConfig(
     dtype=DType.E4M3,
@@ -44,6 +55,9 @@ MANY = GatedConfig(
     kernel_schedule=KernelSchedule.COOPERATIVE,
     accumulation=Accumulation.FAST,
 )
+
+
+FEW_OF_INT8 = [x for x in of_int8(Arch.SM90A) if x.result is Result.GROUP and not x.by_expert][1::3]
 
 
 def given(p: CallSpec) -> dict[str, Any]:
@@ -115,6 +129,35 @@ def test_codes_by_a_given_scale_are_those_of_the_two_ops() -> None:
     x = given(STATIC)
     wanted = gemmill.silu_and_mul_quant(torch.cat(plain(x), dim=1).contiguous(), x["static_scale"])
     assert torch.equal(call(x).view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("result", Result)
+def test_results_of_int8_are_those_of_the_two_ops(result: Result) -> None:
+    x = given(replace(INT8, result=result, m=33))
+    assert x["a"].dtype is x["b"].dtype is torch.int8
+    out, both = call(x), torch.cat(plain(x), dim=1).contiguous()
+    if result is Result.GROUP:
+        wanted, scales = gemmill.silu_and_mul_per_block_quant(both, 128)
+        assert torch.equal(x["out_scales"], scales)
+    elif result is Result.STATIC:
+        wanted = gemmill.silu_and_mul_quant(both, x["static_scale"])
+    else:
+        gate, up = both.float().chunk(2, dim=1)
+        wanted = reference.activated(gate, up, Activation.SILU, *NEUTRAL).bfloat16()
+    assert torch.equal(out.view(torch.uint8), wanted.view(torch.uint8))
+    assert out.view(torch.uint8).unique().numel() > 8, "the data shows it"
+
+
+def test_sums_of_int8_are_converted_once() -> None:
+    x = given(replace(INT8, m=1, k=2048)) | {"a_scales": torch.ones(1), "b_scales": torch.ones(1)}
+    x["a"].fill_(127)
+    x["b"].fill_(127)
+    x["b"][0] = 126
+    total = 127 * 127 * 2048 - 127
+    rounded = torch.tensor(total).float()
+    assert int(rounded) != total, "the sum has more bits than float32"
+    assert torch.equal(reference.exact_mm(x["a"], x["b"])[0, :1].float(), rounded.reshape(1))
+    assert int(reference.exact_mm(x["a"], x["b"])[0, 0]) == total
 
 
 @pytest.mark.parametrize("activation", Activation)
@@ -318,7 +361,21 @@ SENTENCES = {
         "b is [160, 288], 144 results: scales are of 128 each, store bfloat16 or give static_scale",
     ),
     "several given scales": (STATIC, {"static_scale": torch.ones(2)}, "static_scale has shape [2]: expected one value"),
-    "dtypes": (BF16, {"a": torch.zeros(5, 160, dtype=torch.int8)}, "a is int8, expected float8_e4m3fn"),
+    "dtypes": (
+        BF16,
+        {"a": torch.zeros(5, 160, dtype=torch.int8)},
+        "b is float8_e4m3fn and a is int8: both must have one dtype",
+    ),
+    "another dtype": (
+        BF16,
+        {"a": torch.zeros(5, 160, dtype=torch.bfloat16)},
+        "a is bfloat16, expected float8_e4m3fn or int8",
+    ),
+    "int8 in groups": (
+        replace(IN_GROUPS, dtype=DType.S8),
+        {},
+        "a is int8, and b_scales of [4, 4] are in groups: these come with float8_e4m3fn, give int8 scales of rows and columns",
+    ),
 }
 
 
@@ -334,7 +391,7 @@ def test_a_call_that_cannot_be_is_told_why(name: str) -> None:
 # Cases and bounds -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [*smoke(Arch.SM90A), next(in_groups(Arch.SM90A))], ids=to_name)
+@pytest.mark.parametrize("config", [*smoke(Arch.SM90A), next(in_groups(Arch.SM90A)), *FEW_OF_INT8], ids=to_name)
 def test_cases_pass_on_a_cpu(config: AnyConfig) -> None:
     for case in of_config(config):
         assert case.run("cpu").report == "", str(case)
@@ -369,11 +426,26 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
     assert bool(((wrong < within.low) | (wrong > within.high)).any()), "a step that is left out would not be found"
 
 
+@pytest.mark.parametrize("activation", Activation)
+def test_bounds_of_int8_leave_no_room_for_sums(activation: Activation) -> None:
+    spec = replace(INT8, activation=activation, numbers=OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL)
+    x = given(spec)
+    operands = x["a"], x["b"], x["a_scales"], x["b_scales"]
+    found, exact = (bounds.interval(operands, activation, spec.numbers, exactly=known) for known in (False, True))
+    assert torch.equal(found.low, exact.low) and torch.equal(found.high, exact.high)
+    a = x["a"].clone()
+    a[0, 0] ^= 4
+    wrong = reference.values(a, *operands[1:], activation, *spec.numbers)
+    assert bool(((wrong < found.low) | (wrong > found.high)).any()), "another sum would not be found"
+
+
 # Kernels --------------------------------------------------------------------------------------------------------------
 
 
 def test_names_and_rules() -> None:
-    assert {config.group_size for config in default(Arch.SM90A)} == {0}, "what never ran is in sweep alone"
+    assert {(x.group_size, x.dtype) for x in default(Arch.SM90A)} == {(0, DType.E4M3)}, (
+        "what never ran is in sweep alone"
+    )
     for config in sweep(Arch.SM90A):
         assert parse_name(to_name(config)) == config
         if isinstance(config, UnalignedGatedConfig):
@@ -431,6 +503,29 @@ def test_what_a_kernel_of_operands_in_groups_cannot_be_made_of(changes: dict[str
     with pytest.raises(ValueError) as error:
         Plan(replace(config, **changes))
     assert str(error.value) == reason
+
+
+def test_what_a_kernel_of_int8_cannot_be_made_of() -> None:
+    config = next(of_int8(Arch.SM90A))
+    with pytest.raises(ValueError, match=r"^sums of s8 are exact, not fast$"):
+        Plan(replace(config, accumulation=Accumulation.FAST))
+    for kind, told in ((Int8GatedConfig, config), (Int8UnalignedGatedConfig, None)):
+        made = {"result": Result.BF16} if told is None else {f.name: getattr(told, f.name) for f in fields(told)}
+        with pytest.raises(ValueError, match=r"^dtype=e4m3: these gated kernels multiply s8$"):
+            kind(**made | {"dtype": DType.E4M3})
+    with pytest.raises(ValueError, match=r"must be positive$"):
+        replace(config, tile_shape_mnk=(0, 16, 256))
+
+
+def test_calls_of_int8_find_kernels_of_int8_alone() -> None:
+    question = {option.name: option.default if option.kind is bool else None for option in REGISTRY.questions.values()}
+    question |= {"m": 5, "n": 512, "k": 400, "dtype": "s8"}
+    judged = check(SCALED_MM_ACT_QUANT, of_arguments(SCALED_MM_ACT_QUANT, asked(SCALED_MM_ACT_QUANT.name, question)))
+    found = [config for config in sweep(Arch.SM90A) if judged["class"] in classes_of(config)]
+    assert len(found) == 4 and {config.dtype for config in found} == {DType.S8}
+    assert all(config.problem.accumulator_dtype is DType.S32 for config in found if isinstance(config, GatedConfig))
+    with pytest.raises(ValueError, match=r"^scaled_mm_act_quant of s8 with --in-groups: such scales come with e4m3$"):
+        asked(SCALED_MM_ACT_QUANT.name, question | {"in_groups": True})
 
 
 @pytest.mark.parametrize("is_in_groups", [False, True])

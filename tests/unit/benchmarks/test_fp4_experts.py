@@ -18,6 +18,12 @@ from timed.fused_moe import BASE, ExpertsMaker, ExpertsOperands, ExpertsWorkload
 E, TOP, K, N, M = 4, 2, 256, 192, 17
 
 
+@pytest.fixture(autouse=True)
+def two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the routing: each takes a whole layer by the reference."""
+    monkeypatch.setattr("timed.fused_moe.MOST_COPIES", 2)
+
+
 class Once:
     """A timer that makes each call once."""
 

@@ -54,7 +54,7 @@ def make_toolkit(home: Path) -> FakeToolkit:
         (home / folder).mkdir(parents=True)
     for name, script in (("nvcc", _FAKE_NVCC), ("cuobjdump", _FAKE_CUOBJDUMP), ("nvdisasm", _FAKE_CUOBJDUMP)):
         path = home / "bin" / name
-        path.write_text(f"#!{sys.executable}\n" + script.read_text())
+        path.write_text(f"#!{sys.executable} -IS\n" + script.read_text())
         path.chmod(0o755)
     (home / "include" / "cuda_runtime.h").write_text("// CUDA\n")
     subprocess.run(["ar", "rcs", str(home / "lib" / "libcudart_static.a")], check=True)

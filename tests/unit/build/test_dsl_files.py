@@ -45,6 +45,9 @@ def test_what_counts_of_gemmill_itself(memo: FileMemo) -> None:
     assert {"families/scaled_mm/config.py", "vocab/schedule.py", _ADAPTER} <= set(_names(rows))
     of_gated = _names(reached(["gemmill.families.gated_mm.dsl.export"], rows, memo))
     assert {"families/gated_mm/config.py", "gemm/mainloop.py", "vocab/schedule.py", _ADAPTER} <= set(of_gated)
+    assert "families/gated_mm/int8_config.py" not in of_gated, "kernels of e4m3 are not made from it"
+    of_int8 = _names(reached(["gemmill.families.gated_mm.int8_config"], rows, memo))
+    assert {"families/gated_mm/config.py", "families/gated_mm/int8_config.py"} <= set(of_int8)
     assert not any(name.startswith(("families/scaled_mm/", "families/moe/")) for name in of_gated)
 
 

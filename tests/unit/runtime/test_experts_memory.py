@@ -70,9 +70,13 @@ def test_peak_is_one_layer_more(pruned: bool, monkeypatch) -> None:
     prepared(checkpoint(2))  # what is made once
     found = {experts: peak_of(checkpoint(experts)) for experts in (3, 12)}
     (peak, kept), (of_more, kept_of_more) = found.values()
-    assert kept < peak < kept + 32 * 3 * N * K, "beside the packed layer there is one expert's, some of it in wide types"
+    assert kept < peak < kept + 32 * 3 * N * K, (
+        "beside the packed layer there is one expert's, some of it in wide types"
+    )
     assert of_more - peak <= kept_of_more - kept, "nothing of an expert is kept but what is packed"
-    assert pruned or kept_of_more <= size_of(checkpoint(12).values()) * 1.05, "a packed layer is no larger than the dense one"
+    assert pruned or kept_of_more <= size_of(checkpoint(12).values()) * 1.05, (
+        "a packed layer is no larger than the dense one"
+    )
 
 
 def test_nothing_keeps_dense_tensors(monkeypatch) -> None:

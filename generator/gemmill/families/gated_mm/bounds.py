@@ -7,8 +7,8 @@ exact value are apart by at most
     1.13 |gate error| (|up| + |up error|) + |gate| |up error|
 
 and by the error of the activation itself. exp, tanh and erf are the CUDA library's, within `GATE_STEPS` units of
-torch's, as in silu_and_mul_quant. Where sums are exact, that error is all. A stored result lies between what the lowest
-and the highest value would be stored as.
+torch's, as in silu_and_mul_quant. Where sums are exact, that error is all. Those of s8 always are, and each later step
+is rounded as in the reference. A stored result lies between what the lowest and the highest value would be stored as.
 """
 
 from dataclasses import dataclass
@@ -74,13 +74,13 @@ def interval(
     """Between what values each result lies.
 
     `operands` are a, b, a_scales and b_scales; `numbers` are alpha, limit and beta. `exactly` says that every order of
-    summation gives the same.
+    summation gives the same, as it always does for s8.
     """
-    _, b, _, _ = operands
+    a, b, _, _ = operands
     value = reference.values(*operands, activation, *numbers)
     gate_rows, up_rows = packed_rows(b.shape[1] // 2, b.device)
     product = reference.rounded_mm(*operands)
-    error = None if exactly else product_error(*operands)
+    error = None if exactly or a.dtype is torch.int8 else product_error(*operands)
     errors = None if error is None else (error[:, gate_rows], error[:, up_rows])
     slack = slack_of(value, (product[:, gate_rows], product[:, up_rows]), errors, activation, numbers)
     low, high = (value.double() - slack).float(), (value.double() + slack).float()

@@ -1,8 +1,9 @@
 """The ops of rows that belong to experts, and what must hold for a call of each."""
 
 from gemmill.families.gated_mm.classes import CLASSES
-from gemmill.families.gated_mm.config import GROUP, OPERANDS
-from gemmill.families.gated_mm.steps import HIDDEN, KNOWN, NUMBERS, RESULTS, STATIC, WHOLE_GROUPS
+from gemmill.families.gated_mm.config import GROUP
+from gemmill.families.gated_mm.int8_config import ALL_OPERANDS
+from gemmill.families.gated_mm.steps import HIDDEN, KNOWN, NUMBERS, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Step, Tensor, When
 from gemmill.gemm.expert_rows import (
     IDS,
@@ -64,6 +65,7 @@ def _scales(shape: str, test: str) -> tuple[Step, ...]:
         When(
             "in_groups == 1",
             (
+                OF_GROUPS,
                 Require(
                     test,
                     f"{{a_scales.name}} has shape {{a_scales.shape}}, expected {shape}: a scale of each row for each {GROUP} along K, as "
@@ -106,7 +108,7 @@ _CONTIGUOUS = Op(
     tensors=(
         Tensor("out", "M hidden", _STORED, Layout.ROWS),
         Tensor("out_scales", "M groups", (DType.F32,)),
-        Tensor("a", "tokens K", OPERANDS, Layout.ROWS),
+        Tensor("a", "tokens K", ALL_OPERANDS, Layout.ROWS),
         _B,
         *_NUMBERS_OF,
         OFFSETS,
@@ -142,7 +144,7 @@ _MASKED = Op(
     tensors=(
         Tensor("out", "experts slot hidden", _STORED),
         Tensor("out_scales", "experts slot groups", (DType.F32,)),
-        Tensor("a", "experts slot K", OPERANDS),
+        Tensor("a", "experts slot K", ALL_OPERANDS),
         _B,
         *_NUMBERS_OF,
         ROWS_USED,

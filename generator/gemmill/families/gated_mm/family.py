@@ -23,6 +23,12 @@ from gemmill.families.gated_mm.config import (
     UnalignedGatedConfig,
 )
 from gemmill.families.gated_mm.dsl.plan import Plan
+from gemmill.families.gated_mm.int8_config import (
+    Int8ExpertGatedConfig,
+    Int8GatedConfig,
+    Int8GatheredGatedConfig,
+    Int8UnalignedGatedConfig,
+)
 from gemmill.families.gated_mm.names import from_fields, to_fields, unaligned_from_fields, unaligned_to_fields
 from gemmill.families.gated_mm.ops import OPS
 from gemmill.families.gated_mm.questions import QUESTIONS
@@ -107,11 +113,34 @@ UNALIGNED = Kernels(
     unit_seconds=_NVCC_UNIT_SECONDS,
     unit_size=8,
 )
+OF_INT8 = (
+    replace(
+        GATED, tag=Int8GatedConfig.tag, doc="GEMMs of s8 that end with the activation of gates", config=Int8GatedConfig
+    ),
+    replace(
+        OF_EXPERTS,
+        tag=Int8ExpertGatedConfig.tag,
+        doc="the same of s8, of rows that belong to experts",
+        config=Int8ExpertGatedConfig,
+    ),
+    replace(
+        GATHERED,
+        tag=Int8GatheredGatedConfig.tag,
+        doc="the same of s8, of rows of experts that are gathered by their numbers",
+        config=Int8GatheredGatedConfig,
+    ),
+    replace(
+        UNALIGNED,
+        tag=Int8UnalignedGatedConfig.tag,
+        doc="GEMMs of s8 that end with the activation of gates, however operands lie, on Hopper",
+        config=Int8UnalignedGatedConfig,
+    ),
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies by gates and ups, and ends with their activation",
     asks=OPS,
-    kernels=(GATED, IN_GROUPS, OF_EXPERTS, OF_EXPERTS_IN_GROUPS, GATHERED, GATHERED_IN_GROUPS, UNALIGNED),
+    kernels=(GATED, IN_GROUPS, OF_EXPERTS, OF_EXPERTS_IN_GROUPS, GATHERED, GATHERED_IN_GROUPS, UNALIGNED, *OF_INT8),
     cases="gemmill.families.gated_mm.cases",
     serving="gemmill.families.gated_mm.serving",
     questions=QUESTIONS,

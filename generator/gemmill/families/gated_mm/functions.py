@@ -30,10 +30,10 @@ def scaled_mm_act_quant(
     """activation(gate) * up of the product a_scales b_scales (a b), whose columns are gates and ups: (out, its scales).
 
     `a` is [M, K], row-major. `b` is [K, 2 hidden], column-major, in the order of gemmill.quantize.prepack_gate_up. Both
-    are float8_e4m3fn. Scales are float32, of rows and columns or in groups. Of rows and columns: `a_scales` is one
-    value or [M, 1], and `b_scales` is one value or [2 hidden] in b's order. In groups: `a_scales` is [M, ceil(K /
-    128)], and `b_scales` is [ceil(K / 128), 2 ceil(hidden / 128)]. Its columns are the first gates', their ups', the
-    next gates', and so on.
+    are float8_e4m3fn, or both int8. Scales are float32, of rows and columns, or for float8_e4m3fn in groups. Of rows
+    and columns: `a_scales` is one value or [M, 1], and `b_scales` is one value or [2 hidden] in b's order. In groups:
+    `a_scales` is [M, ceil(K / 128)], and `b_scales` is [ceil(K / 128), 2 ceil(hidden / 128)]. Its columns are the first
+    gates', their ups', the next gates', and so on.
 
     `activation` is "silu", "gelu", "gelu_tanh" or "swiglu". swiglu holds a gate at `limit` at most, and an up between
     -limit and limit. Its result is gate * sigmoid(alpha gate) * (up + beta). Bits are those of the product in bfloat16,
@@ -73,15 +73,15 @@ def grouped_mm_act_quant(
     """scaled_mm_act_quant of rows that belong to experts, each with weights of its own: (out, its scales).
 
     `a` is [M, K], row-major. `b` is [E, 2 hidden, K], each expert's in the order of gemmill.quantize.prepack_gate_up.
-    Both are float8_e4m3fn. Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]. `expert_offsets` is
-    int32 or int64 on the device, one number more than there are experts. `expert_map` is int32, one number for each
-    expert: which of b it multiplies by, or -1 for none. Without a map expert e multiplies by b[e]. `token_ids` is int32
-    or int64 [M]: row i of the result comes of row token_ids[i] of a, or of zeros where there is none. With token_ids
-    `a` is [T, K], and its scales are of T rows. Above 1,024 rows they are selected first.
+    Both are float8_e4m3fn, or both int8. Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1].
+    `expert_offsets` is int32 or int64 on the device, one number more than there are experts. `expert_map` is int32, one
+    number for each expert: which of b it multiplies by, or -1 for none. Without a map expert e multiplies by b[e].
+    `token_ids` is int32 or int64 [M]: row i of the result comes of row token_ids[i] of a, or of zeros where there is
+    none. With token_ids `a` is [T, K], and its scales are of T rows. Above 1,024 rows they are selected first.
 
     Scales are float32. Of rows and columns: `a_scales` is one value or [M, 1], and `b_scales` is [E] or [E, 2 hidden]
-    in b's order. In groups: `a_scales` is [M, ceil(K / 128)], and `b_scales` is [E, 2 ceil(hidden / 128), ceil(K /
-    128)]. Its rows are the first gates', their ups', the next gates', and so on.
+    in b's order. In groups, for float8_e4m3fn: `a_scales` is [M, ceil(K / 128)], and `b_scales` is [E, 2 ceil(hidden /
+    128), ceil(K / 128)]. Its rows are the first gates', their ups', the next gates', and so on.
 
     `activation`, alpha, limit, beta, `static_scale`, `group_size` and `per_token` mean what they mean to
     scaled_mm_act_quant. Rows of no expert are not written; with `per_token` their codes mean nothing. Bits are those of

@@ -14,6 +14,12 @@ from gemmill.families.gated_mm.config import (
     Result,
     UnalignedGatedConfig,
 )
+from gemmill.families.gated_mm.int8_config import (
+    Int8ExpertGatedConfig,
+    Int8GatedConfig,
+    Int8GatheredGatedConfig,
+    Int8UnalignedGatedConfig,
+)
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 _KINDS = (
@@ -23,8 +29,12 @@ _KINDS = (
     ExpertGroupGatedConfig,
     GatheredGatedConfig,
     GatheredGroupGatedConfig,
+    Int8GatedConfig,
+    Int8ExpertGatedConfig,
+    Int8GatheredGatedConfig,
 )
 _OF_TAG = {kind.tag: kind for kind in _KINDS}
+_UNALIGNED_OF_TAG = {kind.tag: kind for kind in (UnalignedGatedConfig, Int8UnalignedGatedConfig)}
 
 
 def to_fields(config: GatedConfig) -> list[str]:
@@ -71,12 +81,12 @@ def unaligned_to_fields(config: UnalignedGatedConfig) -> list[str]:
     return [config.dtype.value, config.result.value]
 
 
-def unaligned_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> UnalignedGatedConfig:
+def unaligned_from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> UnalignedGatedConfig:
     """The config that `unaligned_to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
     if len(fields) != 2:
         raise ValueError(f"it has {len(fields) + 2} fields of 4")
     dtype, result = fields
-    return UnalignedGatedConfig(dtype=DType(dtype), result=Result(result), arch=arch)
+    return _UNALIGNED_OF_TAG[tag](dtype=DType(dtype), result=Result(result), arch=arch)
 
 
 def _shape(prefix: str, text: str) -> tuple[int, int, int]:

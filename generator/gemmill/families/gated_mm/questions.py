@@ -8,6 +8,13 @@ QUESTIONS = (
     Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
     Asked(name="experts", flags="--experts", least=1, help="Experts that rows are dealt to (8)"),
     Asked(
+        name="dtype",
+        flags="--dtype",
+        kind=str,
+        choices=("e4m3", "s8"),
+        help="Of a and of the weights (e4m3)",
+    ),
+    Asked(
         name="activation",
         flags="--activation",
         kind=str,

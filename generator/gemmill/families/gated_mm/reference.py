@@ -1,7 +1,7 @@
 """scaled_mm_act_quant in plain torch, from the quantised operands, on any device.
 
-It is the ops that it stands for, one after the other. The product with its scales is rounded to bf16. Gate and up are
-computed in float32, each operation rounded on its own. Scales of operands that are in groups are applied in float64.
+It is the ops that it stands for, one after the other. Sums of s8 are integers, converted to float32. The product with
+its scales is rounded to bf16. Gate and up are computed in float32, each operation rounded on its own. Scales of operands that are in groups are applied in float64.
 What is stored:
 
     bf16           the value, rounded once
@@ -24,7 +24,7 @@ from gemmill.vocab.activation import Activation
 
 
 def exact_mm(a: Tensor, b: Tensor) -> Tensor:
-    """a b without scales, float64 [M, N]: e4m3 products sum without loss up to 2^17 of them."""
+    """a b without scales, float64 [M, N]: e4m3 and s8 products sum without loss up to 2^17 of them."""
     return a.double() @ b.double()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gemmill.families.gated_mm.config import GROUP, AnyConfig, GatedConfig
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_REGISTERS, SHARED_BYTES, SLAB
-from gemmill.vocab import Accumulation, Arch, KernelSchedule
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 FEWEST_STAGES = 2
 
@@ -23,8 +23,11 @@ def _schedule(c: GatedConfig) -> Iterator[str]:
 
 
 def _accumulation(c: GatedConfig) -> Iterator[str]:
-    """Sums of e4m3 products are not integers."""
-    if c.accumulation is Accumulation.EXACT:
+    """Sums of s8 products are integers, those of e4m3 are not."""
+    if c.dtype is DType.S8:
+        if c.accumulation is not Accumulation.EXACT:
+            yield f"sums of {c.dtype} are exact, not {c.accumulation}"
+    elif c.accumulation is Accumulation.EXACT:
         yield f"sums of {c.dtype} are not exact: fast or promoted"
 
 

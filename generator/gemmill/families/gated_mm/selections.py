@@ -15,6 +15,7 @@ from gemmill.families.gated_mm.config import (
     Result,
     UnalignedGatedConfig,
 )
+from gemmill.families.gated_mm.int8_selections import of_int8
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
@@ -161,11 +162,12 @@ def served_experts(arch: Arch) -> Iterator[GatedConfig]:
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """The default kernels, those of operands in groups, and all of experts' rows."""
+    """The default kernels, those of operands in groups, all of experts' rows, and those of s8."""
     yield from default(arch)
     yield from in_groups(arch)
     served = set(served_experts(arch))
     yield from (config for config in of_experts(arch) if config not in served)
+    yield from of_int8(arch)
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:

@@ -18,6 +18,7 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result as Written
 from gemmill.runtime.serving import Serving, count_of_variants
+from gemmill.vocab import DType
 from gemmill.vocab.activation import Activation
 
 OF_WORD = {activation.spelled: activation for activation in Activation}
@@ -96,9 +97,10 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     judged = checks.check(op, call)
+    is_integer = judged.tensor("a").dtype == DType.S8.torch_name
     asked, selection = (
         shaped_call_of(judged),
-        "sweep" if judged["in_groups"] or judged.get("of_experts") else "default",
+        "sweep" if judged["in_groups"] or judged.get("of_experts") or is_integer else "default",
     )
     sizes, alignments = (
         ", ".join(map(str, numbers))

@@ -29,6 +29,11 @@ RESULTS = OneOf(
     "{out.name} is {out.dtype}: bfloat16 has neither out_scales nor static_scale, float8_e4m3fn has one of the two",
 )
 STATIC = When("result == 1", (Check(Aspect.WHOLE, "static_scale"),))
+OF_GROUPS = Require(
+    "dtype(a) == float8_e4m3fn",
+    "{a.name} is {a.dtype}, and {b_scales.name} of {b_scales.shape} are in groups: these come with float8_e4m3fn, give {a.dtype} "
+    "scales of rows and columns",
+)
 HIDDEN: tuple[Step, ...] = (
     Require(
         f"N % {GATE_UP_ROWS} == 0",

@@ -18,6 +18,7 @@ from gemmill.families.gated_mm.cases.experts import (
 )
 from gemmill.families.gated_mm.config import Activation, Result
 from gemmill.runtime.ops import variants
+from gemmill.vocab import DType
 from gpu.routings import EXPERTS, ROWS, once, told
 
 FIRST = of_counts(
@@ -31,6 +32,9 @@ SPECS = {
     "gathered bf16 of swiglu": replace(FIRST, result=Result.BF16, indexed=True, **SWIGLU),
     "slots": of_counts(FIRST, FIRST.counts, slot=ROWS),
     "static": replace(FIRST, result=Result.STATIC),
+    "int8": replace(FIRST, dtype=DType.S8),
+    "int8, slots": of_counts(replace(FIRST, dtype=DType.S8), FIRST.counts, slot=ROWS),
+    "int8, gathered bf16 of swiglu": replace(FIRST, dtype=DType.S8, result=Result.BF16, indexed=True, **SWIGLU),
     "scales in groups": replace(FIRST, group_size=128, k=288),
     "gathered, scales in groups": replace(FIRST, group_size=128, k=288, indexed=True),
 }
@@ -42,11 +46,11 @@ def _left_out_where_the_build_lacks_the_variants(name: str, device: torch.device
         return
     p = SPECS[name]
     known = {
-        (entry.predicate.result, entry.predicate.group_size, entry.config.indexed, activation)
+        (entry.predicate.dtype, entry.predicate.result, entry.predicate.group_size, entry.config.indexed, activation)
         for entry in variants(op=p.op)
         for activation in entry.predicate.activations
     }
-    if (p.result, p.group_size, p.indexed, p.activation) not in known:
+    if (p.dtype, p.result, p.group_size, p.indexed, p.activation) not in known:
         pytest.skip("the build lacks the variants")
 
 

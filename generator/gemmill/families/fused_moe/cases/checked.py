@@ -114,6 +114,9 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
         replace(
             first, tokens=tile, hidden=1040, inner=step, weights=5, topk=1, weight_on_input=True, routed=ONE, lent=True
         ),
+        replace(
+            first, tokens=16, hidden=528, inner=2 * step, weights=2, topk=2, biased=True, lent=True
+        ),  # a pair a lane
         replace(first, tokens=4, hidden=64, inner=step, weights=1, topk=1, routed=NONE),
         replace(first, tokens=6, hidden=64, inner=step, weights=1, topk=1, routed=NONE, adds=True),
         replace(

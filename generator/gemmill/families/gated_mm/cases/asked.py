@@ -32,17 +32,19 @@ def asked(op: str, question: Question) -> list[Any]:
     out = DType(q["out"] or (DType.E4M3 if group else DType.BF16))
     if group and out is not DType.E4M3:
         raise ValueError(f"{op} with --group {group} and --out {out}: scales of groups belong to e4m3")
-    in_groups, k_groups = bool(q["in_groups"]), -(-k // GROUP)
+    dtype, in_groups, k_groups = DType(q["dtype"] or DType.E4M3), bool(q["in_groups"]), -(-k // GROUP)
+    if in_groups and dtype is not DType.E4M3:
+        raise ValueError(f"{op} of {dtype} with --in-groups: such scales come with {DType.E4M3}")
     activation, hidden = q["activation"] or "silu", n // 2
     numbers = (1.702, 7.0, 1.0) if activation == "swiglu" else (1.0, math.inf, 0.0)
     if op in EXPERT_NAMES:
-        kinds = out, bool(group), in_groups, bool(q["indexed"])
+        kinds = dtype, out, bool(group), in_groups, bool(q["indexed"])
         return _of_experts(op, (m, n, k, experts), kinds, (activation, *numbers))
     return [
         _empty(out, m, hidden),
         _empty(DType.F32, m, hidden // GROUP) if group else None,
-        _empty(DType.E4M3, m, k),
-        _empty(DType.E4M3, n, k).t(),
+        _empty(dtype, m, k),
+        _empty(dtype, n, k).t(),
         _empty(DType.F32, m, k_groups) if in_groups else _empty(DType.F32, m, 1),
         _empty(DType.F32, k_groups, 2 * -(-hidden // GROUP)) if in_groups else _empty(DType.F32, n),
         activation,
@@ -52,17 +54,17 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 def _of_experts(
-    op: str, sizes: tuple[int, int, int, int], kinds: tuple[DType, bool, bool, bool], numbers: tuple[Any, ...]
+    op: str, sizes: tuple[int, int, int, int], kinds: tuple[DType, DType, bool, bool, bool], numbers: tuple[Any, ...]
 ) -> list[Any]:
     """The arguments of an op whose rows belong to experts."""
-    (m, n, k, experts), (out, by_group, in_groups, indexed) = sizes, kinds
+    (m, n, k, experts), (dtype, out, by_group, in_groups, indexed) = sizes, kinds
     is_masked, hidden, k_groups = op != GROUPED_MM_ACT_QUANT.name, n // 2, -(-k // GROUP)
     rows = (experts, -(-m // experts)) if is_masked else (m,)
     return [
         _empty(out, *rows, hidden),
         _empty(DType.F32, *rows, hidden // GROUP) if by_group else None,
-        _empty(DType.E4M3, *rows, k),
-        _empty(DType.E4M3, experts, n, k),
+        _empty(dtype, *rows, k),
+        _empty(dtype, experts, n, k),
         _empty(DType.F32, *rows, k_groups) if in_groups else _empty(DType.F32, *rows, 1),
         _empty(DType.F32, experts, 2 * -(-hidden // GROUP), k_groups) if in_groups else _empty(DType.F32, experts, n),
         _empty(DType.S32, experts if is_masked else experts + 1),

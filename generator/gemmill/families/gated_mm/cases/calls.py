@@ -11,6 +11,7 @@ from gemmill.families.gated_mm import bounds
 from gemmill.families.gated_mm.config import GROUP, Activation, Result
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.serving import OF_WORD
+from gemmill.vocab import DType
 
 NEUTRAL = (1.0, math.inf, 0.0)
 """The alpha, limit and beta of activations that have none."""
@@ -26,6 +27,8 @@ class CallSpec:
     result: Result
     activation: Activation = Activation.SILU
     numbers: tuple[float, float, float] = NEUTRAL
+    dtype: DType = DType.E4M3
+    """Type of A and of the weights."""
     group_size: int = 0
     """Elements along K that share a scale of the operands; 0: scales of rows and columns."""
     one_value: bool = False
@@ -48,6 +51,7 @@ class CallSpec:
             self.data,
         ]
         words += [f"alpha, limit, beta = {self.numbers}"] if self.numbers != NEUTRAL else []
+        words += [str(self.dtype)] if self.dtype is not DType.E4M3 else []
         words += ["scales of operands in groups"] if self.group_size else ["one scale"] if self.one_value else []
         return "; ".join(words)
 
@@ -56,7 +60,7 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, but for what is written; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n = 2 * p.hidden
-    a = torch.ones((p.m, p.k + p.pad), device=device).to(torch.float8_e4m3fn)[:, : p.k]
+    a = torch.ones((p.m, p.k + p.pad), device=device).to(operand_dtype(p))[:, : p.k]
     a.copy_(codes_of((p.m, p.k), p, g))
     shapes = group_shapes(p) if p.group_size else ((1,), (1,)) if p.one_value else ((p.m, 1), (n,))
     a_scales, b_scales = (scales_of(shape, p, g) for shape in shapes)
@@ -122,15 +126,24 @@ def groups_of(hidden: int) -> int:
 
 
 def codes_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
-    """Random operands: codes of e4m3."""
+    """Random operands: codes of e4m3 or s8."""
+    if p.data == "random" and p.dtype is DType.S8:
+        return torch.randint(-128, 128, shape, device=g.device, generator=g).to(torch.int8)
     if p.data == "random":
         return torch.randn(shape, device=g.device, generator=g).to(torch.float8_e4m3fn)
-    return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(torch.float8_e4m3fn)
+    return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(operand_dtype(p))
+
+
+def operand_dtype(p: CallSpec) -> torch.dtype:
+    """The dtype of a and b in torch."""
+    found: torch.dtype = getattr(torch, p.dtype.torch_name)
+    return found
 
 
 def scales_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
-    """Random scales. For integers they are powers of two."""
+    """Random scales. For integers they are powers of two. Those of codes of s8 are a 64th of those of e4m3."""
     if p.data == "random":
-        return torch.rand(shape, device=g.device, generator=g) * 0.2 + 0.05
+        found = torch.rand(shape, device=g.device, generator=g) * 0.2 + 0.05
+        return found / 64 if p.dtype is DType.S8 else found
     least = -3 if p.data == "integers" else 0
     return torch.exp2(torch.randint(least, least + 4, shape, device=g.device, generator=g).float())

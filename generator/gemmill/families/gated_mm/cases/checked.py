@@ -124,7 +124,7 @@ def of_config(config: AnyConfig) -> Iterator[GatedCase]:
     """
     if isinstance(config, UnalignedGatedConfig):
         for activation in Activation:
-            yield from _of_unaligned(_first(config.result, activation))
+            yield from _of_unaligned(_first(config, activation))
     elif config.by_expert:
         yield from _of_experts(config)
     else:
@@ -147,7 +147,7 @@ def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
 
 
 def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
-    first, facts = _first(config.result, config.activation, config.group_size), Facts(config)
+    first, facts = _first(config, config.activation), Facts(config)
     tile, columns = facts.tile_m, facts.tile_columns
     step = 128 if config.result is Result.GROUP else 16
     specs = (
@@ -194,7 +194,7 @@ def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
 
 
 def _first_of_experts(config: GatedConfig) -> ExpertSpec:
-    first = _first(config.result, config.activation, config.group_size)
+    first = _first(config, config.activation)
     told = {field.name: getattr(first, field.name) for field in fields(first)}
     return ExpertSpec(**told, counts=(1,), indexed=config.indexed)
 
@@ -207,14 +207,20 @@ def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
             _first_of_experts(config), (sizes["m"],), hidden=sizes["n"] // 2, k=sizes["k"], data="integers"
         )
         return ExpertGatedCase(spec=spec)
-    first = _first(config.result, activation, config.group_size)
+    first = _first(config, activation)
     return GatedCase(spec=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
 
 
-def _first(result: Result, activation: Activation, group_size: int = 0) -> CallSpec:
-    numbers = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
+def _first(config: AnyConfig, activation: Activation) -> CallSpec:
     return CallSpec(
-        m=1, hidden=128, k=128, result=result, activation=activation, numbers=numbers, group_size=group_size
+        m=1,
+        hidden=128,
+        k=128,
+        result=config.result,
+        activation=activation,
+        numbers=OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL,
+        dtype=config.dtype,
+        group_size=config.group_size,
     )
 
 

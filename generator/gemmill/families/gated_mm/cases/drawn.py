@@ -9,7 +9,13 @@ from torch import Tensor
 from gemmill.families.gated_mm.accepts import GatedAccepts
 from gemmill.families.gated_mm.cases.calls import NEUTRAL, CallSpec, group_shapes, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
-from gemmill.families.gated_mm.cases.experts_drawn import ExpertJudge, drawn_experts, is_lacking_experts
+from gemmill.families.gated_mm.cases.experts_drawn import (
+    DTYPES,
+    ExpertJudge,
+    drawn_experts,
+    is_lacking_experts,
+    values_of,
+)
 from gemmill.families.gated_mm.config import GROUP, Activation, Result
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.family.operand import TMA_BYTES
@@ -33,6 +39,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     if op in EXPERT_NAMES:
         return drawn_experts(op, draw, limits)
     result, activation = draw.one_of(tuple(Result)), draw.one_of(tuple(Activation))
+    dtype = draw.one_of(DTYPES)
     exact, tidy = draw.chance(0.6), draw.chance(_SERVED)
     step = GROUP if result is Result.GROUP else GATE_UP_ROWS // 2
     m, k = draw.size(300), 1 + draw.size(768)
@@ -44,14 +51,13 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
             break
     if tidy:
         k += -k % _TMA_ELEMENTS
-    values, scales = ("integers", "powers") if exact else ("normal", "scales")
-    e4m3 = torch.float8_e4m3fn
+    values, scales = values_of(dtype, exact=exact)
     slots = {
         "out": matrix(draw, result_dtype(result), m, hidden, None, written=True, tidy=tidy),
-        "a": matrix(draw, e4m3, m, k, values, tidy=tidy),
-        "b": matrix(draw, e4m3, k, 2 * hidden, values, transposed=True, tidy=tidy),
+        "a": matrix(draw, dtype, m, k, values, tidy=tidy),
+        "b": matrix(draw, dtype, k, 2 * hidden, values, transposed=True, tidy=tidy),
     }
-    if tidy and draw.chance(_IN_GROUPS):
+    if tidy and dtype is torch.float8_e4m3fn and draw.chance(_IN_GROUPS):
         spec = CallSpec(m=m, hidden=hidden, k=k, result=result)
         for name, (rows, columns) in zip(("a_scales", "b_scales"), group_shapes(spec), strict=True):
             slots[name] = _matrix_of_scales(draw, rows, columns, scales)
@@ -131,9 +137,10 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
     activation = names[call.plain["activation"]]
     aligned = all(_is_aligned(call.slots[role], by_columns=role == "b") for role in ("a", "b", "out"))
     group_size = GROUP if _is_in_groups(call) else 0
+    dtype = str(call.slots["a"].dtype).removeprefix("torch.")
     known = [entry.predicate for entry in variants(op=call.op)]
     return not any(
-        (x.result, x.group_size) == (result, group_size)
+        (x.dtype.torch_name, x.result, x.group_size) == (dtype, result, group_size)
         and activation in x.activations
         and (aligned or not isinstance(x, GatedAccepts))
         for x in known

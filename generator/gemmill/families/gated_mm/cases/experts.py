@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.gated_mm.cases.calls import CallSpec, codes_of, numbers_of, scales_of, wrong_of
+from gemmill.families.gated_mm.cases.calls import CallSpec, codes_of, numbers_of, operand_dtype, scales_of, wrong_of
 from gemmill.families.gated_mm.config import GROUP, Result
 from gemmill.families.gated_mm.expert_ops import GROUPED_MM_ACT_QUANT, GROUPED_MM_ACT_QUANT_MASKED
 from gemmill.families.gated_mm.serving import parts_of
@@ -66,7 +66,7 @@ def make_expert_given(p: ExpertSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, but for what is written; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n, k_groups = 2 * p.hidden, -(-p.k // GROUP)
-    a = torch.ones((p.tokens, p.k + p.pad), device=device).to(torch.float8_e4m3fn)[:, : p.k]
+    a = torch.ones((p.tokens, p.k + p.pad), device=device).to(operand_dtype(p))[:, : p.k]
     a.copy_(codes_of((p.tokens, p.k), p, g))
     a_shape: tuple[int, ...] = (1,) if p.one_value else (p.tokens, 1)
     b_shape: tuple[int, ...] = (p.weights,) if p.one_value else (p.weights, n)

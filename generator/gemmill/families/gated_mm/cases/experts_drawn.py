@@ -24,10 +24,22 @@ _SERVED = 0.9
 _SERVED_ACTIVATIONS = (*(Activation.SILU, Activation.SWIGLU) * 4, *Activation)
 
 
+DTYPES = (*(torch.float8_e4m3fn,) * 3, torch.int8)
+"""Types of operands: three calls in four are of e4m3."""
+
+
+def values_of(dtype: torch.dtype, *, exact: bool) -> tuple[str, str]:
+    """What values operands and scales have."""
+    if exact:
+        return "integers", "powers"
+    return "codes" if dtype is torch.int8 else "normal", "scales"
+
+
 def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A random call of one of the ops with experts."""
     result, activation = draw.one_of(tuple(Result)), draw.one_of(_SERVED_ACTIVATIONS)
-    exact, tidy, in_groups = draw.chance(0.6), draw.chance(_SERVED), draw.chance(0.5)
+    dtype, exact, tidy = draw.one_of(DTYPES), draw.chance(0.6), draw.chance(_SERVED)
+    in_groups = dtype is torch.float8_e4m3fn and draw.chance(0.5)
     is_masked = op != GROUPED_MM_ACT_QUANT.name
     experts = 1 + draw.log_uniform(_MOST_EXPERTS)
     step = GROUP if result is Result.GROUP else GATE_UP_ROWS // 2
@@ -45,13 +57,13 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
     rows = experts * slot if is_masked else sum(counts) + 2 * spare
     indexed = not is_masked and draw.chance(0.3)
     tokens = 1 + draw.log_uniform(most) if indexed else rows
-    values, scales = ("integers", "powers") if exact else ("normal", "scales")
-    e4m3, n, k_groups = torch.float8_e4m3fn, 2 * hidden, -(-k // GROUP)
+    values, scales = values_of(dtype, exact=exact)
+    n, k_groups = 2 * hidden, -(-k // GROUP)
     out_dtype: torch.dtype = getattr(torch, result.dtype.torch_name)
     slots = {
         "out": aligned(draw, matrix(draw, out_dtype, rows, hidden, None, written=True), tidy),
-        "a": aligned(draw, matrix(draw, e4m3, tokens, k, values), tidy),
-        "b": dense(e4m3, (experts, n, k), values),
+        "a": aligned(draw, matrix(draw, dtype, tokens, k, values), tidy),
+        "b": dense(dtype, (experts, n, k), values),
         "a_scales": dense(torch.float32, (tokens, k_groups if in_groups else 1), scales),
         "b_scales": dense(
             torch.float32, (experts, 2 * -(-hidden // GROUP), k_groups) if in_groups else (experts, n), scales
@@ -108,9 +120,11 @@ def is_lacking_experts(call: LegalCall) -> bool:
     )
     group_size = GROUP if len(call.slots["b_scales"].shape) == 3 else 0
     indexed = "token_ids" in call.slots
+    dtype = str(call.slots["a"].dtype).removeprefix("torch.")
     known = [entry.predicate for entry in variants(op=call.op) if entry.config.indexed == indexed]
     return not all(is_aligned(call.slots[role]) for role in ("a", "b", "out")) or not any(
-        (x.result, x.group_size) == (result, group_size) and call.plain["activation"] in _spelled(x.activations)
+        (x.dtype.torch_name, x.result, x.group_size) == (dtype, result, group_size)
+        and call.plain["activation"] in _spelled(x.activations)
         for x in known
     )
 

@@ -12,7 +12,7 @@ from gemmill.families.moe.dsl import rows
 from gemmill.gemm import epilogue, gather, mainloop
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.consumer import make_loop, make_mma
-from gemmill.gemm.experts import Experts, Walk, expert_of, of_expert, tile_at
+from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
 from gemmill.gemm.limits import SLAB
 from gemmill.gemm.walk import Job
 
@@ -60,7 +60,7 @@ def consume(
             x0, y0 = n0 + part * plan.group_rows, m0
         held = ([], [])
         if cutlass.const_expr(plan.scaled):
-            held = gather.fetch(plan, of_expert(vectors, experts.weights_of(expert)), tokens, thread, (x0, y0))
+            held = gather.fetch(plan, vectors.of_expert(experts.weights_of(expert)), tokens, thread, (x0, y0))
         following = None
         if cutlass.const_expr(plan.pingpong):
             wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already

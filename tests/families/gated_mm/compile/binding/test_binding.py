@@ -20,6 +20,7 @@ from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import model_ns, select
+from gemmill.vocab import DType
 
 pytestmark = pytest.mark.compile
 SMS, SMS_OF_NONE = 132, 1
@@ -64,11 +65,13 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
         op(*given)
         entry = probe.build.table.entries[choice.row]
         assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
-        launched.add((entry.config.result, given[SCALED_MM_ACT_QUANT.arguments.index("activation")]))
+        launched.add(
+            (entry.config.dtype, entry.config.result, given[SCALED_MM_ACT_QUANT.arguments.index("activation")])
+        )
         assert entry.config.group_size == (128 if judged["in_groups"] else 0)
         in_groups += judged["in_groups"]
         any_layout += isinstance(entry.config, UnalignedGatedConfig)
-    assert len(refused) > 5 and len(launched) == 12, "a class of calls was never launched"
+    assert len(refused) > 5 and len(launched) == 24, "a class of calls was never launched"
     assert any_layout > 5 and in_groups > 5
 
 
@@ -76,7 +79,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
 def test_both_agree_on_calls_of_experts(probe, name: str) -> None:
     op, schema = getattr(probe.ops, name).default, BY_NAME[name]
     refused, launched, lacking = set(), set(), 0
-    for index in range(ROUNDS):
+    for index in range(2 * ROUNDS):
         call, breakage = draw_call(name, 5, index, CPU_LIMITS)
         memory = Memory(call.slots, torch.device("cpu"))
         arguments = {key: memory.tensor(key) if key in call.slots else call.plain.get(key) for key in schema.arguments}
@@ -105,8 +108,9 @@ def test_both_agree_on_calls_of_experts(probe, name: str) -> None:
         entry = probe.build.table.entries[choice.row]
         assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
         assert entry.config.by_expert and entry.config.group_size == (128 if judged["in_groups"] else 0)
-        launched.add((entry.config.result, entry.config.activation, entry.config.group_size))
-    often = set(product(Result, (Activation.SILU, Activation.SWIGLU), (0, 128)))
+        launched.add((entry.config.dtype, entry.config.result, entry.config.activation, entry.config.group_size))
+    often = set(product((DType.E4M3,), Result, (Activation.SILU, Activation.SWIGLU), (0, 128)))
+    often |= set(product((DType.S8,), Result, (Activation.SILU, Activation.SWIGLU), (0,)))
     assert len(refused) > 5 and often <= launched and lacking > 3
 
 
