@@ -123,8 +123,13 @@ struct GatedRows {
 
   template <bool asks>
   __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
+    OfRow const row = asks ? asked : of_row(x, m);
+    put(x, quad, m, n, row.weight, row.scale);
+  }
+
+  // `weight`: what gates and ups are multiplied by. `of_row`: the scale of the row's codes.
+  __device__ void put(Args const& x, float const (&quad)[4], int m, int n, float weight, float of_row) const {
     auto const& of = x.layer.x;
-    auto const [pair, weight, of_row] = asks ? asked : this->of_row(x, m);
     quant::Gating const gating{of.activation, of.alpha, of.limit, of.beta};
     float results[2];
     CUTLASS_PRAGMA_UNROLL
@@ -191,11 +196,14 @@ struct WeighedParts {
 
   template <bool asks>
   __device__ void take(Args const& x, bool, float const (&quad)[4], int m, int, int n) const {
-    auto const& of = x.layer.x;
-    auto const [pair, weight, of_row] = asks ? asked : this->of_row(x, m);
+    OfRow const row = asks ? asked : of_row(x, m);
+    put(x, quad, row.pair, n, row.weight, row.scale);
+  }
+
+  __device__ void put(Args const& x, float const (&quad)[4], int pair, int n, float weight, float of_row) const {
     float4 const part = {__fmul_rn(scaled(x, of_row, quad[0], 0), weight), __fmul_rn(scaled(x, of_row, quad[1], 1), weight),
                          __fmul_rn(scaled(x, of_row, quad[2], 2), weight), __fmul_rn(scaled(x, of_row, quad[3], 3), weight)};
-    *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(of.hidden) + n) = part;  // hidden is a multiple of 16
+    *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(x.layer.x.hidden) + n) = part;  // hidden is a multiple of 16
   }
 
   template <class Kernel>
@@ -248,28 +256,44 @@ int64_t packed_workspace_of(gemmill_fused_experts_args const& x) {
   return x.workspace != nullptr ? 0 : PackedWorkspace(x, Up::Mm::kScaled, nullptr).bytes;
 }
 
+// What all three are told. `coded`: whether activations become codes.
+template <class Down>
+PackedParams packed_params(gemmill_fused_experts_args const& x, PackedWorkspace const& ws, bool coded) {
+  PackedParams p{{x, ws.layer, {}, {}, 0, 0, 0, 0}, ws.tokens};
+  p.layer.down = {1, (x.hidden - 1) / Down::kRows + 1};
+  p.layer.summed_count = int64_t(x.tokens) * p.layer.down.blocks;
+  p.layer.finished_count = coded ? int64_t(x.tokens) * x.topk : 0;
+  return p;
+}
+
+// The first product, of rows by their numbers, and the second.
+inline PackedArgs first_of(PackedParams const& p, bool coded) {
+  auto const& x = p.layer.x;
+  PackedArgs first = product_of(p, 2 * x.inner, x.hidden);
+  first.a = coded ? p.layer.ws.codes : x.x, first.b = x.w13, first.d = p.layer.ws.results, first.b_scales = x.w13_scales, first.bias = x.w13_bias;
+  first.token_ids = p.tokens, first.tokens = x.tokens, first.lda = coded ? x.hidden : x.ldx, first.ldd = x.inner, first.b_stride_expert = x.w13_stride_expert;
+  return first;
+}
+
+inline PackedArgs second_of(PackedParams const& p, bool coded) {
+  auto const& x = p.layer.x;
+  PackedArgs second = product_of(p, x.hidden, x.inner);
+  second.a = coded ? static_cast<void const*>(p.layer.ws.inner_codes) : p.layer.ws.results, second.b = x.w2, second.b_scales = x.w2_scales, second.bias = x.w2_bias;
+  second.tokens = second.m, second.lda = x.inner, second.b_stride_expert = x.w2_stride_expert;
+  return second;
+}
+
 template <class First, class Up, class Down, auto prepare, auto up, auto down>
 int32_t launch_packed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
   if (int64_t(x.tokens) * x.topk > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   constexpr bool kCoded = Up::Mm::kScaled;
   PackedWorkspace const ws(x, kCoded, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
-  PackedParams p{{x, ws.layer, {}, {}, 0, 0, 0, 0}, ws.tokens};
-  p.layer.down = {1, (x.hidden - 1) / Down::kRows + 1};
-  p.layer.summed_count = int64_t(x.tokens) * p.layer.down.blocks;
-  p.layer.finished_count = kCoded ? int64_t(x.tokens) * x.topk : 0;
+  PackedParams p = packed_params<Down>(x, ws, kCoded);
   void* parameters[] = {&p};
   int const others = std::clamp<int>(x.tokens, 1, 2 * how.sm_count);
   if (int32_t error = launch_kernel<prepare>({dim3(1 + others), dim3(First::kThreads), dim3(1), 0}, how, parameters); error != 0) return error;
-
-  PackedArgs first = product_of(p, 2 * x.inner, x.hidden);
-  first.a = kCoded ? ws.layer.codes : x.x, first.b = x.w13, first.d = ws.layer.results, first.b_scales = x.w13_scales, first.bias = x.w13_bias;
-  first.token_ids = ws.tokens, first.tokens = x.tokens, first.lda = kCoded ? x.hidden : x.ldx, first.ldd = x.inner, first.b_stride_expert = x.w13_stride_expert;
-  if (int32_t error = launch_product<Up, up>(first, how); error != 0) return error;
-
-  PackedArgs second = product_of(p, x.hidden, x.inner);
-  second.a = kCoded ? static_cast<void const*>(ws.layer.inner_codes) : ws.layer.results, second.b = x.w2, second.b_scales = x.w2_scales, second.bias = x.w2_bias;
-  second.tokens = second.m, second.lda = x.inner, second.b_stride_expert = x.w2_stride_expert;
-  return launch_product<Down, down>(second, how);
+  if (int32_t error = launch_product<Up, up>(first_of(p, kCoded), how); error != 0) return error;
+  return launch_product<Down, down>(second_of(p, kCoded), how);
 }
 
 }  // namespace gemmill::fused_moe

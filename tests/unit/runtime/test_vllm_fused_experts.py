@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import gemmill
 from builds import TableOnly
 from engines import CLASSES, VLLM, quant_key, vllm_modules
 from gemmill.compat import linear, vllm_fused_experts, vllm_plugin
@@ -245,7 +246,7 @@ def test_scales_that_stay_vllms(oracle) -> None:
     assert not classes(oracle)[0]._supports_batch_invariance()
 
 
-@pytest.mark.parametrize(("blocks", "m"), [(True, 1), (True, 9), (True, 256), (False, 1)])
+@pytest.mark.parametrize(("blocks", "m"), [(True, 1), (True, 9), (False, 1)])
 def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int) -> None:
     experts, w1, w2 = layer(oracle, blocks)
     assert experts.expects_unquantized_inputs
@@ -260,6 +261,14 @@ def test_experts_of_a_rank_and_weights_on_the_input(oracle) -> None:
     x, expert_map = drawn(9, K).bfloat16(), torch.tensor([2, -1, 0, -1], dtype=torch.int32)
     _, output = applied(experts, x, w1, w2, expert_map=expert_map, apply_router_weight_on_input=True)
     assert near(output, wanted(experts, x, w1, w2, True, {0: 2, 2: 0}, torch.ones(9, TOP)))
+
+
+def test_the_most_tokens_are_gemmills(oracle, monkeypatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(gemmill, "fused_experts", lambda x, *_, **named: taken.append(len(x)))
+    experts, w1, w2 = layer(oracle, True)
+    returned, _ = applied(experts, drawn(256, K).bfloat16(), w1, w2)
+    assert returned is None and taken == [256]
 
 
 @pytest.mark.parametrize(("blocks", "m"), [(True, 257), (False, 2)])

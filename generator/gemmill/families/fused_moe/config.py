@@ -31,6 +31,13 @@ GROUP_TILES = {32: 5, 64: 4, 128: 5}
 SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
+ORDERED_TILES = {32: 5, 64: 4, 128: 5}
+"""Of rows in order that are multiplied by bf16: kernels/fused_moe/ordered_experts.cuh."""
+TALL_TILES, BOXES = {32: 8, 256: 5}, {32: (8, 2), 256: (64, 1)}
+"""Of rows in order and weights that are folded: kernels/fused_moe/tall_experts.cuh.
+
+Boxes have the rows that are loaded and multiplied together, and CTAs on a multiprocessor.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +94,8 @@ class PackedExpertsConfig:
     """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
     wide: bool = False
     """Whether eight warps take 128 rows of weights, where four take 64."""
+    ordered: bool = False
+    """Whether the first launch leaves rows of x in the order of experts, where the first product else gathers them."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "fusedfp4experts"
     backend: ClassVar[Backend] = Backend.CUTLASS
@@ -123,6 +132,8 @@ class PackedExpertsConfig:
     @property
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
+        if self.ordered:
+            return {} if self.wide or self.sparse_group else TALL_TILES if self.is_coded else ORDERED_TILES
         if self.is_coded:
             return {} if self.wide else FOLDED_TILES
         if self.wide:

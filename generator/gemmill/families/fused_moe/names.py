@@ -45,7 +45,7 @@ def _words_of(packing: Packing) -> tuple[str, ...]:
 
 def packed_to_fields(config: PackedExpertsConfig) -> list[str]:
     """The fields of a config's name: format, what there is to say of it, tile."""
-    return [*_words_of(config.packing), f"t{config.tile_tokens}{'w' if config.wide else ''}"]
+    return [*_words_of(config.packing), f"t{config.tile_tokens}{'w' * config.wide}{'o' * config.ordered}"]
 
 
 def packed_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PackedExpertsConfig:
@@ -57,14 +57,17 @@ def packed_from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> PackedEx
     if tuple(words) not in known:
         raise ValueError(f"weights {'_'.join(words)!r}, expected {', '.join('_'.join(spelled) for spelled in known)}")
     packing = known[tuple(words)]
-    rows = re.fullmatch(r"t([1-9]\d*)(w?)", tile)
+    rows = re.fullmatch(r"t([1-9]\d*)(w?)(o?)", tile)
     if rows is None:
-        raise ValueError(f"tile {tile!r}, expected t and a number of rows, then w where it is wide")
+        raise ValueError(
+            f"tile {tile!r}, expected t and a number of rows, then w where it is wide, o where rows come in order"
+        )
     return PackedExpertsConfig(
         format=packing.format,
         sparse_group=packing.sparse_group,
         activations=CODED if packing.is_coded else DType.BF16,
         tile_tokens=int(rows[1]),
         wide=bool(rows[2]),
+        ordered=bool(rows[3]),
         arch=arch,
     )

@@ -20,16 +20,16 @@ _PACKED = {
     "nvfp4": ("8", "8w", "32", "64", "128"),
     "mxfp4": ("8", "32", "128"),
     "nvfp4_2to4": ("8", "8w", "32"),
-    "mxfp4_e4m3": ("16", "32", "128"),
+    "mxfp4_e4m3": ("16", "32o", "256o"),
 }
-"""Tiles of packed weights in the default selection, by their rows, "w" of wide ones. The model chooses no others."""
+"""Tiles of packed weights in the default selection, by their rows: "w" of wide ones, "o" of rows in order. The model chooses no others."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """Kernels of sm90a, and of packed weights the tiles that the model chooses."""
     yield from plain(arch)
     for config in packed(arch):
-        if f"{config.tile_tokens}{'w' * config.wide}" in _PACKED.get(str(config.packing), ()):
+        if f"{config.tile_tokens}{'w' * config.wide}{'o' * config.ordered}" in _PACKED.get(str(config.packing), ()):
             yield config
 
 
@@ -76,6 +76,6 @@ def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
         of_kind = PackedExpertsConfig(
             format=packing.format, sparse_group=packing.sparse_group, activations=activations, tile_tokens=16, arch=arch
         )
-        for kind in (of_kind, replace(of_kind, wide=True)):
+        for kind in (of_kind, replace(of_kind, wide=True), replace(of_kind, ordered=True)):
             for tile in kind.tiles:
                 yield replace(kind, tile_tokens=tile)

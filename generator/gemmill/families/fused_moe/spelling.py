@@ -1,6 +1,8 @@
 """Spelling a config in CUDA C++."""
 
-from gemmill.families.fused_moe.config import ExpertsConfig, PackedExpertsConfig
+from typing import Any
+
+from gemmill.families.fused_moe.config import BOXES, ExpertsConfig, PackedExpertsConfig
 from gemmill.family import Spelled
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import DType
@@ -42,9 +44,30 @@ _PRODUCTS = {
 """Classes of products, by whether weights are sparse, and whether warps multiply alone."""
 
 
+_GATHERED = {
+    "kernels": "packed_experts",
+    "first": "PreparePacked",
+    "params": "PackedParams",
+    "gated": "GatedRows",
+    "parted": "WeighedParts",
+    "boxes": (),
+}
+_ORDERED = {
+    "kernels": "ordered_experts",
+    "first": "PrepareOrdered",
+    "params": "OrderedParams",
+    "gated": "OrderedGatedRows",
+    "parted": "OrderedParts",
+    "boxes": (),
+}
+_TALL = {**_ORDERED, "kernels": "tall_experts", "gated": "TallGatedRows", "parted": "TallParts"}
+"""What the three launches are made of: where rows are gathered, where they come in order, and where weights are folded, too."""
+
+
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
     values = {
+        **_launches(config),
         "header": "moe/sparse_turns.cuh" if config.sparse_group else "",
         "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
         "block": _CPP_BLOCK[str(config.packing)],
@@ -57,3 +80,9 @@ def spell_packed(config: PackedExpertsConfig) -> Spelled:
         "loaders": config.loaders,
     }
     return Spelled(template="fused_moe/packed_experts.cu.jinja", values=values)
+
+
+def _launches(config: PackedExpertsConfig) -> dict[str, Any]:
+    if not config.ordered:
+        return _GATHERED
+    return {**_TALL, "boxes": BOXES[config.tile_tokens]} if config.is_coded else _ORDERED

@@ -22,23 +22,32 @@ _WIDE_TILE_PS = {8: 210}
 
 Those of 16 rows and of wide tiles are guesses: such tiles were not timed alone since their copies changed.
 """
-_BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS = 12000, 15000, 10800
+_ORDERED_TILE_PS = {32: 380, 64: 480, 128: 1300}
+"""The same of rows in order, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23). That of 128 rows is a guess."""
+_TALL_TILE_PS = {32: 340, 256: 710}
+"""The same of rows in order and folded weights, from whole calls of Qwen3-Next and V4 Flash (H200, 2026-11-23)."""
+_BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS, _ORDERED_BEGIN_NS, _TALL_BEGIN_NS = 12000, 15000, 10800, 15000, 21000
 """Nanoseconds of three launches of few tiles.
 
-Wide tiles are half as many, so fewer multiprocessors read. Streamed tiles of 8 rows are shared by two CTAs, so more do.
+Wide tiles are half as many, so fewer multiprocessors read. Streamed tiles of 8 rows are shared by two CTAs, so more do. Where rows are put in
+order the first launch takes longer.
 """
 
 
 def _tile_ps(config: AnyConfig) -> int:
-    if isinstance(config, PackedExpertsConfig):
-        return (_WIDE_TILE_PS if config.wide else _PACKED_TILE_PS)[config.tile_tokens]
-    return (_STREAMED_TILE_PS if config.streamed else _TILE_PS)[config.tile_tokens]
+    if not isinstance(config, PackedExpertsConfig):
+        return (_STREAMED_TILE_PS if config.streamed else _TILE_PS)[config.tile_tokens]
+    if config.ordered:
+        return (_TALL_TILE_PS if config.is_coded else _ORDERED_TILE_PS)[config.tile_tokens]
+    return (_WIDE_TILE_PS if config.wide else _PACKED_TILE_PS)[config.tile_tokens]
 
 
 def _begin_ns(config: AnyConfig) -> int:
-    if isinstance(config, PackedExpertsConfig):
-        return _WIDE_BEGIN_NS if config.wide else _BEGIN_NS
-    return _SHARED_BEGIN_NS if config.streamed and config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
+    if not isinstance(config, PackedExpertsConfig):
+        return _SHARED_BEGIN_NS if config.streamed and config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
+    if config.ordered:
+        return _TALL_BEGIN_NS if config.is_coded else _ORDERED_BEGIN_NS
+    return _WIDE_BEGIN_NS if config.wide else _BEGIN_NS
 
 
 def _rows(config: AnyConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[Row]:

@@ -16,10 +16,11 @@ from gemmill.vocab import Arch
 pytestmark = pytest.mark.compile
 
 
-def test_no_result_is_stored_in_bytes(toolchain: ToolchainPaths, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mxfp4_t8", "nvfp4_t32o"])
+def test_no_result_is_stored_in_bytes(toolchain: ToolchainPaths, tmp_path: Path, name: str) -> None:
     """nvcc 13.0 made bytes of a copied pair of bf16, one of them by a conversion to u8."""
     source, cubin = tmp_path / "kernel.cu", tmp_path / "kernel.cubin"
-    source.write_text(emit(parse_name("sm90a_fusedfp4experts_mxfp4_t8")).text)
+    source.write_text(emit(parse_name(f"sm90a_fusedfp4experts_{name}")).text)
     flags = expand(flags_for(Arch.SM90A).cuda, roots_of(toolchain, kernels_dir()))
     folders = [f"-I{folder}" for folder in toolchain.include_dirs]
     subprocess.run([toolchain.nvcc, *flags, *folders, "-cubin", source, "-o", cubin], check=True)

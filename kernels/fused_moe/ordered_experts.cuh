@@ -1,0 +1,242 @@
+// Fused experts of packed 4-bit weights for tiles of many rows: as packed_experts.cuh, but the first launch leaves rows of x in the order
+// of their experts, codes where weights are folded. So both products load rows by TMA, and what their ends need of a row lies in that order.
+//
+// No launch waits within itself, and no flag tells of the sort. Each CTA of the first has some tokens, and counts pairs of all experts
+// before its own and behind them. So it knows where its own come, and where an expert's rows begin.
+//
+// Rows in order lie where the second product stores parts, which it does when the first has ended. So the workspace is no larger.
+#pragma once
+
+#include "fused_moe/packed_experts.cuh"
+
+namespace gemmill::fused_moe {
+
+struct OrderedParams : PackedParams {
+  void* rows;      // of sorted rows: x's, or their codes
+  float* scales;   // of these codes
+  float* weights;  // of sorted rows: the router's
+  int32_t* places;  // of pairs: the sorted row, -1 for none
+
+  // Scales and places lie behind the rows: four bytes each, where a part has four for each element of a row.
+  OrderedParams(PackedParams const& p, bool coded) : PackedParams(p) {
+    int64_t const pairs = int64_t(p.layer.x.tokens) * p.layer.x.topk;
+    char* const base = reinterpret_cast<char*>(p.layer.ws.parts);
+    rows = base;
+    scales = reinterpret_cast<float*>(base + pairs * p.layer.x.hidden * (coded ? 1 : 2));
+    places = reinterpret_cast<int32_t*>(scales + pairs);
+    weights = reinterpret_cast<float*>(p.tokens);
+  }
+};
+
+template <int kTokens, bool kCoded>
+struct PrepareOrdered {
+  using Half = __nv_bfloat16;
+  static constexpr int kThreads = 512, kWarps = kThreads / 32;
+  static constexpr int kAhead = 8, kPieces = 4;  // ids that a thread asks for at once, and pieces of 16 bytes of a row
+  static_assert(kMostWeights == kThreads, "a thread counts the rows of one expert");
+
+  static __device__ void run(OrderedParams const& p) {
+    // In this order: kernels that follow may read what the caller gives.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    auto const& of = p.layer;
+    int64_t const thread = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
+    for (int64_t i = thread; i < of.finished_count; i += step) of.ws.finished[i] = 0;
+    for (int64_t i = thread; i < of.summed_count; i += step) of.ws.summed[i] = 0;
+    int const each = (of.x.tokens + gridDim.x - 1) / gridDim.x;
+    int const first = min(static_cast<int>(blockIdx.x) * each, of.x.tokens), count = min(each, of.x.tokens - first);
+    place(p, first, count);
+    int const warp = threadIdx.x / 32, slices = max(kWarps / max(count, 1), 1);  // of a row, a warp each
+    if constexpr (kCoded) {
+      if (slices > 1) return put_slices(p, first, count, slices);
+    }
+    for (int i = warp; i < count * slices; i += kWarps) {
+      int const token = first + i / slices;
+      put_rows(p, token, i % slices, slices, kCoded ? largest_of_row(p.layer.x, token, 0, 1) : 0.0f);
+    }
+  }
+
+ private:
+  // Codes of few tokens: warps that share a row tell each other its largest element.
+  static __device__ void put_slices(OrderedParams const& p, int first, int count, int slices) {
+    __shared__ int largest[kWarps];
+    int const warp = threadIdx.x / 32, own = warp / slices, token = first + own, slice = warp % slices;
+    if (threadIdx.x < kWarps) largest[threadIdx.x] = 0;
+    __syncthreads();
+    if (own < count) {
+      float const of_slice = largest_of_row(p.layer.x, token, slice, slices);
+      if (threadIdx.x % 32 == 0) atomicMax(largest + own, __float_as_int(of_slice));  // not negative: bits have the numbers' order
+    }
+    __syncthreads();
+    if (own < count) put_rows(p, token, slice, slices, __int_as_float(largest[own]));
+  }
+
+  // Which weights an id means; -1 for none.
+  template <int count>
+  static __device__ void find_weights(gemmill_fused_experts_args const& x, int (&ids)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) ids[i] = ids[i] < x.experts ? ids[i] : -1;
+    if (x.expert_map != nullptr) {
+      int weights[count];
+#pragma unroll
+      for (int i = 0; i < count; ++i) weights[i] = __ldcg(x.expert_map + max(ids[i], 0));
+#pragma unroll
+      for (int i = 0; i < count; ++i) ids[i] = ids[i] >= 0 ? weights[i] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) ids[i] = ids[i] >= 0 && ids[i] < x.weights ? ids[i] : -1;
+  }
+
+  // Counts pairs of all tokens, and lists tiles; then gives the pairs of `count` tokens from `first` on their places.
+  static __device__ void place(OrderedParams const& p, int first, int count) {
+    __shared__ int next[kMostWeights], counts[kMostWeights];
+    auto const& x = p.layer.x;
+    int const thread = threadIdx.x, pairs = x.tokens * x.topk, own = first * x.topk, end = own + count * x.topk;
+    next[thread] = 0, counts[thread] = 0;
+    __syncthreads();
+    int const tokens = kThreads / x.topk, slots = kThreads % x.topk;  // a step
+    int token = thread / x.topk, slot = thread % x.topk;
+    for (int pair = thread; pair < pairs; pair += kAhead * kThreads) {
+      int ids[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        // behind the last pair the first is read: of loads with conditions each would wait for the one before
+        bool const inside = pair + i * kThreads < pairs;
+        ids[i] = __ldcg(x.topk_ids + (inside ? (token * x.ld_ids + slot) * x.id_words : int64_t{0}));
+        token += tokens, slot += slots;
+        if (slot >= x.topk) slot -= x.topk, ++token;
+      }
+      find_weights(x, ids);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        int const at = pair + i * kThreads;
+        if (at < pairs && ids[i] >= 0) atomicAdd((at < own ? next : counts) + ids[i], 1);
+      }
+    }
+    __syncthreads();
+    counts[thread] += next[thread];
+    int const tiles = deal_tiles<kTokens>(counts, [&](int index, Tile const& tile) {
+      if (blockIdx.x == 0) p.layer.ws.tiles[index] = tile;
+    });
+    if (blockIdx.x == 0 && thread == kThreads - 1) *p.layer.ws.tile_count = tiles;
+    if (blockIdx.x == 0 && thread < 2) p.layer.ws.tile_count[1 + thread] = 0;  // tiles that are taken, of both products
+    next[thread] += counts[thread];
+    __syncthreads();
+    for (int pair = own + thread; pair < end; pair += kThreads) {
+      int const weights = weights_of(x, pair), at = weights >= 0 ? atomicAdd(next + weights, 1) : -1;
+      p.layer.ws.local[pair] = weights, p.places[pair] = at;
+      if (at >= 0) p.layer.ws.order[at] = pair, p.weights[at] = router_weight(x, pair);
+    }
+    __syncthreads();
+  }
+
+  // A warp's share of a token: its row to all its places. Which experts of it have weights; a token without any is 0.
+  static __device__ void put_rows(OrderedParams const& p, int token, int slice, int slices, float largest) {
+    auto const& x = p.layer.x;
+    int const lane = threadIdx.x % 32;
+    Half const* const row = static_cast<Half const*>(x.x) + token * x.ldx;
+    int needed = 0;
+    for (int slots = 0; slots < x.topk; slots += 32) {
+      int const at = slots + lane < x.topk ? p.places[token * x.topk + slots + lane] : -1;
+      unsigned const some = __ballot_sync(~0u, at >= 0);
+      needed += __popc(some);
+      if (some == 0) continue;
+      if constexpr (kCoded) {
+        Coding const coding(largest, INFINITY);
+        if (at >= 0 && slice == 0) p.scales[at] = coding.scale;
+        auto const codes = [&](int piece) {
+          Half const* const from = row + piece * 16;
+          return make_uint4(word_of(coding, four_of(from)), word_of(coding, four_of(from + 4)), word_of(coding, four_of(from + 8)), word_of(coding, four_of(from + 12)));
+        };
+        store(codes, static_cast<uint4*>(p.rows), x.hidden / 16, slice * 32 + lane, slices * 32, at, some);
+      } else {
+        auto const pieces = [&](int piece) { return reinterpret_cast<uint4 const*>(row)[piece]; };
+        store(pieces, static_cast<uint4*>(p.rows), x.hidden / 8, slice * 32 + lane, slices * 32, at, some);
+      }
+    }
+    if (slice != 0) return;
+    if (lane == 0) p.layer.ws.needed[token] = needed;
+    if (needed != 0 || x.adds) return;
+    Half* const out = static_cast<Half*>(x.out) + token * x.ldout;
+    for (int i = lane; i < x.hidden; i += 32) out[i] = of_float<Half>(0.0f);
+  }
+
+  // By a warp, of its slice.
+  static __device__ float largest_of_row(gemmill_fused_experts_args const& x, int token, int slice, int slices) {
+    Half const* const row = static_cast<Half const*>(x.x) + token * x.ldx;
+    float largest = 0.0f;
+#pragma unroll 8
+    for (int piece = slice * 32 + threadIdx.x % 32; piece * 4 < x.hidden; piece += slices * 32) largest = largest_of(four_of(row + piece * 4), largest);
+    return quant::reduce_lanes<32>(largest, quant::Max{});
+  }
+
+  // Pieces of a row of `length` to the places that lanes have, where `some` has bits.
+  template <class Pieces>
+  static __device__ void store(Pieces const& pieces, uint4* rows, int length, int first, int step, int at, unsigned some) {
+    for (int piece = first; piece - threadIdx.x % 32 < length; piece += kPieces * step) {  // all lanes together
+      uint4 own[kPieces];
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) own[i] = pieces(min(piece + i * step, length - 1));
+      for (unsigned left = some; left != 0; left &= left - 1) {
+        uint4* const to = rows + int64_t{__shfl_sync(~0u, at, __ffs(left) - 1)} * length;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          if (piece + i * step < length) to[piece + i * step] = own[i];
+        }
+      }
+    }
+  }
+};
+
+// The ending of the first product: the scale of a row's codes lies in the order of rows.
+template <class Mm>
+struct OrderedGatedRows : GatedRows<Mm> {
+  static constexpr bool kAsks = false;
+  using GatedRows<Mm>::GatedRows;
+
+  template <bool>
+  __device__ void take(PackedArgs const& x, bool, float const (&quad)[4], int m, int, int n) const {
+    auto const& of = x.layer.x;
+    float const weight = of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f;
+    this->put(x, quad, m, n, weight, Mm::kScaled ? x.a_scales[m] : 1.0f);
+  }
+};
+
+// The ending of the second: the router's weight does.
+template <class Mm>
+struct OrderedParts : WeighedParts<Mm> {
+  static constexpr int kFinishers = 64;  // more would leave those who multiply too few registers
+  static constexpr bool kAsks = false;
+  using WeighedParts<Mm>::WeighedParts;
+
+  template <bool>
+  __device__ void take(PackedArgs const& x, bool, float const (&quad)[4], int m, int, int n) const {
+    float const weight = x.layer.x.weight_on_input ? 1.0f : x.a_scales[m];
+    this->put(x, quad, x.layer.ws.order[m], n, weight, Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f);
+  }
+};
+
+// Three launches, the products' by `launch_up` and `launch_down`.
+template <class First, class Up, class Down, auto prepare, auto launch_up, auto launch_down>
+int32_t launch_in_order(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+  if (int64_t(x.tokens) * x.topk > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
+  constexpr bool kCoded = Up::Mm::kScaled;
+  PackedWorkspace const ws(x, kCoded, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
+  OrderedParams p(packed_params<Down>(x, ws, kCoded), kCoded);
+  void* parameters[] = {&p};
+  auto const ctas = static_cast<unsigned>(std::clamp<int>(x.tokens, 1, how.sm_count));
+  if (int32_t error = launch_kernel<prepare>({dim3(ctas), dim3(First::kThreads), dim3(1), 0}, how, parameters); error != 0) return error;
+
+  PackedArgs first = first_of(p, kCoded), second = second_of(p, kCoded);
+  first.a = p.rows, first.token_ids = nullptr, first.tokens = first.m, first.lda = x.hidden;
+  first.a_scales = p.scales, second.a_scales = p.weights;  // what a row's results are multiplied by
+  if (int32_t error = launch_up(first, how); error != 0) return error;
+  return launch_down(second, how);
+}
+
+template <class First, class Up, class Down, auto prepare, auto up, auto down>
+int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+  return launch_in_order<First, Up, Down, prepare, &launch_product<Up, up>, &launch_product<Down, down>>(x, how);
+}
+
+}  // namespace gemmill::fused_moe
