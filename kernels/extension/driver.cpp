@@ -113,3 +113,59 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType
   *map = answer.map;
   return CUDA_SUCCESS;
 }
+
+// Graphs of kernels that are launched together.
+extern "C" CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  static auto const found = find<decltype(&cuStreamIsCapturing)>("cuStreamIsCapturing");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(stream, status);
+}
+
+extern "C" CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  static auto const found = find<decltype(&cuThreadExchangeStreamCaptureMode)>("cuThreadExchangeStreamCaptureMode");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(mode);
+}
+
+extern "C" CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  static auto const found = find<decltype(&cuStreamCreate)>("cuStreamCreate");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(stream, flags);
+}
+
+extern "C" CUresult cuStreamDestroy(CUstream stream) {
+  static auto const found = find<decltype(&cuStreamDestroy)>("cuStreamDestroy");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(stream);
+}
+
+extern "C" CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
+  static auto const found = find<decltype(&cuStreamBeginCapture)>("cuStreamBeginCapture");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(stream, mode);
+}
+
+extern "C" CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  static auto const found = find<decltype(&cuStreamEndCapture)>("cuStreamEndCapture");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(stream, graph);
+}
+
+extern "C" CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* count) {
+  static auto const found = find<decltype(&cuGraphGetNodes)>("cuGraphGetNodes");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(graph, nodes, count);
+}
+
+extern "C" CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* params) {
+  static auto const found = find<decltype(&cuGraphKernelNodeGetParams)>("cuGraphKernelNodeGetParams");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(node, params);
+}
+
+extern "C" CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph graph, unsigned long long flags) {
+  static auto const found = find<decltype(&cuGraphInstantiate)>("cuGraphInstantiateWithFlags");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(made, graph, flags);
+}
+
+extern "C" CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node, CUDA_KERNEL_NODE_PARAMS const* params) {
+  static auto const found = find<decltype(&cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(graph, node, params);
+}
+
+extern "C" CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
+  static auto const found = find<decltype(&cuGraphLaunch)>("cuGraphLaunch");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(graph, stream);
+}

@@ -11,6 +11,7 @@
 #include <climits>
 #include <cmath>
 
+#include "core/together.cuh"
 #include "fused_moe/expert_mm.cuh"
 #include "fused_moe/prepare.cuh"
 #include "quant/gating.cuh"
@@ -268,12 +269,11 @@ int32_t launch_fused_experts(gemmill_fused_experts_args const& x, gemmill_launch
   params.down = deal<Kernel>(tiles, ctas, (x.hidden + Kernel::kRowsOfUnit - 1) / Kernel::kRowsOfUnit, steps(x.inner));
   params.finished_count = Kernel::kCoded ? most_tiles * params.groups_of_inner : 0;
   params.summed_count = int64_t(x.tokens) * params.down.blocks;
-  void* parameters[] = {&params};
   auto const grid = [&](int64_t items) { return dim3(static_cast<unsigned>(std::clamp<int64_t>(items, 1, ctas))); };
   int const others = std::clamp<int>(x.tokens, 1, 2 * how.sm_count);
-  if (int32_t error = launch_kernel<prepare>({dim3(1 + others), dim3(Kernel::First::kThreads), dim3(1), 0}, how, parameters); error != 0) return error;
-  if (int32_t error = launch_kernel<up>({grid(most_tiles * params.up.blocks), dim3(Mm::kThreads), dim3(1), Mm::kSharedBytes}, how, parameters); error != 0) return error;
-  return launch_kernel<down>({grid(most_tiles * params.down.blocks), dim3(Mm::kThreads), dim3(1), Mm::kSharedBytes}, how, parameters);
+  auto const of_product = [&](int blocks) { return LaunchShape{grid(most_tiles * blocks), dim3(Mm::kThreads), dim3(1), Mm::kSharedBytes}; };
+  LaunchShape const of_first{dim3(1 + others), dim3(Kernel::First::kThreads), dim3(1), 0};
+  return Together<prepare, up, down>::launch({{{of_first, params}, {of_product(params.up.blocks), params}, {of_product(params.down.blocks), params}}}, how);
 }
 
 }  // namespace gemmill::fused_moe

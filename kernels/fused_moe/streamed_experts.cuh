@@ -23,6 +23,7 @@
 #include "cute/arch/mma_sm90.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
+#include "core/together.cuh"
 #include "fused_moe/expert_mm.cuh"
 #include "fused_moe/prepare.cuh"
 #include "quant/gating.cuh"
@@ -651,10 +652,10 @@ int32_t launch_streamed_experts(gemmill_fused_experts_args const& x, gemmill_lau
   if (most_tiles * std::max(of_up.blocks, of_down.blocks) > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   auto const grid = [&](int64_t items, int ctas) { return dim3(static_cast<unsigned>(std::clamp<int64_t>(items, 1, std::max(how.sm_count / ctas, 1)) * ctas)); };
   int const others = std::clamp<int>(x.tokens, 1, 2 * how.sm_count);
-  void *first[] = {&params}, *second[] = {&of_up}, *third[] = {&of_down};
-  if (int32_t error = launch_kernel<prepare>({dim3(1 + others), dim3(Kernel::First::kThreads), dim3(1), 0}, how, first); error != 0) return error;
-  if (int32_t error = launch_kernel<up>({grid(most_tiles * of_up.blocks, Up::kCtas), dim3(Up::kThreads), dim3(Up::kCtas), Up::kSharedBytes}, how, second); error != 0) return error;
-  return launch_kernel<down>({grid(most_tiles * of_down.blocks, 1), dim3(Down::kThreads), dim3(1), Down::kSharedBytes}, how, third);
+  LaunchShape const of_first{dim3(1 + others), dim3(Kernel::First::kThreads), dim3(1), 0};
+  LaunchShape const of_second{grid(most_tiles * of_up.blocks, Up::kCtas), dim3(Up::kThreads), dim3(Up::kCtas), Up::kSharedBytes};
+  LaunchShape const of_third{grid(most_tiles * of_down.blocks, 1), dim3(Down::kThreads), dim3(1), Down::kSharedBytes};
+  return Together<prepare, up, down>::launch({{{of_first, params}, {of_second, of_up}, {of_third, of_down}}}, how);
 }
 
 }  // namespace gemmill::fused_moe
