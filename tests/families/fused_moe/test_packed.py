@@ -291,7 +291,7 @@ def test_names_rules_and_selections() -> None:
     wrong = first_rejection(PACKED_RULES, replace(configs[0], tile_tokens=24))
     assert wrong.reason == "tile of 24 rows: there are 8, 16, 32, 64, 128"
     assert {config.tile_tokens for config in configs if config.ordered} == {32, 64, 128, 256}
-    assert {"mxfp4_e4m3_t32o", "mxfp4_e4m3_t256o"} < chosen and "mxfp4_t32o" not in chosen
+    assert {"mxfp4_e4m3_t32o", "mxfp4_e4m3_t256o", "nvfp4_t64o"} < chosen and "mxfp4_t32o" not in chosen
     wrong = first_rejection(PACKED_RULES, replace(configs[0], ordered=True))
     assert wrong.reason == "ordered tile of 8 rows: there are 32, 64, 128"
     for name, said in (

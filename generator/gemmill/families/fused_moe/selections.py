@@ -17,7 +17,7 @@ from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.vocab import Arch, DType
 
 _PACKED = {
-    "nvfp4": ("8", "8w", "32", "64", "128"),
+    "nvfp4": ("8", "8w", "32o", "64o"),
     "mxfp4": ("8", "32", "128"),
     "nvfp4_2to4": ("8", "8w", "32"),
     "mxfp4_e4m3": ("16", "32o", "256o"),
