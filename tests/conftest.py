@@ -1,6 +1,8 @@
 """Options and fixtures of the whole test suite, and how its tests are dealt to processes (`make test`)."""
 
+import gc
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,6 +34,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
         # Before torch is imported: threads of several processes on one core wait for one another.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays to the end: looking through it for garbage takes a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,9 +3,13 @@ the cache below `gemmill.settings.home()` does not have it; without a toolchain 
 missing.
 """
 
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 from closing import LINES, below
+from gemmill import settings
 from gemmill.build.driver import build
 from gemmill.build.errors import BuildError
 from gemmill.build.options import BuildOptions, BuildResult
@@ -39,3 +43,14 @@ def toolchain() -> ToolchainPaths:
 def smoke() -> BuildResult:
     """The smoke selection, built or found built."""
     return build(select("smoke"), BuildOptions())
+
+
+@pytest.fixture(scope="session")
+def inspected() -> Path:
+    """A home of builds that no one must load by chance. Its cache is the usual one: most host code is the same for every architecture."""
+    usual, home = settings.home(), settings.home() / "inspected"
+    for folder in (usual / "cache", home):
+        folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        (home / "cache").symlink_to(Path("..", "cache"))
+    return home

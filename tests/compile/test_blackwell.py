@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gemmill import settings
 from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.sass import architectures
@@ -23,9 +22,8 @@ TENSOR_CORE = {Arch.SM100A: "UTCQMMA", Arch.SM120A: "QMMA"}
 
 
 @pytest.mark.parametrize("arch", TENSOR_CORE)
-def test_smoke_selection(arch: Arch, toolchain: ToolchainPaths) -> None:
-    # In a home of its own, which keeps the objects for the next run: no one must load these builds by chance.
-    made = build(select("smoke", arch), BuildOptions(home=settings.home() / "inspected"))
+def test_smoke_selection(arch: Arch, toolchain: ToolchainPaths, inspected: Path) -> None:
+    made = build(select("smoke", arch), BuildOptions(home=inspected))
     assert made.rejected == ()
     extension = check_extension(made.manifest, made.folder)
     assert architectures(extension, toolchain.cuobjdump) == (arch.gencode.split("=")[-1],)
@@ -36,10 +34,9 @@ def test_smoke_selection(arch: Arch, toolchain: ToolchainPaths) -> None:
         assert not {"LDL", "STL"} & entry.sass.keys() and entry.spill_bytes == 0, "the kernel spills to local memory"
 
 
-def test_a_wheel_has_them_side_by_side(toolchain: ToolchainPaths, smoke: BuildResult, tmp_path: Path) -> None:
+def test_a_wheel_has_them_side_by_side(smoke: BuildResult, inspected: Path, tmp_path: Path) -> None:
     """Real extensions of all architectures: audited, in one wheel, each serving its own; none is loaded on a CPU."""
-    options = BuildOptions(home=settings.home() / "inspected")
-    folders = [smoke.folder, *(build(select("smoke", arch), options).folder for arch in TENSOR_CORE)]
+    folders = [smoke.folder, *(build(select("smoke", a), BuildOptions(home=inspected)).folder for a in TENSOR_CORE)]
     shipped = write_wheel(folders, tmp_path)
     with zipfile.ZipFile(shipped.path) as archive:
         archive.extractall(tmp_path / "site")

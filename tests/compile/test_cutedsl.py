@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gemmill import settings
 from gemmill.build.cubins import embedded_cubins
 from gemmill.build.driver import build
 from gemmill.build.dsl import find_dsl
@@ -54,11 +53,11 @@ def test_smoke_has_variants_of_both_backends(smoke: BuildResult, toolchain: Tool
     assert read_cubin(text).sass_digest == mine[0].sass_digest, "its code is that of the object before"
 
 
-def test_a_build_of_dsl_kernels_alone(toolchain: ToolchainPaths) -> None:
+def test_a_build_of_dsl_kernels_alone(toolchain: ToolchainPaths, inspected: Path) -> None:
     """A config that the kernel cannot be made of is a row of the ledger; machine code is found where nvcc made none."""
     configs = (parse_name(NAME), parse_name(TOO_BIG))
     selection = Selection(name="dsl", arch=Arch.SM90A, configs=configs, rejections=())
-    made = build(selection, BuildOptions(home=settings.home() / "inspected", retry_failed=True))
+    made = build(selection, BuildOptions(home=inspected, retry_failed=True))
     (entry,) = made.manifest.entries
     assert entry.sass["IGMMA"] > 0 and entry.sass["UTMALDG"] >= 2 and entry.spill_bytes == 0
     assert entry.registers > 0 and entry.code_bytes > 1000 and entry.compile_seconds > 0

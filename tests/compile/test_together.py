@@ -114,7 +114,9 @@ def _launched(stream: int, parameter: int) -> list[str]:
 
 def _replayed(graph: int, stream: int, parameter: int) -> list[str]:
     """Parameters of this call for each node of the graph, whatever order nodes are listed in."""
-    told = [f"tell {graph}'s {10 * graph + i + 1}: {i + 1} with {parameter + i}, grid {parameter + i}" for i in range(2)]
+    told = [
+        f"tell {graph}'s {10 * graph + i + 1}: {i + 1} with {parameter + i}, grid {parameter + i}" for i in range(2)
+    ]
     return [*told, f"launch graph {graph} on {stream}", "status 0"]
 
 
@@ -132,7 +134,11 @@ def test_a_streams_first_call_makes_a_graph_and_later_calls_replay_it(toolchain,
 
 def test_what_is_as_in_the_call_before_is_not_told_again(toolchain, tmp_path) -> None:
     again = ["launch graph 1 on 5", "status 0"]
-    told = _told("call(5, 7); call(5, 7); fails_to_tell = CUDA_ERROR_INVALID_VALUE; call(5, 8); fails_to_tell = CUDA_SUCCESS; call(5, 8);", toolchain, tmp_path)
+    told = _told(
+        "call(5, 7); call(5, 7); fails_to_tell = CUDA_ERROR_INVALID_VALUE; call(5, 8); fails_to_tell = CUDA_SUCCESS; call(5, 8);",
+        toolchain,
+        tmp_path,
+    )
     refused = ["tell 1's 11: 1 with 8, grid 8", "status 1"]
     assert told == [*_made(7), *_replayed(1, 5, 7), *again, *refused, *_replayed(1, 5, 8)]
 

@@ -4,6 +4,7 @@ import lzma
 import re
 import shlex
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ WITHOUT_GPU = {"tune": "no GPU that torch can use", "verify": "verify runs kerne
 """What these verbs say on a CPU, with exit code 3."""
 
 
+@cache
 def _verbs() -> dict[str, object]:
     top = typer.main.get_command(app).commands
     below = {f"{name} {verb}": c for name, group in top.items() for verb, c in getattr(group, "commands", {}).items()}
@@ -74,6 +76,7 @@ def test_it_can_be_parsed(verb: str, line: str) -> None:
     assert "NAME" not in context.params.values(), "an example can be typed as it stands"
 
 
+@cache
 def _hints() -> set[str]:
     """The commands that sentences tell people to run; what is filled in is written as X."""
     sources = "\n".join(path.read_text() for path in (ROOT / "generator").rglob("*.py"))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "generator/gemmill"
-TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 TYPES = {"problem": {"Problem", "OwnProblem"}, "workload": {"Workload", "MeasuredWorkload"}, "spec": {"Spec"}}
 """Endings of the types of parameters and fields so called, beside what crosses to another process as JSON."""
 AS_JSON = ("Any", "list[Any]")
@@ -16,6 +15,12 @@ ENDINGS = {"Problem": {"Problem", "OwnProblem"}, "Plan": {"Plan", "BuildPlan", "
 """Classes whose names end so."""
 ONCE = ("GROUP_SIZES", "QUANT_GROUP_SIZES", "QUANT_OPS")
 """Constants that several modules once had, each with a meaning of its own."""
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """Of all modules, by their paths."""
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def _declared(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -38,22 +43,22 @@ def strangers(trees: dict[str, ast.Module]) -> list[str]:
     return found
 
 
-def test_a_name_has_the_type_that_its_word_means() -> None:
-    assert strangers(TREES) == []
+def test_a_name_has_the_type_that_its_word_means(trees: dict[str, ast.Module]) -> None:
+    assert strangers(trees) == []
     assert strangers({"a.py": ast.parse("def f(problem: Workload): ...")}) == ["a.py: problem: Workload"]
     assert strangers({"a.py": ast.parse("class A:\n    workload: int")}) == ["a.py: workload: int"]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_classes_share_an_ending_that_share_a_meaning(ending: str) -> None:
-    classes = {node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+def test_classes_share_an_ending_that_share_a_meaning(ending: str, trees: dict[str, ast.Module]) -> None:
+    classes = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     assert {name for name in classes if name.endswith(ending)} == ENDINGS[ending]
 
 
-def test_a_constant_is_defined_once() -> None:
+def test_a_constant_is_defined_once(trees: dict[str, ast.Module]) -> None:
     made = Counter(
         target.id
-        for tree in TREES.values()
+        for tree in trees.values()
         for node in tree.body
         if isinstance(node, ast.Assign)
         for target in node.targets
@@ -62,7 +67,7 @@ def test_a_constant_is_defined_once() -> None:
     assert {name: made[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
 
 
-def test_a_module_that_is_called_a_table_is_of_one_of_two() -> None:
+def test_a_module_that_is_called_a_table_is_of_one_of_two(trees: dict[str, ast.Module]) -> None:
     """Tuned tables as files and as sweeps and the command make them, and the variant table of a build."""
-    called = {path for path in TREES if "table" in path.rpartition("/")[2]}
+    called = {path for path in trees if "table" in path.rpartition("/")[2]}
     assert called == {"runtime/table_file.py", "tuner/tables.py", "cli/tables.py", "runtime/variant_table.py"}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from gemmill.build.files import digest
 from gemmill.build.sources import Source, SourceKind
@@ -54,20 +55,26 @@ def partition(sources: Sequence[Source], jobs: int, dsl_jobs: int | None = None)
     """Units of variants of one tag, heaviest first.
 
     A unit has at most as many variants as its kernels declare. Sizes are such that `jobs` processes are equally busy to
-    the end. Of the CuTe DSL `dsl_jobs` processes run at a time, by default `jobs`.
+    the end: a tag is in one unit if it takes no more than the share of one of them. Of the CuTe DSL `dsl_jobs` processes
+    run at a time, by default `jobs`.
     """
-    units = [Unit(sources=(s,)) for s in sources if not s.is_variant]
-    for tag in sorted({s.tag for s in sources if s.is_variant}):
-        variants = [s for s in sources if s.tag == tag]
-        is_dsl = variants[0].kind is SourceKind.DSL
-        units += _shared_units(variants, (dsl_jobs or jobs) if is_dsl else jobs, REGISTRY.tagged(tag).unit_size)
-    return sorted(units, key=lambda unit: (-unit.seconds, unit.key))
+    alone = [Unit(sources=(s,)) for s in sources if not s.is_variant]
+    tags = sorted({s.tag for s in sources if s.is_variant})
+    whole = [Unit(sources=tuple(s for s in sources if s.is_variant and s.tag == tag)) for tag in tags]
+    total = sum(unit.seconds for unit in (*alone, *whole))
+    shared = []
+    for unit in whole:
+        processes = (dsl_jobs or jobs) if unit.kind is SourceKind.DSL else jobs
+        shared += _shared_units(unit, processes, unit.seconds / total if total else 1.0)
+    return sorted([*alone, *shared], key=lambda unit: (-unit.seconds, unit.key))
 
 
-def _shared_units(variants: Sequence[Source], jobs: int, largest: int) -> list[Unit]:
-    rounds = -(-len(variants) // (largest * jobs))
-    groups: list[list[Source]] = [[] for _ in range(min(rounds * jobs, len(variants)))]
-    for source in sorted(variants, key=lambda s: (-s.seconds, s.name)):
+def _shared_units(whole: Unit, jobs: int, share: float) -> list[Unit]:
+    """Units of a tag that has so large a share of all that is to be done."""
+    count, largest = len(whole.sources), REGISTRY.tagged(whole.sources[0].tag).unit_size
+    rounds = -(-count // (largest * jobs))
+    groups: list[list[Source]] = [[] for _ in range(min(max(-(-count // largest), ceil(share * rounds * jobs)), count))]
+    for source in sorted(whole.sources, key=lambda s: (-s.seconds, s.name)):
         # The heaviest first, each to the lightest group: at most one variant's difference at the end.
         open_groups = [group for group in groups if len(group) < largest]
         min(open_groups, key=lambda group: sum(s.seconds for s in group)).append(source)

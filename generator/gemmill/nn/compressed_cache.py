@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from gemmill.families.kv_cache.config import FORMATS, format_of
@@ -51,6 +50,8 @@ Queries are [rows, heads, head_dim], the last tokens of a sequence. Keys and val
 
 def attend_by_torch(q: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
     """An `Attention` by torch's scaled_dot_product_attention."""
+    from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes 2 s
+
     rows, tokens = len(q), len(keys)
     # torch's own causal mask is of the first tokens; where there are as many rows it is the same, and its kernels are faster.
     mask = causal_lower_right(rows, tokens) if causal and rows != tokens else None

@@ -263,7 +263,7 @@ def call_of(entry, m: int, n: int, k: int) -> dict[str, torch.Tensor | None]:
 
 
 @pytest.mark.parametrize("k", [16, 64, 128, 256])
-def test_strides_that_are_never_used_reach_no_kernel(k: int, probe) -> None:
+def test_strides_that_are_never_used_reach_no_kernel(k: int, probe, draws: int) -> None:
     """Every variant over every dimension of one element and a K of one group and less: what is launched does not depend on
     their strides, and is what TMA takes."""
     mill, taken, before = Mill(8), set(), probe.build.pin(-1)
@@ -273,7 +273,7 @@ def test_strides_that_are_never_used_reach_no_kernel(k: int, probe) -> None:
             for m, n in ((1, 1), (1, 264), (5, 1), (5, 264), (1, 8), (64, 16384)):
                 call = call_of(entry, m, n, k)
                 dense = outcome(probe, entry.predicate.ops[0], call)
-                for _ in range(3):
+                for _ in range(draws):
                     odd = {name: mill.restrided(tensor) for name, tensor in call.items()}
                     assert outcome(probe, entry.predicate.ops[0], odd) == dense, (
                         entry.name,

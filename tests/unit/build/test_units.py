@@ -9,14 +9,14 @@ from gemmill.build.units import Unit, partition, split
 from gemmill.registry import REGISTRY
 
 
-def _source(name: str, kind: SourceKind = SourceKind.VARIANT, seconds: float = 12.0) -> Source:
+def _source(name: str, kind: SourceKind = SourceKind.VARIANT, seconds: float = 12.0, tag: str = "cutlass") -> Source:
     return Source(
         kind=kind,
         name=name,
         path=PurePosixPath(f"sm90a/{name}.cu"),
         text=f"// {name}\n",
         key=f"key of {name}",
-        tag="cutlass" if kind is SourceKind.VARIANT else "",
+        tag=tag if kind is SourceKind.VARIANT else "",
         seconds=seconds,
     )
 
@@ -46,6 +46,14 @@ def test_heavy_and_light_are_mixed() -> None:
     sources = [_source(f"heavy{i}") for i in range(4)] + [_source(f"light{i}", seconds=4.0) for i in range(6)]
     first, second = partition(sources, 2)
     assert first.seconds == second.seconds
+
+
+@pytest.mark.parametrize(("jobs", "sizes"), [(2, [6, 3]), (4, [3, 3, 3]), (8, [2, 2, 2, 1, 1, 1])])
+def test_what_is_a_small_share_of_all_is_in_one_unit(jobs: int, sizes: list[int]) -> None:
+    """A unit's headers take longer than a variant: another process is busy with other tags meanwhile."""
+    few = [_source(f"v{i}") for i in range(6)] + [_source(f"w{i}", tag="sparsemm") for i in range(3)]
+    units = partition([*few, *(_source(f"b{i}", SourceKind.BINDING, 25.0) for i in range(4))], jobs)
+    assert sorted((len(unit.sources) for unit in units if unit.sources[0].is_variant), reverse=True) == sizes
 
 
 def test_hand_written_files_are_alone_and_the_heaviest_come_first() -> None:

@@ -38,18 +38,28 @@ def request_of(tmp_path: Path, name: str) -> TuneRequest:
 
 
 @contextmanager
-def on_a_cluster(spec: WorkerSpec) -> Iterator[ClusterExecutor]:
-    """Of two workers with a GPU each, as its user starts it."""
+def cluster_of_two() -> Iterator[LocalCluster]:
+    """Two workers with a GPU each, as their user starts them."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "resources": {"GPU": 1}}
     options |= {"scheduler_kwargs": {"allowed_failures": 0}, "silence_logs": 50}
-    with LocalCluster(**options) as found, connect(spec, Scheduler(address=found.scheduler_address)) as executor:
-        yield executor
+    with LocalCluster(**options) as found:
+        yield found
 
 
-def test_results_do_not_depend_on_where_tasks_run(tmp_path, home) -> None:
+def connected(found: LocalCluster, spec: WorkerSpec) -> ClusterExecutor:
+    return connect(spec, Scheduler(address=found.scheduler_address))
+
+
+def test_processes_start_together_and_results_do_not_depend_on_where_tasks_run(tmp_path, home) -> None:
+    """A GPU whose process starts with its first task is idle as long as half of a small sweep takes."""
     alone = tune(request_of(tmp_path, "alone"))
-    with on_a_cluster(DRY) as executor:
-        together = tune(request_of(tmp_path, "together"), executor_of=lambda spec: executor)
+    with cluster_of_two() as workers:
+        with connected(workers, DRY) as executor:
+            executor.facts()
+            wait(executor._starting, timeout=120)
+            started = executor._client.run(lambda: [worker.starts for worker in cluster._workers.values()])
+        assert sorted(started.values()) == [[1], [1]]
+        together = tune(request_of(tmp_path, "together"), executor_of=lambda spec: connected(workers, DRY))
     rows = [[(row.key, row.variants, row.us) for row in result.tables[0][1].rows] for result in (alone, together)]
     assert rows[0] == rows[1] and len(rows[0]) == 3
 
@@ -66,19 +76,10 @@ def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cluster, "measure_here", die_once)
     spec = WorkerSpec(builds=(), dry_run=True, vllm_library=str(tmp_path))
     tasks = [Task(workload=workload, candidates=(), kept=None, stages=()) for workload in WORKLOADS]
-    with on_a_cluster(spec) as executor:
+    with cluster_of_two() as workers, connected(workers, spec) as executor:
         found = {task.workload.step: outcome for task, outcome in executor.run(tasks, lambda *fault: None)}
     assert isinstance(found[1], Outcome) and isinstance(found[16], Outcome), "given to another worker"
     assert isinstance(found[64], TaskLost) and str(found[64]) == "its worker was lost, also when it ran alone"
-
-
-def test_all_measuring_processes_start_together() -> None:
-    """A GPU whose process starts with its first task is idle as long as half of a small sweep takes."""
-    with on_a_cluster(DRY) as executor:
-        executor.facts()
-        wait(executor._starting, timeout=120)
-        started = executor._client.run(lambda: [worker.starts for worker in cluster._workers.values()])
-    assert sorted(started.values()) == [[1], [1]]
 
 
 def test_a_scheduler_that_is_not_there(monkeypatch) -> None:
