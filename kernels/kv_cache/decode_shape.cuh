@@ -35,6 +35,7 @@ struct DecodeShape {
   static constexpr int kGroups = kRowTiles == 1 && kHeadDim <= 128 ? 4 : 2;
   static constexpr int kConsumerWarps = kGroups * kGroupWarps;
   static constexpr int kThreads = 32 * (kConsumerWarps + kGroups);  // each group has a producer
+  static constexpr bool kHasChains = kRowTiles == 1;  // two tiles of rows are two chains of products by themselves
   static constexpr bool kGivesRegisters = kGroups == 4;  // four warps do it together
   static constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages and the queries.

@@ -57,15 +57,16 @@ __device__ __forceinline__ void score_tile(float (&s)[Shape::kRowTiles][4], uint
   PackedCodes<Shape::kKeyBits, Shape::kHeadDim / 4> low, high;
   low.load(codes + token_of(g) * Shape::kKeyBytes, t);
   high.load(codes + (8 + token_of(g)) * Shape::kKeyBytes, t);
-  float odd[Shape::kRowTiles][4] = {};  // two chains of products: one would wait for each before the next
+  float odd[Shape::kRowTiles][4] = {};  // the second of two chains of products: one would wait for each before the next
 #pragma unroll
   for (int step = 0; step < Shape::kSteps; ++step) {
     constexpr bool kIsStepped = Shape::kIsStepped;
     uint32_t const a[4] = {pair_of<kIsStepped>(table, low, 2 * step), pair_of<kIsStepped>(table, high, 2 * step),
                            pair_of<kIsStepped>(table, low, 2 * step + 1), pair_of<kIsStepped>(table, high, 2 * step + 1)};
 #pragma unroll
-    for (int r = 0; r < Shape::kRowTiles; ++r) mma_16x8x16<__half>(step % 2 == 0 ? s[r] : odd[r], a, q[r][step].x, q[r][step].y);
+    for (int r = 0; r < Shape::kRowTiles; ++r) mma_16x8x16<__half>(Shape::kHasChains && step % 2 != 0 ? odd[r] : s[r], a, q[r][step].x, q[r][step].y);
   }
+  if constexpr (!Shape::kHasChains) return;
 #pragma unroll
   for (int r = 0; r < Shape::kRowTiles; ++r) {
 #pragma unroll
