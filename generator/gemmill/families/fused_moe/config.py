@@ -31,8 +31,6 @@ GROUP_TILES = {32: 5, 64: 4, 128: 5}
 SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
-ORDERED_TILES = {32: 5, 64: 4, 128: 5}
-"""Of rows in order that are multiplied by bf16: kernels/fused_moe/ordered_experts.cuh."""
 TALL_TILES, ROUNDED_TALL_TILES, BOXES = {32: 8, 256: 5}, {32: 8, 256: 4}, {32: (8, 2), 256: (64, 1)}
 """Of rows in order and weights that are folded: kernels/fused_moe/tall_experts.cuh. Tables of nvfp4 take the room of a stage.
 
@@ -135,7 +133,7 @@ class PackedExpertsConfig:
         if self.ordered and self.is_coded:
             return {} if self.wide else ROUNDED_TALL_TILES if self.format == NVFP4 else TALL_TILES
         if self.ordered:
-            return {} if self.wide or self.sparse_group else ORDERED_TILES
+            return {} if self.wide else SPARSE_GROUP_TILES if self.sparse_group else GROUP_TILES
         if self.is_coded:
             return {} if self.wide else FOLDED_TILES
         if self.wide:
