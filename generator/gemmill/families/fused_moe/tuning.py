@@ -16,14 +16,14 @@ Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs
 """
 _STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
 """The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/experts.md)."""
-_PACKED_TILE_PS = {8: 270, 16: 370, 32: 440, 64: 560, 128: 1300}
-_WIDE_TILE_PS = {8: 210}
+_PACKED_TILE_PS = {8: 300, 16: 370, 32: 440, 64: 560, 128: 1300}
+_WIDE_TILE_PS = {8: 265}
 """The same of packed weights, from times of Qwen3-Next, DeepSeek V3 and V4 Flash (H200, 2026-11-23; docs/notes/experts.md).
 
-Those of 16 rows and of wide tiles are guesses: such tiles were not timed alone since their copies changed.
+Those of 16 rows are guesses: such tiles were not timed alone since their copies changed.
 """
-_ORDERED_TILE_PS = {32: 380, 64: 480, 128: 1300}
-"""The same of rows in order, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23). That of 128 rows is a guess."""
+_ORDERED_TILE_PS = {32: 420, 64: 540, 128: 820}
+"""The same of rows in order, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
 _TALL_TILE_PS = {32: 320, 256: 670}
 """The same of rows in order and folded weights, from whole calls of Qwen3-Next and V4 Flash (H200, 2026-11-23)."""
 _BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS, _ORDERED_BEGIN_NS, _TALL_BEGIN_NS = 12000, 15000, 10800, 15000, 33000
