@@ -216,27 +216,20 @@ struct OrderedParts : WeighedParts<Mm> {
   }
 };
 
-// Three launches, the products' by `launch_up` and `launch_down`.
-template <class First, class Up, class Down, auto prepare, auto launch_up, auto launch_down>
-int32_t launch_in_order(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+// Host code: three launches. `UpBoxes` and `DownBoxes`: of rows.
+template <class First, class Up, class Down, auto prepare, auto up, auto down, class UpBoxes = Up, class DownBoxes = Down>
+int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
   if (int64_t(x.tokens) * x.topk > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   constexpr bool kCoded = Up::Mm::kScaled;
   PackedWorkspace const ws(x, kCoded, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
   OrderedParams p(packed_params<Down>(x, ws, kCoded), kCoded);
-  void* parameters[] = {&p};
   auto const ctas = static_cast<unsigned>(std::clamp<int>(x.tokens, 1, how.sm_count));
-  if (int32_t error = launch_kernel<prepare>({dim3(ctas), dim3(First::kThreads), dim3(1), 0}, how, parameters); error != 0) return error;
+  LaunchShape const of_first{dim3(ctas), dim3(First::kThreads), dim3(1), 0};
 
   PackedArgs first = first_of(p, kCoded), second = second_of(p, kCoded);
   first.a = p.rows, first.token_ids = nullptr, first.tokens = first.m, first.lda = x.hidden;
   first.a_scales = p.scales, second.a_scales = p.weights;  // what a row's results are multiplied by
-  if (int32_t error = launch_up(first, how); error != 0) return error;
-  return launch_down(second, how);
-}
-
-template <class First, class Up, class Down, auto prepare, auto up, auto down>
-int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
-  return launch_in_order<First, Up, Down, prepare, &launch_product<Up, up>, &launch_product<Down, down>>(x, how);
+  return launch_three<prepare>(of_first, p, Product<Up, up, UpBoxes>(first, how), Product<Down, down, DownBoxes>(second, how), how);
 }
 
 }  // namespace gemmill::fused_moe

@@ -12,6 +12,7 @@
 
 #include <climits>
 
+#include "core/together.cuh"
 #include "fused_moe/prepare.cuh"
 #include "fused_moe/sums.cuh"
 #include "fused_moe/turned_products.cuh"
@@ -227,17 +228,38 @@ struct PreparePacked {
 
 // Host code: three launches.
 
-template <class Kernel, auto entry>
-int32_t launch_product(PackedArgs const& x, gemmill_launch const& how) {
-  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  int64_t const blocks = (int64_t{x.k} + blockscaled::kStageColumns - 1) / blockscaled::kStageColumns * (blockscaled::kStageColumns / Kernel::kColumns);
-  typename Kernel::Params params{{}, x, (x.n - 1) / Kernel::kRows + 1, static_cast<int32_t>(blocks), Kernel::kSpread, false};
-  if (x.token_ids == nullptr && moe::describe_rows<Kernel>(params.tokens, x) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
-  int64_t const tiles = std::min<int64_t>(x.m, int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
-  if (tiles > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
-  int64_t const ctas = std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas);
-  void* parameters[] = {&params};
-  return launch_kernel<entry>({dim3(static_cast<unsigned>(ctas)), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes}, how, parameters);
+// A product: what it is told, and how it is launched. `Boxes`: of rows in order.
+template <class Kernel, auto entry, class Boxes = Kernel>
+struct Product {
+  static constexpr auto kEntry = entry;
+  typename Kernel::Params params;
+  LaunchShape shape;
+  int32_t error;  // why it cannot be launched, or 0
+
+  Product(PackedArgs const& x, gemmill_launch const& how) : params(told(x)), shape{dim3(1), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes} {
+    int64_t const tiles = std::min<int64_t>(x.m, int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
+    bool const described = x.token_ids != nullptr || moe::describe_rows<Boxes>(params.tokens, x) == CUDA_SUCCESS;
+    error = described && tiles <= INT_MAX / 2 ? static_cast<int32_t>(allow_shared_memory<entry>(how.device, Kernel::kSharedBytes)) : GEMMILL_CANNOT_IMPLEMENT;
+    shape.grid.x = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas));
+  }
+
+ private:
+  static typename Kernel::Params told(PackedArgs const& x) {
+    constexpr int64_t kStage = blockscaled::kStageColumns, kBlocks = kStage / Kernel::kColumns;
+    int32_t const tiles = (x.n - 1) / Kernel::kRows + 1, blocks = static_cast<int32_t>((x.k + kStage - 1) / kStage * kBlocks);
+    if constexpr (std::is_same_v<Boxes, Kernel>) {
+      return {{}, x, tiles, blocks, Kernel::kSpread, false};
+    } else {
+      return {{}, x, tiles, blocks, Kernel::kSpread};
+    }
+  }
+};
+
+// All three. `shape` and `p`: of the first.
+template <auto prepare, class Params, class Up, class Down>
+int32_t launch_three(LaunchShape const& shape, Params& p, Up up, Down down, gemmill_launch const& how) {
+  if (up.error != 0 || down.error != 0) return up.error != 0 ? up.error : down.error;
+  return Together<prepare, Up::kEntry, Down::kEntry>::launch({{{shape, p}, {up.shape, up.params}, {down.shape, down.params}}}, how);
 }
 
 // What both products are told of sorted rows.
@@ -289,11 +311,9 @@ int32_t launch_packed_experts(gemmill_fused_experts_args const& x, gemmill_launc
   constexpr bool kCoded = Up::Mm::kScaled;
   PackedWorkspace const ws(x, kCoded, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
   PackedParams p = packed_params<Down>(x, ws, kCoded);
-  void* parameters[] = {&p};
   int const others = std::clamp<int>(x.tokens, 1, 2 * how.sm_count);
-  if (int32_t error = launch_kernel<prepare>({dim3(1 + others), dim3(First::kThreads), dim3(1), 0}, how, parameters); error != 0) return error;
-  if (int32_t error = launch_product<Up, up>(first_of(p, kCoded), how); error != 0) return error;
-  return launch_product<Down, down>(second_of(p, kCoded), how);
+  LaunchShape const of_first{dim3(1 + others), dim3(First::kThreads), dim3(1), 0};
+  return launch_three<prepare>(of_first, p, Product<Up, up>(first_of(p, kCoded), how), Product<Down, down>(second_of(p, kCoded), how), how);
 }
 
 }  // namespace gemmill::fused_moe

@@ -454,22 +454,10 @@ struct TallParts : WeighedParts<Mm> {
   }
 };
 
-template <class Kernel, auto entry>
-int32_t launch_tall_product(PackedArgs const& x, gemmill_launch const& how) {
-  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  int64_t const blocks = (int64_t{x.k} + blockscaled::kStageColumns - 1) / blockscaled::kStageColumns * (blockscaled::kStageColumns / Kernel::kColumns);
-  typename Kernel::Params params{{}, x, (x.n - 1) / Kernel::kRows + 1, static_cast<int32_t>(blocks), Kernel::kSpread};
-  if (moe::describe_rows<typename Kernel::Boxes>(params.tokens, x) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
-  int64_t const tiles = (int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
-  if (tiles > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
-  void* parameters[] = {&params};
-  auto const ctas = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas));
-  return launch_kernel<entry>({dim3(ctas), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes}, how, parameters);
-}
-
+// Host code: three launches.
 template <class First, class Up, class Down, auto prepare, auto up, auto down>
 int32_t launch_tall_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
-  return launch_in_order<First, Up, Down, prepare, &launch_tall_product<Up, up>, &launch_tall_product<Down, down>>(x, how);
+  return launch_ordered_experts<First, Up, Down, prepare, up, down, typename Up::Boxes, typename Down::Boxes>(x, how);
 }
 
 }  // namespace gemmill::fused_moe

@@ -7,13 +7,18 @@ chain's own result with a wait after each step.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.families.fused_moe.cases.calls import CallSpec, arguments_of, make_given
+from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS
+from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED
 
 ROUNDS = 40
 SIZES = (256, 1024, 4096)
@@ -123,11 +128,39 @@ def written_weights(m: int, width: int, device: torch.device) -> Chain:
     )
 
 
-CHAINS = (per_token, in_groups, int8_with_zero_points, written_weights)
+@cache
+def layer_of_experts(width: int, device: torch.device, packing: str | None) -> dict[str, Any]:
+    spec = CallSpec(tokens=257, hidden=width, inner=256, weights=3, topk=2, group_size=0 if packing else 128)
+    packed = PACKINGS[PACKING_NAMES.index(packing)] if packing else None
+    return make_given(replace(spec, packing=packed, order=INTERLEAVED if packing else GATE_UP), device)
+
+
+def experts(m: int, width: int, device: torch.device, packing: str | None = None) -> Chain:
+    """Two layers of fused experts: each reads what the one before it summed."""
+    x, middle, out = (empty(device, m, width, dtype=torch.bfloat16) for _ in range(3))
+    given = layer_of_experts(width, device, packing)
+    routed = {name: given[name][:m] for name in ("topk_ids", "topk_weights")}
+    op = getattr(ops, "fused_fp4_experts" if packing else "fused_experts").default
+    both = [arguments_of(given | routed | {"x": one, "out": other}) for one, other in ((x, middle), (middle, out))]
+    return Chain(x=x, out=out, written=(middle, out), steps=tuple(partial(op, *arguments) for arguments in both))
+
+
+packed_experts = partial(experts, packing="nvfp4")
+folded_experts = partial(experts, packing="mxfp4_e4m3")
+"""Whose rows of x and of results become codes."""
+EXPERTS = {experts: "experts", packed_experts: "packed_experts", folded_experts: "folded_experts"}
+CHAINS = (per_token, in_groups, int8_with_zero_points, *EXPERTS, written_weights)
+
+
+def name_of(make: Callable[..., Chain]) -> str:
+    return EXPERTS.get(make) or make.__name__
 
 
 def offered(make: Callable[..., Chain]) -> bool:
     """Whether the build has the variants of a chain, as far as a smoke build may lack them."""
+    if make in EXPERTS:
+        call = make(1, SIZES[0], torch.device("cuda")).steps[0]
+        return gemmill.explain(call.func.name().partition("::")[2], *call.args).entry is not None
     if make is int8_with_zero_points:
         return gemmill.supports("dynamic_scaled_int8_quant", dtype="bf16") and gemmill.supports("cutlass_scaled_mm_azp")
     return gemmill.supports("cutlass_scaled_mm", dtype="e4m3", group_size=128 if make is in_groups else 0)
@@ -159,7 +192,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 @pytest.mark.parametrize("assumed", [False, True], ids=["weights-may-change", "constant-weights"])
 @pytest.mark.parametrize("m", [1, 16, 64, 257])
-@pytest.mark.parametrize("make", CHAINS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", CHAINS, ids=name_of)
 def test_each_reads_what_the_one_before_it_wrote(make, m: int, assumed: bool, device) -> None:
     if assumed and make is written_weights:
         pytest.skip("the promise of constant weights does not hold for this chain")
@@ -182,7 +215,7 @@ def test_each_reads_what_the_one_before_it_wrote(make, m: int, assumed: bool, de
 
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize("assumed", [False, True], ids=["weights-may-change", "constant-weights"])
-@pytest.mark.parametrize("make", CHAINS[:3], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", CHAINS[:-1], ids=name_of)
 def test_a_chain_in_a_graph(make, assumed: bool, device) -> None:
     """The edges between kernels of a graph are programmatic too."""
     if not offered(make):
