@@ -17,6 +17,12 @@ from gemmill.quantize import quantize_weight
 E, TOP, K, N = 8, 3, 512, 256
 E4M3 = torch.float8_e4m3fn
 TOKENS = (1, 5, 64, 400)
+OF_CODES = 2**-6
+"""What may differ of a whole of which activated rows are codes with scales of blocks.
+
+The tensor core's sums of e4m3 lose about 2^-10, which moves one code in 50 by a step. A
+step is a twelfth of a code in the mean, so the norm of the difference is about 2^-6.4 of the whole.
+"""
 tokens = pytest.mark.parametrize("m", TOKENS)
 
 
@@ -82,10 +88,10 @@ def wanted(
     return out
 
 
-def check(call: Callable[[], Tensor], right: Tensor, device: torch.device) -> None:
+def check(call: Callable[[], Tensor], right: Tensor, device: torch.device, share: float = 2**-7) -> None:
     """Sums in another order, rounded to bf16 before and after weighing: 2^-7 of the whole; the same from a graph."""
     first = call().clone()
-    assert (first.double().cpu() - right).norm() <= 2**-7 * right.norm()
+    assert (first.double().cpu() - right).norm() <= share * right.norm()
     if device.type != "cuda":
         return
     torch.cuda.synchronize()
@@ -223,7 +229,7 @@ def test_vllms_fp8_experts(vllm: dict[str, ModuleType], m: int, blocks: bool, de
         if " lacks " not in str(error):
             raise
         pytest.skip(str(error))
-    check(call, _fp8_wanted(x, ids, by, (w1, w2), scales, blocks), device)
+    check(call, _fp8_wanted(x, ids, by, (w1, w2), scales, blocks), device, OF_CODES if blocks else 2**-7)
 
 
 def _scales(n: int, k: int, blocks: bool) -> Tensor:
