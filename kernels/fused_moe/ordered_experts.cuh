@@ -119,7 +119,7 @@ struct PrepareOrdered {
       if (blockIdx.x == 0) p.layer.ws.tiles[index] = tile;
     });
     if (blockIdx.x == 0 && thread == kThreads - 1) *p.layer.ws.tile_count = tiles;
-    if (blockIdx.x == 0 && thread < 2) p.layer.ws.tile_count[1 + thread] = 0;  // tiles that are taken, of both products
+    if (blockIdx.x == 0 && thread < 3) p.layer.ws.tile_count[1 + thread] = 0;  // tiles that are taken, of both products, and stored, of the second
     next[thread] += counts[thread];
     __syncthreads();
     for (int pair = own + thread; pair < end; pair += kThreads) {
@@ -216,9 +216,9 @@ struct OrderedParts : WeighedParts<Mm> {
   }
 };
 
-// Host code: three launches. `UpBoxes` and `DownBoxes`: of rows.
-template <class First, class Up, class Down, auto prepare, auto up, auto down, class UpBoxes = Up, class DownBoxes = Down>
-int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+// Host code: three launches, of two products.
+template <class First, class Up, class Down, auto prepare, class UpProduct, class DownProduct>
+int32_t launch_in_order(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
   if (int64_t(x.tokens) * x.topk > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   constexpr bool kCoded = Up::Mm::kScaled;
   PackedWorkspace const ws(x, kCoded, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
@@ -228,8 +228,14 @@ int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_laun
 
   PackedArgs first = first_of(p, kCoded), second = second_of(p, kCoded);
   first.a = p.rows, first.token_ids = nullptr, first.tokens = first.m, first.lda = x.hidden;
-  first.a_scales = p.scales, second.a_scales = p.weights;  // what a row's results are multiplied by
-  return launch_three<prepare>(of_first, p, Product<Up, up, UpBoxes>(first, how), Product<Down, down, DownBoxes>(second, how), how);
+  first.a_scales = kCoded ? p.scales : p.weights, second.a_scales = p.weights;  // what a row's results are multiplied by
+  return launch_three<prepare>(of_first, p, UpProduct(first, how), DownProduct(second, how), how);
+}
+
+// `UpBoxes` and `DownBoxes`: of rows.
+template <class First, class Up, class Down, auto prepare, auto up, auto down, class UpBoxes = Up, class DownBoxes = Down>
+int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+  return launch_in_order<First, Up, Down, prepare, Product<Up, up, UpBoxes>, Product<Down, down, DownBoxes>>(x, how);
 }
 
 }  // namespace gemmill::fused_moe

@@ -87,6 +87,15 @@ struct Scaled {
     }
   }
 
+  // Of columns whose bases are at hand.
+  __device__ Scaled(PackedArgs const& x, int weights, int n, float4 bases)
+      : factors{__fmul_rn(bases.x, Mm::Block::kShort), __fmul_rn(bases.y, Mm::Block::kShort), __fmul_rn(bases.z, Mm::Block::kShort), __fmul_rn(bases.w, Mm::Block::kShort)} {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      bias[i] = x.bias == nullptr ? 0.0f : to_float(static_cast<__nv_bfloat16 const*>(x.bias)[int64_t{weights} * x.n + min(n + i, x.n - 1)]);
+    }
+  }
+
   // `of_row`: the scale of a row of codes, 1 where there are none.
   __device__ float operator()(PackedArgs const& x, float of_row, float sum, int i) const {
     float value = __fmul_rn(sum, factors[i]);
@@ -112,6 +121,7 @@ struct GatedRows {
   OfRow asked;
 
   __device__ GatedRows(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+  __device__ explicit GatedRows(Scaled<Mm> const& scaled) : scaled(scaled) {}
   __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
   // Of row m, which a thread may ask for before it multiplies.
@@ -187,6 +197,7 @@ struct WeighedParts {
   OfRow asked;
 
   __device__ WeighedParts(Args const& x, int weights, int n) : scaled(x, weights, n) {}
+  __device__ explicit WeighedParts(Scaled<Mm> const& scaled) : scaled(scaled) {}
   __device__ static moe::Span tile_of(Args const& x, int index) { return listed_tile(x, index); }
 
   __device__ void ask(Args const& x, int m) { asked = of_row(x, m); }

@@ -9,9 +9,9 @@ namespace gemmill::fused_moe {
 // A token's sum over its experts, of the `columns` columns from n0 on, by a warp. Parts of some experts are asked for together: where there is
 // none another's is read, for of loads with conditions nvcc 13.0 has each wait for the one before.
 // `all`: whether all experts have weights.
-template <class Half, int columns>
+template <class Half, int columns, int together = 20 / (columns / 32)>
 __device__ __forceinline__ void sum_token(Params const& p, int64_t token, bool all, int n0, int lane) {
-  constexpr int kEach = columns / 32, kTogether = 20 / kEach;
+  constexpr int kEach = columns / 32, kTogether = together;
   static_assert(kEach == 2 || kEach == 4, "a lane sums two or four columns, which a row has whole pieces of");
   using Piece = std::conditional_t<kEach == 4, float4, float2>;
   auto const& x = p.x;

@@ -31,6 +31,8 @@ GROUP_TILES = {32: 5, 64: 4, 128: 5}
 SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
+BOXED_TILES = {16: 7, 64: 6}
+"""Of rows in order that come in boxes, and dense weights: kernels/fused_moe/boxed_experts.cuh. Tiles are wide: 128 or 256 rows of weights."""
 TALL_TILES, ROUNDED_TALL_TILES, BOXES = {32: 8, 256: 5}, {32: 8, 256: 4}, {32: (8, 2), 256: (64, 1)}
 """Of rows in order and weights that are folded: kernels/fused_moe/tall_experts.cuh. Tables of nvfp4 take the room of a stage.
 
@@ -91,7 +93,7 @@ class PackedExpertsConfig:
     tile_tokens: int
     """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
     wide: bool = False
-    """Whether eight warps take 128 rows of weights, where four take 64."""
+    """Whether eight warps take 128 rows of weights, where four take 64; of rows in order, whether these come in boxes."""
     ordered: bool = False
     """Whether the first launch leaves rows of x in the order of experts, where the first product else gathers them."""
     arch: Arch = Arch.SM90A
@@ -132,8 +134,10 @@ class PackedExpertsConfig:
         """Stages of each tile that there is, by its rows of an expert."""
         if self.ordered and self.is_coded:
             return {} if self.wide else ROUNDED_TALL_TILES if self.format == NVFP4 else TALL_TILES
+        if self.ordered and self.wide:
+            return {} if self.sparse_group else BOXED_TILES
         if self.ordered:
-            return {} if self.wide else SPARSE_GROUP_TILES if self.sparse_group else GROUP_TILES
+            return SPARSE_GROUP_TILES if self.sparse_group else GROUP_TILES
         if self.is_coded:
             return {} if self.wide else FOLDED_TILES
         if self.wide:
@@ -143,11 +147,18 @@ class PackedExpertsConfig:
     @property
     def by_warps(self) -> bool:
         """Whether warps multiply alone, few tokens each."""
-        return not self.is_coded and self.tile_tokens in WARP_TILES
+        return not (self.is_coded or self.is_boxed) and self.tile_tokens in WARP_TILES
+
+    @property
+    def is_boxed(self) -> bool:
+        """Whether rows come in boxes, of which a tile loads and multiplies those that it has."""
+        return self.wide and self.ordered
 
     @property
     def tile_rows(self) -> int:
-        """Rows of weights that a CTA takes together: 64 by four warps, 128 by two groups of 128 threads."""
+        """Rows of weights that a CTA takes together: 64 by four warps, 128 by two groups of 128 threads, 256 by four."""
+        if self.is_boxed and self.tile_tokens not in WARP_TILES:
+            return 4 * SIDE
         return SIDE if self.by_warps and not self.wide else 2 * SIDE
 
     @property

@@ -17,12 +17,12 @@ from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.vocab import Arch, DType
 
 _PACKED = {
-    "nvfp4": ("8", "8w", "32o", "64o"),
+    "nvfp4": ("8", "8w", "16wo", "64wo"),
     "mxfp4": ("8", "32", "128"),
     "nvfp4_2to4": ("8", "8w", "32o", "64o"),
     "mxfp4_e4m3": ("16", "32o", "256o"),
 }
-"""Tiles of packed weights in the default selection, by their rows: "w" of wide ones, "o" of rows in order. The model chooses no others."""
+"""Tiles of packed weights in the default selection, by their rows: "w" of wide ones, "o" of rows in order, "wo" of boxes of these. The model chooses no others."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
@@ -76,6 +76,11 @@ def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
         of_kind = PackedExpertsConfig(
             format=packing.format, sparse_group=packing.sparse_group, activations=activations, tile_tokens=16, arch=arch
         )
-        for kind in (of_kind, replace(of_kind, wide=True), replace(of_kind, ordered=True)):
+        for kind in (
+            of_kind,
+            replace(of_kind, wide=True),
+            replace(of_kind, ordered=True),
+            replace(of_kind, wide=True, ordered=True),
+        ):
             for tile in kind.tiles:
                 yield replace(kind, tile_tokens=tile)

@@ -61,6 +61,7 @@ _ORDERED = {
     "boxes": (),
 }
 _TALL = {**_ORDERED, "kernels": "tall_experts", "gated": "TallGatedRows", "parted": "TallParts"}
+_BOXED = {**_ORDERED, "kernels": "boxed_experts", "gated": "BoxedGatedRows", "parted": "BoxedParts"}
 """What the three launches are made of: where rows are gathered, where they come in order, and where weights are folded, too."""
 
 
@@ -85,4 +86,6 @@ def spell_packed(config: PackedExpertsConfig) -> Spelled:
 def _launches(config: PackedExpertsConfig) -> dict[str, Any]:
     if not config.ordered:
         return _GATHERED
+    if config.is_boxed:
+        return _BOXED
     return {**_TALL, "boxes": BOXES[config.tile_tokens]} if config.is_coded else _ORDERED

@@ -24,9 +24,12 @@ Those of 16 rows are guesses: such tiles were not timed alone since their copies
 """
 _ORDERED_TILE_PS = {32: 420, 64: 540, 128: 820}
 """The same of rows in order, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
+_BOXED_TILE_PS = {16: 225, 64: 305}
+"""The same of boxes of rows, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
 _TALL_TILE_PS = {32: 320, 256: 670}
 """The same of rows in order and folded weights, from whole calls of Qwen3-Next and V4 Flash (H200, 2026-11-23)."""
 _BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS, _ORDERED_BEGIN_NS, _TALL_BEGIN_NS = 12000, 15000, 10800, 15000, 33000
+_BOXED_BEGIN_NS = 23500
 """Nanoseconds of three launches of few tiles.
 
 Wide tiles are half as many, so fewer multiprocessors read. Streamed tiles of 8 rows are shared by two CTAs, so more do. Where rows are put in
@@ -37,6 +40,8 @@ order the first launch takes longer.
 def _tile_ps(config: AnyConfig) -> int:
     if not isinstance(config, PackedExpertsConfig):
         return (_STREAMED_TILE_PS if config.streamed else _TILE_PS)[config.tile_tokens]
+    if config.is_boxed:
+        return _BOXED_TILE_PS[config.tile_tokens]
     if config.ordered:
         return (_TALL_TILE_PS if config.is_coded else _ORDERED_TILE_PS)[config.tile_tokens]
     return (_WIDE_TILE_PS if config.wide else _PACKED_TILE_PS)[config.tile_tokens]
@@ -45,6 +50,8 @@ def _tile_ps(config: AnyConfig) -> int:
 def _begin_ns(config: AnyConfig) -> int:
     if not isinstance(config, PackedExpertsConfig):
         return _SHARED_BEGIN_NS if config.streamed and config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
+    if config.is_boxed:
+        return _BOXED_BEGIN_NS
     if config.ordered:
         return _TALL_BEGIN_NS if config.is_coded else _ORDERED_BEGIN_NS
     return _WIDE_BEGIN_NS if config.wide else _BEGIN_NS

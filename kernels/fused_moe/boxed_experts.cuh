@@ -1,0 +1,545 @@
+// Fused experts of packed 4-bit weights beside bf16, with rows in order (ordered_experts.cuh) and a main loop of its own.
+//
+// Where experts have few rows, weights are most of what is read. Where they have tens, rows that come anew with every tile weigh as much
+// on the way from L2. So a tile has 256 rows of weights, and rows come in boxes of eight, as many as a tile has. Only those are multiplied: up to 16
+// by warps (mma.sync), more by groups of 128 threads (WGMMA) with instructions of 32, 40, 48 or 64.
+//
+// A warp has 16 rows of weights from their beginning to their end: it stores by itself, and waits for no other. What it needs for that comes
+// with a tile's first stage. Tokens are summed by all warps when all parts are stored. Those who wait for that have no tile that is not stored: a
+// tile is a CTA's that runs. So a call ends wherever some of its CTAs run.
+#pragma once
+
+#include "fused_moe/ordered_experts.cuh"
+
+namespace gemmill::fused_moe {
+
+// D += A B of a group's 64 rows of weights: a thread's part of 16 of their columns by `rows` rows, which B describes.
+template <int rows>
+__device__ __forceinline__ void multiply_group(float (&d)[32], uint32_t const* a, uint64_t b) {
+  static_assert(rows == 24 || rows == 32 || rows == 40 || rows == 48 || rows == 64, "there are five instructions");
+#define GEMMILL_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define GEMMILL_OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+  if constexpr (rows == 24) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1, 0;}"
+        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8)
+        : GEMMILL_OPERANDS);
+  } else if constexpr (rows == 32) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
+        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8), GEMMILL_FOUR(12)
+        : GEMMILL_OPERANDS);
+  } else if constexpr (rows == 40) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, {%20, %21, %22, %23}, %24, p, 1, 1, 0;}"
+        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8), GEMMILL_FOUR(12), GEMMILL_FOUR(16)
+        : GEMMILL_OPERANDS);
+  } else if constexpr (rows == 48) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+        "%22, %23}, {%24, %25, %26, %27}, %28, p, 1, 1, 0;}"
+        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8), GEMMILL_FOUR(12), GEMMILL_FOUR(16), GEMMILL_FOUR(20)
+        : GEMMILL_OPERANDS);
+  } else {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
+        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8), GEMMILL_FOUR(12), GEMMILL_FOUR(16), GEMMILL_FOUR(20), GEMMILL_FOUR(24), GEMMILL_FOUR(28)
+        : GEMMILL_OPERANDS);
+  }
+#undef GEMMILL_OPERANDS
+#undef GEMMILL_FOUR
+}
+
+// The same of a warp's 16 rows of weights by eight rows.
+__device__ __forceinline__ void multiply_eight(float* d, uint32_t const* a, uint32_t const (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Whose tile it is.
+struct BoxedTile {
+  int32_t weights;  // below 0 behind the last tile
+  int32_t m0, end;  // its rows
+  int32_t n0;
+};
+
+// Of few pairs a warp finds all tiles of rows in the order in which PrepareOrdered lists them, a lane for each pair.
+template <int kTokens>
+struct FewExperts {
+  static constexpr int kMost = 32;
+  int weights, first, count, before;  // of the expert of this lane's pair, where that is its first: its rows and tiles
+  int all;                            // tiles
+
+  __device__ static bool serves(gemmill_fused_experts_args const& x) { return int64_t(x.tokens) * x.topk <= kMost; }
+
+  __device__ void find(gemmill_fused_experts_args const& x) {
+    int const lane = threadIdx.x % 32;
+    weights = lane < x.tokens * x.topk ? weights_of(x, lane) : -1;
+    unsigned const same = __match_any_sync(~0u, weights);
+    count = weights >= 0 && __ffs(same) - 1 == lane ? __popc(same) : 0;
+    int const tiles = (count + kTokens - 1) / kTokens;
+    first = 0, before = 0, all = 0;
+#pragma unroll 4
+    for (int i = 0; i < 32; ++i) {
+      int const other = __shfl_sync(~0u, weights, i), others = __shfl_sync(~0u, count | tiles << 16, i);
+      if (other < weights) first += others & 0xFFFF, before += others >> 16;
+      all += others >> 16;
+    }
+  }
+
+  // Asked by all lanes.
+  __device__ BoxedTile tile_of(int index, int n0) const {
+    int const lane = __ffs(__ballot_sync(~0u, index >= before && (index - before) * kTokens < count)) - 1;
+    int const skipped = (index - __shfl_sync(~0u, before, lane)) * kTokens, m0 = __shfl_sync(~0u, first, lane) + skipped;
+    return {__shfl_sync(~0u, weights, lane), m0, m0 + min(kTokens, __shfl_sync(~0u, count, lane) - skipped), n0};
+  }
+};
+
+// `row_groups` times 64 rows of weights.
+template <class Products, class Output, template <class> class Ending_, int row_groups>
+struct BoxedMm {
+  using Mm = blockscaled::PackedMm<Products, Output, row_groups, 1>;
+  using Ending = Ending_<Mm>;
+  using Args = PackedArgs;
+  using Input = typename Products::Input;
+  using Block = typename Products::Block;
+  using Filled = typename Mm::Filled;
+  using Freed = typename Mm::Freed;
+  using Ringed = moe::Ring<Products::kStages>;
+
+  static constexpr uint32_t kSpread = Mm::kSpread;
+  static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kStages = Mm::kStages, kColumns = Mm::kColumns, kBlocks = Mm::kBlocks;
+  static constexpr int kBoxRows = 8, kManyRows = 32, kGroups = row_groups;  // of boxes, smaller and larger
+  static constexpr bool kMany = kTileM > 16;                                // rows, so that groups of 128 threads multiply
+  static constexpr int kConsumers = Mm::kConsumers, kThreads = kConsumers + (kMany ? 128 : 32);  // the first warp of these others loads
+  static constexpr int kSumRegisters = 104, kOtherRegisters = 64;                                // of 96 that many begin with
+  static constexpr int kSums = std::max(kTileM / 2, 8);                                          // of a thread
+  // K has two stages at least. So when the first stage of a tile is free for the last of so many tiles after it, all have ended it.
+  static constexpr int kEnds = (kStages + 1) / 2 + 1;       // tiles of which what their ends need is there
+  static constexpr int kOfEnd = std::max(kTileM, 32);       // rows of these
+  static constexpr int kPitch = 20;                         // of sums that a warp passes on, from one row to the next: banks apart
+  static constexpr int kCtas = kMany ? 1 : 4 / row_groups;  // on a multiprocessor
+
+  static_assert(kBlocks == 2 && !Products::kGrouped && !Mm::kScaled && (kTileM == 64 || kTileM == 16), "stages of 128 columns, and rows for which there are instructions");
+  template <int rows>
+  struct Boxes {  // of rows
+    using Input = typename Products::Input;
+    static constexpr int kColumns = Mm::kColumns, kTileM = rows;
+  };
+  struct Params {
+    CUtensorMap few, many;  // boxes of rows of 128 bytes, swizzled by as many
+    CUtensorMap weights;    // 64 rows of a stage's columns lie together, in pieces of 128 bytes
+    Args x;
+    int32_t tiles_n;  // of an expert's weights
+    int32_t blocks;   // of weights along K
+    uint32_t spread;  // Block::kSpread, of which the compiler must know nothing
+  };
+  using Tile = BoxedTile;
+  struct OfEnd {
+    float bases[kRows];
+    int32_t pairs[kOfEnd];
+    float router[kOfEnd];
+  };
+  struct alignas(1024) SharedStorage {
+    alignas(1024) char tokens[kStages][Mm::kTokenBytes];
+    alignas(128) char weights[kStages][Mm::kWeightBytes];
+    alignas(16) float sums[kConsumers / 32][kBoxRows * kPitch];
+    alignas(16) OfEnd of_ends[kEnds];
+    Tile tiles[kEnds];
+    Filled filled[kStages];
+    Freed freed[kStages];
+    Filled told[kEnds];  // of what ends need
+    int32_t all;         // tiles
+  };
+  static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
+  static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
+
+  __device__ static void run(Params const& params, char* shared) {
+    auto& storage = *reinterpret_cast<SharedStorage*>(shared + (-cute::cast_smem_ptr_to_uint(shared) & 1023));
+    if (threadIdx.x == kConsumers) {
+      for (auto* map : {&params.few, &params.many, &params.weights}) cute::prefetch_tma_descriptor(map);
+      for (auto& barrier : storage.filled) barrier.init(1);
+      for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
+      for (auto& barrier : storage.told) barrier.init(32);
+      cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < kConsumers) {
+      if constexpr (kMany) cutlass::arch::warpgroup_reg_alloc<kSumRegisters>();
+      int const count = multiply_tiles(params, storage);
+      if constexpr (Ending::kFollows) {
+        meet_all(params, storage, count);
+        Ending::template sum_tokens<kConsumers / 32>(params.x.layer);
+      }
+    } else {
+      if constexpr (kMany) cutlass::arch::warpgroup_reg_dealloc<kOtherRegisters>();
+      if (threadIdx.x < kConsumers + 32) produce(params, storage);
+    }
+  }
+
+  // By a warp: stages of tile after tile. Behind the last tile comes a stage of none. Tiles of the same weights are neighbours, so that these come
+  // from memory once. They are taken as CTAs come to them.
+  __device__ static void produce(Params const& params, SharedStorage& storage) {
+    bool const leads = cute::elect_one_sync();
+    auto const& ws = params.x.layer.ws;
+    FewExperts<kTileM> few;
+    bool const finds = !Ending::kFollows && few.serves(params.x.layer.x);
+    if (finds) {
+      few.find(params.x.layer.x);
+    } else if (!Ending::kFollows) {
+      begin_after();
+    }
+    int const of_rows = finds ? few.all : __ldcg(ws.tile_count), all = of_rows * params.tiles_n;
+    auto const tile_at = [&](int index) -> Tile {
+      if (index >= all) return {-1, 0, 0, 0};
+      int const n = index / of_rows, row = index - n * of_rows;
+      if (finds) return few.tile_of(row, n * kRows);
+      int4 const words = __ldcg(reinterpret_cast<int4 const*>(ws.tiles + row));  // weights, first and count
+      return {words.x, words.y, words.y + words.z, n * kRows};
+    };
+    // Where tokens are summed, even its first tile is not a CTA's before it runs.
+    int const dealt = Ending::kFollows ? 0 : gridDim.x;
+    auto const take = [&] {
+      int taken = 0;
+      if (threadIdx.x % 32 == 0) taken = dealt + atomicAdd(ws.tile_count + Ending::kCounter, 1);
+      return __shfl_sync(~0u, taken, 0);
+    };
+    Tile tile = tile_at(Ending::kFollows ? take() : static_cast<int>(blockIdx.x));
+    int const stages = params.blocks / kBlocks;
+    Ringed ring;
+    int slot = 0, early = 0;
+    if (Ending::kFollows || finds) {
+      if (tile.weights >= 0) {
+        early = min(stages, kStages);
+        if (leads) storage.tiles[slot] = tile;  // before its first stage is there
+        for (int t = 0; t < early && leads; ++t) load_weights(params, storage, tile, t, t);
+      }
+      __syncwarp();
+      begin_after();
+    }
+    for (int index = take(); tile.weights >= 0;) {
+      Tile const next = tile_at(index);  // while stages of this one are loaded
+      index = take();
+      for (int t = 0; t < stages; ++t, ring.next()) {
+        storage.freed[ring.stage].wait(ring.phase ^ 1);
+        if (t == 0) begin_tile(params, storage, tile, slot);
+        if (leads) {
+          if (t >= early) load_weights(params, storage, tile, t, ring.stage);
+          load_rows(params, storage, tile, t, ring.stage);
+        }
+        __syncwarp();
+      }
+      early = 0;
+      tile = next;
+      slot = (slot + 1) % kEnds;
+    }
+    storage.freed[ring.stage].wait(ring.phase ^ 1);
+    if (leads) {
+      storage.tiles[slot] = tile, storage.all = all;
+      storage.filled[ring.stage].arrive();
+    }
+    __syncwarp();
+  }
+
+  // Rows that are loaded of a tile's: as boxes of eight, or of 32.
+  __device__ static int loaded_of(Tile const& tile) {
+    int const rows = tile.end - tile.m0;
+    return rows > 16 && rows <= kManyRows ? kManyRows : rows > kTileM - kBoxRows ? kTileM : (rows + kBoxRows - 1) / kBoxRows * kBoxRows;
+  }
+
+  // Whose tile it is, and what its end needs.
+  __device__ static void begin_tile(Params const& params, SharedStorage& storage, Tile const& tile, int slot) {
+    int const lane = threadIdx.x % 32;
+    if (lane == 0) storage.tiles[slot] = tile;
+    __syncwarp();
+    auto& of_end = storage.of_ends[slot];
+    auto const copy = [](void* to, void const* from) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from) : "memory");
+    };
+    float const* const bases = params.x.b_scales + int64_t{tile.weights} * params.x.n;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRows / 32; ++i) copy(of_end.bases + i * 32 + lane, bases + min(tile.n0 + i * 32 + lane, params.x.n - 1));
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOfEnd / 32; ++i) {
+      int const m = min(tile.m0 + i * 32 + lane, tile.end - 1);
+      copy(of_end.pairs + i * 32 + lane, params.x.layer.ws.order + m);
+      copy(of_end.router + i * 32 + lane, params.x.a_scales + m);
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&storage.told[slot])) : "memory");
+  }
+
+  // Announces all bytes of a stage, and loads its weights.
+  __device__ static void load_weights(Params const& params, SharedStorage& storage, Tile const& tile, int t, int stage) {
+    auto& filled = storage.filled[stage];
+    filled.arrive_and_expect_tx(Mm::kWeightBytes + loaded_of(tile) * kBlocks * 128);
+    cute::SM90_TMA_LOAD_4D::copy(&params.weights, reinterpret_cast<uint64_t*>(&filled), static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                 storage.weights[stage], 0, t * (Mm::kGroupBytes / 128), tile.n0 / 64, tile.weights);
+  }
+
+  // Boxes of rows.
+  __device__ static void load_rows(Params const& params, SharedStorage& storage, Tile const& tile, int t, int stage) {
+    auto* const filled = reinterpret_cast<uint64_t*>(&storage.filled[stage]);
+    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+    for (int m = 0, loaded = loaded_of(tile); m < loaded;) {
+      bool const many = loaded - m >= kManyRows;
+      CUtensorMap const* const map = many ? &params.many : &params.few;
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < kBlocks; ++b) {
+        char* const to = storage.tokens[stage] + b * Mm::kBoxBytes + m * 128;
+        int const k = (t * kBlocks + b) * kColumns;
+        cute::SM90_TMA_LOAD_2D::copy(map, filled, kHint, to, k, tile.m0 + m);
+      }
+      m += many ? kManyRows : kBoxRows;
+    }
+  }
+
+  // The launch ahead of this one has ended; the next one may begin.
+  __device__ static void begin_after() {
+    cutlass::arch::wait_on_dependent_grids();
+    cutlass::arch::launch_dependent_grids();
+  }
+
+  // Returns how many there were.
+  __device__ static int multiply_tiles(Params const& params, SharedStorage& storage) {
+    Ringed ring;
+    moe::Ring<kEnds> slots;
+    int const group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    for (int tiles = 0;; ++tiles, slots.next()) {
+      storage.filled[ring.stage].wait(ring.phase);
+      Tile const tile = storage.tiles[slots.stage];
+      if (tile.weights < 0) return tiles;
+      int const rows = __shfl_sync(~0u, tile.end - tile.m0, 0), count = params.blocks / kBlocks;
+      float sums[kSums] = {};
+      if (rows <= 8) {
+        multiply_few<1>(storage, params.spread, ring, count, group, sums);
+      } else if (!kMany || rows <= 16) {
+        multiply_few<2>(storage, params.spread, ring, count, group, sums);
+      } else if constexpr (kMany) {
+        multiply_many(storage, params.spread, ring, count, group, rows, sums);
+      }
+      storage.told[slots.stage].wait(slots.phase);
+      store(params, storage, slots.stage, tile, rows, sums);
+    }
+  }
+
+  // Waits until all CTAs have stored all tiles, of which this one had `count`.
+  __device__ static void meet_all(Params const& params, SharedStorage& storage, int count) {
+    auto const meet = [] { cutlass::arch::NamedBarrier::sync(kConsumers, 1); };
+    cutlass::arch::wait_on_dependent_grids();  // without it an L1 cache may answer with older lists
+    meet();
+    if (threadIdx.x == 0) {
+      int32_t* const stored = params.x.layer.ws.tile_count + Ending::kStoredCounter;
+      __threadfence();
+      if (count > 0) atomicAdd(stored, count);
+      while (__ldcg(stored) < storage.all) __nanosleep(20);
+      __threadfence();
+    }
+    meet();
+  }
+
+  // A warp's 16 rows of weights by 8 or 16 rows. A stage is free as soon as it is in registers.
+  template <int eights>
+  __device__ static void multiply_few(SharedStorage& storage, uint32_t told, Ringed& ring, int count, int group, float (&sums)[kSums]) {
+    using Few = blockscaled::WarpProducts<Block, kBlocks, kBlocks, 8 * eights, kStages, false>;
+    int const thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+    uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + group * Mm::kGroupBytes;
+    uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + lane % 8 * 128;
+    for (int t = 0; t < count; ++t, ring.next()) {
+      storage.filled[ring.stage].wait(ring.phase);
+      Block blocks[kBlocks];
+      typename Few::Tokens of_blocks[kBlocks];
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < kBlocks; ++b) blocks[b].load(weights + ring.stage * Mm::kWeightBytes + b * Block::kBytes, thread);
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < kBlocks; ++b) Few::load_tokens(of_blocks[b], tokens + ring.stage * Mm::kTokenBytes + b * Mm::kBoxBytes, 0, lane);
+      __syncwarp();
+      if (lane == 0) storage.freed[ring.stage].arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < kBlocks; ++b) {
+        multiply_half<eights, 0>(blocks[b], told, of_blocks[b], sums);
+        multiply_half<eights, 1>(blocks[b], told, of_blocks[b], sums);
+      }
+    }
+  }
+  template <int eights, int half>
+  __device__ static void multiply_half(Block const& block, uint32_t told, uint32_t const (&tokens)[eights][4][2], float (&sums)[kSums]) {
+    uint32_t operands[8];
+    block.template operand<half>(told, operands);
+    CUTLASS_PRAGMA_UNROLL
+    for (int step = 0; step < 2; ++step) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int e = 0; e < eights; ++e) multiply_eight(sums + 4 * e, operands + 4 * step, tokens[e][2 * half + step]);
+    }
+  }
+
+  // A group's 64 rows of weights by more rows. While one block is multiplied, the next is made.
+  __device__ static void multiply_many(SharedStorage& storage, uint32_t told, Ringed& ring, int count, int group, int rows, float (&sums)[kSums]) {
+    int const thread = threadIdx.x % 128;
+    uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + group * Mm::kGroupBytes;
+    uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]);
+    uint32_t operands[kBlocks][16] = {};
+    int before = ring.stage;
+    for (int t = 0; t < count; ++t, ring.next()) {
+      storage.filled[ring.stage].wait(ring.phase);
+      Block blocks[kBlocks];
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < kBlocks; ++b) blocks[b].load(weights + ring.stage * Mm::kWeightBytes + b * Block::kBytes, thread);
+      uint32_t const at = (tokens + ring.stage * Mm::kTokenBytes) >> 4;
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < kBlocks; ++b) {
+        blocks[b].template operand<0>(told, operands[b]);
+        blocks[b].template operand<1>(told, operands[b] + 8);
+        multiply_block(operands[b], at + b * (Mm::kBoxBytes / 16), rows, sums);
+        cute::warpgroup_wait<1>();  // the other block's operands are free again
+        if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();
+      }
+      before = ring.stage;
+    }
+    cute::warpgroup_wait<0>();
+    fence(sums);
+    if (thread % 32 == 0) storage.freed[before].arrive();
+  }
+
+  // `at`: where rows of a block begin, as a descriptor has it; rows of 128 bytes are swizzled, and eight of them lie 1024 bytes after eight.
+  __device__ static void multiply_block(uint32_t (&operands)[16], uint32_t at, int rows, float (&sums)[kSums]) {
+    constexpr uint64_t kLayout = uint64_t{1} << 62 | uint64_t{1024 / 16} << 32;
+    fence(operands);
+    fence(sums);
+    // All is said in each case: else ptxas says it once more, or has every product wait for the one before.
+    auto const by = [&](auto size) {
+      cute::warpgroup_arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int step = 0; step < 4; ++step) multiply_group<size>(sums, operands + 4 * step, kLayout | (at + 2 * step));
+      cute::warpgroup_commit_batch();
+    };
+    if (rows <= 32) {
+      by(cute::Int<32>{});
+    } else if (rows <= 40) {
+      by(cute::Int<40>{});
+    } else if (rows <= 48) {
+      by(cute::Int<48>{});
+    } else {
+      by(cute::Int<64>{});
+    }
+  }
+  template <class Numbers>
+  __device__ static void fence(Numbers& numbers) {
+    CUTLASS_PRAGMA_UNROLL
+    for (auto& number : numbers) cute::warpgroup_fence_operand(number);
+  }
+
+  // A warp's 16 columns of a tile, eight rows at a time.
+  __device__ static void store(Params const& params, SharedStorage& storage, int slot, Tile const& tile, int rows, float (&sums)[kSums]) {
+    int const lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 + lane % 4 * 4, n = tile.n0 + own;
+    auto const& of_end = storage.of_ends[slot];
+    float* const buffer = storage.sums[threadIdx.x / 32];
+    float4 const bases = *reinterpret_cast<float4 const*>(of_end.bases + own);
+    Ending const ending(params.x, tile.weights, n, bases);
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int row = lane / 4; ; row += kBoxRows) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) buffer[(lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i / 2 * 8] = sums[i];
+      __syncwarp();
+      float4 const found = *reinterpret_cast<float4 const*>(buffer + lane / 4 * kPitch + lane % 4 * 4);
+      float const quad[4] = {found.x, found.y, found.z, found.w};
+      if (row < rows && n < params.x.n) ending.put_row(params.x, quad, tile.m0 + row, n, of_end.pairs[row], of_end.router[row]);
+      if (row - lane / 4 + kBoxRows >= rows) break;
+      __syncwarp();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i + 4 < kSums; ++i) sums[i] = sums[i + 4];
+    }
+  }
+};
+
+// The ending of the first product.
+template <class Mm>
+struct BoxedGatedRows : GatedRows<Mm> {
+  static constexpr int kCounter = 1;
+
+  __device__ BoxedGatedRows(PackedArgs const& x, int weights, int n, float4 bases) : GatedRows<Mm>(Scaled<Mm>(x, weights, n, bases)) {}
+
+  __device__ void put_row(PackedArgs const& x, float const (&quad)[4], int m, int n, int, float router) const {
+    this->put(x, quad, m, n, x.layer.x.weight_on_input ? router : 1.0f, 1.0f);
+  }
+};
+
+// The ending of the second.
+template <class Mm>
+struct BoxedParts : WeighedParts<Mm> {
+  static constexpr int kCounter = 2, kStoredCounter = 3;
+
+  __device__ BoxedParts(PackedArgs const& x, int weights, int n, float4 bases) : WeighedParts<Mm>(Scaled<Mm>(x, weights, n, bases)) {}
+
+  __device__ void put_row(PackedArgs const& x, float const (&quad)[4], int, int n, int pair, float router) const {
+    this->put(x, quad, pair, n, x.layer.x.weight_on_input ? 1.0f : router, 1.0f);
+  }
+
+  // Sums all tokens, by all CTAs' first `warps` warps: 128 columns of one at a time, whose parts are asked for together.
+  template <int warps>
+  __device__ static void sum_tokens(Params const& p) {
+    constexpr int kColumns = 128, kTogether = 10;
+    int const lane = threadIdx.x % 32, pieces = (p.x.hidden + kColumns - 1) / kColumns, step = gridDim.x * warps, all = p.x.tokens * pieces;
+    for (int next = blockIdx.x * warps + threadIdx.x / 32; next < all; next += step * 32) {
+      int const own = next + lane * step;  // of 32 pieces that come next
+      int const asked = own < all ? p.ws.needed[own / pieces] : 0;
+      for (int i = 0; i < 32 && next + i * step < all; ++i) {
+        int const piece = next + i * step, token = piece / pieces, needed = __shfl_sync(~0u, asked, i);
+        if (needed > 0) sum_token<__nv_bfloat16, kColumns, kTogether>(p, token, needed == p.x.topk, (piece - token * pieces) * kColumns, lane);
+      }
+    }
+  }
+};
+
+// Host code: a product, which launches as others do.
+template <class Kernel, auto entry>
+struct BoxedProduct {
+  static constexpr auto kEntry = entry;
+  typename Kernel::Params params;
+  LaunchShape shape;
+  int32_t error;  // why it cannot be launched, or 0
+
+  BoxedProduct(PackedArgs const& x, gemmill_launch const& how)
+      : params{{}, {}, {}, x, (x.n - 1) / Kernel::kRows + 1, blocks_of(x), Kernel::kSpread},
+        shape{dim3(1), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes} {
+    int64_t const tiles = std::min<int64_t>(x.m, int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
+    bool const counted = tiles <= INT_MAX / 2 && int64_t{x.m} * ((x.n - 1) / 128 + 1) <= INT_MAX / 2;  // pieces of tokens, too
+    bool const described = moe::describe_rows<typename Kernel::template Boxes<Kernel::kBoxRows>>(params.few, x) == CUDA_SUCCESS &&
+                           moe::describe_rows<typename Kernel::template Boxes<Kernel::kManyRows>>(params.many, x) == CUDA_SUCCESS && describe_weights() == CUDA_SUCCESS;
+    error = described && counted ? static_cast<int32_t>(allow_shared_memory<entry>(how.device, Kernel::kSharedBytes)) : GEMMILL_CANNOT_IMPLEMENT;
+    shape.grid.x = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas));
+  }
+
+ private:
+  static int32_t blocks_of(PackedArgs const& x) {
+    constexpr int64_t kStage = blockscaled::kStageColumns;
+    return static_cast<int32_t>((x.k + kStage - 1) / kStage * (kStage / Kernel::kColumns));
+  }
+
+  // Some 64 rows and the columns of a stage, in pieces of 128 bytes.
+  CUresult describe_weights() {
+    constexpr int kBytes = Kernel::Block::kBytes, kPiece = 128;
+    static_assert(kBytes % kPiece == 0, "a block is whole pieces");
+    auto const& x = params.x;
+    cuuint64_t const blocks = params.blocks, groups = (x.n + 63) / 64, experts = x.weights;
+    cuuint64_t const dims[4] = {kPiece / 8, blocks * (kBytes / kPiece), groups, experts};
+    cuuint64_t const strides[3] = {kPiece, blocks * kBytes, static_cast<cuuint64_t>(x.b_stride_expert)};
+    cuuint32_t const box[4] = {kPiece / 8, Kernel::kBlocks * kBytes / kPiece, Kernel::kGroups, 1}, steps[4] = {1, 1, 1, 1};
+    return cuTensorMapEncodeTiled(&params.weights, CU_TENSOR_MAP_DATA_TYPE_UINT64, 4, const_cast<void*>(x.b), dims, strides, box, steps,
+                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  }
+};
+
+template <class First, class Up, class Down, auto prepare, auto up, auto down>
+int32_t launch_boxed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+  return launch_in_order<First, Up, Down, prepare, BoxedProduct<Up, up>, BoxedProduct<Down, down>>(x, how);
+}
+
+}  // namespace gemmill::fused_moe
