@@ -61,7 +61,9 @@ _ORDERED = {
     "boxes": (),
 }
 _TALL = {**_ORDERED, "kernels": "tall_experts", "gated": "TallGatedRows", "parted": "TallParts"}
-"""What the three launches are made of: where rows are gathered, where they come in order, and where weights are folded, too."""
+_HANDED = {**_ORDERED, "kernels": "handed_experts", "gated": "HandedGatedRows", "parted": "HandedParts"}
+"""What the three launches are made of: where rows are gathered, where they come in order, and where weights are folded, too, of many rows and
+of few."""
 
 
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
@@ -85,4 +87,6 @@ def spell_packed(config: PackedExpertsConfig) -> Spelled:
 def _launches(config: PackedExpertsConfig) -> dict[str, Any]:
     if not config.ordered:
         return _GATHERED
-    return {**_TALL, "boxes": BOXES[config.tile_tokens]} if config.is_coded else _ORDERED
+    if not config.is_coded:
+        return _ORDERED
+    return {**_TALL, "boxes": BOXES[config.tile_tokens]} if config.tile_tokens in BOXES else _HANDED
