@@ -28,6 +28,45 @@ struct OrderedParams : PackedParams {
   }
 };
 
+// Which weights an id means; -1 for none.
+template <int count>
+__device__ __forceinline__ void find_weights(gemmill_fused_experts_args const& x, int (&ids)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) ids[i] = ids[i] < x.experts ? ids[i] : -1;
+  if (x.expert_map != nullptr) {
+    int weights[count];
+#pragma unroll
+    for (int i = 0; i < count; ++i) weights[i] = __ldcg(x.expert_map + max(ids[i], 0));
+#pragma unroll
+    for (int i = 0; i < count; ++i) ids[i] = ids[i] >= 0 ? weights[i] : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i) ids[i] = ids[i] >= 0 && ids[i] < x.weights ? ids[i] : -1;
+}
+
+// Calls put(pair, weights) of every pair that has weights, by `threads` threads, each of which asks for `ahead` ids at once.
+template <int threads, int ahead, class Put>
+__device__ __forceinline__ void visit_weights(gemmill_fused_experts_args const& x, int thread, Put const& put) {
+  int const pairs = x.tokens * x.topk, tokens = threads / x.topk, slots = threads % x.topk;  // tokens and slots: a step
+  int token = thread / x.topk, slot = thread % x.topk;
+  for (int pair = thread; pair < pairs; pair += ahead * threads) {
+    int ids[ahead];
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      // behind the last pair the first is read: of loads with conditions each would wait for the one before
+      bool const inside = pair + i * threads < pairs;
+      ids[i] = __ldcg(x.topk_ids + (inside ? (token * x.ld_ids + slot) * x.id_words : int64_t{0}));
+      token += tokens, slot += slots;
+      if (slot >= x.topk) slot -= x.topk, ++token;
+    }
+    find_weights(x, ids);
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      if (int const at = pair + i * threads; at < pairs && ids[i] >= 0) put(at, ids[i]);
+    }
+  }
+}
+
 template <int kTokens, bool kCoded>
 struct PrepareOrdered {
   using Half = __nv_bfloat16;
@@ -45,6 +84,9 @@ struct PrepareOrdered {
     for (int64_t i = thread; i < of.summed_count; i += step) of.ws.summed[i] = 0;
     int const each = (of.x.tokens + gridDim.x - 1) / gridDim.x;
     int const first = min(static_cast<int>(blockIdx.x) * each, of.x.tokens), count = min(each, of.x.tokens - first);
+    if constexpr (kCoded) {
+      if (int const threads = threads_of_row(of.x, count); threads > 0) return put_held(p, first, count, threads);
+    }
     place(p, first, count);
     int const warp = threadIdx.x / 32, slices = max(kWarps / max(count, 1), 1);  // of a row, a warp each
     if constexpr (kCoded) {
@@ -56,7 +98,66 @@ struct PrepareOrdered {
     }
   }
 
+  static constexpr int kHeld = 2, kMostAtOnce = 8;  // pieces of eight elements that a thread holds, and tokens of a CTA that holds its rows
+
  private:
+  // Threads that share a token, of `count` ones; 0 where they could not hold its row.
+  static __device__ int threads_of_row(gemmill_fused_experts_args const& x, int count) {
+    int threads = kThreads;
+    while (threads * count > kThreads) threads /= 2;
+    return count > 0 && count <= kMostAtOnce && count * x.topk <= kThreads && x.hidden <= threads * kHeld * 8 ? threads : 0;
+  }
+
+  // Of few tokens, whose rows threads hold while they count: nothing that is read waits for anything else.
+  static __device__ void put_held(OrderedParams const& p, int first, int count, int threads) {
+    __shared__ int next[kMostWeights], counts[kMostWeights], places[kThreads], largest[kMostAtOnce], needed[kMostAtOnce];
+    auto const& x = p.layer.x;
+    int const thread = threadIdx.x, share = thread / threads, token = first + min(share, count - 1);
+    int const pieces = x.hidden / 8, piece0 = thread % threads, own = first * x.topk;
+    uint2 held[kHeld][2];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      uint2 const* const from = reinterpret_cast<uint2 const*>(static_cast<Half const*>(x.x) + token * x.ldx) + min(piece0 + i * threads, pieces - 1) * 2;
+      held[i][0] = from[0], held[i][1] = from[1];
+    }
+    bool const has_pair = thread < count * x.topk;
+    int const weights = has_pair ? weights_of(x, own + thread) : -1;
+    float const router = has_pair ? router_weight(x, own + thread) : 0.0f;
+    next[thread] = 0, counts[thread] = 0;
+    if (thread < kMostAtOnce) largest[thread] = 0, needed[thread] = 0;
+    __syncthreads();
+    auto const four = [&](uint2 const& words) { return four_of(reinterpret_cast<Half const*>(&words)); };
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) most = largest_of(four(held[i][1]), largest_of(four(held[i][0]), most));
+    most = quant::reduce_lanes<32>(most, quant::Max{});
+    if (thread % 32 == 0 && share < count) atomicMax(largest + share, __float_as_int(most));  // not negative: bits have the numbers' order
+    count_pairs(p, own, next, counts);
+    int const at = weights >= 0 ? atomicAdd(next + weights, 1) : -1;
+    places[thread] = at;
+    if (at >= 0) atomicAdd(needed + thread / x.topk, 1);
+    __syncthreads();
+    if (has_pair) p.layer.ws.local[own + thread] = weights;
+    if (at >= 0) {
+      p.layer.ws.order[at] = own + thread, p.weights[at] = router;
+      p.scales[at] = Coding(__int_as_float(largest[thread / x.topk]), INFINITY).scale;
+    }
+    if (thread < count) p.layer.ws.needed[first + thread] = needed[thread];
+    if (share >= count) return;
+    Coding const coding(__int_as_float(largest[share]), INFINITY);
+    bool const clears = needed[share] == 0 && !x.adds;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      int const piece = piece0 + i * threads;
+      if (piece >= pieces) break;
+      uint2 const codes = make_uint2(word_of(coding, four(held[i][0])), word_of(coding, four(held[i][1])));
+      for (int slot = share * x.topk; slot < (share + 1) * x.topk; ++slot) {
+        if (places[slot] >= 0) static_cast<uint2*>(p.rows)[int64_t{places[slot]} * pieces + piece] = codes;
+      }
+    }
+    for (int i = piece0; clears && i < x.hidden; i += threads) static_cast<Half*>(x.out)[token * x.ldout + i] = of_float<Half>(0.0f);
+  }
+
   // Codes of few tokens: warps that share a row tell each other its largest element.
   static __device__ void put_slices(OrderedParams const& p, int first, int count, int slices) {
     __shared__ int largest[kWarps];
@@ -71,48 +172,26 @@ struct PrepareOrdered {
     if (own < count) put_rows(p, token, slice, slices, __int_as_float(largest[own]));
   }
 
-  // Which weights an id means; -1 for none.
-  template <int count>
-  static __device__ void find_weights(gemmill_fused_experts_args const& x, int (&ids)[count]) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) ids[i] = ids[i] < x.experts ? ids[i] : -1;
-    if (x.expert_map != nullptr) {
-      int weights[count];
-#pragma unroll
-      for (int i = 0; i < count; ++i) weights[i] = __ldcg(x.expert_map + max(ids[i], 0));
-#pragma unroll
-      for (int i = 0; i < count; ++i) ids[i] = ids[i] >= 0 ? weights[i] : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < count; ++i) ids[i] = ids[i] >= 0 && ids[i] < x.weights ? ids[i] : -1;
-  }
-
-  // Counts pairs of all tokens, and lists tiles; then gives the pairs of `count` tokens from `first` on their places.
+  // Gives the pairs of `count` tokens from `first` on their places.
   static __device__ void place(OrderedParams const& p, int first, int count) {
     __shared__ int next[kMostWeights], counts[kMostWeights];
     auto const& x = p.layer.x;
-    int const thread = threadIdx.x, pairs = x.tokens * x.topk, own = first * x.topk, end = own + count * x.topk;
+    int const thread = threadIdx.x, own = first * x.topk, end = own + count * x.topk;
     next[thread] = 0, counts[thread] = 0;
     __syncthreads();
-    int const tokens = kThreads / x.topk, slots = kThreads % x.topk;  // a step
-    int token = thread / x.topk, slot = thread % x.topk;
-    for (int pair = thread; pair < pairs; pair += kAhead * kThreads) {
-      int ids[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        // behind the last pair the first is read: of loads with conditions each would wait for the one before
-        bool const inside = pair + i * kThreads < pairs;
-        ids[i] = __ldcg(x.topk_ids + (inside ? (token * x.ld_ids + slot) * x.id_words : int64_t{0}));
-        token += tokens, slot += slots;
-        if (slot >= x.topk) slot -= x.topk, ++token;
-      }
-      find_weights(x, ids);
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        int const at = pair + i * kThreads;
-        if (at < pairs && ids[i] >= 0) atomicAdd((at < own ? next : counts) + ids[i], 1);
-      }
+    count_pairs(p, own, next, counts);
+    for (int pair = own + thread; pair < end; pair += kThreads) {
+      int const weights = weights_of(x, pair), at = weights >= 0 ? atomicAdd(next + weights, 1) : -1;
+      p.layer.ws.local[pair] = weights, p.places[pair] = at;
+      if (at >= 0) p.layer.ws.order[at] = pair, p.weights[at] = router_weight(x, pair);
     }
+    __syncthreads();
+  }
+
+  // Counts pairs of all tokens, and lists tiles. Of each expert `next` becomes the place of the first pair from `own` on. Both begin as zeros.
+  static __device__ void count_pairs(OrderedParams const& p, int own, int (&next)[kMostWeights], int (&counts)[kMostWeights]) {
+    int const thread = threadIdx.x;
+    visit_weights<kThreads, kAhead>(p.layer.x, thread, [&](int pair, int weights) { atomicAdd((pair < own ? next : counts) + weights, 1); });
     __syncthreads();
     counts[thread] += next[thread];
     int const tiles = deal_tiles<kTokens>(counts, [&](int index, Tile const& tile) {
@@ -121,12 +200,6 @@ struct PrepareOrdered {
     if (blockIdx.x == 0 && thread == kThreads - 1) *p.layer.ws.tile_count = tiles;
     if (blockIdx.x == 0 && thread < 3) p.layer.ws.tile_count[1 + thread] = 0;  // tiles that are taken, of both products, and stored, of the second
     next[thread] += counts[thread];
-    __syncthreads();
-    for (int pair = own + thread; pair < end; pair += kThreads) {
-      int const weights = weights_of(x, pair), at = weights >= 0 ? atomicAdd(next + weights, 1) : -1;
-      p.layer.ws.local[pair] = weights, p.places[pair] = at;
-      if (at >= 0) p.layer.ws.order[at] = pair, p.weights[at] = router_weight(x, pair);
-    }
     __syncthreads();
   }
 

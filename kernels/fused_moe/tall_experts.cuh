@@ -124,7 +124,7 @@ struct TallMm {
   static constexpr int kEvenRegisters = 65536 / ctas / kThreads / 8 * 8, kOtherRegisters = ctas == 1 ? 88 : 48;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;
 
-  static_assert(Mm::kBlocks == 1 && !Products::kGrouped && kConsumers == 256 && kTileM % kBoxRows == 0 && kTileM % 32 == 0, "two groups, and boxes of a block's columns");
+  static_assert(Mm::kBlocks == 1 && !Products::kGrouped && kConsumers == 256 && kTileM % kBoxRows == 0, "two groups, and boxes of a block's columns");
 
   struct Boxes {  // of rows
     using Input = typename Products::Input;

@@ -38,6 +38,8 @@ TALL_TILES, ROUNDED_TALL_TILES, BOXES = {32: 8, 256: 5}, {32: 8, 256: 4}, {32: (
 
 Boxes have the rows that are loaded and multiplied together, and CTAs on a multiprocessor.
 """
+HANDED_TILES, ROUNDED_HANDED_TILES = {8: 5, 16: 4}, {8: 4, 16: 3}
+"""The same of few rows, in stages of two blocks: kernels/fused_moe/handed_experts.cuh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +135,11 @@ class PackedExpertsConfig:
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
         if self.ordered and self.is_coded:
-            return {} if self.wide else ROUNDED_TALL_TILES if self.format == NVFP4 else TALL_TILES
-        if self.ordered and self.wide:
+            few, many = (
+                (ROUNDED_HANDED_TILES, ROUNDED_TALL_TILES) if self.format == NVFP4 else (HANDED_TILES, TALL_TILES)
+            )
+            return {} if self.wide else few | many
+        if self.is_boxed:
             return {} if self.sparse_group else BOXED_TILES
         if self.ordered:
             return SPARSE_GROUP_TILES if self.sparse_group else GROUP_TILES

@@ -61,8 +61,10 @@ _ORDERED = {
     "boxes": (),
 }
 _TALL = {**_ORDERED, "kernels": "tall_experts", "gated": "TallGatedRows", "parted": "TallParts"}
+_HANDED = {**_ORDERED, "kernels": "handed_experts", "gated": "HandedGatedRows", "parted": "HandedParts"}
 _BOXED = {**_ORDERED, "kernels": "boxed_experts", "gated": "BoxedGatedRows", "parted": "BoxedParts"}
-"""What the three launches are made of: where rows are gathered, where they come in order, and where weights are folded, too."""
+"""What the three launches are made of: where rows are gathered, where they come in order, where weights are folded, too, of many rows and of
+few, and where rows come in boxes beside bf16."""
 
 
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
@@ -88,4 +90,6 @@ def _launches(config: PackedExpertsConfig) -> dict[str, Any]:
         return _GATHERED
     if config.is_boxed:
         return _BOXED
-    return {**_TALL, "boxes": BOXES[config.tile_tokens]} if config.is_coded else _ORDERED
+    if not config.is_coded:
+        return _ORDERED
+    return {**_TALL, "boxes": BOXES[config.tile_tokens]} if config.tile_tokens in BOXES else _HANDED

@@ -1,0 +1,351 @@
+// Fused experts of packed 4-bit weights that are folded, for tiles of up to 16 rows: as tall_experts.cuh, where the time of a call is that of
+// reading weights.
+//
+// Two groups of 128 threads multiply 64 rows of weights each, a block of 128 columns at a time, two of them a stage: while one is multiplied the next is made. At the
+// end of a tile they hand its sums over in shared memory, and go on. Three warps end tiles: results, codes of whole rows, sums of whole
+// tokens.
+//
+// Memory is read from the first launch's beginning to the last one's end. Loaders of the first product count pairs themselves, so they know their
+// first tile before it is listed; those of the second read the list while the first product ends. Both load weights of as many stages as there are.
+#pragma once
+
+#include "fused_moe/quick_folds.cuh"
+#include "fused_moe/tall_experts.cuh"
+
+namespace gemmill::fused_moe {
+
+template <class Products, class Output, template <class> class Ending_>
+struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
+  using Tall = TallMm<Products, Output, Ending_, 8, 2>;
+  using typename Tall::Args, typename Tall::Input, typename Tall::Filled, typename Tall::Freed, typename Tall::Ringed, typename Tall::Params, typename Tall::Tile,
+      typename Tall::Mm;
+  using Ending = Ending_<Mm>;
+  using Block = QuickBlock<typename Products::Block>;
+
+  static constexpr uint32_t kSpread = Block::kSpread;
+  static constexpr int kRows = Tall::kRows, kTileM = Tall::kTileM, kStages = Tall::kStages, kBoxRows = Tall::kBoxRows, kBoxBytes = Tall::kBoxBytes;
+  static constexpr int kConsumers = Tall::kConsumers, kEnders = 3, kThreads = kConsumers + 32 * (1 + kEnders);
+  static constexpr int kPitch = kRows + 4;       // sums from one row to the next: 16-byte rows, banks apart
+  static constexpr int kHanded = kTileM == 8 ? 4 : 3;    // tiles whose sums wait for their end
+  static constexpr int kPairBytes = 2 * Block::kBytes, kPairColumns = 2 * Tall::kColumns;  // of 64 rows of weights in a stage
+  static constexpr int kMostCounted = 1024;      // pairs that a warp counts sooner than they are listed
+  static constexpr int kUnknown = -2;            // the weights of a tile that is not yet taken
+
+  static_assert(kTileM <= 2 * kBoxRows, "threads have registers for the sums of so many rows beside two blocks");
+
+  struct alignas(1024) SharedStorage {
+    alignas(1024) char tokens[kStages][2][kTileM * 128];
+    alignas(128) char weights[kStages][2][kPairBytes];
+    alignas(16) float sums[kHanded][kTileM * kPitch];
+    alignas(16) uint2 tables[Block::kEntries];
+    Tile tiles[kStages];  // of those whose first stage is that
+    Filled filled[kStages];
+    Freed freed[kStages];
+    Freed handed[kHanded], ended[kHanded];  // between those who multiply tiles and those who end them
+    Tile ending[kHanded];                   // of those
+  };
+  static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
+  static_assert(kSharedBytes <= (228 / Tall::kCtas - 1) * 1024, "as much as a multiprocessor has");
+  static_assert(kMostWeights * 4 <= sizeof(SharedStorage::sums), "pairs are counted where sums come to lie");
+
+  __device__ static void run(Params const& params, char* shared) {
+    auto base = reinterpret_cast<uintptr_t>(shared);
+    auto& storage = *reinterpret_cast<SharedStorage*>((base + 1023) & ~uintptr_t(1023));
+    if (threadIdx.x == kConsumers) {
+      cute::prefetch_tma_descriptor(&params.tokens);
+      for (auto& barrier : storage.filled) barrier.init(1);
+      for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
+      for (auto& barrier : storage.handed) barrier.init(kConsumers / 32);
+      for (auto& barrier : storage.ended) barrier.init(1);
+      cutlass::arch::fence_barrier_init();
+    }
+    for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
+    __syncthreads();
+    int const warp = (static_cast<int>(threadIdx.x) - kConsumers) / 32;
+    if (threadIdx.x >= kConsumers) {
+      if constexpr (kTileM > kBoxRows) cutlass::arch::warpgroup_reg_dealloc<64>();
+      if (warp == 0) return produce(params, storage);
+      begin();
+      return end_tiles(params, storage, warp - 1);
+    }
+    if constexpr (kTileM > kBoxRows) cutlass::arch::warpgroup_reg_alloc<88>();  // with 80 ptxas serialises products of 16 rows
+    begin();
+    multiply_tiles(params, storage);
+  }
+
+  // The launch ahead of this one has ended; the next one may begin.
+  __device__ static void begin() {
+    cutlass::arch::wait_on_dependent_grids();
+    cutlass::arch::launch_dependent_grids();
+  }
+
+  // Stages of tile after tile, by one lane of a warp: of an elected one all operands of copies are the same for all, and each is one instruction. Whose tile it is stands beside its first stage; behind the last tile comes a stage of none.
+  // A tile is taken when as many stages as there are are left of the one before: who comes late takes fewer.
+  __device__ static void produce(Params const& params, SharedStorage& storage) {
+    int early = 0;  // stages whose weights are on their way
+    if constexpr (!Ending::kFollows) {
+      if (params.x.m <= kMostCounted) {
+        Tile const first = count_first(params, reinterpret_cast<int*>(storage.sums));
+        if (first.weights >= 0) early = min(kStages, params.blocks / 2);
+        if (cute::elect_one_sync()) load_early(params, storage, first, 0);
+      }
+      __syncwarp();
+      begin();
+    }
+    if (!cute::elect_one_sync()) return;
+    Tile tile = Tall::find(params, blockIdx.x), next{kUnknown, 0, 0, 0};
+    if constexpr (Ending::kFollows) {
+      early = load_early(params, storage, tile, 0);
+      if (early == params.blocks / 2 && early < kStages) {
+        next = Tall::find(params, Tall::take(params));
+        early = load_early(params, storage, next, early);
+      }
+      begin();
+    }
+    Ringed ring;
+    while (tile.weights >= 0) {
+      Tall::prefetch_ends(params, tile);
+      int const stages = params.blocks / 2, boxes = Tall::boxes_of(tile);
+      uint32_t const bytes = 2 * (kPairBytes + boxes * kBoxBytes);
+      char const* const weights[2] = {weights_of(params, tile, 0), weights_of(params, tile, 1)};
+      int index = 0;
+      bool const takes = next.weights == kUnknown;
+#pragma unroll 1
+      for (int t = 0; t < stages; ++t, ring.next()) {
+        storage.freed[ring.stage].wait(ring.phase ^ 1);
+        if (t == 0) storage.tiles[ring.stage] = tile;
+        if (takes && t == max(stages - kStages, 0)) index = Tall::take(params);
+        if (early-- <= 0) load_weights(storage, weights, bytes, t, ring.stage);
+        for (int b = 0; b < 2; ++b) {
+          load_box(params, storage, tile, t, b, 0, ring.stage);
+          if (kTileM > kBoxRows && boxes > 1) load_box(params, storage, tile, t, b, 1, ring.stage);
+        }
+      }
+      tile = takes ? Tall::find(params, index) : next, next.weights = kUnknown;
+    }
+    storage.freed[ring.stage].wait(ring.phase ^ 1);
+    storage.tiles[ring.stage] = tile;
+    storage.filled[ring.stage].arrive();
+  }
+
+  // Weights of a tile's first stages into those from `stage` on. Returns the first stage that is left.
+  __device__ static int load_early(Params const& params, SharedStorage& storage, Tile const& tile, int stage) {
+    if (tile.weights < 0) return stage;
+    int const count = min(kStages - stage, params.blocks / 2);
+    char const* const weights[2] = {weights_of(params, tile, 0), weights_of(params, tile, 1)};
+    storage.tiles[stage] = tile;
+    for (int t = 0; t < count; ++t) load_weights(storage, weights, 2 * (kPairBytes + Tall::boxes_of(tile) * kBoxBytes), t, stage + t);
+    return stage + count;
+  }
+
+  // A tile's first or second 64 rows of weights. Beyond the last 64 they are that 64's again, and not stored.
+  __device__ static char const* weights_of(Params const& params, Tile const& tile, int g) {
+    int64_t const row = min(tile.n0 / 64 + g, (params.x.n + 63) / 64 - 1);
+    return static_cast<char const*>(params.x.b) + tile.weights * params.x.b_stride_expert + row * params.blocks * Block::kBytes;
+  }
+
+  // Announces all bytes of a stage, and loads its weights.
+  __device__ static void load_weights(SharedStorage& storage, char const* const (&weights)[2], uint32_t bytes, int t, int stage) {
+    auto& filled = storage.filled[stage];
+    filled.arrive_and_expect_tx(bytes);
+    for (int g = 0; g < 2; ++g) {
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                   ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage][g])), "l"(weights[g] + t * kPairBytes),
+                     "r"(kPairBytes), "r"(cute::cast_smem_ptr_to_uint(&filled)), "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
+                   : "memory");
+    }
+  }
+
+  // Eight rows of a stage's first or second block.
+  __device__ static void load_box(Params const& params, SharedStorage& storage, Tile const& tile, int t, int b, int box, int stage) {
+    cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&storage.filled[stage]), static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                 storage.tokens[stage][b] + box * kBoxBytes, t * kPairColumns + b * Tall::kColumns, tile.m0 + box * kBoxRows);
+  }
+
+  // This CTA's first tile, by a warp that counts pairs of each expert as the launch ahead does.
+  __device__ static Tile count_first(Params const& params, int* counts) {
+    constexpr int kOwn = kMostWeights / 32, kAhead = 10;
+    int const lane = threadIdx.x % 32;
+    for (int i = 0; i < kOwn / 4; ++i) reinterpret_cast<int4*>(counts)[i * 32 + lane] = make_int4(0, 0, 0, 0);
+    __syncwarp();
+    visit_weights<32, kAhead>(params.x.layer.x, lane, [&](int, int weights) { atomicAdd(counts + weights, 1); });
+    __syncwarp();
+    int own[kOwn], rows = 0, tiles = 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwn / 4; ++i) {
+      int4 const four = reinterpret_cast<int4 const*>(counts)[lane * (kOwn / 4) + i];
+      own[4 * i] = four.x, own[4 * i + 1] = four.y, own[4 * i + 2] = four.z, own[4 * i + 3] = four.w;
+    }
+    auto const tiles_of = [](int count) { return (count + kTileM - 1) / kTileM; };
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwn; ++i) rows += own[i], tiles += tiles_of(own[i]);
+    int up_to = rows | tiles << 16;
+    CUTLASS_PRAGMA_UNROLL
+    for (int offset = 1; offset < 32; offset *= 2) {
+      int const others = __shfl_up_sync(~0u, up_to, offset);
+      if (lane >= offset) up_to += others;
+    }
+    int row = (up_to & 0xFFFF) - rows, before = (up_to >> 16) - tiles;
+    int const wanted = blockIdx.x / params.tiles_n;
+    Tile tile{-1, 0, 0, static_cast<int>(blockIdx.x) % params.tiles_n * kRows};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      int const skipped = (wanted - before) * kTileM;
+      if (skipped >= 0 && skipped < own[i]) tile.weights = lane * kOwn + i, tile.m0 = row + skipped, tile.end = row + min(own[i], skipped + kTileM);
+      row += own[i], before += tiles_of(own[i]);
+    }
+    unsigned const owner = __ballot_sync(~0u, tile.weights >= 0);
+    int const from = owner == 0 ? 0 : __ffs(owner) - 1;
+    return {__shfl_sync(~0u, tile.weights, from), __shfl_sync(~0u, tile.m0, from), __shfl_sync(~0u, tile.end, from), tile.n0};
+  }
+
+  __device__ static void multiply_tiles(Params const& params, SharedStorage& storage) {
+    Ringed ring;
+    moe::Ring<kHanded> handed;
+    while (true) {
+      storage.filled[ring.stage].wait(ring.phase);
+      Tile const tile = storage.tiles[ring.stage];
+      if (tile.weights < 0) break;
+      if (kTileM == kBoxRows || Tall::boxes_of(tile) == 1) {
+        multiply<kBoxRows>(params, storage, ring, handed);
+      } else {
+        multiply<kTileM>(params, storage, ring, handed);
+      }
+      hand_over(storage, handed, tile);
+    }
+    for (int i = 0; i < kEnders; ++i) {
+      storage.ended[handed.stage].wait(handed.phase ^ 1);
+      hand_over(storage, handed, {-1, 0, 0, 0});
+    }
+  }
+
+  __device__ static void hand_over(SharedStorage& storage, moe::Ring<kHanded>& handed, Tile const& tile) {
+    if (threadIdx.x == 0) storage.ending[handed.stage] = tile;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) storage.handed[handed.stage].arrive();
+    handed.next();
+  }
+
+  // A tile's first `rows` rows. K has whole pairs of blocks.
+  template <int rows>
+  __device__ static void multiply(Params const& params, SharedStorage& storage, Ringed& ring, moe::Ring<kHanded> const& handed) {
+    using namespace cute;
+    using Op = decltype(GMMA::rs_op_selector<Input, Input, float, Shape<_64, Int<rows>, Int<Products::kSpan>>>());
+    decltype(make_tiled_mma(Op{})) mma;
+    auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens)), typename Products::TokenLayout{});
+    int const thread = threadIdx.x % 128, row_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    auto thread_mma = typename Products::TiledMma{}.get_thread_slice(thread);
+    auto const fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens))(_, _, 0, 0);
+    auto sums = partition_fragment_C(mma, Shape<_64, Int<rows>>{});
+    clear(sums);
+    using Fragment = decltype(make_tensor<Input>(typename Products::Fragment{}));
+    Fragment fragments[2][2];
+    uint32_t const tables = cast_smem_ptr_to_uint(storage.tables), own = cast_smem_ptr_to_uint(&storage.weights) + row_group * kPairBytes;
+    uint32_t const first_rows = fragment_t.data().desc_.reg32_[0];
+    constexpr int kBlockRows = kTileM * 8;  // rows of a block, in pieces of 16 bytes
+
+    // The first or the second block of a stage. `at`: what descriptors of its rows begin with.
+    auto take = [&](Fragment (&fragment)[2], int i, uint32_t at) {
+      Block block;
+      block.load(own + ring.stage * static_cast<uint32_t>(sizeof(storage.weights[0])) + i * Block::kBytes, thread);
+      block.operands(tables, params.spread, reinterpret_cast<uint32_t*>(&fragment[0](0)), reinterpret_cast<uint32_t*>(&fragment[1](0)));
+      warpgroup_fence_operand(fragment[0]);
+      warpgroup_fence_operand(fragment[1]);
+      warpgroup_fence_operand(sums);
+      warpgroup_arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int step = 0; step < 4; ++step) {
+        auto data = fragment_t.data();
+        data.desc_.reg32_[0] = at + i * kBlockRows + step * 2;
+        gemm(mma, fragment[step / 2](_, _, step % 2), make_tensor(data, fragment_t.layout()), sums);
+      }
+      warpgroup_commit_batch();
+      warpgroup_wait<1>();  // the other fragments are free again
+    };
+    int before = 0;
+    for (int t = 0; t < params.blocks; t += 2) {
+      // A maximum is known to be the same for all, so descriptors cost threads no instructions.
+      uint32_t const at = __reduce_max_sync(~0u, first_rows + ring.stage * (2 * kBlockRows));
+      storage.filled[ring.stage].wait(ring.phase);
+      take(fragments[0], 0, at);
+      if (t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last products have been waited for
+      take(fragments[1], 1, at);
+      before = ring.stage;
+      ring.next();
+    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(sums);
+    if (thread % 32 == 0) storage.freed[before].arrive();
+
+    storage.ended[handed.stage].wait(handed.phase ^ 1);
+    int const lane = threadIdx.x % 32;
+    float* const to = storage.sums[handed.stage] + threadIdx.x / 32 * 16 + lane / 4;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < rows / 2; ++i) to[(i / 4 * 8 + lane % 4 * 2 + i % 2) * kPitch + i / 2 % 2 * 8] = sums(i);
+  }
+
+  // Ends of this CTA's tiles: warps take turns.
+  __device__ static void end_tiles(Params const& params, SharedStorage& storage, int warp) {
+    int const lane = threadIdx.x % 32;
+    for (int i = warp;; i += kEnders) {
+      int const place = i % kHanded;
+      storage.handed[place].wait(i / kHanded % 2);
+      Tile const tile = storage.ending[place];
+      if (tile.weights < 0) return;
+      int const count = min(tile.end - tile.m0, kTileM), n = tile.n0 + lane * 4;
+      auto const own = Ending::row_of(params.x, tile.m0 + min(lane, count - 1));
+      Ending const ending(params.x, tile.weights, n);
+      auto const asked = Ending::ask(params.x, tile.m0, count);
+      for (int row = 0; row < count; ++row) {
+        float4 const found = *reinterpret_cast<float4 const*>(storage.sums[place] + row * kPitch + lane * 4);
+        float const quad[4] = {found.x, found.y, found.z, found.w};
+        auto const of_row = Ending::row_of_lane(own, row);
+        if (n < params.x.n) ending.put_row(params.x, quad, tile.m0 + row, n, of_row);
+      }
+      __syncwarp();
+      if (lane == 0) storage.ended[place].arrive();
+      Ending::template finish_handed<HandedMm>(params.x, tile.m0, count, tile.n0, asked);
+    }
+  }
+};
+
+// The ending of the first product: a warp codes the rows of which it is told last.
+template <class Mm>
+struct HandedGatedRows : TallGatedRows<Mm> {
+  using Tall = TallGatedRows<Mm>;
+  using typename Tall::Args, typename Tall::Row;
+  using Tall::Tall;
+
+  __device__ static Row row_of_lane(Row const& own, int lane) { return {__shfl_sync(~0u, own.weight, lane), __shfl_sync(~0u, own.scale, lane)}; }
+  __device__ static int ask(Args const&, int, int) { return 0; }
+  template <class Kernel>
+  __device__ static void finish_handed(Args const& x, int m0, int count, int n0, int) {
+    if (!Tall::template finish_tall<Kernel>(x, m0, m0 + count, n0)) return;
+    for (int row = m0; row < m0 + count; ++row) Tall::take_row(x, row);
+  }
+};
+
+// The ending of the second.
+template <class Mm>
+struct HandedParts : TallParts<Mm> {
+  using Tall = TallParts<Mm>;
+  using typename Tall::Args, typename Tall::Row;
+  using Tall::Tall;
+
+  __device__ static Row row_of_lane(Row const& own, int lane) {
+    return {__shfl_sync(~0u, own.pair, lane), __shfl_sync(~0u, own.weight, lane), __shfl_sync(~0u, own.scale, lane)};
+  }
+  __device__ static AskedRow ask(Args const& x, int m0, int count) { return ask_row(x.layer, m0, count); }
+  template <class Kernel>
+  __device__ static void finish_handed(Args const& x, int m0, int count, int n0, AskedRow const& asked) {
+    sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, count, n0, asked);
+  }
+};
+
+// Host code: three launches.
+template <class First, class Up, class Down, auto prepare, auto up, auto down>
+int32_t launch_handed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+  return launch_tall_experts<First, Up, Down, prepare, up, down>(x, how);
+}
+
+}  // namespace gemmill::fused_moe
