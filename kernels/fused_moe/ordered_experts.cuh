@@ -67,7 +67,7 @@ __device__ __forceinline__ void visit_weights(gemmill_fused_experts_args const& 
   }
 }
 
-template <int kTokens, bool kCoded>
+template <int kTokens, bool kCoded, int kUnit = kTokens>
 struct PrepareOrdered {
   using Half = __nv_bfloat16;
   static constexpr int kThreads = 512, kWarps = kThreads / 32;
@@ -194,11 +194,11 @@ struct PrepareOrdered {
     visit_weights<kThreads, kAhead>(p.layer.x, thread, [&](int pair, int weights) { atomicAdd((pair < own ? next : counts) + weights, 1); });
     __syncthreads();
     counts[thread] += next[thread];
-    int const tiles = deal_tiles<kTokens>(counts, [&](int index, Tile const& tile) {
+    int const tiles = deal_tiles<kTokens, kUnit>(counts, [&](int index, Tile const& tile) {
       if (blockIdx.x == 0) p.layer.ws.tiles[index] = tile;
     });
     if (blockIdx.x == 0 && thread == kThreads - 1) *p.layer.ws.tile_count = tiles;
-    if (blockIdx.x == 0 && thread < 3) p.layer.ws.tile_count[1 + thread] = 0;  // tiles that are taken, of both products, and stored, of the second
+    if (blockIdx.x == 0 && thread < 4) p.layer.ws.tile_count[1 + thread] = 0;  // tiles that are taken, of both products; stored, of the second; and shares of rows
     next[thread] += counts[thread];
     __syncthreads();
   }

@@ -12,8 +12,9 @@
 namespace gemmill::fused_moe {
 
 // Calls put(index, tile) for every tile of rows, in the order of weights, by a thread for each expert. Where rows of an expert begin comes
-// to stand in the place of how many there are. Returns the number of tiles up to this thread's expert.
-template <int kTokens, class Put>
+// to stand in the place of how many there are. Returns the number of tiles up to this thread's expert. Tiles of an expert are as large as
+// one another to multiples of `kUnit`, where that is less than a tile.
+template <int kTokens, int kUnit = kTokens, class Put>
 __device__ __forceinline__ int deal_tiles(int (&counts)[kMostWeights], Put const& put) {
   constexpr int kWarps = kMostWeights / 32;
   __shared__ int warps[2][kWarps];
@@ -33,7 +34,12 @@ __device__ __forceinline__ int deal_tiles(int (&counts)[kMostWeights], Put const
     if (i < warp) rows_before += warps[0][i], tiles_before += warps[1][i];
   }
   rows_before -= count, tiles_before -= tiles;
-  for (int i = 0; i < tiles; ++i) put(tiles_before + i, Tile{thread, rows_before + i * kTokens, min(kTokens, count - i * kTokens), 0});
+  if constexpr (kUnit == kTokens) {
+    for (int i = 0; i < tiles; ++i) put(tiles_before + i, Tile{thread, rows_before + i * kTokens, min(kTokens, count - i * kTokens), 0});
+  } else {
+    auto const begin = [&](int i) { return min(static_cast<int>(int64_t{(count + kUnit - 1) / kUnit} * i / tiles) * kUnit, count); };
+    for (int i = 0; i < tiles; ++i) put(tiles_before + i, Tile{thread, rows_before + begin(i), begin(i + 1) - begin(i), 0});
+  }
   counts[thread] = rows_before;
   __syncthreads();
   return tiles_before + tiles;

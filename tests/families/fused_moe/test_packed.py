@@ -281,7 +281,7 @@ def test_random_calls_have_scales_that_are_packed() -> None:
 
 def test_names_rules_and_selections() -> None:
     configs = list(packed(Arch.SM90A))
-    assert len(configs) == 56 and not list(packed(Arch.SM100A))
+    assert len(configs) == 60 and not list(packed(Arch.SM100A))
     chosen = {to_name(config).split("fp4experts_")[1] for config in set(configs) & set(default(Arch.SM90A))}
     assert {"nvfp4_t8", "nvfp4_t8w", "nvfp4_sparse16_t8w", "mxfp4_e4m3_t16"} < chosen and "mxfp4_t64" not in chosen
     assert set(configs) < set(sweep(Arch.SM90A)) and set(default(Arch.SM90A)) < set(sweep(Arch.SM90A))
@@ -290,10 +290,10 @@ def test_names_rules_and_selections() -> None:
     assert to_name(configs[0]) == "sm90a_fusedfp4experts_nvfp4_t8"
     wrong = first_rejection(PACKED_RULES, replace(configs[0], tile_tokens=24))
     assert wrong.reason == "tile of 24 rows: there are 8, 16, 32, 64, 128"
-    assert {config.tile_tokens for config in configs if config.ordered} == {8, 16, 32, 64, 128, 256}
+    assert {config.tile_tokens for config in configs if config.ordered} == {8, 16, 32, 64, 112, 128, 224, 256}
     assert {
         "mxfp4_e4m3_t8o",
-        "mxfp4_e4m3_t256o",
+        "mxfp4_e4m3_t224o",
         "nvfp4_t64wo",
         "nvfp4_sparse16_t64o",
     } < chosen and "mxfp4_t32o" not in chosen

@@ -83,10 +83,12 @@ def _part(layer: Layer, rows: Rows, *, exactly: bool) -> tuple[Tensor, Tensor]:
     if layer.w2_bias is not None:
         bias = layer.w2_bias[rows.weights].double()
         total, lost = total + bias, lost + FLOAT32_UNIT * _ROUNDINGS * bias.abs()
-    if layer.weight_on_input:
-        return total, lost
-    weight = reference.weights_of(layer, rows).double()
-    return total * weight, lost * weight.abs()
+    if not layer.weight_on_input:
+        weight = reference.weights_of(layer, rows).double()
+        total, lost = total * weight, lost * weight.abs()
+    if layer.may_round_parts:
+        lost = lost + half_unit_in_last_place(total.abs() + lost, layer.x.dtype)
+    return total, lost
 
 
 def _inner_error(layer: Layer, rows: Rows) -> Tensor:

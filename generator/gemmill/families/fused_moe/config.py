@@ -33,13 +33,15 @@ FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
 BOXED_TILES = {16: 7, 64: 6}
 """Of rows in order that come in boxes, and dense weights: kernels/fused_moe/boxed_experts.cuh. Tiles are wide: 128 or 256 rows of weights."""
-TALL_TILES, ROUNDED_TALL_TILES, BOXES = {32: 8, 256: 5}, {32: 8, 256: 4}, {32: (8, 2), 256: (64, 1)}
+TALL_TILES, ROUNDED_TALL_TILES, BOXES = {256: 5}, {256: 4}, {256: (64, 1)}
 """Of rows in order and weights that are folded: kernels/fused_moe/tall_experts.cuh. Tables of nvfp4 take the room of a stage.
 
 Boxes have the rows that are loaded and multiplied together, and CTAs on a multiprocessor.
 """
 HANDED_TILES, ROUNDED_HANDED_TILES = {8: 5, 16: 4}, {8: 4, 16: 3}
 """The same of few rows, in stages of two blocks: kernels/fused_moe/handed_experts.cuh."""
+MANY_TILES, MANY_CTAS = {32: 7, 112: 8, 224: 4}, {32: 2, 112: 1, 224: 1}
+"""The same with endings by warps that do not multiply, and CTAs on a multiprocessor: kernels/fused_moe/many_experts.cuh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +137,12 @@ class PackedExpertsConfig:
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
         if self.ordered and self.is_coded:
-            few, many = (
+            if self.wide:
+                return {}
+            few, tall = (
                 (ROUNDED_HANDED_TILES, ROUNDED_TALL_TILES) if self.format == NVFP4 else (HANDED_TILES, TALL_TILES)
             )
-            return {} if self.wide else few | many
+            return few | tall | MANY_TILES
         if self.is_boxed:
             return {} if self.sparse_group else BOXED_TILES
         if self.ordered:

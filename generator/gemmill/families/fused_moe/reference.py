@@ -81,6 +81,11 @@ class Layer:
         return self.is_folded or (bool(self.group) and not self.by_warps)
 
     @property
+    def may_round_parts(self) -> bool:
+        """Whether parts may be rounded to x's dtype before they are summed: kernels of folded weights for many rows do."""
+        return self.is_folded
+
+    @property
     def local(self) -> Tensor:
         """The index of each pair's weights, int64 [tokens, topk]; -1 for none."""
         ids, weights = self.topk_ids.long(), self.w13.shape[0]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gemmill.families.fused_moe.config import BOXES, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import BOXES, MANY_CTAS, ExpertsConfig, PackedExpertsConfig
 from gemmill.family import Spelled
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import DType
@@ -51,6 +51,7 @@ _GATHERED = {
     "gated": "GatedRows",
     "parted": "WeighedParts",
     "boxes": (),
+    "ctas": 0,
 }
 _ORDERED = {
     "kernels": "ordered_experts",
@@ -59,10 +60,18 @@ _ORDERED = {
     "gated": "OrderedGatedRows",
     "parted": "OrderedParts",
     "boxes": (),
+    "ctas": 0,
 }
 _TALL = {**_ORDERED, "kernels": "tall_experts", "gated": "TallGatedRows", "parted": "TallParts"}
 _HANDED = {**_ORDERED, "kernels": "handed_experts", "gated": "HandedGatedRows", "parted": "HandedParts"}
 _BOXED = {**_ORDERED, "kernels": "boxed_experts", "gated": "BoxedGatedRows", "parted": "BoxedParts"}
+_MANY = {
+    **_ORDERED,
+    "kernels": "many_experts",
+    "first": "PrepareMany",
+    "gated": "ManyGatedRows",
+    "parted": "ManyParts",
+}
 """What the three launches are made of: where rows are gathered, where they come in order, where weights are folded, too, of many rows and of
 few, and where rows come in boxes beside bf16."""
 
@@ -92,4 +101,6 @@ def _launches(config: PackedExpertsConfig) -> dict[str, Any]:
         return _BOXED
     if not config.is_coded:
         return _ORDERED
+    if config.tile_tokens in MANY_CTAS:
+        return {**_MANY, "ctas": MANY_CTAS[config.tile_tokens]}
     return {**_TALL, "boxes": BOXES[config.tile_tokens]} if config.tile_tokens in BOXES else _HANDED

@@ -26,10 +26,10 @@ _ORDERED_TILE_PS = {32: 420, 64: 540, 128: 820}
 """The same of rows in order, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
 _BOXED_TILE_PS = {16: 225, 64: 305}
 """The same of boxes of rows, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
-_TALL_TILE_PS = {8: 215, 16: 255, 32: 320, 256: 670}
+_FOLDED_TILE_PS = {8: 215, 16: 255, 32: 240, 112: 375, 224: 490, 256: 670}
 """The same of rows in order and folded weights, from whole calls of Qwen3-Next and V4 Flash (H200, 2026-11-23)."""
 _HANDED_BEGIN_NS = 16000
-_BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS, _ORDERED_BEGIN_NS, _TALL_BEGIN_NS = 12000, 15000, 10800, 15000, 33000
+_BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS, _ORDERED_BEGIN_NS, _MANY_BEGIN_NS = 12000, 15000, 10800, 15000, 33000
 _BOXED_BEGIN_NS = 23500
 """Nanoseconds of three launches of few tiles.
 
@@ -44,7 +44,7 @@ def _tile_ps(config: AnyConfig) -> int:
     if config.is_boxed:
         return _BOXED_TILE_PS[config.tile_tokens]
     if config.ordered:
-        return (_TALL_TILE_PS if config.is_coded else _ORDERED_TILE_PS)[config.tile_tokens]
+        return (_FOLDED_TILE_PS if config.is_coded else _ORDERED_TILE_PS)[config.tile_tokens]
     return (_WIDE_TILE_PS if config.wide else _PACKED_TILE_PS)[config.tile_tokens]
 
 
@@ -56,7 +56,7 @@ def _begin_ns(config: AnyConfig) -> int:
     if config.ordered and config.tile_tokens in HANDED_TILES:
         return _HANDED_BEGIN_NS
     if config.ordered:
-        return _TALL_BEGIN_NS if config.is_coded else _ORDERED_BEGIN_NS
+        return _MANY_BEGIN_NS if config.is_coded else _ORDERED_BEGIN_NS
     return _WIDE_BEGIN_NS if config.wide else _BEGIN_NS
 
 
