@@ -26,7 +26,7 @@ _ORDERED_TILE_PS = {32: 420, 64: 540, 128: 820}
 """The same of rows in order, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
 _BOXED_TILE_PS = {16: 225, 64: 305}
 """The same of boxes of rows, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
-_FOLDED_TILE_PS = {8: 215, 16: 255, 32: 240, 112: 375, 224: 490, 256: 670}
+_FOLDED_TILE_PS = {8: 215, 16: 255, 32: 280, 112: 450, 224: 600, 256: 800}
 """The same of rows in order and folded weights, from whole calls of Qwen3-Next and V4 Flash (H200, 2026-11-23)."""
 _HANDED_BEGIN_NS = 16000
 _BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS, _ORDERED_BEGIN_NS, _MANY_BEGIN_NS = 12000, 15000, 10800, 15000, 33000
