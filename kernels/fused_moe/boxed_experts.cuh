@@ -63,6 +63,40 @@ __device__ __forceinline__ void multiply_eight(float* d, uint32_t const* a, uint
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// How a thread multiplies its part of a block of 64 rows and 64 columns: by rows in its registers, or in shared memory, where `at` describes
+// them. Sparse weights do otherwise (sparse_boxes.cuh).
+template <class Block>
+struct BoxedProducts {
+  static constexpr int kWords = 16;  // that are made of a block
+
+  __device__ static void make(Block const& block, uint32_t told, uint32_t (&words)[kWords]) {
+    block.template operand<0>(told, words);
+    block.template operand<1>(told, words + 8);
+  }
+  template <int rows>
+  __device__ static void multiply_many(float (&sums)[32], uint32_t const (&words)[kWords], uint64_t at) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int step = 0; step < 4; ++step) multiply_group<rows>(sums, words + 4 * step, at + 2 * step);
+  }
+  template <int eights, int count>
+  __device__ static void multiply_few(float (&sums)[count], Block const& block, uint32_t told, uint32_t const (&tokens)[eights][4][2]) {
+    multiply_half<0>(sums, block, told, tokens);
+    multiply_half<1>(sums, block, told, tokens);
+  }
+
+ private:
+  template <int half, int eights, int count>
+  __device__ static void multiply_half(float (&sums)[count], Block const& block, uint32_t told, uint32_t const (&tokens)[eights][4][2]) {
+    uint32_t operands[8];
+    block.template operand<half>(told, operands);
+    CUTLASS_PRAGMA_UNROLL
+    for (int step = 0; step < 2; ++step) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int e = 0; e < eights; ++e) multiply_eight(sums + 4 * e, operands + 4 * step, tokens[e][2 * half + step]);
+    }
+  }
+};
+
 // Whose tile it is.
 struct BoxedTile {
   int32_t weights;  // below 0 behind the last tile
@@ -110,6 +144,7 @@ struct BoxedMm {
   using Args = PackedArgs;
   using Input = typename Products::Input;
   using Block = typename Products::Block;
+  using Multiplies = BoxedProducts<Block>;
   using Filled = typename Mm::Filled;
   using Freed = typename Mm::Freed;
   using Ringed = moe::Ring<Products::kStages>;
@@ -362,20 +397,7 @@ struct BoxedMm {
       __syncwarp();
       if (lane == 0) storage.freed[ring.stage].arrive();
       CUTLASS_PRAGMA_UNROLL
-      for (int b = 0; b < kBlocks; ++b) {
-        multiply_half<eights, 0>(blocks[b], told, of_blocks[b], sums);
-        multiply_half<eights, 1>(blocks[b], told, of_blocks[b], sums);
-      }
-    }
-  }
-  template <int eights, int half>
-  __device__ static void multiply_half(Block const& block, uint32_t told, uint32_t const (&tokens)[eights][4][2], float (&sums)[kSums]) {
-    uint32_t operands[8];
-    block.template operand<half>(told, operands);
-    CUTLASS_PRAGMA_UNROLL
-    for (int step = 0; step < 2; ++step) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int e = 0; e < eights; ++e) multiply_eight(sums + 4 * e, operands + 4 * step, tokens[e][2 * half + step]);
+      for (int b = 0; b < kBlocks; ++b) Multiplies::multiply_few(sums, blocks[b], told, of_blocks[b]);
     }
   }
 
@@ -384,7 +406,7 @@ struct BoxedMm {
     int const thread = threadIdx.x % 128;
     uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + group * Mm::kGroupBytes;
     uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]);
-    uint32_t operands[kBlocks][16] = {};
+    uint32_t words[kBlocks][Multiplies::kWords] = {};
     int before = ring.stage;
     for (int t = 0; t < count; ++t, ring.next()) {
       storage.filled[ring.stage].wait(ring.phase);
@@ -394,10 +416,9 @@ struct BoxedMm {
       uint32_t const at = (tokens + ring.stage * Mm::kTokenBytes) >> 4;
       CUTLASS_PRAGMA_UNROLL
       for (int b = 0; b < kBlocks; ++b) {
-        blocks[b].template operand<0>(told, operands[b]);
-        blocks[b].template operand<1>(told, operands[b] + 8);
-        multiply_block(operands[b], at + b * (Mm::kBoxBytes / 16), rows, sums);
-        cute::warpgroup_wait<1>();  // the other block's operands are free again
+        Multiplies::make(blocks[b], told, words[b]);
+        multiply_block(words[b], at + b * (Mm::kBoxBytes / 16), rows, sums);
+        cute::warpgroup_wait<1>();  // the other block's words are free again
         if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();
       }
       before = ring.stage;
@@ -408,15 +429,14 @@ struct BoxedMm {
   }
 
   // `at`: where rows of a block begin, as a descriptor has it; rows of 128 bytes are swizzled, and eight of them lie 1024 bytes after eight.
-  __device__ static void multiply_block(uint32_t (&operands)[16], uint32_t at, int rows, float (&sums)[kSums]) {
+  __device__ static void multiply_block(uint32_t (&words)[Multiplies::kWords], uint32_t at, int rows, float (&sums)[kSums]) {
     constexpr uint64_t kLayout = uint64_t{1} << 62 | uint64_t{1024 / 16} << 32;
-    fence(operands);
+    fence(words);
     fence(sums);
     // All is said in each case: else ptxas says it once more, or has every product wait for the one before.
     auto const by = [&](auto size) {
       cute::warpgroup_arrive();
-      CUTLASS_PRAGMA_UNROLL
-      for (int step = 0; step < 4; ++step) multiply_group<size>(sums, operands + 4 * step, kLayout | (at + 2 * step));
+      Multiplies::template multiply_many<size>(sums, words, kLayout | at);
       cute::warpgroup_commit_batch();
     };
     if (rows <= 32) {

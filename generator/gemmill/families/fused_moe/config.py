@@ -32,7 +32,7 @@ SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}
 FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
 """Of weights that are folded: groups of 128 threads alone multiply e4m3."""
 BOXED_TILES = {16: 7, 64: 6}
-"""Of rows in order that come in boxes, and dense weights: kernels/fused_moe/boxed_experts.cuh. Tiles are wide: 128 or 256 rows of weights."""
+"""Of rows in order that come in boxes: kernels/fused_moe/boxed_experts.cuh. Tiles are wide: 128 or 256 rows of weights."""
 TALL_TILES, ROUNDED_TALL_TILES, BOXES = {256: 5}, {256: 4}, {256: (64, 1)}
 """Of rows in order and weights that are folded: kernels/fused_moe/tall_experts.cuh. Tables of nvfp4 take the room of a stage.
 
@@ -144,7 +144,7 @@ class PackedExpertsConfig:
             )
             return few | tall | MANY_TILES
         if self.is_boxed:
-            return {} if self.sparse_group else BOXED_TILES
+            return BOXED_TILES
         if self.ordered:
             return SPARSE_GROUP_TILES if self.sparse_group else GROUP_TILES
         if self.is_coded:

@@ -19,7 +19,7 @@ from gemmill.vocab import Arch, DType
 _PACKED = {
     "nvfp4": ("8", "8w", "16wo", "64wo"),
     "mxfp4": ("8", "32", "128"),
-    "nvfp4_2to4": ("8", "8w", "32o", "64o"),
+    "nvfp4_2to4": ("8", "8w", "16wo", "64wo"),
     "mxfp4_e4m3": ("16", "8o", "32o", "112o", "224o"),
 }
 """Tiles of packed weights in the default selection, by their rows: "w" of wide ones, "o" of rows in order, "wo" of boxes of these. The model chooses no others."""

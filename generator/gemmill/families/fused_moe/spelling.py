@@ -44,6 +44,10 @@ _PRODUCTS = {
 """Classes of products, by whether weights are sparse, and whether warps multiply alone."""
 
 
+_SPARSE_HEADERS = {False: "moe/sparse_turns.cuh", True: "fused_moe/sparse_boxes.cuh"}
+"""How sparse weights are multiplied, by whether rows come in boxes."""
+
+
 _GATHERED = {
     "kernels": "packed_experts",
     "first": "PreparePacked",
@@ -80,7 +84,7 @@ def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
     values = {
         **_launches(config),
-        "header": "moe/sparse_turns.cuh" if config.sparse_group else "",
+        "header": _SPARSE_HEADERS[config.is_boxed] if config.sparse_group else "",
         "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
         "block": _CPP_BLOCK[str(config.packing)],
         "row_groups": config.tile_rows // SIDE,
