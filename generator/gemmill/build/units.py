@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 
 from gemmill.build.files import digest
@@ -39,9 +40,10 @@ class Unit:
         return {source.tag for source in self.sources if source.is_variant}
 
     @property
-    def fullness(self) -> float:
+    def fullness(self) -> Fraction:
         """How much it has of what its variants' kernels allow: at most 1."""
-        return sum(1 / REGISTRY.tagged(source.tag).unit_size for source in self.sources if source.is_variant)
+        shares = (Fraction(1, REGISTRY.tagged(source.tag).unit_size) for source in self.sources if source.is_variant)
+        return sum(shares, Fraction())
 
     @property
     def label(self) -> str:
