@@ -44,7 +44,7 @@ def tell(**facts: object) -> None:
 
 
 def build(objects: Path, home: Path, wrapped: list[str]) -> Path:
-    """A build of the toy's kernels alone. Returns its folder."""
+    """A build of the toy's kernels alone, with the binding's objects of the probes. Returns its folder."""
     tools, selection = find_toolchain(), select("default")
     configs = [config for config in selection.configs if config.tag == FAMILY.name]
     symbols = sorted(map(symbol_of, configs))
@@ -73,24 +73,7 @@ def build(objects: Path, home: Path, wrapped: list[str]) -> Path:
             own[-1],
         ]
         subprocess.run(list(map(str, compile_one)), check=True)
-    shared = [
-        p
-        for p in sorted(objects.glob("*.o"))
-        if p.name.startswith(
-            (
-                "extension_",
-                "blockscaled_",
-                "fused_moe_",
-                "gated_mm_",
-                "kv_cache_",
-                "moe_",
-                "quant_",
-                "scaled_mm_",
-                "sparse_mm_",
-                "binding_machine",
-            )
-        )
-    ]
+    shared = [*sorted((objects / "binding").glob("*.o")), objects / "binding_machine.o"]
     wraps = [f"-Wl,--wrap={name}" for name in wrapped]
     linked = [tools.gxx, *shared, *own, tools.cudart_static, *expand(flags.link, roots), *wraps, "-o", extension]
     subprocess.run(list(map(str, linked)), check=True)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 
 from gemmill.build.files import digest
@@ -30,9 +31,19 @@ class Unit:
     @property
     def seconds(self) -> float:
         """CPU seconds that compiling it may take."""
-        first = self.sources[0]
-        shared = REGISTRY.tagged(first.tag).unit_seconds if first.is_variant else 0.0
+        shared = max((REGISTRY.tagged(tag).unit_seconds for tag in self.tags), default=0.0)
         return shared + sum(source.seconds for source in self.sources)
+
+    @property
+    def tags(self) -> set[str]:
+        """Of its variants."""
+        return {source.tag for source in self.sources if source.is_variant}
+
+    @property
+    def fullness(self) -> Fraction:
+        """How much it has of what its variants' kernels allow: at most 1."""
+        shares = (Fraction(1, REGISTRY.tagged(source.tag).unit_size) for source in self.sources if source.is_variant)
+        return sum(shares, Fraction())
 
     @property
     def label(self) -> str:
@@ -52,21 +63,38 @@ class Unit:
 
 
 def partition(sources: Sequence[Source], jobs: int, dsl_jobs: int | None = None) -> list[Unit]:
-    """Units of variants of one tag, heaviest first.
+    """Units, heaviest first.
 
     A unit has at most as many variants as its kernels declare. Sizes are such that `jobs` processes are equally busy to
-    the end: a tag is in one unit if it takes no more than the share of one of them. Of the CuTe DSL `dsl_jobs` processes
-    run at a time, by default `jobs`.
+    the end: a tag is in one unit if it takes no more than the share of one of them. Tags of nvcc that have one unit each
+    share it, up to half of that share: headers take longer than most variants. Of the CuTe DSL `dsl_jobs` processes run at
+    a time, by default `jobs`.
     """
     alone = [Unit(sources=(s,)) for s in sources if not s.is_variant]
     tags = sorted({s.tag for s in sources if s.is_variant})
     whole = [Unit(sources=tuple(s for s in sources if s.is_variant and s.tag == tag)) for tag in tags]
     total = sum(unit.seconds for unit in (*alone, *whole))
-    shared = []
+    shared: list[Unit] = []
+    small: list[Unit] = []
     for unit in whole:
         processes = (dsl_jobs or jobs) if unit.kind is SourceKind.DSL else jobs
-        shared += _shared_units(unit, processes, unit.seconds / total if total else 1.0)
-    return sorted([*alone, *shared], key=lambda unit: (-unit.seconds, unit.key))
+        parts = _shared_units(unit, processes, unit.seconds / total if total else 1.0)
+        (small if len(parts) == 1 and unit.kind is SourceKind.VARIANT else shared).extend(parts)
+    return sorted([*alone, *shared, *_joined(small, total / jobs / 2)], key=lambda unit: (-unit.seconds, unit.key))
+
+
+def _joined(units: Sequence[Unit], most_seconds: float) -> list[Unit]:
+    """Units together, each in the first that has room and stays within `most_seconds`."""
+    result: list[Unit] = []
+    for unit in sorted(units, key=lambda unit: (-unit.seconds, unit.key)):
+        for i, other in enumerate(result):
+            joined = Unit(sources=(*other.sources, *unit.sources))
+            if joined.fullness <= 1 and joined.seconds <= most_seconds:
+                result[i] = joined
+                break
+        else:
+            result.append(unit)
+    return result
 
 
 def _shared_units(whole: Unit, jobs: int, share: float) -> list[Unit]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from gemmill.build.compiling import compile_missing, look_again
 from gemmill.build.files import file_digest
-from gemmill.build.sources import TORCH_TARGET, expand, flags_for, hand_written, roots_of
+from gemmill.build.options import BuildObserver, BuildOptions
+from gemmill.build.sources import TORCH_TARGET, expand, file_sources, flags_for, roots_of
 from gemmill.build.toolchain import ToolchainPaths
+from gemmill.build.workshop import open_workshop
 from gemmill.emit.render import render
 from gemmill.families import kv_cache, quant, scaled_mm, sparse_mm
 from gemmill.families.fused_moe import selections as fused_moe_selections
@@ -190,6 +194,20 @@ def some_configs() -> tuple[Config, ...]:
     return tuple(dict.fromkeys([*smoke, *same_kernels, *grouped, *by_columns, *others]))
 
 
+def objects_of_the_binding(folder: Path) -> list[Path]:
+    """Copies of those that every build links, which a build of the smoke selection has made."""
+    workshop = open_workshop(Arch.SM90A, BuildOptions())
+    sources = file_sources(kernels_dir(), workshop.flags, workshop.toolchain)
+    found = workshop.cache.lookup(sources)
+    if found.missing:
+        compile_missing(found.missing, workshop, BuildObserver())
+        found = look_again(sources, workshop)
+    folder.mkdir()
+    names = ["_".join(entry.members.values()).replace("/", "_") for entry in found.entries]
+    objects = map(workshop.cache.object_path, found.entries)
+    return [Path(shutil.copyfile(path, folder / f"{name}.o")) for name, path in zip(names, objects, strict=True)]
+
+
 @pytest.fixture(scope="session")
 def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with two builds that differ in their id."""
@@ -198,7 +216,6 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
     configs = some_configs()
     symbols = sorted(set(map(symbol_of, configs)))
     sources = [
-        *hand_written(kernels_dir()),
         _HERE / "machine.cpp",
         _HERE / "probe.cpp",
         home / "kernels.cpp",
@@ -220,6 +237,7 @@ def home_of_probes(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathF
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         *shared, first, second = pool.map(compile_one, sources)
+    shared += objects_of_the_binding(home / "binding")
     for build_id, variants in zip(BUILD_IDS, (first, second), strict=True):
         folder = home / "builds" / build_id
         folder.mkdir(parents=True)

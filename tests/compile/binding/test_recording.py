@@ -15,13 +15,14 @@ from gemmill.registry import REGISTRY
 from gemmill.wheel import WheelError
 from gemmill.wheel.reproducer import read_arguments, reproducer
 
-SIZE = 256
-"""Of each size of a call: a multiple of whatever a kernel asks for."""
+SIZE, ROWS = 256, 32
+"""Of each size of a call, a multiple of whatever a kernel asks for; and of m, whose rows the reference takes one after the other."""
 
 
 def sized(config, size: int = SIZE):
     """A call of a config."""
-    sizes = {option.name: size for option in REGISTRY.family_of(config).questions if option.is_size}
+    asked = [option.name for option in REGISTRY.family_of(config).questions if option.is_size]
+    sizes = {name: min(size, ROWS) if name == "m" else size for name in asked}
     return cases_of(config).sized(config, sizes)
 
 
@@ -118,7 +119,7 @@ def test_the_program_names_fields_and_tensors(probe) -> None:
     made = reproducer(entry.config, record(probe.build, entry.name, case), f"{case.op}: {case}", "; told")
     main = next(file.text for file in made.files if file.path.name == "main.cu")
     assert f"// {case.op}: {case}\n" in main and "with the operands in cache; told" in main
-    for line in ("gemmill_quant_args args{};", "args.rows = 256;", "// weight"):
+    for line in ("gemmill_quant_args args{};", f"args.rows = {ROWS};", "// weight"):
         assert line in main
     script = next(file.text for file in made.files if file.path.name == "build.sh")
     assert "CUTLASS_INCLUDE" not in script, "its kernels are plain CUDA"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -83,13 +84,13 @@ def source_of(config: QuantConfig) -> Source:
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 8])
-def test_units_hold_one_family(jobs: int) -> None:
+def test_units_hold_one_kind_and_no_more_than_kernels_allow(jobs: int) -> None:
     configs = {config.compiled for config in select("default").configs}
     units = partition([source_of(config) for config in configs], jobs)
     assert sum(len(unit.sources) for unit in units) == len(configs)
     for unit in units:
-        ((tag, kind),) = {(source.tag, source.kind) for source in unit.sources}
-        assert unit.kind is kind and len(unit.sources) <= REGISTRY.tagged(tag).unit_size
+        assert {source.kind for source in unit.sources} == {unit.kind}
+        assert sum(Fraction(1, REGISTRY.tagged(source.tag).unit_size) for source in unit.sources) <= 1
 
 
 def test_facts_are_of_the_variants_own_kernels() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmill.build import toolchain
 from gemmill.build.options import BuildOptions
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.locations import kernels_dir
@@ -68,10 +69,24 @@ def make_toolkit(home: Path) -> FakeToolkit:
     return FakeToolkit(home=home, cutlass=home / "cutlass")
 
 
+@pytest.fixture(scope="session")
+def torch_of_nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """torch's folder with empty libraries: the linker takes half a second to read the names in torch's own."""
+    root = tmp_path_factory.mktemp("torch")
+    (root / "lib").mkdir()
+    (root / "include").symlink_to(toolchain._find_torch() / "include")
+    for name in ("torch", "torch_cpu", "c10"):
+        library = root / "lib" / f"lib{name}.so"
+        command = ["g++", "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{library.name}", "-o", str(library)]
+        subprocess.run(command, check=True)
+    return root
+
+
 @pytest.fixture
-def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeToolkit:
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_of_nothing: Path) -> FakeToolkit:
     """The fake toolkit, named by the environment; no launcher, whatever the machine has."""
-    result = make_toolkit(tmp_path / "toolkit")
+    result, found = make_toolkit(tmp_path / "toolkit"), toolchain._find_torch
+    monkeypatch.setattr(toolchain, "_find_torch", lambda: torch_of_nothing if found() else None)
     monkeypatch.setenv("GEMMILL_CUDA_HOME", str(result.home))
     monkeypatch.setenv("GEMMILL_CUTLASS_HOME", str(result.cutlass))
     monkeypatch.setenv("GEMMILL_COMPILER_LAUNCHER", "none")

@@ -1,5 +1,6 @@
 """Which sources are compiled together."""
 
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import pytest
@@ -54,6 +55,35 @@ def test_what_is_a_small_share_of_all_is_in_one_unit(jobs: int, sizes: list[int]
     few = [_source(f"v{i}") for i in range(6)] + [_source(f"w{i}", tag="sparsemm") for i in range(3)]
     units = partition([*few, *(_source(f"b{i}", SourceKind.BINDING, 25.0) for i in range(4))], jobs)
     assert sorted((len(unit.sources) for unit in units if unit.sources[0].is_variant), reverse=True) == sizes
+
+
+def _tags(jobs: int, counts: dict[str, int], others: float = 1000.0) -> list[list[str]]:
+    """Of each unit, beside work that takes so many seconds."""
+    sources = [_source(f"{tag}{i}", tag=tag, seconds=1.0) for tag, count in counts.items() for i in range(count)]
+    units = partition([*sources, _source("b", SourceKind.BINDING, others)], jobs)
+    assert sorted(s.name for unit in units for s in unit.sources) == sorted(["b", *(s.name for s in sources)])
+    return sorted(sorted(source.tag for source in unit.sources) for unit in units if unit.tags)
+
+
+def test_tags_of_few_variants_share_a_unit() -> None:
+    """Their headers take longer than they do."""
+    few = {"fusedexperts": 1, "groupedunaligned": 1, "gatedunaligned": 2}
+    assert _tags(2, few) == [["fusedexperts", "gatedunaligned", "gatedunaligned", "groupedunaligned"]]
+    assert all(len(set(tags)) == 1 for tags in _tags(64, few)), "many processes wait for work"
+
+
+def test_a_shared_unit_is_no_fuller_than_its_kernels_allow() -> None:
+    half = {tag: REGISTRY.tagged(tag).unit_size // 2 for tag in ("groupedunaligned", "gatedunaligned")}
+    assert len(_tags(2, half)) == 1
+    assert len(_tags(2, half | {"fusedexperts": 1})) == 2
+    assert len(_tags(2, half | {"groupedunaligned": half["groupedunaligned"] + 1})) == 2
+
+
+def test_kernels_of_the_dsl_share_no_unit_with_others() -> None:
+    assert _tags(2, {"gatedunaligned": 1, "fusedexperts": 1}) == [["fusedexperts", "gatedunaligned"]]
+    sources = [_source("v0", tag="gatedunaligned", seconds=1.0)]
+    sources += [replace(_source("d0", SourceKind.DSL, 1.0), tag="groupedmm")]
+    assert len(partition([*sources, _source("b", SourceKind.BINDING, 1000.0)], 2)) == 3
 
 
 def test_hand_written_files_are_alone_and_the_heaviest_come_first() -> None:
