@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Without compiling every Python file of torch and the CUDA toolkit, which takes a third of the time: imports compile what is used.
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+EXTRAS := toolchain,dsl,cli,tune,models,docs,dev
+# Tried twice: an index that lists some versions for a moment only makes pip say that requirements conflict.
+install = $(INSTALL) $(1) || { echo "Once more in 20 s: $(1)" >&2; sleep 20; $(INSTALL) $(1); }
 # Processes that run tests: one more than cores, since some wait for what they started.
 JOBS ?= $(shell expr $$(nproc) + 1)
 
@@ -49,8 +52,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make environments: apt install python3-venv" >&2; exit 1; }
 	@echo "Setting up $(VENV): torch, CUDA compiler, CUTLASS headers, CuTe DSL (about a minute and 2.5 GB)"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable '.[toolchain,dsl,cli,tune,models,docs,dev]'
-	$(INSTALL) --no-deps nvidia-cutlass
+	$(call install,--editable '.[$(EXTRAS)]')
+	$(call install,--no-deps nvidia-cutlass)
 	@touch $@
 
 clean:
