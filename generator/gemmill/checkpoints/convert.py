@@ -325,7 +325,7 @@ def _read_ahead(
 
     Tensors are good until the next step: two pieces of memory, pinned for a GPU, take turns.
     """
-    memory = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
+    memory = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(2)]
 
     def read(position: int) -> dict[str, Tensor]:
         step, turn = steps[left[position]], position % 2
@@ -335,7 +335,7 @@ def _read_ahead(
             zip(step.reads, accumulate((_aligned(s.nbytes) for s in step.reads.values()), initial=0), strict=False)
         )
         if memory[turn].numel() < (needed := sum(_aligned(stored.nbytes) for stored in step.reads.values())):
-            memory[turn] = torch.empty(needed, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            memory[turn] = torch.empty(needed, dtype=torch.uint8, pin_memory=device.type == "cuda", device="cpu")
         return {
             part: stored.read(
                 memory[turn][starts[part] : starts[part] + stored.nbytes].view(stored.torch_dtype).view(stored.shape)

@@ -85,7 +85,7 @@ class Stored:
 
         Raises CheckpointError where the file has become shorter or is gone.
         """
-        tensor = torch.empty(self.shape, dtype=self.torch_dtype) if into is None else into
+        tensor = torch.empty(self.shape, dtype=self.torch_dtype, device="cpu") if into is None else into
         view, done = bytes_of(tensor), 0
         with opened(self.path) as file:
             file.seek(self.start)

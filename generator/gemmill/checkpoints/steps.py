@@ -197,7 +197,9 @@ def _plain(name: str, tensor: Stored, asked: Asked) -> Step:
     spelling = spelling_of(asked.to, asked.names)
     if spelling.experts:
         is_layer = name.endswith(spelling.expert_layers) and len(tensor.shape) == 3
-        shape = spelling.as_rows(torch.empty(tensor.shape, device="meta")).shape if is_layer else ()
+        shape = (
+            spelling.as_rows(torch.empty(tensor.shape, device="meta", dtype=torch.float32)).shape if is_layer else ()
+        )
         layer, key = name, name
     else:
         is_layer = name.endswith(".weight") and len(tensor.shape) == 2
@@ -237,7 +239,7 @@ def _quantised(layer: str, spelling: Spelling, group: dict[str, Stored], asked: 
         return replace(step, spelling=None, kept=spelling, writes={t.name: (t.dtype, t.shape) for t in reads.values()})
     n, k = _sizes(spelling, codes)
     if asked.to == BF16:
-        values = spelling.from_rows(torch.empty(n, k, device="meta"), experts_of(step))
+        values = spelling.from_rows(torch.empty(n, k, device="meta", dtype=torch.float32), experts_of(step))
         key = layer if spelling.experts else f"{layer}.weight"
         return replace(step, changes=True, writes={key: ("BF16", tuple(values.shape))})
     if asked.to == sparse.SPARSE and spelling.format == "nvfp4" and not spelling.experts:

@@ -60,10 +60,12 @@ def m_grouped_bf16_gemm_nt_contiguous(
 
 def _segments(grouped_layout: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """The offsets and the map of rows that say whose they are."""
-    rows = torch.arange(len(grouped_layout), device=grouped_layout.device)
+    rows = torch.arange(len(grouped_layout), device=grouped_layout.device, dtype=torch.int64)
     known = (grouped_layout >= 0) & (grouped_layout < experts)  # what nobody wrote may hold any number
     owner = torch.where(known, grouped_layout, experts).long()
-    begins = torch.full((experts + 1,), len(rows), device=rows.device).scatter_reduce_(0, owner, rows, "amin")
+    begins = torch.full((experts + 1,), len(rows), device=rows.device, dtype=torch.int64).scatter_reduce_(
+        0, owner, rows, "amin"
+    )
     counts = torch.zeros_like(begins).scatter_add_(0, owner, torch.ones_like(rows))
     return _apart(begins[:-1], (begins + counts)[:-1])
 

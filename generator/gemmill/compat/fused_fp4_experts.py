@@ -119,7 +119,7 @@ def _made(part: Part, gated: bool, layer: Layer) -> Weights:
     codes, _, _ = part
     _, n, half = codes.shape
     blocks = torch.empty(layer.blocks_shape(n, 2 * half), dtype=torch.uint8, device=codes.device)
-    base = torch.empty((len(codes), 1, n), device=codes.device)
+    base = torch.empty((len(codes), 1, n), device=codes.device, dtype=torch.float32)
     errors = []
     for e, (own, of_rows, error) in enumerate(_each(part, gated, layer.format)):
         blocks[e], base[e, 0] = own, of_rows
@@ -141,7 +141,11 @@ def _each(part: Part, gated: bool, format: str) -> Iterator[tuple[Tensor, Tensor
 
     codes, scales, multipliers = part
     order = rows_in_turns(codes.shape[1], "gate_up" if gated else "interleaved", codes.device)
-    factors = torch.ones(len(codes), device=codes.device) if multipliers is None else multipliers.float().reshape(-1)
+    factors = (
+        torch.ones(len(codes), device=codes.device, dtype=torch.float32)
+        if multipliers is None
+        else multipliers.float().reshape(-1)
+    )
     for own, of_groups, factor in zip(codes.view(torch.uint8), scales.view(torch.uint8), factors, strict=True):
         if format == SPARSE:
             weight = QuantizedWeight(format="nvfp4", codes=own, scales=of_groups, global_scale=1 / factor.reshape(1))

@@ -105,7 +105,7 @@ def get_cutlass_moe_mm_data(
     order = torch.sort(known, stable=True).indices
     is_known = known[order] < num_experts
     input_permutation.copy_(torch.where(is_known, order // top, -1))
-    places = torch.arange(ids.numel(), device=ids.device)
+    places = torch.arange(ids.numel(), device=ids.device, dtype=torch.int64)
     flat = torch.empty_like(places).scatter_(0, order, torch.where(is_known, places, ids.numel()))
     output_permutation.copy_(flat.view_as(output_permutation))
 
@@ -134,7 +134,9 @@ def get_cutlass_batched_moe_mm_data(
     k: int,
 ) -> None:
     """Offsets and problem sizes of experts that each have room for padded_m rows, of a gated layer."""
-    expert_offsets[:num_local_experts] = padded_m * torch.arange(num_local_experts, device=expert_offsets.device)
+    expert_offsets[:num_local_experts] = padded_m * torch.arange(
+        num_local_experts, device=expert_offsets.device, dtype=torch.int64
+    )
     rows, swapped = expert_num_tokens[:num_local_experts], num_local_experts * padded_m <= SWAPPED_ROWS
     _fill_both(problem_sizes1, problem_sizes2, rows, n, k, parts=2, swapped=swapped)
 

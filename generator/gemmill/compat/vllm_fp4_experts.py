@@ -33,7 +33,7 @@ def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
         if _is_plain(named["layer"]):
             parts = tuple((named[w], named[scale], named[scale_2]) for w, scale, scale_2 in names)
             if (whole := _in_one_call(named["layer"], parts)) is not None:
-                ones = torch.ones(len(whole[0].base), device=whole[0].base.device)
+                ones = torch.ones(len(whole[0].base), device=whole[0].base.device, dtype=torch.float32)
                 return tuple(tensor for weights in whole for tensor in (weights.blocks, weights.base, ones))
             if not settings.prunes_fp4_experts():
                 made = fp4_experts.packed(parts, named["layer"].params_dtype)

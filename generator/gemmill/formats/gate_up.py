@@ -18,7 +18,7 @@ gate.
 
 def packed_rows(hidden: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """The packed row that is the gate of each of `hidden` results, and the one that is its up."""
-    result = torch.arange(hidden, device=device)
+    result = torch.arange(hidden, device=device, dtype=torch.int64)
     block, rest = result // 16, result % 16
     gate = GATE_UP_ROWS * block + rest % 4 // 2 * 16 + rest // 4 * 2 + rest % 2
     return gate, gate + 8
@@ -29,7 +29,7 @@ def packed_blocks(rows: int, device: torch.device | None = None) -> Tensor:
 
     The first GATE_UP_BLOCK gates have the first, their ups the second, the next ones the third.
     """
-    row = torch.arange(rows, device=device)
+    row = torch.arange(rows, device=device, dtype=torch.int64)
     return row // (2 * GATE_UP_BLOCK) * 2 + row % 16 // 8
 
 
@@ -37,7 +37,7 @@ def given_rows(hidden: int, order: str, device: torch.device | None = None) -> t
     """The rows of weights in one of ORDERS that are the gates and the ups of `hidden` results. Raises ValueError for
     another order.
     """
-    result = torch.arange(hidden, device=device)
+    result = torch.arange(hidden, device=device, dtype=torch.int64)
     match order:
         case "gate_up":
             return result, result + hidden

@@ -110,7 +110,7 @@ class BlockScaled:
 def global_scale_of(x: Tensor, *, per_row: bool = False) -> Tensor:
     """2688 / amax of x [rows, K], f32 [1], or [rows, 1]; 1 where all is zero, and always a normal number."""
     if x.numel() == 0:
-        return torch.ones((x.shape[0], 1) if per_row else (1,), device=x.device)
+        return torch.ones((x.shape[0], 1) if per_row else (1,), device=x.device, dtype=torch.float32)
     magnitude = x.float().abs().nan_to_num(nan=0.0, posinf=math.inf)
     amax = magnitude.amax(dim=-1, keepdim=True) if per_row else magnitude.amax().reshape(1)
     scale = torch.full_like(amax, LARGEST_PRODUCT) / amax

@@ -58,7 +58,7 @@ class SparseFp4Blocks:
             codes=pack(_of_kept_words(codes), 4)[None, : self.n, : self.k // GROUP],
             patterns=packed_patterns(torch.stack((nibbles & 3, nibbles >> 2), dim=-1).long())[None],
             scales=table[_of_scale_bytes(scales).long()][None, : self.n, : self.k // self.group],
-            weight_scale_2=torch.ones(1, 1, device=self.blocks.device),
+            weight_scale_2=torch.ones(1, 1, device=self.blocks.device, dtype=torch.float32),
         )
         return sparse, self.base
 

@@ -97,7 +97,7 @@ class SparseFp4:
 
     def places(self, expert: int) -> Tensor:
         """The places that are kept, int64 [N, K / 4, 2], ascending."""
-        table = torch.tensor(PATTERNS, device=self.patterns.device)
+        table = torch.tensor(PATTERNS, device=self.patterns.device, dtype=torch.int64)
         return table[unpack(self.patterns[expert], PATTERN_BITS).long()]
 
     def values(self, expert: int) -> Tensor:

@@ -46,7 +46,7 @@ Break = Callable[[Tensor, Memory, str, Draw], Tensor | None]
 
 def _zeros(value: Tensor, *shape: int) -> Tensor:
     """Zeros of a tensor's dtype and device."""
-    return torch.zeros(shape, device=value.device).to(value.dtype)
+    return torch.zeros(shape, device=value.device, dtype=torch.float32).to(value.dtype)
 
 
 def _another_device(value: Tensor, *_: Any) -> Tensor:

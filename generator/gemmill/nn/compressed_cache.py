@@ -226,7 +226,7 @@ class CompressedKVCache:
         factor = self.spec.head_dim**-0.5 if scale is None else scale
         attended = attention or attend_by_torch
         out, page = torch.empty_like(q), self.spec.page_size
-        within = torch.arange(page, device=q.device)
+        within = torch.arange(page, device=q.device, dtype=torch.int64)
         for i, length in enumerate(step.lengths):
             table = step.block_table[i, : -(-length // page)].long()
             slots = (table[:, None] * page + within).flatten()[:length]

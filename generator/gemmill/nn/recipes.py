@@ -100,7 +100,7 @@ def _swizzled(weight: QuantizedWeight) -> dict[str, Tensor]:
 
     alpha is 1. For nvfp4 it is 1 / global scale until the input's is known.
     """
-    ones = torch.ones(1, device=weight.codes.device)
+    ones = torch.ones(1, device=weight.codes.device, dtype=torch.float32)
     alpha = ones if weight.global_scale is None else 1 / weight.global_scale
     return {"weight": weight.codes, "weight_scale": swizzle(weight.scales), "alpha": alpha}
 

@@ -30,12 +30,18 @@ def small_integers(rows: int, k: int, dtype: torch.dtype, generator: torch.Gener
     """An operand [rows, k]: a, or b transposed."""
     device = generator.device
     if 4 * k < EXACT_BELOW:
-        return torch.randint(-2, 3, (rows, k), generator=generator, device=device).to(torch.float32).to(dtype)
+        return (
+            torch.randint(-2, 3, (rows, k), generator=generator, device=device, dtype=torch.int64)
+            .to(torch.float32)
+            .to(dtype)
+        )
     share = min(_LARGEST_SHARE, math.sqrt(_PRODUCTS / k))  # of both operands, so of products its square
-    drawn = torch.rand(rows, k, generator=generator, device=device)
+    drawn = torch.rand(rows, k, generator=generator, device=device, dtype=torch.float32)
     return ((drawn < share).to(torch.float32) - 2 * (drawn < share / 2)).to(dtype)
 
 
 def powers_of_two(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Scales of 1/4, 1/2 and 1."""
-    return torch.exp2(torch.randint(-2, 1, shape, generator=generator, device=generator.device).to(torch.float32))
+    return torch.exp2(
+        torch.randint(-2, 1, shape, generator=generator, device=generator.device, dtype=torch.int64).to(torch.float32)
+    )

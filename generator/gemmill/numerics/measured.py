@@ -127,10 +127,10 @@ def sampled_rows(rows: int, device: torch.device) -> Tensor:
     """The rows that are looked at, sorted: all of few, else the edges and one of every stripe, another in each."""
     stripe = STRIPE if rows <= MANY_ROWS else LARGE_STRIPE
     if rows <= 2 * LARGE_STRIPE:
-        return torch.arange(rows, device=device)
+        return torch.arange(rows, device=device, dtype=torch.int64)
     edges = [*range(EDGE_ROWS), *range(rows - EDGE_ROWS, rows)]
     inside = [min(start + 37 * (start // stripe) % stripe, rows - 1) for start in range(0, rows, stripe)]
-    return torch.tensor(sorted({*edges, *inside}), device=device)
+    return torch.tensor(sorted({*edges, *inside}), device=device, dtype=torch.int64)
 
 
 def take(matrix: Tensor, rows: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 2.0**
 
 
 def _whole(least: int, end: int) -> Maker:
-    return lambda count, g: torch.randint(least, end, (count,), generator=g, device=g.device)
+    return lambda count, g: torch.randint(least, end, (count,), generator=g, device=g.device, dtype=torch.int64)
 
 
 def _uniform(width: float, least: float) -> Maker:
-    return lambda count, g: torch.rand(count, generator=g, device=g.device) * width + least
+    return lambda count, g: torch.rand(count, generator=g, device=g.device, dtype=torch.float32) * width + least
 
 
 def _powers(one: int, step: int) -> Maker:
@@ -29,7 +29,7 @@ def _powers(one: int, step: int) -> Maker:
 
 
 def _normal(count: int, g: Generator) -> Tensor:
-    return torch.randn(count, generator=g, device=g.device)
+    return torch.randn(count, generator=g, device=g.device, dtype=torch.float32)
 
 
 def _wide(count: int, g: Generator) -> Tensor:
@@ -51,7 +51,7 @@ _TWO_OF_FOUR = (4, 8, 9, 12, 13, 14)
 
 def _two_to_four(count: int, g: Generator) -> Tensor:
     """Bytes of the places of two groups."""
-    legal = torch.tensor(_TWO_OF_FOUR, device=g.device)
+    legal = torch.tensor(_TWO_OF_FOUR, device=g.device, dtype=torch.int64)
     low, high = (legal[_whole(0, len(_TWO_OF_FOUR))(count, g)] for _ in range(2))
     return low + 16 * high
 
@@ -65,7 +65,7 @@ _SPARSE_BYTES = tuple(
 
 def _sparse_blocks(count: int, g: Generator) -> Tensor:
     """Bytes that are places of two groups, two codes, and a scale."""
-    return torch.tensor(_SPARSE_BYTES, device=g.device)[_whole(0, len(_SPARSE_BYTES))(count, g)]
+    return torch.tensor(_SPARSE_BYTES, device=g.device, dtype=torch.int64)[_whole(0, len(_SPARSE_BYTES))(count, g)]
 
 
 _MAKERS: dict[str, Maker] = {
@@ -77,7 +77,7 @@ _MAKERS: dict[str, Maker] = {
     "scales": _uniform(0.02, 0.005),
     "powers": lambda count, g: torch.exp2(_whole(-2, 1)(count, g).float()),
     "bounds": _uniform(2, 0.001),
-    "places": lambda count, g: torch.arange(-8, count - 8, device=g.device),
+    "places": lambda count, g: torch.arange(-8, count - 8, device=g.device, dtype=torch.int64),
     "ue8m0": _whole(0, 255),
     "ue4m3": _whole(0, 127),
     "sums": _whole(-(1 << 15), 1 << 15),

@@ -59,7 +59,7 @@ def prepack_experts(
     """
     _check(experts, activations, rounded)
     first, op = experts[0], "fp4_weight_mm" if activations == "bf16" else "mxfp4_fp8_mm"
-    one = torch.ones(1, device=first.codes.device) if rounded else None
+    one = torch.ones(1, device=first.codes.device, dtype=torch.float32) if rounded else None
     if rounded:
         op = "nvfp4_fp8_mm_rounded"
     blocks, bases, reports = None, [], []
@@ -190,7 +190,7 @@ def _woven(weights: BlockScaled, order: str) -> BlockScaled:
 
 def rows_in_turns(count: int, order: str, device: torch.device) -> Tensor:
     """Numbers of rows in `order`, each gate before its up."""
-    rows = torch.arange(count, device=device)
+    rows = torch.arange(count, device=device, dtype=torch.int64)
     if order == "interleaved":
         return rows
     first, second = rows.chunk(2)

@@ -107,7 +107,7 @@ def prepack(
         return _fold_rounded(weights, global_scale)
     operand = E4M3 if for_op == "mxfp4_fp8_mm" else WIDENED[activations]
     if weights.format.has_global_scale:
-        ones = torch.ones(weights.codes.shape[0], device=weights.codes.device)
+        ones = torch.ones(weights.codes.shape[0], device=weights.codes.device, dtype=torch.float32)
         report = Tally().report(weights)
         return Prepacked(op=for_op, operand=operand, weights=weights, base=ones, fold=ones, report=report)
     columns = BASE_COLUMNS if base_per_group else weights.k
@@ -124,7 +124,7 @@ def prepack(
         operand=operand,
         weights=packed,
         base=base if base_per_group else base.reshape(-1),
-        fold=torch.ones(packed.codes.shape[0], device=base.device),
+        fold=torch.ones(packed.codes.shape[0], device=base.device, dtype=torch.float32),
         report=tally.report(weights, spread=folding.spread, subnormal=folding.subnormal),
     )
 

@@ -23,7 +23,7 @@ def to_sparse_blocks(weights: SparseFp4, expert: int, rows: Tensor | None = None
     rows: int64, the order in which rows are packed; as they are by default.
     """
     _, n, k = weights.shape
-    order = torch.arange(n, device=weights.codes.device) if rows is None else rows
+    order = torch.arange(n, device=weights.codes.device, dtype=torch.int64) if rows is None else rows
     codes, scales = unpack(weights.codes[expert][order], 4), weights.scales[expert][order]
     places = weights.places(expert)[order]
     of_group = KEPT * weights.group // GROUP

@@ -147,7 +147,7 @@ def _part(weight: Tensor | QuantizedWeight, rescale: bool, inputs: Tensor | None
     codes, scales = quantized.codes.new_empty((n, k // GROUP)), quantized.scales.clone()
     patterns = codes.new_empty((n, k // SPAN * PATTERN_BITS))
     of_weights, of_outputs, kept_squares = _Sums(), _Sums(), 0.0
-    for rows in chunks(torch.empty((n, k), device="meta")):
+    for rows in chunks(torch.empty((n, k), device="meta", dtype=torch.float32)):
         before = weight[rows].float() if isinstance(weight, Tensor) else quantized.values(rows)
         places = kept_places(before)
         kept = before.unflatten(1, (-1, GROUP)).gather(2, places)

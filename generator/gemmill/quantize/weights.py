@@ -88,7 +88,7 @@ class QuantizedWeight:
         if self.format != "block128":
             return self.scales[rows]
         start, stop, _ = rows.indices(self.n)
-        of_blocks = self.scales[torch.arange(start, stop, device=self.scales.device) // BLOCK]
+        of_blocks = self.scales[torch.arange(start, stop, device=self.scales.device, dtype=torch.int64) // BLOCK]
         return of_blocks.repeat_interleave(BLOCK, dim=1)[:, : self.k]
 
 
@@ -225,6 +225,8 @@ def _global_scale(weight: Tensor) -> Tensor:
     amax = max((float(weight[rows].abs().amax()) for rows in chunks(weight)), default=0.0)
     info = torch.finfo(torch.float32)
     if amax == 0:
-        return torch.ones(1, device=weight.device)
-    scale = torch.tensor([LARGEST_PRODUCT]) / torch.tensor([amax])
+        return torch.ones(1, device=weight.device, dtype=torch.float32)
+    scale = torch.tensor([LARGEST_PRODUCT], dtype=torch.float32, device="cpu") / torch.tensor(
+        [amax], dtype=torch.float32, device="cpu"
+    )
     return scale.clamp(info.tiny, info.max).to(weight.device)

@@ -154,7 +154,7 @@ class _MMWeight:
         return type(self).quantise(weight)
 
     def _alpha(self, device: torch.device) -> Tensor:
-        return torch.ones(1, device=device)
+        return torch.ones(1, device=device, dtype=torch.float32)
 
     def load_state_dict(self, destination: Tensors, block_index: int, adapter_block_index: int | None = None) -> None:
         """Fill the GPU buffers with a block's tensors, pinned ones without waiting; a block that lacks the layer has none."""

@@ -42,7 +42,7 @@ def widened_tolerance(
         exact += part
         magnitude += part.abs() + lost
         error += lost + (0.0 if slice_k is None else FLOAT32_UNIT * magnitude)
-    factor = torch.ones((), dtype=torch.float64) if alpha is None else alpha.double()
+    factor = torch.ones((), dtype=torch.float64, device="cpu") if alpha is None else alpha.double()
     largest, error, result = factor.abs() * magnitude, factor.abs() * error, factor * exact
     if bias is not None:
         largest, result = largest + bias.double().abs(), result + bias.double()

@@ -150,7 +150,7 @@ def products(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | N
 
 def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """For each GROUP along K: the sum of its products, and the float32 product of its scales, as float64 [M, N]."""
-    rows = torch.arange(b.shape[0], device=b.device) // GROUP
+    rows = torch.arange(b.shape[0], device=b.device, dtype=torch.int64) // GROUP
     for g, start in enumerate(range(0, a.shape[1], GROUP)):
         part = a[:, start : start + GROUP] @ b[:, start : start + GROUP].t()
         yield part, (a_scales[:, g, None] * b_scales[rows, g]).double()

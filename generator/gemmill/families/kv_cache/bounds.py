@@ -294,7 +294,7 @@ def lse_limit(q: Tensor, norms: Tensor, wanted: Tensor, options: AttentionOption
 
 def _back(spec: VectorSpec) -> Tensor:
     """The matrix [D, head_dim] that takes both parts of stored vectors to the vectors."""
-    eye = torch.eye(spec.head_dim, dtype=torch.float64)
+    eye = torch.eye(spec.head_dim, dtype=torch.float64, device="cpu")
     back = rotate_back(eye, spec.rotation, spec.seed)
     return torch.cat((back, projection(spec.head_dim, spec.seed))) if has_signs(spec) else back
 

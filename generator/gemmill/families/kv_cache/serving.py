@@ -54,7 +54,7 @@ def restored(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a call's slots, float64 [tokens, heads, head_dim]; zeros where the cache has no such slot."""
     spec, slots = spec_of(call), given["slot_mapping"].reshape(-1)
     cache, end = given["cache"].contiguous(), call["pages"] * call["page"]
-    exists, pages = (slots >= 0) & (slots < end), torch.arange(call["pages"], device=slots.device)
+    exists, pages = (slots >= 0) & (slots < end), torch.arange(call["pages"], device=slots.device, dtype=torch.int64)
     found = []
     for side, vectors in ((KEYS, spec.keys), (VALUES, spec.values)):
         fields = read(cache, spec, side, pages, end)

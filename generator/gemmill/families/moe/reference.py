@@ -76,7 +76,7 @@ def _ended(total: Tensor, alpha: Tensor | None, bias: Tensor | None) -> Tensor:
 
 def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """For each 128 along K: the sum of its products, and the float32 product of its scales, as float64 [M, N]."""
-    columns = torch.arange(b.shape[0], device=b.device) // 128
+    columns = torch.arange(b.shape[0], device=b.device, dtype=torch.int64) // 128
     for g, start in enumerate(range(0, a.shape[1], 128)):
         end = start + 128
         part = a[:, start:end].double() @ b[:, start:end].double().t()

@@ -152,7 +152,9 @@ def least_step_of(hidden: int) -> torch.Tensor:
     It keeps |x / scale| times 128 times hidden below 2^31 - 2^27. So the GEMM's sums without the zero point's share fit
     32 bits.
     """
-    return torch.tensor(float(hidden)) * torch.tensor(1.0 / 15728640.0)
+    return torch.tensor(float(hidden), dtype=torch.float32, device="cpu") * torch.tensor(
+        1.0 / 15728640.0, dtype=torch.float32, device="cpu"
+    )
 
 
 def _asymmetric(
@@ -432,7 +434,7 @@ def _inverse_rms(values: torch.Tensor, epsilon: float, run: int) -> torch.Tensor
     runs = torch.nn.functional.pad(values * values, (0, -hidden % run)).unflatten(-1, (-1, run))
     while runs.shape[-1] > 1:
         runs = runs[..., ::2] + runs[..., 1::2]
-    epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32))
+    epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32, device="cpu"))
     mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / max(hidden, 1)) + epsilon_f32).float()
     return torch.reciprocal(torch.sqrt(mean.double())).float()
 

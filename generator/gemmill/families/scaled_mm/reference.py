@@ -138,9 +138,9 @@ _STEPS: dict[str, Callable[..., Tensor]] = {
 def computed(step: Step, values: list[Tensor]) -> Tensor:
     """A step's value; integers are of 32 bits, which wrap around."""
     if step.word in ("number", "whole"):
-        return torch.tensor(step.number, dtype=torch.float32 if step.word == "number" else torch.int64).to(
-            values[0].device
-        )
+        return torch.tensor(
+            step.number, dtype=torch.float32 if step.word == "number" else torch.int64, device="cpu"
+        ).to(values[0].device)
     result = _STEPS[step.word](*(values[at] for at in step.of))
     return _wrapped(result) if result.dtype is torch.int64 else result
 

@@ -122,9 +122,14 @@ def operands_of(spec: CallSpec, weights: BlockScaled, generator: torch.Generator
     """New tensors for a spec with weights that are there already."""
     p, device = spec, generator.device
     out_dtype = getattr(torch, p.out_dtype.torch_name)
-    given: dict[str, Any] = {"alpha": torch.tensor([0.25], device=device) if p.alpha else None, "bias": None}
+    given: dict[str, Any] = {
+        "alpha": torch.tensor([0.25], device=device, dtype=torch.float32) if p.alpha else None,
+        "bias": None,
+    }
     if p.bias:
-        given["bias"] = torch.randn(p.n, device=device, generator=generator).mul(4).round().to(out_dtype)
+        given["bias"] = (
+            torch.randn(p.n, device=device, generator=generator, dtype=torch.float32).mul(4).round().to(out_dtype)
+        )
     if p.is_widened:
         numbers = _numbers(p.m, p.k, p.data, generator).to(out_dtype)
         given |= {"a": apart(numbers, p.pad), "format": str(p.pair.b_format), "prepacked": p.prepacked}
@@ -162,7 +167,7 @@ def packed(spec: CallSpec, weights: BlockScaled) -> dict[str, Tensor]:
 def folded(spec: CallSpec, weights: BlockScaled) -> FoldedBlocks:
     """Weights in the order of the kernel for e4m3 activations."""
     op, of_nvfp4 = spec.name, weights.format.has_global_scale
-    global_scale = torch.tensor([2.0], device=weights.codes.device) if of_nvfp4 else None
+    global_scale = torch.tensor([2.0], device=weights.codes.device, dtype=torch.float32) if of_nvfp4 else None
     fallback = None if spec.prepacked else "bf16"
     ready = prepack(weights, for_op=op, global_scale=global_scale, base_per_group=spec.grouped, fallback=fallback)
     return to_folded_blocks(ready)
@@ -171,8 +176,12 @@ def folded(spec: CallSpec, weights: BlockScaled) -> FoldedBlocks:
 def _folded(p: CallSpec, weights: BlockScaled, given: dict[str, Any], generator: torch.Generator) -> Operands:
     device, parts = generator.device, -(-p.k // BLOCK_COLUMNS) if p.grouped else 1
     numbers = _numbers(p.m, p.k, p.data, generator).to(torch.float8_e4m3fn)
-    powers = torch.randint(-2, 2, (p.m, parts), device=device, generator=generator).float()
-    scales = torch.exp2(powers) if p.is_exact else torch.rand(p.m, parts, device=device, generator=generator) + 0.5
+    powers = torch.randint(-2, 2, (p.m, parts), device=device, generator=generator, dtype=torch.int64).float()
+    scales = (
+        torch.exp2(powers)
+        if p.is_exact
+        else torch.rand(p.m, parts, device=device, generator=generator, dtype=torch.float32) + 0.5
+    )
     if not p.prepacked and p.n and p.k:  # a spread that does not fold
         weights.scales[0, 0] = 60
     packed_weights = folded(p, weights)
@@ -192,16 +201,20 @@ def make_matrix(format: Format, rows: int, k: int, data: str, generator: torch.G
     numbers = _numbers(rows, k, data, generator)
     is_fraction, shape = format.has_global_scale, (rows, format.scale_count(k))
     if data == "single":
-        codes = torch.randint(0, 16, (rows, k), device=generator.device, generator=generator).to(torch.uint8)
+        codes = torch.randint(0, 16, (rows, k), device=generator.device, generator=generator, dtype=torch.int64).to(
+            torch.uint8
+        )
         first, end = (1, 127) if is_fraction else (_ONE[False] - 8, _ONE[False] + 7)
-        scales = torch.randint(first, end, shape, device=generator.device, generator=generator)
+        scales = torch.randint(first, end, shape, device=generator.device, generator=generator, dtype=torch.int64)
         return BlockScaled(format=format, codes=pack(codes, format.code.bits), scales=scales.to(torch.uint8))
     if data == "integers":
-        powers = torch.randint(-1, 2, shape, device=generator.device, generator=generator)
+        powers = torch.randint(-1, 2, shape, device=generator.device, generator=generator, dtype=torch.int64)
         scales = _ONE[is_fraction] + _STEP[is_fraction] * powers
     else:
         numbers = numbers * 2
-        scales = torch.randint(*_SCALES[is_fraction], shape, device=generator.device, generator=generator)
+        scales = torch.randint(
+            *_SCALES[is_fraction], shape, device=generator.device, generator=generator, dtype=torch.int64
+        )
     codes = pack(encode(numbers, format.code), format.code.bits)
     return BlockScaled(format=format, codes=codes, scales=scales.to(torch.uint8))
 
@@ -209,11 +222,13 @@ def make_matrix(format: Format, rows: int, k: int, data: str, generator: torch.G
 def _numbers(rows: int, k: int, data: str, generator: torch.Generator) -> Tensor:
     device = generator.device
     if data == "integers":
-        return torch.randint(-2, 3, (rows, k), device=device, generator=generator).float()
+        return torch.randint(-2, 3, (rows, k), device=device, generator=generator, dtype=torch.int64).float()
     if data == "single":
-        columns = torch.randperm(k, device=device, generator=generator)[:rows]
-        return torch.nn.functional.pad(torch.eye(k, device=device)[columns], (0, 0, 0, rows - len(columns)))
-    return torch.randn(rows, k, device=device, generator=generator)
+        columns = torch.randperm(k, device=device, generator=generator, dtype=torch.int64)[:rows]
+        return torch.nn.functional.pad(
+            torch.eye(k, device=device, dtype=torch.float32)[columns], (0, 0, 0, rows - len(columns))
+        )
+    return torch.randn(rows, k, device=device, generator=generator, dtype=torch.float32)
 
 
 def apart(matrix: Tensor, pad: int) -> Tensor:

@@ -85,7 +85,7 @@ def _dense(dtype: torch.dtype, shape: tuple[int, ...], values: str) -> Slot:
     columns = 1
     for size in shape[1:]:
         columns *= size
-    strides = tuple(torch.empty(shape, device="meta").stride())
+    strides = tuple(torch.empty(shape, device="meta", dtype=torch.float32).stride())
     return Slot(
         dtype=dtype,
         shape=shape,

@@ -126,7 +126,7 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     return told | {
         "x": x,
         "topk_ids": _ids(p, g),
-        "topk_weights": torch.rand((p.tokens, p.topk), device=device, generator=g),
+        "topk_weights": torch.rand((p.tokens, p.topk), device=device, generator=g, dtype=torch.float32),
         "activation": p.activation.spelled,
         "alpha": alpha,
         "limit": limit,
@@ -167,8 +167,10 @@ def _packed(p: CallSpec, packing: Packing, name: str, shape: tuple[int, int], g:
         return _sparse(p, packing.sparse_group, name, shape, g)
     experts = []
     for _ in range(p.weights):
-        codes = torch.randint(0, 256, (n, format.code_bytes(k)), device=g.device, generator=g)
-        scales = one + step * torch.randint(least, end, (n, format.scale_count(k)), device=g.device, generator=g)
+        codes = torch.randint(0, 256, (n, format.code_bytes(k)), device=g.device, generator=g, dtype=torch.int64)
+        scales = one + step * torch.randint(
+            least, end, (n, format.scale_count(k)), device=g.device, generator=g, dtype=torch.int64
+        )
         experts.append(BlockScaled(format=format, codes=codes.to(torch.uint8), scales=scales.to(torch.uint8)))
     packed = prepack_experts(
         experts,
@@ -187,7 +189,7 @@ def _sparse(p: CallSpec, group: int, name: str, shape: tuple[int, int], g: torch
         codes=integers(0, 256, (p.weights, n, k // 4)).to(torch.uint8),
         patterns=pack(integers(0, len(PATTERNS), (p.weights, n, k // 4)).to(torch.uint8), PATTERN_BITS),
         scales=(56 + 8 * integers(least, end, (p.weights, n, k // group))).to(torch.uint8),
-        weight_scale_2=torch.ones(p.weights, 1, device=g.device),
+        weight_scale_2=torch.ones(p.weights, 1, device=g.device, dtype=torch.float32),
     )
     blocks = torch.stack([to_sparse_blocks(weights, e).blocks for e in range(p.weights)])
     return {name: blocks, f"{name}_scales": _scales((p.weights, n), p, g)}
@@ -199,7 +201,7 @@ def _ids(p: CallSpec, g: torch.Generator) -> Tensor:
         return torch.full(shape, -1, dtype=kind, device=g.device)
     if p.routed == ONE:
         return torch.full(shape, p.experts - 1, dtype=kind, device=g.device)
-    ids = torch.randint(0, p.experts, shape, device=g.device, generator=g)
+    ids = torch.randint(0, p.experts, shape, device=g.device, generator=g, dtype=torch.int64)
     ids.view(-1)[3::13], ids.view(-1)[7::17] = p.experts, -1
     return ids.to(kind)
 
@@ -211,14 +213,14 @@ def _torch(dtype: DType) -> torch.dtype:
 
 def _values(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     if p.data == "integers":
-        return torch.randint(-2, 3, shape, device=g.device, generator=g).float()
-    return torch.randn(shape, device=g.device, generator=g)
+        return torch.randint(-2, 3, shape, device=g.device, generator=g, dtype=torch.int64).float()
+    return torch.randn(shape, device=g.device, generator=g, dtype=torch.float32)
 
 
 def _scales(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     if p.data == "integers":
-        return torch.exp2(torch.randint(-9, -6, shape, device=g.device, generator=g).float())
-    return torch.rand(shape, device=g.device, generator=g) * 0.02 + 0.005
+        return torch.exp2(torch.randint(-9, -6, shape, device=g.device, generator=g, dtype=torch.int64).float())
+    return torch.rand(shape, device=g.device, generator=g, dtype=torch.float32) * 0.02 + 0.005
 
 
 def _bias(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor | None:

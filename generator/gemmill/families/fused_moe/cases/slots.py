@@ -25,7 +25,7 @@ def dense(dtype: torch.dtype, shape: tuple[int, ...], values: str | None) -> Slo
     return Slot(
         dtype=dtype,
         shape=shape,
-        strides=tuple(torch.empty(shape, device="meta").stride()),
+        strides=tuple(torch.empty(shape, device="meta", dtype=torch.float32).stride()),
         rows=rows,
         columns=shape[-1],
         row_stride=shape[-1],

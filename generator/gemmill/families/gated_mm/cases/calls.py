@@ -60,7 +60,7 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, but for what is written; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n = 2 * p.hidden
-    a = torch.ones((p.m, p.k + p.pad), device=device).to(operand_dtype(p))[:, : p.k]
+    a = torch.ones((p.m, p.k + p.pad), device=device, dtype=torch.float32).to(operand_dtype(p))[:, : p.k]
     a.copy_(codes_of((p.m, p.k), p, g))
     shapes = group_shapes(p) if p.group_size else ((1,), (1,)) if p.one_value else ((p.m, 1), (n,))
     a_scales, b_scales = (scales_of(shape, p, g) for shape in shapes)
@@ -71,7 +71,9 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
         "b": codes_of((n, p.k), p, g).t(),
         "a_scales": a_scales,
         "b_scales": b_scales,
-        "static_scale": torch.full((1,), 0.25, device=device) if p.result is Result.STATIC else None,
+        "static_scale": torch.full((1,), 0.25, device=device, dtype=torch.float32)
+        if p.result is Result.STATIC
+        else None,
         **numbers_of(p),
     }
 
@@ -128,10 +130,10 @@ def groups_of(hidden: int) -> int:
 def codes_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     """Random operands: codes of e4m3 or s8."""
     if p.data == "random" and p.dtype is DType.S8:
-        return torch.randint(-128, 128, shape, device=g.device, generator=g).to(torch.int8)
+        return torch.randint(-128, 128, shape, device=g.device, generator=g, dtype=torch.int64).to(torch.int8)
     if p.data == "random":
-        return torch.randn(shape, device=g.device, generator=g).to(torch.float8_e4m3fn)
-    return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(operand_dtype(p))
+        return torch.randn(shape, device=g.device, generator=g, dtype=torch.float32).to(torch.float8_e4m3fn)
+    return torch.randint(-2, 3, shape, device=g.device, generator=g, dtype=torch.int64).float().to(operand_dtype(p))
 
 
 def operand_dtype(p: CallSpec) -> torch.dtype:
@@ -143,7 +145,7 @@ def operand_dtype(p: CallSpec) -> torch.dtype:
 def scales_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     """Random scales. For integers they are powers of two. Those of codes of s8 are a 64th of those of e4m3."""
     if p.data == "random":
-        found = torch.rand(shape, device=g.device, generator=g) * 0.2 + 0.05
+        found = torch.rand(shape, device=g.device, generator=g, dtype=torch.float32) * 0.2 + 0.05
         return found / 64 if p.dtype is DType.S8 else found
     least = -3 if p.data == "integers" else 0
-    return torch.exp2(torch.randint(least, least + 4, shape, device=g.device, generator=g).float())
+    return torch.exp2(torch.randint(least, least + 4, shape, device=g.device, generator=g, dtype=torch.int64).float())

@@ -66,7 +66,7 @@ def make_expert_given(p: ExpertSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, but for what is written; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n, k_groups = 2 * p.hidden, -(-p.k // GROUP)
-    a = torch.ones((p.tokens, p.k + p.pad), device=device).to(operand_dtype(p))[:, : p.k]
+    a = torch.ones((p.tokens, p.k + p.pad), device=device, dtype=torch.float32).to(operand_dtype(p))[:, : p.k]
     a.copy_(codes_of((p.tokens, p.k), p, g))
     a_shape: tuple[int, ...] = (1,) if p.one_value else (p.tokens, 1)
     b_shape: tuple[int, ...] = (p.weights,) if p.one_value else (p.weights, n)
@@ -76,16 +76,20 @@ def make_expert_given(p: ExpertSpec, device: torch.device) -> dict[str, Any]:
     if p.slot:
         a = a.unflatten(0, (len(p.counts), p.slot))
         a_scales = a_scales if p.one_value else a_scales.unflatten(0, (len(p.counts), p.slot))
-    told = torch.tensor(p.counts if p.slot else list(accumulate(p.counts, initial=p.spare)), device=device)
+    told = torch.tensor(
+        p.counts if p.slot else list(accumulate(p.counts, initial=p.spare)), device=device, dtype=torch.int64
+    )
     integers = torch.int64 if p.wide_offsets else torch.int32
-    named = torch.randint(-1, p.tokens + 1, (p.m,), device=device, generator=g).to(integers)
+    named = torch.randint(-1, p.tokens + 1, (p.m,), device=device, generator=g, dtype=torch.int64).to(integers)
     return {
         "a": a,
         "b": codes_of((p.weights, n, p.k), p, g),
         "a_scales": a_scales,
         "b_scales": b_scales,
         "rows" if p.slot else "expert_offsets": told.to(integers),
-        "static_scale": torch.full((1,), 0.25, device=device) if p.result is Result.STATIC else None,
+        "static_scale": torch.full((1,), 0.25, device=device, dtype=torch.float32)
+        if p.result is Result.STATIC
+        else None,
         "expert_map": None if p.mapped is None else torch.tensor(p.mapped, dtype=torch.int32, device=device),
         "token_ids": named if p.indexed else None,
         "expected_rows": 0,

@@ -43,7 +43,9 @@ class HadamardCase(MadeCall):
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Arguments of normally distributed data, in the order of the op's schema."""
         x = normal((self.rows, self.columns + self.padding), self.dtype, device)[:, : self.columns]
-        out = torch.full((self.rows, self.columns + self.padding), torch.nan, device=device).to(x.dtype)
+        out = torch.full((self.rows, self.columns + self.padding), torch.nan, device=device, dtype=torch.float32).to(
+            x.dtype
+        )
         return [out[:, : self.columns], x, self.columns**-0.5]
 
 
@@ -97,7 +99,9 @@ class CompressCase(MadeCall):
             keys, values = (torch.empty(x.shape, dtype=x.dtype, device=device).copy_(x) for x in (keys, values))
         if str(device) == "meta":
             return [cache, keys, values, torch.empty(self.tokens, dtype=torch.int64, device=device)]
-        order = torch.randperm(pages * self.page, generator=torch.Generator().manual_seed(self.tokens))
+        order = torch.randperm(
+            pages * self.page, generator=torch.Generator().manual_seed(self.tokens), dtype=torch.int64, device="cpu"
+        )
         slots = order[: self.tokens].to(device)
         if self.is_odd:
             slots[::5], slots[1::7] = -1, pages * self.page
@@ -117,7 +121,10 @@ class DecompressCase(CompressCase):
         vector."""
         cache, keys, values, slots = self.told(device)
         shape = (self.tokens, self.kv_heads, self.head_dim + self.padding)
-        out = [torch.full(shape, torch.nan, device=device).to(keys.dtype)[..., : self.head_dim] for _ in range(2)]
+        out = [
+            torch.full(shape, torch.nan, device=device, dtype=torch.float32).to(keys.dtype)[..., : self.head_dim]
+            for _ in range(2)
+        ]
         if str(device) != "meta":
             exists = (slots >= 0) & (slots < cache.shape[0] * self.page)
             write(cache, self.spec, keys, values, torch.where(exists, slots, NO_SLOT), torch.float32)
@@ -170,14 +177,14 @@ class DecodeCase(MadeCall):
         """
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
         q = normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
-        out = torch.full(q.shape, torch.nan, device=device).to(q.dtype)
-        lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device)
+        out = torch.full(q.shape, torch.nan, device=device, dtype=torch.float32).to(q.dtype)
+        lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device, dtype=torch.float32)
         sinks = normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
         cache = empty_cache(self.spec, batch * widest, device).fill_(0xFF)
         table = torch.empty((batch, widest), dtype=torch.int32, device=device)
         lengths = torch.empty(batch, dtype=torch.int32, device=device)
         if str(device) != "meta":
-            lengths.copy_(torch.tensor(self.lengths))
+            lengths.copy_(torch.tensor(self.lengths, dtype=torch.int64, device="cpu"))
             table.copy_(self._fill(cache, batch, widest))
         options = [self.format, self.head_dim**-0.5, self.seed, self.causal, self.window, sinks, lse, self.softcap]
         options.append(self.stays_rotated)
@@ -186,9 +193,9 @@ class DecodeCase(MadeCall):
     def _fill(self, cache: Tensor, batch: int, widest: int) -> Tensor:
         """Store tokens of normally distributed keys and values. Return the page table."""
         random = torch.Generator().manual_seed(sum(self.lengths))
-        table = torch.randperm(batch * widest, generator=random).reshape(batch, widest)
+        table = torch.randperm(batch * widest, generator=random, dtype=torch.int64, device="cpu").reshape(batch, widest)
         for row, length in enumerate(self.lengths):
-            tokens = torch.arange(length)
+            tokens = torch.arange(length, dtype=torch.int64, device="cpu")
             slots = table[row, tokens // self.page] * self.page + tokens % self.page
             keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
             write(cache, self.spec, keys, values, slots.to(cache.device), torch.float32)

@@ -102,7 +102,7 @@ def ranges(op: str, after: Given) -> dict[str, list[CodeRange]]:
 
 
 def _all_slots(cache: Tensor, spec: CacheSpec) -> Tensor:
-    return torch.arange(cache.shape[0] * spec.page_size, device=cache.device)
+    return torch.arange(cache.shape[0] * spec.page_size, device=cache.device, dtype=torch.int64)
 
 
 def _norm_bits(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ def _as_numbers(scalars: Tensor) -> Tensor:
 def wrong(found: Parts) -> Tensor:
     """How many elements are wrong."""
     counts = [(~(part <= 1)).sum() for part in found.values()]
-    return torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.int64)
+    return torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.int64, device="cpu")
 
 
 def report(found: Parts) -> str:
@@ -166,7 +166,7 @@ def _compress(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor 
 
 def _stored(cache: Tensor, spec: CacheSpec, side: str, slots: Tensor) -> Fields:
     """The fields of stored vectors in these slots, each [slots, kv_heads, bytes]."""
-    pages = torch.arange(cache.shape[0], device=cache.device)
+    pages = torch.arange(cache.shape[0], device=cache.device, dtype=torch.int64)
     return {name: field[slots] for name, field in read(cache, spec, side, pages, len(pages) * spec.page_size).items()}
 
 

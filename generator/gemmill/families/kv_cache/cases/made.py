@@ -47,7 +47,7 @@ def normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, see
     if str(device) == "meta":
         return torch.empty(shape, dtype=as_torch, device=device)
     random = torch.Generator(device).manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=random, device=device).to(as_torch)
+    return torch.randn(shape, generator=random, device=device, dtype=torch.float32).to(as_torch)
 
 
 def copied(value: Tensor) -> Tensor:

@@ -138,12 +138,12 @@ def attention_arguments(case: DecodeCase | AttendCase, device: torch.device) -> 
         cached: dict[str, Any] = {"cache": random_cache(case, pages, device)}
     else:
         cached = dict(zip(("keys", "values"), random_slots(case, pages, device), strict=True))
-    q = torch.randn(batch, case.rows, case.heads, case.head_dim, device=device).bfloat16()
+    q = torch.randn(batch, case.rows, case.heads, case.head_dim, device=device, dtype=torch.float32).bfloat16()
     given = {
         "out": torch.empty_like(q),
         "q": q,
         **cached,
-        "block_table": torch.randperm(pages, device=device).int().reshape(batch, each),
+        "block_table": torch.randperm(pages, device=device, dtype=torch.int64).int().reshape(batch, each),
         "seq_lens": torch.full((batch,), length, dtype=torch.int32, device=device),
         "format": case.format,
         "scale": case.head_dim**-0.5,
@@ -151,7 +151,7 @@ def attention_arguments(case: DecodeCase | AttendCase, device: torch.device) -> 
         "causal": True,
         "window": 0,
         "sinks": None,
-        "lse": torch.empty(batch, case.heads, case.rows, device=device),
+        "lse": torch.empty(batch, case.heads, case.rows, device=device, dtype=torch.float32),
         "softcap": 0.0,
         "rotated_out": False,
     }

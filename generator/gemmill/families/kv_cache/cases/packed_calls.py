@@ -100,7 +100,9 @@ class PackCase(MadeCall):
             x[2::9], x[3::11, :, 1], x[4::13, :, 5] = 0.0, torch.nan, torch.inf
         mapping = None
         if self.is_mapped:
-            order = torch.randperm(slots, generator=torch.Generator().manual_seed(self.tokens))[: self.tokens]
+            order = torch.randperm(
+                slots, generator=torch.Generator().manual_seed(self.tokens), dtype=torch.int64, device="cpu"
+            )[: self.tokens]
             mapping = order.to(device)
             if str(device) != "meta":
                 mapping[::5], mapping[1::7] = -1, slots
@@ -119,9 +121,11 @@ class UnpackCase(PackCase):
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Arguments of normally distributed data. Slots that no vector went to hold zeros."""
         packed, x, mapping = self.told(device)
-        out = torch.full((self.tokens, self.heads, self.head_dim + self.gap), torch.nan, device=device).to(x.dtype)
+        out = torch.full(
+            (self.tokens, self.heads, self.head_dim + self.gap), torch.nan, device=device, dtype=torch.float32
+        ).to(x.dtype)
         if str(device) != "meta":
-            places = torch.arange(self.tokens) if mapping is None else mapping
+            places = torch.arange(self.tokens, dtype=torch.int64, device="cpu") if mapping is None else mapping
             exists = (places >= 0) & (places < packed.shape[0])
             packed.zero_()
             packed[places[exists]] = to_bytes(compress(x[exists].float(), self.spec), self.spec)
@@ -147,7 +151,9 @@ class ScoresCase(MadeCall):
         q = normal((self.batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
         spec = spec_of_place(list(KEY_FORMATS).index(self.format), False, self.head_dim, SEED)
         keys = packed_vectors((self.batch, self.length, self.kv_heads), spec, device)
-        scores = torch.full((self.batch, self.heads, self.rows, self.length), torch.nan, device=device)
+        scores = torch.full(
+            (self.batch, self.heads, self.rows, self.length), torch.nan, device=device, dtype=torch.float32
+        )
         return [scores, q, keys, self.format, SEED]
 
 
@@ -192,15 +198,19 @@ class AttendCase(MadeCall):
         longest = max([1, *self.lengths])
         page, widest = (longest + 5, 1) if self.is_plain else (self.page, -(-longest // self.page))
         q = normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
-        out = torch.full(q.shape, torch.nan, device=device).to(q.dtype)
-        lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device)
+        out = torch.full(q.shape, torch.nan, device=device, dtype=torch.float32).to(q.dtype)
+        lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device, dtype=torch.float32)
         sinks = normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
         specs = specs_of(self.format, self.head_dim)
         key, value = (spec.format.size(self.head_dim) for spec in specs)
         size = key + value + self.gap
         cache = torch.full((batch * widest, page, self.kv_heads, size), 0xFF, dtype=torch.uint8, device=device)
         random = torch.Generator().manual_seed(sum(self.lengths))
-        table = torch.arange(batch * widest) if self.is_plain else torch.randperm(batch * widest, generator=random)
+        table = (
+            torch.arange(batch * widest, dtype=torch.int64, device="cpu")
+            if self.is_plain
+            else torch.randperm(batch * widest, generator=random, dtype=torch.int64, device="cpu")
+        )
         table = table.reshape(batch, widest)
         if not is_meta:
             self._fill(cache, table, page, specs)
@@ -220,7 +230,7 @@ class AttendCase(MadeCall):
     def _fill(self, cache: Tensor, table: Tensor, page: int, specs: Sequence[VectorSpec]) -> None:
         key = specs[0].format.size(self.head_dim)
         for row, length in enumerate(self.lengths):
-            tokens = torch.arange(length)
+            tokens = torch.arange(length, dtype=torch.int64, device="cpu")
             where = table[row, tokens // page].to(cache.device), (tokens % page).to(cache.device)
             keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
             cache[(*where, slice(None), slice(None, key))] = to_bytes(compress(keys, specs[0]), specs[0])

@@ -70,7 +70,9 @@ def sequences(call: Judged, given: Given) -> Iterator[tuple[Tensor, int, Stored]
     """
     keys, values, table = given["keys"], given["values"], given.get("block_table")
     pages = call["pages"]
-    table = torch.arange(call["batch"], device=keys.device)[:, None] if table is None else table.long()
+    table = (
+        torch.arange(call["batch"], device=keys.device, dtype=torch.int64)[:, None] if table is None else table.long()
+    )
     reach = table.shape[1] * call["page"] if pages else 0
     lengths = given["seq_lens"].reshape(-1).long().clamp(0, reach).tolist()
     table, specs = table.clamp(0, max(pages - 1, 0)), (key_spec(call), value_spec(call))

@@ -157,9 +157,9 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def visible(rows: int, length: int, options: AttentionOptions) -> Tensor:
     """Which keys each row sees, bool [rows, length]."""
-    position = torch.arange(length - rows, length)[:, None]
-    key = torch.arange(length)
-    seen = torch.ones(rows, length, dtype=torch.bool)
+    position = torch.arange(length - rows, length, dtype=torch.int64, device="cpu")[:, None]
+    key = torch.arange(length, dtype=torch.int64, device="cpu")
+    seen = torch.ones(rows, length, dtype=torch.bool, device="cpu")
     if options.causal:
         seen &= key <= position
     if options.window is not None:

@@ -90,7 +90,7 @@ def check_page_table(spec: CacheSpec, pages: int, block_table: Tensor, seq_lens:
 def read(cache: Tensor, spec: CacheSpec, side: str, pages_of_sequence: Tensor, length: int) -> Fields:
     """Fields u8 [length, kv_heads, bytes] of the first `length` tokens of a sequence; nothing behind them is read."""
     _pages(cache, spec)
-    tokens = torch.arange(length, device=cache.device)
+    tokens = torch.arange(length, device=cache.device, dtype=torch.int64)
     page, place = pages_of_sequence.to(torch.int64)[tokens // spec.page_size], tokens % spec.page_size
     return {
         placement.field.name: _view(cache, spec, placement)[page, place]

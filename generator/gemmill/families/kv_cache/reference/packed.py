@@ -10,7 +10,9 @@ from gemmill.families.kv_cache.reference.vectors import compress, decompress, fr
 
 def existing(slot_mapping: Tensor | None, tokens: int, slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Which tokens have a slot, bool [tokens], and the slots of those. Without a mapping token t has slot t."""
-    places = torch.arange(tokens, device=device) if slot_mapping is None else slot_mapping.reshape(-1)
+    places = (
+        torch.arange(tokens, device=device, dtype=torch.int64) if slot_mapping is None else slot_mapping.reshape(-1)
+    )
     exists = (places >= 0) & (places < slots)
     return exists, places[exists]
 
@@ -36,7 +38,7 @@ def sequence(
     keys: Tensor, values: Tensor, pages: Tensor, length: int, key_spec: VectorSpec, value_spec: VectorSpec
 ) -> Stored:
     """The first `length` tokens of the pages of one sequence; keys and values u8 [pages, page, kv_heads, bytes]."""
-    tokens = torch.arange(length, device=keys.device)
+    tokens = torch.arange(length, device=keys.device, dtype=torch.int64)
     page, place = pages.long()[tokens // max(keys.shape[1], 1)], tokens % max(keys.shape[1], 1)
     fields = [from_bytes(x[page, place].contiguous(), spec) for x, spec in ((keys, key_spec), (values, value_spec))]
     return Stored(keys=fields[0], values=fields[1], key_spec=key_spec, value_spec=value_spec)

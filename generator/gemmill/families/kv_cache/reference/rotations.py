@@ -71,7 +71,7 @@ def projection(size: int, seed: int) -> Tensor:
 
 @functools.cache
 def _signs(size: int, seed: int) -> Tensor:
-    return torch.tensor(seeds.signs(seed, size), dtype=torch.float64)
+    return torch.tensor(seeds.signs(seed, size), dtype=torch.float64, device="cpu")
 
 
 @functools.cache
@@ -83,4 +83,6 @@ def _dense(size: int, seed: int) -> Tensor:
 
 
 def _gaussian(size: int, seed: int, purpose: Purpose) -> Tensor:
-    return torch.tensor(seeds.normals(seed, purpose, size * size), dtype=torch.float64).reshape(size, size)
+    return torch.tensor(seeds.normals(seed, purpose, size * size), dtype=torch.float64, device="cpu").reshape(
+        size, size
+    )

@@ -86,7 +86,7 @@ def _compress_uniform(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
     largest_code = (1 << spec.format.bits) - 1
     zero = x.amin(-1)
     # A tensor as divisor: torch multiplies by the reciprocal of a number.
-    scale = (x.amax(-1) - zero) / torch.tensor(float(largest_code), device=x.device)
+    scale = (x.amax(-1) - zero) / torch.tensor(float(largest_code), device=x.device, dtype=torch.float32)
     scale = torch.where(scale > _LEAST_SCALE, scale, _LEAST_SCALE)
     steps = (x - zero[..., None]) / scale[..., None] + 0.5
     codes = steps.nan_to_num(nan=0.0).clamp(0, largest_code).trunc()

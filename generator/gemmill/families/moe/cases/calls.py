@@ -111,8 +111,8 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
         a_shape, b_shape = (p.tokens, k_groups), (p.weights, n_groups, k_groups)
     else:
         a_shape, b_shape = ((1,), (p.weights,)) if p.one_value else ((p.tokens, 1), (p.weights, p.n))
-    begins = torch.tensor((p.spare, *p.counts), device=device).cumsum(0)
-    told = torch.tensor(p.counts, device=device) if p.slot else begins
+    begins = torch.tensor((p.spare, *p.counts), device=device, dtype=torch.int64).cumsum(0)
+    told = torch.tensor(p.counts, device=device, dtype=torch.int64) if p.slot else begins
     given: dict[str, Any] = {
         "a": a,
         "b": None if p.format is not None else _codes((p.weights, p.n, p.k), p, g),
@@ -196,23 +196,25 @@ def _alpha(p: CallSpec, g: torch.Generator) -> Tensor:
 
 def _bias(p: CallSpec, g: torch.Generator) -> Tensor:
     """Small whole numbers, of the result's dtype."""
-    return torch.randint(-4, 5, (p.weights, p.n), device=g.device, generator=g).to(_torch(p.out_dtype))
+    return torch.randint(-4, 5, (p.weights, p.n), device=g.device, generator=g, dtype=torch.int64).to(
+        _torch(p.out_dtype)
+    )
 
 
 def _block_scaled(p: CallSpec, format: Format, g: torch.Generator) -> BlockScaled:
     """Weights of any codes, with scales near 1; for integers scales are powers of two."""
-    codes = torch.randint(0, 256, (p.n, format.code_bytes(p.k)), device=g.device, generator=g)
+    codes = torch.randint(0, 256, (p.n, format.code_bytes(p.k)), device=g.device, generator=g, dtype=torch.int64)
     shape, one, step = (p.n, format.scale_count(p.k)), *((56, 8) if format.has_global_scale else (127, 1))
     if p.data == "integers":
-        scales = one + step * torch.randint(-1, 2, shape, device=g.device, generator=g)
+        scales = one + step * torch.randint(-1, 2, shape, device=g.device, generator=g, dtype=torch.int64)
     else:
-        scales = torch.randint(one - 3 * step, one + 2 * step, shape, device=g.device, generator=g)
+        scales = torch.randint(one - 3 * step, one + 2 * step, shape, device=g.device, generator=g, dtype=torch.int64)
     return BlockScaled(format=format, codes=codes.to(torch.uint8), scales=scales.to(torch.uint8))
 
 
 def _ids(p: CallSpec, g: torch.Generator) -> Tensor:
     """Numbers of the rows to gather: of any row, and one in eight of none."""
-    ids = torch.randint(0, p.tokens, (p.rows,), device=g.device, generator=g)
+    ids = torch.randint(0, p.tokens, (p.rows,), device=g.device, generator=g, dtype=torch.int64)
     ids[3::8], ids[7::16] = p.tokens, -1
     return ids.to(torch.int64 if p.wide_offsets else torch.int32)
 
@@ -224,13 +226,13 @@ def _torch(dtype: DType) -> torch.dtype:
 
 def _codes(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     if p.data == "integers":
-        return torch.randint(-2, 3, shape, device=g.device, generator=g).float().to(_torch(p.dtype))
+        return torch.randint(-2, 3, shape, device=g.device, generator=g, dtype=torch.int64).float().to(_torch(p.dtype))
     if p.dtype is DType.S8:
-        return torch.randint(-128, 128, shape, device=g.device, generator=g).to(torch.int8)
-    return torch.randn(shape, device=g.device, generator=g).to(_torch(p.dtype))
+        return torch.randint(-128, 128, shape, device=g.device, generator=g, dtype=torch.int64).to(torch.int8)
+    return torch.randn(shape, device=g.device, generator=g, dtype=torch.float32).to(_torch(p.dtype))
 
 
 def _scales(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:
     if p.data == "integers":
-        return torch.exp2(torch.randint(-2, 3, shape, device=g.device, generator=g).float())
-    return torch.rand(shape, device=g.device, generator=g) * 0.02 + 0.005
+        return torch.exp2(torch.randint(-2, 3, shape, device=g.device, generator=g, dtype=torch.int64).float())
+    return torch.rand(shape, device=g.device, generator=g, dtype=torch.float32) * 0.02 + 0.005

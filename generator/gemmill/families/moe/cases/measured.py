@@ -81,7 +81,7 @@ class Sampled:
         return next((comparison for comparison in found if not comparison.ok), found[0])
 
     def _of(self, x: GroupedOperands, expert: int, begin: int, end: int) -> Wanted:
-        rows = torch.arange(max(begin, end - ROWS_OF_EXPERT), end, device=x.out.device)
+        rows = torch.arange(max(begin, end - ROWS_OF_EXPERT), end, device=x.out.device, dtype=torch.int64)
         ids = x.given["token_ids"]
         tokens = rows if ids is None else ids[rows].long()
         a_scales, b_scales = (x.given[name] for name in ("a_scales", "b_scales"))
@@ -138,10 +138,10 @@ class GroupedMaker:
 
     def _dealt(self, rows: int, experts: int) -> Tensor:
         """Offsets of rows that experts take in turn, in any order."""
-        order = torch.rand(experts, device=self._device, generator=self._generator).argsort()
-        counts = torch.full((experts,), rows // experts, device=self._device)
+        order = torch.rand(experts, device=self._device, generator=self._generator, dtype=torch.float32).argsort()
+        counts = torch.full((experts,), rows // experts, device=self._device, dtype=torch.int64)
         counts[order[: rows % experts]] += 1
         return torch.cat((counts.new_zeros(1), counts.cumsum(0))).int()
 
     def _below(self, end: int, count: int) -> Tensor:
-        return torch.randint(0, end, (count,), device=self._device, generator=self._generator)
+        return torch.randint(0, end, (count,), device=self._device, generator=self._generator, dtype=torch.int64)

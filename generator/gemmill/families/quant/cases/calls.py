@@ -145,7 +145,7 @@ class QuantCase:
         in_dtype, out_dtype = (getattr(torch, dtype.torch_name) for dtype in (self.in_dtype, self.out_dtype))
 
         def values(rows: int, columns: int) -> Tensor:
-            return torch.randn((rows, columns), generator=random, device=device).to(in_dtype)
+            return torch.randn((rows, columns), generator=random, device=device, dtype=torch.float32).to(in_dtype)
 
         def whole(values: tuple[int, ...]) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=device)
@@ -163,7 +163,7 @@ class QuantCase:
             "output_azp": torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32, device=device).fill_(
                 12345
             ),
-            "scale_ub": torch.tensor([bound], device=device) if is_bounded else None,
+            "scale_ub": torch.tensor([bound], device=device, dtype=torch.float32) if is_bounded else None,
             "weight": values(1, self.hidden)[0],
             "residual": values(self.rows, self.hidden) if self.has_residual else None,
             "activation": self.activation,
@@ -174,7 +174,9 @@ class QuantCase:
             "scale_ue8m0": self.scale_format is ScaleFormat.POWER_OF_TWO,
             "scale_rounding": str(self.rounding),
             "is_sf_swizzled_layout": not self.plain,
-            "global_scale": torch.tensor([LARGEST_PRODUCT / (5.0 + i) for i in range(experts)], device=device),
+            "global_scale": torch.tensor(
+                [LARGEST_PRODUCT / (5.0 + i) for i in range(experts)], device=device, dtype=torch.float32
+            ),
             "approximate": self.activation == Activation.GELU_TANH.op_argument,
             "mod_scale": values(self.rows if self.residual else 1, self.hidden) if self.is_modulated else None,
             "mod_shift": values(self.rows if self.residual else 1, self.hidden) if self.is_modulated else None,
@@ -201,7 +203,7 @@ class QuantCase:
             codes.random_(0, 256, generator=random)
             scales.random_(0, format.scale.last_code + 1, generator=random)
         codes = codes.view(getattr(torch, format.torch_name))[:, : format.code_bytes(self.hidden)]
-        poison = torch.full((self.rows, self.hidden), torch.nan, device=device)
+        poison = torch.full((self.rows, self.hidden), torch.nan, device=device, dtype=torch.float32)
         return {"input": codes, "out": poison.to(getattr(torch, self.in_dtype.torch_name)), "scale": scales}
 
     def run(self, device: str) -> Outcome:
@@ -231,12 +233,12 @@ class QuantCase:
             dtype = torch.float8_e4m3fn if self.declared.format.has_global_scale else torch.uint8
             return torch.full(self._block_scales, 0xA5, dtype=torch.uint8, device=device).view(dtype)
         if family.is_whole:
-            return torch.full((1,), 0.0123 if family.is_given else torch.nan, device=device)
+            return torch.full((1,), 0.0123 if family.is_given else torch.nan, device=device, dtype=torch.float32)
         if self.scale_format is ScaleFormat.PACKED_UE8M0:
             return torch.full((self.words, padded), -1, dtype=torch.int32, device=device).t()[: self.rows]
         if self.m_major and family.is_grouped:
-            return torch.full((self.words, padded), torch.nan, device=device).t()[: self.rows]
-        return torch.full((self.rows, self.words), torch.nan, device=device)
+            return torch.full((self.words, padded), torch.nan, device=device, dtype=torch.float32).t()[: self.rows]
+        return torch.full((self.rows, self.words), torch.nan, device=device, dtype=torch.float32)
 
 
 def of_config(config: QuantConfig) -> Iterator[QuantCase]:

@@ -122,7 +122,7 @@ def make_call(spec: CallSpec, device: torch.device) -> Call:
     azp_adj, azp = make_zero_points(p, b, generator)
     bias = None
     if p.bias:
-        bias = torch.randn(p.n, device=device, generator=generator).mul(8).round().to(out_type)
+        bias = torch.randn(p.n, device=device, generator=generator, dtype=torch.float32).mul(8).round().to(out_type)
     a_scales, b_scales = make_scales(p, generator)
     return Call(
         spec=p,
@@ -169,8 +169,10 @@ def make_data(p: CallSpec, rows: int, columns: int, generator: torch.Generator) 
     if p.a_dtype is DType.S8:
         return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device, generator=generator)
     if p.data == "uniform":
-        return torch.rand(rows, columns, device=device, generator=generator).mul_(2).sub_(1).to(kind)
-    return torch.randn(rows, columns, device=device, generator=generator).to(kind)
+        return (
+            torch.rand(rows, columns, device=device, generator=generator, dtype=torch.float32).mul_(2).sub_(1).to(kind)
+        )
+    return torch.randn(rows, columns, device=device, generator=generator, dtype=torch.float32).to(kind)
 
 
 def _group_scales(p: CallSpec, order: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -181,21 +183,23 @@ def _group_scales(p: CallSpec, order: str, shape: tuple[int, int], generator: to
         return values.reshape(shape[::-1]).t()
     rows, columns = shape
     stride = rows + (-rows % 4 if p.layout in ("tight", "padded") else 1)
-    memory = torch.full((columns, stride), torch.nan, device=values.device)  # what is never to be read
+    memory = torch.full(
+        (columns, stride), torch.nan, device=values.device, dtype=torch.float32
+    )  # what is never to be read
     memory[:, :rows] = values.t()
     return memory.t()[:rows]
 
 
 def _scales(p: CallSpec, kind: str, count: int, generator: torch.Generator) -> Tensor:
     if kind == "unit":
-        return torch.ones(1, device=generator.device)
+        return torch.ones(1, device=generator.device, dtype=torch.float32)
     return _scale_values(p, 1 if kind == "one" else count, generator)
 
 
 def _scale_values(p: CallSpec, count: int, generator: torch.Generator) -> Tensor:
     if p.data == "integers":
         return powers_of_two((count,), generator)
-    return torch.rand(count, device=generator.device, generator=generator) * 0.02 + 0.005
+    return torch.rand(count, device=generator.device, generator=generator, dtype=torch.float32) * 0.02 + 0.005
 
 
 def _laid_out(matrix: Tensor, layout: str) -> Tensor:

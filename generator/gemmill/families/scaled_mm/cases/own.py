@@ -93,11 +93,11 @@ def _values(p: CallSpec, told: Input, count: int, generator: torch.Generator) ->
     if told.stored is Stored.S32:
         return torch.randint(-9, 10, (count,), dtype=torch.int32, device=device, generator=generator)
     if told.stored is Stored.OUT:
-        drawn = torch.randn(count, device=device, generator=generator).mul(8).round()
+        drawn = torch.randn(count, device=device, generator=generator, dtype=torch.float32).mul(8).round()
         return drawn.to(getattr(torch, p.out_dtype.torch_name))
     values = powers_of_two((count,), generator) if p.data == "integers" else None
     if values is None:
-        values = torch.rand(count, device=device, generator=generator) * 0.2 + 0.05
+        values = torch.rand(count, device=device, generator=generator, dtype=torch.float32) * 0.2 + 0.05
     return values.reshape((-1, 1) if told.along is Along.ROW else (1, -1))
 
 

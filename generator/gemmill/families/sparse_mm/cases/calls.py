@@ -68,7 +68,7 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Tensor | None]:
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.n * 1009 + p.k)
     values, meta = compress(pruned_at_random(codes(p, p.n, g), g))
     has_bias = p.bias or p.need is Need.BIAS
-    bias = torch.randn(p.n, device=device, generator=g).mul(8).round().to(torch_type(p.out_dtype))
+    bias = torch.randn(p.n, device=device, generator=g, dtype=torch.float32).mul(8).round().to(torch_type(p.out_dtype))
     given: dict[str, Tensor | None] = {
         "a": _apart(codes(p, p.m, g), p.pad),
         "bt_nzs": _apart(values, p.pad),
@@ -116,14 +116,14 @@ def codes(p: CallSpec, rows: int, g: torch.Generator) -> Tensor:
         return small_integers(rows, p.k, torch_type(p.dtype), g)
     if p.dtype is DType.S8:
         return torch.randint(-128, 128, (rows, p.k), dtype=torch.int8, device=g.device, generator=g)
-    return torch.randn(rows, p.k, device=g.device, generator=g).to(torch_type(p.dtype))
+    return torch.randn(rows, p.k, device=g.device, generator=g, dtype=torch.float32).to(torch_type(p.dtype))
 
 
 def pruned_at_random(x: Tensor, g: torch.Generator) -> Tensor:
     """The matrix with two of each four zeroed, any two, and some of the others."""
-    drawn = torch.rand(x.shape[0], x.shape[1] // GROUP, GROUP, device=x.device, generator=g)
+    drawn = torch.rand(x.shape[0], x.shape[1] // GROUP, GROUP, device=x.device, generator=g, dtype=torch.float32)
     lost = drawn.argsort(dim=-1).argsort(dim=-1) >= KEPT
-    lost |= torch.rand(lost.shape, device=x.device, generator=g) < FEWER
+    lost |= torch.rand(lost.shape, device=x.device, generator=g, dtype=torch.float32) < FEWER
     return x.float().masked_fill(lost.flatten(1), 0.0).to(x.dtype)
 
 
@@ -139,4 +139,4 @@ def _apart(x: Tensor, pad: int) -> Tensor:
 def _scales(p: CallSpec, count: int, g: torch.Generator) -> Tensor:
     if p.data == "integers":
         return powers_of_two((count, 1), g)
-    return torch.rand(count, 1, device=g.device, generator=g) * 0.02 + 0.005
+    return torch.rand(count, 1, device=g.device, generator=g, dtype=torch.float32) * 0.02 + 0.005
