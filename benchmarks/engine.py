@@ -1,0 +1,222 @@
+"""A model in vLLM with gemmill's plugin and without it: tokens per second, prefill, start, and how far the outputs agree.
+
+    python benchmarks/engine.py llama-3.1-8b-fp8 qwen3-30b-a3b-nvfp4
+    python benchmarks/engine.py /models/Llama-3.1-8B-FP8 --other linear_backend=triton
+    python benchmarks/engine.py llama-3.1-8b-fp8 --layers 2 --batches 1 16 --rounds 1 --out-dir /tmp/short
+
+A model is a folder with weights, a folder with config.json alone (weights are random), or one of those named below. The engines of a
+model start together, each in a process with caches of its own, and are measured in turns, in another order each round, so that a
+ratio is of one run. --other adds an engine without gemmill and with a setting of vLLM's: how far two of vLLM's own backends agree
+says how far gemmill's has to. Needs vLLM, and a GPU with memory for two or three copies of the model.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from engines.agreement import agreement, with_itself
+from engines.models import MODELS, Model, has_weights, model_of
+from engines.random_weights import LOAD_FORMAT
+from engines.side import SUBJECT, EngineError, Side
+from gemmill.tuner.device import now
+from gemmill.tuner.timing import shuffled
+from harness import devices
+from harness.results import write_json
+
+RESULTS = Path(__file__).resolve().parent / "results"
+ENGINE, OTHER = "engine", "other"
+PREFILL_BATCH, PREFILL_LENGTH = 8, 4096
+JUDGED = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
+"""Prompts whose outputs are held together: 396 scored positions."""
+
+Json = dict[str, Any]
+
+
+def arguments(model: Model, given: str, options: argparse.Namespace, folder: Path) -> Json:
+    """Of vLLM's LLM. A model without weights is written to `folder`."""
+    is_random = given in MODELS or options.layers or not has_weights(given)
+    graphs = sorted({1, 2, 4, 8, 16, 32, *options.batches})
+    return {
+        "model": str(model.written(folder) if is_random else given),
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "max_model_len": max(PREFILL_LENGTH, options.length + options.tokens) + 64,
+        "max_num_seqs": max(*options.batches, PREFILL_BATCH),
+        "max_num_batched_tokens": 8192,
+        "enable_prefix_caching": False,
+        "seed": 0,
+        "gpu_memory_utilization": 0.05,  # the cache's size is given
+        "kv_cache_memory_bytes": int(options.cache_gib * 2**30),
+        "enforce_eager": options.eager,
+        "disable_log_stats": True,
+        **({"load_format": LOAD_FORMAT} if is_random else {}),
+        **({} if options.eager else {"compilation_config": {"cudagraph_capture_sizes": graphs}}),
+        **model.settings,
+    }
+
+
+def timed(sides: Sequence[Side], rounds: int, turn: int, **request: Any) -> list[dict[str, float]]:
+    """Seconds of each engine, round by round. One round more comes first."""
+    found = []
+    for number in range(rounds + 1):
+        seconds = {
+            side.name: side.ask("seconds", seed=turn + number, **request)["seconds"]
+            for side in shuffled(list(sides), turn + number)
+        }
+        if number:
+            found.append(seconds)
+    return found
+
+
+def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Tokens per second of each engine, by rounds: of all tokens but each sequence's first."""
+    first = timed(sides, options.rounds, 1000 * batch, batch=batch, length=options.length, tokens=1)
+    whole = timed(sides, options.rounds, 1000 * batch, batch=batch, length=options.length, tokens=options.tokens)
+    tokens = batch * (options.tokens - 1)
+    return {
+        side.name: [round(tokens / (b[side.name] - a[side.name]), 1) for a, b in zip(first, whole, strict=True)]
+        for side in sides
+    }
+
+
+def figures(rates: dict[str, list[float]]) -> Json:
+    """Medians, and those of the rounds' ratios to the engine alone. More is better."""
+    ratios = {
+        name: round(median(mine / its for mine, its in zip(found, rates[ENGINE], strict=True)), 4)
+        for name, found in rates.items()
+        if name != ENGINE and ENGINE in rates
+    }
+    return {"median": {name: median(found) for name, found in rates.items()}, "ratio": ratios, "rounds": rates}
+
+
+def measured(model: Model, given: str, options: argparse.Namespace) -> Json:
+    """The record of one model. An engine that fails is left out, with its error."""
+    row: Json = {"model": model.name, "layers": model.config["num_hidden_layers"], "failures": {}, "sides": {}}
+    settings = {ENGINE: {}, SUBJECT: {}} | ({OTHER: dict(options.other)} if options.other else {})
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
+        sides = []
+        for name, setting in settings.items():
+            given_arguments = arguments(model, given, options, folder / "model") | setting
+            side = Side(name, given_arguments, folder / name)
+            stack.callback(side.stop)
+            sides.append(side)
+            if options.one_at_a_time:
+                _first_answer(side, row)
+        if not options.one_at_a_time:
+            for side in sides:
+                _first_answer(side, row)
+        sides = [side for side in sides if side.name in row["sides"]]
+        try:
+            _measure(sides, options, row)
+        except EngineError as error:
+            row["failures"]["while measuring"] = str(error)
+        for side in sides:
+            row["sides"][side.name]["log"] = side.log_lines()
+    return row
+
+
+def _first_answer(side: Side, row: Json) -> None:
+    try:
+        row["sides"][side.name] = {name: round(value, 2) for name, value in side.answer().items()}
+    except EngineError as error:
+        row["failures"][side.name] = str(error)
+        print(error, file=sys.stderr, flush=True)
+
+
+def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> None:
+    outputs = {side.name: side.ask("outputs", **JUDGED) for side in sides}
+    for side in sides:
+        row["sides"][side.name] |= {"served": side.ask("served"), "with_itself": with_itself(outputs[side.name])}
+    row["agreement"] = {
+        name: agreement(outputs[ENGINE], found)
+        for name, found in outputs.items()
+        if name != ENGINE and ENGINE in outputs
+    }
+    row["decode_tokens_per_s"] = {}
+    for batch in options.batches:
+        row["decode_tokens_per_s"][str(batch)] = found = figures(decoding(sides, batch, options))
+        _told(f"{row['model']}, batch {batch}, tokens/s", found)
+    prompts = {"batch": PREFILL_BATCH, "length": PREFILL_LENGTH, "tokens": 1}
+    rounds = timed(sides, options.rounds, 7, **prompts)
+    tokens = PREFILL_BATCH * PREFILL_LENGTH
+    rates = {side.name: [round(tokens / seconds[side.name], 1) for seconds in rounds] for side in sides}
+    row["prefill_tokens_per_s"] = figures(rates)
+    _told(f"{row['model']}, prefill of {PREFILL_BATCH} x {PREFILL_LENGTH}, tokens/s", row["prefill_tokens_per_s"])
+
+
+def _told(subject: str, found: Json) -> None:
+    times = ", ".join(f"{name} {value:.0f}" for name, value in found["median"].items())
+    ratios = ", ".join(f"{name} / {ENGINE} {value:.3f}" for name, value in found["ratio"].items())
+    print(f"{subject}: {times}; {ratios}", flush=True)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Runs; returns the exit code: 1 where an engine failed."""
+    options = parse(given)
+    rows = []
+    record: Json = {
+        "schema_version": 1,
+        "date": now(),
+        "environment": devices.environment(),
+        "commit": options.commit or devices.commit_of(Path(__file__).parent),
+        "settings": {
+            name: getattr(options, name)
+            for name in ("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time")
+        },
+        "rows": rows,
+    }
+    for name, model in options.models:
+        rows.append(row := measured(model, name, options))
+        for other, found in row.get("agreement", {}).items():
+            print(f"{model.name}, {other} and {ENGINE}: {found}", flush=True)
+        write_json(record, options.out_dir / f"{options.name}.json")
+    return int(any(row["failures"] for row in rows))
+
+
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Models: {', '.join(MODELS)}.",
+    )
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--layers", type=int, default=0, help="the first so many, of random weights")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, 256], metavar="N")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="that each sequence gets")
+    parser.add_argument("--rounds", type=int, default=3, help="kept; one more comes first")
+    parser.add_argument("--cache-gib", type=float, default=24, help="of the KV cache of each engine")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs and torch.compile")
+    parser.add_argument(
+        "--one-at-a-time", action="store_true", help="start engines one after another, to time the start"
+    )
+    parser.add_argument(
+        "--other", action="append", default=[], type=_setting, metavar="SETTING=VALUE", help="of vLLM's LLM"
+    )
+    parser.add_argument("--commit", help="of sources in no checkout")
+    parser.add_argument("--out-dir", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="engine", help="file name of the results, without suffix")
+    options = parser.parse_args(given)
+    try:
+        options.models = [(name, model_of(name, options.layers)) for name in options.models]
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a setting and its value, as linear_backend=triton")
+    return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The process of one engine: it starts vLLM and answers the requests of `engine.py`, one at a time.
+
+    python -m engines.one_engine PIPE ARGUMENTS
+
+PIPE is the descriptor of a connection, ARGUMENTS is JSON of vLLM's `LLM`. Requests and answers are JSON. The first answer comes
+without a request, when the engine has made a token, and has the seconds from the process's start to the engine and to that token.
+"""
+
+import collections
+import json
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+_MODULES = (
+    "gemmill",
+    "vllm.model_executor.kernels",
+    "vllm.model_executor.layers.fused_moe",
+    "vllm.v1.attention.backends",
+)
+_KEPT = 1000
+"""Tokens at either end of the vocabulary that no prompt has: special ones."""
+
+Json = dict[str, Any]
+
+
+class Engine:
+    """What an engine is asked."""
+
+    def __init__(self, arguments: Json) -> None:
+        from vllm import LLM
+
+        self._llm = LLM(**arguments)
+        self._vocabulary = self._llm.llm_engine.model_config.get_vocab_size()
+
+    def outputs(self, request: Json) -> Json:
+        """Greedy tokens of `prompts` prompts of `length` tokens, the same prompts scored, and what was decoded scored as a prompt."""
+        from vllm import SamplingParams
+
+        prompts = self._prompts(request["prompts"], request["length"], request["seed"])
+        decoding = SamplingParams(
+            temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=1, detokenize=False
+        )
+        scoring = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=1, detokenize=False)
+        decoded = self._llm.generate(prompts, decoding, use_tqdm=False)
+        greedy = [
+            [
+                [token, of[token].logprob]
+                for token, of in zip(x.outputs[0].token_ids, x.outputs[0].logprobs, strict=True)
+            ]
+            for x in decoded
+        ]
+        again = [
+            {"prompt_token_ids": [*prompt["prompt_token_ids"], *(token for token, _ in tokens)]}
+            for prompt, tokens in zip(prompts, greedy, strict=True)
+        ]
+        return {
+            "greedy": greedy,
+            "scored": [_scored(x) for x in self._llm.generate(prompts, scoring, use_tqdm=False)],
+            "decoded_scored": [
+                _scored(x)[-request["tokens"] :] for x in self._llm.generate(again, scoring, use_tqdm=False)
+            ],
+        }
+
+    def seconds(self, request: Json) -> Json:
+        """Of `batch` prompts of `length` tokens until each has `tokens` more."""
+        from vllm import SamplingParams
+
+        prompts = self._prompts(request["batch"], request["length"], request["seed"])
+        params = SamplingParams(temperature=0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False)
+        begun = time.perf_counter()
+        self._llm.generate(prompts, params, use_tqdm=False)
+        return {"seconds": time.perf_counter() - begun}
+
+    def served(self, request: Json) -> Json:
+        """Which classes serve the layers, with the number of each, and what gemmill counted."""
+        classes, report = self._llm.apply_model(_served)[0]
+        return {"classes": classes, "report": report}
+
+    def _prompts(self, count: int, length: int, seed: int) -> list[Any]:
+        draw = random.Random(seed)
+        tokens = range(_KEPT, self._vocabulary - _KEPT)
+        return [{"prompt_token_ids": draw.choices(tokens, k=length)} for _ in range(count)]
+
+
+def _scored(output: Any) -> list[list[Any]]:
+    """Of each position but the first: the token, its log-probability and rank, the most likely token."""
+    found = []
+    for token, of in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
+        if of:
+            best = min(of, key=lambda other: of[other].rank)
+            found.append([token, of[token].logprob, of[token].rank, best])
+    return found
+
+
+def _served(model: Any) -> tuple[dict[str, int], Any]:
+    """Runs in the process that has the model."""
+    found: collections.Counter[str] = collections.Counter()
+    for module in model.modules():
+        held = [value for value in vars(module).values() if hasattr(value, "__dict__")]
+        for value in held + [inner for holder in held for inner in vars(holder).values()]:
+            kind = type(value)
+            if kind.__module__.startswith(_MODULES) and not isinstance(value, type):
+                found[f"{type(module).__name__}: {kind.__name__}"] += 1
+    gemmill = sys.modules.get("gemmill")
+    report = getattr(gemmill, "serving_report", None) or getattr(gemmill, "stats", None)
+    return dict(found), json.loads(json.dumps(report(), default=str)) if report else None
+
+
+def main(pipe: str, arguments: str) -> int:
+    """Answers requests until one says stop; returns the exit code."""
+    begun = time.perf_counter()
+    os.set_inheritable(int(pipe), False)
+    connection = Connection(int(pipe))
+
+    def answer(found: Json) -> None:
+        connection.send_bytes(json.dumps(found).encode())
+
+    try:
+        engine = Engine(json.loads(arguments))
+        start = time.perf_counter() - begun
+        engine.seconds({"batch": 1, "length": 16, "tokens": 1, "seed": 0})
+        answer({"engine_s": start, "first_token_s": time.perf_counter() - begun})
+        requests: dict[str, Callable[[Json], Json]] = {
+            "outputs": engine.outputs,
+            "seconds": engine.seconds,
+            "served": engine.served,
+        }
+        while (request := json.loads(connection.recv_bytes()))["do"] != "stop":
+            answer(requests[request["do"]](request))
+    except Exception as error:
+        traceback.print_exc()
+        answer({"error": f"{type(error).__name__}: {error}"[:4000]})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""One engine of a comparison, as the program sees it that measures: a process of its own, asked through a pipe."""
+
+import json
+import os
+import subprocess
+import sys
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parent.parent
+SUBJECT = "gemmill"
+_CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+_ENTRY_POINT = "[vllm.general_plugins]\nengines_random = engines.random_weights:register\n"
+_KEPT_OF_LOG = (
+    "gemmill",
+    "Using ",
+    "Selected ",
+    "Model loading took",
+    "Loading weights took",
+    "torch.compile took",
+    "Error",
+)
+_MOST_LINES = 60
+_END_SECONDS = 20
+
+
+class EngineError(RuntimeError):
+    """An engine failed, or its process ended."""
+
+
+class Side:
+    """An engine that starts at once; `answer` waits for it."""
+
+    def __init__(self, name: str, arguments: dict[str, Any], folder: Path, program: str = "engines.one_engine") -> None:
+        """`folder` gets the process's log and caches. The plugin serves where the name is SUBJECT."""
+        self.name, self._log = name, folder / "log"
+        package = folder / "engines_random-0.dist-info"
+        package.mkdir(parents=True)
+        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: engines-random\nVersion: 0\n", encoding="utf-8")
+        (package / "entry_points.txt").write_text(_ENTRY_POINT, encoding="utf-8")
+        self._pipe, theirs = Pipe()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", program, str(theirs.fileno()), json.dumps(arguments)],
+                env=_environment(name, folder),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+            )
+        theirs.close()
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """What the engine answers. Raises EngineError."""
+        try:
+            self._pipe.send_bytes(json.dumps({"do": do, **request}).encode())
+        except OSError as error:
+            raise self._ended() from error
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """The next answer; the first says how long the start took. Raises EngineError."""
+        try:
+            found: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+        if "error" in found:
+            raise EngineError(f"{self.name}: {found['error']}")
+        return found
+
+    def stop(self) -> None:
+        """Ends the process."""
+        try:
+            self._pipe.send_bytes(b'{"do": "stop"}')
+            self._process.wait(_END_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        self._pipe.close()
+
+    def log_lines(self) -> list[str]:
+        """Lines of the engine's log that say who serves and how long loading took, each once."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return list(dict.fromkeys(line[:400] for line in lines if any(word in line for word in _KEPT_OF_LOG)))[
+            :_MOST_LINES
+        ]
+
+    def _ended(self) -> EngineError:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
+        return EngineError(f"{self.name}: the engine's process ended; its log ends with: {' | '.join(lines)}"[:4000])
+
+
+def _environment(name: str, folder: Path) -> dict[str, str]:
+    """Caches of its own; the benchmarks' folder, and the entry point of random weights, where Python looks for packages."""
+    path = [str(BENCHMARKS), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        **{variable: str(folder / variable.lower()) for variable in _CACHES},
+        "PYTHONPATH": os.pathsep.join(path),
+        "GEMMILL_VLLM": "1" if name == SUBJECT else "0",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the process that has the model
+        "VLLM_NO_USAGE_STATS": "1",
+    }

@@ -1,0 +1,222 @@
+"""The program that serves a model with gemmill and without it: its own arithmetic, and its processes with an engine made of paper."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+import engine as program
+from engines.agreement import agreement, with_itself
+from engines.models import MODELS, model_of
+from engines.random_weights import damping, fill
+from engines.side import EngineError, Side
+
+ONE = {
+    "scored": [[[5, -1.0, 2, 7], [6, -2.0, 1, 6]]],
+    "greedy": [[[3, -0.5], [4, -0.25], [5, -0.125]]],
+    "decoded_scored": [[[3, -0.5, 1, 3], [4, -0.5, 1, 4], [5, -0.25, 2, 8]]],
+}
+OTHER = {"scored": [[[5, -1.5, 2, 7], [6, -2.25, 2, 9]]], "greedy": [[[3, -0.5], [9, -0.25], [5, -0.125]]]}
+VLLM = '''
+"""Decodes token i as the i-th after the prompt's last, and knows whether the plugin serves."""
+import os, sys, types
+
+class SamplingParams(types.SimpleNamespace):
+    pass
+
+class LLM:
+    def __init__(self, **arguments):
+        if arguments.get("linear_backend") == "broken":
+            raise ValueError("no such backend")
+        if arguments.get("linear_backend") == "gone":
+            print("it is gone", flush=True)
+            os._exit(3)
+        self.llm_engine = types.SimpleNamespace(model_config=types.SimpleNamespace(get_vocab_size=lambda: 4096))
+
+    def generate(self, prompts, params, use_tqdm):
+        made = []
+        for prompt in prompts:
+            ids = prompt["prompt_token_ids"]
+            of = lambda token: {token: types.SimpleNamespace(logprob=-0.5, rank=1)}
+            new = [ids[-1] + 1 + i for i in range(params.max_tokens)]
+            made.append(types.SimpleNamespace(
+                prompt_token_ids=ids, prompt_logprobs=[None, *map(of, ids[1:])],
+                outputs=[types.SimpleNamespace(token_ids=new, logprobs=list(map(of, new)))]))
+        return made
+
+    def apply_model(self, function):
+        class Layer:
+            pass
+        served = type("Kernel", (), {"__module__": "gemmill.x" if os.environ["GEMMILL_VLLM"] == "1" else "vllm.model_executor.kernels"})
+        layer = Layer()
+        layer.kernel = served()
+        return [function(types.SimpleNamespace(modules=lambda: [layer]))]
+'''
+
+
+@pytest.fixture
+def paper_engine(tmp_path, monkeypatch):
+    """A package vllm, found before any other."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "vllm.py").write_text(VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+def test_agreement_counts_positions_and_tokens():
+    assert agreement(ONE, OTHER) == {
+        "positions": 2,
+        "most_likely_equal": 1,
+        "log_probability_median": 0.375,
+        "log_probability_largest": 0.5,
+        "greedy_tokens": 3,
+        "greedy_equal": 2,
+        "greedy_equal_before_a_difference": 1,
+    }
+    found = with_itself(ONE)
+    assert (found["positions"], found["most_likely"], found["log_probability_largest"]) == (3, 2, 0.25)
+
+
+def test_ratios_are_of_the_same_round():
+    found = program.figures({"engine": [1.0, 10.0, 2.0], "gemmill": [2.0, 10.0, 3.0]})
+    assert found["ratio"] == {"gemmill": 1.5} and found["median"] == {"engine": 2.0, "gemmill": 3.0}
+
+
+def test_a_model_is_built_in_or_a_folder(tmp_path):
+    assert model_of("llama-3.1-8b-fp8", layers=2).config["num_hidden_layers"] == 2
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 3}))
+    assert model_of(str(tmp_path)).config == {"num_hidden_layers": 3}
+    with pytest.raises(
+        ValueError, match=r"^no model 'none': expected a folder with config.json, or one of llama-3.1-8b-fp8, "
+    ):
+        model_of("none")
+    gates = MODELS["qwen3-30b-a3b-fp8-block"].config["quantization_config"]["modules_to_not_convert"]
+    assert "model.layers.47.mlp.gate" in gates
+
+
+def test_random_weights_are_the_same_each_time_and_of_sane_sizes():
+    def made() -> dict[str, torch.Tensor]:
+        return {
+            "model.layers.0.input_layernorm.weight": torch.empty(8, dtype=torch.bfloat16),
+            "model.layers.0.self_attn.o_proj.weight": torch.empty(64, 512, dtype=torch.float8_e4m3fn),
+            "model.layers.0.self_attn.o_proj.weight_scale": torch.empty(64, 1, dtype=torch.float32),
+            "model.layers.0.mlp.down_proj.weight": torch.empty(64, 256, dtype=torch.uint8),
+            "model.layers.0.mlp.down_proj.weight_scale": torch.empty(64, 32, dtype=torch.uint8),
+            "model.layers.0.mlp.gate_up_proj.weight_scale": torch.empty(64, 32, dtype=torch.float8_e4m3fn),
+            "model.layers.0.mlp.gate_up_proj.weight_scale_2": torch.empty(2, dtype=torch.float32),
+            "model.layers.0.mlp.gate_up_proj.input_scale": torch.empty(2, dtype=torch.float32),
+            "model.layers.0.mlp.experts.w13_weight": torch.empty(2, 64, 512, dtype=torch.int8),
+        }
+
+    first, second = made(), made()
+    for weights in (first, second):
+        fill(weights.items(), layers=32)
+    assert all(torch.equal(first[name].view(torch.uint8), second[name].view(torch.uint8)) for name in first)
+    codes, scales = (first[f"model.layers.0.self_attn.o_proj.weight{end}"].float() for end in ("", "_scale"))
+    assert (codes * scales).std().item() == pytest.approx(0.02 / 8, rel=0.1)
+    exponents = first["model.layers.0.mlp.down_proj.weight_scale"].int() - 127
+    assert 0.02 / 8 / 3 / 2.5 < (2.0**exponents).mean().item() < 0.02 / 8 / 3 * 2.5
+    assert damping("model.layers.3.mlp.gate_up_proj.weight", 32) == 1
+    assert (
+        damping("model.layers.3.mlp.experts.w2_weight_scale_inv", 32) == damping("x.o_proj.weight_scale", 32) == 1 / 8
+    )
+
+
+def test_both_sides_are_measured_and_the_record_is_whole(paper_engine, tmp_path, capsys):
+    given = [
+        "llama-3.1-8b-fp8",
+        "--layers",
+        "2",
+        "--batches",
+        "1",
+        "3",
+        "--length",
+        "8",
+        "--tokens",
+        "4",
+        "--rounds",
+        "2",
+    ]
+    assert (
+        program.main([*given, "--other", "linear_backend=triton", "--commit", "abc", "--out-dir", str(tmp_path)]) == 0
+    )
+    record = json.loads((tmp_path / "engine.json").read_text())
+    (row,) = record["rows"]
+    assert record["commit"] == "abc" and row["model"] == "llama-3.1-8b-fp8-2-layers" and not row["failures"]
+    assert set(row["sides"]) == {"engine", "gemmill", "other"} and set(row["agreement"]) == {"gemmill", "other"}
+    assert row["agreement"]["gemmill"]["positions"] == row["agreement"]["gemmill"]["most_likely_equal"] == 396
+    assert (
+        row["sides"]["gemmill"]["served"]["classes"]
+        == row["sides"]["engine"]["served"]["classes"]
+        == {"Layer: Kernel": 1}
+    )
+    assert set(row["decode_tokens_per_s"]) == {"1", "3"} and len(row["prefill_tokens_per_s"]["rounds"]["gemmill"]) == 2
+    assert "llama-3.1-8b-fp8-2-layers, batch 3, tokens/s: engine " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("backend", "sentence"),
+    [
+        ("broken", "other: ValueError: no such backend"),
+        ("gone", "other: the engine's process ended; its log ends with: it is gone"),
+    ],
+)
+def test_an_engine_that_fails_is_named_and_the_others_are_measured(paper_engine, tmp_path, backend, sentence):
+    given = ["llama-3.1-8b-fp8", "--batches", "1", "--length", "8", "--tokens", "4", "--rounds", "1", "--one-at-a-time"]
+    assert program.main([*given, "--other", f"linear_backend={backend}", "--out-dir", str(tmp_path)]) == 1
+    (row,) = json.loads((tmp_path / "engine.json").read_text())["rows"]
+    assert row["failures"] == {"other": sentence} and row["decode_tokens_per_s"]["1"]["median"].keys() == {
+        "engine",
+        "gemmill",
+    }
+
+
+def test_a_side_that_ends_while_it_is_asked_says_so(paper_engine, tmp_path):
+    side = Side("engine", {}, tmp_path / "side")
+    side.answer()
+    side._process.kill()
+    with pytest.raises(EngineError, match=r"^engine: the engine's process ended"):
+        side.ask("served")
+    side.stop()
+
+
+def test_the_load_format_is_registered_once(monkeypatch):
+    formats: dict[str, type] = {}
+
+    def register(name):
+        return lambda loader: formats.setdefault(name, loader)
+
+    loaders, base = (
+        ModuleType("vllm.model_executor.model_loader"),
+        ModuleType("vllm.model_executor.model_loader.base_loader"),
+    )
+    loaders._LOAD_FORMAT_TO_MODEL_LOADER, loaders.register_model_loader, base.BaseModelLoader = (
+        formats,
+        register,
+        object,
+    )
+    for name, module in {
+        loaders.__name__: loaders,
+        base.__name__: base,
+        "vllm": ModuleType("vllm"),
+        "vllm.model_executor": ModuleType("m"),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    from engines import random_weights
+
+    random_weights.register()
+    random_weights.register()
+    (loader,) = formats.values()
+    model = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+    loader().load_weights(model, SimpleNamespace(hf_config=SimpleNamespace(num_hidden_layers=2)))
+    assert model.weight.float().std().item() < 0.1 and Path(random_weights.__file__).is_file()
+
+
+def test_a_setting_needs_a_value(capsys):
+    with pytest.raises(SystemExit):
+        program.parse(["llama-3.1-8b-fp8", "--other", "triton"])
+    assert "'triton': expected a setting and its value, as linear_backend=triton" in capsys.readouterr().err
