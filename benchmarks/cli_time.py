@@ -16,7 +16,7 @@ from statistics import median
 
 from gemmill.tuner.device import now
 from harness import devices
-from harness.results import write_json
+from harness.written import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CALLS = {

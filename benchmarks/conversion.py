@@ -21,7 +21,7 @@ import torch
 from gemmill.checkpoints.file import bytes_of, header_of
 from gemmill.tuner.device import now
 from harness import devices
-from harness.results import write_json
+from harness.written import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES = ((13824, 5120), (5120, 13824), (5120, 5120), (5120, 5120))

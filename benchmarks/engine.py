@@ -7,14 +7,18 @@
 A model is a folder with weights, a folder with config.json alone (weights are random), or one of those named below. The engines of a
 model start together, each in a process with caches of its own, and are measured in turns, in another order each round, so that a
 ratio is of one run. --other adds an engine without gemmill and with a setting of vLLM's: how far two of vLLM's own backends agree
-says how far gemmill's has to. Needs vLLM, and a GPU with memory for two or three copies of the model.
+says how far gemmill's has to. Needs vLLM, an installed wheel of gemmill and a GPU with memory for two or three copies of the model.
 """
 
 import argparse
+import datetime
+import os
+import random
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,10 +27,8 @@ from engines.agreement import agreement, with_itself
 from engines.models import MODELS, Model, has_weights, model_of
 from engines.random_weights import LOAD_FORMAT
 from engines.side import SUBJECT, EngineError, Side
-from gemmill.tuner.device import now
-from gemmill.tuner.timing import shuffled
 from harness import devices
-from harness.results import write_json
+from harness.written import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ENGINE, OTHER = "engine", "other"
@@ -66,7 +68,7 @@ def timed(sides: Sequence[Side], rounds: int, turn: int, **request: Any) -> list
     for number in range(rounds + 1):
         seconds = {
             side.name: side.ask("seconds", seed=turn + number, **request)["seconds"]
-            for side in shuffled(list(sides), turn + number)
+            for side in random.Random(turn + number).sample(list(sides), len(sides))
         }
         if number:
             found.append(seconds)
@@ -162,9 +164,11 @@ def main(given: Sequence[str] | None = None) -> int:
     rows = []
     record: Json = {
         "schema_version": 1,
-        "date": now(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "environment": devices.environment(),
         "commit": options.commit or devices.commit_of(Path(__file__).parent),
+        "versions": {name: _version(name) for name in ("vllm", "gemmill", "transformers", "triton")},
+        "variables": {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "GEMMILL_"))},
         "settings": {
             name: getattr(options, name)
             for name in ("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time")
@@ -177,6 +181,13 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"{model.name}, {other} and {ENGINE}: {found}", flush=True)
         write_json(record, options.out_dir / f"{options.name}.json")
     return int(any(row["failures"] for row in rows))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -22,8 +22,8 @@ from gemmill.epilogue import Column, ColumnOut, Row, Value, epilogue, fma
 from gemmill.families.scaled_mm.own import OwnConfig
 from gemmill.tuner.device import now
 from harness import devices
-from harness.results import write_json
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer
+from harness.written import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES = ((1, 8192, 8192), (16, 8192, 8192), (64, 8192, 8192), (256, 4096, 14336), (4096, 8192, 8192))

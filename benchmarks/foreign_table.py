@@ -32,9 +32,10 @@ from gemmill.tuner.workloads import Workload
 from harness import devices
 from harness.contenders import SM_COUNT, LocalContender
 from harness.measuring import measure
-from harness.results import SCHEMA_VERSION, sample_record, write_json
+from harness.results import SCHEMA_VERSION, sample_record
 from harness.statistics import geometric_mean, paired_ratio
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, of_this_gpu
+from harness.written import write_json
 from timed import benchmark_of
 from timed.scaled_mm import gemm
 

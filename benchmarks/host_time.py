@@ -20,7 +20,7 @@ from statistics import median, quantiles
 from gemmill.tuner.device import now
 from gemmill.tuner.timing import shuffled
 from harness import devices
-from harness.results import write_json
+from harness.written import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SERVER = Path(__file__).resolve().parent / "harness" / "host_calls.py"

@@ -38,11 +38,12 @@ from harness.drawing import classes_of, drawings, drawn, held_weights, ladders
 from harness.field import Field, make_field
 from harness.lines import Lines, LinesError
 from harness.measuring import Measurement, measure
-from harness.results import SCHEMA_VERSION, SUBJECT, sample_record, write_json
+from harness.results import SCHEMA_VERSION, SUBJECT, sample_record
 from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Sieved, Variants, sieved
 from harness.statistics import paired_ratio, sample
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
 from harness.verdict import class_record, verdict_text
+from harness.written import write_json
 from peers import PEERS
 from peers.deep_gemm import compiled_ahead
 from timed import benchmark_of

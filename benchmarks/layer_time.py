@@ -25,7 +25,7 @@ from gemmill.quantize import quantize_weight
 from gemmill.tuner.device import now
 from gemmill.tuner.timing import shuffled
 from harness import devices
-from harness.results import write_json
+from harness.written import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Call = Callable[[], object]

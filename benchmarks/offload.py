@@ -21,7 +21,7 @@ from gemmill.nn import Block, Calibration, InTurns, offload, quantize_module
 from gemmill.tuner.device import now
 from gemmill.tuner.timing import shuffled
 from harness import devices
-from harness.results import write_json
+from harness.written import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KINDS = ("bf16", "channel:e4m3", "int8:int8", "nvfp4:bf16", "mxfp8:mxfp8")

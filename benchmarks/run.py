@@ -41,10 +41,10 @@ from harness.results import (
     summary_record,
     summary_text,
     table,
-    write_json,
 )
 from harness.sweep import sweep_record, sweep_table
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
+from harness.written import write_json
 from peers import PEERS
 from timed import Workload, benchmark_of, families
 

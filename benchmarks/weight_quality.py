@@ -19,7 +19,7 @@ from torch import Tensor
 from gemmill.quantize import WEIGHT_FORMATS, layer_error, prune_to_fp4, pruned, quantize_weight
 from gemmill.tuner.device import now
 from harness import devices
-from harness.results import write_json
+from harness.written import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TOKENS = 512

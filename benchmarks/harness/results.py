@@ -1,9 +1,6 @@
 """From measurements to the record that is kept, and to the table that is printed."""
 
-import json
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from harness.contenders import Contender
 from harness.measuring import Measurement
@@ -143,19 +140,3 @@ def summary_text(summary: Sequence[dict], peers: Sequence[dict], host: dict[str,
         times = ", ".join(f"{name} {found['median_us']:.2f}" for name, found in contenders.items())
         lines.append(f"host time of one call, {op}, us: {times}")
     return "\n".join(lines)
-
-
-def write_json(record: dict, path: Path, *, indent: int | None = 1) -> None:
-    """Write whole or not at all: temporary name, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            separators = (",", ":") if indent is None else None
-            json.dump(record, file, indent=indent, separators=separators, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

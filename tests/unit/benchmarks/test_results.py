@@ -10,9 +10,10 @@ from gemms import Op, gemm
 from harness.contenders import ops_contender
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
-from harness.results import peers_record, row_record, summary_record, summary_text, table, write_json
+from harness.results import peers_record, row_record, summary_record, summary_text, table
 from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
+from harness.written import write_json
 from peers.torch_ops import contenders
 from timed.quant import QuantWorkload
 
