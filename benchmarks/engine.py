@@ -23,12 +23,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engines.agreement import agreement, with_itself
-from engines.models import MODELS, Model, has_weights, model_of
-from engines.random_weights import LOAD_FORMAT
-from engines.side import SUBJECT, EngineError, Side
 from harness import devices
 from harness.written import write_json
+from served.agreement import agreement, with_itself
+from served.models import MODELS, Model, has_weights, model_of
+from served.random_weights import LOAD_FORMAT
+from served.side import SUBJECT, EngineError, Side
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ENGINE, OTHER = "engine", "other"

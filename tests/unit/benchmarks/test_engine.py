@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import engine as program
-from engines.agreement import agreement, with_itself
-from engines.models import MODELS, model_of
-from engines.random_weights import damping, fill
-from engines.side import EngineError, Side
+from served.agreement import agreement, with_itself
+from served.models import MODELS, model_of
+from served.random_weights import damping, fill
+from served.side import EngineError, Side
 
 ONE = {
     "scored": [[[5, -1.0, 2, 7], [6, -2.0, 1, 6]]],
@@ -206,7 +206,7 @@ def test_the_load_format_is_registered_once(monkeypatch):
         "vllm.model_executor": ModuleType("m"),
     }.items():
         monkeypatch.setitem(sys.modules, name, module)
-    from engines import random_weights
+    from served import random_weights
 
     random_weights.register()
     random_weights.register()

@@ -11,7 +11,7 @@ from typing import Any
 BENCHMARKS = Path(__file__).resolve().parent.parent
 SUBJECT = "gemmill"
 _CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-_ENTRY_POINT = "[vllm.general_plugins]\nengines_random = engines.random_weights:register\n"
+_ENTRY_POINT = "[vllm.general_plugins]\nserved_random = served.random_weights:register\n"
 _KEPT_OF_LOG = (
     "gemmill",
     "Using ",
@@ -32,12 +32,12 @@ class EngineError(RuntimeError):
 class Side:
     """An engine that starts at once; `answer` waits for it."""
 
-    def __init__(self, name: str, arguments: dict[str, Any], folder: Path, program: str = "engines.one_engine") -> None:
+    def __init__(self, name: str, arguments: dict[str, Any], folder: Path, program: str = "served.one_engine") -> None:
         """`folder` gets the process's log and caches. The plugin serves where the name is SUBJECT."""
         self.name, self._log = name, folder / "log"
-        package = folder / "engines_random-0.dist-info"
+        package = folder / "served_random-0.dist-info"
         package.mkdir(parents=True)
-        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: engines-random\nVersion: 0\n", encoding="utf-8")
+        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: served-random\nVersion: 0\n", encoding="utf-8")
         (package / "entry_points.txt").write_text(_ENTRY_POINT, encoding="utf-8")
         self._pipe, theirs = Pipe()
         with self._log.open("wb") as log:

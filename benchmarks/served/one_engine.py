@@ -1,6 +1,6 @@
 """The process of one engine: it starts vLLM and answers the requests of `engine.py`, one at a time.
 
-    python -m engines.one_engine PIPE ARGUMENTS
+    python -m served.one_engine PIPE ARGUMENTS
 
 PIPE is the descriptor of a connection, ARGUMENTS is JSON of vLLM's `LLM`. Requests and answers are JSON. The first answer comes
 without a request, when the engine has made a token, and has the seconds from the process's start to the engine and to that token.
