@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gemmill.nn import Block, InTurns, QuantLinear, quantize_module
+from gemmill.nn import Block, InTurns, QuantLinear, calls, quantize_module
 from gemmill.nn.recipes import RECIPES
 from gemmill.quantize import WEIGHT_FORMATS, quantize_weight
 
@@ -96,4 +96,24 @@ def test_blocks_in_turns_compute_what_they_compute_alone(slots: int, device: tor
     for layer in resident:
         wanted = computed(layer, wanted)
     assert blocks[0].host.is_pinned()
-    assert all(torch.equal(turns(x), wanted) for _ in range(20))
+    copied = copy.deepcopy(turns)
+    for _ in range(20):
+        assert torch.equal(turns(x), wanted) and torch.equal(copied(x), wanted)
+
+
+@pytest.mark.needs_cuda
+def test_a_converted_layer_comes_back_from_the_host(device: torch.device) -> None:
+    """Pinned memory of a bias that was bf16 would round it."""
+    layer = made("channel", "e4m3").to(device).to_cpu().to_cuda(device).half()
+    bias = layer.bias.clone()
+    assert layer.to_cpu().bias.is_pinned() and layer.bias.dtype is torch.float16
+    assert torch.equal(layer.to_cuda(device).bias, bias) and layer.weight.dtype is torch.float8_e4m3fn
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="asks two GPUs")
+def test_what_is_captured_on_another_gpu_is_not_kept() -> None:
+    x, graph = drawn(2, K).to("cuda:1"), torch.cuda.CUDAGraph()
+    assert calls._stream_of(x) is not None
+    with torch.cuda.device(1), torch.cuda.graph(graph), torch.cuda.device(0):
+        assert calls._stream_of(x) is None

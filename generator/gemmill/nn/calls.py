@@ -69,8 +69,14 @@ def _stream_of(x: Tensor) -> int | None:
     """
     if not x.is_cuda or x.numel() > _MOST_KEPT or type(x) is not Tensor or torch.compiler.is_compiling():
         return None
-    stream: int = torch._C._cuda_getCurrentRawStream(x.get_device())
-    return None if torch.cuda.is_current_stream_capturing() else stream
+    device = x.get_device()
+    if torch._C._cuda_getDevice() == device:
+        captured = torch.cuda.is_current_stream_capturing()
+    else:  # torch asks the current device's stream alone
+        with torch.cuda.device(device):
+            captured = torch.cuda.is_current_stream_capturing()
+    stream: int = torch._C._cuda_getCurrentRawStream(device)
+    return None if captured else stream
 
 
 def _places(x: Tensor, make: Callable[[Tensor], Pair]) -> Pair:

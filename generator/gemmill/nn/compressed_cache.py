@@ -4,8 +4,11 @@ Page tables are lists on the host; kernels see them as tensors that each step ma
 until one of them writes into a page that is not full: then it gets a copy.
 """
 
+import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count as counting
 from typing import Any
 
 import torch
@@ -16,6 +19,8 @@ from gemmill.families.kv_cache.config import FORMATS, format_of
 from gemmill.families.kv_cache.formats import CacheSpec, check_tag
 from gemmill.families.kv_cache.functions import kv_compress, kv_decode_attention, kv_decompress
 
+_generations = counting()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -23,6 +28,8 @@ class Step:
 
     sequences: tuple[int, ...]
     """The sequences by number, in the order of the tensors."""
+    generations: tuple[int, ...]
+    """The generation of each sequence. The step ends where a sequence gets another."""
     counts: tuple[int, ...]
     """New tokens of each sequence."""
     lengths: tuple[int, ...]
@@ -39,6 +46,8 @@ class Step:
 class _Sequence:
     pages: list[int]
     length: int
+    generation: int = field(default_factory=_generations.__next__)
+    """A number that no other sequence of any cache has. A sequence gets another where a copy replaces a page."""
 
 
 Attention = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
@@ -69,6 +78,28 @@ def _check_queries(step: Step, q: Tensor) -> None:
         )
 
 
+def _as_index(value: Any) -> Any:
+    """A whole number of any type as an int; another value as it is."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        return value
+
+
+def _check_sizes(pages: Any, layers: Any) -> None:
+    for name, number in (("pages", pages), ("layers", layers)):
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"A cache of {number} {name} was asked for; it has at least one: give a whole number.")
+
+
+def _check_device(device: torch.device | str) -> None:
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f'A cache on {device} was asked for; torch {torch.__version__} finds no GPU here: pass device="cpu" for the '
+            "reference, or run where torch finds one."
+        )
+
+
 class CompressedKVCache:
     """Keys and values of the layers of a model in 2 to 4 bits an element.
 
@@ -89,11 +120,18 @@ class CompressedKVCache:
         seed: int = 0,
         device: torch.device | str = "cuda",
     ) -> None:
-        """Allocates all pages. Raises ValueError for a format, head dim or page that is not offered."""
+        """Allocates all pages. Raises ValueError for a format, head dim or page that is not offered.
+
+        It also raises it for no pages, layers or KV heads, for a seed that is no whole number from 0 to 2^63 - 1, and
+        for a GPU where torch finds none.
+        """
         if format not in FORMATS:
             raise ValueError(
                 f"A cache of {format!r} was asked for; there are {', '.join(FORMATS)}: choose one of these."
             )
+        pages, layers, seed = map(_as_index, (pages, layers, seed))
+        _check_sizes(pages, layers)
+        _check_device(device)
         self.format = format
         self.spec = CacheSpec(
             format=format_of(*FORMATS[format]), head_dim=head_dim, kv_heads=kv_heads, page_size=page, seed=seed
@@ -104,6 +142,8 @@ class CompressedKVCache:
         self._free = list(range(pages - 1, -1, -1))
         self._users = [0] * pages
         self._sequences: dict[int, _Sequence] = {}
+        self._current: set[tuple[int, int]] = set()
+        """Each sequence with its generation."""
         self._next = 0
 
     @property
@@ -133,28 +173,33 @@ class CompressedKVCache:
 
     def free(self, sequence: int) -> None:
         """Gives back the pages that no fork of the sequence has."""
-        for page in self._of(sequence).pages:
+        own = self._of(sequence)
+        for page in own.pages:
             self._release(page)
         del self._sequences[sequence]
+        self._current.remove((sequence, own.generation))
 
     def append(self, counts: Mapping[int, int]) -> Step:
         """Make places for so many new tokens of each sequence.
 
-        Raises RuntimeError where pages are too few, ValueError for a negative count.
+        A step ends where one of its sequences is freed, or gets a copy of a page that a fork shares: store and attend
+        before. Raises RuntimeError where pages are too few, ValueError for a count that is negative or not whole.
         """
-        needed = {sequence: self._needed(sequence, count) for sequence, count in counts.items()}
-        if sum(needed.values()) > len(self._free):
+        counts = {sequence: self._count(sequence, count) for sequence, count in counts.items()}
+        needed = self._needed(counts)
+        if needed > len(self._free):
             raise RuntimeError(
-                f"{sum(counts.values())} new tokens need {sum(needed.values())} pages; {len(self._free)} of "
-                f"{len(self._users)} are free: free a sequence, or allocate a larger cache."
+                f"{sum(counts.values())} new tokens need {needed} pages; {len(self._free)} of {len(self._users)} are free: "
+                "free a sequence, or allocate a larger cache."
             )
-        slots = [slot for sequence, count in counts.items() for slot in self._extend(self._of(sequence), count)]
+        slots = [slot for sequence, count in counts.items() for slot in self._extend(sequence, count)]
         own = [self._of(sequence) for sequence in counts]
         widest = max((len(each.pages) for each in own), default=0)
         table = [each.pages + [0] * (widest - len(each.pages)) for each in own]
         device = self.data.device
         return Step(
             sequences=tuple(counts),
+            generations=tuple(each.generation for each in own),
             counts=tuple(counts.values()),
             lengths=tuple(each.length for each in own),
             slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
@@ -175,8 +220,9 @@ class CompressedKVCache:
         """Store keys and values [new tokens of all sequences, kv_heads, head_dim] (bf16 or f16) of a step.
 
         With `rotated_keys` or `rotated_values` those come rotated by the cache's seed: see
-        gemmill.quantize.fold_rotation.
+        gemmill.quantize.fold_rotation. Raises ValueError for a step that has ended.
         """
+        self._check_step(step)
         rotated = {"rotated_keys": rotated_keys, "rotated_values": rotated_values}
         kv_compress(self.data[layer], keys, values, step.slot_mapping, self.format, self.spec.seed, **rotated)
 
@@ -198,8 +244,9 @@ class CompressedKVCache:
 
         With `rotated` q comes rotated by the cache's seed, and the output stays so. With `rotated_out` only the output
         does. Other options and results are those of `gemmill.kv_decode_attention`. Raises ValueError unless all have as
-        many new tokens.
+        many new tokens, and for a step that has ended.
         """
+        self._check_step(step)
         _check_queries(step, q)
         options = {"scale": scale, "causal": causal, "window": window, "sinks": sinks, "softcap": softcap}
         where = (self.data[layer], step.block_table, step.seq_lens, self.format)
@@ -220,8 +267,9 @@ class CompressedKVCache:
 
         q is [sequences, new tokens of each, heads, head_dim], as is the result. One sequence after the other is
         restored. It is attended over by `attention`, or by torch's scaled_dot_product_attention. Neither q nor the
-        result is rotated. Raises ValueError unless all have as many new tokens.
+        result is rotated. Raises ValueError as `attend`.
         """
+        self._check_step(step)
         _check_queries(step, q)
         factor = self.spec.head_dim**-0.5 if scale is None else scale
         attended = attention or attend_by_torch
@@ -255,8 +303,23 @@ class CompressedKVCache:
             )
         return self._sequences[sequence]
 
+    def _check_step(self, step: Step) -> None:
+        """Raise ValueError for a step whose places may be other sequences' by now.
+
+        What is traced is not asked: its guards would fail with every new sequence.
+        """
+        if torch.compiler.is_compiling():
+            return
+        wrong = set(zip(step.sequences, step.generations, strict=True)) - self._current
+        if wrong:
+            raise ValueError(
+                f"A step of sequence {min(wrong)[0]} was given, and since it was made the sequence was freed or got a copy of a "
+                "page that a fork shares, or it is another cache's: make a step by append for each use."
+            )
+
     def _add(self, sequence: _Sequence) -> int:
         self._sequences[self._next] = sequence
+        self._current.add((self._next, sequence.generation))
         self._next += 1
         return self._next - 1
 
@@ -264,22 +327,35 @@ class CompressedKVCache:
         """Whether new tokens go to a page that a fork has too."""
         return bool(sequence.length % self.spec.page_size) and self._users[sequence.pages[-1]] > 1
 
-    def _needed(self, sequence: int, count: int) -> int:
-        own = self._of(sequence)
-        if count < 0:
+    def _count(self, sequence: int, count: Any) -> int:
+        """A number of new tokens as an int: a tensor would be shared by who counts with it."""
+        self._of(sequence)
+        number = _as_index(count)
+        if not isinstance(number, int) or number < 0:
             raise ValueError(
-                f"{count} new tokens of sequence {sequence} were asked for; a sequence only grows: give 0 or more, or free it."
+                f"{count} new tokens of sequence {sequence} were asked for; a sequence only grows, by whole tokens: give 0 or "
+                "more, or free it."
             )
-        return -(-(own.length + count) // self.spec.page_size) - len(own.pages) + (count > 0 and self._is_split(own))
+        return number
 
-    def _extend(self, sequence: _Sequence, count: int) -> list[int]:
+    def _needed(self, counts: Mapping[int, int]) -> int:
+        """Pages that new tokens take. Of the sequences that write into a shared page the last keeps it, if all do."""
+        growing = [(self._of(sequence), count) for sequence, count in counts.items() if count]
+        more = sum(-(-(own.length + count) // self.spec.page_size) - len(own.pages) for own, count in growing)
+        writers = Counter(own.pages[-1] for own, _ in growing if self._is_split(own))
+        return more + sum(min(number, self._users[page] - 1) for page, number in writers.items())
+
+    def _extend(self, number: int, count: int) -> list[int]:
         """Slots of new tokens."""
-        size = self.spec.page_size
+        size, sequence = self.spec.page_size, self._of(number)
         if count and self._is_split(sequence):
             shared, own = sequence.pages[-1], self._take()
             self.data[:, own] = self.data[:, shared]
             self._release(shared)
             sequence.pages[-1] = own
+            self._current.remove((number, sequence.generation))
+            sequence.generation = next(_generations)
+            self._current.add((number, sequence.generation))
         places = range(sequence.length, sequence.length + count)
         sequence.length += count
         while len(sequence.pages) * size < sequence.length:

@@ -19,7 +19,8 @@ class QuantLinear(nn.Module):
     """x [..., K] times a quantised weight [N, K], plus a bias [N] of x's dtype.
 
     The weight is packed for the ops once, when the layer is made. What is packed are buffers: a state dict has them,
-    and what order they are in. Layers have no gradients.
+    and what order they are in. Layers have no gradients. `.to(dtype)` and its like convert the bias and the adapter
+    alone.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class QuantLinear(nn.Module):
 
         Raises ValueError as `quantize_weight`.
         """
-        return cls(quantize_weight(linear.weight.detach(), format), linear.bias, **more)
+        return cls(quantize_weight(linear.weight, format), linear.bias, **more)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, name: str, **more: Any) -> "QuantLinear":
@@ -81,8 +82,14 @@ class QuantLinear(nn.Module):
         return cls(*load_layer(checkpoint, name, **more))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's outputs [..., N] for x [..., K], of x's dtype, bf16 or f16."""
-        given, is_matrix = self._buffers, x.dim() == 2
+        """The layer's outputs [..., N] for x [..., K], of x's dtype, bf16 or f16.
+
+        Raises ValueError for another dtype or K.
+        """
+        given, shape = self._buffers, x.shape
+        if x.dtype not in self._recipe.inputs or not shape or shape[-1] != self.in_features:
+            raise ValueError(self._refusal(x))
+        is_matrix = len(shape) == 2
         ready = self._ready
         if ready is None or ready[0] is not given["weight"] or ready[1] is not given["weight_scale"]:
             ready = self._make_ready()
@@ -90,7 +97,16 @@ class QuantLinear(nn.Module):
         out = self._run(rows, ready[2], ready[3], given, given["bias"])
         if given["lora_down"] is not None:
             out.addmm_(rows @ given["lora_down"].t(), given["lora_up"].t(), alpha=self.lora_scale)
-        return out if is_matrix else out.reshape(*x.shape[:-1], self.out_features)
+        return out if is_matrix else out.reshape(*shape[:-1], self.out_features)
+
+    def _refusal(self, x: Tensor) -> str:
+        """Why x cannot be taken, in a sentence."""
+        found, *known = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, *self._recipe.inputs))
+        remedy = f"give rows of {self.in_features}" if found in known else f"convert x, as by x.to(torch.{known[0]})"
+        return (
+            f"x is {found} {list(x.shape)}; a layer {self.extra_repr()} takes {' or '.join(known)} "
+            f"[..., {self.in_features}]: {remedy}"
+        )
 
     def _make_ready(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The tensors for the buffers that are there now. They are others once the layer is moved."""
@@ -101,9 +117,20 @@ class QuantLinear(nn.Module):
         return ready
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move or convert the module's tensors, as torch asks. Tensors made of the old ones are not kept."""
+        """Move or convert the module's tensors, as torch asks. Tensors made of the old ones are not kept.
+
+        What is packed keeps its types, which are its meaning. Bias and adapter follow to types that x may have.
+        """
         self._ready = None
-        return super()._apply(fn, recurse)
+        own = {id(tensor): name for name, tensor in self._buffers.items()}
+
+        def moved(tensor: Tensor) -> Tensor:
+            made: Tensor = fn(tensor)
+            name = own.get(id(tensor))
+            stays = name in NAMES or (name is not None and made.dtype not in self._recipe.inputs)
+            return tensor.to(made.device) if stays and made.dtype is not tensor.dtype else made
+
+        return super()._apply(moved, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without views of the buffers, and without what format and activations tell. Copies of views would
@@ -146,7 +173,7 @@ class QuantLinear(nn.Module):
         for name, tensor in self._buffers.items():
             if tensor is not None and tensor.device.type != "cpu":
                 pinned = self._pinned.get(name)
-                if pinned is None or pinned.shape != tensor.shape:
+                if pinned is None or (pinned.shape, pinned.dtype) != (tensor.shape, tensor.dtype):
                     pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
                 self._pinned[name] = self._buffers[name] = pinned.copy_(tensor, non_blocking=non_blocking)
         return self

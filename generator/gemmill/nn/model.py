@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,22 +26,24 @@ def quantize_module(
     """Make every nn.Linear of a module a QuantLinear. Return their errors, the worst first.
 
     keep: patterns over names of layers that stay. input_absmax: `Calibration.absmax`. A layer is replaced as soon as it
-    is made, so memory grows by one layer's codes. Raises ValueError, by the layer's name, as `quantize_weight` and
-    QuantLinear.
+    is made, so memory grows by one layer's codes. A layer that has several names stays one layer under all of them. Its
+    error has the first, and it stays where `keep` has any.
+
+    Raises ValueError, by the layer's name, as `quantize_weight` and QuantLinear.
     """
     errors, patterns = [], tuple(keep)
-    layers = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]
-    for name, layer in layers:
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+    for layer, names in _linears(model):
+        if type(layer) is not nn.Linear or any(fnmatch.fnmatchcase(*pair) for pair in product(names, patterns)):
             continue
-        absmax = None if input_absmax is None else input_absmax.get(name)
+        name = names[0]
+        absmax = next((input_absmax[each] for each in names if each in input_absmax), None) if input_absmax else None
         try:
-            quantized = quantize_weight(layer.weight.detach(), format)
+            quantized = quantize_weight(layer.weight, format)
             made = QuantLinear(quantized, layer.bias, activations=activations, input_absmax=absmax)
         except ValueError as error:
             raise ValueError(f"{name or 'the layer'}: {error}") from None
-        errors.append(layer_error(name, layer.weight.detach(), quantized))
-        _replace(model, name, made)
+        errors.append(layer_error(name, layer.weight, quantized))
+        _replace(model, names, made)
     return sorted(errors, key=lambda error: -error.weights)
 
 
@@ -51,19 +54,34 @@ def load_linears(
     module.
 
     prefix: what the checkpoint's names have before the module's. format: of its layers, where shapes do not tell it.
-    `more` as of `QuantLinear.from_checkpoint`. The model may be on torch's meta device: its own weights are not read.
+    `more` as of `QuantLinear.from_checkpoint`. The model may be on torch's meta device: its own weights are not read. A
+    layer that has several names is read by the first that the checkpoint has, and stays one layer under all of them.
 
     Raises CheckpointError for layers of the checkpoint below the prefix that the module has not, by name.
     """
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    names_of = {name: names for _, names in _linears(model) for name in names}
     found = [name.removeprefix(prefix) for name in quantised_layers(checkpoint, format) if name.startswith(prefix)]
-    if unknown := [name for name in found if name not in layers]:
+    if unknown := [name for name in found if name not in names_of]:
         raise CheckpointError(f"{checkpoint.path} has layers that the model does not have: {named(unknown)}")
+    done: set[str] = set()
     for name in found:
-        _replace(model, name, QuantLinear.from_checkpoint(checkpoint, prefix + name, format=format, **more))
+        if name not in done:
+            made = QuantLinear.from_checkpoint(checkpoint, prefix + name, format=format, **more)
+            _replace(model, names_of[name], made)
+            done.update(names_of[name])
     return found
 
 
-def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)
+def _linears(model: nn.Module) -> list[tuple[nn.Linear, list[str]]]:
+    """Each linear layer of a module with all its names."""
+    found: dict[nn.Linear, list[str]] = {}
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if isinstance(layer, nn.Linear):
+            found.setdefault(layer, []).append(name)
+    return list(found.items())
+
+
+def _replace(model: nn.Module, names: Iterable[str], layer: nn.Module) -> None:
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer)

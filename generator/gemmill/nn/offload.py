@@ -1,10 +1,12 @@
 """Blocks of a model whose weights stay on the host, and lie on the GPU in turns.
 
 The tensors of a block are one piece of pinned memory, so it is one copy. GPU memory for some blocks is made once; while
-a block computes, the copy of a later one runs beside it.
+a block computes, the copy of a later one runs beside it. What modules keep beside tensors, their extra states, goes with
+each block.
 """
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from gemmill.nn.recipes import PACKING
 
 _ALIGNED = 256
 """Bytes to a multiple of which each tensor begins, as torch's allocator has it."""
+_EXTRA = "extra"
+"""The field of a file that has extra states."""
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -25,34 +29,71 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def save_packed(module: nn.Module, path: Path | str) -> None:
-    """A module's tensors as a file, whole or not at all, from which a FileBlock or `load_packed` reads them.
+def extra_states(module: nn.Module) -> dict[str, Any]:
+    """The extra states of a module and those in it, by name: the factor of an adapter is in one."""
+    states = ((name, each) for name, each in module.named_modules())
+    return {name: each.get_extra_state() for name, each in states if _has_extra_state(each)}
 
-    Raises CheckpointError where no space is left.
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _set_extra_states(module: nn.Module, states: dict[str, Any]) -> None:
+    for name, state in states.items():
+        module.get_submodule(name).set_extra_state(state)
+
+
+def save_packed(module: nn.Module, path: Path | str) -> None:
+    """A module's tensors and extra states as a file, whole or not at all, from which a FileBlock or `load_packed` reads
+    them.
+
+    Raises CheckpointError where no space is left, and for an extra state that JSON cannot hold.
     """
-    write_tensors(Path(path), tensors_of(module), {"packing": PACKING})
+    states = extra_states(module)
+    for name, state in states.items():
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} cannot have the extra state of {name or 'the module'}: files have it as JSON, and {error}; keep the "
+                "block in memory, as a Block"
+            ) from None
+    write_tensors(Path(path), tensors_of(module), {"packing": PACKING, _EXTRA: states})
 
 
 def load_packed(module: nn.Module, path: Path | str) -> None:
-    """Fill a module's tensors from such a file. Raises CheckpointError where they differ, or were packed for other
-    kernels."""
-    own = tensors_of(module)
-    stored = _stored(Path(path), own)
+    """Fill a module's tensors and extra states from such a file. Raises CheckpointError where they differ, or were
+    packed for other kernels."""
+    stored, states = _stored(Path(path), module)
+    _set_extra_states(module, states)
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors_of(module).items():
             tensor.copy_(stored[name].read())
 
 
-def _stored(path: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
-    told_by(path)
+def _stored(path: Path, like: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of a file and its extra states, which are those of a module by name."""
+    states = told_by(path).get(_EXTRA)
     stored = read_header(path)
-    own = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in wanted.items()}
+    own = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors_of(like).items()}
     found = {name: (s.torch_dtype, s.shape) for name, s in stored.items()}
     if differ := sorted({name for name in own.keys() | found.keys() if own.get(name) != found.get(name)}):
         raise CheckpointError(
             f"{path} is not of such a block: {differ[0]} is {_told(found.get(differ[0]))} there and {_told(own.get(differ[0]))} here"
         )
-    return stored
+    states = states if isinstance(states, dict) else {}
+    if differ := _other_states(like, states):
+        raise CheckpointError(f"{path} is not of such a block: {differ}; save it anew from the module")
+    return stored, states
+
+
+def _other_states(like: nn.Module, states: dict[str, Any]) -> str:
+    """Of which module extra states have none, or one too many, in words; "" where they are those of `like`."""
+    names = {name for name, each in like.named_modules() if _has_extra_state(each)}
+    for name in sorted(names ^ states.keys()):
+        return f"it {'lacks' if name in names else 'has'} an extra state of {name or 'the module'}"
+    return ""
 
 
 def _told(kind: tuple[torch.dtype, tuple[int, ...]] | None) -> str:
@@ -76,12 +117,14 @@ class Memory:
 
 
 class Block:
-    """A module's tensors on the host."""
+    """A module's tensors on the host, and its extra states."""
 
     def __init__(self, module: nn.Module) -> None:
         own = tensors_of(module)
         self.tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()}
         """Meta tensors with the dtypes and shapes."""
+        self.extra = copy.deepcopy(extra_states(module))
+        """Extra states by the name of their module."""
         self._memory = Memory(own, torch.device("cpu"))
         for name, view in self._memory.views.items():
             view.copy_(own[name].detach())
@@ -98,7 +141,7 @@ class FileBlock:
     def __init__(self, path: Path | str, like: nn.Module) -> None:
         """like: a module of the same structure. Raises CheckpointError as `load_packed`."""
         own = tensors_of(like)
-        self._stored = _stored(Path(path), own)
+        self._stored, self.extra = _stored(Path(path), like)
         self.tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in own.items()}
         self._memory: Memory | None = None
 
@@ -111,6 +154,10 @@ class FileBlock:
                 self._stored[name].read(view)
             self._memory = memory
         return self._memory.flat
+
+
+_OF_SLOTS = frozenset({"_memory", "_slots", "_copying", "_filled", "_free", "_copied", "_run"})
+"""What `InTurns` makes with its slots."""
 
 
 class InTurns(nn.Module):
@@ -126,7 +173,8 @@ class InTurns(nn.Module):
     ) -> None:
         """like: a module of the blocks' structure; its own tensors are not used. slots: blocks that have GPU memory.
 
-        Raises ValueError for blocks that differ from it, and for fewer than two slots.
+        A block's extra states are set before it runs. Raises ValueError for blocks that differ from `like`, or whose
+        extra states it refuses, and for fewer than two slots.
         """
         super().__init__()
         if slots < 2:
@@ -139,11 +187,22 @@ class InTurns(nn.Module):
                     raise ValueError(
                         f"block {index} is not as the others: its {name} is {kinds[1]}, expected {kinds[0]}"
                     )
+            if differ := _other_states(like, block.extra):
+                raise ValueError(f"block {index} is not as the others: {differ}")
         self.device = torch.device(device)
-        self._blocks = list(blocks)
-        self._memory = [Memory(own, self.device) for _ in range(min(slots, max(len(blocks), 1)))]
-        self._slots = [_on(like, memory.views) for memory in self._memory]
         self._is_cuda = self.device.type == "cuda"
+        self._blocks = list(blocks)
+        self._make_slots(like, min(slots, max(len(blocks), 1)))
+        for index, block in enumerate(blocks):
+            try:
+                _set_extra_states(self._slots[0], block.extra)
+            except ValueError as error:
+                raise ValueError(f"block {index} is not as the others: {error}") from None
+
+    def _make_slots(self, like: nn.Module, count: int) -> None:
+        own = tensors_of(like)
+        self._memory = [Memory(own, self.device) for _ in range(count)]
+        self._slots = [_on(like, memory.views) for memory in self._memory]
         if self._is_cuda:
             self._copying = torch.cuda.Stream(self.device)
             self._filled = [torch.cuda.Event() for _ in self._slots]
@@ -151,16 +210,25 @@ class InTurns(nn.Module):
         self._copied = self._run = 0
         """How many blocks were ever copied, and how many ever ran. Block i % blocks lies in slot i % slots."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "InTurns":
+        """A copy with slots of its own, whose modules lie in its own memory. It shares the blocks, which are only read."""
+        memo |= {id(block): block for block in self._blocks}
+        made = memo[id(self)] = self.__class__.__new__(self.__class__)
+        made.__dict__ = copy.deepcopy({name: x for name, x in self.__dict__.items() if name not in _OF_SLOTS}, memo)
+        made._make_slots(self._slots[0], len(self._slots))
+        return made
+
     def forward(self, x: Tensor, *more: Any) -> Tensor:
         """Run the blocks: return what the last one gives. Copies of the first blocks of the next call are begun."""
         if self._run % max(len(self._blocks), 1):
             self._begin_anew()
-        for _ in self._blocks:
+        for block in self._blocks:
             while self._copied < self._run + len(self._slots):
                 self._copy()
             slot = self._run % len(self._slots)
             if self._is_cuda:
                 torch.cuda.current_stream(self.device).wait_event(self._filled[slot])
+            _set_extra_states(self._slots[slot], block.extra)
             x = self._slots[slot](x, *more)
             if self._is_cuda:
                 self._free[slot].record(torch.cuda.current_stream(self.device))

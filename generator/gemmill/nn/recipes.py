@@ -51,6 +51,8 @@ class Recipe:
     """The operands of the ops, from the tensors `weight` and `weight_scale`."""
     calibrated: bool = False
     """Whether the range of inputs must be known."""
+    inputs: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    """The dtypes that x may have."""
 
 
 def _rowwise(weight: QuantizedWeight) -> dict[str, Tensor]:
@@ -110,10 +112,10 @@ RECIPES = {
     ("channel", "e4m3"): Recipe(pack=_rowwise, run=calls.channel, operands=calls.transposed),
     ("int8", "int8"): Recipe(pack=_rowwise, run=calls.int8, operands=calls.transposed),
     ("block128", "e4m3"): Recipe(pack=_whole_groups, run=calls.block128, operands=calls.both_transposed),
-    ("nvfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("nvfp4")),
+    ("nvfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("nvfp4"), inputs=(torch.bfloat16,)),
     ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=calls.by_fp8("nvfp4_fp8_mm_rounded")),
     ("nvfp4", "nvfp4"): Recipe(pack=_swizzled, run=calls.nvfp4, calibrated=True),
-    ("mxfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("mxfp4")),
+    ("mxfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("mxfp4"), inputs=(torch.bfloat16,)),
     ("mxfp4", "e4m3"): Recipe(pack=_folded("mxfp4_fp8_mm"), run=calls.by_fp8("mxfp4_fp8_mm")),
     ("mxfp4", "mxfp4"): Recipe(pack=_swizzled, run=calls.mx(MXFP4, "cutlass_scaled_mxfp4_mm")),
     ("mxfp4", "mxfp8"): Recipe(pack=_swizzled, run=calls.mx(MXFP8, _MXFP4_MXFP8)),

@@ -64,7 +64,7 @@ def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: T
 
     Changes are taken in f32 and summed in f64. Raises ValueError where shapes disagree.
     """
-    n, k = quantized.n, quantized.k
+    n, k, weight = quantized.n, quantized.k, weight.detach()
     if tuple(weight.shape) != (n, k):
         raise ValueError(f"{name} is {list(weight.shape)} and what was made of it {n} x {k}: they are not one layer's")
     if inputs is not None and (inputs.dim() != 2 or inputs.shape[1] != k):

@@ -9,6 +9,7 @@ A code is the nearest to weight / scale, ties to even. A row or block of zeros h
 on every device.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -103,9 +104,12 @@ def quantize_weight(
 
     scale_rounding: of mx formats, "up" or "ocp", as the quantisation ops have it.
 
+    A weight that requires grad is taken as it is: what is made of it has no gradients.
+
     Raises ValueError, in a sentence, for a format that does not exist, and for a tensor that is no float matrix. It
-    also raises it for a K that the format cannot take, and for a weight that is NaN or infinite.
+    also raises it for a K that the format cannot take, and for a weight that is NaN, infinite or beyond f32.
     """
+    weight = weight.detach()
     check_format(format)
     check_shape(format, tuple(weight.shape))
     if weight.dtype not in FLOATS:
@@ -139,14 +143,17 @@ def check_shape(format: str, shape: tuple[int, ...]) -> None:
 
 
 def refuse_not_finite(weight: Tensor) -> None:
-    """Raises ValueError for the first NaN or infinite element."""
+    """Raises ValueError for the first element that is NaN or infinite, or would be in f32."""
     for rows in chunks(weight):
-        wrong = ~torch.isfinite(weight[rows])
+        part = weight[rows]
+        wrong = ~torch.isfinite(part.float() if part.dtype is torch.float64 else part)
         if wrong.any():
             row, column = wrong.nonzero()[0].tolist()
+            value = part[row, column].item()
+            where = " in float32" if math.isfinite(value) else ""
             raise ValueError(
-                f"weight [{rows.start + row}, {column}] is {weight[rows][row, column].item()}: weights that are quantised are "
-                f"finite, so repair the checkpoint or leave the layer as it is"
+                f"weight [{rows.start + row}, {column}] is {value}: weights that are quantised are finite{where}, so repair the "
+                f"checkpoint or leave the layer as it is"
             )
 
 
@@ -208,7 +215,7 @@ def _block_scaled(
     if format.has_global_scale and global_scale is None:
         global_scale = _global_scale(weight)
     if global_scale is not None:
-        global_scale = global_scale.to(weight.device, torch.float32).reshape(1)
+        global_scale = global_scale.detach().to(weight.device, torch.float32).reshape(1)
         check_global_scale(global_scale)
     codes = weight.new_empty((n, format.code_bytes(k)), dtype=torch.uint8)
     scales = weight.new_empty((n, format.scale_count(k)), dtype=torch.uint8)

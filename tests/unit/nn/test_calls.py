@@ -1,6 +1,8 @@
 """What layers write between their ops is kept for calls that run in order, and for no others."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -53,6 +55,41 @@ def test_a_layer_computes_the_same_with_them(format: str, activations: str, stre
     before = [layer(x) for x in inputs]
     streams.append(None)
     assert all(torch.equal(layer(x), out) for x, out in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("captured", [None, 0, 1])
+def test_the_stream_of_x_is_asked_whether_it_captures(
+    current: int, captured: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two GPUs, whichever is current: a call that is captured may not use memory of calls that are not."""
+    on = [current]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        on.append(index)
+        yield
+        on.pop()
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: on[-1], raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: on[-1] == captured)
+    monkeypatch.setattr(calls, "Tensor", _OnGpu)
+    for index in (0, 1):
+        wanted = None if captured == index else 100 + index
+        assert calls._stream_of(_OnGpu(index)) == wanted  # type: ignore[arg-type]
+    assert on == [current]
+
+
+class _OnGpu:
+    """What is asked of a tensor of a GPU."""
+
+    is_cuda = True
+
+    def __init__(self, index: int) -> None:
+        self.get_device = lambda: index
+        self.numel = lambda: 1
 
 
 def test_nothing_is_kept_on_a_cpu_or_of_what_is_traced() -> None:

@@ -1,8 +1,11 @@
 """Pages of a compressed cache: handed out, shared, copied and given back; what is attended over is what was stored."""
 
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -119,6 +122,105 @@ def test_a_fork_shares_pages_until_it_writes() -> None:
     assert cache.free_pages == 6
 
 
+def test_a_copied_page_has_every_layer() -> None:
+    cache = small(layers=2)
+    origin = cache.allocate()
+    step = cache.append({origin: 20})
+    for layer in (0, 1):
+        cache.store(step, vectors(20, 2 * layer + 1), vectors(20, 2 * layer + 2), layer)
+    fork = cache.fork(origin)
+    written = cache.append({fork: 1}).block_table[0, 1]
+    shared = cache.append({origin: 0}).block_table[0, 1]
+    assert written != shared and torch.equal(cache.data[:, written], cache.data[:, shared])
+    assert cache.data[:, written].flatten(1).any(dim=1).all()
+
+
+@pytest.mark.parametrize("count", [torch.tensor(20), np.int64(20), 20])
+def test_lengths_are_numbers_of_their_own(count: object) -> None:
+    """A tensor that is counted in place is also a fork's."""
+    cache = small()
+    origin = cache.allocate()
+    cache.append({origin: count})  # type: ignore[dict-item]
+    fork = cache.fork(origin)
+    step = cache.append({fork: count})  # type: ignore[dict-item]
+    assert (cache.length(origin), cache.length(fork), step.counts, step.lengths) == (20, 40, (20,), (40,))
+    assert {type(number) for number in (*step.counts, *step.lengths, cache.length(origin))} == {int}
+    assert int(count) == 20  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("bad", [-1, 1.5, torch.tensor([1, 2]), None, "3"])
+def test_no_count_is_taken_where_one_is_none(bad: object) -> None:
+    cache = small()
+    first, second = cache.allocate(), cache.allocate()
+    with pytest.raises(ValueError) as error:
+        cache.append({first: 3, second: bad})  # type: ignore[dict-item]
+    assert str(error.value) == (
+        f"{bad} new tokens of sequence 1 were asked for; a sequence only grows, by whole tokens: give 0 or more, or free it."
+    )
+    assert (cache.length(first), cache.length(second), cache.free_pages) == (0, 0, 6)
+
+
+@pytest.mark.parametrize(("forks", "needed"), [(1, 0), (1, 1), (2, 2), (3, 3)])
+def test_of_forks_that_write_the_last_keeps_the_page(forks: int, needed: int) -> None:
+    """All write in one call, as many pages being free as copies are needed; with one fewer nothing changes."""
+    writes = forks + 1 if needed else 1
+    for free in range(needed + 1):
+        cache = small(pages=2 + free)
+        origin = cache.allocate()
+        filled(cache, origin, 20, seed=1)
+        family = [origin, *(cache.fork(origin) for _ in range(forks))]
+        if not needed:
+            cache.free(family.pop())
+        before = cache.data.clone()
+        if free < needed:
+            with pytest.raises(RuntimeError) as error:
+                cache.append(dict.fromkeys(family, 1))
+            assert str(error.value) == (
+                f"{writes} new tokens need {needed} pages; {free} of {2 + free} are free: free a sequence, or allocate a larger cache."
+            )
+            assert {cache.length(each) for each in family} == {20} and torch.equal(cache.data, before)
+        else:
+            step = cache.append(dict.fromkeys(family, 1))
+            assert cache.free_pages == 0 and step.block_table[:, 1].unique().numel() == writes
+            cache.store(step, vectors(writes, 7), vectors(writes, 8))
+            for i, each in enumerate(family):
+                past = torch.cat((vectors(20, 1), vectors(writes, 7)[i : i + 1]))
+                values = torch.cat((vectors(20, 2), vectors(writes, 8)[i : i + 1]))
+                assert_attends(cache, replace(cache.append({each: 0}), counts=(1,)), past, values)
+
+
+def test_a_step_ends_with_its_sequence() -> None:
+    """Where the sequence is freed, where its page was copied, and in another cache."""
+    cache, other = small(), small()
+    sequence = cache.allocate()
+    other.append({other.allocate(): 1})
+    first = filled(cache, sequence, 5, seed=1)
+    fork = cache.fork(sequence)
+    cache.store(first, vectors(5, 1), vectors(5, 2))
+    last = filled(cache, sequence, 1, seed=3)
+    of_fork = filled(cache, fork, 1, seed=5)
+    freed = cache.allocate()
+    of_freed = filled(cache, freed, 1, seed=7)
+    cache.free(freed)
+    before, q = cache.data.clone(), vectors(5, 9, heads=4)[None]
+    for caches, step in ((cache, first), (cache, of_freed), (other, last)):
+        for use in (
+            partial(caches.store, step, vectors(1, 7), vectors(1, 8)),
+            partial(caches.attend, step, q),
+            partial(caches.prefill, step, q),
+        ):
+            with pytest.raises(ValueError) as error:
+                use()
+            assert str(error.value) == (
+                f"A step of sequence {step.sequences[0]} was given, and since it was made the sequence was freed or got a copy of "
+                "a page that a fork shares, or it is another cache's: make a step by append for each use."
+            )
+    assert torch.equal(cache.data, before) and not other.data.any()
+    for step, seed in ((last, 3), (of_fork, 5)):
+        cache.store(step, vectors(1, seed), vectors(1, seed + 1))
+    assert torch.equal(cache.data, before)
+
+
 def test_pages_are_loaded_by_their_tag() -> None:
     cache, other = small(), small()
     sequence = cache.allocate()
@@ -159,9 +261,38 @@ def test_refusals_change_nothing() -> None:
             "A k_eden4_v_eden4 cache of head dim 80 was asked for; 64, 96, 128, 192 and 256 are offered",
         ),
         ({"page": 48}, "Pages of 48 tokens were asked for; 16, 32, 64 and 128 are offered"),
+        *(
+            ({name: number}, f"^A cache of {number} {name} was asked for; it has at least one: give a whole number.$")
+            for name in ("pages", "layers")
+            for number in (-1, 0, 2.5)
+        ),
+        *(
+            (
+                {"seed": seed},
+                rf"^A cache by seed {seed} was asked for; seeds are whole numbers from 0 to 2\^63 - 1: take one of these.$",
+            )
+            for seed in (-1, 1.5, 2**63, 2**70)
+        ),
     ):
         with pytest.raises(ValueError, match=text):
             small(**changes)
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, torch.tensor(7)])
+def test_every_seed_that_is_taken_serves(seed: object) -> None:
+    cache = small(seed=seed)
+    assert_attends(cache, filled(cache, cache.allocate(), 1, seed=1), vectors(1, 1), vectors(1, 2))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
+def test_a_machine_without_a_gpu_is_told_of_the_cpu(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError) as error:
+        small(device=device)
+    assert str(error.value) == (
+        f'A cache on {device} was asked for; torch {torch.__version__} finds no GPU here: pass device="cpu" for the reference, or '
+        "run where torch finds one."
+    )
 
 
 def test_programs_of_the_page_run() -> None:

@@ -142,6 +142,80 @@ def test_it_computes_with_the_tensors_that_it_has_now(format: str, activations: 
     assert layer._ready is None, "nothing of what was there is kept"
 
 
+@pytest.mark.parametrize(("format", "activations"), RECIPES)
+def test_codes_and_scales_keep_their_types(format: str, activations: str) -> None:
+    """A model is converted as a whole: the bias and the adapter follow where x may have the dtype."""
+    layer, x = made(format, activations, drawn(N)), drawn(3, K)
+    layer.set_lora(drawn(4, K), drawn(N, 4))
+    out, packed_types = layer(x), {name: tensor.dtype for name, tensor in layer.named_buffers() if name in linear.NAMES}
+    in_f16 = torch.float16 in layer._recipe.inputs
+    for convert, following in (
+        (nn.Module.half, torch.float16 if in_f16 else torch.bfloat16),
+        (nn.Module.double, torch.bfloat16),
+        (lambda model: model.to(torch.bfloat16), torch.bfloat16),
+        (lambda model: model.to("meta", torch.float16), torch.float16 if in_f16 else torch.bfloat16),
+        (lambda model: model.type(torch.int32), torch.bfloat16),
+    ):
+        model = nn.Sequential(copy.deepcopy(layer))
+        model(x)
+        model[0].below = nn.BatchNorm1d(2, affine=False)
+        found = convert(model)[0]
+        wanted = convert(nn.BatchNorm1d(2, affine=False)).running_mean.dtype
+        assert found.below.running_mean.dtype is wanted, "the rule is for the layer's own tensors"
+        del found.below
+        assert {name: tensor.dtype for name, tensor in found.named_buffers()} == {
+            **packed_types,
+            **dict.fromkeys(("bias", "lora_down", "lora_up"), following),
+        }
+        if found.weight.device.type == "meta":
+            assert {tensor.device.type for tensor in found.buffers()} == {"meta"}
+        elif following is torch.float16:
+            assert (found(x.half()).float() - out.float()).norm() <= 0.01 * out.float().norm()
+        else:
+            assert torch.equal(found(x), out)
+
+
+@pytest.mark.parametrize(("format", "activations"), RECIPES)
+def test_inputs_are_told_in_the_layers_terms(format: str, activations: str) -> None:
+    """Nobody who calls a layer has heard of a, b or out."""
+    layer = made(format, activations)
+    takes = "bfloat16" if (format, activations) in (("nvfp4", "bf16"), ("mxfp4", "bf16")) else "bfloat16 or float16"
+    by_type = "convert x, as by x.to(torch.bfloat16)"
+    inputs = {
+        "float32 [3, 256]": by_type,
+        "float64 [2, 3, 256]": by_type,
+        "int64 [256]": by_type,
+        "float32 [3, 128]": by_type,
+        "bfloat16 [3, 128]": "give rows of 256",
+        "bfloat16 [4, 2, 128]": "give rows of 256",
+        "bfloat16 [0, 512]": "give rows of 256",
+        "bfloat16 []": "give rows of 256",
+    }
+    if takes == "bfloat16":
+        inputs["float16 [3, 256]"] = by_type
+    for found, remedy in inputs.items():
+        dtype, shape = found.split(" ", 1)
+        with pytest.raises(ValueError) as error:
+            layer(torch.zeros(json.loads(shape), dtype=getattr(torch, dtype)))
+        assert str(error.value) == (
+            f"x is {found}; a layer 256 -> 72, {format} weights, {activations} activations takes {takes} [..., 256]: {remedy}"
+        )
+    assert layer(drawn(K)).shape == (N,)
+
+
+@pytest.mark.parametrize("name", ["weight", "weight_scale"])
+@pytest.mark.parametrize("format", ["channel", "int8", "block128"])
+def test_either_tensor_alone_may_be_another(name: str, format: str) -> None:
+    """After a first call, whose operands are kept, a state may bring a tensor in another's place."""
+    layer, x = made(format, recipes.recipe_of(format, None)[0]), drawn(3, K)
+    layer(x)
+    other = QuantLinear(quantize_weight(2 - 3 * drawn(N, K), format)).state_dict()[name]
+    wanted = copy.deepcopy(layer)
+    getattr(wanted, name).copy_(other)
+    layer.load_state_dict({name: other}, strict=False, assign=True)
+    assert torch.equal(layer(x), wanted(x)) and not torch.equal(layer(x), made(format, wanted.activations)(x))
+
+
 def test_a_state_dict_has_the_adapter_and_its_factor() -> None:
     layer, x = made("nvfp4", "bf16"), drawn(5, K)
     plain, state = layer(x), layer.state_dict()
@@ -249,6 +323,48 @@ def test_a_module_is_quantised_in_place() -> None:
     assert (model(x) - before).norm() < 0.4 * before.norm()
     with pytest.raises(ValueError, match=r"^head: nvfp4 activations of nvfp4 weights need the input's absmax"):
         quantize_module(model, "nvfp4", activations="nvfp4")
+
+
+class Tied(nn.Module):
+    """A layer, and a module with a layer, that have two names each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.body = nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64, bias=False))
+        self.same, self.again = self.up, self.body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(self.same(self.body(self.up(x))))
+
+
+def test_a_layer_of_two_names_stays_one() -> None:
+    torch.manual_seed(0)
+    model, x = Tied().bfloat16(), drawn(3, 64)
+    before = model(x)
+    with Calibration(model) as seen:
+        model(x)
+    errors = quantize_module(model, "nvfp4", activations="nvfp4", input_absmax=seen.absmax)
+    assert sorted(error.name for error in errors) == ["body.0", "up"]
+    assert isinstance(model.up, QuantLinear) and model.same is model.up
+    assert isinstance(model.body[0], QuantLinear) and model.again is model.body
+    assert (model(x) - before).norm() < 0.5 * before.norm()
+    for keep in ("up", "same", "s*"):
+        model = Tied()
+        assert [error.name for error in quantize_module(model, "nvfp4", keep=[keep])] == ["body.0"]
+        assert type(model.up) is nn.Linear and model.same is model.up
+    absmax = {"same": torch.ones(1), "again.0": torch.ones(1)}
+    quantize_module(Tied(), "nvfp4", activations="nvfp4", input_absmax=absmax)
+
+
+@pytest.mark.parametrize("names", [["up"], ["same"], ["up", "same"]])
+def test_a_checkpoints_layer_of_two_names_stays_one(names: list[str], tmp_path: Path) -> None:
+    stored, _ = LAYERS["modelopt", "nvfp4"]
+    tensors = {name + part: tensor for name in names for part, tensor in stored.items()}
+    checkpoint = open_checkpoint(save(tmp_path / "a.safetensors", tensors))
+    model = nn.ModuleDict({"up": nn.Linear(192, 136, device="meta")})
+    model["same"] = model["up"]
+    assert sorted(load_linears(model, checkpoint)) == sorted(names)
+    assert isinstance(model["up"], QuantLinear) and model["same"] is model["up"]
 
 
 @pytest.mark.parametrize(

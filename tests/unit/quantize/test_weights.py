@@ -75,6 +75,34 @@ def test_chunks_change_nothing(format: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("format", WEIGHT_FORMATS)
+def test_no_graph_of_the_weight_is_kept(format: str) -> None:
+    """The weight of a layer requires grad, and so may a global scale that several share."""
+    weight = torch.nn.Parameter(drawn(130, 160))
+    factor = {"global_scale": torch.nn.Parameter(torch.ones(1))} if format == "nvfp4" else {}
+    made = quantize_weight(weight, format, **factor)
+    assert not any(tensor.requires_grad for tensor in made.tensors.values())
+    wanted = quantize_weight(weight.detach(), format, **factor)
+    assert all(torch.equal(made.tensors[name], tensor) for name, tensor in wanted.tensors.items())
+    with torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail):
+        layer_error("a", weight, made)
+
+
+@pytest.mark.parametrize("format", WEIGHT_FORMATS)
+@pytest.mark.parametrize("value", [1e300, -1e39, 3.4028236e38])
+def test_weights_beyond_float32_are_refused(format: str, value: float) -> None:
+    weight = drawn(130, 160, torch.float64)
+    weight[129, 3] = torch.finfo(torch.float32).max
+    assert not quantize_weight(weight, format).values()[:128].isnan().any()
+    weight[129, 3] = value
+    with pytest.raises(ValueError) as error:
+        quantize_weight(weight, format)
+    assert str(error.value) == (
+        f"weight [129, 3] is {value}: weights that are quantised are finite in float32, so repair the checkpoint or leave the "
+        "layer as it is"
+    )
+
+
+@pytest.mark.parametrize("format", WEIGHT_FORMATS)
 @pytest.mark.parametrize("shape", [(0, 64), (3, 0)])
 def test_empty_and_zero_weights(format: str, shape: tuple[int, int]) -> None:
     assert quantize_weight(torch.empty(shape), format).values().shape == shape

@@ -25,6 +25,8 @@ from enum import StrEnum
 HEAD_DIMS = (64, 96, 128, 192, 256)
 PAGE_SIZES = (16, 32, 64, 128)
 SCALAR_BYTES = 2
+MOST_SEED = 2**63 - 1
+"""The largest seed of a cache: ops take a signed integer of 64 bits."""
 E2M1_GROUP = 32
 
 
@@ -203,6 +205,10 @@ class CacheSpec:
         if self.kv_heads < 1:
             raise ValueError(
                 f"A cache of {self.kv_heads} KV heads was asked for; it has at least one: give their number."
+            )
+        if not isinstance(self.seed, int) or not 0 <= self.seed <= MOST_SEED:
+            raise ValueError(
+                f"A cache by seed {self.seed} was asked for; seeds are whole numbers from 0 to 2^63 - 1: take one of these."
             )
 
     @property
