@@ -62,6 +62,17 @@ __device__ __forceinline__ void gate_and_multiply_as_vllm(float (&gate)[kElement
   unpack<In>(pack<In>(gate), gate);
 }
 
+// The same as vLLM's kernels of block-scaled formats: exponential and quotient are the device's approximate ones, and the product is
+// rounded to In.
+template <class In, int kElements>
+__device__ __forceinline__ void gate_and_multiply_approximately(float (&gate)[kElements], float const (&up)[kElements]) {
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) {
+    float const silu = __fdividef(gate[i], __fadd_rn(1.0f, __expf(-gate[i])));
+    gate[i] = static_cast<float>(static_cast<In>(__fmul_rn(silu, up[i])));
+  }
+}
+
 // Replaces each gate by activation(gate) * up.
 template <class Activation, int kElements>
 __device__ __forceinline__ void gate_and_multiply(float (&gate)[kElements], float const (&up)[kElements]) {

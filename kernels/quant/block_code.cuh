@@ -306,6 +306,56 @@ struct MxFp8 {
   }
 };
 
+// The formats as vLLM's kernels code them (csrc of vLLM 0.33.0, quantization/fp4), in the same operations. A factor that makes every
+// number's code zero stands for none: infinity and what was NaN have the largest code by it, too.
+inline constexpr float kNoFactor = 0x1p-149f;
+
+// The power of two by the largest magnitude rounded to a bit behind its first: from 1.75 on it is the next one's.
+struct VllmMxScale : MxScale<MxFp4> {
+  __host__ __device__ static VllmMxScale of(float amax, float, bool) {
+    uint32_t const exponent = (bits_of(amax) + 0x200000u) >> 23;
+    uint32_t const byte = exponent > MxFp4::kLargestExponent ? exponent - MxFp4::kLargestExponent : 0;
+    return {{static_cast<uint8_t>(byte), false, byte == 0 ? kNoFactor : two_to(127 - static_cast<int>(byte) + MxFp4::kShift)}};
+  }
+};
+
+struct VllmMxFp4 : MxFp4 {
+  using Scale = VllmMxScale;
+};
+
+struct VllmNvScale {
+  uint8_t byte;
+  float factor;  // an eighth of 1 / (scale / global)
+
+  __host__ __device__ static VllmNvScale of(float amax, float global_scale, bool) {
+    float const value = global_scale * (amax * about_inverse(6.0f));
+    uint32_t const byte = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3) & 0x7fu;
+    float const scale = __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(byte), __NV_E4M3)));
+    bool const is_usable = byte - 1u < NvScale::kNanByte - 1u;
+    float const factor = fminf(about_inverse(scale * about_inverse(global_scale)), FLT_MAX) * 0.125f;
+    return {static_cast<uint8_t>(byte), is_usable ? factor : kNoFactor};
+  }
+};
+
+struct VllmNvFp4 {
+  using Scale = VllmNvScale;
+  static constexpr int kGroup = 16, kBits = 4;
+  static constexpr bool kHasNan = false, kHasGlobalScale = true;
+
+  __host__ __device__ static void encode(Run const& run, Scale const& scale, float, uint32_t (&words)[2]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      float eighths[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) eighths[i] = saturated(fabsf(run.values[8 * w + i]) * scale.factor);
+      words[w] = pack_e2m1(eighths, run.signs[2 * w], run.signs[2 * w + 1], 0xffffffffu);
+    }
+  }
+};
+
+template <class Format>
+inline constexpr bool kIsVllms = std::is_same_v<Format, VllmNvFp4> || std::is_same_v<Format, VllmMxFp4>;
+
 // How runs of packed elements are coded: in pairs where the format knows how, else in f32.
 template <class Format, class In>
 struct RunOf {
@@ -313,6 +363,10 @@ struct RunOf {
 };
 template <class In>
 struct RunOf<MxFp4, In> {
+  using Type = PairedRun<In>;
+};
+template <class In>
+struct RunOf<VllmMxFp4, In> {
   using Type = PairedRun<In>;
 };
 template <>

@@ -18,7 +18,7 @@ inline constexpr int kBlockQuantThreads = 128;
 // has few instructions, or they are not in pairs, two rows lose (H200, 2026-11-22).
 template <class In, class Format, class Activation>
 constexpr int most_rows() {
-  bool const is_nvfp4 = std::is_same_v<Format, NvFp4>, is_paired = std::is_same_v<typename RunOf<Format, In>::Type, PairedRun<In>>;
+  bool const is_nvfp4 = std::is_same_v<Format, NvFp4> || std::is_same_v<Format, VllmNvFp4>, is_paired = std::is_same_v<typename RunOf<Format, In>::Type, PairedRun<In>>;
   if (std::is_same_v<Activation, Identity>) return is_nvfp4 || is_paired ? 2 : 1;
   return std::is_same_v<Activation, Modulate> || (is_nvfp4 && std::is_same_v<Activation, Silu>) ? 2 : 1;
 }
@@ -169,7 +169,11 @@ struct LoadedRun {
 #pragma unroll
       for (int i = 0; i < kOperands; ++i) unpack_run(words[i], values[i], In{});
       if constexpr (Activation::kGated) {
-        gate_and_multiply<Activation>(values[0], values[1]);
+        if constexpr (kIsVllms<Format>) {
+          gate_and_multiply_approximately<In>(values[0], values[1]);
+        } else {
+          gate_and_multiply<Activation>(values[0], values[1]);
+        }
       } else if constexpr (!std::is_same_v<Table, NoTable>) {
 #pragma unroll
         for (int i = 0; i < kRun / 2; ++i) table->activate(words[0][i], values[0][2 * i], values[0][2 * i + 1]);

@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
+#include <type_traits>
 
 #ifdef __CUDA_ARCH__
 #include "quant/code.cuh"
@@ -45,14 +46,15 @@ __host__ __device__ inline float saturated(float x) {
 #endif
 }
 
-// 1 / x but for a unit in the last place, for x and 1 / x normal.
+// 1 / x but for a unit in the last place, where a subnormal number counts as zero. On the host it is correctly rounded.
 __host__ __device__ inline float about_inverse(float x) {
 #ifdef __CUDA_ARCH__
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  return 1.0f / x;
+  float const y = 1.0f / (fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x);
+  return fabsf(y) < FLT_MIN ? copysignf(0.0f, y) : y;
 #endif
 }
 

@@ -68,9 +68,12 @@ def _texts(groups: str | tuple[str, ...]) -> Iterable[str]:
 
 
 def untold(guide: Mapping[str, str]) -> list[str]:
-    """What exists and has no place in the guide. An op under vLLM's name is told of with its own."""
+    """What exists and has no place in the guide. An op under vLLM's name is told of with its own. The
+    page of peers' names lists, and tells of none."""
     words = set(
-        re.findall(r"\w+", " ".join(text for page, text in guide.items() if re.fullmatch(r"docs/\w+\.md", page)))
+        re.findall(
+            r"\w+", " ".join(text for page, text in guide.items() if re.fullmatch(r"docs/(?!peers)\w+\.md", page))
+        )
     )
     found = [f"op {name}" for name in sorted(OPS) if not {name, name.removeprefix("vllm_")} & words]
     found += [f"verb {verb}" for verb in sorted(VERBS) if f"| `gemmill {verb}" not in guide["docs/cli.md"]]

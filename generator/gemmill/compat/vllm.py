@@ -25,6 +25,7 @@ from gemmill.formats.layout import swizzled_shape
 from gemmill.manifest import ManifestError
 from gemmill.runtime import ops
 from gemmill.runtime.schemas import NAMESPACE, OPS
+from gemmill.runtime.sizes import sizes
 from gemmill.vocab import DType, ScaleGranularity
 from gemmill.vocab.format import NVFP4
 
@@ -116,7 +117,7 @@ def _fp4_out(
     output: torch.Tensor,
     output_scale: torch.Tensor,
 ) -> None:
-    quantise = getattr(torch.ops, NAMESPACE).scaled_nvfp4_quant.default
+    quantise = getattr(torch.ops, NAMESPACE).vllm_scaled_nvfp4_quant.default
     quantise(output, output_scale, input, input_scale, is_sf_swizzled_layout)
 
 
@@ -124,7 +125,7 @@ def _fp4_empty(
     input: torch.Tensor, input_scale: torch.Tensor, is_sf_swizzled_layout: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales of input [rows, hidden], as vLLM allocates them: swizzled scales are words of four."""
-    rows, hidden = input.shape
+    rows, hidden = sizes(input, 2)
     codes = input.new_empty((rows, hidden // 2), dtype=torch.uint8)
     if not is_sf_swizzled_layout:
         return codes, input.new_empty((rows, hidden // NVFP4.group), dtype=torch.uint8)
@@ -141,7 +142,7 @@ def _fp4(
 
 
 def _define_fp4() -> Any:
-    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of scaled_nvfp4_quant; an output
+    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of vllm_scaled_nvfp4_quant; an output
     with more columns than the input is padded with zeros."""
     of_vllm = hasattr(getattr(torch.ops, VLLM), _FP4) or _library_may_come()
     for library in (_library,) if of_vllm else (_library, _overrides):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.runtime.sizes import size
+
 MOE_MM = "cutlass_moe_mm"
 SCHEMAS = {
     MOE_MM: "(Tensor(a!) out_tensors, Tensor a_tensors, Tensor b_tensors, Tensor a_scales, Tensor b_scales, "
@@ -48,16 +50,27 @@ def cutlass_moe_mm(
 
     Segments need not follow one another, so each becomes two of grouped_mm's: its rows, and those of nobody behind it.
     """
-    experts = b_tensors.shape[0]
+    experts = size(b_tensors, 0)
+    ranked = (("a_tensors", a_tensors, 2), ("b_tensors", b_tensors, 3), ("expert_offsets", expert_offsets, 1))
+    for name, x, rank in ranked:
+        if x.dim() != rank:
+            raise RuntimeError(f"{MOE_MM}: {name} has {x.dim()} dimensions {list(x.shape)}, expected {rank}")
+    if problem_sizes.shape != (experts, 3) or len(expert_offsets) < experts:
+        raise RuntimeError(
+            f"{MOE_MM}: problem_sizes has shape {list(problem_sizes.shape)} and expert_offsets {list(expert_offsets.shape)}, expected "
+            f"[{experts}, 3] and an offset for each of {experts} experts"
+        )
     rows = problem_sizes[:, 1 if a_tensors.shape[0] <= SWAPPED_ROWS else 0]
     begins = expert_offsets[:experts].to(torch.int32)
     ends = torch.stack((begins, begins + rows), dim=1).flatten()
-    owners = torch.arange(2 * experts - 1, dtype=torch.int32, device=ends.device)
+    owners = torch.arange(max(2 * experts - 1, 0), dtype=torch.int32, device=ends.device)
     owners = torch.where(owners % 2 == 0, owners // 2, -1)
     out, a = out_tensors, a_tensors
     as_in_layers = b_tensors.shape[2] == a.shape[1] and b_tensors.stride(2) == 1
     b = b_tensors if as_in_layers else b_tensors.transpose(1, 2)
-    scales = b_scales.reshape(experts, -1) if per_out_ch else b_scales.reshape(experts)
+    scales = b_scales
+    if experts and b_scales.numel() % experts == 0:
+        scales = b_scales.reshape(experts, -1) if per_out_ch else b_scales.reshape(-1)
     torch.ops.gemmill.grouped_mm.default(out, a, b, a_scales.reshape(-1, 1), scales, ends, owners)
 
 

@@ -353,8 +353,7 @@ _ROWS = (
     "one another at one stride; call {{{x}.name}}.contiguous()"
 )
 _COLUMNS = (
-    "{{{x}.name}} has strides {{{x}.strides}}: it must be column-major (first stride 1), as the transpose of a contiguous {shape} "
-    "weight is"
+    "{{{x}.name}} has strides {{{x}.strides}} and must be column-major: pass weight.t() of a contiguous {shape} weight"
 )
 _LIKE = (
     "{{{x}.name}} has shape {{{x}.shape}} and strides {{{x}.strides}}, expected those of {{{y}.name}}: {{{y}.shape}} and "

@@ -47,15 +47,15 @@ def outside_of_interval(
     )
     wrong_scales = int(((found.scales < lowest_scale) | (found.scales > highest_scale)).sum())
     lowest, highest = (
-        _rank(codes_by(end, found.scales, found.format, global_scale=global_scale), found.format.code)
+        rank_of(codes_by(end, found.scales, found.format, global_scale=global_scale), found.format.code)
         for end in (low, high)
     )
-    rank = _rank(found.codes, found.format.code)
+    rank = rank_of(found.codes, found.format.code)
     finite = torch.isfinite(low) & torch.isfinite(high)
     return int((finite & ((rank < lowest) | (rank > highest))).sum()), wrong_scales
 
 
-def _rank(packed: Tensor, kind: FloatType) -> Tensor:
+def rank_of(packed: Tensor, kind: FloatType) -> Tensor:
     """The codes as integers in the order of their values; -0 and 0 are the same."""
     codes = unpack(packed, kind.bits).int()
     sign = 1 << (kind.bits - 1)

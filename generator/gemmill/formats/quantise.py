@@ -15,7 +15,9 @@ A division by an nvfp4 scale never moves a code: x * global has 24 bits, scales 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -208,12 +210,15 @@ def quantise_experts(
     global_scales: Tensor | None = None,
     rounding: ScaleRounding = ScaleRounding.UP,
     columns: int | None = None,
+    by: Callable[..., BlockScaled] | None = None,
 ) -> QuantisedExperts:
     """x [rows, K] whose rows expert_offsets[e] to expert_offsets[e + 1] are expert e's; global_scales f32 [experts].
 
     Rows outside of all experts are not coded: their codes are zero. So are those of columns from K up to `columns`, and their
-    scales. As vLLM's kernel for experts. Raises ValueError for offsets that descend or lie beyond the rows.
+    scales. As vLLM's kernel for experts. `by` quantises instead of `quantise`, without a rounding. Raises ValueError for
+    offsets that descend or lie beyond the rows.
     """
+    quantised = by or partial(quantise, rounding=rounding)
     ends, width = expert_offsets.tolist(), x.shape[1] if columns is None else columns
     rows_of = [end - start for start, end in pairwise(ends)]
     if min(rows_of, default=0) < 0 or ends[0] < 0 or ends[-1] > x.shape[0]:
@@ -224,7 +229,7 @@ def quantise_experts(
     swizzled = [codes.new_zeros(0, swizzled_shape(0, groups)[1])]
     for expert, (start, rows) in enumerate(zip(ends[:-1], rows_of, strict=True)):
         of_expert = None if global_scales is None else global_scales[expert].reshape(1)
-        part = quantise(x[start : start + rows], format, global_scale=of_expert, rounding=rounding)
+        part = quantised(x[start : start + rows], format, global_scale=of_expert)
         codes[start : start + rows, : part.codes.shape[1]] = part.codes
         swizzled.append(swizzle(torch.nn.functional.pad(part.scales, (0, groups - part.scales.shape[1]))))
     scale_offsets = torch.tensor(offsets, dtype=torch.int32, device=x.device)

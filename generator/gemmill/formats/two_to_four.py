@@ -44,8 +44,8 @@ def compress(dense: Tensor) -> tuple[Tensor, Tensor]:
     if k % GROUP:
         raise ValueError(f"a matrix of {k} columns has a group of {k % GROUP}: 2:4 sparsity is of four columns each")
     size = dense.element_size()
-    bits = dense.contiguous().view(_INTEGERS[size]).unflatten(1, (-1, GROUP))
-    filled = dense.reshape(n, -1, GROUP) != 0 if size == 2 or dense.dtype is torch.int8 else bits & 0x7F != 0
+    bits = dense.contiguous().view(_INTEGERS[size]).unflatten(1, (k // GROUP, GROUP))
+    filled = dense.reshape(n, k // GROUP, GROUP) != 0 if size == 2 or dense.dtype is torch.int8 else bits & 0x7F != 0
     if bool((crowded := filled.sum(dim=-1) > KEPT).any()):
         row, group = crowded.nonzero()[0].tolist()
         first = group * GROUP
@@ -65,7 +65,7 @@ def compress(dense: Tensor) -> tuple[Tensor, Tensor]:
 def decompress(values: Tensor, meta: Tensor, k: int) -> Tensor:
     """The matrix [N, K] of kept values and metadata. Raises ValueError where a pattern is none that there can be, by its place."""
     n = values.shape[0]
-    bits = values.contiguous().view(_INTEGERS[values.element_size()])[:, : k // KEPT].unflatten(1, (-1, KEPT))
+    bits = values.contiguous().view(_INTEGERS[values.element_size()])[:, : k // KEPT].unflatten(1, (k // GROUP, KEPT))
     places = unpacked_places(meta, n, k, values.element_size())
     if fault := pattern_fault(places, bits):
         raise ValueError(fault)

@@ -310,7 +310,7 @@ SENTENCES = {
     "row-major weights": (
         BF16,
         {"b": torch.zeros(160, 512).to(torch.float8_e4m3fn)},
-        "b has strides [512, 1]: it must be column-major (first stride 1), as the transpose of a contiguous [N, K] weight is",
+        "b has strides [512, 1] and must be column-major: pass weight.t() of a contiguous [N, K] weight",
     ),
     "scales of other rows": (
         BF16,

@@ -82,7 +82,7 @@ SCALED = {
     ),
     "b: layout": (
         {"b": lambda c: c["b"].contiguous()},
-        f"b has strides [{N}, 1]: it must be column-major (first stride 1), as the transpose of a contiguous [N, K] weight is",
+        f"b has strides [{N}, 1] and must be column-major: pass weight.t() of a contiguous [N, K] weight",
     ),
     "out: layout": (
         {"out": lambda c: column_major(c["out"])},

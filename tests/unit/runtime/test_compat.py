@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from builds import TableOnly
-from gemmill import (
-    mxfp4_experts_quant,
-    scaled_fp4_experts_quant,
-    scaled_nvfp4_quant,
-    silu_and_mul_nvfp4_quant,
-)
+from gemmill.families.quant.config import Activation
+from gemmill.families.quant.reference import product_as_vllm
+from gemmill.formats.layout import swizzled_shape
+from gemmill.formats.quantise import swizzle
+from gemmill.formats.vllm_blocks import quantise_as_vllm
 from gemmill.runtime import ops
 from gemmill.vocab import DType
+from gemmill.vocab.format import MXFP4, NVFP4
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,8 @@ def test_fp4_codes_and_scales_in_vllms_tensors(swizzled: bool) -> None:
     import_module("gemmill.compat.vllm")
     x = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
     factor = torch.tensor([300.0])
-    codes, scales = scaled_nvfp4_quant(x, factor, swizzled)
+    wanted = quantise_as_vllm(x, NVFP4, global_scale=factor)
+    codes, scales = wanted.codes, swizzle(wanted.scales) if swizzled else wanted.scales
     found = torch.ops._C.scaled_fp4_quant(x, factor, swizzled)
     shape, dtype = ((128, 2), torch.int32) if swizzled else ((5, 6), torch.uint8)
     assert (found[1].shape, found[1].dtype) == (shape, dtype)
@@ -49,7 +50,7 @@ def test_fp4_codes_and_scales_in_vllms_tensors(swizzled: bool) -> None:
     torch.ops._C.scaled_fp4_quant.out(x, factor, swizzled, output=into[0], output_scale=into[1])
     for made in (found, into):
         assert torch.equal(made[0], codes)
-        assert torch.equal(made[1].view(torch.uint8), scales.view(torch.uint8))
+        assert torch.equal(made[1].view(torch.uint8), scales)
     fake = torch.ops._C.scaled_fp4_quant(x.to("meta"), factor.to("meta"), swizzled)
     assert [(y.shape, y.dtype) for y in fake] == [(y.shape, y.dtype) for y in found]
 
@@ -58,32 +59,36 @@ def test_fp4_codes_and_scales_of_a_padded_output() -> None:
     """As vLLM's `padded_n` asks for them."""
     import_module("gemmill.compat.vllm")
     x, factor = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.tensor([300.0])
-    codes, scales = scaled_nvfp4_quant(torch.nn.functional.pad(x, (0, 32)), factor)
+    wanted = quantise_as_vllm(torch.nn.functional.pad(x, (0, 32)), NVFP4, global_scale=factor)
     into = torch.full((5, 64), 0x55, dtype=torch.uint8), torch.full((128, 2), -1, dtype=torch.int32)
     torch.ops._C.scaled_fp4_quant.out(x, factor, True, output=into[0], output_scale=into[1])
-    assert torch.equal(into[0], codes) and torch.equal(into[1].view(torch.uint8), scales.view(torch.uint8))
+    assert torch.equal(into[0], wanted.codes) and torch.equal(into[1].view(torch.uint8), swizzle(wanted.scales))
 
 
 def test_fp4_codes_and_scales_as_vllms_callers_make_room_for_them() -> None:
     """Scales are words of four: of a gated call, and of experts in a tensor with room for more."""
     import_module("gemmill.compat.vllm")
     x, factor = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.tensor([300.0])
-    codes, scales = silu_and_mul_nvfp4_quant(x, factor)
+    wanted = quantise_as_vllm(product_as_vllm(x, Activation.SILU), NVFP4, global_scale=factor)
     into = torch.zeros(5, 24, dtype=torch.uint8), torch.full((128, 1), -1, dtype=torch.int32)
     torch.ops._C.silu_and_mul_nvfp4_quant(
         result=into[0], result_block_scale=into[1], input=x, input_global_scale=factor
     )
-    assert torch.equal(into[0], codes) and torch.equal(into[1].view(torch.uint8), scales.view(torch.uint8))
-    offsets = torch.tensor([0, 2, 5], dtype=torch.int32)
+    assert torch.equal(into[0], wanted.codes) and torch.equal(into[1].view(torch.uint8), swizzle(wanted.scales))
+    offsets, starts = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 128, 256], dtype=torch.int32)
     factors = torch.tensor([300.0, 200.0])
-    codes, scales, starts = scaled_fp4_experts_quant(x, factors, offsets)
-    into = torch.zeros(5, 48, dtype=torch.uint8), torch.full((1024, 2), -1, dtype=torch.int32)
-    torch.ops._C.scaled_fp4_experts_quant(*into, x, factors, offsets, starts)
-    assert torch.equal(into[0], codes) and torch.equal(into[1][:256].view(torch.uint8), scales.view(torch.uint8))
-    codes, scales, starts = mxfp4_experts_quant(x, offsets)
-    into = torch.zeros(5, 48, dtype=torch.uint8), torch.full((1024, 1), -1, dtype=torch.int32)
-    torch.ops._C.mxfp4_experts_quant(*into, x, offsets, starts, 2)
-    assert torch.equal(into[0], codes) and torch.equal(into[1][:256].view(torch.uint8), scales)
+    for name, format, scaled, count in (
+        ("scaled_fp4_experts_quant", NVFP4, (factors,), ()),
+        ("mxfp4_experts_quant", MXFP4, (), (2,)),
+    ):
+        words = swizzled_shape(0, 96 // format.group)[1] // 4
+        into = torch.zeros(5, 48, dtype=torch.uint8), torch.full((1024, words), -1, dtype=torch.int32)
+        getattr(torch.ops._C, name)(*into, x, *scaled, offsets, starts, *count)
+        for expert, rows in enumerate((slice(0, 2), slice(2, 5))):
+            factor = factors[expert].reshape(1) if scaled else None
+            wanted = quantise_as_vllm(x[rows], format, global_scale=factor)
+            found = into[1][expert * 128 : (expert + 1) * 128].view(torch.uint8)
+            assert torch.equal(into[0][rows], wanted.codes) and torch.equal(found, swizzle(wanted.scales))
 
 
 def test_nvfp4_products_under_vllms_name(monkeypatch, home) -> None:

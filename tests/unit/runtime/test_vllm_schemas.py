@@ -26,7 +26,17 @@ static_scaled_int8_quant(Tensor(a!) result, Tensor input, Tensor scale, Tensor? 
 """Registered by vLLM 0.33.0's `_C_stable_libtorch.abi3.so`, each as torch prints it."""
 OURS_TOO = "cutlass_scaled_fp4_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, Tensor alpha) -> ()"
 """One that is the same under both names."""
+BLOCK_SCALED = """\
+mxfp4_experts_quant(Tensor(a!) output, Tensor(b!) output_scale, Tensor input, Tensor input_offset_by_experts, Tensor output_scale_offset_by_experts, int n_experts) -> ()
+scaled_fp4_experts_quant(Tensor(a!) output, Tensor(b!) output_scale, Tensor input, Tensor input_global_scale, Tensor input_offset_by_experts, Tensor output_scale_offset_by_experts) -> ()
+silu_and_mul_mxfp4_experts_quant(Tensor(a!) output, Tensor(b!) output_scale, Tensor input, Tensor input_offset_by_experts, Tensor output_scale_offset_by_experts, int n_experts) -> ()
+silu_and_mul_scaled_fp4_experts_quant(Tensor(a!) output, Tensor(b!) output_scale, Tensor input, Tensor input_global_scale, Tensor input_offset_by_experts, Tensor output_scale_offset_by_experts) -> ()
+"""
+"""Of block-scaled formats, where our own op may have an argument more. `scaled_fp4_quant` is another shape of `scaled_nvfp4_quant`, and
+`silu_and_mul_nvfp4_quant` may have plain scales."""
+OTHERWISE = {"scaled_nvfp4_quant", "silu_and_mul_nvfp4_quant"}
 SCHEMAS = {line.partition("(")[0]: line for line in OF_VLLM.splitlines()}
+OF_BLOCKS = {line.partition("(")[0]: line for line in BLOCK_SCALED.splitlines()}
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -36,8 +46,15 @@ def test_arguments_are_vllms(prefix: str, name: str) -> None:
     assert str(ours).removeprefix(prefix) == str(torch._C.parse_schema(SCHEMAS[name]))
 
 
+@pytest.mark.parametrize("name", OF_BLOCKS)
+def test_arguments_of_block_scaled_ops_are_vllms(name: str) -> None:
+    ours = torch._C.parse_schema(BY_NAME[f"vllm_{name}"].schema)
+    assert str(ours).removeprefix("vllm_") == str(torch._C.parse_schema(OF_BLOCKS[name]))
+
+
 def test_each_of_vllms_ops_is_there() -> None:
-    assert {name.removeprefix("vllm_") for name in BY_NAME if name.startswith("vllm_")} == set(SCHEMAS)
+    known = {*SCHEMAS, *OF_BLOCKS, *OTHERWISE}
+    assert {name.removeprefix("vllm_") for name in BY_NAME if name.startswith("vllm_")} == known
 
 
 def test_what_is_the_same_has_one_name() -> None:

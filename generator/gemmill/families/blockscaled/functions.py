@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from gemmill.runtime.ops import overload
+from gemmill.runtime.sizes import size
 
 __all__ = [
     "cutlass_scaled_fp4_mm",
@@ -45,8 +46,7 @@ def fp4_weight_mm(
 
     Raises RuntimeError with one sentence where the arguments do not fit.
     """
-    n = b_sf.shape[0]
-    out = a.new_empty((a.shape[0], n))
+    out = a.new_empty((size(a, 0), size(b_sf, 0)))
     _FP4_WEIGHT_MM(out, a, b, b_sf, alpha, bias, format, prepacked)
     return out
 
@@ -194,7 +194,7 @@ def _folded(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    out = a.new_empty((a.shape[0], b_base.shape[0]), dtype=out_dtype)
+    out = a.new_empty((size(a, 0), size(b_base, 0)), dtype=out_dtype)
     op(out, a, b, b_base, a_scales, bias)
     return out
 
@@ -209,6 +209,6 @@ def _paired(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    out = a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
+    out = a.new_empty((size(a, 0), size(b, 0)), dtype=out_dtype)
     op(out, a, b, a_sf, b_sf, alpha, *(() if op is _FP4_MM else (bias,)))
     return out

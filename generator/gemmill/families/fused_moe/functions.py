@@ -8,6 +8,7 @@ from gemmill.families.fused_moe.packing import PACKING_NAMES
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.workspace import most_bytes
 from gemmill.runtime.ops import overload
+from gemmill.runtime.sizes import check_call
 
 __all__ = ["fused_experts", "fused_experts_workspace"]
 
@@ -81,8 +82,6 @@ def fused_experts(
             f"rounded is {rounded} and format is {format!r}: rounded=True says that {_ROUNDED!r} may lose bits of weights, and goes with "
             "no other format"
         )
-    if check:
-        _check_ids(topk_ids, expert_map, w13.shape[0])
     out = torch.empty_like(x) if out is None else out
     if format is not None:
         if format not in _FORMATS:
@@ -91,15 +90,15 @@ def fused_experts(
                 f"format is {format!r}, expected {', '.join(names)} or {last}, or None for weights that are not packed"
             )
         _check_bases(format, w13_scales, w2_scales)
-        _FUSED_FP4_EXPERTS(
-            out, x, w13, w2, w13_scales, w2_scales, topk_ids, topk_weights, activation, alpha, limit, beta, _FORMATS[format],
-            _ORDERS[order], weight_on_input, adds, w13_bias, w2_bias, expert_map, workspace,
-        )  # fmt: skip
-        return out
-    _FUSED_EXPERTS(
+    given = (
         out, x, w13, w2, w13_scales, w2_scales, topk_ids, topk_weights, activation, alpha, limit, beta,
+        *(() if format is None else (_FORMATS[format],)),
         _ORDERS[order], weight_on_input, adds, w13_bias, w2_bias, expert_map, workspace,
     )  # fmt: skip
+    if check:
+        check_call("fused_experts" if format is None else "fused_fp4_experts", given)
+        _check_ids(topk_ids, expert_map, w13.shape[0])
+    (_FUSED_EXPERTS if format is None else _FUSED_FP4_EXPERTS)(*given)
     return out
 
 

@@ -6,6 +6,7 @@ import torch
 
 from gemmill.formats.routed_rows import MOST_GATHERED, can_be_selected, check_each, check_map, check_offsets, selected
 from gemmill.runtime.ops import overload
+from gemmill.runtime.sizes import check_call, size
 
 __all__ = ["grouped_mm_act_quant", "grouped_mm_act_quant_masked", "scaled_mm_act_quant"]
 
@@ -48,7 +49,7 @@ def scaled_mm_act_quant(
     for scales of two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
-    out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size)
+    out, scales = _allocated(a, size(b, 1) // 2, static_scale, group_size)
     _SCALED_MM_ACT_QUANT(out, scales, a, b, a_scales, b_scales, activation, alpha, limit, beta, static_scale)
     return _coded_per_token(out) if per_token else (out, scales)
 
@@ -92,17 +93,19 @@ def grouped_mm_act_quant(
     two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
-    rows = a.shape[0] if token_ids is None else token_ids.numel()
+    rows = size(a, 0) if token_ids is None else token_ids.numel()
+    if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
+        rows_of_a, scales_of_a = selected(a, a_scales, token_ids)
+        a, a_scales, token_ids = rows_of_a, a_scales if scales_of_a is None else scales_of_a, None
+    out, scales = _allocated(a, size(b, 1) // 2, static_scale, group_size, rows if a.dim() == 2 else None)
+    numbers = activation, alpha, limit, beta
+    given = out, scales, a, b, a_scales, b_scales, expert_offsets, *numbers, static_scale, expert_map, token_ids
     if check:
+        check_call("grouped_mm_act_quant", given)
         check_offsets("grouped_mm_act_quant", expert_offsets, rows)
         check_map("grouped_mm_act_quant", expert_map, b.shape[0])
         check_each("grouped_mm_act_quant", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
-    if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
-        given = selected(a, a_scales, token_ids)
-        a, a_scales, token_ids = given[0], a_scales if given[1] is None else given[1], None
-    out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size, rows if a.dim() == 2 else None)
-    numbers = activation, alpha, limit, beta
-    _GROUPED(out, scales, a, b, a_scales, b_scales, expert_offsets, *numbers, static_scale, expert_map, token_ids)
+    _GROUPED(*given)
     return _coded_per_token(out) if per_token else (out, scales)
 
 
@@ -133,12 +136,14 @@ def grouped_mm_act_quant_masked(
     for scales of two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
+    out, scales = _allocated(a, size(b, 1) // 2, static_scale, group_size)
+    numbers = activation, alpha, limit, beta
+    given = out, scales, a, b, a_scales, b_scales, rows, *numbers, static_scale, expert_map, expected_rows
     if check:
+        check_call("grouped_mm_act_quant_masked", given)
         check_each("grouped_mm_act_quant_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
         check_map("grouped_mm_act_quant_masked", expert_map, b.shape[0])
-    out, scales = _allocated(a, b.shape[1] // 2, static_scale, group_size)
-    numbers = activation, alpha, limit, beta
-    _MASKED(out, scales, a, b, a_scales, b_scales, rows, *numbers, static_scale, expert_map, expected_rows)
+    _MASKED(*given)
     return _coded_per_token(out) if per_token else (out, scales)
 
 

@@ -6,8 +6,10 @@ gemmill.families.kv_cache.reference.
 
 import torch
 
-from gemmill.families.kv_cache.formats import preset
+from gemmill.families.kv_cache.formats import HEAD_DIMS, preset
 from gemmill.families.kv_cache.packed import preset_format, slot_sizes
+from gemmill.family import any_of
+from gemmill.runtime.sizes import size, sizes
 
 __all__ = [
     "check_page_table",
@@ -79,8 +81,7 @@ def kv_decompress(
     `cache`, `slot_mapping` (int64 [tokens]), `format` and `seed` are as in kv_compress. A slot that the cache does not
     have gives zeros. Formats are those that kv_decode_attention reads.
     """
-    shape = (slot_mapping.numel(), cache.shape[1], head_dim)
-    keys, values = (torch.empty(shape, dtype=dtype, device=cache.device) for _ in range(2))
+    keys, values = (_plain("kv_decompress", cache, head_dim, slot_mapping, dtype) for _ in range(2))
     _ops.kv_decompress.default(keys, values, cache, slot_mapping, format, seed)
     return keys, values
 
@@ -112,10 +113,10 @@ def kv_decode_attention(
     With a seed of -1, q comes rotated and out stays rotated. With `rotated_out` only out stays rotated: see
     `gemmill.quantize.fold_rotation`.
     """
-    batch, rows, heads, head_dim = q.shape
+    batch, rows, heads, head_dim = sizes(q, 4)
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
-    factor = head_dim**-0.5 if scale is None else scale
+    factor = max(head_dim, 1) ** -0.5 if scale is None else scale
     _ops.kv_decode_attention.default(
         out, q, cache, block_table, seq_lens, format, factor, seed, causal, window, sinks, lse, softcap, rotated_out
     )
@@ -170,7 +171,7 @@ def kv_decompress_keys(
     `packed` is u8 [slots, heads, bytes of a key]. Without a `slot_mapping` (int64 [tokens]) all slots are read. A slot
     that `packed` does not have gives zeros.
     """
-    keys = _plain(packed, head_dim, slot_mapping, dtype)
+    keys = _plain("kv_decompress_keys", packed, head_dim, slot_mapping, dtype)
     _ops.kv_decompress_keys.default(keys, packed, slot_mapping, format, seed)
     return keys
 
@@ -184,14 +185,19 @@ def kv_decompress_values(
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     """Return packed values of slots, [tokens, heads, head dim], as kv_decompress_keys returns keys."""
-    values = _plain(packed, head_dim, slot_mapping, dtype)
+    values = _plain("kv_decompress_values", packed, head_dim, slot_mapping, dtype)
     _ops.kv_decompress_values.default(values, packed, slot_mapping, format, seed)
     return values
 
 
-def _plain(packed: torch.Tensor, head_dim: int, slot_mapping: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    tokens = packed.shape[0] if slot_mapping is None else slot_mapping.numel()
-    return torch.empty((tokens, packed.shape[1], head_dim), dtype=dtype, device=packed.device)
+def _plain(
+    op: str, packed: torch.Tensor, head_dim: int, slot_mapping: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Memory for vectors of slots. Raises RuntimeError for sizes that vectors do not have, of which there may be no memory."""
+    if head_dim not in HEAD_DIMS:
+        raise RuntimeError(f"{op}: vectors have {head_dim} elements, expected {any_of(list(map(str, HEAD_DIMS)))}")
+    tokens = size(packed, 0) if slot_mapping is None else slot_mapping.numel()
+    return packed.new_empty((tokens, size(packed, 1), head_dim), dtype=dtype)
 
 
 def kv_attention_scores(q: torch.Tensor, keys: torch.Tensor, format: str = "eden4", seed: int = 0) -> torch.Tensor:
@@ -200,8 +206,8 @@ def kv_attention_scores(q: torch.Tensor, keys: torch.Tensor, format: str = "eden
     `q` is [batch, rows, heads, head dim], bf16 or f16. `keys` are u8 [batch, length, KV heads, bytes of a key]. There
     is no scale and no mask: the function is for callers with a softmax of their own.
     """
-    batch, rows, heads, _ = q.shape
-    scores = q.new_empty((batch, heads, rows, keys.shape[1]), dtype=torch.float32)
+    batch, rows, heads = sizes(q, 3)
+    scores = q.new_empty((batch, heads, rows, size(keys, 1)), dtype=torch.float32)
     _ops.kv_attention_scores.default(scores, q, keys, format, seed)
     return scores
 
@@ -232,10 +238,10 @@ def kv_attention(
     preset of vLLM, such as turboquant_4bit_nc. Raises ValueError for another preset. The rest is as in
     kv_decode_attention.
     """
-    batch, rows, heads, head_dim = q.shape
+    batch, rows, heads, head_dim = sizes(q, 4)
     out = q.new_empty(q.shape)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
-    factor = head_dim**-0.5 if scale is None else scale
+    factor = max(head_dim, 1) ** -0.5 if scale is None else scale
     told = format if format.startswith("k_") else preset_format(format)
     _ops.kv_attention.default(
         out,

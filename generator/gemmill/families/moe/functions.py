@@ -1,9 +1,12 @@
 """The ops as functions that allocate what they return, and that look at values of offsets on request."""
 
+from typing import Any
+
 import torch
 
 from gemmill.formats.routed_rows import MOST_GATHERED, can_be_selected, check_each, check_map, check_offsets, selected
 from gemmill.runtime.ops import overload
+from gemmill.runtime.sizes import check_call, size
 
 __all__ = ["grouped_mm", "grouped_mm_masked"]
 
@@ -46,21 +49,22 @@ def grouped_mm(
     Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` are the values of offsets, map and
     token_ids looked at, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
     """
-    rows = a.shape[0] if token_ids is None else token_ids.numel()
-    if check:
-        check_offsets("grouped_mm", expert_offsets, rows)
-        check_map("grouped_mm", expert_map, b.shape[0])
-        check_each("grouped_mm", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
+    rows = size(a, 0) if token_ids is None else token_ids.numel()
     _check_packed("grouped_mm", format, b_scales)
-    columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
+    columns = size(b, 1) if format is None or b_scales is None else size(b_scales, -1)
     out = a.new_empty((rows, columns), dtype=out_dtype or _result_of(a))
     if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
         a, a_scales = selected(a, a_scales, token_ids)
         token_ids = None
+    given: tuple[Any, ...] = out, a, b, a_scales, b_scales, expert_offsets, expert_map, token_ids, alpha, bias
     if format is not None:
-        _FP4_MM(out, a, b, a_scales, b_scales, alpha, bias, expert_offsets, expert_map, token_ids, format)
-        return out
-    _GROUPED_MM(out, a, b, a_scales, b_scales, expert_offsets, expert_map, token_ids, alpha, bias)
+        given = out, a, b, a_scales, b_scales, alpha, bias, expert_offsets, expert_map, token_ids, format
+    if check:
+        check_call("grouped_mm" if format is None else "grouped_fp4_mm", given)
+        check_offsets("grouped_mm", expert_offsets, rows)
+        check_map("grouped_mm", expert_map, b.shape[0])
+        check_each("grouped_mm", "token_ids", token_ids, 0, a.shape[0] - 1, "one of a's rows")
+    (_GROUPED_MM if format is None else _FP4_MM)(*given)
     return out
 
 
@@ -86,16 +90,17 @@ def grouped_mm_masked(
     rows that an expert is expected to have: it helps to choose a variant, and 0 stands for max_m. Raises RuntimeError with one
     sentence where the arguments do not fit.
     """
+    _check_packed("grouped_mm_masked", format, b_scales)
+    columns = size(b, 1) if format is None or b_scales is None else size(b_scales, -1)
+    out = a.new_empty((*a.shape[:2], columns), dtype=out_dtype or _result_of(a))
+    given: tuple[Any, ...] = out, a, b, a_scales, b_scales, rows, expert_map, expected_rows, alpha, bias
+    if format is not None:
+        given = out, a, b, a_scales, b_scales, alpha, bias, rows, expert_map, expected_rows, format
     if check:
+        check_call("grouped_mm_masked" if format is None else "grouped_fp4_mm_masked", given)
         check_each("grouped_mm_masked", "rows", rows, 0, a.shape[1], "rows of an expert's slot")
         check_map("grouped_mm_masked", expert_map, b.shape[0])
-    _check_packed("grouped_mm_masked", format, b_scales)
-    columns = b.shape[1] if format is None or b_scales is None else b_scales.shape[-1]
-    out = a.new_empty((*a.shape[:2], columns), dtype=out_dtype or _result_of(a))
-    if format is not None:
-        _FP4_MM_MASKED(out, a, b, a_scales, b_scales, alpha, bias, rows, expert_map, expected_rows, format)
-        return out
-    _GROUPED_MM_MASKED(out, a, b, a_scales, b_scales, rows, expert_map, expected_rows, alpha, bias)
+    (_GROUPED_MM_MASKED if format is None else _FP4_MM_MASKED)(*given)
     return out
 
 

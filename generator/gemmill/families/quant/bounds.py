@@ -1,6 +1,6 @@
 """Bounds between which codes and scales may lie where they need not equal the reference bit for bit.
 
-Two things only are not fixed to the bit, because the device's library or the order of threads decides them:
+Three things only are not fixed to the bit, because the device, its library or the order of threads decides them:
 
 - exp, tanh and erf are the CUDA library's. Versions of it differ: erff is another polynomial since CUDA 13.5 than in
   13.0, with which torch 2.11 was built. Each version is within two units in the last place, so a gated value lies
@@ -8,6 +8,8 @@ Two things only are not fixed to the bit, because the device's library or the or
   the codes of the two ends by the scale that was found.
 - RMS norm sums squares across threads in f64. The sum is exact to about 2^-50, so the mean rounds to another f32 for
   one row in 2^25. Then its normalised values may be one unit in the last place apart, and codes one step.
+- vLLM's block-scaled formats take approximate reciprocals, exponentials and quotients of the device. See
+  gemmill.formats.vllm_blocks, and `product_interval`.
 """
 
 import torch
@@ -26,6 +28,7 @@ from gemmill.families.quant.reference import (
 )
 from gemmill.formats.intervals import outside_of_interval
 from gemmill.formats.quantise import BlockScaled
+from gemmill.formats.vllm_blocks import outside_of_vllm_interval
 from gemmill.vocab import DType
 from gemmill.vocab.format import ScaleRounding
 
@@ -59,6 +62,23 @@ def gated_interval(
         magnitude = torch.maximum(magnitude, (x[..., :hidden].float() * x[..., hidden:].float()).abs())
     slack = torch.where(torch.isfinite(value), magnitude * (GATE_STEPS * _UNIT), 0.0)
     return value - slack, value + slack
+
+
+def product_interval(x: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lowest and highest f32 value of reference.product_as_vllm, whose exponential and quotient are the device's approximate
+    ones.
+
+    The CUDA programming guide gives their errors: 2 + floor(1.173 |gate|) and 2 units in the last place. A quotient by 2^126 and
+    more is zero.
+    """
+    if activation is Activation.NONE:
+        return x.float(), x.float()
+    gate, up = x.float().chunk(2, dim=-1)
+    silu = divided_silu(gate)
+    slack = silu.abs() * ((8.0 + 1.2 * gate.abs()) * 2.0**-23) + 2.0**-118
+    slack = torch.where(torch.isfinite(silu), slack, 0.0)
+    ends = [((silu + sign * slack) * up).to(x.dtype).float() for sign in (-1, 1)]
+    return torch.minimum(*ends), torch.maximum(*ends)
 
 
 def code_rank(codes: torch.Tensor) -> torch.Tensor:
@@ -142,8 +162,10 @@ def outside_of_block_bounds(
     Codes are packed [rows, bytes], scales plain [rows, groups], both uint8.
     """
     assert config.format is not None
-    low, high = gated_interval(x, config.activation)
     found = BlockScaled(format=config.format, codes=codes, scales=scales)
+    if config.vllm:
+        return outside_of_vllm_interval(*product_interval(x, config.activation), found, global_scale=global_scale)
+    low, high = gated_interval(x, config.activation)
     return outside_of_interval(low, high, found, global_scale=global_scale, rounding=rounding)
 
 

@@ -226,9 +226,8 @@ class QuantConfig:
     @property
     def out_type(self) -> str:
         """Class of the codes in kernels/quant/code.cuh, or of the format in kernels/quant/block_code.cuh."""
-        if (format := self.format) is not None:
-            return _CPP_FORMAT[format]
-        return f"{'Vllm' if self.vllm else ''}{_CPP_OUT[self.out_dtype]}"
+        code = _CPP_OUT[self.out_dtype] if (format := self.format) is None else _CPP_FORMAT[format]
+        return f"{'Vllm' if self.vllm else ''}{code}"
 
     @property
     def format(self) -> Format | None:
@@ -332,7 +331,11 @@ def _differs_in_vllm(c: QuantConfig) -> bool:
             return e4m3
         case QuantFamily.TOKEN:
             return plain and (e4m3 or not c.symmetric)
-        case QuantFamily.BLOCK | QuantFamily.EXPERTS | QuantFamily.DEQUANT:
+        case QuantFamily.BLOCK:
+            return c.format == NVFP4 and (plain or c.activation is Activation.SILU)
+        case QuantFamily.EXPERTS:
+            return c.format in (NVFP4, MXFP4) and (plain or c.activation is Activation.SILU)
+        case QuantFamily.DEQUANT:
             return False
         case QuantFamily.GROUP:
             return silu_to_e4m3 or (plain and c.symmetric and (e4m3 or c.scale_format is ScaleFormat.F32))
@@ -353,7 +356,8 @@ def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
     for family, format, in_dtype, activation in product(families, BLOCK_FORMATS, IN_DTYPES[:2], Activation):
         of_rows = activation.is_gated or activation is Activation.NONE
         if of_rows or (family is QuantFamily.BLOCK and format == MXFP8):
-            yield QuantConfig(family=family, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format))
+            ours = QuantConfig(family=family, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format))
+            yield from dict.fromkeys((ours, of_vllm(ours)))
     for format, in_dtype in product(BLOCK_FORMATS, IN_DTYPES):
         yield QuantConfig(family=QuantFamily.DEQUANT, in_dtype=in_dtype, arch=arch, **told_by(format))
 

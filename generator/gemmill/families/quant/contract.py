@@ -100,6 +100,8 @@ def _works(quant: QuantOp) -> Let:
 def _of_vllm(quant: QuantOp, azp: str) -> Let:
     """The step that says whether a call's kernel has vLLM's codes alone. It follows from the dtype of the codes and
     from `azp`."""
+    if quant.format:
+        return Let("of_vllm", "1")
     e4m3 = f"dtype(out) // {DTYPE_CODES[DType.E4M3.torch_name]}"
     kinds = {(DType.E4M3, True): e4m3, (DType.S8, True): f"1 - {e4m3} - {azp}", (DType.S8, False): azp}
     alone = {(config.out_dtype, config.symmetric) for config in quant.configs(Arch.SM90A) if config.vllm}

@@ -292,15 +292,27 @@ _BACK = tuple(
 def _of_vllm(op: QuantOp) -> QuantOp:
     """vLLM's op of the name, with vLLM's scales and codes, under a name of ours.
 
-    Its packed scales are for 16-bit values in groups of 32 and 128 only.
+    Its packed scales are for 16-bit values in groups of 32 and 128 only, and its powers of two are rounded in one way.
     """
-    renamed = replace(op, schema=OpSchema(VLLM_PREFIX + op.schema.schema), vllm=True)
+    schema = op.schema.schema.replace(', str scale_rounding="up"', "")
+    renamed = replace(op, schema=OpSchema(VLLM_PREFIX + schema), vllm=True)
     if op.is_packed:
         return replace(renamed, in_dtypes=_SIXTEEN_BITS, group_sizes=(32, 128))
     return renamed
 
 
-QUANT_OPS = (*_OF_VLLMS_NAME, *_OWN, *_BLOCK_SCALED, *_OF_EXPERTS, *_BACK, *map(_of_vllm, _OF_VLLMS_NAME))
+_CODED_AS_VLLM = tuple(
+    op for op in (*_BLOCK_SCALED, *_OF_EXPERTS) if any(of_vllm(config) != config for config in op.configs(Arch.SM90A))
+)
+"""Block-scaled ops that vLLM has too, with codes of its own."""
+QUANT_OPS = (
+    *_OF_VLLMS_NAME,
+    *_OWN,
+    *_BLOCK_SCALED,
+    *_OF_EXPERTS,
+    *_BACK,
+    *map(_of_vllm, (*_OF_VLLMS_NAME, *_CODED_AS_VLLM)),
+)
 
 
 def ops_of(config: QuantConfig) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ import torch
 
 from gemmill.families.quant.config import Activation, ScaleFormat
 from gemmill.formats.quantise import quantise
+from gemmill.formats.vllm_blocks import quantise_as_vllm
 from gemmill.vocab import DType, Format
 from gemmill.vocab.format import ScaleRounding
 
@@ -70,6 +71,15 @@ def silu_as_vllm(x: torch.Tensor) -> torch.Tensor:
     """
     gate, up = x.float().chunk(2, dim=-1)
     return rounded_product(divided_silu(gate), up, x.dtype)
+
+
+def product_as_vllm(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """What vLLM's kernels of block-scaled formats code of x, f32: x, or silu(gate) * up, whose product alone is rounded to x's
+    type."""
+    if activation is Activation.NONE:
+        return x.float()
+    gate, up = x.float().chunk(2, dim=-1)
+    return (divided_silu(gate) * up).to(x.dtype).float()
 
 
 def rounded_product(silu: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -337,13 +347,17 @@ def block_quant(
     rounding: ScaleRounding = ScaleRounding.UP,
     activation: Activation = Activation.NONE,
     modulation: tuple[torch.Tensor, torch.Tensor] | None = None,
+    vllm: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed codes [rows, bytes] and plain scales [rows, groups], both uint8, of x [rows, hidden] (or [rows, 2
     hidden]).
 
-    gemmill.formats.quantise defines both. `modulation` is scale and shift. Raises ValueError for a global scale that is
-    no finite number above zero.
+    gemmill.formats.quantise defines both, and gemmill.formats.vllm_blocks vLLM's. `modulation` is scale and shift. Raises
+    ValueError for a global scale that is no finite number above zero.
     """
+    if vllm:
+        of_vllm = quantise_as_vllm(product_as_vllm(x, activation), format, global_scale=global_scale)
+        return of_vllm.codes, of_vllm.scales
     values = activated(x, activation) if modulation is None else modulated(x, *modulation)
     found = quantise(values, format, global_scale=global_scale, rounding=rounding)
     return found.codes, found.scales

@@ -23,6 +23,7 @@ from gemmill.formats.quantise import (
     swizzle,
     unswizzle,
 )
+from gemmill.formats.vllm_blocks import quantise_as_vllm
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
@@ -164,6 +165,7 @@ def _block(call: Judged, given: Given, _: DType) -> Iterator[Result]:
         rounding=_rounding(given),
         activation=_activation(call),
         modulation=modulation,
+        vllm=bool(call["vllm"]),
     )
     yield _whole(given["out"].view(torch.uint8), _widened(codes, format.code_bytes(call["padded"])))
     scales = _widened(scales, call["groups"])
@@ -191,13 +193,15 @@ def _rounding(given: Given) -> ScaleRounding:
 
 def _experts(call: Judged, given: Given, format: Format, scales_at: torch.Tensor) -> Iterator[Result]:
     columns = swizzled_shape(0, call["groups"])[1]
+    x, activation, vllm = _rows(call, given), _activation(call), bool(call["vllm"])
     found = quantise_experts(
-        reference.activated(_rows(call, given), _activation(call)),
+        reference.product_as_vllm(x, activation) if vllm else reference.activated(x, activation),
         given["expert_offsets"].reshape(-1),
         format,
         global_scales=given["global_scale"].reshape(-1) if "global_scale" in given else None,
         rounding=_rounding(given),
         columns=call["padded"],
+        by=quantise_as_vllm if vllm else None,
     )
     starts = checked_scale_offsets(found, given["scale_offsets"].reshape(-1), scales_at.numel() // max(columns, 1))
     yield _whole(given["out"].view(torch.uint8), found.codes)

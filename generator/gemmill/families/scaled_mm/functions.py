@@ -4,6 +4,7 @@ gemmill.families.scaled_mm.reference."""
 import torch
 
 from gemmill.runtime.ops import overload
+from gemmill.runtime.sizes import size
 
 __all__ = ["cutlass_scaled_mm", "cutlass_scaled_mm_azp"]
 
@@ -31,7 +32,7 @@ def cutlass_scaled_mm(
 
     Raises RuntimeError with one sentence where the arguments do not fit.
     """
-    out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
+    out = a.new_empty((size(a, 0), size(b, -1)), dtype=out_dtype)
     _SCALED_MM(out, a, b, a_scales, b_scales, bias)
     return out
 
@@ -52,6 +53,6 @@ def cutlass_scaled_mm_azp(
     multiplied by it already, and `azp` is None. Else `azp`, int32 [M], has a zero point for each row, by which azp_adj
     is multiplied here. The rest is as for cutlass_scaled_mm.
     """
-    out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
+    out = a.new_empty((size(a, 0), size(b, -1)), dtype=out_dtype)
     _SCALED_MM_AZP(out, a, b, a_scales, b_scales, azp_adj, azp, bias)
     return out

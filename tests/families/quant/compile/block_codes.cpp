@@ -96,6 +96,8 @@ extern "C" void quantise_groups(char format, char in, void const* x, int64_t gro
   switch (format) {
     case 'n': return quantise_as<NvFp4>(in, x, groups, global_scale, rounds_up, codes, scales);
     case '4': return quantise_as<MxFp4>(in, x, groups, global_scale, rounds_up, codes, scales);
+    case 'N': return quantise_as<VllmNvFp4>(in, x, groups, global_scale, rounds_up, codes, scales);
+    case 'M': return quantise_as<VllmMxFp4>(in, x, groups, global_scale, rounds_up, codes, scales);
     case '6': return quantise_as<MxFp6>(in, x, groups, global_scale, rounds_up, codes, scales);
     default: return quantise_as<MxFp8>(in, x, groups, global_scale, rounds_up, codes, scales);
   }

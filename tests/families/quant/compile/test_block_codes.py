@@ -14,13 +14,20 @@ from gemmill.families.quant.reference import modulated
 from gemmill.formats.codes import pack
 from gemmill.formats.layout import swizzled_offset
 from gemmill.formats.quantise import BlockScaled, dequantise, global_scale_of, quantise
+from gemmill.formats.vllm_blocks import quantise_as_vllm
 from gemmill.locations import kernels_dir
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4, Format, ScaleRounding
 
 HERE = Path(__file__).parent
 LETTER = {NVFP4: "n", MXFP4: "4", MXFP6: "6", MXFP8: "8"}
 IN = {torch.bfloat16: "b", torch.float16: "h", torch.float32: "f"}
-ROUNDINGS = [(NVFP4, ScaleRounding.UP), *product((MXFP4, MXFP6, MXFP8), ScaleRounding)]
+VLLMS = {NVFP4: "N", MXFP4: "M"}
+"""Formats that vLLM's kernels code in a way of their own. A rounding of None stands for theirs."""
+ROUNDINGS = [
+    (NVFP4, ScaleRounding.UP),
+    *product((MXFP4, MXFP6, MXFP8), ScaleRounding),
+    *((format, None) for format in VLLMS),
+]
 GLOBAL_SCALES = (1.0, 448.0, 0.37, 1e-3, 3e8, 2.0**-100, 3e38)
 
 
@@ -40,12 +47,14 @@ def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
 
-def _check(codes: ctypes.CDLL, x: torch.Tensor, format: Format, rounding: ScaleRounding, global_scale: float) -> None:
+def _check(
+    codes: ctypes.CDLL, x: torch.Tensor, format: Format, rounding: ScaleRounding | None, global_scale: float
+) -> None:
     """x [groups, group], each row a group."""
     found = torch.empty(x.shape[0], format.code_bytes(format.group), dtype=torch.uint8)
     scales = torch.empty(x.shape[0], 1, dtype=torch.uint8)
     codes.quantise_groups(
-        ctypes.c_char(LETTER[format].encode()),
+        ctypes.c_char((VLLMS if rounding is None else LETTER)[format].encode()),
         ctypes.c_char(IN[x.dtype].encode()),
         _pointer(x),
         ctypes.c_int64(x.shape[0]),
@@ -55,7 +64,10 @@ def _check(codes: ctypes.CDLL, x: torch.Tensor, format: Format, rounding: ScaleR
         _pointer(scales),
     )
     given = torch.tensor([global_scale]) if format.has_global_scale else None
-    wanted = quantise(x, format, global_scale=given, rounding=rounding)
+    if rounding is None:
+        wanted = quantise_as_vllm(x, format, global_scale=given)
+    else:
+        wanted = quantise(x, format, global_scale=given, rounding=rounding)
     assert torch.equal(scales, wanted.scales)
     assert torch.equal(found, wanted.codes)
 
@@ -67,7 +79,9 @@ def _every(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
-def test_every_element_by_every_scale(codes, format: Format, rounding: ScaleRounding, dtype: torch.dtype) -> None:
+def test_every_element_by_every_scale(
+    codes, format: Format, rounding: ScaleRounding | None, dtype: torch.dtype
+) -> None:
     """Groups of every element below a largest one, which takes every exponent with mantissas about the largest code's: NaN,
     infinity and signs among them."""
     every = _every(dtype)
@@ -84,7 +98,7 @@ def test_every_element_by_every_scale(codes, format: Format, rounding: ScaleRoun
 
 
 @pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
-def test_every_bf16_as_the_largest_and_alone(codes, format: Format, rounding: ScaleRounding) -> None:
+def test_every_bf16_as_the_largest_and_alone(codes, format: Format, rounding: ScaleRounding | None) -> None:
     """Every bf16 in a group of its own, and all in turn in groups of neighbours."""
     every = _every(torch.bfloat16)
     for global_scale in GLOBAL_SCALES if format.has_global_scale else (1.0,):
@@ -96,7 +110,7 @@ def test_every_bf16_as_the_largest_and_alone(codes, format: Format, rounding: Sc
 
 
 @pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
-def test_values_of_f32_near_boundaries(codes, format: Format, rounding: ScaleRounding) -> None:
+def test_values_of_f32_near_boundaries(codes, format: Format, rounding: ScaleRounding | None) -> None:
     """What an activation leaves: values within two units of every boundary between codes by every scale of nvfp4, or by powers of
     two; then random ones, and NaN and infinity among them."""
     kind = format.code
@@ -127,7 +141,9 @@ def test_values_of_f32_near_boundaries(codes, format: Format, rounding: ScaleRou
 
 
 @pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
-def test_each_largest_near_the_largest_code_has_its_own_scale(codes, format: Format, rounding: ScaleRounding) -> None:
+def test_each_largest_near_the_largest_code_has_its_own_scale(
+    codes, format: Format, rounding: ScaleRounding | None
+) -> None:
     """One unit above the largest code at a power of two, the next power is the scale."""
     exact = (2.0 ** torch.arange(-100, 100, dtype=torch.float64) * format.code.maximum).float()
     near = (exact.view(torch.int32)[:, None] + torch.arange(-2, 3, dtype=torch.int32)).view(torch.float32)

@@ -17,7 +17,8 @@ from gemmill.vocab.format import ScaleRounding
 
 
 def blocks_are_within_bounds(config: QuantConfig, got: dict[str, Any]) -> bool:
-    """Whether what a call wrote may come from another version of its library function. Arguments are by their names."""
+    """Whether what a call wrote may come from another version of its library function, or from approximate reciprocals. Arguments
+    are by their names."""
     assert config.format is not None
     x = got["input"].reshape(-1, got["input"].shape[-1])
     hidden = x.shape[1] // 2 if config.activation.is_gated else x.shape[1]
@@ -47,7 +48,10 @@ def _matrices(
     """The rows of each matrix, its plain scales (None where their padding is not zero) and its global scale."""
     assert config.format is not None
     groups = config.format.scale_count(config.format.k_of(code_bytes))
-    scales, given = got[name_of(got, SCALE_NAMES)].view(torch.uint8), got.get("input_global_scale")
+    scales, given = (
+        got[name_of(got, SCALE_NAMES)].view(torch.uint8),
+        got.get("input_global_scale", got.get("global_scale")),
+    )
     if "input_offset_by_experts" not in got:
         is_swizzled = got["is_sf_swizzled_layout"]
         yield slice(0, rows), _plain(scales, rows, groups) if is_swizzled else scales, given

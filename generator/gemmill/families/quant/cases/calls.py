@@ -333,7 +333,8 @@ def same_bits(got: Tensor, wanted: Tensor) -> Tensor:
 def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, Any], apart: Iterable[str]) -> bool:
     codes, scales = got[name_of(got, OUT_NAMES)], got[name_of(got, SCALE_NAMES)]
     if config.format is not None:
-        is_exact = config.activation in (Activation.NONE, Activation.MODULATE)
+        is_approximate = config.vllm and config.format.has_global_scale  # its reciprocals
+        is_exact = config.activation in (Activation.NONE, Activation.MODULATE) and not is_approximate
         return not is_exact and blocks_are_within_bounds(config, got)
     if config.activation is not Activation.NONE:
         ub = got.get("scale_ub")

@@ -8,6 +8,7 @@ import torch
 
 from gemmill.families.quant.functions import blocks
 from gemmill.families.quant.functions.blocks import *  # noqa: F403 (what it declares public)
+from gemmill.runtime.sizes import parts, size
 
 __all__ = [
     "act_and_mul_per_block_quant",
@@ -39,7 +40,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _codes(x: torch.Tensor, dtype: torch.dtype, *, gated: bool = False) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2 if gated else x.shape[-1]), dtype=dtype)
+    return x.new_empty((*x.shape[:-1], size(x, -1) // 2 if gated else size(x, -1)), dtype=dtype)
 
 
 def _token_scales(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -50,7 +51,7 @@ def _group_scales(
     x: torch.Tensor, groups: int, transposed: bool, aligned: bool = False, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """Memory for scales [rows, groups]: row-major, or M-major with columns `rows` apart, rounded up to 4 if aligned."""
-    rows = x.numel() // x.shape[-1] if x.shape[-1] else x.shape[:-1].numel()
+    rows = x.numel() // x.shape[-1] if size(x, -1) else x.shape[:-1].numel()
     if not transposed:
         return x.new_empty((rows, groups), dtype=dtype)
     step = -(-rows // 4) * 4 if aligned else rows
@@ -140,7 +141,7 @@ def per_token_group_fp8_quant(
     of 4 values. `eps` is the smallest absolute maximum of a group.
     """
     codes = _codes(input, torch.float8_e4m3fn)
-    scales = _group_scales(input, input.shape[-1] // group_size, column_major_scales, tma_aligned_scales)
+    scales = _group_scales(input, parts(size(input, -1), group_size), column_major_scales, tma_aligned_scales)
     limits = (-E4M3_MAX, E4M3_MAX)
     _ops.per_token_group_fp8_quant.default(
         input, codes, scales, group_size, eps, *limits, scale_ue8m0, column_major_scales, tma_aligned_scales
@@ -151,7 +152,7 @@ def per_token_group_fp8_quant(
 def per_token_group_quant_int8(input: torch.Tensor, group_size: int, eps: float = 1e-10) -> Pair:
     """Return int8 codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and scales f32 [rows, hidden /
     group_size]."""
-    codes, scales = _codes(input, torch.int8), _group_scales(input, input.shape[-1] // group_size, False)
+    codes, scales = _codes(input, torch.int8), _group_scales(input, parts(size(input, -1), group_size), False)
     _ops.per_token_group_quant_int8.default(input, codes, scales, group_size, eps, -128.0, 127.0)
     return codes, scales
 
@@ -166,7 +167,7 @@ def per_token_group_quant_int8_azp(
     per_token_group_fp8_quant.
     """
     codes = _codes(input, torch.int8)
-    layout = input.shape[-1] // group_size, column_major_scales, tma_aligned_scales
+    layout = parts(size(input, -1), group_size), column_major_scales, tma_aligned_scales
     scales, azps = _group_scales(input, *layout), _group_scales(input, *layout, dtype=torch.int32)
     _ops.per_token_group_quant_int8_azp.default(input, codes, scales, azps, group_size)
     return codes, scales, azps
@@ -181,7 +182,7 @@ def per_token_group_fp8_quant_packed(input: torch.Tensor, group_size: int, eps: 
     """
     codes = _codes(input, torch.float8_e4m3fn)
     rows = input.shape[:-1].numel()
-    words = -(-(input.shape[-1] // group_size) // 4)
+    words = -(-parts(size(input, -1), group_size) // 4)
     packed = input.new_empty((words, -(-rows // 4) * 4), dtype=torch.int32).t()[:rows]
     _ops.per_token_group_fp8_quant_packed.default(input, codes, packed, group_size, eps, -E4M3_MAX, E4M3_MAX)
     return codes, packed
@@ -200,7 +201,7 @@ def silu_and_mul_per_block_quant(
     Scales are M-major if transposed. `scale_ub`, f32 [1], bounds the scales themselves, with float8_e4m3fn only.
     """
     codes = _codes(input, quant_dtype, gated=True)
-    scales = _group_scales(input, input.shape[-1] // 2 // group_size, is_scale_transposed)
+    scales = _group_scales(input, parts(size(input, -1) // 2, group_size), is_scale_transposed)
     _ops.silu_and_mul_per_block_quant.default(codes, input, scales, group_size, scale_ub, is_scale_transposed)
     return codes, scales
 
@@ -247,7 +248,7 @@ def act_and_mul_per_block_quant(
     given.
     """
     codes = _codes(input, quant_dtype, gated=True)
-    scales = _group_scales(input, input.shape[-1] // 2 // group_size, column_major_scales, tma_aligned_scales)
+    scales = _group_scales(input, parts(size(input, -1) // 2, group_size), column_major_scales, tma_aligned_scales)
     _ops.act_and_mul_per_block_quant.default(codes, input, scales, activation, group_size, scale_ub, scale_ue8m0)
     return codes, scales
 
@@ -312,7 +313,7 @@ def rms_norm_per_block_quant(
     `group_size` is 64 or 128.
     """
     result = _codes(input, quant_dtype)
-    scales = _group_scales(input, input.shape[-1] // group_size, is_scale_transposed)
+    scales = _group_scales(input, parts(size(input, -1), group_size), is_scale_transposed)
     _ops.rms_norm_per_block_quant.default(
         result, input, weight, scales, epsilon, scale_ub, residual, group_size, is_scale_transposed
     )

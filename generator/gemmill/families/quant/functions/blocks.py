@@ -9,6 +9,7 @@ import math
 import torch
 
 from gemmill.formats.layout import TILE_ROWS, swizzled_shape
+from gemmill.runtime.sizes import size
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
@@ -58,7 +59,7 @@ def _block_scaled(
     more: tuple[bool, ...] = (),
 ) -> Pair:
     """Codes and scales of `input` that a block-scaled op writes, where `given` are its other arguments."""
-    hidden = input.shape[-1] // 2 if gated else input.shape[-1]
+    hidden = size(input, -1) // 2 if gated else size(input, -1)
     rows, groups = input.shape[:-1].numel(), format.scale_count(hidden)
     codes = _codes(format, input, hidden)
     scales = _scales(format, input, swizzled_shape(rows, groups) if swizzled else (rows, groups))
@@ -205,12 +206,13 @@ def _of_experts(
 
     Nothing waits for the device: there are as many rows of scales as these experts may need.
     """
-    hidden = input.shape[-1] // 2 if op.startswith("silu_and_mul") else input.shape[-1]
-    rows, experts = input.shape[:-1].numel(), expert_offsets.numel() - 1
+    hidden = size(input, -1) // 2 if op.startswith("silu_and_mul") else size(input, -1)
+    rows, experts = input.shape[:-1].numel(), max(expert_offsets.numel() - 1, 0)
     tiles = (rows + (TILE_ROWS - 1) * experts) // TILE_ROWS
     codes = _codes(format, input, hidden)
     scales = _scales(format, input, (tiles * TILE_ROWS, swizzled_shape(0, format.scale_count(hidden))[1]))
-    padded = (expert_offsets.diff() + (TILE_ROWS - 1)) // TILE_ROWS * TILE_ROWS
+    ends = expert_offsets.reshape(-1).to(torch.int32)
+    padded = (ends.diff() + (TILE_ROWS - 1)) // TILE_ROWS * TILE_ROWS
     scale_offsets = torch.nn.functional.pad(padded.cumsum(0), (1, 0)).to(torch.int32)
     scaled = () if global_scale is None else (global_scale,)
     getattr(_ops, op).default(codes, scales, input, *scaled, expert_offsets, scale_offsets, *given)
@@ -273,7 +275,7 @@ def silu_and_mul_mxfp8_experts_quant(
 
 
 def _values(format: Format, input: torch.Tensor, dtype: torch.dtype, *given: object) -> torch.Tensor:
-    out = input.new_empty((*input.shape[:-1], format.k_of(input.shape[-1])), dtype=dtype)
+    out = input.new_empty((*input.shape[:-1], format.k_of(size(input, -1))), dtype=dtype)
     getattr(_ops, f"scaled_{format}_dequant").default(out, input, *given)
     return out
 
