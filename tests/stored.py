@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gemmill.checkpoints.steps import Asked, Step
+
 WORDS = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -41,6 +43,45 @@ def shards(folder: Path, files: dict[str, dict[str, Tensor]]) -> Path:
     weight_map = {key: name for name, tensors in files.items() for key in tensors}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
+
+
+NVFP4 = Asked(to="nvfp4")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def model(tmp_path: Path) -> Path:
+    """Two shards: layers, and what is no layer."""
+    first = {
+        "embed.weight": drawn(10, 32),
+        "layers.0.up.weight": drawn(48, 64),
+        "layers.0.up.bias": drawn(48),
+        "layers.0.norm.weight": drawn(64),
+        "layers.0.conv.weight": drawn(4, 4, 3),
+    }
+    second = {
+        "layers.1.up.weight": drawn(40, 96, dtype=torch.float32),
+        "steps": torch.tensor(3),
+        "lm_head.weight": drawn(8, 64),
+    }
+    return shards(tmp_path / "in", {"m-1.safetensors": first, "m-2.safetensors": second})
+
+
+class Seen:
+    """An observer that stops a conversion after so many steps."""
+
+    def __init__(self, after: int = 100) -> None:
+        self.after, self.steps, self.total, self.done = after, list[str](), 0, 0
+
+    def planned(self, total: int, done: int) -> None:
+        self.total, self.done = total, done
+
+    def advanced(self, step: Step) -> None:
+        self.steps.append(step.name)
+        if len(self.steps) == self.after:
+            raise KeyboardInterrupt
 
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

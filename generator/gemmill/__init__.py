@@ -14,7 +14,13 @@ from gemmill.version import __version__ as __version__
 
 def _runs_own_command() -> bool:
     """Whether this process is the `gemmill` command or one of its workers, which import torch only where they need it."""
-    return Path(sys.argv[0] if sys.argv else "").name in ("gemmill", "-m")
+    program = sys.argv[0] if sys.argv else ""
+    if program != "-m":
+        return Path(program).name == "gemmill"
+    # `python -m MODULE` finds MODULE, for which packages are imported. Only the command line says until then which one it is.
+    word = sys.orig_argv[-len(sys.argv)]
+    module = word.partition("m")[2] if word.startswith("-") else word  # as -mMODULE, -ImMODULE
+    return module.partition(".")[0] == "gemmill"
 
 
 if not _runs_own_command():

@@ -144,7 +144,8 @@ def epilogue(
     The function's first argument is the accumulator. The others are annotated as Row, Column, RowOut, ColumnOut, RowS32,
     ColumnS32 or Scalar: up to four along rows, along columns, and scalars. It returns the value that is stored. `operands`
     (e4m3, bf16, f16, or s8 alone, whose sums are int32) and `results` (bf16, f16; of e4m3 operands e4m3 too) are what kernels are built for.
-    Raises UntraceableError, with file and line, for a function that uses what cannot be traced; ValueError for other dtypes.
+    Raises UntraceableError, with file and line, for a function that uses what cannot be traced; ValueError for other dtypes, and for
+    names that schemas of torch's ops cannot have.
     """
     if function is None:
         return lambda given: _made(given, tuple(map(DType, operands)), tuple(map(DType, results)))
@@ -152,8 +153,14 @@ def epilogue(
 
 
 def _made(function: Callable[..., Any], operands: tuple[DType, ...], results: tuple[DType, ...]) -> Epilogue:
-    accumulator = Kind.S32 if operands == (DType.S8,) else Kind.F32
-    made = Epilogue(function, learn(trace(function, accumulator)), operands, results)
+    traced = trace(function, Kind.S32 if operands == (DType.S8,) else Kind.F32)
+    for name in (traced.name, *(given.name for given in traced.inputs)):
+        if not name.isascii() or name == "NoneType":
+            raise ValueError(
+                f"epilogue {traced.name!r} has the name {name!r}, which schemas of torch's ops cannot have: use letters of ASCII, "
+                "digits and _"
+            )
+    made = Epilogue(function, learn(traced), operands, results)
     assert _FAMILY.epilogues is not None
     possible = _FAMILY.epilogues.operands(made.traced.text)
     if not operands or not set(operands) <= set(possible):

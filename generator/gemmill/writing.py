@@ -1,9 +1,13 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and the folders in which they are made."""
 
+import hashlib
 import os
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+_PROC = Path("/proc")
 
 
 def write_whole(path: Path, data: str | bytes | Iterable[bytes | memoryview]) -> None:
@@ -27,3 +31,33 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes | memoryview]) ->
 def beside(path: Path) -> Path:
     """A name in the same folder that no other process uses."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+def work_folder(home: Path) -> Path:
+    """A name below a home's work/ that no other process uses. It tells whose it is: machine, process, and its start."""
+    return home / "work" / f"{_machine()}.{os.getpid()}.{_start_of(os.getpid())}.{uuid.uuid4().hex}"
+
+
+def is_left(folder: Path) -> bool:
+    """Whether the process of this machine that made a work folder has ended. Of another machine's nothing is known."""
+    machine, _, rest = folder.name.partition(".")
+    process, _, rest = rest.partition(".")
+    is_ours = machine == _machine() and process.isdecimal()
+    return is_ours and _start_of(int(process)) != rest.partition(".")[0]
+
+
+def _machine() -> str:
+    """A digest of what numbers processes: the machine since it was started, and in it the container."""
+    parts = [os.uname().nodename]
+    with suppress(OSError):
+        parts += [(_PROC / "sys/kernel/random/boot_id").read_text(), str((_PROC / "self/ns/pid").readlink())]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def _start_of(process: int) -> str:
+    """When a process of this machine was started, as the kernel counts; empty where it has ended."""
+    try:
+        fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
 from stored import save
@@ -76,7 +77,7 @@ def test_layers_are_packed_beside_the_output_if_asked(gemmill, tmp_path: Path) -
     done = gemmill("convert", source, tmp_path / "other.safetensors", "--to", "mxfp4", "--pack", "int8")
     assert done.code == 3
     assert done.err.splitlines()[-1] == (
-        "gemmill: layers.0.up: mxfp4 weights take activations bf16 or e4m3 or mxfp4 or mxfp8, got 'int8'"
+        "gemmill: --pack int8: mxfp4 weights take activations bf16 or e4m3 or mxfp4 or mxfp8, got 'int8'"
     )
 
 
@@ -126,3 +127,63 @@ def test_rows_that_do_not_fold_are_named(gemmill, tmp_path: Path) -> None:
         + report,
         f"b: 1 of 3 rows does not fold: 2 (spread 15); {report}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--to", "mxfp4", "--rounding", "x"], "scales cannot be rounded by 'x': --rounding is up or ocp"),
+        (["--to", "int8", "--rounding", "x"], "scales cannot be rounded by 'x': --rounding is up or ocp"),
+        (["--to", "int8", "--pack", "x"], "--pack x: int8 weights take activations int8, got 'x'"),
+        (
+            ["--to", "bf16", "--pack", "bf16"],
+            "--pack bf16: there is no layer of format 'bf16': the formats are channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8",
+        ),
+        (
+            ["--to", "nvfp4", "--pack", "nvfp4"],
+            "layers.0.up: nvfp4 activations of nvfp4 weights need the input's absmax, from a Calibration: input_absmax is None",
+        ),
+        (
+            ["--to", "nvfp4", "--pack", "nvfp4", "--keep", "layers.0.*", "--requantize"],
+            "layers.1.up: nvfp4 activations of nvfp4 weights need the input's absmax, from a Calibration: input_absmax is None",
+        ),
+        (
+            ["--to", "mxfp4", "--from", "fp4"],
+            "--from: there is no weight format 'fp4': the formats are channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8",
+        ),
+        (
+            ["--to", "mxfp4", "--from", "nvfp4"],
+            "{} has no quantised layer, and --from says that they are nvfp4: leave --from out",
+        ),
+    ],
+)
+def test_options_that_mean_nothing_leave_nothing(gemmill, options: list[str], sentence: str, tmp_path: Path) -> None:
+    source = layers(tmp_path / "in.safetensors", 2)
+    done = gemmill("convert", source, tmp_path / "out" / "out.safetensors", *options)
+    assert (done.code, done.err.splitlines()[-1]) == (3, f"gemmill: {sentence.format(source)}")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_layers_that_stay_in_a_format_without_such_activations_are_told_first(gemmill, tmp_path: Path) -> None:
+    source, between = layers(tmp_path / "in.safetensors", 2), tmp_path / "between.safetensors"
+    assert gemmill("convert", source, between, "--to", "int8", "--only", "layers.0.*").code == 0
+    options = ("--to", "mxfp4", "--keep", "layers.0.*", "--pack", "bf16")
+    done = gemmill("convert", between, tmp_path / "out.safetensors", *options)
+    assert (done.code, done.err) == (3, "gemmill: layers.0.up: int8 weights take activations int8, got 'bf16'\n")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_names_are_printed_as_they_are_and_a_terminal_obeys_none(gemmill, tmp_path: Path) -> None:
+    names = ["[/red]", "[bold]x", ":smile:", "up\x1b[2J\x07", "a\ud800"]
+    weight = torch.ones(3, 64)
+    weight[2:, 32:] = 2.0**-15  # does not fold: then a line tells the name once more
+    source = save(tmp_path / "in.safetensors", {f"{name}.weight": weight for name in names})
+    done = gemmill("convert", source, tmp_path / "out.safetensors", "--to", "mxfp4")
+    assert done.code == 0, done.err
+    for name in ("[/red]", "[bold]x", ":smile:", "up\\x1b[2J\\x07", "a\\ud800"):
+        assert done.out.count(f"{name} ") == done.out.count(f"{name}: 1 of 3 rows") == 1, name
+    assert (done.out + done.err).replace("\n", "").isprintable()
+    weight[0, 0] = torch.nan
+    save(source, {f"{names[3]}.weight": weight})
+    done = gemmill("convert", source, tmp_path / "other.safetensors", "--to", "mxfp4")
+    assert done.code == 3 and "\ngemmill: up\\x1b[2J\\x07: weight [0, 0] is nan" in done.err

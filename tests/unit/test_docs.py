@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import math
 import re
 import tomllib
 from itertools import pairwise
@@ -13,6 +14,7 @@ import typer
 
 import figures
 import gemmill.public
+from gemmill.arithmetic import OF_E4M3
 from gemmill.cli.app import app
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
@@ -133,6 +135,15 @@ def test_the_layers_are_those_that_are_checked() -> None:
 def _cells(table: str) -> list[str]:
     """The first cells of a table's rows."""
     return [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+
+
+def test_the_accumulator_of_e4m3_is_told_once_with_the_bound_that_tests_use() -> None:
+    (told,) = re.findall(r"^\| FP22 \| (.*) \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    bits = round(-math.log2(OF_E4M3.unit))
+    assert f"adds {OF_E4M3.instruction_k} products" in told and f"keeps {bits} bits below" in told
+    assert f"loses less than {OF_E4M3.losses} x 2^-{bits} of the largest" in told
+    for page in PAGES:
+        assert not re.search(r"\b22 bits", page.read_text()), page
 
 
 def test_every_extra_is_told_of() -> None:

@@ -69,6 +69,13 @@ def test_refused(me: None, monkeypatch: pytest.MonkeyPatch, found: os.stat_resul
     assert distrust(Path("/x"), found) == ""
 
 
+def test_a_group_of_ones_own_name_may_have_others_in_it(me: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = status(FILE | 0o664, group=MY_GROUP)
+    for members, is_own in ([], True), (["me"], True), (["other"], False), (["me", "other"], False):
+        monkeypatch.setattr(grp, "getgrgid", lambda _, members=members: SimpleNamespace(gr_name="me", gr_mem=members))
+        assert (distrust(Path("/x"), found) == "") == is_own, members
+
+
 def test_who_installed_gemmill_is_trusted(me: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert distrust(Path("/x"), status(FILE | 0o644, user=OTHER)) != ""
     monkeypatch.setattr(ownership, "__file__", str(tmp_path / "ownership.py"))

@@ -62,6 +62,38 @@ def test_the_command_has_the_same_names_and_imports_no_torch_for_them() -> None:
     assert error == "module 'gemmill' has no attribute 'nothing'"
 
 
+@pytest.mark.parametrize(
+    ("words", "is_ours"),
+    [
+        (("-m", "package.module", "gemmill"), False),
+        (("-Bm", "gemmill.build.asked", "-m", "package"), True),
+        (("-Bmgemmill.build.asked",), True),
+        (("-mgemmill_of_others",), False),
+    ],
+)
+def test_a_program_that_is_run_as_a_module_has_ops(words: tuple[str, ...], is_ours: bool, tmp_path: Path) -> None:
+    """Packages are imported while the interpreter looks for the module: then no argument says yet what it is."""
+    told = "import gemmill, sys; print('torch' in sys.modules, end=' ')\n"
+    for name in ("package/__init__.py", "package/module.py", "gemmill_of_others/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(told)
+    (tmp_path / "gemmill_of_others/__main__.py").touch()
+    # Our own module has to be beside gemmill's: a finder puts it there.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, importlib.machinery as m, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'gemmill.build.asked':\n"
+        f"            return m.ModuleSpec(name, m.SourceFileLoader(name, {str(tmp_path / 'package/module.py')!r}))\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'generator'}"}
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
+    )
+    assert set(done.stdout.split()) == {str(not is_ours)}
+
+
 def test_the_package_says_that_it_is_typed() -> None:
     assert (Path(gemmill.__file__).parent / "py.typed").is_file()
     assert "Typing :: Typed" in PROJECT["classifiers"]

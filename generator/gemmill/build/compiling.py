@@ -15,6 +15,7 @@ from gemmill.build.requests import CompileOutcome
 from gemmill.build.sources import Source, SourceKind
 from gemmill.build.units import Unit, partition, split
 from gemmill.build.workshop import Workshop
+from gemmill.writing import work_folder
 
 
 @dataclass(kw_only=True)
@@ -37,7 +38,7 @@ def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: Bui
     units = partition(missing, workshop.options.job_count, workshop.options.dsl_job_count)
     total = sum(unit.seconds for unit in units)
     errors: dict[str, str] = {}
-    folder = workshop.options.home_dir / "work" / uuid.uuid4().hex
+    folder = work_folder(workshop.options.home_dir)
     folder.mkdir(parents=True)
     try:
         while units:

@@ -7,7 +7,6 @@ compressed. So each object is linked with a compressed file in its place. The ca
 import io
 import shutil
 import subprocess
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -21,6 +20,7 @@ from gemmill.build.errors import BuildError
 from gemmill.build.files import digest
 from gemmill.build.sources import Source, SourceKind
 from gemmill.build.workshop import Workshop
+from gemmill.writing import work_folder
 
 COMPRESSION = ("-64", "--compress-mode=size")
 """What fatbinary is told: a quarter of the bytes. It takes `balance` and `speed`, and compresses no machine code by them."""
@@ -55,7 +55,7 @@ def _known(wanted: Iterable[Source], workshop: Workshop) -> dict[str, Path]:
 
 def _compress(missing: Mapping[Source, Entry], workshop: Workshop) -> None:
     """Put the compressed objects into the cache. One that holds no file of machine code alone stays as it is."""
-    folder = workshop.options.home_dir / "work" / uuid.uuid4().hex
+    folder = work_folder(workshop.options.home_dir)
     folder.mkdir(parents=True)
     try:
         with ThreadPoolExecutor(workshop.options.job_count) as pool:

@@ -42,8 +42,8 @@ def build(selection: Selection, options: BuildOptions, observer: BuildObserver |
         home.mkdir(parents=True, exist_ok=True)
         errors = dict(work.bad)
         found = work.found
+        remove_stale(home)
         if found.missing:
-            remove_stale(home)
             errors |= compile_missing(found.missing, workshop, observer)
             found = look_again(_good(work, errors), workshop)
         _check_any_left(_good(work, errors), errors, work.remembered)

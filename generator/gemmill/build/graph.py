@@ -17,6 +17,7 @@ from gemmill.build.dsl_unit import DslRequest
 from gemmill.build.errors import BuildError
 from gemmill.build.failures import Failure
 from gemmill.build.options import BuildOptions
+from gemmill.build.processes import ends_with_parent
 from gemmill.build.requests import CompileOutcome
 from gemmill.build.sources import SourceKind, expand
 from gemmill.build.units import Unit
@@ -65,7 +66,7 @@ def _rules(options: BuildOptions) -> Iterator[str]:
     python = shlex.quote(sys.executable).replace("$", "$$")
     yield from ("ninja_required_version = 1.10", "pool compilers", f"  depth = {options.job_count}")
     for module, pool in (("compile_unit", "compilers"), ("dsl_unit", "")):
-        yield from (f"rule {module}", f"  command = {python} -m gemmill.build.{module} $in")
+        yield from (f"rule {module}", f"  command = exec {python} -m gemmill.build.{module} $in")
         yield from ("  description = $out", f"  pool = {pool}")
 
 
@@ -156,6 +157,7 @@ def _run_ninja(folder: Path, jobs: int, ended: Callable[[], None]) -> list[str]:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            preexec_fn=ends_with_parent(),
         )
     except OSError as error:
         raise BuildError(f"cannot run {command[0]} ({error.strerror}): install it with `pip install ninja`") from None

@@ -3,7 +3,6 @@
 import datetime
 import shutil
 import subprocess
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from gemmill.build.cache import Entry
 from gemmill.build.errors import BuildError, disk_full, first_error
 from gemmill.build.files import file_digest, sync_file
 from gemmill.build.inspect import facts_of
+from gemmill.build.processes import ends_with_parent
 from gemmill.build.provenance import source_digest
 from gemmill.build.sources import EXPORTS, OWN_ROOT, TORCH_TARGET, Source, SourceKind, expand
 from gemmill.build.workshop import Workshop
@@ -32,6 +32,7 @@ from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import Selection
 from gemmill.version import __version__
+from gemmill.writing import work_folder
 
 _LARGEST_SHOWN = 5
 _GIT_SECONDS = 10.0
@@ -53,7 +54,7 @@ def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop:
     Raises BuildError, OSError; `target` is then as it was.
     """
     # Not beside the target: whoever lists the builds must not see one that is half made, or its folder vanish.
-    temporary = _working_folder(workshop)
+    temporary = work_folder(workshop.options.home_dir)
     temporary.mkdir(parents=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -77,10 +78,6 @@ def runtimes(variants: Sequence[Source], workshop: Workshop) -> list[Path]:
     return libraries
 
 
-def _working_folder(workshop: Workshop) -> Path:
-    return workshop.options.home_dir / "work" / uuid.uuid4().hex
-
-
 def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
     tools = workshop.toolchain
     # A response file: a build of many variants has more objects than a command line holds.
@@ -99,6 +96,7 @@ def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
             text=True,
             check=False,
             errors="replace",
+            preexec_fn=ends_with_parent(),
         )
     except OSError as error:
         raise BuildError(f"cannot run {tools.gxx} ({error.strerror}): install g++") from None
@@ -137,7 +135,7 @@ def _put_in_place(manifest: Manifest, temporary: Path, target: Path, workshop: W
         except OSError:
             if (theirs := intact_build(target)) is not None:
                 return theirs  # another process was quicker, with the same build
-            damaged = _working_folder(workshop)
+            damaged = work_folder(workshop.options.home_dir)
             if not target.exists():
                 raise
             target.rename(damaged)

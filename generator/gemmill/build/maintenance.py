@@ -10,6 +10,7 @@ from gemmill import settings
 from gemmill.build.cache import read_entry, read_headers
 from gemmill.build.errors import reported
 from gemmill.build.files import file_digest
+from gemmill.writing import is_left
 
 _DAY = 24 * 3600
 
@@ -95,10 +96,10 @@ def cache_gc(
 
 
 def remove_stale(home: Path) -> None:
-    """Delete what killed builds left: working folders and half-made objects older than a day."""
+    """Delete what killed builds left: working folders of processes that have ended, and what is older than a day."""
     for folder in [*home.glob("work/*"), *home.glob("cache/objects/.*")]:
         with suppress(OSError):  # another process was quicker
-            if time.time() - folder.stat().st_mtime > _DAY:
+            if is_left(folder) or time.time() - folder.stat().st_mtime > _DAY:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -16,6 +16,7 @@ from gemmill.build.cache import ObjectCache
 from gemmill.build.failures import CompileError, Failure, failure_of_exception
 from gemmill.build.files import FileMemo
 from gemmill.build.headers import changed_between, header_set
+from gemmill.build.processes import end_group_with_parent
 from gemmill.typed_json import read_json
 from gemmill.writing import write_whole
 
@@ -85,6 +86,7 @@ def answer(kind: type[Asked], compiles: Callable[[Asked], CompileOutcome]) -> in
     The outcome is written to a file, unless the disk does not allow it: then raises OSError. The exit status is 0 where
     every source has an object or a reason.
     """
+    end_group_with_parent()
     request = read_json(Path(sys.argv[1]), kind, "build again")
     try:
         outcome = compiles(request)

@@ -5,12 +5,8 @@ The next layer is read while one is made, so two are in memory. What is done is 
 interrupted goes on where it was. Every output file appears whole or not at all, an index after its shards.
 """
 
-import hashlib
-import json
-import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -18,20 +14,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gemmill.checkpoints.file import BITS, CheckpointError, parsed_json
-from gemmill.checkpoints.folder import INDEX, Checkpoint, open_checkpoint
+from gemmill.checkpoints.file import CheckpointError, parsed_json
+from gemmill.checkpoints.folder import Checkpoint, open_checkpoint
 from gemmill.checkpoints.names import spelling_of
 from gemmill.checkpoints.sparse import SPARSE
 from gemmill.checkpoints.sparse import made as made_sparse
-from gemmill.checkpoints.stated import CONFIG, read_config, with_quantization
-from gemmill.checkpoints.steps import BF16, FLOATS, Asked, Step, experts_of, steps_of
-from gemmill.checkpoints.writing import SYNCED, Journal, Shard, refuse_without_space, told_of_space
+from gemmill.checkpoints.steps import BF16, Asked, Step, experts_of, steps_of
+from gemmill.checkpoints.work import Conversion, Work, digest_of, report_at, stays
+from gemmill.checkpoints.writing import told_of_space
 from gemmill.quantize.errors import LayerError, layer_error
 from gemmill.quantize.weights import QuantizedWeight, chunks, quantize_weight
-from gemmill.version import __version__
-from gemmill.writing import write_whole
-
-REPORT = "conversion.json"
 
 
 class Observer(Protocol):
@@ -42,25 +34,6 @@ class Observer(Protocol):
 
     def advanced(self, step: Step) -> None:
         """A step is done."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """The result of a conversion."""
-
-    out: Path
-    report: Path
-    """The file of JSON with the figures of every layer."""
-    layers: tuple[LayerError, ...]
-    """The layers whose codes were made, the one with the largest error of weights first."""
-    renamed: int
-    """The number of layers whose codes are those of the source."""
-    read_bytes: int
-    written_bytes: int
-    is_stated: bool
-    """Whether its config.json, if it has one, says how its layers are quantised. It cannot where some keep another
-    format.
-    """
 
 
 def convert(
@@ -83,7 +56,7 @@ def convert(
     checkpoint = open_checkpoint(source)
     steps = steps_of(checkpoint, asked)
     with told_of_space(out):
-        work = _Work(checkpoint, out, asked, steps)
+        work = Work(checkpoint, out, asked, steps)
         try:
             with ThreadPoolExecutor(1) as reader:
                 _run(work, reader, torch.device(device), inputs, observer)
@@ -134,188 +107,39 @@ def quantize_checkpoint(
 def is_converted(source: Path, out: Path, asked: Asked) -> bool:
     """Whether `out` was made of this source by the same conversion, and is whole. Raises CheckpointError as `convert` for the source."""
     checkpoint = open_checkpoint(source)
-    report = _report_at(checkpoint, out)
+    report = report_at(checkpoint, out)
     found = parsed_json(report.read_bytes()) if report.is_file() else None
-    return isinstance(found, dict) and found.get("digest") == _digest(checkpoint, asked, steps_of(checkpoint, asked))
-
-
-def _report_at(checkpoint: Checkpoint, out: Path) -> Path:
-    return out.with_name(f"{out.name}.{REPORT}") if checkpoint.path.is_file() else out / REPORT
-
-
-def _digest(checkpoint: Checkpoint, asked: Asked, steps: list[Step]) -> str:
-    """The identity of a conversion: what is read, how, and what becomes of it."""
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
-    plan = [(step.name, step.shard, step.writes) for step in steps]
-    text = json.dumps([__version__, asdict(asked), files, plan])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-class _Work:
-    """The files of a conversion."""
-
-    def __init__(self, checkpoint: Checkpoint, out: Path, asked: Asked, steps: list[Step]) -> None:
-        self.checkpoint, self.out, self.asked, self.steps = checkpoint, out, asked, steps
-        self.single = checkpoint.path.is_file()
-        folder = out.parent if self.single else out
-        self.last_of = {step.shard: i for i, step in enumerate(steps)}
-        """The last step of each shard."""
-        self.paths = {shard: out if self.single else out / shard for shard in self.last_of}
-        self.index = out / "model.safetensors.index.json" if not self.single and len(self.paths) > 1 else None
-        named_index = next(iter(() if self.single else checkpoint.path.glob(f"*{INDEX}")), None)
-        if named_index is not None:
-            self.index = out / named_index.name
-        self.config = None if self.single else read_config(checkpoint.path)
-        self.report, self.digest = _report_at(checkpoint, out), _digest(checkpoint, asked, steps)
-        journal = folder / f".{out.name if self.single else 'checkpoint'}.journal"
-        self._refuse_existing(journal)
-        is_new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            if not journal.exists():
-                refuse_without_space(folder, sum(stop for stop in self._sizes().values()))
-            self.journal = Journal(journal, self.digest)
-        except BaseException:
-            if is_new and not any(folder.iterdir()):
-                folder.rmdir()
-            raise
-        self.went_on = bool(self.journal.done)
-        self.open: dict[str, Shard] = {}
-        self.unsynced = 0
-
-    def _refuse_existing(self, journal: Path) -> None:
-        if self.single and self.out.is_dir():
-            raise CheckpointError(f"{self.out} is a folder, and {self.checkpoint.path} is a file: name a file")
-        if not self.single and self.out.is_file():
-            raise CheckpointError(f"{self.out} is a file, and {self.checkpoint.path} is a folder: name a folder")
-        wanted = [*self.paths.values(), *([self.index] if self.index else [])]
-        wanted += [self.out / CONFIG] if self.config is not None else []
-        if not journal.exists() and (there := [path for path in wanted if path.exists()]):
-            raise CheckpointError(f"{there[0]} exists: remove it, or name another output")
-
-    def _sizes(self) -> dict[str, int]:
-        """The bytes of data of each output file."""
-        sizes = dict.fromkeys(self.paths, 0)
-        for step in self.steps:
-            for dtype, shape in step.writes.values():
-                sizes[step.shard] += math.prod(shape) * BITS[dtype] // 8
-        return sizes
-
-    def shard(self, step: Step) -> Shard:
-        """The output file of a step."""
-        if step.shard not in self.open:
-            writes = {k: v for other in self.steps if other.shard == step.shard for k, v in other.writes.items()}
-            first = next(i for i, other in enumerate(self.steps) if other.shard == step.shard)
-            went_on = any(i in self.journal.done for i in range(first, self.last_of[step.shard] + 1))
-            self.open[step.shard] = Shard(self.paths[step.shard], writes, goes_on=went_on)
-        return self.open[step.shard]
-
-    def note(self, index: int, error: LayerError | None) -> None:
-        """Note that a step is written. Its file appears with its last step."""
-        step = self.steps[index]
-        self.journal.note(index, None if error is None else asdict(error))
-        self.unsynced += step.nbytes
-        if index == self.last_of[step.shard] or self.unsynced > SYNCED:
-            self.leave(close=False)
-        if index == self.last_of[step.shard]:
-            self.open.pop(step.shard).publish()
-
-    def leave(self, *, close: bool = True) -> None:
-        """Bring all that was noted to the disk; `close`: for a later process."""
-        for shard in self.open.values():
-            shard.sync()
-        self.journal.commit()
-        self.unsynced = 0
-        if close:
-            for shard in self.open.values():
-                shard.close()
-            self.journal.close(remove=False)
-
-    def finish(self) -> Conversion:
-        """Write the index and the report."""
-        for shard, last in self.last_of.items():
-            if not self.paths[shard].exists():  # the process ended between noting its last step and renaming
-                self.shard(self.steps[last]).publish()
-        sizes = self._sizes()
-        if self.index is not None:
-            weight_map = {key: step.shard for step in self.steps for key in step.writes}
-            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
-            write_whole(self.index, json.dumps(index, indent=2) + "\n")
-        is_stated = self._state()
-        layers = [LayerError(**error) for error in self.journal.done.values() if error is not None]
-        layers.sort(key=lambda layer: -layer.weights)
-        report = {"version": __version__, "asked": asdict(self.asked), "digest": self.digest}
-        report["layers"] = [asdict(layer) for layer in layers]
-        write_whole(self.report, json.dumps(report, indent=2) + "\n")
-        self.journal.close(remove=True)
-        return Conversion(
-            out=self.out,
-            report=self.report,
-            layers=tuple(layers),
-            renamed=sum(step.spelling is not None and not step.changes for step in self.steps),
-            read_bytes=sum(step.nbytes for step in self.steps),
-            written_bytes=sum(sizes.values()),
-            is_stated=is_stated,
-        )
-
-    def _state(self) -> bool:
-        """Write the model's config with what its layers are now; whether one project can say it."""
-        target = None if self.asked.to in (BF16, SPARSE) else spelling_of(self.asked.to, self.asked.names)
-        others = [step.kept for step in self.steps if step.kept is not None and step.kept != target]
-        if self.config is not None:
-            made = [step for step in self.steps if step.spelling is not None or step.changes]
-            has_inputs = target is not None and all(f"{step.name}{target.input}" in step.writes for step in made)
-            project, format = ("", None) if target is None or others else (target.project, target.format)
-            config = with_quantization(self.config, project, format, _matrices(self.steps), has_inputs=has_inputs)
-            write_whole(self.out / CONFIG, json.dumps(config, indent=2) + "\n")
-        return self.config is None or (self.asked.to != SPARSE and not others)
+    return isinstance(found, dict) and found.get("digest") == digest_of(checkpoint, asked, steps_of(checkpoint, asked))
 
 
 def _run(
-    work: _Work,
+    work: Work,
     reader: ThreadPoolExecutor,
     device: torch.device,
     inputs: Checkpoint | None,
     observer: Observer | None,
 ) -> None:
-    left = [i for i in range(len(work.steps)) if i not in work.journal.done]
+    left = [i for i in range(len(work.steps)) if not work.is_done(i)]
     total = sum(step.nbytes for step in work.steps)
     if observer is not None:
         observer.planned(total, total - sum(work.steps[i].nbytes for i in left))
     for index, tensors in _read_ahead(work.steps, left, reader, device):
         step, error = work.steps[index], None
         shard = work.shard(step)
-        if _stays(step):
+        if stays(step):
             for stored in step.reads.values():
                 shard.copy(stored.name, stored)
         else:
             try:
                 written, error = _made(step, tensors, work.asked, device, inputs)
             except ValueError as refusal:
-                raise CheckpointError(f"{step.name}: {refusal}") from None
+                key = next(iter(step.reads.values())).name
+                raise CheckpointError(f"{step.name}: {refusal}; --keep '{key}' leaves it as it is") from None
             for name, tensor in written.items():
                 shard.write(name, tensor.contiguous().cpu())
         work.note(index, error)
         if observer is not None:
             observer.advanced(step)
-
-
-def _matrices(steps: list[Step]) -> list[str]:
-    """The names of the modules whose float matrices stay."""
-    return [
-        step.name.removesuffix(".weight")
-        for step in steps
-        for tensor in step.reads.values()
-        if _stays(step)
-        and step.kept is None
-        and tensor.dtype in FLOATS
-        and len(tensor.shape) == 2
-        and step.name.endswith(".weight")
-    ]
-
-
-def _stays(step: Step) -> bool:
-    return step.spelling is None and not step.changes
 
 
 def _read_ahead(
@@ -329,7 +153,7 @@ def _read_ahead(
 
     def read(position: int) -> dict[str, Tensor]:
         step, turn = steps[left[position]], position % 2
-        if _stays(step):
+        if stays(step):
             return {}
         starts = dict(
             zip(step.reads, accumulate((_aligned(s.nbytes) for s in step.reads.values()), initial=0), strict=False)

@@ -11,6 +11,7 @@ from gemmill.checkpoints.folder import Checkpoint
 from gemmill.checkpoints.keys import named
 from gemmill.checkpoints.names import ENDINGS, PARTS, Spelling, recognised, spelling_of
 from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight, check_format, check_shape
+from gemmill.vocab.format import ScaleRounding
 
 KEPT = ("*embed*", "*norm*", "*lm_head*", "head.*", "*router*", "*.gate.weight", "*.gate.wg.weight")
 """Patterns over keys of layers that no project quantises."""
@@ -86,6 +87,7 @@ def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
     Raises CheckpointError, in a sentence, for names and formats that do not exist or do not go together. So it does for a shape
         that the format cannot take, for layers that are quantised already, and for scales without their weight.
     """
+    _check_options(asked)
     if asked.to != BF16:
         _check_target(asked)
     left = dict(checkpoint.tensors)
@@ -103,6 +105,10 @@ def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
                 del left[tensor.name]
     _refuse_incomplete(left, asked)
     steps += [_plain(name, tensor, asked) for name, tensor in left.items()]
+    if asked.source is not None and not any(step.spelling or step.kept for step in steps):
+        raise CheckpointError(
+            f"{checkpoint.path} has no quantised layer, and --from says that they are {asked.source}: leave --from out"
+        )
     if not any(step.changes or step.spelling for step in steps):
         raise CheckpointError(f"{checkpoint.path} has no layer to convert: {_which(asked)}")
     order = {file.name: i for i, file in enumerate(checkpoint.files)}
@@ -117,6 +123,18 @@ def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
             )
         written |= step.writes.keys()
     return steps
+
+
+def _check_options(asked: Asked) -> None:
+    if asked.scale_rounding not in set(ScaleRounding):
+        raise CheckpointError(
+            f"scales cannot be rounded by {asked.scale_rounding!r}: --rounding is {' or '.join(ScaleRounding)}"
+        )
+    if asked.source is not None:
+        try:
+            check_format(asked.source)
+        except ValueError as error:
+            raise CheckpointError(f"--from: {error}") from None
 
 
 def _check_target(asked: Asked) -> None:

@@ -20,21 +20,32 @@ SYNCED = 1 << 30
 """Bytes after which what was written is brought to the disk and noted as done."""
 
 
+class Layout:
+    """The places of an output file's tensors."""
+
+    def __init__(self, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> None:
+        """tensors: dtype (a word) and shape by key. metadata: those of the file that it is made of."""
+        self.header, self.places = header_of(tensors, metadata)
+        self.size = max((stop for _, stop in self.places.values()), default=len(self.header))
+        self.data_bytes = self.size - len(self.header)
+
+
+def partial_of(path: Path) -> Path:
+    """Where an output file lies until it is whole."""
+    return path.with_name(f".{path.name}.partial")
+
+
 class Shard:
     """One output file. Its place on the disk is taken before the first tensor is written."""
 
-    def __init__(self, path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], *, goes_on: bool) -> None:
-        """tensors: dtype (a word) and shape by key. `goes_on`: what an earlier process wrote is kept."""
-        self.path = path
-        header, self._places = header_of(tensors)
-        self.size = max((stop for _, stop in self._places.values()), default=len(header))
-        self._partial = path.with_name(f".{path.name}.partial")
-        goes_on = goes_on and self._partial.is_file() and self._partial.stat().st_size == self.size
+    def __init__(self, path: Path, layout: Layout, *, goes_on: bool) -> None:
+        """`goes_on`: what an earlier process wrote is kept."""
+        self.path, self._places, self._partial = path, layout.places, partial_of(path)
         self._file = self._partial.open("r+b" if goes_on else "w+b", buffering=0)
         if not goes_on:
             with told_of_space(path):
-                os.posix_fallocate(self._file.fileno(), 0, self.size)
-                self._put(memoryview(header), 0)
+                os.posix_fallocate(self._file.fileno(), 0, layout.size)
+                self._put(memoryview(layout.header), 0)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Put a tensor, contiguous and on the CPU, into its place."""
@@ -124,12 +135,12 @@ class Journal:
                 f"{path} is of another conversion, which did not end: remove it and start anew, or ask for the same as then"
             )
         self.done = {line["step"]: line.get("error") for line in lines[1:] if line and "step" in line}
-        """The figures of each step that is done, None for one that has none."""
+        """The figures of each step that is done, by its key; None for one that has none."""
         if is_new:
             self._file.truncate(0)
             self._write([{"digest": digest}])
 
-    def note(self, step: int, error: dict[str, Any] | None) -> None:
+    def note(self, step: str, error: dict[str, Any] | None) -> None:
         """Note a step whose data is written, though not yet on the disk."""
         self.done[step] = error
         self._pending.append({"step": step, "error": error})

@@ -38,9 +38,9 @@ class ProgressObserver:
         self._completed += weight
         self._update()
         if not ok:
-            self._progress.console.print(f"did not compile: {label}", markup=False)
+            self._progress.console.print(f"did not compile: {label}")
         elif not self._progress.console.is_terminal:
-            self._progress.console.print(f"compiled {label}, about {seconds(self._left)} left", markup=False)
+            self._progress.console.print(f"compiled {label}, about {seconds(self._left)} left")
 
     def linking(self) -> None:
         """All objects are there."""

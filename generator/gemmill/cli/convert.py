@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemmill.cli.exits import UnavailableError
-from gemmill.cli.output import console, count, size, table
+from gemmill.cli.output import console, count, plain, size, table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -108,20 +108,21 @@ def convert(
         scale_rounding=rounding,
         rescale=rescale,
     )
+    if activations is not None:
+        from gemmill.nn.packed import CACHE, keep_packed, refuse_unpackable
+
+        refuse_unpackable(open_checkpoint(source), asked, activations)
     if activations is not None and is_converted(source, out, asked):
-        typer.echo(f"{out} is there already, by the same conversion: only packing is left")
+        typer.echo(plain(f"{out} is there already, by the same conversion: only packing is left"))
     else:
         with _progress() as observer:
             seen = None if inputs is None else open_checkpoint(inputs)
             _tell(run(source, out, asked, device=device, inputs=seen, observer=observer))
     if activations is not None:
-        from gemmill.nn.packed import CACHE, keep_packed
-
         names = keep_packed(open_checkpoint(out), activations)
         folder = (out if out.is_dir() else out.parent) / CACHE
-        typer.echo(
-            f"{folder}: {count(len(names), 'layer')} packed for {activations} activations; load them with cache=True"
-        )
+        packed = f"{count(len(names), 'layer')} packed for {activations} activations"
+        typer.echo(plain(f"{folder}: {packed}; load them with cache=True"))
 
 
 class _Bar:
@@ -135,7 +136,7 @@ class _Bar:
             self._progress.console.print(f"goes on after {size(done)} of {size(total)}")
 
     def advanced(self, step: "Step") -> None:
-        self._progress.update(self._task, advance=step.nbytes, description=step.name)
+        self._progress.update(self._task, advance=step.nbytes, description=plain(step.name))
 
 
 @contextmanager
@@ -164,16 +165,13 @@ def _tell(made: "Conversion") -> None:
         console().print(table(title, columns, rows, right=columns[1:]))
         for layer in shown:
             if layer.unfolded:
-                typer.echo(f"{layer.name}: {layer.folding}; {made.report} has all")
+                typer.echo(plain(f"{layer.name}: {layer.folding}; {made.report} has all"))
     renamed = f", {count(made.renamed, 'layer')} under other names with the same codes" if made.renamed else ""
     if not made.is_stated:
-        typer.echo(
-            f"gemmill: {made.out} has layers of several formats, which config.json cannot state: it says nothing of quantisation",
-            err=True,
-        )
-    typer.echo(
-        f"{made.out}: {count(len(made.layers), 'layer')} quantised{renamed}; {size(made.read_bytes)} became {size(made.written_bytes)}"
-    )
+        why = "has layers of several formats, which config.json cannot state: it says nothing of quantisation"
+        typer.echo(plain(f"gemmill: {made.out} {why}"), err=True)
+    sizes = f"{size(made.read_bytes)} became {size(made.written_bytes)}"
+    typer.echo(plain(f"{made.out}: {count(len(made.layers), 'layer')} quantised{renamed}; {sizes}"))
 
 
 def _row(layer: "LayerError", *, has_outputs: bool, folds: bool) -> list[str]:

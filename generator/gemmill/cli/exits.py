@@ -5,6 +5,7 @@ from enum import IntEnum
 
 import typer
 
+from gemmill.cli.output import plain
 from gemmill.locations import GENERATOR
 
 
@@ -85,4 +86,4 @@ def _left_out(error: BaseException) -> bool:
 
 def report(error: BaseException) -> None:
     """One line on stderr."""
-    print(f"gemmill: {sentence_of(error)}", file=sys.stderr)
+    print(f"gemmill: {plain(sentence_of(error))}", file=sys.stderr)

@@ -86,15 +86,15 @@ take(explain, questions().values())
 def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:
     out = console()
     chosen = f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call"
-    out.print(chosen, markup=False)
+    out.print(chosen)
     if evidence is not None:
         row = evidence.row
         sizes = " x ".join(map(str, (choice.measured or row.sizes).values()))
         runner_up = f"; {row.margin:.1%} slower: {row.variants[1]}" if row.margin is not None else ""
-        out.print(f"measured: {row.op} {sizes}, {row.us[0]:.2f} us{runner_up}", markup=False)
-        out.print(f"on {evidence.source.gpu}, {evidence.source.date[:10]}, in {evidence.table}", markup=False)
+        out.print(f"measured: {row.op} {sizes}, {row.us[0]:.2f} us{runner_up}")
+        out.print(f"on {evidence.source.gpu}, {evidence.source.date[:10]}, in {evidence.table}")
     elif choice.trust.name == "MODEL" and choice.entry is not None:
-        out.print(f"by the model, since nothing near was measured: {HOW_TO_MEASURE}", markup=False)
+        out.print(f"by the model, since nothing near was measured: {HOW_TO_MEASURE}")
     fits = sorted((other for other in choice.trace if other.us is not None), key=lambda other: other.us or 0.0)
     shown = choice.trace if everything else fits[:NEAREST]
     if shown:

@@ -34,9 +34,14 @@ def console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
-        file=stream, width=None if stream.isatty() else _WIDE, highlight=False, soft_wrap=not stream.isatty()
-    )
+    width = None if stream.isatty() else _WIDE
+    # Names are anybody's: what looks like markup in them is none.
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=not stream.isatty())
+
+
+def plain(text: str) -> str:
+    """A text whose control characters, which a terminal would obey, are spelled as Python spells them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def print_json(value: Any) -> None:
@@ -58,7 +63,7 @@ def table(
             column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right
         )
     for row in rows:
-        result.add_row(*(str(cell) for cell in row))
+        result.add_row(*(plain(str(cell)) for cell in row))
     return result
 
 

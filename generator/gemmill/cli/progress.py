@@ -59,7 +59,7 @@ class ProgressObserver:
         self._progress.update(self._task, description=" | ".join(part for part in parts if part))
 
     def _print(self, text: str) -> None:
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(text)
 
 
 @contextmanager

@@ -75,10 +75,10 @@ def _print_variant(variant: Variant) -> None:
     from gemmill.space.names import alias_of
 
     out = console()
-    out.print(f"{variant.name} ({alias_of(variant.name)})", markup=False)
+    out.print(f"{variant.name} ({alias_of(variant.name)})")
     out.print(table("config", ["field", "value"], fields_of(variant.config).items()))
     if not variant.status:
-        out.print(f"kept out by rule {variant.status.rule}: {variant.status.reason}", markup=False)
+        out.print(f"kept out by rule {variant.status.rule}: {variant.status.reason}")
     entry = variant.entry
     if entry is None or variant.manifest is None:
         out.print("not in a build")

@@ -22,8 +22,11 @@ from gemmill.checkpoints.file import (
 )
 from gemmill.checkpoints.folder import Checkpoint
 from gemmill.checkpoints.layers import quantised_layers, read_bias, read_layer, spelling_in, stored_parts
+from gemmill.checkpoints.names import spelling_of
+from gemmill.checkpoints.steps import Asked, steps_of
+from gemmill.checkpoints.work import stays
 from gemmill.checkpoints.writing import told_of_space
-from gemmill.nn.recipes import PACKING, RECIPES, of_input, recipe_of
+from gemmill.nn.recipes import PACKING, RECIPES, Recipe, of_input, recipe_of
 from gemmill.quantize.weights import QuantizedWeight
 from gemmill.writing import write_whole
 
@@ -49,17 +52,21 @@ def pack(
     weight: QuantizedWeight, *, activations: str | None = None, input_absmax: Tensor | float | None = None
 ) -> PackedWeight:
     """Pack a weight for a layer. Arguments and errors are those of QuantLinear."""
-    activations, recipe = recipe_of(weight.format, activations)
-    if recipe.calibrated != (input_absmax is not None):
-        needs = "need the input's absmax, from a Calibration" if recipe.calibrated else "take no absmax of the input"
-        raise ValueError(
-            f"{activations} activations of {weight.format} weights {needs}: input_absmax is {input_absmax}"
-        )
+    activations, recipe = _recipe(weight.format, activations, input_absmax)
     tensors = recipe.pack(weight)
     if input_absmax is not None:
         tensors |= of_input(input_absmax, tensors["alpha"])
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     return PackedWeight(format=weight.format, activations=activations, n=weight.n, k=weight.k, tensors=tensors)
+
+
+def _recipe(format: str, activations: str | None, input_absmax: Tensor | float | None) -> tuple[str, Recipe]:
+    """The activations and the recipe of a layer. Raises ValueError where the input's range is missing, or not taken."""
+    activations, recipe = recipe_of(format, activations)
+    if recipe.calibrated != (input_absmax is not None):
+        needs = "need the input's absmax, from a Calibration" if recipe.calibrated else "take no absmax of the input"
+        raise ValueError(f"{activations} activations of {format} weights {needs}: input_absmax is {input_absmax}")
+    return activations, recipe
 
 
 def load_layer(
@@ -110,6 +117,22 @@ def keep_packed(checkpoint: Checkpoint, activations: str | None = None) -> list[
         except ValueError as error:
             raise CheckpointError(f"{name}: {error}") from None
     return names
+
+
+def refuse_unpackable(checkpoint: Checkpoint, asked: Asked, activations: str) -> None:
+    """Raises CheckpointError where `keep_packed` would refuse the result of a conversion, whatever its weights are."""
+    name = f"--pack {activations}"
+    try:
+        recipe_of(asked.to, activations)
+        for step in steps_of(checkpoint, asked):
+            name, spelling = step.name, step.kept or spelling_of(asked.to, asked.names)
+            if spelling.experts or (stays(step) and step.kept is None):
+                continue
+            _, recipe = recipe_of(spelling.format, activations)
+            has_range = f"{name}{spelling.input}" in step.writes
+            _recipe(spelling.format, activations, 1.0 if recipe.calibrated and has_range else None)
+    except ValueError as error:
+        raise CheckpointError(f"{name}: {error}") from None
 
 
 def _kept_at(checkpoint: Checkpoint, name: str, *what: object) -> Path:

@@ -2,14 +2,13 @@
 
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from gemmill import settings
 from gemmill.manifest import Manifest, ManifestError, read_manifest
 from gemmill.vocab import Arch
-from gemmill.writing import write_whole
+from gemmill.writing import work_folder, write_whole
 
 MANIFEST = "manifest.json"
 _SHIPPED = Path(__file__).resolve().parent.parent / "_builds"
@@ -122,7 +121,7 @@ def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> No
     for arch in served:
         _marker(arch, home).unlink(missing_ok=True)
     # Renamed first: whoever lists the builds sees it whole or not at all.
-    gone = (home or settings.home()) / "work" / uuid.uuid4().hex
+    gone = work_folder(home or settings.home())
     gone.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)

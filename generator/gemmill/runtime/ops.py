@@ -1,6 +1,7 @@
 """The torch ops: schemas, fakes, the CPU reference, and CUDA kernels that come with the first build that is loaded."""
 
 import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,8 @@ from gemmill.space.names import alias_of, is_alias
 from gemmill.vocab import Arch
 
 _lock = threading.RLock()
+# A fork waits until no other thread loads a build: the child would have the half of one, and a lock that nobody gives back.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _loaded: dict[Path, Build] = {}
 _active: Build | None = None
 _constant_weights = settings.constant_weights()

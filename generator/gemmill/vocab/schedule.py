@@ -22,7 +22,7 @@ class KernelSchedule(StrEnum):
 
 
 class Accumulation(StrEnum):
-    """What happens to partial sums of FP8 products on Hopper's tensor core, which keeps about 22 bits."""
+    """What happens to partial sums of FP8 products on Hopper's tensor core, which keeps 13 bits below the largest (FP22)."""
 
     FAST = "fast"
     """sums stay in the tensor core over the whole of K; so do those of 16-bit operands, which are FP32 there"""

@@ -15,8 +15,9 @@ from gemmill.epilogue import (
     epilogue,
     where,
 )
-from gemmill.gemm.traced import Kind, known, of_text
+from gemmill.gemm.traced import Kind, all_known, known, of_text
 from gemmill.gemm.tracing import trace
+from gemmill.registry import REGISTRY
 from own_epilogues import OWN, biased, everything
 
 HERE = Path(__file__)
@@ -211,3 +212,26 @@ def test_dtypes_that_no_kernel_has() -> None:
         match=r"^epilogue 'product' is for operands bf16 and results e4m3: e4m3 is stored of e4m3 operands alone$",
     ):
         epilogue(operands=("bf16",), results=("e4m3",))(product)
+
+
+def test_names_that_a_schema_cannot_have() -> None:
+    """An op of such a schema cannot be defined, and no other op of its namespace after it."""
+
+    def of_argument(acc: Value, größe: Row) -> Value:
+        return acc * größe
+
+    def größer(acc: Value, scale: Row) -> Value:
+        return acc * scale
+
+    def of_torch(acc: Value, NoneType: Row) -> Value:
+        return acc * NoneType
+
+    for function, name in ((of_argument, "größe"), (größer, "größer"), (of_torch, "NoneType")):
+        before = set(all_known()), set(REGISTRY.ops)
+        with pytest.raises(ValueError) as told:
+            epilogue(function)
+        assert str(told.value) == (
+            f"epilogue {function.__name__!r} has the name {name!r}, which schemas of torch's ops cannot have: use letters of ASCII, "
+            "digits and _"
+        )
+        assert (set(all_known()), set(REGISTRY.ops)) == before

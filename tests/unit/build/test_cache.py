@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -10,7 +11,7 @@ import pytest
 
 from gemmill.build.cache import ObjectCache
 from gemmill.build.driver import build
-from gemmill.build.files import FileMemo
+from gemmill.build.files import FileMemo, digest
 from gemmill.build.maintenance import cache_gc, cache_list, cache_verify
 from gemmill.build.options import BuildOptions
 from gemmill.build.planning import plan
@@ -39,6 +40,11 @@ class Shelf:
         self.cache().publish(
             self.folder / "o", {key: key for key in letters}, headers, cpu_seconds=1.0, peak_memory_bytes=1
         )
+
+    def keys(self) -> dict[str, str]:
+        """The letters of each object, by its key."""
+        rows = [json.loads(path.read_text()) for path in self.folder.glob("cache/objects/*/entry.json")]
+        return {row["key"]: "".join(row["members"]) for row in rows}
 
     def found(self, letters: str) -> tuple[list[str], str]:
         sources = [
@@ -75,6 +81,31 @@ def test_each_source_is_held_once(
     found, missing = shelf.found(wanted)
     assert (found, missing) == expected
     assert sorted("".join(found) + missing) == sorted(wanted)
+
+
+@pytest.mark.parametrize("kept", ["ab", "abc", "ab ab", "ab bc", "a", ""])
+def test_a_choice_that_was_kept_is_taken_if_it_holds_each_source_once(shelf: Shelf, kept: str) -> None:
+    """A note may be of another cache, or have been changed: it is one of what was linked, and no promise."""
+    for letters in ("ab", "abc", "bc", "a", "b"):
+        shelf.put(letters)
+    path = shelf.folder / "cache" / "choices" / f"{digest(['a', 'b'])}.json"
+    keys = {letters: key for key, letters in shelf.keys().items()}
+    path.parent.mkdir()
+    path.write_text(json.dumps([keys[letters] for letters in kept.split()]))
+    assert shelf.found("ab") == (["ab"], "")
+    path.write_text(json.dumps([keys["a"], keys["b"]]))
+    assert shelf.found("ab") == (["a", "b"], ""), "one that does is taken"
+
+
+def test_an_object_in_anothers_place_is_not_found(shelf: Shelf) -> None:
+    for letters in ("ab", "cd"):
+        shelf.put(letters)
+    first, second = (shelf.folder / "cache" / "objects" / key for key in sorted(shelf.keys(), key=shelf.keys().get))
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    assert shelf.found("abcd") == (["ab"], "cd")
+    shutil.rmtree(first)
+    assert shelf.found("ab") == ([], "ab")
 
 
 def test_many_overlaps_end(shelf: Shelf) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 
 from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions
@@ -19,6 +20,7 @@ from gemmill.manifest import read_manifest
 from gemmill.manifest.reading import check_extension
 from gemmill.space.names import to_name
 from gemmill.space.selections import Selection
+from gemmill.writing import is_left, work_folder
 
 from .conftest import FakeToolkit
 
@@ -86,30 +88,70 @@ def test_builds_that_overlap_at_once(
     assert all(build(selection, options).reused for selection in selections)
 
 
-def test_killed_build_leaves_the_last_good_one(
-    toolkit: FakeToolkit, options: BuildOptions, make_selection: Callable[..., Selection]
-) -> None:
-    good = build(make_selection(64), options)
-    compiled = len(toolkit.calls())
-    toolkit.set("slow", "600")
-    process = _start(options, make_selection(64, 128))
-    while len((toolkit.home / "processes.log").read_text().split()) == compiled:
+def _compilers(toolkit: FakeToolkit, process: subprocess.Popen[str], count: int) -> list[int]:
+    """The compilers that were started, once there are so many."""
+    log = toolkit.home / "processes.log"
+    while not log.is_file() or len(log.read_text().split()) < count:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    return [int(number) for number in log.read_text().split()]
+
+
+def _wait_until_gone(compilers: list[int]) -> None:
+    deadline = time.monotonic() + 60
+    while any(map(psutil.pid_exists, compilers)):
+        assert time.monotonic() < deadline, "a compiler outlives the build"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_killed_build_leaves_the_last_good_one_and_no_compiler(
+    toolkit: FakeToolkit,
+    options: BuildOptions,
+    make_selection: Callable[..., Selection],
+    kill: Callable[[int, int], None],
+) -> None:
+    """Killed by itself, and with ninja, which is in its group."""
+    good = build(make_selection(64), options)
+    compiled = len((toolkit.home / "processes.log").read_text().split())
+    toolkit.set("slow", "600")
+    process = _start(options, make_selection(64, 128))
+    compilers = _compilers(toolkit, process, compiled + 1)
+    own = work_folder(options.home_dir)
+    elsewhere = own.with_name("0123456789ab.999999999.1.0")  # of a process that this machine has not
+    own.mkdir()
+    elsewhere.mkdir()
+    (left,) = (folder for folder in options.home_dir.glob("work/*") if folder not in (own, elsewhere))
+    kill(process.pid, signal.SIGKILL)
     process.communicate()
-    os.kill(int((toolkit.home / "processes.log").read_text().split()[-1]), signal.SIGKILL)  # its group is its own
+    _wait_until_gone(compilers)
     toolkit.unset("slow")
     assert [path.name for path in (options.home_dir / "builds").iterdir()] == [good.folder.name]
     check_extension(read_manifest(good.folder / "manifest.json"), good.folder)
 
-    left = next(options.home_dir.glob("work/*"))
-    after = build(make_selection(64, 128), options)
-    assert len(after.manifest.entries) == 2
-    assert left.exists()  # it might have been a living process's
-    os.utime(left, (time.time() - 2 * 24 * 3600,) * 2)
+    assert build(make_selection(64), options).reused
+    assert not left.exists() and own.exists() and elsewhere.exists(), "those may be of living processes"
+    assert len(build(make_selection(64, 128), options).manifest.entries) == 2
+    os.utime(elsewhere, (time.time() - 2 * 24 * 3600,) * 2)
     build(make_selection(192), replace(options, jobs=1))
-    assert not left.exists()
+    assert own.exists() and not elsewhere.exists()
+
+
+def test_a_work_folder_is_left_by_a_process_that_has_ended_and_by_no_other(tmp_path: Path) -> None:
+    own = work_folder(tmp_path)
+    machine, process, start, _ = own.name.split(".")
+    assert not is_left(own)
+    assert is_left(own.with_name(f"{machine}.{process}.{int(start) + 1}.0")), "the number was given to another since"
+    assert is_left(own.with_name(f"{machine}.999999999.{start}.0"))
+    assert not is_left(own.with_name(f"0123456789ab.999999999.{start}.0")), "another machine's process"
+    assert not is_left(own.with_name(f".0123.{start}")), "no work folder"
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it is listed until its parent asks
+        assert is_left(own.with_name(f"{machine}.{ended.pid}.{_start_of_zombie(ended.pid)}.0"))
+
+
+def _start_of_zombie(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def test_interrupted_build_stops_its_compilers(
@@ -117,15 +159,9 @@ def test_interrupted_build_stops_its_compilers(
 ) -> None:
     toolkit.set("slow", "600")
     process = _start(options, make_selection(64, 128))
-    while not (log := toolkit.home / "processes.log").is_file() or len(log.read_text().split()) < 2:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    compilers = _compilers(toolkit, process, 2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert "KeyboardInterrupt" in errors
-    compilers = [int(number) for number in log.read_text().split()]
-    deadline = time.monotonic() + 60
-    while any(map(psutil.pid_exists, compilers)):
-        assert time.monotonic() < deadline, "a compiler outlives the build"
-        time.sleep(0.02)
+    _wait_until_gone(compilers)
     assert not list(options.home_dir.glob("work/*")) and not list(options.home_dir.glob("builds/*"))

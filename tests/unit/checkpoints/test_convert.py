@@ -12,52 +12,12 @@ import pytest
 import torch
 
 from gemmill.checkpoints import convert as module
-from gemmill.checkpoints import writing
 from gemmill.checkpoints.convert import convert, is_converted
-from gemmill.checkpoints.file import CheckpointError, Stored
+from gemmill.checkpoints.file import CheckpointError, Stored, read_metadata
 from gemmill.checkpoints.folder import open_checkpoint
-from gemmill.checkpoints.steps import Asked, Step
+from gemmill.checkpoints.steps import Asked
 from gemmill.quantize import layer_error, quantize_weight
-from stored import save, shards
-
-
-def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
-def model(tmp_path: Path) -> Path:
-    """Two shards: layers, and what is no layer."""
-    first = {
-        "embed.weight": drawn(10, 32),
-        "layers.0.up.weight": drawn(48, 64),
-        "layers.0.up.bias": drawn(48),
-        "layers.0.norm.weight": drawn(64),
-        "layers.0.conv.weight": drawn(4, 4, 3),
-    }
-    second = {
-        "layers.1.up.weight": drawn(40, 96, dtype=torch.float32),
-        "steps": torch.tensor(3),
-        "lm_head.weight": drawn(8, 64),
-    }
-    return shards(tmp_path / "in", {"m-1.safetensors": first, "m-2.safetensors": second})
-
-
-NVFP4 = Asked(to="nvfp4")
-
-
-class Seen:
-    """An observer that stops a conversion after so many steps."""
-
-    def __init__(self, after: int = 100) -> None:
-        self.after, self.steps, self.total, self.done = after, list[str](), 0, 0
-
-    def planned(self, total: int, done: int) -> None:
-        self.total, self.done = total, done
-
-    def advanced(self, step: Step) -> None:
-        self.steps.append(step.name)
-        if len(self.steps) == self.after:
-            raise KeyboardInterrupt
+from stored import NVFP4, Seen, drawn, model, save, shards
 
 
 def test_layers_change_and_all_else_stays(tmp_path: Path) -> None:
@@ -92,72 +52,61 @@ def test_layers_change_and_all_else_stays(tmp_path: Path) -> None:
     assert [layer["name"] for layer in report["layers"]] == [layer.name for layer in made.layers]
 
 
-@pytest.mark.parametrize("after", [1, 3, 5, 6, 8])
-@pytest.mark.parametrize("killed", [False, True])
-def test_an_interrupted_conversion_goes_on(
-    after: int, killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = model(tmp_path)
-    convert(source, tmp_path / "whole", NVFP4)
-    out, seen = tmp_path / "out", Seen(after)
-    with monkeypatch.context() as patch:
-        if killed:  # without a chance to note what was done
-            patch.setattr(
-                module._Work, "leave", lambda work, close=True: work.journal.close(remove=False) if close else None
-            )
-        with pytest.raises(KeyboardInterrupt):
-            convert(source, out, NVFP4, observer=seen)
-    assert not (out / "model.safetensors.index.json").exists()
-    for path in out.glob("*.safetensors"):
-        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes(), "whole, or not there"
-    again = Seen()
-    convert(source, out, NVFP4, observer=again)
-    if not killed:
-        assert seen.steps + again.steps == list(dict.fromkeys(seen.steps + again.steps)), "nothing twice"
-        assert (again.done > 0) == bool(after)
-    for path in (tmp_path / "whole").iterdir():
-        assert (out / path.name).read_bytes() == path.read_bytes(), path.name
-    assert len(list(out.iterdir())) == len(list((tmp_path / "whole").iterdir()))
+def test_what_a_file_tells_beside_its_tensors_is_kept(tmp_path: Path) -> None:
+    source, told = model(tmp_path), {"format": "pt", "author": "a\nb", "trained": '{"steps": 3}'}
+    with_metadata(source / "m-1.safetensors", told)
+    convert(source, tmp_path / "out", NVFP4)
+    convert(source / "m-1.safetensors", tmp_path / "out.safetensors", Asked(to="int8"))
+    assert read_metadata(tmp_path / "out" / "m-1.safetensors") == told
+    assert read_metadata(tmp_path / "out" / "m-2.safetensors") == {"format": "pt"}
+    assert read_metadata(tmp_path / "out.safetensors") == told
+    open_checkpoint(tmp_path / "out")
 
 
-def test_a_journal_that_was_cut_off_is_read(tmp_path: Path) -> None:
-    source, out = model(tmp_path), tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        convert(source, out, NVFP4, observer=Seen(2))
-    journal = out / ".checkpoint.journal"
-    journal.write_text(journal.read_text()[:-9])
-    again = Seen()
-    convert(source, out, NVFP4, observer=again)
-    assert len(again.steps) == 7
+def with_metadata(path: Path, told: dict[str, str]) -> None:
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header = json.dumps({"__metadata__": told} | json.loads(whole[8 : 8 + size])).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + whole[8 + size :])
 
 
-@pytest.mark.parametrize("text", ['{"dige', "", "[3]\n"])
-def test_a_journal_whose_first_line_was_cut_off_is_a_new_one(text: str, tmp_path: Path) -> None:
-    source, out = model(tmp_path), tmp_path / "out"
-    out.mkdir()
-    (out / ".checkpoint.journal").write_text(text)
-    convert(source, out, NVFP4)
-    convert(source, tmp_path / "whole", NVFP4)
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (tmp_path / "whole").iterdir())
-
-
-def test_another_conversion_does_not_go_on(tmp_path: Path) -> None:
-    source, out = model(tmp_path), tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        convert(source, out, NVFP4, observer=Seen(2))
+@pytest.mark.parametrize("name", ["conversion.json", ".checkpoint.journal", ".m-1.safetensors.partial"])
+def test_shards_with_names_of_files_that_a_conversion_writes(name: str, tmp_path: Path) -> None:
+    files = {"m-1.safetensors": {"a.weight": drawn(4, 32)}, name: {"b.weight": drawn(4, 32)}}
+    source = shards(tmp_path / "in", files)
     with pytest.raises(CheckpointError) as error:
-        convert(source, out, Asked(to="mxfp4"))
+        convert(source, tmp_path / "out", NVFP4)
     assert str(error.value) == (
-        f"{out}/.checkpoint.journal is of another conversion, which did not end: remove it and start anew, or ask for the same as "
-        "then"
+        f"{name} is a shard of {source}, and the conversion writes a file of its own under that name: rename the shard, in the index too"
     )
+    assert not (tmp_path / "out").exists()
 
 
-def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
-    journal = writing.Journal(tmp_path / ".checkpoint.journal", "digest")
-    with pytest.raises(CheckpointError, match=r"^another process is converting to .*: wait for it$"):
-        writing.Journal(tmp_path / ".checkpoint.journal", "digest")
-    journal.close(remove=True)
+@pytest.mark.parametrize("name", ["a.conversion.json", ".a.journal", ".a.partial"])
+def test_a_source_with_the_name_of_a_file_that_its_conversion_writes(name: str, tmp_path: Path) -> None:
+    source = save(tmp_path / name, {"a.weight": drawn(4, 32)})
+    before = source.read_bytes()
+    with pytest.raises(CheckpointError, match="and the conversion writes a file of its own under that name: rename"):
+        convert(source, tmp_path / "b" / ".." / "a", NVFP4)
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_stated"),
+    [
+        (Asked(to="nvfp4", requantize=True), True),
+        (Asked(to="nvfp4", keep=("layers.0.*",)), False),
+        (Asked(to="nvfp4_2to4", requantize=True), False),
+    ],
+)
+def test_a_config_that_cannot_say_how_layers_are_quantised(asked: Asked, is_stated: bool, tmp_path: Path) -> None:
+    source, between, out = model(tmp_path), tmp_path / "between", tmp_path / "out"
+    convert(source, between, Asked(to="channel", only=("layers.0.*",)))
+    (between / "config.json").write_text("{}")
+    assert convert(between, out, asked).is_stated == is_stated
+    assert ("quantization_config" in json.loads((out / "config.json").read_text())) == is_stated
+    (between / "config.json").unlink()
+    assert convert(between, tmp_path / "without", asked).is_stated, "there is nothing to say it in"
 
 
 def test_two_layers_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +185,12 @@ def test_what_was_converted_is_known(tmp_path: Path) -> None:
         assert not is_converted(given, out, NVFP4)
         convert(given, out, NVFP4)
         assert is_converted(given, out, NVFP4) and not is_converted(given, out, Asked(to="mxfp4"))
+    before = source.stat().st_mtime_ns
+    save(source, {"a.weight": drawn(4, 32) + 1})
+    os.utime(source, ns=(before + 1, before + 1))  # as large as it was
+    assert not is_converted(source, tmp_path / "out.safetensors", NVFP4)
     save(source, {"a.weight": drawn(4, 64)})
+    os.utime(source, ns=(before, before))
     assert not is_converted(source, tmp_path / "out.safetensors", NVFP4)
 
 
@@ -311,8 +265,8 @@ BAD = {
                 "it is with --keep 'a.weight'",
                 "a is [3, 40] of F8_E4M3 codes: nvfp4 takes K in multiples of its group of 16, got K = 40: pad K with zeros to 48, or "
                 "leave it as it is with --keep 'a.weight'",
-                "a: weight [1, 0] is nan: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
-                "a: weight [1, 1] is -inf: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is",
+                "a: weight [1, 0] is nan: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is; --keep 'a.weight' leaves it as it is",
+                "a: weight [1, 1] is -inf: weights that are quantised are finite, so repair the checkpoint or leave the layer as it is; --keep 'a.weight' leaves it as it is",
                 "a.weight is F8_E4M3 [4, 32], which is quantised already, and its scale is missing: expected a.weight_scale or another "
                 "project's name for it",
                 "a.weight is I8 [4, 32], which is quantised already, and its scales fit no format: a.weight_scale F32 [5, 1]",

@@ -164,6 +164,19 @@ def test_no_header_raises_anything_else(tmp_path: Path) -> None:
     assert refused > 2_000
 
 
+@pytest.mark.parametrize("length", [100_000_000, 100_000_001])
+def test_headers_longer_than_the_package_reads_are_not_read(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(length.to_bytes(8, "little"))
+    with path.open("r+b") as file:
+        file.truncate(length + 8)  # a hole: it takes no space
+    for read in (read_header, read_metadata):
+        with pytest.raises(CheckpointError) as error:
+            read(path)
+        too_long = f"{path} is no safetensors file, or cut short: it has {length + 8} bytes, and its header would take {length}"
+        assert str(error.value) == (too_long if length > 100_000_000 else f"{path} {NO_OBJECT}")
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
         for read in (read_header, read_metadata):
@@ -210,6 +223,8 @@ def spoiled(folder: Path, kind: str) -> None:
     weight_map = {"a": "1.safetensors", "b": "2.safetensors"}
     if kind == "missing":
         weight_map |= {"c": "2.safetensors", "d": "2.safetensors"}
+    elif kind == "exchanged":
+        weight_map = {"a": "2.safetensors", "b": "1.safetensors"}
     elif kind == "unknown":
         save(folder / "2.safetensors", {"b": torch.zeros(3), "e": torch.zeros(1)})
     elif kind == "doubled":
@@ -239,6 +254,7 @@ def spoiled(folder: Path, kind: str) -> None:
     ("kind", "sentence"),
     [
         ("missing", "{} lacks keys in the shards that its index gives: c, d"),
+        ("exchanged", "{} lacks keys in the shards that its index gives: a, b"),
         ("unknown", "{} has keys that its index does not know: e"),
         ("doubled", "{} has keys twice, in 1.safetensors and in 2.safetensors: a"),
         (

@@ -395,10 +395,16 @@ def test_what_was_packed_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
     assert QuantLinear.from_checkpoint(checkpoint, "up", cache=True).out_features == 1, "it is read from there"
     changed = open_checkpoint(save(tmp_path / "a.safetensors", {**tensors, "extra": torch.ones(1)}))
     assert torch.equal(QuantLinear.from_checkpoint(changed, "up", cache=True)(x), out), "another file, another digest"
+    before = (tmp_path / "a.safetensors").stat()
+    other = {**tensors, "extra": torch.ones(1), "up.weight": tensors["up.weight"] ^ 1}
+    changed = open_checkpoint(save(tmp_path / "a.safetensors", other))
+    os.utime(tmp_path / "a.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert changed.files[0].stat().st_size == before.st_size
+    assert not torch.equal(QuantLinear.from_checkpoint(changed, "up", cache=True)(x), out), "as large, and later"
     QuantLinear.from_checkpoint(changed, "up", cache=True, activations="nvfp4", input_absmax=1.0)
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 4
     QuantLinear.from_checkpoint(changed, "up", cache=True, activations="bf16", format="nvfp4")
-    assert len(list(folder.iterdir())) == 3, "what is the default is the same file where it is named"
+    assert len(list(folder.iterdir())) == 4, "what is the default is the same file where it is named"
 
 
 def test_a_full_disk_while_packing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

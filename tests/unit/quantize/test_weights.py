@@ -117,6 +117,18 @@ def test_tiny_rows_keep_their_codes() -> None:
         assert layer_error("tiny", weight, quantize_weight(weight, format)).weights < 2e-3
 
 
+@pytest.mark.parametrize("largest", [1e-40, 1e-44, 1e-45])
+def test_scales_are_normal_numbers(largest: float) -> None:
+    """A GPU may read others as 0, and a quotient by 0 is NaN."""
+    weight, info = torch.full((3, 64), largest), torch.finfo(torch.float32)
+    for format in ("channel", "int8", "block128"):
+        made = quantize_weight(weight, format)
+        assert (made.scales == info.tiny).all() and (made.values() <= largest).all(), format
+    made = quantize_weight(weight, "nvfp4")
+    assert made.global_scale is not None and made.global_scale.tolist() == [info.max]
+    assert (made.values() <= 1.1 * largest).all()
+
+
 def test_a_global_scale_may_be_shared() -> None:
     weight = drawn(4, 32)
     shared = torch.tensor([100.0])

@@ -240,6 +240,43 @@ def test_import_makes_no_folder_and_touches_no_gpu(home) -> None:
     assert schemas == [str(torch._C.parse_schema(f"gemmill::{op.schema}")) for op in OPS]
 
 
+def test_a_fork_while_another_thread_loads_a_build(home) -> None:
+    """The child loads one too: the fork waited, so it has all or nothing of the other thread's."""
+    code = """
+        import os, signal, threading, time
+        from pathlib import Path
+        import gemmill
+        from gemmill.manifest import ManifestError
+        from gemmill.runtime import builds, ops
+        under_way, ended = threading.Event(), []
+        class Slow:
+            def __init__(self, folder, arch):
+                under_way.set()
+                time.sleep(0.5)
+                ended.append(folder)
+                raise ManifestError("slow")
+        ops.Build, builds.resolve = Slow, Path
+        def load():
+            try:
+                gemmill.load("a")
+            except ManifestError as error:
+                assert str(error) == "slow"
+        thread = threading.Thread(target=load)
+        thread.start()
+        assert under_way.wait(60)
+        if (child := os.fork()) == 0:
+            signal.alarm(30)  # ends a child that hangs
+            assert len(ended) == 1
+            load()
+            os._exit(len(ended))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        thread.join()
+        load()
+        assert len(ended) == 2
+    """
+    run_python(code, home)
+
+
 def test_no_moment_without_kernels(home) -> None:
     """Loading a build, then another: the ops have kernels whenever one is put in or taken away, and nothing is warned of."""
     code = """

@@ -4,7 +4,7 @@ Both products are made by instructions for operands of 16 bits, to which e4m3 is
 instruction adds 16 products and loses at most 19 units of 2^-23 of the largest sum. The sum of all magnitudes is never below
 that sum. Sums leave the tensor core every 128 bytes along K, so at most 8 instructions add up. Then each step, slice, scale,
 bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. Of 2:4 sparse weights an
-instruction adds 16 products, too. Folded and streamed weights are multiplied as e4m3, whose sums keep fewer bits. Streamed ones have
+instruction adds 16 products, too. Folded and streamed weights are multiplied as e4m3, whose sums are FP22. Streamed ones have
 scales in groups, and kernels of warps may serve the same call: its bound has what either loses.
 
 A gate and an up lie between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the

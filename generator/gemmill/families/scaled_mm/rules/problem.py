@@ -93,7 +93,7 @@ def grouped_scales(config: KernelConfig) -> Iterator[str]:
 
 
 def accumulation_fits_dtype(config: KernelConfig) -> Iterator[str]:
-    """Integer sums are exact; FP8 sums are left in the tensor core's 22 bits or promoted; others are f32 there
+    """Integer sums are exact; FP8 sums are left in the tensor core's FP22 or promoted; others are f32 there
     already."""
     operand = config.problem.a_dtype
     fitting = ACCUMULATIONS_OF.get(operand, ())
