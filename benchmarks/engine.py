@@ -97,7 +97,7 @@ def figures(rates: dict[str, list[float]]) -> Json:
 
 
 def measured(model: Model, given: str, options: argparse.Namespace) -> Json:
-    """The record of one model. An engine that fails is left out, with its error."""
+    """The record of one model. An engine that fails is left out, with its error; where all do, nothing is measured."""
     row: Json = {"model": model.name, "layers": model.config["num_hidden_layers"], "failures": {}, "sides": {}}
     settings = {ENGINE: {}, SUBJECT: {}} | ({OTHER: dict(options.other)} if options.other else {})
     with ExitStack() as stack:
@@ -114,6 +114,9 @@ def measured(model: Model, given: str, options: argparse.Namespace) -> Json:
             for side in sides:
                 _first_answer(side, row)
         sides = [side for side in sides if side.name in row["sides"]]
+        if not sides:
+            print(f"{model.name}: no engine started, nothing is measured", file=sys.stderr, flush=True)
+            return row
         try:
             _measure(sides, options, row)
         except EngineError as error:

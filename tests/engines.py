@@ -81,6 +81,16 @@ def vllm_modules() -> dict[str, ModuleType]:
     block = _stand_in("Fp8BlockScaledMMLinearKernel", _stand_in("MMLinearKernel", _Base))
     cutlass_block = _stand_in("CutlassFp8BlockScaledMMKernel", block)
     cutlass_block.can_implement = classmethod(lambda cls, config: (True, None))
+    cutlass_block.process_weights_after_loading = lambda self, layer: None
+    cutlass_block._get_layer_params = lambda self, layer, **named: SimpleNamespace(
+        weight=layer.weight, block_scale=layer.weight_scale_inv
+    )
+    assert {"weight", "block_scale"} <= {*CLASSES["Params"]["fields"], *CLASSES["FP8BlockParams"]["methods"]}
+    cutlass_block.apply_block_scaled_mm = lambda self, *operands: "vLLM's"
+    fp8 = _stand_in("CutlassFP8ScaledMMLinearKernel", _stand_in("FP8ScaledMMLinearKernel", scaled))
+    fp8.process_weights_after_loading = lambda self, layer: setattr(layer, "prepared", "vLLM's")
+    fp8.apply_scaled_mm = lambda self, **operands: "vLLM's"
+    fp8._get_layer_params = lambda self, layer: tuple(getattr(layer, name, None) for name in self.layer_param_names)
     int8 = _stand_in("CutlassInt8ScaledMMLinearKernel", _stand_in("Int8ScaledMMLinearKernel", scaled))
     int8.process_weights_after_loading = lambda self, layer: None
     int8.apply_weights = lambda self, layer, x, bias=None: "vLLM's"
@@ -100,6 +110,10 @@ def vllm_modules() -> dict[str, ModuleType]:
 
     def prepare(*given: Any, **named: Any) -> Any:
         return "vLLM's"
+
+    def processed(model: Any, model_config: Any, target_device: Any) -> None:
+        for kernel, layer in model:
+            kernel.process_weights_after_loading(layer)
 
     backend = _stand_in("TurboQuantAttentionBackend", object)
     impl = _stand_in("TurboQuantAttentionImpl", object)
@@ -134,9 +148,12 @@ def vllm_modules() -> dict[str, ModuleType]:
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
         "vllm.platforms": {"PlatformEnum": platform},
         "vllm.model_executor": {},
+        "vllm.model_executor.model_loader": {},
+        "vllm.model_executor.model_loader.utils": {"process_weights_after_loading": processed},
+        "vllm.model_executor.model_loader.base_loader": {"process_weights_after_loading": processed},
         "vllm.model_executor.kernels": {},
         "vllm.model_executor.kernels.linear": {
-            "FP8ScaledMMLinearKernel": _stand_in("FP8ScaledMMLinearKernel", scaled),
+            "CutlassFP8ScaledMMLinearKernel": fp8,
             "CutlassFp8BlockScaledMMKernel": cutlass_block,
             "CutlassInt8ScaledMMLinearKernel": int8,
             **marlin,

@@ -55,10 +55,13 @@ assert all(name.startswith("Gemmill") for name in first)
 assert hasattr(sys.modules["vllm._custom_ops"].cutlass_moe_mm, "__wrapped__"), "vLLM's experts do not come to gemmill"
 from gemmill.compat.vllm_blocks import BEFORE, MODULE
 assert all(hasattr(getattr(sys.modules[MODULE], name), "__wrapped__") for name in BEFORE), "nor do those in blocks"
-from gemmill.compat.linear import Linear, refusal
+from gemmill.compat.linear import Linear, called, refusal
 for codes in (torch.float8_e4m3fn, torch.int8):
-    why = refusal(Linear(n=4096, k=4096, codes=codes, out_dtype=torch.bfloat16))
+    layer = Linear(n=4096, k=4096, codes=codes, out_dtype=torch.bfloat16)
+    why = refusal(layer)
     assert why is None, why
+    assert called(layer, "gemmill", lambda: True, lambda: False)
+gemmill.serving_report()
 """
 
 

@@ -33,6 +33,7 @@ from gemmill.runtime.ops import (
 from gemmill.runtime.ops import (
     variants as variants,
 )
+from gemmill.runtime.served import serving_report as serving_report
 from gemmill.tuning import tune as tune
 from gemmill.version import __version__ as __version__
 

@@ -17,6 +17,7 @@ from gemmill.runtime.ops import (  # defines torch.ops.gemmill, which the functi
     use_variant,
     variants,
 )
+from gemmill.runtime.served import serving_report
 from gemmill.tuning import tune
 from gemmill.version import __version__
 
@@ -26,6 +27,7 @@ __all__ = [
     "assume_constant_weights",
     "explain",
     "load",
+    "serving_report",
     "stats",
     "supports",
     "table_digest",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gemmill import settings
-from gemmill.compat.linear import Linear, packed_fp4, refusal
+from gemmill.compat.linear import Linear, packed_fp4, refusal, serves
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.layout import SIDE
 from gemmill.runtime.notices import LOG
@@ -69,14 +69,17 @@ def is_packed(weight: Tensor) -> bool:
     return weight.dtype == torch.uint8
 
 
-def packed(parts: tuple[Part, ...], dtype: torch.dtype) -> tuple[Weights, ...] | None:
-    """Each GEMM's weights for gemmill's kernels; None where a variant or an expert's weights do not fit."""
-    made = []
+def packed(parts: tuple[Part, Part], dtype: torch.dtype, of: object) -> tuple[Weights, Weights] | None:
+    """Each GEMM's weights for gemmill's kernels; None where a variant or an expert's weights do not fit, or the first call fails.
+
+    `of` is the engine's layer.
+    """
+    layers, made = [], []
     for codes, scales, multipliers in parts:
         experts, n, half = codes.shape
         format = "mxfp4" if multipliers is None else "nvfp4"
-        linear = Linear(n=n, k=2 * half, codes=dtype, out_dtype=dtype, format=format, experts=experts)
-        if scales.shape != (experts, n, 2 * half // _GROUPS[format]) or refusal(linear) is not None:
+        layers.append(Linear(n=n, k=2 * half, codes=dtype, out_dtype=dtype, format=format, experts=experts))
+        if scales.shape != (experts, n, 2 * half // _GROUPS[format]) or refusal(layers[-1]) is not None:
             return None
         if multipliers is not None and multipliers.numel() != experts:
             return None
@@ -86,7 +89,24 @@ def packed(parts: tuple[Part, ...], dtype: torch.dtype) -> tuple[Weights, ...] |
         blocks, bases = (torch.stack(tensors) for tensors in zip(*whole, strict=True))
         alpha = None if multipliers is None else multipliers.float().reshape(-1)
         made.append(Weights(blocks=blocks.flatten(2), base=bases, alpha=alpha))
-    return tuple(made)
+    first, second = made
+    return (first, second) if _passes(layers, first, second, of) else None
+
+
+def _passes(layers: list[Linear], first: Weights, second: Weights, of: object) -> bool:
+    """Whether the call of a token passes, whose activation is that of nothing."""
+    inner, device = layers[1].k, first.blocks.device
+
+    def call(x: Tensor, by: Tensor, ids: Tensor, *both: Tensor) -> Tensor:
+        names = ("blocks", "base", "alpha")
+        weights = [Weights(**dict(zip(names, of_one, strict=True))) for of_one in (both[:3], both[3:])]
+        return multiplied(x, *weights, lambda rows: rows[:, :inner].contiguous(), by, ids)
+
+    x = torch.zeros((1, layers[0].k), dtype=layers[0].codes, device=device)
+    by = torch.ones((1, 1), dtype=torch.float32, device=device)
+    ids = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    tensors = (tensor for weights in (first, second) for tensor in (weights.blocks, weights.base, weights.alpha))
+    return serves(layers[0], "grouped_fp4_mm", of, call, x, by, ids, *tensors)
 
 
 def multiplied(

@@ -4,6 +4,7 @@ Weights are packed expert by expert, each gate before its up, dense or pruned to
 GEMMs (`gemmill.compat.fp4_experts`): [E, 1, N]. By that and by the bytes of a block such weights are known afterwards.
 """
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gemmill.compat.linear import refusal
+from gemmill.compat.linear import refusal, serves
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
+from gemmill.runtime import served
 from gemmill.runtime.notices import LOG
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -77,10 +79,12 @@ def is_packed(weight: Tensor, base: Tensor | None) -> bool:
     return weight.dtype == torch.uint8 and base is not None and base.dim() == 3
 
 
-def packed(first: Part, second: Part, dtype: torch.dtype, sparse: bool) -> tuple[Weights, Weights] | None:
-    """Both GEMMs' weights for gemmill's kernels; None where a build has no variant, or an expert's weights do not fit.
+def packed(first: Part, second: Part, dtype: torch.dtype, sparse: bool, of: object) -> tuple[Weights, Weights] | None:
+    """Both GEMMs' weights for gemmill's kernels; None where a build has no variant, an expert's weights do not fit, or the first
+    call fails.
 
-    The first GEMM's rows are all gates, then all ups. `sparse` prunes nvfp4 to 2:4, and tells the error of the experts.
+    The first GEMM's rows are all gates, then all ups. `sparse` prunes nvfp4 to 2:4, and tells the error of the experts. `of` is the
+    engine's layer.
     """
     codes, _, multipliers = first
     format = SPARSE if sparse else "mxfp4" if multipliers is None else "nvfp4"
@@ -88,15 +92,29 @@ def packed(first: Part, second: Part, dtype: torch.dtype, sparse: bool) -> tuple
     layer = Layer(experts=experts, hidden=2 * half, inner=gates // 2, format=format)
     if dtype != torch.bfloat16 or (sparse and multipliers is None) or not _fits(first, second):
         return None
-    if (reason := refusal(layer)) is not None:
-        LOG.info("experts in one call are not gemmill's: %s", reason)
+    if refusal(layer) is not None:
         return None
     try:
         made = [_made(part, gated, layer) for part, gated in ((first, True), (second, False))]
-    except ValueError as error:
-        LOG.warning("a layer of experts stays with the engine: %s", error)
+    except Exception as error:  # whatever is wrong, the engine has kernels of its own
+        served.left(str(layer), " ".join(str(error).split()), level=logging.WARNING)
         return None
-    return made[0], made[1]
+    return (made[0], made[1]) if _passes(layer, made, of) else None
+
+
+def _passes(layer: Layer, made: list[Weights], of: object) -> bool:
+    """Whether the call of a token passes."""
+
+    def call(x: Tensor, by: Tensor, ids: Tensor, *both: Tensor) -> Tensor:
+        weights = [Weights(blocks=blocks, base=base) for blocks, base in (both[:2], both[2:])]
+        return multiplied(x, *weights, ACTIVATIONS[0], by, ids, None, torch.empty_like(x))
+
+    device = made[0].blocks.device
+    x = torch.zeros((1, layer.hidden), dtype=torch.bfloat16, device=device)
+    by = torch.ones((1, 1), dtype=torch.float32, device=device)
+    ids = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    tensors = (tensor for weights in made for tensor in (weights.blocks, weights.base))
+    return serves(layer, "fused_fp4_experts", of, call, x, by, ids, *tensors)
 
 
 def _fits(first: Part, second: Part) -> bool:

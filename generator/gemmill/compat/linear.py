@@ -2,16 +2,18 @@
 build's manifest.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
-from gemmill.runtime import ops
+from gemmill.runtime import ops, served
 from gemmill.runtime.notices import LOG
 from gemmill.vocab import Arch
 
@@ -94,35 +96,101 @@ def absence(capability: int | None = None) -> str | None:
 
 
 def refusal(layer: Layer) -> str | None:
-    """The reason why gemmill does not take a layer, in one sentence; None if it does.
+    """The reason why gemmill does not take a layer, in one sentence, which is told once; None if it does.
 
-    Loads a build if none is yet. Tells the variants that a layer gets, once. Raises nothing.
+    Loads a build if none is yet. Raises nothing.
     """
     try:
-        return _refusal_of_build(layer, ops.active().build_id)
+        why, _ = _answer_of_build(layer, ops.active().build_id)
     except Exception as error:  # the same
-        return unusable(error)
+        why = unusable(error)
+    if why is not None:
+        served.left(str(layer), why)
+    return why
 
 
 def unusable(error: Exception) -> str:
     """One sentence about what keeps gemmill from serving."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return f"gemmill cannot serve here ({text})"
+    return f"gemmill cannot serve here ({_in_a_line(error)})"
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @cache
-def _refusal_of_build(layer: Layer, build_id: str) -> str | None:
+def _answer_of_build(layer: Layer, build_id: str) -> tuple[str | None, str]:
+    """The reason why a build does not serve a layer, None if it does, and the variants that serve it."""
     chosen = []
     for m in layer.rows:
         try:
             choice = ops.explain(*layer.call(m))
         except RuntimeError as error:
-            return str(error).splitlines()[0]
+            return str(error).splitlines()[0], ""
         if choice.entry is None:
-            return f"build {build_id} has no variant for {m} rows of a {layer}: `gemmill build` compiles more"
+            return f"build {build_id} has no variant for {m} rows of a {layer}: `gemmill build` compiles more", ""
         chosen.append(f"{choice.entry.name} ({choice.trust.name.lower()}) for {m} rows")
-    LOG.info("build %s takes a %s: %s", build_id, layer, ", ".join(chosen))
-    return None
+    return None, f"build {build_id} has {', '.join(chosen)}"
+
+
+def serves(layer: Layer, by: str, of: object, call: Callable[..., Any], *tensors: torch.Tensor | None) -> bool:
+    """Whether gemmill serves a layer: its first call is tried, and told of where it fails. Raises nothing.
+
+    `by` is the kernel's name, `of` the engine's layer. The call is made twice: of fake tensors, as torch.compile makes it,
+    and of these. So an engine has its weights until both have passed.
+    """
+    given = [None if tensor is None else tensor.data for tensor in tensors]  # without engines' subclasses
+    kind = "of fake tensors, as torch.compile makes it, "
+    try:
+        with torch.no_grad():
+            with FakeTensorMode() as mode:
+                call(*(None if tensor is None else mode.from_tensor(tensor) for tensor in given))
+            kind = ""
+            call(*given)
+    except Exception as error:  # the same
+        _fails(layer, f"its first call {kind}failed ({_in_a_line(error)})")
+        return False
+    served.took(_kind(layer, by), of)
+    return True
+
+
+Result = TypeVar("Result")
+_calls: dict[Layer, bool] = {}
+"""Whether calls of a layer come to gemmill: asked at each call, and so remembered."""
+
+
+def called(layer: Layer, by: str, ours: Callable[[], Result], theirs: Callable[[], Result]) -> Result:
+    """The result of an engine's call: gemmill's where the build has variants and no call of the layer has failed yet."""
+    known = _calls.get(layer)
+    if not (refusal(layer) is None if known is None else known):
+        _calls[layer] = False
+        return theirs()
+    try:
+        result = ours()
+    except Exception as error:  # the same
+        _calls[layer] = False
+        _fails(layer, f"a call failed ({_in_a_line(error)})")
+        return theirs()
+    if known is None:
+        _calls[layer] = True
+        served.took(_kind(layer, by))
+    return result
+
+
+def forget() -> None:
+    """Ask and tell anew, as a process does that begins."""
+    _answer_of_build.cache_clear()
+    _calls.clear()
+    served.forget()
+
+
+def _fails(layer: Layer, why: str) -> None:
+    served.left(str(layer), why, level=logging.WARNING)
+
+
+def _kind(layer: Layer, by: str) -> served.Kind:
+    _, variants = _answer_of_build(layer, ops.active().build_id)
+    return served.Kind(layer=str(layer), by=by, variants=variants)
 
 
 def _call(linear: Linear, m: int) -> tuple[Any, ...]:
@@ -176,8 +244,9 @@ def packed_fp4(format: str, codes: torch.Tensor, scales: torch.Tensor) -> tuple[
     )
     try:
         made = to_blocks(prepack(scaled, for_op="fp4_weight_mm"))
-    except ValueError as error:
-        LOG.warning("a layer of %s weights stays with the engine: %s", format, error)
+    except Exception as error:  # the same
+        layer = f"layer of {format} weights of N x K = {codes.shape[0]} x {2 * codes.shape[1]}"
+        served.left(layer, _in_a_line(error), level=logging.WARNING)
         return None
     return made.blocks, made.base
 

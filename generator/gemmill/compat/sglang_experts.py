@@ -26,7 +26,7 @@ def around_fp4_experts_preparation(original: Callable[..., None], layer: Any, gr
             tuple(getattr(layer, f"{prefix}_{name}").data for name in ("weight", "weight_scale", "weight_scale_2"))
             for prefix in _PREFIXES
         )
-        made = fp4_experts.packed(parts, layer.params_dtype)  # type: ignore[arg-type]
+        made = fp4_experts.packed(parts, layer.params_dtype, layer)  # type: ignore[arg-type]
     if made is None:
         return original(layer, group_size=group_size)
     for prefix, weights in zip(_PREFIXES, made, strict=True):

@@ -13,8 +13,8 @@ import torch
 
 from gemmill import settings
 from gemmill.compat import deep_gemm, sglang_experts
-from gemmill.compat.experts import Scaled, takes_experts
-from gemmill.compat.linear import BLOCK, Linear, guarded, packed_fp4, refusal, row_of
+from gemmill.compat.experts import Scaled, experts_called
+from gemmill.compat.linear import BLOCK, Linear, called, guarded, packed_fp4, refusal, row_of, serves
 
 Gemm = Callable[..., torch.Tensor]
 Layer = Any
@@ -50,10 +50,15 @@ def around_scaled_mm(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """mat_a [M, K] and mat_b [K, N], both e4m3 or s8, with scales per token or one, and per channel or one; [M, N]."""
-    linear = Linear(n=mat_b.shape[1], k=mat_b.shape[0], codes=mat_a.dtype, out_dtype=out_dtype)
-    if mat_b.stride(0) != 1 or _refused(linear):
+
+    def ours() -> torch.Tensor:
+        return _scaled_mm(mat_a, mat_b, scales_a, row_of(scales_b), out_dtype, bias)
+
+    def theirs() -> torch.Tensor:
         return original(mat_a, mat_b, scales_a, scales_b, out_dtype=out_dtype, bias=bias)
-    return _scaled_mm(mat_a, mat_b, scales_a, row_of(scales_b), out_dtype, bias)
+
+    linear = Linear(n=mat_b.shape[1], k=mat_b.shape[0], codes=mat_a.dtype, out_dtype=out_dtype)
+    return called(linear, "fp8_scaled_mm", ours, theirs) if mat_b.stride(0) == 1 else theirs()
 
 
 def around_block_scaled_mm(
@@ -66,11 +71,16 @@ def around_block_scaled_mm(
     output_dtype: torch.dtype,
 ) -> torch.Tensor:
     """A [M, K] and B [N, K] of e4m3, with scales [M, K/128] and [N/128, K/128] of float32; [M, N]."""
+
+    def ours() -> torch.Tensor:
+        return _scaled_mm(A, B.t(), As, Bs.t(), output_dtype, None)
+
+    def theirs() -> torch.Tensor:
+        return original(A, B, As, Bs, block_size, output_dtype=output_dtype)
+
     linear = Linear(n=B.shape[0], k=B.shape[1], codes=A.dtype, out_dtype=output_dtype, blocks=True)
     plain = list(block_size) == [BLOCK, BLOCK] and As.dtype == Bs.dtype == torch.float32
-    if not plain or _refused(linear):
-        return original(A, B, As, Bs, block_size, output_dtype=output_dtype)
-    return _scaled_mm(A, B.t(), As, Bs.t(), output_dtype, None)
+    return called(linear, "w8a8_block_fp8_matmul_deepgemm", ours, theirs) if plain else theirs()
 
 
 def around_fp4_preparation(original: Callable[[Layer], None], layer: Layer) -> None:
@@ -78,11 +88,14 @@ def around_fp4_preparation(original: Callable[[Layer], None], layer: Layer) -> N
     dtype = getattr(layer, "params_dtype", getattr(layer, "orig_dtype", torch.float32))
     linear = Linear(n=layer.weight.shape[0], k=2 * layer.weight.shape[1], codes=dtype, out_dtype=dtype, format="nvfp4")
     packed = None
-    if getattr(getattr(layer, "quant_config", None), "group_size", _FP4_GROUP) == _FP4_GROUP and not _refused(linear):
+    if getattr(getattr(layer, "quant_config", None), "group_size", _FP4_GROUP) == _FP4_GROUP and not refusal(linear):
         packed = packed_fp4("nvfp4", layer.weight.data, layer.weight_scale.data)
     if packed is None:
         return original(layer)
     of_all = layer.weight_global_scale.data.float().reshape(1)
+    x = torch.zeros((1, linear.k), dtype=dtype, device=of_all.device)
+    if not serves(linear, "fp4_weight_mm", layer, _fp4_mm, x, *packed, of_all, getattr(layer, "bias", None)):
+        return original(layer)
     for name, made in zip(("weight", "weight_scale", "weight_global_scale"), (*packed, of_all), strict=True):
         setattr(layer, name, torch.nn.Parameter(made, requires_grad=False))
     layer.workspace = of_all.new_empty(0)  # of Marlin, which a call gives along
@@ -105,10 +118,7 @@ def around_fp4_linear(
     if weight.dtype != torch.uint8:
         of_marlin = (weight, weight_scale, weight_global_scale, workspace)
         return original(input, *of_marlin, size_n, size_k, bias=bias, use_fp32_reduce=use_fp32_reduce)
-    from gemmill import fp4_weight_mm
-
-    rows = input.reshape(-1, size_k)
-    out = fp4_weight_mm(rows, weight, weight_scale, weight_global_scale, bias, format="nvfp4")
+    out = _fp4_mm(input.reshape(-1, size_k), weight, weight_scale, weight_global_scale, bias)
     return out.view(*input.shape[:-1], size_n)
 
 
@@ -122,9 +132,16 @@ def around_contiguous_experts(
     recipe_b: Recipe = None,
 ) -> None:
     """lhs [M, K] and rhs [E, N, K] as DeepGEMM takes them; m_indices int32 [M] says whose each row of out [M, N] is."""
-    if recipe_a or recipe_b or not takes_experts(lhs, rhs, out):
+
+    def ours() -> None:
+        return deep_gemm.m_grouped_fp8_gemm_nt_contiguous(lhs, rhs, out, m_indices)
+
+    def theirs() -> None:
         return original(lhs, rhs, out, m_indices, recipe_a=recipe_a, recipe_b=recipe_b)
-    return deep_gemm.m_grouped_fp8_gemm_nt_contiguous(lhs, rhs, out, m_indices)
+
+    if recipe_a or recipe_b:
+        return theirs()
+    return experts_called(lhs, rhs, out, "grouped_gemm_nt_f8f8bf16_contig", ours, theirs)
 
 
 def around_masked_experts(
@@ -141,10 +158,17 @@ def around_masked_experts(
 ) -> Any:
     """lhs [E, rows, K] and rhs [E, N, K] as DeepGEMM takes them; of each expert the first masked_m rows, int32 [E]. Calls that are
     to overlap with others stay with SGLang's own."""
-    if overlap_args or recipe_a or recipe_b or not takes_experts(lhs, rhs, out):
+
+    def ours() -> Any:
+        return deep_gemm.m_grouped_fp8_gemm_nt_masked(lhs, rhs, out, masked_m, expected_m)
+
+    def theirs() -> Any:
         more = {"overlap_args": overlap_args, "max_block_n": max_block_n, "recipe_a": recipe_a, "recipe_b": recipe_b}
         return original(lhs, rhs, out, masked_m, expected_m, **more)
-    return deep_gemm.m_grouped_fp8_gemm_nt_masked(lhs, rhs, out, masked_m, expected_m)
+
+    if overlap_args or recipe_a or recipe_b:
+        return theirs()
+    return experts_called(lhs, rhs, out, "grouped_gemm_nt_f8f8bf16_masked", ours, theirs)
 
 
 def around_cutlass_experts(original: Callable[..., None], output: torch.Tensor, *given: Any) -> None:
@@ -155,9 +179,17 @@ def around_cutlass_experts(original: Callable[..., None], output: torch.Tensor, 
     a, b, a_scales, b_scales = given[5:9]
     problem_sizes, expert_offsets = given[14:16]
     weights = b.transpose(1, 2), b_scales.transpose(1, 2)
-    if weights[0].stride(2) != 1 or not takes_experts((a, a_scales), weights, output):
+
+    def ours() -> None:
+        ends = expert_offsets + problem_sizes[:, 0]
+        return deep_gemm.by_segments(output, (a, a_scales), weights, expert_offsets, ends)
+
+    def theirs() -> None:
         return original(output, *given)
-    return deep_gemm.by_segments(output, (a, a_scales), weights, expert_offsets, expert_offsets + problem_sizes[:, 0])
+
+    if weights[0].stride(2) != 1:
+        return theirs()
+    return experts_called((a, a_scales), weights, output, "fp8_blockwise_scaled_grouped_mm", ours, theirs)
 
 
 _GEMMS = "sglang.srt.layers.quantization"
@@ -176,14 +208,13 @@ HOOKS: dict[str, Callable[..., Any]] = {
 }
 """The hooks, by the function that each is put around."""
 
-_known: dict[Linear, bool] = {}
 
+def _fp4_mm(
+    rows: torch.Tensor, blocks: torch.Tensor, base: torch.Tensor, alpha: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    from gemmill import fp4_weight_mm
 
-def _refused(linear: Linear) -> bool:
-    """Whether gemmill refuses a layer. The answer is remembered, since it is asked at each call."""
-    if linear not in _known:
-        _known[linear] = refusal(linear) is not None
-    return _known[linear]
+    return fp4_weight_mm(rows, blocks, base, alpha, bias, format="nvfp4")
 
 
 def _scaled_mm(*operands: object) -> torch.Tensor:

@@ -4,6 +4,7 @@ Imported by vLLM alone, where a cache of `--kv-cache-dtype turboquant_...` is as
 not overridden stays vLLM's: metadata, prefilling, and its kernels wherever gemmill refuses a layer, in one sentence.
 """
 
+import logging
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -16,8 +17,7 @@ import gemmill
 from gemmill.compat.linear import unusable
 from gemmill.families.kv_cache.formats import preset
 from gemmill.families.kv_cache.packed import name_of, preset_format, slot_sizes
-from gemmill.runtime import ops
-from gemmill.runtime.notices import LOG
+from gemmill.runtime import ops, served
 
 
 class GemmillTurboQuantBackend(TurboQuantAttentionBackend):
@@ -30,13 +30,21 @@ class GemmillTurboQuantBackend(TurboQuantAttentionBackend):
 
 
 class GemmillTurboQuantImpl(TurboQuantAttentionImpl):
-    """Stores and decodes by gemmill, if its build has variants for the layer."""
+    """Stores and decodes by gemmill, if its build has variants for the layer and its calls pass."""
+
+    _failed = ""
 
     def _store_kv(self, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, layer: Any) -> None:
         """Tokens [N, heads, head dim] to slots of kv_cache, u8 [blocks, tokens, heads, slot]; a slot of -1 stores nothing."""
-        if not self._is_served(key.dtype, kv_cache):
-            super()._store_kv(key, value, kv_cache, slot_mapping, layer)
-            return
+        if self._is_served(key.dtype, kv_cache):
+            try:
+                self._store(key, value, kv_cache, slot_mapping)
+                return
+            except Exception as error:  # whatever is wrong: vLLM's kernels store the same bytes
+                self._fails(error)
+        super()._store_kv(key, value, kv_cache, slot_mapping, layer)
+
+    def _store(self, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         keys, values = (
             x.view(-1, *x.shape[2:]) for x in gemmill.vllm_cache(kv_cache, self.kv_cache_dtype, self.head_size)
         )
@@ -56,17 +64,29 @@ class GemmillTurboQuantImpl(TurboQuantAttentionImpl):
         layer: Any = None,
     ) -> Tensor:
         """One row of queries [sequences, heads, head dim] a sequence. Rotation and centroids are those of the format."""
-        if not self._is_served(query.dtype, kv_cache):
-            own: Tensor = super()._decode_attention(query, kv_cache, attn_metadata, Pi, centroids, PiT, layer)
-            return own
+        if self._is_served(query.dtype, kv_cache):
+            try:
+                return self._decoded(query, kv_cache, attn_metadata)
+            except Exception as error:  # the same
+                self._fails(error)
+        own: Tensor = super()._decode_attention(query, kv_cache, attn_metadata, Pi, centroids, PiT, layer)
+        return own
+
+    def _decoded(self, query: Tensor, kv_cache: Tensor, attn_metadata: Any) -> Tensor:
         keys, values = gemmill.vllm_cache(kv_cache, self.kv_cache_dtype, self.head_size)
         table, lengths = attn_metadata.block_table, attn_metadata.seq_lens
         told = {"format": self.kv_cache_dtype, "scale": self.scale}
         out, _ = gemmill.kv_attention(query[:, None], keys, values, lengths, table, **told)
         return out[:, 0]
 
+    def _fails(self, error: Exception) -> None:
+        self._failed = f"a call failed ({' '.join(str(error).split())})"
+        _told(self._failed)
+
     def _is_served(self, dtype: torch.dtype, kv_cache: Tensor) -> bool:
         """Whether gemmill has variants for the layer. Tells once why not. Raises nothing."""
+        if self._failed:
+            return False
         _, page, _, slot = kv_cache.shape
         if kv_cache.stride(0) != page * kv_cache.stride(1) and kv_cache.shape[0] > 1:
             return _told("its pages are apart, and new tokens are stored by the number of their slot")
@@ -85,9 +105,8 @@ def _formats(name: str) -> tuple[str, str]:
     return name_of(preset(name).keys), name_of(preset(name).values)
 
 
-@cache
 def _told(why: str) -> bool:
-    LOG.warning("vLLM's TurboQuant kernels serve a cache: %s", why)
+    served.left("TurboQuant cache", why, level=logging.WARNING)
     return False
 
 
@@ -111,7 +130,8 @@ def _refusal(
     if any(choice.entry is None for choice in chosen):
         return f"build {build_id} has no variant for {name} with head dim {head_dim}: `gemmill build` compiles more"
     names = ", ".join(choice.entry.name for choice in chosen if choice.entry is not None)
-    LOG.info("build %s takes a cache of %s, head dim %s: %s", build_id, name, head_dim, names)
+    kind = {"layer": f"cache of {name}, head dim {head_dim}", "by": "GemmillTurboQuantImpl"}
+    served.took(served.Kind(**kind, variants=f"build {build_id} has {names}"))
     return None
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from gemmill.compat.experts import Scaled, takes_experts
+from gemmill.compat.experts import Scaled, experts_called
 
 MODULE = "vllm.utils.deep_gemm"
+_CONTIGUOUS, _MASKED = "m_grouped_fp8_gemm_nt_contiguous", "fp8_m_grouped_gemm_nt_masked"
 Gemm = Callable[..., Any]
 
 
@@ -22,12 +23,21 @@ def _before_contiguous(of_vllm: Gemm) -> Gemm:
     @wraps(of_vllm)
     def contiguous(a: Scaled, b: Scaled, d: Tensor, grouped_layout: Tensor, **named: Any) -> Any:
         by_ends = named.get("use_psum_layout", False)
-        if named.keys() - {"use_psum_layout"} or _is_vllms(a, b, d):
-            return of_vllm(a, b, d, grouped_layout, **named)
-        from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_contiguous
 
-        alignment = import_module(MODULE).get_mk_alignment_for_contiguous_layout()[0] if by_ends else 1
-        return m_grouped_fp8_gemm_nt_contiguous(a, b, d, grouped_layout, use_psum_layout=by_ends, alignment=alignment)
+        def ours() -> Any:
+            from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_contiguous
+
+            alignment = import_module(MODULE).get_mk_alignment_for_contiguous_layout()[0] if by_ends else 1
+            return m_grouped_fp8_gemm_nt_contiguous(
+                a, b, d, grouped_layout, use_psum_layout=by_ends, alignment=alignment
+            )
+
+        def theirs() -> Any:
+            return of_vllm(a, b, d, grouped_layout, **named)
+
+        if named.keys() - {"use_psum_layout"} or _is_invariant():
+            return theirs()
+        return experts_called(a, b, d, _CONTIGUOUS, ours, theirs)
 
     return contiguous
 
@@ -35,24 +45,28 @@ def _before_contiguous(of_vllm: Gemm) -> Gemm:
 def _before_masked(of_vllm: Gemm) -> Gemm:
     @wraps(of_vllm)
     def masked(a: Scaled, b: Scaled, d: Tensor, masked_m: Tensor, expected_m: int, **named: Any) -> Any:
-        if named or _is_vllms(a, b, d):
-            return of_vllm(a, b, d, masked_m, expected_m, **named)
-        from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_masked
+        def ours() -> Any:
+            from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_masked
 
-        return m_grouped_fp8_gemm_nt_masked(a, b, d, masked_m, expected_m)
+            return m_grouped_fp8_gemm_nt_masked(a, b, d, masked_m, expected_m)
+
+        def theirs() -> Any:
+            return of_vllm(a, b, d, masked_m, expected_m, **named)
+
+        return theirs() if named or _is_invariant() else experts_called(a, b, d, _MASKED, ours, theirs)
 
     return masked
 
 
 BEFORE = {
-    "m_grouped_fp8_gemm_nt_contiguous": _before_contiguous,
-    "fp8_m_grouped_gemm_nt_masked": _before_masked,
+    _CONTIGUOUS: _before_contiguous,
+    _MASKED: _before_masked,
 }
 """The functions that are put before vLLM's."""
 
 
-def _is_vllms(a: Scaled, b: Scaled, d: Tensor) -> bool:
-    return bool(import_module("vllm.envs").VLLM_BATCH_INVARIANT) or not takes_experts(a, b, d)
+def _is_invariant() -> bool:
+    return bool(import_module("vllm.envs").VLLM_BATCH_INVARIANT)
 
 
 def put_before(deep_gemm: ModuleType) -> None:

@@ -36,7 +36,7 @@ def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
                 ones = torch.ones(len(whole[0].base), device=whole[0].base.device, dtype=torch.float32)
                 return tuple(tensor for weights in whole for tensor in (weights.blocks, weights.base, ones))
             if not settings.prunes_fp4_experts():
-                made = fp4_experts.packed(parts, named["layer"].params_dtype)
+                made = fp4_experts.packed(parts, named["layer"].params_dtype, named["layer"])
         if made is None:
             return of_vllm(**named)
         return tuple(tensor for weights in made for tensor in (weights.blocks, weights.base, weights.alpha))
@@ -53,7 +53,7 @@ def before_mxfp4_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         made = None
         if _is_plain(layer):
-            made = fp4_experts.packed(((w13, w13_scale, None), (w2, w2_scale, None)), layer.params_dtype)
+            made = fp4_experts.packed(((w13, w13_scale, None), (w2, w2_scale, None)), layer.params_dtype, layer)
         if made is None:
             return of_vllm(layer, w13, w2, w13_scale, w2_scale, *biases)
         of_dtype = [None if bias is None else bias.to(layer.params_dtype) for bias in biases]
@@ -105,7 +105,7 @@ def _in_one_call(layer: Any, parts: tuple[fp4_experts.Part, ...]) -> tuple[fused
     if limits != [None] * 3 or getattr(config, "has_bias", False) or not getattr(config, "is_act_and_mul", True):
         return None
     first, second = parts
-    return fused_fp4_experts.packed(first, second, layer.params_dtype, settings.prunes_fp4_experts())
+    return fused_fp4_experts.packed(first, second, layer.params_dtype, settings.prunes_fp4_experts(), layer)
 
 
 def _one_call(named: dict[str, Any]) -> Tensor:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.compat.linear import BLOCK, refusal
+from gemmill.compat.linear import BLOCK, called, refusal
 from gemmill.compat.vllm_blocks import replace
+from gemmill.runtime import served
 
 CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_cls"
 """vLLM's function that names the classes of a backend, of which it takes the first that supports a layer."""
@@ -130,6 +131,8 @@ def before(theirs: type) -> type:
             supports, reason = vllms.is_supported_config(cls, *given, activation_format)
             if supports:
                 reason = refusal_of(*given)
+            if supports and reason is not None:
+                served.left(f"layer of {moe_config.num_local_experts} experts of FP8", reason)
             return supports and reason is None, reason
 
         @staticmethod
@@ -180,29 +183,44 @@ def before(theirs: type) -> type:
             apply_router_weight_on_input: bool,
         ) -> Any:
             """Write into output [M, K] what each token's experts give, weighed and summed."""
-            if hidden_states.shape[0] > most_tokens(self.w1_scale, w1.shape[1]):
-                return super().apply(
+
+            def theirs() -> Any:
+                return super(GemmillExperts, self).apply(
                     output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map, a1q_scale,
                     a2_scale, workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input,
                 )  # fmt: skip
-            from gemmill import fused_experts
 
-            # where weights are on the input, prepare has multiplied x
-            weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
-            fused_experts(
-                hidden_states,
-                w1,
-                w2,
-                self.w1_scale,
-                self.w2_scale,
-                topk_ids,
-                weights.float(),
-                activation.value,
-                expert_map=expert_map,
-                out=output,
-                workspace=workspace2.view(-1).view(torch.uint8),
+            def ours() -> None:
+                from gemmill import fused_experts
+
+                # where weights are on the input, prepare has multiplied x
+                weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
+                fused_experts(
+                    hidden_states,
+                    w1,
+                    w2,
+                    self.w1_scale,
+                    self.w2_scale,
+                    topk_ids,
+                    weights.float(),
+                    activation.value,
+                    expert_map=expert_map,
+                    out=output,
+                    workspace=workspace2.view(-1).view(torch.uint8),
+                )
+
+            if hidden_states.shape[0] > most_tokens(self.w1_scale, w1.shape[1]):
+                return theirs()
+            blocks = self.w1_scale.shape[1] != w1.shape[1]
+            layer = Experts(
+                experts=w1.shape[0],
+                hidden=w1.shape[2],
+                inner=w1.shape[1] // 2,
+                topk=topk_ids.shape[1],
+                dtype=hidden_states.dtype,
+                blocks=blocks,
             )
-            return None
+            return called(layer, "GemmillExperts", ours, theirs)
 
     return GemmillExperts
 

@@ -1,21 +1,25 @@
 """vLLM's linear kernels with gemmill's GEMMs: as vLLM 0.33's own, which quantise the activations and prepare the weights.
 
-4-bit weights are multiplied by activations as they are, as Marlin's kernels do it, which go on serving what no variant fits.
+Each class derives from the kernel of vLLM's that goes on serving what no variant fits, and layers whose first call fails when it is
+tried. 4-bit weights are multiplied by activations as they are, as Marlin's kernels do it.
 """
+
+from functools import partial
 
 import torch
 import vllm.envs as envs
 from vllm import _custom_ops
 from vllm.model_executor.kernels.linear import (
     CutlassFp8BlockScaledMMKernel,
+    CutlassFP8ScaledMMLinearKernel,
     CutlassInt8ScaledMMLinearKernel,
-    FP8ScaledMMLinearKernel,
     MarlinMxFp4LinearKernel,
     MarlinNvFp4LinearKernel,
 )
 
 import gemmill
-from gemmill.compat.linear import BLOCK, Linear, absence, packed_fp4, refusal, row_of
+from gemmill.compat.linear import BLOCK, Linear, absence, packed_fp4, refusal, row_of, serves
+from gemmill.runtime import served
 
 Answer = tuple[bool, str | None]
 _SOME = 4096
@@ -26,35 +30,75 @@ def _answer(why: str | None) -> Answer:
     return why is None, why
 
 
+def _left(what: str, why: str) -> Answer:
+    """vLLM tells nobody why its kernels serve."""
+    served.left(what, why)
+    return False, why
+
+
 class _OnThisGpu:
+    _taken = True
+    """Whether gemmill serves the layer. It is known when its weights are processed."""
+
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
         """Whether a build for this GPU is there."""
+        why = absence(compute_capability)
         if envs.VLLM_BATCH_INVARIANT:
-            return False, "gemmill chooses variants by the number of rows, and VLLM_BATCH_INVARIANT is set"
-        return _answer(absence(compute_capability))
+            why = "gemmill chooses variants by the number of rows, and VLLM_BATCH_INVARIANT is set"
+        return (True, None) if why is None else _left(f"layer of {cls.__name__}", why)
 
 
-class GemmillFP8Linear(_OnThisGpu, FP8ScaledMMLinearKernel):
+def _fp8(c, n: int, k: int, blocks: bool = False) -> Linear:
+    return Linear(n=n, k=k, codes=c.weight_quant_key.dtype, out_dtype=c.out_dtype or c.input_dtype, blocks=blocks)
+
+
+def _ones(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    """Scales of activations for a call that is tried."""
+    return torch.ones(shape, dtype=torch.float32, device=like.device)
+
+
+class GemmillFP8Linear(_OnThisGpu, CutlassFP8ScaledMMLinearKernel):
     """FP8 with a scale per tensor or channel of the weight, and per tensor or token of the activations."""
 
     @classmethod
     def can_implement(cls, c) -> Answer:
         """Whether the build has variants for the layer."""
+        layer = _fp8(c, *c.weight_shape)
         groups = (c.weight_quant_key.scale.group_shape, c.activation_quant_key.scale.group_shape)
         if any(group.row > 1 or group.col > 1 for group in groups):
-            return False, "it takes scales per tensor, token and channel"
-        n, k = c.weight_shape
-        codes = c.weight_quant_key.dtype
-        return _answer(refusal(Linear(n=n, k=k, codes=codes, out_dtype=c.out_dtype or c.input_dtype)))
+            return _left(
+                f"linear layer of N x K = {layer.n} x {layer.k}", "it takes scales per tensor, token and channel"
+            )
+        return _answer(refusal(layer))
 
     def input_quant_key(self):
         """That of activations with a given scale: an earlier kernel may make the codes."""
         key = self.config.activation_quant_key
         return key if key.scale.static and key.scale.group_shape.is_per_tensor() else None
 
+    def process_weights_after_loading(self, layer) -> None:
+        """Leave the weights as they are. vLLM's kernel prepares its own where the first call fails."""
+        weight, w_scales, in_scale, _ = self._get_layer_params(layer)
+        k, n = weight.shape
+        per_tensor = self.config.activation_quant_key.scale.group_shape.is_per_tensor()
+        scales = in_scale if in_scale is not None else _ones(*((1,) if per_tensor else (1, 1)), like=weight)
+        out_dtype = self.config.out_dtype or self.config.input_dtype
+
+        def call(a, b, a_scales, b_scales, bias):
+            return gemmill.cutlass_scaled_mm(a, b, a_scales, row_of(b_scales), out_dtype, bias)
+
+        operands = (weight.new_zeros(1, k), weight, scales, w_scales, getattr(layer, "bias", None))
+        self._taken = serves(_fp8(self.config, n, k), type(self).__name__, layer, call, *operands)
+        if not self._taken:
+            super().process_weights_after_loading(layer)
+
     def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape) -> torch.Tensor:
         """A [M, K] and B [K, N], column-major, with their scales; the result has `output_shape`."""
+        if not self._taken:
+            return super().apply_scaled_mm(
+                A=A, B=B, out_dtype=out_dtype, As=As, Bs=Bs, bias=bias, output_shape=output_shape
+            )
         return gemmill.cutlass_scaled_mm(A, B, As, row_of(Bs), out_dtype, bias).view(*output_shape)
 
 
@@ -64,17 +108,32 @@ class GemmillBlockFP8Linear(_OnThisGpu, CutlassFp8BlockScaledMMKernel):
     @classmethod
     def can_implement(cls, config) -> Answer:
         """Whether the build has variants for the layer."""
+        layer, weight = _fp8(config, *config.weight_shape, blocks=True), config.weight_quant_key
+        what = f"linear layer of N x K = {layer.n} x {layer.k} with scales of blocks"
         fits, why = super().can_implement(config)
         if not fits:
-            return fits, why
-        weight = config.weight_quant_key
+            return _left(what, why)
         if tuple(weight.scale.group_shape) != (BLOCK, BLOCK) or weight.scale.dtype != torch.float32:
-            return False, f"it takes scales of float32 of {BLOCK} x {BLOCK} of the weight"
-        n, k = config.weight_shape
-        return _answer(refusal(Linear(n=n, k=k, codes=weight.dtype, out_dtype=config.out_dtype, blocks=True)))
+            return _left(what, f"it takes scales of float32 of {BLOCK} x {BLOCK} of the weight")
+        return _answer(refusal(layer))
+
+    def process_weights_after_loading(self, layer) -> None:
+        """As vLLM's kernel, which serves where the first call fails."""
+        super().process_weights_after_loading(layer)
+        found = self._get_layer_params(layer)
+        n, k = found.weight.shape
+
+        def call(a, b, a_scales, b_scales):
+            return gemmill.cutlass_scaled_mm(a, b.t(), a_scales, b_scales.t(), self.config.out_dtype)
+
+        scales = _ones(-(-k // BLOCK), 1, like=found.weight).t()
+        operands = (found.weight.new_zeros(1, k), found.weight, scales, found.block_scale)
+        self._taken = serves(_fp8(self.config, n, k, blocks=True), type(self).__name__, layer, call, *operands)
 
     def apply_block_scaled_mm(self, A, B, As, Bs) -> torch.Tensor:
         """A [M, K] and B [N, K] with scales [M, K/128] and [N/128, K/128]; the result is [M, N]."""
+        if not self._taken:
+            return super().apply_block_scaled_mm(A, B, As, Bs)
         return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), self.config.out_dtype)
 
 
@@ -87,15 +146,23 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
         return _answer(refusal(_int8(_SOME, _SOME, torch.bfloat16, not c.input_symmetric)))
 
     def process_weights_after_loading(self, layer) -> None:
-        """As vLLM's kernel; then N and K are known, and whether a variant fits them."""
+        """As vLLM's kernel; then N and K are known, and whether a variant fits them and the first call passes."""
         super().process_weights_after_loading(layer)
-        weight, *_, azp_adj = self._get_layer_params(layer)
+        weight, w_scales, in_scale, in_azp, azp_adj = self._get_layer_params(layer)
         k, n = weight.shape
         out_dtype = getattr(layer, "orig_dtype", torch.bfloat16)
-        self._taken = refusal(_int8(n, k, out_dtype, azp_adj is not None)) is None
+        kind = _int8(n, k, out_dtype, azp_adj is not None)
+        self._taken = refusal(kind) is None
+        if self._taken:
+            a, scales = weight.new_zeros(1, k), _ones(1, 1, like=weight) if in_scale is None else in_scale
+            azp = None if azp_adj is None or in_azp is not None else weight.new_zeros((1, 1), dtype=torch.int32)
+            operands = (a, weight, scales, w_scales, azp_adj, azp, getattr(layer, "bias", None))
+            self._taken = serves(
+                kind, type(self).__name__, layer, lambda *given: _int8_mm(out_dtype, *given), *operands
+            )
 
     def apply_weights(self, layer, x, bias=None) -> torch.Tensor:
-        """x [..., K] of bf16 or f16, the result [..., N] of the same; vLLM's own kernel where no variant fits the weight."""
+        """x [..., K] of bf16 or f16, the result [..., N] of the same; vLLM's own kernel where gemmill does not serve."""
         if not self._taken:
             return super().apply_weights(layer, x, bias)
         weight, w_scales, in_scale, in_azp, azp_adj = self._get_layer_params(layer)
@@ -103,12 +170,16 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
         codes, scales, azp = _custom_ops.scaled_int8_quant(
             x.reshape(-1, k), in_scale, in_azp, symmetric=azp_adj is None
         )
-        operands = (codes, weight, scales, row_of(w_scales), x.dtype)
-        if azp_adj is None:
-            out = gemmill.cutlass_scaled_mm(*operands, bias)
-        else:  # of activations with a given zero point, azp_adj is a multiple of it
-            out = gemmill.cutlass_scaled_mm_azp(*operands, azp_adj.reshape(-1), azp if in_azp is None else None, bias)
+        out = _int8_mm(x.dtype, codes, weight, scales, w_scales, azp_adj, azp if in_azp is None else None, bias)
         return out.view(*x.shape[:-1], n)
+
+
+def _int8_mm(out_dtype, a, b, a_scales, b_scales, azp_adj, azp, bias) -> torch.Tensor:
+    """The product. Of activations with a given zero point azp_adj is a multiple of it, and azp is None."""
+    operands = (a, b, a_scales, row_of(b_scales), out_dtype)
+    if azp_adj is None:
+        return gemmill.cutlass_scaled_mm(*operands, bias)
+    return gemmill.cutlass_scaled_mm_azp(*operands, azp_adj.reshape(-1), azp, bias)
 
 
 def _int8(n: int, k: int, out_dtype: torch.dtype, azp: bool) -> Linear:
@@ -127,26 +198,40 @@ class _Fp4Linear(_OnThisGpu):
         return _answer(refusal(_fp4(cls.format, _SOME, _SOME, torch.bfloat16))) if fits else (fits, why)
 
     def process_weights_after_loading(self, layer) -> None:
-        """Pack weight [N, K / 2] and weight_scale [N, K / group] for the kernels, where a variant fits; else as Marlin's."""
+        """Pack weight [N, K / 2] and weight_scale [N, K / group] for the kernels, where a variant fits; else as Marlin's.
+
+        The layer has its own weights until the first call of the packed ones has passed.
+        """
         n, k = layer.weight.shape[0], 2 * layer.weight.shape[1]
-        packed = None
-        if refusal(_fp4(self.format, n, k, layer.params_dtype)) is None:
+        kind, packed = _fp4(self.format, n, k, layer.params_dtype), None
+        if refusal(kind) is None:
             packed = packed_fp4(self.format, layer.weight.data, layer.weight_scale.data)
+        of_all = getattr(layer, "weight_global_scale", None)  # multiplies here, whatever the checkpoint has
+        self._alpha = None if of_all is None else of_all.data.float().reshape(1)
+        if packed is not None:
+            x = torch.zeros((1, k), dtype=layer.params_dtype, device=layer.weight.device)
+            operands = (x, *packed, self._alpha, getattr(layer, "bias", None))
+            packed = (
+                packed
+                if serves(
+                    kind, type(self).__name__, layer, partial(gemmill.fp4_weight_mm, format=self.format), *operands
+                )
+                else None
+            )
         self._taken = packed is not None
         if packed is None:
             super().process_weights_after_loading(layer)
             return
         for name, tensor in zip(("weight", "weight_scale"), packed, strict=True):
             setattr(layer, name, torch.nn.Parameter(tensor, requires_grad=False))
-        of_all = getattr(layer, "weight_global_scale", None)  # multiplies here, whatever the checkpoint has
-        self._alpha = None if of_all is None else of_all.data.float().reshape(1)
 
     def apply_weights(self, layer, x, bias=None) -> torch.Tensor:
-        """x [..., K], the result [..., N] of its dtype; Marlin's kernel where no variant fits the weight."""
+        """x [..., K], the result [..., N] of its dtype; Marlin's kernel where gemmill does not serve."""
         if not self._taken:
             return super().apply_weights(layer, x, bias)
-        rows = x.reshape(-1, x.shape[-1])
-        out = gemmill.fp4_weight_mm(rows, layer.weight, layer.weight_scale, self._alpha, bias, format=self.format)
+        out = gemmill.fp4_weight_mm(
+            x.reshape(-1, x.shape[-1]), layer.weight, layer.weight_scale, self._alpha, bias, format=self.format
+        )
         return out.view(*x.shape[:-1], out.shape[-1])
 
 

@@ -15,12 +15,14 @@ from typing import Any
 
 from gemmill import settings
 from gemmill.compat import vllm_blocks, vllm_fp4_experts, vllm_fused_experts
-from gemmill.compat.linear import Linear, guarded, refusal
+from gemmill.compat.linear import Linear, called, guarded
 from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
+from gemmill.runtime import notices, served
 
 _LINEAR, _OPS = "vllm.model_executor.kernels.linear", "vllm._custom_ops"
 _BACKENDS, _BACKEND = "vllm.v1.attention.backends.registry", "TURBOQUANT"
 _OWN_BACKEND = "gemmill.compat.vllm_attention.GemmillTurboQuantBackend"
+_LOADING, _PROCESSES = "vllm.model_executor.model_loader.utils", "process_weights_after_loading"
 _LISTS = {
     "GemmillFP8Linear": "_POSSIBLE_FP8_KERNELS",
     "GemmillBlockFP8Linear": "_POSSIBLE_FP8_BLOCK_KERNELS",
@@ -34,6 +36,7 @@ _LISTS = {
 def register() -> None:
     """Put the kernels first; a second call changes nothing. Raises nothing: vLLM goes on without them."""
     if settings.serves("vLLM"):
+        notices.show_in("vllm")
         guarded("vLLM", _register)
 
 
@@ -55,6 +58,7 @@ def _register() -> None:
         setattr(import_module(_OPS), MOE_MM, _before(experts))
     if not backend.is_overridden():  # by another plugin
         backends.register_backend(backend, _OWN_BACKEND)
+    guarded("vLLM's log of layers", _tell_after_loading)
     guarded("vLLM for experts of 4 bits", vllm_fp4_experts.put_before)
     guarded("vLLM for experts in one call", vllm_fused_experts.put_before)
 
@@ -71,10 +75,27 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
             out_dtype=out_tensors.dtype,
             experts=b_tensors.shape[0],
         )
-        is_vllms = import_module("vllm.envs").VLLM_BATCH_INVARIANT or refusal(layer) is not None
-        return (of_vllm if is_vllms else cutlass_moe_mm)(out_tensors, a_tensors, b_tensors, *more, **named)
+        given = out_tensors, a_tensors, b_tensors, *more
+        if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
+            return of_vllm(*given, **named)
+        return called(layer, MOE_MM, lambda: cutlass_moe_mm(*given, **named), lambda: of_vllm(*given, **named))
 
     return moe_mm
+
+
+def _tell_after_loading() -> None:
+    """Tell who serves which layers when vLLM has processed the weights of all."""
+    module = import_module(_LOADING)
+    of_vllm = getattr(module, _PROCESSES)
+
+    @wraps(of_vllm)
+    def process(*given: Any, **named: Any) -> Any:
+        result = of_vllm(*given, **named)
+        served.tell()
+        return result
+
+    if not hasattr(of_vllm, "__wrapped__"):
+        vllm_blocks.replace(module, _PROCESSES, process)
 
 
 def _check_alone(name: str, kernels: list[Any], own: type) -> None:

@@ -69,6 +69,10 @@ class Reach:
             return measured >= self.endless or (measured >= self.many and size <= self.ratio * measured)
         return measured <= max(self.few, self.ratio * size)
 
+    def bucket(self, size: int) -> int:
+        """The bucketed size of a row that serves `size`, where rows are measured for powers of two."""
+        return max(self.few, 1 << (size - 1).bit_length() if size > 0 else 0)
+
     def speaks_abroad(self, measured: int) -> bool:
         """Whether what was measured on one device says something about another of its architecture."""
         return self.abroad is None or measured <= self.abroad

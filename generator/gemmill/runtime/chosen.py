@@ -1,7 +1,7 @@
 """The variants that were chosen: told as they are chosen, and counted."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmill.family import ShapedCall
 from gemmill.registry import REGISTRY
@@ -14,7 +14,7 @@ MOST_TOLD = 10_000
 
 
 class ChoiceLog:
-    """Tells each shape's choice once, at level INFO."""
+    """Tells each shape's choice once for each bucket of its rows, at level INFO."""
 
     least_trust = Trust.EXACT
 
@@ -24,11 +24,19 @@ class ChoiceLog:
     def hear(self, noted: Sequence[Noted]) -> bool:
         """Tell the choices that are new. The result says whether more are told."""
         for choice in noted:
-            shape = choice.call, choice.variant
+            shape = _bucketed(choice.call), choice.variant
             if shape not in self._told and len(self._told) < MOST_TOLD:
                 self._told.add(shape)
                 LOG.info("%s", _sentence(choice))
         return len(self._told) < MOST_TOLD
+
+
+def _bucketed(call: ShapedCall) -> ShapedCall:
+    """The call of its bucket's size: calls between have the same choice, or one that is told for its variant."""
+    tuning = REGISTRY.tunings[call.family]
+    sizes = tuning.named(call.sizes)
+    sizes |= {name: tuning.reach.bucket(size) for name, size in sizes.items() if name == tuning.bucketed}
+    return replace(call, sizes=tuple(sizes.values()))
 
 
 def _sentence(noted: Noted) -> str:

@@ -1,5 +1,6 @@
 """The messages of gemmill to whoever runs it, through `logging.getLogger("gemmill")`."""
 
+import copy
 import logging
 from pathlib import Path
 
@@ -16,6 +17,34 @@ def show_choices() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         LOG.addHandler(handler)
+
+
+class _ToEngine(logging.Handler):
+    """Hands messages to the handlers of an engine's logger."""
+
+    def __init__(self, engine: logging.Logger) -> None:
+        super().__init__()
+        self.engine = engine
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand on a message that says from whom it is: engines show a file's name and no logger's."""
+        if self.engine.isEnabledFor(record.levelno):
+            told = copy.copy(record)
+            told.name, told.msg = f"{self.engine.name}.{LOG.name}", f"{LOG.name}: {record.msg}"
+            self.engine.handle(told)
+
+
+def show_in(engine: str) -> None:
+    """Have messages appear in an engine's log, from the level on that the engine shows. A second call changes nothing.
+
+    An engine whose logger hands its messages to the process's handlers needs nothing: gemmill's does so, too.
+    """
+    logger = logging.getLogger(engine)
+    if logger.propagate or any(isinstance(handler, _ToEngine) for handler in LOG.handlers):
+        return
+    LOG.addHandler(_ToEngine(logger))
+    if LOG.level == logging.NOTSET:
+        LOG.setLevel(logger.getEffectiveLevel())
 
 
 def tell_loaded(manifest: Manifest, tuned: Tuned, folder: Path) -> None:

@@ -20,4 +20,4 @@ def test_from_the_wheel_to_a_served_layer(home_of_probes) -> None:
     assert any(line.startswith("out [16, 256] = x [16, 512] @ weight.t() in FP8 on cpu: ") for line in lines)
     assert "vLLM asks first: GemmillFP8Linear, GemmillBlockFP8Linear, GemmillInt8Linear" in lines
     told = [line for line in done.stderr.splitlines() if " takes a linear layer of N x K = 4096 x 4096, " in line]
-    assert len(told) == 2 and all(line.startswith("gemmill: build ") and "4096 rows" in line for line in told)
+    assert len(told) == 2 and all(line.startswith("gemmill: gemmill takes ") and "4096 rows" in line for line in told)

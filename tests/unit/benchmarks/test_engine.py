@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import engine as program
+import engine_tables
 from served.agreement import agreement, with_itself
 from served.models import MODELS, model_of
 from served.random_weights import damping, fill
 from served.side import EngineError, Side
+from unit.test_docs_tables import undated
 
 ONE = {
     "scored": [[[5, -1.0, 2, 7], [6, -2.0, 1, 6]]],
@@ -173,6 +175,90 @@ def test_an_engine_that_fails_is_named_and_the_others_are_measured(paper_engine,
         "engine",
         "gemmill",
     }
+
+
+def test_nothing_is_measured_where_no_engine_starts(paper_engine, tmp_path, monkeypatch, capsys):
+    (paper_engine / "vllm.py").write_text(VLLM.replace('if arguments.get("linear_backend") == "broken"', "if True"))
+    given = ["llama-3.1-8b-fp8", "llama-3.1-8b-int8", "--batches", "1", "--out-dir", str(tmp_path)]
+    assert program.main(given) == 1
+    rows = json.loads((tmp_path / "engine.json").read_text())["rows"]
+    assert [set(row) for row in rows] == [{"model", "layers", "failures", "sides"}] * 2
+    assert set(rows[0]["failures"]) == {"engine", "gemmill"}
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines()[2::3] == [
+        f"{name}: no engine started, nothing is measured" for name in ("llama-3.1-8b-fp8", "llama-3.1-8b-int8")
+    ]
+
+
+def recorded(paper_engine, folder: Path, monkeypatch) -> dict:
+    """What the program writes, in the form that a device run has: two sides and another backend, and a model that fails."""
+    given = "llama-3.1-8b-fp8 qwen3-30b-a3b-nvfp4 --layers 2 --batches 1 3 --length 8 --tokens 4 --rounds 2".split()
+    more = [
+        "--other",
+        "linear_backend=triton",
+        "--commit",
+        "abc1234567",
+        "--out-dir",
+        str(folder),
+        "--name",
+        "engine-x",
+    ]
+    program.main([*given, *more])
+    record = json.loads((folder / "engine-x.json").read_text())
+    record |= {"date": "2026-11-24T10:00:00+00:00", "versions": {"vllm": "0.33.0", "gemmill": "1.0", "triton": None}}
+    record["environment"]["gpu"] = "NVIDIA H200"
+    first, second = record["rows"]
+    rates = {"median": {"engine": 284.96, "gemmill": 308.2}, "ratio": {"gemmill": 1.0812}, "rounds": {}}
+    first["decode_tokens_per_s"] = {"1": rates, "16": rates | {"ratio": {}, "median": {"engine": 4024.0}}}
+    first["prefill_tokens_per_s"] = rates
+    second |= {"failures": {"gemmill": "gemmill: RuntimeError: b is bf16 |\n pass f32"}, "sides": {}, "agreement": {}}
+    del second["decode_tokens_per_s"], second["prefill_tokens_per_s"]
+    return record
+
+
+def test_the_page_has_a_table_of_each_result(paper_engine, tmp_path, monkeypatch):
+    record = recorded(paper_engine, tmp_path, monkeypatch)
+    (tmp_path / "engine-x.json").write_text(json.dumps(record))
+    monkeypatch.setattr(engine_tables, "ROOT", tmp_path)
+    monkeypatch.setattr(engine_tables, "RESULTS", tmp_path)
+    results = engine_tables.committed()
+    made = engine_tables.page(f"# Page\n\n{engine_tables.BEGIN}\n\nold\n\n{engine_tables.END}\n\nmore\n", results)
+    told, rates, outputs, who = made.split("\n\n")[2:6]
+    assert told == (
+        "[JSON](../engine-x.json): vllm 0.33.0, gemmill 1.0; prompts of 8 tokens, 4 new ones, medians of 2 rounds, with CUDA graphs "
+        "and torch.compile."
+    )
+    one, other = "llama-3.1-8b-fp8-2-layers", "qwen3-30b-a3b-nvfp4-2-layers"
+    assert rates.splitlines() == [
+        "| NVIDIA H200, 2026-11-24, abc1234: tokens per second | vLLM | with gemmill | ratio |",
+        "| --- | --- | --- | --- |",
+        f"| {one}, decode at batch 1 | 285 | 308 | 1.08 |",
+        f"| {one}, decode at batch 16 | 4024 | - | - |",
+        f"| {one}, prefill of 8 x 4096 | 285 | 308 | 1.08 |",
+        f"| {other}: gemmill failed | gemmill: RuntimeError: b is bf16 / pass f32 | - | - |",
+    ]
+    assert outputs.splitlines()[2:] == [
+        f"| {one}: gemmill and vLLM | 396 | 396 | 0 | 0 |",
+        f"| {one}: vLLM with linear_backend=triton and vLLM | 396 | 396 | 0 | 0 |",
+        *(
+            f"| {one}: {name}, decoded and scored | 128 | 128 | 0 | 0 |"
+            for name in ("vLLM", "gemmill", "vLLM with linear_backend=triton")
+        ),
+    ]
+    assert who.splitlines()[2:] == [f"| {one} | 1 of `Layer: Kernel` |", f"| {other} | none |"]
+    assert undated("docs/engine.md", made) == []
+    assert made.endswith(f"\n\n{engine_tables.END}\n\nmore\n") and "old" not in made
+    assert engine_tables.page(made, results) == made and engine_tables.NOTHING in engine_tables.page(made, [])
+    with pytest.raises(
+        ValueError, match=r"^the page lacks <!-- made by benchmarks/engine_tables.py --> or <!-- end -->: put the "
+    ):
+        engine_tables.page("# Page\n", results)
+
+
+def test_the_page_has_the_results_that_are_there():
+    page = engine_tables.PAGE.read_text()
+    assert engine_tables.page(page, engine_tables.committed()) == page, "benchmarks/engine_tables.py writes it"
 
 
 def test_a_side_that_ends_while_it_is_asked_says_so(paper_engine, tmp_path):

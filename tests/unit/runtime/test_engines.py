@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+import gemmill
 from builds import TableOnly
 from engines import CLASSES, LINEAR, SGLANG, VLLM, fp8_config, int8_config, quant_key, sglang_modules, vllm_modules
 from gemmill.compat import linear, sglang_experts, sglang_plugin, vllm_plugin
 from gemmill.compat.linear import Linear
 from gemmill.families import blockscaled, moe
 from gemmill.manifest import ManifestError
+from gemmill.quantize import prepack as prepacking
 from gemmill.quantize import quantize_weight
 from gemmill.registry import REGISTRY
 from gemmill.runtime import builds, library, ops
@@ -37,7 +41,7 @@ def vllm(monkeypatch) -> SimpleNamespace:
     monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
     monkeypatch.setattr(linear, "_complained", set())
     monkeypatch.delenv("GEMMILL_VLLM", raising=False)
-    linear._refusal_of_build.cache_clear()
+    linear.forget()
     kernels_of_vllm = modules["vllm.model_executor.kernels.linear"]
     yield SimpleNamespace(
         cuda=modules["vllm.platforms"].PlatformEnum.CUDA, envs=modules["vllm.envs"], **vars(kernels_of_vllm)
@@ -66,7 +70,7 @@ def kernels() -> ModuleType:
 
 
 OURS = {
-    "GemmillFP8Linear": ["FP8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
+    "GemmillFP8Linear": ["CutlassFP8ScaledMMLinearKernel", "FP8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
     "GemmillBlockFP8Linear": ["CutlassFp8BlockScaledMMKernel", "Fp8BlockScaledMMLinearKernel", "MMLinearKernel"],
     "GemmillInt8Linear": ["CutlassInt8ScaledMMLinearKernel", "Int8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
     "GemmillNvFp4Linear": ["MarlinNvFp4LinearKernel", "NvFp4LinearKernel"],
@@ -147,25 +151,132 @@ def test_another_vllm_is_one_sentence(vllm, caplog, monkeypatch) -> None:
     assert message.startswith("vLLM goes on with its own kernels: gemmill cannot serve here (") and "\n" not in message
 
 
-def test_layers_are_taken_from_the_manifest_and_told_once(vllm, served, caplog) -> None:
+def fp8_layer(n: int = 64, k: int = 128) -> Any:
+    """As vLLM's scheme leaves it before its kernel has the weights: B [K, N] of contiguous columns."""
+    return SimpleNamespace(weight=torch.ones(n, k).to(E4M3).t(), weight_scale=torch.full((n, 1), 2.0), bias=None)
+
+
+PARAMETERS = ["weight", "weight_scale", "input_scale", "input_scale_ub"]
+
+
+def test_layers_are_taken_from_the_manifest_and_told_once(vllm, served, caplog, capsys) -> None:
+    """After all weights have been processed; a refusal when it is met."""
     caplog.set_level("INFO", logger="gemmill")
+    vllm_plugin.register()
     own = kernels().GemmillFP8Linear
     assert own.is_supported(90) == own.is_supported() == (True, None)
     for _ in range(2):
         assert own.can_implement(fp8_config()) == (True, None)
     assert own.can_implement(fp8_config(weight=(-1, -1), activation=(-1, -1))) == (True, None)
-    (message,) = caplog.messages
-    start = f"build {served.build_id} takes a linear layer of N x K = 64 x 128, float8_e4m3fn to bfloat16, scales per token and channel: "
-    assert message.startswith(start) and message.count(" rows") == 3
-    assert any(entry.name in message for entry in served.manifest.entries)
-    assert own.can_implement(fp8_config(activation=(1, 128))) == (
-        False,
-        "it takes scales per tensor, token and channel",
-    )
+    assert not caplog.messages
+    layers = [(own(fp8_config(), PARAMETERS), fp8_layer()) for _ in range(3)]
+    process = sys.modules["vllm.model_executor.model_loader.base_loader"].process_weights_after_loading
+    process(layers, None, target_device=None)
+    process(layers[:1], None, target_device=None)  # as weights that are loaded again
+    kind = "linear layer of N x K = 64 x 128, float8_e4m3fn to bfloat16, scales per token and channel"
+    for message in caplog.messages:
+        start = f"GemmillFP8Linear takes a {kind}, 3 of them: build {served.build_id} has "
+        assert message.startswith(start) and message.count(" rows") == 3
+        assert any(entry.name in message for entry in served.manifest.entries)
+    assert len(caplog.messages) == 2
+    refused = "it takes scales per tensor, token and channel"
+    for _ in range(2):
+        assert own.can_implement(fp8_config(activation=(1, 128))) == (False, refused)
+    assert caplog.messages[2:] == [f"a linear layer of N x K = 64 x 128 stays with the engine: {refused}"]
     no, why = own.can_implement(fp8_config(out_dtype=torch.float32))
     assert not no and "\n" not in why
     no, why = own.can_implement(fp8_config(weight_quant_key=quant_key((-1, 1), dtype="uint4b8")))
     assert not no and why.startswith("gemmill cannot serve here (")
+    report = gemmill.serving_report()
+    (found,) = report["served"]
+    assert (found["layer"], found["by"], found["layers"]) == (kind, "GemmillFP8Linear", 3)
+    assert [part["why"] for part in report["left"]][::2] == [refused, why]
+    assert capsys.readouterr().out.splitlines()[:2] == [caplog.messages[1], caplog.messages[2]]
+
+
+def test_a_process_without_layers_is_told() -> None:
+    linear.forget()
+    assert gemmill.serving_report() == {"served": [], "left": []}
+
+
+def linears(packs: bool) -> dict[str, tuple[Any, Any]]:
+    """A kernel of each kind, and a layer for it."""
+    ours, blocks = kernels(), fp8_config(weight=(128, 128), activation=(1, 128), shape=(128, 256))
+    int8 = SimpleNamespace(weight=torch.ones(48, 32, dtype=torch.int8).t(), weight_scale=torch.ones(48, 1), bias=None)
+    in_blocks = SimpleNamespace(weight=torch.ones(128, 256).to(E4M3), weight_scale_inv=torch.ones(1, 2), bias=None)
+    made = {
+        "GemmillFP8Linear": (ours.GemmillFP8Linear(fp8_config(), PARAMETERS), fp8_layer()),
+        "GemmillBlockFP8Linear": (ours.GemmillBlockFP8Linear(blocks), in_blocks),
+        "GemmillInt8Linear": (ours.GemmillInt8Linear(int8_config(), [*PARAMETERS, "azp_adj"]), int8),
+    }
+    return made if not packs else {name: fp4_kernel(name) for name in ("GemmillNvFp4Linear", "GemmillMxFp4Linear")}
+
+
+def fp4_kernel(name: str) -> tuple[Any, Any]:
+    format = {"GemmillNvFp4Linear": "nvfp4", "GemmillMxFp4Linear": "mxfp4"}[name]
+    made = quantize_weight(torch.randn(72, 256, generator=torch.Generator().manual_seed(72)), format)
+    layer = SimpleNamespace(weight=made.codes, weight_scale=made.scales, params_dtype=torch.bfloat16, bias=None)
+    if made.global_scale is not None:
+        layer.weight_global_scale = 1 / made.global_scale
+    return getattr(kernels(), name)(SimpleNamespace(activation_quant_key=None)), layer
+
+
+def applied(kernel: Any, layer: Any) -> Any:
+    """As vLLM calls it, with one row."""
+    name, x = type(kernel).__name__, torch.ones(1, 256, dtype=torch.bfloat16)
+    if name == "GemmillFP8Linear":
+        operands = {
+            "A": torch.ones(1, 128).to(E4M3),
+            "B": layer.weight,
+            "As": torch.ones(1, 1),
+            "Bs": layer.weight_scale,
+        }
+        return kernel.apply_scaled_mm(**operands, out_dtype=torch.bfloat16, bias=None, output_shape=[1, 64])
+    if name == "GemmillBlockFP8Linear":
+        return kernel.apply_block_scaled_mm(x.to(E4M3), layer.weight, torch.ones(1, 2), layer.weight_scale_inv)
+    return kernel.apply_weights(layer, x[:, :32] if name == "GemmillInt8Linear" else x)
+
+
+@pytest.mark.parametrize("fails", ["", "in a fake call", "in a real call", "while it is packed"])
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_layer_whose_first_call_fails_stays_with_vllm(
+    vllm, served, served_fp4, monkeypatch, caplog, packs: bool, fails: str
+) -> None:
+    """It has the weights that vLLM's kernel needs, and one sentence says why."""
+    monkeypatch.setattr(linear, "refusal", lambda layer: None)
+    monkeypatch.setattr(kernels(), "refusal", lambda layer: None)
+    op = "fp4_weight_mm" if packs else "cutlass_scaled_mm"
+    right = getattr(gemmill, op)
+
+    def failing(x: Tensor, *operands: Any, **named: Any) -> Tensor:
+        if isinstance(x, FakeTensor) == (fails == "in a fake call") and fails in ("in a fake call", "in a real call"):
+            raise RuntimeError("base is bf16:\npass f32")
+        return right(x, *operands, **named)
+
+    def unpacked(*given: Any, **named: Any) -> None:
+        raise RuntimeError("base is bf16: pass f32")
+
+    monkeypatch.setattr(gemmill, op, failing)
+    if fails == "while it is packed":
+        monkeypatch.setattr(prepacking, "prepack", unpacked)
+    fails = fails if packs or fails != "while it is packed" else ""
+    for kernel, layer in linears(packs).values():
+        caplog.clear()
+        before = dict(vars(layer))
+        kernel.process_weights_after_loading(layer)
+        out = applied(kernel, layer)
+        if not fails:
+            assert out.dtype == torch.bfloat16 and not caplog.messages
+            continue
+        assert out == "vLLM's" and {name: vars(layer)[name] for name in before} == before
+        (message,) = caplog.messages
+        told = {
+            "in a fake call": "its first call of fake tensors, as torch.compile makes it, failed (base is bf16: pass f32)",
+            "in a real call": "its first call failed (base is bf16: pass f32)",
+            "while it is packed": "base is bf16: pass f32",
+        }
+        assert message.endswith(f" stays with the engine: {told[fails]}")
+        assert (vars(layer).get("prepared") == "vLLM's") == (type(kernel).__name__ == "GemmillFP8Linear")
 
 
 def test_what_is_not_compiled_in_is_not_taken(vllm, served) -> None:
@@ -352,9 +463,10 @@ def test_vllms_experts_come_to_gemmill_where_a_variant_fits(vllm, served_experts
         [a[rows].float() @ b[e].float().t() * b_scales[e].t() for e, rows in ((0, slice(2)), (1, slice(2, 5)))]
     )
     assert (out.float() - a_scales * wanted).norm() <= 0.005 * (a_scales * wanted).norm()
-    (message,) = caplog.messages
-    assert f"takes a layer of 2 experts of N x K = {n} x {k}, float8_e4m3fn to bfloat16, " in message
+    told = f"cutlass_moe_mm takes a layer of 2 experts of N x K = {n} x {k}, float8_e4m3fn to bfloat16, "
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(told)
     assert module.cutlass_moe_mm(**given | {"out_tensors": out.float()}) == "vLLM's"
+    assert "a call failed" not in caplog.text
     vllm.envs.VLLM_BATCH_INVARIANT = True
     assert module.cutlass_moe_mm(*given.values()) == "vLLM's"
 
@@ -366,7 +478,7 @@ def test_weights_that_cannot_be_packed_are_told(caplog) -> None:
     assert linear.packed_fp4("mxfp4", codes, scales) is None
     (message,) = caplog.messages
     assert message.startswith(
-        "a layer of mxfp4 weights stays with the engine: blocks take scales of mxfp4 that spread over at"
+        "a layer of mxfp4 weights of N x K = 4 x 64 stays with the engine: blocks take scales of mxfp4 that spread over at"
     )
 
 
@@ -389,7 +501,7 @@ def sglang(monkeypatch) -> Any:
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(linear, "_complained", set())
-    monkeypatch.setattr(sglang_plugin, "_known", {})
+    linear.forget()
     monkeypatch.delenv("GEMMILL_SGLANG", raising=False)
     return modules["sglang.srt.plugins.hook_registry"].HookRegistry
 
@@ -447,7 +559,7 @@ def test_a_call_comes_to_gemmill_or_to_sglangs_own(sglang, served, monkeypatch) 
     assert sglang_plugin.around_scaled_mm(own, a, b.contiguous(), *scales, torch.bfloat16) == "SGLang's"
     assert sglang_plugin.around_scaled_mm(own, a, b, *scales, torch.float32) == "SGLang's"
     blocks = (torch.ones(4, 256).to(E4M3), torch.ones(128, 256).to(E4M3), torch.ones(4, 2), torch.ones(1, 2))
-    monkeypatch.setattr(sglang_plugin, "_refused", lambda linear: False)
+    monkeypatch.setattr(linear, "refusal", lambda layer: None)
     out = sglang_plugin.around_block_scaled_mm(None, *blocks, [128, 128], output_dtype=torch.bfloat16)
     assert torch.equal(out, torch.full((4, 128), 256.0, dtype=torch.bfloat16))
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+import gemmill
 from builds import TableOnly
 from engines import SGLANG, VLLM, vllm_modules
 from gemmill.compat import deep_gemm, linear, sglang_plugin, vllm_plugin
@@ -32,8 +34,7 @@ def served(make_manifest, table_of, monkeypatch) -> None:
     """A loaded build of the smoke selection's grouped GEMMs and of its 4-bit ones."""
     configs = [c for name in (moe.NAME, blockscaled.NAME) for c in REGISTRY.configs_of(name, select("smoke").configs)]
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
-    monkeypatch.setattr(sglang_plugin, "_known", {})
-    linear._refusal_of_build.cache_clear()
+    linear.forget()
 
 
 @pytest.fixture
@@ -107,6 +108,7 @@ def test_vllms_contiguous_experts(vllm, served, caplog, by_ends: bool) -> None:
     assert gemm((a, a_scales), weights(), out, layout, recipe_a=(1, 32), **named) == "vLLM's"
     assert gemm((a, a_scales.int()), weights(), out, layout, **named) == "vLLM's"
     assert gemm((a, a_scales), weights(), out.float(), layout, **named) == "vLLM's"
+    assert "a call failed" not in caplog.text
     sys.modules["vllm.envs"].VLLM_BATCH_INVARIANT = True
     assert gemm((a, a_scales), weights(), out, layout, **named) == "vLLM's"
 
@@ -155,7 +157,7 @@ def test_sglangs_experts_by_deep_gemms_names(served) -> None:
     assert sglang_plugin.around_masked_experts(own, (a, a_scales), weights(), *rest, overlap_args=1) == "SGLang's"
 
 
-def test_sglangs_experts_by_cutlasss_name(served) -> None:
+def test_sglangs_experts_by_cutlasss_name(served, caplog) -> None:
     """With sgl_kernel's arguments, in the places in which SGLang gives them."""
     module = SGLANG["modules"]["sglang.srt.layers.moe.cutlass_moe"]["fp8_blockwise_scaled_grouped_mm"]
     for names in module["calls"]:
@@ -171,7 +173,7 @@ def test_sglangs_experts_by_cutlasss_name(served) -> None:
     assert sglang_plugin.around_cutlass_experts(own, *given) is None
     check(out, a, a_scales, (0, 3, 3))
     given[7] = b.transpose(1, 2).contiguous()
-    assert sglang_plugin.around_cutlass_experts(own, *given) == "SGLang's"
+    assert sglang_plugin.around_cutlass_experts(own, *given) == "SGLang's" and "a call failed" not in caplog.text
 
 
 def fp4_layer(n: int = 72, dtype: torch.dtype = torch.bfloat16, group: int = 16) -> SimpleNamespace:
@@ -219,3 +221,43 @@ def test_rows_by_ends_begin_at_multiples() -> None:
 def test_the_plugins_import_without_their_engines() -> None:
     for name in ("experts", "vllm_blocks", "sglang_plugin"):
         importlib.import_module(f"gemmill.compat.{name}")
+
+
+@pytest.mark.parametrize("fails", ["in the call", ""])
+def test_a_call_of_experts_that_fails_is_the_engines(vllm, served, monkeypatch, caplog, fails: str) -> None:
+    """As are those that follow, of both engines."""
+    a, layout = (drawn(24, K).to(E4M3), scales(24, 2)), torch.zeros(24, dtype=torch.int32)
+    out = torch.full((24, N), torch.nan, dtype=torch.bfloat16)
+
+    def failing(*given: Any, **named: Any) -> None:
+        raise RuntimeError("scales are bf16:\npass f32")
+
+    if fails:
+        monkeypatch.setattr(deep_gemm, "m_grouped_fp8_gemm_nt_contiguous", failing)
+    gemm, own = sys.modules["vllm.experts"].m_grouped_fp8_gemm_nt_contiguous, lambda *given, **named: "SGLang's"
+    for _ in range(2):
+        assert gemm(a, weights(), out, layout) == ("vLLM's" if fails else None)
+    assert sglang_plugin.around_contiguous_experts(own, a, weights(), out, layout) == ("SGLang's" if fails else None)
+    assert caplog.messages == fails.count("call") * [
+        f"a layer of 3 experts of N x K = {N} x {K}, float8_e4m3fn to bfloat16, scales of blocks of 128 stays with the engine: a call "
+        "failed (scales are bf16: pass f32)"
+    ]
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_sglangs_4_bit_layer_whose_first_call_fails(served, monkeypatch, caplog, fake: bool) -> None:
+    """Is prepared by SGLang, of the weights that it had."""
+    made, right = quantize_weight(drawn(72, 256), "nvfp4"), gemmill.fp4_weight_mm
+
+    def failing(x: Tensor, *operands: Any, **named: Any) -> Tensor:
+        if isinstance(x, FakeTensor) == fake:
+            raise RuntimeError("base is bf16:\npass f32")
+        return right(x, *operands, **named)
+
+    monkeypatch.setattr(gemmill, "fp4_weight_mm", failing)
+    parts = {"weight": made.codes, "weight_scale": made.scales, "weight_global_scale": 1 / made.global_scale}
+    layer = SimpleNamespace(params_dtype=torch.bfloat16, **parts)
+    assert sglang_plugin.around_fp4_preparation(lambda layer: "SGLang's", layer) == "SGLang's"
+    assert {name: getattr(layer, name) for name in parts} == parts
+    (message,) = caplog.messages
+    assert "stays with the engine: its first call " in message and message.endswith("failed (base is bf16: pass f32)")

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+import gemmill
 from builds import TableOnly
 from engines import FP4_EXPERTS, MXFP4_EXPERTS, SGLANG, VLLM, vllm_modules
 from gemmill.compat import fp4_experts, linear, sglang_experts, vllm_plugin
@@ -29,7 +31,7 @@ def served(make_manifest, table_of, monkeypatch) -> None:
     """A loaded build of the grouped GEMMs of packed weights."""
     configs = [c for c in REGISTRY.configs_of(moe.NAME, select("default").configs) if "fp4" in str(c)][:40]
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
-    linear._refusal_of_build.cache_clear()
+    linear.forget()
     fp4_experts._tell.cache_clear()
     monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "1")
 
@@ -208,8 +210,55 @@ def test_vllms_experts_pruned_at_load(vllm, in_one_call, monkeypatch, caplog, tm
     assert near(one_call(vllm, made), right) and not near(one_call(vllm, made), wanted())
     monkeypatch.setattr(ops, "_active", None)
     monkeypatch.setenv("GEMMILL_HOME", str(tmp_path))  # which has no build
-    linear._refusal_of_build.cache_clear()
+    linear.forget()
     assert prepared(vllm, plain_layer()) == "vLLM's", "nothing is pruned that no kernel takes"
+
+
+def fails(module: Any, name: str, monkeypatch: Any, *, fake: bool) -> None:
+    """Has a function raise where it gets fake tensors, or others."""
+    right = getattr(module, name)
+
+    def failing(x: Tensor, *operands: Any, **named: Any) -> Tensor:
+        if isinstance(x, FakeTensor) == fake:
+            raise RuntimeError("base is bf16:\npass f32")
+        return right(x, *operands, **named)
+
+    monkeypatch.setattr(module, name, failing)
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_experts_whose_first_call_fails_stay_with_marlin(vllm, monkeypatch, caplog, fake: bool) -> None:
+    """Both engines' and their weights as Marlin needs them."""
+    fails(gemmill, "grouped_mm", monkeypatch, fake=fake)
+    assert prepared(vllm, vllm_layer()) == "vLLM's"
+    assert mxfp4_prepared(vllm, vllm_layer())[0] == "vLLM's"
+    layer = sglang_layer(monkeypatch)
+    before = dict(vars(layer))
+    assert sglang_experts.around_fp4_experts_preparation(own, layer) == "SGLang's" and vars(layer) == before
+    which = "its first call of fake tensors, as torch.compile makes it," if fake else "its first call"
+    assert caplog.messages == [
+        f"a layer of 3 experts of N x K = 128 x 128, {format} weights, bfloat16 activations stays with the engine: {which} failed "
+        "(base is bf16: pass f32)"
+        for format in ("nvfp4", "mxfp4")
+    ]
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_experts_in_one_call_that_fails_stay_with_marlin(vllm, in_one_call, monkeypatch, caplog, fake: bool) -> None:
+    fails(gemmill, "fused_experts", monkeypatch, fake=fake)
+    assert prepared(vllm, plain_layer()) == "vLLM's"
+    assert "3 experts of 128 x 64, nvfp4 weights, all in one call stays with the engine: its first call " in caplog.text
+
+
+def test_experts_that_are_taken_are_told(vllm, caplog) -> None:
+    """With their number, after all weights have been processed."""
+    caplog.set_level("INFO")
+    layers = [vllm_layer() for _ in range(2)]
+    assert all(prepared(vllm, layer) != "vLLM's" for layer in layers) and not caplog.messages
+    vllm["vllm.model_executor.model_loader.base_loader"].process_weights_after_loading([], None, None)
+    (message,) = caplog.messages
+    kind = "layer of 3 experts of N x K = 128 x 128, nvfp4 weights, bfloat16 activations"
+    assert message.startswith(f"grouped_fp4_mm takes a {kind}, 2 of them: build ")
 
 
 @pytest.mark.parametrize("change", ["is_lora_enabled", "use_all2all_kernels", "enable_eplb"])

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+import gemmill
 from builds import TableOnly
 from engines import CLASSES, vllm_modules
 from gemmill.compat import linear, vllm_plugin
@@ -28,6 +29,7 @@ def vllm(monkeypatch) -> SimpleNamespace:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, OWN, raising=False)
     monkeypatch.setattr(linear, "_complained", set())
+    linear.forget()
     monkeypatch.delenv("GEMMILL_VLLM", raising=False)
     yield SimpleNamespace(envs=modules["vllm.envs"], **vars(modules["vllm.v1.attention.backends.registry"]))
     sys.modules.pop(OWN, None)
@@ -140,7 +142,22 @@ def test_vllm_goes_on_with_its_kernels_in_one_sentence(vllm, served, caplog, wha
         assert impl._decode_attention(keys, cache, None, None, None) == "vLLM's"
     assert torch.equal(cache, before), "vLLM's kernels would have written, ours did not"
     (message,) = caplog.messages
-    assert message == f"vLLM's TurboQuant kernels serve a cache: {told.replace('0123abcd4567', served.build_id)}"
+    assert message == f"a TurboQuant cache stays with the engine: {told.replace('0123abcd4567', served.build_id)}"
+
+
+def test_a_cache_whose_call_fails_stays_with_vllm(vllm, served, caplog, monkeypatch) -> None:
+    """From then on: the bytes are the same."""
+
+    def failing(*given: object, **named: object) -> None:
+        raise RuntimeError("slots are int32:\npass int64")
+
+    impl = impl_of()
+    monkeypatch.setattr(gemmill, "kv_compress_values", failing)
+    keys = torch.zeros(1, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+    for _ in range(2):
+        assert impl._store_kv(keys, keys, new_cache(), torch.zeros(1, dtype=torch.int64), None) is None
+        assert impl._decode_attention(keys, new_cache(), None, None, None) == "vLLM's"
+    assert caplog.messages == ["a TurboQuant cache stays with the engine: a call failed (slots are int32: pass int64)"]
 
 
 def test_an_unusable_build_is_one_sentence(vllm, caplog, monkeypatch) -> None:
@@ -153,6 +170,6 @@ def test_an_unusable_build_is_one_sentence(vllm, caplog, monkeypatch) -> None:
     assert impl._decode_attention(torch.zeros(1, HEADS, HEAD_DIM).bfloat16(), new_cache(), None, None, None) == "vLLM's"
     (message,) = caplog.messages
     assert message == (
-        "vLLM's TurboQuant kernels serve a cache: gemmill cannot serve here (build x needs torch 2.11 or later, torch 2.9 is "
+        "a TurboQuant cache stays with the engine: gemmill cannot serve here (build x needs torch 2.11 or later, torch 2.9 is "
         "installed: upgrade torch)"
     )

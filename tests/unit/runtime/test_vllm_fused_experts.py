@@ -28,7 +28,7 @@ def served(make_manifest, table_of, monkeypatch) -> None:
     """A loaded build of fused experts."""
     configs = tuple(selections.default(Arch.SM90A))
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
-    linear._refusal_of_build.cache_clear()
+    linear.forget()
 
 
 @pytest.fixture
@@ -111,6 +111,10 @@ def coded(x: Tensor, blocks: bool) -> Tensor:
     parts = x.double().reshape(len(x), -1, 128 if blocks else x.shape[1])
     scale = (parts.abs().amax(2, keepdim=True) / 448).float().double()
     return ((parts / scale).float().to(E4M3).double() * scale).view(x.shape)
+
+
+def failing(*given: object, **named: object) -> None:
+    raise RuntimeError("scales are bf16,\nnot f32")
 
 
 def layer(oracle: ModuleType, blocks: bool) -> tuple[Any, Tensor, Tensor]:
@@ -198,16 +202,29 @@ def test_vllms_prepare_leaves_activations_to_experts_that_ask_for_it() -> None:
 
 @pytest.mark.parametrize("groups", [BLOCKS, ROWS])
 def test_layers_that_are_taken(oracle, groups, caplog) -> None:
+    """Told when one is first called."""
     caplog.set_level("INFO")
     for _ in range(3):
         assert asked(oracle, moe_config(), keys(groups)) == (True, None)
+    experts, w1, w2 = layer(oracle, groups is BLOCKS)
+    for _ in range(2):
+        applied(experts, drawn(1, K).bfloat16(), w1, w2)
     (message,) = caplog.messages
     scales = "blocks of 128" if groups is BLOCKS else "rows"
     assert " for 1 rows" in message and (" for 256 rows" in message) == (groups is BLOCKS)
-    assert (
-        f"takes a layer of 4 experts of 256 x 128, e4m3 weights with scales of {scales}, all in one call: sm90a_fusedexp"
-        in message
-    )
+    start = f"GemmillExperts takes a layer of 4 experts of 256 x 128, e4m3 weights with scales of {scales}, all in one call: build "
+    assert message.startswith(start) and " has sm90a_fusedexp" in message
+
+
+def test_a_layer_whose_call_fails_stays_vllms(oracle, caplog, monkeypatch) -> None:
+    experts, w1, w2 = layer(oracle, True)
+    monkeypatch.setattr(gemmill, "fused_experts", failing)
+    for _ in range(2):
+        assert applied(experts, drawn(1, K).bfloat16(), w1, w2)[0][0] == "vLLM's"
+    assert caplog.messages == [
+        "a layer of 4 experts of 256 x 128, e4m3 weights with scales of blocks of 128, all in one call stays with the engine: a call "
+        "failed (scales are bf16, not f32)"
+    ]
 
 
 @pytest.mark.parametrize(

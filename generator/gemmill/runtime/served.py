@@ -1,0 +1,92 @@
+"""The layers of a serving engine that gemmill takes, and those that it leaves: told in the log, and by `serving_report`."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemmill.runtime.notices import LOG
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Layers of one shape that one kernel serves."""
+
+    layer: str
+    """The layer, in words."""
+    by: str
+    """The kernel's class or function, by its name."""
+    variants: str
+    """The variants of some calls, and what each choice rests on."""
+
+
+@dataclass(kw_only=True)
+class _Log:
+    """What this process has told, and is to tell."""
+
+    layers: dict[Kind, set[int]] = field(default_factory=dict)
+    """The layers of each kind, by their identity; none where calls alone are known."""
+    untold: dict[Kind, None] = field(default_factory=dict)
+    refusals: dict[tuple[str, str], None] = field(default_factory=dict)
+    """Layers that stay with the engine, each with its reason."""
+
+
+_log = _Log()
+
+
+def took(kind: Kind, layer: object | None = None) -> None:
+    """Note a layer that gemmill takes; `tell` tells of it. A call, whose layer is not known, is told at once, and once."""
+    if layer is None and kind not in _log.layers:
+        LOG.info("%s", _sentence(kind, 0))
+    elif layer is not None:
+        _log.untold[kind] = None
+    known = _log.layers.setdefault(kind, set())
+    if layer is not None:
+        known.add(id(layer))
+
+
+def left(layer: str, why: str, *, level: int = logging.INFO) -> None:
+    """Tell that a layer stays with the engine: once for a shape and a reason."""
+    if (layer, why) not in _log.refusals:
+        _log.refusals[layer, why] = None
+        LOG.log(level, "%s", _refused(layer, why))
+
+
+def tell() -> None:
+    """Tell of each kind of layers that came since the last time, and how many layers it has by now."""
+    for kind in _log.untold:
+        LOG.info("%s", _sentence(kind, len(_log.layers[kind])))
+    _log.untold.clear()
+
+
+def forget() -> None:
+    """Begin anew, as a process does."""
+    for part in (_log.layers, _log.untold, _log.refusals):
+        part.clear()
+
+
+def serving_report() -> dict[str, list[dict[str, Any]]]:
+    """Print and return what gemmill serves in this process's engine, and what it left to the engine.
+
+    `served` has layer, kernel, variants and number of layers for each kind; the number is 0 where the engine's calls came to
+    gemmill, and not its layers. `left` has layer and reason.
+    """
+    found = {
+        "served": [
+            {"layer": kind.layer, "by": kind.by, "variants": kind.variants, "layers": len(layers)}
+            for kind, layers in _log.layers.items()
+        ],
+        "left": [{"layer": layer, "why": why} for layer, why in _log.refusals],
+    }
+    lines = [_sentence(kind, len(layers)) for kind, layers in _log.layers.items()]
+    lines += [_refused(*refusal) for refusal in _log.refusals]
+    print("\n".join(lines) or "no engine has asked gemmill for a layer in this process", flush=True)
+    return found
+
+
+def _sentence(kind: Kind, layers: int) -> str:
+    count = f", {layers} of them" if layers else ""
+    return f"{kind.by} takes a {kind.layer}{count}: {kind.variants}"
+
+
+def _refused(layer: str, why: str) -> str:
+    return f"a {layer} stays with the engine: {why}"
