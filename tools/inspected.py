@@ -11,7 +11,6 @@ where one spills, or does not compile, with 2 without a compiler.
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -114,18 +113,11 @@ def date() -> str:
 def kernels_of(options: argparse.Namespace, workshop: Workshop) -> list[Kernel]:
     """Those of the selection that nvcc compiles, each once."""
     configs = {config.compiled for config in apply(select(options.select, options.arch), options.filter).configs}
-    sources = [variant_source(config, workshop.flags, workshop.toolchain.compiler_build) for config in configs]
+    sources = [variant_source(config, workshop.keys) for config in configs]
     cutlass = workshop.toolchain.cutlass_version
     by_nvcc = (source for source in sources if source.kind is SourceKind.VARIANT)
-    kernels = [Kernel(source=x, digest=digest(x.key, cutlass, *headers_of(x.text))) for x in by_nvcc]
+    kernels = [Kernel(source=x, digest=digest(x.key, cutlass)) for x in by_nvcc]
     return sorted(kernels, key=lambda kernel: kernel.source.name)
-
-
-def headers_of(text: str) -> list[str]:
-    """Headers of the folders of kernels/ that a source includes from, and of core."""
-    named = {"core", *re.findall(r'#include "(\w+)/', text)}
-    folders = [ROOT / "kernels" / name for name in sorted(named) if (ROOT / "kernels" / name).is_dir()]
-    return [path.read_text() for folder in folders for path in sorted(folder.rglob("*.*h"))]
 
 
 def is_current(kernel: Kernel, found: dict[str, dict[str, object]]) -> bool:

@@ -35,7 +35,7 @@ def workshop(tmp_path: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _source(workshop: Workshop, name: str, body: str = "") -> Source:
     text = _KERNEL.format(name=name, body=body)
-    return text_source(SourceKind.KERNELS, f"quant/{name}.cu", text, workshop.flags, workshop.toolchain)
+    return text_source(SourceKind.KERNELS, f"quant/{name}.cu", text, workshop.keys)
 
 
 def test_object_and_what_is_known_of_it(workshop: Workshop, kernels: Path) -> None:

@@ -158,7 +158,7 @@ def test_it_runs(gemmill, stage, verb: str, line: str) -> None:
         return
     # doctor and audit find what is wrong with builds that hold no code.
     assert outcome.code in ((0, 1) if verb in ("doctor", "audit") else (0,)), outcome.err
-    assert outcome.out or verb == "table rebase"
+    assert outcome.out
 
 
 FILLED = {
@@ -195,7 +195,6 @@ NOT_RUN = {
     "gemmill builds use": "names the verb",
     "gemmill build --epilogue MODULE:FUNCTION": "tests/families/scaled_mm has a module and a function",
     "gemmill build --arch X --epilogue MODULE:FUNCTION": "the same",
-    "gemmill table rebase": "names the verb",
     "gemmill tune --misses": "names the option",
     "gemmill tune --shapes": "names the option",
 }

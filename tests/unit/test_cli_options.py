@@ -56,7 +56,6 @@ ADDS = {
     "table show": {"--json"},
     "table diff": {"--json"},
     "table merge": {"--forget-digests"},
-    "table rebase": {"--json"},
     "builds list": {"--json"},
     "builds rm": {"--force"},
     "cache list": {"--json"},

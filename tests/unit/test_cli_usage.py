@@ -40,7 +40,6 @@ VERBS = [
     "table show",
     "table diff",
     "table merge",
-    "table rebase",
     "table make",
     "builds list",
     "builds use",

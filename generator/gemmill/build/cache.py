@@ -1,7 +1,7 @@
 """The object cache: compiled objects, each named by the digest of what made it.
 
-    objects/<key>/object.o, entry.json   one translation unit; the key covers sources, flags, compiler and headers
-    headers/<digest>.json                a list of headers with digests, shared by the objects made from the same ones
+    objects/<key>/object.o, entry.json   one translation unit; the key covers the sources' keys (`sources.Keys`) and headers
+    headers/<digest>.json                a list of toolchains' headers with digests, shared by the objects made from the same ones
     index/<source key>/<key>             empty files: which objects hold a source
     choices/<digest>.json                which objects were last linked for a set of sources
     ledger/<digest>.json                 sources that do not compile
@@ -28,7 +28,7 @@ from gemmill.writing import beside, write_whole
 if TYPE_CHECKING:  # what compiles one unit needs no registry
     from gemmill.build.sources import Source
 
-FORMAT = 2
+FORMAT = 3
 _SEARCH_STEPS = 20_000
 
 

@@ -6,7 +6,6 @@ The process runs the compiler, inspects the object, publishes it in the cache an
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +19,8 @@ class CompileRequest(Request):
     """What to compile with nvcc or the host compiler."""
 
     command: list[str]
-    stem: str
-    """The object and the list of headers are `<stem>.o` and `<stem>.d`."""
+    file_name: str
+    """The file to compile. The object and the list of headers have its stem, and end in `.o` and `.d`."""
     members: dict[str, str]
     is_host_code: bool
     """Whether the host compiler makes the object: then it has no machine code of a GPU to inspect."""
@@ -29,8 +28,7 @@ class CompileRequest(Request):
 
 def compile_unit(request: CompileRequest) -> CompileOutcome:
     """Compile, inspect and publish one unit. Raises OSError, CompileError."""
-    object_file = Path(request.folder) / f"{request.stem}.o"
-    started = time.time()
+    object_file = (Path(request.folder) / request.file_name).with_suffix(".o")
     process = subprocess.Popen(
         request.command,
         cwd=request.folder,
@@ -53,8 +51,8 @@ def compile_unit(request: CompileRequest) -> CompileOutcome:
     request.publish(
         object_file,
         object_file.with_suffix(".d"),
+        Path(request.folder) / request.file_name,
         request.members,
-        since=started,
         cpu_seconds=round(usage.ru_utime + usage.ru_stime, 2),
         peak_memory_bytes=usage.ru_maxrss * 1024,
         facts=facts,

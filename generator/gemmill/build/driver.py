@@ -103,17 +103,15 @@ def _finish(
         return manifest, target, True
 
     observer.linking()
-    table = text_source(
-        SourceKind.BINDING, "variants.cpp", _variant_table(variants, build_id), workshop.flags, workshop.toolchain
-    )
+    table = text_source(SourceKind.BINDING, "variants.cpp", _variant_table(variants, build_id), workshop.keys)
     table_entries = workshop.cache.lookup([table])
     if table_entries.missing:
         compile_missing([table], workshop, BuildObserver())
         table_entries = look_again([table], workshop)
     objects = objects_of((*table_entries.entries, *entries), variants, workshop)
     objects += runtimes(variants, workshop)
-    texts = {source.symbol: source.text for source in work.variants}
-    manifest = describe(selection, build_id, entries, rejected, texts, workshop)
+    sources = {source.symbol: source for source in work.variants}
+    manifest = describe(selection, build_id, entries, rejected, sources, workshop)
     return publish(manifest, target, objects, workshop), target, False
 
 

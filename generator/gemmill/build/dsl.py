@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from gemmill import settings
-from gemmill.build.dsl_files import Rows, made_from
 from gemmill.build.errors import BuildError
-from gemmill.build.files import FileMemo, digest
+from gemmill.build.files import digest
 
 OLDEST_DSL = (4, 8)
 """The first release of the DSL that exports the arguments that the kernels take."""
@@ -29,8 +27,6 @@ class DslPackage:
     """The static library that its objects call."""
     objcopy: Path
     """The program that gives the objects the symbols that they have in an extension."""
-    made_from: Rows
-    """gemmill's own files that kernels are made from: see dsl_files.py."""
     build: str
     """Digest of the DSL and of Python: its kernels' syntax trees are what Python reads."""
 
@@ -44,9 +40,8 @@ def is_installed() -> bool:
     return True
 
 
-def find_dsl(cuda_major: int, memo: FileMemo | None = None) -> DslPackage:
+def find_dsl(cuda_major: int) -> DslPackage:
     """The DSL to compile with. Raises BuildError, which says what to install."""
-    memo = memo or FileMemo(settings.home() / "memo" / "files.json")
     try:
         found = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -74,7 +69,6 @@ def find_dsl(cuda_major: int, memo: FileMemo | None = None) -> DslPackage:
         worker=(sys.executable, "-m", "gemmill.build.dsl_worker"),
         runtime=runtime,
         objcopy=Path(objcopy),
-        made_from=made_from(memo),
         build=digest(list(sys.version_info[:2]), _versions()),
     )
 

@@ -10,7 +10,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.build.cubins import code_of, embedded_cubins
-from gemmill.build.dsl_files import made_from
 from gemmill.build.errors import first_error
 from gemmill.build.failures import CompileError, Failure, failure_of_compiler
-from gemmill.build.files import FileMemo
 from gemmill.build.inspect import KernelFacts, listings, merged, read_cubin
 from gemmill.build.requests import CompileOutcome, Request, answer
 from gemmill.emit.adapter import emit_adapter, read_header
@@ -41,11 +38,9 @@ class DslRequest(Request):
     sources: str
     """The folder of the emitted files."""
     members: list[dict[str, str]]
-    """Of each file: `key`, `name`, `symbol` and its `path` below `sources`."""
+    """Of each file: `key`, `name`, `symbol`, its `path` below `sources`, and the `digest` of what it was keyed as."""
     adapter: list[str]
     """The C++ compiler with its flags."""
-    made_from: list[list[str]]
-    """Name and digest of gemmill's own files, as they were when the keys were made."""
     objcopy: str
     nvdisasm: str
     machine: str
@@ -71,11 +66,11 @@ class Worker:
         self.start_seconds: float | None = started["cpu_seconds"] if started else None
         """CPU seconds of the DSL's import; None where the process ended before it was done."""
 
-    def compile(self, source: str, folder: str) -> dict[str, Any] | None:
-        """The reply for one file; None where the process has ended."""
+    def compile(self, **asked: str) -> dict[str, Any] | None:
+        """The reply for one file, asked as dsl_worker.py reads it; None where the process has ended."""
         assert self._process.stdin is not None  # a pipe was asked for
         try:
-            self._process.stdin.write(json.dumps({"source": source, "folder": folder}) + "\n")
+            self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
         except OSError:
             return None
@@ -134,8 +129,6 @@ def compile_batch(request: DslRequest) -> CompileOutcome:
             batch.waiting.popleft()
             errors = batch.left_out if worker.was_killed else batch.bad
             errors[ended_on["key"]] = f"the CuTe DSL's process ended on it twice ({how})"
-    if [list(row) for row in made_from(FileMemo(Path(request.memo)))] != request.made_from:
-        raise CompileError("a file of the kernels' bodies was changed meanwhile", Failure.CHANGED)
     return CompileOutcome(bad=batch.bad, left_out=batch.left_out)
 
 
@@ -144,7 +137,11 @@ def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
     while batch.waiting:
         member = batch.waiting[0]
         batch.attempts[member["key"]] = batch.attempts.get(member["key"], 0) + 1
-        reply = worker.compile(str(Path(batch.request.sources) / member["path"]), batch.request.folder)
+        reply = worker.compile(
+            source=str(Path(batch.request.sources) / member["path"]),
+            folder=batch.request.folder,
+            digest=member["digest"],
+        )
         if reply is None:
             return member
         batch.waiting.popleft()
@@ -185,7 +182,7 @@ def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts 
         return "the CuTe DSL's object has no machine code in it"
     adapter = folder / f"{symbol}.cpp"
     adapter.write_text(emit_adapter(symbol, member["name"], header), encoding="utf-8")
-    whole, depfile, started = folder / f"{symbol}.whole.o", folder / f"{symbol}.d", time.time()
+    whole, depfile = folder / f"{symbol}.whole.o", folder / f"{symbol}.d"
     # One object with one symbol, as nvcc makes it. Names without folders, since an error line goes into the manifest.
     outputs = ["-MD", "-MF", depfile.name, "-r", "-nostdlib", adapter.name, exported.name, "-o", whole.name]
     done = request.run([*request.adapter, *outputs])
@@ -197,7 +194,7 @@ def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts 
         return first_error(message)
     request.output([request.objcopy, f"--keep-global-symbol={symbol}", whole])
     known["facts"] = {f"{symbol}_kernel": facts}
-    request.publish(whole, depfile, {member["key"]: member["name"]}, since=started, **known)
+    request.publish(whole, depfile, adapter, {member["key"]: member["name"]}, **known)
     exported.unlink()
     return ""
 

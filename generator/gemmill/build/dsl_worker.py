@@ -1,7 +1,9 @@
 """A process that imports the CuTe DSL once and compiles emitted files, one after another: the DSL is not thread-safe.
 
-It reads a line of JSON for each file, `{"source": PATH, "folder": PATH}`. It answers each with a line `{"failure", "error",
-"cpu_seconds", "peak_memory_bytes"}`. A first line says what the import took. The object and its C header go to the folder.
+It reads a line of JSON for each file, `{"source": PATH, "folder": PATH, "digest": TEXT}`. It answers each with a line
+`{"failure", "error", "cpu_seconds", "peak_memory_bytes"}`. A first line says what the import took. The object and its C header
+go to the folder. The digest is of what the build keyed the kernel by: where this process has imported something else, a
+file was changed meanwhile.
 """
 
 import importlib
@@ -14,8 +16,10 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from gemmill.build.failures import failure_of_exception
+from gemmill.build.dsl_body import Bodies
+from gemmill.build.failures import Failure, failure_of_exception
 
+_BODIES = Bodies()
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -28,16 +32,18 @@ def main() -> int:
         _reply(replies, "", "")
         for line in sys.stdin:
             request, since = json.loads(line), _cpu_seconds()
-            failure, error = _compile(Path(request["source"]), Path(request["folder"]))
+            failure, error = _compile(Path(request["source"]), Path(request["folder"]), request["digest"])
             _reply(replies, failure, error, since)
     return 0
 
 
-def _compile(source: Path, folder: Path) -> tuple[str, str]:
+def _compile(source: Path, folder: Path, keyed: str) -> tuple[str, str]:
     """The Failure and the error; both are empty where the file compiles."""
     try:
         emitted = runpy.run_path(str(source))
         emitted["export"](emitted["CONFIG"], emitted["SYMBOL"], folder)
+        if _BODIES.what_makes(emitted["CONFIG"]) != keyed:
+            return Failure.CHANGED, "a file of the kernels' bodies was changed meanwhile"
     except (Exception, SystemExit) as error:
         return failure_of_exception(error), describe(error)
     return "", ""

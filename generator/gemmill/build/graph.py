@@ -19,7 +19,7 @@ from gemmill.build.failures import Failure
 from gemmill.build.options import BuildOptions
 from gemmill.build.processes import ends_with_parent
 from gemmill.build.requests import CompileOutcome
-from gemmill.build.sources import SourceKind, expand
+from gemmill.build.sources import SourceKind, expand, kernel_folders
 from gemmill.build.units import Unit
 from gemmill.build.workshop import Workshop
 from gemmill.typed_json import read_json
@@ -90,6 +90,8 @@ def _common(outcome: Path, workshop: Workshop) -> dict[str, Any]:
     """What every request says."""
     return {
         "roots": {name: str(path) for name, path in workshop.roots.items()},
+        "own_headers": [str(folder) for folder in kernel_folders(workshop.options.kernels_folder).values()],
+        "since": workshop.opened,
         "cache": str(workshop.cache.folder),
         "memo": str(workshop.memo_path),
         "cuobjdump": str(workshop.toolchain.cuobjdump),
@@ -110,7 +112,7 @@ def compile_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop)
         **_common(outcome, workshop),
         command=[*workshop.launcher, *compiler, *flags, *outputs],
         folder=str(folder),
-        stem=stem,
+        file_name=unit.file_name,
         members={source.key: source.name for source in unit.sources},
         is_host_code=host,
         environment=settings.compiler_environment(search=tools.programs),
@@ -133,11 +135,16 @@ def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> 
         sources=str(folder),
         folder=str(own),
         members=[
-            {"key": source.key, "name": source.name, "symbol": source.symbol, "path": str(source.path)}
+            {
+                "key": source.key,
+                "name": source.name,
+                "symbol": source.symbol,
+                "path": str(source.path),
+                "digest": source.body,
+            }
             for source in unit.sources
         ],
         adapter=[str(tools.gxx), *expand(workshop.flags.for_kind(unit.kind), workshop.roots)],
-        made_from=[list(row) for row in dsl.made_from],
         objcopy=str(dsl.objcopy),
         nvdisasm=str(tools.nvdisasm),
         machine=workshop.arch.sm.replace("sm_", "SM"),

@@ -1,10 +1,10 @@
 """The ledger of variants that do not compile. They are not tried again with the same source and toolchain."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from gemmill.build.files import FileMemo, digest
+from gemmill.build.files import digest
 from gemmill.build.sources import Source
 from gemmill.writing import write_whole
 
@@ -15,19 +15,13 @@ _FORMAT = 2
 class Ledger:
     """Failures below the cache folder, one file each.
 
-    A failed compilation leaves no list of headers. So a failure is remembered under the source's key, all of gemmill's own
-    headers and the CUTLASS version. Editing a header gives every variant another try.
+    A failed compilation leaves no list of headers. So a failure is remembered under the source's key, which covers
+    gemmill's own headers, and the CUTLASS version. Editing a header gives the variants that include it another try.
     """
 
-    def __init__(self, folder: Path, kernels: Iterable[Path], cutlass_version: str, memo: FileMemo) -> None:
+    def __init__(self, folder: Path, cutlass_version: str) -> None:
         self._folder = folder / "ledger"
-        headers = [
-            [path.relative_to(root).as_posix(), memo.get(path)]
-            for root in kernels
-            for path in sorted(root.glob("*/*"))
-            if path.suffix in (".h", ".cuh")
-        ]
-        self._context = digest(_FORMAT, cutlass_version, headers)
+        self._context = digest(_FORMAT, cutlass_version)
 
     def _path(self, source_key: str) -> Path:
         return self._folder / f"{digest(source_key, self._context)}.json"

@@ -3,7 +3,7 @@
 import datetime
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,16 +148,16 @@ def describe(
     build_id: str,
     entries: Sequence[Entry],
     rejected: Sequence[RejectedEntry],
-    texts: dict[str, str],
+    sources: Mapping[str, Source],
     workshop: Workshop,
 ) -> Manifest:
-    """The manifest of a build, without what is known only of the linked file. `texts` is emitted source by symbol."""
+    """The manifest of a build, without what is known only of the linked file. `sources` are by symbol."""
     by_kernel = {name: entry for entry in entries for name in entry.members.values()}
     left_out = {row.name for row in rejected}
     tools = workshop.toolchain
-    built = {symbol_of(config): config for config in selection.configs if to_name(config.compiled) not in left_out}
+    built = {symbol_of(config) for config in selection.configs if to_name(config.compiled) not in left_out}
     headers, flags = workshop.roots[OWN_ROOT], workshop.flags
-    digests = {symbol: source_digest(config, texts[symbol], headers, flags) for symbol, config in built.items()}
+    digests = {symbol: source_digest(sources[symbol], headers, flags) for symbol in built}
     kernels = []
     for config in selection.configs:
         compiled = to_name(config.compiled)

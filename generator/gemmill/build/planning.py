@@ -1,21 +1,17 @@
 """From a selection to the units that are still to be compiled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from gemmill.build.cache import Entry, Lookup
-from gemmill.build.dsl_files import reached
 from gemmill.build.errors import BuildError
-from gemmill.build.files import digest
 from gemmill.build.options import BuildOptions, BuildPlan
-from gemmill.build.sources import BINDING, Flags, Source, SourceKind, file_sources, flags_for, variant_source
+from gemmill.build.sources import BINDING, Keys, Source, SourceKind, file_sources, variant_source
 from gemmill.build.units import Unit, partition
-from gemmill.build.workshop import Workshop, open_workshop
+from gemmill.build.workshop import Workshop, keys_for, open_workshop
 from gemmill.emit.render import TemplateError
 from gemmill.family import Config
 from gemmill.manifest import RejectedEntry
-from gemmill.registry import REGISTRY
 from gemmill.space.selections import Selection
 
 # Bytes of one SM90 kernel in an extension, machine code compressed, of nvcc 13.0 or of the CuTe DSL 4.8.1: the mean of
@@ -38,16 +34,10 @@ class Work:
     """The lookup of all sources that are not bad."""
 
 
-def variant_sources(
-    configs: Sequence[Config], flags: Flags, compiler_build: Callable[[Config], str]
-) -> tuple[Source, ...]:
-    """One source for each different kernel, by symbol. Raises BuildError where a template cannot be rendered.
-
-    `compiler_build` gives the digest of what compiles a config's kernel, beside its emitted file.
-    """
+def variant_sources(configs: Sequence[Config], keys: Keys) -> tuple[Source, ...]:
+    """One source for each different kernel, by symbol. Raises BuildError where a template cannot be rendered, OSError."""
     try:
-        compiled = {config.compiled for config in configs}
-        sources = [variant_source(config, flags, compiler_build(config)) for config in compiled]
+        sources = [variant_source(config, keys) for config in {config.compiled for config in configs}]
     except TemplateError as error:
         raise BuildError(str(error)) from None
     return tuple(sorted(sources, key=lambda source: source.symbol))
@@ -59,9 +49,9 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
         raise BuildError(
             f"selection {selection.name!r} has no variant for {selection.arch}: see `gemmill list` for what there is"
         )
-    variants = variant_sources(selection.configs, workshop.flags, _compilers(workshop))
+    variants = variant_sources(selection.configs, workshop.keys)
     kernels = workshop.options.kernels_folder
-    files = tuple(file_sources(kernels, workshop.flags, workshop.toolchain))
+    files = tuple(file_sources(kernels, workshop.keys))
     if not any(source.kind is SourceKind.BINDING for source in files):
         raise BuildError(f"no C++ files in {kernels / BINDING}: they bind the kernels to torch; reinstall gemmill")
     bad = {}
@@ -75,21 +65,6 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
     return Work(variants=variants, files=files, bad=bad, remembered=remembered, found=found)
 
 
-def _compilers(workshop: Workshop) -> Callable[[Config], str]:
-    """The digest of what compiles a config's kernel: nvcc, or the DSL with the files that the kernel is made from."""
-    tools, dsl, memo = workshop.toolchain, workshop.dsl, workshop.memo
-
-    @cache
-    def of_dsl(entry: str, config_module: str) -> str:
-        return digest(dsl.build, reached((entry, config_module), dsl.made_from, memo), tools.host_build) if dsl else ""
-
-    def compiler_build(config: Config) -> str:
-        body = REGISTRY.kernels_of(config).dsl
-        return tools.compiler_build if body is None else of_dsl(body.entry, type(config).__module__)
-
-    return compiler_build
-
-
 def plan(selection: Selection, options: BuildOptions) -> BuildPlan:
     """What `build` would do. Nothing is compiled or written.
 
@@ -98,7 +73,7 @@ def plan(selection: Selection, options: BuildOptions) -> BuildPlan:
     try:
         workshop = open_workshop(selection.arch, options)
     except BuildError as error:
-        variants = variant_sources(selection.configs, flags_for(selection.arch), lambda _: "")
+        variants = variant_sources(selection.configs, keys_for(selection.arch, options))
         units = partition(variants, options.job_count, options.dsl_job_count)
         return _plan(selection, options, variants, units, (), {}, str(error))
     work = survey(selection, workshop)

@@ -3,41 +3,33 @@
 Of CUDA it covers the device code of the compiled text and of gemmill's own headers, and the compiler's flags. What a file
 has after a line `// Host code: ...` is left out. So are comments, layout and names of files: they say nothing to a
 compiler. `dsl_body.py` has the digest of the CuTe DSL's kernels. Where the digest changes and the machine code does not,
-`gemmill table rebase` carries measured times over.
+measured times hold all the same (`runtime/machine_code.py`).
 """
 
 import re
 from pathlib import Path
 
-from gemmill.build.dsl_body import dsl_digest
 from gemmill.build.files import digest
-from gemmill.build.headers import included
-from gemmill.build.sources import Flags, SourceKind, kernel_folders
-from gemmill.family import Config
-from gemmill.registry import REGISTRY
+from gemmill.build.own_code import included, without_comments
+from gemmill.build.sources import Flags, Source, SourceKind, kernel_folders
 
-_COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _HOST_CODE = re.compile(r"^// Host code: .*", re.MULTILINE | re.DOTALL)
 _NAMES_A_FILE = re.compile(r"^[ \t]*#[ \t]*(?:include|pragma once)\b[^\n]*$", re.MULTILINE)
 _NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler", "--compress-mode")
 """Beginnings of flags that tell where headers lie, what the host compiler does, or how machine code is stored."""
 
 
-def source_digest(config: Config, text: str, kernels: Path, flags: Flags) -> str:
-    """The digest of a config's kernel, whose emitted source is `text`. Headers are named from the folder `kernels`.
-
-    Raises OSError, and ValueError for a config that no kernel of the CuTe DSL can be made of.
-    """
-    if (dsl := REGISTRY.kernels_of(config).dsl) is not None:
-        return dsl_digest(dsl, config)
-    paths = included(text, tuple(kernel_folders(kernels).values()))
+def source_digest(source: Source, kernels: Path, flags: Flags) -> str:
+    """The digest of a variant's kernel. Headers are named from the folder `kernels`. Raises OSError."""
+    if source.kind is SourceKind.DSL:
+        return source.body
+    paths = included(source.text, tuple(kernel_folders(kernels).values()))
     headers = {code_of(path.read_text(encoding="utf-8")) for path in paths} - {""}
     told = [flag for flag in flags.for_kind(SourceKind.VARIANT) if not flag.startswith(_NOT_OF_THE_CODE)]
-    return digest(code_of(text), sorted(headers), told)
+    return digest(code_of(source.text), sorted(headers), told)
 
 
 def code_of(text: str) -> str:
     """A CUDA source without host code at its end, comments, layout and the lines that name files."""
     device = _HOST_CODE.sub("", text)
-    bare = _COMMENT_OR_TEXT.sub(lambda match: " " if match[0][0] == "/" else match[0], device)
-    return " ".join(_NAMES_A_FILE.sub("", bare).split())
+    return " ".join(_NAMES_A_FILE.sub("", without_comments(device)).split())

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from gemmill.build.cache import ObjectCache
 from gemmill.build.failures import CompileError, Failure, failure_of_exception
 from gemmill.build.files import FileMemo
-from gemmill.build.headers import changed_between, header_set
+from gemmill.build.headers import changed_between, dependencies, header_set
+from gemmill.build.own_code import included
 from gemmill.build.processes import end_group_with_parent
 from gemmill.typed_json import read_json
 from gemmill.writing import write_whole
@@ -33,6 +34,10 @@ class Request:
     cache: str
     memo: str
     cuobjdump: str
+    own_headers: list[str]
+    """Folders of headers that the keys of members cover."""
+    since: float
+    """When the members' keys were made, in seconds since the epoch."""
     environment: dict[str, str]
     outcome: str
     """The file to write: a CompileOutcome."""
@@ -51,15 +56,19 @@ class Request:
         return done.stdout
 
     def publish(
-        self, object_file: Path, depfile: Path, members: Mapping[str, str], *, since: float, **known: Any
+        self, object_file: Path, depfile: Path, compiled: Path, members: Mapping[str, str], **known: Any
     ) -> None:
-        """Move an object into the cache, with the headers that it was made from.
+        """Move an object into the cache, with the headers that it was made from beside those that its key covers.
 
-        Raises OSError. Raises CompileError where a header was changed after `since`, in seconds since the epoch.
+        `compiled` is the file that the compiler was given. Raises OSError. Raises CompileError where a header was changed
+        after the key was made.
         """
-        roots, memo = {name: Path(path) for name, path in self.roots.items()}, FileMemo(Path(self.memo))
-        headers = header_set(depfile, Path(self.folder), roots, memo)
-        if changed_between(headers, roots, since, time.time()):
+        folder, roots = Path(self.folder), {name: Path(path) for name, path in self.roots.items()}
+        memo, read = FileMemo(Path(self.memo)), dependencies(depfile, folder)
+        covered = included(compiled.read_text(encoding="utf-8"), [folder, *map(Path, self.own_headers)])
+        covered = {path.resolve() for path in covered}
+        headers = header_set([path for path in read if path not in covered], roots, memo)
+        if changed_between(read, self.since, time.time()):
             raise CompileError("a header was changed while the compiler read it", Failure.CHANGED)
         ObjectCache(Path(self.cache), roots, memo).publish(object_file, members, headers, **known)
         object_file.unlink()

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
+from gemmill.build.dsl_body import Bodies
 from gemmill.build.errors import reported
 from gemmill.build.files import digest
+from gemmill.build.own_code import OwnCode
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
+from gemmill.emit.adapter import ANY_EXPORTED, emit_adapter
 from gemmill.family import Config
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
@@ -57,7 +60,9 @@ class Source:
     """Path of the written file, relative to the folder in which the compiler runs."""
     text: str
     key: str
-    """Digest of text, flags and compiler. With the included headers, these are all that makes the object."""
+    """What makes the object, toolchains' headers apart: see Keys."""
+    body: str = ""
+    """Of a kernel of the CuTe DSL the digest of what it is made from (`dsl_body.py`), which its key covers."""
     symbol: str = ""
     """A variant's launch function."""
     tag: str = ""
@@ -157,35 +162,60 @@ def is_of_dsl(config: Config) -> bool:
     return REGISTRY.kernels_of(config).compiler is Compiler.CUTEDSL
 
 
-def variant_source(config: Config, flags: Flags, compiler_build: str) -> Source:
-    """The source of a config's compiled kernel. `compiler_build` is the digest of what compiles it.
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """Makes the keys of sources, as the files are that they are made from. A key has no place of a file in it."""
 
-    Raises TemplateError.
-    """
+    flags: Flags
+    code: OwnCode
+    bodies: Bodies
+    cuda: str
+    """Digest of nvcc and its host compiler."""
+    host: str
+    """Digest of the host compiler."""
+    dsl: str
+    """Digest of the CuTe DSL; empty without one."""
+
+    def of_text(self, kind: SourceKind, text: str) -> str:
+        """The key of a C++ or CUDA text: its code and that of gemmill's headers, flags and compiler. Raises OSError."""
+        compiler = self.host if kind is SourceKind.BINDING else self.cuda
+        return digest(kind.value, self.code.digest(text), self.flags.for_kind(kind), compiler)
+
+    def of_dsl(self, name: str, symbol: str, body: str) -> str:
+        """The key of a kernel of the CuTe DSL: what it is made from, the DSL, and the C++ that calls it. Raises OSError."""
+        adapter = self.code.digest(emit_adapter(symbol, name, ANY_EXPORTED))
+        kind = SourceKind.DSL
+        return digest(kind.value, symbol, body, self.dsl, adapter, self.flags.for_kind(kind), self.host)
+
+
+def variant_source(config: Config, keys: Keys) -> Source:
+    """The source of a config's compiled kernel. Raises TemplateError, OSError."""
     config = config.compiled
     file = emit(config)
-    name = to_name(config)
+    name, symbol = to_name(config), symbol_of(config)
     kind = SourceKind.DSL if is_of_dsl(config) else SourceKind.VARIANT
+    body = keys.bodies.what_makes(config) if kind is SourceKind.DSL else ""
     return Source(
         kind=kind,
         name=name,
         path=file.path,
         text=file.text,
-        key=digest(kind.value, str(file.path), file.text, flags.for_kind(kind), compiler_build),
-        symbol=symbol_of(config),
+        key=keys.of_dsl(name, symbol, body) if body else keys.of_text(kind, file.text),
+        body=body,
+        symbol=symbol,
         tag=config.tag,
         seconds=REGISTRY.kernels_of(config).seconds(config),
     )
 
 
-def file_sources(kernels: Path, flags: Flags, toolchain: ToolchainPaths) -> list[Source]:
+def file_sources(kernels: Path, keys: Keys) -> list[Source]:
     """The hand-written sources: CUDA files of every family, and the binding's C++ files. Raises BuildError."""
     result = []
     with reported(kernels, "reading the hand-written kernels"):
         for path in hand_written(kernels):
             kind = SourceKind.KERNELS if path.suffix == ".cu" else SourceKind.BINDING
             name = f"{path.parent.name}/{path.name}"
-            result.append(text_source(kind, name, path.read_text(encoding="utf-8"), flags, toolchain))
+            result.append(text_source(kind, name, path.read_text(encoding="utf-8"), keys))
     return result
 
 
@@ -196,14 +226,13 @@ def hand_written(kernels: Path) -> list[Path]:
     return [path for folder in folders for path in sorted(folder.glob("*")) if path.suffix in (".cpp", ".cu")]
 
 
-def text_source(kind: SourceKind, name: str, text: str, flags: Flags, toolchain: ToolchainPaths) -> Source:
-    """A source that is no variant."""
-    build = toolchain.host_build if kind is SourceKind.BINDING else toolchain.compiler_build
+def text_source(kind: SourceKind, name: str, text: str, keys: Keys) -> Source:
+    """A source that is no variant. Raises OSError."""
     return Source(
         kind=kind,
         name=name,
         path=PurePosixPath(name),
         text=text,
-        key=digest(kind.value, name, text, flags.for_kind(kind), build),
+        key=keys.of_text(kind, text),
         seconds=BINDING_SECONDS if kind is SourceKind.BINDING else CUDA_FILE_SECONDS,
     )

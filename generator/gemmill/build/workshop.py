@@ -1,15 +1,18 @@
 """The workshop: what a build works with, found and opened once."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemmill.build.cache import ObjectCache
 from gemmill.build.dsl import DslPackage, find_dsl
+from gemmill.build.dsl_body import Bodies
 from gemmill.build.errors import BuildError, reported
 from gemmill.build.files import FileMemo
 from gemmill.build.ledger import Ledger
 from gemmill.build.options import BuildOptions
-from gemmill.build.sources import Flags, flags_for, kernel_folders, roots_of
+from gemmill.build.own_code import OwnCode
+from gemmill.build.sources import Flags, Keys, flags_for, kernel_folders, roots_of
 from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchain
 from gemmill.ownership import distrust
 from gemmill.vocab import Arch
@@ -26,6 +29,9 @@ class Workshop:
     without_dsl: str
     """Why there is no CuTe DSL; empty where there is one."""
     flags: Flags
+    keys: Keys
+    opened: float
+    """When the first key could be made, in seconds since the epoch."""
     roots: dict[str, Path]
     memo: FileMemo
     memo_path: Path
@@ -41,14 +47,12 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     memo_path = home / "memo" / "files.json"
     memo = FileMemo(memo_path)
     toolchain = find_toolchain(memo=memo)
-    dsl, without_dsl = None, ""
+    opened, dsl, without_dsl = time.time(), None, ""
     try:
-        dsl = find_dsl(toolchain.cuda_major, memo)
+        dsl = find_dsl(toolchain.cuda_major)
     except BuildError as error:
         without_dsl = str(error)
     roots = roots_of(toolchain, kernels)
-    with reported(kernels, "reading gemmill's headers"):
-        ledger = Ledger(home / "cache", kernel_folders(kernels).values(), toolchain.cutlass_version, memo)
     return Workshop(
         options=options,
         arch=arch,
@@ -56,12 +60,33 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
         dsl=dsl,
         without_dsl=without_dsl,
         flags=flags_for(arch),
+        keys=keys_for(arch, options, toolchain, dsl, memo),
+        opened=opened,
         roots=roots,
         memo=memo,
         memo_path=memo_path,
         cache=ObjectCache(home / "cache", roots, memo),
-        ledger=ledger,
+        ledger=Ledger(home / "cache", toolchain.cutlass_version),
         launcher=find_launcher(),
+    )
+
+
+def keys_for(
+    arch: Arch,
+    options: BuildOptions,
+    toolchain: ToolchainPaths | None = None,
+    dsl: DslPackage | None = None,
+    memo: FileMemo | None = None,
+) -> Keys:
+    """The keys of a build's sources. Without a toolchain they tell sources apart, and name no object."""
+    memo_path = options.home_dir / "memo" / "files.json"
+    return Keys(
+        flags=flags_for(arch),
+        code=OwnCode(tuple(kernel_folders(options.kernels_folder).values()), memo or FileMemo(memo_path)),
+        bodies=Bodies(),
+        cuda=toolchain.compiler_build if toolchain else "",
+        host=toolchain.host_build if toolchain else "",
+        dsl=dsl.build if dsl else "",
     )
 
 

@@ -1,5 +1,6 @@
 """`gemmill build`: compile, link and publish."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,9 +99,29 @@ def build(
         result = make(selection, options, observer)
     home = options.home_dir
     served = settle(result.folder, result.manifest, before, filtered=bool(filters), wanted=use, home=home)
+    _let_tables_name_machine_code(home)
     _print_result(result, served)
     if result.rejected:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _let_tables_name_machine_code(home: Path) -> None:
+    """Carry the home's tuned rows over to builds that run the same machine code, whatever it is made from."""
+    from gemmill.manifest import ManifestError, read_manifest
+    from gemmill.runtime.builds import MANIFEST, find_builds
+    from gemmill.runtime.table_file import TableError
+    from gemmill.tuner.tables import note_machine_code
+
+    paths = sorted((home / "tables").glob("*.json"))
+    builds = []
+    for folder in find_builds(home) if paths else ():
+        with suppress(ManifestError):  # a build that cannot be read has measured nothing that could be carried over
+            builds.append(read_manifest(folder / MANIFEST))
+    for path in paths:
+        try:
+            note_machine_code(path, builds)
+        except (TableError, OSError) as error:
+            typer.echo(f"gemmill: the machine code of measured kernels was not noted in {path}: {error}", err=True)
 
 
 def _what_can_be_compiled() -> str:

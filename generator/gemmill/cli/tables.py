@@ -1,6 +1,5 @@
 """`gemmill table`: look at tuned tables, compare and merge them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +200,7 @@ def merge_tables(
 
         gemmill table merge shipped.json --current 97cda050d7a3 --out nvidia-h200.json
     """
+    from gemmill.runtime.machine_code import noted
     from gemmill.runtime.table_file import TableError, make_table, merge, read_table, table_text
     from gemmill.runtime.tuned import current_row
     from gemmill.writing import write_whole
@@ -213,76 +213,16 @@ def merge_tables(
             raise UsageError(f"{path}: {error}") from None
     if current is not None:
         _, manifest = variants.build_of(current)
-        digests = {entry.name: entry.source_digest for entry in manifest.entries}
-        current_rows = ((row, current_row(row, digests)) for row in merged.rows)
+        built = {entry.name: entry for entry in manifest.entries}
+        current_rows = ((row, current_row(row, built)) for row in merged.rows)
         # A runner-up must not pass for the winner.
         kept = [now for row, now in current_rows if now is not None and now.variants[0] == row.variants[0]]
-        merged = make_table(merged.device, merged.arch, merged.sources, kept, merged.quarantined)
+        merged = noted(make_table(merged.device, merged.arch, merged.sources, kept, merged.quarantined), [manifest])
     if forget_digests:
-        rows = [replace(row, digests=()) for row in merged.rows]
+        rows = [replace(row, digests=(), codes=()) for row in merged.rows]
         merged = make_table(merged.device, merged.arch, merged.sources, rows, merged.quarantined)
     write_whole(out, table_text(merged))
     typer.echo(f"{count(len(merged.rows), 'row')} of {merged.device}, digest {merged.digest}: {out}")
-
-
-@tables.command("rebase")
-def rebase_tables(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="The build whose kernels the table measured.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The build that is to be chosen from.")],
-    files: Annotated[
-        list[Path] | None,
-        typer.Option("--table", metavar="FILE", help="A table to rewrite; by default those below GEMMILL_HOME."),
-    ] = None,
-    stale: Annotated[
-        Path | None,
-        typer.Option("--stale", metavar="FILE", help="Write the shapes that are to be measured again, for `tune`."),
-    ] = None,
-    as_json: o.JsonOption = False,
-) -> None:
-    """Carry tuned rows over to another build, where the machine code of their kernels is the same.
-
-    A row is refused when what its kernel is made from has changed. Often the machine code has not: code moved, or was
-    shared. This compares the machine code of two builds and gives such rows the new build's digests.
-
-    Examples:
-
-        gemmill table rebase 97cda050d7a3 f8045a55a83e
-
-        gemmill table rebase 97cda050d7a3 f8045a55a83e --table nvidia-h200.json --stale again.jsonl
-    """
-    from gemmill import settings
-    from gemmill.runtime.table_file import read_table, table_text
-    from gemmill.tuner.tables import rebase
-    from gemmill.writing import write_whole
-
-    (_, before), (_, after) = variants.build_of(old), variants.build_of(new)
-    if before.arch != after.arch:
-        raise UsageError(
-            f"build {before.build_id} is for {before.arch}, build {after.build_id} for {after.arch}: name two of one architecture"
-        )
-    paths = files or sorted((settings.home() / "tables").glob("*.json"))
-    if not paths:
-        raise UsageError(f"no tables in {settings.home() / 'tables'}: name one with --table")
-    found = {path: rebase(read_table(path), before, after) for path in paths}
-    for path, rebased in found.items():
-        write_whole(path, table_text(rebased.table))
-    again = [row for rebased in found.values() for row in rebased.stale]
-    if stale is not None:
-        shapes = ({"op": row.op, **row.sizes} for row in again)
-        write_whole(stale, "".join(json.dumps(shape) + "\n" for shape in shapes))
-    if as_json:
-        print_json(
-            [
-                {"path": path, "rows": len(r.table.rows), "carried": r.carried, "stale": [row.key for row in r.stale]}
-                for path, r in found.items()
-            ]
-        )
-        return
-    for path, rebased in found.items():
-        typer.echo(
-            f"{path}: {count(rebased.carried, 'measured variant')} carried over, {count(len(rebased.stale), 'row')} of "
-            f"{len(rebased.table.rows)} to be measured again"
-        )
 
 
 @tables.command("make")

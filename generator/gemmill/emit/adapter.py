@@ -25,6 +25,10 @@ class Exported:
     """(C type, name) of its arguments."""
 
 
+ANY_EXPORTED = Exported(entry="entry", parameters=(("void*", "a"), ("int32_t", "m"), ("cudaStream_t", "stream")))
+"""A function with a parameter of each kind. What it makes of an adapter changes where adapters do."""
+
+
 def read_header(header: str) -> Exported:
     """The exported function. Raises ValueError where there is none."""
     entry, wrapper = _ENTRY.search(header), _WRAPPER.search(header)

@@ -45,13 +45,13 @@ def loss_of(entries: Sequence[KernelEntry], tuned: Tuned, sm_count: int) -> Loss
     """The loss of a build with these entries at the rows of the tables that it loads; None where those have no row."""
     symbols = sorted({entry.symbol for entry in entries})
     table = make_variant_table(entries, symbols, tuned.choices, tuned.quarantined)
-    digests = {entry.name: entry.source_digest for entry in entries if entry.name not in tuned.quarantined}
+    built = {entry.name: entry for entry in entries if entry.name not in tuned.quarantined}
     rows: dict[Key, TableRow] = {}
     for loaded in tuned.tables:
         for row in loaded.table.rows:
             rows.setdefault(row.key, row)
     parts = _by_class(table)
-    found = [_answered(row, parts, digests, sm_count) for row in rows.values() if siblings(row, exact=True)]
+    found = [_answered(row, parts, built, sm_count) for row in rows.values() if siblings(row, exact=True)]
     answered = [(ratio, estimated, row) for row, ratio, estimated in found if ratio is not None]
     if not answered:
         return None
@@ -67,12 +67,12 @@ def loss_of(entries: Sequence[KernelEntry], tuned: Tuned, sm_count: int) -> Loss
 
 
 def _answered(
-    row: TableRow, parts: Mapping[tuple[str, int], VariantTable], digests: Mapping[str, str], sm_count: int
+    row: TableRow, parts: Mapping[tuple[str, int], VariantTable], built: Mapping[str, KernelEntry], sm_count: int
 ) -> tuple[TableRow, float | None, bool]:
     """The row, how many times as long as its fastest the choice takes (None without one), and whether that is an
     estimate."""
-    current = current_row(row, digests)
-    if current is not None and current.variants[0] == row.variants[0] and row.variants[0] in digests:
+    current = current_row(row, built)
+    if current is not None and current.variants[0] == row.variants[0] and row.variants[0] in built:
         return row, 1.0, False  # what choosing comes to, a thousand times as fast
     first = siblings(row, exact=True)[0]
     tuning, table = REGISTRY.tunings[first.family], parts.get((first.family, first.call_class))

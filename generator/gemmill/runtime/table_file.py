@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from gemmill.family import Tuning
 from gemmill.registry import REGISTRY
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 LARGEST_SIZE = 2**31 - 1
 _SIZES_OF_SCHEMA_1 = ("n", "k", "m")
 """The sizes that were fields of a row in schema 1."""
@@ -55,7 +55,9 @@ class TableRow:
     us: tuple[float, ...]
     """The variants' times, in microseconds."""
     digests: tuple[str, ...] = ()
-    """Digests of the variants' emitted sources, as they were measured; empty where that was not recorded."""
+    """Digests of what the variants were made from when they were measured; empty where that was not recorded."""
+    codes: tuple[str, ...] = ()
+    """Digests of their machine code (`machine_code.py`), an empty one where it is not known."""
     tied: int = 1
     """How many of the first variants were as fast as one another."""
     source: str
@@ -83,7 +85,9 @@ class Quarantined:
 
     variant: str
     digest: str
-    """The digest of its emitted source, or the beginning of it."""
+    """The digest of what it was made from, or the beginning of it."""
+    code: str = ""
+    """The digest of its machine code, where it is known."""
     why: str
     """What went wrong, at which shape and when."""
 
@@ -218,9 +222,10 @@ def _row(data: Any) -> TableRow:
         if not holds(size):
             raise TypeError(f"{name} is {reprlib.repr(size)}, expected {words}")
     row = TableRow(**checked | {"sizes": in_order(checked["sizes"])})
-    if not row.variants or len(row.us) != len(row.variants) or len(row.digests) not in (0, len(row.variants)):
+    count, known = len(row.variants), {len(row.digests), len(row.codes)}
+    if not row.variants or len(row.us) != count or not known <= {0, count}:
         raise ValueError(
-            f"row {row.key} has {len(row.variants)} variants, {len(row.us)} times, {len(row.digests)} digests"
+            f"row {row.key} has {count} variants, {len(row.us)} times, {len(row.digests)} digests, {len(row.codes)} codes"
         )
     return row
 

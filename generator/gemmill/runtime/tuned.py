@@ -22,6 +22,7 @@ from gemmill import settings
 from gemmill.locations import runtime_tables_dir
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
+from gemmill.runtime.machine_code import is_same
 from gemmill.runtime.table_file import TableError, TableRow, TunedTable, read_table
 from gemmill.space.names import parse_name, to_name
 
@@ -117,7 +118,7 @@ def machine(arch: str) -> Machine:
 
 def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
     """The choices for a build's entries. Warns of a table that cannot be used; raises nothing."""
-    digests = {entry.name: entry.source_digest for entry in entries}
+    built = {entry.name: entry for entry in entries}
     found: list[tuple[TableTrust, bool, TableRow]] = []
     loaded = []
     tables = list(find_tables(here.arch))
@@ -125,10 +126,10 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
         q.variant: q.why
         for _, table in tables
         for q in table.quarantined
-        if q.variant in digests and digests[q.variant].startswith(q.digest)
+        if q.variant in built and is_same(built[q.variant], q.digest, q.code)
     }
     for path, table in tables:
-        kept = [(row, current) for row in table.rows if (current := current_row(row, digests)) is not None]
+        kept = [(row, current) for row in table.rows if (current := current_row(row, built)) is not None]
         trusts = [trust_of(row, table, here) for row, _ in kept]
         stale = [row.variants[0] != current.variants[0] for row, current in kept]
         found += zip(trusts, stale, (current for _, current in kept), strict=True)
@@ -205,16 +206,17 @@ def trust_of(row: TableRow, table: TunedTable, here: Machine) -> TableTrust:
     return TableTrust.EXACT if table.sources[row.source].driver == here.driver else TableTrust.DRIVER_CHANGED
 
 
-def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
-    """The row with those variants whose kernel is as it was measured, by a build's `digests` of its variants.
+def current_row(row: TableRow, built: Mapping[str, KernelEntry]) -> TableRow | None:
+    """The row with those variants whose kernel is as it was measured, by a build's entries. Those that it lacks stay.
 
     It is None where neither the winner is, nor a variant that took at most STALE_MARGIN times as long. A runner-up may
     be far behind.
     """
     if not row.digests:
         return row
-    measured = zip(row.variants, row.digests, strict=True)
-    fits = [i for i, (name, digest) in enumerate(measured) if digests.get(name, digest).startswith(digest)]
+    codes = row.codes or ("",) * len(row.variants)
+    measured = enumerate(zip(row.variants, row.digests, codes, strict=True))
+    fits = [i for i, (name, *was) in measured if name not in built or is_same(built[name], *was)]
     if not fits or row.us[fits[0]] > STALE_MARGIN * row.us[0]:
         return None
     return replace(
@@ -222,6 +224,7 @@ def current_row(row: TableRow, digests: Mapping[str, str]) -> TableRow | None:
         variants=tuple(row.variants[i] for i in fits),
         us=tuple(row.us[i] for i in fits),
         digests=tuple(row.digests[i] for i in fits),
+        codes=tuple(row.codes[i] for i in fits) if row.codes else (),
     )
 
 

@@ -4,10 +4,10 @@ import fcntl
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmill.manifest import KernelEntry, Manifest
+from gemmill.manifest import Manifest
+from gemmill.runtime.machine_code import DIGEST_CHARACTERS, machine_code, noted
 from gemmill.runtime.table_file import (
     Quarantined,
     Source,
@@ -31,8 +31,6 @@ KEPT = 4
 """Variants kept in a row, so that a build without the first still has a measured choice."""
 PROGRAM = "gemmill tune"
 NO_DEVICE = "dry run"
-DIGEST_CHARACTERS = 16
-"""The number of characters of a digest that rows keep."""
 
 
 def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, margin: float = MARGIN) -> list[TunedTable]:
@@ -83,45 +81,15 @@ def write_table(table: TunedTable, path: Path) -> TunedTable:
     return merged
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rebased:
-    """A table whose rows were carried over to another build."""
+def note_machine_code(path: Path, builds: Sequence[Manifest]) -> None:
+    """Let a table's file say which machine code was measured, as far as the builds know it.
 
-    table: TunedTable
-    carried: int
-    """Measured variants whose digest is another and whose machine code is the same."""
-    stale: tuple[TableRow, ...]
-    """Rows whose winner the new build has with other machine code: they are to be measured again."""
-
-
-def rebase(table: TunedTable, old: Manifest, new: Manifest) -> Rebased:
-    """Let rows that were measured with a kernel of `old` be of the one in `new`, where the machine code of both is equal."""
-    before = {entry.name: entry for entry in old.entries}
-    after = {entry.name: entry for entry in new.entries}
-    rows, stale, carried = [], [], 0
-    for row in table.rows:
-        digests = tuple(
-            _carried(digest, before.get(name), after.get(name))
-            for name, digest in zip(row.variants, row.digests, strict=False)
-        )
-        carried += sum(was != now for was, now in zip(row.digests, digests, strict=True))
-        rows.append(replace(row, digests=digests))
-        winner = after.get(row.variants[0])
-        if digests and winner is not None and not winner.source_digest.startswith(digests[0]):
-            stale.append(rows[-1])
-    withheld = [
-        replace(q, digest=_carried(q.digest, before.get(q.variant), after.get(q.variant))) for q in table.quarantined
-    ]
-    rebased = make_table(table.device, table.arch, table.sources, rows, withheld)
-    return Rebased(table=rebased, carried=carried, stale=tuple(stale))
-
-
-def _carried(digest: str, old: KernelEntry | None, new: KernelEntry | None) -> str:
-    """The digest of a measured variant, or the new build's for it where it runs the same machine code."""
-    if old is None or new is None or not old.source_digest.startswith(digest):
-        return digest
-    same = old.sass_digest == new.sass_digest != "" and old.registers == new.registers
-    return new.source_digest[: len(digest)] if same else digest
+    Raises TableError, OSError.
+    """
+    with _lock(path):
+        table = read_table(path)
+        if (found := noted(table, [build for build in builds if build.arch == table.arch])) != table:
+            write_whole(path, table_text(found))
 
 
 @contextmanager
@@ -145,14 +113,16 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _row(workload: Workload, decision: Decision, entry: Entry, builds: Mapping[str, Manifest], source: str) -> TableRow:
     names = decision.ranked[:KEPT]
-    digests = {e.name: e.source_digest for manifest in builds.values() for e in manifest.entries}
-    known = [digests.get(name, "") for name in names]
+    entries = {e.name: e for manifest in builds.values() for e in manifest.entries}
+    known = [entries[name].source_digest if name in entries else "" for name in names]
+    codes = tuple(machine_code(entries[name]) if name in entries else "" for name in names)
     return TableRow(
         op=workload.op,
         sizes=in_order(workload.sizes),
         variants=names,
         us=tuple(round(decision.us[name], 3) for name in names),
         digests=tuple(digest[:DIGEST_CHARACTERS] for digest in known) if all(known) else (),
+        codes=codes if all(known) and any(codes) else (),
         tied=len(decision.tied),
         source=source,
     )
@@ -165,7 +135,8 @@ def _quarantined(workload: Workload, entry: Entry, builds: Mapping[str, Manifest
         for manifest in builds.values():
             for known in manifest.entries:
                 if known.name == name and known.source_digest and finding.fault is not Fault.REFUSED:
-                    yield Quarantined(variant=name, digest=known.source_digest[:DIGEST_CHARACTERS], why=why)
+                    digest, code = known.source_digest[:DIGEST_CHARACTERS], machine_code(known)
+                    yield Quarantined(variant=name, digest=digest, code=code, why=why)
 
 
 def _source(entry: Entry, manifest: Manifest, before: Source | None) -> Source:

@@ -197,7 +197,7 @@ def some_configs() -> tuple[Config, ...]:
 def objects_of_the_binding(folder: Path) -> list[Path]:
     """Copies of those that every build links, which a build of the smoke selection has made."""
     workshop = open_workshop(Arch.SM90A, BuildOptions())
-    sources = file_sources(kernels_dir(), workshop.flags, workshop.toolchain)
+    sources = file_sources(kernels_dir(), workshop.keys)
     found = workshop.cache.lookup(sources)
     if found.missing:
         compile_missing(found.missing, workshop, BuildObserver())

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from gemmill.build.inspect import KernelFacts, facts_of
-from gemmill.build.sources import Source, flags_for, variant_source
+from gemmill.build.options import BuildOptions
+from gemmill.build.sources import Source, variant_source
 from gemmill.build.units import partition
+from gemmill.build.workshop import keys_for
 from gemmill.emit.render import render
 from gemmill.families import quant
 from gemmill.families.quant.accepts import QuantPredicate
@@ -80,7 +82,7 @@ def test_families_are_filtered_like_any_field() -> None:
 
 
 def source_of(config: QuantConfig) -> Source:
-    return variant_source(config, flags_for(Arch.SM90A), "")
+    return variant_source(config, keys_for(Arch.SM90A, BuildOptions()))
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 8])

@@ -2,6 +2,7 @@
 
 bad        a variant whose name this occurs in does not compile
 failure    what kind of a failure that is, instead of the source's
+error      the line that says why
 killed     a variant whose name this occurs in kills the process; with `once` after a blank, the first time only
 nostart    the process ends before it is ready
 header     what to write in place of a C header
@@ -74,7 +75,7 @@ def compile_one(source, folder):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(float(control("slow") or 0))
     if control("bad") is not None and control("bad") in source.name:
-        return "ValueError: the tile is too big"
+        return control("error") or "ValueError: the tile is too big"
     symbol = re.search(r'^SYMBOL = "(\w+)"$', source.read_text(), re.MULTILINE)[1]
     parameters = ", ".join(["void *a", "int32_t m", *filter(None, [control("parameter")]), "cudaStream_t stream"])
     (folder / f"{symbol}.h").write_text(control("header") or HEADER.format(symbol=symbol, parameters=parameters))
@@ -95,7 +96,7 @@ if control("nostart") is not None:
     sys.exit("ImportError: libsomething.so: cannot open shared object file")
 reply()
 for line in sys.stdin:
-    request = {name: Path(path) for name, path in json.loads(line).items()}
+    request = json.loads(line)
     with LOG.open("a") as log:
-        log.write(f"{request['source'].stem}\n")
-    reply(compile_one(**request))
+        log.write(f"{Path(request['source']).stem}\n")
+    reply(compile_one(Path(request["source"]), Path(request["folder"])))

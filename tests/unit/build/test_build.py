@@ -181,18 +181,23 @@ def test_known_failure_is_not_tried_again(
     build(selection, options)
     toolkit.unset("bad")
     with (kernels / "core" / "epilogue.cuh").open("a") as header:
-        header.write("// repaired\n")
+        header.write("inline int repaired();\n")
     assert not build(selection, options).rejected
 
 
+@pytest.mark.parametrize("other", ["nvcc", "CUTLASS"])
 def test_other_toolchain_gives_a_failure_another_try(
-    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, other: str
 ) -> None:
     toolkit.set("bad", "t128x")
     build(make_selection(64, 128), options)
     toolkit.unset("bad")
-    toolkit.set("version", "release 13.5, V13.5.37")
-    (toolkit.home / "bin" / "nvcc").touch()
+    if other == "nvcc":
+        toolkit.set("version", "release 13.5, V13.5.37")
+        (toolkit.home / "bin" / "nvcc").touch()
+    else:
+        version = toolkit.cutlass / "include" / "cutlass" / "version.h"
+        version.write_text(version.read_text().replace("MINOR 2", "MINOR 3"))
     assert not build(make_selection(64, 128), options).rejected
 
 

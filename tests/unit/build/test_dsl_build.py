@@ -9,20 +9,22 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from gemmill.build import dsl, workshop
+from gemmill.build import dsl, dsl_worker, workshop
 from gemmill.build.driver import build
 from gemmill.build.dsl import DslPackage
-from gemmill.build.dsl_files import made_from
+from gemmill.build.dsl_body import Bodies
 from gemmill.build.errors import BuildError
-from gemmill.build.files import FileMemo
+from gemmill.build.failures import Failure
 from gemmill.build.graph import dsl_request
 from gemmill.build.options import BuildOptions
 from gemmill.build.planning import plan as plan_build
-from gemmill.build.sources import flags_for, variant_source
+from gemmill.build.sources import variant_source
 from gemmill.build.units import Unit
+from gemmill.build.workshop import keys_for
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.locations import templates_dir
 from gemmill.runtime.variant_table import make_variant_table
@@ -63,7 +65,6 @@ class FakeDsl:
             worker=(sys.executable, str(_FAKE_WORKER), str(self.folder / "control")),
             runtime=self.folder / "libruntime.a",
             objcopy=Path("objcopy"),
-            made_from=made_from(FileMemo(self.folder / "memo")),
             build=build_digest,
         )
 
@@ -286,7 +287,7 @@ def _install(folder: Path, version: str, *, libraries: bool = True) -> Path:
 def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DslPackage]:
     def find_in(folder: Path, cuda_major: int = 13) -> DslPackage:
         monkeypatch.setattr(sys, "path", [str(folder)])
-        return dsl.find_dsl(cuda_major, FileMemo(tmp_path / "memo"))
+        return dsl.find_dsl(cuda_major)
 
     return find_in
 
@@ -336,13 +337,24 @@ def test_no_objcopy(find: Callable[..., DslPackage], tmp_path: Path, monkeypatch
     )
 
 
-def test_a_kernel_changed_meanwhile(
-    fake_dsl: FakeDsl, options: BuildOptions, make_both: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stale = replace(fake_dsl.package(), made_from=(("cutedsl/scaled_mm.py", "0" * 64),))
-    monkeypatch.setattr(workshop, "find_dsl", lambda *_: stale)
+def test_a_kernel_changed_meanwhile(fake_dsl: FakeDsl, options: BuildOptions, make_both: Make) -> None:
+    fake_dsl.set("bad", "cutedsl")
+    fake_dsl.set("failure", "changed")
+    fake_dsl.set("error", "a file of the kernels' bodies was changed meanwhile")
     with pytest.raises(BuildError, match=r"^a file of the kernels' bodies was changed meanwhile \(.+\): build again$"):
         build(make_both(64), options)
+
+
+def test_the_worker_holds_what_it_imported_against_what_was_keyed(
+    make_config: Callable[..., KernelConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = make_config(backend=Backend.CUTEDSL)
+    emitted = {"CONFIG": config, "SYMBOL": symbol_of(config), "export": lambda *_: None}
+    monkeypatch.setattr(dsl_worker, "runpy", SimpleNamespace(run_path=lambda _: emitted))
+    keyed = Bodies().digest(config)
+    assert dsl_worker._compile(tmp_path, tmp_path, keyed) == ("", "")
+    changed = (Failure.CHANGED, "a file of the kernels' bodies was changed meanwhile")
+    assert dsl_worker._compile(tmp_path, tmp_path, "0" * 64) == changed
 
 
 def _is_alive(status: Path) -> bool:
@@ -356,7 +368,7 @@ def test_a_worker_does_not_outlive_who_asked_it(
     fake_dsl: FakeDsl, options: BuildOptions, make_both: Make, tmp_path: Path
 ) -> None:
     selection = make_both(64)
-    source = variant_source(selection.configs[1], flags_for(Arch.SM90A), "")
+    source = variant_source(selection.configs[1], keys_for(Arch.SM90A, options))
     path = tmp_path / source.path
     path.parent.mkdir(parents=True)
     path.write_text(source.text)

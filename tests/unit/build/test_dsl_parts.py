@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -109,18 +110,19 @@ def test_files_that_wrap_code_are_found_within_others() -> None:
     assert list(embedded_fatbins(_fatbin(90, bytes(500))[:100] + second)) == [second], "behind one that was cut short"
 
 
-def test_the_worker_tells_what_went_wrong_in_a_line(tmp_path: Path) -> None:
+def test_the_worker_tells_what_went_wrong_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dsl_worker, "_BODIES", SimpleNamespace(what_makes=lambda _: "keyed"))
     emitted = tmp_path / "emitted.py"
     told = 'CONFIG = "config"\nSYMBOL = "symbol"\n'
     emitted.write_text(f"{told}def export(config, symbol, folder):\n    (folder / symbol).write_text(config)\n")
-    assert dsl_worker._compile(emitted, tmp_path) == ("", "")
+    assert dsl_worker._compile(emitted, tmp_path, "keyed") == ("", "")
     assert (tmp_path / "symbol").read_text() == "config"
     text = "\n\x1b[91m========\x1b[0m\n  error: tile \x1b[1mtoo big\x1b[0m\nmore"
     emitted.write_text(f"{told}def export(*_):\n    raise RuntimeError({text!r})\n")
-    assert dsl_worker._compile(emitted, tmp_path) == ("source", "RuntimeError: error: tile too big")
+    assert dsl_worker._compile(emitted, tmp_path, "keyed") == ("source", "RuntimeError: error: tile too big")
     assert dsl_worker.describe(SystemExit()) == "SystemExit: it gave no reason"
     emitted.write_text("CONFIG = 1\nexport = print\n")
-    assert dsl_worker._compile(emitted, tmp_path) == ("source", "KeyError: 'SYMBOL'")
+    assert dsl_worker._compile(emitted, tmp_path, "keyed") == ("source", "KeyError: 'SYMBOL'")
 
 
 @pytest.mark.parametrize(

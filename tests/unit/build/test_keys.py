@@ -12,11 +12,9 @@ import pytest
 from gemmill import settings
 from gemmill.build import driver, workshop
 from gemmill.build.driver import build
-from gemmill.build.dsl import DslPackage
 from gemmill.build.options import BuildOptions
-from gemmill.build.planning import survey
-from gemmill.build.sources import Flags, SourceKind, flags_for, text_source, variant_source
-from gemmill.build.toolchain import find_toolchain
+from gemmill.build.sources import Flags, Keys, SourceKind, flags_for, text_source, variant_source
+from gemmill.build.workshop import keys_for
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.space.selections import Selection
 from gemmill.vocab import Arch, Backend
@@ -82,55 +80,40 @@ def _logging_gxx(folder: Path) -> Path:
     ],
 )
 def test_a_sources_key_covers_the_flags_that_compile_it(
-    toolkit: FakeToolkit, make_config: Callable[..., KernelConfig], kind: SourceKind, field: str
+    make_config: Callable[..., KernelConfig], kind: SourceKind, field: str
 ) -> None:
-    tools = find_toolchain()
+    keys = keys_for(Arch.SM90A, BuildOptions())
 
     def key(flags: Flags) -> str:
         if kind in (SourceKind.KERNELS, SourceKind.BINDING):
-            return text_source(kind, "a.cu", "", flags, tools).key
+            return text_source(kind, "a.cu", "", replace(keys, flags=flags)).key
         backend = Backend.CUTEDSL if kind is SourceKind.DSL else Backend.CUTLASS
-        return variant_source(make_config(backend=backend), flags, tools.compiler_build).key
+        return variant_source(make_config(backend=backend), replace(keys, flags=flags)).key
 
-    flags = flags_for(Arch.SM90A)
+    flags = keys.flags
     changed = {f.name: key(replace(flags, **{f.name: (*getattr(flags, f.name), "-g")})) for f in fields(Flags)}
     assert {name for name, found in changed.items() if found != key(flags)} == {field}
 
 
 @pytest.mark.parametrize(
-    ("changed", "is_compiled_again"),
-    [("families/scaled_mm/dsl/export.py", True), ("gemm/mainloop.py", True), ("families/moe/dsl/export.py", False)],
+    ("compiler", "kinds"),
+    [
+        ("cuda", {SourceKind.VARIANT, SourceKind.KERNELS}),
+        ("host", {SourceKind.BINDING, SourceKind.DSL}),
+        ("dsl", {SourceKind.DSL}),
+    ],
 )
-def test_a_dsl_kernels_key_covers_the_files_that_it_is_made_from(
-    fake_dsl: FakeDsl,  # noqa: F811
-    options: BuildOptions,
-    make_both: Callable[..., Selection],  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    changed: str,
-    is_compiled_again: bool,
+def test_a_sources_key_covers_its_compilers(
+    make_config: Callable[..., KernelConfig], compiler: str, kinds: set[SourceKind]
 ) -> None:
-    def key(package: DslPackage) -> str:
-        monkeypatch.setattr(workshop, "find_dsl", lambda *_: package)
-        variants = survey(make_both(64), workshop.open_workshop(Arch.SM90A, options)).variants
-        return next(source.key for source in variants if source.kind is SourceKind.DSL)
+    def found(keys: Keys) -> dict[SourceKind, str]:
+        texts = {kind: text_source(kind, "a", "", keys).key for kind in (SourceKind.KERNELS, SourceKind.BINDING)}
+        variants = (variant_source(make_config(backend=backend), keys) for backend in Backend)
+        return texts | {source.kind: source.key for source in variants}
 
-    before = fake_dsl.package()
-    assert changed in dict(before.made_from)
-    rows = tuple((name, "0" * 64 if name == changed else said) for name, said in before.made_from)
-    assert (key(before) != key(replace(before, made_from=rows))) is is_compiled_again
-
-
-@pytest.mark.parametrize("compiler", ["compiler_build", "host_build"])
-def test_a_sources_key_covers_its_compiler(toolkit: FakeToolkit, compiler: str) -> None:
-    tools, flags = find_toolchain(), flags_for(Arch.SM90A)
-    other = replace(tools, **{compiler: "another"})
-    kinds = {"compiler_build": SourceKind.KERNELS, "host_build": SourceKind.BINDING}
-    changed = {
-        name
-        for name, kind in kinds.items()
-        if text_source(kind, "a", "", flags, other).key != text_source(kind, "a", "", flags, tools).key
-    }
-    assert changed == {compiler}
+    keys = keys_for(Arch.SM90A, BuildOptions())
+    before, after = found(keys), found(replace(keys, **{compiler: "another"}))
+    assert {kind for kind in before if before[kind] != after[kind]} == kinds
 
 
 @pytest.mark.parametrize(

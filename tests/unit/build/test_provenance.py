@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build.dsl_body import body_of
+from gemmill.build.dsl_body import Bodies
+from gemmill.build.options import BuildOptions
 from gemmill.build.provenance import code_of, source_digest
-from gemmill.build.sources import flags_for
+from gemmill.build.sources import Flags, flags_for, variant_source
+from gemmill.build.workshop import keys_for
 from gemmill.emit import emit
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.locations import kernels_dir, templates_dir
-from gemmill.registry import REGISTRY
 from gemmill.vocab import Arch, Backend, DType, EpilogueKind
 
 FLAGS = flags_for(Arch.SM90A)
 GENERATOR = Path(__file__).parents[3] / "generator"
-DSL = REGISTRY.tagged("cutedsl").dsl
 OWN, SHARED = Path("gemmill", "families", "scaled_mm", "dsl"), Path("gemmill", "gemm")
 
 CODE = """\
@@ -75,8 +75,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "kernels"
 
 
-def of_cuda(config: KernelConfig, folder: Path, text: str | None = None) -> str:
-    return source_digest(config, emit(config).text if text is None else text, folder, FLAGS)
+def of_cuda(config: KernelConfig, folder: Path, text: str | None = None, flags: Flags = FLAGS) -> str:
+    source = variant_source(config, keys_for(Arch.SM90A, BuildOptions()))
+    return source_digest(source if text is None else replace(source, text=text), folder, flags)
 
 
 def test_a_cuda_kernel_is_made_from_the_headers_that_it_includes(make_config: Callable, folder: Path) -> None:
@@ -97,10 +98,10 @@ def test_a_cuda_kernel_is_made_from_the_headers_that_it_includes(make_config: Ca
 
 def test_a_cuda_kernel_is_made_with_flags(make_config: Callable, folder: Path) -> None:
     config = make_config()
-    text, before = emit(config).text, of_cuda(make_config(), folder)
+    before = of_cuda(config, folder)
     elsewhere = replace(FLAGS, cuda=(*FLAGS.cuda, "-I<gemmill>/core", "-Xcompiler=-g", "--compress-mode=none"))
-    assert source_digest(config, text, folder, elsewhere) == before
-    assert source_digest(config, text, folder, replace(FLAGS, cuda=(*FLAGS.cuda, "-DNEW"))) != before
+    assert of_cuda(config, folder, flags=elsewhere) == before
+    assert of_cuda(config, folder, flags=replace(FLAGS, cuda=(*FLAGS.cuda, "-DNEW"))) != before
 
 
 @pytest.fixture
@@ -112,14 +113,12 @@ def config(make_config: Callable) -> KernelConfig:
 @pytest.fixture
 def generator(tmp_path: Path) -> Path:
     """A copy of gemmill that a test may change."""
-    for folder in (OWN, SHARED):
-        shutil.copytree(GENERATOR / folder, tmp_path / folder)
+    shutil.copytree(GENERATOR / "gemmill", tmp_path / "gemmill", ignore=shutil.ignore_patterns("__pycache__", "*.json"))
     return tmp_path
 
 
 def of_dsl(config: KernelConfig, root: Path) -> str:
-    body_of.cache_clear()
-    return body_of(DSL.entry, root).digest_for(DSL.facts(config))
+    return Bodies(root).digest(config)
 
 
 def change(root: Path, module: str, old: str, new: str) -> None:
@@ -131,7 +130,7 @@ def change(root: Path, module: str, old: str, new: str) -> None:
 
 def test_a_dsl_kernel_has_no_use_for_other_dtypes_files_and_comments(config: KernelConfig, generator: Path) -> None:
     before = of_dsl(config, generator)
-    assert before == of_dsl(config, GENERATOR) == source_digest(config, "any text", Path("/none"), FLAGS)
+    assert before == of_dsl(config, GENERATOR) == of_cuda(config, Path("/none"), "any text")
     change(generator, "gemmill/gemm/elements", "ELEMENT_OF = {", "ELEMENT_OF = {DType.E2M1: cutlass.Float4E2M1FN, ")
     change(generator, "gemmill/gemm/mainloop", "def ", "# A thought.\ndef ")
     change(
@@ -152,9 +151,47 @@ def test_a_dsl_kernel_does_not_depend_on_names_of_files(config: KernelConfig, ge
     assert of_dsl(config, generator) == before
 
 
+def test_a_dsl_kernel_does_not_depend_on_where_definitions_stand(config: KernelConfig, generator: Path) -> None:
+    """A function moves to a new file, a module gets another name where it is imported, and readers are told more."""
+    before = of_dsl(config, generator)
+    walk = generator / SHARED / "walk.py"
+    head, found, rest = walk.read_text().partition("@cute.jit\ndef tile_of(")
+    function, end, others = rest.partition("\n\n\n")
+    imports = "import cutlass\nimport cutlass.cute as cute\nfrom cutlass import Int32\nfrom gemmill.gemm.walk import Job, Walk\n"
+    (generator / SHARED / "tiles.py").write_text(imports + found + function)
+    walk.write_text(head + others + "\nfrom gemmill.gemm.tiles import tile_of\n")
+    main = generator / OWN / "scaled_mm.py"
+    text = main.read_text().replace(
+        "import consumer, epilogue, producer", "import consumer, epilogue, producer as loading"
+    )
+    main.write_text(text.replace("producer.", "loading.").replace('"""One kernel,', '"""One single kernel,'))
+    assert found and end and "loading." in main.read_text()
+    assert of_dsl(config, generator) == before
+
+
+@pytest.mark.parametrize("module", ["gemmill/gemm/walk", "gemmill/families/scaled_mm/dsl/export"])
+def test_what_no_body_reaches_does_not_count(config: KernelConfig, generator: Path, module: str) -> None:
+    before = of_dsl(config, generator)
+    with (generator / f"{module}.py").open("a") as file:
+        file.write("\n\ndef of_another_kernel(x):\n    return x + 1\n")
+    assert of_dsl(config, generator) == before
+
+
+def test_two_functions_of_one_name_are_told_apart(config: KernelConfig, generator: Path) -> None:
+    before = of_dsl(config, generator)
+    change(
+        generator,
+        "gemmill/gemm/epilogue",
+        "mainloop import column_offset, index, row_offset",
+        "mainloop import column_offset as row_offset, index, row_offset as column_offset",
+    )
+    assert of_dsl(config, generator) != before
+
+
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
+        ("gemmill/gemm/producer", "EVICT_FIRST = ", "EVICT_FIRST = 1 + "),
         ("gemmill/gemm/elements", "DType.E4M3: cutlass.Float8E4M3FN", "DType.E4M3: cutlass.Float8E5M2"),
         ("gemmill/families/scaled_mm/dsl/scaled_mm", "preferred_smem_carveout=100", "preferred_smem_carveout=50"),
         ("gemmill/families/scaled_mm/dsl/export", "x86-64-v3", "x86-64-v2"),

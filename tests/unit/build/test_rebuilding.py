@@ -80,6 +80,32 @@ def test_header_edit_compiles_again_and_undoing_it_does_not(
     assert len(toolkit.calls()) == 2
 
 
+def test_a_header_that_moves_or_says_more_to_readers_compiles_nothing(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
+) -> None:
+    first = build(make_selection(64), options)
+    header, other = kernels / "core" / "epilogue.cuh", kernels / "core" / "abi.h"
+    header.write_text("// Said again.\n" + header.read_text())
+    other.rename(kernels / "core" / "moved.h")
+    for path in (*kernels.rglob("*.h"), *kernels.rglob("*.cuh"), *kernels.rglob("*.cpp")):
+        path.write_text(path.read_text().replace('"core/abi.h"', '"core/moved.h"'))
+    second = build(make_selection(64), options)
+    assert second.folder == first.folder and second.reused and len(toolkit.calls()) == 1
+
+
+def test_a_header_that_is_found_otherwise_is_recorded(
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
+) -> None:
+    """A key covers what sources name in quotes from the folders of kernels; the compiler's list has the rest."""
+    binding = kernels / "extension" / "binding.cpp"
+    other = kernels / "extension" / "other.h"
+    other.write_text("constexpr int kOther = 1;\n")
+    binding.write_text(f'#define OTHER "{other}"\n#include OTHER\n' + binding.read_text())
+    first = build(make_selection(64), options)
+    other.write_text("constexpr int kOther = 2;\n")
+    assert build(make_selection(64), options).folder != first.folder
+
+
 def test_a_header_of_others_leaves_the_source_digest_alone(
     options: BuildOptions, toolkit: FakeToolkit, make_selection: Make, kernels: Path
 ) -> None:
@@ -116,7 +142,7 @@ def test_a_header_dated_in_the_future(
     build(make_selection(64), options)
     assert build(make_selection(64), options).reused and len(toolkit.calls()) == 1
     with header.open("a") as file:
-        file.write("// edited\n")
+        file.write("inline int edited() { return 1; }\n")
     os.utime(header, (time.time() + 1e6,) * 2)
     build(make_selection(64), options)
     assert len(toolkit.calls()) == 2
@@ -176,7 +202,7 @@ def test_hand_written_kernels_are_compiled_and_linked(
     assert ["silu"] in toolkit.calls() and len(result.manifest.entries) == 1
     toolkit.set("bad", "silu")
     with (kernels / "quant" / "silu.cu").open("a") as file:
-        file.write("// edited\n")
+        file.write("int edited;\n")
     with pytest.raises(
         BuildError, match=r"^kernels/quant/silu\.cu does not compile: quant/silu\.cu\(7\): error: static assertion"
     ):

@@ -102,8 +102,8 @@ def test_the_digest_is_of_the_choices(names) -> None:
     ("text", "sentence"),
     [
         ("[", "is not JSON: "),
-        ("{}", "has schema version None, this gemmill reads versions 1 to 2: make it again with `gemmill tune`"),
-        ('{"schema_version": 7}', "has schema version 7, this gemmill reads versions 1 to 2"),
+        ("{}", "has schema version None, this gemmill reads versions 1 to 3: make it again with `gemmill tune`"),
+        ('{"schema_version": 7}', "has schema version 7, this gemmill reads versions 1 to 3"),
         ('{"schema_version": 1, "sources": {}}', "is damaged (KeyError: 'rows'): make it again with `gemmill tune`"),
         ('{"schema_version": 1, "sources": {}, "rows": [{"op": "fp8"}]}', "is damaged (KeyError: 'n'): "),
         ('{"schema_version": 2, "sources": {}, "rows": [{"op": "fp8"}]}', "is damaged (KeyError: 'sizes'): "),
