@@ -1,0 +1,75 @@
+"""What the binding gives to a kernel of compressed caches, field by field, and which addresses it takes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from families.kv_cache.compile.structs import arguments_of
+from gemmill.families.kv_cache.call import shaped_call_of
+from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
+from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase
+from gemmill.locations import kernels_dir
+from gemmill.runtime import checks, operands
+from gemmill.runtime.select import select
+from gemmill.wheel.reproducer import read_arguments
+
+pytestmark = pytest.mark.compile
+HEADER = (kernels_dir() / "kv_cache" / "abi.h").read_text()
+ATTENDS = {"lengths": (100, 3), "rows": 2, "window": 30, "softcap": 1.5, "has_sinks": True}
+CASES = (
+    HadamardCase(rows=5, columns=128, padding=3),
+    CompressCase(tokens=9, format="k_eden4_v_eden4", padding=8, is_apart=True, rotated_values=True),
+    DecompressCase(tokens=9, format="k_eden4_v_eden4", padding=8),
+    DecodeCase(**ATTENDS, stays_rotated=True),
+    PackCase(tokens=7, format="eden3", gap=5, is_mapped=True, is_rotated=True),
+    UnpackCase(tokens=7, format="eden3", gap=5, of_values=True),
+    ScoresCase(length=70, rows=3, batch=2),
+    AttendCase(**ATTENDS, are_apart=True),
+    AttendCase(lengths=(100, 3), rows=2, causal=False, gap=7),
+)
+
+
+def asked(schema: Any, given: list[Any]):
+    """All that the choice depends on."""
+    return shaped_call_of(checks.check(schema, operands.of_arguments(schema, given)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case).__name__)
+def test_every_field_is_the_calls(probe, case: Any) -> None:
+    arguments = case.arguments("cpu")
+    given = dict(zip(case.schema.arguments, arguments, strict=True))
+    probe_op = getattr(probe.ops, case.schema.name).default
+    with probe.build.recording() as launches:
+        probe_op(*arguments)
+    ((_, told),) = launches
+    found = {field.name: field.value for field in read_arguments(HEADER, told)[1]}
+    struct = arguments_of(given)
+    wanted = {name: getattr(struct, name) or 0 for name, _ in struct._fields_}
+    assert found | {"half_waves": 0} == wanted | {"half_waves": 0}
+
+
+@pytest.mark.parametrize(("keys", "values"), [(0, 0), (2, 0), (0, 1), (4, 2)])
+def test_kernels_of_slots_are_launched_where_addresses_allow(probe, keys: int, values: int) -> None:
+    case = AttendCase(lengths=(70,), heads=8, kv_heads=2, format="k_turboquant_mse4_v_uniform4", are_apart=True)
+    given = case.arguments("cpu")
+    for place, shift in ((2, keys), (3, values)):
+        moved = torch.zeros(given[place].numel() + shift, dtype=torch.uint8, device="cpu")
+        given[place] = moved[shift:].view(given[place].shape).copy_(given[place])
+    row = select(probe.build.table, asked(case.schema, given), 1).row
+    with probe.build.recording() as launches:
+        getattr(probe.ops, case.schema.name).default(*given)
+    assert launches[0][0] == probe.build.table.entries[row].symbol
+
+
+def test_a_cache_at_an_odd_multiple_of_8_bytes_is_refused(probe) -> None:
+    case = DecodeCase(lengths=(70,))
+    given = case.arguments("cpu")
+    moved = torch.zeros(given[2].numel() + 8, dtype=torch.uint8, device="cpu")
+    given[2] = moved[8:].view(given[2].shape)
+    assert given[2].data_ptr() % 16 == 8
+    with pytest.raises(RuntimeError) as wanted:
+        checks.check(case.schema, operands.of_arguments(case.schema, given))
+    with pytest.raises(RuntimeError) as caught:
+        getattr(probe.ops, case.schema.name).default(*given)
+    assert str(wanted.value) in str(caught.value)
