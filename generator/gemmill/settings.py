@@ -72,6 +72,12 @@ def programmatic_launch() -> bool:
     return os.environ.get("GEMMILL_PROGRAMMATIC_LAUNCH") != "0"
 
 
+def endless_waits() -> bool:
+    """GEMMILL_ENDLESS_WAITS: 1 lets a kernel wait for its other CTAs for ever, instead of 20 s, as debuggers and sanitizers
+    need it."""
+    return os.environ.get("GEMMILL_ENDLESS_WAITS") == "1"
+
+
 def constant_weights() -> bool:
     """GEMMILL_CONSTANT_WEIGHTS: 1 promises what `gemmill.assume_constant_weights` does."""
     return os.environ.get("GEMMILL_CONSTANT_WEIGHTS") == "1"

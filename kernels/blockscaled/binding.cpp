@@ -19,12 +19,20 @@ int64_t alignment_of(Operand const& x, int64_t also = 0) {
   return tma_alignment(x.data, row_stride_of(x) | also, x.sizes[x.rank - 1], element_bytes(x.dtype));
 }
 
+// Of the scales of both operands. Swizzled ones have no rows, and what is not given has no address.
+int64_t alignment_of_scales(OpCall const& x) {
+  auto const address = [&](Role role) { return reinterpret_cast<uint64_t>(x.tensor(role).data); };
+  uint64_t const bits = address(kASf) | address(kBSf) | kTmaBytes;
+  return static_cast<int64_t>(bits & (~bits + 1));
+}
+
 bool asks(OpCall const& x, Call& asked) {
   asked.sizes[kSizeM] = x.value(kM), asked.sizes[kSizeN] = x.value(kN), asked.sizes[kSizeK] = x.value(kK);
   if (asked.sizes[kSizeM] == 0 || asked.sizes[kSizeN] == 0) return false;
   asked.alignments[kAlignA] = alignment_of(x.tensor(kA));
   asked.alignments[kAlignB] = alignment_of(x.tensor(kB));
   asked.alignments[kAlignOut] = alignment_of(x.tensor(kOut), x.value(kN));  // a TMA store ends at a multiple of 16 bytes, not at n
+  asked.alignments[kAlignScales] = alignment_of_scales(x);
   return true;
 }
 

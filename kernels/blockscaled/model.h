@@ -14,7 +14,7 @@ static_assert(sizeof(Facts) <= sizeof(Row::facts));
 inline Facts const& facts_of(Row const& row) { return reinterpret_cast<Facts const&>(row.facts); }
 
 enum Size { kSizeM, kSizeN, kSizeK };         // places of a call's sizes
-enum Aligned { kAlignA, kAlignB, kAlignOut };  // places of its alignments
+enum Aligned { kAlignA, kAlignB, kAlignOut, kAlignScales };  // places of its alignments
 
 bool takes(Row const& row, Call const& call);
 double model_ns(Row const& row, Call const& call, int64_t sm_count);

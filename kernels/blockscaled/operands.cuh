@@ -215,16 +215,16 @@ __device__ inline void widen_word(uint32_t word, uint32_t (&x)[4]) {
   x[3] = (word >> 6 & kMagnitude) | (word & kSign);
 }
 
-// Two scales of ue4m3 for 32 columns. Byte 127, which is no number, counts as 480.
+// Two scales of ue4m3 for 32 columns. Byte 127 is NaN.
 struct NvFp4Words {
   using Bytes = uint16_t;
   static constexpr int kGroup = 16;
   static constexpr float kShort = 128.0f;  // 2^126 of the code, less 2^119 of the scale
 
   template <int half>
-  __device__ static uint32_t factor(Bytes bytes) {  // its bits as bf16 are scale * 2^-120, subnormal ones too
-    uint32_t const bits = (static_cast<uint32_t>(bytes) >> 8 * half & 0x7Fu) * 0x00100010u;
-    return multiply_bf16(multiply_bf16(bits, 0x7B807B80u), 0x7B007B00u);
+  __device__ static uint32_t factor(Bytes bytes) {  // one conversion for both, and NaN is what it makes of NaN
+    uint32_t const scales = multiply_bf16(Bf16::widen_e4m3(bytes), 0x7B007B00u);
+    return __byte_perm(scales, 0, half == 0 ? 0x1010 : 0x3232);
   }
   __device__ static uint32_t scaled(uint32_t pair, uint32_t factor) { return multiply_bf16(pair, factor); }
 };

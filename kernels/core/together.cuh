@@ -1,11 +1,13 @@
 // Host code: kernels of one call that are launched together.
 //
 // A launch takes the host 2.8 us, and a graph of three kernels with parameters of their own 1.9 (docs/notes/host_time.md). So a graph is kept for
-// each of a few streams. Other streams' kernels are launched one by one. So are those that are captured: a graph cannot be.
+// each of a few streams of a device. Where there are more, the graph that was launched longest ago is another stream's from then on: CUDA has a
+// graph begin behind its own launch before, in whatever stream that was. Kernels that are captured are launched one by one: a graph cannot be.
 #pragma once
 
 #include <array>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -37,21 +39,24 @@ class Together {
     if (!is_known || status != CU_STREAM_CAPTURE_STATUS_NONE) return one_by_one(launches, how);
     static std::mutex mutex;
     std::lock_guard const lock(mutex);  // until the graph has left: its parameters are one call's
-    Kept* const kept = kept_of(launches, how);
-    if (kept == nullptr || kept->graph == nullptr) return one_by_one(launches, how);
+    Kept& kept = kept_of(launches, how);
+    if (kept.graph == nullptr) return one_by_one(launches, how);
     for (size_t i = 0; i < kCount; ++i) {
-      if (CUresult const error = tell(*kept, i, launches[i]); error != CUDA_SUCCESS) return static_cast<int32_t>(error);
+      if (CUresult const error = tell(kept, i, launches[i]); error != CUDA_SUCCESS) return static_cast<int32_t>(error);
     }
-    return static_cast<int32_t>(cuGraphLaunch(kept->graph, stream));
+    return static_cast<int32_t>(cuGraphLaunch(kept.graph, stream));
   }
 
  private:
-  static constexpr size_t kMostStreams = 8;
+  static constexpr size_t kMostStreams = 8;    // of a device
+  static constexpr uint32_t kCallsOfATry = 64;  // without a graph, of which the first tries to make one
 
   struct Kept {
     int device;
     void* stream;
-    CUgraphExec graph;  // null where there can be none
+    uint64_t used;       // the number of the last call
+    uint32_t without;    // calls without a graph
+    CUgraphExec graph;   // null where none could be made
     std::array<CUgraphNode, kCount> nodes;
     std::array<CUDA_KERNEL_NODE_PARAMS, kCount> told;
     std::array<std::vector<unsigned char>, kCount> parameters;  // that were told last
@@ -91,21 +96,32 @@ class Together {
     return error;
   }
 
-  // The graph of a stream, made at its first call; null where too many streams have one.
-  static Kept* kept_of(Launches const& launches, gemmill_launch const& how) {
-    static std::array<Kept, kMostStreams> all;
-    static size_t count = 0;
-    for (size_t i = 0; i < count; ++i) {
-      if (all[i].device == how.device && all[i].stream == how.stream) return &all[i];
-    }
-    if (count == kMostStreams) return nullptr;
-    Kept& kept = all[count++];
-    kept = {how.device, how.stream, nullptr, {}, {}, {}};
+  // The graph of a stream, made at its first call; where that fails, at one of its next calls again.
+  static Kept& kept_of(Launches const& launches, gemmill_launch const& how) {
+    static uint64_t calls = 0;
+    Kept& kept = place_of(how);
+    kept.used = ++calls;
+    if (kept.graph != nullptr || kept.without++ % kCallsOfATry != 0) return kept;
     auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // what other threads capture goes on
-    if (cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) return &kept;
+    if (cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) return kept;
     make(kept, launches, how);
     cuThreadExchangeStreamCaptureMode(&mode);
-    return &kept;
+    return kept;
+  }
+
+  // A stream's own place, a new one, or that which was used longest ago of the device's.
+  static Kept& place_of(gemmill_launch const& how) {
+    static std::deque<Kept> all;
+    Kept* oldest = nullptr;
+    size_t count = 0;
+    for (Kept& kept : all) {
+      if (kept.device != how.device) continue;
+      if (kept.stream == how.stream) return kept;
+      if (++count == 1 || kept.used < oldest->used) oldest = &kept;
+    }
+    if (count < kMostStreams) return all.emplace_back(Kept{how.device, how.stream, 0, 0, nullptr, {}, {}, {}});
+    oldest->stream = how.stream;
+    return *oldest;
   }
 
   // By capturing the launches in a stream of its own.
@@ -120,8 +136,10 @@ class Together {
       if (cuStreamEndCapture(own, &graph) != CUDA_SUCCESS || error != 0) graph = nullptr;
     }
     cuStreamDestroy(own);
-    if (graph == nullptr || !find_nodes(kept, graph, how.device, Places{})) return;
-    if (cuGraphInstantiate(&kept.graph, graph, 0) != CUDA_SUCCESS) kept.graph = nullptr;
+    if (graph == nullptr) return;
+    if (find_nodes(kept, graph, how.device, Places{}) && cuGraphInstantiate(&kept.graph, graph, 0) == CUDA_SUCCESS) return;
+    kept.graph = nullptr;
+    cuGraphDestroy(graph);
   }
 
   template <size_t... i>

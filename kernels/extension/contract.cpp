@@ -9,7 +9,7 @@ namespace gemmill {
 namespace {
 
 // In the order of gemmill.family.program's enumerations.
-enum class Code : int64_t { kFact, kCalc, kItem, kJump, kCompare, kReal, kDtype, kLike, kStrides, kWord, kDetached, kTogether, kApart, kSpecial };
+enum class Code : int64_t { kFact, kCalc, kItem, kJump, kCompare, kReal, kDtype, kLike, kStrides, kWord, kDetached, kTogether, kApart, kSpecial, kAligned };
 enum class Fact : int64_t { kRank, kSize, kRows, kNumel, kRowStride, kStep, kLonger, kDense, kDtype };
 enum class Calc : int64_t { kAdd, kSubtract, kMultiply, kDivide, kRemainder, kMost };
 enum class Relation : int64_t { kEqual, kUnequal, kAtMost, kAtLeast, kBelow, kAbove };
@@ -117,6 +117,11 @@ bool done(OpCall& call, Instruction const& i) {
       Operand const& x = tensors[i.x];
       char const* const end = call.ends[i.x];
       return !x.given() || all_of(call, i.y, [&](Operand const& y, char const* end_of_y) { return x.data >= end_of_y || y.data >= end; });
+    }
+    case Code::kAligned: {
+      return all_of(call, i.y, [&](Operand const& x, char const*) {
+        return reinterpret_cast<uintptr_t>(x.data) % std::max(i.x, element_bytes(x.dtype)) == 0 || x.numel() == 0;
+      });
     }
     case Code::kSpecial: return call.op().specials[i.x].holds(call);
   }

@@ -20,6 +20,7 @@ constexpr int kMostDevices = 64;
 std::atomic<int64_t> known_sm_counts[kMostDevices];
 std::atomic<bool> programmatic{true};
 std::atomic<bool> weights_are_constant{false};
+std::atomic<bool> waits_are_endless{false};
 
 }  // namespace
 
@@ -54,6 +55,7 @@ DeviceScope::~DeviceScope() {
 
 bool programmatic_launch() { return programmatic.load(std::memory_order_relaxed); }
 bool constant_weights() { return weights_are_constant.load(std::memory_order_relaxed); }
+bool endless_waits() { return waits_are_endless.load(std::memory_order_relaxed); }
 
 }  // namespace gemmill
 
@@ -63,4 +65,8 @@ extern "C" __attribute__((visibility("default"))) void gemmill_set_programmatic_
 
 extern "C" __attribute__((visibility("default"))) void gemmill_set_constant_weights(int32_t on) {
   gemmill::weights_are_constant.store(on != 0, std::memory_order_relaxed);
+}
+
+extern "C" __attribute__((visibility("default"))) void gemmill_set_endless_waits(int32_t on) {
+  gemmill::waits_are_endless.store(on != 0, std::memory_order_relaxed);
 }

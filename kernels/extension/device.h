@@ -17,6 +17,8 @@ cudaStream_t current_stream(int32_t device);
 bool programmatic_launch();
 // Whether b may be read before earlier kernels have ended; off unless the user has said so.
 bool constant_weights();
+// Whether kernels may wait for ever for what other CTAs count; off unless the user has said so.
+bool endless_waits();
 
 // Makes a device current for a scope, which costs nothing where it already is. By torch's guard: to set back a device that
 // nobody has used would make a context there, which torch knows how not to do.

@@ -160,6 +160,11 @@ extern "C" CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph graph, unsigne
   return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(made, graph, flags);
 }
 
+extern "C" CUresult cuGraphDestroy(CUgraph graph) {
+  static auto const found = find<decltype(&cuGraphDestroy)>("cuGraphDestroy");
+  return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(graph);
+}
+
 extern "C" CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node, CUDA_KERNEL_NODE_PARAMS const* params) {
   static auto const found = find<decltype(&cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams");
   return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(graph, node, params);

@@ -31,6 +31,7 @@ struct gemmill_fused_experts_args {
   int32_t gate_row, up_row, row_step;  // rows of W13: gate of result h is gate_row + h * row_step
   int32_t weight_on_input, adds;
   int32_t activation;  // silu, gelu, gelu_tanh, swiglu
+  int32_t endless_waits;  // whether waits for other CTAs may last for ever
   float alpha, limit, beta;
 };
 

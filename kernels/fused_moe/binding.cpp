@@ -1,6 +1,7 @@
 // Fused experts: what the choice depends on, and what a kernel is given.
 #include "fused_moe/abi.h"
 #include "fused_moe/model.h"
+#include "extension/device.h"
 #include "extension/family.h"
 #include "extension/layout.h"
 
@@ -62,6 +63,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.up_row = order == kGateUp ? args.inner : order == kInterleaved ? 1 : 0;
   args.weight_on_input = x.value(kWeightOnInput) != 0, args.adds = x.value(kAdds) != 0;
   args.activation = static_cast<int32_t>(x.value(kActivation));
+  args.endless_waits = endless_waits();
   args.alpha = static_cast<float>(x.real(kAlpha)), args.limit = static_cast<float>(x.real(kLimit)), args.beta = static_cast<float>(x.real(kBeta));
   chosen.launch(&args);
 }

@@ -373,7 +373,11 @@ struct BoxedMm {
       int32_t* const stored = params.x.layer.ws.tile_count + Ending::kStoredCounter;
       __threadfence();
       if (count > 0) atomicAdd(stored, count);
-      while (__ldcg(stored) < storage.all) __nanosleep(20);
+      Patience<> patience;
+      while (__ldcg(stored) < storage.all) {
+        __nanosleep(20);
+        patience.spend(params.x.layer.x.endless_waits);
+      }
       __threadfence();
     }
     meet();

@@ -128,9 +128,11 @@ struct ManyGatedRows {
     int const number = __shfl_sync(~0u, share, 0), shares = shares_of(x);
     moe::Span const tile = listed_tile(x, number / shares);
     if (tile.weights < 0) return false;
-    while (__shfl_sync(~0u, __ldcg(x.layer.ws.finished + tile.begin), 0) != shares) {
+    Patience<> patience;
+    while (__shfl_sync(~0u, __ldcg(x.layer.ws.finished + tile.begin), 0) < shares) {
       if (!waits) return false;
       __nanosleep(200);
+      patience.spend(x.layer.x.endless_waits);
     }
     __threadfence();
     for (int row = tile.begin + number % shares; row < tile.end; row += shares) code(x.layer, row);
@@ -206,7 +208,11 @@ struct ManyParts {
     meet();
     if (threadIdx.x == 0) {
       int const expected = *x.layer.ws.tile_count * ((x.n - 1) / Kernel::kRows + 1) * Kernel::kFinishers;
-      while (__ldcg(x.layer.ws.tile_count + kStored) != expected) __nanosleep(100);
+      Patience<> patience;
+      while (__ldcg(x.layer.ws.tile_count + kStored) < expected) {
+        __nanosleep(100);
+        patience.spend(x.layer.x.endless_waits);
+      }
       __threadfence();
     }
     meet();

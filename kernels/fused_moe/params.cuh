@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "core/patience.cuh"
 #include "fused_moe/workspace.h"
 #include "quant/coding.cuh"
 

@@ -127,12 +127,6 @@ void launch(OpCall const& x, Chosen const& chosen) {
   }
 }
 
-// Where bulk copies begin.
-bool cache_is_aligned(OpCall& x) {
-  Operand const& cache = x.tensor(kCache);
-  return reinterpret_cast<uintptr_t>(cache.data) % 16 == 0 || cache.numel() == 0;
-}
-
 Family const family{
     "kv_cache",
     {"out", "x", "cache", "keys", "values", "slot_mapping", "q", "block_table", "seq_lens", "sinks", "lse",
@@ -143,7 +137,7 @@ Family const family{
      "length", "key_format", "value_format", "key_page_stride", "key_token_stride", "key_head_stride", "value_page_stride",
      "value_token_stride", "value_head_stride", "rotated_out", "slots", "is_plain", "rotated_keys",
      "rotated_values", "rotated"},
-    {{"cache_is_aligned", cache_is_aligned}},
+    {},
     asks,
     launch,
     {[](Row const&, Call const&) { return true; }, model_ns, [](Row const&, int64_t const*, int64_t const*) { return false; }},

@@ -33,4 +33,10 @@ __device__ inline int64_t source_of(gemmill_grouped_mm_args const& x, int64_t ro
   return token < x.tokens ? token : -1;
 }
 
+// The scale of that row: 0 for none, so that its sums, which are 0, do not become NaN by another row's.
+__device__ inline float scale_of(gemmill_grouped_mm_args const& x, int64_t row, int end) {
+  int64_t const source = source_of(x, row, end);
+  return source < 0 ? 0.0f : x.a_scales[x.a_scale_per_row ? source : 0];
+}
+
 }  // namespace gemmill::moe

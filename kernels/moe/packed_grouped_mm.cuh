@@ -165,7 +165,7 @@ struct StoredRows {
   __device__ void take(gemmill_grouped_mm_args const& x, bool whole, float const (&quad)[4], int m, int end, int n) const {
     Output* const row = static_cast<Output*>(x.d) + m * x.ldd + n;
     float scale = 1.0f;
-    if constexpr (Mm::kScaled) scale = x.a_scales[x.a_scale_per_row ? max(source_of(x, m, end), int64_t{0}) : 0];
+    if constexpr (Mm::kScaled) scale = scale_of(x, m, end);
     cutlass::AlignedArray<Output, 4> values;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i) {

@@ -148,7 +148,7 @@ struct UnalignedGroupedMm : UnalignedMm<Element_, Accumulator_, Output_, 64, 64,
         int64_t const m = row_of(tile, i, half * 2);
         if (m >= tile.end) continue;
         float a_scale = 1.0f;
-        if constexpr (factors == Factors::of_channels) a_scale = x.a_scales[max(source_of(x, m, tile.end), int64_t{0}) * x.a_scale_per_row];
+        if constexpr (factors == Factors::of_channels) a_scale = scale_of(x, m, tile.end);
 #pragma unroll
         for (int j = 0; j < kMmaN; ++j) {
 #pragma unroll

@@ -72,6 +72,10 @@ CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph graph, unsigned long long
   *made = handle<CUgraphExec>(number(graph));
   return fails_to_make;
 }
+CUresult cuGraphDestroy(CUgraph graph) {
+  std::printf("destroy %d\\n", number(graph));
+  return CUDA_SUCCESS;
+}
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node, CUDA_KERNEL_NODE_PARAMS const* params) {
   std::printf("tell %d's %d: %d with %d, grid %u\\n", number(graph), number(node), number(params->func), *static_cast<int*>(params->kernelParams[0]), params->gridDimX);
   return fails_to_tell;
@@ -151,9 +155,19 @@ def test_captured_calls_are_launched_one_by_one(toolchain, tmp_path) -> None:
     assert _told(calls, toolchain, tmp_path) == [line for lines in plain for line in lines]
 
 
-def test_streams_beyond_those_that_have_graphs_are_launched_one_by_one(toolchain, tmp_path) -> None:
-    told = _told("for (int i = 1; i <= 9; ++i) call(i, 7); call(8, 5);", toolchain, tmp_path)
-    assert told[-7:] == [*_launched(9, 7), "status 0", *_replayed(8, 8, 5)]
+def test_a_stream_more_takes_the_graph_that_was_launched_longest_ago(toolchain, tmp_path) -> None:
+    calls = "for (int i = 1; i <= 8; ++i) call(i, 7); call(1, 6); call(9, 5); call(2, 4); call(1, 3); call(4, 2, 1);"
+    told = _told(calls, toolchain, tmp_path)
+    moved = [*_replayed(1, 1, 6), *_replayed(2, 9, 5), *_replayed(3, 2, 4), *_replayed(1, 1, 3)]
+    assert told[-len(moved) - 7 :] == [*moved, *_made(2), *_replayed(9, 4, 2)]  # another device has graphs of its own
+
+
+def test_a_graph_that_could_not_be_made_is_tried_again(toolchain, tmp_path) -> None:
+    calls = """fails_to_make = CUDA_ERROR_OUT_OF_MEMORY; call(5, 7); fails_to_make = CUDA_SUCCESS;
+      for (int i = 0; i < 64; ++i) call(5, 8);"""
+    told = _told(calls, toolchain, tmp_path)
+    alone = [*_launched(5, 8), "status 0"]
+    assert told == [*_made(7), "destroy 1", *_launched(5, 7), "status 0", *alone * 63, *_made(8), *_replayed(2, 5, 8)]
 
 
 def test_launches_go_on_where_there_can_be_no_graph(toolchain, tmp_path) -> None:

@@ -227,6 +227,34 @@ def test_what_is_asked_where_the_program_did_not_come_is_asked_again(passed_over
     assert fault(an_op(passed_over, Require("size(input, 0) == 4", "{input.shape} has not 4 rows"))) is None
 
 
+@pytest.mark.parametrize(
+    ("dtype", "alignment", "data", "told"),
+    [
+        ("float32", 1, 66, "input begins 2 bytes behind a multiple of 4 bytes, which kernels move at once: pass input.clone()"),
+        ("float32", 16, 72, "input begins 8 bytes behind a multiple of 16 bytes, which kernels move at once: pass input.clone()"),
+        ("uint8", 2, 65, "input begins 1 bytes behind a multiple of 2 bytes, which kernels move at once: pass input.clone()"),
+        ("uint8", 1, 65, None),
+        ("float32", 16, 80, None),
+        ("float32", 4, 0, None),
+    ],
+)  # fmt: skip
+def test_addresses_are_held_to_elements_and_to_what_kernels_want(
+    dtype: str, alignment: int, data: int, told: str | None
+) -> None:
+    given = Tensor("input", "M K", (DType.F32, DType.U8), Layout.ROWS, alignment=alignment)
+    out = Tensor("out", "M K", (DType.U8, DType.F32), Layout.ROWS)
+    op = declared(out, given, contract=(Check(Aspect.WHOLE, "input out scale"),))
+    call = {"out": replace(X, data=4096), "input": replace(X, dtype=dtype, data=data), "scale": None}
+    assert OpSet(ops=(op,)).judged(op, call | {"block": 3, "mode": "up"}).fault == told
+    empty = {"input": replace(X, dtype=dtype, data=data, shape=(0, 6)), "out": replace(X, data=4097, shape=(0, 6))}
+    assert OpSet(ops=(op,)).judged(op, call | empty | {"block": 3, "mode": "up"}).fault is None
+
+
+def test_an_alignment_is_a_power_of_two_up_to_16() -> None:
+    with pytest.raises(ValueError, match="'input' is aligned to 32 bytes, expected 1, 2, 4, 8 or 16"):
+        Tensor("input", "M K", S8, alignment=32)
+
+
 def test_special_checks_see_what_was_found_out() -> None:
     def special(judged: Judged) -> str | None:
         return f"{judged['rows']} rows of {judged.tensor('input').dtype}"

@@ -35,7 +35,7 @@ _RELATION = {
     ast.Gt: Relation.ABOVE,
 }
 _FACTS = {fact.name.lower(): fact for fact in Fact}
-_PLACES = {code.name.lower(): code for code in (Code.DETACHED, Code.TOGETHER, Code.APART)}
+_PLACES = {code.name.lower(): code for code in (Code.DETACHED, Code.TOGETHER, Code.APART, Code.ALIGNED)}
 _GRADIENT = (
     "{%s.name} requires grad while grad mode is enabled, and the op has no gradient: call it under torch.no_grad(), "
     "or with {%s.name}.detach()"
@@ -239,7 +239,7 @@ class _Compiler:
             case ast.Call(func=ast.Name(id="strides"), args=[x, y]):
                 return [Instruction(code=Code.STRIDES, operands=(self._tensor(x), self._tensor(y)))]
             case ast.Call(func=ast.Name(id=test), args=[*firsts, last]) if test in _PLACES:
-                first = self._tensor(firsts[0]) if firsts else 0
+                first = self._first(firsts[0]) if firsts else 0
                 return [Instruction(code=_PLACES[test], operands=(first, 1 << self._tensor(last, Kind.TENSORS)))]
         raise ValueError(f"{ast.unparse(node)!r} is no test")
 
@@ -272,6 +272,12 @@ class _Compiler:
         if name not in self.values:
             raise ValueError(f"{name!r} is neither an argument nor a size named before, of {', '.join(self.values)}")
         return self.values[name]
+
+    def _first(self, node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+        return self._tensor(node)
 
     def _tensor(self, node: ast.expr, *more: Kind) -> int:
         return self._argument(node, "tensor", Kind.TENSOR, *more)

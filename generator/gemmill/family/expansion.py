@@ -81,6 +81,11 @@ class Expansion:
         for role in self._parameters:
             if role in self._tensors and role not in self._told:
                 raise ValueError(f"tensor {role!r} is {self._tensors[role].shape!r}, and no step checks its dtype")
+        for role, parameter in self._parameters.items():
+            if role in self._tensors and self._tensors[role].is_read_in_pieces:
+                cure = "pass memory as torch.empty gives it" if parameter.written else f"pass {{{role}.name}}.clone()"
+                said = _PIECES.format(x=role, least=self._tensors[role].alignment, cure=cure)
+                yield Require(f"aligned({self._tensors[role].alignment}, {role})", said)
         for role in self._returns:
             self.results.append((yield from self._result(role)))
 
@@ -348,6 +353,7 @@ _DEVICE = (
     "{{{x}.name}} is on {{{x}.device}} and {{{first}.name}} is on {{{first}.device}}: all tensors must be on one device"
 )
 _APART = "{{{x}.name}} overlaps {{{y}.name}} in memory: results would overwrite {unread} still to be read"
+_PIECES = "{{{x}.name}} begins {{{x}.pieces[{least}]}}, which kernels move at once: {cure}"
 _ROWS = (
     "{{{x}.name}} of {{{x}.shape}} has strides {{{x}.strides}}: its last stride must be 1, and its other dimensions must follow "
     "one another at one stride; call {{{x}.name}}.contiguous()"

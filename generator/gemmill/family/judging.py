@@ -151,6 +151,8 @@ class Judged:
                 return arguments[x] is None or all(other.device == arguments[x].device for other in self._given(y))
             case Code.APART:
                 return arguments[x] is None or all(_apart(arguments[x], other) for other in self._given(y))
+            case Code.ALIGNED:
+                return all(other.is_aligned(x) for other in self._given(y))
         return True
 
     def _given(self, bits: int) -> list[Operand]:
@@ -177,6 +179,11 @@ class _Told:
         self.shape, self.strides, self.rank = list(operand.shape), list(operand.strides), len(operand.shape)
 
     @property
+    def pieces(self) -> Mapping[int, str]:
+        """How far it lies behind a multiple of the bytes that kernels read at once, by the least of these."""
+        return _Pieces(self._operand)
+
+    @property
     def ending(self) -> Mapping[str, list[int]]:
         """Its shape with another last dimension, by the name of that."""
         return _Ending(self)
@@ -187,6 +194,15 @@ class _ToldList:
 
     def __init__(self, name: str, operands: Sequence[Operand]) -> None:
         self.name, self.device = name, ", ".join(dict.fromkeys(operand.device for operand in operands))
+
+
+class _Pieces(dict[int, str]):
+    def __init__(self, operand: Operand) -> None:
+        self._operand = operand
+
+    def __missing__(self, least: int) -> str:
+        pieces = self._operand.pieces(least)
+        return f"{self._operand.data % pieces} bytes behind a multiple of {pieces} bytes"
 
 
 class _Ending(dict[str, list[int]]):

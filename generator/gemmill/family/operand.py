@@ -51,6 +51,14 @@ class Operand:
         bits = re.match(r"[a-z]+(\d*)", self.dtype)
         return max(int(bits[1] or 8) // 8, 1) if bits else 1
 
+    def pieces(self, least: int) -> int:
+        """Bytes that the first element must lie at a multiple of, where kernels read at least so many at once."""
+        return max(least, self.element_bytes)
+
+    def is_aligned(self, least: int) -> bool:
+        """Whether it does, or nothing is read."""
+        return self.data % self.pieces(least) == 0 or not self.numel
+
     @property
     def is_vector(self) -> bool:
         """Whether the elements lie behind one another along one dimension, whatever the strides of dimensions of one element."""

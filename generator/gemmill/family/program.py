@@ -40,6 +40,8 @@ class Code(IntEnum):
     """a tensor, a bit for each that must have no byte in common with it"""
     SPECIAL = 13
     """which of the op's hand-written checks"""
+    ALIGNED = 14
+    """a number of bytes, a bit for each tensor that must begin at a multiple of them and of its element's size"""
 
 
 class Fact(IntEnum):

@@ -25,9 +25,10 @@ class Require:
 
     test: str
     """Comparisons of such expressions, `and`, `or`, and of tensors `dtype(x) in (float32, ...)`, `like(x, y, last)`,
-    `strides(x, y)`, `detached(x)`, `together(x, y)`, `apart(x, y)`; `x in ("a", "b")` of a text."""
+    `strides(x, y)`, `detached(x)`, `together(x, y)`, `apart(x, y)`, `aligned(16, x)`; `x in ("a", "b")` of a text."""
     say: str
-    """With `{x.name}`, `{x.dtype}`, `{x.shape}`, `{x.strides}`, `{x.device}` of a tensor, `{x}` of another argument or size."""
+    """With `{x.name}`, `{x.dtype}`, `{x.shape}`, `{x.strides}`, `{x.device}`, `{x.pieces[16]}` of a tensor, `{x}` of another
+    argument or size."""
 
 
 @dataclass(frozen=True)

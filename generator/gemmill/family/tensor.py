@@ -9,6 +9,8 @@ from typing import Any
 from gemmill.family.steps import Step
 from gemmill.vocab import DType, Format
 
+_OF_BYTES = ("uint8", "int8", "float8_e4m3fn", "float8_e5m2")
+
 
 class Layout(StrEnum):
     """How the elements of a tensor lie."""
@@ -63,11 +65,24 @@ class Tensor:
     """What the parts of its rows are, where they have several (`... 2*hidden`)."""
     needs: tuple[Step, ...] = ()
     """What must hold where it is given, before it is judged itself."""
+    alignment: int = 1
+    """Bytes, up to 16, at a multiple of which each kernel of the op wants the first element; always that of an element."""
+
+    def __post_init__(self) -> None:
+        if self.alignment not in (1, 2, 4, 8, 16):
+            raise ValueError(f"{self.role!r} is aligned to {self.alignment} bytes, expected 1, 2, 4, 8 or 16")
 
     @property
     def sizes(self) -> list["Size"]:
         """Its dimensions, without those that `...` stands for."""
         return [Size.of(text) for text in self.shape.split() if text != "..."]
+
+    @property
+    def is_read_in_pieces(self) -> bool:
+        """Whether there are addresses that kernels cannot read it at."""
+        if not isinstance(self.dtypes, tuple):
+            return True
+        return self.alignment > 1 or any(dtype.torch_name not in _OF_BYTES for dtype in self.dtypes)
 
     @property
     def follows(self) -> bool:

@@ -103,10 +103,14 @@ class BlockScaled:
 
     def values(self) -> Tensor:
         """code * scale, exact, float64 [rows, K]; the global scale is left out."""
-        codes = decode(unpack(self.codes, self.format.code.bits), self.format.code, torch.float64)
-        scales = decode(self.scales, self.format.scale, torch.float64)
-        products: Tensor = grouped(codes, self.format.group) * scales[..., None]
-        return products.flatten(-2)
+        return products(self.format, self.codes, self.scales)
+
+
+def products(format: Format, codes: Tensor, scales: Tensor) -> Tensor:
+    """code * scale as `BlockScaled.values` has it, of any bytes: NaN where a scale is no number."""
+    numbers = decode(unpack(codes, format.code.bits), format.code, torch.float64)
+    found: Tensor = grouped(numbers, format.group) * decode(scales, format.scale, torch.float64)[..., None]
+    return found.flatten(-2)
 
 
 def global_scale_of(x: Tensor, *, per_row: bool = False) -> Tensor:

@@ -22,8 +22,10 @@ def selected(
     """The rows that numbers name, with their scales; zeros where a number is of no row."""
     ids = token_ids.reshape(-1)
     ids = ids.where((ids >= 0) & (ids < a.shape[0]), a.shape[0])
-    if a_scales is None or a_scales.numel() == 1:
-        return _rows_of(a, ids), a_scales
+    if a_scales is None:
+        return _rows_of(a, ids), None
+    if a_scales.numel() == 1:
+        a_scales = a_scales.reshape(1, 1).expand(len(a), 1)
     return _rows_of(a, ids), _rows_of(a_scales, ids)
 
 

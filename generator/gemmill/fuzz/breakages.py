@@ -1,7 +1,7 @@
 """Broken calls: each is a legal one, with one thing wrong."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from gemmill.family import Aspect, Check, Layout, Op
 from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.draw import Draw
+from gemmill.numerics.layouts import SHIFTS
 from gemmill.numerics.memory import Memory
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
@@ -37,8 +38,18 @@ def draw_call(name: str, seed: int, index: int, limits: Limits) -> tuple[LegalCa
     """The legal call of an op, a seed and an index. Where it is to be broken, the draws of its breakage come with it."""
     draw = Draw(name, seed, index)
     is_broken = draw.chance(BROKEN)
-    call = cases_of_op(name).drawn(name, draw, limits)
+    call = shifted(cases_of_op(name).drawn(name, draw, limits), draw)
     return call, draw if is_broken else None
+
+
+def shifted(call: LegalCall, draw: Draw) -> LegalCall:
+    """The call, with tensors moved by a few elements that lay at aligned addresses: each that no kernel and no choice of
+    one wants there."""
+    family, op = REGISTRY.ops[call.op]
+    wanted = {*family.tuning.aligned, *(x.role for x in op.tensors if x.alignment > 1)}
+    free = [name for name in call.slots if op.roles.get(name, name) not in wanted and not call.slots[name].shift]
+    moved = {name: replace(call.slots[name], shift=draw.one_of(SHIFTS)) for name in free if draw.chance(0.5)}
+    return replace(call, slots={**call.slots, **moved})
 
 
 Break = Callable[[Tensor, Memory, str, Draw], Tensor | None]
@@ -73,6 +84,14 @@ def _two_dimensions_with_gaps(value: Tensor, *_: Any) -> Tensor | None:
     return _zeros(value, value.numel() // 2, 4)[:, :2]
 
 
+def _within_an_element(value: Tensor, *_: Any) -> Tensor | None:
+    if value.dtype.itemsize == 1 or value.is_cuda or not value.is_contiguous() or not value.numel():
+        return None
+    memory = bytearray(value.nbytes + value.dtype.itemsize)
+    start = 1 - torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % value.dtype.itemsize
+    return torch.frombuffer(memory, dtype=value.dtype, count=value.numel(), offset=max(start, 1)).view(value.shape)
+
+
 def _with_gradient(value: Tensor, *_: Any) -> Tensor | None:
     return value.detach().requires_grad_() if value.dtype in (torch.bfloat16, torch.float16, torch.float32) else None
 
@@ -95,6 +114,7 @@ _OF_TENSORS: dict[str, Break] = {
     "lies over another argument": lambda _, memory, name, draw: memory.over(
         name, draw.one_of([other for other in memory.slots if other != name])
     ),
+    "begins within an element": _within_an_element,
     "requires a gradient": _with_gradient,
 }
 
@@ -110,7 +130,7 @@ def _must_fail(what: str, op: Op, name: str) -> bool:
             isinstance(step, Check) and step.aspect in (Aspect.LAYOUT, Aspect.WHOLE) and role in step.roles.split()
             for step in op.contract
         )
-    return what in ("is of another dtype", "is on another device", "requires a gradient")
+    return what in ("is of another dtype", "is on another device", "begins within an element", "requires a gradient")
 
 
 def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> BrokenCall | None:

@@ -127,8 +127,12 @@ def copy_stage(
     target: cute.Pointer,
     k: Int32,
     lane: Int32,
+    known=None,
 ):
-    """Starts a thread's copies of one stage's scales. Returns the group of K after it."""
+    """Starts a thread's copies of one stage's scales. Returns the group of K after it.
+
+    Rows of A whose bit in `known` is clear have zeros.
+    """
     a_at, b_at = copies
     g = plan.config.problem.group_size
     last_group = (k + g - 1) // g - 1
@@ -140,7 +144,7 @@ def copy_stage(
         size = Int32(4)
         if group > last_group:  # zeros, which those that TMA puts there do not make NaN
             size = Int32(0)
-        copy_scales(a_at, a_step, size, to, lane, plan.copying_threads, plan.a_scales)
+        copy_scales(a_at, a_step, size, to, lane, plan.copying_threads, plan.a_scales, known)
         copy_scales(b_at, b_step, size, to + plan.a_scales, lane, plan.copying_threads, plan.b_scales)
         group = group + 1
     return group

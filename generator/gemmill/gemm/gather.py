@@ -108,10 +108,13 @@ def load_tokens(
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
         m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
-        known = aim(plan, tokens, rows, m0)
+        known, with_scales = aim(plan, tokens, rows, m0), Int32(0)
         if cutlass.const_expr(plan.grouped):
             for i in cutlass.range_constexpr(cute.size(scale_rows)):
-                scale_rows[i] = cutlass.max(tokens.of(m0 + lane + plan.copying_threads * i), 0)
+                token = tokens.of(m0 + lane + plan.copying_threads * i)
+                if token >= 0:
+                    with_scales = with_scales | 1 << i
+                scale_rows[i] = cutlass.max(token, 0)
             producer.aim(plan, scales, copies, scale_rows, at_n, experts.weights_of(expert), vectors.n, lane, of_column)
         group, left = Int32(0), Int64(vectors.k) * plan.element_bytes
         for _ in cutlass.range(job.k_steps, unroll=1):
@@ -120,7 +123,7 @@ def load_tokens(
             left = left - plan.stage_row_bytes
             if cutlass.const_expr(plan.grouped):
                 of_stage = shared_scales + stage * plan.scales
-                group = producer.copy_stage(plan, scales, copies, group, of_stage, vectors.k, lane)
+                group = producer.copy_stage(plan, scales, copies, group, of_stage, vectors.k, lane, with_scales)
             cute.arch.cp_async_commit_group()
             begun = begun + 1
             if begun - landed > plan.copies_behind:
@@ -175,10 +178,18 @@ def hand_over(plan: cutlass.Constexpr, full: cute.Pointer, stage: Int32):
 
 
 def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:
-    """Starts loads of what a tile's epilogue reads. Where rows are gathered, it reads at their numbers in A."""
+    """Starts loads of what a tile's epilogue reads. Where rows are gathered, it reads at their numbers in A.
+
+    Of a row that A has not the scale is 0: sums are zeros, and must not become NaN by another row's scale.
+    """
     if not plan.indexed:
         return epilogue.fetch(plan, v, thread, origin)
     n0, m0 = origin if plan.swap_ab else origin[::-1]
     rows = [tokens.of(m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
     columns = [epilogue.of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
-    return [epilogue.of_row(plan, v, cutlass.max(row, 0)) for row in rows], columns
+    return [known_of(epilogue.of_row(plan, v, cutlass.max(row, 0)), row) for row in rows], columns
+
+
+def known_of(values: tuple, row: Int32) -> tuple:
+    """The epilogue's inputs of a row of A; zeros below 0, where there is none."""
+    return tuple(type(value)(cutlass.select_(row >= 0, value, type(value)(0))) for value in values)

@@ -226,12 +226,19 @@ def copy_scales(
     lane: Int32,
     lanes: cutlass.Constexpr,
     count: cutlass.Constexpr,
+    known=None,
 ):
-    """Starts copies of one group's scales (zeros, if `size` is 0) to shared memory, and moves their addresses by `step` bytes."""
+    """Starts copies of one group's scales (zeros, if `size` is 0) to shared memory, and moves their addresses by `step` bytes.
+
+    Those whose bit in `known` is clear are zeros, too.
+    """
     for i in cutlass.range_constexpr(cute.size(at)):
+        own = size
+        if cutlass.const_expr(known is not None):
+            own = size * (known >> i & 1)
         if cutlass.const_expr(count % lanes == 0) or lane + lanes * i < count:
             cute.arch.inline_ptx(
                 "cp.async.ca.shared.global [{$r0}], [{$r1}], 4, {$r2};",
-                read_only_args=[target + lanes * i, at[i], size],
+                read_only_args=[target + lanes * i, at[i], own],
             )
         at[i] = at[i] + step

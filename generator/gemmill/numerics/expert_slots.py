@@ -1,5 +1,6 @@
 """Tensors of random calls whose rows belong to experts."""
 
+import math
 from dataclasses import replace
 from itertools import accumulate
 
@@ -29,6 +30,20 @@ def routed(
         mapped = tuple(draw.shuffled([e if draw.chance(0.8) else -1 for e in range(len(counts))]))
         slots["expert_map"] = replace(dense(torch.int32, (len(counts),), None), values=mapped)
     return slots
+
+
+def first_poisoned(draw: Draw, slots: dict[str, Slot], *, exact: bool) -> dict[str, Slot]:
+    """The slots of gathered rows where nobody names row 0 and its scales are no numbers, now and then: they must reach no row."""
+    ids, scales = slots.get("token_ids"), slots.get("a_scales")
+    if ids is None or scales is None or scales.rows != slots["a"].rows or draw.chance(0.5):
+        return slots
+    assert isinstance(ids.values, tuple)
+    others = [2.0 ** -draw.below(3) if exact else 0.005 + 0.00001 * draw.below(1000) for _ in range(scales.numel)]
+    poison = (draw.one_of((math.nan, math.inf)),) * scales.columns
+    return slots | {
+        "token_ids": replace(ids, values=tuple(token or -1 for token in ids.values)),
+        "a_scales": replace(scales, values=(*poison, *others[scales.columns :])),
+    }
 
 
 def aligned(draw: Draw, x: Slot, tidy: bool) -> Slot:

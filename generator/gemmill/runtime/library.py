@@ -63,6 +63,8 @@ class Build:
         for family, op in REGISTRY.ops.values():
             declare(self._library, family, op)
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
+        if hasattr(self._library, "gemmill_set_endless_waits"):  # which older builds have not
+            self._library.gemmill_set_endless_waits(int(settings.endless_waits()))
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
         tell_loaded(self.manifest, self.tuned, folder)

@@ -75,6 +75,22 @@ def test_rows_that_are_not_there_are_zeros() -> None:
     assert gathered(x, torch.tensor([2, -1, 0, 3])).tolist() == [[5, 6], [0, 0], [1, 2], [0, 0]]
 
 
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("most", [7, 1 << 20], ids=["selected", "gathered"])
+@pytest.mark.parametrize("kind", ["channel", "groups", "one value"])
+def test_no_scale_reaches_a_row_that_is_not_there(
+    kind: str, most: int, poison: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(SCALED, grouped=kind == "groups", one_value=kind == "one value", indexed=True, spare=0)
+    x = given(spec)
+    x["a_scales"][0] = poison
+    x["token_ids"].fill_(spec.tokens)
+    x["token_ids"][::2] = -1
+    monkeypatch.setattr(functions, "MOST_GATHERED", most)
+    operands = (x[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets"))
+    assert not gemmill.grouped_mm(*operands, token_ids=x["token_ids"]).any()
+
+
 def test_functions_take_their_result_from_their_operands() -> None:
     x = given(PLAIN)
     out = gemmill.grouped_mm(x["a"], x["b"], None, None, x["expert_offsets"])

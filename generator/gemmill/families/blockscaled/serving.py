@@ -18,7 +18,7 @@ from gemmill.formats.folded_blocks import FoldedBlocks
 from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.layout import BLOCK_COLUMNS
 from gemmill.formats.packed_rows import parted
-from gemmill.formats.quantise import BlockScaled, unswizzle
+from gemmill.formats.quantise import products, unswizzle
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
@@ -49,7 +49,7 @@ def operands_of(call: Judged, given: dict[str, Any]) -> tuple[torch.Tensor, torc
 def _weights(call: Judged, given: dict[str, Any], format: Format) -> torch.Tensor:
     b, b_sf = given["b"], given["b_sf"]
     if not call["prepacked"]:
-        return BlockScaled(format=format, codes=b, scales=b_sf.view(torch.uint8)).values()
+        return products(format, b, b_sf.view(torch.uint8))
     base = b_sf.reshape(-1).double().unsqueeze(1)
     if b.dim() == 2:
         rows: torch.Tensor = parted(b, format, call["K"]).values() * base
@@ -75,7 +75,7 @@ def _folded(call: Judged, given: dict[str, Any], format: Format) -> torch.Tensor
 
 def _codes(rows: int, k: int, format: Format, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     plain = unswizzle(scales.view(torch.uint8), rows, k // format.group)
-    return BlockScaled(format=format, codes=codes.view(torch.uint8), scales=plain).values()
+    return products(format, codes.view(torch.uint8), plain)
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
@@ -86,7 +86,7 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     packed = "; pack weights (gemmill.quantize)" if pair in WEIGHT_PAIRS and not judged["prepacked"] else ""
     return (
         f"none of {count_of_variants(of_pair)} of {pair} in build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, "
-        f"out = {alignments} bytes and {judged['out'].dtype} results{packed}; `gemmill build --arch {build.manifest.arch} --select "
+        f"out and scales = {alignments} bytes and {judged['out'].dtype} results{packed}; `gemmill build --arch {build.manifest.arch} --select "
         f"default` builds those that there are"
     )
 

@@ -13,8 +13,19 @@ def shaped_call_of(call: Judged) -> ShapedCall:
         call_class=call["class"],
         sizes=(call["M"], columns, call["K"]),
         # a TMA store ends at a multiple of 16 bytes, not at n
-        alignments=(_alignment(call.tensor("a")), _alignment(call.tensor("b")), _alignment(out, columns)),
+        alignments=(
+            _alignment(call.tensor("a")),
+            _alignment(call.tensor("b")),
+            _alignment(out, columns),
+            _alignment_of_scales(call),
+        ),
     )
+
+
+def _alignment_of_scales(call: Judged) -> int:
+    """Alignment of the scales of both operands. Swizzled ones have no rows."""
+    bits = call.tensor("b_sf").data | TMA_BYTES | (call.tensor("a_sf").data if call.get("a_sf") is not None else 0)
+    return bits & -bits
 
 
 def _alignment(x: Operand, also: int = 0) -> int:

@@ -74,7 +74,9 @@ def _measured(op: Op) -> Measured:
         m, n, k = (sizes[name] for name in "mnk")
         a = _aligned(m, k * a_bits // 8)
         b = TMA_BYTES if op.prepacked else _aligned(n, k * pair.b_format.code.bits // 8)
-        return ShapedCall(family=NAME, call_class=number, sizes=(m, n, k), alignments=(a, b, _aligned(m, 2 * n)))
+        return ShapedCall(
+            family=NAME, call_class=number, sizes=(m, n, k), alignments=(a, b, _aligned(m, 2 * n), TMA_BYTES)
+        )
 
     def moved(sizes: Sizes) -> int:
         m, n, k = (sizes[name] for name in "mnk")

@@ -15,6 +15,7 @@ from gemmill.families.blockscaled.config import (
     WidenedConfig,
 )
 from gemmill.families.blockscaled.model import Facts, model_ns, refuses
+from gemmill.families.blockscaled.pairs import CODE_PAIRS
 from gemmill.families.blockscaled.steps import step_of
 from gemmill.families.blockscaled.sweep import SWEEP, Op
 from gemmill.family import Reach, Row, ShapedCall, Tuning
@@ -48,7 +49,7 @@ def _facts(config: AnyConfig) -> Facts:
     )
 
 
-_ALIGNMENTS = {
+_OPERANDS = {
     WeightConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     FoldedConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
     WidenedConfig.tag: (8, 8, 1),
@@ -59,8 +60,27 @@ _ALIGNMENTS = {
 }
 _IN_WORDS = (TMA_BYTES, TMA_BYTES, 1)
 """Alignments of a kernel for few rows: it takes a word of codes of both operands at a time, or 16 bytes of a row."""
+_COPIED_SCALES, _LOADED_COLUMNS = 4, 32
+"""Bytes of scales that a thread of ring_few_mm.cuh copies at once, and columns whose scales other kernels load at once."""
 _LEAST_K = {WidenedConfig.tag: 0}
 """Least K where it is not 1: a descriptor of no columns cannot be made."""
+
+
+def _alignments(config: AnyConfig) -> tuple[int, ...]:
+    in_words = isinstance(config, FewConfig) and (config.in_words or config.stages)
+    return (*(_IN_WORDS if in_words else _OPERANDS[config.tag]), _alignment_of_scales(config))
+
+
+def _alignment_of_scales(config: AnyConfig) -> int:
+    """Bytes of swizzled scales that a kernel reads at once. Others are bytes, or lie behind their codes."""
+    match config:
+        case PairConfig():
+            return TMA_BYTES
+        case FewConfig(stages=stages) if stages and config.pair in CODE_PAIRS:
+            return _COPIED_SCALES
+        case ManyConfig() | FewConfig(in_words=True):
+            return _LOADED_COLUMNS // config.pair.b_format.group
+    return 1
 
 
 def _rows(config: AnyConfig, accepts: BlockScaledAccepts, kernel: int) -> Iterator[Row]:
@@ -68,9 +88,7 @@ def _rows(config: AnyConfig, accepts: BlockScaledAccepts, kernel: int) -> Iterat
         kernel=kernel,
         call_class=CLASSES.number(config),
         most=MOST_OF_TMA,
-        alignments=_IN_WORDS
-        if isinstance(config, FewConfig) and (config.in_words or config.stages)
-        else _ALIGNMENTS[config.tag],
+        alignments=_alignments(config),
         least=(0, 0, _LEAST_K.get(config.tag, 1)),
         facts=_facts(config),
     )
@@ -87,7 +105,7 @@ def _measured_as(call: ShapedCall) -> str | None:
 TUNING = Tuning(
     sizes=("m", "n", "k"),
     result=("m", "n"),
-    aligned=("a", "b", "out"),
+    aligned=("a", "b", "out", "scales"),
     near=("n", "k"),
     bucketed="m",
     reach=Reach(few=8, many=512, endless=4096, ratio=2, distance=0.1),

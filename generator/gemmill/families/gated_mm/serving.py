@@ -42,7 +42,8 @@ def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
     a_scales, b_scales = given["a_scales"], given["b_scales"]
     a_scales = a_scales.reshape(-1, call["k_groups"]) if in_groups else a_scales.reshape(-1)
     if ids is not None:
-        a, a_scales = gathered(a, ids), a_scales if a_scales.shape == (1,) else gathered(a_scales, ids)
+        a_scales = gathered(a_scales.expand(len(a), *a_scales.shape[1:]), ids)
+        a = gathered(a, ids)
     b_scales = b_scales if in_groups else b_scales.reshape(call["weights"], -1)
     for span in segments(
         given["expert_offsets"], call["M"], call["weights"], slot=slot, expert_map=given.get("expert_map")

@@ -18,7 +18,7 @@ from gemmill.families.kv_cache.config import (
 )
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.packed_ops import PACKED_OF, PACKED_OPS, one_of_words
-from gemmill.family import Aspect, Check, Judged, Layout, Let, Op, OpSchema, OpSet, Require, Same, Special, Step, Tensor
+from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, OpSet, Require, Same, Step, Tensor
 from gemmill.family import any_of as any_word
 from gemmill.vocab import Arch, DType
 
@@ -105,11 +105,10 @@ def _cache() -> tuple[Step, ...]:
             "{cache.name} has a stride of {page_stride} bytes for pages of {page_bytes}, expected as many or more, and a multiple "
             f"of {_ALIGNMENT}",
         ),
-        Special("cache_is_aligned"),
     )
 
 
-_CACHE = Tensor("cache", "pages kv_heads page token_bytes", (DType.U8,))
+_CACHE = Tensor("cache", "pages kv_heads page token_bytes", (DType.U8,), alignment=_ALIGNMENT)
 _HEAD_DIM = _one_of("head_dim", HEAD_DIMS, "vectors have {head_dim} elements")
 _BITS_FIT = Require(
     f"head_dim == {COMMON_HEAD_DIM} or key_bits == value_bits",
@@ -267,19 +266,7 @@ _DECODE_OP = Op(
 )
 
 
-def _misaligned(call: Judged) -> str | None:
-    """The sentence for a cache whose address is not aligned. `cache_is_aligned` in kernels/kv_cache/binding.cpp is its
-    twin."""
-    cache = call.tensor("cache")
-    if cache.data % _ALIGNMENT == 0 or cache.numel == 0:
-        return None
-    return f"{call['cache'].name} begins {cache.data % _ALIGNMENT} bytes behind a multiple of {_ALIGNMENT}, where bulk copies begin"
-
-
-OPS = OpSet(
-    ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP, *PACKED_OPS),
-    specials={"cache_is_aligned": _misaligned},
-)
+OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP, *PACKED_OPS))
 
 
 def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:

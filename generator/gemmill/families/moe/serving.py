@@ -77,9 +77,9 @@ def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
         a_scales = a_scales if slot else a_scales.reshape(-1)
         b_scales = b_scales.reshape(call["weights"], -1)
     if ids is not None:
+        if a_scales is not None:
+            a_scales = gathered(a_scales.expand(len(a), *a_scales.shape[1:]), ids)
         a = gathered(a, ids)
-        if a_scales is not None and a_scales.shape != (1,):
-            a_scales = gathered(a_scales, ids)
     for span in segments(
         given["expert_offsets"], call["M"], call["weights"], slot=slot, expert_map=given.get("expert_map")
     ):

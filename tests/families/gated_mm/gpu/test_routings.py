@@ -1,5 +1,6 @@
 """Gated endings of experts' rows with every routing. A captured CUDA graph serves all of them."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import gemmill
 from gemmill.families.gated_mm.cases.calls import report_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
 from gemmill.families.gated_mm.cases.experts import (
@@ -85,6 +87,31 @@ def test_a_graph_serves_every_routing(name: str, device: torch.device) -> None:
         replay()
         report = report_of(wrong_of_experts(p.op, given, written, before, exactly=True))
         assert not report, f"{segments.tolist()}, {mapped.tolist()}: {report}"
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", [name for name, p in SPECS.items() if p.indexed])
+def test_row_0_does_not_reach_a_row_that_is_not_there(name: str, poison: float, device: torch.device) -> None:
+    p = SPECS[name]
+    given = make_expert_given(p, device)
+    given["token_ids"].clamp_(min=1)
+    given["token_ids"][::3], given["token_ids"][1::3] = -1, len(given["a"])
+    given["a_scales"][0] = poison
+    known = variants(op=p.op) if device.type == "cuda" else []
+    fitting = [
+        entry.name
+        for entry in known
+        for x in [entry.predicate]
+        if (x.dtype, x.result, x.group_size, entry.config.indexed) == (p.dtype, p.result, p.group_size, True)
+        and p.activation in x.activations
+    ]
+    for variant in (None, *fitting):
+        written = written_of(p, p.m, device)
+        before = {key: x.clone() for key, x in written.items()}
+        with nullcontext() if variant is None else gemmill.use_variant(variant):
+            getattr(torch.ops.gemmill, p.op).default(*expert_arguments_of(p.op, {"out_scales": None} | given | written))
+        report = report_of(wrong_of_experts(p.op, given, written, before, exactly=True))
+        assert not report, f"{variant}: {report}"
 
 
 @pytest.mark.needs_cuda

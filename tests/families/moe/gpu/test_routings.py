@@ -1,11 +1,13 @@
 """Every routing and size by the ops' own choice. A captured CUDA graph serves all routings: its grid depends on sizes that the host knows."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
+import gemmill
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
 from gemmill.runtime.ops import variants
 from gemmill.vocab import DType
@@ -71,6 +73,40 @@ def test_a_graph_serves_every_routing(name: str, device: torch.device) -> None:
         replay()
         comparison = wanted.compare(out.reshape(-1, spec.n))
         assert comparison.ok, f"{segments.tolist()}, {mapped.tolist()}: {comparison.report}"
+
+
+def _gathering(spec: CallSpec, device: torch.device) -> list[str | None]:
+    """Names of all variants that gather such rows; None for the op's own choice."""
+    if device.type != "cuda":
+        return [None]
+    ends, format = spec.format is None and (spec.alpha or spec.bias), spec.format and str(spec.format)
+    wanted = (spec.dtype, format, spec.grouped, ends, DType.BF16)
+    known = ((entry.name, entry.predicate) for entry in variants(op=spec.op))
+    return [None] + [
+        name
+        for name, x in known
+        if True in x.gathers and (x.dtype, x.format, bool(x.group_size), x.ends, x.out_dtype) == wanted
+    ]
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.indexed])
+def test_row_0_does_not_reach_a_row_that_is_not_there(name: str, poison: float, device: torch.device) -> None:
+    spec = SPECS[name]
+    given = make_given(spec, device)
+    tokens, ids = given["a"].shape[0], given["token_ids"]
+    ids.clamp_(min=1)
+    ids[::3], ids[1::3] = -1, tokens
+    if given["a_scales"] is not None:
+        given["a_scales"][0] = poison
+    given["a"][0] = torch.nan
+    for variant in _gathering(spec, device):
+        out = torch.full((spec.rows, spec.n), torch.nan, dtype=torch.bfloat16, device=device)
+        wanted = wanted_of(spec.op, given, out, exactly=True, promoted=False)
+        with nullcontext() if variant is None else gemmill.use_variant(variant):
+            getattr(torch.ops.gemmill, spec.op).default(*arguments_of(spec.op, given, out))
+        comparison = wanted.compare(out)
+        assert comparison.ok, f"{variant}: {comparison.report}"
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -13,7 +13,7 @@ from gemmill.families.gated_mm.expert_ops import GROUPED_MM_ACT_QUANT
 from gemmill.formats.layout import GATE_UP_ROWS
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
-from gemmill.numerics.expert_slots import aligned, dense, in_slots, is_aligned, routed
+from gemmill.numerics.expert_slots import aligned, dense, first_poisoned, in_slots, is_aligned, routed
 from gemmill.numerics.layouts import matrix, one_value
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.ops import variants
@@ -69,6 +69,7 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
             torch.float32, (experts, 2 * -(-hidden // GROUP), k_groups) if in_groups else (experts, n), scales
         ),
     } | routed(draw, counts, rows, tokens, spare=spare, masked=is_masked, indexed=indexed)
+    slots = first_poisoned(draw, slots, exact=exact)
     shaped = ["out", "a", "a_scales"]
     if result is Result.GROUP:
         slots["out_scales"] = aligned(

@@ -13,7 +13,7 @@ from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
-from gemmill.numerics.expert_slots import aligned, dense, in_slots, is_aligned, routed
+from gemmill.numerics.expert_slots import aligned, dense, first_poisoned, in_slots, is_aligned, routed
 from gemmill.numerics.layouts import matrix
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.ops import variants
@@ -66,6 +66,7 @@ def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     if not is_plain:
         slots["a_scales"] = dense(torch.float32, (tokens, groups[1] if grouped else 1), scales)
         slots["b_scales"] = dense(torch.float32, (experts, *groups) if grouped else (experts, n), scales)
+    slots = first_poisoned(draw, slots, exact=exact)
     if draw.chance(_ENDED):
         both = draw.below(3)
         if both != 1:

@@ -7,7 +7,7 @@ from gemmill.families.moe.packed_ops import GROUPED_FP4_MM
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
 from gemmill.numerics.draw import Draw
-from gemmill.numerics.expert_slots import aligned, dense, in_slots, routed
+from gemmill.numerics.expert_slots import aligned, dense, first_poisoned, in_slots, routed
 from gemmill.numerics.layouts import TIDY, matrix
 from gemmill.numerics.memory import Slot
 from gemmill.vocab import DType, Format
@@ -48,6 +48,7 @@ def drawn_packed(op: str, draw: Draw, limits: Limits) -> LegalCall:
     if draw.chance(0.5):
         slots["bias"] = dense(torch.bfloat16, (experts, n), values)
     slots |= routed(draw, counts, rows, tokens, spare=spare, masked=is_masked, indexed=indexed)
+    slots = first_poisoned(draw, slots, exact=exact)
     if is_masked:
         for name in ("out", "a") + (("a_scales",) if dtype is DType.E4M3 else ()):
             slots[name] = in_slots(draw, slots[name], experts, slot)

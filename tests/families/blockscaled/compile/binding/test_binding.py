@@ -107,6 +107,27 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
     assert seen["launched"] > 50
 
 
+@pytest.mark.parametrize("rows", [4, 64, 256])
+@pytest.mark.parametrize("op", ["cutlass_scaled_nvfp4_mm", "cutlass_scaled_mxfp4_mm"])
+def test_scales_choose_a_kernel_that_can_read_them_where_they_lie(op: str, rows: int, probe) -> None:
+    group, n, k, needed = 16 if "nv" in op else 32, 128, 512, {}
+    a, b, out = (
+        torch.zeros(shape, dtype=dtype)
+        for shape, dtype in (((rows, k // 2), torch.uint8), ((n, k // 2), torch.uint8), ((rows, n), torch.bfloat16))
+    )
+    alpha = torch.ones(1, dtype=torch.float32)
+    for shift in (0, 1, 2, 4):
+        for side in range(2):
+            scales = [torch.zeros(-(-x // 128) * 128 * k // group + 16, dtype=torch.uint8) for x in (rows, n)]
+            scales = [x[shift * (i == side) :][: len(x) - 16].view(-1, k // group) for i, x in enumerate(scales)]
+            symbol, _ = launched(probe, op, [out, a, b, *scales, alpha, None])
+            found = [row for _, row, entry in probe.build.table.of(blockscaled.NAME) if entry.symbol == symbol]
+            assert {(shift or 16) % row.alignments[3] for row in found} == {0}, symbol
+            needed[shift] = found[0].alignments[3]
+    assert needed[1] == 1
+    assert "nv" not in op or rows > 4 or needed[0] > 1  # of few rows words of codes are read
+
+
 def test_models_agree(probe) -> None:
     rng = random.Random(1)
     rows = [(i, row) for i, row, _ in probe.build.table.of(blockscaled.NAME)]
@@ -114,14 +135,14 @@ def test_models_agree(probe) -> None:
     for _ in range(500):
         i, row = rng.choice(rows)
         sizes = tuple(rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
-        call = ShapedCall(family=blockscaled.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
+        call = ShapedCall(family=blockscaled.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16, 16))
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
 
 
 def test_so_many_ctas_are_refused(probe) -> None:
     _, row, _ = next(iter(probe.build.table.of(blockscaled.NAME)))
     sizes = (2**31 - 2**16, 2**31 - 2**16, 32)
-    call = ShapedCall(family=blockscaled.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
+    call = ShapedCall(family=blockscaled.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16, 16))
     assert probe.build.choose(call, SMS)[0] == -1
     choice = select(probe.build.table, call, SMS)
     assert choice.row < 0

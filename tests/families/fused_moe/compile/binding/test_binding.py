@@ -32,9 +32,7 @@ WIDE = (
     "w13_stride_row w13_stride_expert w2_stride_row w2_stride_expert w13_scale_stride_expert w13_scale_stride_row "
     "w13_scale_stride_k w2_scale_stride_expert w2_scale_stride_row w2_scale_stride_k"
 ).split()
-NUMBERS = (
-    "tokens hidden inner topk experts weights id_words gate_row up_row row_step weight_on_input adds activation".split()
-)
+NUMBERS = "tokens hidden inner topk experts weights id_words gate_row up_row row_step weight_on_input adds activation endless_waits".split()
 REALS = "alpha limit beta".split()
 
 
@@ -86,6 +84,7 @@ def wanted_of(call: Judged) -> dict[str, Any]:
         "weight_on_input": int(call["weight_on_input"]),
         "adds": int(call["adds"]),
         "activation": [activation.spelled for activation in Activation].index(call["activation"]),
+        "endless_waits": 0,
     }
     strides = {name: call.tensor(role).row_stride for name, role in STRIDES.items()}
     reals = {name: ctypes.c_float(call[name]).value for name in REALS}
