@@ -84,12 +84,12 @@ def _contradiction(kernels: Kernels, config: Any, templates: Path) -> str:
     """In words; empty where there is none."""
     if type(config) is not kernels.config:
         return f"a config is {type(config).__name__}, declared is {kernels.config.__name__}"
-    fields = list(kernels.to_fields(config))
+    fields = kernels.grammar.words(config)
     for field in fields:
         if not field.isalnum():
             return f"field {field!r} of the name of {config} is no word of letters and digits, which fields are made of"
     try:
-        again = kernels.from_fields(config.arch, config.tag, fields)
+        again = kernels.grammar.parse(config.arch, config.tag, fields)
     except ValueError as error:
         return f"name {'_'.join(fields)} of {config} is not read back: {error}"
     if again != config:

@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gemmill.cli import main
-from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Problem
 from gemmill.family import Config
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain, write_manifest
 from gemmill.registry import REGISTRY
@@ -42,17 +43,17 @@ def _base(**changes: object) -> KernelConfig:
     settings |= changes
     parts = {
         part: {f.name: settings.pop(f.name) for f in fields(part) if f.name in settings}
-        for part in (Problem, Schedule, Launch)
+        for part in (Problem, Design, Launch)
     }
     config = KernelConfig(
-        problem=Problem(**parts[Problem]), schedule=Schedule(**parts[Schedule]), launch=Launch(**parts[Launch])
+        problem=Problem(**parts[Problem]), design=Design(**parts[Design]), launch=Launch(**parts[Launch])
     )
     return replace(config, **settings)
 
 
 @pytest.fixture(scope="session")
 def make_config() -> MakeConfig:
-    """A config from field names of Problem, Schedule, Launch and KernelConfig; without any, one that every rule accepts."""
+    """A config from field names of Problem, Design, Launch and KernelConfig; without any, one that every rule accepts."""
     return _base
 
 
@@ -62,7 +63,8 @@ def _entry(config: Config) -> KernelEntry:
         family=REGISTRY.family_of(config).name,
         config=config,
         symbol=symbol_of(config),
-        predicate=REGISTRY.accepted(config),
+        ops=REGISTRY.ops_of(config),
+        epilogue=REGISTRY.epilogue_of(config),
         source_digest="5" * 64,
         compile_seconds=16.25,
         peak_memory_bytes=3_500_000_000,
@@ -150,3 +152,14 @@ def put_build(home: Path, make_manifest: Callable[..., Manifest]) -> Callable[..
         return manifest
 
     return put
+
+
+def changed(config: Any, **changes: Any) -> Any:
+    """A config with other values of its attributes, or of those of its parts, by their names."""
+    own = {field.name for field in fields(config)}
+    told = {name: value for name, value in changes.items() if name in own}
+    for part in own - told.keys():
+        value = getattr(config, part)
+        if is_dataclass(value) and (inner := {f.name for f in fields(value)} & changes.keys() - own):
+            told[part] = replace(value, **{name: changes[name] for name in inner})
+    return replace(config, **told)

@@ -48,7 +48,7 @@ TOY_TUNING = Tuning(
 
 def toy_entry(config: int, symbol: str) -> Any:
     """As much of a manifest's entry as a table reads."""
-    return SimpleNamespace(name=f"sm90a_toy_{config}", family=TOY, symbol=symbol, config=config, predicate=None)
+    return SimpleNamespace(name=f"sm90a_toy_{config}", family=TOY, symbol=symbol, config=config)
 
 
 def measured(name: str, length: int, heads: int = 7, page: int = 16) -> TunedChoice:

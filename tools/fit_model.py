@@ -187,7 +187,7 @@ def error_lines(samples: Samples, constants: Constants, shown: int = 24) -> Iter
 def kind_of(name: str) -> str:
     """Operands, compiler, schedule and tile of a variant."""
     config = parse_name(name)
-    s, launch = config.schedule, config.launch
+    s, launch = config.design, config.launch
     tile = "x".join(map(str, s.tile_shape_mnk))
     words = [config.problem.a_dtype, config.backend, s.kernel_schedule, s.accumulation, s.tile_scheduler, tile]
     return " ".join([*map(str, words), *(["swapped"] if s.swap_ab else []), f"splits {launch.splits}"])

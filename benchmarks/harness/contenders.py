@@ -137,7 +137,7 @@ def variant_contenders(table: VariantTable, bind: Bind, family: str) -> list[Loc
     return [
         LocalContender(name=name, bind=bind, suits=of_classes(classes), pinned=_pin(name), row=row)
         for name, (entry, row) in rows.items()
-        if (classes := classes_served(entry.predicate, family))
+        if (classes := classes_served(entry.config, family))
     ]
 
 

@@ -124,7 +124,7 @@ def variants_of(build: Build) -> list[MoeVariant]:
     return [
         MoeVariant(name=name, namespace="gemmill", kind=kinds[served])
         for name, entry in entries.items()
-        for served in classes_served(entry.predicate, NAME) & kinds.keys()
+        for served in classes_served(entry.config, NAME) & kinds.keys()
     ]
 
 

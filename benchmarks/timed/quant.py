@@ -9,7 +9,7 @@ import torch
 
 from gemmill.families.quant.call import OP_OF, SCALE_NAMES, name_of
 from gemmill.families.quant.cases.calls import QuantCase
-from gemmill.families.quant.config import Activation, QuantFamily
+from gemmill.families.quant.config import Activation, Scaling
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.runtime.schemas import BY_NAME
 from harness.quant_contenders import QuantContender
@@ -32,9 +32,9 @@ def _cases() -> Iterator[tuple[str, QuantCase]]:
     for op in QUANT_OPS:
         case = _case(op)
         yield _label(case), case
-        if op.symmetric == (True, False) and op.family is QuantFamily.TOKEN:
+        if op.symmetric == (True, False) and op.scaling is Scaling.TOKEN:
             yield f"{op.name} azp", replace(case, zero_points=True)
-        if op.family is QuantFamily.RMS_TOKEN:
+        if op.scaling is Scaling.RMS_TOKEN:
             yield f"{op.name} residual", replace(case, residual=True)
 
 
@@ -122,7 +122,7 @@ class QuantOperandMaker:
         values = case.arguments(self._device, self._generator)
         given = dict(zip(BY_NAME[case.op].arguments, values, strict=True))
         given["input"][0, :: case.hidden] = LARGEST
-        if OP_OF[case.op].family is QuantFamily.TENSOR:
+        if OP_OF[case.op].scaling is Scaling.TENSOR:
             given[name_of(given, SCALE_NAMES)].zero_()  # which vLLM's op only raises
         return values
 

@@ -18,7 +18,7 @@ from gemmill.families.blockscaled.config import (
 )
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.moe.config import PackedGroupedConfig
-from gemmill.families.quant.config import QuantConfig, QuantFamily
+from gemmill.families.quant.config import QuantConfig, Scaling
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension
 from gemmill.space.names import symbol_of, to_name
@@ -29,7 +29,7 @@ from gemmill.wheel import audit
 _MAY_SPILL = frozenset(
     config
     for config in select("smoke").configs
-    if (isinstance(config, QuantConfig) and config.family is QuantFamily.RMS_TOKEN)
+    if (isinstance(config, QuantConfig) and config.scaling is Scaling.RMS_TOKEN)
     or (isinstance(config, KvCacheConfig) and config.kind is Kind.ATTEND and config.slots is Slots.ANY)
 )
 """Two kernels of the first keep a row in registers at the price of a few spilled ones. Attention over packed vectors of any format
@@ -81,7 +81,7 @@ def test_variant(entry: KernelEntry) -> None:
             entry.sass
         )
         return
-    schedule = getattr(config, "schedule", None)  # the kernels for any layout have none
+    schedule = getattr(config, "design", None)  # the kernels for any layout have none
     if schedule is not None and schedule.kernel_schedule.uses_tma:
         wgmma = WGMMA_OF.get(config.problem.a_dtype, "HGMMA")
         assert entry.sass.get(wgmma, 0) > 0, f"no {wgmma} in {entry.sass}"

@@ -12,6 +12,7 @@ import torch
 import gemmill
 from families.scaled_mm.gpu.specs import MUST, acceptance, of_variant
 from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.runtime.schemas import OPS
 from gemmill.vocab import Accumulation
@@ -45,8 +46,8 @@ def of_variants(match: str) -> tuple[int, list[str]]:
     for entry in gemmill.variants():
         if entry.family != scaled_mm.NAME or match not in entry.name:
             continue
-        specs = [of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, data="integers")) for m, n, k in SHAPES]
-        calls = [call for spec in specs if acceptance(entry.predicate, call := make_call(spec, DEVICE)) == MUST]
+        specs = [of_variant(accepted(entry.config), CallSpec(m=m, n=n, k=k, data="integers")) for m, n, k in SHAPES]
+        calls = [call for spec in specs if acceptance(accepted(entry.config), call := make_call(spec, DEVICE)) == MUST]
         if not calls:
             faults.append(f"{entry.name}: takes none of {SHAPES}")
             continue

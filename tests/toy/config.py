@@ -1,13 +1,12 @@
 """What a kernel of it is, which calls it takes, and how one of several is chosen."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
-from gemmill.family import Measured, Reach, Row, ShapedCall, Sizes, Spelled, Sweep, Tuning
+from gemmill.family import Field, Grammar, Measured, Reach, Row, ShapedCall, Sizes, Spelled, Sweep, Tuning
 from gemmill.vocab import Arch, DType
 from toy import NAME
-from toy.ops import PACK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +15,9 @@ class ToyConfig:
 
     pages_at_a_time: int
     arch: Arch = Arch.SM90A
+    operand_dtype: ClassVar[DType] = DType.F32
+    out_dtype: ClassVar[DType] = DType.U8
+    group_size: ClassVar[int] = 0
 
     @property
     def tag(self) -> str:
@@ -24,18 +26,6 @@ class ToyConfig:
     @property
     def compiled(self) -> Self:
         return self
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToyAccepts:
-    """The calls that a kernel takes."""
-
-    ops: tuple[str, ...]
-    least_length: int
-
-    @property
-    def operand_dtype(self) -> DType:
-        return DType.F32
 
 
 class Facts(NamedTuple):
@@ -49,18 +39,7 @@ def check_count(config: ToyConfig) -> Iterator[str]:
         yield f"a block packs 1 to {most} pages at a time"
 
 
-def accepted(config: ToyConfig) -> ToyAccepts:
-    return ToyAccepts(ops=(PACK.name,), least_length=config.pages_at_a_time)
-
-
-def to_fields(config: ToyConfig) -> list[str]:
-    return [f"p{config.pages_at_a_time}"]
-
-
-def from_fields(arch: Arch, _tag: str, fields: Sequence[str]) -> ToyConfig:
-    if len(fields) != 1 or not fields[0][1:].isdecimal():
-        raise ValueError(f"pages {'_'.join(fields)!r}, expected p and a number")
-    return ToyConfig(pages_at_a_time=int(fields[0][1:]), arch=arch)
+GRAMMAR = Grammar(ToyConfig, (Field("p{pages_at_a_time}"),))
 
 
 def spell(config: ToyConfig) -> Spelled:
@@ -76,10 +55,10 @@ def call_of(sizes: Sizes, alignment: int = 16) -> ShapedCall:
     return ShapedCall(family=NAME, call_class=0, sizes=(sizes["length"], sizes["page"]), alignments=(alignment,))
 
 
-def _rows(config: ToyConfig, accepts: ToyAccepts, kernel: int) -> Iterator[Row]:
+def _rows(config: ToyConfig, kernel: int) -> Iterator[Row]:
     facts = Facts(pages_at_a_time=config.pages_at_a_time)
     yield Row(
-        kernel=kernel, call_class=0, most=2**31 - 1, alignments=(4,), least=(accepts.least_length, 0), facts=facts
+        kernel=kernel, call_class=0, most=2**31 - 1, alignments=(4,), least=(config.pages_at_a_time, 0), facts=facts
     )
 
 
@@ -96,7 +75,7 @@ SWEEP = Sweep(
             flops=lambda sizes: 0.0,
             operand_bits=32,
             bytes=lambda sizes: 9 * sizes["length"] * sizes["page"] // 2,
-            serves=lambda accepts: True,
+            serves=lambda config: True,
         ),
     ),
     steps=(16, 64),
@@ -122,7 +101,3 @@ TUNING = Tuning(
     measured_as=lambda call: "toy_pages",
     sweep=SWEEP,
 )
-
-
-def filters(config: ToyConfig) -> dict[str, Any]:
-    return {"arch": config.arch, "pages_at_a_time": config.pages_at_a_time}

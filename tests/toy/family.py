@@ -5,19 +5,8 @@ from pathlib import Path
 from gemmill.family import Family, Kernels
 from gemmill.vocab import Compiler
 from toy import NAME
-from toy.config import (
-    TUNING,
-    ToyAccepts,
-    ToyConfig,
-    accepted,
-    check_count,
-    filters,
-    from_fields,
-    selected,
-    spell,
-    to_fields,
-)
-from toy.ops import OPS
+from toy.config import GRAMMAR, TUNING, check_count, selected, spell
+from toy.ops import OPS, PACK
 from toy.questions import QUESTIONS
 
 FAMILY = Family(
@@ -28,13 +17,9 @@ FAMILY = Family(
         Kernels(
             tag=NAME,
             doc="plain loops",
-            config=ToyConfig,
-            accepts=ToyAccepts,
-            to_fields=to_fields,
-            from_fields=from_fields,
-            filters=filters,
+            grammar=GRAMMAR,
+            ops=lambda config: (PACK.name,),
             rules=(check_count,),
-            accepted=accepted,
             spell=spell,
             compiler=Compiler.NVCC,
             seconds=lambda _: 1.0,

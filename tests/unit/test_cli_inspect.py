@@ -32,7 +32,7 @@ def test_list_as_json_is_the_manifests_entries(gemmill, put_build, configs) -> N
     manifest = put_build(*configs)
     entries = json.loads(gemmill("list", "--json").out)
     assert [entry["name"] for entry in entries] == [entry.name for entry in manifest.entries]
-    assert entries[0]["config"]["schedule"]["tile_shape_mnk"] == [128, 128, 128]
+    assert entries[0]["config"]["design"]["tile_shape_mnk"] == [128, 128, 128]
     assert entries[0]["sass"] == {"QGMMA": 32, "UTMALDG": 2}
 
 

@@ -46,7 +46,7 @@ def selection(make_config: Callable[..., KernelConfig]) -> Selection:
 )
 def test_patterns(selection: Selection, patterns: list[str], rows: list[int]) -> None:
     found = apply(selection, patterns)
-    assert [config.schedule.tile_shape_mnk[0] for config in found.configs] == rows
+    assert [config.design.tile_shape_mnk[0] for config in found.configs] == rows
     assert replace(found, configs=selection.configs) == selection
 
 

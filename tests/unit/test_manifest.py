@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from gemmill.families.scaled_mm.accepts import Predicate
-from gemmill.families.scaled_mm.config import KernelConfig, Launch, Problem, Schedule
+from gemmill.families.scaled_mm.config import Design, KernelConfig, Launch, Problem
 from gemmill.manifest import (
     SCHEMA_VERSION,
     KernelEntry,
@@ -39,10 +38,9 @@ PLACES: dict[type, list] = {
     Toolchain: ["toolchain"],
     RejectedEntry: ["rejected", 0],
     KernelEntry: ["entries", 0],
-    Predicate: ["entries", 0, "predicate"],
     KernelConfig: ["entries", 0, "config"],
     Problem: ["entries", 0, "config", "problem"],
-    Schedule: ["entries", 0, "config", "schedule"],
+    Design: ["entries", 0, "config", "design"],
     Launch: ["entries", 0, "config", "launch"],
 }
 FIELDS = [(kind, field.name) for kind in PLACES for field in dataclasses.fields(kind)]
@@ -281,14 +279,14 @@ def test_a_value_of_another_type(written, kind: type, field: str, value: Any) ->
         (["entries", 0, "sass"], [], "manifest.entries[0].sass is list, expected an object"),
         (["entries", 0, "sass", "QGMMA"], 0.5, "manifest.entries[0].sass.QGMMA is float 0.5, expected int"),
         (
-            ["entries", 0, "config", "schedule", "stages"],
+            ["entries", 0, "config", "design", "stages"],
             "3",
-            "manifest.entries[0].config.schedule.stages is str '3', expected int",
+            "manifest.entries[0].config.design.stages is str '3', expected int",
         ),
         (
-            ["entries", 0, "config", "schedule", "tile_shape_mnk"],
+            ["entries", 0, "config", "design", "tile_shape_mnk"],
             [128, 128],
-            "manifest.entries[0].config.schedule.tile_shape_mnk has 2 items, expected 3",
+            "manifest.entries[0].config.design.tile_shape_mnk has 2 items, expected 3",
         ),
         (
             ["entries", 0, "config", "arch"],

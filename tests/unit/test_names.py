@@ -1,10 +1,12 @@
 """Names convert both ways, and a bad one is refused with the field that is wrong."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from gemmill.space.names import parse_name, symbol_of, to_name
+from gemmill.registry import REGISTRY
+from gemmill.space.names import current_name, parse_name, symbol_of, to_name
 from gemmill.space.selections import SELECTIONS, select
 from gemmill.vocab import Arch, RasterOrder, ScaleGranularity, ScaleLayout, TileScheduler
 
@@ -67,27 +69,27 @@ def test_symbols_are_shared_by_what_compiles_to_the_same_code(make_config) -> No
             "triton",
             "'triton' is no kind of kernel, expected one of cutlass, cutedsl, epiloguemm, visitormm, quant",
         ),
-        ("_e4m3_e4m3", "_e9m9_e4m3", "'e9m9' is not a valid DType"),
+        ("_e4m3_e4m3", "_e9m9_e4m3", "a_dtype 'e9m9', expected e4m3 or e5m2 or "),
         ("_f32_", "_s32_", "accumulator_dtype=s32 contradicts a_dtype=e4m3: it is f32"),
-        ("scaledbias", "relu", "'relu' is not a valid EpilogueKind"),
-        ("channel", "groupgroup", "scales 'groupgroup'"),
+        ("scaledbias", "relu", "epilogue 'relu', expected scaled or scaledbias or scaledazp or scaledazppertoken"),
+        ("channel", "groupgroup", "scale_layout 'groupgroup', expected channel or "),
         ("channel", "groupgroup0strided", "group_size=0 contradicts a_scale=group b_scale=group"),
-        ("t128x128x128", "t128x128", "shape 't128x128', expected tMxNxK"),
-        ("t128x128x128", "128x128x128", "shape '128x128x128', expected tMxNxK"),
-        ("t128x128x128", "t128xNx128", "shape 't128xNx128', expected tMxNxK"),
+        ("t128x128x128", "t128x128", "tile_shape_mnk 't128x128', expected tMxNxK"),
+        ("t128x128x128", "128x128x128", "tile_shape_mnk '128x128x128', expected tMxNxK"),
+        ("t128x128x128", "t128xNx128", "tile_shape_mnk 't128xNx128', expected tMxNxK"),
         ("c1x1x1", "c1x0x1", "tile (128, 128, 128) and cluster (1, 0, 1) must be positive"),
-        ("cooperative", "heroic", "'heroic' is not a valid KernelSchedule"),
-        ("_fast_", "_quick_", "'quick' is not a valid Accumulation"),
-        ("persistent", "streamj", "'streamj' is not a valid TileScheduler"),
-        ("_ab_", "_ba_", "operand order 'ba', expected ab or swapab"),
+        ("cooperative", "heroic", "kernel_schedule 'heroic', expected "),
+        ("_fast_", "_quick_", "accumulation 'quick', expected "),
+        ("persistent", "streamj", "tile_scheduler 'streamj', expected "),
+        ("_ab_", "_ba_", "swap_ab 'ba', expected ab or swapab"),
         ("sauto", "smany", "stages 'smany', expected sauto or s and a number"),
         ("sauto", "4", "stages '4', expected sauto or s and a number"),
-        ("sauto", "s0", "stages 's0', expected sauto or s and a number"),
-        ("a16b16d8", "a16b16", "alignment 'a16b16', expected a, b and d, each with a number"),
-        ("d8", "d8_x1", "launch setting 'x1'"),
-        ("d8", "d8_rup", "'up' is not a valid RasterOrder"),
-        ("d8", "d8_wide", "launch setting 'wide'"),
-        ("d8", "d8_w2_ralongm", "it would be written"),
+        ("sauto", "s0", "stages=0 must be positive, or None for automatic"),
+        ("a16b16d8", "a16b16", "alignment_d 'a16b16', expected a and a number, b and a number, d and a number"),
+        ("d8", "d8_x1", "field 'x1' is one too many"),
+        ("d8", "d8_rup", "field 'rup' is one too many"),
+        ("d8", "d8_wide", "field 'wide' is one too many"),
+        ("d8", "d8_w2_ralongm", "field 'ralongm' is one too many"),
         ("d8", "d8_w1", "it would be written"),
         ("t128x", "t0128x", "it would be written"),
         ("sm90a_cutlass_", "", "'e4m3' is no kind of kernel"),
@@ -105,3 +107,93 @@ def test_bad_names_are_refused_with_their_cause(old: str, new: str, cause: str) 
 def test_what_is_not_a_name_at_all(name: str) -> None:
     with pytest.raises(ValueError, match="is not a kernel name"):
         parse_name(name)
+
+
+FORMER = {
+    "sm90a_gatedgroupmm_e4m3_bf16_silu_t128x16x256_c1x1x1_cooperative_promoted_swapab_sauto": (
+        "sm90a_gatedmm_e4m3_bf16_silu_group128_t128x16x256_c1x1x1_cooperative_promoted_swapab_sauto"
+    ),
+    "sm90a_gatedexpertmm_e4m3_bf16_silu_t64x16x256_c1x1x1_basic_fast_swapab_sauto": (
+        "sm90a_gatedmm_e4m3_bf16_silu_experts_t64x16x256_c1x1x1_basic_fast_swapab_sauto"
+    ),
+    "sm90a_gatedexpertgroupmm_e4m3_bf16_silu_t128x16x256_c1x1x1_cooperative_promoted_swapab_sauto": (
+        "sm90a_gatedmm_e4m3_bf16_silu_group128_experts_t128x16x256_c1x1x1_cooperative_promoted_swapab_sauto"
+    ),
+    "sm90a_gatedgatheredmm_e4m3_bf16_silu_t64x16x256_c1x1x1_basic_fast_swapab_sauto": (
+        "sm90a_gatedmm_e4m3_bf16_silu_experts_indexed_t64x16x256_c1x1x1_basic_fast_swapab_sauto"
+    ),
+    "sm90a_gatedgatheredgroupmm_e4m3_bf16_silu_t128x16x256_c1x1x1_cooperative_promoted_swapab_sauto": (
+        "sm90a_gatedmm_e4m3_bf16_silu_group128_experts_indexed_t128x16x256_c1x1x1_cooperative_promoted_swapab_sauto"
+    ),
+    "sm90a_gatedint8mm_s8_bf16_silu_t64x16x256_c1x1x1_basic_exact_swapab_sauto": (
+        "sm90a_gatedmm_s8_bf16_silu_t64x16x256_c1x1x1_basic_exact_swapab_sauto"
+    ),
+    "sm90a_gatedint8expertmm_s8_bf16_silu_t64x16x256_c1x1x1_basic_exact_swapab_sauto": (
+        "sm90a_gatedmm_s8_bf16_silu_experts_t64x16x256_c1x1x1_basic_exact_swapab_sauto"
+    ),
+    "sm90a_gatedint8gatheredmm_s8_bf16_silu_t64x16x256_c1x1x1_basic_exact_swapab_sauto": (
+        "sm90a_gatedmm_s8_bf16_silu_experts_indexed_t64x16x256_c1x1x1_basic_exact_swapab_sauto"
+    ),
+    "sm90a_gatedint8unaligned_s8_bf16": "sm90a_gatedunaligned_s8_bf16",
+    "sm90a_groupedbiasmm_e4m3_bf16_channel_t64x16x256_c1x1x1_basic_fast_swapab_sauto": (
+        "sm90a_groupedmm_e4m3_bf16_channel_bias_t64x16x256_c1x1x1_basic_fast_swapab_sauto"
+    ),
+    "sm90a_groupedbiasmm_bf16_bf16_plain_indexed_t64x16x128_c1x1x1_basic_fast_swapab_sauto": (
+        "sm90a_groupedmm_bf16_bf16_plain_indexed_bias_t64x16x128_c1x1x1_basic_fast_swapab_sauto"
+    ),
+    "sm90a_groupedbiasunaligned_e4m3_f16_group128": "sm90a_groupedunaligned_e4m3_f16_group128_bias",
+}
+"""Names of earlier releases, one of each former tag at least, and what they are now."""
+
+
+@pytest.mark.parametrize("old", FORMER)
+def test_names_of_earlier_releases_are_read(old: str) -> None:
+    assert current_name(old) == to_name(parse_name(old)) == FORMER[old]
+
+
+def test_each_former_tag_has_an_example() -> None:
+    assert {old.split("_")[1] for old in FORMER} == set(REGISTRY.former_tags)
+
+
+def test_a_former_name_is_read_only_as_it_was_written() -> None:
+    """With a word that its tag told already, or without one of its own."""
+    old = next(iter(FORMER))
+    for wrong in (old.replace("_t128", "_group128_t128"), old.replace("_silu", ""), old + "_k2"):
+        with pytest.raises(ValueError, match="is not a kernel name"):
+            parse_name(wrong)
+        assert current_name(wrong) == wrong
+
+
+def test_other_texts_are_no_former_names() -> None:
+    for text in (EXAMPLE, "", "x", "sm90a_*", "re:gated"):
+        assert current_name(text) == text
+
+
+def test_every_name_in_the_repository_is_read() -> None:
+    """Those of tables, docs, results and tests, of this release and of earlier ones; users have them too."""
+    root = Path(__file__).parents[2]
+    tags = {*REGISTRY.former_tags, *(kernels.tag for family in REGISTRY.families for kernels in family.kernels)}
+    form = re.compile(r"\bsm(?:90a|100a|120a)_(\w+)")
+    paths = (
+        path
+        for folder in ("generator/gemmill/runtime/tables", "benchmarks/results")
+        for path in (root / folder).iterdir()
+    )
+    found = {
+        match[0]
+        for path in paths
+        if path.suffix == ".json"
+        for match in form.finditer(path.read_text(encoding="utf-8"))
+    }
+    known = [name for name in found if name.split("_")[1] in tags]
+    assert len(known) > 1000
+    unread = [name for name in known if not _is_read(name)]
+    assert unread == []
+
+
+def _is_read(name: str) -> bool:
+    try:
+        parse_name(name)
+    except ValueError:
+        return False
+    return True

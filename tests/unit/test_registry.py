@@ -12,13 +12,27 @@ from examined import examine, examine_binding
 from gemmill.families.quant.family import FAMILY as QUANT
 from gemmill.families.scaled_mm.config import KernelConfig, Launch
 from gemmill.families.scaled_mm.family import CUTEDSL, CUTLASS, FAMILY
-from gemmill.family import Aspect, Check, ClassAxis, Classes, Family, Layout, Op, OpSchema, OpSet, Registry, Tensor
+from gemmill.family import (
+    Aspect,
+    Check,
+    ClassAxis,
+    Classes,
+    Family,
+    Field,
+    Layout,
+    Op,
+    OpSchema,
+    OpSet,
+    Registry,
+    Tensor,
+)
 from gemmill.locations import kernels_dir, templates_dir
 from gemmill.registry import REGISTRY
 from gemmill.vocab import Backend, DType
 
 Make = Callable[..., KernelConfig]
 WIDE = Launch(swizzle=4)
+UNSWIZZLED = tuple(field for field in CUTLASS.grammar.fields if "launch.swizzle" not in field.paths)
 
 
 @pytest.mark.parametrize("family", REGISTRY.families, ids=lambda family: family.name)
@@ -113,17 +127,21 @@ def test_a_config_of_no_kernels(make_config: Make) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"config": int}, "a config is KernelConfig, declared is int"),
+        ({"grammar": replace(CUTLASS.grammar, config=int)}, "a config is KernelConfig, declared is int"),
         (
-            {"to_fields": lambda _: ["a", "b_c"]},
-            "field 'b_c' of the name of CONFIG is no word of letters and digits, which fields are made of",
+            {"grammar": replace(CUTLASS.grammar, fields=(Field("b_{problem.a_dtype}"),))},
+            "field 'b_e4m3' of the name of CONFIG is no word of letters and digits, which fields are made of",
         ),
         (
-            {"to_fields": lambda _: ["a"], "from_fields": lambda *_: int("a")},
-            "name a of CONFIG is not read back: invalid literal for int() with base 10: 'a'",
+            {"grammar": replace(CUTLASS.grammar, fields=CUTLASS.grammar.fields[:5])},
+            "name e4m3_e4m3_f32_bf16_scaledbias of CONFIG is not read back: it does not tell design",
         ),
         (
-            {"from_fields": lambda *told: replace(CUTLASS.from_fields(*told), launch=WIDE)},
+            {
+                "grammar": replace(
+                    CUTLASS.grammar, fixed={"backend": Backend.CUTLASS, "launch.swizzle": 4}, fields=UNSWIZZLED
+                )
+            },
             "name NAME of CONFIG is read back as OTHER",
         ),
         (
@@ -132,14 +150,14 @@ def test_a_config_of_no_kernels(make_config: Make) -> None:
         ),
         (
             {"spell": CUTEDSL.spell},
-            "template 'scaled_mm/cutedsl/scaled_mm.py.jinja' is for nvcc, which compiles what comes of .cu.jinja",
+            "template 'dsl/kernel.py.jinja' is for nvcc, which compiles what comes of .cu.jinja",
         ),
     ],
 )
 def test_what_no_config_of_the_kernels_holds(make_config: Make, changes: dict[str, Any], sentence: str) -> None:
     config = make_config()
     sentence = sentence.replace("CONFIG", str(config)).replace("OTHER", str(replace(config, launch=WIDE)))
-    sentence = sentence.replace("NAME", "_".join(CUTLASS.to_fields(config)))
+    sentence = sentence.replace("NAME", "_".join(CUTLASS.grammar.words(config)))
     with pytest.raises(ValueError) as error:
         examine(toys(config, **changes), templates_dir())
     assert str(error.value) == f"family 'toys', kernels 'cutlass': {sentence}"

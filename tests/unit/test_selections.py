@@ -5,7 +5,7 @@ import pytest
 from gemmill.families import scaled_mm
 from gemmill.families.quant.config import QuantConfig
 from gemmill.families.quant.ops import QUANT_OPS, ops_of
-from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
+from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, accepted
 from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.selections import with_dsl, with_promotion
 from gemmill.registry import REGISTRY
@@ -39,12 +39,16 @@ def test_the_same_selection_comes_in_the_same_order() -> None:
 def test_every_call_has_a_variant_without_alignment(name: str) -> None:
     """K, N and M of any size, with each operand type, result type, op and zero point."""
     fallback = [
-        p
-        for p in map(REGISTRY.accepted, REGISTRY.configs_of(scaled_mm.NAME, select(name).configs))
-        if p.alignment_a == p.alignment_b == p.alignment_d == 1
+        (config, p)
+        for config in REGISTRY.configs_of(scaled_mm.NAME, select(name).configs)
+        if (p := accepted(config)).alignment_a == p.alignment_b == p.alignment_d == 1
     ]
     served = {
-        (op, p.a_dtype, p.out_dtype, azp) for p in fallback if p.bias and p.min_k == 0 for op in p.ops for azp in p.azp
+        (op, p.a_dtype, p.out_dtype, azp)
+        for config, p in fallback
+        if p.bias and p.min_k == 0
+        for op in REGISTRY.ops_of(config)
+        for azp in p.azp
     }
     for out in (DType.BF16, DType.F16):
         assert {(SCALED_MM, DType.E4M3, out, "none"), (SCALED_MM, DType.S8, out, "none")} <= served
@@ -56,7 +60,7 @@ def test_every_call_has_a_variant_without_alignment(name: str) -> None:
 def test_operands_of_16_bits_have_kernels_of_the_dsl(name: str, dtypes: set[str]) -> None:
     plain = [c for c in REGISTRY.configs_of(scaled_mm.NAME, select(name).configs) if c.problem.a_dtype.bits == 16]
     assert {c.problem.a_dtype for c in plain if c.backend is Backend.CUTEDSL} == dtypes
-    assert all(c.schedule.alignment_a in (1, 8) and c.problem.out_dtype is c.problem.a_dtype for c in plain)
+    assert all(c.design.alignment_a in (1, 8) and c.problem.out_dtype is c.problem.a_dtype for c in plain)
 
 
 def test_every_call_of_a_quantisation_op_has_one_variant() -> None:

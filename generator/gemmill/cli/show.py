@@ -1,6 +1,5 @@
 """`gemmill show`: everything known about one variant."""
 
-import dataclasses
 from typing import Annotated
 
 import typer
@@ -83,10 +82,8 @@ def _print_variant(variant: Variant) -> None:
     if entry is None or variant.manifest is None:
         out.print("not in a build")
         return
-    predicate = entry.predicate
-    rows = [(field.name, _words(getattr(predicate, field.name))) for field in dataclasses.fields(predicate)]
-    out.print(table("calls that it takes", ["field", "value"], rows))
     facts: list[tuple[str, object]] = [
+        ("ops", ", ".join(entry.ops) or "none"),
         ("build", variant.manifest.build_id),
         ("registers a thread", entry.registers),
         ("spills", size(entry.spill_bytes)),

@@ -110,9 +110,10 @@ def variant_of(wanted: str, selection: str | None, arch: Arch | None, build: str
     """
     from gemmill.manifest import ManifestError
     from gemmill.registry import REGISTRY
-    from gemmill.space.names import is_alias, to_name
+    from gemmill.space.names import current_name, is_alias, to_name
 
     refuse_both(selection, build)
+    wanted = current_name(wanted)
     if selection is not None:
         found = selection_of(selection, arch or Arch.SM90A, None)
         config = _only(wanted, [(to_name(c), c) for c in found.configs], f"selection {selection!r}")

@@ -41,8 +41,8 @@ def _supports(b_scale: ScaleGranularity, group_size: int, capability: int) -> bo
         entries = ops.variants(op=SCALED_MM, arch=f"sm{capability}a")
     except ManifestError:
         return False  # no build: nothing is compiled in
-    predicates = (entry.predicate for entry in entries)
-    return any((p.a_dtype, p.b_scale, p.group_size) == (DType.E4M3, b_scale, group_size) for p in predicates)
+    problems = (entry.config.problem for entry in entries)
+    return any((p.a_dtype, p.b_scale, p.group_size) == (DType.E4M3, b_scale, group_size) for p in problems)
 
 
 def _supports_fp4(capability: int) -> bool:
@@ -59,7 +59,7 @@ def _group_gemm_supported(capability: int) -> bool:
     except ManifestError:
         return False
     return any(
-        (x.dtype, x.group_size) == (DType.E4M3, 0) and False in x.gathers for x in (y.predicate for y in entries)
+        (x.operand_dtype, x.group_size) == (DType.E4M3, 0) and False in x.gathers for x in (y.config for y in entries)
     )
 
 

@@ -2,7 +2,6 @@
 
 from gemmill.family.classes import ClassAxis, Classes
 from gemmill.family.declaration import (
-    Accepts,
     Config,
     DslBody,
     Epilogues,
@@ -11,7 +10,9 @@ from gemmill.family.declaration import (
     Rule,
     Spelled,
     first_rejection,
+    of_dsl,
 )
+from gemmill.family.grammar import Field, Former, Grammar, Spelling, mark, number_after, words
 from gemmill.family.judging import Dense, Judged
 from gemmill.family.op import Op, OpSet
 from gemmill.family.registered import Registry

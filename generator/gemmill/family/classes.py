@@ -46,8 +46,13 @@ class Classes:
 
     def number(self, config: Any) -> int:
         """Of the class whose calls a config serves."""
-        numbers = (axis.values[getattr(config, axis.name)] for axis in self.axes)
-        return sum(map(mul, numbers, self.weights))
+        return self.number_of(**{axis.name: getattr(config, axis.name) for axis in self.axes})
+
+    def number_of(self, **values: Any) -> int:
+        """Of the class in which the axes have these values, by their names."""
+        return sum(
+            axis.values[values[axis.name]] * weight for axis, weight in zip(self.axes, self.weights, strict=True)
+        )
 
     def told(self, number: int) -> Iterator[tuple[str, Any]]:
         """Field and value of each axis in a class."""
@@ -68,7 +73,7 @@ class Classes:
         """A call of a class, as far as the choice depends on it."""
         return ShapedCall(family=family, call_class=number, sizes=(), alignments=())
 
-    def _rows(self, config: Any, accepts: Any, kernel: int) -> Iterator[Row]:
+    def _rows(self, config: Any, kernel: int) -> Iterator[Row]:
         yield Row(kernel=kernel, call_class=self.number(config), most=0, alignments=(), least=(), facts=())
 
     def _differs(self, has: int, needs: int) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from gemmill.family.grammar import Grammar
 from gemmill.family.op import Op, OpSet
 from gemmill.family.tuning import Tuning
 from gemmill.questions import Asked
@@ -26,17 +27,17 @@ class Config(Protocol):
     def compiled(self) -> Self:
         """The same machine code with default launch settings: configs that share it share one compilation."""
 
-
-class Accepts(Protocol):
-    """The calls that a compiled kernel takes: a frozen dataclass, stored in the manifest."""
-
-    @property
-    def ops(self) -> tuple[str, ...]:
-        """Ops that the kernel can serve."""
-
     @property
     def operand_dtype(self) -> DType:
         """Of the operand that a call is asked by."""
+
+    @property
+    def out_dtype(self) -> DType:
+        """Of the result."""
+
+    @property
+    def group_size(self) -> int:
+        """Elements that share a scale; 0 where scales are of tensors, rows or columns."""
 
 
 Rule = Callable[[Any], Iterator[str]]
@@ -61,6 +62,12 @@ class Spelled:
     """What fills the template's holes, beside name and symbol."""
 
 
+def of_dsl(entry: str) -> Callable[[Any], Spelled]:
+    """The file of a kernel of the CuTe DSL: the module that compiles it, and the kernel's name, which tells its config."""
+    spelled = Spelled(template="dsl/kernel.py.jinja", values={"entry": entry})
+    return lambda config: spelled
+
+
 @dataclass(frozen=True, kw_only=True)
 class DslBody:
     """Where the CuTe DSL reads a kernel."""
@@ -80,17 +87,11 @@ class Kernels:
     tag: str
     """In names, after the architecture."""
     doc: str
-    config: type[Any]
-    accepts: type[Any]
-    to_fields: Callable[[Any], Sequence[str]]
-    """The fields of a config's name after architecture and tag, none with an underscore in it."""
-    from_fields: Callable[[Arch, str, Sequence[str]], Any]
-    """The config of architecture, tag and fields. Raises ValueError, naming the field that cannot be read."""
-    filters: Callable[[Any], Mapping[str, Any]]
-    """What `--filter key=value` can ask of a config."""
+    grammar: Grammar
+    """Names and filters of configs."""
+    ops: Callable[[Any], tuple[str, ...]]
+    """Ops that a kernel of a config can serve."""
     rules: tuple[Rule, ...]
-    accepted: Callable[[Any], Any]
-    """The calls that a kernel of a config takes."""
     spell: Callable[[Any], Spelled]
     compiler: Compiler
     seconds: Callable[[Any], float]
@@ -101,6 +102,11 @@ class Kernels:
     """Kernels that share a unit at most."""
     dsl: DslBody | None = None
     """For kernels of the CuTe DSL."""
+
+    @property
+    def config(self) -> type[Any]:
+        """The type of its configs."""
+        return self.grammar.config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +119,10 @@ class Epilogues:
     """The operands whose sums it takes."""
     configs: Callable[[str, Sequence[DType], Sequence[DType], Arch], Iterable[Any]]
     """Its kernels, of operands and results."""
-    brought: Callable[[Any], str | None]
-    """The epilogue of a kernel that accepts such calls; None where it has none."""
+    text_of: Callable[[Any], str]
+    """The epilogue of a config; empty where it has none."""
+    learn: Callable[[str], object]
+    """Makes an epilogue known, so that the configs of its kernels can say what they compute."""
 
 
 @dataclass(frozen=True, kw_only=True)

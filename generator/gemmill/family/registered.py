@@ -33,7 +33,10 @@ class Registry:
                     raise ValueError(
                         f"family {family.name!r}: tag {kernels.tag!r} has an underscore, which parts fields of names"
                     )
-        self._refuse_shared("have kernels of tag", lambda family: [kernels.tag for kernels in family.kernels])
+        self._refuse_shared(
+            "have kernels of tag",
+            lambda family: [tag for kernels in family.kernels for tag in (kernels.tag, *kernels.grammar.aliases)],
+        )
         self._refuse_shared("have an op", lambda family: [op.schema.name for op in family.asks.ops])
         for family in self.families:
             if (fault := family.tuning.contradiction()) is not None:
@@ -71,6 +74,13 @@ class Registry:
         return {kernels.tag: (family, kernels) for family in self.families for kernels in family.kernels}
 
     @cached_property
+    def former_tags(self) -> dict[str, Kernels]:
+        """The kernels of tags that stand in names of earlier releases."""
+        return {
+            tag: kernels for family in self.families for kernels in family.kernels for tag in kernels.grammar.aliases
+        }
+
+    @cached_property
     def ops(self) -> dict[str, tuple[Family, Op]]:
         """All ops by name, in the order of the declarations, each with its family."""
         return {op.schema.name: (family, op) for family in self.families for op in family.asks.ops}
@@ -90,19 +100,24 @@ class Registry:
         """The kernels that a config is one of."""
         return self._by_tag[config.tag][1]
 
-    def accepted(self, config: Config) -> Any:
-        """The calls that a kernel of a config takes, an Accepts."""
-        return self.kernels_of(config).accepted(config)
+    def ops_of(self, config: Config) -> tuple[str, ...]:
+        """Ops that a kernel of a config can serve."""
+        return self.kernels_of(config).ops(config)
+
+    def epilogue_of(self, config: Config) -> str:
+        """The user's epilogue that a config's kernel ends in, as its family writes it; empty for none."""
+        epilogues = self.family_of(config).epilogues
+        return epilogues.text_of(config) if epilogues is not None else ""
 
     def check(self, config: Config) -> Status:
         """The first rule of its kernels that rejects a config, or OK."""
         return first_rejection(self.kernels_of(config).rules, config)
 
     def tagged(self, tag: str) -> Kernels:
-        """The kernels of a tag. Raises ValueError where there are none."""
-        if tag not in self._by_tag:
+        """The kernels of a tag, which may be a former one. Raises ValueError where there are none."""
+        if tag not in self._by_tag and tag not in self.former_tags:
             raise ValueError(f"{tag!r} is no kind of kernel, expected one of {', '.join(self._by_tag)}")
-        return self._by_tag[tag][1]
+        return self._by_tag[tag][1] if tag in self._by_tag else self.former_tags[tag]
 
     def named(self, name: str) -> Family:
         """The family of a name. Raises ValueError where there is none."""

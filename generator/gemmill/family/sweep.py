@@ -24,7 +24,7 @@ class Measured:
     bytes: Callable[[Sizes], int]
     """What a call must read and write, each byte once."""
     serves: Callable[[Any], bool]
-    """Whether a variant serves it, by what it accepts."""
+    """Whether a config's kernel serves it."""
     least: Mapping[str, int] = field(default_factory=dict)
     """Sizes below which a dry run must not cut a call down, where it is another class below them."""
 

@@ -94,8 +94,8 @@ class Tuning:
     bucketed: str = ""
     """The size at which weights are measured in steps: a row serves up to its own."""
     reach: Reach = Reach(few=0, many=0, endless=0, ratio=0, distance=0.0)
-    rows: Callable[[Any, Any, int], Iterable[Row]]
-    """Of a config, what it accepts, and its kernel's index: a row for each class of calls."""
+    rows: Callable[[Any, int], Iterable[Row]]
+    """Of a config and its kernel's index: a row for each class of calls."""
     describe: Callable[[int], str]
     """A class of calls in words."""
     differs: Callable[[int, int], str]

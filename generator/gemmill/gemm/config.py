@@ -76,7 +76,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Design:
     """How a GEMM is computed: everything that changes the machine code."""
 
     tile_shape_mnk: tuple[int, int, int]
@@ -110,7 +110,7 @@ class GemmConfig(Protocol):
         """What it computes."""
 
     @property
-    def schedule(self) -> Schedule:
+    def design(self) -> Design:
         """How it is computed."""
 
     @property

@@ -52,7 +52,7 @@ class Facts:
     @property
     def swap_ab(self) -> bool:
         """Whether X holds the weights."""
-        return self.config.schedule.swap_ab
+        return self.config.design.swap_ab
 
     @property
     def x_dtype(self) -> DType:
@@ -87,7 +87,7 @@ class Facts:
     @property
     def promoted(self) -> bool:
         """Whether partial sums leave the tensor core's accumulator before the end of K."""
-        return self.grouped or self.config.schedule.accumulation is Accumulation.PROMOTED
+        return self.grouped or self.config.design.accumulation is Accumulation.PROMOTED
 
     @property
     def promotion_k(self) -> int:
@@ -146,17 +146,17 @@ class Facts:
     @property
     def tile_x(self) -> int:
         """Rows of X in a CTA's tile."""
-        return self.config.schedule.tile_shape_mnk[0]
+        return self.config.design.tile_shape_mnk[0]
 
     @property
     def tile_y(self) -> int:
         """Rows of Y in a CTA's tile."""
-        return self.config.schedule.tile_shape_mnk[1]
+        return self.config.design.tile_shape_mnk[1]
 
     @property
     def tile_k(self) -> int:
         """Elements along K of one stage."""
-        return self.config.schedule.tile_shape_mnk[2]
+        return self.config.design.tile_shape_mnk[2]
 
     @property
     def tile_n(self) -> int:
@@ -171,12 +171,12 @@ class Facts:
     @property
     def cluster_x(self) -> int:
         """CTAs along X that share loads of Y."""
-        return self.config.schedule.cluster_shape_mnk[0]
+        return self.config.design.cluster_shape_mnk[0]
 
     @property
     def cluster_y(self) -> int:
         """CTAs along Y that share loads of X."""
-        return self.config.schedule.cluster_shape_mnk[1]
+        return self.config.design.cluster_shape_mnk[1]
 
     @property
     def cluster_size(self) -> int:
@@ -191,17 +191,17 @@ class Facts:
     @property
     def pingpong(self) -> bool:
         """Whether consumer groups work on alternate tiles."""
-        return self.config.schedule.kernel_schedule is KernelSchedule.PINGPONG
+        return self.config.design.kernel_schedule is KernelSchedule.PINGPONG
 
     @property
     def split_k(self) -> bool:
         """Whether a cluster's CTAs share one tile, each with a slice of K."""
-        return self.config.schedule.tile_scheduler is TileScheduler.SPLIT_K
+        return self.config.design.tile_scheduler is TileScheduler.SPLIT_K
 
     @property
     def consumer_groups(self) -> int:
         """Warp groups that multiply."""
-        return CONSUMER_GROUPS[self.config.schedule.kernel_schedule]
+        return CONSUMER_GROUPS[self.config.design.kernel_schedule]
 
     @property
     def group_rows(self) -> int:
@@ -384,8 +384,8 @@ class Facts:
     @cached_property
     def stages(self) -> int:
         """Stages of the main loop: as the config says, or as many as fit."""
-        if self.config.schedule.stages is not None:
-            return self.config.schedule.stages
+        if self.config.design.stages is not None:
+            return self.config.design.stages
         return self.stage_room // self.stage_bytes
 
     @property

@@ -77,10 +77,21 @@ def _manifest_of(data: dict[str, Any], path: Path) -> Manifest:
             data,
         ) from None
     _check_texts(manifest)
+    for entry in manifest.entries:
+        if entry.epilogue:
+            _learn(entry)
     # Last: what is wrong with a field says more. A flipped bit often leaves a value that means something else.
     if data.get(DIGEST) != own_digest(fields):
         raise ValueError("it was changed since it was written, by its digest")
     return manifest
+
+
+def _learn(entry: KernelEntry) -> None:
+    """Make a user's epilogue known: the config has no more of it than a key. Raises ValueError."""
+    epilogues = REGISTRY.named(entry.family).epilogues
+    if epilogues is None:
+        raise ValueError(f"entry {entry.name!r} has an epilogue, and kernels of {entry.family} end in none of a user's")
+    epilogues.learn(entry.epilogue)
 
 
 def _check_texts(manifest: Manifest) -> None:
@@ -190,7 +201,7 @@ def _types_of(entry: dict[str, Any], where: str) -> dict[str, Any]:
         raise ValueError(f"{where}.{error}") from None
     tag = [*str(entry.get("name")).split("_"), ""][1]
     kernels = next((kernels for kernels in family.kernels if kernels.tag == tag), family.kernels[0])
-    return {"config": kernels.config, "predicate": kernels.accepts}
+    return {"config": kernels.config}
 
 
 def _convert_tuple(value: Any, kinds: tuple[Any, ...], where: str) -> tuple[Any, ...]:

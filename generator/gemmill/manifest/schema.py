@@ -20,7 +20,7 @@ class OtherVersionError(ManifestError):
         """What stands in it, of which nothing is checked."""
 
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 
 DIGEST = "digest"
@@ -36,7 +36,7 @@ def own_digest(data: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEntry:
-    """One variant of the extension: what it is, what it accepts and, as soon as it is compiled, what that cost."""
+    """One variant of the extension: what it is, which ops it serves and, as soon as it is compiled, what that cost."""
 
     name: str
     family: str
@@ -45,8 +45,10 @@ class KernelEntry:
     """Of the type that its kernels declare, a Config."""
     symbol: str
     """C symbol of the launch function; variants that differ in launch settings alone share it."""
-    predicate: Any
-    """Of the type that its kernels declare, an Accepts."""
+    ops: tuple[str, ...]
+    """Ops that it can serve; none where it is called by its symbol only."""
+    epilogue: str = ""
+    """The user's epilogue that it ends in, as its family writes it; empty for none."""
     source_digest: str = ""
     """SHA-256 of what the machine code is made from (gemmill.build.provenance): tuned rows are held against it."""
     compile_seconds: float = 0.0

@@ -82,7 +82,7 @@ def chosen_in(builds: Iterable[Build]) -> list[Chosen]:
         Chosen(
             build=build.build_id,
             variant=entry.name,
-            ops=tuple(entry.predicate.ops),
+            ops=entry.ops,
             computes=REGISTRY.tunings[entry.family].describe(row.call_class),
             trust=trust,
             times=times,

@@ -87,8 +87,8 @@ class Build:
         found = {}
         for entry in self.manifest.entries:
             family = REGISTRY.named(entry.family)
-            if family.epilogues and (text := family.epilogues.brought(entry.predicate)) is not None:
-                found[text] = family, family.epilogues.op(text)
+            if family.epilogues and entry.epilogue:
+                found[entry.epilogue] = family, family.epilogues.op(entry.epilogue)
         return tuple(found.values())
 
     def declare(self, family: Family, op: Op) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gemmill import settings
-from gemmill.family import Family, Op
+from gemmill.family import Config, Family, Op
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, operands
 from gemmill.runtime.asking import given_to
@@ -25,7 +25,7 @@ from gemmill.runtime.ranges import Ranges
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.runtime.schemas import add as add_schema
 from gemmill.runtime.select import Choice
-from gemmill.space.names import alias_of, is_alias
+from gemmill.space.names import alias_of, current_name, is_alias
 from gemmill.vocab import Arch
 
 _lock = threading.RLock()
@@ -154,7 +154,7 @@ def active() -> Build:
 def variants(*, op: str | None = None, arch: str | None = None) -> list[KernelEntry]:
     """The loaded variants, those of one op or architecture if named."""
     entries = active().manifest.entries
-    return [e for e in entries if (op is None or op in e.predicate.ops) and (arch is None or arch == e.config.arch)]
+    return [e for e in entries if (op is None or op in e.ops) and (arch is None or arch == e.config.arch)]
 
 
 def supports(
@@ -173,15 +173,15 @@ def supports(
     def name(kind: torch.dtype | str | None) -> str | None:
         return None if kind is None else str(kind).removeprefix("torch.")
 
-    def fits(predicate: Any) -> bool:
-        operand = predicate.operand_dtype
+    def fits(config: Config) -> bool:
+        operand, out = config.operand_dtype, config.out_dtype
         return (
             name(dtype) in (None, operand, operand.torch_name)
-            and name(out_dtype) in (None, predicate.out_dtype, predicate.out_dtype.torch_name)
-            and group_size in (None, predicate.group_size)
+            and name(out_dtype) in (None, out, out.torch_name)
+            and group_size in (None, config.group_size)
         )
 
-    return any(fits(entry.predicate) for entry in variants(op=op, arch=arch))
+    return any(fits(entry.config) for entry in variants(op=op, arch=arch))
 
 
 def explain(op: str, *args: Any, **named: Any) -> Choice:
@@ -198,7 +198,7 @@ def explain(op: str, *args: Any, **named: Any) -> Choice:
 
 @contextlib.contextmanager
 def use_variant(name: str) -> Iterator[KernelEntry]:
-    """Pin a variant by name, or by the alias that `gemmill list` prints, for the calling thread.
+    """Pin a variant by its name, of this release or an earlier one, or by the alias that `gemmill list` prints, for the calling thread.
 
     Inside the block, an op of the variant's family raises RuntimeError for a call that the variant cannot take. One
     variant is pinned at a time. One that is pinned inside takes the other's place until its block ends, whatever its
@@ -207,7 +207,7 @@ def use_variant(name: str) -> Iterator[KernelEntry]:
     build = active()
     if is_alias(name):
         name = next((entry.name for entry in build.manifest.entries if alias_of(entry.name) == name), name)
-    rows = build.table.rows_of(name)
+    rows = build.table.rows_of(current_name(name))
     if not rows:
         raise ValueError(
             f"variant {name!r} is not in build {build.build_id}: gemmill.variants() lists its {len(build.manifest.entries)}"

@@ -5,12 +5,13 @@ import json
 import reprlib
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from gemmill.family import Tuning
 from gemmill.registry import REGISTRY
+from gemmill.space.names import current_name
 
 SCHEMA_VERSION = 3
 LARGEST_SIZE = 2**31 - 1
@@ -197,7 +198,10 @@ def read_table(path: Path) -> TunedTable:
         rows = [_row(_with_named_sizes(row) if version == 1 else row) for row in data["rows"]]
         if not (isinstance(data["device"], str) and isinstance(data["arch"], str)):
             raise TypeError("device and arch must be texts")
-        quarantined = [Quarantined(**_checked(Quarantined, found)) for found in data.get("quarantined", ())]
+        quarantined = [
+            replace(q, variant=current_name(q.variant))
+            for q in (Quarantined(**_checked(Quarantined, found)) for found in data.get("quarantined", ()))
+        ]
         return make_table(data["device"], data["arch"], sources, _once(path, rows, sources), quarantined)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, TableError):
@@ -221,7 +225,8 @@ def _row(data: Any) -> TableRow:
     for name, size in checked["sizes"].items():
         if not holds(size):
             raise TypeError(f"{name} is {reprlib.repr(size)}, expected {words}")
-    row = TableRow(**checked | {"sizes": in_order(checked["sizes"])})
+    names = {"variants": tuple(map(current_name, checked["variants"]))} if "variants" in checked else {}
+    row = TableRow(**checked | names | {"sizes": in_order(checked["sizes"])})
     count, known = len(row.variants), {len(row.digests), len(row.codes)}
     if not row.variants or len(row.us) != count or not known <= {0, count}:
         raise ValueError(

@@ -72,7 +72,7 @@ def make_variant_table(
         place: dict[tuple[int, str], int] = {}
         for entry in known:
             if entry.family == family:
-                for row in tuning.rows(entry.config, entry.predicate, index[entry.symbol]):
+                for row in tuning.rows(entry.config, index[entry.symbol]):
                     place[row.call_class, entry.name] = len(rows)
                     rows.append(replace(row, quarantined=entry.name in withheld))
                     owners.append(entry)

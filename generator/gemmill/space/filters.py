@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmill.family import Config
 from gemmill.registry import REGISTRY
-from gemmill.space.names import alias_of, is_alias, to_name
+from gemmill.space.names import alias_of, current_name, is_alias, to_name
 from gemmill.space.selections import Selection
 
 _KEY_VALUE = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)=(.*)")
@@ -36,7 +36,7 @@ def apply(selection: Selection, patterns: Sequence[str]) -> Selection:
 def fields_of(config: Config) -> dict[str, str]:
     """Every field of a config as text, by the key that a filter uses."""
     kernels = REGISTRY.kernels_of(config)
-    own = kernels.filters(config)
+    own = kernels.grammar.filters(config)
     return {"family": REGISTRY.family_of(config).name, "compiler": kernels.compiler.value} | {
         key: _to_text(value) for key, value in own.items()
     }
@@ -61,7 +61,7 @@ def _compile(pattern: str, configs: Sequence[Config]) -> Callable[[Config], bool
         return _key_value(match[1], match[2], configs)
     if is_alias(pattern):
         return lambda config: alias_of(to_name(config)) == pattern
-    return lambda config: fnmatch.fnmatchcase(to_name(config), pattern)
+    return lambda config: fnmatch.fnmatchcase(to_name(config), current_name(pattern))
 
 
 def _key_value(key: str, value: str, configs: Sequence[Config]) -> Callable[[Config], bool]:

@@ -1,7 +1,6 @@
 """The only place where a kernel's name is made, and read back.
 
-A name is a C identifier: architecture, tag of its kernels, and the fields that its family spells (`names.py` there), joined
-by `_`.
+A name is a C identifier: architecture, tag of its kernels, and the words of their grammar, joined by `_`.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ from gemmill.vocab import Arch
 
 def to_name(config: Config) -> str:
     """The name of a config; different configs have different names."""
-    return "_".join([config.arch, config.tag, *REGISTRY.kernels_of(config).to_fields(config)])
+    return "_".join([config.arch, config.tag, *REGISTRY.kernels_of(config).grammar.words(config, config.tag)])
 
 
 def alias_of(name: str) -> str:
@@ -33,19 +32,26 @@ def symbol_of(config: Config) -> str:
 
 
 def parse_name(name: str) -> Config:
-    """The config whose name this is. Raises ValueError, naming the field that cannot be read."""
+    """The config whose name this is, or was in an earlier release. Raises ValueError, naming the field that cannot be read."""
     try:
-        config = _parse(name.split("_"))
+        arch, tag, *words = name.split("_") if name.count("_") else ("", "")
+        if not tag:
+            raise ValueError("it has no architecture and tag")
+        grammar = REGISTRY.tagged(tag).grammar
+        config: Config = grammar.parse(Arch(arch), tag, words)
     except ValueError as error:
         raise ValueError(f"{name!r} is not a kernel name: {error}") from None
-    if to_name(config) != name:
-        raise ValueError(f"{name!r} is not a kernel name: it would be written {to_name(config)!r}")
+    if (again := "_".join([arch, tag, *grammar.words(config, tag)])) != name:
+        raise ValueError(f"{name!r} is not a kernel name: it would be written {again!r}")
     return config
 
 
-def _parse(fields: list[str]) -> Config:
-    if len(fields) < 2:
-        raise ValueError("it has no architecture and tag")
-    arch, tag, *rest = fields
-    config: Config = REGISTRY.tagged(tag).from_fields(Arch(arch), tag, rest)
-    return config
+def current_name(name: str) -> str:
+    """The name that a kernel has now, of one that it has or had in an earlier release; other texts stay as they are."""
+    tag = name.partition("_")[2].partition("_")[0]
+    if tag not in REGISTRY.former_tags:
+        return name
+    try:
+        return to_name(parse_name(name))
+    except ValueError:
+        return name

@@ -194,5 +194,6 @@ def _stand_in_entry(config: Config) -> KernelEntry:
         family=REGISTRY.family_of(config).name,
         config=config,
         symbol=symbol_of(config),
-        predicate=REGISTRY.accepted(config),
+        ops=REGISTRY.ops_of(config),
+        epilogue=REGISTRY.epilogue_of(config),
     )

@@ -11,6 +11,7 @@ import torch
 from gemmill.doctor.elf import read_library
 from gemmill.doctor.extension import torch_libraries, undefined_in
 from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, VLLM_OPS
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.families.scaled_mm.shaped_call import shaped_call_of
@@ -223,17 +224,19 @@ def test_rows_too_far_apart_for_a_descriptor(stride: int, alignment: int, probe)
     launch = probe.run("cutlass_scaled_mm", *call)
     assert launch is not None
     entry = select(probe.build.table, asked, 1).entry
-    assert launch[0] == entry.symbol and entry.config.schedule.alignment_a == alignment
+    assert launch[0] == entry.symbol and entry.config.design.alignment_a == alignment
 
 
 def test_scales_whose_columns_overlap_are_not_for_tma(probe) -> None:
-    entry = next(e for e in probe.variants_of(scaled_mm.NAME) if e.predicate.scale_layout is ScaleLayout.MN_MAJOR)
+    entry = next(
+        e for e in probe.variants_of(scaled_mm.NAME) if accepted(e.config).scale_layout is ScaleLayout.MN_MAJOR
+    )
     call = call_of(entry, 32, 128, 512)
     before = probe.build.pin(probe.build.table.rows_of(entry.name)[0])
     try:
         for stride, is_taken in ((32, True), (16, False)):
             call["a_scales"] = torch.ones(128).as_strided((32, 4), (1, stride))
-            found = outcome(probe, entry.predicate.ops[0], call)
+            found = outcome(probe, entry.ops[0], call)
             assert isinstance(found, dict) if is_taken else f"{entry.name} cannot take the call" in found
     finally:
         probe.build.pin(before)
@@ -241,7 +244,7 @@ def test_scales_whose_columns_overlap_are_not_for_tma(probe) -> None:
 
 def call_of(entry, m: int, n: int, k: int) -> dict[str, torch.Tensor | None]:
     """A call in a variant's types, in rows of whole 16 bytes, A's scales as TMA wants them."""
-    p = entry.predicate
+    p = accepted(entry.config)
     kind, out_kind = getattr(torch, p.a_dtype.torch_name), getattr(torch, p.out_dtype.torch_name)
     rows_k, rows_n, rows_m = -(-k // 16) * 16, -(-n // 8) * 8, -(-m // 4) * 4
     call: dict[str, torch.Tensor | None] = {
@@ -267,16 +270,16 @@ def test_strides_that_are_never_used_reach_no_kernel(k: int, probe, draws: int) 
     """A variant of each predicate over every dimension of one element and a K of one group and less: what is launched does not
     depend on their strides, and is what TMA takes."""
     mill, taken, before = Mill(8), set(), probe.build.pin(-1)
-    entries = list({entry.predicate: entry for entry in probe.variants_of(scaled_mm.NAME)}.values())
+    entries = list({accepted(entry.config): entry for entry in probe.variants_of(scaled_mm.NAME)}.values())
     try:
         for entry in entries:
             probe.build.pin(probe.build.table.rows_of(entry.name)[0])
             for m, n in ((1, 1), (1, 264), (5, 1), (5, 264), (1, 8), (64, 16384)):
                 call = call_of(entry, m, n, k)
-                dense = outcome(probe, entry.predicate.ops[0], call)
+                dense = outcome(probe, entry.ops[0], call)
                 for _ in range(draws):
                     odd = {name: mill.restrided(tensor) for name, tensor in call.items()}
-                    assert outcome(probe, entry.predicate.ops[0], odd) == dense, (
+                    assert outcome(probe, entry.ops[0], odd) == dense, (
                         entry.name,
                         m,
                         n,
@@ -285,16 +288,16 @@ def test_strides_that_are_never_used_reach_no_kernel(k: int, probe, draws: int) 
                 if isinstance(dense, str):
                     continue
                 taken.add(entry.name)
-                if entry.config.schedule.alignment_a > 1:
-                    bytes_ = entry.predicate.a_dtype.bits // 8
+                if entry.config.design.alignment_a > 1:
+                    bytes_ = accepted(entry.config).a_dtype.bits // 8
                     strides = [dense["lda"] * bytes_, dense["ldb"] * bytes_, dense["ldd"] * 2]
-                    if entry.predicate.scale_layout is ScaleLayout.MN_MAJOR:
+                    if accepted(entry.config).scale_layout is ScaleLayout.MN_MAJOR:
                         strides.append(dense["a_scale_stride_k"] * 4)
                     assert all(stride > 0 and stride % 16 == 0 for stride in strides), (entry.name, m, n, strides)
     finally:
         probe.build.pin(before)
-    of_vectors = [e for e in entries if e.predicate.b_scale is ScaleGranularity.GROUP]
-    all_but = {e.name for e in of_vectors if k <= e.predicate.group_size}  # dense, these are scales per channel
+    of_vectors = [e for e in entries if accepted(e.config).b_scale is ScaleGranularity.GROUP]
+    all_but = {e.name for e in of_vectors if k <= accepted(e.config).group_size}  # dense, these are scales per channel
     assert taken == {e.name for e in entries} - all_but
 
 
@@ -347,7 +350,7 @@ def test_pinned_variant_that_does_not_take_a_call(probe) -> None:
 
 def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
     table = probe.build.table
-    kept = [i for i in table.families[scaled_mm.NAME] if table.entries[i].config.schedule.alignment_a > 1]
+    kept = [i for i in table.families[scaled_mm.NAME] if table.entries[i].config.design.alignment_a > 1]
     with_table(rows=tuple(table.rows[i] for i in kept), entries=tuple(table.entries[i] for i in kept))
     out, _, *rest = good_call()
     a = torch.zeros(16, 65, dtype=torch.int8)[:, :64]

@@ -251,7 +251,7 @@ def test_a_new_table_takes_effect(probe, with_table: Callable) -> None:
 
 def test_choices_are_noted_once_and_counted(probe, with_table: Callable) -> None:
     table = probe.build.table
-    row = next(i for i, entry in enumerate(table.entries) if entry.config.schedule.alignment_a > 1)
+    row = next(i for i, entry in enumerate(table.entries) if entry.config.design.alignment_a > 1)
     with_table(tuned=(TunedRow(call_class=table.rows[row].call_class, sizes=(16, 4096, 4096), row=row, exact=True),))
     here = call_of_sizes(table.rows[row].call_class, 16, 4096, 4096)
     calls = [here, replace(here, sizes=(16, 4000, 4096)), replace(here, sizes=(17, 4096, 4096))]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import ScaleLayout
 from whole_calls import whole_call
@@ -81,7 +82,7 @@ def test_scales_off_alignment_are_another_fact(probe, with_table) -> None:
     """Whether TMA takes scales in groups is asked of their address: here nothing else takes them."""
     table, values = probe.build.table, torch.ones(M * 2 + 1)
     gemms = table.families[scaled_mm.NAME]
-    kept = [i for i in gemms if table.entries[i].predicate.scale_layout is ScaleLayout.MN_MAJOR]
+    kept = [i for i in gemms if accepted(table.entries[i].config).scale_layout is ScaleLayout.MN_MAJOR]
     with_table(rows=tuple(table.rows[i] for i in kept), entries=tuple(table.entries[i] for i in kept), tuned=())
     for start in (0, 1, 0):
         call = gemm() | {"b_scales": torch.ones(1, 2).t()}

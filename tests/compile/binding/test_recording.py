@@ -7,6 +7,7 @@ import torch
 
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
 from gemmill.families.kv_cache.config import Kind
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.locations import kernels_dir
 from gemmill.manifest import ManifestError
 from gemmill.numerics.cases import cases_of
@@ -41,11 +42,11 @@ def test_every_variant_of_a_build_can_be_recorded(probe, family) -> None:
         assert {tensor for tensor, _ in places} == alone, entry.name
         written = [tensor for tensor in recorded.tensors if tensor.wanted is not None]
         assert written and all(tensor.wanted != tensor.before for tensor in written), entry.name
-        assert recorded.op in entry.predicate.ops
+        assert recorded.op in entry.ops
 
 
 def test_a_gemms_numbers_and_operands(probe) -> None:
-    entry = next(entry for entry in probe.variants_of("scaled_mm") if entry.predicate.out_dtype == "bf16")
+    entry = next(entry for entry in probe.variants_of("scaled_mm") if accepted(entry.config).out_dtype == "bf16")
     m, n, k = 32, 128, 256
     case = cases_of(entry.config).sized(entry.config, {"m": m, "n": n, "k": k})
     recorded = record(probe.build, entry.name, case)
@@ -72,7 +73,9 @@ def test_the_thread_launches_again_afterwards(probe) -> None:
 
 def test_what_cannot_be_recorded(probe, monkeypatch) -> None:
     entry = next(
-        e for e in probe.variants_of("scaled_mm") if e.predicate.alignment_a == 16 and e.predicate.a_dtype == "e4m3"
+        e
+        for e in probe.variants_of("scaled_mm")
+        if accepted(e.config).alignment_a == 16 and accepted(e.config).a_dtype == "e4m3"
     )
     with pytest.raises(RuntimeError, match=rf"the pinned variant {entry.name} cannot take the call: "):
         record(probe.build, entry.name, sized(entry.config, 257))

@@ -21,18 +21,13 @@ from gemmill.families.gated_mm.cases.experts import (
 from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import (
     Activation,
-    ExpertGatedConfig,
-    ExpertGroupGatedConfig,
     GatedConfig,
-    GatheredGatedConfig,
-    GatheredGroupGatedConfig,
     Result,
 )
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT, GROUPED_MM_ACT_QUANT_MASKED
-from gemmill.families.gated_mm.int8_selections import of_int8
 from gemmill.families.gated_mm.rules import RULES
-from gemmill.families.gated_mm.selections import default, of_experts, sweep
+from gemmill.families.gated_mm.selections import default, of_experts, of_int8, sweep
 from gemmill.families.gated_mm.shaped_call import shaped_call_of
 from gemmill.family import first_rejection
 from gemmill.formats.gate_up import unpack_gate_up
@@ -319,8 +314,8 @@ def test_bad_input_is_said_in_a_sentence(spec: ExpertSpec, changes: dict[str, An
 
 
 def test_default_serves_experts_with_rows_in_order_and_gathered() -> None:
-    served = [config for config in default(Arch.SM90A) if config.by_expert]
-    assert {(x.activation, x.result, x.indexed) for x in served} == {
+    served = [config for config in default(Arch.SM90A) if config.operands.by_expert]
+    assert {(x.epilogue.activation, x.epilogue.result, x.operands.indexed) for x in served} == {
         (activation, result, indexed)
         for activation in (Activation.SILU, Activation.SWIGLU)
         for result in (Result.BF16, Result.GROUP)
@@ -334,17 +329,19 @@ def test_sweep_has_all_kernels_of_experts_once() -> None:
     names = [to_name(x) for x in sweep(Arch.SM90A)]
     assert len(set(names)) == len(names)
     assert {to_name(x) for x in found} == {
-        to_name(x) for x in sweep(Arch.SM90A) if x.by_expert and x.dtype is DType.E4M3
+        to_name(x) for x in sweep(Arch.SM90A) if x.operands.by_expert and x.operands.dtype is DType.E4M3
     }
-    kinds = {ExpertGatedConfig, ExpertGroupGatedConfig, GatheredGatedConfig, GatheredGroupGatedConfig}
-    assert {type(x) for x in found} == kinds and not list(of_experts(Arch.SM100A))
+    kinds = {(x.group_size, x.operands.indexed) for x in found if x.operands.by_expert}
+    assert kinds == {(group, indexed) for group in (0, 128) for indexed in (False, True)} and not list(
+        of_experts(Arch.SM100A)
+    )
     for config in found:
         assert first_rejection(RULES, config).ok and parse_name(to_name(config)) == config
         assert Plan(config).stages >= 2
 
 
 def test_rows_of_experts_in_int8_have_kernels_of_their_own() -> None:
-    found = [x for x in of_int8(Arch.SM90A) if x.by_expert]
+    found = [x for x in of_int8(Arch.SM90A) if x.operands.by_expert]
     numbers = {n for config in found for n in classes_of(config)}
     assert len(numbers) == 12, "two activations, three results, rows in order and gathered"
     for p in (BF16, SLOTS, GROUPS, STATIC, GATHERED):
@@ -353,12 +350,13 @@ def test_rows_of_experts_in_int8_have_kernels_of_their_own() -> None:
         assert judged["class"] in numbers
     for config in found:
         assert first_rejection(RULES, config).ok and Plan(config).tma_bytes <= Plan(config).stage_bytes
-    for case in list(of_config(next(x for x in found if x.indexed and x.result is Result.GROUP)))[:3]:
+    for case in list(of_config(next(x for x in found if x.operands.indexed and x.epilogue.result is Result.GROUP)))[:3]:
         assert not case.run("cpu").report, str(case)
 
 
 def test_pairs_are_refused() -> None:
-    config = replace(next(iter(of_experts(Arch.SM90A))), cluster_shape_mnk=(1, 2, 1), swap_ab=False)
+    config = next(iter(of_experts(Arch.SM90A)))
+    config = replace(config, design=replace(config.design, cluster_shape_mnk=(1, 2, 1), swap_ab=False))
     assert any("single CTAs" in said for rule in RULES for said in rule(config))
 
 
@@ -381,12 +379,17 @@ def test_expected_rows_are_what_the_choice_counts() -> None:
     assert shaped_call_of(judged).sizes[0] == 12
 
 
+def first_of(group: int, *, indexed: bool) -> GatedConfig:
+    found = (x for x in of_experts(Arch.SM90A) if (x.group_size, x.operands.indexed) == (group, indexed))
+    return next(x for x in found if x.epilogue.result is Result.GROUP)
+
+
 # Cases --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wanted", [GatheredGatedConfig, GatheredGroupGatedConfig])
-def test_cases_of_gathered_rows_name_rows_of_nowhere_too(wanted: type[GatedConfig]) -> None:
-    config = next(x for x in of_experts(Arch.SM90A) if type(x) is wanted and x.result is Result.GROUP)
+@pytest.mark.parametrize("group", [0, 128])
+def test_cases_of_gathered_rows_name_rows_of_nowhere_too(group: int) -> None:
+    config = first_of(group, indexed=True)
     cases = [case for case in of_config(config) if isinstance(case, ExpertGatedCase)]
     assert {case.op for case in cases} == {GROUPED_MM_ACT_QUANT.name} and all(case.spec.indexed for case in cases)
     ids = [make_expert_given(case.spec, torch.device("cpu"))["token_ids"] for case in cases]
@@ -397,9 +400,9 @@ def test_cases_of_gathered_rows_name_rows_of_nowhere_too(wanted: type[GatedConfi
         assert not case.run("cpu").report, str(case)
 
 
-@pytest.mark.parametrize("wanted", [ExpertGatedConfig, ExpertGroupGatedConfig])
-def test_cases_reach_slots_maps_and_segments_and_pass_by_the_reference(wanted: type[GatedConfig]) -> None:
-    config = next(x for x in of_experts(Arch.SM90A) if type(x) is wanted and x.result is Result.GROUP)
+@pytest.mark.parametrize("group", [0, 128])
+def test_cases_reach_slots_maps_and_segments_and_pass_by_the_reference(group: int) -> None:
+    config = first_of(group, indexed=False)
     cases = list(of_config(config))
     specs = [case.spec for case in cases if isinstance(case, ExpertGatedCase)]
     assert {case.op for case in cases} == set(EXPERT_NAMES) and any(p.mapped for p in specs)

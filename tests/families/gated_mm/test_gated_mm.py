@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,23 +23,31 @@ from gemmill.families.gated_mm.cases.calls import (
 )
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
 from gemmill.families.gated_mm.classes import CLASSES, classes_of
-from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import (
+    Activation,
+    AnyConfig,
+    Epilogue,
+    GatedConfig,
+    Operands,
+    Result,
+    UnalignedGatedConfig,
+)
 from gemmill.families.gated_mm.dsl.plan import Plan
-from gemmill.families.gated_mm.int8_config import Int8GatedConfig, Int8UnalignedGatedConfig
-from gemmill.families.gated_mm.int8_selections import of_int8
 from gemmill.families.gated_mm.model import model_ns
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
-from gemmill.families.gated_mm.selections import default, in_groups, smoke, sweep
+from gemmill.families.gated_mm.selections import default, in_groups, of_int8, smoke, sweep
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import Row, ShapedCall, first_rejection
 from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_blocks, packed_rows, unpack_gate_up
+from gemmill.gemm.config import Design
 from gemmill.quantize import prepack_gate_up
 from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+from making import changed
 
 BF16 = CallSpec(m=5, hidden=256, k=160, result=Result.BF16)
 GROUPS = replace(BF16, result=Result.GROUP)
@@ -48,16 +56,15 @@ IN_GROUPS = replace(BF16, group_size=128, k=400)
 INT8 = replace(BF16, dtype=DType.S8)
 SWIGLU = replace(BF16, activation=Activation.SWIGLU, numbers=OF_SWIGLU)
 MANY = GatedConfig(
-    dtype=DType.E4M3,
-    result=Result.GROUP,
-    activation=Activation.SILU,
-    tile_shape_mnk=(128, 256, 128),
-    kernel_schedule=KernelSchedule.COOPERATIVE,
-    accumulation=Accumulation.FAST,
+    operands=Operands(dtype=DType.E4M3),
+    design=Design(
+        tile_shape_mnk=(128, 256, 128), kernel_schedule=KernelSchedule.COOPERATIVE, accumulation=Accumulation.FAST
+    ),
+    epilogue=Epilogue(result=Result.GROUP, activation=Activation.SILU),
 )
 
 
-FEW_OF_INT8 = [x for x in of_int8(Arch.SM90A) if x.result is Result.GROUP and not x.by_expert][1::3]
+FEW_OF_INT8 = [x for x in of_int8(Arch.SM90A) if x.epilogue.result is Result.GROUP and not x.operands.by_expert][1::3]
 
 
 def given(p: CallSpec) -> dict[str, Any]:
@@ -443,9 +450,11 @@ def test_bounds_of_int8_leave_no_room_for_sums(activation: Activation) -> None:
 
 
 def test_names_and_rules() -> None:
-    assert {(x.group_size, x.dtype) for x in default(Arch.SM90A)} == {(0, DType.E4M3), (0, DType.S8)}
-    integers = [x for x in default(Arch.SM90A) if x.dtype is DType.S8]
-    assert {x.result for x in integers if isinstance(x, UnalignedGatedConfig)} == set(Result), "all calls are served"
+    assert {(x.group_size, x.operand_dtype) for x in default(Arch.SM90A)} == {(0, DType.E4M3), (0, DType.S8)}
+    integers = [x for x in default(Arch.SM90A) if x.operand_dtype is DType.S8]
+    assert {x.epilogue.result for x in integers if isinstance(x, UnalignedGatedConfig)} == set(Result), (
+        "all calls are served"
+    )
     assert len(integers) == 6
     for config in sweep(Arch.SM90A):
         assert parse_name(to_name(config)) == config
@@ -481,7 +490,7 @@ def test_names_and_rules() -> None:
 )
 def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError) as error:
-        Plan(replace(MANY, **changes))
+        Plan(changed(MANY, **changes))
     assert str(error.value) == reason
 
 
@@ -502,20 +511,25 @@ def test_what_a_kernel_of_operands_in_groups_cannot_be_made_of(changes: dict[str
     config = next(in_groups(Arch.SM90A))
     assert Plan(config).copying_threads == 64 and Plan(MANY).copying_threads == 0
     with pytest.raises(ValueError) as error:
-        Plan(replace(config, **changes))
+        Plan(changed(config, **changes))
     assert str(error.value) == reason
 
 
 def test_what_a_kernel_of_int8_cannot_be_made_of() -> None:
     config = next(of_int8(Arch.SM90A))
     with pytest.raises(ValueError, match=r"^sums of s8 are exact, not fast$"):
-        Plan(replace(config, accumulation=Accumulation.FAST))
-    for kind, told in ((Int8GatedConfig, config), (Int8UnalignedGatedConfig, None)):
-        made = {"result": Result.BF16} if told is None else {f.name: getattr(told, f.name) for f in fields(told)}
-        with pytest.raises(ValueError, match=r"^dtype=e4m3: these gated kernels multiply s8$"):
-            kind(**made | {"dtype": DType.E4M3})
+        Plan(changed(config, accumulation=Accumulation.FAST))
+    sentence = r"^group_size=128 of s8: scales are of 128 along K with e4m3, else 0$"
+    with pytest.raises(ValueError, match=sentence):
+        replace(config.operands, group_size=128)
+    with pytest.raises(ValueError, match=r"^dtype=bf16: gated kernels multiply e4m3 or s8$"):
+        Operands(dtype=DType.BF16)
+    with pytest.raises(ValueError, match=r"^indexed=True contradicts by_expert=False: experts' rows are gathered$"):
+        Operands(dtype=DType.S8, indexed=True)
+    with pytest.raises(ValueError, match=r"^activation=None: a kernel that loads with TMA is compiled for one$"):
+        replace(config, epilogue=Epilogue(result=Result.BF16))
     with pytest.raises(ValueError, match=r"must be positive$"):
-        replace(config, tile_shape_mnk=(0, 16, 256))
+        changed(config, tile_shape_mnk=(0, 16, 256))
 
 
 def test_calls_of_int8_find_kernels_of_int8_alone() -> None:
@@ -523,7 +537,7 @@ def test_calls_of_int8_find_kernels_of_int8_alone() -> None:
     question |= {"m": 5, "n": 512, "k": 400, "dtype": "s8"}
     judged = check(SCALED_MM_ACT_QUANT, of_arguments(SCALED_MM_ACT_QUANT, asked(SCALED_MM_ACT_QUANT.name, question)))
     found = [config for config in sweep(Arch.SM90A) if judged["class"] in classes_of(config)]
-    assert len(found) == 4 and {config.dtype for config in found} == {DType.S8}
+    assert len(found) == 4 and {config.operand_dtype for config in found} == {DType.S8}
     assert all(config.problem.accumulator_dtype is DType.S32 for config in found if isinstance(config, GatedConfig))
     with pytest.raises(ValueError, match=r"^scaled_mm_act_quant of s8 with --in-groups: such scales come with e4m3$"):
         asked(SCALED_MM_ACT_QUANT.name, question | {"in_groups": True})
@@ -556,7 +570,7 @@ def test_the_model_gives_few_rows_small_tiles(result: Result, tiles: dict[int, i
 
 def rows_of(result: Result, activation: Activation) -> list[Row]:
     number = CLASSES.number(replace(MANY, result=result, activation=activation))
-    rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, None, i)]
+    rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, i)]
     return [row for row in rows if row.call_class == number]
 
 

@@ -1,6 +1,6 @@
 """Grouped GEMMs with an alpha of each expert and a bias of its columns, where weights are not packed, on CPU tensors."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 import gemmill
-from gemmill.families.moe.biased_config import BIASED, BiasedGroupedConfig, BiasedUnalignedGroupedConfig
-from gemmill.families.moe.biased_selections import biased
 from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase, of_config
 from gemmill.families.moe.classes import CLASSES, classes_of
-from gemmill.families.moe.config import GroupedConfig
+from gemmill.families.moe.config import AnyConfig, Epilogue, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.reference import exact_mm, segment_mm
 from gemmill.families.moe.rules import UNALIGNED_RULES
-from gemmill.families.moe.selections import default, sweep
+from gemmill.families.moe.selections import biased, default, sweep
 from gemmill.family import first_rejection
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, DType
@@ -162,13 +160,13 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
 def test_names_rules_and_facts() -> None:
     for config in biased(Arch.SM90A):
         assert parse_name(to_name(config)) == config
-        if isinstance(config, BiasedUnalignedGroupedConfig):
+        if isinstance(config, UnalignedGroupedConfig):
             assert first_rejection(UNALIGNED_RULES, config)
             continue
         plan = Plan(config)
-        without = Plan(GroupedConfig(**{field.name: getattr(config, field.name) for field in fields(config)}))
+        without = Plan(replace(config, epilogue=Epilogue()))
         assert plan.scaled and plan.stages >= without.stages - 1 >= 2 and plan.shared_bytes <= 227 * 1024
-        at_end = config.scaled and not config.group_size
+        at_end = config.operands.scaled and not config.group_size
         assert [x.name for x in plan.n_fields] == (["b_scale", "bias"] if at_end else ["alpha", "bias"])
         assert [x.name for x in plan.m_fields] == (["a_scale"] if at_end else [])
     assert list(biased(Arch.SM100A)) == []
@@ -180,14 +178,14 @@ def test_calls_with_and_without_have_kernels_of_their_own() -> None:
         numbers = {with_ends: set() for with_ends in (False, True)}
         for config in selection(Arch.SM90A):
             if config.format is None:
-                numbers[isinstance(config, BIASED)].update(classes_of(config))
+                numbers[config.biased].update(classes_of(config))
         ends = dict(CLASSES.told(max(numbers[True])))
-        assert ends["ends"] is True
+        assert ends["biased"] is True
         assert {number + 1 for number in numbers[False]} == numbers[True]
 
 
 @pytest.mark.parametrize("config", list(biased(Arch.SM90A))[1::19], ids=to_name)
-def test_cases_pass_on_a_cpu(config: BiasedGroupedConfig) -> None:
+def test_cases_pass_on_a_cpu(config: AnyConfig) -> None:
     cases = list(of_config(config))
     assert {(case.spec.alpha, case.spec.bias) for case in cases} == {(True, True), (True, False), (False, True)}
     for case in cases:

@@ -13,7 +13,7 @@ from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase, of_config
 from gemmill.families.moe.classes import classes_of
-from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, Operands, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.model import model_ns
 from gemmill.families.moe.reference import exact_mm, segment_mm, segments
@@ -21,6 +21,7 @@ from gemmill.families.moe.rules import RULES, UNALIGNED_RULES
 from gemmill.families.moe.selections import default, smoke, tiled
 from gemmill.families.moe.tuning import TUNING
 from gemmill.family import ShapedCall, first_rejection
+from gemmill.gemm.config import Design
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
@@ -28,11 +29,10 @@ CONTIGUOUS = CallSpec(counts=(3, 0, 5), n=64, k=160, spare=2)
 MASKED = replace(CONTIGUOUS, slot=6, spare=0)
 IN_GROUPS = replace(CONTIGUOUS, grouped=True)
 FAST = GroupedConfig(
-    dtype=DType.E4M3,
-    out_dtype=DType.BF16,
-    tile_shape_mnk=(128, 128, 128),
-    kernel_schedule=KernelSchedule.COOPERATIVE,
-    accumulation=Accumulation.FAST,
+    operands=Operands(dtype=DType.E4M3, out_dtype=DType.BF16),
+    design=Design(
+        tile_shape_mnk=(128, 128, 128), kernel_schedule=KernelSchedule.COOPERATIVE, accumulation=Accumulation.FAST
+    ),
 )
 
 
@@ -238,27 +238,33 @@ def test_the_model_knows_what_gathering_takes() -> None:
     """Where weights are read once, tiles of few rows; beyond, wide ones, and CTAs that share rows of A where K is long."""
 
     def chosen(group: int, indexed: bool, m: int, n: int, k: int) -> GroupedConfig:
-        kinds = [c for c in tiled(Arch.SM90A) if (c.dtype, c.out_dtype) == (DType.E4M3, DType.BF16)]
+        kinds = [c for c in tiled(Arch.SM90A) if (c.operand_dtype, c.out_dtype) == (DType.E4M3, DType.BF16)]
         call = ShapedCall(family="moe", call_class=0, sizes=(m, n, k, 32), alignments=(16, 16, 16))
-        configs = [c for c in kinds if (c.group_size, c.indexed) == (group, indexed)]
-        return min(configs, key=lambda config: model_ns(next(iter(TUNING.rows(config, None, 0))), call, 132))
+        configs = [c for c in kinds if (c.group_size, c.operands.indexed) == (group, indexed)]
+        return min(configs, key=lambda config: model_ns(next(iter(TUNING.rows(config, 0))), call, 132))
 
-    assert chosen(128, True, 1024, 4096, 7168).tile_shape_mnk == (128, 32, 256)
-    assert chosen(128, True, 8192, 4096, 7168).tile_shape_mnk == (128, 128, 128)
-    assert chosen(0, True, 8192, 4096, 7168).tile_shape_mnk == (128, 64, 128)
-    assert chosen(128, False, 65536, 4096, 7168).cluster_shape_mnk == (1, 2, 1)
-    assert chosen(128, False, 65536, 7168, 2048).cluster_shape_mnk == (1, 1, 1)
-    assert chosen(128, False, 8192, 4096, 7168).cluster_shape_mnk == (1, 1, 1), "an expert has fewer tiles than a band"
-    assert chosen(128, False, 65536, 4096, 4096).cluster_shape_mnk == (1, 2, 1)
-    assert chosen(128, False, 65536, 640, 16256).cluster_shape_mnk == (1, 1, 1), "pairs would make six tiles of five"
-    assert chosen(128, False, 65536, 768, 16256).cluster_shape_mnk == (1, 2, 1)
+    assert chosen(128, True, 1024, 4096, 7168).design.tile_shape_mnk == (128, 32, 256)
+    assert chosen(128, True, 8192, 4096, 7168).design.tile_shape_mnk == (128, 128, 128)
+    assert chosen(0, True, 8192, 4096, 7168).design.tile_shape_mnk == (128, 64, 128)
+    assert chosen(128, False, 65536, 4096, 7168).design.cluster_shape_mnk == (1, 2, 1)
+    assert chosen(128, False, 65536, 7168, 2048).design.cluster_shape_mnk == (1, 1, 1)
+    assert chosen(128, False, 8192, 4096, 7168).design.cluster_shape_mnk == (1, 1, 1), (
+        "an expert has fewer tiles than a band"
+    )
+    assert chosen(128, False, 65536, 4096, 4096).design.cluster_shape_mnk == (1, 2, 1)
+    assert chosen(128, False, 65536, 640, 16256).design.cluster_shape_mnk == (1, 1, 1), (
+        "pairs would make six tiles of five"
+    )
+    assert chosen(128, False, 65536, 768, 16256).design.cluster_shape_mnk == (1, 2, 1)
 
 
-@pytest.mark.parametrize("kind", sorted({(c.dtype, c.out_dtype, c.group_size, c.indexed) for c in tiled(Arch.SM90A)}))
+@pytest.mark.parametrize(
+    "kind", sorted({(c.operand_dtype, c.out_dtype, c.group_size, c.operands.indexed) for c in tiled(Arch.SM90A)})
+)
 def test_one_kernel_takes_every_layout_and_is_chosen_last(kind: tuple[DType, DType, int, bool]) -> None:
-    one = next(c for c in tiled(Arch.SM90A) if (c.dtype, c.out_dtype, c.group_size, c.indexed) == kind)
+    one = next(c for c in tiled(Arch.SM90A) if (c.operand_dtype, c.out_dtype, c.group_size, c.operands.indexed) == kind)
     (number,) = classes_of(one)
-    rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, None, i)]
+    rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, i)]
     rows = [row for row in rows if row.call_class == number]
     (fallback,) = [row for row in rows if row.alignments == (1, 1, 1)]
     odd = ShapedCall(family="moe", call_class=number, sizes=(5, 33, 7, 2), alignments=(1, 1, 2))
@@ -300,7 +306,7 @@ def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
     rows = [
         row
         for i, config in enumerate(tiled(Arch.SM90A))
-        for row in TUNING.rows(config, None, i)
+        for row in TUNING.rows(config, i)
         if (config.dtype, config.out_dtype, config.group_size) == (DType.E4M3, DType.BF16, 0)
     ]
     assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gemmill.families.moe.cases.measured import GroupedMaker
-from gemmill.families.moe.config import GroupedConfig
 from gemmill.families.moe.selections import default
 from gemmill.families.moe.sweep import SWEEP, Op
 from gemmill.families.moe.tuning import TUNING
@@ -44,8 +43,9 @@ def test_each_class_is_known_by_its_calls_and_has_variants(op: Op) -> None:
     assert call.alignments == (16, 16, 16) and TUNING.measured_as(call) == op
     assert measured.call(SIZES | {"n": 12}).alignments[2] == 8
     offered = [config for config in default(Arch.SM90A) if call.call_class in TUNING.offers(config)]
-    assert len(offered) >= 4 and {
-        (c.dtype, c.group_size, c.indexed if isinstance(c, GroupedConfig) else op.indexed, c.format) for c in offered
-    } == {(op.dtype, op.group_size, op.indexed, op.weights)}
+    assert len(offered) >= 4 and {(c.operand_dtype, c.group_size, c.format) for c in offered} == {
+        (op.dtype, op.group_size, op.weights)
+    }
+    assert all(op.indexed in c.gathers for c in offered)
     of_weight = op.dtype.bits / 8 if op.weights is None else float(op.weights.bytes_per_value)
     assert measured.bytes(SIZES) == int(6 * 48 * 288 * of_weight) + 37 * 288 * op.dtype.bits // 8 + 2 * 37 * 48

@@ -12,11 +12,13 @@ from gemmill.families.moe import functions
 from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase
+from gemmill.families.moe.config import Operands
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.reference import exact_mm, gathered, segment_mm
 from gemmill.families.moe.selections import tiled
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType
+from making import changed
 
 SCALED = CallSpec(counts=(3, 0, 5), n=64, k=160, spare=2)
 PLAIN = replace(SCALED, dtype=DType.BF16, out_dtype=DType.BF16)
@@ -247,7 +249,7 @@ def test_a_bound_of_bf16_is_wide_enough_and_too_narrow_for_a_lost_step() -> None
     ],
 )
 def test_kinds_have_kernels_and_names(dtype: DType, indexed: bool, words: str) -> None:
-    configs = [c for c in tiled(Arch.SM90A) if (c.dtype, c.indexed) == (dtype, indexed)]
+    configs = [c for c in tiled(Arch.SM90A) if (c.operands.dtype, c.operands.indexed) == (dtype, indexed)]
     names = [to_name(config) for config in configs]
     assert len(configs) >= 4 and any(words in name for name in names)
     assert [parse_name(name) for name in names] == configs
@@ -274,9 +276,13 @@ def test_kinds_have_kernels_and_names(dtype: DType, indexed: bool, words: str) -
     ],
 )
 def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
-    config = next(c for c in tiled(Arch.SM90A) if c.dtype is DType.BF16 and not c.swap_ab and not c.indexed)
+    config = next(
+        c
+        for c in tiled(Arch.SM90A)
+        if c.operands == Operands(dtype=DType.BF16, out_dtype=DType.BF16) and not c.design.swap_ab
+    )
     with pytest.raises(ValueError) as error:
-        Plan(replace(config, **changes))
+        Plan(changed(config, **changes))
     assert str(error.value) == reason
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gemmill.families.quant.call import OP_OF
-from gemmill.families.quant.config import QuantFamily, ScaleFormat, Scales
+from gemmill.families.quant.config import ScaleFormat, Scales, Scaling
 from gemmill.formats.layout import swizzled_shape
 from gemmill.runtime.schemas import BY_NAME, Kind
 from gemmill.vocab import DType
@@ -47,9 +47,9 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     quant = OP_OF[op]
     rows, group = rng.choice(ROWS), rng.choice(quant.group_sizes)
     hidden = (group or 16) * rng.choice((1, 2, 3, 4, 8))
-    gated, experts = quant.is_gated, quant.family is QuantFamily.EXPERTS
+    gated, experts = quant.is_gated, quant.scaling is Scaling.EXPERTS
     wide = hidden + (
-        rng.choice((0, 0, group, 3 * group)) if quant.format and quant.family is not QuantFamily.DEQUANT else 0
+        rng.choice((0, 0, group, 3 * group)) if quant.format and quant.scaling is not Scaling.DEQUANT else 0
     )
     in_dtype, out_dtype = rng.choice(quant.in_dtypes), rng.choice(quant.out_dtypes)
     transposed = rng.random() < 0.5
@@ -81,9 +81,9 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
         "fp8_max": 448.0,
         "int8_min": -128.0,
         "int8_max": 127.0,
-        "azp": torch.zeros(1 if quant.family.is_whole else rows, dtype=torch.int32) if rng.random() < 0.5 else None,
+        "azp": torch.zeros(1 if quant.scaling.is_whole else rows, dtype=torch.int32) if rng.random() < 0.5 else None,
     }
-    match quant.family.scales:
+    match quant.scaling.scales:
         case Scales.GIVEN:
             blocks = op == "static_scaled_fp8_quant"
             kind = rng.choice(("one", "rows", "columns", "blocks")) if blocks and rows else "one"
@@ -118,7 +118,7 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
                 scales = torch.ones((rows, groups + rng.choice((0, 2))))[:, :groups]
     output_azp = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32).zero_()
     values |= {"scales": scales, "group_shape": shape_of_groups, "output_azp": output_azp}
-    if quant.family is QuantFamily.DEQUANT:
+    if quant.scaling is Scaling.DEQUANT:
         values["input"], values["out"] = (
             padded(rows, hidden * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
             values["input"],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gemmill.families.quant import bounds, reference
-from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat, all_configs
+from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat, Scaling, all_configs
 from gemmill.space.names import to_name
 from gemmill.vocab import DType
 
@@ -19,12 +19,12 @@ def gated_rows(seed: int = 3) -> torch.Tensor:
 
 
 def run(config: QuantConfig, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if config.family is QuantFamily.STATIC:
+    if config.scaling is Scaling.STATIC:
         codes = reference.static_quant(
             x, STATIC_SCALE, config.out_dtype, activation=config.activation, vllm=config.vllm
         )
         return codes, STATIC_SCALE
-    if config.family is QuantFamily.TOKEN:
+    if config.scaling is Scaling.TOKEN:
         return reference.token_quant(x, config.out_dtype, activation=config.activation)
     codes, scales = reference.group_quant(
         x,
@@ -72,7 +72,7 @@ def test_another_activation_is_outside(config: QuantConfig) -> None:
     other = Activation.GELU_ERF if config.activation is Activation.SILU else Activation.SILU
     x = gated_rows()
     codes, scales = run(config, x)
-    axes = {name: getattr(config, name) for name in ("family", "in_dtype", "out_dtype", "group_size", "scale_format")}
+    axes = {name: getattr(config, name) for name in ("scaling", "in_dtype", "out_dtype", "group_size", "scale_format")}
     assert bounds.outside_of_gate_bounds(QuantConfig(**axes, activation=other), x, codes, scales)[0] > 100
 
 
@@ -85,9 +85,7 @@ def test_one_code_a_few_steps_off_is_outside(config: QuantConfig) -> None:
 
 
 def test_a_scale_beyond_the_ends_is_outside() -> None:
-    config = QuantConfig(
-        family=QuantFamily.TOKEN, in_dtype=DType.BF16, out_dtype=DType.E4M3, activation=Activation.SILU
-    )
+    config = QuantConfig(scaling=Scaling.TOKEN, in_dtype=DType.BF16, out_dtype=DType.E4M3, activation=Activation.SILU)
     x = gated_rows()
     codes, scales = run(config, x)
     scales[3] *= 1.0 + 2.0**-20
@@ -120,7 +118,7 @@ def test_rows_and_steps_are_counted() -> None:
 BLOCKS = [
     c
     for c in all_configs()
-    if c.family is QuantFamily.BLOCK
+    if c.scaling is Scaling.BLOCK
     and c.activation not in (Activation.NONE, Activation.MODULATE)
     and c.in_dtype is DType.BF16
 ]

@@ -33,7 +33,7 @@ def test_every_case_is_a_right_call(config: QuantConfig) -> None:
 
 def test_bytes_of_a_case_are_those_of_its_tensors() -> None:
     for config in CONFIGS:
-        for case in (small(config), replace(small(config), rows=17, hidden=256, residual="rms" in config.family)):
+        for case in (small(config), replace(small(config), rows=17, hidden=256, residual="rms" in config.scaling)):
             moved = 0
             for parameter, value in zip(BY_NAME[case.op].parameters, case.arguments("cpu"), strict=True):
                 if isinstance(value, torch.Tensor):
@@ -48,7 +48,7 @@ def test_a_wrong_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(calls, "by_reference", wrong)
     for config in CONFIGS:
-        if "rms" not in config.family:  # its bounds allow one row to be a step off
+        if "rms" not in config.scaling:  # its bounds allow one row to be a step off
             by_bounds = config.activation != "none" or (config.vllm and config.scale_format is ScaleFormat.UE4M3)
             assert "1 elements of " in small(config).run("cpu").report or by_bounds
 
@@ -63,7 +63,7 @@ def test_scales_of_rms_norm_may_differ_in_one_row_by_rounding(spoiled: str, monk
 
     monkeypatch.setattr(calls, "by_reference", off)
     for config in CONFIGS:
-        if "rms" in config.family and config.in_dtype == "bf16" and not config.family.is_given:
+        if "rms" in config.scaling and config.in_dtype == "bf16" and not config.scaling.is_given:
             text = small(config).run("cpu").report
             assert bool(text) == (spoiled == "all rows"), (to_name(config), text)
 

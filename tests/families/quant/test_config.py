@@ -7,8 +7,8 @@ import pytest
 from gemmill.families.quant.config import (
     Activation,
     QuantConfig,
-    QuantFamily,
     ScaleFormat,
+    Scaling,
     all_configs,
 )
 from gemmill.families.quant.ops import QUANT_OPS
@@ -17,7 +17,7 @@ from gemmill.space.names import parse_name, symbol_of, to_name
 from gemmill.vocab import Arch, DType
 
 ALL = list(all_configs())
-BASE = QuantConfig(family=QuantFamily.GROUP, in_dtype=DType.BF16, out_dtype=DType.E4M3, group_size=128)
+BASE = QuantConfig(scaling=Scaling.GROUP, in_dtype=DType.BF16, out_dtype=DType.E4M3, group_size=128)
 
 
 def test_every_name_parses_back() -> None:
@@ -31,7 +31,7 @@ def test_names_and_symbols_are_distinct_c_identifiers() -> None:
 
 def test_every_field_is_in_the_name() -> None:
     changes = {
-        "family": {"family": QuantFamily.RMS_GROUP},
+        "scaling": {"scaling": Scaling.RMS_GROUP},
         "in_dtype": {"in_dtype": DType.F16},
         "out_dtype": {"out_dtype": DType.S8},
         "activation": {"activation": Activation.SILU},
@@ -46,12 +46,12 @@ def test_every_field_is_in_the_name() -> None:
     assert len(names | {to_name(BASE)}) == len(changes) + 1
 
 
-@pytest.mark.parametrize("family", QuantFamily)
-def test_every_family_has_configs_of_both_codes(family: QuantFamily) -> None:
-    codes = {DType.E4M3} if family is QuantFamily.RMS_STATIC else {DType.E4M3, DType.S8}
+@pytest.mark.parametrize("family", Scaling)
+def test_every_family_has_configs_of_both_codes(family: Scaling) -> None:
+    codes = {DType.E4M3} if family is Scaling.RMS_STATIC else {DType.E4M3, DType.S8}
     if family.is_blocked:
         codes = {DType.E2M1, DType.E3M2, DType.E4M3}
-    assert {config.out_dtype for config in ALL if config.family is family} == codes
+    assert {config.out_dtype for config in ALL if config.scaling is family} == codes
 
 
 def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
@@ -74,20 +74,20 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
             "group_size=48: groups of 32, 64, 128 are held by 2 to 32 lanes of one warp, 16 bytes each (groups)",
         ),
         (
-            {"family": QuantFamily.TOKEN},
-            "group_size=128 contradicts family=token: no scale belongs to a group (groups)",
+            {"scaling": Scaling.TOKEN},
+            "group_size=128 contradicts scaling=token: no scale belongs to a group (groups)",
         ),
         (
-            {"family": QuantFamily.RMS_GROUP, "scale_format": ScaleFormat.POWER_OF_TWO},
-            "scale_format=f32pow2 contradicts family=rmsgroup: powers of two are for group scales of group (scale_format)",
+            {"scaling": Scaling.RMS_GROUP, "scale_format": ScaleFormat.POWER_OF_TWO},
+            "scale_format=f32pow2 contradicts scaling=rmsgroup: powers of two are for group scales of group (scale_format)",
         ),
         (
-            {"family": QuantFamily.RMS_GROUP, "activation": Activation.SILU},
-            "activation=silu contradicts family=rmsgroup: activations are fused with static, token, group, block, experts (activation)",
+            {"scaling": Scaling.RMS_GROUP, "activation": Activation.SILU},
+            "activation=silu contradicts scaling=rmsgroup: activations are fused with static, token, group, block, experts (activation)",
         ),
         (
-            {"family": QuantFamily.RMS_STATIC, "group_size": 0, "out_dtype": DType.S8},
-            "in_dtype=bf16 out_dtype=s8 contradicts family=rmsstatic: by scales that are given, normed rows of bf16 or f16 are "
+            {"scaling": Scaling.RMS_STATIC, "group_size": 0, "out_dtype": DType.S8},
+            "in_dtype=bf16 out_dtype=s8 contradicts scaling=rmsstatic: by scales that are given, normed rows of bf16 or f16 are "
             "coded as e4m3 (normed)",
         ),
         (
@@ -96,7 +96,7 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
         ),
         (
             {"symmetric": False, "out_dtype": DType.S8, "activation": Activation.SILU},
-            "symmetric=False contradicts family=group activation=silu: zero points are for plain static, tensor, token and group (symmetry)",
+            "symmetric=False contradicts scaling=group activation=silu: zero points are for plain static, tensor, token and group (symmetry)",
         ),
         (
             {"symmetric": False, "out_dtype": DType.S8, "scale_format": ScaleFormat.PACKED_UE8M0},
@@ -104,12 +104,12 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
         ),
         (
             {"vllm": True, "activation": Activation.GELU_ERF},
-            "vllm=True contradicts family=group out_dtype=e4m3 activation=geluerf symmetric=True: vLLM has no such kernel, or one "
+            "vllm=True contradicts scaling=group out_dtype=e4m3 activation=geluerf symmetric=True: vLLM has no such kernel, or one "
             "with our codes (vllm)",
         ),
         (
-            {"vllm": True, "family": QuantFamily.TOKEN, "group_size": 0, "out_dtype": DType.S8},
-            "vllm=True contradicts family=token out_dtype=s8 activation=none symmetric=True: vLLM has no such kernel, or one with "
+            {"vllm": True, "scaling": Scaling.TOKEN, "group_size": 0, "out_dtype": DType.S8},
+            "vllm=True contradicts scaling=token out_dtype=s8 activation=none symmetric=True: vLLM has no such kernel, or one with "
             "our codes (vllm)",
         ),
     ],
@@ -142,6 +142,6 @@ def test_what_is_no_name_is_refused_with_the_field(name: str, reason: str) -> No
 def test_block_scaled_formats_have_kernels_on_every_architecture(arch: Arch) -> None:
     built = set(default(arch))
     block_scaled = {config for op in QUANT_OPS if op.format for config in op.configs(arch)}
-    assert block_scaled and {config for config in built if config.family.is_blocked} == block_scaled
+    assert block_scaled and {config for config in built if config.scaling.is_blocked} == block_scaled
     assert (built == block_scaled) == (arch is not Arch.SM90A)
     assert {config.arch for config in built} == {arch}

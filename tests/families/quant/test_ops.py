@@ -12,7 +12,7 @@ from gemmill.families.quant import ops as quant_ops
 from gemmill.families.quant import reference
 from gemmill.families.quant import selections as quant_selections
 from gemmill.families.quant.call import config_of
-from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat, Scaling
 from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
@@ -381,7 +381,7 @@ def test_every_right_call_has_its_variant(quant_build) -> None:
             arguments = some_call(op.name, rng, Breakage.NONE)
             wanted = config_of(checks.check(op, operands.of_arguments(op, arguments)), Arch.SM90A)
             choice = gemmill.explain(op.name, *arguments)
-            assert choice.entry.config == wanted and op.name in choice.entry.predicate.ops
+            assert choice.entry.config == wanted and op.name in choice.entry.ops
             assert len(choice.trace) == len(quant_build.table.entries) - 1
 
 
@@ -403,7 +403,7 @@ def test_supports_answers_from_the_manifest(quant_build) -> None:
     assert not gemmill.supports("silu_and_mul_per_block_quant", group_size=32)
     assert not gemmill.supports("silu_and_mul_quant", dtype=torch.float32)
     assert not gemmill.supports("cutlass_scaled_mm")
-    config = QuantConfig(family=QuantFamily.TENSOR, in_dtype=DType.F16, out_dtype=DType.E4M3)
+    config = QuantConfig(scaling=Scaling.TENSOR, in_dtype=DType.F16, out_dtype=DType.E4M3)
     assert config in [entry.config for entry in gemmill.variants(op="dynamic_scaled_fp8_quant")]
 
 

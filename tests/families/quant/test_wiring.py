@@ -1,6 +1,5 @@
 """What is different for a quantisation kernel on its way from a selection into a manifest."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from fractions import Fraction
@@ -15,8 +14,7 @@ from gemmill.build.units import partition
 from gemmill.build.workshop import keys_for
 from gemmill.emit.render import render
 from gemmill.families import quant
-from gemmill.families.quant.accepts import QuantPredicate
-from gemmill.families.quant.config import QuantConfig, QuantFamily
+from gemmill.families.quant.config import QuantConfig, Scaling
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.manifest import Manifest, ManifestError, read_manifest, write_manifest
 from gemmill.registry import REGISTRY
@@ -25,7 +23,7 @@ from gemmill.space.names import to_name
 from gemmill.space.selections import select
 from gemmill.vocab import Arch, DType
 
-GROUP = QuantConfig(family=QuantFamily.GROUP, in_dtype=DType.BF16, out_dtype=DType.E4M3, group_size=128)
+GROUP = QuantConfig(scaling=Scaling.GROUP, in_dtype=DType.BF16, out_dtype=DType.E4M3, group_size=128)
 
 
 def test_a_manifest_of_both_families_reads_back(make_manifest: Callable[..., Manifest], tmp_path: Path) -> None:
@@ -41,7 +39,7 @@ def test_a_manifest_of_both_families_reads_back(make_manifest: Callable[..., Man
         ({"family": "scaled_mm"}, r"manifest\.entries\[0\]\.config lacks arch|config lacks .*problem"),
         ({"family": "sparse"}, r"manifest\.entries\[0\]\.family is 'sparse', expected one of scaled_mm, quant"),
         ({"config": {"group_size": 48}}, r"group_size=48: groups of 32, 64, 128"),
-        ({"predicate": {"scale_format": "f8"}}, r"predicate\.scale_format is 'f8', expected one of f32, f32pow2"),
+        ({"config": {"scale_format": "f8"}}, r"config\.scale_format is 'f8', expected one of f32, f32pow2"),
     ],
 )
 def test_an_entry_is_read_by_its_family(change: dict, reason: str, make_manifest, tmp_path: Path) -> None:
@@ -56,15 +54,6 @@ def test_an_entry_is_read_by_its_family(change: dict, reason: str, make_manifest
         read_manifest(path)
 
 
-def test_the_predicate_repeats_what_the_calls_have() -> None:
-    predicate = REGISTRY.accepted(GROUP)
-    assert isinstance(predicate, QuantPredicate)
-    assert predicate.ops == ("per_token_group_fp8_quant",)
-    shared = {f.name for f in dataclasses.fields(predicate)} & {f.name for f in dataclasses.fields(GROUP)}
-    assert len(shared) == 6
-    assert all(getattr(predicate, name) == getattr(GROUP, name) for name in shared)
-
-
 def test_families_are_filtered_like_any_field() -> None:
     smoke = select("smoke")
     own = apply(smoke, ["family=quant"]).configs
@@ -73,7 +62,7 @@ def test_families_are_filtered_like_any_field() -> None:
         apply(smoke, [f"family={family.name}"]).configs for family in REGISTRY.families if family.name != quant.NAME
     ]
     assert {config for configs in others for config in configs} == set(smoke.configs) - set(own)
-    assert {config.family for config in apply(smoke, ["scaling=token"]).configs} == {QuantFamily.TOKEN}
+    assert {config.scaling for config in apply(smoke, ["scaling=token"]).configs} == {Scaling.TOKEN}
     assert apply(smoke, ["kernel_schedule=pingpong"]).configs
     with pytest.raises(
         FilterError, match="no variant has that scaling; the values are block, dequant, experts, group, rmsgroup"

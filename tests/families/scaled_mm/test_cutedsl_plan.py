@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gemmill.families.scaled_mm.config import KernelConfig, Problem, Schedule
+from gemmill.families.scaled_mm.config import Design, KernelConfig, Problem
 from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.family import Rule
@@ -25,7 +25,7 @@ from gemmill.vocab import (
 
 
 def config(group_size: int = 0, arch: Arch = Arch.SM90A, **changes: Any) -> KernelConfig:
-    """e4m3, 128x128x128, cooperative; `changes` are fields of Problem or Schedule."""
+    """e4m3, 128x128x128, cooperative; `changes` are fields of Problem or Design."""
     problem: dict[str, Any] = {
         "a_dtype": DType.E4M3,
         "b_dtype": DType.E4M3,
@@ -47,7 +47,7 @@ def config(group_size: int = 0, arch: Arch = Arch.SM90A, **changes: Any) -> Kern
     }
     for name, value in changes.items():
         (problem if name in Problem.__dataclass_fields__ else schedule)[name] = value
-    return KernelConfig(problem=Problem(**problem), schedule=Schedule(**schedule), arch=arch, backend=Backend.CUTEDSL)
+    return KernelConfig(problem=Problem(**problem), design=Design(**schedule), arch=arch, backend=Backend.CUTEDSL)
 
 
 def test_stages_fill_shared_memory() -> None:

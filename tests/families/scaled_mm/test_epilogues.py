@@ -21,6 +21,7 @@ from gemmill.epilogue import (
     where,
 )
 from gemmill.families.scaled_mm import own, selections
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
 from gemmill.families.scaled_mm.classes import class_of, classes_of, describe_class
 from gemmill.families.scaled_mm.dsl.plan import Plan
@@ -29,6 +30,7 @@ from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.gemm.standard import standard
 from gemmill.gemm.traced import Kind, Stored, known, learn
 from gemmill.gemm.tracing import trace
+from gemmill.manifest import ManifestError, read_manifest, write_manifest
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, DType, EpilogueKind
@@ -181,17 +183,16 @@ def test_kernels(of: Epilogue) -> None:
         plan = Plan(config.compiled)
         words = len(plan.m_fields) * plan.group_m + len(plan.n_fields) * plan.group_n
         assert plan.vector_words == (0 if plan.split_k else words)
-    predicate = own.accepted(made[0])
-    assert predicate.ops == (of.name,) and own.brought(predicate) == of.traced.text
+    assert REGISTRY.ops_of(made[0]) == (of.name,) and REGISTRY.epilogue_of(made[0]) == of.traced.text
 
 
 def test_what_was_measured_of_the_standard_epilogue_serves() -> None:
     config = configs(biased)[0]
     measured = selections._config(
-        selections._problem(DType.E4M3, DType.BF16), ((128, 80, 128), (2, 1, 1), config.schedule.kernel_schedule)
+        selections._problem(DType.E4M3, DType.BF16), ((128, 80, 128), (2, 1, 1), config.design.kernel_schedule)
     )
     offered = TUNING.offers(selections.with_dsl(measured))
-    (number,) = classes_of(own.accepted(config))
+    (number,) = classes_of(accepted(config))
     assert [to_name(found) for found in offered[number]] == [to_name(replace(config, launch=measured.launch))]
     told = class_of(number)
     assert (told.operand, told.out, told.own) == (DType.E4M3, DType.BF16, own.class_of_epilogue(biased.traced))
@@ -268,11 +269,24 @@ def test_the_command_refuses_what_is_none(
     monkeypatch.delitem(sys.modules, "ends", raising=False)
 
 
-def test_what_a_build_brings_is_learnt_by_reading_it() -> None:
-    """A manifest is read where nobody has the function: its predicate has all steps."""
+def test_what_a_build_brings_is_learnt_by_reading_it(make_manifest: Any, tmp_path: Path) -> None:
+    """A manifest is read where nobody has the function: its entry has all steps."""
+    manifest = make_manifest(configs(biased)[0])
     traced = replace(biased.traced, name="from_afar")
     with pytest.raises(ValueError, match="is not known here"):
         known(traced.key)
-    predicate = replace(own.accepted(configs(biased)[0]), epilogue=traced.text)
-    assert known(traced.key) == traced == predicate.traced
-    assert learn(traced) == traced
+    (entry,) = manifest.entries
+    assert entry.epilogue == biased.traced.text
+    write_manifest(replace(manifest, entries=(replace(entry, epilogue=traced.text),)), tmp_path / "m.json")
+    read_manifest(tmp_path / "m.json")
+    assert known(traced.key) == traced and learn(traced) == traced
+
+
+def test_an_epilogue_that_no_family_reads_is_refused(make_manifest: Any, tmp_path: Path) -> None:
+    (entry,) = make_manifest(configs(biased)[0]).entries
+    for text in ("no steps", "{}"):
+        write_manifest(
+            replace(make_manifest(configs(biased)[0]), entries=(replace(entry, epilogue=text),)), tmp_path / "m.json"
+        )
+        with pytest.raises(ManifestError, match="is not a valid manifest"):
+            read_manifest(tmp_path / "m.json")

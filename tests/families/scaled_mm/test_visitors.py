@@ -16,6 +16,7 @@ from gemmill.epilogue import (
     where,
 )
 from gemmill.families.scaled_mm import own
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
 from gemmill.families.scaled_mm.cases.own import of_config
 from gemmill.families.scaled_mm.classes import class_of, classes_of
@@ -34,13 +35,10 @@ def test_visitors(arch: Arch) -> None:
     for config in made:
         assert config.tag == own.VISITOR_TAG and parse_name(to_name(config)) == config
         assert REGISTRY.check(config), REGISTRY.check(config).reason
-        assert config.schedule.alignment_d * config.problem.out_dtype.bits == 128
+        assert config.design.alignment_d * config.problem.out_dtype.bits == 128
         assert next(of_config(config)).op == codes.name
     (told,) = {
-        class_of(code)
-        for config in made
-        for code in classes_of(own.accepted(config))
-        if class_of(code).out is DType.E4M3
+        class_of(code) for config in made for code in classes_of(accepted(config)) if class_of(code).out is DType.E4M3
     }
     assert (told.operand, told.own) == (DType.E4M3, own.class_of_epilogue(codes.traced))
 
@@ -51,7 +49,7 @@ def test_what_visitors_cannot_do() -> None:
     assert REGISTRY.check(of_integers).reason == (
         f"epilogue {everything.traced.key!r} computes with int32: CUTLASS's visitors take float32 alone, cutedsl takes both"
     )
-    split = replace(config, schedule=replace(config.schedule, tile_scheduler=TileScheduler.SPLIT_K))
+    split = replace(config, design=replace(config.design, tile_scheduler=TileScheduler.SPLIT_K))
     assert REGISTRY.check(split).reason == "pingpong with splitk is no collective of CUTLASS's: it has no visitors"
     of_dsl = replace(config, backend=Backend.CUTEDSL)
     assert REGISTRY.check(of_dsl).reason == "out e4m3 of e4m3 operands is not offered: it is bf16 or f16"

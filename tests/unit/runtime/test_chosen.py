@@ -147,7 +147,7 @@ def test_counts_are_by_variant_class_and_trust(smoke_build, monkeypatch) -> None
     assert found == Chosen(
         build=smoke_build.build_id,
         variant=entry.name,
-        ops=tuple(entry.predicate.ops),
+        ops=entry.ops,
         computes="e4m3 x e4m3 to bf16 with no bias",
         trust=Trust.MODEL,
         times=3,

@@ -21,6 +21,7 @@ from engines import CLASSES, LINEAR, SGLANG, VLLM, fp8_config, int8_config, quan
 from gemmill.compat import linear, sglang_experts, sglang_plugin, vllm_plugin
 from gemmill.compat.linear import Linear
 from gemmill.families import blockscaled, moe
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.manifest import ManifestError
 from gemmill.quantize import prepack as prepacking
 from gemmill.quantize import quantize_weight
@@ -283,7 +284,7 @@ def test_what_is_not_compiled_in_is_not_taken(vllm, served) -> None:
     own = kernels().GemmillBlockFP8Linear
     config = fp8_config(weight=(128, 128), activation=(1, 128), shape=(256, 512))
     compiled = any(
-        entry.predicate.group_size == 128 for entry in served.manifest.entries if entry.family == "scaled_mm"
+        accepted(entry.config).group_size == 128 for entry in served.manifest.entries if entry.family == "scaled_mm"
     )
     assert own.can_implement(config)[0] == compiled
     assert own.can_implement(fp8_config(weight=(64, 64), activation=(1, 128))) == (

@@ -60,7 +60,7 @@ def test_what_was_not_timed_is_estimated(manifest, shaped_call) -> None:
     """By the model, and never as fast as what was timed: the variant was not among those."""
     names = [entry.name for entry in manifest.entries]
     (other,) = manifest.entries[1:]
-    (facts, *_) = REGISTRY.tunings[scaled_mm.NAME].rows(other.config, other.predicate, 0)
+    (facts, *_) = REGISTRY.tunings[scaled_mm.NAME].rows(other.config, 0)
     modelled = model_ns(facts, shaped_call(m=16), SMS) / 1000
     slow = loss_of([other], tuned_of(row(names[0], us=(modelled * 10,))), SMS)
     assert (slow.estimated, slow.worst) == (1, 0.0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.ops import SCALED_MM
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.runtime.schemas import BY_NAME
@@ -115,7 +116,7 @@ def call(a_scales: torch.Tensor | None = None) -> list[torch.Tensor | None]:
 
 def test_explain(smoke_build, smoke_configs) -> None:
     choice = gemmill.explain("cutlass_scaled_mm", *call())
-    assert choice.entry.predicate.a_dtype == "s8" and choice.trust is Trust.MODEL
+    assert accepted(choice.entry.config).a_dtype == "s8" and choice.trust is Trust.MODEL
     assert len(choice.trace) == len(smoke_configs) - 1
     with pytest.raises(
         RuntimeError,
@@ -163,14 +164,14 @@ def test_misaligned_operands_go_to_a_slower_variant(smoke_build) -> None:
     out, _, b, a_scales, b_scales, _ = call()
     shifted = torch.zeros(16 * 128 + 1, dtype=torch.int8)[1:].view(16, 128)
     choice = gemmill.explain("cutlass_scaled_mm", out, shifted, b, a_scales, b_scales, None)
-    assert choice.entry.config.schedule.kernel_schedule == "mmasync"
+    assert choice.entry.config.design.kernel_schedule == "mmasync"
     reasons = {r.reason for r in choice.trace if "s8_s8" in r.name and "scaledbias" in r.name and "_bf16_" in r.name}
     assert reasons == {"it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"}
 
 
 def test_refusal_of_a_call_that_no_variant_takes(smoke_build, smoke_configs, make_manifest, table_of) -> None:
     """The extension comes to Python for this text: here with the facts that it would report."""
-    aligned = [c for c in smoke_configs if c.problem.a_dtype == "s8" and c.schedule.alignment_a > 1]
+    aligned = [c for c in smoke_configs if c.problem.a_dtype == "s8" and c.design.alignment_a > 1]
     smoke_build.manifest, smoke_build.table = make_manifest(*aligned), table_of(*aligned)
     out, _, *rest = call()
     facts = facts_of([out, torch.zeros(16, 132, dtype=torch.int8)[:, :128], *rest])
@@ -213,7 +214,7 @@ def test_explain_takes_what_functions_take(smoke_build) -> None:
     ):
         assert gemmill.explain("cutlass_scaled_mm", *given, **named) == wanted
     other = gemmill.explain("cutlass_scaled_mm", a, b, a_scales, b_scales, torch.float16, bias=bias.half())
-    assert other.entry is None or other.entry.predicate.out_dtype == "f16"
+    assert other.entry is None or accepted(other.entry.config).out_dtype == "f16"
     with pytest.raises(RuntimeError, match=r"^cutlass_scaled_mm: bias is bfloat16, expected float16"):
         gemmill.explain("cutlass_scaled_mm", a, b, a_scales, b_scales, torch.float16, bias)
 

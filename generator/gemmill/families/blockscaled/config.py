@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Self
 
-from gemmill.families.blockscaled.pairs import CODE_PAIRS, FP4_PAIRS, WORD_PAIRS, Pair
+from gemmill.families.blockscaled.pairs import CODE_PAIRS, FOLDED_PAIRS, FP4_PAIRS, WORD_PAIRS, Pair
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, DType
 from gemmill.vocab.format import MXFP8
@@ -16,14 +16,32 @@ RING_COLUMNS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class WidenedConfig:
+class OfPair:
+    """What all kernels of a pair have."""
+
+    pair: Pair
+    out_dtype: DType
+
+    @property
+    def operand_dtype(self) -> DType:
+        """The dtype of A as a call passes it; codes that are not of 8 bits come as bytes."""
+        if self.pair.a_format is None and self.pair not in FOLDED_PAIRS:
+            return self.out_dtype
+        return DType.E4M3 if self.pair.a_bits == 8 else DType.U8
+
+    @property
+    def group_size(self) -> int:
+        """Weights along K that share a scale."""
+        return self.pair.b_format.group
+
+
+@dataclass(frozen=True, kw_only=True)
+class WidenedConfig(OfPair):
     """A kernel that widens codes to 16 bits on their way to Hopper's tensor core: kernels/blockscaled/widened_mm.cuh.
 
     Codes become bf16, or f16 beside activations of f16.
     """
 
-    pair: Pair
-    out_dtype: DType
     tile: int
     """Rows and columns of D that a CTA computes."""
     prepacked: bool = False
@@ -58,15 +76,13 @@ class WidenedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewConfig:
+class FewConfig(OfPair):
     """A kernel that widens codes to 16 bits in registers, for few rows of A: kernels/blockscaled/widened_few_mm.cuh.
 
     With stages it is ring_few_mm.cuh, whose warps ask for codes some steps ahead. Codes become what they do in a
     `WidenedConfig`, but those of nvfp4 become f16.
     """
 
-    pair: Pair
-    out_dtype: DType
     tile_m: int
     """Rows of A in a tile, which has 64 rows of B."""
     warps: int
@@ -120,14 +136,12 @@ class FewConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TmaFewConfig:
+class TmaFewConfig(OfPair):
     """A kernel of weights packed in rows beside few rows of 16-bit numbers, brought by TMA: kernels/blockscaled/tma_few_mm.cuh.
 
     Codes become what they do in a `FewConfig` with stages.
     """
 
-    pair: Pair
-    out_dtype: DType
     tile_m: int
     """Rows of A in a tile, which has 64 rows of B."""
     warps: int
@@ -176,15 +190,13 @@ class TmaFewConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManyConfig:
+class ManyConfig(OfPair):
     """A kernel that widens 4-bit codes of both operands to bf16 on their way to shared memory:
     kernels/blockscaled/widened_many_mm.cuh.
 
     With stages it is ahead_many_mm.cuh, which asks for codes two steps ahead and makes f16 of nvfp4.
     """
 
-    pair: Pair
-    out_dtype: DType
     tile_m: int
     """Rows of A in a tile."""
     tile_n: int
@@ -235,11 +247,9 @@ class Sharing(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairConfig:
+class PairConfig(OfPair):
     """A kernel of CUTLASS's block-scaled collectives on Blackwell."""
 
-    pair: Pair
-    out_dtype: DType
     tile_shape_mnk: tuple[int, int, int]
     """Tile of one multiplication: that of two multiprocessors together, where they share it."""
     cluster_shape_mnk: tuple[int, int, int]
@@ -303,10 +313,9 @@ class Group(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedConfig:
+class PackedConfig(OfPair):
     """A kernel of packed 4-bit weights on Hopper: kernels/blockscaled/packed_mm.cuh."""
 
-    pair: Pair
     out_dtype: DType = DType.BF16
     group: Group = Group.WARPGROUP
     row_groups: int = 2

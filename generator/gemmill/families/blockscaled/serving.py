@@ -82,7 +82,7 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     judged = checks.check(op, call)
     pair, asked = list(Pair)[judged["pair"]], shaped_call_of(judged)
     sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
-    of_pair = sum(entry.predicate.pair is pair for entry in build.manifest.entries if entry.family == asked.family)
+    of_pair = sum(entry.config.pair is pair for entry in build.manifest.entries if entry.family == asked.family)
     packed = "; pack weights (gemmill.quantize)" if pair in WEIGHT_PAIRS and not judged["prepacked"] else ""
     return (
         f"none of {count_of_variants(of_pair)} of {pair} in build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, "

@@ -89,7 +89,7 @@ def _measured(op: Op) -> Measured:
         flops=lambda s: 2.0 * s["m"] * s["n"] * s["k"],
         operand_bits=max(a_bits, pair.b_format.code.bits),
         bytes=moved,
-        serves=lambda x: (x.pair, x.out_dtype, x.prepacked, x.grouped) == (pair, DType.BF16, op.prepacked, False),
+        serves=lambda config: CLASSES.number(config) == number,
         least={"k": pair.b_format.group},
     )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.blockscaled.accepts import BlockScaledAccepts
 from gemmill.families.blockscaled.classes import CLASSES
 from gemmill.families.blockscaled.config import (
     AnyConfig,
@@ -83,7 +82,7 @@ def _alignment_of_scales(config: AnyConfig) -> int:
     return 1
 
 
-def _rows(config: AnyConfig, accepts: BlockScaledAccepts, kernel: int) -> Iterator[Row]:
+def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
     yield Row(
         kernel=kernel,
         call_class=CLASSES.number(config),

@@ -74,6 +74,11 @@ class ExpertsConfig:
             raise ValueError(f"group_size={self.group_size}: scales are of {GROUP}, or 0 for whole rows")
 
     @property
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that a call is asked by."""
+        return self.dtype
+
+    @property
     def compiled(self) -> "ExpertsConfig":
         """Itself: nothing is left to the launch."""
         return self
@@ -117,6 +122,11 @@ class PackedExpertsConfig:
             )
         if self.packing not in PACKINGS:
             raise ValueError(f"weights packed as {self.packing}: there are {', '.join(PACKING_NAMES)}")
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that a call is asked by."""
+        return self.dtype
 
     @property
     def compiled(self) -> "PackedExpertsConfig":

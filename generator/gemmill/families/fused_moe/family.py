@@ -1,19 +1,15 @@
 """The declaration of fused experts."""
 
-from dataclasses import fields
-from typing import Any
-
 from gemmill.families.fused_moe import NAME, selections
-from gemmill.families.fused_moe.accepts import ExpertsAccepts, PackedExpertsAccepts, accepted, accepted_packed
-from gemmill.families.fused_moe.config import AnyConfig, ExpertsConfig, PackedExpertsConfig
-from gemmill.families.fused_moe.names import from_fields, packed_from_fields, packed_to_fields, to_fields
-from gemmill.families.fused_moe.ops import OPS
+from gemmill.families.fused_moe.config import FP4_FORMATS, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.ops import FUSED_EXPERTS, OPS
+from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.questions import QUESTIONS
 from gemmill.families.fused_moe.rules import PACKED_RULES, RULES
 from gemmill.families.fused_moe.spelling import spell, spell_packed
 from gemmill.families.fused_moe.tuning import TUNING
-from gemmill.family import Family, Kernels
-from gemmill.vocab import Compiler
+from gemmill.family import Family, Field, Grammar, Kernels, words
+from gemmill.vocab import Compiler, DType
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each variant.
 _UNIT_SECONDS, _SECONDS = 6.0, 9.0
@@ -21,20 +17,38 @@ _PACKED_UNIT_SECONDS, _PACKED_SECONDS = 26.0, 9.0
 """Twice the seconds of grouped GEMMs with packed weights: an assumption."""
 
 
-def _filters(config: AnyConfig) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in fields(config)} | {"backend": config.backend}
+def _without_groups(config: ExpertsConfig) -> str:
+    return "rows" if config.is_coded else "plain"
 
+
+GRAMMAR = Grammar(
+    ExpertsConfig,
+    (
+        Field("{dtype}"),
+        Field("{out_dtype}"),
+        Field("group{group_size}", default=0, instead=("rows", "plain"), which=_without_groups),
+        Field("t{tile_tokens}{streamed}", spelled={"streamed": words({False: "", True: "s"})}),
+    ),
+)
+PACKED_GRAMMAR = Grammar(
+    PackedExpertsConfig,
+    (
+        Field("{format}", spelled={"format": words({format: str(format) for format in FP4_FORMATS})}),
+        Field("sparse{sparse_group}", default=0),
+        Field("{activations}", default=DType.BF16),
+        Field(
+            "t{tile_tokens}{wide}{ordered}",
+            spelled={"wide": words({False: "", True: "w"}), "ordered": words({False: "", True: "o"})},
+        ),
+    ),
+)
 
 FUSED = Kernels(
     tag=ExpertsConfig.tag,
     doc="fused experts in three launches, on Hopper",
-    config=ExpertsConfig,
-    accepts=ExpertsAccepts,
-    to_fields=to_fields,
-    from_fields=from_fields,
-    filters=_filters,
+    grammar=GRAMMAR,
+    ops=lambda _: (FUSED_EXPERTS.name,),
     rules=RULES,
-    accepted=accepted,
     spell=spell,
     compiler=Compiler.NVCC,
     seconds=lambda _: _SECONDS,
@@ -44,13 +58,9 @@ FUSED = Kernels(
 PACKED = Kernels(
     tag=PackedExpertsConfig.tag,
     doc="fused experts of packed 4-bit weights, on Hopper",
-    config=PackedExpertsConfig,
-    accepts=PackedExpertsAccepts,
-    to_fields=packed_to_fields,
-    from_fields=packed_from_fields,
-    filters=_filters,
+    grammar=PACKED_GRAMMAR,
+    ops=lambda _: (FUSED_FP4_EXPERTS.name,),
     rules=PACKED_RULES,
-    accepted=accepted_packed,
     spell=spell_packed,
     compiler=Compiler.NVCC,
     seconds=lambda _: _PACKED_SECONDS,

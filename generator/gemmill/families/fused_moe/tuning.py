@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.fused_moe.accepts import ExpertsAccepts
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import HANDED_TILES, STREAMED_TILES, AnyConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.model import Facts, model_ns
@@ -60,7 +59,7 @@ def _begin_ns(config: AnyConfig) -> int:
     return _WIDE_BEGIN_NS if config.wide else _BEGIN_NS
 
 
-def _rows(config: AnyConfig, _accepts: ExpertsAccepts, kernel: int) -> Iterator[Row]:
+def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
     yield Row(
         kernel=kernel,
         call_class=CLASSES.number(config),

@@ -1,8 +1,7 @@
 """The ops of rows that belong to experts, and what must hold for a call of each."""
 
 from gemmill.families.gated_mm.classes import CLASSES
-from gemmill.families.gated_mm.config import GROUP
-from gemmill.families.gated_mm.int8_config import ALL_OPERANDS
+from gemmill.families.gated_mm.config import GROUP, OPERANDS
 from gemmill.families.gated_mm.steps import HIDDEN, KNOWN, NUMBERS, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Step, Tensor, When
 from gemmill.gemm.expert_rows import (
@@ -108,7 +107,7 @@ _CONTIGUOUS = Op(
     tensors=(
         Tensor("out", "M hidden", _STORED, Layout.ROWS),
         Tensor("out_scales", "M groups", (DType.F32,)),
-        Tensor("a", "tokens K", ALL_OPERANDS, Layout.ROWS),
+        Tensor("a", "tokens K", OPERANDS, Layout.ROWS),
         _B,
         *_NUMBERS_OF,
         OFFSETS,
@@ -144,7 +143,7 @@ _MASKED = Op(
     tensors=(
         Tensor("out", "experts slot hidden", _STORED),
         Tensor("out_scales", "experts slot groups", (DType.F32,)),
-        Tensor("a", "experts slot K", ALL_OPERANDS),
+        Tensor("a", "experts slot K", OPERANDS),
         _B,
         *_NUMBERS_OF,
         ROWS_USED,

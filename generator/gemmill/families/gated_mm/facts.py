@@ -20,7 +20,7 @@ class Facts(ExpertFacts):
     @property
     def result(self) -> Result:
         """What is stored."""
-        return self.config.result
+        return self.config.epilogue.result
 
     @property
     def by_group(self) -> bool:
@@ -30,12 +30,12 @@ class Facts(ExpertFacts):
     @property
     def by_expert(self) -> bool:
         """Whether rows belong to experts."""
-        return self.config.by_expert
+        return self.config.operands.by_expert
 
     @property
     def indexed(self) -> bool:
         """Whether threads gather rows of A, which TMA cannot do on Hopper."""
-        return self.config.indexed
+        return self.config.operands.indexed
 
     @property
     def result_bytes(self) -> int:

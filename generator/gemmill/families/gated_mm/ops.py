@@ -1,9 +1,8 @@
 """The op without experts, and what must hold for a call of it."""
 
 from gemmill.families.gated_mm.classes import CLASSES
-from gemmill.families.gated_mm.config import GROUP
+from gemmill.families.gated_mm.config import GROUP, OPERANDS
 from gemmill.families.gated_mm.expert_ops import EXPERT_OPS
-from gemmill.families.gated_mm.int8_config import ALL_OPERANDS
 from gemmill.families.gated_mm.steps import HIDDEN, KNOWN, NUMBERS, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, OpSet, Require, Same, Tensor, When
 from gemmill.family.operand import MOST_OF_TMA
@@ -84,7 +83,7 @@ _OP = Op(
     tensors=(
         Tensor("out", "M hidden", (DType.BF16, DType.E4M3), Layout.ROWS),
         Tensor("out_scales", "M groups", (DType.F32,)),
-        Tensor("a", "M K", ALL_OPERANDS, Layout.ROWS),
+        Tensor("a", "M K", OPERANDS, Layout.ROWS),
         Tensor("b", "K N", Same("a"), Layout.COLUMNS),
         Tensor("a_scales", "M", (DType.F32,)),
         Tensor("b_scales", "N", (DType.F32,)),

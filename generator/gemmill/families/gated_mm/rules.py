@@ -18,56 +18,58 @@ def _hopper(c: AnyConfig) -> Iterator[str]:
 
 def _schedule(c: GatedConfig) -> Iterator[str]:
     """Kernels load with TMA and multiply with WGMMA."""
-    if c.kernel_schedule not in CONSUMER_GROUPS:
-        yield f"gated kernels have no {c.kernel_schedule} schedule"
+    if c.design.kernel_schedule not in CONSUMER_GROUPS:
+        yield f"gated kernels have no {c.design.kernel_schedule} schedule"
 
 
 def _accumulation(c: GatedConfig) -> Iterator[str]:
     """Sums of s8 products are integers, those of e4m3 are not."""
-    if c.dtype is DType.S8:
-        if c.accumulation is not Accumulation.EXACT:
-            yield f"sums of {c.dtype} are exact, not {c.accumulation}"
-    elif c.accumulation is Accumulation.EXACT:
-        yield f"sums of {c.dtype} are not exact: fast or promoted"
+    if c.operands.dtype is DType.S8:
+        if c.design.accumulation is not Accumulation.EXACT:
+            yield f"sums of {c.operands.dtype} are exact, not {c.design.accumulation}"
+    elif c.design.accumulation is Accumulation.EXACT:
+        yield f"sums of {c.operands.dtype} are not exact: fast or promoted"
 
 
 def _tile(c: GatedConfig) -> Iterator[str]:
     """WGMMA takes 64 rows; 32 rows of packed weights are 16 results, 16 bytes of codes; TMA's swizzle 128 bytes along
     K."""
-    x, y, k = c.tile_shape_mnk
-    groups = 2 if c.kernel_schedule is KernelSchedule.COOPERATIVE else 1
-    least = 8 if c.swap_ab else 32
-    if x % (SLAB * groups) or y % least or not 16 <= y <= 256 or k * c.dtype.bits % 1024:
+    x, y, k = c.design.tile_shape_mnk
+    groups = 2 if c.design.kernel_schedule is KernelSchedule.COOPERATIVE else 1
+    least = 8 if c.design.swap_ab else 32
+    if x % (SLAB * groups) or y % least or not 16 <= y <= 256 or k * c.operands.dtype.bits % 1024:
         yield f"tile {x}x{y}x{k}: rows are a multiple of {SLAB * groups}, columns of {least} from 16 to 256, and K of 128 bytes"
 
 
 def _groups(c: GatedConfig) -> Iterator[str]:
     """A scale's results are those of one CTA, and a row's of neighbouring threads."""
-    if c.kernel_schedule in CONSUMER_GROUPS and (facts := Facts(c)).by_group and not facts.has_whole_groups:
+    if c.design.kernel_schedule in CONSUMER_GROUPS and (facts := Facts(c)).by_group and not facts.has_whole_groups:
         yield (
-            f"tile {c.tile_shape_mnk} has {facts.tile_columns} results of a row, {facts.store_columns} of them in a box: a scale "
+            f"tile {c.design.tile_shape_mnk} has {facts.tile_columns} results of a row, {facts.store_columns} of them in a box: a scale "
             f"belongs to {GROUP} of one tile"
         )
-    if c.kernel_schedule is KernelSchedule.PINGPONG and Facts(c).by_group and c.swap_ab:
+    if c.design.kernel_schedule is KernelSchedule.PINGPONG and Facts(c).by_group and c.design.swap_ab:
         yield "groups that take turns cannot wait for one another's maxima: cooperative or basic"
 
 
 def _cluster(c: GatedConfig) -> Iterator[str]:
     """CTAs of a pair share what either loads. With few rows nothing is worth sharing."""
-    if c.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (c.swap_ab and c.cluster_shape_mnk != (1, 1, 1)):
-        yield f"cluster {c.cluster_shape_mnk}: pairs along M or N share loads, swapped kernels share none"
+    if c.design.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (
+        c.design.swap_ab and c.design.cluster_shape_mnk != (1, 1, 1)
+    ):
+        yield f"cluster {c.design.cluster_shape_mnk}: pairs along M or N share loads, swapped kernels share none"
 
 
 def _experts(c: GatedConfig) -> Iterator[str]:
     """A tile along M seldom has one expert's rows alone. Packed weights that fill the tensor core's rows are read
     once."""
-    if c.by_expert and c.cluster_shape_mnk != (1, 1, 1):
-        yield f"cluster {c.cluster_shape_mnk}: tiles of experts' rows are single CTAs'"
+    if c.operands.by_expert and c.design.cluster_shape_mnk != (1, 1, 1):
+        yield f"cluster {c.design.cluster_shape_mnk}: tiles of experts' rows are single CTAs'"
 
 
 def _registers(c: GatedConfig) -> Iterator[str]:
     """The sums of a tile must fit the registers that a thread has left for them."""
-    if c.kernel_schedule not in CONSUMER_GROUPS:
+    if c.design.kernel_schedule not in CONSUMER_GROUPS:
         return
     facts = Facts(c)
     most = OVERLAP_REGISTERS if facts.promoted else ACCUMULATOR_REGISTERS
@@ -77,7 +79,7 @@ def _registers(c: GatedConfig) -> Iterator[str]:
 
 def _memory(c: GatedConfig) -> Iterator[str]:
     """Fewer than two stages leave the tensor core waiting for every load."""
-    if c.kernel_schedule not in CONSUMER_GROUPS:
+    if c.design.kernel_schedule not in CONSUMER_GROUPS:
         return
     facts = Facts(c)
     if facts.stages < FEWEST_STAGES or facts.shared_bytes > SHARED_BYTES:
@@ -87,10 +89,10 @@ def _memory(c: GatedConfig) -> Iterator[str]:
 def _scales(c: GatedConfig) -> Iterator[str]:
     """Each row of weights has a scale. A thread has two where weights fill the tensor core's rows, else as many as
     sums."""
-    if c.group_size and not c.swap_ab:
-        yield f"scales in groups of {c.group_size} with weights as columns: a thread would hold one for each, swap_ab has two"
-    if c.group_size and c.accumulation is not Accumulation.PROMOTED:
-        yield f"scales in groups of {c.group_size} with {c.accumulation} sums: they are applied where sums are promoted"
+    if c.operands.group_size and not c.design.swap_ab:
+        yield f"scales in groups of {c.operands.group_size} with weights as columns: a thread would hold one for each, swap_ab has two"
+    if c.operands.group_size and c.design.accumulation is not Accumulation.PROMOTED:
+        yield f"scales in groups of {c.operands.group_size} with {c.design.accumulation} sums: they are applied where sums are promoted"
 
 
 RULES = (_hopper, _schedule, _accumulation, _scales, _tile, _groups, _cluster, _experts, _registers, _memory)

@@ -4,18 +4,16 @@ from collections.abc import Iterator
 from itertools import product
 
 from gemmill.families.gated_mm.config import (
+    GROUP,
     Activation,
     AnyConfig,
-    ExpertGatedConfig,
-    ExpertGroupGatedConfig,
+    Epilogue,
     GatedConfig,
-    GatheredGatedConfig,
-    GatheredGroupGatedConfig,
-    GroupGatedConfig,
+    Operands,
     Result,
     UnalignedGatedConfig,
 )
-from gemmill.families.gated_mm.int8_selections import of_int8, served_int8
+from gemmill.gemm.config import Design
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
@@ -47,23 +45,26 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
-    """The kernels for operands that TMA does not take, one for each result."""
-    for result in Result if arch is Arch.SM90A else ():
-        yield UnalignedGatedConfig(dtype=DType.E4M3, result=result, arch=arch)
+    """The kernels for operands that TMA does not take, one for each type and result."""
+    for dtype, result in product((DType.E4M3, DType.S8), Result) if arch is Arch.SM90A else ():
+        yield UnalignedGatedConfig(operands=Operands(dtype=dtype), epilogue=Epilogue(result=result), arch=arch)
 
 
 def tiled(arch: Arch) -> Iterator[GatedConfig]:
-    """The kernels that load with TMA. GELU with erf has two of each result alone."""
+    """The kernels of e4m3 that load with TMA. GELU with erf has two of each result alone."""
     for activation, result in product(Activation, Result) if arch is Arch.SM90A else ():
-        rare = activation is Activation.GELU
+        rare, epilogue = activation is Activation.GELU, Epilogue(result=result, activation=activation)
         for tile, schedule in (*_FEW[result][: 1 if rare else 2], *(() if rare else (_SOME,))):
-            yield _config(result, activation, tile, (1, 1, 1), schedule, arch, swap_ab=True)
+            yield _config(_DENSE, epilogue, (tile, schedule, True), arch)
         if not rare:
-            yield _config(result, activation, _LOW[0], (1, 1, 1), _LOW[1], arch)
+            yield _config(_DENSE, epilogue, (*_LOW, False), arch)
         tile, cluster = _MANY[result]
-        yield _config(result, activation, tile, cluster, PINGPONG, arch)
+        yield _config(_DENSE, epilogue, (tile, PINGPONG, False), arch, cluster)
 
 
+_Tile = tuple[tuple[int, int, int], KernelSchedule, bool]
+"""A tile, its schedule, and whether weights fill the tensor core's rows."""
+_DENSE = Operands(dtype=DType.E4M3)
 _IN_GROUPS = {
     Result.BF16: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
     Result.STATIC: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
@@ -72,21 +73,13 @@ _IN_GROUPS = {
 """Tiles and schedules for operands with scales in groups."""
 
 
-def in_groups(arch: Arch) -> Iterator[GroupGatedConfig]:
+def in_groups(arch: Arch) -> Iterator[GatedConfig]:
     """The kernels of operands whose scales are in groups along K, with SiLU and SwiGLU: layers with such weights have
     these."""
-    for activation, result in product((Activation.SILU, Activation.SWIGLU), Result) if arch is Arch.SM90A else ():
+    for activation, result in product(_OFTEN, Result) if arch is Arch.SM90A else ():
         for tile, schedule in _IN_GROUPS[result]:
-            yield GroupGatedConfig(
-                dtype=DType.E4M3,
-                result=result,
-                activation=activation,
-                tile_shape_mnk=tile,
-                kernel_schedule=schedule,
-                accumulation=Accumulation.PROMOTED,
-                swap_ab=True,
-                arch=arch,
-            )
+            operands = Operands(dtype=DType.E4M3, group_size=GROUP)
+            yield _config(operands, Epilogue(result=result, activation=activation), (tile, schedule, True), arch)
 
 
 _OF_EXPERTS = {
@@ -122,33 +115,20 @@ _OFTEN = (Activation.SILU, Activation.SWIGLU)
 """Activations that experts mostly have. Others have kernels of scales of rows alone, for few and for many rows in order."""
 _LEFT_OUT_ROWS = 32
 """Rows of a tile that `default` has for dense layers alone: those with 16 and 64 serve experts."""
-_Part = tuple[type[GatedConfig], tuple[int, int, int], KernelSchedule, bool, Accumulation]
-_IN_ORDER, _GATHERED = (ExpertGatedConfig, ExpertGroupGatedConfig), (GatheredGatedConfig, GatheredGroupGatedConfig)
 
 
 def of_experts(arch: Arch) -> Iterator[GatedConfig]:
-    """The kernels of rows that belong to experts, with both kinds of scales, in order and gathered."""
-    kinds = product(Activation, Result, (_IN_ORDER, _GATHERED))
-    for activation, result, (of_rows, of_groups) in kinds if arch is Arch.SM90A else ():
-        parts: list[_Part] = [(of_rows, *part, Accumulation.FAST) for part in _OF_EXPERTS[result]]
+    """The kernels of e4m3 whose rows belong to experts, with both kinds of scales, in order and gathered."""
+    for activation, result, indexed in product(Activation, Result, (False, True)) if arch is Arch.SM90A else ():
+        tiles: list[tuple[int, _Tile]] = [(0, tile) for tile in _OF_EXPERTS[result]]
         if activation in _OFTEN:
-            parts += [
-                (of_groups, tile, COOPERATIVE, True, Accumulation.PROMOTED) for tile in _OF_EXPERTS_IN_GROUPS[result]
-            ]
+            tiles += [(GROUP, (tile, COOPERATIVE, True)) for tile in _OF_EXPERTS_IN_GROUPS[result]]
         else:
-            parts = [] if of_rows.indexed else [parts[0], parts[-1]]
-        for kind, tile, schedule, swap_ab, accumulation in parts:
-            if not kind.indexed or tile[1] in _GATHERED_ROWS:
-                yield kind(
-                    dtype=DType.E4M3,
-                    result=result,
-                    activation=activation,
-                    tile_shape_mnk=tile,
-                    kernel_schedule=schedule,
-                    accumulation=accumulation,
-                    swap_ab=swap_ab,
-                    arch=arch,
-                )
+            tiles = [] if indexed else [tiles[0], tiles[-1]]
+        for group, tile in tiles:
+            if not indexed or tile[0][1] in _GATHERED_ROWS:
+                operands = Operands(dtype=DType.E4M3, group_size=group, by_expert=True, indexed=indexed)
+                yield _config(operands, Epilogue(result=result, activation=activation), tile, arch)
 
 
 def served_experts(arch: Arch) -> Iterator[GatedConfig]:
@@ -157,8 +137,46 @@ def served_experts(arch: Arch) -> Iterator[GatedConfig]:
     With scales of operands in groups the two ops are faster from 256 tokens on (docs/notes/gated_mm.md).
     """
     for config in of_experts(arch):
-        of_default = config.activation in _OFTEN and config.result is not Result.STATIC and not config.group_size
-        if of_default and config.tile_shape_mnk[1] != _LEFT_OUT_ROWS:
+        epilogue = config.epilogue
+        of_default = epilogue.activation in _OFTEN and epilogue.result is not Result.STATIC and not config.group_size
+        if of_default and config.design.tile_shape_mnk[1] != _LEFT_OUT_ROWS:
+            yield config
+
+
+_NUMBERS: tuple[_Tile, ...] = (
+    ((64, 16, 256), BASIC, True),
+    ((128, 64, 128), COOPERATIVE, True),
+    ((128, 192, 128), PINGPONG, False),
+)
+_OF_INT8: dict[Result, tuple[_Tile, ...]] = {
+    Result.BF16: _NUMBERS,
+    Result.STATIC: _NUMBERS,
+    Result.GROUP: (
+        ((256, 16, 128), COOPERATIVE, True),
+        ((256, 64, 128), COOPERATIVE, True),
+        ((64, 256, 128), PINGPONG, False),
+    ),
+}
+"""Tiles for few rows, some and many: those of e4m3."""
+_SERVED_INT8 = {(Result.BF16, 16), (Result.GROUP, 16), (Result.GROUP, 256)}
+"""Results, and columns of the tiles for SiLU, that `default` has of s8: its extension has room for three."""
+
+
+def of_int8(arch: Arch) -> Iterator[GatedConfig]:
+    """The kernels of s8 that load with TMA: dense ones, and those of experts' rows in order and gathered. Gathered rows have
+    tiles for few and some of them."""
+    ways = ((False, False), (True, False), (True, True))
+    for activation, result, (by_expert, indexed) in product(_OFTEN, Result, ways) if arch is Arch.SM90A else ():
+        operands = Operands(dtype=DType.S8, by_expert=by_expert, indexed=indexed)
+        for tile in _OF_INT8[result][: 2 if indexed else 3]:
+            yield _config(operands, Epilogue(result=result, activation=activation), tile, arch)
+
+
+def served_int8(arch: Arch) -> Iterator[GatedConfig]:
+    """Those of `default`, for dense layers: few tiles of SiLU."""
+    for config in of_int8(arch):
+        kept = (config.epilogue.result, config.design.tile_shape_mnk[1]) in _SERVED_INT8
+        if kept and not config.operands.by_expert and config.epilogue.activation is Activation.SILU:
             yield config
 
 
@@ -175,32 +193,25 @@ def smoke(arch: Arch) -> Iterator[AnyConfig]:
 
     One more stores codes in groups of operands that TMA does not take.
     """
-    yield from (config for config in unaligned(arch) if config.result is Result.GROUP)
+    of_groups = Epilogue(result=Result.GROUP)
+    yield from (x for x in unaligned(arch) if x.epilogue == of_groups and x.operands.dtype is DType.E4M3)
     for config in tiled(arch):
-        few, many = config.tile_shape_mnk[1] == 16, config.kernel_schedule is PINGPONG
-        if config.activation is Activation.SILU and (
-            (config.result is Result.GROUP and (few or many)) or (config.result is Result.BF16 and few)
-        ):
+        few, many = config.design.tile_shape_mnk[1] == 16, config.design.kernel_schedule is PINGPONG
+        result, activation = config.epilogue.result, config.epilogue.activation
+        if activation is Activation.SILU and (few or (many and result is Result.GROUP)) and result is not Result.STATIC:
             yield config
 
 
 def _config(
-    result: Result,
-    activation: Activation,
-    tile: tuple[int, int, int],
-    cluster: tuple[int, int, int],
-    schedule: KernelSchedule,
-    arch: Arch,
-    swap_ab: bool = False,
+    operands: Operands, epilogue: Epilogue, tile: _Tile, arch: Arch, cluster: tuple[int, int, int] = (1, 1, 1)
 ) -> GatedConfig:
-    return GatedConfig(
-        dtype=DType.E4M3,
-        result=result,
-        activation=activation,
-        tile_shape_mnk=tile,
+    shape, schedule, swap_ab = tile
+    fast = Accumulation.EXACT if operands.dtype is DType.S8 else Accumulation.FAST
+    design = Design(
+        tile_shape_mnk=shape,
         cluster_shape_mnk=cluster,
         kernel_schedule=schedule,
-        accumulation=Accumulation.FAST,
+        accumulation=Accumulation.PROMOTED if operands.group_size else fast,
         swap_ab=swap_ab,
-        arch=arch,
     )
+    return GatedConfig(operands=operands, design=design, epilogue=epilogue, arch=arch)

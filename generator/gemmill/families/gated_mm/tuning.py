@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.gated_mm.accepts import UnalignedGatedAccepts
 from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import AnyConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.facts import Facts as KernelFacts
@@ -33,7 +32,7 @@ def _facts(config: AnyConfig) -> Facts:
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
     loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // _LOADED
-    gathered = gathering_ns(facts.tile_m) if config.indexed else 0
+    gathered = gathering_ns(facts.tile_m) if config.operands.indexed else 0
     return Facts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
@@ -43,7 +42,7 @@ def _facts(config: AnyConfig) -> Facts:
     )
 
 
-def _rows(config: AnyConfig, accepts: UnalignedGatedAccepts, kernel: int) -> Iterator[Row]:
+def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
     any_layout, facts = isinstance(config, UnalignedGatedConfig), _facts(config)
     for number in classes_of(config):
         yield Row(

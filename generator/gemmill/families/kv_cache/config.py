@@ -111,6 +111,7 @@ class KvCacheConfig:
     """
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "kvcache"
+    group_size: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         status = first_rejection(RULES, self)
@@ -121,6 +122,16 @@ class KvCacheConfig:
     def template(self) -> str:
         """The path of its template below templates/kv_cache/."""
         return _TEMPLATE[self.kind] if self.slots is Slots.ANY else "slot_attention"
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that a call is asked by."""
+        return self.dtype
+
+    @property
+    def out_dtype(self) -> DType:
+        """Dtype of the result."""
+        return self.dtype
 
     @property
     def compiled(self) -> "KvCacheConfig":

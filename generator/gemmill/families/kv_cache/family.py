@@ -1,17 +1,12 @@
 """The declaration of the compressed cache's kernels."""
 
-from dataclasses import fields
-from typing import Any
-
 from gemmill.families.kv_cache import NAME, selections
-from gemmill.families.kv_cache.accepts import KvCachePredicate, accepted
-from gemmill.families.kv_cache.config import RULES, Kind, KvCacheConfig, Slots
-from gemmill.families.kv_cache.names import from_fields, to_fields
-from gemmill.families.kv_cache.ops import OPS
+from gemmill.families.kv_cache.config import HALF_WAVES, RULES, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.ops import OPS, SCHEMAS_OF
 from gemmill.families.kv_cache.questions import QUESTIONS
 from gemmill.families.kv_cache.spelling import spell
 from gemmill.families.kv_cache.tuning import TUNING
-from gemmill.family import Family, Kernels
+from gemmill.family import Family, Field, Grammar, Kernels
 from gemmill.vocab import Compiler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each kernel.
@@ -30,20 +25,24 @@ _SECONDS = {
 _SLOT_SECONDS = 3.0
 
 
-def _filters(config: KvCacheConfig) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in fields(config)}
-
+GRAMMAR = Grammar(
+    KvCacheConfig,
+    (
+        Field("{kind}"),
+        Field("{dtype}"),
+        Field("d{head_dim}"),
+        Field("{slots}", default=Slots.ANY),
+        Field("k{key_bits}v{value_bits}", default=(0, 0)),
+        Field("w{half_waves}", default=HALF_WAVES[0]),
+    ),
+)
 
 KV_CACHE = Kernels(
     tag=KvCacheConfig.tag,
     doc="hand-written CUDA",
-    config=KvCacheConfig,
-    accepts=KvCachePredicate,
-    to_fields=to_fields,
-    from_fields=from_fields,
-    filters=_filters,
+    grammar=GRAMMAR,
+    ops=lambda config: tuple(schema.name for schema in SCHEMAS_OF[config.kind]),
     rules=RULES,
-    accepted=accepted,
     spell=spell,
     compiler=Compiler.NVCC,
     seconds=lambda config: _SECONDS[config.kind] if config.slots is Slots.ANY else _SLOT_SECONDS,

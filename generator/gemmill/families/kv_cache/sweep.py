@@ -1,12 +1,10 @@
 """The calls of attention over a compressed cache that are measured: decoding, with 128 elements a vector and bf16
 queries."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from gemmill.families.kv_cache import NAME
-from gemmill.families.kv_cache.accepts import KvCachePredicate
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
@@ -78,12 +76,6 @@ class Op(StrEnum):
         return KEY_FORMATS[keys].size(HEAD_DIM) + VALUE_FORMATS[values].size(HEAD_DIM)
 
 
-def _serves(op: Op) -> Callable[[KvCachePredicate], bool]:
-    kind = "kv_decode_attention" if op.bits else "kv_attention"
-    wanted = DType.BF16, HEAD_DIM, op.bits, op.bits, op.slots
-    return lambda x: kind in x.ops and (x.dtype, x.head_dim, x.key_bits, x.value_bits, x.slots) == wanted
-
-
 def _measured(op: Op) -> Measured:
     def call(sizes: Sizes) -> ShapedCall:
         told = tuple(sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length"))
@@ -98,7 +90,7 @@ def _measured(op: Op) -> Measured:
         flops=lambda s: 4.0 * s["batch"] * s["rows"] * s["heads"] * s["length"] * HEAD_DIM,
         operand_bits=16,
         bytes=moved,
-        serves=_serves(op),
+        serves=lambda config: CLASSES.number(config) == op.number,
     )
 
 

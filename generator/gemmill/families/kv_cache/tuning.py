@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.kv_cache.accepts import KvCachePredicate
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.model import Facts, model_ns
@@ -69,7 +68,7 @@ def _facts(config: KvCacheConfig) -> Facts:
     )
 
 
-def _rows(config: KvCacheConfig, accepts: KvCachePredicate, kernel: int) -> Iterator[Row]:
+def _rows(config: KvCacheConfig, kernel: int) -> Iterator[Row]:
     yield Row(
         kernel=kernel,
         call_class=CLASSES.number(config),

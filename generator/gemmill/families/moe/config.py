@@ -2,19 +2,17 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
-from gemmill.gemm.config import ACCUMULATOR_OF, Problem, Schedule
+from gemmill.gemm.config import ACCUMULATOR_OF, Design, Problem
 from gemmill.gemm.expert_rows import MOST_EXPERTS as MOST_EXPERTS
 from gemmill.vocab import (
-    Accumulation,
     Arch,
     Backend,
     DType,
     EpilogueKind,
     Format,
-    KernelSchedule,
     ScaleGranularity,
     ScaleLayout,
 )
@@ -31,8 +29,8 @@ FP4_PAIRS = ((DType.BF16, NVFP4), (DType.BF16, MXFP4), (DType.E4M3, MXFP4))
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedConfig:
-    """One variant. Its launch has no settings: the grid follows from sizes that the host knows."""
+class Operands:
+    """What is multiplied, and the type of results."""
 
     dtype: DType
     """Type of A and of the weights."""
@@ -44,98 +42,102 @@ class GroupedConfig:
     """
     indexed: bool = False
     """Whether rows of A are gathered by their numbers as they are loaded."""
-    tile_shape_mnk: tuple[int, int, int]
-    """Tile of the kernel as compiled: with swap_ab, M counts columns of the weights."""
-    cluster_shape_mnk: tuple[int, int, int] = (1, 1, 1)
-    kernel_schedule: KernelSchedule
-    accumulation: Accumulation
-    swap_ab: bool = False
-    """Whether the weights fill the tensor core's 64 rows, so that few rows of an expert waste nothing."""
-    stages: int | None = None
-    """Stages of the main loop; None for as many as fit."""
-    arch: Arch = Arch.SM90A
-    tag: ClassVar[str] = "groupedmm"
-    backend: ClassVar[Backend] = Backend.CUTEDSL
-    format: ClassVar[Format | None] = None
 
     def __post_init__(self) -> None:
-        if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
-            raise ValueError(f"tile {self.tile_shape_mnk} and cluster {self.cluster_shape_mnk} must be positive")
         if self.dtype not in OPERANDS:
             raise ValueError(f"dtype={self.dtype}: grouped kernels multiply {' or '.join(OPERANDS)}")
         if self.group_size not in (0, GROUP):
             raise ValueError(f"group_size={self.group_size}: scales are of {GROUP} along K, or 0 for all of it")
 
     @property
-    def compiled(self) -> "GroupedConfig":
+    def scaled(self) -> bool:
+        """Whether operands come with scales."""
+        return self.dtype.bits < 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epilogue:
+    """What becomes of sums."""
+
+    biased: bool = False
+    """Whether they end with an alpha of their expert and with a bias of its columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpackedConfig:
+    """A kernel whose weights have the type of A. Its launch has no settings: the grid follows from sizes that the host knows."""
+
+    operands: Operands
+    epilogue: Epilogue = Epilogue()
+    arch: Arch = Arch.SM90A
+    format: ClassVar[Format | None] = None
+
+    @property
+    def compiled(self) -> Self:
         """Itself: nothing is left to the launch."""
         return self
 
     @property
-    def scaled(self) -> bool:
-        """Whether operands come with scales."""
-        return self.dtype.bits < 16
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that calls are told apart by."""
+        return self.operands.dtype
+
+    @property
+    def out_dtype(self) -> DType:
+        """Dtype of the result."""
+        return self.operands.out_dtype
+
+    @property
+    def group_size(self) -> int:
+        """Elements along K that share a scale."""
+        return self.operands.group_size
+
+    @property
+    def biased(self) -> bool:
+        """Whether it serves calls with alpha or bias, and no others."""
+        return self.epilogue.biased
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnalignedGroupedConfig(UnpackedConfig):
+    """A kernel for operands that TMA does not take: any N, K, strides and addresses, rows in order or gathered."""
+
+    tag: ClassVar[str] = "groupedunaligned"
+    backend: ClassVar[Backend] = Backend.CUTLASS
+    gathers: ClassVar[tuple[bool, ...]] = (False, True)
+    """Whether rows of A come in order, by their numbers, or both ways."""
+    tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)
+    """Tile of 8-bit operands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedConfig(UnpackedConfig):
+    """A kernel whose operands travel by TMA: rows of a, b and out begin at multiples of 16 bytes."""
+
+    design: Design
+    tag: ClassVar[str] = "groupedmm"
+    backend: ClassVar[Backend] = Backend.CUTEDSL
+
+    @property
+    def gathers(self) -> tuple[bool, ...]:
+        """Whether rows of A come in order, or by their numbers."""
+        return (self.operands.indexed,)
 
     @cached_property
     def problem(self) -> Problem:
         """What it computes, in the terms of one GEMM."""
-        grouped = bool(self.group_size)
+        x, grouped = self.operands, bool(self.group_size)
         return Problem(
-            a_dtype=self.dtype,
-            b_dtype=self.dtype,
-            accumulator_dtype=ACCUMULATOR_OF[self.dtype],
-            out_dtype=self.out_dtype,
-            epilogue=EpilogueKind.SCALED,
+            a_dtype=x.dtype,
+            b_dtype=x.dtype,
+            accumulator_dtype=ACCUMULATOR_OF[x.dtype],
+            out_dtype=x.out_dtype,
+            epilogue=EpilogueKind.SCALED_BIAS if self.biased else EpilogueKind.SCALED,
             a_scale=ScaleGranularity.GROUP if grouped else ScaleGranularity.CHANNEL,
             b_scale=ScaleGranularity.BLOCK if grouped else ScaleGranularity.CHANNEL,
             scale_layout=ScaleLayout.STRIDED if grouped else ScaleLayout.VECTOR,
-            group_size=self.group_size,
+            group_size=x.group_size,
         )
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """How it is computed, in the terms of one GEMM."""
-        return Schedule(
-            tile_shape_mnk=self.tile_shape_mnk,
-            cluster_shape_mnk=self.cluster_shape_mnk,
-            kernel_schedule=self.kernel_schedule,
-            accumulation=self.accumulation,
-            swap_ab=self.swap_ab,
-            stages=self.stages,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnalignedGroupedConfig:
-    """A kernel for operands that TMA does not take: any N, K, strides and addresses, rows in order or gathered."""
-
-    dtype: DType
-    """Type of A and of the weights."""
-    out_dtype: DType
-    group_size: int = 0
-    """Elements that share a scale, as in a `GroupedConfig`."""
-    arch: Arch = Arch.SM90A
-    tag: ClassVar[str] = "groupedunaligned"
-    backend: ClassVar[Backend] = Backend.CUTLASS
-    format: ClassVar[Format | None] = None
-    tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)
-    """Tile of 8-bit operands."""
-
-    def __post_init__(self) -> None:
-        if self.dtype not in OPERANDS:
-            raise ValueError(f"dtype={self.dtype}: grouped kernels multiply {' or '.join(OPERANDS)}")
-        if self.group_size not in (0, GROUP):
-            raise ValueError(f"group_size={self.group_size}: scales are of {GROUP} along K, or 0 for all of it")
-
-    @property
-    def compiled(self) -> "UnalignedGroupedConfig":
-        """Itself: nothing is left to the launch."""
-        return self
-
-    @property
-    def scaled(self) -> bool:
-        """Whether operands come with scales."""
-        return self.dtype.bits < 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +161,13 @@ class PackedGroupedConfig:
     tag: ClassVar[str] = "groupedfp4"
     backend: ClassVar[Backend] = Backend.CUTLASS
     group_size: ClassVar[int] = 0
+    biased: ClassVar[bool] = False
+    gathers: ClassVar[tuple[bool, ...]] = (False, True)
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that calls are told apart by."""
+        return self.dtype
 
     @property
     def compiled(self) -> "PackedGroupedConfig":

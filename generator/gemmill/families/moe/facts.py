@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from gemmill.families.moe.biased_config import BiasedGroupedConfig
 from gemmill.families.moe.config import GroupedConfig
 from gemmill.families.moe.ends import ALPHA_BIAS
 from gemmill.gemm.expert_facts import ExpertFacts
@@ -20,23 +19,24 @@ class Facts(ExpertFacts):
     @property
     def indexed(self) -> bool:
         """Whether threads gather rows of A, which TMA cannot do on Hopper."""
-        return self.config.indexed
+        return self.config.operands.indexed
 
     @property
     def scaled(self) -> bool:
         """Whether the end of a sum reads anything of its row or column: scales, or alpha and bias."""
-        return self.config.scaled or self._is_biased
+        return self.config.operands.scaled or self.biased
 
     @property
     def traced(self) -> Traced:
         """The steps of the epilogue: what becomes of a sum."""
-        if self._is_biased:
-            return super().traced if self.config.scaled and not self.grouped else ALPHA_BIAS
+        if self.biased:
+            return super().traced if self.config.operands.scaled and not self.grouped else ALPHA_BIAS
         return super().traced if self.scaled else standard(EpilogueKind.SCALED, Kind.F32, with_scales=False)
 
     @property
-    def _is_biased(self) -> bool:
-        return isinstance(self.config, BiasedGroupedConfig)
+    def biased(self) -> bool:
+        """Whether a sum ends with an alpha of its expert and with a bias of its column."""
+        return self.config.biased
 
     def _fixed_bytes(self, store_buffers: int) -> int:
         return super()._fixed_bytes(store_buffers) + self.table_bytes

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.moe.config import FP4_PAIRS, AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import FP4_PAIRS, AnyConfig, GroupedConfig, PackedGroupedConfig, UnpackedConfig
 from gemmill.families.moe.facts import Facts
 from gemmill.formats.layout import SIDE
 from gemmill.gemm.config import RESULTS_OF
@@ -18,56 +18,58 @@ def _hopper(c: AnyConfig) -> Iterator[str]:
         yield f"grouped kernels are written for sm90a, not for {c.arch}"
 
 
-def _results(c: GroupedConfig | UnalignedGroupedConfig) -> Iterator[str]:
+def _results(c: UnpackedConfig) -> Iterator[str]:
     """Results have the dtypes that the next layer reads."""
-    if c.out_dtype not in RESULTS_OF[c.dtype]:
-        yield f"{c.dtype} gives {' or '.join(RESULTS_OF[c.dtype])}, not {c.out_dtype}"
+    if c.out_dtype not in RESULTS_OF[c.operands.dtype]:
+        yield f"{c.operands.dtype} gives {' or '.join(RESULTS_OF[c.operands.dtype])}, not {c.out_dtype}"
 
 
-def _groups(c: GroupedConfig | UnalignedGroupedConfig) -> Iterator[str]:
+def _groups(c: UnpackedConfig) -> Iterator[str]:
     """Integer codes have a scale for all of K."""
-    if c.group_size and c.dtype is not DType.E4M3:
-        yield f"scales in groups come with {DType.E4M3}, not with {c.dtype}"
+    if c.group_size and c.operands.dtype is not DType.E4M3:
+        yield f"scales in groups come with {DType.E4M3}, not with {c.operands.dtype}"
 
 
 def _scales(c: GroupedConfig) -> Iterator[str]:
     """Scales along K are applied to sums that leave the tensor core in time."""
-    wanted = Accumulation.EXACT if c.dtype is DType.S8 else Accumulation.PROMOTED if c.group_size else None
-    if wanted is not None and c.accumulation is not wanted:
-        yield f"accumulation of {c.dtype} with groups of {c.group_size} is {wanted}, not {c.accumulation}"
-    if wanted is None and c.accumulation is Accumulation.EXACT:
-        yield f"sums of {c.dtype} are not exact: fast or promoted"
-    if not c.scaled and c.accumulation is Accumulation.PROMOTED:
-        yield f"sums of {c.dtype} are kept in float32: nothing is to be promoted"
-    if c.group_size and c.kernel_schedule is KernelSchedule.PINGPONG:
-        yield f"no {c.kernel_schedule} kernel has scales in groups: cooperative is one"
+    wanted = Accumulation.EXACT if c.operands.dtype is DType.S8 else Accumulation.PROMOTED if c.group_size else None
+    if wanted is not None and c.design.accumulation is not wanted:
+        yield f"accumulation of {c.operands.dtype} with groups of {c.group_size} is {wanted}, not {c.design.accumulation}"
+    if wanted is None and c.design.accumulation is Accumulation.EXACT:
+        yield f"sums of {c.operands.dtype} are not exact: fast or promoted"
+    if not c.operands.scaled and c.design.accumulation is Accumulation.PROMOTED:
+        yield f"sums of {c.operands.dtype} are kept in float32: nothing is to be promoted"
+    if c.group_size and c.design.kernel_schedule is KernelSchedule.PINGPONG:
+        yield f"no {c.design.kernel_schedule} kernel has scales in groups: cooperative is one"
 
 
 def _schedule(c: GroupedConfig) -> Iterator[str]:
     """Kernels load with TMA and multiply with WGMMA, in schedules that have consumer groups."""
-    if c.kernel_schedule not in CONSUMER_GROUPS:
-        yield f"grouped kernels have no {c.kernel_schedule} schedule"
+    if c.design.kernel_schedule not in CONSUMER_GROUPS:
+        yield f"grouped kernels have no {c.design.kernel_schedule} schedule"
 
 
 def _tile(c: GroupedConfig) -> Iterator[str]:
     """WGMMA takes 64 rows and columns in steps of 16 that are stored; TMA's swizzle 128 bytes along K."""
-    x, y, k = c.tile_shape_mnk
-    groups = 2 if c.kernel_schedule is KernelSchedule.COOPERATIVE else 1
-    if x % (SLAB * groups) or y % 16 or not 16 <= y <= 256 or k * c.dtype.bits % 1024:
+    x, y, k = c.design.tile_shape_mnk
+    groups = 2 if c.design.kernel_schedule is KernelSchedule.COOPERATIVE else 1
+    if x % (SLAB * groups) or y % 16 or not 16 <= y <= 256 or k * c.operands.dtype.bits % 1024:
         yield (f"tile {x}x{y}x{k}: rows are a multiple of {SLAB * groups}, columns of 16 up to 256, and K of 128 bytes")
 
 
 def _cluster(c: GroupedConfig) -> Iterator[str]:
     """Tiles along N are always of one expert, tiles along M seldom."""
-    if c.cluster_shape_mnk not in ((1, 1, 1), (1, 2, 1)) or (c.swap_ab and c.cluster_shape_mnk != (1, 1, 1)):
-        yield f"cluster {c.cluster_shape_mnk}: two CTAs side by side share rows of A, others share nothing"
-    if c.indexed and c.cluster_shape_mnk != (1, 1, 1):
-        yield f"cluster {c.cluster_shape_mnk}: rows that are gathered come by copies of threads, which no CTA shares"
+    if c.design.cluster_shape_mnk not in ((1, 1, 1), (1, 2, 1)) or (
+        c.design.swap_ab and c.design.cluster_shape_mnk != (1, 1, 1)
+    ):
+        yield f"cluster {c.design.cluster_shape_mnk}: two CTAs side by side share rows of A, others share nothing"
+    if c.operands.indexed and c.design.cluster_shape_mnk != (1, 1, 1):
+        yield f"cluster {c.design.cluster_shape_mnk}: rows that are gathered come by copies of threads, which no CTA shares"
 
 
 def _registers(c: GroupedConfig) -> Iterator[str]:
     """A tile's sums lie in registers of the threads that multiply."""
-    if c.kernel_schedule not in CONSUMER_GROUPS:
+    if c.design.kernel_schedule not in CONSUMER_GROUPS:
         return
     facts = Facts(c)
     most = OVERLAP_REGISTERS if facts.promoted else ACCUMULATOR_REGISTERS
@@ -77,7 +79,7 @@ def _registers(c: GroupedConfig) -> Iterator[str]:
 
 def _memory(c: GroupedConfig) -> Iterator[str]:
     """Fewer than two stages leave the tensor core waiting for every load."""
-    if c.kernel_schedule not in CONSUMER_GROUPS:
+    if c.design.kernel_schedule not in CONSUMER_GROUPS:
         return
     facts = Facts(c)
     if facts.stages < FEWEST_STAGES or facts.shared_bytes > SHARED_BYTES:

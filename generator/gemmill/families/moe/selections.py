@@ -1,22 +1,24 @@
 """The kernels of the named selections."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
-from gemmill.families.moe.biased_selections import biased, kept
 from gemmill.families.moe.config import (
     FP4_PAIRS,
     GROUP,
     OPERANDS,
     AnyConfig,
+    Epilogue,
     GroupedConfig,
+    Operands,
     PackedGroupedConfig,
     UnalignedGroupedConfig,
 )
-from gemmill.gemm.config import RESULTS_OF
+from gemmill.gemm.config import RESULTS_OF, Design
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
+_Tiles = Sequence[tuple[tuple[int, int, int], tuple[int, int, int], KernelSchedule, bool, int | None]]
 _CHANNEL = (
     ((64, 16, 256), (1, 1, 1), BASIC, True, None),
     ((128, 16, 256), (1, 1, 1), COOPERATIVE, True, None),
@@ -50,6 +52,12 @@ _GROUP_INDEXED = (
 """The same for gathered rows and scales in groups. Threads that copy rows take registers that sums of wide tiles have."""
 
 
+_PLAIN, _WITH_BIAS = Epilogue(), Epilogue(biased=True)
+_BIASED = (_CHANNEL[0], _CHANNEL[3], _CHANNEL[6])
+_BIASED_GROUP = (_GROUP[0], _GROUP[2], _GROUP[3])
+"""Those of kernels with alpha and bias, for few rows, some and many."""
+_KEPT = ((64, 16), (128, 192), (128, 128))
+"""Tiles with alpha and bias that `default` has."""
 _KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype is DType.E4M3 else (0,))]
 
 
@@ -89,32 +97,55 @@ def packed(arch: Arch) -> Iterator[PackedGroupedConfig]:
             )
 
 
-def unaligned(arch: Arch) -> Iterator[UnalignedGroupedConfig]:
+def unaligned(arch: Arch, epilogue: Epilogue = _PLAIN) -> Iterator[UnalignedGroupedConfig]:
     """Kernels that take operands as TMA does not, one for each dtype, kind of scales and result."""
     for dtype, group in _KINDS if arch is Arch.SM90A else ():
         for out in RESULTS_OF[dtype]:
-            yield UnalignedGroupedConfig(dtype=dtype, out_dtype=out, group_size=group, arch=arch)
+            operands = Operands(dtype=dtype, out_dtype=out, group_size=group)
+            yield UnalignedGroupedConfig(operands=operands, epilogue=epilogue, arch=arch)
 
 
 def tiled(arch: Arch) -> Iterator[GroupedConfig]:
     """Kernels that load with TMA, for rows in order and gathered."""
+    for operands in _tiled_operands(arch):
+        yield from _with_tiles(operands, _PLAIN, (_CHANNEL, _GROUP, _INDEXED, _GROUP_INDEXED), arch)
+
+
+def biased(arch: Arch) -> Iterator[AnyConfig]:
+    """Kernels with alpha and bias: three tiles, two for gathered rows, and those that take operands as TMA does not."""
+    yield from unaligned(arch, _WITH_BIAS)
+    gathered = _BIASED[:2], (_BIASED_GROUP[0], _BIASED_GROUP[2])
+    for operands in _tiled_operands(arch):
+        yield from _with_tiles(operands, _WITH_BIAS, (_BIASED, _BIASED_GROUP, *gathered), arch)
+
+
+def kept(arch: Arch) -> Iterator[AnyConfig]:
+    """Those of the default selection: tiles for few and for many rows in order, to bf16, and all that take any operands."""
+    for config in biased(arch):
+        in_order = config.out_dtype is DType.BF16 and False in config.gathers
+        if not isinstance(config, GroupedConfig) or (in_order and config.design.tile_shape_mnk[:2] in _KEPT):
+            yield config
+
+
+def _tiled_operands(arch: Arch) -> Iterator[Operands]:
     for dtype, group in _KINDS if arch is Arch.SM90A else ():
         for out, indexed in product(RESULTS_OF[dtype], (False, True)):
-            shapes = (_GROUP, _GROUP_INDEXED)[indexed] if group else (_CHANNEL, _INDEXED)[indexed]
-            for (x, y, k), cluster, schedule, swap_ab, stages in shapes:
-                yield GroupedConfig(
-                    dtype=dtype,
-                    out_dtype=out,
-                    group_size=group,
-                    indexed=indexed,
-                    tile_shape_mnk=(x, y, k * 8 // dtype.bits),
-                    cluster_shape_mnk=cluster,
-                    kernel_schedule=schedule,
-                    accumulation=_accumulation(dtype, group),
-                    swap_ab=swap_ab,
-                    stages=stages,
-                    arch=arch,
-                )
+            yield Operands(dtype=dtype, out_dtype=out, group_size=group, indexed=indexed)
+
+
+def _with_tiles(operands: Operands, epilogue: Epilogue, tiles: Sequence[_Tiles], arch: Arch) -> Iterator[GroupedConfig]:
+    """`tiles` are those of scales of channels and of groups, then both of gathered rows."""
+    dtype, group = operands.dtype, operands.group_size
+    for (x, y, k), cluster, schedule, swap_ab, stages in tiles[2 * operands.indexed + bool(group)]:
+        design = Design(
+            tile_shape_mnk=(x, y, k * 8 // dtype.bits),
+            cluster_shape_mnk=cluster,
+            kernel_schedule=schedule,
+            accumulation=_accumulation(dtype, group),
+            swap_ab=swap_ab,
+            stages=stages,
+        )
+        yield GroupedConfig(operands=operands, design=design, epilogue=epilogue, arch=arch)
 
 
 def _accumulation(dtype: DType, group: int) -> Accumulation:
@@ -137,8 +168,9 @@ def smoke(arch: Arch) -> Iterator[AnyConfig]:
     yield from (config for config in packed(arch) if config.tile_m == 16 and config.dtype is not DType.E4M3)
     yield from (config for config in unaligned(arch) if config.out_dtype is DType.BF16 and config.group_size)
     for config in tiled(arch):
-        shape, few = (config.tile_shape_mnk, config.swap_ab), _FEW.get(config.dtype)
+        shape = config.design.tile_shape_mnk, config.design.swap_ab
+        few = _FEW.get(config.operands.dtype)
         if config.out_dtype is DType.BF16 and (
-            shape == few or (few == _SMOKE[0] and not config.indexed and shape in _SMOKE)
+            shape == few or (few == _SMOKE[0] and not config.operands.indexed and shape in _SMOKE)
         ):
             yield config

@@ -1,12 +1,11 @@
 """What is measured of the grouped GEMMs: rows that are dealt evenly, bf16 results."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
 from gemmill.families.moe import NAME
-from gemmill.families.moe.classes import CLASSES
-from gemmill.families.moe.config import GROUP, AnyConfig, PackedGroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.classes import CLASSES, classes_of
+from gemmill.families.moe.config import GROUP, AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType, Format
@@ -56,21 +55,14 @@ class Op(StrEnum):
     @property
     def number(self) -> int:
         """Number of the class of its calls."""
-        return CLASSES.number(
-            _Class(dtype=self.dtype, group_size=self.group_size, indexed=self.indexed, format=self.weights)
+        return CLASSES.number_of(
+            dtype=self.dtype,
+            out_dtype=DType.BF16,
+            group_size=self.group_size,
+            indexed=self.indexed,
+            format=self.weights,
+            biased=False,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Class:
-    """The fields of a config by which classes are told apart."""
-
-    dtype: DType
-    group_size: int
-    indexed: bool
-    format: Format | None
-    out_dtype: DType = DType.BF16
-    ends: bool = False
 
 
 def _measured(op: Op) -> Measured:
@@ -93,12 +85,7 @@ def _measured(op: Op) -> Measured:
         flops=lambda s: 2.0 * s["m"] * s["n"] * s["k"],
         operand_bits=op.dtype.bits,
         bytes=moved,
-        serves=lambda x: (
-            (x.dtype, x.out_dtype, x.group_size) == (op.dtype, DType.BF16, op.group_size)
-            and op.indexed in x.gathers
-            and x.format == (op.weights and str(op.weights))
-            and not x.ends
-        ),
+        serves=lambda config: op.number in classes_of(config),
         # Of one group alone the scales could be those of channels.
         least={"k": 2 * GROUP} if op.group_size else {},
     )
@@ -115,10 +102,11 @@ def _is_last_resort(config: AnyConfig) -> bool:
 def _shown(config: AnyConfig) -> tuple[str, str]:
     if isinstance(config, PackedGroupedConfig):
         return "warps" if config.by_warps else "groups", f"{config.tile_m}x{config.tile_n}"
-    tile_m, tile_n, _ = config.tile_shape_mnk
+    tiled = config.design if isinstance(config, GroupedConfig) else config
+    tile_m, tile_n, _ = tiled.tile_shape_mnk
     if isinstance(config, UnalignedGroupedConfig):
         return "unaligned", f"{tile_m}x{tile_n}"
-    return "swapab" if config.swap_ab else "ab", f"{tile_m}x{tile_n}"
+    return "swapab" if config.design.swap_ab else "ab", f"{tile_m}x{tile_n}"
 
 
 SWEEP = Sweep(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.moe.accepts import UnalignedGroupedAccepts
 from gemmill.families.moe.classes import CLASSES, classes_of
 from gemmill.families.moe.config import AnyConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts as KernelFacts
@@ -32,7 +31,7 @@ _STORED = 8
 
 
 def _facts(config: AnyConfig) -> Facts:
-    size = config.dtype.bits // 8
+    size = config.operand_dtype.bits // 8
     if isinstance(config, UnalignedGroupedConfig):
         tile_m, tile_n, _ = config.tile_shape_mnk
         step_ps = _UNALIGNED_STEP_PS * size
@@ -51,7 +50,7 @@ def _facts(config: AnyConfig) -> Facts:
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * size * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
     loaded = (facts.tile_m + facts.tile_n) * size * _STEP // _LOADED
-    gathered = gathering_ns(facts.tile_m) * size if config.indexed else 0
+    gathered = gathering_ns(facts.tile_m) * size if config.operands.indexed else 0
     is_pair, step_ns = config.group_size > 0 and facts.cluster_size > 1, max(products, loaded) + gathered
     return Facts(
         tile_m=facts.tile_m,
@@ -60,7 +59,7 @@ def _facts(config: AnyConfig) -> Facts:
         ctas_of_sm=facts.ctas_of_sm,
         step_ps=1000 * step_ns,
         step_of_band_ps=(_PAIR_PERMILLE if is_pair else 1000) * step_ns,
-        bits=config.dtype.bits,
+        bits=8 * size,
         end_ns=_END_OF_PAIR_NS if is_pair else _END_NS,
         n_multiple=_STORED,
     )
@@ -87,7 +86,7 @@ def _packed_facts(config: PackedGroupedConfig) -> Facts:
     )
 
 
-def _rows(config: AnyConfig, accepts: UnalignedGroupedAccepts, kernel: int) -> Iterator[Row]:
+def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
     any_layout, facts = isinstance(config, UnalignedGroupedConfig), _facts(config)
     of_out = 1 if isinstance(config, PackedGroupedConfig) else TMA_BYTES
     for number in classes_of(config):

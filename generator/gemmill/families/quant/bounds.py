@@ -14,7 +14,7 @@ Three things only are not fixed to the bit, because the device, its library or t
 
 import torch
 
-from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat, Scaling
 from gemmill.families.quant.reference import (
     CODE_MAX,
     SMALLEST_SCALE,
@@ -111,15 +111,15 @@ def outside_of_gate_bounds(
 
     x [rows, 2 hidden]; codes [rows, hidden]; scales as the variant's op writes them (static: as given, [1]).
     """
-    low, high = gated_interval(x, config.activation, rounded=config.vllm and config.family is QuantFamily.STATIC)
+    low, high = gated_interval(x, config.activation, rounded=config.vllm and config.scaling is Scaling.STATIC)
     rows, hidden = low.shape
     group = config.group_size or hidden
     low, high = low.reshape(rows, -1, group), high.reshape(rows, -1, group)
     if config.scale_format is ScaleFormat.PACKED_UE8M0:
         scales = unpack_ue8m0(scales, hidden // group)
-    found = scales.reshape(1, 1, 1) if config.family is QuantFamily.STATIC else scales.reshape(rows, -1, 1)
+    found = scales.reshape(1, 1, 1) if config.scaling is Scaling.STATIC else scales.reshape(rows, -1, 1)
     wrong_scales = 0
-    if config.family is not QuantFamily.STATIC:
+    if config.scaling is not Scaling.STATIC:
         least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), torch.zeros_like(low))
         smallest = SMALLEST_SCALE[config.out_dtype] if smallest_scale is None else smallest_scale
         ends = [
@@ -134,17 +134,17 @@ def outside_of_gate_bounds(
 
 
 def _scale(config: QuantConfig, amax: torch.Tensor, scale_ub: torch.Tensor | None, smallest: float) -> torch.Tensor:
-    if scale_ub is not None and not config.family.is_grouped:
+    if scale_ub is not None and not config.scaling.is_grouped:
         amax = torch.fmin(amax, scale_ub)
     scale = divide(amax, CODE_MAX[config.out_dtype])
-    if scale_ub is not None and config.family.is_grouped:
+    if scale_ub is not None and config.scaling.is_grouped:
         scale = torch.fmin(scale, scale_ub)
     scale = torch.fmax(scale, torch.full_like(scale, smallest))
     return scale if config.scale_format is ScaleFormat.F32 else round_up_to_power_of_two(scale)
 
 
 def _code(config: QuantConfig, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    by_reciprocal = config.family is QuantFamily.STATIC and config.out_dtype is DType.E4M3
+    by_reciprocal = config.scaling is Scaling.STATIC and config.out_dtype is DType.E4M3
     return encode(values * torch.reciprocal(scale) if by_reciprocal else values / scale, config.out_dtype)
 
 

@@ -7,8 +7,8 @@ from gemmill.families.quant.config import (
     IN_DTYPES,
     Activation,
     QuantConfig,
-    QuantFamily,
     ScaleFormat,
+    Scaling,
     of_vllm,
 )
 from gemmill.families.quant.ops import QUANT_OPS
@@ -40,10 +40,10 @@ def name_of(names: Collection[str], known: tuple[str, ...]) -> str:
 
 def config_of(call: Judged, arch: Arch) -> QuantConfig:
     """The config that serves a call which has passed the checks: there is exactly one."""
-    family = list(QuantFamily)[call["scaling"]]
+    scaling = list(Scaling)[call["scaling"]]
     config = QuantConfig(
-        family=family,
-        in_dtype=_DTYPE_OF[call["out" if family is QuantFamily.DEQUANT else "input"].dtype],
+        scaling=scaling,
+        in_dtype=_DTYPE_OF[call["out" if scaling is Scaling.DEQUANT else "input"].dtype],
         out_dtype=_CODED[call["coded"]],
         activation=list(Activation)[call["chosen"]],
         group_size=call["group_size"],

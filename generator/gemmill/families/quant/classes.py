@@ -1,6 +1,6 @@
 """Classes of calls: each is served by one config, whose fields these are."""
 
-from gemmill.families.quant.config import IN_DTYPES, OUT_DTYPES, QUANT_GROUP_SIZES, Activation, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import IN_DTYPES, OUT_DTYPES, QUANT_GROUP_SIZES, Activation, ScaleFormat, Scaling
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import DType
@@ -9,7 +9,7 @@ CODED = {x: DTYPE_CODES[x.torch_name] for x in OUT_DTYPES} | {DType.E2M1: 2, DTy
 """Numbers of code types: torch's of the dtypes that it has."""
 CLASSES = Classes(
     (
-        ClassAxis(name="family", expression="scaling", values={x: i for i, x in enumerate(QuantFamily)}),
+        ClassAxis(name="scaling", expression="scaling", values={x: i for i, x in enumerate(Scaling)}),
         ClassAxis(name="in_dtype", expression="valued", values={x: DTYPE_CODES[x.torch_name] for x in IN_DTYPES}),
         ClassAxis(name="out_dtype", expression="coded", values=CODED),
         ClassAxis(name="activation", expression="chosen", values={x: i for i, x in enumerate(Activation)}),

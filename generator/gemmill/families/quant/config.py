@@ -29,10 +29,10 @@ class Scales(Enum):
     """one scale of a group, in one byte"""
 
 
-class QuantFamily(StrEnum):
-    """Families of kernels by where scales come from and what happens to rows before.
+class Scaling(StrEnum):
+    """How rows are coded: where scales come from, and what happens to rows before.
 
-    Template, contract, reference, cases and binding follow from these. The binding knows a family by its place.
+    Template, contract, reference, cases and binding follow from these. The binding knows one by its place.
     """
 
     STATIC = "static"
@@ -90,16 +90,16 @@ class QuantFamily(StrEnum):
 
 
 _KIND = {
-    QuantFamily.STATIC: (Scales.GIVEN, "static"),
-    QuantFamily.TENSOR: (Scales.OF_TENSOR, "tensor"),
-    QuantFamily.TOKEN: (Scales.OF_ROW, "token"),
-    QuantFamily.GROUP: (Scales.OF_GROUP, "group"),
-    QuantFamily.RMS_TOKEN: (Scales.OF_ROW, "rms_norm"),
-    QuantFamily.RMS_GROUP: (Scales.OF_GROUP, "rms_norm"),
-    QuantFamily.RMS_STATIC: (Scales.GIVEN, "rms_norm"),
-    QuantFamily.BLOCK: (Scales.OF_BLOCK, "block"),
-    QuantFamily.EXPERTS: (Scales.OF_BLOCK, "block"),
-    QuantFamily.DEQUANT: (Scales.OF_BLOCK, "dequant"),
+    Scaling.STATIC: (Scales.GIVEN, "static"),
+    Scaling.TENSOR: (Scales.OF_TENSOR, "tensor"),
+    Scaling.TOKEN: (Scales.OF_ROW, "token"),
+    Scaling.GROUP: (Scales.OF_GROUP, "group"),
+    Scaling.RMS_TOKEN: (Scales.OF_ROW, "rms_norm"),
+    Scaling.RMS_GROUP: (Scales.OF_GROUP, "rms_norm"),
+    Scaling.RMS_STATIC: (Scales.GIVEN, "rms_norm"),
+    Scaling.BLOCK: (Scales.OF_BLOCK, "block"),
+    Scaling.EXPERTS: (Scales.OF_BLOCK, "block"),
+    Scaling.DEQUANT: (Scales.OF_BLOCK, "dequant"),
 }
 
 
@@ -192,7 +192,7 @@ class QuantConfig:
     Strides and addresses tell the layout and the alignment of rows at run time.
     """
 
-    family: QuantFamily
+    scaling: Scaling
     in_dtype: DType
     """Type of the values, which dequantisation writes."""
     out_dtype: DType
@@ -214,6 +214,11 @@ class QuantConfig:
             raise ValueError(f"{status.reason} ({status.rule})")
 
     @property
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that a call is asked by."""
+        return self.in_dtype
+
+    @property
     def compiled(self) -> "QuantConfig":
         """Itself: launch settings are chosen at run time."""
         return self
@@ -232,7 +237,7 @@ class QuantConfig:
     @property
     def format(self) -> Format | None:
         """The block-scaled format of its codes and scales, if they have one."""
-        return next((f for f in BLOCK_FORMATS if self.family.is_blocked and told_by(f) == _told(self)), None)
+        return next((f for f in BLOCK_FORMATS if self.scaling.is_blocked and told_by(f) == _told(self)), None)
 
 
 def told_by(format: Format) -> dict[str, Any]:
@@ -246,55 +251,55 @@ def _told(c: QuantConfig) -> dict[str, Any]:
 
 
 def _block(c: QuantConfig) -> Iterator[str]:
-    if c.family.is_blocked and c.format is None:
+    if c.scaling.is_blocked and c.format is None:
         yield (
             f"out_dtype={c.out_dtype} group_size={c.group_size} scale_format={c.scale_format} are of no format, of "
             f"{', '.join(map(str, BLOCK_FORMATS))}"
         )
-    if c.family.is_blocked and c.family is not QuantFamily.DEQUANT and c.in_dtype is DType.F32:
-        yield f"in_dtype={c.in_dtype} contradicts family={c.family}: block-scaled codes are of bf16 or f16"
+    if c.scaling.is_blocked and c.scaling is not Scaling.DEQUANT and c.in_dtype is DType.F32:
+        yield f"in_dtype={c.in_dtype} contradicts scaling={c.scaling}: block-scaled codes are of bf16 or f16"
 
 
 def _dtypes(c: QuantConfig) -> Iterator[str]:
-    if not c.family.is_blocked and (c.in_dtype not in IN_DTYPES or c.out_dtype not in OUT_DTYPES):
+    if not c.scaling.is_blocked and (c.in_dtype not in IN_DTYPES or c.out_dtype not in OUT_DTYPES):
         yield (
             f"in_dtype={c.in_dtype} out_dtype={c.out_dtype}: inputs are {', '.join(IN_DTYPES)}, codes {', '.join(OUT_DTYPES)}"
         )
 
 
 def _normed(c: QuantConfig) -> Iterator[str]:
-    if c.family is QuantFamily.RMS_STATIC and (c.in_dtype is DType.F32 or c.out_dtype is not DType.E4M3):
+    if c.scaling is Scaling.RMS_STATIC and (c.in_dtype is DType.F32 or c.out_dtype is not DType.E4M3):
         yield (
-            f"in_dtype={c.in_dtype} out_dtype={c.out_dtype} contradicts family={c.family}: by scales that are given, normed rows "
+            f"in_dtype={c.in_dtype} out_dtype={c.out_dtype} contradicts scaling={c.scaling}: by scales that are given, normed rows "
             "of bf16 or f16 are coded as e4m3"
         )
 
 
 def _groups(c: QuantConfig) -> Iterator[str]:
-    if not (c.family.is_grouped or c.family.is_blocked) and c.group_size:
-        yield f"group_size={c.group_size} contradicts family={c.family}: no scale belongs to a group"
-    if c.family.is_grouped and c.group_size not in QUANT_GROUP_SIZES:
+    if not (c.scaling.is_grouped or c.scaling.is_blocked) and c.group_size:
+        yield f"group_size={c.group_size} contradicts scaling={c.scaling}: no scale belongs to a group"
+    if c.scaling.is_grouped and c.group_size not in QUANT_GROUP_SIZES:
         yield (
             f"group_size={c.group_size}: groups of {', '.join(map(str, QUANT_GROUP_SIZES))} are held by 2 to 32 lanes of one warp, 16 bytes each"
         )
 
 
 def _scale_format(c: QuantConfig) -> Iterator[str]:
-    if c.scale_format is not ScaleFormat.F32 and c.family is not QuantFamily.GROUP and not c.family.is_blocked:
+    if c.scale_format is not ScaleFormat.F32 and c.scaling is not Scaling.GROUP and not c.scaling.is_blocked:
         yield (
-            f"scale_format={c.scale_format} contradicts family={c.family}: powers of two are for group scales of {QuantFamily.GROUP}"
+            f"scale_format={c.scale_format} contradicts scaling={c.scaling}: powers of two are for group scales of {Scaling.GROUP}"
         )
-    elif c.scale_format in (ScaleFormat.UE8M0, ScaleFormat.UE4M3) and not c.family.is_blocked:
-        yield f"scale_format={c.scale_format} contradicts family={c.family}: bytes are scales of {QuantFamily.BLOCK}"
+    elif c.scale_format in (ScaleFormat.UE8M0, ScaleFormat.UE4M3) and not c.scaling.is_blocked:
+        yield f"scale_format={c.scale_format} contradicts scaling={c.scaling}: bytes are scales of {Scaling.BLOCK}"
 
 
 def _activation(c: QuantConfig) -> Iterator[str]:
-    gated = (QuantFamily.STATIC, QuantFamily.TOKEN, QuantFamily.GROUP, QuantFamily.BLOCK, QuantFamily.EXPERTS)
-    if c.activation is not Activation.NONE and c.family not in gated:
-        yield f"activation={c.activation} contradicts family={c.family}: activations are fused with {', '.join(gated)}"
+    gated = (Scaling.STATIC, Scaling.TOKEN, Scaling.GROUP, Scaling.BLOCK, Scaling.EXPERTS)
+    if c.activation is not Activation.NONE and c.scaling not in gated:
+        yield f"activation={c.activation} contradicts scaling={c.scaling}: activations are fused with {', '.join(gated)}"
     alone = c.activation is not Activation.NONE and not c.activation.is_gated
-    if alone and (c.family is not QuantFamily.BLOCK or c.format != MXFP8):
-        yield f"activation={c.activation} contradicts family={c.family} format={c.format}: it is fused with block and mxfp8"
+    if alone and (c.scaling is not Scaling.BLOCK or c.format != MXFP8):
+        yield f"activation={c.activation} contradicts scaling={c.scaling} format={c.format}: it is fused with block and mxfp8"
 
 
 def _symmetry(c: QuantConfig) -> Iterator[str]:
@@ -303,11 +308,11 @@ def _symmetry(c: QuantConfig) -> Iterator[str]:
     if c.out_dtype is not DType.S8:
         yield f"symmetric=False contradicts out_dtype={c.out_dtype}: only s8 codes have a zero point"
     if (
-        c.family not in (QuantFamily.STATIC, QuantFamily.TENSOR, QuantFamily.TOKEN, QuantFamily.GROUP)
+        c.scaling not in (Scaling.STATIC, Scaling.TENSOR, Scaling.TOKEN, Scaling.GROUP)
         or c.activation is not Activation.NONE
     ):
         yield (
-            f"symmetric=False contradicts family={c.family} activation={c.activation}: zero points are for plain static, tensor, token and group"
+            f"symmetric=False contradicts scaling={c.scaling} activation={c.activation}: zero points are for plain static, tensor, token and group"
         )
     if c.scale_format is not ScaleFormat.F32:
         yield f"symmetric=False contradicts scale_format={c.scale_format}: with a zero point the scale is f32"
@@ -316,7 +321,7 @@ def _symmetry(c: QuantConfig) -> Iterator[str]:
 def _vllm(c: QuantConfig) -> Iterator[str]:
     if c.vllm and not _differs_in_vllm(c):
         yield (
-            f"vllm=True contradicts family={c.family} out_dtype={c.out_dtype} activation={c.activation} symmetric={c.symmetric}: "
+            f"vllm=True contradicts scaling={c.scaling} out_dtype={c.out_dtype} activation={c.activation} symmetric={c.symmetric}: "
             "vLLM has no such kernel, or one with our codes"
         )
 
@@ -324,20 +329,20 @@ def _vllm(c: QuantConfig) -> Iterator[str]:
 def _differs_in_vllm(c: QuantConfig) -> bool:
     plain, e4m3 = c.activation is Activation.NONE, c.out_dtype is DType.E4M3
     silu_to_e4m3 = c.activation is Activation.SILU and e4m3 and c.scale_format is ScaleFormat.F32
-    match c.family:
-        case QuantFamily.STATIC:
+    match c.scaling:
+        case Scaling.STATIC:
             return silu_to_e4m3 or (plain and (e4m3 or not c.symmetric))
-        case QuantFamily.TENSOR:
+        case Scaling.TENSOR:
             return e4m3
-        case QuantFamily.TOKEN:
+        case Scaling.TOKEN:
             return plain and (e4m3 or not c.symmetric)
-        case QuantFamily.BLOCK:
+        case Scaling.BLOCK:
             return c.format == NVFP4 and (plain or c.activation is Activation.SILU)
-        case QuantFamily.EXPERTS:
+        case Scaling.EXPERTS:
             return c.format in (NVFP4, MXFP4) and (plain or c.activation is Activation.SILU)
-        case QuantFamily.DEQUANT:
+        case Scaling.DEQUANT:
             return False
-        case QuantFamily.GROUP:
+        case Scaling.GROUP:
             return silu_to_e4m3 or (plain and c.symmetric and (e4m3 or c.scale_format is ScaleFormat.F32))
         case _:
             return True
@@ -352,14 +357,14 @@ RULES = (_block, _dtypes, _normed, _groups, _scale_format, _activation, _symmetr
 
 
 def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
-    families = (QuantFamily.BLOCK, QuantFamily.EXPERTS)
-    for family, format, in_dtype, activation in product(families, BLOCK_FORMATS, IN_DTYPES[:2], Activation):
+    scalings = (Scaling.BLOCK, Scaling.EXPERTS)
+    for scaling, format, in_dtype, activation in product(scalings, BLOCK_FORMATS, IN_DTYPES[:2], Activation):
         of_rows = activation.is_gated or activation is Activation.NONE
-        if of_rows or (family is QuantFamily.BLOCK and format == MXFP8):
-            ours = QuantConfig(family=family, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format))
+        if of_rows or (scaling is Scaling.BLOCK and format == MXFP8):
+            ours = QuantConfig(scaling=scaling, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format))
             yield from dict.fromkeys((ours, of_vllm(ours)))
     for format, in_dtype in product(BLOCK_FORMATS, IN_DTYPES):
-        yield QuantConfig(family=QuantFamily.DEQUANT, in_dtype=in_dtype, arch=arch, **told_by(format))
+        yield QuantConfig(scaling=Scaling.DEQUANT, in_dtype=in_dtype, arch=arch, **told_by(format))
 
 
 @cache
@@ -371,13 +376,13 @@ def all_configs(arch: Arch = Arch.SM90A) -> tuple[QuantConfig, ...]:
 def _all_configs(arch: Arch) -> Iterator[QuantConfig]:
     flags = (True, False)
     yield from _block_configs(arch)
-    axes = product(QuantFamily, IN_DTYPES, OUT_DTYPES, Activation, (0, *QUANT_GROUP_SIZES), ScaleFormat, flags, flags)
-    for family, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, vllm in axes:
-        if family.is_blocked or (activation is not Activation.NONE and in_dtype is DType.F32):
+    axes = product(Scaling, IN_DTYPES, OUT_DTYPES, Activation, (0, *QUANT_GROUP_SIZES), ScaleFormat, flags, flags)
+    for scaling, in_dtype, out_dtype, activation, group_size, scale_format, symmetric, vllm in axes:
+        if scaling.is_blocked or (activation is not Activation.NONE and in_dtype is DType.F32):
             continue  # activations follow a GEMM, whose results are bf16 or f16
         try:
             yield QuantConfig(
-                family=family,
+                scaling=scaling,
                 in_dtype=in_dtype,
                 out_dtype=out_dtype,
                 activation=activation,

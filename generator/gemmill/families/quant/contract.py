@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from gemmill.families.quant.classes import CLASSES, CODED
-from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat, Scales
+from gemmill.families.quant.config import Activation, ScaleFormat, Scales, Scaling
 from gemmill.families.quant.layouts import group_fault, static_fault
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSet, Require, Same, Special, Step, Tensor, any_of
@@ -35,7 +35,7 @@ def _op(quant: QuantOp) -> Op:
     """The op of its declaration."""
     has = frozenset(_ROLES.get(name, name) for name in quant.schema.arguments)
     fixed = {
-        "scaling": list(QuantFamily).index(quant.family),
+        "scaling": list(Scaling).index(quant.scaling),
         "vllm": int(quant.vllm),
         "takes_group_shape": int("group_shape" in has),
         "packed": int(quant.is_packed),
@@ -46,7 +46,7 @@ def _op(quant: QuantOp) -> Op:
     }
     if quant.format:
         fixed["coded"] = CODED[quant.out_dtypes[0]]
-    if quant.family is QuantFamily.EXPERTS:
+    if quant.scaling is Scaling.EXPERTS:
         fixed["is_swizzled"] = 1
     told = {"activation": "chosen", "approximate": "chosen", "scale_ue8m0": "scale_format"}
     argued = has | {told[name] for name in has & set(told)}
@@ -66,7 +66,7 @@ def _op(quant: QuantOp) -> Op:
             Check(Aspect.RANK, "input out"),
             Check(Aspect.SHAPE, "input"),
             *(() if quant.format else (Let("coded", "dtype(out)"),)),
-            Let("valued", "dtype(out)" if quant.family is QuantFamily.DEQUANT else "dtype(input)"),
+            Let("valued", "dtype(out)" if quant.scaling is Scaling.DEQUANT else "dtype(input)"),
             Let("rows", "rows(input)"),
             Let("out_rows", "rows(out)"),
             *(_EXPERTS if "expert_offsets" in has else ()),
@@ -92,9 +92,9 @@ def _op(quant: QuantOp) -> Op:
 def _works(quant: QuantOp) -> Let:
     """The step that says whether anything is written. Scale and zero point of an empty tensor, or of a row without
     elements, are."""
-    if quant.family.scales is Scales.OF_TENSOR:
+    if quant.scaling.scales is Scales.OF_TENSOR:
         return Let("works", "1")
-    return Let("works", "rows" if quant.family.is_per_row else "rows * hidden")
+    return Let("works", "rows" if quant.scaling.is_per_row else "rows * hidden")
 
 
 def _of_vllm(quant: QuantOp, azp: str) -> Let:
@@ -109,10 +109,10 @@ def _of_vllm(quant: QuantOp, azp: str) -> Let:
 
 
 def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
-    count, each = ("1", "") if quant.family.is_whole else ("rows", "row")
+    count, each = ("1", "") if quant.scaling.is_whole else ("rows", "row")
     scales = Tensor("scales", count, (DType.F32,), Layout.VALUES, each=each)
     azp = Tensor("azp", count, (DType.S32,), Layout.VALUES, each=each)
-    if quant.family.is_grouped:
+    if quant.scaling.is_grouped:
         azp = Tensor("azp", "scales", (DType.S32,), Layout.LIKE)
     if quant.format:
         scales = Tensor("scales", "scale_rows scale_columns", _BYTES[quant.format.has_global_scale], Layout.ROWS)
@@ -126,7 +126,7 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
         Tensor("weight", "hidden", Same("input"), Layout.VALUES, each="column", needs=(_VECTOR,)),
         Tensor("residual", "... hidden", Same("input"), Layout.ROWS),
         Tensor("global_scale", "1", (DType.F32,), Layout.VALUES)
-        if quant.family is not QuantFamily.EXPERTS
+        if quant.scaling is not Scaling.EXPERTS
         else Tensor("global_scale", "experts", (DType.F32,), Layout.VALUES, each="expert"),
         *(
             Tensor(role, "ends", (DType.S32,), Layout.VALUES, each="expert and one for the end")
@@ -138,7 +138,7 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
 
 def _rows(quant: QuantOp) -> tuple[Tensor, Tensor]:
     """The tensors that are read and written row by row."""
-    if quant.format and quant.family is QuantFamily.DEQUANT:
+    if quant.format and quant.scaling is Scaling.DEQUANT:
         return Tensor("input", "... of_row", (quant.format,), Layout.ROWS), Tensor(
             "out", "... hidden", quant.in_dtypes, Layout.ROWS
         )
@@ -185,7 +185,7 @@ def _blocks(quant: QuantOp, format: Format, has: frozenset[str]) -> tuple[Step, 
     """Steps that name the sizes of block scales, and how they are rounded. Codes may have more columns than the input,
     which are zeros."""
     group, bits, roundings = format.group, format.code.bits, tuple(map(str, ScaleRounding))
-    if quant.family is QuantFamily.DEQUANT:
+    if quant.scaling is Scaling.DEQUANT:
         return (
             Let("hidden", f"of_row * 8 // {bits}"),
             Require(
@@ -237,7 +237,7 @@ def _block_scales(quant: QuantOp, format: Format) -> tuple[Step, ...]:
         ),
         *(
             ()
-            if quant.family is QuantFamily.EXPERTS
+            if quant.scaling is Scaling.EXPERTS
             else (Let("scale_rows", "is_swizzled * up(rows, 128) + (1 - is_swizzled) * rows"),)
         ),
         Let("scale_columns", "is_swizzled * up(groups, 4) // (1 + 3 * has_words) + (1 - is_swizzled) * groups"),
@@ -287,16 +287,16 @@ def _activation(quant: QuantOp) -> tuple[Step, ...]:
 
 def _scales(quant: QuantOp) -> tuple[Step, ...]:
     """Steps that hold scales to their layout."""
-    if quant.family.is_given:
+    if quant.scaling.is_given:
         return (Special("static_scales"),)
     if quant.format:
         checks = (Check(aspect, "scales") for aspect in (Aspect.RANK, Aspect.SHAPE, Aspect.LAYOUT))
-        read = quant.family is QuantFamily.DEQUANT
+        read = quant.scaling is Scaling.DEQUANT
         return *checks, _SWIZZLED, *((Let("scales_stride", "row_stride(scales)"),) if read else ())
-    if quant.family is QuantFamily.TENSOR:
+    if quant.scaling is Scaling.TENSOR:
         some = "{scales.name} has shape {scales.shape}: expected one value, for the tensor, or more, of which the first is written"
         return (Require("numel(scales) >= 1", some),)
-    if quant.family.is_per_row:
+    if quant.scaling.is_per_row:
         return Check(Aspect.SHAPE, "scales"), Check(Aspect.LAYOUT, "scales")
     sizes = " or ".join(map(str, quant.group_sizes))
     return (

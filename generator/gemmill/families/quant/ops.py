@@ -12,8 +12,8 @@ from gemmill.families.quant.config import (
     QUANT_GROUP_SIZES,
     Activation,
     QuantConfig,
-    QuantFamily,
     ScaleFormat,
+    Scaling,
     of_vllm,
     told_by,
 )
@@ -29,7 +29,7 @@ class QuantOp:
     """What one op can be asked for: any mix of these fields' values."""
 
     schema: OpSchema
-    family: QuantFamily
+    scaling: Scaling
     out_dtypes: tuple[DType, ...]
     in_dtypes: tuple[DType, ...] = IN_DTYPES
     activations: tuple[Activation, ...] = (Activation.NONE,)
@@ -63,7 +63,7 @@ class QuantOp:
         )
         for in_dtype, out_dtype, activation, group_size, scale_format, symmetric in axes:
             config = QuantConfig(
-                family=self.family,
+                scaling=self.scaling,
                 in_dtype=in_dtype,
                 out_dtype=out_dtype,
                 activation=activation,
@@ -79,14 +79,14 @@ class QuantOp:
         return self.name in ops_of(config)
 
 
-def _op(family: QuantFamily, codes: tuple[DType, ...], schema: str, **others: Any) -> QuantOp:
-    return QuantOp(schema=OpSchema(f"{schema} -> ()"), family=family, out_dtypes=codes, **others)
+def _op(scaling: Scaling, codes: tuple[DType, ...], schema: str, **others: Any) -> QuantOp:
+    return QuantOp(schema=OpSchema(f"{schema} -> ()"), scaling=scaling, out_dtypes=codes, **others)
 
 
 def _block(format: Format, schema: str, **others: Any) -> QuantOp:
     told = told_by(format)
     return _op(
-        others.pop("family", QuantFamily.BLOCK),
+        others.pop("scaling", Scaling.BLOCK),
         (told["out_dtype"],),
         schema,
         format=format,
@@ -96,9 +96,9 @@ def _block(format: Format, schema: str, **others: Any) -> QuantOp:
     )
 
 
-_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT = QuantFamily
+_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT = Scaling
 _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
-# The fields of ops beside family and codes, where they are not the default.
+# The fields of ops beside scaling and codes, where they are not the default.
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
 _GATED = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)}
 _AZP_IF_ASKED = {"symmetric": (True, False)}
@@ -264,7 +264,7 @@ _BLOCK_SCALED = (
 _BY_EXPERT = "Tensor(a!) output, Tensor(b!) output_scale, Tensor input"
 _OFFSETS = "Tensor input_offset_by_experts, Tensor output_scale_offset_by_experts"
 _OF_EXPERTS = tuple(
-    _block(format, f"{name}({_BY_EXPERT}, {rest})", family=_EXPERTS, **others)
+    _block(format, f"{name}({_BY_EXPERT}, {rest})", scaling=_EXPERTS, **others)
     for prefix, others in (("", {}), ("silu_and_mul_", _SILU))
     for format, name, rest in (
         (NVFP4, f"{prefix}scaled_fp4_experts_quant", f"Tensor input_global_scale, {_OFFSETS}"),
@@ -281,7 +281,7 @@ _BACK = tuple(
         x,
         f"scaled_{x}_dequant(Tensor(a!) out, Tensor input, Tensor input_sf, "
         f"{'Tensor global_scale, ' if x.has_global_scale else ''}bool is_sf_swizzled_layout=True)",
-        family=_DEQUANT,
+        scaling=_DEQUANT,
         in_dtypes=IN_DTYPES,
     )
     for x in (NVFP4, *_MX_FORMATS)

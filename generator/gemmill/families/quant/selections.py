@@ -11,7 +11,7 @@ def default(arch: Arch) -> Iterator[QuantConfig]:
     """Every config that an op reaches, each once. Beyond sm90a only block-scaled formats have kernels, as their GEMMs
     are there."""
     for config in dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch)):
-        if arch is Arch.SM90A or config.family.is_blocked:
+        if arch is Arch.SM90A or config.scaling.is_blocked:
             yield config
 
 

@@ -10,7 +10,7 @@ from gemmill.families import quant
 from gemmill.families.quant import reference
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.classes import CLASSES
-from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat, Scales
+from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat, Scales, Scaling
 from gemmill.families.quant.layouts import group_strides, static_scales
 from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.family.operand import Call
@@ -53,10 +53,10 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
 
 
 def _results(call: Judged, given: Given) -> Iterator[Result]:
-    family = list(QuantFamily)[call["scaling"]]
+    scaling = list(Scaling)[call["scaling"]]
     if call["works"]:
         out_dtype = DType.E4M3 if call["out"].dtype == DType.E4M3.torch_name else DType.S8
-        compute = _rms_norm if family.is_normed else _COMPUTE[family.scales]
+        compute = _rms_norm if scaling.is_normed else _COMPUTE[scaling.scales]
         try:
             yield from compute(call, given, out_dtype)
         except ValueError as error:  # of numbers that are given, which only the CPU path looks at
@@ -148,10 +148,10 @@ def _block(call: Judged, given: Given, _: DType) -> Iterator[Result]:
     format = config.format
     assert format is not None
     scales_at = _bytes_of(given["scales"]) if call["is_swizzled"] else given["scales"].view(torch.uint8)
-    if config.family is QuantFamily.EXPERTS:
+    if config.scaling is Scaling.EXPERTS:
         yield from _experts(call, given, format, scales_at)
         return
-    if config.family is QuantFamily.DEQUANT:
+    if config.scaling is Scaling.DEQUANT:
         yield _whole(given["out"], _values(call, given, format, scales_at))
         return
     modulation = None
@@ -212,14 +212,14 @@ def _experts(call: Judged, given: Given, format: Format, scales_at: torch.Tensor
 
 def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
     residual, x = given.get("residual"), _rows(call, given)
-    family = list(QuantFamily)[call["scaling"]]
+    scaling = list(Scaling)[call["scaling"]]
     codes, scales, added = reference.rms_norm_quant(
         x,
         given["weight"],
         given["eps"],
         out_dtype,
         group_size=call["group_size"],
-        scale=given["scales"].reshape(1) if family.is_given else None,
+        scale=given["scales"].reshape(1) if scaling.is_given else None,
         scale_ub=given.get("scale_ub"),
         residual=None if residual is None else residual.reshape(x.shape),
         vllm_stride=call["input_stride"] if call["vllm"] else None,
@@ -229,7 +229,7 @@ def _rms_norm(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
     yield from _codes(call, given, codes)
     if call["group_size"]:
         yield from _group_scales(call, given["scales"], scales)
-    elif not family.is_given:
+    elif not scaling.is_given:
         yield _whole(given["scales"], scales)
 
 

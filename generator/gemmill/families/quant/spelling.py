@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from gemmill.families.quant.config import QuantConfig, QuantFamily
+from gemmill.families.quant.config import QuantConfig, Scaling
 from gemmill.family import Spelled
 
 
 def spell(config: QuantConfig) -> Spelled:
     """The template of a config's family, and what fills its holes."""
-    return Spelled(template=f"quant/{config.family.template}.cu.jinja", values=_values(config))
+    return Spelled(template=f"quant/{config.scaling.template}.cu.jinja", values=_values(config))
 
 
 def _values(config: QuantConfig) -> dict[str, Any]:
@@ -18,9 +18,9 @@ def _values(config: QuantConfig) -> dict[str, Any]:
         "format": config.out_type,
         "activation": config.activation.cpp_type,
         "scale_format": config.scale_format.cpp_value,
-        "group_size": -1 if config.family.is_given else config.group_size,
+        "group_size": -1 if config.scaling.is_given else config.group_size,
         "symmetric": "true" if config.symmetric else "false",
-        "experts": "true" if config.family is QuantFamily.EXPERTS else "false",
+        "experts": "true" if config.scaling is Scaling.EXPERTS else "false",
         "coding": _coding(config),
     }
 
@@ -28,6 +28,6 @@ def _values(config: QuantConfig) -> dict[str, Any]:
 def _coding(config: QuantConfig) -> str:
     if not config.symmetric:
         return "VllmAsymmetricCoding" if config.vllm else "AsymmetricCoding"
-    if config.family is QuantFamily.TENSOR:
+    if config.scaling is Scaling.TENSOR:
         return f"TensorCoding<{config.out_type}>"
     return f"SymmetricCoding<{config.out_type}, {config.activation.cpp_type}>"

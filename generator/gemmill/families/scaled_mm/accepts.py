@@ -1,10 +1,13 @@
-"""The calls that a GEMM takes at run time, derived from its config and stored in the manifest."""
+"""The calls that a GEMM takes at run time, derived from its config."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.own import OwnConfig, op_name
 from gemmill.family import VLLM_PREFIX
 from gemmill.family.operand import INT32_MAX, MOST_OF_TMA
+from gemmill.gemm.traced import Traced
 from gemmill.vocab import DType, EpilogueKind, ScaleGranularity, ScaleGroups, ScaleLayout
 
 SCALED_MM = "cutlass_scaled_mm"
@@ -15,8 +18,6 @@ SCALED_MM_AZP = "cutlass_scaled_mm_azp"
 class Predicate:
     """The calls that a kernel takes. Strides are of operands as the op sees them, before any swap."""
 
-    ops: tuple[str, ...]
-    """Ops that the kernel can serve."""
     a_dtype: DType
     b_dtype: DType
     out_dtype: DType
@@ -37,11 +38,8 @@ class Predicate:
     """The smallest K: a main loop without iterations is not run."""
     max_mnk: int
     """The largest M, N and K."""
-
-    @property
-    def operand_dtype(self) -> DType:
-        """The dtype of the operand that a call is asked by."""
-        return self.a_dtype
+    epilogue: Traced | None = None
+    """The user's epilogue; None for one of gemmill's."""
 
     @property
     def scale_groups(self) -> ScaleGroups | None:
@@ -49,22 +47,32 @@ class Predicate:
         return ScaleGroups(size=self.group_size, b_scale=self.b_scale) if self.group_size else None
 
 
+_AZP = {
+    EpilogueKind.SCALED: ("none",),
+    EpilogueKind.SCALED_BIAS: ("none",),
+    EpilogueKind.SCALED_AZP: ("row",),
+    EpilogueKind.SCALED_AZP_PER_TOKEN: ("row", "token"),
+}
+
+
+def ops_of(config: KernelConfig) -> tuple[str, ...]:
+    """Ops that a GEMM of this config can serve."""
+    if isinstance(config, OwnConfig):
+        return (op_name(config.problem.traced),)
+    op = SCALED_MM_AZP if config.problem.epilogue.takes_azp else SCALED_MM
+    return op, VLLM_PREFIX + op
+
+
+@cache
 def accepted(config: KernelConfig) -> Predicate:
     """The calls that a GEMM of this config takes."""
-    p, s = config.problem, config.schedule
-    op, azp = {
-        EpilogueKind.SCALED: (SCALED_MM, ("none",)),
-        EpilogueKind.SCALED_BIAS: (SCALED_MM, ("none",)),
-        EpilogueKind.SCALED_AZP: (SCALED_MM_AZP, ("row",)),
-        EpilogueKind.SCALED_AZP_PER_TOKEN: (SCALED_MM_AZP, ("row", "token")),
-    }[p.epilogue]
+    p, s = config.problem, config.design
     return Predicate(
-        ops=(op, VLLM_PREFIX + op),
         a_dtype=p.a_dtype,
         b_dtype=p.b_dtype,
         out_dtype=p.out_dtype,
         bias=p.epilogue.takes_bias,
-        azp=azp,
+        azp=_AZP[p.epilogue],
         a_scale=p.a_scale,
         b_scale=p.b_scale,
         group_size=p.group_size,
@@ -74,4 +82,5 @@ def accepted(config: KernelConfig) -> Predicate:
         alignment_d=s.alignment_d,
         min_k=1 if s.kernel_schedule.uses_tma else 0,
         max_mnk=MOST_OF_TMA if s.kernel_schedule.uses_tma else INT32_MAX,
+        epilogue=config.problem.traced if isinstance(config, OwnConfig) else None,
     )

@@ -5,7 +5,7 @@ from enum import IntEnum
 from functools import cache
 
 from gemmill.families.scaled_mm.accepts import Predicate
-from gemmill.families.scaled_mm.own import OwnPredicate, class_of_epilogue
+from gemmill.families.scaled_mm.own import class_of_epilogue
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, ScaleLayout
 
 
@@ -85,11 +85,11 @@ def needs_of(predicate: Predicate) -> tuple[Need, ...]:
     return tuple(need for azp in predicate.azp for need in by_azp[azp])
 
 
-def classes_of(predicate: Predicate | OwnPredicate) -> tuple[int, ...]:
+def classes_of(predicate: Predicate) -> tuple[int, ...]:
     """The classes of calls that a kernel serves."""
     operand, out = predicate.a_dtype.torch_name, predicate.out_dtype.torch_name
-    if isinstance(predicate, OwnPredicate):
-        return (class_code(Need.SCALE, operand, out, own=class_of_epilogue(predicate.traced)),)
+    if predicate.epilogue is not None:
+        return (class_code(Need.SCALE, operand, out, own=class_of_epilogue(predicate.epilogue)),)
     kinds = scales_codes_of(predicate.scale_groups, predicate.scale_layout)
     return tuple(class_code(need, operand, out, scales) for scales in kinds for need in needs_of(predicate))
 

@@ -1,11 +1,12 @@
-"""The config of a GEMM: Problem (what is computed) x Schedule (how) x Launch (run-time settings) x Arch x Backend."""
+"""The config of a GEMM: Problem (what is computed) x Design (how) x Launch (run-time settings) x Arch x Backend."""
 
 from dataclasses import dataclass, field, replace
+from typing import Self
 
-from gemmill.gemm.config import ACCUMULATOR_OF, GROUPED, RESULTS_OF, Problem, Schedule
-from gemmill.vocab import Arch, Backend, RasterOrder
+from gemmill.gemm.config import ACCUMULATOR_OF, GROUPED, RESULTS_OF, Design, Problem
+from gemmill.vocab import Arch, Backend, DType, RasterOrder
 
-__all__ = ["ACCUMULATOR_OF", "GROUPED", "RESULTS_OF", "KernelConfig", "Launch", "Problem", "Schedule"]
+__all__ = ["ACCUMULATOR_OF", "GROUPED", "RESULTS_OF", "Design", "KernelConfig", "Launch", "Problem"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +25,25 @@ class KernelConfig:
     """One kernel variant."""
 
     problem: Problem
-    schedule: Schedule
+    design: Design
     launch: Launch = field(default_factory=Launch)
     arch: Arch = Arch.SM90A
     backend: Backend = Backend.CUTLASS
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that a call is asked by."""
+        return self.problem.a_dtype
+
+    @property
+    def out_dtype(self) -> DType:
+        """Dtype of the result."""
+        return self.problem.out_dtype
+
+    @property
+    def group_size(self) -> int:
+        """Elements along K that share a scale; 0 where scales are per tensor or channel."""
+        return self.problem.group_size
 
     @property
     def tag(self) -> str:
@@ -35,6 +51,6 @@ class KernelConfig:
         return self.backend.value
 
     @property
-    def compiled(self) -> "KernelConfig":
+    def compiled(self) -> Self:
         """The same machine code with default launch settings: configs that share it share one compilation."""
         return replace(self, launch=Launch())

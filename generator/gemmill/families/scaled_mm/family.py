@@ -1,20 +1,18 @@
 """The declaration of the scaled GEMMs."""
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
-from gemmill.families.scaled_mm import NAME, own, selections
-from gemmill.families.scaled_mm.accepts import Predicate, accepted
+from gemmill.families.scaled_mm import NAME, names, own, selections
+from gemmill.families.scaled_mm.accepts import ops_of
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.dsl.plan import Plan
-from gemmill.families.scaled_mm.names import from_fields, to_fields
 from gemmill.families.scaled_mm.ops import OPS
 from gemmill.families.scaled_mm.questions import QUESTIONS
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.families.scaled_mm.spelling import cutedsl, cutlass, visitor
 from gemmill.families.scaled_mm.tuning import TUNING
-from gemmill.family import DslBody, Epilogues, Family, Kernels
-from gemmill.gemm.traced import of_text
+from gemmill.family import DslBody, Epilogues, Family, Kernels, of_dsl
+from gemmill.gemm.traced import learn, of_text
 from gemmill.vocab import Backend, Compiler, KernelSchedule, TileScheduler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant
@@ -24,14 +22,8 @@ _UNIT_SECONDS, _COLLECTIVE_SECONDS, _PLAIN_SECONDS = 26.0, 12.0, 4.0
 _DSL_UNIT_SECONDS, _DSL_SECONDS = 2.0, 2.0
 
 
-def _filters(config: KernelConfig) -> dict[str, Any]:
-    parts = (config.problem, config.schedule, config.launch)
-    rows = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
-    return rows | {"arch": config.arch, "backend": config.backend}
-
-
 def _seconds(config: KernelConfig) -> float:
-    schedule = config.schedule
+    schedule = config.design
     plain = schedule.kernel_schedule is KernelSchedule.MMA_SYNC or schedule.tile_scheduler is TileScheduler.SPLIT_K
     return _PLAIN_SECONDS if plain else _COLLECTIVE_SECONDS
 
@@ -39,13 +31,9 @@ def _seconds(config: KernelConfig) -> float:
 CUTLASS = Kernels(
     tag=Backend.CUTLASS.value,
     doc="CUTLASS 3.x collectives, and hand-written CUDA where CUTLASS has nothing",
-    config=KernelConfig,
-    accepts=Predicate,
-    to_fields=to_fields,
-    from_fields=from_fields,
-    filters=_filters,
+    grammar=names.OF_BACKEND[Backend.CUTLASS],
+    ops=ops_of,
     rules=RULES,
-    accepted=accepted,
     spell=cutlass.spell,
     compiler=Compiler.NVCC,
     seconds=_seconds,
@@ -58,7 +46,8 @@ CUTEDSL = replace(
     CUTLASS,
     tag=Backend.CUTEDSL.value,
     doc="kernels written in CuTe DSL",
-    spell=cutedsl.spell,
+    grammar=names.OF_BACKEND[Backend.CUTEDSL],
+    spell=of_dsl("gemmill.families.scaled_mm.dsl.export"),
     compiler=Compiler.CUTEDSL,
     seconds=lambda _: _DSL_SECONDS,
     unit_seconds=_DSL_UNIT_SECONDS,
@@ -69,11 +58,7 @@ OWN = replace(
     CUTEDSL,
     tag=own.TAG,
     doc="kernels in CuTe DSL that end in a user's epilogue",
-    config=own.OwnConfig,
-    accepts=own.OwnPredicate,
-    to_fields=own.to_fields,
-    from_fields=own.from_fields,
-    accepted=own.accepted,
+    grammar=names.OF_OWN[Backend.CUTEDSL],
     spell=cutedsl.spell_own,
     dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.own_export", arguments="gemmill_scaled_mm_args", facts=Plan),
 )
@@ -81,11 +66,7 @@ VISITORS = replace(
     CUTLASS,
     tag=own.VISITOR_TAG,
     doc="CUTLASS 3.x collectives that end in a user's epilogue",
-    config=own.OwnConfig,
-    accepts=own.OwnPredicate,
-    to_fields=own.to_fields,
-    from_fields=own.from_fields,
-    accepted=own.accepted,
+    grammar=names.OF_OWN[Backend.CUTLASS],
     spell=visitor.spell,
 )
 FAMILY = Family(
@@ -109,6 +90,7 @@ FAMILY = Family(
         op=lambda text: own.op_of(of_text(text)),
         operands=lambda text: own.operands_of(of_text(text)),
         configs=selections.with_epilogue,
-        brought=own.brought,
+        text_of=own.text_of,
+        learn=lambda text: learn(of_text(text)),
     ),
 )

@@ -1,15 +1,12 @@
 """Kernels that end in a user's own epilogue: what they are, the op that calls them, and how both are named."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
-from gemmill.families.scaled_mm import names
-from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Problem
 from gemmill.family import Aspect, Check, Layout, Op, OpSchema, Require, ResultOf, Same, Tensor, any_of
-from gemmill.family.operand import INT32_MAX, MOST_OF_TMA
-from gemmill.gemm.traced import Along, Kind, Stored, Traced, all_known, known, learn, of_text
-from gemmill.vocab import Arch, Backend, DType, EpilogueKind
+from gemmill.family.operand import INT32_MAX
+from gemmill.gemm.traced import Along, Kind, Stored, Traced, all_known, known, learn
+from gemmill.vocab import Backend, DType, EpilogueKind
 
 TAG = "epiloguemm"
 VISITOR_TAG = "visitormm"
@@ -48,41 +45,6 @@ class OwnConfig(KernelConfig):
         """The field of its name after the architecture."""
         return VISITOR_TAG if self.backend is Backend.CUTLASS else TAG
 
-    @property
-    def compiled(self) -> "OwnConfig":
-        """The same machine code with default launch settings."""
-        return replace(self, launch=Launch())
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnPredicate:
-    """The calls that such a kernel takes, and its epilogue. Whoever reads this knows the epilogue from then on."""
-
-    ops: tuple[str, ...]
-    epilogue: str
-    """The text of all steps, as `gemmill.gemm.traced` writes it."""
-    a_dtype: DType
-    out_dtype: DType
-    alignment_a: int
-    alignment_b: int
-    alignment_d: int
-    min_k: int
-    max_mnk: int
-    group_size: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        learn(of_text(self.epilogue))
-
-    @property
-    def operand_dtype(self) -> DType:
-        """The dtype of the operand that a call is asked by."""
-        return self.a_dtype
-
-    @property
-    def traced(self) -> Traced:
-        """The epilogue."""
-        return of_text(self.epilogue)
-
 
 def with_own(config: KernelConfig, traced: Traced) -> OwnConfig:
     """The variant of the same problem, schedule and backend that ends in a user's epilogue."""
@@ -97,48 +59,7 @@ def with_own(config: KernelConfig, traced: Traced) -> OwnConfig:
         own=traced.key,
     )
     return OwnConfig(
-        problem=problem, schedule=config.schedule, launch=config.launch, arch=config.arch, backend=config.backend
-    )
-
-
-def accepted(config: OwnConfig) -> OwnPredicate:
-    """The calls that a kernel of this config takes."""
-    p, s = config.problem, config.schedule
-    return OwnPredicate(
-        ops=(op_name(p.traced),),
-        epilogue=p.traced.text,
-        a_dtype=p.a_dtype,
-        out_dtype=p.out_dtype,
-        alignment_a=s.alignment_a,
-        alignment_b=s.alignment_b,
-        alignment_d=s.alignment_d,
-        min_k=1,
-        max_mnk=MOST_OF_TMA,
-    )
-
-
-# Names ---------------------------------------------------------------------------------------------------------------
-
-
-def to_fields(config: OwnConfig) -> list[str]:
-    """The epilogue's key, then the fields of every GEMM."""
-    return [config.problem.own, *names.to_fields(config)]
-
-
-def from_fields(arch: Arch, tag: str, fields: Sequence[str]) -> OwnConfig:
-    """The config that `to_fields` spelled. Raises ValueError, naming the field that cannot be read."""
-    own, *rest = fields
-    if not own.isalnum() or own != own.lower():
-        raise ValueError(f"epilogue {own!r}, expected the letters and digits of its key")
-    backend = Backend.CUTLASS if tag == VISITOR_TAG else Backend.CUTEDSL
-    plain = names.from_fields(arch, backend.value, rest)
-    told = {name: getattr(plain.problem, name) for name in Problem.__dataclass_fields__}
-    return OwnConfig(
-        problem=OwnProblem(**told, own=own),
-        schedule=plain.schedule,
-        launch=plain.launch,
-        arch=arch,
-        backend=backend,
+        problem=problem, design=config.design, launch=config.launch, arch=config.arch, backend=config.backend
     )
 
 
@@ -219,9 +140,9 @@ def op_of(traced: Traced) -> Op:
     )
 
 
-def brought(accepts: object) -> str | None:
-    """The epilogue of a kernel that accepts such calls; None for a kernel without one."""
-    return accepts.epilogue if isinstance(accepts, OwnPredicate) else None
+def text_of(config: KernelConfig) -> str:
+    """The text of all steps of a kernel's epilogue, as `gemmill.gemm.traced` writes it; empty for a kernel without a user's."""
+    return config.problem.traced.text if isinstance(config, OwnConfig) else ""
 
 
 def _values(role: str, along: Along) -> Require:

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
-from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Launch, Problem, Schedule
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Problem
 from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, is_of_floats, with_own
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import of_text
@@ -61,9 +61,7 @@ def _config(
         "alignment_a": TMA_BYTES * 8 // problem.a_dtype.bits,
         "alignment_b": TMA_BYTES * 8 // problem.b_dtype.bits,
     }
-    return KernelConfig(
-        problem=problem, schedule=Schedule(**(settings | schedule)), launch=launch or Launch(), arch=arch
-    )
+    return KernelConfig(problem=problem, design=Design(**(settings | schedule)), launch=launch or Launch(), arch=arch)
 
 
 def _unaligned(problem: Problem) -> KernelConfig:
@@ -249,7 +247,7 @@ def _other_kinds_of_cutlass() -> Iterator[KernelConfig]:
 
 def with_promotion(config: KernelConfig) -> KernelConfig:
     """The same FP8 config with sums promoted to FP32 after every 128 along K."""
-    return replace(config, schedule=replace(config.schedule, accumulation=Accumulation.PROMOTED))
+    return replace(config, design=replace(config.design, accumulation=Accumulation.PROMOTED))
 
 
 def with_dsl(config: KernelConfig) -> KernelConfig:

@@ -4,6 +4,7 @@ import math
 from enum import StrEnum
 
 from gemmill.families.scaled_mm import NAME
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.classes import Need, class_code, classes_of, scales_code
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
@@ -63,14 +64,14 @@ def _measured(op: Op) -> Measured:
         operand_bits=op.operand.bits,
         # Scales are left out.
         bytes=lambda s: (s["m"] + s["n"]) * s["k"] * element_bytes + 2 * s["m"] * s["n"],
-        serves=lambda accepts: code in classes_of(accepts),
+        serves=lambda config: code in classes_of(accepted(config)),
         # One group alone is a scale for each row.
         least={} if op.groups is None else {"k": 2 * op.groups.size},
     )
 
 
 def _shown(config: KernelConfig) -> tuple[str, str]:
-    schedule = config.schedule
+    schedule = config.design
     tile_m, tile_n, _ = schedule.tile_shape_mnk
     if not schedule.kernel_schedule.uses_tma:
         kind = "unaligned"
@@ -88,8 +89,8 @@ SWEEP = Sweep(
     steps=(1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
     example={"m": [1, 16, 64], "n": 4096, "k": 4096},
     tiny={"m": 32, "n": 48, "k": 64},
-    is_last_resort=lambda config: not config.schedule.kernel_schedule.uses_tma,
-    kin=lambda config: (config.problem.a_dtype, config.problem.group_size, config.schedule, config.launch),
+    is_last_resort=lambda config: not config.design.kernel_schedule.uses_tma,
+    kin=lambda config: (config.problem.a_dtype, config.problem.group_size, config.design, config.launch),
     kinds={
         "splitk": "split-K",
         "streamk": "stream-K",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from gemmill.families.scaled_mm.accepts import Predicate, accepted
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.classes import (
     Need,
     class_of,
@@ -14,8 +14,7 @@ from gemmill.families.scaled_mm.classes import (
 )
 from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig
 from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
-from gemmill.families.scaled_mm.own import OwnPredicate, operands_of, with_own
-from gemmill.families.scaled_mm.own import accepted as own_accepted
+from gemmill.families.scaled_mm.own import operands_of, with_own
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.gemm.facts import Facts as KernelFacts
@@ -49,8 +48,8 @@ MOST_CTAS = 2**30
 """The most CTAs of a call: kernels count them in 32 bits, some past the last."""
 
 
-def _rows(config: KernelConfig, accepts: Predicate | OwnPredicate, kernel: int) -> Iterator[Row]:
-    facts = _facts(config)
+def _rows(config: KernelConfig, kernel: int) -> Iterator[Row]:
+    accepts, facts = accepted(config), _facts(config)
     for number in classes_of(accepts):
         yield Row(
             kernel=kernel,
@@ -67,7 +66,7 @@ def _rows(config: KernelConfig, accepts: Predicate | OwnPredicate, kernel: int) 
 
 
 def _facts(config: KernelConfig) -> Facts:
-    s, launch, element_bits = config.schedule, config.launch, config.problem.a_dtype.bits
+    s, launch, element_bits = config.design, config.launch, config.problem.a_dtype.bits
     tile_m, tile_n, tile_k = s.tile_shape_mnk
     cluster_m, cluster_n, _ = s.cluster_shape_mnk
     stage = (tile_m + tile_n) * tile_k * element_bits // 8
@@ -108,7 +107,7 @@ def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
 
     The DSL's kernels fill it with their stages unless they are told a number of them.
     """
-    s, is_cutlass = config.schedule, config.backend is Backend.CUTLASS
+    s, is_cutlass = config.design, config.backend is Backend.CUTLASS
     is_basic = s.kernel_schedule is KernelSchedule.BASIC
     if not s.kernel_schedule.uses_tma:
         return 1
@@ -147,7 +146,7 @@ def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
         for traced in all_known():
             own = with_own(config, traced)
             if measured.a_dtype in operands_of(traced):
-                offered |= dict.fromkeys(classes_of(own_accepted(own)), (own,))
+                offered |= dict.fromkeys(classes_of(accepted(own)), (own,))
     return offered
 
 

@@ -34,6 +34,7 @@ class SparseConfig:
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "sparsemm"
     backend: ClassVar[Backend] = Backend.CUTLASS
+    group_size: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if min(self.tile_shape_mnk) < 1 or min(self.cluster_shape_mnk) < 1:
@@ -42,6 +43,11 @@ class SparseConfig:
             raise ValueError(f"dtype={self.dtype}: sparse kernels multiply {', '.join(OPERANDS)}")
         if self.stages is not None and self.stages < 1:
             raise ValueError(f"stages={self.stages} must be positive, or None for automatic")
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that a call is asked by."""
+        return self.dtype
 
     @property
     def compiled(self) -> "SparseConfig":

@@ -1,38 +1,47 @@
 """The declaration of the GEMMs of 2:4 sparse weights."""
 
-from dataclasses import fields
-from typing import Any
-
 from gemmill.families.sparse_mm import NAME, selections
-from gemmill.families.sparse_mm.accepts import SparseAccepts, accepted
 from gemmill.families.sparse_mm.config import SparseConfig
-from gemmill.families.sparse_mm.names import from_fields, to_fields
-from gemmill.families.sparse_mm.ops import OPS
+from gemmill.families.sparse_mm.ops import OPS, SPARSE_MM, SPARSE_MM_AZP
 from gemmill.families.sparse_mm.questions import QUESTIONS
 from gemmill.families.sparse_mm.rules import RULES
 from gemmill.families.sparse_mm.spelling import spell
 from gemmill.families.sparse_mm.tuning import TUNING
-from gemmill.family import Family, Kernels
-from gemmill.vocab import Compiler
+from gemmill.family import Family, Field, Grammar, Kernels
+from gemmill.vocab import Compiler, RasterOrder
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-23: a unit's headers and host passes, then each variant.
 _UNIT_SECONDS, _SECONDS = 13.0, 43.0
 
 
-def _filters(config: SparseConfig) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in fields(config)} | {"backend": config.backend}
+GRAMMAR = Grammar(
+    SparseConfig,
+    (
+        Field("{dtype}"),
+        Field("{out_dtype}"),
+        Field("{epilogue}"),
+        Field("t{tile_shape_mnk}"),
+        Field("c{cluster_shape_mnk}"),
+        Field("{kernel_schedule}"),
+        Field("{accumulation}"),
+        Field("s{stages}"),
+        # Launch settings
+        Field("r{raster_order}", default=RasterOrder.HEURISTIC),
+        Field("w{swizzle}", default=1),
+    ),
+)
+
+
+def _ops(config: SparseConfig) -> tuple[str, ...]:
+    return (SPARSE_MM.name, SPARSE_MM_AZP.name) if config.epilogue.takes_azp else (SPARSE_MM.name,)
 
 
 SPARSE = Kernels(
     tag=SparseConfig.tag,
     doc="CUTLASS 3.x sparse collectives, on Hopper",
-    config=SparseConfig,
-    accepts=SparseAccepts,
-    to_fields=to_fields,
-    from_fields=from_fields,
-    filters=_filters,
+    grammar=GRAMMAR,
+    ops=_ops,
     rules=RULES,
-    accepted=accepted,
     spell=spell,
     compiler=Compiler.NVCC,
     seconds=lambda _: _SECONDS,

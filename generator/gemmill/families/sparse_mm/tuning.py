@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.sparse_mm.accepts import SparseAccepts
 from gemmill.families.sparse_mm.classes import CLASSES, classes_of
 from gemmill.families.sparse_mm.config import SparseConfig
 from gemmill.families.sparse_mm.model import Facts, model_ns
@@ -37,7 +36,7 @@ def _facts(c: SparseConfig) -> Facts:
     )
 
 
-def _rows(config: SparseConfig, _accepts: SparseAccepts, kernel: int) -> Iterator[Row]:
+def _rows(config: SparseConfig, kernel: int) -> Iterator[Row]:
     facts = _facts(config)
     for number in classes_of(config):
         yield Row(

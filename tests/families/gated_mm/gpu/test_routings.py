@@ -48,9 +48,15 @@ def _left_out_where_the_build_lacks_the_variants(name: str, device: torch.device
         return
     p = SPECS[name]
     known = {
-        (entry.predicate.dtype, entry.predicate.result, entry.predicate.group_size, entry.config.indexed, activation)
+        (
+            entry.config.operands.dtype,
+            entry.config.epilogue.result,
+            entry.config.group_size,
+            entry.config.operands.indexed,
+            activation,
+        )
         for entry in variants(op=p.op)
-        for activation in entry.predicate.activations
+        for activation in entry.config.epilogue.activations
     }
     if (p.dtype, p.result, p.group_size, p.indexed, p.activation) not in known:
         pytest.skip("the build lacks the variants")
@@ -101,9 +107,9 @@ def test_row_0_does_not_reach_a_row_that_is_not_there(name: str, poison: float, 
     fitting = [
         entry.name
         for entry in known
-        for x in [entry.predicate]
-        if (x.dtype, x.result, x.group_size, entry.config.indexed) == (p.dtype, p.result, p.group_size, True)
-        and p.activation in x.activations
+        for x, epilogue in [(entry.config.operands, entry.config.epilogue)]
+        if (x.dtype, epilogue.result, x.group_size, x.indexed) == (p.dtype, p.result, p.group_size, True)
+        and p.activation in epilogue.activations
     ]
     for variant in (None, *fitting):
         written = written_of(p, p.m, device)

@@ -10,8 +10,7 @@ from gemmill.space.names import parse_name
 REFERENCES = Path(__file__).parent / "moe"
 NAMES = {
     "grouped_mm.py": "sm90a_groupedmm_e4m3_f16_group128_t64x16x256_c1x1x1_basic_promoted_swapab_s4",
-    "biased_grouped_mm.py": "sm90a_groupedbiasmm_s8_bf16_channel_indexed_t128x64x128_c1x1x1_cooperative_exact_swapab_sauto",
-    "biased_unaligned_grouped_mm.cu": "sm90a_groupedbiasunaligned_e4m3_bf16_group128",
+    "biased_unaligned_grouped_mm.cu": "sm90a_groupedunaligned_e4m3_bf16_group128_bias",
     "packed_grouped_mm.cu": "sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64_s7",
     "packed_grouped_mm_folded.cu": "sm90a_groupedfp4_e4m3_mxfp4_bf16_t128x128_s7",
 }

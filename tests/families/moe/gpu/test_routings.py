@@ -49,10 +49,12 @@ def _left_out_where_the_build_lacks_the_variants(name: str, device: torch.device
         return
     spec = SPECS[name]
     known = {
-        (x.dtype, x.format, bool(x.group_size), x.ends) for entry in variants(op=spec.op) for x in [entry.predicate]
+        (x.operand_dtype, x.format, bool(x.group_size), x.biased)
+        for entry in variants(op=spec.op)
+        for x in [entry.config]
     }
     ends = spec.format is None and (spec.alpha or spec.bias)
-    if (spec.dtype, spec.format and str(spec.format), spec.grouped, ends) not in known:
+    if (spec.dtype, spec.format, spec.grouped, ends) not in known:
         pytest.skip("the build lacks the variants")
 
 
@@ -79,13 +81,13 @@ def _gathering(spec: CallSpec, device: torch.device) -> list[str | None]:
     """Names of all variants that gather such rows; None for the op's own choice."""
     if device.type != "cuda":
         return [None]
-    ends, format = spec.format is None and (spec.alpha or spec.bias), spec.format and str(spec.format)
-    wanted = (spec.dtype, format, spec.grouped, ends, DType.BF16)
-    known = ((entry.name, entry.predicate) for entry in variants(op=spec.op))
+    biased = spec.format is None and (spec.alpha or spec.bias)
+    wanted = (spec.dtype, spec.format, spec.grouped, biased, DType.BF16)
+    known = ((entry.name, entry.config) for entry in variants(op=spec.op))
     return [None] + [
         name
         for name, x in known
-        if True in x.gathers and (x.dtype, x.format, bool(x.group_size), x.ends, x.out_dtype) == wanted
+        if True in x.gathers and (x.operand_dtype, x.format, bool(x.group_size), x.biased, x.out_dtype) == wanted
     ]
 
 

@@ -10,6 +10,7 @@ from closing import LINES
 from families.scaled_mm.gpu.shapes import shapes_for
 from families.scaled_mm.gpu.stand_in import StandIn
 from families.scaled_mm.gpu.subject import Gemmill, Subject
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.manifest import KernelEntry, ManifestError
 
 _subject: list[Subject] = []
@@ -71,7 +72,7 @@ def note_error(request: pytest.FixtureRequest) -> Iterator:
     """Keeps the largest error of each operand type and kind of accumulation, for the summary."""
 
     def note(entry: KernelEntry, fraction: float) -> None:
-        key = f"{entry.predicate.a_dtype} with {entry.config.schedule.accumulation}"
+        key = f"{accepted(entry.config).a_dtype} with {entry.config.design.accumulation}"
         if fraction > _worst.get(key, (0.0, ""))[0]:
             _worst[key] = (fraction, request.node.name)
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.manifest import KernelEntry
 from gemmill.vocab import RasterOrder
 
@@ -40,7 +41,7 @@ LARGEST = (600, 1100, 2100)
 
 def takes_any_rows(entry: KernelEntry) -> bool:
     """Whether the variant takes rows of any length."""
-    p = entry.predicate
+    p = accepted(entry.config)
     return max(p.alignment_a, p.alignment_b, p.alignment_d) == 1
 
 
@@ -52,7 +53,7 @@ def with_groups(entry: KernelEntry, shape: Shape) -> Shape:
     """The shape with more than one group along K, if the variant's scales are in groups: a single one would be a scale
     for each row."""
     m, n, k = shape
-    return m, n, k + entry.predicate.group_size if k <= entry.predicate.group_size else k
+    return m, n, k + accepted(entry.config).group_size if k <= accepted(entry.config).group_size else k
 
 
 def shapes_for(entry: KernelEntry, level: str) -> Iterator[Shape]:
@@ -66,7 +67,7 @@ def _shapes_for(entry: KernelEntry, level: str) -> Iterator[Shape]:
     if level == "L0":
         return
     yield from FIXED
-    if entry.predicate.group_size:
+    if accepted(entry.config).group_size:
         yield from RAGGED_M
     yield from _around_tile(entry)
     yield from _beyond_a_band(entry)
@@ -78,28 +79,28 @@ def _shapes_for(entry: KernelEntry, level: str) -> Iterator[Shape]:
 
 def _around_tile(entry: KernelEntry) -> Iterator[Shape]:
     """More than one tile along each dimension, and a last one that is nearly empty."""
-    m, n, k = entry.config.schedule.tile_shape_mnk
-    if entry.config.schedule.swap_ab:
+    m, n, k = entry.config.design.tile_shape_mnk
+    if entry.config.design.swap_ab:
         m, n = n, m
-    p = entry.predicate
+    p = accepted(entry.config)
     yield 2 * m + 1, 2 * n + p.alignment_d, 5 * k + max(p.alignment_a, p.alignment_b)
 
 
 def _beyond_a_band(entry: KernelEntry) -> Iterator[Shape]:
     """Tiles for a whole band and a last one that is narrower, where the variant sweeps bands."""
     (m, n, k), (cluster_m, cluster_n, _) = (
-        entry.config.schedule.tile_shape_mnk,
-        entry.config.schedule.cluster_shape_mnk,
+        entry.config.design.tile_shape_mnk,
+        entry.config.design.cluster_shape_mnk,
     )
     width = entry.config.launch.swizzle
     if width > 1 and entry.config.launch.raster_order is RasterOrder.ALONG_N:
-        yield width * cluster_m * m + 1, n + entry.predicate.alignment_d, k
+        yield width * cluster_m * m + 1, n + accepted(entry.config).alignment_d, k
     elif width > 1:
-        yield m + 1, width * cluster_n * n + entry.predicate.alignment_d, k
+        yield m + 1, width * cluster_n * n + accepted(entry.config).alignment_d, k
 
 
 def _random(entry: KernelEntry) -> Iterator[Shape]:
-    p = entry.predicate
+    p = accepted(entry.config)
     step_k = max(p.alignment_a, p.alignment_b)
     generator = random.Random(0)
     for _ in range(RANDOM_SHAPES):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from families.scaled_mm.gpu.specs import REFUSES, acceptance
 from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.cases.calls import Call
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.reference import scaled_mm as reference_of_scaled_mm
@@ -33,7 +34,7 @@ class StandIn:
         name = variant or self._pinned
         if name is not None:
             entry = next(entry for entry in self.entries if entry.name == name)
-            if acceptance(entry.predicate, call) == REFUSES:
+            if acceptance(accepted(entry.config), call) == REFUSES:
                 raise RuntimeError(f"{name} does not take {call.spec}: an alignment or an argument is not its own")
         result = reference_of_scaled_mm(
             call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
@@ -47,7 +48,8 @@ def _entry(config: KernelConfig) -> KernelEntry:
         family=scaled_mm.NAME,
         config=config,
         symbol=symbol_of(config),
-        predicate=REGISTRY.accepted(config),
+        ops=REGISTRY.ops_of(config),
+        epilogue=REGISTRY.epilogue_of(config),
         source_digest="",
         compile_seconds=0.0,
         peak_memory_bytes=0,

@@ -10,6 +10,7 @@ import torch
 import gemmill
 from families.scaled_mm.gpu.specs import REFUSES, acceptance, of_variant
 from families.scaled_mm.gpu.test_ops import op_of
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType
 
@@ -36,10 +37,10 @@ def restrided(call, turn):
 def test_strides_of_dimensions_of_one_element(subject, entry, sizes, device):
     """Whatever they are, each variant that takes the call gives the same."""
     m, n, k = sizes
-    spec = of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, bias=True, data="integers"))
+    spec = of_variant(accepted(entry.config), CallSpec(m=m, n=n, k=k, bias=True, data="integers"))
     for turn in range(len(STRIDES)):
         plain = make_call(spec, device)
-        if acceptance(entry.predicate, plain) == REFUSES:
+        if acceptance(accepted(entry.config), plain) == REFUSES:
             continue
         call = restrided(plain, turn)
         try:
@@ -47,7 +48,7 @@ def test_strides_of_dimensions_of_one_element(subject, entry, sizes, device):
         except RuntimeError as error:
             assert "cannot take the call" in str(error) or "does not take" in str(error)
             continue
-        result = compare(call, entry.config.schedule.accumulation)
+        result = compare(call, entry.config.design.accumulation)
         assert result.ok, result.report
         assert call.guards_hold()
 

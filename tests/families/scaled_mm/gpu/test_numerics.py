@@ -7,6 +7,7 @@ import torch
 
 from families.scaled_mm.gpu.shapes import FIRST, takes_any_rows, with_groups
 from families.scaled_mm.gpu.specs import MAY, MUST, REFUSES, acceptance, of_variant, sum_error_fraction
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.families.scaled_mm.reference import scaled_mm
 
@@ -17,7 +18,7 @@ MIXES = tuple(product(("one", "each"), ("one", "each"), (False, True)))
 def check(subject, entry, spec, device, note_error=None):
     """The variant gives what the spec must give, and writes nothing else."""
     call = make_call(spec, device)
-    expected = acceptance(entry.predicate, call)
+    expected = acceptance(accepted(entry.config), call)
     assert expected != REFUSES, f"the test is wrong: {entry.name} does not take {spec}"
     try:
         subject.run(call, entry.name)
@@ -26,16 +27,16 @@ def check(subject, entry, spec, device, note_error=None):
             assert call.untouched()
             return
         raise
-    comparison = compare(call, entry.config.schedule.accumulation)
+    comparison = compare(call, entry.config.design.accumulation)
     assert comparison.ok, f"{spec}: {comparison.report}"
     assert call.guards_hold(), f"{spec}: elements outside the result were written"
     if note_error is not None:
-        note_error(entry, sum_error_fraction(call, entry.config.schedule.accumulation))
+        note_error(entry, sum_error_fraction(call, entry.config.design.accumulation))
 
 
 def spec_of(entry, shape, **settings):
     m, n, k = shape
-    return of_variant(entry.predicate, CallSpec(m=m, n=n, k=k, **settings))
+    return of_variant(accepted(entry.config), CallSpec(m=m, n=n, k=k, **settings))
 
 
 def test_integers_are_exact(subject, entry, shape, device):
@@ -57,8 +58,8 @@ def test_random_data(subject, entry, shape, device, note_error):
 
 def test_every_epilogue_argument(subject, entry, device, note_error):
     """All mixes of scale kinds, bias and zero points that the variant takes, at one ragged shape."""
-    for (a_scale, b_scale, bias), azp in product(MIXES, entry.predicate.azp):
-        if bias and not entry.predicate.bias:
+    for (a_scale, b_scale, bias), azp in product(MIXES, accepted(entry.config).azp):
+        if bias and not accepted(entry.config).bias:
             continue
         spec = spec_of(entry, FIRST, a_scale=a_scale, b_scale=b_scale, bias=bias, azp=azp)
         check(subject, entry, spec, device, note_error)
@@ -70,7 +71,7 @@ def test_row_strides(subject, entry, layout, device):
     for shape in (FIRST, (33, 48, 144), (5, 131, 67)):
         spec = spec_of(entry, shape, layout=layout, bias=True)
         call = make_call(spec, device)
-        if acceptance(entry.predicate, call) != REFUSES:
+        if acceptance(accepted(entry.config), call) != REFUSES:
             check(subject, entry, spec, device)
             continue
         with pytest.raises(RuntimeError):
@@ -82,7 +83,7 @@ def test_rows_of_any_length(subject, entry, device):
     """K, N and M that are no multiple of anything: the unaligned variants take them, the others refuse in words."""
     call = make_call(spec_of(entry, with_groups(entry, (7, 13, 17))), device)
     if takes_any_rows(entry):
-        assert acceptance(entry.predicate, call) == MUST
+        assert acceptance(accepted(entry.config), call) == MUST
         check(subject, entry, call.spec, device)
         return
     with pytest.raises(RuntimeError, match=r"align|multiple"):
@@ -112,7 +113,7 @@ def test_nan_and_infinity(subject, entry, device):
 
 def spoil(call, place, entry) -> bool:
     """Put a NaN or an infinity into the call; False where the variant has no such place."""
-    is_float = entry.predicate.a_dtype.is_float
+    is_float = accepted(entry.config).a_dtype.is_float
     if place in ("a", "b"):
         if is_float:
             matrix = call.a if place == "a" else call.b.t()

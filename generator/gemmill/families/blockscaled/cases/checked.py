@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from gemmill.families.blockscaled.accepts import accepted
 from gemmill.families.blockscaled.cases.calls import CallSpec, Operands, arguments_of, make_operands
 from gemmill.families.blockscaled.config import (
     AnyConfig,
@@ -17,7 +16,7 @@ from gemmill.families.blockscaled.config import (
     TmaFewConfig,
     WeightConfig,
 )
-from gemmill.families.blockscaled.ops import OPS
+from gemmill.families.blockscaled.ops import OPS, OPS_OF
 from gemmill.families.blockscaled.pairs import WEIGHT_PAIRS
 from gemmill.families.blockscaled.selections import smoke
 from gemmill.numerics.cases import Outcome
@@ -94,7 +93,7 @@ def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:
         yield BlockScaledCase(spec=replace(first, m=tile + 5, n=n, k=k, bias=True, data="integers"))
     n, k = LONG
     yield BlockScaledCase(spec=replace(first, m=tile, n=n, k=k, data="integers"))
-    for op in accepted(config).ops[1:]:
+    for op in OPS_OF[config.pair][1:]:
         yield BlockScaledCase(spec=replace(first, op=op, m=3, n=64, k=max(64, multiple)))
 
 
@@ -105,7 +104,7 @@ def sized(config: AnyConfig, sizes: Mapping[str, int]) -> BlockScaledCase:
 
 
 def _first(config: AnyConfig) -> CallSpec:
-    ops = accepted(config).ops
+    ops = OPS_OF[config.pair]
     return CallSpec(
         m=1,
         n=32,
@@ -140,7 +139,7 @@ def _multiple(config: AnyConfig) -> int:
 def once() -> Iterator[tuple[str, BlockScaledCase]]:
     """Each op that the smoke selection has a variant for, once for each of its formats."""
     for config in smoke(Arch.SM90A):
-        for op in accepted(config).ops:
+        for op in OPS_OF[config.pair]:
             spec = replace(_first(config), m=33, n=96, op=op)
             of_checkpoint = spec.is_widened and not spec.prepacked
             words = [op, str(config.pair), *(["as in a checkpoint"] if of_checkpoint else [])]

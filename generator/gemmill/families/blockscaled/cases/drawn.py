@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gemmill.arithmetic import OF_16_BITS, OF_E4M3
-from gemmill.families.blockscaled.accepts import BlockScaledAccepts
 from gemmill.families.blockscaled.bounds import any_order_tolerance
 from gemmill.families.blockscaled.cases.checked import ROLES_OF
+from gemmill.families.blockscaled.config import AnyConfig
 from gemmill.families.blockscaled.ops import FP4_WEIGHT_MM, PAIR_BY_OP
 from gemmill.families.blockscaled.pairs import (
     FOLDED_PAIRS,
@@ -190,20 +190,19 @@ class BlockScaledJudge:
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of the call's pair, or TMA takes no such operands."""
     pair = PAIR_BY_OP.get(call.op) or next(p for p in WEIGHT_PAIRS if str(p.b_format) == call.plain["format"])
-    known = [entry.predicate for entry in variants(op=call.op)]
-    if not any(_serves(predicate, call, pair) for predicate in known):
+    if not any(_serves(entry.config, call, pair) for entry in variants(op=call.op)):
         return True
     a = [call.slots[name] for name in ("a", "b")]
     return any(not _is_aligned(x) for x in a if len(x.shape) == 2)
 
 
-def _serves(accepts: BlockScaledAccepts, call: LegalCall, pair: Pair) -> bool:
+def _serves(config: AnyConfig, call: LegalCall, pair: Pair) -> bool:
     out = str(call.slots["out"].dtype).removeprefix("torch.")
     prepacked, grouped = call.plain.get("prepacked", False), False
     if pair in FOLDED_PAIRS:
         prepacked, grouped = len(call.slots["b"].shape) == 3, len(call.slots["b_base"].shape) == 2
         grouped = grouped and call.slots["b_base"].shape[1] > 1
-    found = accepts.pair, accepts.out_dtype.torch_name, accepts.prepacked, accepts.grouped
+    found = config.pair, config.out_dtype.torch_name, config.prepacked, config.grouped
     return found == (pair, out, prepacked, grouped)
 
 

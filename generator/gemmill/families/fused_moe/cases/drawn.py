@@ -116,11 +116,11 @@ class ExpertsJudge:
 def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of these types and scales."""
     if call.op == FUSED_FP4_EXPERTS.name:
-        return PACKING_NAMES[int(call.plain["format"])] not in {x.predicate.format for x in variants(op=call.op)}
+        return PACKING_NAMES[int(call.plain["format"])] not in {str(x.config.packing) for x in variants(op=call.op)}
     name, half = (str(call.slots[role].dtype).removeprefix("torch.") for role in ("w13", "x"))
     scales = call.slots.get("w13_scales")
     grouped = scales is not None and len(scales.shape) == 3
-    known = [entry.predicate for entry in variants(op=call.op)]
+    known = [entry.config for entry in variants(op=call.op)]
     return not any(
         (x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size)) == (name, half, grouped) for x in known
     )

@@ -125,7 +125,7 @@ def of_config(config: AnyConfig) -> Iterator[GatedCase]:
     if isinstance(config, UnalignedGatedConfig):
         for activation in Activation:
             yield from _of_unaligned(_first(config, activation))
-    elif config.by_expert:
+    elif config.operands.by_expert:
         yield from _of_experts(config)
     else:
         yield from _of_tile(config)
@@ -147,9 +147,9 @@ def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
 
 
 def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
-    first, facts = _first(config, config.activation), Facts(config)
+    first, facts = _first(config, config.epilogue.activations[0]), Facts(config)
     tile, columns = facts.tile_m, facts.tile_columns
-    step = 128 if config.result is Result.GROUP else 16
+    step = 128 if config.epilogue.result is Result.GROUP else 16
     specs = (
         replace(first, m=tile, hidden=columns, k=256),
         replace(first, m=1, hidden=-(-3 * columns // step) * step, k=16),
@@ -170,7 +170,7 @@ def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
     maps."""
     facts, first = Facts(config), _first_of_experts(config)
     tile, columns = facts.tile_m, facts.tile_columns
-    step = 128 if config.result is Result.GROUP else 16
+    step = 128 if config.epilogue.result is Result.GROUP else 16
     across = -(-(columns + step) // step) * step
     specs = (
         of_counts(first, (tile + 3,), hidden=step, k=160),
@@ -183,7 +183,7 @@ def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
         of_counts(first, (1,) * 40 + (0,) * 60 + (2,) * 33, hidden=step, k=192),
     )
     for i, spec in enumerate(specs):
-        if config.indexed and spec.slot:
+        if config.operands.indexed and spec.slot:
             continue  # rows of slots are in order
         yield ExpertGatedCase(spec=replace(spec, data="integers"))
         if i < 2:
@@ -194,20 +194,19 @@ def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
 
 
 def _first_of_experts(config: GatedConfig) -> ExpertSpec:
-    first = _first(config, config.activation)
+    first = _first(config, config.epilogue.activations[0])
     told = {field.name: getattr(first, field.name) for field in fields(first)}
-    return ExpertSpec(**told, counts=(1,), indexed=config.indexed)
+    return ExpertSpec(**told, counts=(1,), indexed=config.operands.indexed)
 
 
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
     """A call of small integers. Raises ValueError for what the op has no room for."""
-    activation = config.activation if isinstance(config, GatedConfig) else Activation.SILU
-    if isinstance(config, GatedConfig) and config.by_expert:
+    if isinstance(config, GatedConfig) and config.operands.by_expert:
         spec = of_counts(
             _first_of_experts(config), (sizes["m"],), hidden=sizes["n"] // 2, k=sizes["k"], data="integers"
         )
         return ExpertGatedCase(spec=spec)
-    first = _first(config, activation)
+    first = _first(config, config.epilogue.activations[0])
     return GatedCase(spec=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
 
 
@@ -216,10 +215,10 @@ def _first(config: AnyConfig, activation: Activation) -> CallSpec:
         m=1,
         hidden=128,
         k=128,
-        result=config.result,
+        result=config.epilogue.result,
         activation=activation,
         numbers=OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL,
-        dtype=config.dtype,
+        dtype=config.operands.dtype,
         group_size=config.group_size,
     )
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.gated_mm.accepts import GatedAccepts
 from gemmill.families.gated_mm.cases.calls import NEUTRAL, CallSpec, group_shapes, report_of, wrong_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
 from gemmill.families.gated_mm.cases.experts_drawn import (
@@ -16,7 +15,7 @@ from gemmill.families.gated_mm.cases.experts_drawn import (
     is_lacking_experts,
     values_of,
 )
-from gemmill.families.gated_mm.config import GROUP, Activation, Result
+from gemmill.families.gated_mm.config import GROUP, Activation, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.family.operand import TMA_BYTES
 from gemmill.formats.layout import GATE_UP_ROWS
@@ -138,12 +137,11 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
     aligned = all(_is_aligned(call.slots[role], by_columns=role == "b") for role in ("a", "b", "out"))
     group_size = GROUP if _is_in_groups(call) else 0
     dtype = str(call.slots["a"].dtype).removeprefix("torch.")
-    known = [entry.predicate for entry in variants(op=call.op)]
     return not any(
-        (x.dtype.torch_name, x.result, x.group_size) == (dtype, result, group_size)
-        and activation in x.activations
-        and (aligned or not isinstance(x, GatedAccepts))
-        for x in known
+        (x.operands.dtype.torch_name, x.epilogue.result, x.group_size) == (dtype, result, group_size)
+        and activation in x.epilogue.activations
+        and (aligned or isinstance(x, UnalignedGatedConfig))
+        for x in (entry.config for entry in variants(op=call.op))
     )
 
 

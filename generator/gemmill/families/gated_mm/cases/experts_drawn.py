@@ -122,10 +122,10 @@ def is_lacking_experts(call: LegalCall) -> bool:
     group_size = GROUP if len(call.slots["b_scales"].shape) == 3 else 0
     indexed = "token_ids" in call.slots
     dtype = str(call.slots["a"].dtype).removeprefix("torch.")
-    known = [entry.predicate for entry in variants(op=call.op) if entry.config.indexed == indexed]
+    known = [entry.config for entry in variants(op=call.op) if entry.config.operands.indexed == indexed]
     return not all(is_aligned(call.slots[role]) for role in ("a", "b", "out")) or not any(
-        (x.dtype.torch_name, x.result, x.group_size) == (dtype, result, group_size)
-        and call.plain["activation"] in _spelled(x.activations)
+        (x.operands.dtype.torch_name, x.epilogue.result, x.group_size) == (dtype, result, group_size)
+        and call.plain["activation"] in _spelled(x.epilogue.activations)
         for x in known
     )
 

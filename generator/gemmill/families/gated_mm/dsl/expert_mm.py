@@ -27,7 +27,7 @@ class ExpertGatedMm(ExpertMm):
     of_column = staticmethod(block_of)
 
     def __init__(self, config: GatedConfig) -> None:
-        super().__init__(Plan(config), ELEMENT_OF[config.result.dtype])
+        super().__init__(Plan(config), ELEMENT_OF[config.out_dtype])
 
     @cute.jit
     def __call__(

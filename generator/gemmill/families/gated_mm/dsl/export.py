@@ -28,13 +28,13 @@ def export(config: GatedConfig, symbol: str, folder: Path) -> tuple[Path, Path]:
     def pointer(element, alignment):
         return make_ptr(element, alignment, cute.AddressSpace.gmem, assumed_align=alignment)
 
-    maker = ExpertGatedMm if config.by_expert else GatedMm
+    maker = ExpertGatedMm if config.operands.by_expert else GatedMm
     maker.kernel.set_name_prefix(f"{symbol}_kernel", remove_cutlass_symbol=True, keep_mangled_name=False)
     kernel = maker(config)
-    operand, out = ELEMENT_OF[config.dtype], ELEMENT_OF[config.result.dtype]
+    operand, out = ELEMENT_OF[config.operands.dtype], ELEMENT_OF[config.out_dtype]
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]
     arguments += [pointer(Float32, 4)] * 4
-    if config.by_expert:
+    if config.operands.by_expert:
         arguments += [pointer(Int32, 4)] * 3
         arguments += [Int64(1)] * 11 + [Int32(1)] * 11 + [Float32(1)] * 3 + [Int32(1)] * 2
     else:

@@ -29,7 +29,7 @@ class GatedMm:
         self.plan = Plan(config)
         self.x_type = ELEMENT_OF[self.plan.x_dtype]
         self.y_type = ELEMENT_OF[self.plan.y_dtype]
-        self.out_type = ELEMENT_OF[config.result.dtype]
+        self.out_type = ELEMENT_OF[config.out_dtype]
 
     # The call --------------------------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ def write_values(
     values: cute.Tensor,
 ):
     """Finishes the results that a thread has of one box."""
-    activation = plan.config.activation
+    activation = plan.config.epilogue.activation
     found, rows = places(plan, box, thread), packed_rows(plan, box, thread)
     largest = Float32(0)
     for i in cutlass.range_constexpr(len(found)):

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.moe.biased_config import BIASED
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts
@@ -65,11 +64,10 @@ class GroupedCase:
 def of_config(config: AnyConfig) -> Iterator[GroupedCase]:
     """Specs for a tiled kernel: routings below, at and across its tile, experts without rows, spare rows around segments, and
     maps."""
-    if isinstance(config, BIASED):
-        return _with_ends(_of_unaligned(config) if isinstance(config, UnalignedGroupedConfig) else _of_tile(config))
-    if isinstance(config, UnalignedGroupedConfig):
-        return _of_unaligned(config)
-    return _of_packed(config) if isinstance(config, PackedGroupedConfig) else _of_tile(config)
+    if isinstance(config, PackedGroupedConfig):
+        return _of_packed(config)
+    cases = _of_unaligned(config) if isinstance(config, UnalignedGroupedConfig) else _of_tile(config)
+    return _with_ends(cases) if config.biased else cases
 
 
 def _with_ends(cases: Iterator[GroupedCase]) -> Iterator[GroupedCase]:
@@ -126,13 +124,13 @@ def _of_tile(config: GroupedConfig) -> Iterator[GroupedCase]:
         replace(first, counts=(17 * tile + 5, 3), n=192, k=64),
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
     )
-    if config.indexed:
+    if config.operands.indexed:
         specs = tuple(spec for spec in specs if not spec.slot)
     for i, spec in enumerate(specs):
         yield GroupedCase(spec=replace(spec, data="integers"))
         if i < 2:
             yield GroupedCase(spec=spec)
-    if config.scaled and not config.group_size:
+    if config.operands.scaled and not config.group_size:
         yield GroupedCase(spec=replace(first, counts=(3, tile), n=64, k=128, one_value=True, data="integers"))
 
 
@@ -146,24 +144,24 @@ def _first(config: AnyConfig) -> CallSpec:
         counts=(1,),
         n=64,
         k=128,
-        dtype=config.dtype,
+        dtype=config.operand_dtype,
         out_dtype=config.out_dtype,
         grouped=bool(config.group_size),
-        alpha=isinstance(config, BIASED),
-        bias=isinstance(config, BIASED),
+        alpha=config.biased,
+        bias=config.biased,
     )
     if isinstance(config, UnalignedGroupedConfig):
-        return replace(first, promoted=config.dtype is DType.E4M3)
+        return replace(first, promoted=config.operands.dtype is DType.E4M3)
     if isinstance(config, PackedGroupedConfig):
         return replace(first, format=config.format)
-    return replace(first, indexed=config.indexed, promoted=config.accumulation is Accumulation.PROMOTED)
+    return replace(first, indexed=config.operands.indexed, promoted=config.design.accumulation is Accumulation.PROMOTED)
 
 
 def once() -> Iterator[tuple[str, GroupedCase]]:
     """Each op, once for each kind of operands that the smoke selection has."""
     kernels = list(smoke(Arch.SM90A))
     tiled = [config for config in kernels if isinstance(config, GroupedConfig)]
-    kinds = {(config.indexed, config.dtype, bool(config.group_size)) for config in tiled}
+    kinds = {(config.operands.indexed, config.operands.dtype, bool(config.group_size)) for config in tiled}
     for indexed, dtype, grouped in sorted(kinds):
         for slot in (0,) if indexed else (0, 64):
             spec = CallSpec(counts=(5, 0, 40, 1), n=96, k=256, dtype=dtype, grouped=grouped, slot=slot, indexed=indexed)

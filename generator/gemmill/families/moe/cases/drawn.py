@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.moe.accepts import GroupedAccepts
 from gemmill.families.moe.cases.calls import wanted_of
 from gemmill.families.moe.cases.packed_drawn import drawn_packed
-from gemmill.families.moe.config import GROUP
+from gemmill.families.moe.config import GROUP, UnalignedGroupedConfig
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
@@ -117,19 +116,15 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
     """Whether the build has no variant of these dtypes and scales that takes such operands."""
     if call.op in FP4_NAMES:
         asked = str(call.slots["a"].dtype).removeprefix("torch."), call.plain["format"]
-        packed = {(x.predicate.dtype.torch_name, x.predicate.format) for x in variants(op=call.op)}
+        packed = {(x.config.dtype.torch_name, str(x.config.format)) for x in variants(op=call.op)}
         return asked not in packed
     name = str(call.slots["a"].dtype).removeprefix("torch."), str(call.slots["out"].dtype).removeprefix("torch.")
     is_grouped = "b_scales" in call.slots and call.slots["b_scales"].shape[1:] != (call.slots["b"].shape[1],)
     ends = "alpha" in call.slots or "bias" in call.slots
     lies_well = all(is_aligned(call.slots[role]) for role in ("a", "b", "out"))
-    known = [
-        entry.predicate
-        for entry in variants(op=call.op)
-        if lies_well or not isinstance(entry.predicate, GroupedAccepts)
-    ]
     return not any(
-        (x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size), x.ends) == (*name, is_grouped, ends)
+        (x.operand_dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size), x.biased) == (*name, is_grouped, ends)
         and ("token_ids" in call.slots) in x.gathers
-        for x in known
+        and (lies_well or isinstance(x, UnalignedGroupedConfig))
+        for x in (entry.config for entry in variants(op=call.op))
     )

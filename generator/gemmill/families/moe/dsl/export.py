@@ -32,7 +32,7 @@ def export(config: GroupedConfig, symbol: str, folder: Path) -> tuple[Path, Path
     operand, out = ELEMENT_OF[config.problem.a_dtype], ELEMENT_OF[config.problem.out_dtype]
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]
     arguments += [pointer(Float32, 4), pointer(Float32, 4), pointer(Int32, 4), pointer(Int32, 4), pointer(Int32, 4)]
-    arguments += [Int64(1)] * 4 + [Int32(1)] * 13 + [Int64(1)] * 5
+    arguments += [Int64(1)] * 4 + [Int32(1)] * 13 + [Int64(1)] * 5 + [pointer(Float32, 4), pointer(out, 2)]
     compiled = cute.compile(kernel, *arguments, make_fake_stream(), options=f"--host-target '{HOST_TARGET}'")
     folder.mkdir(parents=True, exist_ok=True)
     compiled.export_to_c(file_path=str(folder), file_name=symbol, function_prefix=symbol)

@@ -7,6 +7,7 @@ and `rows.py`.
 
 # mypy: ignore-errors
 import cuda.bindings.driver as cuda
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import warpgroup
@@ -14,6 +15,7 @@ from cutlass.cute.nvgpu import warpgroup
 from gemmill.families.moe.config import GroupedConfig
 from gemmill.families.moe.dsl import consumer
 from gemmill.families.moe.dsl.plan import Plan
+from gemmill.families.moe.dsl.vectors import BiasedVectors
 from gemmill.gemm import epilogue, gather
 from gemmill.gemm import expert_producer as producer
 from gemmill.gemm.elements import ELEMENT_OF
@@ -61,21 +63,25 @@ class GroupedMm(ExpertMm):
         b_scale_stride_n: Int64,
         b_scale_stride_k: Int64,
         b_scale_stride_expert: Int64,
+        alpha: cute.Pointer,
+        bias: cute.Pointer,
         stream: cuda.CUstream,
     ) -> Int32:
         """Enqueues one grouped GEMM. Pointers, strides and flags are those of `gemmill_grouped_mm_args`."""
         null = cute.make_ptr(Int32, 0, cute.AddressSpace.gmem, assumed_align=4)
-        no_bias = cute.recast_ptr(null, dtype=self.out_type)
+        if cutlass.const_expr(not self.plan.biased):
+            bias = cute.recast_ptr(null, dtype=self.out_type)
+        of_call = epilogue.Vectors(
+            a_scales, b_scales, bias, null, null, tokens, n, k, a_scale_per_row, b_scale_per_column
+        )
+        vectors = Vectors(of_call, b_scale_stride_expert)
+        if cutlass.const_expr(self.plan.biased):
+            vectors = BiasedVectors(of_call, b_scale_stride_expert, alpha)
         lda, ldb, b_stride_expert = self.aligned(lda, ldb, b_stride_expert)
         ldd = cute.assume(ldd, divby=8)
         self.enqueue(
             Operands(a, b, d, lda, ldb, ldd, b_stride_expert, m, n, k, tokens, weights),
-            Vectors(
-                epilogue.Vectors(
-                    a_scales, b_scales, no_bias, null, null, tokens, n, k, a_scale_per_row, b_scale_per_column
-                ),
-                b_scale_stride_expert,
-            ),
+            vectors,
             producer.GroupScales(
                 a_scales,
                 b_scales,

@@ -22,7 +22,7 @@ def asked(op: str, question: Question) -> list[Any]:
     for option, argument in _OPTIONS.items():
         if q[option] not in (None, False) and argument not in names:
             raise ValueError(f"{op} with --{option}: it takes {', '.join(names)}")
-    if q["m_major"] and not declared.family.is_grouped:
+    if q["m_major"] and not declared.scaling.is_grouped:
         raise ValueError(f"{op} with --scales-m-major: its scales are not of groups")
     case = QuantCase(
         op=op,

@@ -12,7 +12,7 @@ from torch import Tensor
 from gemmill.families.quant import bounds
 from gemmill.families.quant.call import OP_OF, OUT_NAMES, SCALE_NAMES, config_of, name_of
 from gemmill.families.quant.cases.blocks import blocks_are_within_bounds
-from gemmill.families.quant.config import Activation, QuantConfig, QuantFamily, ScaleFormat
+from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat, Scaling
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.families.quant.selections import smoke
 from gemmill.formats.layout import TILE_ROWS, padded_offsets, swizzled_shape
@@ -86,9 +86,9 @@ class QuantCase:
     @property
     def words(self) -> int:
         """Scales, or words of packed ones, of a row; 0 where there is one for the tensor."""
-        if self.declared.family.is_whole:
+        if self.declared.scaling.is_whole:
             return 0
-        if self.declared.format is None and not self.declared.family.is_grouped:
+        if self.declared.format is None and not self.declared.scaling.is_grouped:
             return 1
         groups = self.hidden // self.group_size if self.group_size > 0 else 0
         return -(-groups // 4) if self.scale_format is ScaleFormat.PACKED_UE8M0 else groups
@@ -100,13 +100,13 @@ class QuantCase:
         if (format := self.declared.format) is not None:
             of_row = width * self.width + format.code_bytes(self.hidden)
             beside = 2 * width * self.hidden * (self.rows if self.residual else 1) if self.is_modulated else 0
-            if self.declared.family is QuantFamily.EXPERTS:
+            if self.declared.scaling is Scaling.EXPERTS:
                 beside = 4 * (2 * len(self.expert_offsets) + format.has_global_scale * (len(self.expert_offsets) - 2))
             return self.rows * of_row + math.prod(self._block_scales) + 4 * format.has_global_scale + beside
         moved = self.rows * (width * self.width + self.hidden) + 4 * max(self.rows * self.words, 1)
         if self.zero_points:
             moved += 4 * (self.rows * self.words or 1)
-        if self.declared.family.is_normed:
+        if self.declared.scaling.is_normed:
             moved += width * self.hidden
         return moved + (2 * width * self.rows * self.hidden if self.has_residual else 0)
 
@@ -151,9 +151,9 @@ class QuantCase:
             return torch.tensor(values, dtype=torch.int32, device=device)
 
         scales, columns = self._scales(device), self.hidden * self.out_dtype.bits // 8
-        is_of_experts = self.declared.family is QuantFamily.EXPERTS
+        is_of_experts = self.declared.scaling is Scaling.EXPERTS
         experts = len(self.expert_offsets) - 1 if is_of_experts else 1
-        bound = SMALLEST_BOUND if self.declared.family is QuantFamily.GROUP else BOUND
+        bound = SMALLEST_BOUND if self.declared.scaling is Scaling.GROUP else BOUND
         is_bounded = self.bounded and self.out_dtype is DType.E4M3
         given: dict[str, Any] = LIMITS | {
             "input": values(self.rows, self.width + self.padding)[:, : self.width],
@@ -184,7 +184,7 @@ class QuantCase:
             "output_scale_offset_by_experts": whole(self.scale_offsets),
             "n_experts": experts,
         }
-        if self.declared.family is QuantFamily.DEQUANT:
+        if self.declared.scaling is Scaling.DEQUANT:
             given |= self._coded(device, random)
         said_to_be = self.m_major and self.scale_format is not ScaleFormat.PACKED_UE8M0
         given |= dict.fromkeys(("is_scale_transposed", "dummy_is_scale_transposed", "dummy_is_tma_aligned"), said_to_be)
@@ -217,26 +217,26 @@ class QuantCase:
     def _zero_points(self, device: torch.device | str) -> Tensor | None:
         if not self.zero_points:
             return None
-        shape = (1,) if self.declared.family.is_whole else (self.rows, 1)
+        shape = (1,) if self.declared.scaling.is_whole else (self.rows, 1)
         return torch.full(shape, -7, dtype=torch.int32, device=device)
 
     @property
     def _block_scales(self) -> tuple[int, int]:
         """The shape of block scales."""
-        if self.declared.family is QuantFamily.EXPERTS:
+        if self.declared.scaling is Scaling.EXPERTS:
             return self.scale_offsets[-1] + TILE_ROWS, swizzled_shape(0, self.words)[1]
         return (self.rows, self.words) if self.plain else swizzled_shape(self.rows, self.words)
 
     def _scales(self, device: torch.device | str) -> Tensor:
-        family, padded = self.declared.family, -(-self.rows // 4) * 4
+        scaling, padded = self.declared.scaling, -(-self.rows // 4) * 4
         if self.declared.format is not None:
             dtype = torch.float8_e4m3fn if self.declared.format.has_global_scale else torch.uint8
             return torch.full(self._block_scales, 0xA5, dtype=torch.uint8, device=device).view(dtype)
-        if family.is_whole:
-            return torch.full((1,), 0.0123 if family.is_given else torch.nan, device=device, dtype=torch.float32)
+        if scaling.is_whole:
+            return torch.full((1,), 0.0123 if scaling.is_given else torch.nan, device=device, dtype=torch.float32)
         if self.scale_format is ScaleFormat.PACKED_UE8M0:
             return torch.full((self.words, padded), -1, dtype=torch.int32, device=device).t()[: self.rows]
-        if self.m_major and family.is_grouped:
+        if self.m_major and scaling.is_grouped:
             return torch.full((self.words, padded), torch.nan, device=device, dtype=torch.float32).t()[: self.rows]
         return torch.full((self.rows, self.words), torch.nan, device=device, dtype=torch.float32)
 
@@ -280,8 +280,8 @@ def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
     for rows, hidden in small:
         yield {"rows": rows, "hidden": hidden, "residual": rows % 2 == 1, "m_major": rows % 2 == 0}
     # Rows so large that threads hold as much as they can. Some rows fill their CTA, and some do not.
-    norm = config.family.is_normed
-    by_row = norm or config.family is QuantFamily.TOKEN
+    norm = config.scaling.is_normed
+    by_row = norm or config.scaling is Scaling.TOKEN
     for rows, hidden in ((8003, 2176), (4099, 4480), (2501, 7168), (641, 28672)) if by_row else ((8003, 2176),):
         yield {"rows": rows, "hidden": hidden}
         if norm:
@@ -295,7 +295,7 @@ def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
             yield odd | {"plain": plain, "padding": 8}
             yield odd | {"plain": plain, "rounding": ScaleRounding.OCP, "padding": 1}
             yield {"rows": 257, "hidden": 4096, "plain": plain, "rounding": ScaleRounding.OCP}
-    elif not config.family.is_grouped:
+    elif not config.scaling.is_grouped:
         yield from ({"rows": 5, "hidden": hidden, "residual": True} for hidden in (1, 3, 17, 129, 1001, 5003))
 
 
@@ -339,7 +339,7 @@ def _within_bounds(config: QuantConfig, got: dict[str, Any], wanted: dict[str, A
     if config.activation is not Activation.NONE:
         ub = got.get("scale_ub")
         return not any(bounds.outside_of_gate_bounds(config, got["input"], codes, scales, scale_ub=ub))
-    if config.family.is_normed:
+    if config.scaling.is_normed:
         rows, steps = bounds.rows_beyond_one_step(codes, wanted["result"])
         return rows <= 1 and steps == 0 and "residual" not in apart and _one_row_of_scales(scales, wanted)
     return False

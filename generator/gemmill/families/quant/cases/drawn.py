@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
-from gemmill.families.quant.config import Activation, QuantFamily, ScaleFormat, Scales
+from gemmill.families.quant.config import Activation, ScaleFormat, Scales, Scaling
 from gemmill.formats.layout import TILE_ROWS, swizzled_shape
 from gemmill.numerics.call import EXACT, LegalCall, Limits
 from gemmill.numerics.draw import Draw
@@ -42,7 +42,7 @@ class _Maker:
         self.in_dtype, self.out_dtype = (torch_dtype(draw.one_of(d)) for d in (self.op.in_dtypes, self.op.out_dtypes))
         self.group = draw.one_of(self.op.group_sizes)
         self.gated = self.op.is_gated
-        self.back = self.op.family is QuantFamily.DEQUANT
+        self.back = self.op.scaling is Scaling.DEQUANT
         most = limits.large if draw.chance(0.01) else limits.elements
         width = draw.size(max(1, min(32768, most) // (self.group or 1) // (2 if self.gated else 1)))
         self.hidden = width * (self.group or 1)
@@ -63,7 +63,7 @@ class _Maker:
             name_of(arguments, OUT_NAMES): self._matrix(*written, None, written=True),
         }
         plain = self._plain()
-        if self.op.family is QuantFamily.EXPERTS:
+        if self.op.scaling is Scaling.EXPERTS:
             slots |= self._offsets()
             plain["n_experts"] = slots["input_offset_by_experts"].columns - 1
         for name in ("mod_scale", "mod_shift"):
@@ -107,7 +107,7 @@ class _Maker:
         return pair if kind == 8 else (1, *pair)
 
     def _data(self) -> str:
-        plain = self.op.activations == (Activation.NONE,) and not self.op.family.is_normed
+        plain = self.op.activations == (Activation.NONE,) and not self.op.scaling.is_normed
         return self.draw.one_of(("normal", "normal", "normal", "wide", "integers", "extreme" if plain else "wide"))
 
     def _plain(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class _Maker:
     def _matrix(self, dtype: torch.dtype, columns: int, values: str | None, *, written: bool = False) -> Slot:
         draw = self.draw
         step = row_stride(draw, columns, written=written, tidy=self.tidy)
-        if self.op.vllm and self.op.family.is_normed and not self.group and step % 8 != columns % 8:
+        if self.op.vllm and self.op.scaling.is_normed and not self.group and step % 8 != columns % 8:
             step = columns  # vLLM's order of sums depends on it, which dense operands do not have
         outer = [free_stride(draw, size, stride) for size, stride in zip(self.leading, self._steps(step), strict=True)]
         return Slot(
@@ -155,14 +155,14 @@ class _Maker:
         return vector(self.draw, dtype, rows, None, shapes, written=written, reference_shape=(rows, 1))
 
     def _azp(self) -> Slot:
-        if self.op.family.is_given:
+        if self.op.scaling.is_given:
             return one_value(self.draw, torch.int32, "codes")
-        if self.op.family is QuantFamily.TENSOR:
+        if self.op.scaling is Scaling.TENSOR:
             return one_value(self.draw, torch.int32, None, written=True)
         return self._each_row(torch.int32, written=True)
 
     def _scales(self, plain: dict[str, Any]) -> tuple[Slot, tuple[int, int] | None]:
-        match self.op.family.scales:
+        match self.op.scaling.scales:
             case Scales.GIVEN:
                 return self._static_scales()
             case Scales.OF_TENSOR:
@@ -262,7 +262,7 @@ class _Maker:
 
     def _block_scales(self, is_swizzled: bool) -> Slot:
         draw, groups = self.draw, (self.hidden + self.more) // self.group
-        if self.op.family is QuantFamily.EXPERTS:
+        if self.op.scaling is Scaling.EXPERTS:
             rows, columns = self.scale_rows, swizzled_shape(0, groups)[1]
             is_swizzled = True
         else:

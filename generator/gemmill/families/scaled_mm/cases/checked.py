@@ -63,7 +63,7 @@ def of_config(config: KernelConfig) -> Iterator[GemmCase | own.OwnCase]:
         yield from own.of_config(config)
         return
     for spec in specs_of(accepted(config)):
-        yield GemmCase(spec=spec, accumulation=config.schedule.accumulation)
+        yield GemmCase(spec=spec, accumulation=config.design.accumulation)
 
 
 def sized(config: KernelConfig, sizes: Mapping[str, int]) -> GemmCase | own.OwnCase:
@@ -72,7 +72,7 @@ def sized(config: KernelConfig, sizes: Mapping[str, int]) -> GemmCase | own.OwnC
     if isinstance(config, OwnConfig):
         return own.sized(config, m, n, k)
     kind = next(specs_of(accepted(config)))
-    return GemmCase(spec=replace(kind, m=m, n=n, k=k, data="integers"), accumulation=config.schedule.accumulation)
+    return GemmCase(spec=replace(kind, m=m, n=n, k=k, data="integers"), accumulation=config.design.accumulation)
 
 
 def specs_of(predicate: Predicate) -> Iterator[CallSpec]:

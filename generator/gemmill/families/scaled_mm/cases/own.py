@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
 from gemmill.families.scaled_mm.cases.calls import CallSpec, make_call
-from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, OwnConfig, accepted, op_name, operands_of, roles_of
+from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, OwnConfig, op_name, operands_of, roles_of
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import Along, Input, Stored, Traced, all_known, of_text
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
@@ -130,7 +131,9 @@ def of_config(config: OwnConfig) -> Iterator[OwnCase]:
             layout="padded" if at % 3 == 2 else "tight",
         )
         for one in (False, True) if at % 2 else (False,):
-            yield OwnCase(epilogue=predicate.epilogue, product=spec, one=one, accumulation=config.schedule.accumulation)
+            yield OwnCase(
+                epilogue=config.problem.traced.text, product=spec, one=one, accumulation=config.design.accumulation
+            )
 
 
 def sized(config: OwnConfig, m: int, n: int, k: int) -> OwnCase:

@@ -9,7 +9,7 @@ from gemmill.vocab import Accumulation, DType
 
 def tma_alignment(config: KernelConfig) -> Iterator[str]:
     """TMA moves boxes whose rows start at multiples of 16 bytes."""
-    s, p = config.schedule, config.problem
+    s, p = config.design, config.problem
     if not s.kernel_schedule.uses_tma:
         return
     for operand, alignment, dtype in (
@@ -23,7 +23,7 @@ def tma_alignment(config: KernelConfig) -> Iterator[str]:
 
 def unaligned_fallback(config: KernelConfig) -> Iterator[str]:
     """The fallback reads single elements, so that it can take everything that the others refuse."""
-    s = config.schedule
+    s = config.design
     if not s.kernel_schedule.uses_tma and (s.alignment_a, s.alignment_b, s.alignment_d) != (1, 1, 1):
         yield f"{s.kernel_schedule} is the unaligned fallback: its alignments are 1"
 
@@ -31,7 +31,7 @@ def unaligned_fallback(config: KernelConfig) -> Iterator[str]:
 def fallback_has_one_form(config: KernelConfig) -> Iterator[str]:
     """The fallback is there to be right. Settings that it would ignore are refused, so that no two variants are the
     same."""
-    s = config.schedule
+    s = config.design
     if s.kernel_schedule.uses_tma:
         return
     if s.swap_ab or s.stages is not None:

@@ -26,7 +26,7 @@ def dsl_schedule(config: KernelConfig) -> Iterator[str]:
     """The DSL kernel moves operands by TMA, and divides K among the CTAs of a cluster, which need no workspace."""
     if config.backend is not Backend.CUTEDSL:
         return
-    s = config.schedule
+    s = config.design
     if not s.kernel_schedule.uses_tma:
         yield f"the cutedsl backend has no {s.kernel_schedule} kernel: cutlass has the fallback"
     if s.tile_scheduler is TileScheduler.STREAM_K:
@@ -37,7 +37,7 @@ def dsl_multicast(config: KernelConfig) -> Iterator[str]:
     """The CTAs of a cluster load slices of a shared tile, each of whole swizzle patterns."""
     if config.backend is not Backend.CUTEDSL:
         return
-    s = config.schedule
+    s = config.design
     for rows, ctas in (
         (s.tile_shape_mnk[0], s.cluster_shape_mnk[1]),
         (s.tile_shape_mnk[1], s.cluster_shape_mnk[0]),
@@ -48,7 +48,7 @@ def dsl_multicast(config: KernelConfig) -> Iterator[str]:
 
 def dsl_groups(config: KernelConfig) -> Iterator[str]:
     """With scales in groups, one consumer group of a tile scales its sums while the other multiplies."""
-    p, s = config.problem, config.schedule
+    p, s = config.problem, config.design
     if config.backend is not Backend.CUTEDSL or not p.group_size:
         return
     if p.scale_layout is not ScaleLayout.STRIDED:

@@ -15,7 +15,7 @@ def _is_collective(config: KernelConfig) -> bool:
 
 def scale_layout(config: KernelConfig) -> Iterator[str]:
     """Only CUTLASS's blockwise collectives load A's scales by TMA; kernels of our own read both by their strides."""
-    s = config.schedule
+    s = config.design
     if not _is_collective(config):
         return
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is not TileScheduler.PERSISTENT or s.swap_ab:
@@ -27,11 +27,11 @@ def scale_layout(config: KernelConfig) -> Iterator[str]:
 
 def blockwise_collective(config: KernelConfig) -> Iterator[str]:
     """CUTLASS promotes every four WGMMA instructions, 128 along K, and its tiles hold whole blocks of B."""
-    p, (_, n, k) = config.problem, config.schedule.tile_shape_mnk
+    p, (_, n, k) = config.problem, config.design.tile_shape_mnk
     if not _is_collective(config):
         return
-    if config.schedule.kernel_schedule is KernelSchedule.BASIC or not p.a_dtype.is_float:
-        yield f"CUTLASS has no blockwise main loop for {p.a_dtype} with {config.schedule.kernel_schedule}"
+    if config.design.kernel_schedule is KernelSchedule.BASIC or not p.a_dtype.is_float:
+        yield f"CUTLASS has no blockwise main loop for {p.a_dtype} with {config.design.kernel_schedule}"
     if p.group_size != TENSOR_CORE_K or k != TENSOR_CORE_K:
         yield f"groups of {p.group_size} with tile depth {k}: CUTLASS's blockwise main loops take 128 and 128"
     if p.b_scale is ScaleGranularity.BLOCK and n % p.group_size:
@@ -42,7 +42,7 @@ def strided_scales(config: KernelConfig) -> Iterator[str]:
     """CUTLASS's own main loops load scales by TMA, as it wants them to lie. cp.async and plain loads take any
     stride."""
     strided = config.backend is Backend.CUTLASS and config.problem.scale_layout is ScaleLayout.STRIDED
-    if strided and config.schedule.kernel_schedule.uses_tma:
+    if strided and config.design.kernel_schedule.uses_tma:
         yield (
             "the cutlass backend reads scales by their strides in its unaligned kernel only: cutedsl has the fast ones"
         )

@@ -15,7 +15,7 @@ def stage_bytes(config: KernelConfig) -> int:
     """Bytes of one main-loop stage: a tile of A, one of B, and the scales in groups that travel with them."""
     if config.backend is Backend.CUTEDSL:
         return Facts(config).stage_bytes
-    m, n, k = config.schedule.tile_shape_mnk
+    m, n, k = config.design.tile_shape_mnk
     operands = (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
     g = config.problem.group_size
     # For each group along K a float of each row of A and of each column of B: fewer, where B has blocks.
@@ -31,8 +31,8 @@ def stage_room(config: KernelConfig) -> int:
 
 def epilogue_bytes(config: KernelConfig) -> int:
     """Bytes CUTLASS's epilogue takes beside the main loop: up to four 64 x 32 store buffers and row vectors."""
-    m, n, _ = config.schedule.tile_shape_mnk
-    if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
+    m, n, _ = config.design.tile_shape_mnk
+    if config.design.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
     if config.problem.scale_layout is ScaleLayout.STRIDED:
         return m * 64 * config.problem.out_dtype.bits // 8  # a strip of 64 columns at a time
@@ -42,7 +42,7 @@ def epilogue_bytes(config: KernelConfig) -> int:
 
 def stages_fit(config: KernelConfig) -> Iterator[str]:
     """Fewer than two stages leave the tensor core waiting for every load."""
-    s = config.schedule
+    s = config.design
     if not s.kernel_schedule.uses_tma:
         return
     if s.stages is not None and s.stages < FEWEST_STAGES:
@@ -56,7 +56,7 @@ def stages_fit(config: KernelConfig) -> Iterator[str]:
 
 def partial_sums_fit(config: KernelConfig) -> Iterator[str]:
     """Partial sums of a split lie where the stages were: rows of the tile, each 16 bytes apart from the next."""
-    p, s = config.problem, config.schedule
+    p, s = config.problem, config.design
     if s.tile_scheduler is not TileScheduler.SPLIT_K or s.stages is None:
         return
     x, y, k = s.tile_shape_mnk

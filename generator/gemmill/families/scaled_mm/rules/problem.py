@@ -44,7 +44,7 @@ def out_dtype(config: KernelConfig) -> Iterator[str]:
 
 def visitors(config: KernelConfig) -> Iterator[str]:
     """CUTLASS's visitors are part of its collectives' epilogues, and compute in float32."""
-    s = config.schedule
+    s = config.design
     if not _is_visitor(config):
         return
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K:
@@ -65,7 +65,7 @@ def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
         return
     if p.group_size:
         yield f"scales in groups of {p.group_size} belong to codes of 8 bits, operands are {p.a_dtype}"
-    if config.backend is Backend.CUTLASS and config.schedule.kernel_schedule.uses_tma:
+    if config.backend is Backend.CUTLASS and config.design.kernel_schedule.uses_tma:
         yield f"the cutlass backend has {p.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
 
 
@@ -97,7 +97,7 @@ def accumulation_fits_dtype(config: KernelConfig) -> Iterator[str]:
     already."""
     operand = config.problem.a_dtype
     fitting = ACCUMULATIONS_OF.get(operand, ())
-    if config.schedule.accumulation not in fitting:
-        yield f"accumulation {config.schedule.accumulation} does not fit {operand}: it is {' or '.join(fitting)}"
-    if config.problem.group_size and operand is DType.E4M3 and config.schedule.accumulation is Accumulation.FAST:
+    if config.design.accumulation not in fitting:
+        yield f"accumulation {config.design.accumulation} does not fit {operand}: it is {' or '.join(fitting)}"
+    if config.problem.group_size and operand is DType.E4M3 and config.design.accumulation is Accumulation.FAST:
         yield f"scales change every {config.problem.group_size} along K: sums are promoted there, not fast"

@@ -22,7 +22,7 @@ CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 1, Ke
 
 def tile_rows(config: KernelConfig) -> Iterator[str]:
     """WGMMA multiplies 64 rows a warp group; cooperative halves the tile between two groups."""
-    s = config.schedule
+    s = config.design
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
         return
     unit = WGMMA_ROWS * CONSUMER_GROUPS[s.kernel_schedule]
@@ -34,8 +34,8 @@ def tile_rows(config: KernelConfig) -> Iterator[str]:
 
 def tile_columns(config: KernelConfig) -> Iterator[str]:
     """WGMMA takes 8 to 256 columns in steps of 8 (16 for s8 above 32); the epilogue stores 16 at a time."""
-    n = config.schedule.tile_shape_mnk[1]
-    if not config.schedule.kernel_schedule.uses_tma or config.arch is not Arch.SM90A:
+    n = config.design.tile_shape_mnk[1]
+    if not config.design.kernel_schedule.uses_tma or config.arch is not Arch.SM90A:
         return
     if n > WGMMA_MOST_COLUMNS or n % 16:
         yield f"tile columns {n} are not a multiple of 16 up to {WGMMA_MOST_COLUMNS}"
@@ -43,8 +43,8 @@ def tile_columns(config: KernelConfig) -> Iterator[str]:
 
 def tile_depth(config: KernelConfig) -> Iterator[str]:
     """A K step is whole 128-byte swizzle rows, so that shared memory is read without bank conflicts."""
-    k = config.schedule.tile_shape_mnk[2]
-    if config.schedule.kernel_schedule.uses_tma and k * config.problem.a_dtype.bits % (128 * 8):
+    k = config.design.tile_shape_mnk[2]
+    if config.design.kernel_schedule.uses_tma and k * config.problem.a_dtype.bits % (128 * 8):
         yield f"tile depth {k} of {config.problem.a_dtype} is not a multiple of 128 bytes"
 
 
@@ -55,7 +55,7 @@ def accumulators_fit(config: KernelConfig) -> Iterator[str]:
     The DSL kernel promotes 64 rows at a time. Its facts know what that takes beside a whole tile's sums. The rule also
     keeps out CUTLASS's cooperative blockwise tile of 256x128, which gives wrong results (NVIDIA/cutlass#3596).
     """
-    s = config.schedule
+    s = config.design
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
         return
     m, n, _ = s.tile_shape_mnk
@@ -72,18 +72,18 @@ def accumulators_fit(config: KernelConfig) -> Iterator[str]:
 
 def cluster(config: KernelConfig) -> Iterator[str]:
     """8 CTAs are the largest cluster every device must run; multicast goes along M and N only."""
-    m, n, k = config.schedule.cluster_shape_mnk
+    m, n, k = config.design.cluster_shape_mnk
     if k != 1:
         yield f"cluster {m}x{n}x{k} extends along K, where nothing is shared"
     if m * n > PORTABLE_CLUSTER:
         yield f"cluster {m}x{n} has {m * n} CTAs of {PORTABLE_CLUSTER}"
-    if not config.schedule.kernel_schedule.uses_tma and (m, n) != (1, 1):
+    if not config.design.kernel_schedule.uses_tma and (m, n) != (1, 1):
         yield f"cluster {m}x{n} without TMA: there is no multicast to share"
 
 
 def cluster_on_sm120(config: KernelConfig) -> Iterator[str]:
     """GeForce Blackwell has no multicast: CUTLASS takes clusters of one CTA only."""
-    if config.arch is Arch.SM120A and config.schedule.cluster_shape_mnk != (1, 1, 1):
+    if config.arch is Arch.SM120A and config.design.cluster_shape_mnk != (1, 1, 1):
         yield "sm120a has no TMA multicast: the cluster is 1x1x1"
 
 
@@ -91,7 +91,7 @@ def schedule_on_blackwell(config: KernelConfig) -> Iterator[str]:
     """The later tensor cores have neither Hopper's choice of accumulation nor its pairing by hand."""
     if config.arch is Arch.SM90A:
         return
-    s = config.schedule
+    s = config.design
     if s.accumulation is Accumulation.PROMOTED:
         yield f"{config.arch} accumulates FP8 in FP32: there is nothing to promote"
     if s.kernel_schedule in (KernelSchedule.PINGPONG, KernelSchedule.BASIC):
@@ -106,7 +106,7 @@ def schedule_on_blackwell(config: KernelConfig) -> Iterator[str]:
 
 def scheduler_fits_schedule(config: KernelConfig) -> Iterator[str]:
     """Adding partial sums needs every consumer group on one tile, which pingpong does not have."""
-    s = config.schedule
+    s = config.design
     if s.tile_scheduler is TileScheduler.STREAM_K and s.kernel_schedule is not KernelSchedule.COOPERATIVE:
         yield f"{s.tile_scheduler} runs with the cooperative schedule, not {s.kernel_schedule}"
     if s.tile_scheduler is TileScheduler.SPLIT_K and s.kernel_schedule not in (
@@ -118,7 +118,7 @@ def scheduler_fits_schedule(config: KernelConfig) -> Iterator[str]:
 
 def split_k(config: KernelConfig) -> Iterator[str]:
     """The split_k kernel is written for few rows: transposed, a stage count of its own, 64 columns of B a group."""
-    s = config.schedule
+    s = config.design
     if s.tile_scheduler is not TileScheduler.SPLIT_K:
         return
     if not s.swap_ab or s.stages is None or s.cluster_shape_mnk != (1, 1, 1):
@@ -132,7 +132,7 @@ def split_k(config: KernelConfig) -> Iterator[str]:
 
 def launch_settings(config: KernelConfig) -> Iterator[str]:
     """Launch settings that the scheduler would ignore are refused, so that no two variants are the same."""
-    launch, s = config.launch, config.schedule
+    launch, s = config.launch, config.design
     if launch.swizzle not in (1, 2, 4, 8):
         yield f"swizzle {launch.swizzle} is not 1, 2, 4 or 8"
     if not 1 <= launch.splits <= (PORTABLE_CLUSTER if s.tile_scheduler is TileScheduler.SPLIT_K else 1):

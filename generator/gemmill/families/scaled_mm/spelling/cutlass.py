@@ -29,15 +29,15 @@ def spell(config: KernelConfig) -> Spelled:
 
 def _template(config: KernelConfig) -> str:
     group = "group_" if config.problem.scale_groups else ""
-    if not config.schedule.kernel_schedule.uses_tma:
+    if not config.design.kernel_schedule.uses_tma:
         return f"scaled_mm/cutlass/{group}unaligned_mm.cu.jinja"
-    if config.schedule.tile_scheduler is TileScheduler.SPLIT_K:
+    if config.design.tile_scheduler is TileScheduler.SPLIT_K:
         return "scaled_mm/cutlass/split_k_mm.cu.jinja"
     return "scaled_mm/cutlass/blockwise_mm.cu.jinja" if group else "scaled_mm/cutlass/scaled_mm.cu.jinja"
 
 
 def _values(config: KernelConfig) -> dict[str, Any]:
-    p, s = config.problem, config.schedule
+    p, s = config.problem, config.design
     values: dict[str, Any] = {
         "a_type": p.a_dtype.cutlass_type,
         "b_type": p.b_dtype.cutlass_type,
@@ -80,12 +80,12 @@ def _values(config: KernelConfig) -> dict[str, Any]:
 
 def _schedules(config: KernelConfig) -> tuple[str, str, str]:
     """The schedules of main loop and epilogue, and the scheduler's tag."""
-    schedule = config.schedule.kernel_schedule
+    schedule = config.design.kernel_schedule
     if config.arch is not Arch.SM90A:
         return "collective::KernelScheduleAuto", "collective::EpilogueScheduleAuto", "void"
-    fast = config.schedule.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3
+    fast = config.design.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3
     sums = "FP8Blockwise" if config.problem.scale_groups else "FP8FastAccum" if fast else ""
-    tag = "void" if schedule is KernelSchedule.BASIC else _SCHEDULER[config.schedule.tile_scheduler]
+    tag = "void" if schedule is KernelSchedule.BASIC else _SCHEDULER[config.design.tile_scheduler]
     return _MAINLOOP_SM90[schedule] + sums, _EPILOGUE_SM90[schedule], tag
 
 

@@ -66,7 +66,11 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
         entry = probe.build.table.entries[choice.row]
         assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
         launched.add(
-            (entry.config.dtype, entry.config.result, given[SCALED_MM_ACT_QUANT.arguments.index("activation")])
+            (
+                entry.config.operand_dtype,
+                entry.config.epilogue.result,
+                given[SCALED_MM_ACT_QUANT.arguments.index("activation")],
+            )
         )
         assert entry.config.group_size == (128 if judged["in_groups"] else 0)
         in_groups += judged["in_groups"]

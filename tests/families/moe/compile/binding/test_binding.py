@@ -130,7 +130,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
         seen["launched"] += 1
         seen["any layout"] += isinstance(entry.config, UnalignedGroupedConfig)
         x = entry.config
-        kinds.add((x.dtype, x.group_size, x.format, arguments.get("token_ids") is not None))
+        kinds.add((x.operand_dtype, x.group_size, x.format, arguments.get("token_ids") is not None))
     assert len(refused) > 5
     assert seen["any layout"] > 5 or op in FP4_NAMES
     assert seen["launched"] > 50

@@ -10,7 +10,7 @@ import gemmill
 from families.quant.random_calls import Breakage, empty_call, some_call
 from gemmill.families import quant
 from gemmill.families.quant.call import config_of
-from gemmill.families.quant.config import Activation, QuantFamily
+from gemmill.families.quant.config import Activation, Scaling
 from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.families.quant.layouts import group_strides, static_scales
 from gemmill.family import Judged
@@ -88,14 +88,14 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
             assert launched(probe, op, arguments) is None
         elif config in in_build:
             assert launched(probe, op, arguments) == symbol_of(config)
-            _compare_arguments(probe, config.family, judged)
+            _compare_arguments(probe, config.scaling, judged)
         else:
             with pytest.raises(RuntimeError, match=f"lacks {to_name(config)}, the variant for such calls"):
                 getattr(probe.ops, op).default(*arguments)
     assert len(refused) > 5
 
 
-def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
+def _compare_arguments(probe, family: Scaling, call: Judged) -> None:
     """Every field of what a kernel was given is what the call says."""
     args = recorded(probe)
     wanted = _wanted(family, call)
@@ -109,7 +109,7 @@ def _compare_arguments(probe, family: QuantFamily, call: Judged) -> None:
             assert not getattr(args, name), name
 
 
-def _wanted(family: QuantFamily, call: Judged) -> dict[str, int]:
+def _wanted(family: Scaling, call: Judged) -> dict[str, int]:
     """What is not in the call by the field's name."""
     strides, group = (0, 0), (0, 0)
     if family.is_given:
@@ -125,7 +125,7 @@ def _wanted(family: QuantFamily, call: Judged) -> dict[str, int]:
 
 def test_a_pinned_kernel_takes_no_other_call(probe) -> None:
     pinned, other = (
-        next(e for e in of_quant(probe) if (e.config.family, e.config.activation) == (QuantFamily.TOKEN, activation))
+        next(e for e in of_quant(probe) if (e.config.scaling, e.config.activation) == (Scaling.TOKEN, activation))
         for activation in (Activation.NONE, Activation.SILU)
     )
     before = probe.build.pin(probe.build.table.rows_of(pinned.name)[0])
@@ -151,7 +151,7 @@ def test_explain_names_the_variant_and_what_the_others_lack(probe) -> None:
     choice = probe.build.explain(op, of_arguments(op, arguments), 132)
     assert choice.entry.name == "sm90a_quant_static_bf16_e4m3_silu_f32_sym"
     assert len(choice.trace) == len(of_quant(probe)) - 1
-    assert "it has family=token, the call needs static" in {rejected.reason for rejected in choice.trace}
+    assert "it has scaling=token, the call needs static" in {rejected.reason for rejected in choice.trace}
 
 
 @pytest.mark.parametrize("shape", [(2, 0), (3, 0, 2), (0, 3)])
@@ -161,7 +161,7 @@ def test_dense_empty_tensors_are_taken(op: str, shape: tuple, probe) -> None:
     for _ in range(10):
         arguments = empty_call(op, shape, rng)
         config = config_of(check(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
-        if config.family is not QuantFamily.TENSOR:
+        if config.scaling is not Scaling.TENSOR:
             assert launched(probe, op, arguments) is None
         elif config in {entry.config for entry in of_quant(probe)}:
             assert launched(probe, op, arguments) == symbol_of(config)

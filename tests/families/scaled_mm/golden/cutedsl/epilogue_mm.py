@@ -5,7 +5,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 """
 
 from gemmill.dsl.program import main
-from gemmill.families.scaled_mm.config import Schedule
+from gemmill.families.scaled_mm.config import Design
 from gemmill.families.scaled_mm.dsl.own_export import export
 from gemmill.families.scaled_mm.own import OwnConfig, OwnProblem
 from gemmill.gemm.traced import learn, of_text
@@ -36,7 +36,7 @@ CONFIG = OwnConfig(
         group_size=0,
         own='doubledxc0368c56b09b',
     ),
-    schedule=Schedule(
+    design=Design(
         tile_shape_mnk=(128, 256, 128),
         cluster_shape_mnk=(2, 1, 1),
         kernel_schedule=KernelSchedule.COOPERATIVE,

@@ -5,7 +5,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 """
 
 from gemmill.dsl.program import main
-from gemmill.families.scaled_mm.config import KernelConfig, Problem, Schedule
+from gemmill.families.scaled_mm.config import KernelConfig, Problem, Design
 from gemmill.families.scaled_mm.dsl.export import export
 from gemmill.vocab import (
     Accumulation,
@@ -32,7 +32,7 @@ CONFIG = KernelConfig(
         scale_layout=ScaleLayout.VECTOR,
         group_size=0,
     ),
-    schedule=Schedule(
+    design=Design(
         tile_shape_mnk=(128, 256, 128),
         cluster_shape_mnk=(2, 1, 1),
         kernel_schedule=KernelSchedule.COOPERATIVE,
