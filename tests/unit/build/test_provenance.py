@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.build.dsl_body import Bodies
+from gemmill.build.dsl_body import Bodies, Body
+from gemmill.build.dsl_syntax import Library, Place
 from gemmill.build.options import BuildOptions
 from gemmill.build.provenance import code_of, source_digest
 from gemmill.build.sources import Flags, flags_for, variant_source
@@ -177,15 +178,20 @@ def test_what_no_body_reaches_does_not_count(config: KernelConfig, generator: Pa
     assert of_dsl(config, generator) == before
 
 
-def test_two_functions_of_one_name_are_told_apart(config: KernelConfig, generator: Path) -> None:
-    before = of_dsl(config, generator)
-    change(
-        generator,
-        "gemmill/gemm/epilogue",
-        "mainloop import column_offset, index, row_offset",
-        "mainloop import column_offset as row_offset, index, row_offset as column_offset",
-    )
-    assert of_dsl(config, generator) != before
+@pytest.mark.parametrize("called", ["a()", "b()"])
+def test_which_definition_a_name_means_counts(tmp_path: Path, called: str) -> None:
+    """All three are reached either way, in the same order."""
+    (tmp_path / "other").mkdir()
+    entry = tmp_path / "other" / "entry.py"
+    text = "import cutlass\ndef export():\n    a(), b(), c()\ndef a(): 1\ndef b(): 2\ndef c(): a()\n"
+
+    def digest() -> str:
+        return Body(library=Library(tmp_path, "other"), entry=Place("other.entry", "export")).digest_for(())
+
+    entry.write_text(text)
+    before = digest()
+    entry.write_text(text.replace("def c(): a()", f"def c(): {called}"))
+    assert (digest() == before) is (called == "a()")
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,8 @@ def test_a_layer_that_was_refused_is_kept_and_what_was_done_stays(tmp_path: Path
 def test_a_shard_in_which_another_layer_is_kept_is_begun_again(tmp_path: Path) -> None:
     source = save(tmp_path / "in.safetensors", {f"{i}.weight": drawn(4, 32) for i in range(4)})
     with pytest.raises(KeyboardInterrupt):
-        convert(source, tmp_path / "out.safetensors", NVFP4, observer=Seen(2))
-    again, asked = Seen(), Asked(to="nvfp4", keep=("3.weight",))
+        convert(source, tmp_path / "out.safetensors", Asked(to="nvfp4", keep=("3.weight",)), observer=Seen(2))
+    again, asked = Seen(), Asked(to="nvfp4", keep=("2.weight",))  # of the same size
     convert(source, tmp_path / "out.safetensors", asked, observer=again)
     convert(source, tmp_path / "whole.safetensors", asked)
     assert len(again.steps) == 4

@@ -62,6 +62,7 @@ def served(table: TunedTable, build: Manifest) -> list[int]:
 
 def test_rows_follow_machine_code_whatever_it_is_made_from(make_build: Callable, table: TunedTable) -> None:
     assert served(table, make_build("2", SAME, SAME)) == [2, 0], "its machine code is not known"
+    assert served(table, make_build("2", "", "")) == [2, 0], "neither is"
     known = noted(table, [make_build("1", SAME, SAME)])
     assert known.rows[1].codes == (f"{SAME[:16]}r168",) * 2 and known.rows[1].digests == ("1" * 16,) * 2
     assert served(known, make_build("2", SAME, SAME)) == [2, 2]
