@@ -16,6 +16,7 @@ from operator import attrgetter
 from string import Formatter
 from typing import Any
 
+from gemmill.family.tensor import any_of
 from gemmill.vocab import Arch
 
 _REQUIRED: Any = object()
@@ -39,7 +40,7 @@ def words(text_of: Mapping[Any, str]) -> Spelling:
     """Values that have a word each; it may be empty."""
     value_of = {text: value for value, text in text_of.items()}
     longest_first = sorted(value_of, key=len, reverse=True)
-    wanted = " or ".join(text or "nothing" for text in text_of.values())
+    wanted = any_of([f"{{}}{text}" if text else "nothing" for text in text_of.values()])
     return Spelling("|".join(map(re.escape, longest_first)), text_of.__getitem__, value_of.__getitem__, wanted)
 
 
@@ -222,17 +223,20 @@ class Grammar:
         former = self.aliases.get(tag)
         values: dict[str, Any] = {"arch": arch, **self.fixed, **(former.told if former else {})}
         rest = list(words)
+        passed: list[str] = []  # fields before the next word that it may be instead
         for one in self._compiled[tag if former else ""]:
             if rest and (found := one.values(rest[0])) is not None:
                 del rest[0]
+                passed.clear()
                 values |= found
-            elif one.field.is_optional:
-                values |= one.field.defaults
-            else:
+                continue
+            passed.append(one.wanted)
+            if not one.field.is_optional:
                 told = f"{one.field.label} {rest[0]!r}" if rest else f"it ends before {one.field.label}"
-                raise ValueError(f"{told}, expected {one.wanted}")
+                raise ValueError(f"{told}, expected {'; or '.join(passed)}")
+            values |= one.field.defaults
         if rest:
-            raise ValueError(f"field {rest[0]!r} is one too many")
+            raise ValueError(f"field {rest[0]!r}, expected {'; or '.join((*passed, 'nothing more'))}")
         return self._made(values)
 
     def _made(self, values: Mapping[str, Any]) -> Any:

@@ -224,21 +224,36 @@ def test_names_and_back(config: AnyConfig, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1", "it has 5 fields of 6 to 8"),
-        ("sm90a_fp4weight_nvfp5_t16_g2b1_s8", "'nvfp5' is not a valid Pair"),
-        ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile '16', expected t and a number"),
-        ("sm90a_fp4weight_floatsxnvfp4_t16_g2_s8", "groups 'g2', expected g and a number, b and a number"),
+        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1", "it ends before stages, expected s and a number"),
+        (
+            "sm90a_fp4weight_nvfp5_t16_g2b1_s8",
+            "pair 'nvfp5', expected floatsxnvfp4, floatsxmxfp4, floatsxmxfp6, floatsxmxfp8, e4m3xmxfp4, e4m3xnvfp4, nvfp4xnvfp4, mxfp4xmxfp4, mxfp8xmxfp8, mxfp8xmxfp6 or mxfp8xmxfp4",
+        ),
+        ("sm90a_fp4weight_floatsxnvfp4_16_g2b1_s8", "tile_m '16', expected t and a number"),
+        (
+            "sm90a_fp4weight_floatsxnvfp4_t16_g2_s8",
+            "stages 'g2', expected r and a number, w and a number, b and a number; or g and a number, b and a number; or s and a number",
+        ),
         (
             "sm90a_fp4weight_floatsxnvfp4_t16_r4g2b1_s8",
-            "groups 'r4g2b1', expected r and a number, w and a number, b and a number",
+            "stages 'r4g2b1', expected r and a number, w and a number, b and a number; or g and a number, b and a number; or s and a number",
         ),
-        ("sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2", "slices 'w2', expected k and a number"),
-        ("sm90a_tmafew_floatsxmxfp8_f16_t8_w4", "it has 6 fields of 7 or 8"),
-        ("sm90a_widened_nvfp4xnvfp4_bf16", "it has 4 fields of 5 to 7"),
-        ("sm90a_widened_nvfp4xnvfp4_bf16_t64_groups_packed", "field 'packed', expected packed, then groups"),
-        ("sm90a_fp4fp8_e4m3xmxfp4_bf16_t16", "it has 5 fields of 7 to 9"),
-        ("sm100a_blockscaled_nvfp4xnvfp4_bf16_t128_c1x1x1_1sm", "shape 't128', expected tMxNxK"),
-        ("sm100a_blockscaled_nvfp4xnvfp4_bf16_t128x64x256_c1x1x1_3sm", "'3sm' is not a valid Sharing"),
+        (
+            "sm90a_fp4weight_floatsxnvfp4_t16_g2b1_s8_w2",
+            "field 'w2', expected stays; or k and a number; or nothing more",
+        ),
+        ("sm90a_tmafew_floatsxmxfp8_f16_t8_w4", "it ends before stages, expected s and a number"),
+        ("sm90a_widened_nvfp4xnvfp4_bf16", "it ends before tile, expected t and a number"),
+        ("sm90a_widened_nvfp4xnvfp4_bf16_t64_groups_packed", "field 'packed', expected nothing more"),
+        (
+            "sm90a_fp4fp8_e4m3xmxfp4_bf16_t16",
+            "it ends before stages, expected r and a number, w and a number, b and a number; or g and a number, b and a number; or s and a number",
+        ),
+        ("sm100a_blockscaled_nvfp4xnvfp4_bf16_t128_c1x1x1_1sm", "tile_shape_mnk 't128', expected tMxNxK"),
+        (
+            "sm100a_blockscaled_nvfp4xnvfp4_bf16_t128x64x256_c1x1x1_3sm",
+            "sharing '3sm', expected 1sm, 2sm, cooperative or pingpong",
+        ),
     ],
 )
 def test_names_that_are_none(name: str, said: str) -> None:

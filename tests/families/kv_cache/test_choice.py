@@ -37,7 +37,7 @@ def configs_of(op: Op) -> list[KvCacheConfig]:
 
 
 def row_of(config: KvCacheConfig) -> Row:
-    (row,) = TUNING.rows(config, None, 0)
+    (row,) = TUNING.rows(config, 0)
     return row
 
 

@@ -311,5 +311,5 @@ def test_a_wrong_result_is_found() -> None:
 @pytest.mark.parametrize(("dtype", "m", "tile_m"), [(DType.BF16, 8, 8), (DType.BF16, 65536, 128), (DType.E4M3, 8, 16)])
 def test_the_model_gives_few_rows_small_tiles(dtype: DType, m: int, tile_m: int) -> None:
     call = ShapedCall(family="moe", call_class=0, sizes=(m, 4096, 7168, 32), alignments=(16, 16, 16))
-    rows = [row for i, c in enumerate(packed(Arch.SM90A)) if c.dtype is dtype for row in TUNING.rows(c, None, i)]
+    rows = [row for i, c in enumerate(packed(Arch.SM90A)) if c.dtype is dtype for row in TUNING.rows(c, i)]
     assert min(rows, key=lambda row: TUNING.model_ns(row, call, 132)).facts.tile_m == tile_m

@@ -123,13 +123,31 @@ def test_a_contradiction_cannot_be_built(change: dict, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("sm90a_quant_token", "it has 3 fields of 8"),
-        ("sm90a_quant_token_bf16_e4m3_none_g128f32_sym", "'g128f32' is not a valid ScaleFormat"),
-        ("sm90a_quant_group_bf16_e4m3_none_f32_sym", "scales 'f32'"),
-        ("sm90a_quant_group_bf16_e4m3_none_g48f32_sym", "group_size=48"),
-        ("sm90a_quant_token_bf16_e4m3_relu_f32_sym", "'relu' is not a valid Activation"),
-        ("sm90a_quant_token_bf16_e4m3_none_f32_skew", "coding 'skew', expected sym or asym, or one of them after vllm"),
-        ("sm90a_quant_group_bf16_e4m3_gelutanh_g64f32_vllmsym", "vllm=True contradicts"),
+        (
+            "sm90a_quant_token",
+            "it ends before in_dtype, expected e4m3, e5m2, e3m2, e2m1, s8, u8, bf16, f16, f32, s32 or s64",
+        ),
+        (
+            "sm90a_quant_token_bf16_e4m3_none_g128f32_sym",
+            "group_size=128 contradicts scaling=token: no scale belongs to a group (groups)",
+        ),
+        (
+            "sm90a_quant_group_bf16_e4m3_none_f32_sym",
+            "group_size=0: groups of 32, 64, 128 are held by 2 to 32 lanes of one warp, 16 bytes each (groups)",
+        ),
+        (
+            "sm90a_quant_group_bf16_e4m3_none_g48f32_sym",
+            "group_size=48: groups of 32, 64, 128 are held by 2 to 32 lanes of one warp, 16 bytes each (groups)",
+        ),
+        (
+            "sm90a_quant_token_bf16_e4m3_relu_f32_sym",
+            "activation 'relu', expected none, silu, gelutanh, geluerf, onlygelutanh, onlygeluerf or modulate",
+        ),
+        ("sm90a_quant_token_bf16_e4m3_none_f32_skew", "symmetric 'skew', expected nothing or vllm, sym or asym"),
+        (
+            "sm90a_quant_group_bf16_e4m3_gelutanh_g64f32_vllmsym",
+            "vllm=True contradicts scaling=group out_dtype=e4m3 activation=gelutanh symmetric=True: vLLM has no such kernel, or one with our codes (vllm)",
+        ),
     ],
 )
 def test_what_is_no_name_is_refused_with_the_field(name: str, reason: str) -> None:

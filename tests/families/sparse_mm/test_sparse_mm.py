@@ -257,7 +257,7 @@ def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
     rows = [
         row
         for i, config in enumerate(default(Arch.SM90A))
-        for row in TUNING.rows(config, None, i)
+        for row in TUNING.rows(config, i)
         if (config.dtype, config.out_dtype) == (DType.E4M3, DType.BF16)
     ]
     assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m

@@ -9,6 +9,7 @@ from families.kv_cache.compile.structs import arguments_of
 from gemmill.families.kv_cache.call import shaped_call_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase
+from gemmill.families.kv_cache.config import Slots
 from gemmill.locations import kernels_dir
 from gemmill.runtime import checks, operands
 from gemmill.runtime.select import select
@@ -51,12 +52,15 @@ def test_every_field_is_the_calls(probe, case: Any) -> None:
 
 @pytest.mark.parametrize(("keys", "values"), [(0, 0), (2, 0), (0, 1), (4, 2)])
 def test_kernels_of_slots_are_launched_where_addresses_allow(probe, keys: int, values: int) -> None:
-    case = AttendCase(lengths=(70,), heads=8, kv_heads=2, format="k_turboquant_mse4_v_uniform4", are_apart=True)
+    case = AttendCase(lengths=(70,), heads=40, kv_heads=4, format="k_e4m3_v_uniform4", are_apart=True)
     given = case.arguments("cpu")
     for place, shift in ((2, keys), (3, values)):
-        moved = torch.zeros(given[place].numel() + shift, dtype=torch.uint8, device="cpu")
-        given[place] = moved[shift:].view(given[place].shape).copy_(given[place])
+        x = given[place]
+        moved = torch.zeros(x.untyped_storage().nbytes() + shift, dtype=torch.uint8, device="cpu")
+        given[place] = moved[shift:].as_strided(x.shape, x.stride(), shift).copy_(x)
     row = select(probe.build.table, asked(case.schema, given), 1).row
+    is_aligned = keys % 4 == 0 and values % 2 == 0
+    assert (probe.build.table.entries[row].config.slots is not Slots.ANY) == is_aligned
     with probe.build.recording() as launches:
         getattr(probe.ops, case.schema.name).default(*given)
     assert launches[0][0] == probe.build.table.entries[row].symbol
