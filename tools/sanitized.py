@@ -20,10 +20,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from json import dumps, loads
 from pathlib import Path
 
 from gemmill import settings
+from gemmill.family import Config
 from gemmill.manifest import KernelEntry, Manifest, ManifestError, read_manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.builds import MANIFEST, newest, resolve
@@ -153,17 +155,28 @@ def bodies_of(manifest: Manifest) -> list[Body]:
     for entry in manifest.entries:
         if not entry.sass_digest:
             raise Trouble(f"build {manifest.build_id} has no digest of {entry.name}'s machine code: build it again")
-        spelled = REGISTRY.kernels_of(entry.config).spell(entry.config.compiled)
-        alike[spelled.template, structure_of(repr(dict(spelled.values)))].append(entry)
+        alike[structure_of(entry.config)].append(entry)
     # Launch settings cost no machine code: the longest name has most of them.
     order = lambda entry: (entry.code_bytes, -len(entry.name), entry.name)  # noqa: E731
     return [Body(template=key[0], entries=tuple(sorted(entries, key=order))) for key, entries in sorted(alike.items())]
 
 
-def structure_of(values: str) -> str:
-    """What fills a template's holes, without sizes: 0 and 1 stay, since they switch parts of a kernel on and off."""
-    numbers = _NUMBER.sub(lambda match: match[0] if match[0] in ("0", "1") else "#", values)
-    return _NUMBERS.sub("#", _HALF.sub("half", numbers))
+def structure_of(config: Config) -> tuple[str, str]:
+    """A template, and what fills its holes without sizes: 0 and 1 stay, since they switch parts of a kernel on and off.
+
+    The file of a kernel of the CuTe DSL is its name alone, so its family and tag stand for the template, and its fields for
+    the holes.
+    """
+    kernels = REGISTRY.kernels_of(config)
+    if kernels.dsl is None:
+        spelled = kernels.spell(config.compiled)
+        template, values = spelled.template, dict(spelled.values)
+    else:
+        told = kernels.grammar.filters(config.compiled)
+        template = f"{REGISTRY.family_of(config).name}/{kernels.tag}"
+        values = {name: value.name if isinstance(value, Enum) else value for name, value in told.items()}
+    numbers = _NUMBER.sub(lambda match: match[0] if match[0] in ("0", "1") else "#", repr(values))
+    return template, _NUMBERS.sub("#", _HALF.sub("half", numbers))
 
 
 def is_asked(body: Body, only: Sequence[str]) -> bool:

@@ -111,8 +111,9 @@ def test_both_agree_on_calls_of_experts(probe, name: str) -> None:
         op(*given)
         entry = probe.build.table.entries[choice.row]
         assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
-        assert entry.config.by_expert and entry.config.group_size == (128 if judged["in_groups"] else 0)
-        launched.add((entry.config.dtype, entry.config.result, entry.config.activation, entry.config.group_size))
+        x, epilogue = entry.config.operands, entry.config.epilogue
+        assert x.by_expert and x.group_size == (128 if judged["in_groups"] else 0)
+        launched.add((x.dtype, epilogue.result, epilogue.activation, x.group_size))
     often = set(product((DType.E4M3,), Result, (Activation.SILU, Activation.SWIGLU), (0, 128)))
     often |= set(product((DType.S8,), Result, (Activation.SILU, Activation.SWIGLU), (0,)))
     assert len(refused) > 5 and often <= launched and lacking > 3
