@@ -14,7 +14,7 @@ class Facts(NamedTuple):
     rows_at_a_time: int
 
 
-def toy_rows(config: int, accepts: object, kernel: int) -> list[Row]:
+def toy_rows(config: int, kernel: int) -> list[Row]:
     least, facts = (1, 1, config), Facts(config)
     return [Row(kernel=kernel, call_class=5, most=1000, alignments=(4,), least=least, facts=facts)]
 
