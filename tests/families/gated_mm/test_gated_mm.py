@@ -22,7 +22,7 @@ from gemmill.families.gated_mm.cases.calls import (
     wrong_of,
 )
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
-from gemmill.families.gated_mm.classes import CLASSES, classes_of
+from gemmill.families.gated_mm.classes import classes_of
 from gemmill.families.gated_mm.config import (
     Activation,
     AnyConfig,
@@ -569,7 +569,7 @@ def test_the_model_gives_few_rows_small_tiles(result: Result, tiles: dict[int, i
 
 
 def rows_of(result: Result, activation: Activation) -> list[Row]:
-    number = CLASSES.number(replace(MANY, result=result, activation=activation))
+    (number,) = classes_of(changed(MANY, result=result, activation=activation))
     rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, i)]
     return [row for row in rows if row.call_class == number]
 

@@ -24,6 +24,7 @@ from gemmill.family import ShapedCall, first_rejection
 from gemmill.gemm.config import Design
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+from making import changed
 
 CONTIGUOUS = CallSpec(counts=(3, 0, 5), n=64, k=160, spare=2)
 MASKED = replace(CONTIGUOUS, slot=6, spare=0)
@@ -296,7 +297,7 @@ def test_one_kernel_takes_every_layout_and_is_chosen_last(kind: tuple[DType, DTy
 )
 def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError) as error:
-        Plan(replace(FAST, **changes))
+        Plan(changed(FAST, **changes))
     assert str(error.value) == reason
 
 
@@ -307,6 +308,6 @@ def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
         row
         for i, config in enumerate(tiled(Arch.SM90A))
         for row in TUNING.rows(config, i)
-        if (config.dtype, config.out_dtype, config.group_size) == (DType.E4M3, DType.BF16, 0)
+        if config.operands == Operands(dtype=DType.E4M3, out_dtype=DType.BF16, indexed=config.operands.indexed)
     ]
     assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m

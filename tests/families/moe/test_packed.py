@@ -281,9 +281,9 @@ def test_what_the_kernel_cannot_be_made_of(name: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64", "6 fields of 7"),
-        ("sm90a_groupedfp4_bf16_mxfp6_bf16_t8x64_s7", "weights 'mxfp6', expected nvfp4 or mxfp4"),
-        ("sm90a_groupedfp4_bf16_nvfp4_bf16_t8_s7", "tile 't8', expected tMxN"),
+        ("sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64", "it ends before stages, expected s and a number"),
+        ("sm90a_groupedfp4_bf16_mxfp6_bf16_t8x64_s7", "format 'mxfp6', expected nvfp4 or mxfp4"),
+        ("sm90a_groupedfp4_bf16_nvfp4_bf16_t8_s7", "tile_n 't8', expected t and a number, x and a number"),
         ("sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64_sauto", "stages 'sauto', expected s and a number"),
     ],
 )

@@ -9,7 +9,6 @@ from gemmill.space.names import parse_name
 
 FOLDER = Path(__file__).parent / "gated_mm"
 NAMES = {
-    "gated_mm.py": "sm90a_gatedmm_e4m3_e4m3group128_swiglu_t256x16x128_c1x1x1_cooperative_fast_swapab_sauto",
     "unaligned_gated_mm.cu": "sm90a_gatedunaligned_e4m3_e4m3group128",
     "unaligned_gated_mm_of_int8.cu": "sm90a_gatedunaligned_s8_bf16",
 }

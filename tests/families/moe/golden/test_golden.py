@@ -9,7 +9,6 @@ from gemmill.space.names import parse_name
 
 REFERENCES = Path(__file__).parent / "moe"
 NAMES = {
-    "grouped_mm.py": "sm90a_groupedmm_e4m3_f16_group128_t64x16x256_c1x1x1_basic_promoted_swapab_s4",
     "biased_unaligned_grouped_mm.cu": "sm90a_groupedunaligned_e4m3_bf16_group128_bias",
     "packed_grouped_mm.cu": "sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64_s7",
     "packed_grouped_mm_folded.cu": "sm90a_groupedfp4_e4m3_mxfp4_bf16_t128x128_s7",

@@ -30,7 +30,7 @@ static inline int32_t cute_dsl_{SYMBOL}_wrapper({SYMBOL}_Kernel_Module_t *module
 OWN = '{"name":"doubled","accumulator":"f32","inputs":[],"steps":[["add",[0,0],0.0]],"result":1}'
 OWN_NAME = NAME.replace("_cutedsl_", f"_epiloguemm_{learn(of_text(OWN)).key}_").replace("_scaledbias_", "_scaled_")
 TEXTS = {
-    "scaled_mm.py": lambda: emit(parse_name(NAME)).text,
+    "kernel.py": lambda: emit(parse_name(NAME)).text,
     "epilogue_mm.py": lambda: emit(parse_name(OWN_NAME)).text,
     "adapter.cpp": lambda: emit_adapter(SYMBOL, NAME, read_header(HEADER)),
 }

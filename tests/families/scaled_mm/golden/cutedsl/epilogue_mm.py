@@ -5,52 +5,10 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 """
 
 from gemmill.dsl.program import main
-from gemmill.families.scaled_mm.config import Design
 from gemmill.families.scaled_mm.dsl.own_export import export
-from gemmill.families.scaled_mm.own import OwnConfig, OwnProblem
 from gemmill.gemm.traced import learn, of_text
-from gemmill.vocab import (
-    Accumulation,
-    Arch,
-    Backend,
-    DType,
-    EpilogueKind,
-    KernelSchedule,
-    ScaleGranularity,
-    ScaleLayout,
-    TileScheduler,
-)
 
-SYMBOL = "gemmill_sm90a_epiloguemm_doubledxc0368c56b09b_e4m3_e4m3_f32_bf16_scaled_channel_t128x256x128_c2x1x1_cooperative_promoted_persistent_swapab_s4_a16b16d8"
 EPILOGUE = learn(of_text('{"name":"doubled","accumulator":"f32","inputs":[],"steps":[["add",[0,0],0.0]],"result":1}'))
-CONFIG = OwnConfig(
-    problem=OwnProblem(
-        a_dtype=DType.E4M3,
-        b_dtype=DType.E4M3,
-        accumulator_dtype=DType.F32,
-        out_dtype=DType.BF16,
-        epilogue=EpilogueKind.SCALED,
-        a_scale=ScaleGranularity.CHANNEL,
-        b_scale=ScaleGranularity.CHANNEL,
-        scale_layout=ScaleLayout.VECTOR,
-        group_size=0,
-        own='doubledxc0368c56b09b',
-    ),
-    design=Design(
-        tile_shape_mnk=(128, 256, 128),
-        cluster_shape_mnk=(2, 1, 1),
-        kernel_schedule=KernelSchedule.COOPERATIVE,
-        accumulation=Accumulation.PROMOTED,
-        tile_scheduler=TileScheduler.PERSISTENT,
-        swap_ab=True,
-        stages=4,
-        alignment_a=16,
-        alignment_b=16,
-        alignment_d=8,
-    ),
-    arch=Arch.SM90A,
-    backend=Backend.CUTEDSL,
-)
 
 if __name__ == "__main__":
-    main(export, CONFIG, SYMBOL)
+    main(export, "sm90a_epiloguemm_doubledxc0368c56b09b_e4m3_e4m3_f32_bf16_scaled_channel_t128x256x128_c2x1x1_cooperative_promoted_persistent_swapab_s4_a16b16d8")
