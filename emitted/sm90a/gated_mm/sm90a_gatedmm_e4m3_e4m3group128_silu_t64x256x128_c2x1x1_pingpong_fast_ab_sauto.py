@@ -7,5 +7,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 from gemmill.dsl.program import main
 from gemmill.families.gated_mm.dsl.export import export
 
+NAME = "sm90a_gatedmm_e4m3_e4m3group128_silu_t64x256x128_c2x1x1_pingpong_fast_ab_sauto"
+
 if __name__ == "__main__":
-    main(export, "sm90a_gatedmm_e4m3_e4m3group128_silu_t64x256x128_c2x1x1_pingpong_fast_ab_sauto")
+    main(export, NAME)

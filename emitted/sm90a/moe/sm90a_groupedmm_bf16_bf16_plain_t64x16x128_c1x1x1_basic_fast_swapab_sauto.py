@@ -7,5 +7,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 from gemmill.dsl.program import main
 from gemmill.families.moe.dsl.export import export
 
+NAME = "sm90a_groupedmm_bf16_bf16_plain_t64x16x128_c1x1x1_basic_fast_swapab_sauto"
+
 if __name__ == "__main__":
-    main(export, "sm90a_groupedmm_bf16_bf16_plain_t64x16x128_c1x1x1_basic_fast_swapab_sauto")
+    main(export, NAME)

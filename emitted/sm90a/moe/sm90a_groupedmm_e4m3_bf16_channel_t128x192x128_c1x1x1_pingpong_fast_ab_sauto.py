@@ -7,5 +7,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 from gemmill.dsl.program import main
 from gemmill.families.moe.dsl.export import export
 
+NAME = "sm90a_groupedmm_e4m3_bf16_channel_t128x192x128_c1x1x1_pingpong_fast_ab_sauto"
+
 if __name__ == "__main__":
-    main(export, "sm90a_groupedmm_e4m3_bf16_channel_t128x192x128_c1x1x1_pingpong_fast_ab_sauto")
+    main(export, NAME)

@@ -7,5 +7,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 from gemmill.dsl.program import main
 from gemmill.families.moe.dsl.export import export
 
+NAME = "sm90a_groupedmm_e4m3_bf16_group128_t64x16x256_c1x1x1_basic_promoted_swapab_s4"
+
 if __name__ == "__main__":
-    main(export, "sm90a_groupedmm_e4m3_bf16_group128_t64x16x256_c1x1x1_basic_promoted_swapab_s4")
+    main(export, NAME)

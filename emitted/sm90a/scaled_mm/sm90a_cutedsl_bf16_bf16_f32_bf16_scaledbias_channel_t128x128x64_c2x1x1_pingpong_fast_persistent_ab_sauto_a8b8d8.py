@@ -7,5 +7,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 from gemmill.dsl.program import main
 from gemmill.families.scaled_mm.dsl.export import export
 
+NAME = "sm90a_cutedsl_bf16_bf16_f32_bf16_scaledbias_channel_t128x128x64_c2x1x1_pingpong_fast_persistent_ab_sauto_a8b8d8"
+
 if __name__ == "__main__":
-    main(export, "sm90a_cutedsl_bf16_bf16_f32_bf16_scaledbias_channel_t128x128x64_c2x1x1_pingpong_fast_persistent_ab_sauto_a8b8d8")
+    main(export, NAME)

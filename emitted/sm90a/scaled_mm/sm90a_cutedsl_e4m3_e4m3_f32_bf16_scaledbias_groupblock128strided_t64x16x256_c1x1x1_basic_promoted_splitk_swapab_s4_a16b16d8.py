@@ -7,5 +7,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 from gemmill.dsl.program import main
 from gemmill.families.scaled_mm.dsl.export import export
 
+NAME = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t64x16x256_c1x1x1_basic_promoted_splitk_swapab_s4_a16b16d8"
+
 if __name__ == "__main__":
-    main(export, "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t64x16x256_c1x1x1_basic_promoted_splitk_swapab_s4_a16b16d8")
+    main(export, NAME)

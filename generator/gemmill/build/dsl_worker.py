@@ -18,6 +18,7 @@ from typing import TextIO
 
 from gemmill.build.dsl_body import Bodies
 from gemmill.build.failures import Failure, failure_of_exception
+from gemmill.space.names import parse_name, symbol_of
 
 _BODIES = Bodies()
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -41,8 +42,9 @@ def _compile(source: Path, folder: Path, keyed: str) -> tuple[str, str]:
     """The Failure and the error; both are empty where the file compiles."""
     try:
         emitted = runpy.run_path(str(source))
-        emitted["export"](emitted["CONFIG"], emitted["SYMBOL"], folder)
-        if _BODIES.what_makes(emitted["CONFIG"]) != keyed:
+        config = parse_name(emitted["NAME"])
+        emitted["export"](config, symbol_of(config), folder)
+        if _BODIES.what_makes(config) != keyed:
             return Failure.CHANGED, "a file of the kernels' bodies was changed meanwhile"
     except (Exception, SystemExit) as error:
         return failure_of_exception(error), describe(error)

@@ -162,7 +162,7 @@ def test_all_that_is_selected_can_be_emitted(name: str, arch: Arch) -> None:
         assert files.setdefault(file.path, file.text) == file.text
         if is_of_dsl(config):
             assert str(file.path) == f"{arch}/{REGISTRY.family_of(config).name}/{to_name(config.compiled)}.py"
-            assert f'main(export, "{to_name(config.compiled)}")' in file.text
+            assert f'\nNAME = "{to_name(config.compiled)}"\n' in file.text
             continue
         assert str(file.path) == f"{arch}/{REGISTRY.family_of(config).name}/{to_name(config.compiled)}.cu"
         assert f'extern "C" int32_t {symbol_of(config)}(' in file.text
