@@ -349,7 +349,7 @@ def test_the_worker_holds_what_it_imported_against_what_was_keyed(
     make_config: Callable[..., KernelConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = make_config(backend=Backend.CUTEDSL)
-    emitted = {"CONFIG": config, "SYMBOL": symbol_of(config), "export": lambda *_: None}
+    emitted = {"NAME": to_name(config), "export": lambda *_: None}
     monkeypatch.setattr(dsl_worker, "runpy", SimpleNamespace(run_path=lambda _: emitted))
     keyed = Bodies().digest(config)
     assert dsl_worker._compile(tmp_path, tmp_path, keyed) == ("", "")

@@ -16,6 +16,7 @@ from gemmill.build.errors import BuildError
 from gemmill.build.failures import failure_of_exception
 from gemmill.build.inspect import KernelFacts, is_of_variant, listings, read_cubin
 from gemmill.build.options import DSL_JOB_MEMORY_BYTES, JOB_MEMORY_BYTES, BuildOptions
+from gemmill.space.names import parse_name
 
 SASS_AND_RESOURCES = """\
 
@@ -110,19 +111,22 @@ def test_files_that_wrap_code_are_found_within_others() -> None:
     assert list(embedded_fatbins(_fatbin(90, bytes(500))[:100] + second)) == [second], "behind one that was cut short"
 
 
+NAME = "sm90a_groupedmm_e4m3_bf16_channel_t64x16x256_c1x1x1_basic_fast_swapab_sauto"
+
+
 def test_the_worker_tells_what_went_wrong_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dsl_worker, "_BODIES", SimpleNamespace(what_makes=lambda _: "keyed"))
     emitted = tmp_path / "emitted.py"
-    told = 'CONFIG = "config"\nSYMBOL = "symbol"\n'
-    emitted.write_text(f"{told}def export(config, symbol, folder):\n    (folder / symbol).write_text(config)\n")
+    told = f'NAME = "{NAME}"\n'
+    emitted.write_text(f"{told}def export(config, symbol, folder):\n    (folder / symbol).write_text(repr(config))\n")
     assert dsl_worker._compile(emitted, tmp_path, "keyed") == ("", "")
-    assert (tmp_path / "symbol").read_text() == "config"
+    assert (tmp_path / f"gemmill_{NAME}").read_text() == repr(parse_name(NAME))
     text = "\n\x1b[91m========\x1b[0m\n  error: tile \x1b[1mtoo big\x1b[0m\nmore"
     emitted.write_text(f"{told}def export(*_):\n    raise RuntimeError({text!r})\n")
     assert dsl_worker._compile(emitted, tmp_path, "keyed") == ("source", "RuntimeError: error: tile too big")
     assert dsl_worker.describe(SystemExit()) == "SystemExit: it gave no reason"
-    emitted.write_text("CONFIG = 1\nexport = print\n")
-    assert dsl_worker._compile(emitted, tmp_path, "keyed") == ("source", "KeyError: 'SYMBOL'")
+    emitted.write_text("export = print\n")
+    assert dsl_worker._compile(emitted, tmp_path, "keyed") == ("source", "KeyError: 'NAME'")
 
 
 @pytest.mark.parametrize(
