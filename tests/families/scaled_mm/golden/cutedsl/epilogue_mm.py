@@ -9,6 +9,7 @@ from gemmill.families.scaled_mm.dsl.own_export import export
 from gemmill.gemm.traced import learn, of_text
 
 EPILOGUE = learn(of_text('{"name":"doubled","accumulator":"f32","inputs":[],"steps":[["add",[0,0],0.0]],"result":1}'))
+NAME = "sm90a_epiloguemm_doubledxc0368c56b09b_e4m3_e4m3_f32_bf16_scaled_channel_t128x256x128_c2x1x1_cooperative_promoted_persistent_swapab_s4_a16b16d8"
 
 if __name__ == "__main__":
-    main(export, "sm90a_epiloguemm_doubledxc0368c56b09b_e4m3_e4m3_f32_bf16_scaled_channel_t128x256x128_c2x1x1_cooperative_promoted_persistent_swapab_s4_a16b16d8")
+    main(export, NAME)

@@ -7,5 +7,7 @@ Run on its own, `python FILE [--out FOLDER]` compiles this kernel, without a GPU
 from gemmill.dsl.program import main
 from gemmill.families.scaled_mm.dsl.export import export
 
+NAME = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x256x128_c2x1x1_cooperative_promoted_persistent_swapab_s4_a16b16d8"
+
 if __name__ == "__main__":
-    main(export, "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x256x128_c2x1x1_cooperative_promoted_persistent_swapab_s4_a16b16d8")
+    main(export, NAME)
