@@ -76,7 +76,7 @@ def compile_one(source, folder):
     time.sleep(float(control("slow") or 0))
     if control("bad") is not None and control("bad") in source.name:
         return control("error") or "ValueError: the tile is too big"
-    symbol = re.search(r'^SYMBOL = "(\w+)"$', source.read_text(), re.MULTILINE)[1]
+    symbol = "gemmill_" + re.search(r'^NAME = "(\w+)"$', source.read_text(), re.MULTILINE)[1]
     parameters = ", ".join(["void *a", "int32_t m", *filter(None, [control("parameter")]), "cudaStream_t stream"])
     (folder / f"{symbol}.h").write_text(control("header") or HEADER.format(symbol=symbol, parameters=parameters))
     (folder / f"{symbol}.symbols").write_text(symbol)
