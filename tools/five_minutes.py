@@ -61,7 +61,7 @@ for codes in (torch.float8_e4m3fn, torch.int8):
     why = refusal(layer)
     assert why is None, why
     assert called(layer, "gemmill", lambda: True, lambda: False)
-gemmill.serving_report()
+import gemmill; gemmill.serving_report()
 """
 
 

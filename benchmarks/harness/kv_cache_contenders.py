@@ -1,7 +1,7 @@
 """Who is timed on the compressed cache's ops: gemmill's, the same of other builds, torch, FlashAttention 3."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from gemmill.families.kv_cache.cases.judging import parts, report
 from gemmill.families.kv_cache.cases.measured import last_row
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform
 from gemmill.nn import CompressedKVCache
-from gemmill.nn.compressed_cache import Attention, Step
+from gemmill.nn.compressed_cache import Attention
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
@@ -191,8 +191,9 @@ def prefill_of_class(attention: Attention, given: dict[str, Any], workload: "KvC
     sizes = {"kv_heads": data.shape[1], "head_dim": q.shape[3], "page": data.shape[2], "format": given["format"]}
     cache = CompressedKVCache(pages=len(data), seed=given["seed"], device=data.device, **sizes)
     cache.data = data[None]
-    step = Step(
-        sequences=tuple(range(batch)),
+    own = [cache.allocate() for _ in range(batch)]
+    step = replace(
+        cache.append(dict.fromkeys(own, 0)),
         counts=(q.shape[1],) * batch,
         lengths=(length,) * batch,
         slot_mapping=torch.empty(0, dtype=torch.int64, device=data.device),

@@ -39,7 +39,7 @@ def _packed(x: "ExpertsOperands") -> tuple[fp4_experts.Weights, ...]:
     first = gates_first(all_weights(p.format, x.w13, x.w13_scales, p.hidden), p.experts)
     second = all_weights(p.format, x.w2, x.w2_scales, p.inner)
     parts = tuple(_part(weights, p.experts, base) for weights in (first, second))
-    made = fp4_experts.packed(parts, x.x.dtype)
+    made = fp4_experts.packed(parts, x.x.dtype, x)
     if made is None:
         raise RuntimeError(f"the build has no variant for the grouped GEMMs of {p}")
     return made

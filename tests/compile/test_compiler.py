@@ -48,7 +48,8 @@ def test_object_and_what_is_known_of_it(workshop: Workshop, kernels: Path) -> No
     assert workshop.cache.object_path(entry).read_bytes()[:4] == b"\x7fELF"
     (kernels / "scale.h").write_text("constexpr float kScale = 5.0f;\n")
     later = open_workshop(Arch.SM90A, workshop.options)
-    assert later.cache.lookup([source]).missing == (source,), "the header is not among those recorded"
+    changed = _source(later, "twice")
+    assert later.cache.lookup([changed]).missing == (changed,), "the header's code is not in the key"
 
 
 def test_wrong_source(workshop: Workshop) -> None:

@@ -253,10 +253,8 @@ def test_sentences_of_pairs(changes: dict[str, Any], sentence: str) -> None:
 def test_scale_bytes_that_are_no_numbers() -> None:
     given = call_of(Pair.MXFP4)
     given["b_sf"][0, 0] = 255
-    with pytest.raises(
-        ValueError, match=r"^scale \[0, 0\] of mxfp4 is byte 255, which is no ue8m0 number: bytes 0 to 254"
-    ):
-        torch.ops.gemmill.cutlass_scaled_mxfp4_mm(*[given[role] for role in ROLES_OF["cutlass_scaled_mxfp4_mm"]])
+    torch.ops.gemmill.cutlass_scaled_mxfp4_mm(*[given[role] for role in ROLES_OF["cutlass_scaled_mxfp4_mm"]])
+    assert given["out"][:, 0].isnan().all() and given["out"][:, 1:].isfinite().all(), "NaN, as kernels have it"
 
 
 @pytest.mark.parametrize("op", [op.name for op in SCHEMAS])

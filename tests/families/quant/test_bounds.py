@@ -121,6 +121,7 @@ BLOCKS = [
     if c.scaling is Scaling.BLOCK
     and c.activation not in (Activation.NONE, Activation.MODULATE)
     and c.in_dtype is DType.BF16
+    and not c.vllm  # whose own arithmetic is held, not any library's: test_vllm_blocks.py
 ]
 
 

@@ -18,6 +18,8 @@ SCALED_MM_AZP = "cutlass_scaled_mm_azp"
 class Predicate:
     """The calls that a kernel takes. Strides are of operands as the op sees them, before any swap."""
 
+    ops: tuple[str, ...]
+    """Ops that the kernel can serve."""
     a_dtype: DType
     b_dtype: DType
     out_dtype: DType
@@ -68,6 +70,7 @@ def accepted(config: KernelConfig) -> Predicate:
     """The calls that a GEMM of this config takes."""
     p, s = config.problem, config.design
     return Predicate(
+        ops=ops_of(config),
         a_dtype=p.a_dtype,
         b_dtype=p.b_dtype,
         out_dtype=p.out_dtype,
