@@ -171,7 +171,11 @@ def main(given: Sequence[str] | None = None) -> int:
         "environment": devices.environment(),
         "commit": options.commit or devices.commit_of(Path(__file__).parent),
         "versions": {name: _version(name) for name in ("vllm", "gemmill", "transformers", "triton")},
-        "variables": {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "GEMMILL_"))},
+        "variables": {
+            name: value  # but for folders, which are the machine's
+            for name, value in os.environ.items()
+            if name.startswith(("VLLM_", "GEMMILL_")) and not value.startswith("/")
+        },
         "settings": {
             name: getattr(options, name)
             for name in ("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time")
