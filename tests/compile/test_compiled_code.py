@@ -87,7 +87,8 @@ def test_variant(entry: KernelEntry) -> None:
         assert entry.sass.get(wgmma, 0) > 0, f"no {wgmma} in {entry.sass}"
         assert entry.sass.get("UTMALDG", 0) >= 2, "both operands are promised to travel by TMA"
         # Scales in groups are few and lie anyhow, gathered rows lie apart: they are copied without TMA.
-        copied = config.problem.group_size or getattr(config, "indexed", False)
+        operands = getattr(config, "operands", None)
+        copied = config.problem.group_size or getattr(operands, "indexed", False)
         older = {"IMMA", "HMMA"} if copied else {"IMMA", "HMMA", "LDGSTS"}
         assert not older & entry.sass.keys(), "an older path is in the kernel"
     else:
