@@ -2,7 +2,7 @@
 
     python tools/sanitized.py --seconds 540                        # on a GPU: all four tools, so far as time goes
     python tools/sanitized.py --tool racecheck --only 'sm90a_fused*' --json
-    python tools/sanitized.py --list                               # without a GPU: what has passed and what waits
+    python tools/sanitized.py --list                               # without a GPU: bodies that passed, and those that wait
 
 A body is a template with what fills its holes, numbers above 1 and kinds of 16-bit floats left out. Of each body the
 variant of least machine code makes one call. What passed stands in tests/sanitized.json by the digest of its machine
@@ -134,7 +134,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--exceptions", type=Path, default=EXCEPTIONS, help="the file of what cannot be checked")
     parser.add_argument("--commit", help="commit to record, where this is no checkout")
     parser.add_argument("--again", action="store_true", help="check what has passed, too")
-    parser.add_argument("--list", action="store_true", help="only tell what has passed and what waits")
+    parser.add_argument("--list", action="store_true", help="only list bodies that passed and those that wait")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     options = parser.parse_args(arguments)
     options.tool = [tool for tool in TOOLS if tool in (options.tool or TOOLS)]

@@ -141,10 +141,10 @@ def variant_contenders(table: VariantTable, bind: Bind, family: str) -> list[Loc
     ]
 
 
-def classes_served(accepts: object, family: str) -> frozenset[str]:
-    """The measured classes of a family that a variant serves, by what it accepts."""
+def classes_served(config: object, family: str) -> frozenset[str]:
+    """The measured classes of a family that a config's kernel serves."""
     return frozenset(
-        name for name, (owner, _, _, one) in REGISTRY.measured.items() if owner.name == family and one.serves(accepts)
+        name for name, (owner, _, _, one) in REGISTRY.measured.items() if owner.name == family and one.serves(config)
     )
 
 
