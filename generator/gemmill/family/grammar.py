@@ -175,8 +175,8 @@ class Former:
 
     told: Mapping[str, Any] = field(default_factory=dict)
     """Attributes that such a tag tells, in place of fields."""
-    fields: tuple[Field, ...] | None = None
-    """The fields of such names, where they are not today's."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes that every name of the tag has, and its fields tell."""
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,7 @@ class Grammar:
     def _compiled(self) -> dict[str, tuple[_Compiled, ...]]:
         """The fields in a name, by former tags; today's by an empty one."""
         of_tag = {"": self.fields} | {
-            tag: tuple(
-                one
-                for one in (self.fields if former.fields is None else former.fields)
-                if not former.told.keys() & set(one.paths)
-            )
+            tag: tuple(one for one in self.fields if not former.told.keys() & set(one.paths))
             for tag, former in self.aliases.items()
         }
         return {tag: tuple(map(self._of, fields)) for tag, fields in of_tag.items()}
@@ -237,6 +233,9 @@ class Grammar:
             values |= one.field.defaults
         if rest:
             raise ValueError(f"field {rest[0]!r}, expected {'; or '.join((*passed, 'nothing more'))}")
+        for path, wanted in former.only.items() if former else ():
+            if values[path] != wanted:
+                raise ValueError(f"names of {tag} have {path.rpartition('.')[2]}={wanted}, not {values[path]}")
         return self._made(values)
 
     def _made(self, values: Mapping[str, Any]) -> Any:

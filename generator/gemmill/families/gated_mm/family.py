@@ -10,13 +10,14 @@ from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.spelling import spell_unaligned
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import DslBody, Family, Field, Former, Grammar, Kernels, mark, of_dsl, words
-from gemmill.vocab import Compiler
+from gemmill.vocab import Compiler, DType
 
 # CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
 _UNIT_SECONDS, _SECONDS = 2.0, 3.0
 # The same of nvcc 13.
 _NVCC_UNIT_SECONDS, _NVCC_SECONDS = 26.0, 4.0
 _ENTRY = "gemmill.families.gated_mm.dsl.export"
+_OF_E4M3, _OF_S8 = {"operands.dtype": DType.E4M3}, {"operands.dtype": DType.S8}
 _IN_GROUPS = {"operands.group_size": GROUP}
 _BY_EXPERT, _GATHERED = {"operands.by_expert": True}, {"operands.by_expert": True, "operands.indexed": True}
 GRAMMAR = Grammar(
@@ -36,20 +37,20 @@ GRAMMAR = Grammar(
         Field("s{design.stages}"),
     ),
     aliases={
-        "gatedgroupmm": Former(told=_IN_GROUPS),
-        "gatedexpertmm": Former(told=_BY_EXPERT),
-        "gatedexpertgroupmm": Former(told=_BY_EXPERT | _IN_GROUPS),
-        "gatedgatheredmm": Former(told=_GATHERED),
-        "gatedgatheredgroupmm": Former(told=_GATHERED | _IN_GROUPS),
-        "gatedint8mm": Former(),
-        "gatedint8expertmm": Former(told=_BY_EXPERT),
-        "gatedint8gatheredmm": Former(told=_GATHERED),
+        "gatedgroupmm": Former(told=_IN_GROUPS, only=_OF_E4M3),
+        "gatedexpertmm": Former(told=_BY_EXPERT, only=_OF_E4M3),
+        "gatedexpertgroupmm": Former(told=_BY_EXPERT | _IN_GROUPS, only=_OF_E4M3),
+        "gatedgatheredmm": Former(told=_GATHERED, only=_OF_E4M3),
+        "gatedgatheredgroupmm": Former(told=_GATHERED | _IN_GROUPS, only=_OF_E4M3),
+        "gatedint8mm": Former(only=_OF_S8),
+        "gatedint8expertmm": Former(told=_BY_EXPERT, only=_OF_S8),
+        "gatedint8gatheredmm": Former(told=_GATHERED, only=_OF_S8),
     },
 )
 UNALIGNED_GRAMMAR = Grammar(
     UnalignedGatedConfig,
     (Field("{operands.dtype}"), Field("{epilogue.result}")),
-    aliases={"gatedint8unaligned": Former()},
+    aliases={"gatedint8unaligned": Former(only=_OF_S8)},
 )
 
 
