@@ -45,7 +45,8 @@ def convert(
     inputs: Checkpoint | None = None,
     observer: Observer | None = None,
 ) -> Conversion:
-    """Convert a checkpoint: a file to a file, a folder to a folder. Of a folder *.safetensors, their index and config.json are written.
+    """Convert a checkpoint: a file to a file, a folder to a folder. Of a folder *.safetensors, their index and config.json are written,
+    and files that hold no weights are copied.
 
     device: where codes are made. inputs: of layers, [tokens, K] by the layer's name without `.weight`, from which the error of
     outputs is told.

@@ -13,6 +13,8 @@ from gemmill.checkpoints.stated import stated_format
 INDEX = ".safetensors.index.json"
 _NAME_MAX = 255
 """The most bytes of a file's name."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
+"""Endings of files that hold a model's weights, in one format or another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,21 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         _check_index(path, index, tensors)
     shards = tuple(path / file for file in files)
     return Checkpoint(path=path, files=shards, tensors=tensors, stated=stated_format(path))
+
+
+def companions(folder: Path) -> list[Path]:
+    """The files of a checkpoint's folder that are neither weights nor an index of them: tokenizer, generation config, licence.
+
+    Hidden files and folders are left out.
+    """
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_file()
+        and not path.name.startswith(".")
+        and path.suffix not in _WEIGHTS
+        and not path.name.endswith(".index.json")
+    )
 
 
 def _of_all(path: Path, files: list[str]) -> dict[str, Stored]:

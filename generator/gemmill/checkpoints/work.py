@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gemmill.checkpoints.file import CheckpointError, read_metadata
-from gemmill.checkpoints.folder import INDEX, Checkpoint
+from gemmill.checkpoints.folder import INDEX, Checkpoint, companions
 from gemmill.checkpoints.names import spelling_of
 from gemmill.checkpoints.sparse import SPARSE
 from gemmill.checkpoints.stated import CONFIG, read_config, with_quantization
@@ -164,7 +165,7 @@ class Work:
             self.journal.close(remove=False)
 
     def finish(self) -> Conversion:
-        """Write the index and the report."""
+        """Write the index, the other files of the folder and the report."""
         for shard, last in self.last_of.items():
             if partial_of(self.paths[shard]).exists():  # the process ended between noting its last step and renaming
                 self.shard(self.steps[last]).publish()
@@ -173,6 +174,7 @@ class Work:
             weight_map = {key: step.shard for step in self.steps for key in step.writes}
             index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
             write_whole(self.index, json.dumps(index, indent=2) + "\n")
+        self._copy_companions()
         is_stated = self._state()
         layers = [LayerError(**error) for key in self.keys if (error := self.journal.done[key]) is not None]
         layers.sort(key=lambda layer: -layer.weights)
@@ -189,6 +191,15 @@ class Work:
             written_bytes=sum(sizes.values()),
             is_stated=is_stated,
         )
+
+    def _copy_companions(self) -> None:
+        """Copy the source folder's other files, each whole or not at all. A file that is there already stays as it is."""
+        for path in () if self.single else companions(self.checkpoint.path):
+            copied = self.out / path.name
+            if path.name not in (CONFIG, REPORT) and not copied.exists():
+                partial = partial_of(copied)
+                shutil.copyfile(path, partial)
+                partial.replace(copied)
 
     def _state(self) -> bool:
         """Write the model's config with what its layers are now; whether one project can say it."""

@@ -79,7 +79,7 @@ def convert(
 ) -> None:
     """Convert a safetensors checkpoint, and say what each layer loses.
 
-    Two layers are in memory at a time. An output file appears whole or not at all, and an interrupted conversion goes on where it was when the same is asked again. The errors of all layers are written to conversion.json beside the output, the worst ten are printed. A config.json in IN is written to OUT with what its layers are now.
+    Two layers are in memory at a time. An output file appears whole or not at all, and an interrupted conversion goes on where it was when the same is asked again. The errors of all layers are written to conversion.json beside the output, the worst ten are printed. A config.json in IN is written to OUT with what its layers are now. Files of IN that hold no weights are copied, such as a tokenizer.
 
     Examples:
 

@@ -9,7 +9,7 @@ from gemmill import __version__
 from gemmill.doctor.compilers import BuildError, BuildOptions, find_dsl, find_toolchain, free_memory
 from gemmill.doctor.finding import Finding, note, ok, problem
 from gemmill.runtime.driver import driver_cuda
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, without_kernels
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
@@ -55,8 +55,7 @@ def _gpu(index: int, properties: object) -> Finding:
     )
     if capability in {arch.capability for arch in Arch}:
         return ok("gpu", found)
-    known = ", ".join(".".join(map(str, arch.capability)) for arch in Arch)
-    return note("gpu", found, f"no kernels for it: gemmill builds for capability {known}")
+    return note("gpu", found, without_kernels(f"sm{capability[0]}{capability[1]}a"))
 
 
 def examine_driver() -> Iterator[Finding]:

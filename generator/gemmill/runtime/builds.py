@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gemmill import settings
 from gemmill.manifest import Manifest, ManifestError, read_manifest
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, without_kernels
 from gemmill.writing import work_folder, write_whole
 
 MANIFEST = "manifest.json"
@@ -72,6 +72,8 @@ def current(arch: str, home: Path | None = None) -> str | None:
 
 def newest(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
     """The newest readable build for an architecture (any, if None). Raises ManifestError with what was found."""
+    if arch is not None and arch not in set(Arch):
+        raise ManifestError(without_kernels(arch))
     refused = []
     for folder in find_builds(home):
         try:

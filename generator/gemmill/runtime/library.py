@@ -24,7 +24,7 @@ from gemmill.runtime.select import Choice, Noted, Trust, select
 from gemmill.runtime.serving import serving_of
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, without_kernels
 
 _DESCRIBE = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.POINTER(ctypes.c_char), ctypes.c_int64
@@ -248,11 +248,9 @@ def _check_driver(manifest: Manifest) -> None:
 
 def _check_arch(manifest: Manifest, gpu_arch: str | None) -> None:
     if gpu_arch not in (None, manifest.arch):
-        way_out = (
-            f"run `gemmill build --arch {gpu_arch}`"
-            if gpu_arch in set(Arch)
-            else f"gemmill builds for {', '.join(Arch)}"
-        )
+        if gpu_arch not in set(Arch):
+            raise ManifestError(f"build {manifest.build_id} is for {manifest.arch}: {without_kernels(gpu_arch)}")
         raise ManifestError(
-            f"build {manifest.build_id} is for {manifest.arch}, this GPU is {gpu_arch}: its kernels cannot run here; {way_out}"
+            f"build {manifest.build_id} is for {manifest.arch}, this GPU is {gpu_arch}: its kernels cannot run here; "
+            f"run `gemmill build --arch {gpu_arch}`"
         )

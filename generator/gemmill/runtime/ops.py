@@ -26,7 +26,7 @@ from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.runtime.schemas import add as add_schema
 from gemmill.runtime.select import Choice
 from gemmill.space.names import alias_of, current_name, is_alias
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 _lock = threading.RLock()
 # A fork waits until no other thread loads a build: the child would have the half of one, and a lock that nobody gives back.
@@ -152,7 +152,9 @@ def active() -> Build:
 
 
 def variants(*, op: str | None = None, arch: str | None = None) -> list[KernelEntry]:
-    """The loaded variants, those of one op or architecture if named."""
+    """The loaded variants, those of one op or architecture if named. Raises ValueError for an op that there is not."""
+    if op is not None:
+        _schema(op)
     entries = active().manifest.entries
     return [e for e in entries if (op is None or op in e.ops) and (arch is None or arch == e.config.arch)]
 
@@ -167,17 +169,16 @@ def supports(
 ) -> bool:
     """Whether a variant is compiled in for an op, operand (input) dtype, output dtype, architecture and group size.
 
-    The group size is that of a quantisation op or of a GEMM's scales. 0 means per tensor or channel.
+    dtype, out_dtype: torch's dtypes, their names, or gemmill's short ones, such as "e4m3". The group size is that of a quantisation op
+    or of a GEMM's scales. 0 means per tensor or channel. Raises ValueError for an op or a name of a dtype that there is not.
     """
-
-    def name(kind: torch.dtype | str | None) -> str | None:
-        return None if kind is None else str(kind).removeprefix("torch.")
+    operand_name, out_name = _dtype_name(dtype), _dtype_name(out_dtype)
 
     def fits(config: Config) -> bool:
         operand, out = config.operand_dtype, config.out_dtype
         return (
-            name(dtype) in (None, operand, operand.torch_name)
-            and name(out_dtype) in (None, out, out.torch_name)
+            operand_name in (None, operand, operand.torch_name)
+            and out_name in (None, out, out.torch_name)
             and group_size in (None, config.group_size)
         )
 
@@ -299,6 +300,16 @@ def _schema(op: str) -> OpSchema:
         return BY_NAME[op]
     except KeyError:
         raise ValueError(f"no op {op!r}: there are {', '.join(BY_NAME)}") from None
+
+
+def _dtype_name(kind: torch.dtype | str | None) -> str | None:
+    """torch's or gemmill's name of a dtype. Raises ValueError for a word that is neither."""
+    if kind is None:
+        return None
+    name = str(kind).removeprefix("torch.")
+    if name not in set(DType) and not isinstance(getattr(torch, name, None), torch.dtype):
+        raise ValueError(f"no dtype {name!r}: there are {', '.join(DType)}, and torch's names, such as float8_e4m3fn")
+    return name
 
 
 def _folder_of(build: str | Path | None) -> Path:

@@ -48,6 +48,33 @@ class Arch(StrEnum):
         return {Arch.SM90A: 132, Arch.SM100A: 148, Arch.SM120A: 170}[self]
 
 
+_BUILT_FOR = {(9, 0): "H100, H200 and GH200", (10, 0): "B200", (12, 0): "RTX 5090 and RTX PRO 6000"}
+"""Products by the compute capability of the architectures that kernels are built for."""
+_OTHERS = {
+    (7, 0): "V100",
+    (7, 5): "T4",
+    (8, 0): "A100",
+    (8, 6): "A10 and RTX 3090",
+    (8, 9): "L4, L40S and RTX 4090",
+    (10, 3): "B300",
+    (11, 0): "Thor",
+    (12, 1): "GB10 (DGX Spark)",
+}
+"""Products by compute capability that gemmill has no kernels for (NVIDIA's list of CUDA GPUs)."""
+
+
+def without_kernels(gpu_arch: str) -> str:
+    """A clause for a GPU that no kernel of gemmill's runs on: what it is, and who has kernels. `gpu_arch` is as Arch spells one."""
+    major_minor = gpu_arch.removeprefix("sm").rstrip("a")
+    capability = (int(major_minor[:-1]), int(major_minor[-1]))
+    products = f" ({_OTHERS[capability]})" if capability in _OTHERS else ""
+    built = "; ".join(f"{arch} ({_BUILT_FOR[arch.capability]})" for arch in Arch)
+    return (
+        f"gemmill has no kernels for this GPU, {gpu_arch}{products}: it builds for {built}; an engine's plugin leaves all layers to the engine, "
+        "and CPU tensors run the reference"
+    )
+
+
 class Backend(StrEnum):
     """Which code generator makes the kernel."""
 

@@ -2,8 +2,9 @@
 
 import argparse
 
-import profiled
 import pytest
+
+import profiled
 
 _HEAD = ("ID", "Process ID", "Kernel Name", "gpu__time_duration.sum", "lts__t_bytes.sum", "launch__grid_size")
 

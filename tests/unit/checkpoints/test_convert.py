@@ -63,6 +63,34 @@ def test_what_a_file_tells_beside_its_tensors_is_kept(tmp_path: Path) -> None:
     open_checkpoint(tmp_path / "out")
 
 
+def test_files_that_hold_no_weights_come_along(tmp_path: Path) -> None:
+    source, out = model(tmp_path), tmp_path / "out"
+    copied = {
+        "tokenizer.json": b"{}",
+        "generation_config.json": b'{"top_k": 3}',
+        "modeling.py": b"x = 1\n",
+        "LICENSE": b"yes",
+    }
+    left = {"pytorch_model.bin": b"1", "pytorch_model.bin.index.json": b"{}", ".hidden": b"2", "conversion.json": b"[]"}
+    for name, data in (copied | left).items():
+        (source / name).write_bytes(data)
+    (source / "original").mkdir()
+    (source / "original" / "params.json").write_text("{}")
+    out.mkdir()
+    (out / "LICENSE").write_bytes(b"mine")
+    convert(source, out, NVFP4)
+    assert {path.name for path in out.iterdir()} == {
+        "m-1.safetensors",
+        "m-2.safetensors",
+        "model.safetensors.index.json",
+        "conversion.json",
+        *copied,
+    }
+    for name, data in (copied | {"LICENSE": b"mine"}).items():
+        assert (out / name).read_bytes() == data, name
+    assert json.loads((out / "conversion.json").read_text())["layers"]
+
+
 def with_metadata(path: Path, told: dict[str, str]) -> None:
     whole = path.read_bytes()
     size = int.from_bytes(whole[:8], "little")

@@ -182,13 +182,28 @@ def test_build_of_another_cuda_than_the_drivers(refused, put_build, monkeypatch)
         assert "CUDA" not in refused()
 
 
-def test_build_on_a_gpu_that_none_is_made_for(refused, put_build, monkeypatch) -> None:
-    put_build()
-    on_gpu(monkeypatch, (8, 9))
-    assert refused(BUILD) == (
-        f"build {BUILD} is for sm90a, this GPU is sm89a: its kernels cannot run here; "
-        "gemmill builds for sm90a, sm100a, sm120a"
+@pytest.mark.parametrize(
+    ("capability", "told"),
+    [
+        ((8, 0), "sm80a (A100)"),
+        ((8, 9), "sm89a (L4, L40S and RTX 4090)"),
+        ((10, 3), "sm103a (B300)"),
+        ((12, 1), "sm121a (GB10 (DGX Spark))"),
+        ((13, 7), "sm137a"),
+    ],
+)
+def test_a_gpu_that_no_build_is_made_for(
+    capability: tuple[int, int], told: str, refused, put_build, monkeypatch
+) -> None:
+    why = (
+        f"gemmill has no kernels for this GPU, {told}: it builds for sm90a (H100, H200 and GH200); sm100a (B200); sm120a (RTX 5090 and "
+        "RTX PRO 6000); an engine's plugin leaves all layers to the engine, and CPU tensors run the reference"
     )
+    on_gpu(monkeypatch, capability)
+    assert refused() == why
+    put_build()
+    assert refused(BUILD) == f"build {BUILD} is for sm90a: {why}"
+    assert refused() == why
 
 
 def age(home: Path, build: Manifest, seconds: float) -> None:

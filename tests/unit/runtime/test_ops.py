@@ -85,7 +85,8 @@ def test_variants(smoke_build, smoke_configs) -> None:
     assert with_azp and all(entry.config.problem.epilogue.takes_azp for entry in with_azp)
     assert len(gemmill.variants(op="cutlass_scaled_mm")) + len(with_azp) == len(smoke_configs)
     assert gemmill.variants(arch="sm90a") == gemmill.variants() and gemmill.variants(arch="sm100a") == []
-    assert gemmill.variants(op="other") == []
+    with pytest.raises(ValueError, match=r"^no op 'other': there are .*cutlass_scaled_mm, "):
+        gemmill.variants(op="other")
 
 
 @pytest.mark.parametrize(
@@ -102,11 +103,27 @@ def test_variants(smoke_build, smoke_configs) -> None:
         ({"op": "cutlass_scaled_mm", "dtype": "e4m3", "arch": "sm120a"}, False),
         ({"op": "cutlass_scaled_mm_azp", "dtype": "s8", "out_dtype": "bf16"}, True),
         ({"op": "cutlass_scaled_mm_azp", "dtype": "e4m3"}, False),
-        ({"op": "cutlass_moe_mm"}, False),
+        ({"op": "grouped_mm", "dtype": "float8_e4m3fn"}, False),
     ],
 )
 def test_supports(question: dict, answer: bool, smoke_build) -> None:
     assert gemmill.supports(**question) is answer
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        ({"op": "cutlass_moe_mm"}, r"^no op 'cutlass_moe_mm': there are .*cutlass_scaled_mm, "),
+        (
+            {"op": "cutlass_scaled_mm", "dtype": "fp8"},
+            r"^no dtype 'fp8': there are .*e4m3.*, and torch's names, such as float8_e4m3fn$",
+        ),
+        ({"op": "cutlass_scaled_mm", "out_dtype": "half precision"}, r"^no dtype 'half precision': there are "),
+    ],
+)
+def test_questions_about_an_op_or_a_dtype_that_there_is_not(question: dict, sentence: str, smoke_build) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        gemmill.supports(**question)
 
 
 def call(a_scales: torch.Tensor | None = None) -> list[torch.Tensor | None]:
