@@ -1,5 +1,6 @@
 """A linear layer of quantised weights, one module over all formats."""
 
+import json
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from gemmill.quantize.weights import QuantizedWeight, quantize_weight
 
 NAMES = ("weight", "weight_scale", "alpha", "input_global_scale")
 """The module's names for the tensors that recipes pack."""
+_OF_INPUTS = ("bias", "lora_down", "lora_up")
+"""The module's names for the tensors that have x's dtype."""
 
 
 class QuantLinear(nn.Module):
@@ -82,13 +85,18 @@ class QuantLinear(nn.Module):
         return cls(*load_layer(checkpoint, name, **more))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's outputs [..., N] for x [..., K], of x's dtype, bf16 or f16.
+        """The layer's outputs [..., N] for x [..., K], of x's dtype, bf16 or f16. Within torch.autocast x of another dtype is cast, as nn.Linear
+        casts it.
 
         Raises ValueError for another dtype or K.
         """
         given, shape = self._buffers, x.shape
         if x.dtype not in self._recipe.inputs or not shape or shape[-1] != self.in_features:
-            raise ValueError(self._refusal(x))
+            x, given = self._autocast(x), self._buffers
+            given = {
+                name: tensor.to(x.dtype) if name in _OF_INPUTS and tensor is not None else tensor
+                for name, tensor in given.items()
+            }
         is_matrix = len(shape) == 2
         ready = self._ready
         if ready is None or ready[0] is not given["weight"] or ready[1] is not given["weight_scale"]:
@@ -98,6 +106,15 @@ class QuantLinear(nn.Module):
         if given["lora_down"] is not None:
             out.addmm_(rows @ given["lora_down"].t(), given["lora_up"].t(), alpha=self.lora_scale)
         return out if is_matrix else out.reshape(*shape[:-1], self.out_features)
+
+    def _autocast(self, x: Tensor) -> Tensor:
+        """x in autocast's dtype. Raises ValueError where autocast is off or its dtype is none of the layer's, and for another K."""
+        fits = x.dim() > 0 and x.shape[-1] == self.in_features and x.is_floating_point()
+        if fits and torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            if dtype in self._recipe.inputs:
+                return x.to(dtype)
+        raise ValueError(self._refusal(x))
 
     def _refusal(self, x: Tensor) -> str:
         """Why x cannot be taken, in a sentence."""
@@ -191,12 +208,22 @@ class QuantLinear(nn.Module):
         """What print shows of the layer."""
         return f"{self.in_features} -> {self.out_features}, {self.format} weights, {self.activations} activations"
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """What a state dict must agree on, and the factor of the adapter."""
+    def get_extra_state(self) -> Tensor:
+        """What a state dict must agree on, and the factor of the adapter: JSON in UTF-8, uint8 [bytes] on the CPU.
+
+        As a tensor it goes into safetensors files, with the rest of the state dict.
+        """
+        return torch.tensor(list(json.dumps(self.told()).encode()), dtype=torch.uint8, device="cpu")
+
+    def told(self) -> dict[str, Any]:
+        """The extra state as a dict, which `set_extra_state` takes without decoding."""
         return {**self._packing(), "lora_scale": self.lora_scale}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over a state. Raises CheckpointError for weights that were packed for other kernels."""
+    def set_extra_state(self, state: Tensor | dict[str, Any]) -> None:
+        """Take over a state: a tensor, or the dict that it stands for. Raises CheckpointError for weights that were packed for other
+        kernels, and for a tensor that is no such state."""
+        if isinstance(state, Tensor):
+            state = _told(state)
         own = self._packing()
         if any(state.get(key) != value for key, value in own.items()):
             raise CheckpointError(packed_otherwise(state, own))
@@ -216,6 +243,19 @@ class QuantLinear(nn.Module):
                     device = self._buffers["weight"].device
                     self._buffers[name] = None if stored is None else torch.empty_like(stored, device=device)
         super()._load_from_state_dict(state_dict, prefix, *more)
+
+
+def _told(state: Tensor) -> dict[str, Any]:
+    """The dict of an extra state. Raises CheckpointError."""
+    try:
+        found = json.loads(bytes(state.cpu().tolist()))
+    except (TypeError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(
+            f"the extra state is {str(state.dtype).removeprefix('torch.')} {list(state.shape)}, expected the uint8 text of a QuantLinear's state dict"
+        )
+    return found
 
 
 def packed_otherwise(found: dict[str, Any], own: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gemmill.checkpoints.file import CheckpointError, read_header
+from gemmill.nn.linear import QuantLinear
 from gemmill.nn.packed import told_by, write_tensors
 from gemmill.nn.recipes import PACKING
 
@@ -30,9 +31,12 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def extra_states(module: nn.Module) -> dict[str, Any]:
-    """The extra states of a module and those in it, by name: the factor of an adapter is in one."""
-    states = ((name, each) for name, each in module.named_modules())
-    return {name: each.get_extra_state() for name, each in states if _has_extra_state(each)}
+    """The extra states of a module and those in it, by name: the factor of an adapter is in one. A QuantLinear's is a dict."""
+    return {
+        name: each.told() if isinstance(each, QuantLinear) else each.get_extra_state()
+        for name, each in module.named_modules()
+        if _has_extra_state(each)
+    }
 
 
 def _has_extra_state(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gemmill.checkpoints.file import CheckpointError, Stored
@@ -231,6 +232,50 @@ def test_a_state_dict_has_the_adapter_and_its_factor() -> None:
     assert torch.equal(layer(x), wanted), "the copy has memory of its own"
     other.load_state_dict(state)
     assert other.lora_down is None and torch.equal(other(x), plain)
+
+
+@pytest.mark.parametrize(("format", "activations"), RECIPES)
+def test_safetensors_keeps_a_state_dict(format: str, activations: str, tmp_path: Path) -> None:
+    layer, x = made(format, activations, drawn(N)), drawn(3, K)
+    layer.set_lora(drawn(4, K), drawn(N, 4), alpha=8.0, strength=0.25)
+    save_file(nn.Sequential(layer).state_dict(), tmp_path / "a.safetensors")
+    other = nn.Sequential(made(format, activations, torch.zeros(N, dtype=torch.bfloat16)))
+    missing = other.load_state_dict(load_file(tmp_path / "a.safetensors"))
+    assert not missing.missing_keys and not missing.unexpected_keys
+    assert torch.equal(other(x), layer(x)) and other[0].lora_scale == 0.5
+
+
+def test_an_extra_state_of_another_kind_is_refused() -> None:
+    layer = made("nvfp4", "bf16")
+    for state in (
+        torch.ones(3),
+        torch.tensor([1, 2], dtype=torch.uint8),
+        torch.tensor(list(b"[1]"), dtype=torch.uint8),
+    ):
+        kind = str(state.dtype).removeprefix("torch.")
+        with pytest.raises(CheckpointError) as error:
+            layer.load_state_dict({**layer.state_dict(), "_extra_state": state})
+        assert str(error.value) == (
+            f"the extra state is {kind} {list(state.shape)}, expected the uint8 text of a QuantLinear's state dict"
+        )
+    layer.set_extra_state(layer.told() | {"lora_scale": 0.25})  # as state dicts once had it
+    assert layer.lora_scale == 0.25
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_x_bias_and_adapter(dtype: torch.dtype) -> None:
+    bias, down, up, x = drawn(N).float(), drawn(4, K).float(), drawn(N, 4).float(), drawn(3, K).float()
+    layer, wanted = made("channel", "e4m3", bias), made("channel", "e4m3", bias.to(dtype))
+    layer.set_lora(down, up)
+    wanted.set_lora(down.to(dtype), up.to(dtype))
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(layer(x), wanted(x.to(dtype))) and layer(x).dtype is dtype
+        assert torch.equal(layer(x[None]), layer(x)[None])
+        for refused in (x[:, 1:], torch.ones(3, K, dtype=torch.int32)):
+            with pytest.raises(ValueError, match=r"^x is (float32|int32) \[3, "):
+                layer(refused)
+    with pytest.raises(ValueError, match=r"^x is float32 \[3, 256\].*: convert x, as by x.to\(torch.bfloat16\)$"):
+        layer(x)
 
 
 def test_a_layer_is_made_from_a_linear() -> None:
