@@ -1,4 +1,4 @@
-"""The sentences of a text in Markdown and their words: what `unit/test_docs.py` holds the docs to."""
+"""The sentences of a text in Markdown, for tests of the docs."""
 
 import re
 from collections.abc import Iterator
@@ -10,14 +10,12 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 ABBREVIATION = re.compile(r"(?:\be\.g|\bi\.e|\bcf|\bvs)\.$")
 END = re.compile(r"[.!?][)\]\"'*]*\s+")
 END_IN_CELL = re.compile(r"[.!?;][)\]\"'*]*\s+")  # a cell is a list, whose items semicolons part
-SIZES = re.compile(r"\b\d+(?: x \d+)+")
-WORD = re.compile(r"\S*\w\S*")
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
     """The sentences of `text`, each with the line (from 1) at which its paragraph, list item, heading or cell begins.
 
-    Code blocks hold none. Code within a sentence is one word, as are sizes (`16 x 4096`); a link is its text.
+    Code blocks hold none. Code within a sentence is one word; a link is its text.
     """
     end, line = END, 0
     for token in MARKDOWN.parse(text):
@@ -28,11 +26,6 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
         line = token.map[0] + 1 if token.map else line
         if token.type == "inline":
             yield from ((line, sentence) for sentence in _parted(_plain(token), end))
-
-
-def words(sentence: str) -> int:
-    """How many words: what holds no letter and no digit is none."""
-    return len(WORD.findall(SIZES.sub("sizes", sentence)))
 
 
 def _plain(inline: Token) -> str:

@@ -1,6 +1,6 @@
 """Make the shipped table from sweeps that benchmarks/run.py scaled_mm --variants recorded.
 
-    python tools/convert_sweeps.py benchmarks/results/*sweep*.json --selection default
+    python tools/convert_sweeps.py SWEEP.json --selection default
 
 Rows that `gemmill tune` measured since are kept: only shapes that the table lacks, or that an earlier conversion gave it,
 are written.

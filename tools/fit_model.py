@@ -1,8 +1,9 @@
 """Fit the analytic model's constants to measured times, and say what the choice loses with them.
 
-    python tools/fit_model.py benchmarks/results/samples-*.jsonl.xz                       # what the model loses today
-    python tools/fit_model.py benchmarks/results/*.jsonl.xz --evaluations 4000            # and fitted anew
-    python tools/fit_model.py benchmarks/results/*.jsonl.xz --evaluations 4000 --write    # into both of its files
+    git show 2150082e:benchmarks/results/samples-h200-2026-11-21.jsonl.xz > samples.jsonl.xz
+    python tools/fit_model.py samples.jsonl.xz benchmarks/results/tune-*.jsonl.xz                       # the loss today
+    python tools/fit_model.py samples.jsonl.xz benchmarks/results/tune-*.jsonl.xz --evaluations 4000    # and fitted anew
+    The same command with --write puts the fitted constants into both files of the model.
 
 Takes journals of `gemmill tune` and benchmarks/samples.py. A part of the weights is held out, never of the rows: what is printed
 of them was not fitted. The loss of a shape is (time of the variant that the model puts first) / (time of the fastest timed),

@@ -114,7 +114,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     modules = {module: record(given.folder, module, names) for module, names in WANTED[given.engine].items()}
-    print(json.dumps({"engine": given.engine, "version": version(given.folder), "modules": modules}, indent=1))
+    print(text({"engine": given.engine, "version": version(given.folder), "modules": modules}))
+
+
+def text(value: object, margin: str = "") -> str:
+    """JSON with one line for each signature: only dictionaries of dictionaries are spread over lines."""
+    if not isinstance(value, dict) or not any(isinstance(item, dict) for item in value.values()):
+        return json.dumps(value)
+    inner = margin + " "
+    items = (f"{inner}{json.dumps(key)}: {text(item, inner)}" for key, item in value.items())
+    return "{\n" + ",\n".join(items) + f"\n{margin}}}"
 
 
 def version(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """What a shape loses that no table has: each measured shape answered by the row of another, and by the model.
 
     python tools/table_loss.py benchmarks/results/tune-h200-2026-11-21.jsonl.xz
-    python tools/table_loss.py benchmarks/results/scaled_mm-sweep-fp8-both-h200-2026-11-20.json
+    git show 2150082e:benchmarks/results/scaled_mm-sweep-fp8-both-h200-2026-11-20.json > sweep.json && python tools/table_loss.py sweep.json
 
 Takes journals of `gemmill tune` and results of `benchmarks/run.py scaled_mm --variants`. Prints, by distance of the weights
 and for each pair of M, the geometric mean of (time of the variant that would be taken) / (time of the best). Variants

@@ -90,8 +90,8 @@ def test_constants_of_the_mirror_are_the_models(tool, tmp_path):
 
 
 def test_the_whole_program(tool, capsys):
-    journal = TOOLS.parent / "benchmarks/results/tune-regret-h200-2026-11-21.jsonl.xz"
+    journal = TOOLS.parent / "benchmarks/results/tune-boxes-rest-h200-2026-11-22.jsonl.xz"
     tool.main([str(journal), "--evaluations", "30"])
     out = capsys.readouterr().out
     assert "today, held out: " in out and "fitted, fitted to: " in out and "model over measured, near the front:" in out
-    assert re.search(r"fp8 +M +1 to +16: +\d+\.\d% in the mean", out) and "memory_bytes = " in out
+    assert re.search(r"fp8 +M +33 to +64: +\d+\.\d% in the mean", out) and "memory_bytes = " in out
