@@ -9,6 +9,7 @@
 namespace gemmill {
 namespace {
 
+using torch::stable::detail::from;
 using torch::stable::detail::to;
 
 std::atomic<gemmill_describe> describe_call{nullptr};
@@ -66,6 +67,30 @@ std::vector<int64_t> facts_of(OpCall const& call) {
   return facts;
 }
 
+StableIValue stacked(OpCall& call, size_t i) {
+  bool const optional = call.op().arguments[i].optional != 0;
+  switch (call.op().arguments[i].kind) {
+    case Kind::kTensor: {
+      AtenTensorHandle const handle = call.tensors[i].release();
+      if (!optional) return from(handle);
+      return handle == nullptr ? from(nullptr) : from(new StableIValue(from(handle)));
+    }
+    case Kind::kFloat: return from(std::bit_cast<double>(call.values[i]));
+    case Kind::kBool: return from(call.values[i] != 0);
+    case Kind::kInts:
+      if (optional && call.values[i] == 0) return from(nullptr);
+      return optional ? from(new StableIValue(from(call.lists[call.values[i] - 1]))) : from(call.lists[call.values[i] - 1]);
+    default: return from(call.values[i]);
+  }
+}
+
+// Gives the call's tensors away; whether another op took the call.
+bool hand_on(OpCall& call) {
+  std::vector<StableIValue> stack;
+  for (size_t i = 0; i < call.op().arguments.size(); ++i) stack.push_back(stacked(call, i));
+  return aoti_torch_call_dispatcher(call.op().handed_to.c_str(), "", stack.data()) == 0 && to<bool>(stack[0]);
+}
+
 }  // namespace
 
 OpCall::OpCall(Op const& op, StableIValue* stack) : tensors(op.arguments.size() + op.results.size()), op_(op) {
@@ -108,10 +133,11 @@ void OpCall::note_writes() const {
   }
 }
 
-void refuse(OpCall const& call) {
+void refuse(OpCall& call) {
+  auto const facts = facts_of(call);
+  if (!call.op().handed_to.empty() && hand_on(call)) return;
   std::string text(16384, '\0');
   if (auto describe = describe_call.load()) {
-    auto const facts = facts_of(call);
     describe(call.op().name.c_str(), facts.data(), static_cast<int64_t>(facts.size()), text.data(), 16384);
   }
   throw std::runtime_error(text.c_str());

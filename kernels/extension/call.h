@@ -64,6 +64,7 @@ struct Op {
   int64_t class_of = 0;                   // place of the number of a call's class
   int64_t result = 0;                     // place of the first tensor that is written
   int64_t serial = 0;                     // of its declaration
+  std::string handed_to;                  // the dispatcher's op that gets what this one refuses, and says whether it took it
 };
 
 // Tensors of a call in place: as many as it has, then one that is not given.
@@ -116,8 +117,9 @@ bool holds(OpCall& call);
 // Makes what a call that does so returns.
 void allocate(OpCall& call);
 
-// Throws std::runtime_error with the sentence for a call, which Python writes from the same facts.
-[[noreturn]] void refuse(OpCall const& call);
+// Hands a call on to the op that gets what this one refuses. Where there is none, or that does not take it either, throws
+// std::runtime_error with the sentence for the call, which Python writes from the same facts.
+void refuse(OpCall& call);
 
 }  // namespace gemmill
 
@@ -151,6 +153,9 @@ struct gemmill_op_declaration {
 };
 // Declares an op, before any namespace is registered. Returns null, or why it cannot be.
 __attribute__((visibility("default"))) char const* gemmill_declare(gemmill_op_declaration const* declared);
+// What an op refuses goes to another op of the dispatcher from now on, which has the same arguments and returns whether it took
+// the call. Returns null, or why that cannot be.
+__attribute__((visibility("default"))) char const* gemmill_hand_on(char const* op, char const* to);
 // Gives the declared ops under a namespace their kernels on a device ("CUDA"); what is returned takes them away again.
 __attribute__((visibility("default"))) void* gemmill_register(char const* ns, char const* device);
 __attribute__((visibility("default"))) void gemmill_unregister(void* library);

@@ -117,7 +117,7 @@ bool run(OpCall& call) {
   int32_t const device = call.tensors[op.result].device;
   int64_t const sms = std::max<int64_t>(sm_count(device), 1);
   Choice const choice = choose(*op.family, asked, sms);
-  if (choice.row < 0) refuse(call);
+  if (choice.row < 0) return refuse(call), false;
   op.family->launches(call, {*row_at(choice.row), device, static_cast<int32_t>(sms)});
   return true;
 }

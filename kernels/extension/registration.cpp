@@ -19,7 +19,7 @@ int64_t serials = 0;
 
 void serve(Op const& op, StableIValue* stack) {
   OpCall call(op, stack);
-  if (!holds(call)) refuse(call);
+  if (!holds(call)) return refuse(call);
   allocate(call);
   if (run(call)) call.note_writes();
   for (size_t i = 0; i < op.results.size(); ++i) stack[i] = torch::stable::detail::from(call.tensors[op.arguments.size() + i].release());
@@ -82,8 +82,19 @@ char const* declare(gemmill_op_declaration const& declared) {
   return nullptr;
 }
 
+char const* hand_on(std::string_view name, char const* to) {
+  auto const op = std::find_if(ops.begin(), ops.end(), [&](Op const& known) { return known.name == name; });
+  if (op == ops.end()) return "there is no such op";
+  auto const is_kept = [](Argument const& x) { return x.kind == Kind::kText || x.kind == Kind::kTensors; };
+  if (!op->results.empty() || std::any_of(op->arguments.begin(), op->arguments.end(), is_kept)) return "its arguments or results stay here";
+  op->handed_to = to;
+  return nullptr;
+}
+
 }  // namespace
 }  // namespace gemmill
+
+char const* gemmill_hand_on(char const* op, char const* to) { return gemmill::hand_on(op, to); }
 
 char const* gemmill_declare(gemmill_op_declaration const* declared) { return gemmill::declare(*declared); }
 

@@ -23,14 +23,15 @@ struct gemmill_quant_args {
   int32_t const* scale_offsets;   // experts: the first row of each among the scales, a multiple of 128, and the end
   int64_t rows, hidden;
   int64_t in_stride, out_stride, residual_stride;
-  // Given: the scale of (row, column) is at row / group_m * scale_stride_m + column / group_n * scale_stride_n. Groups: at
-  // row * scale_stride_m + group * scale_stride_n; packed: words of four groups, at group / 4 * scale_stride_n.
+  // Given, and of groups, which have group_n elements each: the scale of (row, column) is at
+  // row / group_m * scale_stride_m + column / group_n * scale_stride_n; packed: words of four groups, at group / 4 * scale_stride_n.
   int64_t scale_stride_m, scale_stride_n, group_m, group_n;
   int64_t scale_rows;           // packed: rows up to which padding is zeroed, the last word column excepted
   int64_t out_rows;             // packed: rows of out, of which those from rows to scale_rows are zeroed
   int64_t is_swizzled;          // block-scaled: whether scales lie in tiles of 128 rows x 4, else in rows
   int64_t scales_stride;        // block-scaled, in rows: from one row's to the next's
   int64_t rounds_up;            // mx: whether a scale is rounded up, else down as the specification has it
+  int64_t rounds_to_input;      // GELU, modulated: whether what they make is rounded to in's type before it is coded
   int64_t padded;               // block-scaled: columns of the codes, of which those from hidden on are zeroed
   int64_t mod_scale_stride, mod_shift_stride;  // 0 where rows share one
   int64_t experts;

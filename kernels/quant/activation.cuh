@@ -26,19 +26,20 @@ struct Silu {
   }
 };
 
-// 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3)))
+// 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))). Contracted, the sum and its product are rounded once, as in torch.
 struct GeluTanh {
   static constexpr bool kGated = true;
-  static __device__ __forceinline__ float odd(float gate) {
+  static __device__ __forceinline__ float odd(float gate, bool contracted = false) {
     float const cube = __fmul_rn(__fmul_rn(gate, gate), gate);
-    return tanhf(__fmul_rn(0.7978845608028654f, __fadd_rn(gate, __fmul_rn(0.044715f, cube))));
+    float const inner = contracted ? __fmaf_rn(0.044715f, cube, gate) : __fadd_rn(gate, __fmul_rn(0.044715f, cube));
+    return tanhf(__fmul_rn(0.7978845608028654f, inner));
   }
 };
 
 // 0.5 gate (1 + erf(gate / sqrt(2)))
 struct GeluErf {
   static constexpr bool kGated = true;
-  static __device__ __forceinline__ float odd(float gate) { return erff(__fmul_rn(gate, 0.7071067811865476f)); }
+  static __device__ __forceinline__ float odd(float gate, bool = false) { return erff(__fmul_rn(gate, 0.7071067811865476f)); }
 };
 
 __device__ __forceinline__ float gelu(float gate, float odd) { return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, odd)); }
@@ -48,7 +49,7 @@ template <class Odd>
 struct Only {
   using Gelu = Odd;
   static constexpr bool kGated = false;
-  static __device__ __forceinline__ float of(float x) { return gelu(x, Gelu::odd(x)); }
+  static __device__ __forceinline__ float of(float x, bool contracted) { return gelu(x, Gelu::odd(x, contracted)); }
 };
 
 // Replaces each gate by silu(gate) * up as vLLM's silu_and_mul_quant: a quotient, and both it and the product rounded to In.

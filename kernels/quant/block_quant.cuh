@@ -47,7 +47,7 @@ struct BlockQuantParams {
   uint32_t tiles, experts;               // tiles along a row, 0: scales are plain
   uint32_t all_runs, ctas_of_runs, ctas_of_padding;  // the latter pad the rows of the last tiles
   FastDivision runs_of_row;
-  bool rounds_up;
+  bool rounds_up, rounds_to_input;
 };
 
 // The scales of one matrix, or of one expert's rows.
@@ -159,9 +159,9 @@ struct LoadedRun {
     }
   }
 
-  // What is coded. Table: of a GELU, or none.
+  // What is coded. Table: of a GELU, or none. `rounds`: what is not gated is rounded to In first, GELU as torch's.
   template <class Format, class Table>
-  __device__ __forceinline__ auto run(Table const* table) {
+  __device__ __forceinline__ auto run(Table const* table, bool rounds) {
     if constexpr (kIsRaw) {
       return RunOf<Format, In>::Type::of_raw(words[0], Largest::of_numbers<Format, In>(words[0]), In{});
     } else {
@@ -183,9 +183,12 @@ struct LoadedRun {
           if constexpr (kModulates) {
             values[0][i] = Modulate::of(values[0][i], values[1][i], values[2][i]);
           } else {
-            values[0][i] = Activation::of(values[0][i]);
+            values[0][i] = Activation::of(values[0][i], rounds);
           }
         }
+      }
+      if constexpr (!Activation::kGated) {
+        if (rounds) round_to<In>(values[0]);
       }
       return Run::of_values<Format>(values[0]);
     }
@@ -209,7 +212,7 @@ __device__ __forceinline__ void quantise_runs(BlockQuantParams const& p, uint32_
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     uint32_t const row = first_row + i;
-    auto const run = loaded[i].template run<Format>(table);
+    auto const run = loaded[i].template run<Format>(table, p.rounds_to_input);
     auto const scale = Format::Scale::of(reduce_lanes<kLanes>(run.amax, Max{}), global_scale, p.rounds_up);
     uint32_t codes[kWords];
     Format::encode(run, scale, global_scale, codes);
@@ -254,7 +257,7 @@ template <class Variant, class In, class Format, class Gelu>
 __global__ void __launch_bounds__(kTabulatedBlockThreads, kTabulatedBlockCtasOfSm)
     tabulated_block_quant_kernel(__grid_constant__ BlockQuantParams const p) {
   __shared__ GeluTable<Gelu> table;
-  table.fill();
+  table.fill(p.rounds_to_input);
   __syncthreads();
   wait_for_predecessor();
   for (uint32_t cta = blockIdx.x; cta < p.ctas_of_runs + p.ctas_of_padding; cta += gridDim.x) {
@@ -337,7 +340,7 @@ int32_t block_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
         static_cast<uint32_t>(tiles), static_cast<uint32_t>(x.experts),
         0, 0, 0,
         FastDivision(static_cast<uint32_t>(runs_of_row)),
-        x.rounds_up != 0,
+        x.rounds_up != 0, x.rounds_to_input != 0,
     };
     int32_t const error = aligned ? launch_aligned_block_quant<Variant, In, Format, Activation, kExperts>(p, how)
                                   : launch_block_quant<Variant, In, Format, Activation, kExperts, false, 1>(p, how);

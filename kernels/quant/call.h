@@ -10,7 +10,7 @@ enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual, kGlobalScale
 enum Value {
   kRows, kHidden, kOutRows, kInStride, kOutStride, kResidualStride, kEps, kWords, kScaleRows, kWorks, kPacked, kTransposed,
   kTakesGroupShape, kGroupShape, kIsSwizzled, kScalesStride, kRoundsUp, kPadded, kModScaleStride, kModShiftStride,
-  kExperts
+  kExperts, kGroupSize, kRoundsToInput
 };
 
 // What the special checks leave behind.

@@ -24,8 +24,8 @@ struct GeluTable {
   float entries[kEntries];
 
   // Every thread of the CTA calls it; they may look up after the next barrier.
-  __device__ __forceinline__ void fill() {
-    for (uint32_t i = threadIdx.x; i < kEntries; i += blockDim.x) entries[i] = Activation::odd(__uint_as_float((kFirst + i) << 16));
+  __device__ __forceinline__ void fill(bool contracted = false) {
+    for (uint32_t i = threadIdx.x; i < kEntries; i += blockDim.x) entries[i] = Activation::odd(__uint_as_float((kFirst + i) << 16), contracted);
   }
 
   // Replaces two gates, which `pair` has as they were loaded, by activation(gate).

@@ -110,6 +110,13 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
   return reinterpret_cast<uint32_t const&>(pair);
 }
 
+// Values of In's precision.
+template <class In, int kCount>
+__device__ __forceinline__ void round_to(float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = static_cast<float>(static_cast<In>(x[i]));
+}
+
 // Values rounded to the chunk's type.
 template <class In>
 __device__ __forceinline__ uint4 pack(float const (&values)[kChunkElements<In>]) {

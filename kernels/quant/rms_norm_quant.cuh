@@ -45,6 +45,10 @@ template <bool kAligned, int kCount, class In>
 __device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
   if constexpr (kAligned && kCount * sizeof(In) == 16) {
     unpack<In>(*reinterpret_cast<uint4 const*>(from), x);
+  } else if constexpr (kAligned && kCount * sizeof(In) == 32) {
+    auto& halves = reinterpret_cast<float(&)[2][kCount / 2]>(x);
+    load_some<kAligned>(from, halves[0]);
+    load_some<kAligned>(from + kCount / 2, halves[1]);
   } else if constexpr (kAligned && kCount == 4) {
     uint2 const bits = *reinterpret_cast<uint2 const*>(from);
     unpack_pair(bits.x, x[0], x[1], In{});
@@ -53,13 +57,6 @@ __device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = static_cast<float>(from[i]);
   }
-}
-
-// Values of In's precision.
-template <class In, int kCount>
-__device__ __forceinline__ void round_to(float (&x)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = static_cast<float>(static_cast<In>(x[i]));
 }
 
 // What thread `thread` of vLLM's sums.
@@ -96,19 +93,27 @@ template <bool kAligned, bool kResidual, int kGroup, class In>
 __device__ __forceinline__ float inverse_rms_as_vllm(RmsNormParams const& p, In const* in, In const* residual, VllmSums& sums) {
   constexpr bool kGiven = kGroup == kGivenScale;
   // By a scale that is given, 16 bytes at a time, or what divides a row; with a residual 8 elements, or one.
-  uint32_t const low_bit = static_cast<uint32_t>(kResidual ? (p.hidden % 8 == 0 && p.in_stride % 8 == 0 ? 8 : 1) : p.hidden & -p.hidden);
-  uint32_t const width = kGiven ? (low_bit < kChunkElements<In> ? low_bit : kChunkElements<In>) : 1;
+  bool const in_eights = (kAligned && sizeof(In) == 2) || (p.hidden % 8 == 0 && p.in_stride % 8 == 0);
+  int64_t const low_bit = p.hidden & -p.hidden;
+  uint32_t const width = low_bit < kChunkElements<In> ? static_cast<uint32_t>(low_bit) : kChunkElements<In>;
   int64_t const shares = kGiven && !kResidual ? p.hidden / width : p.hidden;
   uint32_t const most = kGiven ? (p.rows < 256 ? kMostVllmThreads : 256) : kGroup == 0 ? kMostVllmThreads : p.rows <= 256 ? 512 : 256;
   uint32_t const threads = shares < most ? static_cast<uint32_t>(shares) : most;
   bool const vectors = kGroup != 0 || (p.hidden % 4 == 0 && p.in_stride % 4 == 0);
   for (uint32_t thread = threadIdx.x; thread < kMostVllmThreads; thread += blockDim.x) {
+    if constexpr (kGiven && kResidual) {
+      sums.of_threads[thread] = thread >= threads ? 0.0f
+                                : in_eights       ? vllm_sum_of_thread<kAligned, true, 8, true>(p, thread, threads, in, residual)
+                                                  : vllm_sum_of_thread<false, true, 1, true>(p, thread, threads, in, residual);
+      continue;
+    }
     if constexpr (kGiven) {
-      sums.of_threads[thread] = thread >= threads         ? 0.0f
-                                : kAligned || width == 8 ? vllm_sum_of_thread<kAligned, kResidual, kChunkElements<In>, true>(p, thread, threads, in, residual)
-                                : width == 4             ? vllm_sum_of_thread<kAligned, kResidual, 4, true>(p, thread, threads, in, residual)
-                                : width == 2             ? vllm_sum_of_thread<kAligned, kResidual, 2, true>(p, thread, threads, in, residual)
-                                                         : vllm_sum_of_thread<kAligned, kResidual, 1, true>(p, thread, threads, in, residual);
+      constexpr int kWidest = kChunkElements<In>;
+      sums.of_threads[thread] = thread >= threads                ? 0.0f
+                                : kAligned || width == kWidest ? vllm_sum_of_thread<kAligned, false, kWidest, true>(p, thread, threads, in, residual)
+                                : width == 4                   ? vllm_sum_of_thread<kAligned, false, 4, true>(p, thread, threads, in, residual)
+                                : width == 2                   ? vllm_sum_of_thread<kAligned, false, 2, true>(p, thread, threads, in, residual)
+                                                               : vllm_sum_of_thread<kAligned, false, 1, true>(p, thread, threads, in, residual);
       continue;
     }
     sums.of_threads[thread] = thread >= threads ? 0.0f

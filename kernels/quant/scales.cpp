@@ -46,6 +46,7 @@ bool group_scales_fit(OpCall& x) {
   bool const packed = x.value(kPacked) != 0;
   int64_t const transposed = x.value(kTransposed);  // -1 where their strides tell
   int64_t const rows = x.value(kRows), columns = x.value(kWords), padded = x.value(kScaleRows);
+  x.found[kGroupM] = 1, x.found[kGroupN] = x.value(kGroupSize);
   bool const as_rows = (s.rank == 2 && s.sizes[0] == rows && s.sizes[1] == columns) ||
                        (s.rank >= 1 && s.rank == in.rank && s.sizes[s.rank - 1] == columns && std::equal(s.sizes, s.sizes + s.rank - 1, in.sizes));
   // Strides that are never taken are made those of the layout: padding is written at the second row of the only one.

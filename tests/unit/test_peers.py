@@ -85,9 +85,11 @@ def _codes(x: torch.Tensor) -> torch.Tensor:
 
 
 X, ONE = torch.ones(4, 256), torch.ones(1)
-REFUSED: dict[str, Callable[[Any], object]] = {
+TAKEN: dict[str, Callable[[Any], object]] = {
     "rms_norm_static_fp8_quant": lambda op: op(_codes(X), X, X[0], ONE, 1e-6),
     "fused_add_rms_norm_static_fp8_quant": lambda op: op(_codes(X), X, X.clone(), X[0], ONE, 1e-6),
+}
+REFUSED: dict[str, Callable[[Any], object]] = {
     "silu_and_mul_quant": lambda op: op(_codes(X)[:, :128], X, ONE),
     "silu_and_mul_per_block_quant": lambda op: op(_codes(X)[:, :128], X, torch.ones(4, 1), 128),
 }
@@ -95,18 +97,26 @@ REFUSED: dict[str, Callable[[Any], object]] = {
 
 def test_each_name_that_refuses_float32_does_and_is_said_to() -> None:
     import_module("gemmill.compat.vllm")
+    for name, call in TAKEN.items():
+        call(getattr(torch.ops._C, name).default)
     assert {name for name in offered(VLLM) if "refuses float32" in remark(name)} == set(REFUSED)
     for name, call in REFUSED.items():
         with pytest.raises(RuntimeError, match=f"^vllm_{name}: input is float32, expected"):
             call(getattr(torch.ops._C, name).default)
 
 
-@pytest.mark.parametrize("group", [16, 256, 512])
-def test_groups_that_are_refused(group: int) -> None:
+@pytest.mark.parametrize("group", [1, 16, 256, 512])
+def test_groups_of_any_size_are_taken(group: int) -> None:
     for name in ("per_token_group_fp8_quant", "per_token_group_quant_int8"):
-        assert "groups other than 32, 64 and 128" in remark(name)
-        with pytest.raises(RuntimeError, match=f"^{name}: group_size is {group}, expected 32 or 64 or 128$"):
-            getattr(gemmill, name)(torch.ones(4, 512, dtype=torch.bfloat16), group)
+        assert "groups of any size" in remark(name)
+        codes, scales = getattr(gemmill, name)(torch.ones(4, 512, dtype=torch.bfloat16), group)
+        assert codes.shape == (4, 512) and scales.shape == (4, 512 // group)
+        with pytest.raises(RuntimeError, match=f"^{name}: group_size is 0, expected 1 or more$"):
+            getattr(torch.ops.gemmill, name).default(torch.ones(4, 512), codes, scales, 0, *_limits(name))
+
+
+def _limits(name: str) -> tuple[object, ...]:
+    return (1e-10, -448.0, 448.0, False, False, False) if "fp8" in name else (1e-10, -128.0, 127.0)
 
 
 @pytest.mark.parametrize("name", sorted(offered(DEEP_GEMM)))

@@ -1,7 +1,7 @@
 """The ops under the names and schemas that vLLM calls: `torch.ops._C.cutlass_scaled_mm` and its kin.
 
 Importing this module is enough, before vLLM's library is loaded or after it: vLLM's own callers (`vllm._custom_ops`) and
-tests then reach gemmill's kernels. Nothing is defined under vLLM's names, or its library could not define them any more. Its
+tests then reach gemmill's kernels. What an op with vLLM's arithmetic refuses goes to the library's own, if there is one. Nothing is defined under vLLM's names, or its library could not define them any more. Its
 namespace hands gemmill's ops out, and what else the library has stays its own. One exception is made where there is no such
 library to come. vLLM's Python gives `scaled_fp4_quant` a fake by its full name as soon as the namespace has it.
 """
@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from gemmill.compat import vllm_experts
+from gemmill.compat import vllm_experts, vllm_library
+from gemmill.compat.vllm_library import NAMESPACE as _OWN
+from gemmill.compat.vllm_library import VLLM
 from gemmill.families.blockscaled.ops import FP4_MM
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.scaled_mm.accepts import SCALED_MM
@@ -24,13 +26,10 @@ from gemmill.family import VLLM_PREFIX
 from gemmill.formats.layout import swizzled_shape
 from gemmill.manifest import ManifestError
 from gemmill.runtime import ops
-from gemmill.runtime.schemas import NAMESPACE, OPS
+from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS
 from gemmill.runtime.sizes import sizes
 from gemmill.vocab import DType, ScaleGranularity
 from gemmill.vocab.format import NVFP4
-
-VLLM = "_C"
-_OWN = f"{NAMESPACE}_vllm"
 
 _SERVED_BY = {op.name.removeprefix(VLLM_PREFIX): op.name for op in OPS}
 """The op of gemmill for each name of vLLM's: one with another name where ours does something else."""
@@ -94,6 +93,7 @@ def _hand_out(name: str, op: Any, *keys: str) -> None:
     names = getattr(torch.ops, VLLM)
     if hasattr(names, name):
         for key in keys:
+            vllm_library.keep(name, key)
             _overrides.impl(name, lambda *given, **named: op(*given, **named), key)
     setattr(names, name, op)
 
@@ -169,6 +169,8 @@ def _define_of_experts(name: str) -> Any:
 def _register() -> None:
     for name, own in _SERVED_BY.items():
         _hand_out(name, getattr(getattr(torch.ops, NAMESPACE), own), "CPU", "CUDA")
+        if own.startswith(VLLM_PREFIX):
+            vllm_library.hand_on(BY_NAME[own], name)
     _hand_out(COMPRESS, getattr(getattr(torch.ops, NAMESPACE), COMPRESS), "CPU", "CUDA")
     fp4 = _define_fp4()
     if hasattr(getattr(torch.ops, VLLM), _FP4):

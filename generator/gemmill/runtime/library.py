@@ -14,7 +14,7 @@ from gemmill import settings
 from gemmill.family import Family, Op, ShapedCall
 from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime import checks, operands, packed
+from gemmill.runtime import checks, handing, operands, packed
 from gemmill.runtime.builds import MANIFEST
 from gemmill.runtime.declaring import declare
 from gemmill.runtime.driver import driver_cuda
@@ -65,6 +65,8 @@ class Build:
         self._library.gemmill_set_programmatic_launch(int(settings.programmatic_launch()))
         if hasattr(self._library, "gemmill_set_endless_waits"):  # which older builds have not
             self._library.gemmill_set_endless_waits(int(settings.endless_waits()))
+        if hasattr(self._library, "gemmill_hand_on"):  # nor this
+            handing.listen(self._hand_on)
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
         tell_loaded(self.manifest, self.tuned, folder)
@@ -107,6 +109,10 @@ class Build:
     def unregister(self, registration: int) -> None:
         """Take a registration's kernels away again."""
         self._library.gemmill_unregister(registration)
+
+    def _hand_on(self, op: str, to: str) -> None:
+        if why := self._library.gemmill_hand_on(op.encode(), to.encode()):
+            raise ValueError(f"op {op!r} cannot hand its calls on to {to}: {why.decode()}")
 
     def pin(self, row: int) -> int:
         """Pin a row for the calling thread (-1: none) and return the one pinned before."""
@@ -177,6 +183,8 @@ class Build:
         lib = self._library
         lib.gemmill_register.restype = ctypes.c_void_p
         lib.gemmill_unregister.argtypes = [ctypes.c_void_p]
+        if hasattr(lib, "gemmill_hand_on"):
+            lib.gemmill_hand_on.restype = ctypes.c_char_p
         lib.gemmill_pin.restype = ctypes.c_int64
         lib.gemmill_pin.argtypes = [ctypes.c_int64]
         lib.gemmill_arena_used.restype = ctypes.c_int64

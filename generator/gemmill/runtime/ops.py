@@ -13,7 +13,7 @@ import torch
 from gemmill import settings
 from gemmill.family import Config, Family, Op
 from gemmill.manifest import KernelEntry
-from gemmill.runtime import builds, checks, operands
+from gemmill.runtime import builds, checks, handing, operands
 from gemmill.runtime.asking import given_to
 from gemmill.runtime.chosen import ChoiceLog, Chosen, chosen_in
 from gemmill.runtime.library import Build
@@ -343,7 +343,7 @@ def _first_cuda_call(op: OpSchema) -> Callable[..., Any]:
 def _fake(op: OpSchema) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         call = operands.of_fake_arguments(op, args)
-        if call is not None:
+        if call is not None and not handing.may_go_on(op.name):
             checks.check(op, call)
         return returned(allocated(checks.judged(op, operands.of_symbolic_arguments(op, args)), args))
 

@@ -135,3 +135,34 @@ print(*map(torch.ops._C.cutlass_scaled_mm_supports_fp8, (90, 100)))
 """
     )
     assert run_python(home_of_probes, code) == [*["448.0 True"] * 3, "8 True", "True False"]
+
+
+REFUSED = """
+gemmill.load("aaaaaaaaaaaa").register("gemmill", "CPU")
+x, scale, codes = torch.ones(2, 64), torch.ones(1), torch.zeros(2, 64, dtype=torch.int8)
+for op in (torch.ops._C.dynamic_scaled_fp8_quant, torch.ops._C.dynamic_scaled_fp8_quant.default, *held):
+    try:
+        op(codes, x, scale)
+        print(torch.ops._C.count_of_calls())
+    except RuntimeError as error:
+        print(error)
+op(codes.to(torch.float8_e4m3fn), x, scale)
+"""
+
+
+@pytest.mark.parametrize("first", ["the module", "vLLM's library"])
+def test_what_is_refused_under_vllms_name_goes_to_its_library(first: str, home_of_probes, stand_in) -> None:
+    library = [
+        f"torch.ops.load_library({str(stand_in)!r})",
+        "held = [torch.ops._C.dynamic_scaled_fp8_quant.default]",
+    ]
+    steps = ["import gemmill.compat.vllm", *library]
+    steps = steps if first == "the module" else [*library, steps[0]]
+    code = "\n".join(steps) + REFUSED + "print(torch.ops._C.count_of_calls())"
+    assert run_python(home_of_probes, code) == ["1", "2", "3", "3"]
+
+
+def test_what_is_refused_under_vllms_name_has_its_sentence_where_there_is_no_library(home_of_probes) -> None:
+    code = "import gemmill.compat.vllm\nheld = []" + REFUSED
+    sentence = "vllm_dynamic_scaled_fp8_quant: result is int8, expected float8_e4m3fn"
+    assert run_python(home_of_probes, code) == [sentence] * 2

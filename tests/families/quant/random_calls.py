@@ -46,6 +46,8 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     """Arguments of a call in the schema's order."""
     quant = OP_OF[op]
     rows, group = rng.choice(ROWS), rng.choice(quant.group_sizes)
+    if quant.takes_any_group and not group:
+        group = rng.choice((1, 3, 16, 48, 256, 512))
     hidden = (group or 16) * rng.choice((1, 2, 3, 4, 8))
     gated, experts = quant.is_gated, quant.scaling is Scaling.EXPERTS
     wide = hidden + (

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import gemmill
+from gemmill.compat import lightx2v
 from gemmill.families.quant.config import Activation
-from gemmill.families.quant.reference import activated, block_quant
+from gemmill.families.quant.reference import activated, block_quant, gelu
 from gemmill.formats.quantise import global_scale_of, quantise, swizzle, unswizzle
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4, Format, ScaleRounding
 
@@ -90,6 +91,35 @@ def test_rows_are_modulated_in_f32(scale_rows: int, shift_rows: int) -> None:
         x.reshape(2, 3, 64), *(y if y.dim() == 1 else y.reshape(2, 3, 64) for y in given)
     )
     assert torch.equal(_bytes(same[0]).reshape(6, 64), wanted.codes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_light_x2v_makes_of_rows_is_rounded_before_it_is_coded(dtype: torch.dtype) -> None:
+    """As LightX2V's own test has it, bit for bit: its plain op of what torch makes, and f32 all through is another."""
+    x, scale, shift = (_rows(257, 512).to(dtype) for _ in range(3))
+    scale, shift = scale[0] * 0.1, shift[1]
+    gelu = torch.nn.functional.gelu(x.double(), approximate="tanh").to(dtype)
+    made = (x.float() * (1.0 + scale.float()) + shift.float()).to(dtype)
+    modulations = [(scale, shift), (scale.view(1, 1, -1), shift.expand(257, -1))]
+    calls = [lightx2v.scaled_mxfp8_gelu_quant(x), *(lightx2v.scaled_mxfp8_modulate_quant(x, *y) for y in modulations)]
+    for found, rounded in zip(calls, (gelu, made, made), strict=True):
+        wanted = lightx2v.scaled_mxfp8_quant(rounded)
+        assert all(torch.equal(_bytes(a), _bytes(b)) for a, b in zip(found, wanted, strict=True))
+    for found, own in zip(
+        calls, (gemmill.scaled_mxfp8_gelu_quant(x), gemmill.scaled_mxfp8_modulate_quant(x, scale, shift)), strict=False
+    ):
+        assert not torch.equal(found[0], _bytes(own[0]))
+    with pytest.raises(RuntimeError, match=r"^scaled_mxfp8_modulate_quant: mod_scale has shape \(3,\)"):
+        lightx2v.scaled_mxfp8_modulate_quant(x, scale[:3], shift)
+
+
+def test_gelu_is_torchs_where_it_is_rounded() -> None:
+    """The argument of tanh has a product and a sum that are rounded once."""
+    x = torch.linspace(-6, 6, 4096)
+    cube = (x * x * x).double() * torch.tensor(0.044715).double()
+    inner = torch.tensor(0.7978845608028654) * (cube + x.double()).float()
+    assert torch.equal(gelu(x, by_tanh=True, contracted=True), 0.5 * x * (1.0 + torch.tanh(inner)))
+    assert not torch.equal(gelu(x, by_tanh=True, contracted=True), gelu(x, by_tanh=True))
 
 
 @pytest.mark.parametrize("swizzled", [True, False])

@@ -87,8 +87,22 @@ def test_the_sixteen_variants_of_the_fused_op_exist() -> None:
         ),
         (
             {"scaling": Scaling.RMS_STATIC, "group_size": 0, "out_dtype": DType.S8},
-            "in_dtype=bf16 out_dtype=s8 contradicts scaling=rmsstatic: by scales that are given, normed rows of bf16 or f16 are "
-            "coded as e4m3 (normed)",
+            "out_dtype=s8 contradicts scaling=rmsstatic: by scales that are given, normed rows are coded as e4m3 (normed)",
+        ),
+        (
+            {"group_size": 0, "activation": Activation.SILU},
+            "group_size=0 contradicts activation=silu symmetric=True scale_format=f32: kernels of any group are for plain symmetric "
+            "codes with a scale in f32 (groups)",
+        ),
+        (
+            {"group_size": 0, "scale_format": ScaleFormat.PACKED_UE8M0},
+            "group_size=0 contradicts activation=none symmetric=True scale_format=ue8m0x4: kernels of any group are for plain "
+            "symmetric codes with a scale in f32 (groups)",
+        ),
+        (
+            {"group_size": 0, "out_dtype": DType.S8, "symmetric": False},
+            "group_size=0 contradicts activation=none symmetric=False scale_format=f32: kernels of any group are for plain "
+            "symmetric codes with a scale in f32 (groups)",
         ),
         (
             {"symmetric": False},
@@ -132,7 +146,7 @@ def test_a_contradiction_cannot_be_built(change: dict, text: str) -> None:
             "group_size=128 contradicts scaling=token: no scale belongs to a group (groups)",
         ),
         (
-            "sm90a_quant_group_bf16_e4m3_none_f32_sym",
+            "sm90a_quant_rmsgroup_bf16_e4m3_none_f32_sym",
             "group_size=0: groups of 32, 64, 128 are held by 2 to 32 lanes of one warp, 16 bytes each (groups)",
         ),
         (

@@ -222,18 +222,19 @@ def test_dynamic_scaled_int8_quant(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("eps", [1e-10, 0.0, 1e-6])
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("group", [1, 16, 24, 32, 64, 128, 256, 512])
 def test_codes_of_groups(x: torch.Tensor, group: int, eps: float) -> None:
+    x = special_rows(x.dtype, columns=group * (-(-HIDDEN // group)))
     groups = numbers(x).reshape(len(x), -1, group)
-    scales = torch.full((len(x), HIDDEN // group), -1.0)
+    scales = torch.full((len(x), groups.shape[1]), -1.0)
     for power_of_two in (False, True):
         limits = (eps, -448.0, 448.0, power_of_two, False, False)
-        _, codes, *_ = called("per_token_group_fp8_quant", x, codes_like(x), scales, group, *limits)
-        way = "" if not power_of_two else "logarithm" if x.dtype is torch.float32 else "bits"
+        _, codes, *_ = called("per_token_group_fp8_quant", x, codes_like(x, columns=x.shape[1]), scales, group, *limits)
+        way = "" if not power_of_two else "bits" if group == 128 and x.dtype.itemsize == 2 else "logarithm"
         scale = group_scale(groups, eps, 448.0, way)
         agree(scales, scale[..., 0])
         agree(codes, group_fp8(groups * (f32(1) / scale)))
-    codes = codes_like(x, torch.int8)
+    codes = codes_like(x, torch.int8, x.shape[1])
     called("per_token_group_quant_int8", x, codes, scales, group, eps, -128.0, 127.0)
     scale = group_scale(groups, eps, 127.0, "")
     agree(scales, scale[..., 0])
@@ -359,7 +360,7 @@ def test_rms_norm(
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("hidden", [4608, 1030, 100, 999])
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rms_norm_by_a_given_scale(dtype: str, hidden: int, scale: float) -> None:
     for rows, most in ((4, 1024), (256, 256)):
         x = (torch.randn((rows, hidden), generator=torch.Generator().manual_seed(hidden)) * 3).to(DTYPES[dtype])
@@ -367,7 +368,7 @@ def test_rms_norm_by_a_given_scale(dtype: str, hidden: int, scale: float) -> Non
         x[4:] = x[0]
         weight, given = x[1].clone(), torch.tensor([scale])
         codes, *_ = called("rms_norm_static_fp8_quant", codes_like(x, columns=x.shape[1]), x, weight, given, 1e-5)
-        width = math.gcd(8, hidden)
+        width = math.gcd(16 // x.element_size(), hidden)
         inverse = np.array([[inverse_rms(row, min(hidden // width, most), width, 1e-5)] for row in numbers(x)[:4]])
         normed = rounded(numbers(x)[:4] * inverse * numbers(weight), x.dtype)
         agree(codes[:4], static_fp8(normed, given.numpy()))
@@ -392,7 +393,7 @@ def inverse_rms_in_pairs(x: Array, threads: int, eps: float) -> f32:
 
 
 @pytest.mark.parametrize(("hidden", "padding"), [(4608, 0), (4608, 4), (2048, 8), (1030, 0), (100, 0)])
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rms_norm_of_a_sum_by_a_given_scale(dtype: str, hidden: int, padding: int) -> None:
     for rows, most in ((4, 1024), (256, 256)):
         generator = torch.Generator().manual_seed(hidden)
@@ -416,13 +417,17 @@ def test_rms_norm_of_a_sum_by_a_given_scale(dtype: str, hidden: int, padding: in
 
 @pytest.mark.parametrize(("rows", "most"), [(255, 1024), (256, 256)])
 @pytest.mark.parametrize("hidden", [4608, 1030, 100])
+@pytest.mark.parametrize("bytes_of_element", [2, 4])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_inverse_rms_by_a_given_scale(with_residual: bool, hidden: int, rows: int, most: int) -> None:
+def test_inverse_rms_by_a_given_scale(
+    with_residual: bool, bytes_of_element: int, hidden: int, rows: int, most: int
+) -> None:
     """To the last bit, of which codes of 8 bits show little."""
     x = torch.randn((4, hidden), generator=torch.Generator().manual_seed(hidden)) * 3
-    how = VllmSum.by_given_scale(rows, hidden, stride=hidden, most_width=8, with_residual=with_residual)
+    most_width = 16 // bytes_of_element
+    how = VllmSum.by_given_scale(rows, hidden, stride=hidden, most_width=most_width, with_residual=with_residual)
     normed, _ = rms_normed(x, torch.ones(hidden), 1e-5, vllm=how, rounds_once=True)
-    width = math.gcd(8, hidden)
+    width = math.gcd(8 if with_residual else most_width, hidden)
     threads = min(hidden if with_residual else hidden // width, most)
     inverse = [
         inverse_rms_in_pairs(row, threads, 1e-5)

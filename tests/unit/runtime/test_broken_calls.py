@@ -206,11 +206,11 @@ def test_ops_under_vllms_names_that_are_made_of_others(name: str) -> None:
     [
         (
             lambda x: gemmill.per_token_group_fp8_quant(x, 0),
-            "per_token_group_fp8_quant: group_size is 0, expected 32 or 64 or 128",
+            "per_token_group_fp8_quant: group_size is 0, expected 1 or more",
         ),
         (
             lambda x: gemmill.per_token_group_quant_int8(x, -1),
-            "per_token_group_quant_int8: group_size is -1, expected 32 or 64 or 128",
+            "per_token_group_quant_int8: group_size is -1, expected 1 or more",
         ),
         (
             lambda x: gemmill.scaled_mxfp8_quant(x[0, 0]),

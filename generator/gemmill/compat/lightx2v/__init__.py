@@ -8,6 +8,8 @@ from gemmill.compat.lightx2v.gemm import (
     cutlass_scaled_nvfp4_mm,
     scaled_mxfp4_quant,
     scaled_mxfp6_quant,
+    scaled_mxfp8_gelu_quant,
+    scaled_mxfp8_modulate_quant,
     scaled_mxfp8_quant,
     scaled_nvfp4_quant,
 )
@@ -32,6 +34,8 @@ __all__ = [
     "cutlass_scaled_nvfp4_mm",
     "scaled_mxfp4_quant",
     "scaled_mxfp6_quant",
+    "scaled_mxfp8_gelu_quant",
+    "scaled_mxfp8_modulate_quant",
     "scaled_mxfp8_quant",
     "scaled_nvfp4_quant",
 ]

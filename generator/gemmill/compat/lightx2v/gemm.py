@@ -16,6 +16,8 @@ __all__ = [
     "cutlass_scaled_nvfp4_mm",
     "scaled_mxfp4_quant",
     "scaled_mxfp6_quant",
+    "scaled_mxfp8_gelu_quant",
+    "scaled_mxfp8_modulate_quant",
     "scaled_mxfp8_quant",
     "scaled_nvfp4_quant",
 ]
@@ -100,6 +102,28 @@ def scaled_mxfp6_quant(input: torch.Tensor) -> Pair:
 def scaled_mxfp8_quant(input: torch.Tensor) -> Pair:
     """The same in mxfp8: codes are uint8 [M, K]."""
     return _of_mx(gemmill.scaled_mxfp8_quant(input, "up"))
+
+
+def scaled_mxfp8_gelu_quant(input: torch.Tensor) -> Pair:
+    """The same of GELU by tanh of input, rounded to input's dtype before it is coded."""
+    return _of_mx(gemmill.scaled_mxfp8_gelu_quant(input, "gelu_tanh", "up", rounds_to_input=True))
+
+
+def scaled_mxfp8_modulate_quant(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> Pair:
+    """The same of input * (1 + scale) + shift, rounded to input's dtype before it is coded.
+
+    scale and shift have K or M K values, in any number of dimensions.
+    """
+    given = (_modulation(x, input) for x in (scale, shift))
+    return _of_mx(gemmill.scaled_mxfp8_modulate_quant(input, *given, "up", rounds_to_input=True))
+
+
+def _modulation(values: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Values [K], or of input's shape; others as they are, which the op refuses."""
+    for shape in (input.shape[-1:], input.shape):
+        if values.numel() == shape.numel():
+            return values.reshape(shape).contiguous()
+    return values
 
 
 def _bytes(scales: torch.Tensor) -> torch.Tensor:

@@ -43,17 +43,17 @@ def gated_interval(
     """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden], which is gate, then up.
 
     Where the activation is not gated, x is [rows, hidden], and the value is activation(x). `rounded` values are rounded
-    to x's type in between and at the end, as vLLM's SiLU is for scales that are given.
+    to x's type at the end, those of gates in between too, as vLLM's SiLU is for scales that are given.
 
     exp's error is relative to the value. Those of tanh and erf are relative to 1, so to gate * up or x.
     """
-    if rounded:
+    if rounded and activation.is_gated:
         gate, up = x.float().chunk(2, dim=-1)
         silu = divided_silu(gate)
         slack = torch.where(torch.isfinite(silu), silu.abs() * (GATE_STEPS * _UNIT), 0.0)
         ends = [rounded_product(end, up, x.dtype) for end in (silu - slack, silu + slack)]
         return torch.minimum(*ends), torch.maximum(*ends)
-    value = activated(x, activation)
+    value = activated(x, activation, contracted=rounded)
     magnitude = value.abs()
     if not activation.is_gated:
         magnitude = torch.maximum(magnitude, x.float().abs())
@@ -61,7 +61,8 @@ def gated_interval(
         hidden = x.shape[-1] // 2
         magnitude = torch.maximum(magnitude, (x[..., :hidden].float() * x[..., hidden:].float()).abs())
     slack = torch.where(torch.isfinite(value), magnitude * (GATE_STEPS * _UNIT), 0.0)
-    return value - slack, value + slack
+    low, high = value - slack, value + slack
+    return (low.to(x.dtype).float(), high.to(x.dtype).float()) if rounded else (low, high)
 
 
 def product_interval(x: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,6 +157,7 @@ def outside_of_block_bounds(
     *,
     global_scale: torch.Tensor | None = None,
     rounding: ScaleRounding = ScaleRounding.UP,
+    rounded: bool = False,
 ) -> tuple[int, int]:
     """How many codes and scales of a block-scaled variant lie outside of what `outside_of_gate_bounds` allows.
 
@@ -165,7 +167,7 @@ def outside_of_block_bounds(
     found = BlockScaled(format=config.format, codes=codes, scales=scales)
     if config.vllm:
         return outside_of_vllm_interval(*product_interval(x, config.activation), found, global_scale=global_scale)
-    low, high = gated_interval(x, config.activation)
+    low, high = gated_interval(x, config.activation, rounded=rounded)
     return outside_of_interval(low, high, found, global_scale=global_scale, rounding=rounding)
 
 

@@ -46,7 +46,7 @@ def config_of(call: Judged, arch: Arch) -> QuantConfig:
         in_dtype=_DTYPE_OF[call["out" if scaling is Scaling.DEQUANT else "input"].dtype],
         out_dtype=_CODED[call["coded"]],
         activation=list(Activation)[call["chosen"]],
-        group_size=call["group_size"],
+        group_size=call.get("built_group") or 0,
         scale_format=list(ScaleFormat)[call["scale_format"]],
         symmetric=call.get("azp") is None,
         arch=arch,

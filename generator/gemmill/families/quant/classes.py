@@ -14,7 +14,7 @@ CLASSES = Classes(
         ClassAxis(name="out_dtype", expression="coded", values=CODED),
         ClassAxis(name="activation", expression="chosen", values={x: i for i, x in enumerate(Activation)}),
         ClassAxis(
-            name="group_size", expression="group_size", values={size: size for size in (0, 16, *QUANT_GROUP_SIZES)}
+            name="group_size", expression="built_group", values={size: size for size in (0, 16, *QUANT_GROUP_SIZES)}
         ),
         ClassAxis(name="scale_format", expression="scale_format", values={x: i for i, x in enumerate(ScaleFormat)}),
         ClassAxis(name="symmetric", expression="azp", values={True: 0, False: 1}),

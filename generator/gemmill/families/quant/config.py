@@ -14,6 +14,7 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 IN_DTYPES = (DType.BF16, DType.F16, DType.F32)
 OUT_DTYPES = (DType.E4M3, DType.S8)
 QUANT_GROUP_SIZES = (32, 64, 128)
+"""Sizes of groups that kernels are compiled for. Kernels of plain groups also come without a size, which the call tells."""
 BLOCK_FORMATS = (NVFP4, MXFP4, MXFP6, MXFP8)
 """Formats with a scale of one byte for each group, as block-scaled tensor cores read them."""
 
@@ -199,7 +200,7 @@ class QuantConfig:
     """Type of the codes."""
     activation: Activation = Activation.NONE
     group_size: int = 0
-    """Elements of a row that share a scale; 0 where no scale belongs to a group."""
+    """Elements of a row that share a scale; 0 where no scale belongs to a group, or where the call tells."""
     scale_format: ScaleFormat = ScaleFormat.F32
     symmetric: bool = True
     """Whether codes have no zero point."""
@@ -222,6 +223,11 @@ class QuantConfig:
     def compiled(self) -> "QuantConfig":
         """Itself: launch settings are chosen at run time."""
         return self
+
+    @property
+    def is_of_any_group(self) -> bool:
+        """Whether a call tells how large its groups are."""
+        return self.scaling is Scaling.GROUP and not self.group_size
 
     @property
     def in_type(self) -> str:
@@ -268,17 +274,20 @@ def _dtypes(c: QuantConfig) -> Iterator[str]:
 
 
 def _normed(c: QuantConfig) -> Iterator[str]:
-    if c.scaling is Scaling.RMS_STATIC and (c.in_dtype is DType.F32 or c.out_dtype is not DType.E4M3):
-        yield (
-            f"in_dtype={c.in_dtype} out_dtype={c.out_dtype} contradicts scaling={c.scaling}: by scales that are given, normed rows "
-            "of bf16 or f16 are coded as e4m3"
-        )
+    if c.scaling is Scaling.RMS_STATIC and c.out_dtype is not DType.E4M3:
+        yield f"out_dtype={c.out_dtype} contradicts scaling={c.scaling}: by scales that are given, normed rows are coded as e4m3"
 
 
 def _groups(c: QuantConfig) -> Iterator[str]:
     if not (c.scaling.is_grouped or c.scaling.is_blocked) and c.group_size:
         yield f"group_size={c.group_size} contradicts scaling={c.scaling}: no scale belongs to a group"
-    if c.scaling.is_grouped and c.group_size not in QUANT_GROUP_SIZES:
+    if c.is_of_any_group:
+        if c.activation is not Activation.NONE or not c.symmetric or c.scale_format is ScaleFormat.PACKED_UE8M0:
+            yield (
+                f"group_size={c.group_size} contradicts activation={c.activation} symmetric={c.symmetric} "
+                f"scale_format={c.scale_format}: kernels of any group are for plain symmetric codes with a scale in f32"
+            )
+    elif c.scaling.is_grouped and c.group_size not in QUANT_GROUP_SIZES:
         yield (
             f"group_size={c.group_size}: groups of {', '.join(map(str, QUANT_GROUP_SIZES))} are held by 2 to 32 lanes of one warp, 16 bytes each"
         )

@@ -45,7 +45,7 @@ def _op(quant: QuantOp) -> Op:
         "group_size": quant.format.group if quant.format else 0,
     }
     if quant.format:
-        fixed["coded"] = CODED[quant.out_dtypes[0]]
+        fixed |= {"coded": CODED[quant.out_dtypes[0]], "built_group": quant.format.group}
     if quant.scaling is Scaling.EXPERTS:
         fixed["is_swizzled"] = 1
     told = {"activation": "chosen", "approximate": "chosen", "scale_ue8m0": "scale_format"}
@@ -298,14 +298,26 @@ def _scales(quant: QuantOp) -> tuple[Step, ...]:
         return (Require("numel(scales) >= 1", some),)
     if quant.scaling.is_per_row:
         return Check(Aspect.SHAPE, "scales"), Check(Aspect.LAYOUT, "scales")
-    sizes = " or ".join(map(str, quant.group_sizes))
     return (
-        Require(f"group_size in {quant.group_sizes}", f"group_size is {{group_size}}, expected {sizes}"),
+        *_group_size(quant),
         Require("hidden % group_size == 0", "rows of {hidden} values are not a multiple of group_size {group_size}"),
         Let("groups", "hidden // group_size"),
         Let("words", "ceil(groups, 4)" if quant.is_packed else "groups"),
         Let("scale_rows", "up(rows, 4)" if quant.is_packed else "rows"),
         Special("group_scales"),
+    )
+
+
+def _group_size(quant: QuantOp) -> tuple[Step, ...]:
+    """Steps that hold a group's size, and name the size that the call's kernel is compiled for: 0 where that is none."""
+    sizes = tuple(size for size in quant.group_sizes if size)
+    if not quant.takes_any_group:
+        found = f"group_size is {{group_size}}, expected {' or '.join(map(str, sizes))}"
+        return Require(f"group_size in {sizes}", found), Let("built_group", "group_size")
+    tests = {"compiled": f"group_size in {sizes}", "told": "group_size >= 1"}
+    return (
+        OneOf("of_any_group", tests, "group_size is {group_size}, expected 1 or more"),
+        Let("built_group", "group_size * (1 - of_any_group)"),
     )
 
 

@@ -34,6 +34,7 @@ class QuantOp:
     in_dtypes: tuple[DType, ...] = IN_DTYPES
     activations: tuple[Activation, ...] = (Activation.NONE,)
     group_sizes: tuple[int, ...] = (0,)
+    """As its kernels are compiled for: 0 beside others for any size."""
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
     format: Format | None = None
@@ -45,6 +46,11 @@ class QuantOp:
     def is_gated(self) -> bool:
         """Whether the input has a gate and an up half."""
         return self.activations[0].is_gated
+
+    @property
+    def takes_any_group(self) -> bool:
+        """Whether groups may have any size."""
+        return self.scaling.is_grouped and 0 in self.group_sizes
 
     @property
     def is_packed(self) -> bool:
@@ -103,6 +109,7 @@ _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
 _GATED = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)}
 _AZP_IF_ASKED = {"symmetric": (True, False)}
 _GROUPS = {"group_sizes": QUANT_GROUP_SIZES}
+_ANY_GROUPS = {"group_sizes": (0, *QUANT_GROUP_SIZES)}
 _LARGE_GROUPS = {"group_sizes": (64, 128)}
 _POWERS_TOO = {"scale_formats": (ScaleFormat.F32, ScaleFormat.POWER_OF_TWO)}
 _WORDS = {"scale_formats": (ScaleFormat.PACKED_UE8M0,)}
@@ -134,7 +141,7 @@ _OF_VLLMS_NAME = (
         _FP8,
         "per_token_group_fp8_quant(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, float eps, "
         "float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned)",
-        **_GROUPS,
+        **_ANY_GROUPS,
         **_POWERS_TOO,
     ),
     _op(
@@ -142,7 +149,7 @@ _OF_VLLMS_NAME = (
         _INT8,
         "per_token_group_quant_int8(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, float eps, "
         "float int8_min, float int8_max)",
-        **_GROUPS,
+        **_ANY_GROUPS,
     ),
     _op(
         _GROUP,
@@ -178,14 +185,12 @@ _OF_VLLMS_NAME = (
         _RMS_STATIC,
         _FP8,
         "rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor scale, float epsilon)",
-        in_dtypes=_SIXTEEN_BITS,
     ),
     _op(
         _RMS_STATIC,
         _FP8,
         "fused_add_rms_norm_static_fp8_quant(Tensor(a!) result, Tensor input, Tensor(b!) residual, Tensor weight, "
         "Tensor scale, float epsilon)",
-        in_dtypes=_SIXTEEN_BITS,
     ),
 )
 """Ops whose names and schemas are vLLM's, but whose scales or codes are not all vLLM's: docs/quantisation.md says
@@ -231,6 +236,7 @@ _OWN = (
 )
 _MX_FORMATS = (MXFP4, MXFP6, MXFP8)
 _MX_ARGUMENTS = "Tensor input, str scale_rounding, bool is_sf_swizzled_layout=True"
+_ROUNDED = "bool rounds_to_input=False"
 _BLOCK_SCALED = (
     _block(
         NVFP4,
@@ -250,13 +256,13 @@ _BLOCK_SCALED = (
     ),
     _block(
         MXFP8,
-        f"scaled_mxfp8_gelu_quant(Tensor(a!) out, Tensor(b!) out_sf, {_MX_ARGUMENTS}, bool approximate=True)",
+        f"scaled_mxfp8_gelu_quant(Tensor(a!) out, Tensor(b!) out_sf, {_MX_ARGUMENTS}, bool approximate=True, {_ROUNDED})",
         activations=(Activation.ONLY_GELU_TANH, Activation.ONLY_GELU_ERF),
     ),
     _block(
         MXFP8,
         "scaled_mxfp8_modulate_quant(Tensor(a!) out, Tensor(b!) out_sf, Tensor input, Tensor mod_scale, "
-        "Tensor mod_shift, str scale_rounding, bool is_sf_swizzled_layout=True)",
+        f"Tensor mod_shift, str scale_rounding, bool is_sf_swizzled_layout=True, {_ROUNDED})",
         activations=(Activation.MODULATE,),
     ),
 )

@@ -31,10 +31,11 @@ _CANONICAL_NAN, _LARGEST, _LOWEST = 0x7F, 0x7E, 0xFE
 _FLT_MAX = torch.finfo(torch.float32).max
 
 
-def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+def activated(x: torch.Tensor, activation: Activation, *, contracted: bool = False) -> torch.Tensor:
     """x [rows, hidden] of any float type as f32, after an activation.
 
-    If the activation is gated, x is [rows, 2 hidden], gate, then up, and the result is activation(gate) * up.
+    If the activation is gated, x is [rows, 2 hidden], gate, then up, and the result is activation(gate) * up. `contracted` is of
+    GELU.
     """
     if activation.is_gated:
         gate, up = x.float().chunk(2, dim=-1)
@@ -43,14 +44,18 @@ def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
         return gelu(gate, by_tanh=activation is Activation.GELU_TANH) * up
     if activation is Activation.NONE:
         return x.float()
-    return gelu(x.float(), by_tanh=activation is Activation.ONLY_GELU_TANH)
+    return gelu(x.float(), by_tanh=activation is Activation.ONLY_GELU_TANH, contracted=contracted)
 
 
-def gelu(x: torch.Tensor, *, by_tanh: bool) -> torch.Tensor:
-    """GELU of f32 values: with erf, or with the tanh that is close to it."""
+def gelu(x: torch.Tensor, *, by_tanh: bool, contracted: bool = False) -> torch.Tensor:
+    """GELU of f32 values: with erf, or with the tanh that is close to it.
+
+    `contracted`, the argument of tanh takes a product and a sum rounded once, as compilers make it of torch's formula.
+    """
     if by_tanh:
-        cube = x * x * x
-        return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * cube)))
+        cube, factor = x * x * x, torch.full_like(x, 0.044715)
+        inner = fused_product(cube, factor, x) if contracted else x + factor * cube
+        return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * inner))
     return 0.5 * x * (1.0 + torch.erf(x * 0.7071067811865476))
 
 
@@ -347,18 +352,21 @@ def block_quant(
     rounding: ScaleRounding = ScaleRounding.UP,
     activation: Activation = Activation.NONE,
     modulation: tuple[torch.Tensor, torch.Tensor] | None = None,
+    rounded: bool = False,
     vllm: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed codes [rows, bytes] and plain scales [rows, groups], both uint8, of x [rows, hidden] (or [rows, 2
     hidden]).
 
-    gemmill.formats.quantise defines both, and gemmill.formats.vllm_blocks vLLM's. `modulation` is scale and shift. Raises
-    ValueError for a global scale that is no finite number above zero.
+    gemmill.formats.quantise defines both, and gemmill.formats.vllm_blocks vLLM's. `modulation` is scale and shift. `rounded`,
+    what GELU or modulation makes is rounded to x's type first, as LightX2V's and torch's are. Raises ValueError for a global
+    scale that is no finite number above zero.
     """
     if vllm:
         of_vllm = quantise_as_vllm(product_as_vllm(x, activation), format, global_scale=global_scale)
         return of_vllm.codes, of_vllm.scales
-    values = activated(x, activation) if modulation is None else modulated(x, *modulation)
+    values = activated(x, activation, contracted=rounded) if modulation is None else modulated(x, *modulation)
+    values = values.to(x.dtype).float() if rounded else values
     found = quantise(values, format, global_scale=global_scale, rounding=rounding)
     return found.codes, found.scales
 
@@ -418,11 +426,11 @@ def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> 
     of_threads = values.new_zeros((rows, how.threads))
     for turn in turns.reshape(rows, -1, how.threads, how.width).unbind(1) if hidden else ():
         if how.in_pairs:
-            pairs = _fused_square(turn[..., ::2], turn[..., 1::2] * turn[..., 1::2])
+            pairs = fused_product(turn[..., ::2], turn[..., ::2], turn[..., 1::2] * turn[..., 1::2])
             of_threads = of_threads + (((pairs[..., 0] + pairs[..., 1]) + pairs[..., 2]) + pairs[..., 3])
             continue
         for x in turn.unbind(-1):
-            of_threads = _fused_square(x, of_threads)
+            of_threads = fused_product(x, x, of_threads)
     lanes = torch.nn.functional.pad(of_threads, (0, -how.threads % 32)).unflatten(-1, (-1, 32))
     while lanes.shape[-1] > 1:
         lanes = lanes[..., ::2] + lanes[..., 1::2]
@@ -432,12 +440,12 @@ def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> 
     return torch.rsqrt(divide(total, float(hidden)) + torch.tensor(epsilon, dtype=torch.float32, device=values.device))
 
 
-def _fused_square(x: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
-    """x * x + plus of f32, rounded once: the sum in f64 is rounded to odd, so that rounding it again does no harm."""
-    square, addend = x.double() * x.double(), plus.double()
-    total = square + addend
-    rest = total - square
-    error = (square - (total - rest)) + (addend - rest)
+def fused_product(x: torch.Tensor, y: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
+    """x * y + plus of f32, rounded once: the sum in f64 is rounded to odd, so that rounding it again does no harm."""
+    product, addend = x.double() * y.double(), plus.double()
+    total = product + addend
+    rest = total - product
+    error = (product - (total - rest)) + (addend - rest)
     even = (total.view(torch.int64) & 1) == 0
     odd = torch.nextafter(total, torch.where(error > 0, torch.inf, -torch.inf).to(total))
     return torch.where(torch.isfinite(total) & (error != 0) & even, odd, total).float()

@@ -165,6 +165,7 @@ def _block(call: Judged, given: Given, _: DType) -> Iterator[Result]:
         rounding=_rounding(given),
         activation=_activation(call),
         modulation=modulation,
+        rounded=given.get("rounds_to_input", False),
         vllm=bool(call["vllm"]),
     )
     yield _whole(given["out"].view(torch.uint8), _widened(codes, format.code_bytes(call["padded"])))

@@ -8,7 +8,8 @@ from gemmill.family import Spelled
 
 def spell(config: QuantConfig) -> Spelled:
     """The template of a config's family, and what fills its holes."""
-    return Spelled(template=f"quant/{config.scaling.template}.cu.jinja", values=_values(config))
+    template = "any_group" if config.is_of_any_group else config.scaling.template
+    return Spelled(template=f"quant/{template}.cu.jinja", values=_values(config))
 
 
 def _values(config: QuantConfig) -> dict[str, Any]:

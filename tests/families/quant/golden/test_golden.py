@@ -16,6 +16,7 @@ CASES = {
     "token": "sm90a_quant_token_f16_e4m3_geluerf_f32_sym",
     "token_azp": "sm90a_quant_token_bf16_s8_none_f32_asym",
     "group": "sm90a_quant_group_bf16_e4m3_silu_g128ue8m0x4_sym",
+    "any_group": "sm90a_quant_group_f32_e4m3_none_f32pow2_vllmsym",
     "block": "sm90a_quant_block_bf16_e2m1_silu_g16ue4m3_sym",
     "dequant": "sm90a_quant_dequant_f16_e2m1_none_g16ue4m3_sym",
     "static_vllm": "sm90a_quant_static_bf16_e4m3_silu_f32_vllmsym",

@@ -35,6 +35,7 @@ def blocks_are_within_bounds(config: QuantConfig, got: dict[str, Any]) -> bool:
                 scales[:, :groups],
                 global_scale=global_scale,
                 rounding=ScaleRounding(got.get("scale_rounding", ScaleRounding.UP)),
+                rounded=got.get("rounds_to_input", False),
             )
         )
         if outside or bool(codes[rows, width:].any()):

@@ -66,9 +66,11 @@ class QuantCase:
     """Whether block scales lie in rows, not swizzled."""
     rounding: ScaleRounding = ScaleRounding.UP
     """How mx scales are rounded."""
+    rounded: bool = False
+    """Whether GELU and what is modulated are rounded to the input's type before they are coded."""
 
     def __str__(self) -> str:
-        extras = [name for name in ("m_major", "bounded", "residual", "plain") if getattr(self, name)]
+        extras = [name for name in ("m_major", "bounded", "residual", "plain", "rounded") if getattr(self, name)]
         flags = "".join(f", {name}" for name in extras)
         rounded = "" if self.rounding is ScaleRounding.UP else f", {self.rounding}"
         return f"{self.op} {self.rows} x {self.hidden}, padding {self.padding}{flags}{rounded}"
@@ -177,6 +179,7 @@ class QuantCase:
             "global_scale": torch.tensor(
                 [LARGEST_PRODUCT / (5.0 + i) for i in range(experts)], device=device, dtype=torch.float32
             ),
+            "rounds_to_input": self.rounded,
             "approximate": self.activation == Activation.GELU_TANH.op_argument,
             "mod_scale": values(self.rows if self.residual else 1, self.hidden) if self.is_modulated else None,
             "mod_shift": values(self.rows if self.residual else 1, self.hidden) if self.is_modulated else None,
@@ -251,7 +254,8 @@ def of_config(config: QuantConfig) -> Iterator[QuantCase]:
 def sized(config: QuantConfig, sizes: Mapping[str, int]) -> QuantCase:
     """A call of the first op that a config serves."""
     op = next(op for op in QUANT_OPS if op.serves(config))
-    return _of_op(config, op.name, rows=sizes["m"], hidden=sizes["hidden"])
+    hidden = sizes["hidden"]
+    return _of_op(config, op.name, rows=sizes["m"], hidden=hidden, **_group_in(config, math.gcd(hidden, 512)))
 
 
 def once() -> Iterator[tuple[str, QuantCase]]:
@@ -262,20 +266,48 @@ def once() -> Iterator[tuple[str, QuantCase]]:
                 yield op.name, _of_op(config, op.name, rows=33, hidden=1024)
 
 
+def _group_in(config: QuantConfig, size: int) -> dict[str, int]:
+    """The size of groups, which calls of a kernel of any group tell."""
+    return {"group_size": size if config.is_of_any_group else config.group_size}
+
+
 def _of_op(config: QuantConfig, op: str, **sizes: Any) -> QuantCase:
     return QuantCase(
         op=op,
         in_dtype=config.in_dtype,
         out_dtype=config.out_dtype,
-        group_size=config.group_size,
+        **({"group_size": config.group_size} | sizes),
         activation=config.activation.op_argument,
         scale_format=config.scale_format,
         zero_points=not config.symmetric,
-        **sizes,
     )
 
 
+_OF_ANY_GROUP = (
+    *(
+        (rows, hidden, group)
+        for group in (16, 256, 512)
+        for rows, hidden in ((1, 512), (7, 1536), (133, 2048), (512, 7168))
+    ),
+    *((rows, 2560, group) for group in (16, 256, 512) for rows in (0, 4099)),
+    *((3, 32 * group, group) for group in (1, 3, 8, 24, 48, 96, 1000)),  # lanes beyond the group, and single elements
+    *((9, 3 * group, group) for group in (1024, 1032, 4608)),  # from where a group does not fit its lanes on
+)
+"""Rows, columns and size of groups, where calls tell it."""
+
+
 def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
+    if not config.is_of_any_group:
+        yield from _sizes_of_compiled(config)
+        return
+    for rows, hidden, group in _OF_ANY_GROUP:
+        yield {"rows": rows, "hidden": hidden, "group_size": group, "m_major": rows % 2 == 0}
+    for group in (16, 256, 512, 24):
+        yield {"rows": 37, "hidden": 5 * group, "group_size": group, "padding": 3, "m_major": True}
+        yield {"rows": 65, "hidden": 3 * group, "group_size": group, "padding": 24}
+
+
+def _sizes_of_compiled(config: QuantConfig) -> Iterator[dict[str, Any]]:
     small = ((1, 128), (7, 384), (133, 2048), (512, 7168), (3, 28672), (1, 131072), (2, 76800), (0, 256))
     for rows, hidden in small:
         yield {"rows": rows, "hidden": hidden, "residual": rows % 2 == 1, "m_major": rows % 2 == 0}
@@ -295,6 +327,9 @@ def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
             yield odd | {"plain": plain, "padding": 8}
             yield odd | {"plain": plain, "rounding": ScaleRounding.OCP, "padding": 1}
             yield {"rows": 257, "hidden": 4096, "plain": plain, "rounding": ScaleRounding.OCP}
+        if config.activation is not Activation.NONE and not config.activation.is_gated:
+            for rows, hidden in ((257, 512), (130, 96), (8003, 2176)):
+                yield {"rows": rows, "hidden": hidden, "rounded": True, "residual": rows % 2 == 1}
     elif not config.scaling.is_grouped:
         yield from ({"rows": 5, "hidden": hidden, "residual": True} for hidden in (1, 3, 17, 129, 1001, 5003))
 

@@ -29,6 +29,8 @@ from gemmill.runtime.schemas import BY_NAME, Kind, OpSchema
 from gemmill.vocab.format import ScaleRounding
 
 Strides = tuple[int, ...]
+ANY_GROUPS = (1, 2, 7, 8, 16, 16, 24, 40, 96, 256, 256, 384, 512, 512, 1000, 1024, 4096)
+"""Sizes of groups that no kernel is compiled for."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -41,6 +43,8 @@ class _Maker:
         self.schema, self.op, self.draw = op, OP_OF[op.name], draw
         self.in_dtype, self.out_dtype = (torch_dtype(draw.one_of(d)) for d in (self.op.in_dtypes, self.op.out_dtypes))
         self.group = draw.one_of(self.op.group_sizes)
+        if self.op.takes_any_group and not self.group:
+            self.group = draw.one_of(ANY_GROUPS)
         self.gated = self.op.is_gated
         self.back = self.op.scaling is Scaling.DEQUANT
         most = limits.large if draw.chance(0.01) else limits.elements
@@ -115,6 +119,7 @@ class _Maker:
         return {
             "activation": draw.one_of(self.op.activations).op_argument,
             "approximate": draw.chance(0.5),
+            "rounds_to_input": draw.chance(0.5),
             "group_size": self.group,
             "eps": draw.one_of((0.0, 1e-10, 1e-10, 1e-6)),
             "epsilon": draw.one_of((1e-6, 1e-5)),

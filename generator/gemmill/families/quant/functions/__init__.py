@@ -136,7 +136,7 @@ def per_token_group_fp8_quant(
 ) -> Pair:
     """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and scales of groups.
 
-    Scales are f32 [rows, hidden / group_size], where `group_size` is 32, 64 or 128. They are powers of two if
+    Scales are f32 [rows, hidden / group_size], where `group_size` divides hidden. They are powers of two if
     `scale_ue8m0`. They lie M-major if `column_major_scales`. If `tma_aligned_scales` too, each column is at a multiple
     of 4 values. `eps` is the smallest absolute maximum of a group.
     """
@@ -325,7 +325,7 @@ def rms_norm_static_fp8_quant(
 ) -> torch.Tensor:
     """Return float8_e4m3fn codes [..., hidden] of the RMS norm of `input` times `weight` [hidden], by a given scale.
 
-    `input` is [..., hidden] (bf16 or f16), `scale` f32 [1].
+    `input` is [..., hidden] (bf16, f16 or f32), `scale` f32 [1].
     """
     result = _codes(input, torch.float8_e4m3fn)
     _ops.rms_norm_static_fp8_quant.default(result, input, weight, scale, epsilon)

@@ -166,15 +166,21 @@ def silu_and_mul_mxfp8_quant(
 
 
 def scaled_mxfp8_gelu_quant(
-    input: torch.Tensor, activation: str = "gelu_tanh", scale_rounding: str = "up", is_sf_swizzled_layout: bool = True
+    input: torch.Tensor,
+    activation: str = "gelu_tanh",
+    scale_rounding: str = "up",
+    is_sf_swizzled_layout: bool = True,
+    *,
+    rounds_to_input: bool = False,
 ) -> Pair:
     """Quantise as scaled_mxfp8_quant GELU of `input` [..., hidden] in f32.
 
-    GELU is by tanh ("gelu_tanh", LightX2V's) or by erf ("gelu"). Raises ValueError for another activation.
+    GELU is by tanh ("gelu_tanh", LightX2V's) or by erf ("gelu"). Raises ValueError for another activation. With
+    `rounds_to_input` it is torch's, and rounded to input's dtype before it is coded, as LightX2V's.
     """
     if activation not in ("gelu_tanh", "gelu"):
         raise ValueError(f"activation is {activation!r}, expected 'gelu_tanh' or 'gelu'")
-    more = (activation == "gelu_tanh",)
+    more = (activation == "gelu_tanh", rounds_to_input)
     swizzled = is_sf_swizzled_layout
     return _block_scaled("scaled_mxfp8_gelu_quant", MXFP8, input, scale_rounding, swizzled=swizzled, more=more)
 
@@ -185,13 +191,16 @@ def scaled_mxfp8_modulate_quant(
     shift: torch.Tensor,
     scale_rounding: str = "up",
     is_sf_swizzled_layout: bool = True,
+    *,
+    rounds_to_input: bool = False,
 ) -> Pair:
     """Quantise as scaled_mxfp8_quant input * (1 + scale) + shift, computed in f32.
 
-    `scale` and `shift` are of input's dtype: [hidden], or with a row for each of input's.
+    `scale` and `shift` are of input's dtype: [hidden], or with a row for each of input's. With `rounds_to_input` the result
+    is rounded to input's dtype before it is coded, as LightX2V's.
     """
-    given, swizzled = (scale, shift, scale_rounding), is_sf_swizzled_layout
-    return _block_scaled("scaled_mxfp8_modulate_quant", MXFP8, input, *given, swizzled=swizzled)
+    given, swizzled, more = (scale, shift, scale_rounding), is_sf_swizzled_layout, (rounds_to_input,)
+    return _block_scaled("scaled_mxfp8_modulate_quant", MXFP8, input, *given, swizzled=swizzled, more=more)
 
 
 def _of_experts(

@@ -27,7 +27,9 @@ ROUNDS = 400
 _POINTERS = (
     "input out scales azp scale_ub weight residual global_scale mod_scale mod_shift expert_offsets scale_offsets"
 ).split()
-_SIZES_OF_BLOCKS = "is_swizzled scales_stride rounds_up padded mod_scale_stride mod_shift_stride experts".split()
+_SIZES_OF_BLOCKS = (
+    "is_swizzled scales_stride rounds_up rounds_to_input padded mod_scale_stride mod_shift_stride experts".split()
+)
 
 
 class Arguments(ctypes.Structure):
@@ -119,7 +121,7 @@ def _wanted(family: Scaling, call: Judged) -> dict[str, int]:
     elif family.is_grouped:
         found = group_strides(call)
         assert found is not None
-        strides = found
+        strides, group = found, (1, call["group_size"])
     return dict(zip(("scale_stride_m", "scale_stride_n", "group_m", "group_n"), strides + group, strict=True))
 
 
