@@ -1,6 +1,5 @@
 """The page of other projects' names: each that is registered or offered is there, and each that is said to be there is."""
 
-import inspect
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -107,13 +106,3 @@ def test_groups_that_are_refused(group: int) -> None:
         assert "groups other than 32, 64 and 128" in remark(name)
         with pytest.raises(RuntimeError, match=f"^{name}: group_size is {group}, expected 32 or 64 or 128$"):
             getattr(gemmill, name)(torch.ones(4, 512, dtype=torch.bfloat16), group)
-
-
-@pytest.mark.parametrize("name", sorted(offered(DEEP_GEMM)))
-def test_arguments_of_deep_gemm_that_raise(name: str) -> None:
-    told = (
-        set(re.findall(r"`(\w+)`", remark(name).partition("raise TypeError")[0]))
-        if "TypeError" in remark(name)
-        else set()
-    )
-    assert not told & set(inspect.signature(getattr(deep_gemm, name)).parameters)
