@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gemmill.compat import vllm_experts
+from gemmill.compat import vllm_experts, vllm_fp4_groups
 from gemmill.families.blockscaled.ops import FP4_MM
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.scaled_mm.accepts import SCALED_MM
@@ -166,6 +166,14 @@ def _define_of_experts(name: str) -> Any:
     return getattr(getattr(torch.ops, _OWN), name)
 
 
+def _define_fp4_groups(name: str) -> Any:
+    _library.define(name + vllm_fp4_groups.SCHEMAS[name])
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, vllm_fp4_groups.ANSWERS[name], key)
+    _library._register_fake(name, lambda *given, **named: None)
+    return getattr(getattr(torch.ops, _OWN), name)
+
+
 def _register() -> None:
     for name, own in _SERVED_BY.items():
         _hand_out(name, getattr(getattr(torch.ops, NAMESPACE), own), "CPU", "CUDA")
@@ -178,6 +186,8 @@ def _register() -> None:
         _hand_out(name, _define_query(name, answer), "CompositeExplicitAutograd")
     for name in vllm_experts.SCHEMAS:
         _hand_out(name, _define_of_experts(name), *(("CUDA",) if name == vllm_experts.MOE_MM else ()))
+    for name in vllm_fp4_groups.SCHEMAS:
+        _hand_out(name, _define_fp4_groups(name), "CUDA")
 
 
 _register()
