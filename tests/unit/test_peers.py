@@ -1,6 +1,5 @@
 """The page of other projects' names: each that is registered or offered is there, and each that is said to be there is."""
 
-import inspect
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -54,7 +53,8 @@ def test_each_registered_op_is_a_peers_or_our_own() -> None:
 
 def test_vllms_names_are_those_that_are_handed_out() -> None:
     vllm = import_module("gemmill.compat.vllm")
-    given = {*vllm._SERVED_BY, *vllm._QUERIES, *vllm.vllm_experts.SCHEMAS, vllm._FP4, COMPRESS}
+    experts = {*vllm.vllm_experts.SCHEMAS, *vllm.vllm_fp4_groups.SCHEMAS}
+    given = {*vllm._SERVED_BY, *vllm._QUERIES, *experts, vllm._FP4, COMPRESS}
     assert given - OWN - offered(LIGHTX2V) == offered(VLLM)
     assert all(hasattr(torch.ops._C, name) for name in offered(VLLM))
     assert not [name for name in VLLM.keys() - offered(VLLM) if hasattr(torch.ops._C, name)]
@@ -117,13 +117,3 @@ def test_groups_of_any_size_are_taken(group: int) -> None:
 
 def _limits(name: str) -> tuple[object, ...]:
     return (1e-10, -448.0, 448.0, False, False, False) if "fp8" in name else (1e-10, -128.0, 127.0)
-
-
-@pytest.mark.parametrize("name", sorted(offered(DEEP_GEMM)))
-def test_arguments_of_deep_gemm_that_raise(name: str) -> None:
-    told = (
-        set(re.findall(r"`(\w+)`", remark(name).partition("raise TypeError")[0]))
-        if "TypeError" in remark(name)
-        else set()
-    )
-    assert not told & set(inspect.signature(getattr(deep_gemm, name)).parameters)

@@ -13,6 +13,7 @@ import torch
 
 from gemmill import settings
 from gemmill.compat import deep_gemm, sglang_experts
+from gemmill.compat.deep_gemm.grouped import by_segments
 from gemmill.compat.experts import Scaled, experts_called
 from gemmill.compat.linear import BLOCK, Linear, called, guarded, packed_fp4, refusal, row_of, serves
 
@@ -134,7 +135,7 @@ def around_contiguous_experts(
     """lhs [M, K] and rhs [E, N, K] as DeepGEMM takes them; m_indices int32 [M] says whose each row of out [M, N] is."""
 
     def ours() -> None:
-        return deep_gemm.m_grouped_fp8_gemm_nt_contiguous(lhs, rhs, out, m_indices)
+        return deep_gemm.m_grouped_fp8_gemm_nt_contiguous(lhs, rhs, out, m_indices, ensure_zero_padding=False)
 
     def theirs() -> None:
         return original(lhs, rhs, out, m_indices, recipe_a=recipe_a, recipe_b=recipe_b)
@@ -182,7 +183,7 @@ def around_cutlass_experts(original: Callable[..., None], output: torch.Tensor, 
 
     def ours() -> None:
         ends = expert_offsets + problem_sizes[:, 0]
-        return deep_gemm.by_segments(output, (a, a_scales), weights, expert_offsets, ends)
+        return by_segments(output, (a, a_scales), weights, expert_offsets, ends)
 
     def theirs() -> None:
         return original(output, *given)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gemmill.compat import vllm_experts, vllm_library
+from gemmill.compat import vllm_experts, vllm_fp4_groups, vllm_library
 from gemmill.compat.vllm_library import NAMESPACE as _OWN
 from gemmill.compat.vllm_library import VLLM
 from gemmill.families.blockscaled.ops import FP4_MM
@@ -166,6 +166,14 @@ def _define_of_experts(name: str) -> Any:
     return getattr(getattr(torch.ops, _OWN), name)
 
 
+def _define_fp4_groups(name: str) -> Any:
+    _library.define(name + vllm_fp4_groups.SCHEMAS[name])
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, vllm_fp4_groups.ANSWERS[name], key)
+    _library._register_fake(name, lambda *given, **named: None)
+    return getattr(getattr(torch.ops, _OWN), name)
+
+
 def _register() -> None:
     for name, own in _SERVED_BY.items():
         _hand_out(name, getattr(getattr(torch.ops, NAMESPACE), own), "CPU", "CUDA")
@@ -180,6 +188,8 @@ def _register() -> None:
         _hand_out(name, _define_query(name, answer), "CompositeExplicitAutograd")
     for name in vllm_experts.SCHEMAS:
         _hand_out(name, _define_of_experts(name), *(("CUDA",) if name == vllm_experts.MOE_MM else ()))
+    for name in vllm_fp4_groups.SCHEMAS:
+        _hand_out(name, _define_fp4_groups(name), "CUDA")
 
 
 _register()

@@ -5,7 +5,7 @@ vLLM decides whether they serve. A call that a build has a variant for comes to 
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -28,9 +28,8 @@ def _before_contiguous(of_vllm: Gemm) -> Gemm:
             from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_contiguous
 
             alignment = import_module(MODULE).get_mk_alignment_for_contiguous_layout()[0] if by_ends else 1
-            return m_grouped_fp8_gemm_nt_contiguous(
-                a, b, d, grouped_layout, use_psum_layout=by_ends, alignment=alignment
-            )
+            multiply = partial(m_grouped_fp8_gemm_nt_contiguous, use_psum_layout=by_ends, alignment=alignment)
+            return multiply(a, b, d, grouped_layout, ensure_zero_padding=False)  # vLLM reads no row of nobody
 
         def theirs() -> Any:
             return of_vllm(a, b, d, grouped_layout, **named)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.compat.segments import apart
 from gemmill.runtime.sizes import size
 
 MOE_MM = "cutlass_moe_mm"
@@ -62,9 +63,7 @@ def cutlass_moe_mm(
         )
     rows = problem_sizes[:, 1 if a_tensors.shape[0] <= SWAPPED_ROWS else 0]
     begins = expert_offsets[:experts].to(torch.int32)
-    ends = torch.stack((begins, begins + rows), dim=1).flatten()
-    owners = torch.arange(max(2 * experts - 1, 0), dtype=torch.int32, device=ends.device)
-    owners = torch.where(owners % 2 == 0, owners // 2, -1)
+    ends, owners = apart(begins, begins + rows)
     out, a = out_tensors, a_tensors
     as_in_layers = b_tensors.shape[2] == a.shape[1] and b_tensors.stride(2) == 1
     b = b_tensors if as_in_layers else b_tensors.transpose(1, 2)

@@ -142,3 +142,47 @@ def test_lightx2vs_functions(quantise: str, product: str) -> None:
     out = getattr(theirs, f"cutlass_scaled_{product}_mm")(a, b, a_sf, b_sf, alpha, bias)
     wanted = x.double() @ w.double().t() + 1
     assert (out.double() - wanted).norm() / wanted.norm() < 0.2
+
+
+@pytest.mark.parametrize("shape", [(32,), (5, 32)], ids=str)
+@pytest.mark.parametrize("biased", [True, False])
+def test_lightx2vs_gated_residual(shape: tuple[int, ...], biased: bool) -> None:
+    """residual + gate * product, in f32 of products of bfloat16, written to the residual."""
+    theirs = import_module("gemmill.compat.lightx2v")
+    generator = torch.Generator().manual_seed(3)
+    x, w, residual = (
+        torch.randn(rows, columns, generator=generator).bfloat16() for rows, columns in ((5, 64), (32, 64), (5, 32))
+    )
+    gate, bias = (torch.randn(*size, generator=generator).bfloat16() for size in (shape, (32,)))
+    (a, a_sf), (b, b_sf) = theirs.scaled_mxfp8_quant(x), theirs.scaled_mxfp8_quant(w)
+    operands, named = (a, b, a_sf, b_sf, torch.tensor(0.5)), {"bias": bias} if biased else {}
+    product = theirs.cutlass_scaled_mxfp8_mm(*operands, **named)
+    expected = (residual.float() + product.float() * gate.float()).bfloat16()
+    out = theirs.cutlass_scaled_mxfp8_mm_residual_gate(*operands, residual=residual, gate=gate, **named)
+    assert out is residual and torch.equal(residual, expected)
+    zero = theirs.cutlass_scaled_mxfp8_mm_residual_gate(*operands, residual, torch.zeros_like(gate), **named)
+    assert torch.equal(zero, expected)
+
+
+def test_lightx2vs_gated_residual_of_other_shapes() -> None:
+    theirs = import_module("gemmill.compat.lightx2v")
+    (a, a_sf), (b, b_sf) = (theirs.scaled_mxfp8_quant(torch.ones(rows, 64).bfloat16()) for rows in (5, 32))
+    residual, gate = torch.ones(5, 32).bfloat16(), torch.ones(32).bfloat16()
+    wrong = (
+        ({"residual": residual.float()}, "residual is torch.float32 [5, 32], expected torch.bfloat16 [5, 32]"),
+        ({"residual": residual[:4]}, "residual is torch.bfloat16 [4, 32], expected torch.bfloat16 [5, 32]"),
+        (
+            {"gate": gate[:1]},
+            "gate is torch.bfloat16 [1] on cpu, expected torch.bfloat16 [32] or [5, 32] on cpu",
+        ),
+        (
+            {"gate": gate.half()},
+            "gate is torch.float16 [32] on cpu, expected torch.bfloat16 [32] or [5, 32] on cpu",
+        ),
+    )
+    for changed, told in wrong:
+        given = {"residual": residual, "gate": gate} | changed
+        with pytest.raises(RuntimeError) as error:
+            theirs.cutlass_scaled_mxfp8_mm_residual_gate(a, b, a_sf, b_sf, torch.ones(1), **given)
+        assert str(error.value) == f"cutlass_scaled_mxfp8_mm_residual_gate: {told}"
+    assert bool((residual == 1).all()), "something is written"

@@ -1,4 +1,4 @@
-"""Grouped GEMMs under others' names: vLLM's cutlass_moe_mm and what prepares it, DeepGEMM's m_grouped signatures."""
+"""Grouped GEMMs under vLLM's names: cutlass_moe_mm, and what prepares its calls."""
 
 from importlib import import_module
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from builds import TableOnly
 from gemmill import grouped_mm
-from gemmill.compat import deep_gemm
 from gemmill.families.moe.selections import smoke
 from gemmill.runtime import ops
 from gemmill.vocab import Arch
@@ -90,41 +89,3 @@ def test_group_gemm_is_supported_where_it_is_compiled(vllm, table_of, make_manif
         monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*kept), table_of(*kept)))
         assert vllm.cutlass_group_gemm_supported(90) is answer
         assert vllm.cutlass_group_gemm_supported(100) is False
-
-
-def test_deep_gemms_contiguous_rows() -> None:
-    layout = torch.tensor([1] * 5 + [-1] * 3 + [0] * 6 + [-1] * 2 + [3], dtype=torch.int32)
-    a, w, a_scales, w_scales = codes(17, K), codes(E, N, K), scales(17, 2), scales(E, 1, 2)
-    out = torch.full((17, N), torch.nan, dtype=torch.bfloat16)
-    deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, a_scales.t().contiguous().t()), (w, w_scales), out, layout)
-    for expert, rows in ((1, slice(0, 5)), (0, slice(8, 14)), (3, slice(16, 17))):
-        of_expert = w[expert : expert + 1], a_scales[rows], w_scales[expert : expert + 1]
-        assert torch.equal(out[rows], grouped_mm(a[rows], *of_expert, torch.tensor([0, rows.stop - rows.start])))
-    assert bool(out[layout < 0].isnan().all())
-
-
-@pytest.mark.parametrize("m_major", [True, False])
-def test_deep_gemms_masked_rows(m_major: bool) -> None:
-    a, w, a_scales, w_scales = codes(E, 6, K), codes(E, N, K), scales(E, 6, 2), scales(E, 1, 2)
-    given = a_scales.transpose(1, 2).contiguous().transpose(1, 2) if m_major else a_scales
-    out, rows = torch.full((E, 6, N), torch.nan, dtype=torch.bfloat16), torch.tensor([6, 0, 2, 1], dtype=torch.int32)
-    deep_gemm.fp8_m_grouped_gemm_nt_masked((a, given), (w, w_scales), out, rows, 2)
-    for expert, count in enumerate(rows.tolist()):
-        of_expert = w[expert : expert + 1], a_scales[expert, :count], w_scales[expert : expert + 1]
-        assert torch.equal(out[expert, :count], grouped_mm(a[expert, :count], *of_expert, torch.tensor([0, count])))
-        assert bool(out[expert, count:].isnan().all())
-
-
-def test_deep_gemms_bf16() -> None:
-    layout = torch.tensor([1] * 5 + [-1] * 3 + [0] * 6, dtype=torch.int32)
-    a, w = (torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16() for shape in ((14, K), (E, N, K)))
-    out = torch.full((14, N), torch.nan, dtype=torch.bfloat16)
-    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, w, out, layout)
-    masked = torch.full((E, 7, N), torch.nan, dtype=torch.bfloat16)
-    slots, rows = torch.zeros(E, 7, K).bfloat16(), torch.tensor([6, 5, 0, 0], dtype=torch.int32)
-    for expert, where in ((1, slice(0, 5)), (0, slice(8, 14))):
-        assert torch.equal(out[where], (a[where].double() @ w[expert].double().t()).bfloat16())
-        slots[expert, : where.stop - where.start] = a[where]
-    deep_gemm.m_grouped_bf16_gemm_nt_masked(slots, w, masked, rows, 3)
-    assert torch.equal(masked[0, :6], out[8:14]) and torch.equal(masked[1, :5], out[:5])
-    assert bool(out[5:8].isnan().all() and masked[0, 6:].isnan().all() and masked[2:].isnan().all())

@@ -13,6 +13,7 @@ __all__ = [
     "cutlass_scaled_mxfp4_mxfp8_mm",
     "cutlass_scaled_mxfp6_mxfp8_mm",
     "cutlass_scaled_mxfp8_mm",
+    "cutlass_scaled_mxfp8_mm_residual_gate",
     "cutlass_scaled_nvfp4_mm",
     "scaled_mxfp4_quant",
     "scaled_mxfp6_quant",
@@ -58,6 +59,36 @@ def cutlass_scaled_mxfp8_mm(
 ) -> torch.Tensor:
     """The same of mxfp8, [M, K] and [N, K]."""
     return gemmill.cutlass_scaled_mxfp8_mm(mat_a, mat_b, _bytes(scales_a), _bytes(scales_b), alpha, bias)
+
+
+def cutlass_scaled_mxfp8_mm_residual_gate(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    alpha: torch.Tensor,
+    residual: torch.Tensor,
+    gate: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """residual + gate * (alpha * mat_a mat_b^T + bias) of mxfp8, written to `residual`, bfloat16 [M, N], which is returned.
+
+    gate is bfloat16 [N] or [M, N]. The product in parentheses is rounded to bfloat16 first, then the sum, which a kernel of torch makes:
+    as LightX2V does with a gate of [M, N]. With [N] LightX2V rounds the sum alone. Raises RuntimeError, in a sentence, for a residual or
+    gate of another type or shape, before anything is written.
+    """
+    shape, name = (mat_a.shape[0], mat_b.shape[0]), "cutlass_scaled_mxfp8_mm_residual_gate"
+    if residual.dtype != torch.bfloat16 or residual.shape != shape:
+        raise RuntimeError(
+            f"{name}: residual is {residual.dtype} {list(residual.shape)}, expected torch.bfloat16 {list(shape)}"
+        )
+    if gate.dtype != torch.bfloat16 or gate.shape not in (shape, shape[1:]) or gate.device != residual.device:
+        raise RuntimeError(
+            f"{name}: gate is {gate.dtype} {list(gate.shape)} on {gate.device}, expected torch.bfloat16 {list(shape[1:])} or "
+            f"{list(shape)} on {residual.device}"
+        )
+    product = cutlass_scaled_mxfp8_mm(mat_a, mat_b, scales_a, scales_b, alpha, bias)
+    return residual.addcmul_(product, gate)
 
 
 def cutlass_scaled_mxfp6_mxfp8_mm(
