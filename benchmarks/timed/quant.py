@@ -36,6 +36,8 @@ def _cases() -> Iterator[tuple[str, QuantCase]]:
             yield f"{op.name} azp", replace(case, zero_points=True)
         if op.scaling is Scaling.RMS_TOKEN:
             yield f"{op.name} residual", replace(case, residual=True)
+        for group in (16, 256) if op.takes_any_group else ():
+            yield f"{op.name} group {group}", replace(case, group_size=group)
 
 
 def _case(op: QuantOp) -> QuantCase:
