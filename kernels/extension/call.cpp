@@ -72,8 +72,8 @@ StableIValue stacked(OpCall& call, size_t i) {
   switch (call.op().arguments[i].kind) {
     case Kind::kTensor: {
       AtenTensorHandle const handle = call.tensors[i].release();
-      if (!optional) return from(handle);
-      return handle == nullptr ? from(nullptr) : from(new StableIValue(from(handle)));
+      if (!optional) return torch::stable::detail::from(handle);
+      return handle == nullptr ? from(nullptr) : from(new StableIValue(torch::stable::detail::from(handle)));
     }
     case Kind::kFloat: return from(std::bit_cast<double>(call.values[i]));
     case Kind::kBool: return from(call.values[i] != 0);
