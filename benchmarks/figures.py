@@ -29,9 +29,8 @@ OPS = {
 }
 """What is compared, and the peers that compute the same; another way to have it is not the best peer."""
 _ROOFLINE = (
-    "The roofline is the least time in which an H200 moves a call's bytes and multiplies its operands. It copies 4.21 TB/s, as was "
-    "measured, and multiplies 1,979 TFLOP/s of 8 bits by its data sheet. Reading alone can be faster than copying, so a share may "
-    "exceed 1."
+    "The roofline is the least time in which an H200 moves a call's bytes and multiplies its operands: it copies 4.21 TB/s (measured) "
+    "and multiplies 1,979 TFLOP/s of 8 bits (data sheet). Reads can be faster than copies, so a share may exceed 1."
 )
 NAMES = {"vllm": "vLLM", "deepgemm": "DeepGEMM", "torch mm": "torch (cuBLAS)"}
 
@@ -39,9 +38,8 @@ NAMES = {"vllm": "vLLM", "deepgemm": "DeepGEMM", "torch mm": "torch (cuBLAS)"}
 def tables(record: dict, source: str) -> str:
     """Markdown of all tables. `source` is the result's path in the repository."""
     told = (
-        f"These tables are of one run: [JSON](../{source}), torch {record['environment']['torch']}, build "
-        f"`{record['build']['id']}`. Times are in "
-        "microseconds, the best peer in bold. That is the one nearest to gemmill, or ahead, where times of the same round are held together."
+        f"One run made these tables: [JSON](../{source}), torch {record['environment']['torch']}, build "
+        f"`{record['build']['id']}`. Times are microseconds, less is better. Bold is the best peer: the fastest next to gemmill, round by round."
     )
     pictures = (
         "![How much longer the best peer takes, for each measured shape](images/peers.svg)",

@@ -29,7 +29,7 @@ def program():
             [0, 0, 0, 0],
         ),
         ("What it had, and what it has.", 7, [2, 0, 0, 0]),
-        ("It is timed and are then measured; it is blue.", 9, [0, 2, 0, 0]),
+        ("It is timed and are then measured; it is blue.", 10, [0, 2, 0, 0]),
         ("- kernels that was, that are, that has, that were, that is\n", 11, [0, 0, 4, 0]),
         ("A [link beside](beside.md)\nthis, besides.", 5, [0, 0, 0, 1]),
     ],
