@@ -307,9 +307,16 @@ def test_weights_are_not_packed_while_a_graph_is_captured(monkeypatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     weights = torch.zeros(2).as_subclass(OnGpu)
-    told = "^dense: weights are packed at their first call, which no captured CUDA graph can do: make a call of them before"
-    with pytest.raises(RuntimeError, match=told):
-        packed_once.packed_once("dense", (weights,), "", lambda: pytest.fail("packed"))
+    told = "dense: weights are packed at {} call, which no captured CUDA graph can do: {}"
+    with torch.inference_mode():
+        untracked = torch.zeros(2).as_subclass(OnGpu)
+    for given, when, remedy in (
+        (weights, "their first", "make a call of them before the capture"),
+        (untracked, "every", "clone them outside of torch.inference_mode"),
+    ):
+        with pytest.raises(RuntimeError) as error:
+            packed_once.packed_once("dense", (given,), "", lambda: pytest.fail("packed"))
+        assert str(error.value) == told.format(when, remedy)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     made: Any = object()
     assert packed_once.packed_once("dense", (weights,), "", lambda: made) is made
