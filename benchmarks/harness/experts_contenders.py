@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+import gemmill
 from gemmill.families.fused_moe.bounds import judged
 from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.families.fused_moe.reference import INTERLEAVED, Layer
@@ -60,7 +61,7 @@ class ExpertsContender(_Timed):
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), self._op(workload))
 
-    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: "ExpertsOperands", i: int) -> partial[object]:
         """A call with its arguments bound."""
         x, packing = operands, operands.workload.packing
         op = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default
@@ -71,6 +72,38 @@ class ExpertsContender(_Timed):
     @staticmethod
     def _op(workload: "ExpertsWorkload") -> str:
         return "fused_experts" if workload.packing is None else "fused_fp4_experts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsWay(ExpertsContender):
+    """The op, answered in one of two ways: by the variant that the model would choose if there were no other way."""
+
+    apart: bool
+    """Whether both products are grouped GEMMs."""
+    complete: bool = False
+
+    def takes(self, workload: "ExpertsWorkload") -> bool:
+        """Whether the build has a variant that goes this way."""
+        return workload.coded and any(self._goes(entry.config) for entry in gemmill.variants(op=self._op(workload)))
+
+    def prepare(self, operands: "ExpertsOperands", timer: Timer, fewest: int) -> Prepared:
+        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
+        with gemmill.use_variant(self._variant(operands)):
+            return super().prepare(operands, timer, fewest)
+
+    def _variant(self, operands: "ExpertsOperands") -> str:
+        call, op = self.call(operands, 0), self._op(operands.workload)
+        choice = gemmill.explain(op, *call.args)
+        known = {entry.name: entry.config for entry in gemmill.variants(op=op)}
+        expected = {rejected.name: rejected.us for rejected in choice.trace if rejected.us is not None}
+        expected |= {} if choice.entry is None else {choice.entry.name: 0.0}
+        fitting = [name for name in expected if self._goes(known[name])]
+        if not fitting:
+            raise RuntimeError(f"no variant of {self.name!r} takes {operands.workload}")
+        return min(fitting, key=expected.__getitem__)
+
+    def _goes(self, config: Any) -> bool:
+        return bool(config.apart) is self.apart
 
 
 @dataclass(frozen=True, kw_only=True)

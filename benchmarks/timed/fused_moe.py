@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, replace
+from random import Random
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from gemmill.formats.layout import SIDE
 from gemmill.formats.sparse_blocks import CODE_BYTES, PLACE_BYTES
 from gemmill.formats.sparse_fp4 import PATTERNS
 from gemmill.vocab import Format
-from harness.experts_contenders import ExpertsContender, OneAfterTheOther
+from harness.experts_contenders import ExpertsContender, ExpertsWay, OneAfterTheOther
 from timed import Benchmark
 
 LAYERS = {
@@ -28,6 +29,9 @@ PACKED = {str(packing): packing for packing in PACKINGS}
 KINDS = ("fp8_groups", "fp8", "bf16", *PACKED)
 BASE = 2.0**-4
 """Of all rows of packed weights."""
+DRAWN_EXPERTS, DRAWN_TOP, DRAWN_STEP = (8, 16, 32, 64, 128, 256, 512), (1, 2, 4, 6, 8, 10), 128
+DRAWN_HIDDEN, DRAWN_INNER, DRAWN_ELEMENTS = (1024, 8192), (256, 16384), 1 << 33
+"""Least and most of the sizes of drawn layers; elements of the weights of all experts at most."""
 FEWEST_COPIES, MOST_COPIES, COPIED_TOKENS = 2, 16, 64
 TINY = (4, 2, 256, 128)
 
@@ -47,6 +51,11 @@ class ExpertsWorkload:
     def grouped(self) -> bool:
         """Whether scales are of blocks."""
         return self.kind == "fp8_groups"
+
+    @property
+    def coded(self) -> bool:
+        """Whether weights are e4m3 as checkpoints have them."""
+        return self.kind in ("fp8_groups", "fp8")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -188,13 +197,29 @@ _SCALE_BYTES |= dict.fromkeys(("nvfp4_2to4", "nvfp4_2to4_8"), _SCALE_BYTES["nvfp
 
 
 def workloads_of(options: Namespace) -> list[ExpertsWorkload]:
-    """Every layer with every number of tokens. Raises ValueError."""
+    """Every layer, or those drawn, with every number of tokens. Raises ValueError."""
     kinds, layers = options.op.split(","), options.layers.split(",")
     for what, asked, known in (("op", kinds, KINDS), ("layer", layers, LAYERS)):
         if unknown := [word for word in asked if word not in known]:
             raise ValueError(f"{what} {unknown[0]!r} is none of {', '.join(known)}")
     tokens = TOKENS if options.tokens is None else tuple(map(int, options.tokens.split(",")))
-    return [_workload(kind, LAYERS[layer], m) for layer in layers for kind in kinds for m in tokens]
+    sizes = [LAYERS[layer] for layer in layers]
+    if options.draw is not None:
+        random = Random(options.draw)
+        sizes = [_drawn(random) for _ in range(options.draws)]
+    return [_workload(kind, layer, m) for layer in sizes for kind in kinds for m in tokens]
+
+
+def _drawn(random: Random) -> tuple[int, int, int, int]:
+    """A layer's experts, experts of a token, columns of x, and results: each as likely to be twice as large at any size."""
+    while True:
+        experts, top = random.choice(DRAWN_EXPERTS), random.choice(DRAWN_TOP)
+        hidden, inner = (
+            DRAWN_STEP * round(least * (most / least) ** random.random() / DRAWN_STEP)
+            for least, most in (DRAWN_HIDDEN, DRAWN_INNER)
+        )
+        if top < experts and 3 * experts * hidden * inner <= DRAWN_ELEMENTS:
+            return experts, top, hidden, inner
 
 
 def _workload(kind: str, layer: tuple[int, int, int, int], tokens: int) -> ExpertsWorkload:
@@ -212,6 +237,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--op", "--ops", default="fp8_groups", help=f"kinds, with commas, of {', '.join(KINDS)}")
     parser.add_argument("--layers", default="qwen3-30b-a3b", help=f"with commas, of {', '.join(LAYERS)}")
     parser.add_argument("--tokens", help=f"with commas; {', '.join(map(str, TOKENS))} by default")
+    parser.add_argument("--draw", type=int, metavar="SEED", help="draw layers in place of those with names")
+    parser.add_argument("--draws", type=int, default=10, help="how many are drawn")
 
 
 BENCHMARK = Benchmark(
@@ -223,5 +250,9 @@ BENCHMARK = Benchmark(
     maker=ExpertsMaker,
     data="normal random numbers; each token has random experts, others from call to call",
     subject=lambda namespace, name: ExpertsContender(name=name, namespace=namespace),
-    also=lambda: [OneAfterTheOther()],
+    also=lambda: [
+        OneAfterTheOther(),
+        ExpertsWay(name="three launches", namespace="gemmill", apart=False),
+        ExpertsWay(name="grouped GEMMs", namespace="gemmill", apart=True),
+    ],
 )

@@ -34,47 +34,9 @@ thread_local Arena arena;
 using Recorder = void(char const* symbol, void const* args, int64_t bytes);
 thread_local Recorder* recorder = nullptr;
 
-// Memory for the length of a launch, from torch's allocator, which knows of streams and graph capture. Asked directly it takes the host
-// less time than a tensor does.
-class Workspace {
- public:
-  Workspace(int64_t bytes, int32_t device) {
-    if (bytes == 0) return;
-    if (arena.data != nullptr) {
-      if (bytes > arena.bytes) throw std::runtime_error("gemmill: a workspace of " + std::to_string(bytes) + " bytes is not in the arena");
-      arena.used = bytes;
-      lent_ = arena.data;
-      return;
-    }
-    if (device >= 0 && aoti_torch_cuda_caching_allocator_raw_alloc != nullptr && aoti_torch_cuda_caching_allocator_raw_delete != nullptr) {
-      if (aoti_torch_cuda_caching_allocator_raw_alloc(static_cast<uint64_t>(bytes), &raw_) != 0) refuse(bytes);
-      return;
-    }
-    int64_t const stride = 1;
-    if (aoti_torch_empty_strided(1, &bytes, &stride, dtypes().u8, device < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), device, &handle_) != 0) {
-      refuse(bytes);
-    }
-  }
-  ~Workspace() {
-    if (raw_ != nullptr) aoti_torch_cuda_caching_allocator_raw_delete(raw_);
-    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
-  }
-  Workspace(Workspace const&) = delete;
-  Workspace& operator=(Workspace const&) = delete;
-  void* data() const {
-    void* result = raw_ != nullptr ? raw_ : lent_;
-    if (handle_ != nullptr) aoti_torch_get_data_ptr(handle_, &result);
-    return result;
-  }
-
- private:
-  [[noreturn]] static void refuse(int64_t bytes) {
-    throw std::runtime_error("gemmill: no memory for a workspace of " + std::to_string(bytes) + " bytes");
-  }
-
-  AtenTensorHandle handle_ = nullptr;
-  void *lent_ = nullptr, *raw_ = nullptr;
-};
+[[noreturn]] void refuse_workspace(int64_t bytes) {
+  throw std::runtime_error("gemmill: no memory for a workspace of " + std::to_string(bytes) + " bytes");
+}
 
 // Throws for a kernel's status that is not 0; `why` stands in for what the status says.
 void check_launch(char const* symbol, int32_t status, std::string why) {
@@ -84,6 +46,35 @@ void check_launch(char const* symbol, int32_t status, std::string why) {
 }
 
 }  // namespace
+
+Workspace::Workspace(int64_t bytes, int32_t device) {
+  if (bytes == 0) return;
+  if (arena.data != nullptr) {
+    if (bytes > arena.bytes) throw std::runtime_error("gemmill: a workspace of " + std::to_string(bytes) + " bytes is not in the arena");
+    arena.used = bytes;
+    lent_ = arena.data;
+    return;
+  }
+  if (device >= 0 && aoti_torch_cuda_caching_allocator_raw_alloc != nullptr && aoti_torch_cuda_caching_allocator_raw_delete != nullptr) {
+    if (aoti_torch_cuda_caching_allocator_raw_alloc(static_cast<uint64_t>(bytes), &raw_) != 0) refuse_workspace(bytes);
+    return;
+  }
+  int64_t const stride = 1;
+  if (aoti_torch_empty_strided(1, &bytes, &stride, dtypes().u8, device < 0 ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), device, &handle_) != 0) {
+    refuse_workspace(bytes);
+  }
+}
+
+Workspace::~Workspace() {
+  if (raw_ != nullptr) aoti_torch_cuda_caching_allocator_raw_delete(raw_);
+  if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
+}
+
+void* Workspace::data() const {
+  void* result = raw_ != nullptr ? raw_ : lent_;
+  if (handle_ != nullptr) aoti_torch_get_data_ptr(handle_, &result);
+  return result;
+}
 
 Family::Family(char const* name, std::vector<char const*> tensors, std::vector<char const*> values, std::vector<Special> specials,
                Asks* asks, Launches* launches, Model model)
@@ -98,13 +89,19 @@ Family const* Family::named(std::string_view name) {
   return family;
 }
 
+Workspace Chosen::workspace(void const* args) const {
+  gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
+  gemmill_launch const how{nullptr, nullptr, device, sm_count, programmatic_launch(), constant_weights()};
+  return Workspace(kernel.workspace == nullptr ? 0 : kernel.workspace(args, &how), device);
+}
+
 void Chosen::launch(void const* args, int64_t bytes) const {
   gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
   if (recorder != nullptr) return recorder(kernel.symbol, args, bytes);
   DeviceScope const scope(device);
   gemmill_launch how{current_stream(device), nullptr, device, sm_count, programmatic_launch(), constant_weights()};
-  Workspace const workspace(kernel.workspace == nullptr ? 0 : kernel.workspace(args, &how), device);
-  how.workspace = workspace.data();
+  Workspace const own(kernel.workspace == nullptr ? 0 : kernel.workspace(args, &how), device);
+  how.workspace = own.data();
   int32_t const status = kernel.launch(args, &how);
   check_launch(kernel.symbol, status, take_descriptor_failure());
 }

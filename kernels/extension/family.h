@@ -9,10 +9,28 @@
 
 namespace gemmill {
 
+// Memory for the length of a call's launches, from torch's allocator, which knows of streams and graph capture. Asked directly it takes
+// the host less time than a tensor does. Throws std::runtime_error where there is none.
+class Workspace {
+ public:
+  Workspace(int64_t bytes, int32_t device);
+  ~Workspace();
+  Workspace(Workspace const&) = delete;
+  Workspace& operator=(Workspace const&) = delete;
+  void* data() const;
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+  void *lent_ = nullptr, *raw_ = nullptr;
+};
+
 // A checked call, and the row that was chosen for it.
 struct Chosen {
   Row const& row;
   int32_t device, sm_count;
+
+  // The workspace that the row's kernel asks for, for who launches it several times.
+  Workspace workspace(void const* args) const;
 
   // Launches the row's kernel with arguments of the family's own struct. Throws std::runtime_error where that fails.
   template <class Arguments>

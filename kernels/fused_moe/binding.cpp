@@ -1,9 +1,12 @@
 // Fused experts: what the choice depends on, and what a kernel is given.
 #include "fused_moe/abi.h"
+#include "fused_moe/apart_workspace.h"
 #include "fused_moe/model.h"
 #include "extension/device.h"
+#include "extension/dtypes.h"
 #include "extension/family.h"
 #include "extension/layout.h"
+#include "moe/multiply.h"
 
 namespace gemmill::fused_moe {
 namespace {
@@ -36,11 +39,44 @@ struct ScaleStrides {
   }
 };
 
+// Both products as grouped GEMMs: five launches, that share a workspace.
+void launch_apart(gemmill_apart_experts_args& args, moe::Multiplied const& what, Chosen const& chosen) {
+  auto& x = args.layer;
+  Workspace const own = chosen.workspace(&args);
+  if (x.workspace == nullptr) x.workspace = own.data();
+  ApartWorkspace const ws(x, what.groups, static_cast<char*>(x.workspace));
+  int64_t const pairs = int64_t{x.tokens} * x.topk;
+  auto const stage = [&](int32_t number) { args.stage = number, chosen.launch(&args); };
+  auto const multiply = [&](void const* a, float const* a_scales, void* d, int32_t n, int32_t k, gemmill_grouped_mm_args product) {
+    product.a = a, product.a_scales = a_scales, product.d = d, product.offsets = ws.offsets;
+    product.lda = k, product.ldd = n, product.b_stride_expert = product.ldb * n;
+    product.m = product.tokens = static_cast<int32_t>(pairs), product.n = n, product.k = k;
+    product.experts = product.weights = x.weights, product.offset_words = product.id_words = 1;
+    if (what.groups) {
+      product.a_scale_stride_m = 1, product.a_scale_stride_k = pairs;
+    } else {
+      product.a_scale_per_row = pairs > 1, product.b_scale_per_column = product.b_scale_stride_n != 0, product.b_scale_stride_n = 0;
+    }
+    moe::multiply(product, what, chosen);
+  };
+  gemmill_grouped_mm_args up{}, down{};
+  up.b = x.w13, up.b_scales = x.w13_scales, up.ldb = x.w13_stride_row;
+  up.b_scale_stride_expert = x.w13_scale_stride_expert, up.b_scale_stride_n = x.w13_scale_stride_row, up.b_scale_stride_k = x.w13_scale_stride_k;
+  down.b = x.w2, down.b_scales = x.w2_scales, down.ldb = x.w2_stride_row;
+  down.b_scale_stride_expert = x.w2_scale_stride_expert, down.b_scale_stride_n = x.w2_scale_stride_row, down.b_scale_stride_k = x.w2_scale_stride_k;
+  stage(GEMMILL_PERMUTE);
+  multiply(ws.codes, ws.scales, ws.products, 2 * x.inner, x.hidden, up);
+  stage(GEMMILL_ACTIVATE);
+  multiply(ws.inner_codes, ws.inner_scales, ws.parts, x.hidden, x.inner, down);
+  stage(GEMMILL_COMBINE);
+}
+
 void launch(OpCall const& x, Chosen const& chosen) {
   Operand const &map = x.tensor(kMap), &workspace = x.tensor(kWorkspace);
   int64_t const experts = x.value(kExperts), inner = x.value(kInner), hidden = x.value(kK), order = x.value(kOrder);
   ScaleStrides const of_w13(x.tensor(kW13Scales), experts, 2 * inner, x.value(kGroups)), of_w2(x.tensor(kW2Scales), experts, hidden, x.value(kGroups));
-  gemmill_fused_experts_args args{};
+  gemmill_apart_experts_args apart{};
+  gemmill_fused_experts_args& args = apart.layer;
   args.x = x.tensor(kX).data, args.w13 = x.tensor(kW13).data, args.w2 = x.tensor(kW2).data, args.out = x.tensor(kOut).data;
   args.w13_scales = static_cast<float const*>(x.tensor(kW13Scales).data), args.w2_scales = static_cast<float const*>(x.tensor(kW2Scales).data);
   args.w13_bias = x.tensor(kW13Bias).data, args.w2_bias = x.tensor(kW2Bias).data;
@@ -65,7 +101,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.activation = static_cast<int32_t>(x.value(kActivation));
   args.endless_waits = endless_waits();
   args.alpha = static_cast<float>(x.real(kAlpha)), args.limit = static_cast<float>(x.real(kLimit)), args.beta = static_cast<float>(x.real(kBeta));
-  chosen.launch(&args);
+  if (reinterpret_cast<Facts const&>(chosen.row.facts).apart == 0) return chosen.launch(&args);
+  launch_apart(apart, {x.tensor(kW13).dtype, x.tensor(kX).dtype, x.value(kGroups) != 0}, chosen);
 }
 
 Family const family{

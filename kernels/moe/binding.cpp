@@ -3,6 +3,9 @@
 #include "extension/layout.h"
 #include "moe/abi.h"
 #include "moe/model.h"
+#include "moe/multiply.h"
+
+#include <stdexcept>
 
 namespace gemmill::moe {
 namespace {
@@ -65,5 +68,19 @@ Family const family{
     {takes, model_ns, [](Row const&, int64_t const*, int64_t const*) { return false; }},
 };
 
+// The number of the class of calls. Mirrors gemmill.families.moe.classes, whose other axes are 0 here.
+int64_t class_of(Multiplied const& what) {
+  constexpr int64_t kBiased = 2, kFormats = 3, kIndexed = 2, kGroups = 2, kOutTypes = 16;
+  return (((what.dtype * kOutTypes + what.out_dtype) * kGroups + what.groups) * kIndexed * kFormats) * kBiased;
+}
+
 }  // namespace
+
+void multiply(gemmill_grouped_mm_args const& args, Multiplied const& what, Chosen const& of) {
+  Call const asked{class_of(what), {args.m, args.n, args.k, args.experts}, {kTmaBytes, kTmaBytes, kTmaBytes}};
+  Choice const choice = choose(family, asked, of.sm_count);
+  if (choice.row < 0) throw std::runtime_error("gemmill: the build has no grouped GEMM for the products of these experts");
+  Chosen{*row_at(choice.row), of.device, of.sm_count}.launch(&args);
+}
+
 }  // namespace gemmill::moe

@@ -20,5 +20,5 @@ from gemmill.family.schema import VLLM_PREFIX, Kind, OpSchema, Parameter
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.sweep import Measured, Sizes, Sweep
 from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
-from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, Reach, Row, ShapedCall, Tuning
+from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, Needs, Reach, Row, ShapedCall, Tuning
 from gemmill.questions import Asked

@@ -45,6 +45,20 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Needs:
+    """A variant of another family, of which one whose launches it makes has to be in the same build."""
+
+    family: str
+    """The other family's name."""
+    config: Mapping[str, Any]
+    """Fields of its config, and their values."""
+
+    def holds(self, family: str, config: Any) -> bool:
+        """Whether a variant is one."""
+        return family == self.family and all(getattr(config, name) == value for name, value in self.config.items())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reach:
     """How far a measured choice reaches. Tiles are as wide as fills the SMs for one shape, so the choice of another is a
     worse guide than the model (docs/notes/tables.md)."""
@@ -96,6 +110,8 @@ class Tuning:
     reach: Reach = Reach(few=0, many=0, endless=0, ratio=0, distance=0.0)
     rows: Callable[[Any, int], Iterable[Row]]
     """Of a config and its kernel's index: a row for each class of calls."""
+    needs: Callable[[Any], Needs | None] = lambda config: None
+    """What a variant of a config launches of another family: without that it serves no call."""
     describe: Callable[[int], str]
     """A class of calls in words."""
     differs: Callable[[int, int], str]

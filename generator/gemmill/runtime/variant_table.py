@@ -62,9 +62,9 @@ def make_variant_table(
 
     `quarantined` has variants that are never chosen, and why; no measured choice names one.
     """
-    withheld = quarantined or {}
     index = {symbol: i for i, symbol in enumerate(kernels)}
     known, chosen = list(entries), list(tuned)
+    withheld = _without_needed(known) | dict(quarantined or {})
     rows: list[Row] = []
     owners: list[KernelEntry] = []
     tuned_rows: list[TunedRow] = []
@@ -85,3 +85,13 @@ def make_variant_table(
                 sizes = tuning.ordered(choice.sizes)
                 tuned_rows.append(TunedRow(call_class=choice.call_class, sizes=sizes, row=found, exact=choice.exact))
     return VariantTable(rows=tuple(rows), entries=tuple(owners), tuned=tuple(tuned_rows), quarantined=withheld)
+
+
+def _without_needed(entries: Sequence[KernelEntry]) -> dict[str, str]:
+    """Variants that launch another family's, of which the build has none: why they are never chosen, by name."""
+    found = {}
+    for entry in entries:
+        needs = REGISTRY.choices[entry.family].needs(entry.config)
+        if needs is not None and not any(needs.holds(other.family, other.config) for other in entries):
+            found[entry.name] = f"the build has no variant of {needs.family} that it launches"
+    return found

@@ -5,7 +5,8 @@ instruction adds 16 products and loses at most 19 units of 2^-23 of the largest 
 that sum. Sums leave the tensor core every 128 bytes along K, so at most 8 instructions add up. Then each step, slice, scale,
 bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. Of 2:4 sparse weights an
 instruction adds 16 products, too. Folded and streamed weights are multiplied as e4m3, whose sums are FP22. Streamed ones have
-scales in groups, and kernels of warps may serve the same call: its bound has what either loses.
+scales in groups, and kernels of warps may serve the same call: its bound has what either loses. Grouped GEMMs round both products to
+x's dtype before biases and weights.
 
 A gate and an up lie between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the
 reference's. Its code times its scale lies between those of the two ends. The second product's error has two terms. One is the
@@ -62,6 +63,7 @@ def judged(layer: Layer, added_to: Tensor | None, *, exactly: bool) -> Judged:
 def _part(layer: Layer, rows: Rows, *, exactly: bool) -> tuple[Tensor, Tensor]:
     """An expert's part of the result, float64 [M, hidden], and how far a kernel's may be from it."""
     values, error = reference.results(layer, rows), _inner_error(layer, rows)
+    exactly = exactly and not _rounds_first_product(layer)
     sums, dtype = reference.inner_products(layer, rows).double(), layer.x.dtype
     rounded = sums.float().to(dtype)
     spread = torch.maximum(
@@ -80,6 +82,8 @@ def _part(layer: Layer, rows: Rows, *, exactly: bool) -> tuple[Tensor, Tensor]:
         w2 = w2 * _spread_scales(scales, w2, layer.group)
     total = operand @ w2.t()
     lost = off @ w2.abs().t() + _lost_of_sums(layer, operand, off, w2)
+    if layer.may_round_products:
+        lost = lost + half_unit_in_last_place(total.abs() + lost, layer.x.dtype)
     if layer.w2_bias is not None:
         bias = layer.w2_bias[rows.weights].double()
         total, lost = total + bias, lost + FLOAT32_UNIT * _ROUNDINGS * bias.abs()
@@ -102,10 +106,17 @@ def _inner_error(layer: Layer, rows: Rows) -> Tensor:
     else:
         a = x.double()
     lost = _lost_of_sums(layer, a, torch.zeros_like(a), w13)
+    if _rounds_first_product(layer):
+        lost = lost + half_unit_in_last_place((a @ w13.t()).abs() + lost, layer.x.dtype)
     if layer.w13_bias is not None:
         lost = lost + FLOAT32_UNIT * _ROUNDINGS * layer.w13_bias[rows.weights].double().abs()
     weight = reference.weights_of(layer, rows).double().abs() if layer.weight_on_input else 1.0
     return lost * weight
+
+
+def _rounds_first_product(layer: Layer) -> bool:
+    """Whether the first product may be rounded once more than the reference does it: before a bias, or a weight on the input."""
+    return layer.may_round_products and (layer.w13_bias is not None or layer.weight_on_input)
 
 
 def _lost_of_sums(layer: Layer, a: Tensor, off: Tensor, weights: Tensor) -> Tensor:

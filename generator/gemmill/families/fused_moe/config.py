@@ -20,6 +20,8 @@ TILES = (8, 16, 32)
 """Rows of an expert that a CTA takes together."""
 STREAMED_TILES = (8, 16, 32, 64)
 """The same of kernels whose groups of 128 threads multiply."""
+APART_TILE = 128
+"""The same of grouped GEMMs, at most."""
 FP4_FORMATS = (NVFP4, MXFP4)
 """Formats of packed weights."""
 WARP_TILES = {8: 7, 16: 5}
@@ -59,6 +61,8 @@ class ExpertsConfig:
     """Rows of an expert that a CTA takes together."""
     streamed: bool = False
     """Whether TMA streams weights to groups of 128 threads, which multiply (WGMMA); else warps do."""
+    apart: bool = False
+    """Whether both products are grouped GEMMs of the family moe, in launches of their own."""
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "fusedexperts"
     backend: ClassVar[Backend] = Backend.CUTLASS
@@ -72,6 +76,8 @@ class ExpertsConfig:
             )
         if self.group_size not in (0, GROUP):
             raise ValueError(f"group_size={self.group_size}: scales are of {GROUP}, or 0 for whole rows")
+        if self.streamed and self.apart:
+            raise ValueError("streamed=True, apart=True: grouped GEMMs stream weights, or kernels of experts do")
 
     @property
     def operand_dtype(self) -> DType:
@@ -111,6 +117,7 @@ class PackedExpertsConfig:
     dtype: ClassVar[DType] = DType.U8
     out_dtype: ClassVar[DType] = DType.BF16
     group_size: ClassVar[int] = 0
+    apart: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.format not in FP4_FORMATS:

@@ -27,7 +27,10 @@ GRAMMAR = Grammar(
         Field("{dtype}"),
         Field("{out_dtype}"),
         Field("group{group_size}", default=0, instead=("rows", "plain"), which=_without_groups),
-        Field("t{tile_tokens}{streamed}", spelled={"streamed": words({False: "", True: "s"})}),
+        Field(
+            "t{tile_tokens}{streamed}{apart}",
+            spelled={"streamed": words({False: "", True: "s"}), "apart": words({False: "", True: "a"})},
+        ),
     ),
 )
 PACKED_GRAMMAR = Grammar(

@@ -54,6 +54,8 @@ class Layer:
     """Whether packed weights were folded into e4m3."""
     by_warps: bool = False
     """Whether only kernels whose warps multiply may have served the call. Sums of others lose more."""
+    fused: bool = False
+    """Whether no grouped GEMMs may have made the call's products, which these round to x's dtype."""
     numbers: tuple[float, float, float] = field(init=False)
     """alpha, limit and beta."""
 
@@ -77,8 +79,19 @@ class Layer:
 
     @property
     def may_sum_e4m3(self) -> bool:
-        """Whether the tensor core for e4m3 may make sums: of folded weights, and of streamed ones, which have scales in groups."""
-        return self.is_folded or (bool(self.group) and not self.by_warps)
+        """Whether the tensor core for e4m3 may make sums: of folded weights, of streamed ones, which have scales in groups, and in
+        grouped GEMMs."""
+        return self.is_folded or self.may_round_products or (bool(self.group) and not self.by_warps)
+
+    @property
+    def may_round_products(self) -> bool:
+        """Whether grouped GEMMs may make both products, of e4m3: these are rounded to x's dtype, then biases and weights follow."""
+        return self.is_coded and not self.is_packed and not self.by_warps and not self.fused
+
+    @property
+    def sums_exactly(self) -> bool:
+        """Whether sums of small integers are exact: those of e4m3 along all of K are not."""
+        return bool(self.group) or not self.may_sum_e4m3
 
     @property
     def may_round_parts(self) -> bool:

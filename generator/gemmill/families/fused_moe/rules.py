@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from gemmill.families.fused_moe.config import (
+    APART_TILE,
     CODED,
     STREAMED_TILES,
     TILES,
@@ -32,9 +33,10 @@ def _tile(c: ExpertsConfig) -> Iterator[str]:
 
     A lane has the scale of one row, so a tile of warps has at most 32. A thread's sums lie in registers: a streamed tile has at most 64.
     """
-    tiles = STREAMED_TILES if c.streamed else TILES
+    tiles = STREAMED_TILES if c.streamed else (APART_TILE,) if c.apart else TILES
     if c.tile_tokens not in tiles:
-        yield f"{'streamed ' * c.streamed}tile of {c.tile_tokens} rows: there are {', '.join(map(str, tiles))}"
+        kind = "streamed " * c.streamed + "apart " * c.apart
+        yield f"{kind}tile of {c.tile_tokens} rows: there are {', '.join(map(str, tiles))}"
 
 
 def _streamed(c: ExpertsConfig) -> Iterator[str]:
@@ -43,7 +45,13 @@ def _streamed(c: ExpertsConfig) -> Iterator[str]:
         yield f"streamed weights of {c.dtype} without scales in groups: sums are added with their scales"
 
 
-RULES = (_hopper, _operands, _tile, _streamed)
+def _apart(c: ExpertsConfig) -> Iterator[str]:
+    """Rows are codes where they are put in the order of experts: those of 16 bits would need a larger workspace."""
+    if c.apart and c.dtype is not CODED:
+        yield f"products of {c.dtype} as grouped GEMMs: rows in the order of experts are codes of {CODED}"
+
+
+RULES = (_hopper, _operands, _tile, _streamed, _apart)
 
 
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 from gemmill.families.fused_moe.config import (
+    APART_TILE,
     CODED,
     GROUP,
     STREAMED_TILES,
@@ -37,7 +38,7 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
     """Kernels of weights that are not packed.
 
     e4m3 to bf16 with scales in groups has streamed tiles of 8 to 64 rows, and one of 8 by warps. With scales of rows it has tiles of 8, 16
-    and 32 rows. bf16 has 8 and 32.
+    and 32 rows. With both, grouped GEMMs may make its products. bf16 has tiles of 8 and 32.
     """
     if arch is not Arch.SM90A:
         return
@@ -46,6 +47,10 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
         yield ExpertsConfig(dtype=CODED, out_dtype=DType.BF16, group_size=group, tile_tokens=tile, arch=arch)
     for tile in (TILES[0], TILES[-1]):
         yield ExpertsConfig(dtype=DType.BF16, out_dtype=DType.BF16, tile_tokens=tile, arch=arch)
+    for group in (GROUP, 0):
+        yield ExpertsConfig(
+            dtype=CODED, out_dtype=DType.BF16, group_size=group, tile_tokens=APART_TILE, apart=True, arch=arch
+        )
 
 
 def smoke(arch: Arch) -> Iterator[ExpertsConfig]:

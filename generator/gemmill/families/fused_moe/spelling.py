@@ -15,10 +15,14 @@ def spell(config: ExpertsConfig) -> Spelled:
     if config.streamed:
         values = {"half_type": _TYPES[config.out_dtype], "tile_tokens": config.tile_tokens}
         return Spelled(template="fused_moe/streamed_experts.cu.jinja", values=values)
+    grouped = str(bool(config.group_size)).lower()
+    if config.apart:
+        values = {"half_type": _TYPES[config.out_dtype], "grouped": grouped}
+        return Spelled(template="fused_moe/apart_experts.cu.jinja", values=values)
     values = {
         "half_type": _TYPES[config.out_dtype],
         "element_type": _TYPES[config.dtype],
-        "grouped": str(bool(config.group_size)).lower(),
+        "grouped": grouped,
         "tile_tokens": config.tile_tokens,
     }
     return Spelled(template="fused_moe/fused_experts.cu.jinja", values=values)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import HANDED_TILES, STREAMED_TILES, AnyConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.model import Facts, model_ns
-from gemmill.family import Reach, Row, Tuning
+from gemmill.family import Needs, Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 
 _TILE_PS = {8: 290, 16: 400, 32: 706}
@@ -69,10 +69,19 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         facts=Facts(
             tile_tokens=config.tile_tokens,
             bits=config.dtype.bits if config.format is None else config.format.code.bits,
-            tile_ps=_tile_ps(config),
-            begin_ns=_begin_ns(config),
+            tile_ps=0 if config.apart else _tile_ps(config),
+            begin_ns=0 if config.apart else _begin_ns(config),
+            apart=int(config.apart),
         ),
     )
+
+
+def _needs(config: AnyConfig) -> Needs | None:
+    """Grouped GEMMs of the same operands, where they make both products."""
+    if not config.apart:
+        return None
+    needed = {"operand_dtype": config.dtype, "out_dtype": config.out_dtype, "group_size": config.group_size}
+    return Needs(family="moe", config=needed | {"gathers": (False,), "biased": False})
 
 
 TUNING = Tuning(
@@ -83,6 +92,7 @@ TUNING = Tuning(
     bucketed="pairs",
     reach=Reach(few=8, many=512, endless=16384, ratio=2, distance=0.1),
     rows=_rows,
+    needs=_needs,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,

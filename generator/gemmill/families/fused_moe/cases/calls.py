@@ -67,6 +67,8 @@ class CallSpec:
     """Elements between rows of x and of out."""
     by_warps: bool = False
     """Whether only kernels whose warps multiply may serve the call: it is judged by what their sums lose."""
+    fused: bool = False
+    """Whether no grouped GEMMs may make the call's products: it is judged without their roundings."""
 
     @property
     def op(self) -> str:
@@ -147,14 +149,14 @@ def arguments_of(given: dict[str, Any]) -> list[Any]:
     return [given[name] for name in schema.arguments]
 
 
-def wanted_of(given: dict[str, Any], *, exactly: bool, by_warps: bool = False) -> Wanted:
+def wanted_of(given: dict[str, Any], *, exactly: bool, by_warps: bool = False, fused: bool = False) -> Wanted:
     """What a call must give. `out` among its arguments has what was there before the call.
 
-    `by_warps` says that no kernel serves it whose sums lose more than those of warps.
+    `by_warps` says that no kernel serves it whose sums lose more than those of warps, and `fused` that no grouped GEMMs do.
     """
     before = given["out"].clone() if given["adds"] else None
-    layer = replace(layer_of(given), by_warps=by_warps)
-    found = judged(layer, before, exactly=exactly and not layer.is_folded)  # whose sums lose bits of integers, too
+    layer = replace(layer_of(given), by_warps=by_warps, fused=fused)
+    found = judged(layer, before, exactly=exactly and layer.sums_exactly)
     return Wanted(rounded=found.rounded, exact=found.exact, bound=found.bound)
 
 

@@ -61,7 +61,9 @@ class ExpertsCase:
     def run(self, device: str) -> Outcome:
         """Call the op twice on fresh operands, and hold the result against the reference. Both calls give the same bits."""
         given, memory = self._made(device)
-        wanted = wanted_of(given, exactly=self.spec.data == "integers", by_warps=self.spec.by_warps)
+        wanted = wanted_of(
+            given, exactly=self.spec.data == "integers", by_warps=self.spec.by_warps, fused=self.spec.fused
+        )
         before, out = memory.bytes.clone(), given["out"]
         first = out.clone()
         op = getattr(getattr(torch.ops, NAMESPACE), self.op).default
@@ -135,8 +137,7 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
     )
     if isinstance(config, PackedExpertsConfig):
         specs = tuple(_packed(spec, config) for spec in specs)
-    by_warps = isinstance(config, ExpertsConfig) and not config.streamed
-    for i, spec in enumerate(replace(spec, by_warps=by_warps) for spec in specs):
+    for i, spec in enumerate(specs):
         yield ExpertsCase(spec=replace(spec, data="integers"))
         if i < 4:
             yield ExpertsCase(spec=spec)
@@ -178,6 +179,8 @@ def _first(config: AnyConfig) -> CallSpec:
         group_size=config.group_size,
         packing=config.packing,
         order=GATE_UP if config.packing is None else INTERLEAVED,
+        by_warps=isinstance(config, ExpertsConfig) and not config.streamed and not config.apart,
+        fused=not config.apart,
     )
 
 

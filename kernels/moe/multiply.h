@@ -1,0 +1,19 @@
+// Grouped GEMMs that another family's op is made of.
+#pragma once
+
+#include "extension/family.h"
+#include "moe/abi.h"
+
+namespace gemmill::moe {
+
+// Types of operands and result, by torch's numbers, and whether scales are in groups along K.
+struct Multiplied {
+  int32_t dtype, out_dtype;
+  bool groups;
+};
+
+// Enqueues the variant that is chosen for rows in order, without alpha and bias, where `of` is launched. All operands begin at multiples of
+// 16 bytes, and so do their rows. Throws std::runtime_error where the build has none.
+void multiply(gemmill_grouped_mm_args const& args, Multiplied const& what, Chosen const& of);
+
+}  // namespace gemmill::moe

@@ -1,0 +1,114 @@
+"""Layers whose products are grouped GEMMs: when they are chosen, what their variants need of a build, and what their results may be."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gemmill.families.fused_moe import bounds, reference
+from gemmill.families.fused_moe.cases.calls import CallSpec, make_given
+from gemmill.families.fused_moe.cases.checked import of_config
+from gemmill.families.fused_moe.config import APART_TILE, CODED, GROUP, ExpertsConfig
+from gemmill.families.fused_moe.rules import RULES
+from gemmill.families.fused_moe.selections import plain
+from gemmill.families.fused_moe.serving import layer_of
+from gemmill.families.fused_moe.tuning import TUNING
+from gemmill.families.moe.selections import biased, tiled
+from gemmill.family import Row, ShapedCall, first_rejection
+from gemmill.runtime.select import select
+from gemmill.runtime.variant_table import make_variant_table
+from gemmill.vocab import Arch, DType
+
+SMS = 132
+KINDS = [(GROUP, 1024), (0, 64)]
+"""Scales, and tokens of Qwen3-30B-A3B from which on grouped GEMMs are expected to be faster: others of rows are by warps."""
+
+
+def configs(group: int) -> list[ExpertsConfig]:
+    return [c for c in plain(Arch.SM90A) if c.dtype is CODED and c.group_size == group]
+
+
+def call_of(row: Row, tokens: int) -> ShapedCall:
+    sizes = (tokens * 8, 768, 2048, 128)
+    return ShapedCall(family="fused_moe", call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
+
+
+@pytest.mark.parametrize(("group", "many"), KINDS)
+def test_experts_with_many_rows_choose_grouped_gemms(make_manifest, group: int, many: int) -> None:
+    gemms = [c for c in tiled(Arch.SM90A) if c.operand_dtype is CODED and c.group_size == group]
+    entries = make_manifest(*configs(group), *gemms).entries
+    table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
+    (_, row, _), *_ = table.of("fused_moe")
+    for tokens, apart in ((1, False), (4, False), (many, True), (8192, True)):
+        choice = select(table, call_of(row, tokens), SMS)
+        assert choice.entry is not None and choice.entry.config.apart is apart, (tokens, str(choice))
+
+
+@pytest.mark.parametrize("group", [GROUP, 0])
+def test_a_build_without_the_grouped_gemms_never_chooses_them(make_manifest, group: int) -> None:
+    """Neither those of other scales, nor of gathered rows, nor with a bias serve."""
+    others = [c for c in tiled(Arch.SM90A) if c.group_size != group or True in c.gathers]
+    others += [c for c in biased(Arch.SM90A) if c.group_size == group]
+    entries = make_manifest(*configs(group), *others).entries
+    table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
+    (_, row, _), *_ = table.of("fused_moe")
+    choice = select(table, call_of(row, 8192), SMS)
+    assert choice.entry is not None and not choice.entry.config.apart
+    said = {rejected.name: rejected.reason for rejected in choice.trace}
+    (name,) = (entry.name for entry in entries if getattr(entry.config, "apart", False))
+    assert said[name] == "it is quarantined: the build has no variant of moe that it launches"
+
+
+def test_rules_and_contradictions_are_told() -> None:
+    (config,) = (c for c in configs(GROUP) if c.apart)
+    assert first_rejection(RULES, replace(config, tile_tokens=64)).reason == "apart tile of 64 rows: there are 128"
+    wrong = ExpertsConfig(dtype=DType.BF16, out_dtype=DType.BF16, tile_tokens=APART_TILE, apart=True)
+    assert first_rejection(RULES, wrong).reason == (
+        "products of bf16 as grouped GEMMs: rows in the order of experts are codes of e4m3"
+    )
+    with pytest.raises(ValueError, match=r"^streamed=True, apart=True: grouped GEMMs stream weights, or kernels of"):
+        replace(config, streamed=True)
+
+
+def by_parts(layer: reference.Layer) -> Tensor:
+    """As the launches compute it: both products are rounded to x's dtype before bias and weight."""
+    dtype, total = layer.x.dtype, torch.zeros(*layer.topk_ids.shape, layer.x.shape[1])
+    for rows in reference.rows_of(layer):
+        x, e = layer.x[rows.tokens], rows.weights
+        codes, scales = reference.coded(x.float(), layer.group)
+        inner = reference.products(codes, layer.w13[e], scales, layer.w13_scales[e], layer.group).to(dtype).float()
+        inner = reference.ended(inner, layer.w13_bias, layer, rows, weighted=layer.weight_on_input).to(dtype).float()
+        values = reference.activated(*layer.gate_and_up(inner), layer.activation, *layer.numbers)
+        codes, scales = reference.coded(values, layer.group)
+        part = reference.products(codes, layer.w2[e], scales, layer.w2_scales[e], layer.group).to(dtype).float()
+        part = reference.ended(part, layer.w2_bias, layer, rows, weighted=not layer.weight_on_input)
+        total[rows.tokens, rows.slots] = part
+    return total.sum(dim=1).to(dtype)
+
+
+ONE = CallSpec(tokens=24, hidden=256, inner=128, weights=3, topk=1, group_size=GROUP, routed="one")
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"group_size": 0}, {"biased": True}, {"biased": True, "weight_on_input": True}]
+)
+def test_rounded_products_are_within_the_bound_and_not_within_that_of_fused_kernels(changed) -> None:
+    layer = layer_of(make_given(replace(ONE, **changed), torch.device("cpu")))
+    found = by_parts(layer).double()
+
+    def far(fused: bool) -> bool:
+        wanted = bounds.judged(replace(layer, by_warps=fused, fused=fused), None, exactly=False)
+        return bool(((found - wanted.exact).abs() > wanted.bound).any())
+
+    assert not far(fused=False) and far(fused=True)
+
+
+def test_cases_of_both_ways_are_judged_by_their_own_bounds() -> None:
+    for config in configs(GROUP):
+        specs = [case.spec for case in of_config(config)]
+        assert {spec.fused for spec in specs} == {not config.apart}
+        assert {spec.by_warps for spec in specs} == {not (config.apart or config.streamed)}
+    (config,) = (c for c in configs(GROUP) if c.apart)
+    assert any(case.spec.tokens > APART_TILE for case in of_config(config))
+    assert TUNING.needs(config) is not None and TUNING.needs(configs(GROUP)[0]) is None
