@@ -115,6 +115,11 @@ def serves(engine: str) -> bool:
     return os.environ.get({"vLLM": "GEMMILL_VLLM", "SGLang": "GEMMILL_SGLANG"}[engine]) != "0"
 
 
+def times_layers() -> bool:
+    """GEMMILL_TIME_LAYERS: 0 gives layers to gemmill that its build has variants for, without timing the engine's kernel beside it."""
+    return os.environ.get("GEMMILL_TIME_LAYERS") != "0"
+
+
 def takes_fp4_experts() -> bool:
     """GEMMILL_FP4_EXPERTS: 1 gives experts of 4-bit weights to gemmill where an engine has Marlin's kernels for them. 2:4 does, too."""
     return os.environ.get("GEMMILL_FP4_EXPERTS") in ("1", "2:4")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gemmill
 from gemmill import settings
 from gemmill.compat.linear import Linear, packed_fp4, refusal, serves
 from gemmill.formats.fp4_blocks import CODE_BYTES
@@ -123,12 +124,10 @@ def multiplied(
     expert_map says which of the weights an expert's are, -1 for none: its rows are 0. `activation` makes [rows, N] of the first
     GEMM's rows.
     """
-    from gemmill import grouped_mm
-
     top, experts = topk_ids.shape[1], first.blocks.shape[0]
     order, offsets = _sorted(topk_ids, experts, expert_map)
     blocks, more = first.of_op
-    rows = grouped_mm(x, blocks, None, first.base, offsets, token_ids=order // top, **more)
+    rows = gemmill.grouped_mm(x, blocks, None, first.base, offsets, token_ids=order // top, **more)
     out = x.new_zeros(len(rows), second.base.shape[1])  # rows of no expert are not written
     blocks, more = second.of_op
     alpha, bias, format = more["alpha"], more["bias"], more["format"]

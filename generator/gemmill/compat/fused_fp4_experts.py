@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+import gemmill
 from gemmill.compat.linear import refusal, serves
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.runtime import served
@@ -193,14 +194,12 @@ def multiplied(
     out: Tensor,
 ) -> Tensor:
     """Write into out [M, K] what the experts topk_ids [M, top] of each token give, weighed and summed."""
-    from gemmill import fused_experts
-
     columns = -(-x.shape[1] // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
     of_block = first.blocks.shape[2] // columns
     format = next(name for name, size in _BLOCK_BYTES.items() if size == of_block)
     blocks = [weights.blocks.unflatten(2, (-1, of_block)) for weights in (first, second)]
     bases = [weights.base[:, 0] for weights in (first, second)]
-    return fused_experts(
+    return gemmill.fused_experts(
         x, *blocks, *bases, topk_ids, topk_weights.float(), activation, order="interleaved", format=format, expert_map=expert_map,
         out=out,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gemmill
 from gemmill.compat.linear import BLOCK, called, refusal
 from gemmill.compat.vllm_blocks import replace
 from gemmill.runtime import served
@@ -191,18 +192,17 @@ def before(theirs: type) -> type:
                 )  # fmt: skip
 
             def ours() -> None:
-                from gemmill import fused_experts
-
-                # where weights are on the input, prepare has multiplied x
-                weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
-                fused_experts(
+                weights = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
+                if apply_router_weight_on_input:  # prepare has multiplied x
+                    weights = torch.ones_like(weights)
+                gemmill.fused_experts(
                     hidden_states,
                     w1,
                     w2,
                     self.w1_scale,
                     self.w2_scale,
                     topk_ids,
-                    weights.float(),
+                    weights,
                     activation.value,
                     expert_map=expert_map,
                     out=output,
@@ -211,16 +211,14 @@ def before(theirs: type) -> type:
 
             if hidden_states.shape[0] > most_tokens(self.w1_scale, w1.shape[1]):
                 return theirs()
-            blocks = self.w1_scale.shape[1] != w1.shape[1]
-            layer = Experts(
-                experts=w1.shape[0],
-                hidden=w1.shape[2],
-                inner=w1.shape[1] // 2,
-                topk=topk_ids.shape[1],
-                dtype=hidden_states.dtype,
-                blocks=blocks,
-            )
-            return called(layer, "GemmillExperts", ours, theirs)
+            shape, topk, dtype = w1.shape, topk_ids.shape[1], hidden_states.dtype
+            blocks = self.w1_scale.shape[1] != shape[1]
+
+            def layer() -> Experts:
+                experts, gates, hidden = shape
+                return Experts(experts=experts, hidden=hidden, inner=gates // 2, topk=topk, dtype=dtype, blocks=blocks)
+
+            return called(("GemmillExperts", shape, topk, dtype, blocks), layer, "GemmillExperts", ours, theirs)
 
     return GemmillExperts
 

@@ -68,17 +68,20 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(of_vllm)
     def moe_mm(out_tensors: Any, a_tensors: Any, b_tensors: Any, *more: Any, **named: Any) -> None:
-        layer = Linear(
-            n=out_tensors.shape[1],
-            k=a_tensors.shape[1],
-            codes=a_tensors.dtype,
-            out_dtype=out_tensors.dtype,
-            experts=b_tensors.shape[0],
+        codes, out_dtype, weights, k = a_tensors.dtype, out_tensors.dtype, b_tensors.shape, a_tensors.shape[1]
+
+        def layer() -> Linear | None:
+            if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
+                return None
+            return Linear(n=out_tensors.shape[1], k=k, codes=codes, out_dtype=out_dtype, experts=weights[0])
+
+        return called(
+            (MOE_MM, weights, k, codes, out_dtype),
+            layer,
+            MOE_MM,
+            lambda: cutlass_moe_mm(out_tensors, a_tensors, b_tensors, *more, **named),
+            lambda: of_vllm(out_tensors, a_tensors, b_tensors, *more, **named),
         )
-        given = out_tensors, a_tensors, b_tensors, *more
-        if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
-            return of_vllm(*given, **named)
-        return called(layer, MOE_MM, lambda: cutlass_moe_mm(*given, **named), lambda: of_vllm(*given, **named))
 
     return moe_mm
 
