@@ -84,10 +84,9 @@ def packed(parts: tuple[Part, Part], dtype: torch.dtype, of: object) -> tuple[We
             return None
         if multipliers is not None and multipliers.numel() != experts:
             return None
-        each = [packed_fp4(format, *of_one) for of_one in zip(codes, scales, strict=True)]
-        if (whole := [one for one in each if one is not None]) != each:
+        if (blocks_and_bases := packed_fp4(format, codes, scales)) is None:
             return None
-        blocks, bases = (torch.stack(tensors) for tensors in zip(*whole, strict=True))
+        blocks, bases = blocks_and_bases
         alpha = None if multipliers is None else multipliers.float().reshape(-1)
         made.append(Weights(blocks=blocks.flatten(2), base=bases, alpha=alpha))
     first, second = made

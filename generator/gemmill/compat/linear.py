@@ -146,21 +146,28 @@ def serves(layer: Layer, by: str, of: object, call: Callable[..., Any], *tensors
 def first_call_passes(layer: Layer, call: Callable[..., Any], *tensors: torch.Tensor | None) -> bool:
     """Whether a layer's first call passes, which is tried; a failure is told. Raises nothing.
 
-    The call is made twice: of fake tensors, as torch.compile makes it, and of these. So an engine has its weights until
-    both have passed.
+    The call is made of fake tensors, as torch.compile makes it and once for layers that are alike, and of these. So an
+    engine has its weights until both have passed.
     """
     given = [None if tensor is None else tensor.data for tensor in tensors]  # without engines' subclasses
+    alike = layer, *(None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
     kind = "of fake tensors, as torch.compile makes it, "
     try:
         with torch.no_grad():
-            with FakeTensorMode() as mode:
-                call(*(None if tensor is None else mode.from_tensor(tensor) for tensor in given))
+            if alike not in _passed:
+                with FakeTensorMode() as mode:
+                    call(*(None if tensor is None else mode.from_tensor(tensor) for tensor in given))
             kind = ""
             call(*given)
     except Exception as error:  # the same
         _fails(layer, f"its first call {kind}failed ({_in_a_line(error)})")
         return False
+    _passed.add(alike)
     return True
+
+
+_passed: set[Hashable] = set()
+"""Layers with their tensors' shapes, strides and dtypes, whose calls of fake tensors pass: tens of layers are alike."""
 
 
 def take(layer: Layer, by: str, of: object | None = None, rows: str = "") -> None:
@@ -222,6 +229,7 @@ def forget() -> None:
     """Ask and tell anew, as a process does that begins."""
     _answer_of_build.cache_clear()
     _calls.clear()
+    _passed.clear()
     served.forget()
 
 
@@ -268,20 +276,21 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
 
 
 def packed_fp4(format: str, codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """A checkpoint's codes [N, K / 2] and scales [N, K / group] in the order of Hopper's kernel. None, and a line in the
-    log, for weights that it cannot take."""
+    """A checkpoint's codes [N, K / 2] and scales [N, K / group], or [E, ...] of experts, in the order of Hopper's kernels.
+    None, and a line in the log, for weights that they cannot take."""
     from gemmill.formats.quantise import BlockScaled
+    from gemmill.quantize.experts import stacked_blocks
     from gemmill.quantize.fp4_blocks import to_blocks
     from gemmill.quantize.prepack import prepack
-    from gemmill.vocab.format import MXFP4, NVFP4
+    from gemmill.vocab.format import format_named
 
-    scaled = BlockScaled(
-        format={"nvfp4": NVFP4, "mxfp4": MXFP4}[format], codes=codes.view(torch.uint8), scales=scales.view(torch.uint8)
-    )
+    kind, given = format_named(format), (codes.view(torch.uint8), scales.view(torch.uint8))
     try:
-        made = to_blocks(prepack(scaled, for_op="fp4_weight_mm"))
+        if codes.dim() == 3:
+            return stacked_blocks(kind, *given)
+        made = to_blocks(prepack(BlockScaled(format=kind, codes=given[0], scales=given[1]), for_op="fp4_weight_mm"))
     except Exception as error:  # the same
-        layer = f"layer of {format} weights of N x K = {codes.shape[0]} x {2 * codes.shape[1]}"
+        layer = f"layer of {format} weights of N x K = {codes.shape[-2]} x {2 * codes.shape[-1]}"
         served.left(layer, _in_a_line(error), level=logging.WARNING)
         return None
     return made.blocks, made.base
