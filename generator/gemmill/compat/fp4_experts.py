@@ -52,7 +52,7 @@ class Weights:
 
 
 def are_asked_for() -> bool:
-    """Whether gemmill is to have such experts; tells once where it is not."""
+    """Whether gemmill is to have experts whose kernels were not measured to be faster than Marlin's; tells once where it is not."""
     if not (asked := settings.takes_fp4_experts()):
         _tell()
     return asked

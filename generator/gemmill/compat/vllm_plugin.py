@@ -3,7 +3,7 @@
 It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
 FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
 blocks, DeepGEMM's. Classes of gemmill's stand before Triton's of FP8 experts, and before vLLM's backend of attention over TurboQuant
-caches. With GEMMILL_FP4_EXPERTS=1 gemmill stands before Marlin's kernels of 4-bit experts, and what packs their weights.
+caches. gemmill stands before Marlin's kernels of 4-bit experts, and what packs their weights; GEMMILL_FP4_EXPERTS says which it takes.
 GEMMILL_VLLM=0 leaves vLLM as it is.
 Nothing is loaded and no GPU is touched before a layer asks.
 """
