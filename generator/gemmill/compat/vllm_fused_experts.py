@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gemmill
 from gemmill.compat.linear import BLOCK, called, refusal
 from gemmill.compat.vllm_blocks import replace
 from gemmill.runtime import ops, served
@@ -139,10 +140,10 @@ def _has_blocks(weight: Any, activation: Any) -> bool | None:
     return groups == _BLOCKS
 
 
-def experts_of(w1: Tensor, scales: Tensor, topk: int, dtype: torch.dtype) -> Experts:
-    """The layer of w13 [E, 2 I, K] with its scales."""
-    experts, rows, hidden = w1.shape
-    blocks = scales.shape[1] != rows
+@cache
+def experts_of(shape: torch.Size, topk: int, dtype: torch.dtype, blocks: bool) -> Experts:
+    """The layer of w13 [E, 2 I, K], the same object for the same arguments."""
+    experts, rows, hidden = shape
     return Experts(experts=experts, hidden=hidden, inner=rows // 2, topk=topk, dtype=dtype, blocks=blocks)
 
 
@@ -224,13 +225,12 @@ def before(theirs: type) -> type:
                 )  # fmt: skip
 
             def ours() -> None:
-                from gemmill import fused_experts
-
-                # where weights are on the input, prepare has multiplied x
-                weights = (torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights).float()
+                weights = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
+                if apply_router_weight_on_input:  # prepare has multiplied x
+                    weights = torch.ones_like(weights)
                 for first in range(0, len(hidden_states), AT_ONCE):
                     piece = slice(first, first + AT_ONCE)
-                    fused_experts(
+                    gemmill.fused_experts(
                         hidden_states[piece],
                         w1,
                         w2,
@@ -244,10 +244,11 @@ def before(theirs: type) -> type:
                         workspace=workspace2.view(-1).view(torch.uint8),
                     )
 
-            layer = experts_of(w1, self.w1_scale, topk_ids.shape[1], hidden_states.dtype)
+            blocks = self.w1_scale.shape[1] != w1.shape[1]
+            layer = experts_of(w1.shape, topk_ids.shape[1], hidden_states.dtype, blocks)
             if not layer.takes(hidden_states.shape[0]):
                 return theirs()
-            return called(layer, "GemmillExperts", ours, theirs)
+            return called(("GemmillExperts", id(layer)), lambda: layer, "GemmillExperts", ours, theirs)
 
     return GemmillExperts
 
