@@ -11,11 +11,8 @@ from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import blockscaled, kv_cache, quant, sparse_mm
-from gemmill.families.blockscaled.config import (
-    FewConfig,
-    Group,
-    TmaFewConfig,
-)
+from gemmill.families.blockscaled.config import FewConfig, PackedConfig
+from gemmill.families.blockscaled.design import Group
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.moe.config import PackedGroupedConfig
 from gemmill.families.quant.config import QuantConfig, Scaling
@@ -62,10 +59,10 @@ def test_variant(entry: KernelEntry) -> None:
     if entry.family in (quant.NAME, kv_cache.NAME):
         return
     if entry.family == blockscaled.NAME:
-        warps = getattr(config, "group", None) is Group.WARP or isinstance(config, FewConfig | TmaFewConfig)
-        product = "HMMA" if warps else "QGMMA" if "_fp4fp8_" in entry.name else "HGMMA"
+        packed = isinstance(config, PackedConfig)
+        warps = config.design.group is Group.WARP if packed else isinstance(config, FewConfig)
+        product = "HMMA" if warps else "QGMMA" if packed and config.is_folded else "HGMMA"
         assert entry.sass.get(product, 0) > 0, "weights in registers or shared memory are multiplied by the tensor core"
-        packed = "_fp4weight_" in entry.name or "_fp4fp8_" in entry.name
         assert not packed or {"UTMALDG", "UBLKCP"} <= entry.sass.keys(), (
             "activations are promised to travel by TMA, weights by bulk copies"
         )
