@@ -74,9 +74,9 @@ def test_variant(entry: KernelEntry) -> None:
         )
         return
     if entry.family == sparse_mm.NAME:
-        assert entry.sass.get(WGMMA_OF.get(config.dtype, "HGMMA"), 0) > 0 and entry.sass.get("UTMALDG", 0) >= 2, (
-            entry.sass
-        )
+        assert (
+            entry.sass.get(WGMMA_OF.get(config.operand_dtype, "HGMMA"), 0) > 0 and entry.sass.get("UTMALDG", 0) >= 2
+        ), entry.sass
         return
     schedule = getattr(config, "design", None)  # the kernels for any layout have none
     if schedule is not None and schedule.kernel_schedule.uses_tma:
