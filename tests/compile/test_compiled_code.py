@@ -27,7 +27,7 @@ _MAY_SPILL = frozenset(
     config
     for config in select("smoke").configs
     if (isinstance(config, QuantConfig) and config.scaling is Scaling.RMS_TOKEN)
-    or (isinstance(config, KvCacheConfig) and config.kind is Kind.ATTEND and config.slots is Slots.ANY)
+    or (isinstance(config, KvCacheConfig) and config.kind is Kind.ATTEND and config.operands.slots is Slots.ANY)
 )
 """Two kernels of the first keep a row in registers at the price of a few spilled ones. Attention over packed vectors of any format
 spills 1,140 bytes: formats that matter have kernels of their own, of slots, which do not (docs/notes/kv_cache.md)."""
@@ -53,7 +53,7 @@ def test_variant(entry: KernelEntry) -> None:
         assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
     assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
     if entry.family == kv_cache.NAME:
-        kind = "decode" if config.slots is not Slots.ANY else config.kind
+        kind = "decode" if config.operands.slots is not Slots.ANY else config.kind
         wanted = {"hadamard": {"HMMA"}, "decode": {"HMMA", "UBLKCP"}}.get(kind, set())
         assert wanted <= entry.sass.keys(), entry.sass
     if entry.family in (quant.NAME, kv_cache.NAME):
