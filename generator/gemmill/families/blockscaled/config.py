@@ -111,7 +111,7 @@ class _HopperConfig(_Common):
 class FewConfig(_HopperConfig):
     """A kernel that widens codes to 16 bits in registers, for few rows of A.
 
-    Codes become what they do in a `ManyConfig` of pieces; those of nvfp4 become f16 unless they are in order in registers.
+    Codes become what they do in a `ManyConfig` of pieces, but those of nvfp4 become f16.
     """
 
     design: FewDesign
