@@ -1,11 +1,11 @@
 """The epilogues that come with gemmill, written as users write theirs."""
 
-from collections.abc import Callable
-from functools import cache
-
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from gemmill.gemm.traced import Kind, Traced
 from gemmill.gemm.tracing import Column, ColumnOut, ColumnS32, Row, RowS32, Value, fma, trace
-from gemmill.vocab import EpilogueKind
+from gemmill.vocab import DType, EpilogueKind
 
 
 def scaled(acc: Value, a_scale: Row, b_scale: Column) -> Value:
@@ -54,3 +54,22 @@ def standard(kind: EpilogueKind, accumulator: Kind, *, with_scales: bool) -> Tra
     if with_scales:
         return trace(_OF_KIND[kind], accumulator)
     return trace(summed_bias if kind.takes_bias else summed, accumulator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltIn:
+    """An epilogue that comes with gemmill, with an op of its name, made as users' epilogues are."""
+
+    function: Callable[..., Value]
+    operands: tuple[DType, ...]
+    """Dtypes of a and b for which kernels are built: s8 alone, or floats."""
+    with_others: Mapping[str, str] = field(default_factory=dict)
+    """Inputs that mean nothing where another is left out, each with that one's name."""
+
+    @cached_property
+    def traced(self) -> Traced:
+        """Its steps."""
+        return trace(self.function, Kind.S32 if self.operands == (DType.S8,) else Kind.F32)
+
+
+BUILT_IN: tuple[BuiltIn, ...] = ()
