@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from typing import cast
+
 from gemmill.gemm.traced import Kind, Traced
 from gemmill.gemm.tracing import Column, ColumnOut, ColumnS32, Row, RowS32, Value, fma, trace
 from gemmill.vocab import DType, EpilogueKind
@@ -28,6 +30,23 @@ def scaled_azp_per_token(
 ) -> Value:
     """s_a s_b (acc - azp x azp_adj) + bias"""
     return fma(a_scale, (acc - azp_adj * azp) * b_scale, bias)
+
+
+_NONE, _AS_THEY_ARE = cast(Value, 0), cast(Value, 1)
+
+
+def scaled_mm_zero_points(
+    acc: Value,
+    a_scales: Row,
+    b_scales: Column,
+    a_sums: RowS32,
+    b_zp: ColumnS32,
+    azp_adj: ColumnS32 = _NONE,
+    azp: RowS32 = _AS_THEY_ARE,
+    bias: ColumnOut = _NONE,
+) -> Value:
+    """s_a s_b (acc - azp x azp_adj - a_sums x b_zp) + bias"""
+    return fma(a_scales, (acc - azp_adj * azp - b_zp * a_sums) * b_scales, bias)
 
 
 def summed(acc: Value) -> Value:
@@ -72,4 +91,4 @@ class BuiltIn:
         return trace(self.function, Kind.S32 if self.operands == (DType.S8,) else Kind.F32)
 
 
-BUILT_IN: tuple[BuiltIn, ...] = ()
+BUILT_IN = (BuiltIn(function=scaled_mm_zero_points, operands=(DType.S8,), with_others={"azp": "azp_adj"}),)
