@@ -8,11 +8,8 @@ from torch import Tensor, nn
 from gemmill.checkpoints.file import CheckpointError
 from gemmill.checkpoints.folder import Checkpoint
 from gemmill.nn.packed import PackedWeight, load_layer, pack
-from gemmill.nn.recipes import PACKING, recipe_of
+from gemmill.nn.recipes import NAMES, PACKING, recipe_of
 from gemmill.quantize.weights import QuantizedWeight, quantize_weight
-
-NAMES = ("weight", "weight_scale", "alpha", "input_global_scale")
-"""The module's names for the tensors that recipes pack."""
 
 
 class QuantLinear(nn.Module):

@@ -41,6 +41,10 @@ PACKING = hashlib.sha256(json.dumps([1, BITS, SCALE_BYTES, *_NUMBERS]).encode())
 """A digest of the orders in which kernels read weights. The first number changes with what `pack` makes of them."""
 
 
+NAMES = ("weight", "weight_scale", "alpha", "input_global_scale")
+"""A layer's names for the tensors that recipes pack."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One way to compute a layer."""

@@ -128,6 +128,27 @@ def quantize_weight(
     return _by_rows(weight, format, ROWWISE[format])
 
 
+def empty_weight(format: str, n: int, k: int) -> QuantizedWeight:
+    """A weight [N, K] that has dtypes and shapes alone, on torch's meta device."""
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    if format == "block128":
+        scales = empty(-(-n // BLOCK), -(-k // BLOCK), dtype=torch.float32)
+        return QuantizedWeight(format=format, codes=empty(n, k, dtype=torch.float8_e4m3fn), scales=scales)
+    if format in ROWWISE:
+        codes, scales = empty(n, k, dtype=ROWWISE[format]), empty(n, 1, dtype=torch.float32)
+        return QuantizedWeight(format=format, codes=codes, scales=scales)
+    kind = BLOCK_SCALED[format]
+    return QuantizedWeight(
+        format=format,
+        codes=empty(n, kind.code_bytes(k), dtype=getattr(torch, kind.torch_name)),
+        scales=empty(n, kind.scale_count(k), dtype=torch.uint8),
+        global_scale=empty(1, dtype=torch.float32) if kind.has_global_scale else None,
+    )
+
+
 def check_format(format: str) -> None:
     """Raises ValueError unless weights can be had in it."""
     if format not in WEIGHT_FORMATS:
