@@ -1,10 +1,19 @@
-// A node of an epilogue visitor tree that is given the elements of its inputs as they are: CUTLASS's own converts them to one
-// type before, in which integers and floating-point numbers cannot both be exact.
+// A node of an epilogue visitor tree that is given the elements of its inputs as int32 or float: CUTLASS's own converts them all
+// to one type before, in which integers and floating-point numbers cannot both be exact.
 #pragma once
 
 #include "core/epilogue.cuh"
 
 namespace gemmill::epilogue {
+
+template <class T>
+CUTLASS_DEVICE auto number(T const& x) {
+  if constexpr (std::is_same_v<T, int32_t>) {
+    return x;
+  } else {
+    return static_cast<float>(x);
+  }
+}
 
 // `Function` has `Arguments`, and of these and an element of each input makes a float. The results are stored as `Output`.
 template <class Function, class Output>
@@ -26,7 +35,7 @@ struct Stepped {
                                                         cutlass::Array<Inputs, size> const&... inputs) {
         cutlass::Array<float, size> results;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size; ++i) results[i] = Function{}(params, inputs[i]...);
+        for (int i = 0; i < size; ++i) results[i] = Function{}(params, number<Inputs>(inputs[i])...);
         return cutlass::NumericArrayConverter<Output, float, size, cutlass::FloatRoundStyle::round_to_nearest>{}(results);
       }
     };
