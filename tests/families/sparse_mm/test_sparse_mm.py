@@ -199,7 +199,9 @@ def test_cases_pass_on_a_cpu(config: SparseConfig) -> None:
     for case in cases[::3]:
         if case.spec.k <= 512:
             assert case.run("cpu").report == "", str(case)
-    assert {case.spec.need for case in cases} == set(Need if config.operand_dtype is DType.S8 else (Need.SCALE, Need.BIAS))
+    assert {case.spec.need for case in cases} == set(
+        Need if config.operand_dtype is DType.S8 else (Need.SCALE, Need.BIAS)
+    )
 
 
 def test_a_wrong_result_is_found() -> None:
