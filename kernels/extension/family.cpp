@@ -89,7 +89,7 @@ Family const* Family::named(std::string_view name) {
   return family;
 }
 
-Workspace Chosen::workspace(void const* args) const {
+Workspace Chosen::workspace_for(void const* args) const {
   gemmill_kernel const& kernel = gemmill_kernels[row.kernel];
   gemmill_launch const how{nullptr, nullptr, device, sm_count, programmatic_launch(), constant_weights()};
   return Workspace(kernel.workspace == nullptr ? 0 : kernel.workspace(args, &how), device);
@@ -100,8 +100,8 @@ void Chosen::launch(void const* args, int64_t bytes) const {
   if (recorder != nullptr) return recorder(kernel.symbol, args, bytes);
   DeviceScope const scope(device);
   gemmill_launch how{current_stream(device), nullptr, device, sm_count, programmatic_launch(), constant_weights()};
-  Workspace const own(kernel.workspace == nullptr ? 0 : kernel.workspace(args, &how), device);
-  how.workspace = own.data();
+  Workspace const workspace(kernel.workspace == nullptr ? 0 : kernel.workspace(args, &how), device);
+  how.workspace = workspace.data();
   int32_t const status = kernel.launch(args, &how);
   check_launch(kernel.symbol, status, take_descriptor_failure());
 }

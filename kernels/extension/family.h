@@ -30,7 +30,7 @@ struct Chosen {
   int32_t device, sm_count;
 
   // The workspace that the row's kernel asks for, for who launches it several times.
-  Workspace workspace(void const* args) const;
+  Workspace workspace_for(void const* args) const;
 
   // Launches the row's kernel with arguments of the family's own struct. Throws std::runtime_error where that fails.
   template <class Arguments>

@@ -42,7 +42,7 @@ struct ScaleStrides {
 // Both products as grouped GEMMs: five launches, that share a workspace.
 void launch_apart(gemmill_apart_experts_args& args, moe::Multiplied const& what, Chosen const& chosen) {
   auto& x = args.layer;
-  Workspace const own = chosen.workspace(&args);
+  Workspace const own = chosen.workspace_for(&args);
   if (x.workspace == nullptr) x.workspace = own.data();
   ApartWorkspace const ws(x, what.groups, static_cast<char*>(x.workspace));
   int64_t const pairs = int64_t{x.tokens} * x.topk;

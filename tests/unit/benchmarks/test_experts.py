@@ -1,13 +1,24 @@
-"""vLLM's Triton kernel, read from its file: what Triton asks of a function that it compiles."""
+"""Who is timed on layers of experts: vLLM's Triton kernel, read from its file, and the ways in which gemmill computes drawn layers."""
 
 import inspect
 import sys
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from harness.experts_contenders import _kernel
+import gemmill
+from builds import TableOnly
+from gemmill.families.fused_moe import selections
+from gemmill.families.moe.selections import tiled
+from gemmill.runtime import ops
+from gemmill.runtime.variant_table import make_variant_table
+from gemmill.vocab import Arch, DType
+from harness.experts_contenders import ExpertsWay, _kernel
+from timed.fused_moe import ExpertsOperands, ExpertsWorkload, workloads_of
 
 SOURCE = """import vllm.envs
 
@@ -33,3 +44,60 @@ def test_kernels_of_a_file_have_a_module_and_their_source(tmp_path: Path, monkey
     for function in (kernel, called):
         assert function.__module__ == "fused_moe", "Triton's compiler calls startswith on it"
         assert inspect.getsource(function).startswith("@triton.jit")
+
+
+def on_meta(p: ExpertsWorkload) -> ExpertsOperands:
+    """Operands without data, with scales of blocks or of rows."""
+
+    def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=kind, device="meta")
+
+    shapes = (p.experts, 2 * p.inner, p.hidden), (p.experts, p.hidden, p.inner)
+    w13, w2 = (empty(*shape, kind=torch.float8_e4m3fn) for shape in shapes)
+    scales = [empty(e, n // 128, k // 128) if p.grouped else empty(e, n) for e, n, k in shapes]
+    x, out = (empty(p.tokens, p.hidden, kind=torch.bfloat16) for _ in range(2))
+    ids, weights = empty(p.tokens, p.top, kind=torch.int32), empty(p.tokens, p.top)
+    return ExpertsOperands(
+        workload=p,
+        out=out,
+        x=x,
+        w13=w13,
+        w2=w2,
+        w13_scales=scales[0],
+        w2_scales=scales[1],
+        ids=(ids,),
+        weights=weights,
+    )
+
+
+@pytest.mark.parametrize("kind", ["fp8_groups", "fp8"])
+def test_each_way_is_the_variant_that_the_model_would_choose_without_the_other(
+    make_manifest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    experts = selections.default(Arch.SM90A)
+    configs = (*experts, *(c for c in tiled(Arch.SM90A) if c.operand_dtype is DType.E4M3))
+    manifest = make_manifest(*configs)
+    table = make_variant_table(manifest.entries, sorted({entry.symbol for entry in manifest.entries}), ())
+    monkeypatch.setattr(ops, "_active", TableOnly(manifest, table))
+    for tokens in (1, 8192):
+        workload = ExpertsWorkload(kind=kind, experts=128, top=8, hidden=2048, inner=768, tokens=tokens)
+        operands = on_meta(workload)
+        found = {}
+        for apart in (False, True):
+            way = ExpertsWay(name=str(apart), namespace="gemmill", apart=apart)
+            assert way.takes(workload) and not way.takes(replace(workload, kind="bf16"))
+            found[apart] = way._variant(operands)
+        choice = gemmill.explain("fused_experts", *way.call(operands, 0).args).entry
+        assert found[True].endswith("_t128a") and not found[False].endswith("a") and choice.name == found[tokens > 1]
+
+
+def test_drawn_layers_are_those_of_their_seed() -> None:
+    def drawn(seed: int) -> list[ExpertsWorkload]:
+        options = {"op": "fp8_groups,fp8", "layers": "qwen3-next", "tokens": "1,4096", "draw": seed, "draws": 12}
+        return workloads_of(Namespace(**options))
+
+    first = drawn(7)
+    assert first == drawn(7) != drawn(8) and len(first) == 48
+    for p in first:
+        assert p.top < p.experts and p.hidden % 128 == p.inner % 128 == 0
+        assert 1024 <= p.hidden <= 8192 and 256 <= p.inner <= 16384 and 3 * p.experts * p.hidden * p.inner <= 1 << 33
