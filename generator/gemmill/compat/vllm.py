@@ -169,7 +169,7 @@ def _define_of_experts(name: str) -> Any:
 def _define_fp4_groups(name: str) -> Any:
     _library.define(name + vllm_fp4_groups.SCHEMAS[name])
     for key in ("CPU", "CUDA"):
-        _library.impl(name, vllm_fp4_groups.ANSWERS[name], key)
+        _library.impl(name, partial(vllm_fp4_groups.answer, VLLM, name), key)
     _library._register_fake(name, lambda *given, **named: None)
     return getattr(getattr(torch.ops, _OWN), name)
 
@@ -189,7 +189,7 @@ def _register() -> None:
     for name in vllm_experts.SCHEMAS:
         _hand_out(name, _define_of_experts(name), *(("CUDA",) if name == vllm_experts.MOE_MM else ()))
     for name in vllm_fp4_groups.SCHEMAS:
-        _hand_out(name, _define_fp4_groups(name), "CUDA")
+        _hand_out(name, _define_fp4_groups(name))
 
 
 _register()

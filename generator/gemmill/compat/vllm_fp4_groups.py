@@ -1,8 +1,8 @@
 """vLLM's grouped GEMMs of two 4-bit operands, cutlass_fp4_group_mm and cutlass_mxfp4_group_mm, by gemmill's grouped_fp4_mm.
 
-Names and schemas are vLLM 0.33.0's, whose kernels run on Blackwell alone. No tensor core of Hopper scales blocks: rows of a are widened
-to bf16 at each call, and weights are packed for gemmill's kernels once. Products of both are exact, as the tensor core of Blackwell has
-them while they are normal numbers of bf16, so results differ by the order of sums.
+Names and schemas are vLLM 0.33.0's. Its kernels run on Blackwell alone, where calls go to them. No tensor core of Hopper scales blocks:
+rows of a are widened to bf16 at each call, and weights are packed for gemmill's kernels once. Products of both are exact, as Blackwell's
+are, while they are normal numbers of bf16. So results differ by the order of sums.
 """
 
 from functools import partial
@@ -70,6 +70,17 @@ def cutlass_mxfp4_group_mm(
 
 
 ANSWERS = {FP4_GROUP_MM: cutlass_fp4_group_mm, MXFP4_GROUP_MM: cutlass_mxfp4_group_mm}
+_BLACKWELL = 10
+"""The first compute capability that vLLM's own kernels run on."""
+
+
+def answer(vllm: str, name: str, out: Tensor, *given: Tensor) -> None:
+    """A call of one of ANSWERS; on Blackwell by vLLM's library, if its namespace has the op now."""
+    if out.is_cuda and torch.cuda.get_device_capability(out.device)[0] >= _BLACKWELL:
+        of_vllm, _ = torch._C._jit_get_operation(f"{vllm}::{name}")
+        if of_vllm:
+            return of_vllm(out, *given)
+    return ANSWERS[name](out, *given)
 
 
 def _group_mm(

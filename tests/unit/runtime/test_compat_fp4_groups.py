@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gemmill.compat import packed_once
+from gemmill.compat import packed_once, vllm_fp4_groups
 from gemmill.formats.codes import pack
 from gemmill.formats.quantise import BlockScaled, swizzle, unswizzle
 from gemmill.vocab.format import MXFP4, NVFP4, Format
@@ -181,3 +181,25 @@ def test_schemas_are_told_apart_and_fakes_write_nothing(vllm: Any) -> None:
     assert [x for x in arguments if x != "alphas"] == [
         x.name for x in vllm.cutlass_mxfp4_group_mm.default._schema.arguments
     ]
+
+
+@pytest.mark.parametrize(("capability", "loaded", "by"), [(9, True, "ours"), (10, True, "vLLM's"), (12, False, "ours")])
+def test_blackwells_calls_are_vllms(monkeypatch: Any, capability: int, loaded: bool, by: str) -> None:
+    """Where vLLM's library has the op, whose kernels run there."""
+
+    class OnGpu(Tensor):
+        is_cuda = True
+
+    names: list[str] = []
+
+    def found(name: str) -> tuple[Any, None]:
+        names.append(name)
+        return (lambda *given: "vLLM's") if loaded else None, None
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+    monkeypatch.setattr(torch._C, "_jit_get_operation", found)
+    monkeypatch.setitem(vllm_fp4_groups.ANSWERS, "cutlass_fp4_group_mm", lambda *given: "ours")
+    out = torch.zeros(1).as_subclass(OnGpu)
+    assert vllm_fp4_groups.answer("_C", "cutlass_fp4_group_mm", out, out) == by
+    assert names == ["_C::cutlass_fp4_group_mm"] * (capability > 9)
+    assert vllm_fp4_groups.answer("_C", "cutlass_fp4_group_mm", torch.zeros(1)) == "ours"
