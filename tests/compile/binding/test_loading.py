@@ -139,7 +139,7 @@ print(*map(torch.ops._C.cutlass_scaled_mm_supports_fp8, (90, 100)))
 
 REFUSED = """
 gemmill.load("aaaaaaaaaaaa").register("gemmill", "CPU")
-x, scale, codes = torch.ones(2, 64), torch.ones(1), torch.zeros(2, 64, dtype=torch.int8)
+x, scale, codes = torch.ones(2, 64).bfloat16(), torch.ones(1), torch.zeros(2, 64, dtype=torch.int8)
 for op in (torch.ops._C.dynamic_scaled_fp8_quant, torch.ops._C.dynamic_scaled_fp8_quant.default, *held):
     try:
         op(codes, x, scale)
