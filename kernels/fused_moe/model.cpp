@@ -1,6 +1,7 @@
 #include "fused_moe/model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "extension/layout.h"
@@ -8,30 +9,61 @@
 namespace gemmill::fused_moe {
 namespace {
 
-constexpr double kMemory = 4000.0, kApartTileEnd = 1200.0, kApartLaunch = 6000.0, kMoved = 2500.0;
-constexpr int64_t kStep = 128;
+constexpr double kMemory = 4000.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 21000.0, kApartMoved = 2180.0;
+constexpr int64_t kStep = 128, kStreamedRows = 256;
 struct {
-  int64_t rows, step_ns;
-} constexpr kApartTiles[] = {{64, 122}, {128, 209}};
+  int64_t rows;
+  double step_ns;
+} constexpr kApartTiles[] = {{64, 330.0}, {128, 536.0}};
+
+// Experts that have rows, and tiles of so many rows of them.
+struct Dealt {
+  double active, tiles;
+  Dealt(Call const& call, int64_t rows) {
+    double const pairs = static_cast<double>(call.sizes[kSizePairs]), weights = static_cast<double>(call.sizes[kSizeExperts]);
+    active = std::max(weights * (1.0 - std::exp(-pairs / std::max(weights, 1.0))), 1.0);
+    tiles = std::max(active, pairs / static_cast<double>(rows) + 0.5 * active);
+  }
+};
+
+double waves_of(double tiles, int64_t columns, int64_t sm_count) {
+  return std::ceil(tiles * static_cast<double>(columns) / static_cast<double>(sm_count));
+}
+
+double streamed_ns(Facts const& row, Call const& call, int64_t sm_count) {
+  double const inner = static_cast<double>(call.sizes[kSizeInner]), hidden = static_cast<double>(call.sizes[kSizeHidden]);
+  Dealt const dealt(call, row.tile_tokens);
+  double const step = static_cast<double>(row.tile_ps) * 132.0 * 32.0 / 1000.0;
+  struct {
+    int64_t rows, k, share;
+  } const products[] = {{2 * call.sizes[kSizeInner], call.sizes[kSizeHidden], row.tile_tokens == 8 ? 2 : 1},
+                        {call.sizes[kSizeHidden], call.sizes[kSizeInner], 1}};
+  double working = 0.0;
+  for (auto const& of : products) {
+    double const steps = static_cast<double>(ceil_div(of.k, kStep)) * step / static_cast<double>(of.share);
+    working += waves_of(dealt.tiles, ceil_div(of.rows * of.share, kStreamedRows), sm_count) * (steps + kStreamedTurn);
+  }
+  double const memory = dealt.active * 3.0 * inner * hidden * static_cast<double>(row.bits) / 8.0 / kMemory;
+  double const parts = static_cast<double>(call.sizes[kSizePairs]) * 8.0 * hidden / kStreamedParts;
+  return static_cast<double>(row.begin_ns) + parts + std::max(memory, working) + 0.1 * std::min(memory, working);
+}
 
 double product_ns(Call const& call, int64_t n, int64_t k, int64_t sm_count, int64_t bits) {
-  int64_t const pairs = call.sizes[kSizePairs], active = std::max<int64_t>(std::min(pairs, call.sizes[kSizeExperts]), 1);
-  int64_t const rows = ceil_div(pairs, active);
-  double working = std::numeric_limits<double>::infinity();
+  double working = std::numeric_limits<double>::infinity(), active = 1.0;
   for (auto const& of : kApartTiles) {
-    int64_t const tiles = active * ceil_div(rows + rows / 4, of.rows) * ceil_div(n, kStep), waves = ceil_div(tiles, sm_count);
-    double const steps = static_cast<double>(ceil_div(k, kStep) * of.step_ns * bits) / 8.0;
-    working = std::min(working, static_cast<double>(waves) * (steps + kApartTileEnd));
+    Dealt const dealt(call, of.rows);
+    active = dealt.active;
+    working = std::min(working, waves_of(dealt.tiles, ceil_div(n, kStep), sm_count) * static_cast<double>(ceil_div(k, kStep)) * of.step_ns);
   }
-  double const memory = static_cast<double>(active) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(bits) / 8.0 / kMemory;
-  return kApartLaunch + std::max(working, memory) + 0.1 * std::min(working, memory);
+  double const memory = active * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(bits) / 8.0 / kMemory;
+  return std::max(working, memory) + 0.1 * std::min(working, memory);
 }
 
 double apart_ns(Call const& call, int64_t sm_count, int64_t bits) {
   int64_t const inner = call.sizes[kSizeInner], hidden = call.sizes[kSizeHidden];
-  double const moved = static_cast<double>(call.sizes[kSizePairs]) * (3.5 * static_cast<double>(hidden) + 5.0 * static_cast<double>(inner)) / kMoved;
+  double const moved = static_cast<double>(call.sizes[kSizePairs]) * (3.5 * static_cast<double>(hidden) + 5.0 * static_cast<double>(inner)) / kApartMoved;
   double const products = product_ns(call, 2 * inner, hidden, sm_count, bits) + product_ns(call, hidden, inner, sm_count, bits);
-  return 3.0 * kApartLaunch + moved + products;
+  return kApartLaunches + moved + products;
 }
 
 }  // namespace
@@ -40,6 +72,7 @@ double apart_ns(Call const& call, int64_t sm_count, int64_t bits) {
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = reinterpret_cast<Facts const&>(of.facts);
   if (row.apart != 0) return apart_ns(call, sm_count, row.bits);
+  if (row.streamed != 0) return streamed_ns(row, call, sm_count);
   int64_t const pairs = call.sizes[kSizePairs], active = std::max<int64_t>(std::min(pairs, call.sizes[kSizeExperts]), 1);
   int64_t const tiles = active + pairs / row.tile_tokens;
   double const read = 3.0 * static_cast<double>(call.sizes[kSizeInner]) * static_cast<double>(call.sizes[kSizeHidden]) * static_cast<double>(row.bits) / 8.0;

@@ -371,7 +371,7 @@ def test_more_rows_of_an_expert_choose_larger_tiles() -> None:
         sizes = (tokens * 8, 768, 2048, 128)
         call_ = ShapedCall(family="fused_moe", call_class=rows[0].call_class, sizes=sizes, alignments=(16, 16, 16))
         chosen.append(min(rows, key=lambda row, call_=call_: TUNING.model_ns(row, call_, 132)).facts.tile_tokens)
-    assert chosen == sorted(chosen) and chosen[:2] == [8, 8] and chosen[-2:] == [64, 128]
+    assert chosen == sorted(chosen) and chosen[0] == 8 and 8 < chosen[2] < 128 and chosen[-2:] == [128, 128]
 
 
 @pytest.mark.parametrize("config", [c for c in plain(Arch.SM90A) if c.tile_tokens == 8], ids=to_name)

@@ -118,6 +118,7 @@ class PackedExpertsConfig:
     out_dtype: ClassVar[DType] = DType.BF16
     group_size: ClassVar[int] = 0
     apart: ClassVar[bool] = False
+    streamed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.format not in FP4_FORMATS:

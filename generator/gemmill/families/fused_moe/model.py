@@ -14,12 +14,18 @@ from gemmill.family import Row, ShapedCall
 
 _MEMORY = 4000.0
 """Bytes that memory gives in a nanosecond."""
-_APART_TILES = ((64, 122), (128, 209))
-"""Of a grouped GEMM's tile of 128 columns: an expert's rows, and nanoseconds of a step of 128 along K of one byte each."""
-_APART_TILE_END, _APART_LAUNCH, _STEP = 1200.0, 6000.0, 128
-"""Nanoseconds that such a tile's end takes, and a launch (an assumption); columns of a tile, and of a step along K."""
-_MOVED = 2500.0
-"""Bytes a nanosecond of launches that order, activate and sum rows: an assumption."""
+_STEP = 128
+"""Columns along K of a step of streamed weights and of grouped GEMMs, and columns of the latter's tiles."""
+_STREAMED_ROWS, _STREAMED_TURN, _STREAMED_PARTS = 256, 2900.0, 1340.0
+"""Rows of weights of a streamed tile; nanoseconds that a tile takes apart from its steps; bytes a nanosecond of float32 results, which
+are written and read."""
+_APART_TILES = ((64, 330.0), (128, 536.0))
+"""Of a grouped GEMM's tile: an expert's rows, and nanoseconds of a step."""
+_APART_LAUNCHES, _APART_MOVED = 21000.0, 2180.0
+"""Nanoseconds of five launches of few rows, and bytes a nanosecond of launches that order, activate and sum rows.
+
+Constants of streamed weights and of grouped GEMMs are fitted to 46 calls of nine layers, eight of them drawn (H200, 2026-11-25).
+"""
 
 
 class Facts(NamedTuple):
@@ -35,6 +41,8 @@ class Facts(NamedTuple):
     """Nanoseconds of three launches of few tiles."""
     apart: int
     """Whether both products are grouped GEMMs."""
+    streamed: int
+    """Whether TMA streams weights to tiles of 256 of their rows."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -43,6 +51,8 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     facts: Facts = row.facts
     if facts.apart:
         return _apart_ns(call, sm_count, facts.bits)
+    if facts.streamed:
+        return _streamed_ns(facts, call, sm_count)
     active = max(min(pairs, weights), 1)
     tiles = active + pairs // facts.tile_tokens
     read = 3.0 * float(inner) * float(hidden) * float(facts.bits) / 8.0
@@ -51,24 +61,41 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     return float(facts.begin_ns) + max(memory, working) + 0.1 * min(memory, working)
 
 
+def _streamed_ns(facts: Facts, call: ShapedCall, sm_count: int) -> float:
+    """The same of streamed weights. Tiles of 8 rows have two CTAs in the first product, with half of the weights' rows each."""
+    pairs, inner, hidden, _ = call.sizes
+    active, tiles = _dealt(call, facts.tile_tokens)
+    step, halves = float(facts.tile_ps) * 132.0 * 32.0 / 1000.0, 2 if facts.tile_tokens == 8 else 1
+    working = 0.0
+    for rows, k, share in ((2 * inner, hidden, halves), (hidden, inner, 1)):
+        waves = math.ceil(tiles * float(-(-rows * share // _STREAMED_ROWS)) / float(sm_count))
+        working += float(waves) * (float(-(-k // _STEP)) * step / float(share) + _STREAMED_TURN)
+    memory = active * 3.0 * float(inner) * float(hidden) * float(facts.bits) / 8.0 / _MEMORY
+    parts = float(pairs) * 8.0 * float(hidden) / _STREAMED_PARTS
+    return float(facts.begin_ns) + parts + max(memory, working) + 0.1 * min(memory, working)
+
+
+def _dealt(call: ShapedCall, rows: int) -> tuple[float, float]:
+    """Experts that have rows, and tiles of so many rows of them, where each row's expert is as likely as any."""
+    pairs, _, _, weights = call.sizes
+    active = max(float(weights) * (1.0 - math.exp(-float(pairs) / float(max(weights, 1)))), 1.0)
+    return active, max(active, float(pairs) / float(rows) + 0.5 * active)
+
+
 def _apart_ns(call: ShapedCall, sm_count: int, bits: int) -> float:
     """The same where both products are grouped GEMMs."""
     pairs, inner, hidden, _ = call.sizes
-    moved = float(pairs) * (3.5 * float(hidden) + 5.0 * float(inner)) / _MOVED
+    moved = float(pairs) * (3.5 * float(hidden) + 5.0 * float(inner)) / _APART_MOVED
     products = _product_ns(call, 2 * inner, hidden, sm_count, bits) + _product_ns(call, hidden, inner, sm_count, bits)
-    return 3.0 * _APART_LAUNCH + moved + products
+    return _APART_LAUNCHES + moved + products
 
 
 def _product_ns(call: ShapedCall, n: int, k: int, sm_count: int, bits: int) -> float:
-    """Nanoseconds of a grouped GEMM of [pairs, k] by [n, k] of each expert. Rows are dealt evenly, and an expert has a quarter more."""
-    pairs, _, _, weights = call.sizes
-    active = max(min(pairs, weights), 1)
-    rows = -(-pairs // active)
-    working = math.inf
-    for tile, step_ns in _APART_TILES:
-        tiles = active * -(-(rows + rows // 4) // tile) * -(-n // _STEP)
-        waves = -(-tiles // sm_count)
-        steps = float(-(-k // _STEP) * step_ns * bits) / 8.0
-        working = min(working, float(waves) * (steps + _APART_TILE_END))
-    memory = float(active) * float(n) * float(k) * float(bits) / 8.0 / _MEMORY
-    return _APART_LAUNCH + max(working, memory) + 0.1 * min(working, memory)
+    """Nanoseconds of a grouped GEMM of [pairs, k] by [n, k] of each expert."""
+    working, active = math.inf, 1.0
+    for rows, step_ns in _APART_TILES:
+        active, tiles = _dealt(call, rows)
+        waves = math.ceil(tiles * float(-(-n // _STEP)) / float(sm_count))
+        working = min(working, float(waves) * float(-(-k // _STEP)) * step_ns)
+    memory = active * float(n) * float(k) * float(bits) / 8.0 / _MEMORY
+    return max(working, memory) + 0.1 * min(working, memory)

@@ -72,6 +72,7 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
             tile_ps=0 if config.apart else _tile_ps(config),
             begin_ns=0 if config.apart else _begin_ns(config),
             apart=int(config.apart),
+            streamed=int(config.streamed),
         ),
     )
 
