@@ -120,6 +120,11 @@ def times_layers() -> bool:
     return os.environ.get("GEMMILL_TIME_LAYERS") != "0"
 
 
+def quantises(engine: str) -> bool:
+    """GEMMILL_VLLM_QUANT: 1 has gemmill's kernels quantise where vLLM's ops are called, of those measured to be faster."""
+    return os.environ.get({"vLLM": "GEMMILL_VLLM_QUANT"}[engine]) == "1"
+
+
 def takes_fp4_experts(*, measured: bool = False) -> bool:
     """GEMMILL_FP4_EXPERTS: experts of 4-bit weights come to gemmill where an engine has Marlin's kernels for them: with 1 all, with 0
     none, else those whose kernels were measured to be faster than Marlin's. 2:4 is as 1."""

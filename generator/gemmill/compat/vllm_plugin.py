@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmill import settings
-from gemmill.compat import vllm_blocks, vllm_fp4_experts, vllm_fused_experts
+from gemmill.compat import vllm_blocks, vllm_fp4_experts, vllm_fused_experts, vllm_quant
 from gemmill.compat.linear import Linear, called, guarded
 from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
 from gemmill.runtime import notices, served
@@ -87,13 +87,14 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
 
 
 def _tell_after_loading() -> None:
-    """Tell who serves which layers when vLLM has processed the weights of all."""
+    """Tell who serves which layers when vLLM has processed the weights of all; then ops that quantise are replaced, if that is asked for."""
     module = import_module(_LOADING)
     of_vllm = getattr(module, _PROCESSES)
 
     @wraps(of_vllm)
     def process(*given: Any, **named: Any) -> Any:
         result = of_vllm(*given, **named)
+        guarded("vLLM's quantisation", vllm_quant.put_before)
         served.tell()
         return result
 
