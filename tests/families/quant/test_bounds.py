@@ -42,11 +42,11 @@ def moved(activation: Activation, units: float) -> object:
     """A stand-in for `activated` whose library function is off by so many units of 2^-24."""
     true = reference.activated
 
-    def activated(x: torch.Tensor, _: Activation) -> torch.Tensor:
+    def activated(x: torch.Tensor, _: Activation, *, contracted: bool = False) -> torch.Tensor:
         hidden = x.shape[-1] // 2
         factor = x[..., hidden:].float() if activation.is_gated else 1.0
         product = 0.5 * (x[..., :hidden] if activation.is_gated else x).float() * factor
-        value = true(x, activation)
+        value = true(x, activation, contracted=contracted)
         error = (value if activation is Activation.SILU else product) * (units * 2.0**-24)
         return value + torch.where(torch.isfinite(value), error, 0.0)
 
@@ -125,14 +125,29 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("config", BLOCKS, ids=to_name)
-def test_block_scaled_codes_of_another_library_are_within(config: QuantConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("config", "rounded"),
+    [(c, rounded) for c in BLOCKS for rounded in (False, True) if not (rounded and c.activation.is_gated)],
+    ids=lambda given: f"rounded={given}" if isinstance(given, bool) else to_name(given),
+)
+def test_block_scaled_codes_of_another_library_are_within(
+    config: QuantConfig, rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = gated_rows()
     given = torch.tensor([40.0]) if config.format.has_global_scale else None
-    right = reference.block_quant(x, config.format, global_scale=given, activation=config.activation)
+
+    def made() -> tuple[torch.Tensor, torch.Tensor]:
+        return reference.block_quant(
+            x, config.format, global_scale=given, activation=config.activation, rounded=rounded
+        )
+
+    def outside(codes: torch.Tensor, scales: torch.Tensor) -> tuple[int, int]:
+        return bounds.outside_of_block_bounds(config, x, codes, scales, global_scale=given, rounded=rounded)
+
+    right = made()
     monkeypatch.setattr(reference, "activated", moved(config.activation, 2.0))
-    codes, scales = reference.block_quant(x, config.format, global_scale=given, activation=config.activation)
+    codes, scales = made()
     monkeypatch.undo()
-    assert bounds.outside_of_block_bounds(config, x, codes, scales, global_scale=given) == (0, 0)
-    assert bounds.outside_of_block_bounds(config, x, right[0] ^ 2, right[1], global_scale=given)[0] > 0
-    assert bounds.outside_of_block_bounds(config, x, right[0], right[1].clamp(min=1) - 1, global_scale=given)[1] > 0
+    assert outside(codes, scales) == (0, 0)
+    assert outside(right[0] ^ 2, right[1])[0] > 0
+    assert outside(right[0], right[1].clamp(min=1) - 1)[1] > 0

@@ -8,6 +8,7 @@ import torch
 
 import gemmill
 from families.quant.random_calls import Breakage, empty_call, some_call
+from gemmill.compat import lightx2v
 from gemmill.families.quant.call import config_of
 from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime.checks import check
@@ -132,6 +133,21 @@ def test_every_gate_of_16_bits(activation: str, dtype: torch.dtype) -> None:
             getattr(torch.ops.gemmill, name)(codes, part, scales, activation, 128, None, False)
             assert torch.equal(scales.view(torch.int32), wanted[2].view(torch.int32))
             assert torch.equal(codes.view(torch.uint8), wanted[0].view(torch.uint8))
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("rows", [257, 8003])
+def test_gelu_of_light_x2v_is_torchs(rows: int, dtype: torch.dtype) -> None:
+    """Many rows of bf16 take the table, few do not."""
+    if not gemmill.supports("scaled_mxfp8_gelu_quant", dtype="bf16" if dtype is torch.bfloat16 else "f16"):
+        pytest.skip("the build lacks the variant")
+    x = (torch.randn((rows, 2176), device="cuda", generator=torch.Generator(device="cuda").manual_seed(1)) * 2).to(
+        dtype
+    )
+    found = lightx2v.scaled_mxfp8_gelu_quant(x)
+    wanted = lightx2v.scaled_mxfp8_quant(torch.nn.functional.gelu(x, approximate="tanh"))
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.needs_cuda
