@@ -199,7 +199,8 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
     blocks, block_scales, block_values = _blocks()
     channel, channel_scales, channel_values = _rows(torch.float8_e4m3fn)
     int8, int8_scales, int8_values = _rows(torch.int8)
-    points = torch.arange(-3, len(int8) - 3, dtype=torch.int8).reshape(-1, 1)
+    shifted, points = int8.clone(), torch.arange(-3, len(int8) - 3, dtype=torch.int8).reshape(-1, 1)
+    shifted[:, 1] = -128  # so that a row's range has all codes
     nv_swizzled = _swizzled(nv_scales.view(torch.uint8)).view(torch.float8_e4m3fn)
     two = torch.tensor(2.0)
     of_ct = {
@@ -212,8 +213,8 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
         "channel": ({".weight": channel, ".weight_scale": channel_scales}, channel_values),
         "int8": ({".weight": int8, ".weight_scale": int8_scales}, int8_values),
         "int8_asymmetric": (
-            {".weight": int8, ".weight_scale": int8_scales, ".weight_zero_point": points},
-            int8_values - points.to(int8_values.dtype) * int8_scales.to(int8_values.dtype),
+            {".weight": shifted, ".weight_scale": int8_scales, ".weight_zero_point": points},
+            (shifted.float() - points) * int8_scales,
         ),
         "block128": ({".weight": blocks, ".weight_scale": block_scales}, block_values),
     }

@@ -153,6 +153,7 @@ def inputs_of(traced: Traced, given: Mapping[str, Any]) -> Iterator[Tensor]:
         if told.along is Along.SCALAR:
             value = torch.tensor(value, dtype=torch.float32, device=like.device)
         elif value is None:
+            assert told.absent is not None  # the contract has refused a call without the others
             kind = given["out"].dtype if told.stored is Stored.OUT else torch.float64
             value = torch.full((1, 1), told.absent, dtype=kind, device=like.device)
         else:

@@ -92,6 +92,32 @@ def test_opcheck(kind, device):
     torch.library.opcheck(op_of(call), call.arguments, test_utils=checks)
 
 
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of_a", ["none", "tensor", "token"])
+@pytest.mark.parametrize("shape", [(1, 128, 256), (16, 4096, 2048), (70, 136, 272), (257, 520, 4096), (2048, 256, 512)])
+def test_zero_points_of_weights(shape, of_a, out_dtype, device):
+    """What codes stand for, multiplied in float64: scales are powers of two, so that the result is rounded once."""
+    if device.type != "cpu" and not gemmill.supports("scaled_mm_zero_points", dtype="s8", out_dtype=out_dtype):
+        pytest.skip(f"the build has no kernels of scaled_mm_zero_points with {out_dtype} results")
+    m, n, k = shape
+    generator = torch.Generator(device=device).manual_seed(m)
+
+    def whole(*size, dtype=torch.int32):
+        return torch.randint(-128, 128, size, dtype=dtype, device=device, generator=generator)
+
+    a, b, b_zp = whole(m, k, dtype=torch.int8), whole(n, k, dtype=torch.int8).t(), whole(n if m % 2 else 1)
+    azp = {"none": None, "tensor": whole(1), "token": whole(m)}[of_a]
+    scales = 2.0 ** -(whole(m, 1).float() % 5 + 9), 2.0 ** -(whole(1, n).float() % 5)
+    bias = whole(n).to(out_dtype) if m % 2 else None
+    given = {}
+    if azp is not None:
+        sums = b.sum(dim=0, dtype=torch.int32) - k * b_zp
+        given = {"azp_adj": sums, "azp": azp} if of_a == "token" else {"azp_adj": sums * azp}
+    found = gemmill.scaled_mm_zero_points(a, b, *scales, out_dtype, b_zp, bias=bias, **given)
+    exact = ((a.double() - (0 if azp is None else azp.reshape(-1, 1))) @ (b.double() - b_zp)) * scales[0] * scales[1]
+    assert torch.equal(found, (exact if bias is None else exact + bias.double()).float().to(out_dtype))
+
+
 @pytest.mark.needs_build
 def test_pin_of_an_unknown_name(device):
     with (
