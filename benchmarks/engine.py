@@ -96,33 +96,37 @@ def figures(rates: dict[str, list[float]]) -> Json:
     return {"median": {name: median(found) for name, found in rates.items()}, "ratio": ratios, "rounds": rates}
 
 
-def measured(model: Model, given: str, options: argparse.Namespace) -> Json:
-    """The record of one model. An engine that fails is left out, with its error; where all do, nothing is measured."""
+def started(model: Model, given: str, options: argparse.Namespace, stack: ExitStack) -> tuple[Json, list[Side]]:
+    """The record of one model, without figures, and its engines, which start. They end with the stack."""
     row: Json = {"model": model.name, "layers": model.config["num_hidden_layers"], "failures": {}, "sides": {}}
     settings = {ENGINE: {}, SUBJECT: {}} | ({OTHER: dict(options.other)} if options.other else {})
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
-        sides = []
-        for name, setting in settings.items():
-            given_arguments = arguments(model, given, options, folder / "model") | setting
-            side = Side(name, given_arguments, folder / name)
-            stack.callback(side.stop)
-            sides.append(side)
-            if options.one_at_a_time:
-                _first_answer(side, row)
-        if not options.one_at_a_time:
-            for side in sides:
-                _first_answer(side, row)
-        sides = [side for side in sides if side.name in row["sides"]]
-        if not sides:
-            print(f"{model.name}: no engine started, nothing is measured", file=sys.stderr, flush=True)
-            return row
-        try:
-            _measure(sides, options, row)
-        except EngineError as error:
-            row["failures"]["while measuring"] = str(error)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
+    sides = []
+    for name, setting in settings.items():
+        given_arguments = arguments(model, given, options, folder / "model") | setting
+        side = Side(name, given_arguments, folder / name)
+        stack.callback(side.stop)
+        sides.append(side)
+        if options.one_at_a_time:
+            _first_answer(side, row)
+    return row, sides
+
+
+def measured(row: Json, sides: Sequence[Side], options: argparse.Namespace) -> Json:
+    """The record with figures. An engine that fails is left out, with its error; where all do, nothing is measured."""
+    if not options.one_at_a_time:
         for side in sides:
-            row["sides"][side.name]["log"] = side.log_lines()
+            _first_answer(side, row)
+    sides = [side for side in sides if side.name in row["sides"]]
+    if not sides:
+        print(f"{row['model']}: no engine started, nothing is measured", file=sys.stderr, flush=True)
+        return row
+    try:
+        _measure(sides, options, row)
+    except EngineError as error:
+        row["failures"]["while measuring"] = str(error)
+    for side in sides:
+        row["sides"][side.name]["log"] = side.log_lines()
     return row
 
 
@@ -178,15 +182,19 @@ def main(given: Sequence[str] | None = None) -> int:
         },
         "settings": {
             name: getattr(options, name)
-            for name in ("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time")
+            for name in ("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time", "together")
         },
         "rows": rows,
     }
-    for name, model in options.models:
-        rows.append(row := measured(model, name, options))
-        for other, found in row.get("agreement", {}).items():
-            print(f"{model.name}, {other} and {ENGINE}: {found}", flush=True)
-        write_json(record, options.out_dir / f"{options.name}.json")
+    with ExitStack() as all_of_them:
+        early = {name: started(model, name, options, all_of_them) for name, model in options.models if options.together}
+        for name, model in options.models:
+            with ExitStack() as stack:
+                row, sides = early.get(name) or started(model, name, options, stack)
+                rows.append(measured(row, sides, options))
+            for other, found in row.get("agreement", {}).items():
+                print(f"{model.name}, {other} and {ENGINE}: {found}", flush=True)
+            write_json(record, options.out_dir / f"{options.name}.json")
     return int(any(row["failures"] for row in rows))
 
 
@@ -212,8 +220,12 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="kept; one more comes first")
     parser.add_argument("--cache-gib", type=float, default=24, help="of the KV cache of each engine")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs and torch.compile")
-    parser.add_argument(
+    starts = parser.add_mutually_exclusive_group()
+    starts.add_argument(
         "--one-at-a-time", action="store_true", help="start engines one after another, to time the start"
+    )
+    starts.add_argument(
+        "--together", action="store_true", help="start the engines of all models at once, if the GPU has the memory"
     )
     parser.add_argument(
         "--other", action="append", default=[], type=_setting, metavar="SETTING=VALUE", help="of vLLM's LLM"

@@ -2,8 +2,10 @@
 
     python benchmarks/host_time.py before=OLD/generator,OLD/.gemmill now=generator,.gemmill again=generator,.gemmill
     python benchmarks/host_time.py now=generator,.gemmill --cpu --rounds 3 --calls 20 --out-dir /tmp/dry
+    python benchmarks/host_time.py before=OLD/generator now=generator --plugins --name host-time-plugins
 
-A side is NAME=SOURCES,HOME: the folder that holds the package gemmill, and the home whose current build it loads. Each side
+A side is NAME=SOURCES,HOME: the folder that holds the package gemmill, and the home whose current build it loads. With --plugins the
+Python of engines' plugins is timed around ops that are stubs, on any machine, and no home is needed. Each side
 has a process of its own. Sides take turns, in another order each round, so that whatever slows the machine slows all of
 them. The difference to the first side is the median over the rounds. Naming a side twice shows what difference is noise.
 """
@@ -22,8 +24,10 @@ from gemmill.tuner.timing import shuffled
 from harness import devices
 from harness.written import write_json
 
-RESULTS = Path(__file__).resolve().parent / "results"
-SERVER = Path(__file__).resolve().parent / "harness" / "host_calls.py"
+BENCHMARKS = Path(__file__).resolve().parent
+RESULTS = BENCHMARKS / "results"
+SERVERS = {False: "harness.host_calls", True: "harness.plugin_calls"}
+"""What answers, by whether plugins are timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +36,19 @@ class Place:
 
     name: str
     sources: Path
-    home: Path
+    home: Path | None
+    """None where no build is needed."""
 
 
 class Side:
     """A process that times calls of one revision."""
 
-    def __init__(self, place: Place, device: str, calls: int) -> None:
+    def __init__(self, place: Place, device: str, calls: int, server: str) -> None:
         self.name = place.name
-        environment = os.environ | {"PYTHONPATH": str(place.sources), "GEMMILL_HOME": str(place.home)}
-        command = [sys.executable, "-P", str(SERVER), device, str(calls)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(place.sources), str(BENCHMARKS)])}
+        if place.home is not None:
+            environment["GEMMILL_HOME"] = str(place.home)
+        command = [sys.executable, "-P", "-m", server, device, str(calls)]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -68,7 +75,8 @@ class Side:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; returns the exit code."""
     options = parse(arguments)
-    sides = [Side(place, "cpu" if options.cpu else "cuda", options.calls) for place in options.sides]
+    device, server = "cpu" if options.cpu or options.plugins else "cuda", SERVERS[options.plugins]
+    sides = [Side(place, device, options.calls, server) for place in options.sides]
     ops = [op for op in sides[0].ops if all(op in side.ops for side in sides)]
     rounds: dict[str, dict[str, list[float]]] = {op: {side.name: [] for side in sides} for op in ops}
     by_name = {side.name: side for side in sides}
@@ -85,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "date": now(),
         "environment": devices.environment(),
         "calls": options.calls,
-        "on_cpu": options.cpu,
+        "on_cpu": device == "cpu",
+        "plugins": options.plugins,
         "commits": {place.name: devices.commit_of(place.sources) for place in options.sides}
         | dict(options.commit or ()),
         "ops": {op: figures(taken, options.sides[0].name) for op, taken in rounds.items()},
@@ -121,6 +130,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=31, help="kept; one more comes first")
     parser.add_argument("--calls", type=int, default=1000, help="in a round")
     parser.add_argument("--cpu", action="store_true", help="call the references: for trying the program")
+    parser.add_argument("--plugins", action="store_true", help="time the Python of engines' plugins around stubs")
     parser.add_argument(
         "--commit", action="append", type=named, metavar="NAME=COMMIT", help="of sources in no checkout"
     )
@@ -130,6 +140,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = [place.name for place in options.sides]
     if len(set(names)) < len(names):
         parser.error(f"sides are called {', '.join(names)}: each needs a name of its own")
+    if not options.plugins and (homeless := [place.name for place in options.sides if place.home is None]):
+        parser.error(
+            f"{', '.join(homeless)}: a side is NAME=SOURCES,HOME, and HOME may be left out with --plugins alone"
+        )
     return options
 
 
@@ -142,13 +156,13 @@ def named(text: str) -> tuple[str, str]:
 
 
 def place_of(text: str) -> Place:
-    """NAME=SOURCES,HOME; both folders must be there."""
+    """NAME=SOURCES,HOME or NAME=SOURCES; folders must be there."""
     name, folders = named(text)
-    sources, _, home = folders.partition(",")
-    for folder, holds in ((sources, "gemmill/__init__.py"), (home, "builds")):
+    sources, comma, home = folders.partition(",")
+    for folder, holds in ((sources, "gemmill/__init__.py"), *([(home, "builds")] if comma else [])):
         if not (folder and (Path(folder) / holds).exists()):
             raise argparse.ArgumentTypeError(f"{text!r}: {folder or 'the home'!r} has no {holds}")
-    return Place(name=name, sources=Path(sources).resolve(), home=Path(home).resolve())
+    return Place(name=name, sources=Path(sources).resolve(), home=Path(home).resolve() if comma else None)
 
 
 if __name__ == "__main__":

@@ -127,9 +127,9 @@ def kernels_of(text: str) -> Iterator[list[dict[str, Any]]]:
     lines = text.splitlines()
     begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
-        raise ValueError(f"ncu printed no table, but: {text[-600:]}")
+        raise ValueError(f"it printed no table, but: {text[-600:]}")
     found: list[dict[str, Any]] | None = None
-    for row in csv.DictReader(io.StringIO("\n".join(lines[begin:]))):
+    for row in csv.DictReader(io.StringIO("\n".join(line for line in lines[begin:] if line.startswith('"')))):
         if not row["ID"]:  # units
             units = row
             continue
@@ -166,7 +166,10 @@ def profiled(shapes: Sequence[Shape], ncu: str) -> list[dict[str, Any]]:
     command = [ncu, "--csv", "--page", "raw", "--clock-control", "none", "--profile-from-start", "off"]
     command += ["--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--calls", *map(str, shapes)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = list(kernels_of(ended.stdout + ended.stderr))
+    try:
+        found = list(kernels_of(ended.stdout))
+    except ValueError as error:
+        raise ValueError(f"{error} {ended.stderr[-600:]}") from None
     if len(found) != 2 * len(shapes):
         raise ValueError(f"ncu counted {len(found)} of {2 * len(shapes)} calls: {ended.stderr[-600:]}")
     sides = [(shape, side) for shape in shapes for side in ("cublas", "gemmill")]

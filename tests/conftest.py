@@ -29,11 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--dry-run", action="store_true", help="on a CPU, with the reference in the place of the kernels")
 
 
+if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    # Before torch is imported, which the next conftest.py may do: threads of several processes on one core wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LINES] = []
-    if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
-        # Before torch is imported: threads of several processes on one core wait for one another.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
 
 
 @pytest.hookimpl(wrapper=True)

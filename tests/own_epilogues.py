@@ -1,5 +1,7 @@
 """Epilogues as users write them, of every kind of input, and the kernels and cases that they have."""
 
+from typing import cast
+
 from gemmill.epilogue import (
     Column,
     ColumnOut,
@@ -49,9 +51,14 @@ def everything(
     return y + erf(x) * sqrt(abs(x)) - log(1 + exp2(-abs(x))) + z
 
 
+_ONE, _HALF = cast(Value, 1), cast(Value, 0.5)
+
+
 @epilogue(operands=("s8",), results=("bf16", "f16"))
-def integers(acc: Value, a_scale: Row, zero: RowS32, b_scale: Column, sums: ColumnS32) -> Value:
-    return a_scale * (as_float(maximum(acc - zero * sums, 3)) * b_scale)
+def integers(
+    acc: Value, a_scale: Row, b_scale: Column, sums: ColumnS32, zero: RowS32 = _ONE, bias: ColumnOut = _HALF
+) -> Value:
+    return fma(a_scale, as_float(maximum(acc - zero * sums, 3)) * b_scale, bias)
 
 
 @epilogue

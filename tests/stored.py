@@ -199,6 +199,7 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
     blocks, block_scales, block_values = _blocks()
     channel, channel_scales, channel_values = _rows(torch.float8_e4m3fn)
     int8, int8_scales, int8_values = _rows(torch.int8)
+    points = torch.arange(-3, len(int8) - 3, dtype=torch.int8).reshape(-1, 1)
     nv_swizzled = _swizzled(nv_scales.view(torch.uint8)).view(torch.float8_e4m3fn)
     two = torch.tensor(2.0)
     of_ct = {
@@ -210,6 +211,10 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
         "mxfp8": ({".weight": fp8, ".weight_scale": scales8}, values8),
         "channel": ({".weight": channel, ".weight_scale": channel_scales}, channel_values),
         "int8": ({".weight": int8, ".weight_scale": int8_scales}, int8_values),
+        "int8_asymmetric": (
+            {".weight": int8, ".weight_scale": int8_scales, ".weight_zero_point": points},
+            int8_values - points.to(int8_values.dtype) * int8_scales.to(int8_values.dtype),
+        ),
         "block128": ({".weight": blocks, ".weight_scale": block_scales}, block_values),
     }
     of_lightx2v = {name: of_ct[name] for name in ("channel", "int8", "block128")} | {

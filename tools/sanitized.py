@@ -12,6 +12,7 @@ reason. Exits with 0 where all passed, 1 where a tool found something, 2 where n
 
 import argparse
 import fnmatch
+import os
 import re
 import sys
 import time
@@ -128,7 +129,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no call after so many")
     parser.add_argument("--call-seconds", type=float, default=180.0, help="a call that takes longer hangs")
     parser.add_argument("--call-bytes", type=int, default=1 << 22, help="the most that a call's tensors have")
-    parser.add_argument("--batch", type=int, default=100, help="calls of one process")
+    parser.add_argument(
+        "--batch", type=int, default=20, help="calls of one process; what passed is recorded at its end"
+    )
+    parser.add_argument("--jobs", type=int, default=most_jobs(), help="processes at a time")
     parser.add_argument("--sanitizer", type=Path, help="compute-sanitizer, or a folder that has it")
     parser.add_argument("--record", type=Path, default=RECORD, help="the file of what passed, which is written")
     parser.add_argument("--exceptions", type=Path, default=EXCEPTIONS, help="the file of what cannot be checked")
@@ -139,6 +143,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.tool = [tool for tool in TOOLS if tool in (options.tool or TOOLS)]
     return options
+
+
+def most_jobs() -> int:
+    """Three of four cores, at most 12: each process has a CUDA context of its own."""
+    return max(1, min(12, len(os.sched_getaffinity(0)) * 3 // 4))
 
 
 def build_of(named: str | None) -> tuple[Path, Manifest]:
@@ -247,6 +256,7 @@ def run(
         end=time.monotonic() + options.seconds,
         call_seconds=options.call_seconds,
         batch=options.batch,
+        jobs=options.jobs,
         call_bytes=options.call_bytes,
     )
     for tool in options.tool:

@@ -11,7 +11,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -22,7 +24,10 @@ from gemmill.build.inspect import is_of_variant
 ROOT = Path(__file__).resolve().parents[1]
 CALLS = Path(__file__).with_name("sanitized_calls.py")
 MARK = "@@sanitized "
-PREFIX = "========="
+PREFIX = "========"
+"""Of its lines, eight or nine of them."""
+PORT, PORTS = 49152, 10
+"""The first port of a compute-sanitizer, and how many it takes: those that run at once have their own."""
 ERRORS = 9
 """Exit code of compute-sanitizer where it reports something."""
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -78,6 +83,8 @@ class Limits:
     call_seconds: float
     batch: int
     """Calls of one process, whose start takes half a minute."""
+    jobs: int
+    """Processes at a time."""
     call_bytes: int
     """The most that a call's tensors have, where there is a choice."""
 
@@ -91,14 +98,19 @@ class Sanitizer:
     help: str
     """Which options it has: they differ among releases."""
 
-    def command(self, tool: str, spec: Path) -> list[str]:
-        """What checks the calls of a file. Names are mangled, so that kernels are known by them."""
+    def command(self, tool: str, spec: Path, place: int, jobs: int) -> list[str]:
+        """What checks the calls of a file, as the process at a place of so many that run at once. Names are mangled, so that
+        kernels are known by them."""
         given = ["--tool", tool, "--error-exitcode", str(ERRORS), "--print-limit", "0", "--launch-timeout", "0"]
         given += ["--target-processes", "application-only", "--demangle", "no", "--show-backtrace", "device"]
         if tool == "memcheck":
             # torch asks the driver for what old drivers lack; what a launch returns, the op raises.
             given += ["--report-api-errors", "no"]
             given += ["--check-tensor-ops", "yes"] if "--check-tensor-ops" in self.help else []
+        if tool == "racecheck" and "--racecheck-num-workers" in self.help:
+            given += ["--racecheck-num-workers", str(max(1, len(os.sched_getaffinity(0)) // jobs))]
+        if jobs > 1 and "--port" in self.help:
+            given += ["--port", str(PORT + PORTS * place)]
         # An old initcheck does not see what kernels write that are left out, and calls that unwritten.
         if tool != "initcheck" or "--initcheck-track-filtered-global-memory" in self.help:
             given += ["--kernel-name", FILTER]
@@ -138,7 +150,7 @@ def _programs(given: Path | None) -> Iterator[Path]:
 
 def prove(sanitizer: Sanitizer, tool: str, limits: Limits) -> None:
     """Raise Trouble unless the tool reports a kernel that is wrong on purpose: what it passes would mean nothing."""
-    transcript = _run(sanitizer, {"planted": True, "tool": tool}, (), tool, limits)
+    transcript = _run(sanitizer, {"planted": True, "tool": tool}, (), tool, limits, 0)
     if not transcript.planted or transcript.status != ERRORS:
         raise Trouble(
             f"{tool} of {sanitizer.program} ended with {transcript.status} and does not report a kernel that is wrong on "
@@ -149,23 +161,30 @@ def prove(sanitizer: Sanitizer, tool: str, limits: Limits) -> None:
 def check(
     sanitizer: Sanitizer, tool: str, names: Sequence[str], limits: Limits, build: Path, device: str = "cuda"
 ) -> Iterator[Verdict]:
-    """Judge a call of each variant, so far as time goes. A process that ends in a call is followed by another one.
+    """Judge a call of each variant, so far as time goes, in several processes at once. What a process has not called when it
+    ends, another one calls.
 
-    Raises Trouble where none can be made, or where the tool has something against no call.
+    Raises Trouble where none can be made, or where the tool has something against no call: behind the verdicts of the others.
     """
-    waiting = list(names)
-    while waiting and time.monotonic() < limits.end:
-        batch = waiting[: limits.batch]
-        spec = {"planted": False, "build": str(build), "device": device, "bytes": limits.call_bytes, "names": batch}
-        transcript = _run(sanitizer, spec, batch, tool, limits)
-        yield from transcript.verdicts()
-        if not transcript.calls:
-            if time.monotonic() < limits.end:
-                raise Trouble(
-                    f"{tool}: no call began, and the process ended with {transcript.status}: {transcript.last_lines()}"
-                )
-            return
-        waiting = waiting[len(transcript.calls) :]
+    waiting, troubles = deque(names), []
+    spec = {"planted": False, "build": str(build), "device": device, "bytes": limits.call_bytes}
+    places, running = set(range(limits.jobs)), {}
+    with ThreadPoolExecutor(limits.jobs) as pool:
+        while running or (waiting and not troubles and time.monotonic() < limits.end):
+            while waiting and places and not troubles and time.monotonic() < limits.end:
+                batch, place = [waiting.popleft() for _ in range(min(limits.batch, len(waiting)))], places.pop()
+                future = pool.submit(_run, sanitizer, spec | {"names": batch}, batch, tool, limits, place)
+                running[future] = place
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                places.add(running.pop(future))
+                transcript = future.result()
+                waiting.extendleft(reversed(transcript.names[len(transcript.calls) :]))
+                try:
+                    yield from transcript.judged(tool, limits)
+                except Trouble as trouble:
+                    troubles.append(trouble)
+    if troubles:
+        raise troubles[0]
 
 
 @dataclass(kw_only=True)
@@ -196,7 +215,7 @@ class Transcript:
             self._take(json.loads(event))
             return True
         if before.startswith(PREFIX):
-            self._take_report(before[len(PREFIX) :].rstrip())
+            self._take_report(before.lstrip("=").rstrip())
         if before.strip(" =\n"):
             self._last = [*self._last[-3:], before.strip()]
         return False
@@ -232,8 +251,10 @@ class Transcript:
         """The last lines, for a sentence."""
         return " / ".join(self._last) or "it wrote nothing"
 
-    def verdicts(self) -> Iterator[Verdict]:
-        """All calls that began, judged. Raises Trouble where a report is no call's."""
+    def judged(self, tool: str, limits: Limits) -> Iterator[Verdict]:
+        """All calls that began, judged. Raises Trouble where a report is no call's, or none began in time."""
+        if not self.calls and time.monotonic() < limits.end:
+            raise Trouble(f"{tool}: no call began, and the process ended with {self.status}: {self.last_lines()}")
         told: dict[str, str] = {}
         for place, lines in self.reports:
             told.setdefault(self._owner(place, lines), "; ".join(lines))
@@ -259,14 +280,17 @@ class Transcript:
         return (Outcome.REFUSED if self.errors[name] else Outcome.PASSED), self.errors[name]
 
 
-def _run(sanitizer: Sanitizer, spec: dict[str, object], names: Sequence[str], tool: str, limits: Limits) -> Transcript:
-    """Start a process under a tool, and read to its end. One that hangs in a call is killed."""
+def _run(
+    sanitizer: Sanitizer, spec: dict[str, object], names: Sequence[str], tool: str, limits: Limits, place: int
+) -> Transcript:
+    """Start a process under a tool, at a place of those that run at once, and read to its end. One that hangs in a call is
+    killed."""
     transcript = Transcript(names=names)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "calls.json"
         path.write_text(json.dumps(spec | {"tool": tool, "end": limits.end}), encoding="utf-8")
         process = subprocess.Popen(
-            sanitizer.command(tool, path),
+            sanitizer.command(tool, path, place, limits.jobs),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -41,10 +41,10 @@ def calls(device: str) -> dict[str, Call]:
     }
 
 
-def serve(device: str, count: int) -> None:
-    """Answer each line, the name of an op, with microseconds a call over `count` calls."""
+def serve(device: str, count: int, made: Callable[[str], dict[str, Call]] = calls) -> None:
+    """Answer each line, the name of a call that `made` makes, with microseconds a call over `count` calls."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    known = calls(device)
+    known = made(device)
     wait = torch.cuda.synchronize if device == "cuda" else bool
     for call in known.values():
         call()

@@ -150,7 +150,9 @@ def _tiny(workload: SparseWorkload) -> SparseWorkload:
 def _variants(build: Build | None) -> list[SparseContender]:
     entries = [] if build is None else build.manifest.entries
     return [
-        SparseContender(name=entry.name, namespace="gemmill", variant=entry.name, dtype=entry.config.dtype.torch_name)
+        SparseContender(
+            name=entry.name, namespace="gemmill", variant=entry.name, dtype=entry.config.operand_dtype.torch_name
+        )
         for entry in entries
         if SPARSE_MM.name in entry.ops and entry.config.out_dtype.torch_name == "bfloat16"
     ]

@@ -113,12 +113,12 @@ class Epilogue:
         or column, without gaps. Raises RuntimeError with one sentence where the arguments do not fit.
         """
         torch = import_module("torch")
-        told = signature(self.function).bind(None, *given, **named).args[1:]
+        told = signature(self.function).bind(None, *given, **named).arguments
         if out_dtype is None:
             codes = torch.float8_e4m3fn if self.results == (DType.E4M3,) else torch.bfloat16
             out_dtype = torch.float16 if a.dtype is torch.float16 else codes
         out = a.new_empty((a.shape[0], b.shape[-1]), dtype=out_dtype)
-        import_module(_RUNTIME).overload(self.name)(out, a, b, *told)
+        import_module(_RUNTIME).overload(self.name)(out, a, b, *(told.get(x.name) for x in self.traced.inputs))
         return out
 
 
@@ -142,7 +142,8 @@ def epilogue(
     """Trace a function, and define the op that ends in it. As decorator, with or without arguments.
 
     The function's first argument is the accumulator. The others are annotated as Row, Column, RowOut, ColumnOut, RowS32,
-    ColumnS32 or Scalar: up to four along rows, along columns, and scalars. It returns the value that is stored. `operands`
+    ColumnS32 or Scalar: up to four along rows, along columns, and scalars. A vector with a number as its default may be left out
+    of a call. It returns the value that is stored. `operands`
     (e4m3, bf16, f16, or s8 alone, whose sums are int32) and `results` (bf16, f16; of e4m3 operands e4m3 too) are what kernels are built for.
     Raises UntraceableError, with file and line, for a function that uses what cannot be traced; ValueError for other dtypes, and for
     names that schemas of torch's ops cannot have.

@@ -115,9 +115,16 @@ def serves(engine: str) -> bool:
     return os.environ.get({"vLLM": "GEMMILL_VLLM", "SGLang": "GEMMILL_SGLANG"}[engine]) != "0"
 
 
-def takes_fp4_experts() -> bool:
-    """GEMMILL_FP4_EXPERTS: 1 gives experts of 4-bit weights to gemmill where an engine has Marlin's kernels for them. 2:4 does, too."""
-    return os.environ.get("GEMMILL_FP4_EXPERTS") in ("1", "2:4")
+def times_layers() -> bool:
+    """GEMMILL_TIME_LAYERS: 0 gives layers to gemmill that its build has variants for, without timing the engine's kernel beside it."""
+    return os.environ.get("GEMMILL_TIME_LAYERS") != "0"
+
+
+def takes_fp4_experts(*, measured: bool = False) -> bool:
+    """GEMMILL_FP4_EXPERTS: experts of 4-bit weights come to gemmill where an engine has Marlin's kernels for them: with 1 all, with 0
+    none, else those whose kernels were measured to be faster than Marlin's. 2:4 is as 1."""
+    given = os.environ.get("GEMMILL_FP4_EXPERTS")
+    return given in ("1", "2:4") or (measured and given != "0")
 
 
 def prunes_fp4_experts() -> bool:

@@ -9,7 +9,6 @@
 namespace gemmill {
 namespace {
 
-using torch::stable::detail::from;
 using torch::stable::detail::to;
 
 std::atomic<gemmill_describe> describe_call{nullptr};
@@ -67,20 +66,23 @@ std::vector<int64_t> facts_of(OpCall const& call) {
   return facts;
 }
 
+// As the dispatcher has an argument on its stack. Its tensor is given away.
 StableIValue stacked(OpCall& call, size_t i) {
+  auto const pointer = [](void* x) { return reinterpret_cast<StableIValue>(x); };
   bool const optional = call.op().arguments[i].optional != 0;
   switch (call.op().arguments[i].kind) {
     case Kind::kTensor: {
-      AtenTensorHandle const handle = call.tensors[i].release();
-      if (!optional) return torch::stable::detail::from(handle);
-      return handle == nullptr ? from(nullptr) : from(new StableIValue(torch::stable::detail::from(handle)));
+      StableIValue const handle = pointer(call.tensors[i].release());
+      return optional && handle != 0 ? pointer(new StableIValue(handle)) : handle;
     }
-    case Kind::kFloat: return from(std::bit_cast<double>(call.values[i]));
-    case Kind::kBool: return from(call.values[i] != 0);
-    case Kind::kInts:
-      if (optional && call.values[i] == 0) return from(nullptr);
-      return optional ? from(new StableIValue(from(call.lists[call.values[i] - 1]))) : from(call.lists[call.values[i] - 1]);
-    default: return from(call.values[i]);
+    case Kind::kFloat: return torch::stable::detail::from(std::bit_cast<double>(call.values[i]));
+    case Kind::kBool: return torch::stable::detail::from(call.values[i] != 0);
+    case Kind::kInts: {
+      if (call.values[i] == 0) return 0;
+      StableIValue const list = torch::stable::detail::from(std::vector<int64_t>(call.lists[call.values[i] - 1]));
+      return optional ? pointer(new StableIValue(list)) : list;
+    }
+    default: return torch::stable::detail::from(call.values[i]);
   }
 }
 

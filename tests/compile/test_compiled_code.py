@@ -11,11 +11,8 @@ from gemmill.build.driver import build
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import blockscaled, kv_cache, quant, sparse_mm
-from gemmill.families.blockscaled.config import (
-    FewConfig,
-    Group,
-    TmaFewConfig,
-)
+from gemmill.families.blockscaled.config import FewConfig, PackedConfig
+from gemmill.families.blockscaled.design import Group
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.moe.config import PackedGroupedConfig
 from gemmill.families.quant.config import QuantConfig, Scaling
@@ -30,7 +27,7 @@ _MAY_SPILL = frozenset(
     config
     for config in select("smoke").configs
     if (isinstance(config, QuantConfig) and config.scaling is Scaling.RMS_TOKEN)
-    or (isinstance(config, KvCacheConfig) and config.kind is Kind.ATTEND and config.slots is Slots.ANY)
+    or (isinstance(config, KvCacheConfig) and config.kind is Kind.ATTEND and config.operands.slots is Slots.ANY)
 )
 """Two kernels of the first keep a row in registers at the price of a few spilled ones. Attention over packed vectors of any format
 spills 1,140 bytes: formats that matter have kernels of their own, of slots, which do not (docs/notes/kv_cache.md)."""
@@ -56,16 +53,16 @@ def test_variant(entry: KernelEntry) -> None:
         assert entry.spill_bytes == 0 and not {"LDL", "STL"} & entry.sass.keys(), "the kernel spills to local memory"
     assert 0 < entry.registers <= 255 and entry.code_bytes > 1000
     if entry.family == kv_cache.NAME:
-        kind = "decode" if config.slots is not Slots.ANY else config.kind
+        kind = "decode" if config.operands.slots is not Slots.ANY else config.kind
         wanted = {"hadamard": {"HMMA"}, "decode": {"HMMA", "UBLKCP"}}.get(kind, set())
         assert wanted <= entry.sass.keys(), entry.sass
     if entry.family in (quant.NAME, kv_cache.NAME):
         return
     if entry.family == blockscaled.NAME:
-        warps = getattr(config, "group", None) is Group.WARP or isinstance(config, FewConfig | TmaFewConfig)
-        product = "HMMA" if warps else "QGMMA" if "_fp4fp8_" in entry.name else "HGMMA"
+        packed = isinstance(config, PackedConfig)
+        warps = config.design.group is Group.WARP if packed else isinstance(config, FewConfig)
+        product = "HMMA" if warps else "QGMMA" if packed and config.is_folded else "HGMMA"
         assert entry.sass.get(product, 0) > 0, "weights in registers or shared memory are multiplied by the tensor core"
-        packed = "_fp4weight_" in entry.name or "_fp4fp8_" in entry.name
         assert not packed or {"UTMALDG", "UBLKCP"} <= entry.sass.keys(), (
             "activations are promised to travel by TMA, weights by bulk copies"
         )
@@ -77,9 +74,9 @@ def test_variant(entry: KernelEntry) -> None:
         )
         return
     if entry.family == sparse_mm.NAME:
-        assert entry.sass.get(WGMMA_OF.get(config.dtype, "HGMMA"), 0) > 0 and entry.sass.get("UTMALDG", 0) >= 2, (
-            entry.sass
-        )
+        assert (
+            entry.sass.get(WGMMA_OF.get(config.operand_dtype, "HGMMA"), 0) > 0 and entry.sass.get("UTMALDG", 0) >= 2
+        ), entry.sass
         return
     schedule = getattr(config, "design", None)  # the kernels for any layout have none
     if schedule is not None and schedule.kernel_schedule.uses_tma:

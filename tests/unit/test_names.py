@@ -149,6 +149,11 @@ FORMER = {
         "sm90a_groupedmm_bf16_bf16_plain_indexed_bias_t64x16x128_c1x1x1_basic_fast_swapab_sauto"
     ),
     "sm90a_groupedbiasunaligned_e4m3_f16_group128": "sm90a_groupedunaligned_e4m3_f16_group128_bias",
+    "sm90a_fp4fp8_e4m3xmxfp4_bf16_t256_g1b1_s5_batched_k2": "sm90a_fp4weight_e4m3xmxfp4_t256_g1b1_s5_batched_k2",
+    "sm90a_fp4fp8_e4m3xmxfp4_f16_t64_g1b1_s6_groups": "sm90a_fp4weight_e4m3xmxfp4_f16_t64_g1b1_s6_groups",
+    "sm90a_tmafew_floatsxmxfp8_bf16_t16_w8_s2_k2": "sm90a_widenedfew_floatsxmxfp8_bf16_t16_w8_tma2_packed_k2",
+    "sm90a_widenedmany_mxfp4xmxfp4_bf16_t128x256": "sm90a_widened_mxfp4xmxfp4_bf16_t128x256_words",
+    "sm90a_widenedmany_nvfp4xnvfp4_bf16_t128x128_s3_k2": "sm90a_widened_nvfp4xnvfp4_bf16_t128_ahead_s3_k2",
 }
 """Names of earlier releases, one of each former tag at least, and what they are now."""
 

@@ -62,6 +62,8 @@ if told.get("broken"):
 say(event="ready", device="NVIDIA H200")
 if "early" in told:
     print("========= " + told["early"])
+if told.get("early_for") in spec["names"]:
+    print("======== Internal Sanitizer Error")
 for name in spec["names"][: told.get("few", 1000)]:
     say(event="begin", name=name, call="op: M = 1")
     if name in told.get("hangs", []):
@@ -102,7 +104,7 @@ def machine(tmp_path, make_config, make_manifest, put_build, monkeypatch):
         if not exceptions.exists():
             exceptions.write_text("")
         given = ["--build", builds[-1], "--sanitizer", stand_in, "--record", tmp_path / "record.json"]
-        given += ["--exceptions", exceptions, "--tool", "memcheck", *more]
+        given += ["--exceptions", exceptions, "--tool", "memcheck", "--jobs", "1", *more]
         return program.main([str(x) for x in given])
 
     def started():
@@ -256,10 +258,31 @@ def test_options_are_those_that_the_release_has(machine) -> None:
     assert "--check-tensor-ops yes" in " ".join(given["arguments"])
     assert given["env"] == {"GEMMILL_ENDLESS_WAITS": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     old = runs.Sanitizer(program=Path("x"), version="2023", help="")
-    assert "--check-tensor-ops" not in old.command("memcheck", Path("y"))
-    assert "--kernel-name" not in old.command("initcheck", Path("y"))
-    new = runs.Sanitizer(program=Path("x"), version="2026", help="--initcheck-track-filtered-global-memory")
-    assert "--kernel-name" in new.command("initcheck", Path("y"))
+    assert "--check-tensor-ops" not in old.command("memcheck", Path("y"), 0, 1)
+    assert "--kernel-name" not in old.command("initcheck", Path("y"), 0, 1)
+    assert not {"--port", "--racecheck-num-workers"} & {*old.command("racecheck", Path("y"), 1, 8)}
+    new = runs.Sanitizer(program=Path("x"), version="2026", help="--initcheck-track-filtered-global-memory --port")
+    assert "--kernel-name" in new.command("initcheck", Path("y"), 0, 1)
+    assert "--port" not in new.command("memcheck", Path("y"), 0, 1)
+
+
+def test_processes_that_run_at_once_have_their_own_ports_and_share_the_cores(machine, monkeypatch) -> None:
+    monkeypatch.setattr(runs.os, "sched_getaffinity", lambda pid: range(16))
+    told = {"help": "--port arg (=49152) --racecheck-num-workers arg"}
+    assert machine.run("--jobs", "3", "--batch", "1", "--tool", "racecheck", **told) == 0
+    assert sorted(made(machine)) == sorted([name] for name in program_order(machine) for _ in range(2))
+    given = [x["arguments"] for x in machine.started() if not x["spec"]["planted"]]
+    ports = [int(x[x.index("--port") + 1]) for x in given]
+    assert sorted(ports[:3]) == sorted(ports[3:]) == [49152, 49162, 49172]
+    assert [x[x.index("--racecheck-num-workers") + 1] for x in given if "racecheck" in x] == ["5"] * 3
+    assert all(set(row["passed"]) == {"memcheck", "racecheck"} for row in machine.record().values())
+
+
+def test_what_passed_beside_a_process_that_proves_nothing_is_kept(machine, capsys) -> None:
+    first, *others = program_order(machine)
+    assert machine.run("--jobs", "3", "--batch", "1", early_for=first) == 2
+    assert set(machine.record()) == set(others)
+    assert "reports what is of no call: Internal Sanitizer Error" in capsys.readouterr().err
 
 
 def test_compute_sanitizer_is_looked_for(tmp_path, monkeypatch) -> None:

@@ -22,7 +22,7 @@ from gemmill.checkpoints.file import WORD_OF, CheckpointError, Stored
 from gemmill.formats.codes import decode
 from gemmill.formats.layout import swizzled_shape
 from gemmill.formats.quantise import LARGEST_PRODUCT, swizzle, unswizzle
-from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, ROWWISE, QuantizedWeight
+from gemmill.quantize.weights import ASYMMETRIC, BLOCK, BLOCK_SCALED, ROWWISE, QuantizedWeight
 from gemmill.vocab.float_type import UE8M0
 
 E4M3, E8M0, U8, F32 = torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8, torch.float32
@@ -40,6 +40,8 @@ class Spelling:
     scales_dtype: torch.dtype = F32
     swizzled: bool = False
     global_scale: str | None = None
+    zero_points: str | None = None
+    """The ending of the tensor of zero points, int8 [N, 1]."""
     multiplies: bool = False
     """Whether the global scale multiplies when values are decoded; ours divides."""
     global_shape: tuple[int, ...] = (1,)
@@ -56,7 +58,7 @@ class Spelling:
     @property
     def parts(self) -> tuple[str, ...]:
         """The names that must be there."""
-        return tuple(name for name in (self.codes, self.scales, self.global_scale) if name is not None)
+        return tuple(name for name in (self.codes, self.scales, self.global_scale, self.zero_points) if name)
 
     @property
     def experts(self) -> bool:
@@ -85,6 +87,8 @@ class Spelling:
         if any(name not in stored for name in self.parts):
             return False
         codes, scales = stored[self.codes], stored[self.scales]
+        if self.zero_points is None and self.format in ROWWISE and _ZERO_POINTS in stored:
+            return False
         if codes.dtype not in self._codes_words or scales.dtype not in _SCALE_WORDS[self.scales_dtype]:
             return False
         if self.experts:
@@ -132,7 +136,10 @@ class Spelling:
         if self.global_scale is not None:
             stored = tensors[self.global_scale].float().reshape(-1)[:1]
             global_scale = 1 / stored if self.multiplies else stored
-        return QuantizedWeight(format=self.format, codes=codes, scales=scales, global_scale=global_scale)
+        points = None if self.zero_points is None else tensors[self.zero_points].int().reshape(-1, 1)
+        return QuantizedWeight(
+            format=self.format, codes=codes, scales=scales, global_scale=global_scale, zero_points=points
+        )
 
     def write(self, weight: QuantizedWeight, experts: int | None = None) -> dict[str, Tensor]:
         """The tensors of a layer by what follows its name; `experts` says how many share the rows."""
@@ -146,6 +153,9 @@ class Spelling:
             assert weight.global_scale is not None
             factor = 1 / weight.global_scale if self.multiplies else weight.global_scale
             written[self.global_scale] = factor.reshape(self.global_shape)
+        if self.zero_points is not None:
+            assert weight.zero_points is not None
+            written[self.zero_points] = weight.zero_points.to(torch.int8)
         return written
 
     def absmax(self, stored: Tensor) -> Tensor:
@@ -175,6 +185,7 @@ def _lightx2v(format: str, **more: Any) -> Spelling:
     return Spelling(project="lightx2v", format=format, **more)
 
 
+_ZERO_POINTS = ".weight_zero_point"
 _PACKED = {"codes": ".weight_packed", "codes_dtype": U8}
 _SWIZZLED = {"codes_dtype": U8, "swizzled": True}
 _V4 = {"project": "deepseek-v4", "scales": ".scale", "scales_dtype": E8M0}
@@ -212,6 +223,7 @@ SPELLINGS = (
     ),
     _ct("channel", codes_dtype=E4M3),
     _ct("int8", codes_dtype=torch.int8),
+    _ct(ASYMMETRIC, codes_dtype=torch.int8, zero_points=_ZERO_POINTS),
     _ct("block128", codes_dtype=E4M3),
     _ct("mxfp8", codes_dtype=E4M3, scales_dtype=U8),
     _lightx2v("channel", codes_dtype=E4M3),

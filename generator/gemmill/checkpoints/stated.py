@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.checkpoints.file import CheckpointError, parsed_json
+from gemmill.quantize.weights import ASYMMETRIC
 
 CONFIG = "config.json"
 _MODELOPT = "hf_quant_config.json"
 KEY = "quantization_config"
 _EXPERTS = "expert_dtype"
 _PACKED = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}
-_FORMATS_OF_CT = {name: format for format, name in _PACKED.items()} | {"int-quantized": "int8"}
+_INT, _FLOAT = "int-quantized", "float-quantized"
+_FORMATS_OF_CT = {name: format for format, name in _PACKED.items()}
 _ALGORITHMS = {
     "NVFP4": "nvfp4",
     "W4A16_NVFP4": "nvfp4",
@@ -93,7 +95,7 @@ def _stated(project: str, format: str, kept: list[str], has_inputs: bool) -> dic
 
 
 def _compressed_tensors(format: str, kept: list[str], has_inputs: bool) -> dict[str, Any]:
-    name = _PACKED.get(format, "int-quantized" if format == "int8" else "float-quantized")
+    name = _PACKED.get(format, _INT if format in ("int8", ASYMMETRIC) else _FLOAT)
     return {
         "quant_method": "compressed-tensors",
         "format": name,
@@ -108,7 +110,7 @@ def _scheme(format: str, has_inputs: bool) -> dict[str, Any]:
     """The quantisation of weights and activations in compressed-tensors' words."""
 
     def args(bits: int, strategy: str, dynamic: bool | str, **more: Any) -> dict[str, Any]:
-        kind = "int" if format == "int8" else "float"
+        kind = "int" if format in ("int8", ASYMMETRIC) else "float"
         return {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": dynamic, **more}
 
     match format:
@@ -123,13 +125,15 @@ def _scheme(format: str, has_inputs: bool) -> dict[str, Any]:
         case "block128":
             weights = args(8, "block", False, block_structure=[128, 128])
             return {"weights": weights, "input_activations": args(8, "group", True, group_size=128)}
-    return {"weights": args(8, "channel", False), "input_activations": args(8, "token", True)}
+    weights = args(8, "channel", False) | {"symmetric": format != ASYMMETRIC}
+    return {"weights": weights, "input_activations": args(8, "token", True)}
 
 
 def _of_compressed_tensors(stated: dict[str, Any]) -> str | None:
-    """The weight format that compressed-tensors' config states. Of e4m3 it depends on how scales are shared."""
+    """The weight format that compressed-tensors' config states. Of e4m3 it depends on how scales are shared, of int8 on
+    whether there are zero points."""
     name = stated.get("format")
-    if name != "float-quantized":
+    if name not in (_INT, _FLOAT):
         return _FORMATS_OF_CT.get(str(name))
     groups = stated.get("config_groups")
     schemes = (
@@ -137,6 +141,9 @@ def _of_compressed_tensors(stated: dict[str, Any]) -> str | None:
         if isinstance(groups, dict)
         else []
     )
+    if name == _INT:
+        symmetric = {weights.get("symmetric") is not False for weights in schemes if isinstance(weights, dict)}
+        return "int8" if symmetric in (set(), {True}) else ASYMMETRIC if symmetric == {False} else None
     strategies = {str(weights.get("strategy")) for weights in schemes if isinstance(weights, dict)}
     return {"channel": "channel", "block": "block128"}.get(strategies.pop()) if len(strategies) == 1 else None
 

@@ -10,7 +10,7 @@ from gemmill.checkpoints.file import WORD_OF, CheckpointError, Stored
 from gemmill.checkpoints.folder import Checkpoint
 from gemmill.checkpoints.keys import named
 from gemmill.checkpoints.names import ENDINGS, PARTS, Spelling, recognised, spelling_of
-from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight, check_format, check_shape
+from gemmill.quantize.weights import BLOCK_SCALED, check_format, check_shape, empty_weight
 from gemmill.vocab.format import ScaleRounding
 
 KEPT = ("*embed*", "*norm*", "*lm_head*", "head.*", "*router*", "*.gate.weight", "*.gate.wg.weight")
@@ -303,27 +303,8 @@ def _written(
     step: Step, target: Spelling, n: int, k: int, *, has_input: bool
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The shapes and dtypes that are found by writing a weight that has shapes and no values."""
-    tensors = target.write(_empty(target.format, n, k), experts_of(step))
+    tensors = target.write(empty_weight(target.format, n, k), experts_of(step))
     written = {step.name + part: (WORD_OF[tensor.dtype], tuple(tensor.shape)) for part, tensor in tensors.items()}
     if has_input:
         written[f"{step.name}{target.input}"] = "F32", target.global_shape
     return written
-
-
-def _empty(format: str, n: int, k: int) -> QuantizedWeight:
-    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    if format == "block128":
-        scales = empty(-(-n // BLOCK), -(-k // BLOCK), dtype=torch.float32)
-        return QuantizedWeight(format=format, codes=empty(n, k, dtype=torch.float8_e4m3fn), scales=scales)
-    if format not in BLOCK_SCALED:
-        codes = empty(n, k, dtype=torch.int8 if format == "int8" else torch.float8_e4m3fn)
-        return QuantizedWeight(format=format, codes=codes, scales=empty(n, 1, dtype=torch.float32))
-    kind = BLOCK_SCALED[format]
-    return QuantizedWeight(
-        format=format,
-        codes=empty(n, kind.code_bytes(k), dtype=getattr(torch, kind.torch_name)),
-        scales=empty(n, kind.scale_count(k), dtype=torch.uint8),
-        global_scale=empty(1, dtype=torch.float32) if kind.has_global_scale else None,
-    )

@@ -29,7 +29,7 @@ def convert(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4 to prune, or bf16 to decode.",
+            help="channel, int8, int8_asymmetric, block128, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4 to prune, or bf16 to decode.",
         ),
     ],
     names: Annotated[

@@ -14,15 +14,26 @@ Result = TypeVar("Result")
 
 
 def experts_called(
-    a: Scaled, b: Scaled, out: Tensor, by: str, ours: Callable[[], Result], theirs: Callable[[], Result]
+    a: Scaled,
+    b: Scaled,
+    out: Tensor,
+    by: str,
+    ours: Callable[[], Result],
+    theirs: Callable[[], Result],
+    is_engines: Callable[[], bool] = bool,
 ) -> Result:
     """The result of a call as DeepGEMM takes it: gemmill's where the build has variants and calls of the layer pass, else the engine's.
 
     a is [..., K] with scales [..., K/128], b [E, N, K] with scales [E, N/128, K/128], all scales float32, and out [..., N].
+    `is_engines` is asked at a layer's first call whether the engine keeps it.
     """
     (codes, a_scales), (weights, b_scales) = a, b
-    if not a_scales.dtype == b_scales.dtype == torch.float32:
-        return theirs()
-    experts, n, k = weights.shape
-    layer = Linear(n=n, k=k, codes=codes.dtype, out_dtype=out.dtype, blocks=True, experts=experts)
-    return called(layer, by, ours, theirs)
+    dtypes = codes.dtype, out.dtype, a_scales.dtype, b_scales.dtype
+
+    def layer() -> Linear | None:
+        if is_engines() or dtypes[2:] != (torch.float32, torch.float32):
+            return None
+        experts, n, k = weights.shape
+        return Linear(n=n, k=k, codes=dtypes[0], out_dtype=dtypes[1], blocks=True, experts=experts)
+
+    return called((weights.shape, dtypes), layer, by, ours, theirs)

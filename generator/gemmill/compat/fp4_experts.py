@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gemmill
 from gemmill import settings
 from gemmill.compat.linear import Linear, packed_fp4, refusal, serves
 from gemmill.formats.fp4_blocks import CODE_BYTES
@@ -51,7 +52,7 @@ class Weights:
 
 
 def are_asked_for() -> bool:
-    """Whether gemmill is to have such experts; tells once where it is not."""
+    """Whether gemmill is to have experts whose kernels were not measured to be faster than Marlin's; tells once where it is not."""
     if not (asked := settings.takes_fp4_experts()):
         _tell()
     return asked
@@ -83,10 +84,9 @@ def packed(parts: tuple[Part, Part], dtype: torch.dtype, of: object) -> tuple[We
             return None
         if multipliers is not None and multipliers.numel() != experts:
             return None
-        each = [packed_fp4(format, *of_one) for of_one in zip(codes, scales, strict=True)]
-        if (whole := [one for one in each if one is not None]) != each:
+        if (blocks_and_bases := packed_fp4(format, codes, scales)) is None:
             return None
-        blocks, bases = (torch.stack(tensors) for tensors in zip(*whole, strict=True))
+        blocks, bases = blocks_and_bases
         alpha = None if multipliers is None else multipliers.float().reshape(-1)
         made.append(Weights(blocks=blocks.flatten(2), base=bases, alpha=alpha))
     first, second = made
@@ -123,12 +123,10 @@ def multiplied(
     expert_map says which of the weights an expert's are, -1 for none: its rows are 0. `activation` makes [rows, N] of the first
     GEMM's rows.
     """
-    from gemmill import grouped_mm
-
     top, experts = topk_ids.shape[1], first.blocks.shape[0]
     order, offsets = _sorted(topk_ids, experts, expert_map)
     blocks, more = first.of_op
-    rows = grouped_mm(x, blocks, None, first.base, offsets, token_ids=order // top, **more)
+    rows = gemmill.grouped_mm(x, blocks, None, first.base, offsets, token_ids=order // top, **more)
     out = x.new_zeros(len(rows), second.base.shape[1])  # rows of no expert are not written
     blocks, more = second.of_op
     alpha, bias, format = more["alpha"], more["bias"], more["format"]

@@ -6,13 +6,13 @@ GEMMs (`gemmill.compat.fp4_experts`): [E, 1, N]. By that and by the bytes of a b
 
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+import gemmill
 from gemmill.compat.linear import refusal, serves
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.runtime import served
@@ -133,53 +133,45 @@ def _fits(first: Part, second: Part) -> bool:
 
 
 def _made(part: Part, gated: bool, layer: Layer) -> Weights:
-    """One GEMM's weights, an expert after another. Raises ValueError."""
-    codes, _, _ = part
-    _, n, half = codes.shape
-    blocks = torch.empty(layer.blocks_shape(n, 2 * half), dtype=torch.uint8, device=codes.device)
-    base = torch.empty((len(codes), 1, n), device=codes.device, dtype=torch.float32)
-    errors = []
-    for e, (own, of_rows, error) in enumerate(_each(part, gated, layer.format)):
-        blocks[e], base[e, 0] = own, of_rows
-        errors.append(error)
-    if layer.format == SPARSE:
-        worst = max(range(len(errors)), key=errors.__getitem__)
-        LOG.warning(
-            "2:4 pruning changed weights of %d experts by %.3g of their squares in the mean, expert %d by %.3g",
-            len(errors), sum(errors) / len(errors), worst, errors[worst],
-        )  # fmt: skip
-    return Weights(blocks=blocks.flatten(2), base=base)
-
-
-def _each(part: Part, gated: bool, format: str) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Blocks, bases and the error of each expert. Raises ValueError."""
-    from gemmill.quantize import QuantizedWeight, prune_to_fp4
-    from gemmill.quantize.experts import prepack_experts, rows_in_turns
-    from gemmill.quantize.sparse_blocks import to_sparse_blocks
-
-    codes, scales, multipliers = part
-    order = rows_in_turns(codes.shape[1], "gate_up" if gated else "interleaved", codes.device)
-    factors = (
-        torch.ones(len(codes), device=codes.device, dtype=torch.float32)
-        if multipliers is None
-        else multipliers.float().reshape(-1)
-    )
-    for own, of_groups, factor in zip(codes.view(torch.uint8), scales.view(torch.uint8), factors, strict=True):
-        if format == SPARSE:
-            weight = QuantizedWeight(format="nvfp4", codes=own, scales=of_groups, global_scale=1 / factor.reshape(1))
-            weights, (error,) = prune_to_fp4([[weight]])
-            made = to_sparse_blocks(weights, 0, order)
-            yield made.blocks, made.base, error.weights
-        else:
-            dense = prepack_experts([_scaled(format, own[order], of_groups[order])])
-            yield dense.blocks[0], dense.base[0] * factor, 0.0
-
-
-def _scaled(format: str, codes: Tensor, scales: Tensor) -> Any:
-    from gemmill.formats.quantise import BlockScaled
+    """One GEMM's weights. Raises ValueError."""
+    from gemmill.quantize.experts import rows_in_turns, stacked_blocks
     from gemmill.vocab.format import format_named
 
-    return BlockScaled(format=format_named(format), codes=codes, scales=scales)
+    codes, scales, multipliers = part
+    own, of_groups = codes.view(torch.uint8), scales.view(torch.uint8)
+    order = rows_in_turns(codes.shape[1], "gate_up", codes.device) if gated else None
+    if layer.format == SPARSE:
+        return _pruned(own, of_groups, multipliers, order, layer)
+    blocks, base = stacked_blocks(format_named(layer.format), own, of_groups, order)
+    if multipliers is not None:
+        base *= multipliers.float().reshape(-1, 1)
+    return Weights(blocks=blocks.flatten(2), base=base[:, None])
+
+
+def _pruned(codes: Tensor, scales: Tensor, multipliers: Tensor | None, order: Tensor | None, layer: Layer) -> Weights:
+    """One GEMM's nvfp4 weights pruned to 2:4, an expert after another, and the errors told. Raises ValueError."""
+    from gemmill.quantize import QuantizedWeight, prune_to_fp4
+    from gemmill.quantize.experts import rows_in_turns
+    from gemmill.quantize.sparse_blocks import to_sparse_blocks
+
+    assert multipliers is not None
+    experts, n, half = codes.shape
+    rows = rows_in_turns(n, "interleaved", codes.device) if order is None else order
+    blocks = torch.empty(layer.blocks_shape(n, 2 * half), dtype=torch.uint8, device=codes.device)
+    base = torch.empty((experts, 1, n), device=codes.device, dtype=torch.float32)
+    errors = []
+    for e, factor in enumerate(multipliers.float().reshape(-1)):
+        weight = QuantizedWeight(format="nvfp4", codes=codes[e], scales=scales[e], global_scale=1 / factor.reshape(1))
+        weights, (error,) = prune_to_fp4([[weight]])
+        made = to_sparse_blocks(weights, 0, rows)
+        blocks[e], base[e, 0] = made.blocks, made.base
+        errors.append(error.weights)
+    worst = max(range(experts), key=errors.__getitem__)
+    LOG.warning(
+        "2:4 pruning changed weights of %d experts by %.3g of their squares in the mean, expert %d by %.3g",
+        experts, sum(errors) / experts, worst, errors[worst],
+    )  # fmt: skip
+    return Weights(blocks=blocks.flatten(2), base=base)
 
 
 def multiplied(
@@ -193,14 +185,12 @@ def multiplied(
     out: Tensor,
 ) -> Tensor:
     """Write into out [M, K] what the experts topk_ids [M, top] of each token give, weighed and summed."""
-    from gemmill import fused_experts
-
     columns = -(-x.shape[1] // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
     of_block = first.blocks.shape[2] // columns
     format = next(name for name, size in _BLOCK_BYTES.items() if size == of_block)
     blocks = [weights.blocks.unflatten(2, (-1, of_block)) for weights in (first, second)]
     bases = [weights.base[:, 0] for weights in (first, second)]
-    return fused_experts(
+    return gemmill.fused_experts(
         x, *blocks, *bases, topk_ids, topk_weights.float(), activation, order="interleaved", format=format, expert_map=expert_map,
         out=out,
     )  # fmt: skip

@@ -3,7 +3,7 @@ build's manifest.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -134,63 +134,107 @@ def _answer_of_build(layer: Layer, build_id: str) -> tuple[str | None, str]:
 
 
 def serves(layer: Layer, by: str, of: object, call: Callable[..., Any], *tensors: torch.Tensor | None) -> bool:
-    """Whether gemmill serves a layer: its first call is tried, and told of where it fails. Raises nothing.
+    """Whether gemmill serves a layer: its first call has to pass. Raises nothing.
 
-    `by` is the kernel's name, `of` the engine's layer. The call is made twice: of fake tensors, as torch.compile makes it,
-    and of these. So an engine has its weights until both have passed.
+    `by` is the kernel's name, `of` the engine's layer.
+    """
+    if passes := first_call_passes(layer, call, *tensors):
+        take(layer, by, of)
+    return passes
+
+
+def first_call_passes(layer: Layer, call: Callable[..., Any], *tensors: torch.Tensor | None) -> bool:
+    """Whether a layer's first call passes, which is tried; a failure is told. Raises nothing.
+
+    The call is made of fake tensors, as torch.compile makes it and once for layers that are alike, and of these. So an
+    engine has its weights until both have passed.
     """
     given = [None if tensor is None else tensor.data for tensor in tensors]  # without engines' subclasses
+    alike = layer, *(None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
     kind = "of fake tensors, as torch.compile makes it, "
     try:
         with torch.no_grad():
-            with FakeTensorMode() as mode:
-                call(*(None if tensor is None else mode.from_tensor(tensor) for tensor in given))
+            if alike not in _passed:
+                with FakeTensorMode() as mode:
+                    call(*(None if tensor is None else mode.from_tensor(tensor) for tensor in given))
             kind = ""
             call(*given)
     except Exception as error:  # the same
         _fails(layer, f"its first call {kind}failed ({_in_a_line(error)})")
         return False
-    served.took(_kind(layer, by), of)
+    _passed.add(alike)
     return True
 
 
+_passed: set[Hashable] = set()
+"""Layers with their tensors' shapes, strides and dtypes, whose calls of fake tensors pass: tens of layers are alike."""
+
+
+def take(layer: Layer, by: str, of: object | None = None, rows: str = "") -> None:
+    """Note that gemmill serves a layer. `rows` says which, where it is not all."""
+    _, variants = _answer_of_build(layer, ops.active().build_id)
+    served.took(served.Kind(layer=str(layer), by=by, variants=variants, rows=rows), of)
+
+
 Result = TypeVar("Result")
-_calls: dict[Layer, bool] = {}
+_calls: dict[Hashable, bool] = {}
 """Whether calls of a layer come to gemmill: asked at each call, and so remembered."""
 
 
-def called(layer: Layer, by: str, ours: Callable[[], Result], theirs: Callable[[], Result]) -> Result:
-    """The result of an engine's call: gemmill's where the build has variants and no call of the layer has failed yet."""
-    known = _calls.get(layer)
-    if not (refusal(layer) is None if known is None else known):
-        _calls[layer] = False
+def called(
+    key: Hashable,
+    layer: Callable[[], Layer | None],
+    by: str,
+    ours: Callable[[], Result],
+    theirs: Callable[[], Result],
+) -> Result:
+    """The result of an engine's call: gemmill's where the build has variants and no call of the layer has failed yet.
+
+    `key` tells layers apart, and is hashed at each call: a tuple of what is at hand. `layer` is called once for each
+    key, and is None for one that stays with the engine. `by` is the kernel's name.
+    """
+    serves = _calls.get(key)
+    if serves is None:
+        return _first_call(key, layer(), by, ours, theirs)
+    if not serves:
+        return theirs()
+    try:
+        return ours()
+    except Exception as error:  # the same
+        return _failed_call(key, layer(), error, theirs)
+
+
+def _first_call(
+    key: Hashable, layer: Layer | None, by: str, ours: Callable[[], Result], theirs: Callable[[], Result]
+) -> Result:
+    _calls[key] = layer is not None and refusal(layer) is None
+    if layer is None or not _calls[key]:
         return theirs()
     try:
         result = ours()
     except Exception as error:  # the same
-        _calls[layer] = False
-        _fails(layer, f"a call failed ({_in_a_line(error)})")
-        return theirs()
-    if known is None:
-        _calls[layer] = True
-        served.took(_kind(layer, by))
+        return _failed_call(key, layer, error, theirs)
+    take(layer, by)
     return result
+
+
+def _failed_call(key: Hashable, layer: Layer | None, error: Exception, theirs: Callable[[], Result]) -> Result:
+    _calls[key] = False
+    if layer is not None:
+        _fails(layer, f"a call failed ({_in_a_line(error)})")
+    return theirs()
 
 
 def forget() -> None:
     """Ask and tell anew, as a process does that begins."""
     _answer_of_build.cache_clear()
     _calls.clear()
+    _passed.clear()
     served.forget()
 
 
 def _fails(layer: Layer, why: str) -> None:
     served.left(str(layer), why, level=logging.WARNING)
-
-
-def _kind(layer: Layer, by: str) -> served.Kind:
-    _, variants = _answer_of_build(layer, ops.active().build_id)
-    return served.Kind(layer=str(layer), by=by, variants=variants)
 
 
 def _call(linear: Linear, m: int) -> tuple[Any, ...]:
@@ -232,20 +276,21 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
 
 
 def packed_fp4(format: str, codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """A checkpoint's codes [N, K / 2] and scales [N, K / group] in the order of Hopper's kernel. None, and a line in the
-    log, for weights that it cannot take."""
+    """A checkpoint's codes [N, K / 2] and scales [N, K / group], or [E, ...] of experts, in the order of Hopper's kernels.
+    None, and a line in the log, for weights that they cannot take."""
     from gemmill.formats.quantise import BlockScaled
+    from gemmill.quantize.experts import stacked_blocks
     from gemmill.quantize.fp4_blocks import to_blocks
     from gemmill.quantize.prepack import prepack
-    from gemmill.vocab.format import MXFP4, NVFP4
+    from gemmill.vocab.format import format_named
 
-    scaled = BlockScaled(
-        format={"nvfp4": NVFP4, "mxfp4": MXFP4}[format], codes=codes.view(torch.uint8), scales=scales.view(torch.uint8)
-    )
+    kind, given = format_named(format), (codes.view(torch.uint8), scales.view(torch.uint8))
     try:
-        made = to_blocks(prepack(scaled, for_op="fp4_weight_mm"))
+        if codes.dim() == 3:
+            return stacked_blocks(kind, *given)
+        made = to_blocks(prepack(BlockScaled(format=kind, codes=given[0], scales=given[1]), for_op="fp4_weight_mm"))
     except Exception as error:  # the same
-        layer = f"layer of {format} weights of N x K = {codes.shape[0]} x {2 * codes.shape[1]}"
+        layer = f"layer of {format} weights of N x K = {codes.shape[-2]} x {2 * codes.shape[-1]}"
         served.left(layer, _in_a_line(error), level=logging.WARNING)
         return None
     return made.blocks, made.base

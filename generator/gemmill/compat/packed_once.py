@@ -52,9 +52,9 @@ def packed_once(
     if keeps and known is not None and (known.memory, known.versions) == (memory, versions):
         return known.packed
     if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            f"{name}: weights are packed at their first call, which no captured CUDA graph can do: make a call of them before the capture"
-        )
+        when = "their first" if keeps else "every"
+        remedy = "make a call of them before the capture" if keeps else "clone them outside of torch.inference_mode"
+        raise RuntimeError(f"{name}: weights are packed at {when} call, which no captured CUDA graph can do: {remedy}")
     try:
         packed = pack()
     except ValueError as error:

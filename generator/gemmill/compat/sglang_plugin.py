@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import gemmill
 from gemmill import settings
 from gemmill.compat import deep_gemm, sglang_experts
 from gemmill.compat.deep_gemm.grouped import by_segments
@@ -53,13 +54,19 @@ def around_scaled_mm(
     """mat_a [M, K] and mat_b [K, N], both e4m3 or s8, with scales per token or one, and per channel or one; [M, N]."""
 
     def ours() -> torch.Tensor:
-        return _scaled_mm(mat_a, mat_b, scales_a, row_of(scales_b), out_dtype, bias)
+        return gemmill.cutlass_scaled_mm(mat_a, mat_b, scales_a, row_of(scales_b), out_dtype, bias)
 
     def theirs() -> torch.Tensor:
         return original(mat_a, mat_b, scales_a, scales_b, out_dtype=out_dtype, bias=bias)
 
-    linear = Linear(n=mat_b.shape[1], k=mat_b.shape[0], codes=mat_a.dtype, out_dtype=out_dtype)
-    return called(linear, "fp8_scaled_mm", ours, theirs) if mat_b.stride(0) == 1 else theirs()
+    shape, codes = mat_b.shape, mat_a.dtype
+
+    def layer() -> Linear:
+        return Linear(n=shape[1], k=shape[0], codes=codes, out_dtype=out_dtype)
+
+    if mat_b.stride(0) != 1:
+        return theirs()
+    return called(("scaled_mm", shape, codes, out_dtype), layer, "fp8_scaled_mm", ours, theirs)
 
 
 def around_block_scaled_mm(
@@ -74,14 +81,20 @@ def around_block_scaled_mm(
     """A [M, K] and B [N, K] of e4m3, with scales [M, K/128] and [N/128, K/128] of float32; [M, N]."""
 
     def ours() -> torch.Tensor:
-        return _scaled_mm(A, B.t(), As, Bs.t(), output_dtype, None)
+        return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), output_dtype, None)
 
     def theirs() -> torch.Tensor:
         return original(A, B, As, Bs, block_size, output_dtype=output_dtype)
 
-    linear = Linear(n=B.shape[0], k=B.shape[1], codes=A.dtype, out_dtype=output_dtype, blocks=True)
-    plain = list(block_size) == [BLOCK, BLOCK] and As.dtype == Bs.dtype == torch.float32
-    return called(linear, "w8a8_block_fp8_matmul_deepgemm", ours, theirs) if plain else theirs()
+    shape, codes, scales = B.shape, A.dtype, (As.dtype, Bs.dtype)
+
+    def layer() -> Linear | None:
+        if list(block_size) != [BLOCK, BLOCK] or scales != (torch.float32, torch.float32):
+            return None
+        return Linear(n=shape[0], k=shape[1], codes=codes, out_dtype=output_dtype, blocks=True)
+
+    key = ("block_scaled_mm", shape, codes, output_dtype, scales, *block_size)
+    return called(key, layer, "w8a8_block_fp8_matmul_deepgemm", ours, theirs)
 
 
 def around_fp4_preparation(original: Callable[[Layer], None], layer: Layer) -> None:
@@ -213,12 +226,4 @@ HOOKS: dict[str, Callable[..., Any]] = {
 def _fp4_mm(
     rows: torch.Tensor, blocks: torch.Tensor, base: torch.Tensor, alpha: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    from gemmill import fp4_weight_mm
-
-    return fp4_weight_mm(rows, blocks, base, alpha, bias, format="nvfp4")
-
-
-def _scaled_mm(*operands: object) -> torch.Tensor:
-    from gemmill import cutlass_scaled_mm
-
-    return cutlass_scaled_mm(*operands)  # type: ignore[arg-type]
+    return gemmill.fp4_weight_mm(rows, blocks, base, alpha, bias, format="nvfp4")

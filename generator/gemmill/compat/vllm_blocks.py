@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gemmill.compat import deep_gemm
 from gemmill.compat.experts import Scaled, experts_called
 
 MODULE = "vllm.utils.deep_gemm"
@@ -25,18 +26,16 @@ def _before_contiguous(of_vllm: Gemm) -> Gemm:
         by_ends = named.get("use_psum_layout", False)
 
         def ours() -> Any:
-            from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_contiguous
-
             alignment = import_module(MODULE).get_mk_alignment_for_contiguous_layout()[0] if by_ends else 1
-            multiply = partial(m_grouped_fp8_gemm_nt_contiguous, use_psum_layout=by_ends, alignment=alignment)
+            multiply = partial(deep_gemm.m_grouped_fp8_gemm_nt_contiguous, use_psum_layout=by_ends, alignment=alignment)
             return multiply(a, b, d, grouped_layout, ensure_zero_padding=False)  # vLLM reads no row of nobody
 
         def theirs() -> Any:
             return of_vllm(a, b, d, grouped_layout, **named)
 
-        if named.keys() - {"use_psum_layout"} or _is_invariant():
+        if len(named) > ("use_psum_layout" in named):
             return theirs()
-        return experts_called(a, b, d, _CONTIGUOUS, ours, theirs)
+        return experts_called(a, b, d, _CONTIGUOUS, ours, theirs, _is_invariant)
 
     return contiguous
 
@@ -45,14 +44,12 @@ def _before_masked(of_vllm: Gemm) -> Gemm:
     @wraps(of_vllm)
     def masked(a: Scaled, b: Scaled, d: Tensor, masked_m: Tensor, expected_m: int, **named: Any) -> Any:
         def ours() -> Any:
-            from gemmill.compat.deep_gemm import m_grouped_fp8_gemm_nt_masked
-
-            return m_grouped_fp8_gemm_nt_masked(a, b, d, masked_m, expected_m)
+            return deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, masked_m, expected_m)
 
         def theirs() -> Any:
             return of_vllm(a, b, d, masked_m, expected_m, **named)
 
-        return theirs() if named or _is_invariant() else experts_called(a, b, d, _MASKED, ours, theirs)
+        return theirs() if named else experts_called(a, b, d, _MASKED, ours, theirs, _is_invariant)
 
     return masked
 

@@ -1,7 +1,8 @@
 """vLLM's experts of nvfp4 and mxfp4 weights with Marlin: packed for gemmill where they would be for Marlin, and multiplied in its place.
 
 Of release 0.33. nvfp4 experts with plain gates are computed in three launches where the build has kernels for that, dense or, with
-GEMMILL_FP4_EXPERTS=2:4, pruned when they are loaded. vLLM decides whether Marlin serves. Layers beside LoRA, and experts whose rows other ranks hold, stay with Marlin.
+GEMMILL_FP4_EXPERTS=2:4, pruned when they are loaded. Marlin took 1.44 to 2.04 times their time from 1 to 256 tokens of Qwen3-Next's layer
+(H200, 2026-11-23), so they are gemmill's unless that is 0; others only with 1. vLLM decides whether Marlin serves. Layers beside LoRA, and experts whose rows other ranks hold, stay with Marlin.
 Activations, their limits and biases are vLLM's, whatever they are.
 """
 
@@ -32,10 +33,11 @@ def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
         made = None
         if _is_plain(named["layer"]):
             parts = tuple((named[w], named[scale], named[scale_2]) for w, scale, scale_2 in names)
-            if (whole := _in_one_call(named["layer"], parts)) is not None:
+            takes = settings.takes_fp4_experts(measured=True)
+            if takes and (whole := _in_one_call(named["layer"], parts)) is not None:
                 ones = torch.ones(len(whole[0].base), device=whole[0].base.device, dtype=torch.float32)
                 return tuple(tensor for weights in whole for tensor in (weights.blocks, weights.base, ones))
-            if not settings.prunes_fp4_experts():
+            if fp4_experts.are_asked_for() and not settings.prunes_fp4_experts():
                 made = fp4_experts.packed(parts, named["layer"].params_dtype, named["layer"])
         if made is None:
             return of_vllm(**named)
@@ -52,7 +54,7 @@ def before_mxfp4_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
         layer: Any, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor, *biases: Tensor | None
     ) -> Any:
         made = None
-        if _is_plain(layer):
+        if _is_plain(layer) and fp4_experts.are_asked_for():
             made = fp4_experts.packed(((w13, w13_scale, None), (w2, w2_scale, None)), layer.params_dtype, layer)
         if made is None:
             return of_vllm(layer, w13, w2, w13_scale, w2_scale, *biases)
@@ -141,8 +143,6 @@ def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:
 
 
 def _is_plain(layer: Any) -> bool:
-    if not fp4_experts.are_asked_for():
-        return False
     config = layer.moe_config
     parallel = config.moe_parallel_config
     is_alone = not (parallel.use_all2all_kernels or parallel.enable_eplb)

@@ -1,4 +1,4 @@
-"""vLLM's modular interface of experts: few tokens of FP8 experts in three launches, more of them by vLLM's Triton kernel.
+"""vLLM's modular interface of experts: FP8 experts in one call, few tokens in three launches and many by grouped GEMMs.
 
 Of release 0.33. A class of gemmill's stands before TritonExperts and derives from it, where vLLM chooses Triton by itself. So vLLM's
 prepare, finalize and shared experts stay, and so do weights: both read them as checkpoints have them. Layers beside LoRA, with
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gemmill
 from gemmill.compat.linear import BLOCK, called, refusal
 from gemmill.compat.vllm_blocks import replace
-from gemmill.runtime import served
+from gemmill.runtime import ops, served
 
 CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_cls"
 """vLLM's function that names the classes of a backend, of which it takes the first that supports a layer."""
@@ -27,6 +28,10 @@ MOST_TOKENS: Mapping[bool, int] = {True: 256, False: 1}
 times their time up to 256 tokens of Qwen3-30B-A3B with blocks (H200, 2026-11-23). Scales of rows have kernels by warps, and those
 of blocks were slower than Triton from two tokens on.
 """
+MANY_TOKENS: Mapping[bool, int] = {True: 257, False: 512}
+"""From so many tokens on calls are gemmill's again, where its build computes them by grouped GEMMs. Without an entry none are."""
+AT_ONCE = 4096
+"""Tokens that are computed at once: more come in pieces, so that their workspace is that of so many."""
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 _CODES = torch.float8_e4m3fn
 _BLOCKS, _ROWS = ((BLOCK, BLOCK), (1, BLOCK)), ((-1, 1), (1, -1))
@@ -72,6 +77,32 @@ class Experts:
         plain = ACTIVATIONS[0], 1.0, math.inf, 0.0, 0, False, False
         return "fused_experts", out, x, *weights, *scales, ids, by, *plain, None, None, None, None
 
+    def takes(self, m: int) -> bool:
+        """Whether calls of m tokens are gemmill's. Raises nothing."""
+        many = MANY_TOKENS.get(self.blocks)
+        return m <= MOST_TOKENS[self.blocks] or (many is not None and m >= many and _goes_apart(self, _build_id()))
+
+    def most_at_once(self, m: int) -> int:
+        """The most tokens that gemmill computes at once of calls of up to m tokens."""
+        return min(m, AT_ONCE if self.takes(m) else MOST_TOKENS[self.blocks])
+
+
+def _build_id() -> str:
+    try:
+        return ops.active().build_id
+    except Exception:  # whatever is wrong with gemmill, the engine has kernels of its own
+        return ""
+
+
+@cache
+def _goes_apart(experts: Experts, build_id: str) -> bool:
+    """Whether a build computes many tokens by grouped GEMMs."""
+    try:
+        entry = ops.explain(*experts.call(AT_ONCE)).entry if build_id else None
+    except RuntimeError:
+        return False
+    return entry is not None and entry.config.apart
+
 
 def refusal_of(moe_config: Any, weight_key: Any, activation_key: Any) -> str | None:
     """The reason why a layer stays vLLM's, in one sentence; None where gemmill takes it. Raises nothing."""
@@ -109,9 +140,11 @@ def _has_blocks(weight: Any, activation: Any) -> bool | None:
     return groups == _BLOCKS
 
 
-def most_tokens(scales: Tensor, rows: int) -> int:
-    """The most tokens of a call that gemmill takes, by the scales of a weight [E, rows, K]."""
-    return MOST_TOKENS[scales.shape[1] != rows]
+@cache
+def experts_of(shape: torch.Size, topk: int, dtype: torch.dtype, blocks: bool) -> Experts:
+    """The layer of w13 [E, 2 I, K], the same object for the same arguments."""
+    experts, rows, hidden = shape
+    return Experts(experts=experts, hidden=hidden, inner=rows // 2, topk=topk, dtype=dtype, blocks=blocks)
 
 
 @cache
@@ -160,8 +193,9 @@ def before(theirs: type) -> type:
 
             given = M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
             first, second, out = super().workspace_shapes(*given)
-            tokens = min(M, most_tokens(self.w1_scale, N))
-            needed = -(-fused_experts_workspace(tokens, K, N // 2, topk, local_num_experts) // 2)  # of 16 bits
+            sizes = {"experts": local_num_experts, "hidden": K, "inner": N // 2, "topk": topk}
+            layer = Experts(**sizes, dtype=torch.bfloat16, blocks=self.w1_scale.shape[1] != N)
+            needed = -(-fused_experts_workspace(layer.most_at_once(M), **sizes) // 2)  # of 16 bits
             return first, second if math.prod(second) >= needed else (needed,), out
 
         def apply(
@@ -191,36 +225,30 @@ def before(theirs: type) -> type:
                 )  # fmt: skip
 
             def ours() -> None:
-                from gemmill import fused_experts
+                weights = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
+                if apply_router_weight_on_input:  # prepare has multiplied x
+                    weights = torch.ones_like(weights)
+                for first in range(0, len(hidden_states), AT_ONCE):
+                    piece = slice(first, first + AT_ONCE)
+                    gemmill.fused_experts(
+                        hidden_states[piece],
+                        w1,
+                        w2,
+                        self.w1_scale,
+                        self.w2_scale,
+                        topk_ids[piece],
+                        weights[piece],
+                        activation.value,
+                        expert_map=expert_map,
+                        out=output[piece],
+                        workspace=workspace2.view(-1).view(torch.uint8),
+                    )
 
-                # where weights are on the input, prepare has multiplied x
-                weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
-                fused_experts(
-                    hidden_states,
-                    w1,
-                    w2,
-                    self.w1_scale,
-                    self.w2_scale,
-                    topk_ids,
-                    weights.float(),
-                    activation.value,
-                    expert_map=expert_map,
-                    out=output,
-                    workspace=workspace2.view(-1).view(torch.uint8),
-                )
-
-            if hidden_states.shape[0] > most_tokens(self.w1_scale, w1.shape[1]):
-                return theirs()
             blocks = self.w1_scale.shape[1] != w1.shape[1]
-            layer = Experts(
-                experts=w1.shape[0],
-                hidden=w1.shape[2],
-                inner=w1.shape[1] // 2,
-                topk=topk_ids.shape[1],
-                dtype=hidden_states.dtype,
-                blocks=blocks,
-            )
-            return called(layer, "GemmillExperts", ours, theirs)
+            layer = experts_of(w1.shape, topk_ids.shape[1], hidden_states.dtype, blocks)
+            if not layer.takes(hidden_states.shape[0]):
+                return theirs()
+            return called(("GemmillExperts", id(layer)), lambda: layer, "GemmillExperts", ours, theirs)
 
     return GemmillExperts
 

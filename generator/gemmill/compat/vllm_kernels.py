@@ -1,7 +1,7 @@
 """vLLM's linear kernels with gemmill's GEMMs: as vLLM 0.33's own, which quantise the activations and prepare the weights.
 
 Each class derives from the kernel of vLLM's that goes on serving what no variant fits, and layers whose first call fails when it is
-tried. 4-bit weights are multiplied by activations as they are, as Marlin's kernels do it.
+tried. Where both read the same weights they are timed, and each serves the rows for which it is faster. 4-bit weights are multiplied by activations as they are, as Marlin's kernels do it.
 """
 
 from functools import partial
@@ -18,7 +18,18 @@ from vllm.model_executor.kernels.linear import (
 )
 
 import gemmill
-from gemmill.compat.linear import BLOCK, Linear, absence, packed_fp4, refusal, row_of, serves
+from gemmill.compat.contest import Split, by_rows, own_mm, split
+from gemmill.compat.linear import (
+    BLOCK,
+    Linear,
+    absence,
+    first_call_passes,
+    packed_fp4,
+    refusal,
+    row_of,
+    serves,
+    take,
+)
 from gemmill.runtime import served
 
 Answer = tuple[bool, str | None]
@@ -39,6 +50,10 @@ def _left(what: str, why: str) -> Answer:
 class _OnThisGpu:
     _taken = True
     """Whether gemmill serves the layer. It is known when its weights are processed."""
+    _split: Split | None = None
+    """Which rows it serves, where it does not serve all."""
+    _name = ""
+    """The layer's, to the op that asks for its split."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
@@ -47,6 +62,32 @@ class _OnThisGpu:
         if envs.VLLM_BATCH_INVARIANT:
             why = "gemmill chooses variants by the number of rows, and VLLM_BATCH_INVARIANT is set"
         return (True, None) if why is None else _left(f"layer of {cls.__name__}", why)
+
+
+def _contest(kernel: _OnThisGpu, kind: Linear, layer, *operands: torch.Tensor | None) -> None:
+    """Try a layer's first call, of `own_mm`'s operands but for out_dtype, and find out which rows gemmill serves."""
+
+    def call(a, b, a_scales, b_scales, *more):
+        return own_mm(a, b, a_scales, b_scales, kind.out_dtype, *more)
+
+    kernel._split, kernel._name = None, str(kind)
+    kernel._taken = first_call_passes(kind, call, *operands)
+    if not kernel._taken:
+        return
+    found = split(kind, _mm_of_vllm, *operands[1:])
+    if found is not None and found.is_engines:
+        kernel._taken = False
+        served.left(str(kind), f"its kernel takes less time ({found.times})")
+        return
+    kernel._split = found if found is not None and found.changes else None
+    take(kind, type(kernel).__name__, layer, "" if found is None else str(found))
+
+
+def _mm_of_vllm(a, b, a_scales, b_scales, out_dtype, azp_adj, azp, bias) -> torch.Tensor:
+    """vLLM's kernel of the operands of `own_mm`."""
+    if azp_adj is None:
+        return _custom_ops.cutlass_scaled_mm(a, b, a_scales, b_scales, out_dtype, bias)
+    return _custom_ops.cutlass_scaled_mm_azp(a, b, a_scales, b_scales, out_dtype, azp_adj, azp, bias)
 
 
 def _fp8(c, n: int, k: int, blocks: bool = False) -> Linear:
@@ -78,28 +119,26 @@ class GemmillFP8Linear(_OnThisGpu, CutlassFP8ScaledMMLinearKernel):
         return key if key.scale.static and key.scale.group_shape.is_per_tensor() else None
 
     def process_weights_after_loading(self, layer) -> None:
-        """Leave the weights as they are. vLLM's kernel prepares its own where the first call fails."""
+        """Leave the weights as they are. vLLM's kernel prepares its own where it serves."""
         weight, w_scales, in_scale, _ = self._get_layer_params(layer)
         k, n = weight.shape
         per_tensor = self.config.activation_quant_key.scale.group_shape.is_per_tensor()
         scales = in_scale if in_scale is not None else _ones(*((1,) if per_tensor else (1, 1)), like=weight)
-        out_dtype = self.config.out_dtype or self.config.input_dtype
-
-        def call(a, b, a_scales, b_scales, bias):
-            return gemmill.cutlass_scaled_mm(a, b, a_scales, row_of(b_scales), out_dtype, bias)
-
-        operands = (weight.new_zeros(1, k), weight, scales, w_scales, getattr(layer, "bias", None))
-        self._taken = serves(_fp8(self.config, n, k), type(self).__name__, layer, call, *operands)
-        if not self._taken:
+        operands = (weight.new_zeros(1, k), weight, scales, w_scales, None, None, getattr(layer, "bias", None))
+        _contest(self, _fp8(self.config, n, k), layer, *operands)
+        if self._split is not None or not self._taken:
             super().process_weights_after_loading(layer)
 
     def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape) -> torch.Tensor:
         """A [M, K] and B [K, N], column-major, with their scales; the result has `output_shape`."""
-        if not self._taken:
-            return super().apply_scaled_mm(
-                A=A, B=B, out_dtype=out_dtype, As=As, Bs=Bs, bias=bias, output_shape=output_shape
-            )
-        return gemmill.cutlass_scaled_mm(A, B, As, row_of(Bs), out_dtype, bias).view(*output_shape)
+        if self._split is not None and torch.compiler.is_compiling():
+            out = by_rows(A, B, As, Bs, out_dtype, None, None, bias, self._name)
+        elif self._taken and (self._split is None or self._split.is_ours(A.shape[0])):
+            out = gemmill.cutlass_scaled_mm(A, B, As, row_of(Bs), out_dtype, bias)
+        else:
+            given = {"A": A, "B": B, "out_dtype": out_dtype, "As": As, "Bs": Bs, "bias": bias}
+            return super().apply_scaled_mm(**given, output_shape=output_shape)
+        return out if len(output_shape) == 2 else out.view(*output_shape)
 
 
 class GemmillBlockFP8Linear(_OnThisGpu, CutlassFp8BlockScaledMMKernel):
@@ -118,23 +157,21 @@ class GemmillBlockFP8Linear(_OnThisGpu, CutlassFp8BlockScaledMMKernel):
         return _answer(refusal(layer))
 
     def process_weights_after_loading(self, layer) -> None:
-        """As vLLM's kernel, which serves where the first call fails."""
+        """As vLLM's kernel, which serves where the first call fails, and rows for which it is faster."""
         super().process_weights_after_loading(layer)
         found = self._get_layer_params(layer)
         n, k = found.weight.shape
-
-        def call(a, b, a_scales, b_scales):
-            return gemmill.cutlass_scaled_mm(a, b.t(), a_scales, b_scales.t(), self.config.out_dtype)
-
         scales = _ones(-(-k // BLOCK), 1, like=found.weight).t()
-        operands = (found.weight.new_zeros(1, k), found.weight, scales, found.block_scale)
-        self._taken = serves(_fp8(self.config, n, k, blocks=True), type(self).__name__, layer, call, *operands)
+        operands = (found.weight.new_zeros(1, k), found.weight.t(), scales, found.block_scale.t(), None, None, None)
+        _contest(self, _fp8(self.config, n, k, blocks=True), layer, *operands)
 
     def apply_block_scaled_mm(self, A, B, As, Bs) -> torch.Tensor:
         """A [M, K] and B [N, K] with scales [M, K/128] and [N/128, K/128]; the result is [M, N]."""
-        if not self._taken:
-            return super().apply_block_scaled_mm(A, B, As, Bs)
-        return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), self.config.out_dtype)
+        if self._split is not None and torch.compiler.is_compiling():
+            return by_rows(A, B.t(), As, Bs.t(), self.config.out_dtype, None, None, None, self._name)
+        if self._taken and (self._split is None or self._split.is_ours(A.shape[0])):
+            return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), self.config.out_dtype)
+        return super().apply_block_scaled_mm(A, B, As, Bs)
 
 
 class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
@@ -156,10 +193,7 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
         if self._taken:
             a, scales = weight.new_zeros(1, k), _ones(1, 1, like=weight) if in_scale is None else in_scale
             azp = None if azp_adj is None or in_azp is not None else weight.new_zeros((1, 1), dtype=torch.int32)
-            operands = (a, weight, scales, w_scales, azp_adj, azp, getattr(layer, "bias", None))
-            self._taken = serves(
-                kind, type(self).__name__, layer, lambda *given: _int8_mm(out_dtype, *given), *operands
-            )
+            _contest(self, kind, layer, a, weight, scales, w_scales, azp_adj, azp, getattr(layer, "bias", None))
 
     def apply_weights(self, layer, x, bias=None) -> torch.Tensor:
         """x [..., K] of bf16 or f16, the result [..., N] of the same; vLLM's own kernel where gemmill does not serve."""
@@ -167,19 +201,16 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
             return super().apply_weights(layer, x, bias)
         weight, w_scales, in_scale, in_azp, azp_adj = self._get_layer_params(layer)
         k, n = weight.shape
-        codes, scales, azp = _custom_ops.scaled_int8_quant(
-            x.reshape(-1, k), in_scale, in_azp, symmetric=azp_adj is None
-        )
-        out = _int8_mm(x.dtype, codes, weight, scales, w_scales, azp_adj, azp if in_azp is None else None, bias)
+        rows = x.reshape(-1, k)
+        codes, scales, azp = _custom_ops.scaled_int8_quant(rows, in_scale, in_azp, symmetric=azp_adj is None)
+        operands = (codes, weight, scales, w_scales, x.dtype, azp_adj, azp if in_azp is None else None, bias)
+        if self._split is None:
+            out = own_mm(*operands)
+        elif torch.compiler.is_compiling():
+            out = by_rows(*operands, self._name)
+        else:
+            out = (own_mm if self._split.is_ours(codes.shape[0]) else _mm_of_vllm)(*operands)
         return out.view(*x.shape[:-1], n)
-
-
-def _int8_mm(out_dtype, a, b, a_scales, b_scales, azp_adj, azp, bias) -> torch.Tensor:
-    """The product. Of activations with a given zero point azp_adj is a multiple of it, and azp is None."""
-    operands = (a, b, a_scales, row_of(b_scales), out_dtype)
-    if azp_adj is None:
-        return gemmill.cutlass_scaled_mm(*operands, bias)
-    return gemmill.cutlass_scaled_mm_azp(*operands, azp_adj.reshape(-1), azp, bias)
 
 
 def _int8(n: int, k: int, out_dtype: torch.dtype, azp: bool) -> Linear:
@@ -229,9 +260,10 @@ class _Fp4Linear(_OnThisGpu):
         """x [..., K], the result [..., N] of its dtype; Marlin's kernel where gemmill does not serve."""
         if not self._taken:
             return super().apply_weights(layer, x, bias)
-        out = gemmill.fp4_weight_mm(
-            x.reshape(-1, x.shape[-1]), layer.weight, layer.weight_scale, self._alpha, bias, format=self.format
-        )
+        operands = (layer.weight, layer.weight_scale, self._alpha, bias)
+        if x.dim() == 2:
+            return gemmill.fp4_weight_mm(x, *operands, format=self.format)
+        out = gemmill.fp4_weight_mm(x.reshape(-1, x.shape[-1]), *operands, format=self.format)
         return out.view(*x.shape[:-1], out.shape[-1])
 
 

@@ -3,7 +3,7 @@
 It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
 FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
 blocks, DeepGEMM's. Classes of gemmill's stand before Triton's of FP8 experts, and before vLLM's backend of attention over TurboQuant
-caches. With GEMMILL_FP4_EXPERTS=1 gemmill stands before Marlin's kernels of 4-bit experts, and what packs their weights.
+caches. gemmill stands before Marlin's kernels of 4-bit experts, and what packs their weights; GEMMILL_FP4_EXPERTS says which it takes.
 GEMMILL_VLLM=0 leaves vLLM as it is.
 Nothing is loaded and no GPU is touched before a layer asks.
 """
@@ -68,17 +68,20 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(of_vllm)
     def moe_mm(out_tensors: Any, a_tensors: Any, b_tensors: Any, *more: Any, **named: Any) -> None:
-        layer = Linear(
-            n=out_tensors.shape[1],
-            k=a_tensors.shape[1],
-            codes=a_tensors.dtype,
-            out_dtype=out_tensors.dtype,
-            experts=b_tensors.shape[0],
+        codes, out_dtype, weights, k = a_tensors.dtype, out_tensors.dtype, b_tensors.shape, a_tensors.shape[1]
+
+        def layer() -> Linear | None:
+            if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
+                return None
+            return Linear(n=out_tensors.shape[1], k=k, codes=codes, out_dtype=out_dtype, experts=weights[0])
+
+        return called(
+            (MOE_MM, weights, k, codes, out_dtype),
+            layer,
+            MOE_MM,
+            lambda: cutlass_moe_mm(out_tensors, a_tensors, b_tensors, *more, **named),
+            lambda: of_vllm(out_tensors, a_tensors, b_tensors, *more, **named),
         )
-        given = out_tensors, a_tensors, b_tensors, *more
-        if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
-            return of_vllm(*given, **named)
-        return called(layer, MOE_MM, lambda: cutlass_moe_mm(*given, **named), lambda: of_vllm(*given, **named))
 
     return moe_mm
 

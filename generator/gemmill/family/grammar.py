@@ -177,6 +177,8 @@ class Former:
     """Attributes that such a tag tells, in place of fields."""
     only: Mapping[str, Any] = field(default_factory=dict)
     """Attributes that every name of the tag has, and its fields tell."""
+    fields: tuple[Field, ...] = ()
+    """The fields of its names; by default today's without those that the tag tells."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Grammar:
     def _compiled(self) -> dict[str, tuple[_Compiled, ...]]:
         """The fields in a name, by former tags; today's by an empty one."""
         of_tag = {"": self.fields} | {
-            tag: tuple(one for one in self.fields if not former.told.keys() & set(one.paths))
+            tag: former.fields or tuple(one for one in self.fields if not former.told.keys() & set(one.paths))
             for tag, former in self.aliases.items()
         }
         return {tag: tuple(map(self._of, fields)) for tag, fields in of_tag.items()}

@@ -16,6 +16,7 @@ kernel multiplies code * 2^-126 by 2^126 * scale.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from gemmill.vocab.format import NVFP4, Format
 
 CODE_BYTES = SIDE * SIDE // 2
 """Bytes of a block's codes."""
-CHUNK = 1 << 22
+CHUNK = 1 << 24
 """The number of weights that are moved at a time, so that memory is bounded."""
 _SIGN, _HIGH, _MIDDLE, _LOW = 3, 2, 1, 0
 """The numbers of a code's bits."""
@@ -98,16 +99,32 @@ class Fp4Blocks:
         return BlockScaled(format=self.format, codes=codes, scales=scales), self.base
 
 
-def in_words(codes: Tensor) -> Tensor:
-    """The codes [rows, K] as bytes [rows / 64, K / 64, 2048]."""
-    tiles, blocks = codes.shape[0] // SIDE, codes.shape[1] // SIDE
-    # tile, warp, half of 16 rows, row; block, two steps, step, half of 16 columns, pair of columns, parity
-    split = codes.view(tiles, 4, 2, 8, blocks, 2, 2, 2, 4, 2)
-    threads = split.permute(0, 4, 1, 3, 8, 5, 6, 7, 2, 9).reshape(tiles, blocks, 128, 2, 16)
-    words = threads.new_zeros(tiles, blocks, 128, 2, 8)
+@cache
+def _words_of_bytes() -> tuple[tuple[int, ...], ...]:
+    """Of each of a thread's eight bytes of codes, columns 2 pair and + 1, the bits of its 64 that each value of the byte sets, int64."""
+    words = [[0] * 256 for _ in range(8)]
     for code, bit, place in BITS:
-        words[..., place // 8] |= (threads[..., code] >> bit & 1) << place % 8
-    return words.flatten(2)
+        for byte in range(256):
+            if byte >> (4 * (code % 2) + bit) & 1:
+                words[code // 2][byte] |= 1 << place
+    return tuple(tuple(word - (word >> 63 << 64) for word in of_byte) for of_byte in words)
+
+
+def in_words(codes: Tensor) -> Tensor:
+    """The codes [rows, K], two in a byte, as bytes [rows / 64, K / 64, 2048].
+
+    A byte's bits are looked up, so a few passes over the weights are all.
+    """
+    tiles, blocks = codes.shape[0] // SIDE, 2 * codes.shape[1] // SIDE
+    table = torch.tensor(_words_of_bytes(), dtype=torch.int64, device=codes.device)
+    # tile, warp, half of 16 rows, row; block, two steps, step, half of 16 columns, pair of columns
+    split = codes.reshape(tiles, 4, 2, 8, blocks, 2, 2, 2, 4)
+    words = torch.zeros(tiles, 4, 8, blocks, 2, 4, dtype=torch.int64, device=codes.device)
+    for byte in range(8):
+        step, of_columns, of_rows = byte >> 2, byte >> 1 & 1, byte & 1
+        words |= table[byte][split[:, :, of_rows, :, :, :, step, of_columns].int()]
+    threads = words.permute(0, 3, 1, 2, 5, 4).contiguous()
+    return threads.view(torch.uint8).reshape(tiles, blocks, CODE_BYTES)
 
 
 def codes_of(words: Tensor) -> Tensor:

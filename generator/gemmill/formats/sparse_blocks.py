@@ -69,7 +69,7 @@ class SparseFp4Blocks:
 
 def in_kept_words(codes: Tensor) -> Tensor:
     """Kept codes [rows, K / 2] as bytes [rows / 64, K / 64, 1024]."""
-    words = in_words(codes)
+    words = in_words(pack(codes, 4))
     tiles, blocks = words.shape[:2]
     return words.view(tiles, blocks, 128, 2, 8).transpose(2, 3).reshape(tiles, 2 * blocks, CODE_BYTES)
 

@@ -61,6 +61,8 @@ class Input:
     name: str
     along: Along
     stored: Stored
+    absent: float | None = None
+    """What each of its values is where a call gives none; None where a call must give them."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,10 @@ class Traced:
         parts = {
             "name": self.name,
             "accumulator": self.accumulator,
-            "inputs": [[given.name, given.along, given.stored] for given in self.inputs],
+            "inputs": [
+                [given.name, given.along, given.stored, *([] if given.absent is None else [given.absent])]
+                for given in self.inputs
+            ],
             "steps": [[step.word, list(step.of), step.number] for step in self.steps],
             "result": self.result,
         }
@@ -130,7 +135,10 @@ def of_text(text: str) -> Traced:
         return Traced(
             name=str(told["name"]),
             accumulator=Kind(told["accumulator"]),
-            inputs=tuple(Input(str(name), Along(along), Stored(stored)) for name, along, stored in told["inputs"]),
+            inputs=tuple(
+                Input(str(name), Along(along), Stored(stored), *map(float, absent))
+                for name, along, stored, *absent in told["inputs"]
+            ),
             steps=tuple(Step(str(word), tuple(map(int, of)), float(number)) for word, of, number in told["steps"]),
             result=int(told["result"]),
         )

@@ -5,6 +5,7 @@ import linecache
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from gemmill.gemm.traced import MOST_OF_A_KIND, Along, Input, Kind, Step, Stored, Traced
@@ -282,8 +283,12 @@ def _inputs(function: Callable[..., Any]) -> tuple[Input, ...]:
         raise _refused(function, first, f"its annotations cannot be read ({error})") from None
     parameters = list(inspect.signature(function).parameters.values())
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or any(p.kind not in plain or p.default is not p.empty for p in parameters):
-        raise _refused(function, first, "it takes the accumulator, then named arguments without defaults")
+    if (
+        not parameters
+        or any(p.kind not in plain for p in parameters)
+        or parameters[0].default is not inspect.Parameter.empty
+    ):
+        raise _refused(function, first, "it takes the accumulator, then named arguments")
     inputs = []
     for parameter in parameters[1:]:
         told = get_args(hints.get(parameter.name)) if get_origin(hints.get(parameter.name)) is Annotated else ()
@@ -291,13 +296,26 @@ def _inputs(function: Callable[..., Any]) -> tuple[Input, ...]:
             raise _refused(function, first, f"argument {parameter.name!r} is annotated as none of {_TYPES}")
         if parameter.name in ("out", "a", "b"):
             raise _refused(function, first, f"an argument is called {parameter.name!r}, as one of the op's own")
-        inputs.append(Input(parameter.name, told[1], told[2]))
+        inputs.append(Input(parameter.name, told[1], told[2], _absent(function, parameter, told[1], told[2])))
     for along in Along:
         if (count := sum(given.along is along for given in inputs)) > MOST_OF_A_KIND:
             raise _refused(
                 function, first, f"it has {count} arguments along {along}; a kernel takes {MOST_OF_A_KIND} of each"
             )
     return tuple(inputs)
+
+
+def _absent(function: Callable[..., Any], parameter: inspect.Parameter, along: Along, stored: Stored) -> float | None:
+    """The number that stands for each value of a vector which a call may leave out."""
+    default = parameter.default
+    if default is parameter.empty:
+        return None
+    is_whole = isinstance(default, int) and not isinstance(default, bool) and -(2**31) <= default < 2**31
+    is_number = isinstance(default, float) and isfinite(default) and stored is not Stored.S32
+    if along is Along.SCALAR or not (is_whole or is_number):
+        why = f"argument {parameter.name!r} has the default {default!r}; a vector can have a number, of int32 values a whole one"
+        raise _refused(function, function.__code__.co_firstlineno, why)
+    return float(default)
 
 
 def _told(error: Exception) -> str:

@@ -33,7 +33,7 @@ _MOST_PAIRS = 64
 _FP8_QUANT, _INT8_QUANT = overload("dynamic_per_token_scaled_fp8_quant"), overload("dynamic_scaled_int8_quant")
 _GROUP_QUANT, _NVFP4_QUANT = overload("per_token_group_fp8_quant"), overload("scaled_nvfp4_quant")
 _SCALED_MM, _WEIGHT_MM = overload("cutlass_scaled_mm"), overload("fp4_weight_mm")
-_NVFP4_MM = overload("cutlass_scaled_nvfp4_mm")
+_SCALED_MM_AZP, _NVFP4_MM = overload("cutlass_scaled_mm_azp"), overload("cutlass_scaled_nvfp4_mm")
 
 
 def as_they_are(weight: Tensor, scales: Tensor) -> Pair:
@@ -150,6 +150,20 @@ def int8(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor
     _INT8_QUANT(codes, x, x_scales, None)
     out = x.new_empty((x.shape[0], weight.shape[1]))
     _SCALED_MM(out, codes, weight, x_scales, scales, bias)
+    return out
+
+
+def int8_asymmetric(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+    """The product of x in s8 per token and the weight in s8 per channel with zero points.
+
+    x has none. So the correction is an outer product, of the sums of x's rows and the weight's zero points, and the op
+    of zero points per token computes it.
+    """
+    codes, x_scales = _places(x, _s8_rows)
+    _INT8_QUANT(codes, x, x_scales, None)
+    out = x.new_empty((x.shape[0], weight.shape[1]))
+    sums = codes.sum(dim=1, dtype=torch.int32)
+    _SCALED_MM_AZP(out, codes, weight, x_scales, scales, given["zero_points"], sums, bias)
     return out
 
 

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from gemmill.checkpoints.file import CheckpointError
 from gemmill.checkpoints.folder import Checkpoint
 from gemmill.nn.packed import PackedWeight, load_layer, pack
-from gemmill.nn.recipes import PACKING, recipe_of
+from gemmill.nn.recipes import NAMES, PACKING, recipe_of
 from gemmill.quantize.weights import QuantizedWeight, quantize_weight
 
-NAMES = ("weight", "weight_scale", "alpha", "input_global_scale")
-"""The module's names for the tensors that recipes pack."""
 _OF_INPUTS = ("bias", "lora_down", "lora_up")
 """The module's names for the tensors that have x's dtype."""
 

@@ -22,7 +22,7 @@ from gemmill.quantize.folded_blocks import to_folded_blocks
 from gemmill.quantize.fp4_blocks import to_blocks
 from gemmill.quantize.packed_rows import to_rows
 from gemmill.quantize.prepack import prepack
-from gemmill.quantize.weights import BLOCK, BLOCK_SCALED, QuantizedWeight
+from gemmill.quantize.weights import ASYMMETRIC, BLOCK, BLOCK_SCALED, QuantizedWeight
 from gemmill.vocab.format import MXFP4, MXFP8
 
 _NUMBERS = (
@@ -41,6 +41,10 @@ PACKING = hashlib.sha256(json.dumps([1, BITS, SCALE_BYTES, *_NUMBERS]).encode())
 """A digest of the orders in which kernels read weights. The first number changes with what `pack` makes of them."""
 
 
+NAMES = ("weight", "weight_scale", "alpha", "input_global_scale", "zero_points")
+"""A layer's names for the tensors that recipes pack."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One way to compute a layer."""
@@ -56,8 +60,9 @@ class Recipe:
 
 
 def _rowwise(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Codes as they are, and scales [N]."""
-    return {"weight": weight.codes, "weight_scale": weight.scales.reshape(-1)}
+    """Codes as they are, scales [N] and zero points [N]."""
+    tensors = {"weight": weight.codes, "weight_scale": weight.scales.reshape(-1)}
+    return tensors if weight.zero_points is None else tensors | {"zero_points": weight.zero_points.reshape(-1)}
 
 
 def _whole_groups(weight: QuantizedWeight) -> dict[str, Tensor]:
@@ -111,6 +116,7 @@ _MXFP4_MXFP8, _MXFP6_MXFP8 = "cutlass_scaled_mxfp4_mxfp8_mm", "cutlass_scaled_mx
 RECIPES = {
     ("channel", "e4m3"): Recipe(pack=_rowwise, run=calls.channel, operands=calls.transposed),
     ("int8", "int8"): Recipe(pack=_rowwise, run=calls.int8, operands=calls.transposed),
+    (ASYMMETRIC, "int8"): Recipe(pack=_rowwise, run=calls.int8_asymmetric, operands=calls.transposed),
     ("block128", "e4m3"): Recipe(pack=_whole_groups, run=calls.block128, operands=calls.both_transposed),
     ("nvfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("nvfp4"), inputs=(torch.bfloat16,)),
     ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=calls.by_fp8("nvfp4_fp8_mm_rounded")),

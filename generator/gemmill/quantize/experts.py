@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.formats.fp4_blocks import CHUNK
+from gemmill.formats.layout import SIDE
 from gemmill.formats.quantise import BlockScaled
 from gemmill.formats.sparse_fp4 import SparseFp4
 from gemmill.quantize.folded_blocks import to_folded_blocks
@@ -84,6 +86,31 @@ def prepack_experts(
         base=torch.stack(bases),
         reports=tuple(reports),
     )
+
+
+def stacked_blocks(format: Format, codes: Tensor, scales: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Blocks and bases as `prepack_experts` makes them for bf16, of codes [E, N, K / 2] and scales [E, N, K / group].
+
+    Experts are packed together, some at a time, so that a layer of small experts takes few passes. `order` says which row comes where.
+    Raises ValueError as `prepack` does, and names the experts whose rows were together.
+    """
+    experts, n, half = codes.shape
+    at_once = max(CHUNK // max(2 * n * half, 1), 1) if n % SIDE == 0 else 1  # blocks hold no rows of two experts
+    blocks, bases = None, codes.new_empty((experts, n), dtype=torch.float32)
+    for start in range(0, experts, at_once):
+        part = slice(start, min(start + at_once, experts))
+        some = [x[part] if order is None else x[part][:, order] for x in (codes, scales)]
+        rows = BlockScaled(format=format, codes=some[0].flatten(0, 1), scales=some[1].flatten(0, 1))
+        try:
+            made = to_blocks(prepack(rows, for_op="fp4_weight_mm"))
+        except ValueError as error:
+            raise ValueError(f"experts {part.start} to {part.stop - 1} of {n} rows, together: {error}") from error
+        if blocks is None:
+            blocks = made.blocks.new_empty((experts, -(-n // SIDE), *made.blocks.shape[1:]))
+        blocks[part] = made.blocks.unflatten(0, (-1, blocks.shape[1]))
+        bases[part] = made.base.view(-1, n)
+    assert blocks is not None
+    return blocks, bases
 
 
 @dataclass(frozen=True, kw_only=True)

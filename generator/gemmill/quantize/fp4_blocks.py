@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gemmill.arithmetic import grouped
-from gemmill.formats.codes import two_to, unpack
+from gemmill.formats.codes import two_to
 from gemmill.formats.fp4_blocks import CODE_BYTES, SCALE_BYTES, Fp4Blocks, chunks, in_pairs, in_words, table_of
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.formats.quantise import BlockScaled
@@ -32,11 +32,11 @@ def to_blocks(weights: Prepacked, *, k_multiple: int = STAGE_COLUMNS) -> Fp4Bloc
     table = table_of(dict(enumerate(SCALE_BYTES)), blocks.device)
     for part in chunks(tiles, SIDE * columns):
         rows, count = slice(part.start * SIDE, part.stop * SIDE), (part.stop - part.start) * SIDE
-        codes, scales = unpack(scaled.codes[rows], 4), scaled.scales[rows]
+        codes, scales = scaled.codes[rows], scaled.scales[rows]
         if scaled.format == NVFP4:
-            codes = grouped(codes, group).masked_fill((scales == 0)[..., None], 0).flatten(-2)
-            scales = table[scales.long()]
-        blocks[part, :, :CODE_BYTES] = in_words(_padded(codes, count, columns))
+            codes = grouped(codes, group // 2).masked_fill((scales == 0)[..., None], 0).flatten(-2)
+            scales = table[scales.int()]
+        blocks[part, :, :CODE_BYTES] = in_words(_padded(codes, count, columns // 2))
         blocks[part, :, CODE_BYTES:] = in_pairs(_padded(scales, count, columns // group), SIDE // group)
     return Fp4Blocks(format=scaled.format, n=n, k=k, blocks=blocks, base=base)
 

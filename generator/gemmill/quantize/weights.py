@@ -2,11 +2,13 @@
 
     channel     e4m3, a scale f32 for each row: amax / 448
     int8        s8, a scale f32 for each row: amax / 127
+    int8_asymmetric    s8 with a zero point for each row, and a scale f32: (largest - smallest) / 255, of the row and zero
     block128    e4m3, a scale f32 for each 128 x 128 block: amax / 448 (DeepSeek V3's inference code)
     nvfp4, mxfp4, mxfp6, mxfp8    block-scaled along K, as `gemmill.formats.quantise` defines them
 
 A code is the nearest to weight / scale, ties to even. A row or block of zeros has scale 1. Equal inputs have equal bits
-on every device.
+on every device. Zero points are those of compressed-tensors' `calculate_qparams`: the code nearest to -128 - smallest /
+scale stands for zero, and is added to weight / scale before that is rounded.
 """
 
 import math
@@ -23,13 +25,17 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4, Format, ScaleRoundi
 
 BLOCK = 128
 """Rows and columns that share a scale of block128."""
-ROWWISE = {"channel": torch.float8_e4m3fn, "int8": torch.int8}
+ASYMMETRIC = "int8_asymmetric"
+"""The format that has zero points."""
+ROWWISE = {"channel": torch.float8_e4m3fn, "int8": torch.int8, ASYMMETRIC: torch.int8}
 """Formats with a scale for each row, and the dtype of their codes."""
 BLOCK_SCALED = {str(format): format for format in (NVFP4, MXFP4, MXFP6, MXFP8)}
 WEIGHT_FORMATS = (*ROWWISE, "block128", *BLOCK_SCALED)
 """Formats that `quantize_weight` makes: scales of rows, of blocks of 128 x 128, and of 16 or 32 elements along K."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+_LOWEST, _STEPS = -128, 255
+"""The lowest code beside zero points, and how far the highest is from it."""
 CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Weights that are looked at at a time, so that memory is bounded. On a CPU so many stay in its cache."""
 
@@ -41,11 +47,13 @@ class QuantizedWeight:
     format: str
     """One of WEIGHT_FORMATS."""
     codes: Tensor
-    """[N, K] float8_e4m3fn (channel, block128, mxfp8) or int8; uint8 [N, K / 2] (4 bits) or [N, 3 K / 4] (6 bits)."""
+    """[N, K] float8_e4m3fn (channel, block128, mxfp8) or int8 (both of int8); uint8 [N, K / 2] (4 bits) or [N, 3 K / 4] (6 bits)."""
     scales: Tensor
     """f32 [N, 1]; of block128 f32 [N / 128, K / 128] rounded up; of block-scaled formats uint8 [N, K / group]."""
     global_scale: Tensor | None = None
     """f32 [1], of nvfp4 only: 2688 / amax, divides when values are decoded."""
+    zero_points: Tensor | None = None
+    """int32 [N, 1] from -128 to 127, of int8_asymmetric only: the code of each row that stands for zero."""
 
     @property
     def n(self) -> int:
@@ -61,12 +69,17 @@ class QuantizedWeight:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the weight, by field."""
-        fields = {"codes": self.codes, "scales": self.scales, "global_scale": self.global_scale}
+        fields = {
+            "codes": self.codes,
+            "scales": self.scales,
+            "global_scale": self.global_scale,
+            "zero_points": self.zero_points,
+        }
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales."""
+        """Bytes of codes, scales and zero points."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QuantizedWeight":
@@ -75,11 +88,12 @@ class QuantizedWeight:
         return replace(self, **moved)
 
     def values(self, rows: slice = slice(None)) -> Tensor:
-        """The values of rows, f32 [rows, K]: code * scale, over the global scale where there is one. Each is rounded
-        once."""
+        """The values of rows, f32 [rows, K]: (code - zero point) * scale, over the global scale where there is one.
+        Each is rounded once."""
         codes, format = self.codes[rows], BLOCK_SCALED.get(self.format)
         if format is None:
-            return codes.float() * self._spread_scales(rows)
+            shifted = codes.float() if self.zero_points is None else codes.float() - self.zero_points[rows]
+            return shifted * self._spread_scales(rows)
         numbers = codes.float() if format.code.bits == 8 else decode(unpack(codes, format.code.bits), format.code)
         scales = decode(self.scales[rows], format.scale)
         products = (grouped(numbers, format.group) * scales[..., None]).flatten(1)
@@ -125,7 +139,31 @@ def quantize_weight(
         return _block_scaled(weight, BLOCK_SCALED[format], global_scale, ScaleRounding(scale_rounding))
     if format == "block128":
         return _by_blocks(weight)
+    if format == ASYMMETRIC:
+        return _with_zero_points(weight)
     return _by_rows(weight, format, ROWWISE[format])
+
+
+def empty_weight(format: str, n: int, k: int) -> QuantizedWeight:
+    """A weight [N, K] that has dtypes and shapes alone, on torch's meta device."""
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    if format == "block128":
+        scales = empty(-(-n // BLOCK), -(-k // BLOCK), dtype=torch.float32)
+        return QuantizedWeight(format=format, codes=empty(n, k, dtype=torch.float8_e4m3fn), scales=scales)
+    if format in ROWWISE:
+        codes, scales = empty(n, k, dtype=ROWWISE[format]), empty(n, 1, dtype=torch.float32)
+        points = empty(n, 1, dtype=torch.int32) if format == ASYMMETRIC else None
+        return QuantizedWeight(format=format, codes=codes, scales=scales, zero_points=points)
+    kind = BLOCK_SCALED[format]
+    return QuantizedWeight(
+        format=format,
+        codes=empty(n, kind.code_bytes(k), dtype=getattr(torch, kind.torch_name)),
+        scales=empty(n, kind.scale_count(k), dtype=torch.uint8),
+        global_scale=empty(1, dtype=torch.float32) if kind.has_global_scale else None,
+    )
 
 
 def check_format(format: str) -> None:
@@ -177,6 +215,24 @@ def _by_rows(weight: Tensor, format: str, dtype: torch.dtype) -> QuantizedWeight
         scales[rows] = _scale(part.abs().amax(dim=1, keepdim=True), dtype)
         codes[rows] = _nearest(part / scales[rows], dtype)
     return QuantizedWeight(format=format, codes=codes, scales=scales)
+
+
+def _with_zero_points(weight: Tensor) -> QuantizedWeight:
+    n, k = weight.shape
+    codes = weight.new_empty((n, k), dtype=torch.int8)
+    scales = weight.new_ones((n, 1), dtype=torch.float32)
+    points = weight.new_zeros((n, 1), dtype=torch.int32)
+    for rows in chunks(weight):
+        part = weight[rows].float()
+        low, high = part.amin(dim=1, keepdim=True).clamp(max=0), part.amax(dim=1, keepdim=True).clamp(min=0)
+        # Of halves the difference is finite. The divisor is a tensor, as in _scale.
+        span = high / 2 - low / 2
+        scale = (span / torch.full_like(span, _STEPS / 2)).clamp(min=torch.finfo(torch.float32).tiny)
+        scales[rows] = torch.where(span == 0, 1.0, scale)
+        points[rows] = (_LOWEST - low / scales[rows]).round().clamp(_LOWEST, _LOWEST + _STEPS).int()
+        shifted = part / scales[rows] + points[rows]
+        codes[rows] = shifted.clamp(_LOWEST, _LOWEST + _STEPS).round().to(torch.int8)
+    return QuantizedWeight(format=ASYMMETRIC, codes=codes, scales=scales, zero_points=points)
 
 
 def _by_blocks(weight: Tensor) -> QuantizedWeight:

@@ -17,6 +17,8 @@ class Kind:
     """The kernel's class or function, by its name."""
     variants: str
     """The variants of some calls, and what each choice rests on."""
+    rows: str = ""
+    """The rows of calls that it serves, and why; empty for all."""
 
 
 @dataclass(kw_only=True)
@@ -67,12 +69,12 @@ def forget() -> None:
 def serving_report() -> dict[str, list[dict[str, Any]]]:
     """Print and return what gemmill serves in this process's engine, and what it left to the engine.
 
-    `served` has layer, kernel, variants and number of layers for each kind; the number is 0 where the engine's calls came to
-    gemmill, and not its layers. `left` has layer and reason.
+    `served` has layer, kernel, variants, rows and number of layers for each kind; the number is 0 where the engine's calls came to
+    gemmill, and not its layers. Rows are those of calls that gemmill serves, empty for all. `left` has layer and reason.
     """
     found = {
         "served": [
-            {"layer": kind.layer, "by": kind.by, "variants": kind.variants, "layers": len(layers)}
+            {"layer": kind.layer, "by": kind.by, "variants": kind.variants, "rows": kind.rows, "layers": len(layers)}
             for kind, layers in _log.layers.items()
         ],
         "left": [{"layer": layer, "why": why} for layer, why in _log.refusals],
@@ -85,7 +87,8 @@ def serving_report() -> dict[str, list[dict[str, Any]]]:
 
 def _sentence(kind: Kind, layers: int) -> str:
     count = f", {layers} of them" if layers else ""
-    return f"{kind.by} takes a {kind.layer}{count}: {kind.variants}"
+    rows = f"; it serves {kind.rows}" if kind.rows else ""
+    return f"{kind.by} takes a {kind.layer}{count}: {kind.variants}{rows}"
 
 
 def _refused(layer: str, why: str) -> str:

@@ -90,7 +90,9 @@ def by_parts(layer: reference.Layer) -> Tensor:
 ONE = CallSpec(tokens=24, hidden=256, inner=128, weights=3, topk=1, group_size=GROUP, routed="one")
 
 
-@pytest.mark.parametrize("changed", [{}, {"group_size": 0}, {"biased": True}, {"biased": True, "weight_on_input": True}])
+@pytest.mark.parametrize(
+    "changed", [{}, {"group_size": 0}, {"biased": True}, {"biased": True, "weight_on_input": True}]
+)
 def test_rounded_products_are_within_the_bound_and_not_within_that_of_fused_kernels(changed) -> None:
     layer = layer_of(make_given(replace(ONE, **changed), torch.device("cpu")))
     found = by_parts(layer).double()

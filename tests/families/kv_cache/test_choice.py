@@ -12,7 +12,7 @@ from gemmill.families.kv_cache.cases import CASES
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_config
 from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
-from gemmill.families.kv_cache.config import HALF_WAVES, Kind, KvCacheConfig, Slots, offered_kinds
+from gemmill.families.kv_cache.config import HALF_WAVES, Kind, KvCacheConfig, Operands, Slots, offered_kinds
 from gemmill.families.kv_cache.model import Facts, slices_of
 from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.sweep import SWEEP, Op
@@ -27,7 +27,7 @@ from gemmill.tuner.workloads import workload_of
 from gemmill.vocab import Arch, DType
 
 SMS = 132
-DECODE = KvCacheConfig(kind=Kind.DECODE, dtype=DType.BF16, head_dim=128, key_bits=4, value_bits=4)
+DECODE = KvCacheConfig(kind=Kind.DECODE, operands=Operands(dtype=DType.BF16, head_dim=128, key_bits=4, value_bits=4))
 TINY = {"batch": 2, "rows": 2, "heads": 4, "kv_heads": 2, "length": 70}
 
 
@@ -58,7 +58,7 @@ def test_settings_are_of_a_launch_and_of_attention_alone() -> None:
     assert all(parse_name(to_name(config)) == config for config in settings)
     assert [row_of(config).facts.half_waves for config in settings] == list(HALF_WAVES)
     with pytest.raises(ValueError, match=r"half_waves=4 contradict kind=pack, which has 2 \(half_waves\)"):
-        KvCacheConfig(kind=Kind.PACK, dtype=DType.BF16, head_dim=128, half_waves=4)
+        KvCacheConfig(kind=Kind.PACK, operands=Operands(dtype=DType.BF16, head_dim=128), half_waves=4)
     with pytest.raises(ValueError, match=r"half_waves=3 contradict kind=decode, which has 2, 1, 4, 8"):
         KvCacheConfig(**(vars(DECODE) | {"half_waves": 3}))
     cases = list(of_config(settings[1]))
@@ -115,7 +115,7 @@ def test_a_call_tells_what_the_choice_depends_on() -> None:
     assert asked(AttendCase(lengths=(100, 3), heads=4, kv_heads=1, is_plain=True)).sizes == (2, 1, 4, 1, 105)
     assert asked(DecodeCase(lengths=())).sizes == (1, 0, 1, 1, 0), "nothing is launched"
     assert asked(CompressCase(tokens=5, format="k_eden4_v_eden4")).sizes == (1, 1, 1, 1, 0)
-    assert row_of(KvCacheConfig(kind=Kind.HADAMARD, dtype=DType.BF16, head_dim=64)).facts == Facts()
+    assert row_of(KvCacheConfig(kind=Kind.HADAMARD, operands=Operands(dtype=DType.BF16, head_dim=64))).facts == Facts()
 
 
 @pytest.mark.parametrize("op", Op)
@@ -142,7 +142,7 @@ def test_each_class_is_known_by_its_calls(op: Op) -> None:
     found = configs_of(op)
     assert [config.half_waves for config in found] == list(HALF_WAVES) and len({c.compiled for c in found}) == 1
     (config,) = {config.compiled for config in found}
-    assert (config.slots is Slots.ANY) == bool(op.bits)
+    assert (config.operands.slots is Slots.ANY) == bool(op.bits)
     (measured,) = (x for x in SWEEP.measured if x.name == op)
     sizes = {"batch": 2, "rows": 1, "heads": 32, "kv_heads": 8, "length": 100}
     bytes_of_token = {Op.DECODE_4: 132, Op.NC4: 134, Op.K8V4: 196, Op.PROD3: 86}.get(op, op.token_bytes)

@@ -28,7 +28,13 @@ def checked() -> dict[str, dict[KvCacheConfig, list[DecodeCase | AttendCase]]]:
     for config in default(Arch.SM90A):
         if config.attends and config == config.compiled:
             cases = [case for case in of_config(config) if isinstance(case, DecodeCase | AttendCase)]
-            name = "slots" if config.slots is not Slots.ANY else "pages" if config.key_bits else "any format"
+            name = (
+                "slots"
+                if config.operands.slots is not Slots.ANY
+                else "pages"
+                if config.operands.key_bits
+                else "any format"
+            )
             found[name][config] = cases
     return found
 
@@ -48,8 +54,8 @@ def test_each_kernel_is_checked_with_every_option(attention: str) -> None:
         assert () in {tuple(case.lengths) for case in cases} and {1, 3} < {case.rows for case in cases}, config
         rows = [case.rows * case.heads // case.kv_heads for case in cases]
         assert min(rows) <= 2 and max(rows) > 16, config
-    assert {config.head_dim for config in checked()["pages"]} == set(HEAD_DIMS)
-    assert {config.head_dim for config in checked()["any format"]} == set(HEAD_DIMS)
+    assert {config.operands.head_dim for config in checked()["pages"]} == set(HEAD_DIMS)
+    assert {config.operands.head_dim for config in checked()["any format"]} == set(HEAD_DIMS)
 
 
 def test_pages_of_every_size_are_checked_by_each_kernel() -> None:
@@ -61,7 +67,7 @@ def test_pages_of_every_size_are_checked_by_each_kernel() -> None:
 def test_512_sequences_are_checked(attention: str) -> None:
     """By one kernel of each, in 4 bits: the others have the same arithmetic of sequences."""
     found = [config for config, cases in checked()[attention].items() if max(len(c.lengths) for c in cases) == 512]
-    assert len(found) == 1 and found[0].slots is (Slots.NC4 if attention == "slots" else Slots.ANY)
+    assert len(found) == 1 and found[0].operands.slots is (Slots.NC4 if attention == "slots" else Slots.ANY)
 
 
 @pytest.mark.parametrize("op", [DECODE.name, ATTENTION.name])

@@ -22,7 +22,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     cache_format_of,
     of_packed_config,
 )
-from gemmill.families.kv_cache.config import COMPILED, FORMATS, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import COMPILED, FORMATS, Kind, KvCacheConfig, Operands, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.ops import DECODED, SCHEMAS_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
@@ -31,6 +31,7 @@ from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, DType
+from making import changed
 
 TRANSFORM = HadamardCase(rows=3, columns=128)
 STORE = CompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
@@ -178,14 +179,14 @@ def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
 def _slots(case: AttendCase, device: str = "meta", **changed: Tensor) -> Slots:
     given = dict(zip(case.schema.arguments, case.arguments(device), strict=True)) | changed
     judged = checks.check(case.schema, operands.of_arguments(case.schema, list(given.values())))
-    return config_of(judged, Arch.SM90A).slots
+    return config_of(judged, Arch.SM90A).operands.slots
 
 
 def test_calls_in_slots_come_to_the_kernel_of_their_format() -> None:
-    config = KvCacheConfig(kind=Kind.ATTEND, dtype=DType.BF16, head_dim=128, slots=Slots.NC4)
+    config = KvCacheConfig(kind=Kind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=128, slots=Slots.NC4))
     cases = list(of_packed_config(config))
     assert len(cases) > 6 and {_slots(case) for case in cases if isinstance(case, AttendCase)} == {Slots.NC4}
-    of_any = list(of_packed_config(replace(config, slots=Slots.ANY)))
+    of_any = list(of_packed_config(changed(config, slots=Slots.ANY)))
     assert {_slots(case) for case in of_any if isinstance(case, AttendCase)} == {Slots.ANY}
 
 
@@ -256,7 +257,7 @@ def _cases() -> list[MadeCall]:
 )
 def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        KvCacheConfig(**({"dtype": DType.BF16, "head_dim": 128} | fields))
+        changed(KvCacheConfig(kind=Kind.HADAMARD, operands=Operands(dtype=DType.BF16, head_dim=128)), **fields)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from gemmill.families.moe.selections import packed, smoke
 from gemmill.families.moe.tuning import TUNING
 from gemmill.family import ShapedCall, first_rejection
 from gemmill.formats.quantise import BlockScaled
+from gemmill.quantize import experts as packing
 from gemmill.quantize import prepack_experts
+from gemmill.quantize.experts import stacked_blocks
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP8, NVFP4
@@ -313,3 +315,28 @@ def test_the_model_gives_few_rows_small_tiles(dtype: DType, m: int, tile_m: int)
     call = ShapedCall(family="moe", call_class=0, sizes=(m, 4096, 7168, 32), alignments=(16, 16, 16))
     rows = [row for i, c in enumerate(packed(Arch.SM90A)) if c.dtype is dtype for row in TUNING.rows(c, i)]
     assert min(rows, key=lambda row: TUNING.model_ns(row, call, 132)).facts.tile_m == tile_m
+
+
+@pytest.mark.parametrize("format", [NVFP4, MXFP4])
+@pytest.mark.parametrize(("n", "at_once"), [(64, 1), (64, 3), (72, 3)])
+def test_stacked_experts_are_packed_as_one_after_another(format: Format, n: int, at_once: int, monkeypatch) -> None:
+    """Some together where rows of each are whole blocks; with rows in another order, too."""
+    k, g = 96, torch.Generator().manual_seed(n)
+    codes = torch.randint(0, 256, (5, n, k // 2), generator=g).to(torch.uint8)
+    scales = torch.randint(100, 120, (5, n, k // format.group), generator=g).to(torch.uint8)
+    scales[1, 3] = 0
+    monkeypatch.setattr(packing, "CHUNK", at_once * n * k)
+    order = torch.randperm(n, generator=g)
+    for rows in (None, order):
+        blocks, base = stacked_blocks(format, codes, scales, rows)
+        given = (codes, scales) if rows is None else (codes[:, rows], scales[:, rows])
+        each = [BlockScaled(format=format, codes=own, scales=its) for own, its in zip(*given, strict=True)]
+        wanted = prepack_experts(each)
+        assert torch.equal(blocks, wanted.blocks) and torch.equal(base, wanted.base)
+
+
+def test_stacked_experts_that_do_not_pack_are_named() -> None:
+    scales = torch.full((3, 64, 2), 127, dtype=torch.uint8)
+    scales[2, 7, 0] = 0
+    with pytest.raises(ValueError, match=r"^experts 0 to 2 of 64 rows, together: blocks take .* and row 135 has 127: "):
+        stacked_blocks(MXFP4, torch.full((3, 64, 32), 0x22, dtype=torch.uint8), scales)

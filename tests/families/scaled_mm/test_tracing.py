@@ -10,6 +10,8 @@ import pytest
 
 from gemmill.epilogue import (
     Row,
+    RowS32,
+    Scalar,
     UntraceableError,
     Value,
     epilogue,
@@ -109,8 +111,12 @@ def plain_argument(acc: Value, scale: float) -> Value:
     return acc * scale
 
 
-def with_default(acc: Value, scale: Row = 1.0) -> Value:  # type: ignore[assignment]
+def with_default(acc: Value, scale: Scalar = 1.0) -> Value:  # type: ignore[assignment]
     return acc * scale
+
+
+def with_part(acc: Value, zero: RowS32 = 0.5) -> Value:  # type: ignore[assignment]
+    return acc - zero
 
 
 def called_out(acc: Value, out: Row) -> Value:
@@ -161,8 +167,12 @@ REFUSED: dict[Callable[..., Any], tuple[str, str]] = {
         "argument 'scale' is annotated as none of Row, Column, RowOut, ColumnOut, RowS32, ColumnS32 or Scalar",
     ),
     with_default: (
-        "def with_default(acc: Value, scale: Row = 1.0) -> Value:  # type: ignore[assignment]",
-        "it takes the accumulator, then named arguments without defaults",
+        "def with_default(acc: Value, scale: Scalar = 1.0) -> Value:  # type: ignore[assignment]",
+        "argument 'scale' has the default 1.0; a vector can have a number, of int32 values a whole one",
+    ),
+    with_part: (
+        "def with_part(acc: Value, zero: RowS32 = 0.5) -> Value:  # type: ignore[assignment]",
+        "argument 'zero' has the default 0.5; a vector can have a number, of int32 values a whole one",
     ),
     called_out: (
         "def called_out(acc: Value, out: Row) -> Value:",

@@ -1,13 +1,17 @@
 """Users' epilogues as visitors of CUTLASS's, and the codes that they store."""
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
 
 from gemmill.emit import emit
 from gemmill.epilogue import (
+    ColumnOut,
+    ColumnS32,
     RowOut,
+    RowS32,
     Scalar,
     Value,
     epilogue,
@@ -24,12 +28,12 @@ from gemmill.families.scaled_mm.reference import own_mm
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, Backend, DType, TileScheduler
-from own_epilogues import codes, everything, integers, visitors
+from own_epilogues import codes, integers, visitors
 
 
 @pytest.mark.parametrize("arch", Arch)
 def test_visitors(arch: Arch) -> None:
-    assert not visitors(integers, arch) and not visitors(everything, arch), "they compute with int32"
+    assert bool(visitors(integers, arch)) is (arch is Arch.SM90A), "s8 is offered there alone"
     made = visitors(codes, arch)
     assert {config.problem.out_dtype for config in made} == {DType.E4M3, DType.BF16}
     for config in made:
@@ -45,10 +49,6 @@ def test_visitors(arch: Arch) -> None:
 
 def test_what_visitors_cannot_do() -> None:
     config = next(config for config in visitors(codes) if config.problem.out_dtype is DType.E4M3)
-    of_integers = replace(config, problem=replace(config.problem, own=everything.traced.key))
-    assert REGISTRY.check(of_integers).reason == (
-        f"epilogue {everything.traced.key!r} computes with int32: CUTLASS's visitors take float32 alone, cutedsl takes both"
-    )
     split = replace(config, design=replace(config.design, tile_scheduler=TileScheduler.SPLIT_K))
     assert REGISTRY.check(split).reason == "pingpong with splitk is no collective of CUTLASS's: it has no visitors"
     of_dsl = replace(config, backend=Backend.CUTEDSL)
@@ -63,7 +63,7 @@ def test_a_visitor_has_each_step_once() -> None:
     (config, *_) = visitors(epilogue(results=("e4m3",))(steps))
     text = emit(config).text
     for line in (
-        "float const v1 = row0[i];",
+        "float operator()(Arguments const& given, float v0, float v1) const {",
         "float const v2 = given.scalar0;",
         "auto const v3 = fabsf(v0);",
         "auto const v4 = -v3;",
@@ -73,9 +73,36 @@ def test_a_visitor_has_each_step_once() -> None:
         "auto const v10 = __uint_as_float(0xFF800000u);",
         "auto const v11 = fmaxf(v9, v10);",
         "auto const v12 = v8 ? v7 : v11;",
-        "d[i] = v12;",
-        "epilogue::Node<Steps, ElementD, float, epilogue::Accumulator, AlongM<ElementD>>;",
+        "return v12;",
+        "epilogue::SteppedNode<Steps, ElementD, epilogue::Accumulator, AlongM<ElementD>>;",
         "return {accumulator, row0, {x.scalar0}};",
+    ):
+        assert text.count(line) == 1, line
+
+
+def test_a_visitor_of_integers_wraps_and_reads_what_is_absent() -> None:
+    half, seven = cast(Value, -0.5), cast(Value, -7)
+
+    def steps(acc: Value, zero: RowS32, shift: ColumnOut = half, sums: ColumnS32 = seven) -> Value:
+        x = maximum(-(acc - zero * sums), 5)
+        return where(abs(x) > zero, x, 0) + shift
+
+    (config, *_) = visitors(epilogue(operands=("s8",))(steps))
+    text = emit(config).text
+    for line in (
+        "float operator()(Arguments const& given, int v0, int v1, float v2, int v3) const {",
+        "auto const v4 = static_cast<int>(static_cast<unsigned>(v1) * static_cast<unsigned>(v3));",
+        "auto const v5 = static_cast<int>(static_cast<unsigned>(v0) - static_cast<unsigned>(v4));",
+        "auto const v6 = static_cast<int>(0u - static_cast<unsigned>(v5));",
+        "auto const v7 = static_cast<int>(5);",
+        "auto const v8 = max(v6, v7);",
+        "auto const v9 = abs(v8);",
+        "auto const v10 = v9 > v1;",
+        "auto const v13 = static_cast<float>(v12);",
+        "static_cast<int32_t const*>(x.row0), x.row0_step != 0);",
+        "static_cast<ElementD const*>(x.column0), x.column0_step != 0, ElementD(-0x1.0000000000000p-1));",
+        "static_cast<int32_t const*>(x.column1), x.column1_step != 0, int32_t(-0x1.c000000000000p+2));",
+        "return {accumulator, row0, column0, column1, {}};",
     ):
         assert text.count(line) == 1, line
 

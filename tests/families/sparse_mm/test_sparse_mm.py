@@ -12,25 +12,29 @@ from gemmill.families.sparse_mm.bounds import exact_mm, tolerance
 from gemmill.families.sparse_mm.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.sparse_mm.cases.checked import SparseCase, of_config
 from gemmill.families.sparse_mm.classes import Need
-from gemmill.families.sparse_mm.config import SparseConfig
+from gemmill.families.sparse_mm.config import Operands, SparseConfig
 from gemmill.families.sparse_mm.model import model_ns
 from gemmill.families.sparse_mm.reference import sparse_mm
 from gemmill.families.sparse_mm.rules import RULES
 from gemmill.families.sparse_mm.selections import default, smoke, sweep
 from gemmill.families.sparse_mm.tuning import TUNING
 from gemmill.family import ShapedCall, first_rejection
+from gemmill.gemm.config import Design
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
+from making import changed
 
 FLOATS = CallSpec(m=5, n=40, k=160)
 INTEGERS = replace(FLOATS, dtype=DType.S8, need=Need.AZP_TOKEN)
 TILE = SparseConfig(
-    dtype=DType.E4M3,
-    out_dtype=DType.BF16,
+    operands=Operands(dtype=DType.E4M3, out_dtype=DType.BF16),
+    design=Design(
+        tile_shape_mnk=(128, 128, 128),
+        kernel_schedule=KernelSchedule.COOPERATIVE,
+        accumulation=Accumulation.FAST,
+        swap_ab=True,
+    ),
     epilogue=EpilogueKind.SCALED_BIAS,
-    tile_shape_mnk=(128, 128, 128),
-    kernel_schedule=KernelSchedule.COOPERATIVE,
-    accumulation=Accumulation.FAST,
 )
 
 
@@ -195,7 +199,9 @@ def test_cases_pass_on_a_cpu(config: SparseConfig) -> None:
     for case in cases[::3]:
         if case.spec.k <= 512:
             assert case.run("cpu").report == "", str(case)
-    assert {case.spec.need for case in cases} == set(Need if config.dtype is DType.S8 else (Need.SCALE, Need.BIAS))
+    assert {case.spec.need for case in cases} == set(
+        Need if config.operand_dtype is DType.S8 else (Need.SCALE, Need.BIAS)
+    )
 
 
 def test_a_wrong_result_is_found() -> None:
@@ -248,7 +254,20 @@ def test_names_and_rules() -> None:
     ],
 )
 def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
-    assert first_rejection(RULES, replace(TILE, **changes)).reason == reason
+    assert first_rejection(RULES, changed(TILE, **changes)).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"swap_ab": False}, "swap_ab=False: the sparse operand is the tensor core's first"),
+        ({"dtype": DType.E5M2}, "dtype=e5m2: sparse kernels multiply e4m3, s8, bf16, f16"),
+        ({"stages": 0}, "stages=0 must be positive"),
+    ],
+)
+def test_what_is_no_config(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        changed(TILE, **changes)
 
 
 @pytest.mark.parametrize(("m", "tile_m"), [(1, 16), (16, 16), (4096, 256)])
@@ -258,6 +277,6 @@ def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
         row
         for i, config in enumerate(default(Arch.SM90A))
         for row in TUNING.rows(config, i)
-        if (config.dtype, config.out_dtype) == (DType.E4M3, DType.BF16)
+        if (config.operand_dtype, config.out_dtype) == (DType.E4M3, DType.BF16)
     ]
     assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m

@@ -191,6 +191,28 @@ def test_nothing_is_measured_where_no_engine_starts(paper_engine, tmp_path, monk
     ]
 
 
+def test_engines_of_all_models_start_before_one_is_measured(paper_engine, tmp_path, monkeypatch):
+    turns = []
+
+    class Noted(Side):
+        def __init__(self, name, *given):
+            turns.append(f"{name} starts")
+            super().__init__(name, *given)
+
+        def ask(self, do, **request):
+            turns.append(do)
+            return super().ask(do, **request)
+
+    monkeypatch.setattr(program, "Side", Noted)
+    given = (
+        "llama-3.1-8b-fp8 llama-3.1-8b-int8 --layers 2 --batches 1 --length 8 --tokens 4 --rounds 1 --together".split()
+    )
+    assert program.main([*given, "--out-dir", str(tmp_path)]) == 0
+    assert turns.index("outputs") == 4 and turns[:4] == ["engine starts", "gemmill starts"] * 2
+    rows = json.loads((tmp_path / "engine.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["llama-3.1-8b-fp8-2-layers", "llama-3.1-8b-int8-2-layers"]
+
+
 def recorded(paper_engine, folder: Path, monkeypatch) -> dict:
     """What the program writes, in the form that a device run has: two sides and another backend, and a model that fails."""
     given = "llama-3.1-8b-fp8 qwen3-30b-a3b-nvfp4 --layers 2 --batches 1 3 --length 8 --tokens 4 --rounds 2".split()

@@ -27,11 +27,25 @@ def test_sides_take_turns_and_the_record_names_them(tmp_path, capsys):
     assert "static_scaled_fp8_quant: a " in capsys.readouterr().out
 
 
+def test_plugins_are_timed_around_stubs(tmp_path):
+    """Without a build; "nothing" is an empty call."""
+    here = f"a={checkout() / 'generator'}"
+    assert program.main([here, "--plugins", "--rounds", "1", "--calls", "1", "--out-dir", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "host-time.json").read_text())
+    assert (
+        record["plugins"] and list(record["ops"])[:2] == ["nothing", "vLLM's linear, FP8"] and len(record["ops"]) == 9
+    )
+
+
 @pytest.mark.parametrize(
     ("sides", "sentence"),
     [
         (["nothing"], "'nothing' is not NAME=VALUE"),
         (["a=/nowhere,/nowhere"], "'a=/nowhere,/nowhere': '/nowhere' has no gemmill/__init__.py"),
+        (
+            [f"a={checkout() / 'generator'}"],
+            "a: a side is NAME=SOURCES,HOME, and HOME may be left out with --plugins alone",
+        ),
     ],
 )
 def test_bad_sides(sides, sentence, capsys):

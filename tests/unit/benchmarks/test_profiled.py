@@ -11,7 +11,7 @@ _HEAD = ("ID", "Process ID", "Kernel Name", "gpu__time_duration.sum", "lts__t_by
 
 def _csv(*rows: tuple[str, ...]) -> str:
     lines = [",".join(f'"{cell}"' for cell in row) for row in (_HEAD, ("", "", "", "us", "Mbyte", ""), *rows)]
-    return "==PROF== Connected\n" + "\n".join(lines)
+    return "\n".join(["==PROF== Connected", *lines, "==WARNING== counters, some"])
 
 
 def test_kernels_are_told_apart_by_the_marks_between_calls() -> None:
@@ -29,7 +29,7 @@ def test_kernels_are_told_apart_by_the_marks_between_calls() -> None:
 
 
 def test_a_program_that_prints_no_table_is_told_with_its_words() -> None:
-    with pytest.raises(ValueError, match="ncu printed no table, but: ==ERROR== ERR_NVGPUCTRPERM"):
+    with pytest.raises(ValueError, match="it printed no table, but: ==ERROR== ERR_NVGPUCTRPERM"):
         list(profiled.kernels_of("==ERROR== ERR_NVGPUCTRPERM"))
 
 

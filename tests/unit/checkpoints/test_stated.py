@@ -46,6 +46,11 @@ STATED = {
     ("compressed-tensors", "int8"): of_compressed_tensors(
         "int-quantized", INT8 | FIXED | {"strategy": "channel"}, INT8 | {"strategy": "token", "dynamic": True}
     ),
+    ("compressed-tensors", "int8_asymmetric"): of_compressed_tensors(
+        "int-quantized",
+        INT8 | FIXED | {"strategy": "channel", "symmetric": False},
+        INT8 | {"strategy": "token", "dynamic": True},
+    ),
     ("compressed-tensors", "block128"): of_compressed_tensors(
         "float-quantized",
         FLOAT8 | FIXED | {"strategy": "block", "block_structure": [128, 128]},

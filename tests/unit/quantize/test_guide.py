@@ -23,5 +23,5 @@ def test_formats_and_their_sizes() -> None:
     assert tuple(rows) == WEIGHT_FORMATS
     for format, size in rows.items():
         made = quantize_weight(torch.zeros(2048, 2048), format)
-        rowwise = 4 * 2048 if format in ("channel", "int8") else 4 * (format == "nvfp4")
+        rowwise = {"channel": 4, "int8": 4, "int8_asymmetric": 8}.get(format, 0) * 2048 + 4 * (format == "nvfp4")
         assert round((made.nbytes - rowwise) / 2048**2, 4) == round(float(size), 4)

@@ -41,6 +41,24 @@ def test_every_code_is_the_nearest(format: str, dtype: torch.dtype) -> None:
     assert torch.equal(made.values(), made.codes.float() * scales.float())
 
 
+def test_zero_points_are_those_of_compressed_tensors() -> None:
+    """Its arithmetic in f64: scales of the range with zero, a point that is a code, codes that are nearest."""
+    weight = drawn(33, 200) * 3 + torch.linspace(-6, 6, 33).reshape(-1, 1)
+    weight[5] = 0
+    made = quantize_weight(weight, "int8_asymmetric")
+    assert made.zero_points is not None and (made.codes.dtype, made.zero_points.dtype) == (torch.int8, torch.int32)
+    low, high = weight.double().amin(1, keepdim=True).clamp(max=0), weight.double().amax(1, keepdim=True).clamp(min=0)
+    scales = torch.where(high == low, 1.0, (high - low) / 255)
+    assert torch.allclose(made.scales.double(), scales, rtol=2**-22)
+    points = (-128 - low / scales).clamp(-128, 127)
+    assert ((made.zero_points - points).abs() <= 0.5 + 2**-12).all() and made.zero_points.unique().numel() > 20
+    shifted = (weight.double() / made.scales + made.zero_points).clamp(-128, 127)
+    assert ((made.codes - shifted).abs() <= 0.5 + 2**-12).all()
+    assert torch.equal(made.values(), (made.codes.float() - made.zero_points) * made.scales)
+    assert (made.values()[5] == 0).all() and ((made.values() - weight).abs() <= 1.01 * made.scales).all()
+    assert layer_error("", weight, made).weights < layer_error("", weight, quantize_weight(weight, "int8")).weights
+
+
 def test_ties_go_to_the_even_code_and_nothing_saturates_to_nan() -> None:
     weight = torch.tensor([[448.0, 17.0, 19.0, -448.0], [127.0, 0.5, 1.5, -2.5]])
     assert quantize_weight(weight, "channel").codes[0].float().tolist() == [448, 16, 20, -448]
@@ -144,7 +162,7 @@ def test_a_global_scale_may_be_shared() -> None:
         (
             torch.zeros(2, 32),
             "fp4",
-            "there is no weight format 'fp4': the formats are channel, int8, block128, nvfp4, mxfp4, mxfp6, mxfp8",
+            "there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, nvfp4, mxfp4, mxfp6, mxfp8",
         ),
         (torch.zeros(32), "channel", "the weight has shape [32], expected [N, K], two dimensions"),
         (

@@ -1,6 +1,6 @@
 """DeepGEMM's names: each function, each argument, and the sentences of those that are refused.
 
-Codes are small integers and scales powers of two, so that results are exact: one expected value, rounded once.
+Operands are such that results are exact: one expected value, rounded once.
 """
 
 import gc
@@ -12,65 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from deep_gemm_operands import BF16, E4M3, E, Fp4, K, N, Operands, drawn, packed_words, poisoned, powers, rounded
 from gemmill.compat import deep_gemm, packed_once
 
-E4M3, BF16, NAN = torch.float8_e4m3fn, torch.bfloat16, torch.nan
-E, N, K, M = 3, 136, 160, 17
+NAN, M = torch.nan, 17
 EXPERTS = torch.tensor([1] * 5 + [-1] * 3 + [0] * 6 + [99] * 2 + [2], dtype=torch.int32)
 """Of each row: the numbers of nobody are -1, and whatever was never written."""
 OF_NOBODY = [5, 6, 7, 14, 15]
-FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """Integers from -2 to 2, float64."""
-    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed + sum(shape))).double()
-
-
-def powers(*shape: int) -> Tensor:
-    """From 1/8 to 8, float32."""
-    return 2.0 ** torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(sum(shape))).float()
-
-
-def spread(scales: Tensor, shape: tuple[int, ...], rows: int, columns: int) -> Tensor:
-    """A scale for each element of [..., rows, K]."""
-    each = scales.double().repeat_interleave(rows, -2).repeat_interleave(columns, -1)
-    return each[..., : shape[-2], : shape[-1]]
-
-
-def packed_words(scales: Tensor) -> Tensor:
-    """ue8m0 bytes of scales, four to an int32, M-major as DeepGEMM has them."""
-    bytes_ = (scales.log2() + 127).to(torch.uint8)
-    bytes_ = torch.nn.functional.pad(bytes_, (0, -scales.shape[-1] % 4), value=255)
-    return bytes_.view(torch.int32).mT.contiguous().mT
-
-
-def poisoned(*shape: int) -> Tensor:
-    return torch.full(shape, NAN, dtype=BF16)
-
-
-def rounded(x: Tensor) -> Tensor:
-    return x.float().to(BF16)
-
-
-class Operands:
-    """Codes and scales of A [M, K] and of B [E, N, K], with the values that they stand for."""
-
-    def __init__(self, rows: int = M, b_rows: int = 128) -> None:
-        self.a, self.b = drawn(rows, K).to(E4M3), drawn(E, N, K).to(E4M3)
-        self.a_scales, self.b_scales = powers(rows, 2), powers(E, -(-N // b_rows), 2)
-        self.x = self.a.double() * spread(self.a_scales, (rows, K), 1, 128)
-        self.w = self.b.double() * spread(self.b_scales, (E, N, K), b_rows, 128)
-
-
-class Fp4:
-    """4-bit weights [E, N, K / 2] with scales for each 1 x `columns`."""
-
-    def __init__(self, columns: int = 32) -> None:
-        codes = torch.randint(0, 16, (E, N, K), generator=torch.Generator().manual_seed(columns))
-        self.b = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8).view(torch.int8)
-        self.b_scales = powers(E, N, -(-K // columns))
-        self.w = FP4[codes] * spread(self.b_scales, (E, N, K), 1, columns)
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +104,7 @@ def test_contiguous_rows(
     kind: str, layout: Tensor, named: dict[str, Any], owners: list[int], padding: list[int], zeros: bool | None
 ) -> None:
     """Rows of padding are zeros, as is the default, or what they were."""
-    of, out = Operands(), poisoned(M, N)
+    of, out = Operands(M), poisoned(M, N)
     if zeros is not None:
         named = named | {"ensure_zero_padding": zeros}
     a, w = (of.a, of.a_scales), of.w
@@ -230,7 +178,7 @@ def test_masked_rows(kind: str) -> None:
 @pytest.mark.parametrize("packed_b", [True, False])
 def test_packed_scales(packed_b: bool) -> None:
     """Four ue8m0 bytes to an int32, of which those behind K's end are not read."""
-    of, out = Operands(), poisoned(M, N)
+    of, out = Operands(M), poisoned(M, N)
     a, b = (of.a, packed_words(of.a_scales)), (of.b, packed_words(of.b_scales) if packed_b else of.b_scales)
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, out, EXPERTS, recipe=(1, 128, 128))
     expected = wanted(of.x, of.w, OWNERS)
@@ -264,7 +212,7 @@ def turned(form: str, a: Any, b: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("kind", ["fp8", "fp8 by rows", "fp8 packed", "bf16"])
 @pytest.mark.parametrize("adds", ["", "c", "c is d"])
 def test_dense(form: str, kind: str, adds: str) -> None:
-    of, out = Operands(b_rows=1 if kind != "fp8" else 128), poisoned(M, N)
+    of, out = Operands(M, b_rows=1 if kind != "fp8" else 128), poisoned(M, N)
     x, w, named = of.x, of.w[0], {}
     a, b = (of.a, of.a_scales), (of.b[0], of.b_scales[0])
     if kind == "bf16":
@@ -287,7 +235,7 @@ def test_dense(form: str, kind: str, adds: str) -> None:
 
 @pytest.mark.parametrize("form", ["nt", "tt"])
 def test_dense_4_bit_weights(form: str) -> None:
-    of, fp4, out = Operands(), Fp4(), poisoned(M, N)
+    of, fp4, out = Operands(M), Fp4(), poisoned(M, N)
     a, _ = turned(form, (of.a, of.a_scales), of.b)
     c, recipes = drawn(M, N, seed=5).to(BF16), {"recipe_a": (1, 128), "recipe_b": (1, 32)}
     getattr(deep_gemm, f"fp8_fp4_gemm_{form}")(a, (fp4.b[1], fp4.b_scales[1]), out, c, **recipes)
@@ -320,7 +268,7 @@ class Packings:
 
 def test_weights_are_packed_once(monkeypatch) -> None:
     """Whatever tensor of the same memory is given; anew where they changed, and where their memory is another's."""
-    packings, of, fp4 = Packings(monkeypatch), Operands(), Fp4()
+    packings, of, fp4 = Packings(monkeypatch), Operands(M), Fp4()
     recipes = {"recipe_a": (1, 128), "recipe_b": (1, 32)}
 
     def call(b: Tensor, scales: Tensor) -> Tensor:
@@ -359,9 +307,16 @@ def test_weights_are_not_packed_while_a_graph_is_captured(monkeypatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     weights = torch.zeros(2).as_subclass(OnGpu)
-    told = "^dense: weights are packed at their first call, which no captured CUDA graph can do: make a call of them before"
-    with pytest.raises(RuntimeError, match=told):
-        packed_once.packed_once("dense", (weights,), "", lambda: pytest.fail("packed"))
+    told = "dense: weights are packed at {} call, which no captured CUDA graph can do: {}"
+    with torch.inference_mode():
+        untracked = torch.zeros(2).as_subclass(OnGpu)
+    for given, when, remedy in (
+        (weights, "their first", "make a call of them before the capture"),
+        (untracked, "every", "clone them outside of torch.inference_mode"),
+    ):
+        with pytest.raises(RuntimeError) as error:
+            packed_once.packed_once("dense", (given,), "", lambda: pytest.fail("packed"))
+        assert str(error.value) == told.format(when, remedy)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     made: Any = object()
     assert packed_once.packed_once("dense", (weights,), "", lambda: made) is made
@@ -370,19 +325,19 @@ def test_weights_are_not_packed_while_a_graph_is_captured(monkeypatch) -> None:
 
 
 def grouped(**changed: Any) -> None:
-    of = Operands()
+    of = Operands(M)
     given = {"a": (of.a, of.a_scales), "b": (of.b, of.b_scales), "d": poisoned(M, N), "grouped_layout": EXPERTS}
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(**given | changed)
 
 
 def of_fp4(**changed: Any) -> None:
-    of, fp4 = Operands(), Fp4()
+    of, fp4 = Operands(M), Fp4()
     given = {"a": (of.a, of.a_scales), "b": (fp4.b, fp4.b_scales), "d": poisoned(M, N), "grouped_layout": EXPERTS}
     deep_gemm.m_grouped_fp8_fp4_gemm_nt_contiguous(**given | {"recipe_a": (1, 128), "recipe_b": (1, 32)} | changed)
 
 
 def dense(**changed: Any) -> None:
-    of = Operands()
+    of = Operands(M)
     given = {"a": (of.a, of.a_scales), "b": (of.b[0], of.b_scales[0]), "d": poisoned(M, N)}
     deep_gemm.fp8_gemm_nt(**given | changed)
 
@@ -539,7 +494,7 @@ def test_wrong_arguments(call: Callable[..., None], changed: dict[str, Any], tol
 
 
 def test_other_functions_refuse_in_their_own_names() -> None:
-    of, fp4 = Operands(), Fp4()
+    of, fp4 = Operands(M), Fp4()
     a, fp8, out = (of.a, of.a_scales), (of.b, of.b_scales), poisoned(M, N)
     recipes = {"recipe_a": (1, 128), "recipe_b": (1, 32)}
     with pytest.raises(

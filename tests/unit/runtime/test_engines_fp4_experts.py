@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import gemmill
 from builds import TableOnly
 from engines import FP4_EXPERTS, MXFP4_EXPERTS, SGLANG, VLLM, vllm_modules
-from gemmill.compat import fp4_experts, linear, sglang_experts, vllm_plugin
+from gemmill.compat import fp4_experts, fused_fp4_experts, linear, sglang_experts, vllm_plugin
 from gemmill.families import moe
 from gemmill.families.fused_moe.selections import packed
 from gemmill.quantize import pruned, quantize_weight
@@ -266,6 +266,15 @@ def test_vllms_experts_that_stay_with_marlin(vllm, change: str) -> None:
     assert prepared(vllm, vllm_layer(**{change: True})) == "vLLM's"
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
     assert prepared(vllm, vllm_layer()) == "vLLM's"
+
+
+def test_experts_that_were_measured_to_be_faster_are_taken_unasked(vllm, in_one_call, monkeypatch, caplog) -> None:
+    """Those with plain gates in one call, unless all are left to Marlin."""
+    monkeypatch.delenv("GEMMILL_FP4_EXPERTS")
+    assert fused_fp4_experts.is_packed(*prepared(vllm, plain_layer())[:2])
+    assert mxfp4_prepared(vllm, plain_layer())[0] == "vLLM's"
+    monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "0")
+    assert prepared(vllm, plain_layer()) == "vLLM's"
 
 
 def test_experts_stay_with_marlin_unless_they_are_asked_for(vllm, monkeypatch, caplog) -> None:

@@ -13,6 +13,7 @@ import gemmill
 from builds import TableOnly
 from gemmill.compat import fused_fp4_experts, linear, vllm_fp4_experts
 from gemmill.families.fused_moe.selections import packed
+from gemmill.quantize import experts as experts_packing
 from gemmill.runtime import ops
 from gemmill.vocab import Arch
 
@@ -66,7 +67,8 @@ def peak_of(named: dict[str, Tensor]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("pruned", [False, True])
 def test_peak_is_one_layer_more(pruned: bool, monkeypatch) -> None:
-    """Beyond the packed layer is what one expert needs, however many experts there are."""
+    """Beyond the packed layer is what one expert needs, or those that are packed together, however many experts there are."""
+    monkeypatch.setattr(experts_packing, "CHUNK", N * K)  # one at a time
     monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "2:4" if pruned else "1")
     # the first call is tried: by the reference, whose memory is none of the kernels'
     monkeypatch.setattr(gemmill, "fused_experts", lambda x, *given, **named: x)

@@ -14,8 +14,9 @@ from builds import TableOnly
 from engines import CLASSES, VLLM, quant_key, vllm_modules
 from gemmill.compat import linear, vllm_fused_experts, vllm_plugin
 from gemmill.families.fused_moe import selections
+from gemmill.families.moe.selections import tiled
 from gemmill.runtime import ops
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 E, K, N, TOP = 4, 256, 128, 2
 E4M3 = torch.float8_e4m3fn
@@ -29,6 +30,12 @@ def served(make_manifest, table_of, monkeypatch) -> None:
     configs = tuple(selections.default(Arch.SM90A))
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
     linear.forget()
+
+
+@pytest.fixture
+def apart(monkeypatch) -> None:
+    """Grouped GEMMs compute many tokens, of layers as small as these, too."""
+    monkeypatch.setattr(vllm_fused_experts, "_goes_apart", lambda experts, build_id: True)
 
 
 @pytest.fixture
@@ -295,11 +302,54 @@ def test_many_tokens_are_vllms(oracle, blocks: bool, m: int) -> None:
     assert returned[0] == "vLLM's" and len(returned) == 16 and bool(output.isnan().all())
 
 
+@pytest.mark.parametrize(("blocks", "few"), [(True, 256), (False, 511)])
+def test_many_tokens_are_gemmills_in_pieces_where_grouped_gemms_compute_them(
+    oracle, apart, monkeypatch, blocks: bool, few: int
+) -> None:
+    taken: list[tuple[int, ...]] = []
+    x = (torch.arange(5000.0) // 4096)[:, None].expand(5000, K).bfloat16()
+    output = torch.empty_like(x)
+
+    def fused_experts(x: Tensor, *given: Any, out: Tensor, workspace: Tensor, **named: Any) -> None:
+        rows = [len(tensor) for tensor in (x, given[4], given[5], out)]
+        room = gemmill.fused_experts_workspace(len(x), K, N, TOP, E)
+        assert workspace.numel() >= room and len({*rows}) == 1
+        taken.append((len(x), int(x[0, 0]), int(out.data_ptr() - output.data_ptr()) // (2 * K)))
+
+    monkeypatch.setattr(gemmill, "fused_experts", fused_experts)
+    experts, w1, w2 = layer(oracle, blocks)
+    returned, _ = applied(experts, x[:few], w1, w2)
+    assert (returned is None) == blocks
+    taken.clear()
+    returned, _ = applied(experts, x, w1, w2, output=output)
+    assert returned is None and taken == [(4096, 0, 0), (904, 1, 4096)]
+    monkeypatch.setattr(vllm_fused_experts, "MANY_TOKENS", {})
+    returned, _ = applied(experts, x, w1, w2)
+    assert returned[0] == "vLLM's"
+
+
+@pytest.mark.parametrize("by", [[], [DType.E4M3]], ids=["alone", "with grouped GEMMs"])
+def test_the_build_says_whether_many_tokens_are_taken(make_manifest, table_of, monkeypatch, by: list[DType]) -> None:
+    gemms = (c for c in tiled(Arch.SM90A) if c.operand_dtype in by)
+    configs = (*selections.default(Arch.SM90A), *gemms)
+    monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
+    vllm_fused_experts._goes_apart.cache_clear()
+    sizes = {"experts": 32, "hidden": 7168, "inner": 2048, "topk": 8}
+    for blocks in (True, False):
+        experts = vllm_fused_experts.Experts(**sizes, dtype=torch.bfloat16, blocks=blocks)
+        assert experts.takes(1) and experts.takes(8192) == bool(by), blocks
+    vllm_fused_experts._goes_apart.cache_clear()
+
+
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("blocks", [True, False])
-def test_more_tokens_have_no_less_room(oracle, blocks: bool) -> None:
+def test_more_tokens_have_no_less_room(oracle, request, blocks: bool, many: bool) -> None:
     """vLLM locks what the most tokens had."""
+    if many:
+        request.getfixturevalue("apart")
     experts, *_ = layer(oracle, blocks)
-    rooms = [experts.workspace_shapes(m, 2 * N, K, TOP, E, E, None, None)[1] for m in range(1, 600)]
+    tokens = (*range(1, 600), 4095, 4096, 4097, 9000)
+    rooms = [experts.workspace_shapes(m, 2 * N, K, TOP, E, E, None, None)[1] for m in tokens]
     sizes = [torch.Size(room).numel() for room in rooms]
     assert sizes == sorted(sizes)
 

@@ -2,27 +2,9 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.blockscaled.config import (
-    NARROW,
-    FewConfig,
-    FoldedConfig,
-    Group,
-    ManyConfig,
-    PackedConfig,
-    PairConfig,
-    Sharing,
-    TmaFewConfig,
-    WeightConfig,
-    WidenedConfig,
-)
-from gemmill.families.blockscaled.pairs import (
-    CODE_PAIRS,
-    FOLDED_PAIRS,
-    FP4_PAIRS,
-    WEIGHT_PAIRS,
-    WORD_PAIRS,
-    Pair,
-)
+from gemmill.families.blockscaled.config import NARROW, FewConfig, ManyConfig, PackedConfig, PairConfig
+from gemmill.families.blockscaled.design import FewLoop, Group, ManyLoop, PackedLoop, Sharing
+from gemmill.families.blockscaled.pairs import CODE_PAIRS, FP4_PAIRS, WEIGHT_PAIRS, WORD_PAIRS, Pair
 from gemmill.family import any_of
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, DType
@@ -33,38 +15,44 @@ RESERVED = 2048
 """Bytes of shared memory for barriers, and to align what comes after them."""
 
 
-def _hopper(config: PackedConfig | WidenedConfig | FewConfig | TmaFewConfig | ManyConfig) -> Iterator[str]:
+def _hopper(config: PackedConfig | FewConfig | ManyConfig) -> Iterator[str]:
     """Kernels that widen or fold codes multiply them by WGMMA, which only Hopper has."""
     if config.arch is not Arch.SM90A:
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
 
 
-def _operands(config: WeightConfig) -> Iterator[str]:
-    """Weights that are widened in blocks have 4 bits, and activations and results are bf16."""
-    if config.pair not in FP4_PAIRS:
-        yield f"{config.pair} is no pair of 16-bit numbers and 4-bit weights"
-    if config.out_dtype is not DType.BF16:
+def _operands(config: PackedConfig) -> Iterator[str]:
+    """Weights in blocks have 4 bits. No op takes a rounded operand with scales in groups."""
+    pair = config.pair
+    if pair not in FP4_PAIRS and not config.is_folded:
+        yield f"{pair} is no pair of 16-bit or e4m3 numbers and 4-bit weights"
+    if pair in FP4_PAIRS and config.out_dtype is not DType.BF16:
         yield f"results in {config.out_dtype}: activations and results are bf16"
-    if config.grouped:
-        yield f"{config.pair} with scales in groups: numbers of 16 bits have none"
+    if pair in FP4_PAIRS and config.grouped:
+        yield f"{pair} with scales in groups: numbers of 16 bits have none"
+    if pair is Pair.E4M3_NVFP4 and config.grouped:
+        yield f"{pair} with scales in groups: its base is of rows"
 
 
 def _tile(config: PackedConfig) -> Iterator[str]:
     """A tile's rows of A are columns of a WGMMA product."""
-    if config.tile_m % 8 or not 8 <= config.tile_m <= 256:
-        yield f"tile of {config.tile_m} rows: WGMMA takes 8 to 256 columns in steps of 8"
+    tile_m = config.design.tile_m
+    if tile_m % 8 or not 8 <= tile_m <= 256:
+        yield f"tile of {tile_m} rows: WGMMA takes 8 to 256 columns in steps of 8"
 
 
 def _rows(config: PackedConfig) -> Iterator[str]:
     """A multiprocessor's registers are for twelve warps that multiply by WGMMA; those of a warp are for few tokens."""
-    if config.group is Group.WARP and config.tile_m > 32:
-        yield f"tile of {config.tile_m} rows: the sums of 64 weights by more than 32 do not fit in a warp's registers"
-    if config.group is Group.WARPGROUP and config.row_groups != 2:
-        yield f"{config.tile_n} rows of weights in a tile: two groups of 128 threads have 128"
-    if config.turns > config.stages or config.k_groups % config.turns:
-        yield f"{config.k_groups} groups along K take {config.stages} stages in {config.turns} turns: each needs one, and as many groups"
-    if config.row_groups not in (1, 2, 4):
-        yield f"{config.tile_n} rows of weights in a tile: it has 64, 128 or 256"
+    d, turns = config.design, config.turns
+    tile_m, tile_n = d.tile_mn
+    if d.group is Group.WARP and tile_m > 32:
+        yield f"tile of {tile_m} rows: the sums of 64 weights by more than 32 do not fit in a warp's registers"
+    if d.group is Group.WARPGROUP and d.row_groups != 2:
+        yield f"{tile_n} rows of weights in a tile: two groups of 128 threads have 128"
+    if turns > d.stages or d.k_groups % turns:
+        yield f"{d.k_groups} groups along K take {d.stages} stages in {turns} turns: each needs one, and as many groups"
+    if d.row_groups not in (1, 2, 4):
+        yield f"{tile_n} rows of weights in a tile: it has 64, 128 or 256"
 
 
 def _stage(config: PackedConfig) -> Iterator[str]:
@@ -75,68 +63,54 @@ def _stage(config: PackedConfig) -> Iterator[str]:
         yield f"stages of {config.stage_columns} columns: blocks of weights have {config.block_columns}"
 
 
+def _registers(config: PackedConfig) -> Iterator[str]:
+    """Registers of threads hold their sums beside folded weights, twice with scales in groups."""
+    most = 256 // config.design.k_groups
+    if config.is_folded and config.sums > most:
+        yield f"sums of {config.sums} tokens: {config.design.k_groups} groups along K have registers for {most}"
+
+
 def _memory(config: PackedConfig) -> Iterator[str]:
     """Stages lie in shared memory, and partial sums where they were."""
-    room = config.arch.shared_memory_bytes - RESERVED
-    bytes_ = config.stages * config.stage_bytes
+    d = config.design
+    room, bytes_ = config.arch.shared_memory_bytes - RESERVED, d.stages * config.stage_bytes
     if bytes_ > room:
-        yield f"{config.stages} stages of {config.stage_bytes} bytes do not fit in {room}"
-    if (sums := config.k_groups * config.tile_m * (config.tile_n + 4) * 4) > bytes_:
+        yield f"{d.stages} stages of {config.stage_bytes} bytes do not fit in {room}"
+    if (sums := d.k_groups * d.tile_m * (d.tile_mn[1] + 4) * 4) > bytes_:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
-def _splits(config: PackedConfig | FewConfig | TmaFewConfig | ManyConfig) -> Iterator[str]:
-    """A cluster's CTAs lie near one another."""
-    if not 1 <= config.splits <= MOST_SPLITS:
-        yield f"{config.splits} slices of K: a cluster has 1 to {MOST_SPLITS} CTAs"
+def _together(config: PackedConfig) -> Iterator[str]:
+    """Quads of sums that are added up together take registers. Threads have those only where the loader gives its own away."""
+    d = config.design
+    takes = config.is_folded and not config.grouped and d.k_groups == 1 and config.is_wide
+    if d.main_loop is PackedLoop.BATCHED and not takes:
+        yield f"quads of a tile of {d.tile_m} rows added up together: only one group along K of more than 64, with scales of rows"
 
 
 def _stays(config: PackedConfig) -> Iterator[str]:
     """Sums of a tile of 256 rows pass through two of its stages, 64 in each at a time."""
-    if not config.stays:
+    d = config.design
+    if d.main_loop is not PackedLoop.STAYS:
         return
-    if config.tile_m != 256 or config.k_groups > 1 or config.blocks > 1 or not config.is_wide:
-        yield f"tile of {config.tile_m} rows that CTAs take in turns: 256 rows, of one group along K and one block in a stage"
+    if d.tile_m != 256 or d.k_groups > 1 or d.blocks > 1 or not config.is_wide:
+        yield f"tile of {d.tile_m} rows that CTAs take in turns: 256 rows, of one group along K and one block in a stage"
     if config.grouped:
         yield "CTAs that take tiles in turns: scales of rows alone are multiplied at their end"
     if config.splits > 1:
         yield f"{config.splits} slices of K: CTAs that take tiles in turns are in no cluster"
 
 
-RULES = (_hopper, _operands, _tile, _rows, _stage, _memory, _stays, _splits)
+def _splits(config: PackedConfig | FewConfig | ManyConfig) -> Iterator[str]:
+    """A cluster's CTAs lie near one another."""
+    if not 1 <= config.splits <= MOST_SPLITS:
+        yield f"{config.splits} slices of K: a cluster has 1 to {MOST_SPLITS} CTAs"
 
 
-def _folds(config: FoldedConfig) -> Iterator[str]:
-    """Folded weights have 4 bits, and activations e4m3. No op takes a rounded operand with scales in groups."""
-    if config.pair not in FOLDED_PAIRS:
-        yield f"{config.pair} is no pair of e4m3 numbers and 4-bit weights"
-    if config.grouped and config.pair is Pair.E4M3_NVFP4:
-        yield f"{config.pair} with scales in groups: its base is of rows"
+PACKED_RULES = (_hopper, _operands, _tile, _rows, _stage, _registers, _memory, _together, _stays, _splits)
 
 
-def _registers(config: FoldedConfig) -> Iterator[str]:
-    """Registers of threads hold their sums, twice with scales in groups."""
-    most = 256 // config.k_groups
-    if config.sums > most:
-        yield f"sums of {config.sums} tokens: {config.k_groups} groups along K have registers for {most}"
-
-
-def _together(config: FoldedConfig) -> Iterator[str]:
-    """Quads of sums that are added up together take registers. Threads have those only where the loader gives its own away."""
-    if config.batched and (config.stays or config.grouped or config.k_groups > 1 or not config.is_wide):
-        yield f"quads of a tile of {config.tile_m} rows added up together: only one group along K of more than 64, with scales of rows"
-
-
-FOLDED_RULES = (_hopper, _folds, _tile, _rows, _stage, _registers, _memory, _together, _stays, _splits)
-
-
-def _square(config: WidenedConfig) -> Iterator[str]:
-    """A group of 128 threads multiplies 64 rows, and widens 64 of each operand."""
-    if config.tile not in (64, 128):
-        yield f"tile of {config.tile}: it is 64 or 128"
-
-
-def _packed(config: WidenedConfig | FewConfig | TmaFewConfig) -> Iterator[str]:
+def _packed(config: FewConfig | ManyConfig) -> Iterator[str]:
     """Only some weights are packed in rows with their scales."""
     pair, half = config.pair, config.out_dtype is DType.F16
     if config.prepacked and (pair not in WEIGHT_PAIRS or (pair in FP4_PAIRS and not half)):
@@ -145,91 +119,87 @@ def _packed(config: WidenedConfig | FewConfig | TmaFewConfig) -> Iterator[str]:
         yield f"{pair} with results in f16: products may not fit f16 without bases, which packed weights have"
 
 
-def _scaled_in_groups(config: WidenedConfig) -> Iterator[str]:
-    """Activations of e4m3 may have a scale for each 128 columns."""
-    if config.grouped and config.pair is not Pair.E4M3_MXFP4:
-        yield f"{config.pair} with scales in groups: only mxfp4_fp8_mm takes those"
-    if config.grouped and config.tile > SIDE:
-        yield f"tile of {config.tile} with scales in groups: registers hold its sums once, not twice"
-
-
-def _rounds(config: WidenedConfig | FewConfig) -> Iterator[str]:
+def _rounds(config: FewConfig | ManyConfig) -> Iterator[str]:
     """Weights that are rounded to e4m3 are not widened."""
     if config.pair is Pair.E4M3_NVFP4:
         yield f"{config.pair} is rounded to e4m3: it is folded, not widened"
 
 
-WIDENED_RULES = (_hopper, _square, _packed, _scaled_in_groups, _rounds)
+def _scaled_in_groups(config: FewConfig | ManyConfig) -> Iterator[str]:
+    """Activations of e4m3 may have a scale for each 128 columns, which take registers."""
+    if config.grouped and (config.pair is not Pair.E4M3_MXFP4 or isinstance(config, FewConfig)):
+        yield f"{config.pair} with scales in groups: only mxfp4_fp8_mm takes those, by tiles of {SIDE} x {SIDE}"
+    if config.grouped and config.design.tile_mn[0] > SIDE:
+        yield f"tile of {config.design.tile_mn[0]} with scales in groups: registers hold its sums once, not twice"
 
 
-def _words(config: ManyConfig) -> Iterator[str]:
-    """A word of each operand has the same eight columns."""
-    if config.pair not in WORD_PAIRS:
-        yield f"{config.pair}: codes are widened a step ahead where both operands have four bits"
+_OF_WIDENED = (_hopper, _packed, _rounds, _scaled_in_groups, _splits)
 
 
 def _few(config: FewConfig) -> Iterator[str]:
-    """Registers of 12 to 16 warps hold sums of 64 by 16, and the codes that are on their way."""
-    if config.tile_m not in (8, 16):
-        yield f"tile of {config.tile_m} rows: registers are for 8 or 16"
-    if config.warps not in (4, 8) or (config.warps == 8 and not config.in_words):
-        yield f"{config.warps} warps: a CTA has 4, or 8 of 4-bit codes on both sides"
+    """Registers of 12 to 16 warps hold sums of 64 by 16, or by 32 behind TMA, and the codes that are on their way."""
+    d, by_tma = config.design, config.design.main_loop is FewLoop.TMA
+    tiles = (8, 16, 32) if by_tma else (8, 16)
+    if d.tile_m not in tiles:
+        yield f"tile of {d.tile_m} rows: registers are for {any_of(list(map(str, tiles)))}"
+    if d.warps not in (4, 8) or (d.warps == 8 and not (by_tma or config.in_words)):
+        yield f"{d.warps} warps: a CTA has {'4 or 8' if by_tma else '4, or 8 of 4-bit codes on both sides'}"
 
 
-def _ring(config: FewConfig) -> Iterator[str]:
-    """A warp's stages hold pieces of rows, of some pairs only."""
-    if not config.stages:
+def _stages(config: FewConfig) -> Iterator[str]:
+    """Each warp has stages of its own in shared memory, of pieces of rows of some pairs only."""
+    d, pair, by_tma = config.design, config.pair, config.design.main_loop is FewLoop.TMA
+    room = config.arch.shared_memory_bytes - (0 if by_tma else 1024)
+    if d.stages == 1:
+        yield "1 stage of a warp: one is filled while another is read, so it has 2 or more"
+    if config.shared_bytes > room:
+        yield f"{d.stages} stages of {d.warps} warps take {config.shared_bytes} bytes, and {room} are there"
+    if by_tma and not config.prepacked:
+        yield f"{pair} by TMA: it brings packed weights alone"
+    if d.main_loop is not FewLoop.RING:
         return
-    pair = config.pair
-    room = config.arch.shared_memory_bytes - 1024
-    if config.stages == 1:
-        yield "1 stage of a warp: one is filled while another is read, so it has 2 or none"
-    if config.stages_bytes > room:
-        yield f"{config.stages} stages of {config.warps} warps take {config.stages_bytes} bytes, and {room} are there"
     if not config.in_words and not config.prepacked:
         yield f"{pair} in stages: weights of a checkpoint come straight to registers"
     if pair is Pair.FLOATS_MXFP4 or (pair in CODE_PAIRS and not config.in_words):
         yield f"{pair} in stages: pieces are of 4-bit codes on both sides, or of packed nvfp4, mxfp6 and mxfp8"
 
 
-FEW_RULES = (_hopper, _packed, _rounds, _few, _ring, _splits)
+FEW_RULES = (*_OF_WIDENED, _few, _stages)
 
 
-def _boxes(config: TmaFewConfig) -> Iterator[str]:
-    """Each warp has stages of its own in shared memory, and sums of few rows in registers."""
-    room = config.arch.shared_memory_bytes
-    if config.tile_m not in (8, 16, 32):
-        yield f"tile of {config.tile_m} rows: registers are for 8, 16 or 32"
-    if config.warps not in (4, 8):
-        yield f"{config.warps} warps: a CTA has 4 or 8"
-    if config.stages < 2:
-        yield f"stages of a warp: {config.stages}; one is filled while another is read, so it has 2 or more"
-    if config.shared_bytes > room:
-        yield f"{config.stages} stages of {config.warps} warps take {config.shared_bytes} bytes, and {room} are there"
-
-
-TMA_FEW_RULES = (_hopper, _packed, _boxes, _splits)
+def _words(config: ManyConfig) -> Iterator[str]:
+    """A word of each operand has the same eight columns."""
+    if config.design.main_loop is not ManyLoop.PIECES and config.pair not in WORD_PAIRS:
+        yield f"{config.pair}: codes are widened a step ahead where both operands have four bits"
 
 
 def _many(config: ManyConfig) -> Iterator[str]:
-    """Two groups of 128 threads widen rows of both operands, and hold the sums."""
-    if (config.tile_m, config.tile_n) not in ((64, 128), (64, 256), (128, 128), (128, 256)):
-        yield f"tile of {config.tile_m} x {config.tile_n}: it is 64 or 128 by 128 or 256"
-    sums, bytes_ = config.tile_m * (config.tile_n + 8) * 4, (config.stages or 2) * config.stage_bytes
+    """Groups of 128 threads widen rows of both operands, and hold the sums."""
+    d = config.design
+    tile_m, tile_n = d.tile_mn
+    if d.main_loop is ManyLoop.PIECES:
+        if d.tile_mn not in ((64, 64), (128, 128)):
+            yield f"tile of {tile_m} x {tile_n}: it is 64 x 64 or 128 x 128"
+        if config.splits > 1:
+            yield f"{config.splits} slices of K: {d.main_loop} are multiplied by one CTA"
+        return
+    if d.tile_mn not in ((64, 128), (64, 256), (128, 128), (128, 256)):
+        yield f"tile of {tile_m} x {tile_n}: it is 64 or 128 by 128 or 256"
+    sums, bytes_ = tile_m * (tile_n + 8) * 4, (d.stages or 2) * d.stage_bytes
     if config.splits > 1 and sums > bytes_:
         yield f"partial sums of {sums} bytes reuse the stages, which have {bytes_}"
 
 
 def _ahead(config: ManyConfig) -> Iterator[str]:
     """The stages of all CTAs of a multiprocessor lie in its shared memory."""
-    room = config.arch.shared_memory_bytes // config.ctas_of_sm - RESERVED
-    if config.stages == 1:
+    d, room = config.design, config.arch.shared_memory_bytes // config.ctas_of_sm - RESERVED
+    if d.stages == 1:
         yield "1 stage: one is written while another is multiplied, so it has 2 or more"
-    if config.stages * config.stage_bytes > room:
-        yield f"{config.stages} stages of {config.stage_bytes} bytes do not fit in {room}"
+    if d.stages * d.stage_bytes > room:
+        yield f"{d.stages} stages of {d.stage_bytes} bytes do not fit in {room}"
 
 
-MANY_RULES = (_hopper, _words, _many, _ahead, _splits)
+MANY_RULES = (*_OF_WIDENED, _words, _many, _ahead)
 
 _SHARING = {
     Arch.SM100A: (Sharing.ONE_SM, Sharing.TWO_SM),
@@ -242,9 +212,9 @@ _SCALE_ROWS = 128
 def _blackwell(config: PairConfig) -> Iterator[str]:
     """Each architecture has its own ways of sharing a tile, and before Blackwell there are none."""
     offered = _SHARING.get(config.arch, ())
-    if config.sharing not in offered:
+    if config.design.sharing not in offered:
         told = ", ".join(offered) or "none"
-        yield f"{config.arch} shares a tile as {told}, not as {config.sharing}"
+        yield f"{config.arch} shares a tile as {told}, not as {config.design.sharing}"
 
 
 def _codes(config: PairConfig) -> Iterator[str]:
@@ -255,10 +225,10 @@ def _codes(config: PairConfig) -> Iterator[str]:
 
 def _pair_tile(config: PairConfig) -> Iterator[str]:
     """A tile is what an instruction multiplies, with the scales that come with it."""
-    m, n, k = config.tile_shape_mnk
-    rows = 2 * _SCALE_ROWS if config.sharing is Sharing.TWO_SM else _SCALE_ROWS
+    (m, n, k), sharing = config.design.tile_shape_mnk, config.design.sharing
+    rows = 2 * _SCALE_ROWS if sharing is Sharing.TWO_SM else _SCALE_ROWS
     if config.arch is Arch.SM100A and m != rows:
-        yield f"tile of {m} rows: {config.sharing} multiplies {rows}"
+        yield f"tile of {m} rows: {sharing} multiplies {rows}"
     if config.arch is Arch.SM100A and n not in (64, 128, 192, 256):
         yield f"tile of {n} columns: the instruction takes 64, 128, 192 or 256"
     if config.arch is Arch.SM120A and m * n > _SCALE_ROWS * _SCALE_ROWS:
@@ -272,10 +242,10 @@ def _pair_tile(config: PairConfig) -> Iterator[str]:
 
 def _pair_cluster(config: PairConfig) -> Iterator[str]:
     """Two multiprocessors that share a tile are a pair of a cluster, and sm120a has no multicast."""
-    m, n, _ = config.cluster_shape_mnk
+    m, n, _ = config.design.cluster_shape_mnk
     if config.arch is Arch.SM120A and (m, n) != (1, 1):
         yield f"cluster of {m} x {n}: sm120a has no multicast"
-    if config.sharing is Sharing.TWO_SM and m % 2:
+    if config.design.sharing is Sharing.TWO_SM and m % 2:
         yield f"cluster of {m} x {n}: two multiprocessors share a tile's rows"
 
 

@@ -2,17 +2,8 @@
 
 from typing import NamedTuple
 
-from gemmill.families.blockscaled.config import (
-    AnyConfig,
-    FewConfig,
-    FoldedConfig,
-    Group,
-    ManyConfig,
-    PackedConfig,
-    PairConfig,
-    TmaFewConfig,
-    WidenedConfig,
-)
+from gemmill.families.blockscaled.config import AnyConfig, FewConfig, ManyConfig, PackedConfig, PairConfig
+from gemmill.families.blockscaled.design import FewLoop, Group, ManyLoop, PackedLoop
 from gemmill.families.blockscaled.pairs import Pair
 from gemmill.formats.layout import SIDE
 from gemmill.vocab import Arch
@@ -48,7 +39,7 @@ _OF_FEW = {
     (16, 8): (4507, 567),
 }
 """Nanoseconds and permille for 128 columns of each warp, by rows of A and warps."""
-_OF_MANY = {
+_OF_WORDS = {
     (64, 256): (1501, 602),
     (128, 256): (1504, 607),
 }
@@ -80,7 +71,7 @@ They are of CTAs that share a multiprocessor (docs/notes/folded.md). Rows betwee
 twentieth.
 """
 
-_OF_WIDENED = {
+_OF_PIECES = {
     64: (1175, 358),
     128: (2113, 469),
 }
@@ -140,7 +131,7 @@ _OF_AHEAD = {
     (128, 128): (1127, 558),
     (128, 256): (1187, 1000),
 }
-"""As `_OF_MANY`, for codes that are asked for two steps ahead."""
+"""As `_OF_WORDS`, for codes that are asked for two steps ahead."""
 _WAITING_PERMILLE = 667
 """Permille of a step for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
@@ -164,74 +155,71 @@ class Step(NamedTuple):
 def step_of(config: AnyConfig) -> Step:
     """The step of a kernel's main loop."""
     match config:
-        case WidenedConfig():
-            nanoseconds, permille = _OF_WIDENED[config.tile]
-            return Step(SIDE, 1000 * nanoseconds, permille)
         case FewConfig():
-            return _of_few(config)
-        case TmaFewConfig():
-            known = _OF_TMA.get(
-                (config.pair, config.tile_m, config.warps), (100 * config.tile_m * config.warps, _SHARED)
-            )
-            return Step(config.stage_columns * config.warps, 1000 * known[0], known[1])
+            return Step(config.design.warps * config.stage_columns, *_of_few(config))
         case ManyConfig():
-            known = _OF_MANY.get((config.tile_m, config.tile_n), (config.tile_m * config.tile_n // 20, 700))
-            if config.stages:
-                known = _OF_AHEAD[config.tile_m, config.tile_n]
-            return Step(SIDE, 1000 * known[0], known[1])
+            return Step(SIDE, *_of_many(config))
+        case PackedConfig():
+            return (
+                _of_grouped(config) if config.grouped and config.design.group is Group.WARPGROUP else _of_packed(config)
+            )
         case PairConfig():
             return _of_pair(config)
-        case FoldedConfig() if config.grouped and config.group is Group.WARPGROUP:
-            return _of_grouped(config)
-        case _:
-            return _of_packed(config)
+
+
+def _of_many(config: ManyConfig) -> tuple[int, int]:
+    """Picoseconds, and permille of them for each of the CTAs that share a multiprocessor."""
+    tile_m, tile_n = config.design.tile_mn
+    match config.design.main_loop:
+        case ManyLoop.PIECES:
+            nanoseconds, permille = _OF_PIECES[tile_m]
+        case ManyLoop.WORDS:
+            nanoseconds, permille = _OF_WORDS.get((tile_m, tile_n), (tile_m * tile_n // 20, 700))
+        case ManyLoop.AHEAD:
+            nanoseconds, permille = _OF_AHEAD[tile_m, tile_n]
+    return 1000 * nanoseconds, permille
 
 
 def _of_packed(config: PackedConfig) -> Step:
-    key = (config.row_groups, config.tile_m, config.k_groups, config.blocks, config.stages)
-    of_warps, of_groups = (
-        (_OF_FOLDED_WARPS, _OF_FOLDED) if isinstance(config, FoldedConfig) else (_OF_WARPS, _OF_WARPGROUPS)
-    )
-    steps = of_warps if config.group is Group.WARP else of_groups
-    if config.stays:
-        return Step(config.stage_columns, _STAYING_PS[isinstance(config, FoldedConfig)], _SHARED)
-    if isinstance(config, FoldedConfig) and config.batched:
-        return Step(config.stage_columns, _BATCHED_PS, _SHARED)
-    parts = config.tile_n * config.stage_columns // SIDE**2
+    d, columns, folded = config.design, config.stage_columns, config.is_folded
+    if d.main_loop is PackedLoop.STAYS:
+        return Step(columns, _STAYING_PS[folded], _SHARED)
+    if d.main_loop is PackedLoop.BATCHED:
+        return Step(columns, _BATCHED_PS, _SHARED)
+    of_warps, of_groups = (_OF_FOLDED_WARPS, _OF_FOLDED) if folded else (_OF_WARPS, _OF_WARPGROUPS)
+    steps = of_warps if d.group is Group.WARP else of_groups
+    parts = d.tile_mn[1] * columns // SIDE**2
     nanoseconds, permille = steps.get(
-        key, (parts * (_BLOCK_NS + _TOKEN_NS * config.tile_m // 4) // config.turns, _SHARED)
+        (d.row_groups, d.tile_m, d.k_groups, d.blocks, d.stages),
+        (parts * (_BLOCK_NS + _TOKEN_NS * d.tile_m // 4) // config.turns, _SHARED),
     )
-    return Step(config.stage_columns, 1000 * nanoseconds, permille)
+    return Step(columns, 1000 * nanoseconds, permille)
 
 
-def _of_grouped(config: FoldedConfig) -> Step:
+def _of_grouped(config: PackedConfig) -> Step:
     known = _OF_FOLDED_GROUPED
-    nanoseconds = next((ns for tile, ns in known.items() if tile >= config.tile_m), max(known.values()))
+    nanoseconds = next((ns for tile, ns in known.items() if tile >= config.design.tile_m), max(known.values()))
     shared_ps = 1000 * nanoseconds * (105 if config.splits > 1 else 100) // 100
     return Step(SIDE, shared_ps * 3 // 2, _WAITING_PERMILLE)
 
 
-def _of_few(config: FewConfig) -> Step:
-    columns = 128 * config.warps
-    if config.stages:
-        return Step(columns, *_of_ring(config))
-    if config.in_words:
-        nanoseconds, permille = _OF_FEW[config.tile_m, config.warps]
-        return Step(columns, 1000 * nanoseconds, permille)
-    nanoseconds, permille = _OF_OTHER_FEW[config.pair.b_format.code.bits, config.tile_m]
-    return Step(columns, 1000 * nanoseconds, permille)
-
-
-def _of_ring(config: FewConfig) -> tuple[int, int]:
+def _of_few(config: FewConfig) -> tuple[int, int]:
     """Picoseconds of a step of all warps, and permille of them for each of the CTAs that share a multiprocessor."""
-    known = _OF_RING.get((config.tile_m, config.warps, config.stages)) if config.in_words else None
-    if known is not None:
-        return 1000 * known[0], known[1]
-    nanoseconds, permille = _OF_OTHER_RING[config.pair.b_format.code.bits, config.tile_m]
-    return 1000 * nanoseconds * config.warps // 4, permille
+    d, bits = config.design, config.pair.b_format.code.bits
+    if d.main_loop is FewLoop.TMA:
+        nanoseconds, permille = _OF_TMA.get((config.pair, d.tile_m, d.warps), (100 * d.tile_m * d.warps, _SHARED))
+    elif d.main_loop is FewLoop.REGISTERS:
+        nanoseconds, permille = _OF_FEW[d.tile_m, d.warps] if config.in_words else _OF_OTHER_FEW[bits, d.tile_m]
+    elif config.in_words and (d.tile_m, d.warps, d.stages) in _OF_RING:
+        nanoseconds, permille = _OF_RING[d.tile_m, d.warps, d.stages]
+    else:
+        nanoseconds, permille = _OF_OTHER_RING[bits, d.tile_m]
+        return 1000 * nanoseconds * d.warps // 4, permille
+    return 1000 * nanoseconds, permille
 
 
 def _of_pair(config: PairConfig) -> Step:
-    products = config.tile_m * config.tile_n * SIDE * (2 if config.mixes else 1)
+    tile_m, tile_n = config.design.tile_mn
+    products = tile_m * tile_n * SIDE * (2 if config.mixes else 1)
     picoseconds = products * 1000 // _PRODUCTS_OF_SM[config.arch]
     return Step(SIDE, picoseconds // 2 * _SPARED_PERMILLE // 1000 if config.sms == 2 else picoseconds, 1000)

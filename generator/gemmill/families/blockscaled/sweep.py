@@ -1,19 +1,11 @@
 """What is measured of the block-scaled GEMMs."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from gemmill.families.blockscaled import NAME
 from gemmill.families.blockscaled.classes import CLASSES
-from gemmill.families.blockscaled.config import (
-    AnyConfig,
-    FewConfig,
-    FoldedConfig,
-    ManyConfig,
-    PairConfig,
-    TmaFewConfig,
-    WeightConfig,
-)
+from gemmill.families.blockscaled.config import AnyConfig, PackedConfig, PairConfig
+from gemmill.families.blockscaled.design import FewLoop, Group, ManyLoop
 from gemmill.families.blockscaled.pairs import Pair
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
@@ -53,17 +45,7 @@ class Op(StrEnum):
     @property
     def number(self) -> int:
         """Number of the class of its calls."""
-        return CLASSES.number(_Class(pair=self.pair, prepacked=self.prepacked))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Class:
-    """The fields of a config by which classes are told apart."""
-
-    pair: Pair
-    prepacked: bool
-    grouped: bool = False
-    out_dtype: DType = DType.BF16
+        return CLASSES.number_of(pair=self.pair, out_dtype=DType.BF16, prepacked=self.prepacked, grouped=False)
 
 
 def _measured(op: Op) -> Measured:
@@ -101,14 +83,12 @@ def _aligned(rows: int, row_bytes: int) -> int:
 
 def _shown(config: AnyConfig) -> tuple[str, str]:
     match config:
-        case WeightConfig():
-            return config.group.value, str(config.tile_m)
-        case FewConfig() | TmaFewConfig() | ManyConfig() | FoldedConfig():
-            return config.tag, str(config.tile_m)
         case PairConfig():
-            return config.tag, str(config.tile_shape_mnk[1])
+            return config.tag, str(config.design.tile_mn[1])
+        case PackedConfig():
+            return config.design.group.value, str(config.design.tile_m)
         case _:
-            return config.tag, str(config.tile)
+            return config.design.main_loop.value, str(config.design.tile_mn[0])
 
 
 SWEEP = Sweep(
@@ -119,14 +99,15 @@ SWEEP = Sweep(
     is_last_resort=lambda config: False,
     kin=lambda config: config,
     kinds={
-        "w": "packed weights, by warps",
-        "g": "packed weights, by groups of 128 threads",
-        "fp4fp8": "packed weights folded into e4m3",
-        "widenedfew": "codes widened in registers",
-        "tmafew": "packed codes brought by TMA, widened in registers",
-        "widenedmany": "4-bit codes widened in shared memory",
-        "widened": "codes widened in shared memory",
-        "blockscaled": "CUTLASS's block-scaled collectives",
+        Group.WARP.value: "packed weights, by warps",
+        Group.WARPGROUP.value: "packed weights, by groups of 128 threads",
+        FewLoop.REGISTERS.value: "codes widened in registers",
+        FewLoop.RING.value: "codes asked for ahead, widened in registers",
+        FewLoop.TMA.value: "packed codes brought by TMA, widened in registers",
+        ManyLoop.PIECES.value: "codes widened in shared memory",
+        ManyLoop.WORDS.value: "4-bit codes widened in shared memory",
+        ManyLoop.AHEAD.value: "4-bit codes asked for ahead, widened in shared memory",
+        PairConfig.tag: "CUTLASS's block-scaled collectives",
     },
     shown=_shown,
 )

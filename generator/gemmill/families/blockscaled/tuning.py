@@ -3,16 +3,8 @@
 from collections.abc import Iterator
 
 from gemmill.families.blockscaled.classes import CLASSES
-from gemmill.families.blockscaled.config import (
-    AnyConfig,
-    FewConfig,
-    FoldedConfig,
-    ManyConfig,
-    PairConfig,
-    TmaFewConfig,
-    WeightConfig,
-    WidenedConfig,
-)
+from gemmill.families.blockscaled.config import AnyConfig, FewConfig, ManyConfig, PairConfig
+from gemmill.families.blockscaled.design import FewLoop, ManyLoop
 from gemmill.families.blockscaled.model import Facts, model_ns, refuses
 from gemmill.families.blockscaled.pairs import CODE_PAIRS
 from gemmill.families.blockscaled.steps import step_of
@@ -34,8 +26,8 @@ def _facts(config: AnyConfig) -> Facts:
     pair, step = config.pair, step_of(config)
     return Facts(
         splits=config.splits,
-        tile_m=config.tile_m,
-        tile_n=config.tile_n,
+        tile_m=config.design.tile_mn[0],
+        tile_n=config.design.tile_mn[1],
         sms=config.sms,
         ctas_of_sm=config.ctas_of_sm,
         step_columns=step.columns,
@@ -48,38 +40,28 @@ def _facts(config: AnyConfig) -> Facts:
     )
 
 
-_OPERANDS = {
-    WeightConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
-    FoldedConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
-    WidenedConfig.tag: (8, 8, 1),
-    TmaFewConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
-    ManyConfig.tag: (TMA_BYTES, TMA_BYTES, 1),
-    FewConfig.tag: (8, 8, 1),
-    PairConfig.tag: (TMA_BYTES, TMA_BYTES, TMA_BYTES),
-}
-_IN_WORDS = (TMA_BYTES, TMA_BYTES, 1)
-"""Alignments of a kernel for few rows: it takes a word of codes of both operands at a time, or 16 bytes of a row."""
 _COPIED_SCALES, _LOADED_COLUMNS = 4, 32
 """Bytes of scales that a thread of ring_few_mm.cuh copies at once, and columns whose scales other kernels load at once."""
-_LEAST_K = {WidenedConfig.tag: 0}
-"""Least K where it is not 1: a descriptor of no columns cannot be made."""
 
 
-def _alignments(config: AnyConfig) -> tuple[int, ...]:
-    in_words = isinstance(config, FewConfig) and (config.in_words or config.stages)
-    return (*(_IN_WORDS if in_words else _OPERANDS[config.tag]), _alignment_of_scales(config))
-
-
-def _alignment_of_scales(config: AnyConfig) -> int:
-    """Bytes of swizzled scales that a kernel reads at once. Others are bytes, or lie behind their codes."""
+def _alignments(config: AnyConfig) -> tuple[int, int, int, int]:
+    """Of rows of A, of B and of the result, and of swizzled scales that a kernel reads at once. Other scales are bytes, or lie
+    behind their codes."""
+    of_group = _LOADED_COLUMNS // config.group_size
     match config:
         case PairConfig():
-            return TMA_BYTES
-        case FewConfig(stages=stages) if stages and config.pair in CODE_PAIRS:
-            return _COPIED_SCALES
-        case ManyConfig() | FewConfig(in_words=True):
-            return _LOADED_COLUMNS // config.pair.b_format.group
-    return 1
+            return (TMA_BYTES,) * 4
+        case FewConfig() if config.design.main_loop is FewLoop.REGISTERS:
+            return (TMA_BYTES, TMA_BYTES, 1, of_group) if config.in_words else (8, 8, 1, 1)
+        case FewConfig() if config.pair in CODE_PAIRS:
+            return TMA_BYTES, TMA_BYTES, 1, _COPIED_SCALES
+        case ManyConfig():
+            return (8, 8, 1, 1) if _is_of_pieces(config) else (TMA_BYTES, TMA_BYTES, 1, of_group)
+    return TMA_BYTES, TMA_BYTES, 1, 1
+
+
+def _is_of_pieces(config: AnyConfig) -> bool:
+    return isinstance(config, ManyConfig) and config.design.main_loop is ManyLoop.PIECES
 
 
 def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
@@ -88,7 +70,8 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         call_class=CLASSES.number(config),
         most=MOST_OF_TMA,
         alignments=_alignments(config),
-        least=(0, 0, _LEAST_K.get(config.tag, 1)),
+        # a descriptor of no columns cannot be made
+        least=(0, 0, 0 if _is_of_pieces(config) else 1),
         facts=_facts(config),
     )
 

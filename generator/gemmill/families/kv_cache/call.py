@@ -8,6 +8,7 @@ from gemmill.families.kv_cache.config import (
     METHODS,
     Kind,
     KvCacheConfig,
+    Operands,
     Slots,
     format_of,
 )
@@ -62,11 +63,13 @@ def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
     """The config that serves a call which has passed the checks, with default launch settings: there is exactly one."""
     return KvCacheConfig(
         kind=list(Kind)[call["kind"]],
-        dtype=_DTYPE_OF[call["element"]],
-        head_dim=call["head_dim"],
-        key_bits=call.get("key_bits") or 0,
-        value_bits=call.get("value_bits") or 0,
-        slots=slots_of(call),
+        operands=Operands(
+            dtype=_DTYPE_OF[call["element"]],
+            head_dim=call["head_dim"],
+            key_bits=call.get("key_bits") or 0,
+            value_bits=call.get("value_bits") or 0,
+            slots=slots_of(call),
+        ),
         arch=arch,
     )
 

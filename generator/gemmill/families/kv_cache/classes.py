@@ -1,9 +1,9 @@
-"""Classes of calls: each is served by one config, whose fields these are.
+"""Classes of calls: each is served by one config, whose kind and operands these are.
 
 Slots come last. The binding takes them back from a call whose addresses no kernel of slots takes.
 """
 
-from gemmill.families.kv_cache.config import BITS, COMPILED, DTYPES, Kind, Slots
+from gemmill.families.kv_cache.config import BITS, COMPILED, DTYPES, Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
@@ -19,3 +19,8 @@ CLASSES = Classes(
         ClassAxis(name="slots", expression="slots", values={Slots.ANY: 0} | {x: i + 1 for i, x in enumerate(COMPILED)}),
     )
 )
+
+
+def class_of_config(config: KvCacheConfig) -> int:
+    """The number of the class that a config serves."""
+    return CLASSES.number_of(kind=config.kind, **vars(config.operands))

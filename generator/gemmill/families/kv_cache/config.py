@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from gemmill.families.kv_cache.formats import HEAD_DIMS, CacheFormat, Method, VectorFormat, cache_format
 from gemmill.family import first_rejection
@@ -87,13 +87,9 @@ COMMON_HEAD_DIM = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvCacheConfig:
-    """One variant of the compressed cache's kernels.
+class Operands:
+    """What is stored and read."""
 
-    Methods, sizes of pages, strides and the alignment of vectors are told at run time: one binary serves all.
-    """
-
-    kind: Kind
     dtype: DType
     """Type of rows, keys and values, or queries."""
     head_dim: int
@@ -103,6 +99,17 @@ class KvCacheConfig:
     value_bits: int = 0
     slots: Slots = Slots.ANY
     """The formats of packed keys and values in slots."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCacheConfig:
+    """One variant of the compressed cache's kernels.
+
+    Each kind has one design, and ends in one way. Methods, sizes of pages, strides and the alignment of vectors are told at run time: one binary serves all.
+    """
+
+    kind: Kind
+    operands: Operands
     half_waves: int = HALF_WAVES[0]
     """How much of a device an attention's slices of tokens are to fill, in halves of the blocks that it holds at a
     time.
@@ -121,20 +128,20 @@ class KvCacheConfig:
     @property
     def template(self) -> str:
         """The path of its template below templates/kv_cache/."""
-        return _TEMPLATE[self.kind] if self.slots is Slots.ANY else "slot_attention"
+        return _TEMPLATE[self.kind] if self.operands.slots is Slots.ANY else "slot_attention"
 
     @property
     def operand_dtype(self) -> DType:
         """Dtype of the operand that a call is asked by."""
-        return self.dtype
+        return self.operands.dtype
 
     @property
     def out_dtype(self) -> DType:
         """Dtype of the result."""
-        return self.dtype
+        return self.operands.dtype
 
     @property
-    def compiled(self) -> "KvCacheConfig":
+    def compiled(self) -> Self:
         """The same machine code with default launch settings."""
         return replace(self, half_waves=HALF_WAVES[0])
 
@@ -164,14 +171,14 @@ Formats of a method follow one another. Among these, formats with as many bits o
 
 def _dtype(c: KvCacheConfig) -> Iterator[str]:
     """Tensor cores multiply by exact signs only what has 16 bits."""
-    if c.dtype not in DTYPES:
-        yield f"dtype={c.dtype}: elements are {' or '.join(DTYPES)}, as tensor cores take them"
+    if (dtype := c.operands.dtype) not in DTYPES:
+        yield f"dtype={dtype}: elements are {' or '.join(DTYPES)}, as tensor cores take them"
 
 
 def _sizes(c: KvCacheConfig) -> Iterator[str]:
     """A row is 12 or 16 pieces of 8 to 32 bytes."""
-    if c.head_dim not in HEAD_DIMS:
-        yield f"head_dim={c.head_dim}: vectors have {', '.join(map(str, HEAD_DIMS))} elements"
+    if (head_dim := c.operands.head_dim) not in HEAD_DIMS:
+        yield f"head_dim={head_dim}: vectors have {', '.join(map(str, HEAD_DIMS))} elements"
 
 
 def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
@@ -183,10 +190,11 @@ def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
 
 
 def _bits(c: KvCacheConfig) -> Iterator[str]:
-    offered = offered_bits(c.kind, c.head_dim)
-    if (c.key_bits, c.value_bits) not in offered:
+    x = c.operands
+    offered = offered_bits(c.kind, x.head_dim)
+    if (x.key_bits, x.value_bits) not in offered:
         yield (
-            f"key_bits={c.key_bits} value_bits={c.value_bits} contradict kind={c.kind} of {c.head_dim} elements, which has "
+            f"key_bits={x.key_bits} value_bits={x.value_bits} contradict kind={c.kind} of {x.head_dim} elements, which has "
             f"{', '.join(f'{keys} and {values}' for keys, values in offered)}"
         )
 
@@ -198,9 +206,10 @@ def offered_slots(kind: Kind, head_dim: int) -> tuple[Slots, ...]:
 
 def _slots(c: KvCacheConfig) -> Iterator[str]:
     """A lane's part of a vector is whole units of codes."""
-    if c.slots not in offered_slots(c.kind, c.head_dim):
+    x = c.operands
+    if x.slots not in offered_slots(c.kind, x.head_dim):
         yield (
-            f"slots={c.slots} contradict kind={c.kind} of {c.head_dim} elements: formats are compiled in of kind={Kind.ATTEND} with "
+            f"slots={x.slots} contradict kind={c.kind} of {x.head_dim} elements: formats are compiled in of kind={Kind.ATTEND} with "
             f"{SLOT_HEAD_DIM}"
         )
 

@@ -29,10 +29,10 @@ GRAMMAR = Grammar(
     KvCacheConfig,
     (
         Field("{kind}"),
-        Field("{dtype}"),
-        Field("d{head_dim}"),
-        Field("{slots}", default=Slots.ANY),
-        Field("k{key_bits}v{value_bits}", default=(0, 0)),
+        Field("{operands.dtype}"),
+        Field("d{operands.head_dim}"),
+        Field("{operands.slots}", default=Slots.ANY),
+        Field("k{operands.key_bits}v{operands.value_bits}", default=(0, 0)),
         Field("w{half_waves}", default=HALF_WAVES[0]),
     ),
 )
@@ -45,7 +45,7 @@ KV_CACHE = Kernels(
     rules=RULES,
     spell=spell,
     compiler=Compiler.NVCC,
-    seconds=lambda config: _SECONDS[config.kind] if config.slots is Slots.ANY else _SLOT_SECONDS,
+    seconds=lambda config: _SECONDS[config.kind] if config.operands.slots is Slots.ANY else _SLOT_SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=24,
 )

@@ -12,6 +12,7 @@ from gemmill.families.kv_cache.config import (
     METHODS,
     Kind,
     KvCacheConfig,
+    Operands,
     format_of,
     offered_bits,
     offered_slots,
@@ -274,11 +275,7 @@ def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
     return tuple(
         KvCacheConfig(
             kind=kind,
-            dtype=dtype,
-            head_dim=head_dim,
-            key_bits=keys,
-            value_bits=values,
-            slots=slots,
+            operands=Operands(dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, slots=slots),
             half_waves=half_waves,
             arch=arch,
         )

@@ -16,7 +16,8 @@ def default(arch: Arch) -> Iterator[KvCacheConfig]:
 def smoke(arch: Arch) -> Iterator[KvCacheConfig]:
     """One config of each op: bf16, 128 elements, 4 bits; on sm90a alone."""
     for config in default(arch) if arch is Arch.SM90A else ():
-        is_stored = config.key_bits in (0, 4) and config.value_bits in (0, 4)
-        is_common = config.dtype is DType.BF16 and config.head_dim == COMMON_HEAD_DIM
-        if is_common and is_stored and config.slots in (Slots.ANY, Slots.NC4) and config == config.compiled:
+        x = config.operands
+        is_stored = x.key_bits in (0, 4) and x.value_bits in (0, 4)
+        is_common = x.dtype is DType.BF16 and x.head_dim == COMMON_HEAD_DIM
+        if is_common and is_stored and x.slots in (Slots.ANY, Slots.NC4) and config == config.compiled:
             yield config

@@ -18,24 +18,25 @@ _CPP_ELEMENT = {DType.BF16: "__nv_bfloat16", DType.F16: "__half"}
 
 def spell(config: KvCacheConfig) -> Spelled:
     """The template of a config's kind, and what fills its holes."""
-    values: dict[str, Any] = {"element": _CPP_ELEMENT[config.dtype], "head_dim": config.head_dim}
-    sides = {"key": config.key_bits, "value": config.value_bits}
+    x = config.operands
+    values: dict[str, Any] = {"element": _CPP_ELEMENT[x.dtype], "head_dim": x.head_dim}
+    sides = {"key": x.key_bits, "value": x.value_bits}
     match config.kind:
         case Kind.COMPRESS:
             for side, bits in sides.items():
-                values |= {f"{side}_bits": bits, f"{side}_book": _book(config.head_dim, bits)}
+                values |= {f"{side}_bits": bits, f"{side}_book": _book(x.head_dim, bits)}
         case Kind.DECODE | Kind.DECOMPRESS:
             values |= {f"{side}_bits": bits for side, bits in sides.items()}
-            values["centroids"] = _centroids(config.head_dim, sides.values())
-        case Kind.ATTEND if config.slots is not Slots.ANY:
+            values["centroids"] = _centroids(x.head_dim, sides.values())
+        case Kind.ATTEND if x.slots is not Slots.ANY:
             keys, values_format = (
-                of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), config.slots.sides, strict=True)
+                of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), x.slots.sides, strict=True)
             )
             values |= {"keys": _key_reader(keys), "values": _value_reader(values_format)}
-            tables = (_table(config.head_dim, keys), _table(config.head_dim, values_format))
+            tables = (_table(x.head_dim, keys), _table(x.head_dim, values_format))
             values["centroids"] = _braced([_braced([_braced(map(_bits_of_f16, table)) for table in tables])])
         case kind if kind in OF_ANY_FORMAT:
-            values["books"] = _books(config.head_dim)
+            values["books"] = _books(x.head_dim)
     return Spelled(template=f"kv_cache/{config.template}.cu.jinja", values=values)
 
 

@@ -1,11 +1,10 @@
 """The calls of attention over a compressed cache that are measured: decoding, with 128 elements a vector and bf16
 queries."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from gemmill.families.kv_cache import NAME
-from gemmill.families.kv_cache.classes import CLASSES
+from gemmill.families.kv_cache.classes import CLASSES, class_of_config
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS
@@ -14,18 +13,6 @@ from gemmill.vocab import DType
 
 HEAD_DIM = 128
 assert HEAD_DIM in HEAD_DIMS
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Class:
-    """The fields of a config by which classes are told apart."""
-
-    kind: Kind
-    key_bits: int = 0
-    value_bits: int = 0
-    slots: Slots = Slots.ANY
-    dtype: DType = DType.BF16
-    head_dim: int = HEAD_DIM
 
 
 class Op(StrEnum):
@@ -56,8 +43,14 @@ class Op(StrEnum):
     @property
     def number(self) -> int:
         """The number of its class of calls."""
-        kind = Kind.DECODE if self.bits else Kind.ATTEND
-        return CLASSES.number(_Class(kind=kind, key_bits=self.bits, value_bits=self.bits, slots=self.slots))
+        return CLASSES.number_of(
+            kind=Kind.DECODE if self.bits else Kind.ATTEND,
+            dtype=DType.BF16,
+            head_dim=HEAD_DIM,
+            key_bits=self.bits,
+            value_bits=self.bits,
+            slots=self.slots,
+        )
 
     @property
     def cache_format(self) -> str:
@@ -90,12 +83,12 @@ def _measured(op: Op) -> Measured:
         flops=lambda s: 4.0 * s["batch"] * s["rows"] * s["heads"] * s["length"] * HEAD_DIM,
         operand_bits=16,
         bytes=moved,
-        serves=lambda config: CLASSES.number(config) == op.number,
+        serves=lambda config: class_of_config(config) == op.number,
     )
 
 
 def _shown(config: KvCacheConfig) -> tuple[str, str]:
-    return "pages" if config.slots is Slots.ANY else "slots", str(config.half_waves)
+    return "pages" if config.operands.slots is Slots.ANY else "slots", str(config.half_waves)
 
 
 SWEEP = Sweep(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.kv_cache.classes import CLASSES
+from gemmill.families.kv_cache.classes import CLASSES, class_of_config
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.model import Facts, model_ns
 from gemmill.families.kv_cache.sweep import SWEEP, Op
@@ -21,8 +21,8 @@ def _facts(config: KvCacheConfig) -> Facts:
     if not config.attends:
         return Facts()
     if config.kind is Kind.DECODE:
-        most = 2**31 if config.head_dim > 128 else 8
-        stage = _NARROW_PS * config.head_dim // 128
+        most = 2**31 if config.operands.head_dim > 128 else 8
+        stage = _NARROW_PS * config.operands.head_dim // 128
         return Facts(
             half_waves=config.half_waves,
             most_narrow=most,
@@ -37,7 +37,7 @@ def _facts(config: KvCacheConfig) -> Facts:
             start_ps=4 * _WORD,
             slice_ps=125_000,
         )
-    if config.slots is not Slots.ANY:
+    if config.operands.slots is not Slots.ANY:
         return Facts(
             half_waves=config.half_waves,
             most_narrow=2**31,
@@ -71,7 +71,7 @@ def _facts(config: KvCacheConfig) -> Facts:
 def _rows(config: KvCacheConfig, kernel: int) -> Iterator[Row]:
     yield Row(
         kernel=kernel,
-        call_class=CLASSES.number(config),
+        call_class=class_of_config(config),
         most=_MOST,
         alignments=(),
         least=(0,) * len(_SIZES),
@@ -98,7 +98,7 @@ TUNING = Tuning(
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,
-    offers=lambda config: {CLASSES.number(config): (config,)},
+    offers=lambda config: {class_of_config(config): (config,)},
     measured_as=_measured_as,
     sweep=SWEEP,
 )

@@ -6,9 +6,10 @@ import torch
 from gemmill.runtime.ops import overload
 from gemmill.runtime.sizes import size
 
-__all__ = ["cutlass_scaled_mm", "cutlass_scaled_mm_azp"]
+__all__ = ["cutlass_scaled_mm", "cutlass_scaled_mm_azp", "scaled_mm_zero_points"]
 
 _SCALED_MM, _SCALED_MM_AZP = overload("cutlass_scaled_mm"), overload("cutlass_scaled_mm_azp")
+_ZERO_POINTS = overload("scaled_mm_zero_points")
 
 
 def cutlass_scaled_mm(
@@ -55,4 +56,34 @@ def cutlass_scaled_mm_azp(
     """
     out = a.new_empty((size(a, 0), size(b, -1)), dtype=out_dtype)
     _SCALED_MM_AZP(out, a, b, a_scales, b_scales, azp_adj, azp, bias)
+    return out
+
+
+def scaled_mm_zero_points(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_scales: torch.Tensor,
+    out_dtype: torch.dtype,
+    b_zp: torch.Tensor,
+    a_sums: torch.Tensor | None = None,
+    azp_adj: torch.Tensor | None = None,
+    azp: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return out[M, N] = a_scales * (b_scales * (a @ b - azp * azp_adj - a_sums * b_zp)) + bias.
+
+    `a` [M, K] and `b` [K, N] are int8, with layouts and scales as for cutlass_scaled_mm, in no groups. `b_zp`, int32,
+    has the zero points of b's columns: [N], or one value. `a_sums`, int32 [M], has the sums of a's rows; where they are
+    None, torch computes them here.
+
+    Of an a with zero points, `azp_adj`, int32 [N], is `b.sum(0) - K * b_zp`. With one zero point for the tensor, it is
+    multiplied by that already, and `azp` is None. Else `azp`, int32 [M], has one for each row. The part in int32 is
+    computed modulo 2^32, which is exact where sum over k of (a - azp) (b - b_zp) fits: up to K = 33,025 always.
+
+    Raises RuntimeError with one sentence where the arguments do not fit.
+    """
+    out = a.new_empty((size(a, 0), size(b, -1)), dtype=out_dtype)
+    sums = a.sum(dim=1, dtype=torch.int32) if a_sums is None else a_sums
+    _ZERO_POINTS(out, a, b, a_scales, b_scales, sums, b_zp, azp_adj, azp, bias)
     return out

@@ -1,6 +1,7 @@
 """The GEMM ops, and what must hold for a call of each."""
 
 from gemmill.families.scaled_mm.config import RESULTS_OF
+from gemmill.families.scaled_mm.own import BUILT_IN, op_of
 from gemmill.families.scaled_mm.scales import scales_fault
 from gemmill.family import (
     VLLM_PREFIX,
@@ -101,4 +102,5 @@ def _op(schema: OpSchema) -> Op:
     )
 
 
-OPS = OpSet(ops=tuple(map(_op, (*GEMM_OPS, *VLLM_OPS))), specials={"scales": scales_fault})
+_BUILT_IN = (op_of(built_in.traced) for built_in in BUILT_IN.values())
+OPS = OpSet(ops=(*map(_op, (*GEMM_OPS, *VLLM_OPS)), *_BUILT_IN), specials={"scales": scales_fault})

@@ -1,11 +1,13 @@
 """Kernels that end in a user's own epilogue: what they are, the op that calls them, and how both are named."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Problem
-from gemmill.family import Aspect, Check, Layout, Op, OpSchema, Require, ResultOf, Same, Tensor, any_of
+from gemmill.family import Aspect, Check, Layout, Op, OpSchema, Require, ResultOf, Same, Step, Tensor, When, any_of
 from gemmill.family.operand import INT32_MAX
-from gemmill.gemm.traced import Along, Kind, Stored, Traced, all_known, known, learn
+from gemmill.gemm import standard
+from gemmill.gemm.traced import Along, Input, Kind, Stored, Traced, known, learn
 from gemmill.vocab import Backend, DType, EpilogueKind
 
 TAG = "epiloguemm"
@@ -19,6 +21,10 @@ _STORED: dict[Stored, tuple[DType, ...] | Same] = {
     Stored.S32: (DType.S32,),
     Stored.OUT: Same("out"),
 }
+
+
+BUILT_IN = {learn(built_in.traced).key: built_in for built_in in standard.BUILT_IN}
+"""The epilogues that come with gemmill, by their keys. Their ops have their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +74,7 @@ def with_own(config: KernelConfig, traced: Traced) -> OwnConfig:
 
 def op_name(traced: Traced) -> str:
     """The name of the op that calls an epilogue's kernels."""
-    return f"{_PREFIX}{traced.name}_{traced.digest}"
+    return traced.name if traced.key in BUILT_IN else f"{_PREFIX}{traced.name}_{traced.digest}"
 
 
 def class_of_epilogue(traced: Traced) -> int:
@@ -82,17 +88,6 @@ def operands_of(traced: Traced) -> tuple[DType, ...]:
     return tuple(operand for operand, accumulator in ACCUMULATOR_OF.items() if accumulator is wanted)
 
 
-def is_of_floats(traced: Traced) -> bool:
-    """Whether all values of its steps are float32, or comparisons."""
-    return Kind.S32 not in traced.kinds
-
-
-def key_is_of_floats(key: str) -> bool:
-    """Whether all values of the steps are float32 or comparisons, of the epilogue with a key. It is so where that is
-    not known here."""
-    return all(is_of_floats(traced) for traced in all_known() if traced.key == key)
-
-
 def roles_of(traced: Traced) -> dict[str, str]:
     """The roles of the epilogue's arguments, by their names."""
     return {given.name: f"{along}{at}" for along in Along for at, given in enumerate(traced.along(along))}
@@ -101,11 +96,12 @@ def roles_of(traced: Traced) -> dict[str, str]:
 def op_of(traced: Traced) -> Op:
     """The op of an epilogue: out, a, b, then its function's arguments."""
     roles, operands = roles_of(traced), operands_of(traced)
-    arguments = [f"{'float' if given.along is Along.SCALAR else 'Tensor'} {given.name}" for given in traced.inputs]
+    arguments = [_argument(given) for given in traced.inputs]
     schema = OpSchema(f"{op_name(traced)}({', '.join(['Tensor(a!) out', 'Tensor a', 'Tensor b', *arguments])}) -> ()")
     vectors = [given for given in traced.inputs if given.along is not Along.SCALAR]
     results = {operand: OWN_RESULTS_OF[operand] for operand in operands}
     told = [roles[given.name] for given in vectors]
+    required = " ".join(roles[given.name] for given in vectors if given.absent is None)
     every = " ".join(("out", "a", "b", *told))
     return Op(
         schema=schema,
@@ -128,8 +124,9 @@ def op_of(traced: Traced) -> Op:
             ),
             Check(Aspect.DTYPE, "a b out"),
             Check(Aspect.LAYOUT, "a b out"),
-            *((Check(Aspect.DTYPE, " ".join(told)),) if told else ()),
-            *(_values(roles[given.name], given.along) for given in vectors),
+            *((Check(Aspect.DTYPE, required),) if required else ()),
+            *(_values(roles[given.name], given) for given in vectors),
+            *_together(traced, roles),
             *(
                 Check(aspect, f"out {role}", unread="operands that are")
                 for role in every.split()[1:]
@@ -140,15 +137,30 @@ def op_of(traced: Traced) -> Op:
     )
 
 
+def _together(traced: Traced, roles: Mapping[str, str]) -> Iterator[Step]:
+    """That what an input is meaningless without is given too."""
+    built_in = BUILT_IN.get(traced.key)
+    for name, other in built_in.with_others.items() if built_in else ():
+        say = f"{name} is given and {other} is not: {name} has no effect without it, so give both, or neither"
+        yield When(roles[name], (Require(roles[other], say),))
+
+
 def text_of(config: KernelConfig) -> str:
     """The text of all steps of a kernel's epilogue, as `gemmill.gemm.traced` writes it; empty for a kernel without a user's."""
     return config.problem.traced.text if isinstance(config, OwnConfig) else ""
 
 
-def _values(role: str, along: Along) -> Require:
-    count, what = ("M", "rows") if along is Along.ROW else ("N", "columns")
-    return Require(
+def _argument(given: Input) -> str:
+    if given.along is Along.SCALAR:
+        return f"float {given.name}"
+    return f"Tensor {given.name}" if given.absent is None else f"Tensor? {given.name}=None"
+
+
+def _values(role: str, given: Input) -> Step:
+    count, what = ("M", "rows") if given.along is Along.ROW else ("N", "columns")
+    values = Require(
         f"numel({role}) in (1, {count}) and longer({role}) <= 1 and dense({role}) == 1",
         f"{{{role}.name}} has shape {{{role}.shape}} and strides {{{role}.strides}}: there is one value, or one for each of "
         f"{{{count}}} {what}, without gaps",
     )
+    return values if given.absent is None else When(role, (Check(Aspect.DTYPE, role), values))

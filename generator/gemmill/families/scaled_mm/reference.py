@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gemmill.arithmetic import INT32_SPAN, fused_multiply_add, scaled_sums
 from gemmill.families.scaled_mm.own import roles_of
-from gemmill.gemm.traced import Along, Kind, Step, Traced
+from gemmill.gemm.traced import Along, Kind, Step, Stored, Traced
 from gemmill.vocab import ScaleGranularity, ScaleGroups, scale_groups_of
 
 
@@ -149,9 +149,12 @@ def inputs_of(traced: Traced, given: Mapping[str, Any]) -> Iterator[Tensor]:
     """The inputs as tensors that broadcast over [M, N], from a call's arguments by role: float32, or int64."""
     roles, like = roles_of(traced), given["a"]
     for told in traced.inputs:
-        value = given[roles[told.name]]
+        value = given.get(roles[told.name])
         if told.along is Along.SCALAR:
             value = torch.tensor(value, dtype=torch.float32, device=like.device)
+        elif value is None:
+            kind = given["out"].dtype if told.stored is Stored.OUT else torch.float64
+            value = torch.full((1, 1), told.absent, dtype=kind, device=like.device)
         else:
             value = value.reshape((-1, 1) if told.along is Along.ROW else (1, -1))
         yield value.to(torch.int64 if told.stored.kind is Kind.S32 else torch.float32)

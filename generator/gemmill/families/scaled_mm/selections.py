@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Problem
-from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, is_of_floats, with_own
+from gemmill.families.scaled_mm.own import BUILT_IN, OWN_RESULTS_OF, with_own
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import of_text
 from gemmill.vocab import (
@@ -103,6 +103,9 @@ def smoke(arch: Arch) -> Iterator[KernelConfig]:
     for splits in (1, 4):
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
+    for built_in in BUILT_IN.values():
+        config = with_own(_config(_problem(built_in.operands[0], DType.BF16), prefill), built_in.traced)
+        yield from (config, with_dsl(config))
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
     yield with_dsl(_config(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN.wide[0]))
@@ -148,6 +151,8 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
     for problem in _grouped_problems():
         frequent = problem == _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
         yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
+    for built_in in BUILT_IN.values():
+        yield from with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch)
     yield from _of_any_alignment()
     yield from _one_of_each_other_kind()
 
@@ -164,6 +169,9 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
         yield _config(_group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR), row)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
+    for built_in in BUILT_IN.values():
+        configs = with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch)
+        yield from (config for config in configs if config.backend is Backend.CUTLASS)
     yield from _of_any_alignment()
     yield from _other_kinds_of_cutlass()
 
@@ -171,8 +179,8 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
 def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType], arch: Arch) -> Iterator[KernelConfig]:
     """The kernels of a user's epilogue, by the text of its steps.
 
-    They are the DSL's, with the schedules of the standard epilogue for the same operands. For e4m3 there are some by
-    CUTLASS's visitors too. They store codes, and are all that Blackwell has.
+    They are the DSL's, with the schedules of the standard epilogue for the same operands. For operands of 8 bits there
+    are some by CUTLASS's visitors too. Those of e4m3 store codes, and are all that Blackwell has.
     """
     traced = of_text(text)
     for operand, result in product(operands, results):
@@ -180,7 +188,7 @@ def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType]
             tables = {DType.E4M3: sm90_cutedsl.CORE, DType.S8: sm90_cutedsl.FEW}.get(operand, sm90_cutedsl.PLAIN)
             for config in _dsl_kernels(_problem(operand, result), tables):
                 yield with_own(config, traced)
-        if operand is DType.E4M3 and result in OWN_RESULTS_OF[operand] and is_of_floats(traced):
+        if operand.bits == 8 and result in OWN_RESULTS_OF[operand] and (operand.is_float or arch is Arch.SM90A):
             for config in _visitors(_problem(operand, result), arch):
                 yield with_own(config, traced)
 

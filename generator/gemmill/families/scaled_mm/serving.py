@@ -6,7 +6,7 @@ from typing import Any
 
 from gemmill.families.scaled_mm import reference
 from gemmill.families.scaled_mm.classes import class_of
-from gemmill.families.scaled_mm.own import class_of_epilogue
+from gemmill.families.scaled_mm.own import BUILT_IN, class_of_epilogue
 from gemmill.families.scaled_mm.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.family.operand import Call
@@ -42,9 +42,10 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     reasons = "\n".join(f"  {count_of_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
     sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
     builds = f"`gemmill build --arch {build.manifest.arch} --select default` builds one for every shape"
-    if class_of(asked.call_class).own:
+    if own := class_of(asked.call_class).own:
+        which = "--select default" if _epilogue(own).key in BUILT_IN else "--epilogue MODULE:FUNCTION"
         builds = (
-            f"`gemmill build --arch {build.manifest.arch} --epilogue MODULE:FUNCTION` builds those of an epilogue, which take K above 0 "
+            f"`gemmill build --arch {build.manifest.arch} {which}` builds those of an epilogue, which take K above 0 "
             "and rows and columns at multiples of 16 bytes"
         )
     return (

@@ -52,4 +52,4 @@ def needs_of(epilogue: EpilogueKind) -> tuple[Need, ...]:
 def classes_of(config: SparseConfig) -> Iterator[int]:
     """The classes of calls that a kernel serves."""
     for need in needs_of(config.epilogue):
-        yield CLASSES.number(SimpleNamespace(dtype=config.dtype, out_dtype=config.out_dtype, need=need))
+        yield CLASSES.number(SimpleNamespace(dtype=config.operand_dtype, out_dtype=config.out_dtype, need=need))

@@ -17,18 +17,19 @@ _UNIT_SECONDS, _SECONDS = 13.0, 43.0
 GRAMMAR = Grammar(
     SparseConfig,
     (
-        Field("{dtype}"),
-        Field("{out_dtype}"),
+        Field("{operands.dtype}"),
+        Field("{operands.out_dtype}"),
         Field("{epilogue}"),
-        Field("t{tile_shape_mnk}"),
-        Field("c{cluster_shape_mnk}"),
-        Field("{kernel_schedule}"),
-        Field("{accumulation}"),
-        Field("s{stages}"),
+        Field("t{design.tile_shape_mnk}"),
+        Field("c{design.cluster_shape_mnk}"),
+        Field("{design.kernel_schedule}"),
+        Field("{design.accumulation}"),
+        Field("s{design.stages}"),
         # Launch settings
         Field("r{raster_order}", default=RasterOrder.HEURISTIC),
         Field("w{swizzle}", default=1),
     ),
+    fixed={"design.swap_ab": True},
 )
 
 

@@ -8,12 +8,12 @@ BARRIERS = 1024
 
 def stage_bytes(config: SparseConfig) -> int:
     """Bytes of one main-loop stage: kept weights, their metadata of a bit for two elements, and a tile of a."""
-    m, n, k = config.tile_shape_mnk
-    return (m // 2 + n) * k * config.dtype.bits // 8 + m * k // 8
+    m, n, k = config.design.tile_shape_mnk
+    return (m // 2 + n) * k * config.operand_dtype.bits // 8 + m * k // 8
 
 
 def stage_room(config: SparseConfig) -> int:
     """Bytes that are left for stages beside the epilogue's: up to four 64 x 32 store buffers and vectors of scales."""
-    m, n, _ = config.tile_shape_mnk
+    m, n, _ = config.design.tile_shape_mnk
     buffers = min(4, max(1, m * n // (64 * 32)))
     return config.arch.shared_memory_bytes - buffers * 64 * 32 * config.out_dtype.bits // 8 - 3 * 4 * m - BARRIERS

@@ -26,29 +26,30 @@ def _hopper(c: SparseConfig) -> Iterator[str]:
 
 def _results(c: SparseConfig) -> Iterator[str]:
     """Results have the dtypes that the next layer reads."""
-    if c.out_dtype not in RESULTS_OF[c.dtype]:
-        yield f"{c.dtype} gives {' or '.join(RESULTS_OF[c.dtype])}, not {c.out_dtype}"
-    if c.epilogue.takes_azp and c.dtype is not DType.S8:
-        yield f"epilogue {c.epilogue} corrects zero points of {DType.S8}, not of {c.dtype}"
+    if c.out_dtype not in RESULTS_OF[c.operand_dtype]:
+        yield f"{c.operand_dtype} gives {' or '.join(RESULTS_OF[c.operand_dtype])}, not {c.out_dtype}"
+    if c.epilogue.takes_azp and c.operand_dtype is not DType.S8:
+        yield f"epilogue {c.epilogue} corrects zero points of {DType.S8}, not of {c.operand_dtype}"
 
 
 def _accumulation(c: SparseConfig) -> Iterator[str]:
     """Sums of integers are exact. Sums of 16-bit floats are FP32. Those of e4m3 may be promoted."""
-    known = {DType.S8: (Accumulation.EXACT,), DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED)}
-    if c.accumulation not in known.get(c.dtype, (Accumulation.FAST,)):
-        yield f"accumulation of {c.dtype} is {' or '.join(known.get(c.dtype, (Accumulation.FAST,)))}, not {c.accumulation}"
+    of_8_bits = {DType.S8: (Accumulation.EXACT,), DType.E4M3: (Accumulation.FAST, Accumulation.PROMOTED)}
+    known = of_8_bits.get(c.operand_dtype, (Accumulation.FAST,))
+    if c.design.accumulation not in known:
+        yield f"accumulation of {c.operand_dtype} is {' or '.join(known)}, not {c.design.accumulation}"
 
 
 def _schedule(c: SparseConfig) -> Iterator[str]:
     """Kernels load with TMA and multiply with WGMMA."""
-    if c.kernel_schedule not in CONSUMER_GROUPS:
-        yield f"sparse kernels have no {c.kernel_schedule} schedule"
+    if c.design.kernel_schedule not in CONSUMER_GROUPS:
+        yield f"sparse kernels have no {c.design.kernel_schedule} schedule"
 
 
 def _tile(c: SparseConfig) -> Iterator[str]:
     """WGMMA takes 64 rows of weights; the epilogue stores columns of 16; metadata lies in blocks of 128 along K."""
-    x, y, k = c.tile_shape_mnk
-    rows = SLAB * CONSUMER_GROUPS.get(c.kernel_schedule, 1)
+    x, y, k = c.design.tile_shape_mnk
+    rows = SLAB * CONSUMER_GROUPS.get(c.design.kernel_schedule, 1)
     if x % rows or y % 16 or not 16 <= y <= MOST_COLUMNS or k % META_COLUMNS:
         yield (
             f"tile {x}x{y}x{k}: rows are a multiple of {rows}, columns of 16 up to {MOST_COLUMNS}, and K of {META_COLUMNS}, the columns "
@@ -58,17 +59,18 @@ def _tile(c: SparseConfig) -> Iterator[str]:
 
 def _cluster(c: SparseConfig) -> Iterator[str]:
     """Tiles are shared along M and N, by the 8 CTAs that every device can run."""
-    m, n, k = c.cluster_shape_mnk
+    m, n, k = c.design.cluster_shape_mnk
     if k != 1 or m * n > 8:
         yield f"cluster {m}x{n}x{k}: at most 8 CTAs share tiles, along M and N"
 
 
 def _registers(c: SparseConfig) -> Iterator[str]:
     """Sums lie in registers, promoted ones twice."""
-    if c.kernel_schedule not in CONSUMER_GROUPS:
+    if c.design.kernel_schedule not in CONSUMER_GROUPS:
         return
-    x, y, _ = c.tile_shape_mnk
-    taken = x * y // (128 * CONSUMER_GROUPS[c.kernel_schedule]) * (1 + (c.accumulation is Accumulation.PROMOTED))
+    x, y, _ = c.design.tile_shape_mnk
+    times = 2 if c.design.accumulation is Accumulation.PROMOTED else 1
+    taken = times * x * y // (128 * CONSUMER_GROUPS[c.design.kernel_schedule])
     room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if c.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN else 0)
     if taken > room:
         yield f"sums of a tile take {taken} registers of a thread, there are {room}"
@@ -76,7 +78,7 @@ def _registers(c: SparseConfig) -> Iterator[str]:
 
 def _memory(c: SparseConfig) -> Iterator[str]:
     """Fewer than two stages leave the tensor core waiting for every load."""
-    wanted, stage, room = c.stages or FEWEST_STAGES, stage_bytes(c), stage_room(c)
+    wanted, stage, room = c.design.stages or FEWEST_STAGES, stage_bytes(c), stage_room(c)
     if wanted < FEWEST_STAGES or room // stage < wanted:
         yield f"{wanted} stages of {stage} bytes: {FEWEST_STAGES} or more must fit in {room}"
 
@@ -86,8 +88,8 @@ def _launch(c: SparseConfig) -> Iterator[str]:
     if c.swizzle not in (1, 2, 4, 8):
         yield f"swizzle {c.swizzle} is not 1, 2, 4 or 8"
     plain = c.raster_order is RasterOrder.HEURISTIC and c.swizzle == 1
-    if c.kernel_schedule is KernelSchedule.BASIC and not plain:
-        yield f"{c.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply"
+    if c.design.kernel_schedule is KernelSchedule.BASIC and not plain:
+        yield f"{c.design.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply"
 
 
 RULES = (_hopper, _results, _accumulation, _schedule, _tile, _cluster, _registers, _memory, _launch)

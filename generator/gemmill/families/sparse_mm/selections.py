@@ -1,11 +1,11 @@
 """The sparse GEMMs of the named selections."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
-from gemmill.families.sparse_mm.config import SparseConfig
-from gemmill.gemm.config import RESULTS_OF
+from gemmill.families.sparse_mm.config import Operands, SparseConfig
+from gemmill.gemm.config import RESULTS_OF, Design
 from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
@@ -20,6 +20,8 @@ class Candidate:
     cluster: tuple[int, int, int] = (1, 1, 1)
     schedule: KernelSchedule
     stages: int | None = None
+    accumulation: Accumulation | None = None
+    """None: of integers exact, else fast."""
     orders: tuple[RasterOrder, ...] = (_ANY,)
     swizzles: tuple[int, ...] = (1,)
     """Widths of bands."""
@@ -56,7 +58,7 @@ _WIDER_OF_16_BITS = (
     Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=PINGPONG, swizzles=(1, 8)),
 )
-_PROMOTED = Candidate(tile=(64, 64, 256), schedule=BASIC)
+_PROMOTED = Candidate(tile=(64, 64, 256), schedule=BASIC, accumulation=Accumulation.PROMOTED)
 
 
 def sweep(arch: Arch) -> Iterator[SparseConfig]:
@@ -68,7 +70,7 @@ def sweep(arch: Arch) -> Iterator[SparseConfig]:
     for dtype in (DType.E4M3, DType.S8, DType.BF16):
         for candidate in _WIDER_OF_8_BITS if dtype.bits == 8 else _WIDER_OF_16_BITS:
             found += configs(dtype, DType.BF16, candidate)
-    found += [replace(c, accumulation=Accumulation.PROMOTED) for c in configs(DType.E4M3, DType.BF16, _PROMOTED)]
+    found += configs(DType.E4M3, DType.BF16, _PROMOTED)
     yield from dict.fromkeys(found)
 
 
@@ -94,16 +96,19 @@ def smoke(arch: Arch) -> Iterator[SparseConfig]:
 
 def configs(dtype: DType, out: DType, candidate: Candidate) -> Iterator[SparseConfig]:
     """The configs of a candidate, with the epilogue that serves all calls of the dtype."""
+    design = Design(
+        tile_shape_mnk=candidate.tile,
+        cluster_shape_mnk=candidate.cluster,
+        kernel_schedule=candidate.schedule,
+        accumulation=candidate.accumulation or (Accumulation.EXACT if dtype is DType.S8 else Accumulation.FAST),
+        swap_ab=True,
+        stages=candidate.stages,
+    )
     for order, swizzle in product(candidate.orders, candidate.swizzles):
         yield SparseConfig(
-            dtype=dtype,
-            out_dtype=out,
+            operands=Operands(dtype=dtype, out_dtype=out),
+            design=design,
             epilogue=EpilogueKind.SCALED_AZP_PER_TOKEN if dtype is DType.S8 else EpilogueKind.SCALED_BIAS,
-            tile_shape_mnk=candidate.tile,
-            cluster_shape_mnk=candidate.cluster,
-            kernel_schedule=candidate.schedule,
-            accumulation=Accumulation.EXACT if dtype is DType.S8 else Accumulation.FAST,
-            stages=candidate.stages,
             raster_order=order,
             swizzle=swizzle,
         )

@@ -19,23 +19,23 @@ _EPILOGUE = {
 def spell(config: SparseConfig) -> Spelled:
     """The template, and what fills its holes."""
     c = config
-    fast = c.accumulation is Accumulation.FAST and c.dtype is DType.E4M3
-    is_persistent = c.kernel_schedule is not KernelSchedule.BASIC
+    fast = c.design.accumulation is Accumulation.FAST and c.operand_dtype is DType.E4M3
+    is_persistent = c.design.kernel_schedule is not KernelSchedule.BASIC
     holes = {
-        "element_type": c.dtype.cutlass_type,
+        "element_type": c.operand_dtype.cutlass_type,
         "accumulator_type": c.accumulator_dtype.cutlass_type,
         "d_type": c.out_dtype.cutlass_type,
         "epilogue_kind": c.epilogue.value,
         "arguments_struct": "gemmill_sparse_mm_args",
         "arch_tag": c.arch.cutlass_tag,
-        "tile_shape_mnk": c.tile_shape_mnk,
-        "cluster_shape_mnk": c.cluster_shape_mnk,
-        "alignment": 128 // c.dtype.bits,
+        "tile_shape_mnk": c.design.tile_shape_mnk,
+        "cluster_shape_mnk": c.design.cluster_shape_mnk,
+        "alignment": 128 // c.operand_dtype.bits,
         "alignment_d": 128 // c.out_dtype.bits,
-        "mainloop_schedule": f"cutlass::gemm::{_MAINLOOP[c.kernel_schedule]}{'FP8FastAccum' if fast else ''}",
-        "epilogue_schedule": f"cutlass::epilogue::{_EPILOGUE[c.kernel_schedule]}",
+        "mainloop_schedule": f"cutlass::gemm::{_MAINLOOP[c.design.kernel_schedule]}{'FP8FastAccum' if fast else ''}",
+        "epilogue_schedule": f"cutlass::epilogue::{_EPILOGUE[c.design.kernel_schedule]}",
         "is_persistent": is_persistent,
-        "stage_count": _stage_count(c.stages),
+        "stage_count": _stage_count(c.design.stages),
     }
     return Spelled(template="sparse_mm/sparse_mm.cu.jinja", values=holes)
 

@@ -21,18 +21,19 @@ _LOADED = 200
 
 
 def _facts(c: SparseConfig) -> Facts:
-    tile_n, tile_m, _ = c.tile_shape_mnk
-    cluster_n, cluster_m, _ = c.cluster_shape_mnk
-    products = tile_m * tile_n * _STEP * c.dtype.bits // 8
+    bits = c.operand_dtype.bits
+    tile_n, tile_m, _ = c.design.tile_shape_mnk
+    cluster_n, cluster_m, _ = c.design.cluster_shape_mnk
+    products = tile_m * tile_n * _STEP * bits // 8
     # Tiles of a are shared by CTAs along N, those of weights along M; the next CTA's loads pass by the same L2.
-    loaded = (tile_m // cluster_n * c.dtype.bits + tile_n // cluster_m * (c.dtype.bits // 2 + 1)) * _STEP // 8
+    loaded = (tile_m // cluster_n * bits + tile_n // cluster_m * (bits // 2 + 1)) * _STEP // 8
     return Facts(
         raster_order=_RASTER_CODES[c.raster_order],
         swizzle=c.swizzle,
         tile_m=tile_m,
         tile_n=tile_n,
         step_ps=1000 * max(products // _PRODUCTS, loaded // _LOADED),
-        bits=c.dtype.bits,
+        bits=bits,
     )
 
 

@@ -326,7 +326,7 @@ def test_attends_over_slots(kernels: ctypes.CDLL, name: str) -> None:
         told = dict(sizes)
         if "prod" in name:
             told.pop("stays_rotated", None)
-        case = AttendCase(format=cache_format_of(config.slots), dtype=config.dtype, **told)
+        case = AttendCase(format=cache_format_of(config.operands.slots), dtype=config.operands.dtype, **told)
         assert_right(kernels, name, case, sm_count=3 if i % 2 else 40)
 
 
@@ -334,7 +334,9 @@ def test_attends_over_slots(kernels: ctypes.CDLL, name: str) -> None:
 def test_slots_may_begin_at_any_address_that_their_kernels_take(kernels: ctypes.CDLL, name: str) -> None:
     """Copies begin at multiples of 16 bytes before them."""
     config = parse_name(f"sm90a_kvcache_{name}")
-    case = AttendCase(lengths=(50,), heads=8, kv_heads=4, format=cache_format_of(config.slots), dtype=config.dtype)
+    case = AttendCase(
+        lengths=(50,), heads=8, kv_heads=4, format=cache_format_of(config.operands.slots), dtype=config.operands.dtype
+    )
     given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
     pages, page, heads, key = given["keys"].shape
     size = given["keys"].stride(2)

@@ -7,15 +7,7 @@ from typing import Any
 import torch
 
 from gemmill.families.blockscaled.cases.calls import CallSpec, Operands, arguments_of, make_operands
-from gemmill.families.blockscaled.config import (
-    AnyConfig,
-    FewConfig,
-    FoldedConfig,
-    ManyConfig,
-    PairConfig,
-    TmaFewConfig,
-    WeightConfig,
-)
+from gemmill.families.blockscaled.config import AnyConfig, ManyConfig, PackedConfig, PairConfig
 from gemmill.families.blockscaled.ops import OPS, OPS_OF
 from gemmill.families.blockscaled.pairs import WEIGHT_PAIRS
 from gemmill.families.blockscaled.selections import smoke
@@ -75,7 +67,7 @@ class BlockScaledCase:
 
 def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:
     """Shapes that a variant takes, with and without bias and alpha."""
-    first, tile, multiple = _first(config), _rows_of(config), _multiple(config)
+    first, tile, multiple = _first(config), config.design.tile_mn[0], _multiple(config)
     is_any = not isinstance(config, PairConfig)  # N may be
     least = _LEAST_GROUPED if config.grouped else _LEAST_UNFOLDED if first.is_folded else 1
     rows = (1, tile - 1, tile, tile + 1, 2 * tile + 3)
@@ -117,23 +109,11 @@ def _first(config: AnyConfig) -> CallSpec:
     )
 
 
-def _rows_of(config: AnyConfig) -> int:
-    match config:
-        case WeightConfig() | FoldedConfig() | FewConfig() | TmaFewConfig() | ManyConfig():
-            return config.tile_m
-        case PairConfig():
-            return config.tile_shape_mnk[0]
-        case _:
-            return config.tile
-
-
 def _multiple(config: AnyConfig) -> int:
     """The number that K is a multiple of, where rows of codes are taken in pieces of 16 bytes."""
-    match config:
-        case PairConfig() | FewConfig() | TmaFewConfig() | ManyConfig():
-            return max(32, config.k_multiple)
-        case _:
-            return config.pair.b_format.group
+    if isinstance(config, PackedConfig) or (isinstance(config, ManyConfig) and config.k_multiple == 1):
+        return config.group_size
+    return max(32, config.k_multiple)
 
 
 def once() -> Iterator[tuple[str, BlockScaledCase]]:

@@ -61,7 +61,9 @@ class ExpertsCase:
     def run(self, device: str) -> Outcome:
         """Call the op twice on fresh operands, and hold the result against the reference. Both calls give the same bits."""
         given, memory = self._made(device)
-        wanted = wanted_of(given, exactly=self.spec.data == "integers", by_warps=self.spec.by_warps, fused=self.spec.fused)
+        wanted = wanted_of(
+            given, exactly=self.spec.data == "integers", by_warps=self.spec.by_warps, fused=self.spec.fused
+        )
         before, out = memory.bytes.clone(), given["out"]
         first = out.clone()
         op = getattr(getattr(torch.ops, NAMESPACE), self.op).default

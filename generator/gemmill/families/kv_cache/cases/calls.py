@@ -17,6 +17,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     ScoresCase,
     UnpackCase,
     cache_format_of,
+    common_of,
     is_common,
     of_packed_config,
 )
@@ -227,12 +228,13 @@ _SLICED = 300
 
 
 def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
+    x, common = config.operands, common_of(config)
     if config.kind in OF_ANY_FORMAT:
         yield from of_packed_config(config)
     match config.kind:
         case Kind.HADAMARD:
             for rows, padding in ((1, 0), (7, 8), (64, 3), (65, 0), (1027, 1), (0, 0), (70_000, 16)):
-                yield HadamardCase(rows=rows, columns=config.head_dim, dtype=config.dtype, padding=padding)
+                yield HadamardCase(rows=rows, columns=x.head_dim, dtype=x.dtype, padding=padding)
         case Kind.COMPRESS | Kind.DECOMPRESS:
             kind_of_case = CompressCase if config.kind is Kind.COMPRESS else DecompressCase
             for tokens, heads, page, padding, method in (
@@ -244,29 +246,27 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
             ):
                 yield kind_of_case(
                     tokens=tokens,
-                    format=format_of(method, config.key_bits, config.value_bits).name,
-                    dtype=config.dtype,
-                    head_dim=config.head_dim,
+                    format=format_of(method, x.key_bits, x.value_bits).name,
                     kv_heads=heads,
                     page=page,
                     padding=padding,
                     is_odd=tokens > 16,
+                    **common,
                 )
             if config.kind is Kind.COMPRESS:
                 for rotated_keys, rotated_values in ((True, True), (False, True)):
                     yield CompressCase(
                         tokens=35,
                         format=_eden(config),
-                        dtype=config.dtype,
-                        head_dim=config.head_dim,
                         kv_heads=3,
                         page=32,
                         is_odd=True,
                         rotated_keys=rotated_keys,
                         rotated_values=rotated_values,
+                        **common,
                     )
         case Kind.DECODE:
-            common: dict[str, Any] = {"dtype": config.dtype, "format": _eden(config), "head_dim": config.head_dim}
+            common["format"] = _eden(config)
             for page, sizes in zip(cycle(PAGE_SIZES), _attended()):
                 yield DecodeCase(page=page, **common, **sizes)
             if is_common(config):
@@ -274,7 +274,7 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
 
 
 def _eden(config: KvCacheConfig) -> str:
-    return format_of(Method.EDEN, config.key_bits, config.value_bits).name
+    return format_of(Method.EDEN, config.operands.key_bits, config.operands.value_bits).name
 
 
 def _attended() -> Iterator[dict[str, Any]]:
@@ -293,12 +293,12 @@ def _attended() -> Iterator[dict[str, Any]]:
 
 def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
     """A call with `sizes["m"]` rows, tokens or query rows, and all else small."""
-    count = sizes["m"]
+    count, x = sizes["m"], config.operands
     if config.kind is Kind.HADAMARD:
-        return HadamardCase(rows=count, columns=config.head_dim, dtype=config.dtype)
+        return HadamardCase(rows=count, columns=x.head_dim, dtype=x.dtype)
     if config.kind in OF_ANY_FORMAT:
         return _sized_packed(config, count)
-    common: dict[str, Any] = {"dtype": config.dtype, "format": _eden(config), "head_dim": config.head_dim}
+    common = common_of(config) | {"format": _eden(config)}
     if config.kind is Kind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
     if config.kind is Kind.DECOMPRESS:
@@ -307,7 +307,7 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
 
 
 def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
-    common: dict[str, Any] = {"dtype": config.dtype, "head_dim": config.head_dim}
+    common = common_of(config)
     match config.kind:
         case Kind.PACK:
             return PackCase(tokens=count, format="eden4", heads=2, **common)
@@ -316,8 +316,8 @@ def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
         case Kind.SCORES:
             return ScoresCase(length=70, rows=count, heads=2, kv_heads=1, **common)
         case _:
-            if config.slots is not Slots.ANY:
-                common["format"] = cache_format_of(config.slots)
+            if config.operands.slots is not Slots.ANY:
+                common["format"] = cache_format_of(config.operands.slots)
                 count = min(count, MOST_SLOT_ROWS // 2)  # of two heads each
             return AttendCase(lengths=(70,), rows=count, heads=2, kv_heads=1, **common)
 
@@ -326,5 +326,5 @@ def once() -> Iterator[tuple[str, MadeCall]]:
     """Each op's name, with one call of it."""
     for config in smoke(Arch.SM90A):
         cases = list(of_config(config))[1:]
-        where = "" if config.slots is Slots.ANY else " in slots"
+        where = "" if config.operands.slots is Slots.ANY else " in slots"
         yield from {f"{case.schema.name}{where}": case for case in reversed(cases)}.items()

@@ -252,11 +252,16 @@ def packed_vectors(shape: tuple[int, ...], spec: VectorSpec, device: torch.devic
     return to_bytes(compress(x, spec), spec)
 
 
+def common_of(config: KvCacheConfig) -> dict[str, Any]:
+    """The fields that all of a config's cases have, but those of transforms."""
+    return {"dtype": config.operands.dtype, "head_dim": config.operands.head_dim}
+
+
 def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
     """Calls of the ops that a config of packed vectors serves: every format of each side, below, at and across the
     kernels' limits."""
-    common: dict[str, Any] = {"dtype": config.dtype, "head_dim": config.head_dim}
-    keys = key_formats(config.head_dim)
+    x, common = config.operands, common_of(config)
+    keys = key_formats(x.head_dim)
     match config.kind:
         case Kind.PACK | Kind.UNPACK:
             kind_of_case = PackCase if config.kind is Kind.PACK else UnpackCase
@@ -287,11 +292,11 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                     length=length, rows=rows, heads=heads, kv_heads=kv_heads, batch=2, format=format, **common
                 )
             yield ScoresCase(length=0, **common)
-        case _ if config.slots is not Slots.ANY:
+        case _ if x.slots is not Slots.ANY:
             for options in _in_slots():
-                yield AttendCase(format=cache_format_of(config.slots), **(common | options))
+                yield AttendCase(format=cache_format_of(x.slots), **(common | options))
             if is_common(config):
-                yield AttendCase(format=cache_format_of(config.slots), **common, **MANY)
+                yield AttendCase(format=cache_format_of(x.slots), **common, **MANY)
         case _:
             compiled = {cache_format_of(slots) for slots in COMPILED}
             pairs = [
@@ -312,10 +317,9 @@ one by one."""
 
 def is_common(config: KvCacheConfig) -> bool:
     """Whether a config is the commonest of its kind: bf16, 128 elements, in 4 bits where formats are compiled in."""
-    is_of_4_bits = (
-        config.slots is Slots.NC4 if config.slots is not Slots.ANY else {config.key_bits, config.value_bits} <= {0, 4}
-    )
-    return config.dtype is DType.BF16 and config.head_dim == COMMON_HEAD_DIM and is_of_4_bits
+    x = config.operands
+    is_of_4_bits = x.slots is Slots.NC4 if x.slots is not Slots.ANY else {x.key_bits, x.value_bits} <= {0, 4}
+    return x.dtype is DType.BF16 and x.head_dim == COMMON_HEAD_DIM and is_of_4_bits
 
 
 def _attended() -> Iterator[dict[str, Any]]:

@@ -104,7 +104,7 @@ def specs_of(predicate: Predicate) -> Iterator[CallSpec]:
             )
 
 
-def once() -> Iterator[tuple[str, GemmCase]]:
+def once() -> Iterator[tuple[str, GemmCase | own.OwnCase]]:
     """Each op once for each operand type, and with scales in groups."""
     m, n, k = QUICK_SHAPE
     for op, dtype, azp in (
@@ -119,3 +119,4 @@ def once() -> Iterator[tuple[str, GemmCase]]:
     groups = SCALE_GROUPS[0]
     spec = CallSpec(m=m, n=n, k=k + groups.size, a_scale="one", b_scale="one", bias=True, groups=groups)
     yield f"{SCALED_MM} {spec.a_dtype} in groups", GemmCase(spec=spec, accumulation=Accumulation.PROMOTED)
+    yield from own.once(m, n, k)

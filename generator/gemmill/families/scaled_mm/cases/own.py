@@ -10,7 +10,7 @@ from torch import Tensor
 from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
 from gemmill.families.scaled_mm.cases.calls import CallSpec, make_call
-from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, OwnConfig, op_name, operands_of, roles_of
+from gemmill.families.scaled_mm.own import BUILT_IN, OWN_RESULTS_OF, OwnConfig, op_name, operands_of, roles_of
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import Along, Input, Stored, Traced, all_known, of_text
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
@@ -26,6 +26,7 @@ SHAPES = ((1, 16, 16), (3, 48, 144), (65, 144, 272), (130, 272, 1040), (257, 520
 LONG_SHAPES = ((33, 136, 4096), (9, 72, 32768))
 _SIGNED = (0.25, 1.5, 0.5, 2.0)
 """Values of the numbers that a call gives."""
+_WORDS = {"each": (), "one": ("vectors of one value",), "few": ("without what may be left out",)}
 
 
 def epilogue_of(op: str) -> Traced | None:
@@ -35,17 +36,19 @@ def epilogue_of(op: str) -> Traced | None:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCase:
-    """A product whose epilogue is given a value for each row or column, or one for all."""
+    """A product whose epilogue is given a value for each row or column, or one for all, or none where it may be."""
 
     epilogue: str
     """The text of the epilogue's steps."""
     product: CallSpec
-    one: bool = False
+    vectors: str = "each"
+    """How vectors come: "each" has a value for each row or column, "one" has one for all, "few" leaves out those that
+    a call may leave out."""
     accumulation: Accumulation
 
     def __str__(self) -> str:
         p = self.product
-        words = [f"M, N, K = {p.m}, {p.n}, {p.k}", *(["vectors of one value"] if self.one else [])]
+        words = [f"M, N, K = {p.m}, {p.n}, {p.k}", *_WORDS[self.vectors]]
         words += [] if p.layout == "tight" else [p.layout]
         return "; ".join(words + (["exact"] if p.data == "integers" else []))
 
@@ -70,9 +73,11 @@ class OwnCase:
         generator = torch.Generator(device=device).manual_seed(p.m + 31 * p.n)
         given: dict[str, Any] = {"out": call.out, "a": call.a, "b": call.b}
         for at, told in enumerate(traced.inputs):
-            count = 1 if self.one else p.m if told.along is Along.ROW else p.n
+            count = 1 if self.vectors == "one" else p.m if told.along is Along.ROW else p.n
             if told.along is Along.SCALAR:
                 given[roles[told.name]] = _SIGNED[at % len(_SIGNED)]
+            elif told.absent is not None and self.vectors == "few":
+                given[roles[told.name]] = None
             else:
                 given[roles[told.name]] = _values(p, told, count, generator)
         return given, call
@@ -117,8 +122,9 @@ def report_of(given: Mapping[str, Any], traced: Traced, accumulation: Accumulati
 
 
 def of_config(config: OwnConfig) -> Iterator[OwnCase]:
-    """Shapes that a variant takes, with vectors of many values and of one."""
-    predicate = accepted(config)
+    """Shapes that a variant takes, with vectors of many values, of one, and left out."""
+    predicate, traced = accepted(config), config.problem.traced
+    others = ("one", "few") if any(told.absent is not None for told in traced.inputs) else ("one",)
     align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
     for at, (m, n, k) in enumerate(SHAPES + LONG_SHAPES):
         spec = CallSpec(
@@ -130,16 +136,24 @@ def of_config(config: OwnConfig) -> Iterator[OwnCase]:
             data="integers" if (m, n, k) in LONG_SHAPES else "random",
             layout="padded" if at % 3 == 2 else "tight",
         )
-        for one in (False, True) if at % 2 else (False,):
-            yield OwnCase(
-                epilogue=config.problem.traced.text, product=spec, one=one, accumulation=config.design.accumulation
-            )
+        for vectors in ("each", *others) if at % 2 else ("each",):
+            yield OwnCase(epilogue=traced.text, product=spec, vectors=vectors, accumulation=config.design.accumulation)
 
 
 def sized(config: OwnConfig, m: int, n: int, k: int) -> OwnCase:
     """One call at M, N and K, with exact operands."""
     first = next(of_config(config))
     return replace(first, product=replace(first.product, m=m, n=n, k=k, data="integers"))
+
+
+def once(m: int, n: int, k: int) -> Iterator[tuple[str, OwnCase]]:
+    """One call of the op of each epilogue that comes with gemmill, by the first operand that it takes."""
+    for built_in in BUILT_IN.values():
+        traced, operand = built_in.traced, built_in.operands[0]
+        accumulation = Accumulation.FAST if operand.is_float else Accumulation.EXACT
+        product = CallSpec(m=m, n=n, k=k, a_dtype=operand)
+        case = OwnCase(epilogue=traced.text, product=product, accumulation=accumulation)
+        yield f"{case.op} {operand}", case
 
 
 def asked(traced: Traced, m: int, n: int, k: int, operand: DType, result: DType) -> list[Any]:
@@ -153,6 +167,8 @@ def asked(traced: Traced, m: int, n: int, k: int, operand: DType, result: DType)
     for told in traced.inputs:
         if told.along is Along.SCALAR:
             arguments.append(1.0)
+        elif told.absent is not None:
+            arguments.append(None)
         else:
             arguments.append(empty(stored[told.stored], (m if told.along is Along.ROW else n,)))
     return arguments
@@ -176,6 +192,8 @@ def drawn(traced: Traced, op: str, draw: Draw, limits: Limits) -> LegalCall:
     for told in traced.inputs:
         if told.along is Along.SCALAR:
             plain[told.name] = draw.one_of(_SIGNED)
+            continue
+        if told.absent is not None and draw.chance(0.3):
             continue
         count, shapes = (m, ((m,), (m, 1))) if told.along is Along.ROW else (n, ((n,), (1, n)))
         kind = {Stored.F32: torch.float32, Stored.S32: torch.int32, Stored.OUT: out_dtype}[told.stored]
@@ -216,8 +234,9 @@ class OwnJudge:
 
     def wrong(self) -> Tensor:
         """How many elements are wrong: a tensor on the device, which nothing waits for."""
-        ends = own_interval(self._traced, self._given, self._accumulation)
-        return outside_of_own(self._memory.dense("out"), ends).sum()
+        found = self._memory.dense("out")
+        ends = own_interval(self._traced, self._given | {"out": found}, self._accumulation)
+        return outside_of_own(found, ends).sum()
 
     def report(self) -> str:
         """What is wrong, in words; nothing if nothing is."""

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 import cuda.bindings.driver as cuda
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
@@ -27,7 +28,17 @@ class OwnVectors(Packed):
     def read(self, plan, given, at: Int32):
         """An input's value of one row or column, as it is stored."""
         place = (plan.m_fields + plan.n_fields).index(given)
-        return element(self.vectors[place], at * self.steps[place])
+        vector, at = self.vectors[place], at * self.steps[place]
+        return element(vector, at) if given.absent is None else value_or(given.absent, vector, at)
+
+
+@cute.jit
+def value_or(absent: cutlass.Constexpr, vector: cute.Pointer, at: Int32):
+    """One value of a vector, or `absent` where the call gives none."""
+    value = vector.dtype(absent)
+    if vector.toint() != 0:
+        value = element(vector, at)
+    return value
 
 
 class OwnMm(ScaledMm):

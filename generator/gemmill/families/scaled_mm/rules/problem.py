@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig
-from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, OwnConfig, key_is_of_floats
+from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, OwnConfig
 from gemmill.vocab import (
     GROUP_SIZES,
     SCALE_GROUPS,
@@ -43,14 +43,12 @@ def out_dtype(config: KernelConfig) -> Iterator[str]:
 
 
 def visitors(config: KernelConfig) -> Iterator[str]:
-    """CUTLASS's visitors are part of its collectives' epilogues, and compute in float32."""
+    """CUTLASS's visitors are part of its collectives' epilogues."""
     s = config.design
     if not _is_visitor(config):
         return
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K:
         yield f"{s.kernel_schedule} with {s.tile_scheduler} is no collective of CUTLASS's: it has no visitors"
-    if not key_is_of_floats(config.problem.own):
-        yield f"epilogue {config.problem.own!r} computes with int32: CUTLASS's visitors take float32 alone, cutedsl takes both"
 
 
 def _is_visitor(config: KernelConfig) -> TypeGuard[OwnConfig]:

@@ -67,7 +67,7 @@ def of_config(config: SparseConfig) -> Iterator[SparseCase]:
     """The cases of a variant: shapes below, at and across tiles, over all needs, kinds of scales and layouts."""
     first = _first(config)
     kinds = cycle(product((0, PAD), (True, False), (True, False), needs_of(config.epilogue)))
-    tile_n, tile_m, _ = config.tile_shape_mnk
+    tile_n, tile_m, _ = config.design.tile_shape_mnk
     own = ((tile_m, tile_n, 256), (2 * tile_m + 1, 3 * tile_n + 8, 384))
     for m, n, k in (*SHAPES, *own, *LONG_SHAPES):
         is_long = (m, n, k) in LONG_SHAPES
@@ -90,9 +90,9 @@ def _first(config: SparseConfig) -> CallSpec:
         m=1,
         n=16,
         k=32,
-        dtype=config.dtype,
+        dtype=config.operand_dtype,
         out_dtype=config.out_dtype,
-        promoted=config.accumulation is Accumulation.PROMOTED,
+        promoted=config.design.accumulation is Accumulation.PROMOTED,
     )
 
 

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from gemmill.families import fused_moe
+from gemmill.families import fused_moe, moe
+from gemmill.families.fused_moe.cases.calls import CallSpec, arguments_of, make_given
+from gemmill.families.fused_moe.config import CODED, GROUP
+from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.shaped_call import shaped_call_of
+from gemmill.families.moe.classes import CLASSES
 from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.numerics.call import CPU_LIMITS
@@ -18,13 +22,14 @@ from gemmill.numerics.memory import Memory
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.select import model_ns, select
+from gemmill.vocab import DType
 from gemmill.vocab.activation import Activation
 
 pytestmark = pytest.mark.compile
 SMS, SMS_OF_NONE = 132, 1
 """Multiprocessors of a device, and what the extension takes for their number where there is no device."""
 ROUNDS = 250
-FEWEST = {FUSED_EXPERTS.name: 5, FUSED_FP4_EXPERTS.name: 8}
+FEWEST = {FUSED_EXPERTS.name: 6, FUSED_FP4_EXPERTS.name: 8}
 """Kernels that so many calls launch."""
 POINTERS = "x w13 w2 out w13_scales w2_scales w13_bias w2_bias topk_ids topk_weights expert_map workspace".split()
 STRIDES = {"ldx": "x", "ldout": "out", "ld_ids": "topk_ids", "ld_weights": "topk_weights"}
@@ -141,3 +146,85 @@ def test_models_agree(probe) -> None:
         sizes = tuple(rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(4))
         call = ShapedCall(family=fused_moe.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
+
+
+class Multiplied(ctypes.Structure):
+    """Mirrors `gemmill_grouped_mm_args` in kernels/moe/abi.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales offsets expert_map token_ids".split()),
+        *((name, ctypes.c_int64) for name in "lda ldb ldd b_stride_expert".split()),
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "m n k tokens experts weights slot offset_words id_words a_scale_per_row b_scale_per_column"
+            ).split()
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k b_scale_stride_expert"
+            ).split()
+        ),
+        *((name, ctypes.c_void_p) for name in "alpha bias".split()),
+    )
+
+
+SPECS = [
+    CallSpec(tokens=300, hidden=400, inner=256, weights=6, topk=2, group_size=GROUP, lent=True),
+    CallSpec(tokens=3, hidden=16, inner=48, weights=512, topk=2, lent=True),
+    CallSpec(tokens=40, hidden=128, inner=48, weights=5, topk=1, of_experts=True, lent=True),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_products_are_grouped_gemms_within_the_callers_workspace(probe, spec: CallSpec) -> None:
+    """Five launches: the layer's own kernels before, between and behind the variants that the family moe chooses."""
+    (entry,) = (
+        e for e in probe.variants_of(fused_moe.NAME) if e.config.apart and e.config.group_size == spec.group_size
+    )
+    given = make_given(spec, torch.device("cpu"))
+    out = torch.empty(spec.tokens, spec.hidden, dtype=torch.bfloat16)
+    bytes_ = fused_experts_workspace(spec.tokens, spec.hidden, spec.inner, spec.topk, spec.weights)
+    given |= {"out": out, "workspace": torch.empty(bytes_ + 1, dtype=torch.uint8)[1:]}
+    (row, *_) = probe.build.table.rows_of(entry.name)
+    before = probe.build.pin(row)
+    try:
+        with probe.build.recording() as launches:
+            getattr(probe.ops, spec.op).default(*arguments_of(given))
+    finally:
+        probe.build.pin(before)
+    own, products = launches[::2], launches[1::2]
+    stages = [int.from_bytes(data[-8:-4], "little") for _, data in own]
+    assert [symbol for symbol, _ in own] == [entry.symbol] * 3 and stages == [0, 1, 2]
+    pairs = spec.tokens * spec.topk
+    first, last = given["workspace"].data_ptr(), given["workspace"].data_ptr() + bytes_
+    for name, n, k, (symbol, data) in zip(
+        ("w13", "w2"), (2 * spec.inner, spec.hidden), (spec.hidden, spec.inner), products, strict=True
+    ):
+        x, scales = Multiplied.from_buffer_copy(data), given[f"{name}_scales"]
+        sizes = (pairs, n, k, spec.weights)
+        kind = CLASSES.number_of(
+            dtype=CODED, out_dtype=DType.BF16, group_size=spec.group_size, indexed=False, format=None, biased=False
+        )
+        asked = ShapedCall(family=moe.NAME, call_class=kind, sizes=sizes, alignments=(16, 16, 16))
+        chosen = select(probe.build.table, asked, SMS_OF_NONE).entry
+        assert chosen is not None and symbol == chosen.symbol
+        assert (x.m, x.n, x.k, x.experts, x.weights, x.tokens) == (pairs, n, k, spec.weights, spec.weights, pairs)
+        assert (x.lda, x.ldb, x.ldd, x.b_stride_expert, x.offset_words) == (k, k, n, n * k, 1)
+        assert (x.b, x.b_scales) == (given[name].data_ptr(), scales.data_ptr())
+        groups = -(-k // GROUP) if spec.group_size else 1
+        for address, size in (
+            (x.a, pairs * k),
+            (x.a_scales, 4 * pairs * groups),
+            (x.d, 2 * pairs * n),
+            (x.offsets, 4 * spec.weights + 4),
+        ):
+            assert first <= address and address + size <= last
+        assert x.a % 16 == x.d % 16 == 0
+        if spec.group_size:
+            assert (x.a_scale_stride_m, x.a_scale_stride_k) == (1, pairs)
+            assert (x.b_scale_stride_expert, x.b_scale_stride_n, x.b_scale_stride_k) == scales.stride()
+        else:
+            assert (x.a_scale_per_row, x.b_scale_per_column) == (1, int(not spec.of_experts))
+            assert x.b_scale_stride_expert == (1 if spec.of_experts else n)

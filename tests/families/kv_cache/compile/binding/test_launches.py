@@ -60,7 +60,7 @@ def test_kernels_of_slots_are_launched_where_addresses_allow(probe, keys: int, v
         given[place] = moved[shift:].as_strided(x.shape, x.stride(), shift).copy_(x)
     row = select(probe.build.table, asked(case.schema, given), 1).row
     is_aligned = keys % 4 == 0 and values % 2 == 0
-    assert (probe.build.table.entries[row].config.slots is not Slots.ANY) == is_aligned
+    assert (probe.build.table.entries[row].config.operands.slots is not Slots.ANY) == is_aligned
     with probe.build.recording() as launches:
         getattr(probe.ops, case.schema.name).default(*given)
     assert launches[0][0] == probe.build.table.entries[row].symbol

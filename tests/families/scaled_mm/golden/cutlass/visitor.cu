@@ -7,6 +7,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "scaled_mm/abi.h"
 #include "core/epilogue.cuh"
+#include "core/stepped.cuh"
 #include "scaled_mm/stream_k.cuh"
 #include "core/universal.cuh"
 
@@ -28,32 +29,22 @@ using AlongM = epilogue::Row<TileShape, T>;  // one value for each row of D
 template <class T>
 using AlongN = epilogue::Column<TileShape, T>;  // one value for each column of D
 // D = what a user's epilogue makes of acc, its steps in order
-struct Scalars {
-  float scalar0;
-};
-template <class T>
 struct Steps {
-  using Arguments = Scalars;  // whatever T is
+  struct Arguments {
+    float scalar0;
+  };
 
-  CUTLASS_DEVICE T operator()(T const& acc, T const& row0, T const& column0, Scalars const& given) const {
-    T d;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < T::kElements; ++i) {
-      float const v0 = acc[i];
-      float const v1 = row0[i];
-      float const v2 = column0[i];
-      float const v3 = given.scalar0;
-      auto const v4 = fmaf(v0, v1, v2);
-      auto const v5 = __uint_as_float(0x00000000u);
-      auto const v6 = v4 > v5;
-      auto const v7 = v6 ? v4 : v5;
-      auto const v8 = fminf(v7, v3);
-      d[i] = v8;
-    }
-    return d;
+  CUTLASS_DEVICE float operator()(Arguments const& given, float v0, float v1, float v2) const {
+    float const v3 = given.scalar0;
+    auto const v4 = fmaf(v0, v1, v2);
+    auto const v5 = __uint_as_float(0x00000000u);
+    auto const v6 = v4 > v5;
+    auto const v7 = v6 ? v4 : v5;
+    auto const v8 = fminf(v7, v3);
+    return v8;
   }
 };
-using Epilogue = epilogue::Node<Steps, ElementD, float, epilogue::Accumulator, AlongM<float>, AlongN<ElementD>>;
+using Epilogue = epilogue::SteppedNode<Steps, ElementD, epilogue::Accumulator, AlongM<float>, AlongN<ElementD>>;
 
 typename Epilogue::Arguments epilogue_arguments(gemmill_scaled_mm_args const& x) {
   auto row0 = epilogue::vector<AlongM<float>>(static_cast<float const*>(x.row0), x.row0_step != 0);
