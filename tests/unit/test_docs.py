@@ -17,7 +17,13 @@ from sentences import sentences
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-WRITTEN = ("CHANGELOG.md", "docs/figures.md", "docs/notes/*.md")
+WRITTEN = (
+    *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs/notes/*.md"),
+    *("docs/api.md", "docs/architecture.md", "docs/cli.md", "docs/epilogues.md", "docs/figures.md", "docs/formats.md"),
+    *("docs/gated_mm.md", "docs/glossary.md", "docs/gpus.md", "docs/index.md", "docs/kv_cache.md", "docs/layers.md"),
+    *("docs/moe.md", "docs/names.md", "docs/quickstart.md", "docs/settings.md", "docs/sparsity.md", "docs/tuning.md"),
+    "docs/weights.md",
+)
 """Pages, as patterns, that keep to `BANNED`. A page that is rewritten joins them."""
 BANNED = {
     r"beside": "next to, compared with",
