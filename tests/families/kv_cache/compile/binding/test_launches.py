@@ -28,7 +28,7 @@ CASES = (
     UnpackCase(tokens=7, format="eden3", gap=5, of_values=True),
     ScoresCase(length=70, rows=3, batch=2),
     AttendCase(**ATTENDS, are_apart=True),
-    AttendCase(lengths=(100, 3), rows=2, causal=False, gap=7),
+    AttendCase(lengths=(100, 3), rows=2, causal=False, gap=7, format="k_e4m3_v_uniform4"),
 )
 
 
