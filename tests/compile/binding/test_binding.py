@@ -204,7 +204,9 @@ def test_launches(op: OpSchema, probe) -> None:
         assert found == strides
         asked = shaped_call_of(op, facts)
         choice = select(probe.build.table, asked, 1)
-        assert (symbol, args.splits) == (choice.entry.symbol, choice.entry.config.launch.splits)
+        facts = probe.build.table.rows[choice.row].facts
+        assert symbol == choice.entry.symbol
+        assert (args.raster_order, args.swizzle, args.splits) == (facts.raster_order, facts.swizzle, facts.splits)
         assert (probe.how.programmatic_launch, probe.how.constant_weights) == (1, 0)
         launched.add(symbol)
     assert len(launched) >= 2

@@ -115,14 +115,18 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
             assert row == here.row and (row < 0 or trust is here.trust), (call, here)
             seen.add((call.family, row >= 0 and trust))
     assert seen >= {(toy_tuning.TOY, trust) for trust in (False, Trust.EXACT, Trust.NEAREST, Trust.MODEL)}
-    pinned = table.rows_of("sm90a_toy_3")[0]
-    before = probe.build.pin(pinned)
-    try:
-        assert probe.build.choose(toy_tuning.call(8, page=20), SMS) == (pinned, Trust.PINNED)
-        gemm = call_of_sizes(table.rows[0].call_class, 64, 4096, 4096)
-        assert probe.build.choose(gemm, SMS)[1] is Trust.MODEL
-    finally:
-        probe.build.pin(before)
+    assert table.rows_of("sm90a_toy_1")[0] == table.families[scaled_mm.NAME].stop, (
+        "its rows begin where those of GEMMs end"
+    )
+    for name in ("sm90a_toy_1", "sm90a_toy_3"):
+        pinned = table.rows_of(name)[0]
+        before = probe.build.pin(pinned)
+        try:
+            assert probe.build.choose(toy_tuning.call(8, page=20), SMS) == (pinned, Trust.PINNED)
+            gemm = call_of_sizes(table.rows[0].call_class, 64, 4096, 4096)
+            assert probe.build.choose(gemm, SMS)[1] is Trust.MODEL
+        finally:
+            probe.build.pin(before)
 
 
 def test_a_table_that_came_since_is_chosen_by_once_tables_are_read(

@@ -59,6 +59,23 @@ def test_device_is_asked_once_for_what_does_not_change(probe, machine) -> None:
     assert machine.attributes_asked <= 2
 
 
+@pytest.mark.parametrize(
+    ("setting", "default", "told"),
+    [("programmatic_launch", 1, (0, 0)), ("constant_weights", 0, (1, 1)), ("endless_waits", 0, (1, 0))],
+)
+def test_a_setting_reaches_kernels_as_itself_alone(setting: str, default: int, told: tuple, probe, machine) -> None:
+    machine.device = 0
+    send = getattr(probe.build._library, f"gemmill_set_{setting}")
+    try:
+        send(1 - default)
+        probe.run("cutlass_scaled_mm", *good_call())
+        assert (probe.how.programmatic_launch, probe.how.constant_weights) == told
+    finally:
+        send(default)
+    probe.run("cutlass_scaled_mm", *good_call())
+    assert (probe.how.programmatic_launch, probe.how.constant_weights) == (1, 0)
+
+
 @pytest.mark.parametrize("position", [1, 2, 3, 4, 5])
 def test_operand_on_another_device(position: int, probe, machine) -> None:
     machine.device = 1

@@ -78,6 +78,13 @@ def test_calls_that_take_turns_keep_their_sizes_and_numbers(probe) -> None:
         assert (args.m, args.n, args.k) == (rows, N, K)
 
 
+def test_an_empty_list_is_another_fact_than_none(probe) -> None:
+    call = whole_call(BY_NAME["static_scaled_fp8_quant"]) | {"group_shape": None}
+    for group_shape, sentence in ((None, ""), ([], "group_shape"), (None, "")):
+        with pytest.raises(RuntimeError, match=sentence) if sentence else nullcontext():
+            assert probe.run("static_scaled_fp8_quant", *(call | {"group_shape": group_shape}).values()) is not None
+
+
 def test_scales_off_alignment_are_another_fact(probe, with_table) -> None:
     """Whether TMA takes scales in groups is asked of their address: here nothing else takes them."""
     table, values = probe.build.table, torch.ones(M * 2 + 1)

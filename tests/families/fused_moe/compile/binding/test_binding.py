@@ -24,6 +24,7 @@ from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.select import model_ns, select
 from gemmill.vocab import DType
 from gemmill.vocab.activation import Activation
+from whole_calls import whole_call
 
 pytestmark = pytest.mark.compile
 SMS, SMS_OF_NONE = 132, 1
@@ -138,6 +139,17 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe, schema: O
     assert (lacking > 0) == (schema is FUSED_EXPERTS), "of packed weights every legal call has a kernel"
 
 
+@pytest.mark.parametrize("endless", [0, 1])
+def test_waits_are_endless_where_the_setting_says_so(probe, endless: int) -> None:
+    probe.build._library.gemmill_set_endless_waits(endless)
+    try:
+        getattr(probe.ops, FUSED_FP4_EXPERTS.name).default(*whole_call(FUSED_FP4_EXPERTS).values())
+    finally:
+        probe.build._library.gemmill_set_endless_waits(0)
+    recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * ctypes.sizeof(Arguments)))
+    assert recorded.endless_waits == endless
+
+
 def test_models_agree(probe) -> None:
     rng = random.Random(1)
     rows = [(i, row) for i, row, _ in probe.build.table.of(fused_moe.NAME)]
@@ -145,6 +157,7 @@ def test_models_agree(probe) -> None:
         i, row = rng.choice(rows)
         sizes = tuple(rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(4))
         call = ShapedCall(family=fused_moe.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
+<<<<<<< HEAD
         assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
 
 
@@ -228,3 +241,7 @@ def test_products_are_grouped_gemms_within_the_callers_workspace(probe, spec: Ca
         else:
             assert (x.a_scale_per_row, x.b_scale_per_column) == (1, int(not spec.of_experts))
             assert x.b_scale_stride_expert == (1 if spec.of_experts else n)
+=======
+        sms = rng.choice((SMS, 114, 16))
+        assert probe.nanoseconds(i, call, sms) == model_ns(row, call, sms)
+>>>>>>> w/breakages

@@ -10,6 +10,7 @@ from gemmill.families.kv_cache.call import shaped_call_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase
 from gemmill.families.kv_cache.config import Slots
+from gemmill.family import OpSchema
 from gemmill.locations import kernels_dir
 from gemmill.runtime import checks, operands
 from gemmill.runtime.select import select
@@ -27,7 +28,7 @@ CASES = (
     UnpackCase(tokens=7, format="eden3", gap=5, of_values=True),
     ScoresCase(length=70, rows=3, batch=2),
     AttendCase(**ATTENDS, are_apart=True),
-    AttendCase(lengths=(100, 3), rows=2, causal=False, gap=7),
+    AttendCase(lengths=(100, 3), rows=2, causal=False, gap=7, format="k_e4m3_v_uniform4"),
 )
 
 
@@ -36,18 +37,43 @@ def asked(schema: Any, given: list[Any]):
     return shaped_call_of(checks.check(schema, operands.of_arguments(schema, given)))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case).__name__)
-def test_every_field_is_the_calls(probe, case: Any) -> None:
-    arguments = case.arguments("cpu")
-    given = dict(zip(case.schema.arguments, arguments, strict=True))
-    probe_op = getattr(probe.ops, case.schema.name).default
+def check_fields(probe, schema: OpSchema, arguments: list[Any], **others: int) -> None:
+    """All of a launch are those of the call, but for `others`."""
     with probe.build.recording() as launches:
-        probe_op(*arguments)
+        getattr(probe.ops, schema.name).default(*arguments)
     ((_, told),) = launches
     found = {field.name: field.value for field in read_arguments(HEADER, told)[1]}
-    struct = arguments_of(given)
-    wanted = {name: getattr(struct, name) or 0 for name, _ in struct._fields_}
+    struct = arguments_of(dict(zip(schema.arguments, arguments, strict=True)))
+    wanted = {name: getattr(struct, name) or 0 for name, _ in struct._fields_} | others
     assert found | {"half_waves": 0} == wanted | {"half_waves": 0}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case).__name__)
+def test_every_field_is_the_calls(probe, case: Any) -> None:
+    check_fields(probe, case.schema, case.arguments("cpu"))
+
+
+def test_restored_keys_and_values_have_strides_of_their_own(probe) -> None:
+    case = DecompressCase(tokens=9, format="k_eden4_v_eden4", padding=8)
+    keys, _, *rest = case.arguments("cpu")
+    values = torch.zeros(*keys.shape[:2], keys.shape[2] + 24, dtype=keys.dtype)[..., : keys.shape[2]]
+    assert keys.stride(1) != values.stride(1)
+    check_fields(probe, case.schema, [keys, values, *rest])
+
+
+def test_rotated_rows_have_a_stride_of_their_own(probe) -> None:
+    case = HadamardCase(rows=5, columns=128, padding=3)
+    _, x, scale = case.arguments("cpu")
+    out = torch.zeros(5, 160, dtype=x.dtype)[:, :128]
+    assert out.stride(0) != x.stride(0)
+    check_fields(probe, case.schema, [out, x, scale])
+
+
+def test_a_table_without_columns_shows_no_page(probe) -> None:
+    case = AttendCase(lengths=(0, 0), rows=2)
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    given["block_table"] = torch.empty(2, 0, dtype=torch.int32)
+    check_fields(probe, case.schema, [*given.values()], pages=0, table_stride=0)
 
 
 @pytest.mark.parametrize(("keys", "values"), [(0, 0), (2, 0), (0, 1), (4, 2)])

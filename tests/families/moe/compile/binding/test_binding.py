@@ -77,11 +77,12 @@ def wanted_of(call: Judged) -> dict[str, int | None]:
         found["a_scale_per_row"] = int(call["scaled"] and call.tensor("a_scales").numel > 1)
         found |= {"b_scale_per_column": 1, "b_scale_stride_expert": call["N"]}
     elif call["scaled"] and call["groups"]:
-        b_scales, (*_, of_rows, of_k) = call.tensor("b_scales"), call.tensor("a_scales").strides
+        a_scales, b_scales = call.tensor("a_scales"), call.tensor("b_scales")
+        *_, of_rows, of_k = a_scales.strides
         found |= dict(
             zip(("b_scale_stride_expert", "b_scale_stride_n", "b_scale_stride_k"), b_scales.strides, strict=True)
         )
-        if call.tensor("a_scales").shape[-2] > 1:
+        if a_scales.shape[-2] > 1:
             found["a_scale_stride_m"] = of_rows
         found["a_scale_stride_k"] = of_k
     elif call["scaled"]:
@@ -140,6 +141,22 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
     )
 
 
+def test_the_stride_of_a_slot_of_one_is_never_used(probe) -> None:
+    """Scales of rows go from one expert's to the next one's."""
+    op = "grouped_mm_masked"
+    call = dict.fromkeys(BY_NAME[op].arguments) | {
+        "out": torch.zeros(3, 1, 128, dtype=torch.bfloat16),
+        "a": torch.zeros(3, 1, 256).to(torch.float8_e4m3fn),
+        "b": torch.zeros(3, 128, 256).to(torch.float8_e4m3fn),
+        "a_scales": torch.ones(16).as_strided((3, 1, 2), (5, 77, 1)),
+        "b_scales": torch.ones(3, 1, 2),
+        "rows": torch.ones(3, dtype=torch.int32),
+        "expected_rows": 0,
+    }
+    _, found = launched(probe, op, [*call.values()])
+    assert (found.a_scale_stride_m, found.a_scale_stride_k) == (5, 1)
+
+
 def test_models_agree(probe) -> None:
     rng = random.Random(1)
     rows = [(i, row) for i, row, _ in probe.build.table.of(moe.NAME)]
@@ -149,4 +166,5 @@ def test_models_agree(probe) -> None:
         call = ShapedCall(
             family=moe.NAME, call_class=row.call_class, sizes=(*sizes, rng.randrange(1, 513)), alignments=(16, 16, 16)
         )
-        assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
+        sms = rng.choice((SMS, 114, 16))
+        assert probe.nanoseconds(i, call, sms) == model_ns(row, call, sms)
