@@ -137,10 +137,14 @@ def op_of(traced: Traced) -> Op:
     )
 
 
+def with_others(traced: Traced) -> Mapping[str, str]:
+    """Inputs that mean nothing where another is left out, each with that one's name."""
+    return BUILT_IN[traced.key].with_others if traced.key in BUILT_IN else {}
+
+
 def _together(traced: Traced, roles: Mapping[str, str]) -> Iterator[Step]:
     """That what an input is meaningless without is given too."""
-    built_in = BUILT_IN.get(traced.key)
-    for name, other in built_in.with_others.items() if built_in else ():
+    for name, other in with_others(traced).items():
         say = f"{name} is given and {other} is not: {name} has no effect without it, so give both, or neither"
         yield When(roles[name], (Require(roles[other], say),))
 
