@@ -301,6 +301,7 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "cutlass_scaled_mm bf16",
         "cutlass_scaled_mm_azp s8",
         "cutlass_scaled_mm e4m3 in groups",
+        "scaled_mm_zero_points s8",
         *(op.name for config in smoke_quant_configs(Arch.SM90A) for op in QUANT_OPS if op.serves(config)),
         *of_pairs,
         "hadamard_transform",

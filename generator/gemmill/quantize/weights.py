@@ -225,10 +225,7 @@ def _with_zero_points(weight: Tensor) -> QuantizedWeight:
     for rows in chunks(weight):
         part = weight[rows].float()
         low, high = part.amin(dim=1, keepdim=True).clamp(max=0), part.amax(dim=1, keepdim=True).clamp(min=0)
-        # Of halves the difference is finite. The divisor is a tensor, as in _scale.
-        span = high / 2 - low / 2
-        scale = (span / torch.full_like(span, _STEPS / 2)).clamp(min=torch.finfo(torch.float32).tiny)
-        scales[rows] = torch.where(span == 0, 1.0, scale)
+        scales[rows] = _step(high / 2 - low / 2, _STEPS / 2)  # of halves the difference is finite
         points[rows] = (_LOWEST - low / scales[rows]).round().clamp(_LOWEST, _LOWEST + _STEPS).int()
         shifted = part / scales[rows] + points[rows]
         codes[rows] = shifted.clamp(_LOWEST, _LOWEST + _STEPS).round().to(torch.int8)
@@ -252,9 +249,14 @@ def _by_blocks(weight: Tensor) -> QuantizedWeight:
 
 
 def _scale(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    return _step(amax, _LARGEST[dtype])
+
+
+def _step(span: Tensor, steps: float) -> Tensor:
+    """The scale by which a span has so many steps."""
     # The divisor is a tensor: on a GPU torch multiplies by the reciprocal of a number, which is a rounding off.
-    scale = (amax / torch.full_like(amax, _LARGEST[dtype])).clamp(min=torch.finfo(torch.float32).tiny)
-    return torch.where(amax == 0, 1.0, scale)
+    scale = (span / torch.full_like(span, steps)).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where(span == 0, 1.0, scale)
 
 
 def _nearest(divided: Tensor, dtype: torch.dtype) -> Tensor:

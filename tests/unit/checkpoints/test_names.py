@@ -44,6 +44,14 @@ def test_it_is_read_exactly(project: str, format: str, tmp_path: Path) -> None:
     assert torch.equal(values.bfloat16().float(), values), "the fixture is exact in bf16"
 
 
+def test_zero_points_tell_a_format(tmp_path: Path) -> None:
+    """Nobody says which: codes and scales alone would be read as int8."""
+    stored, values = LAYERS["compressed-tensors", "int8_asymmetric"]
+    source = save(tmp_path / "in.safetensors", {NAME + part: tensor for part, tensor in stored.items()})
+    convert(source, tmp_path / "out.safetensors", Asked(to="bf16"))
+    assert torch.equal(open_checkpoint(tmp_path / "out.safetensors").read(f"{NAME}.weight"), values.bfloat16())
+
+
 @pytest.mark.parametrize(("project", "format"), LAYERS)
 def test_it_is_written_with_the_same_bytes(project: str, format: str, tmp_path: Path) -> None:
     stored, values = LAYERS[project, format]

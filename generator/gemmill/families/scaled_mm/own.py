@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gemmill.families.scaled_mm import built_in
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Problem
 from gemmill.family import Aspect, Check, Layout, Op, OpSchema, Require, ResultOf, Same, Step, Tensor, When, any_of
 from gemmill.family.operand import INT32_MAX
-from gemmill.gemm import standard
 from gemmill.gemm.traced import Along, Input, Kind, Stored, Traced, known, learn
 from gemmill.vocab import Backend, DType, EpilogueKind
 
@@ -23,7 +23,7 @@ _STORED: dict[Stored, tuple[DType, ...] | Same] = {
 }
 
 
-BUILT_IN = {learn(built_in.traced).key: built_in for built_in in standard.BUILT_IN}
+BUILT_IN = {learn(one.traced).key: one for one in built_in.ALL}
 """The epilogues that come with gemmill, by their keys. Their ops have their names."""
 
 
@@ -137,10 +137,14 @@ def op_of(traced: Traced) -> Op:
     )
 
 
+def with_others(traced: Traced) -> Mapping[str, str]:
+    """Inputs that mean nothing where another is left out, each with that one's name."""
+    return BUILT_IN[traced.key].with_others if traced.key in BUILT_IN else {}
+
+
 def _together(traced: Traced, roles: Mapping[str, str]) -> Iterator[Step]:
     """That what an input is meaningless without is given too."""
-    built_in = BUILT_IN.get(traced.key)
-    for name, other in built_in.with_others.items() if built_in else ():
+    for name, other in with_others(traced).items():
         say = f"{name} is given and {other} is not: {name} has no effect without it, so give both, or neither"
         yield When(roles[name], (Require(roles[other], say),))
 

@@ -104,8 +104,8 @@ def smoke(arch: Arch) -> Iterator[KernelConfig]:
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
     for built_in in BUILT_IN.values():
-        config = with_own(_config(_problem(built_in.operands[0], DType.BF16), prefill), built_in.traced)
-        yield from (config, with_dsl(config))
+        made = list(with_epilogue(built_in.traced.text, built_in.operands[:1], (DType.BF16,), arch))
+        yield from (next(config for config in made if config.backend is backend) for backend in Backend)
     for problem in _problems(OUT_DTYPES):
         yield _unaligned(problem)
     yield with_dsl(_config(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN.wide[0]))

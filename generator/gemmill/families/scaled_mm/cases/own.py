@@ -10,7 +10,15 @@ from torch import Tensor
 from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.bounds import outside_of_own, own_interval
 from gemmill.families.scaled_mm.cases.calls import CallSpec, make_call
-from gemmill.families.scaled_mm.own import BUILT_IN, OWN_RESULTS_OF, OwnConfig, op_name, operands_of, roles_of
+from gemmill.families.scaled_mm.own import (
+    BUILT_IN,
+    OWN_RESULTS_OF,
+    OwnConfig,
+    op_name,
+    operands_of,
+    roles_of,
+    with_others,
+)
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import Along, Input, Stored, Traced, all_known, of_text
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
@@ -201,6 +209,9 @@ def drawn(traced: Traced, op: str, draw: Draw, limits: Limits) -> LegalCall:
         slots[told.name] = (
             one_value(draw, kind, values) if draw.chance(0.2) else vector(draw, kind, count, values, shapes)
         )
+    for name, other in with_others(traced).items():
+        if other not in slots:
+            slots.pop(name, None)
     offsets = {name: draw.below(1 << 30) for name in slots}
     return LegalCall(op=op, slots=slots, plain=plain, offsets=offsets, judged=EXACT if exact else WITHIN)
 
