@@ -115,6 +115,9 @@ def test_choices_agree_among_families_of_other_sizes(probe, with_table: Callable
             assert row == here.row and (row < 0 or trust is here.trust), (call, here)
             seen.add((call.family, row >= 0 and trust))
     assert seen >= {(toy_tuning.TOY, trust) for trust in (False, Trust.EXACT, Trust.NEAREST, Trust.MODEL)}
+    asked = toy_tuning.call(8, page=20)
+    assert probe.build.choose(asked, SMS)[0] >= 0
+    assert probe.build.choose(replace(asked, family=scaled_mm.NAME), SMS)[0] == -1, "the same numbers mean another call"
     assert table.rows_of("sm90a_toy_1")[0] == table.families[scaled_mm.NAME].stop, (
         "its rows begin where those of GEMMs end"
     )
@@ -285,6 +288,19 @@ def test_choices_are_noted_once_and_counted(probe, with_table: Callable) -> None
     ]
     assert [(chosen.trust, chosen.times) for chosen in counted] == [(Trust.EXACT, 2), (Trust.NEAREST, 1)]
     assert sum(chosen.times for chosen in chosen_in([probe.build])) == 8, "remembered choices are not counted"
+
+
+def test_noted_choices_are_taken_each_once(probe, with_table: Callable) -> None:
+    with_table(tuned=())
+    calls = [call_of_sizes(probe.build.table.rows[0].call_class, 16, n, 4096) for n in (1024, 2048, 4096)]
+    probe.build.note_choices(64)
+    try:
+        for call in calls:
+            probe.build.choose(call, SMS)
+        taken = [probe.build.take_noted(1)[0].call for _ in calls]
+    finally:
+        probe.build.note_choices(0)
+    assert sorted(call.sizes for call in taken) == [call.sizes for call in calls]
 
 
 def test_a_fork_while_choices_are_taken_does_not_hang_the_child(probe, with_table: Callable) -> None:

@@ -78,6 +78,12 @@ def test_calls_that_take_turns_keep_their_sizes_and_numbers(probe) -> None:
         assert (args.m, args.n, args.k) == (rows, N, K)
 
 
+def test_strides_are_facts(probe) -> None:
+    addresses(probe, gemm())
+    with pytest.raises(RuntimeError, match="column-major"):
+        probe.run("cutlass_scaled_mm", *(gemm() | {"b": torch.zeros(K, N, dtype=torch.float8_e4m3fn)}).values())
+
+
 def test_an_empty_list_is_another_fact_than_none(probe) -> None:
     call = whole_call(BY_NAME["static_scaled_fp8_quant"]) | {"group_shape": None}
     for group_shape, sentence in ((None, ""), ([], "group_shape"), (None, "")):

@@ -139,6 +139,17 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe, schema: O
     assert (lacking > 0) == (schema is FUSED_EXPERTS), "of packed weights every legal call has a kernel"
 
 
+def test_ids_and_weights_have_strides_of_their_own(probe) -> None:
+    call = whole_call(FUSED_FP4_EXPERTS)
+    tokens, topk = call["topk_ids"].shape
+    assert tokens > 1
+    call |= {"topk_ids": torch.zeros(tokens, topk + 2, dtype=torch.int32)[:, :topk]}
+    call |= {"topk_weights": torch.ones(tokens, topk + 3)[:, :topk]}
+    getattr(probe.ops, FUSED_FP4_EXPERTS.name).default(*call.values())
+    recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * ctypes.sizeof(Arguments)))
+    assert (recorded.ld_ids, recorded.ld_weights) == (topk + 2, topk + 3)
+
+
 @pytest.mark.parametrize("endless", [0, 1])
 def test_waits_are_endless_where_the_setting_says_so(probe, endless: int) -> None:
     probe.build._library.gemmill_set_endless_waits(endless)

@@ -160,6 +160,10 @@ def test_the_stride_of_a_slot_of_one_is_never_used(probe) -> None:
 def test_models_agree(probe) -> None:
     rng = random.Random(1)
     rows = [(i, row) for i, row, _ in probe.build.table.of(moe.NAME)]
+    for i, row in rows:  # of an expert with 16 tiles, from which on bands are swept
+        sizes = (64 * row.facts.tile_m // 5, 4096, 4096, 1)
+        call = ShapedCall(family=moe.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
+        assert probe.nanoseconds(i, call, SMS) == model_ns(row, call, SMS)
     for _ in range(500):
         i, row = rng.choice(rows)
         sizes = (rng.choice((1, 16, 17, rng.randrange(1, 300), rng.randrange(1, 40_000))) for _ in range(3))
