@@ -9,8 +9,8 @@
 namespace gemmill::fused_moe {
 namespace {
 
-constexpr double kMemory = 4000.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 21000.0, kApartMoved = 2180.0;
-constexpr int64_t kStep = 128, kStreamedRows = 256;
+constexpr double kMemory = 4000.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 21000.0, kApartMoved = 2180.0, kFewTimes = 1.5;
+constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48;
 struct {
   int64_t rows;
   double step_ns;
@@ -55,7 +55,8 @@ double product_ns(Call const& call, int64_t n, int64_t k, int64_t sm_count, int6
     active = dealt.active;
     working = std::min(working, waves_of(dealt.tiles, ceil_div(n, kStep), sm_count) * static_cast<double>(ceil_div(k, kStep)) * of.step_ns);
   }
-  double const memory = active * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(bits) / 8.0 / kMemory;
+  double memory = active * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(bits) / 8.0 / kMemory;
+  if (call.sizes[kSizePairs] < kFewPairs) memory *= kFewTimes;
   return std::max(working, memory) + 0.1 * std::min(working, memory);
 }
 
@@ -73,11 +74,12 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = reinterpret_cast<Facts const&>(of.facts);
   if (row.apart != 0) return apart_ns(call, sm_count, row.bits);
   if (row.streamed != 0) return streamed_ns(row, call, sm_count);
-  int64_t const pairs = call.sizes[kSizePairs], active = std::max<int64_t>(std::min(pairs, call.sizes[kSizeExperts]), 1);
-  int64_t const tiles = active + pairs / row.tile_tokens;
+  int64_t const pairs = call.sizes[kSizePairs];
+  double const active = row.bits < 8 ? static_cast<double>(std::max<int64_t>(std::min(pairs, call.sizes[kSizeExperts]), 1)) : Dealt(call, row.tile_tokens).active;
+  double const tiles = active + static_cast<double>(pairs / row.tile_tokens);
   double const read = 3.0 * static_cast<double>(call.sizes[kSizeInner]) * static_cast<double>(call.sizes[kSizeHidden]) * static_cast<double>(row.bits) / 8.0;
-  double const memory = static_cast<double>(active) * read / kMemory;
-  double const working = static_cast<double>(tiles) * read / 1024.0 * static_cast<double>(row.tile_ps) / 1000.0 * 132.0 / static_cast<double>(sm_count);
+  double const memory = active * read / kMemory;
+  double const working = tiles * read / 1024.0 * static_cast<double>(row.tile_ps) / 1000.0 * 132.0 / static_cast<double>(sm_count);
   return static_cast<double>(row.begin_ns) + std::max(memory, working) + 0.1 * std::min(memory, working);
 }
 

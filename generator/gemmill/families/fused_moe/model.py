@@ -22,7 +22,9 @@ are written and read."""
 _APART_TILES = ((64, 330.0), (128, 536.0))
 """Of a grouped GEMM's tile: an expert's rows, and nanoseconds of a step."""
 _APART_LAUNCHES, _APART_MOVED = 21000.0, 2180.0
-"""Nanoseconds of five launches of few rows, and bytes a nanosecond of launches that order, activate and sum rows.
+"""Nanoseconds of five launches of few rows, and bytes a nanosecond of launches that order, activate and sum rows."""
+_FEW_PAIRS, _FEW_TIMES = 48, 1.5
+"""Rows of all experts below which grouped GEMMs read weights that many times as slowly (H200, 2026-11-26, layers drawn anew).
 
 Constants of streamed weights and of grouped GEMMs are fitted to 46 calls of nine layers, eight of them drawn (H200, 2026-11-25).
 """
@@ -53,11 +55,11 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
         return _apart_ns(call, sm_count, facts.bits)
     if facts.streamed:
         return _streamed_ns(facts, call, sm_count)
-    active = max(min(pairs, weights), 1)
-    tiles = active + pairs // facts.tile_tokens
+    active = float(max(min(pairs, weights), 1)) if facts.bits < 8 else _dealt(call, facts.tile_tokens)[0]
+    tiles = active + float(pairs // facts.tile_tokens)
     read = 3.0 * float(inner) * float(hidden) * float(facts.bits) / 8.0
-    memory = float(active) * read / _MEMORY
-    working = float(tiles) * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
+    memory = active * read / _MEMORY
+    working = tiles * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
     return float(facts.begin_ns) + max(memory, working) + 0.1 * min(memory, working)
 
 
@@ -92,10 +94,12 @@ def _apart_ns(call: ShapedCall, sm_count: int, bits: int) -> float:
 
 def _product_ns(call: ShapedCall, n: int, k: int, sm_count: int, bits: int) -> float:
     """Nanoseconds of a grouped GEMM of [pairs, k] by [n, k] of each expert."""
-    working, active = math.inf, 1.0
+    pairs, working, active = call.sizes[0], math.inf, 1.0
     for rows, step_ns in _APART_TILES:
         active, tiles = _dealt(call, rows)
         waves = math.ceil(tiles * float(-(-n // _STEP)) / float(sm_count))
         working = min(working, float(waves) * float(-(-k // _STEP)) * step_ns)
     memory = active * float(n) * float(k) * float(bits) / 8.0 / _MEMORY
+    if pairs < _FEW_PAIRS:
+        memory *= _FEW_TIMES
     return max(working, memory) + 0.1 * min(working, memory)

@@ -30,6 +30,7 @@ _FOLDED_TILE_PS = {8: 215, 16: 255, 32: 280, 112: 450, 224: 600, 256: 800}
 _HANDED_BEGIN_NS = 16000
 _BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS, _ORDERED_BEGIN_NS, _MANY_BEGIN_NS = 12000, 15000, 10800, 15000, 33000
 _BOXED_BEGIN_NS = 23500
+_WARPS_BEGIN_NS = 17000
 """Nanoseconds of three launches of few tiles.
 
 Wide tiles are half as many, so fewer multiprocessors read. Streamed tiles of 8 rows are shared by two CTAs, so more do. Where rows are put in
@@ -49,7 +50,9 @@ def _tile_ps(config: AnyConfig) -> int:
 
 def _begin_ns(config: AnyConfig) -> int:
     if not isinstance(config, PackedExpertsConfig):
-        return _SHARED_BEGIN_NS if config.streamed and config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
+        if not config.streamed:
+            return _WARPS_BEGIN_NS if config.group_size else _BEGIN_NS
+        return _SHARED_BEGIN_NS if config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
     if config.is_boxed:
         return _BOXED_BEGIN_NS
     if config.ordered and config.tile_tokens in HANDED_TILES:
