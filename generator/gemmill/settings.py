@@ -121,8 +121,8 @@ def times_layers() -> bool:
 
 
 def quantises(engine: str) -> bool:
-    """GEMMILL_VLLM_QUANT: 1 has gemmill's kernels quantise where vLLM's ops are called, of those measured to be faster."""
-    return os.environ.get({"vLLM": "GEMMILL_VLLM_QUANT"}[engine]) == "1"
+    """GEMMILL_VLLM_OPS: 1 has gemmill's kernels quantise where vLLM's ops are called, of those measured to be faster."""
+    return os.environ.get({"vLLM": "GEMMILL_VLLM_OPS"}[engine]) == "1"
 
 
 def takes_fp4_experts(*, measured: bool = False) -> bool:

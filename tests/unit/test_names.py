@@ -192,7 +192,8 @@ def test_every_name_that_was_ever_committed_is_read() -> None:
         for folder in ("generator/gemmill/runtime/tables", "benchmarks/results")
         for path in (root / folder).iterdir()
     )
-    texts = [path.read_text(encoding="utf-8") for path in paths if path.suffix == ".json"]
+    logs = re.compile(r'"log": \[.*?\n *\]', re.DOTALL)  # of engines, whose lines end after so many characters
+    texts = [logs.sub("", path.read_text(encoding="utf-8")) for path in paths if path.suffix == ".json"]
     texts.append(lzma.decompress(COMMITTED.read_bytes()).decode())
     found = {match[0] for text in texts for match in form.finditer(text)}
     known = [name for name in found if name.split("_")[1] in tags]

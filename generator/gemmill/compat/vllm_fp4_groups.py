@@ -108,7 +108,7 @@ def _group_mm(
     begins = expert_offsets[:experts].to(torch.int32)
     ends = begins + problem_sizes[:, 0]
     owners, used = owners_of(len(a), begins, ends)
-    places = sf_offsets[owners] + (torch.arange(len(a), device=a.device) - begins[owners])
+    places = sf_offsets[owners] + (torch.arange(len(a), dtype=torch.int64, device=a.device) - begins[owners])
     scales = _plain_scales(a_scales, torch.where(used, places, 0), a.shape[1] * 2 // format.group)
     x = _widened(format, a, scales.masked_fill_(~used[:, None], 0))
     results = out if out.dtype == torch.bfloat16 else torch.empty_like(out, dtype=torch.bfloat16)

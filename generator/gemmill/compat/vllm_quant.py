@@ -1,6 +1,6 @@
 """vLLM's quantisation ops with gemmill's kernels, wherever vLLM's code, its fusion passes and compiled graphs call them.
 
-With GEMMILL_VLLM_QUANT=1. NAMES have the ops whose kernels took less time than vLLM's at every shape of the grid (docs/quantisation.md,
+With GEMMILL_VLLM_OPS=1. NAMES have the ops whose kernels took less time than vLLM's at every shape of the grid (docs/quantisation.md,
 H200, 2026-11-21). Kernels are replaced in torch's dispatcher when vLLM has processed the weights. A call that gemmill refuses goes on
 to vLLM's kernel, as do those like it. Outside graphs a call takes more of the host's time than vLLM's, for it passes through Python.
 """

@@ -21,7 +21,7 @@ def of_vllm(monkeypatch, smoke_build):
     monkeypatch.setattr(vllm_quant, "VLLM", VLLM)
     monkeypatch.setattr(vllm_quant, "KEY", "CPU")
     monkeypatch.setattr(vllm_quant, "_libraries", {})
-    monkeypatch.setenv("GEMMILL_VLLM_QUANT", "1")
+    monkeypatch.setenv("GEMMILL_VLLM_OPS", "1")
     linear.forget()
     library = torch.library.Library(VLLM, "FRAGMENT")
     for name in vllm_quant.NAMES[:-1]:
@@ -50,10 +50,10 @@ def called(op, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch
 
 def test_ops_that_vllm_has_are_gemmills_where_that_is_asked_for(of_vllm, monkeypatch, capsys) -> None:
     op = of_vllm.dynamic_per_token_scaled_fp8_quant
-    monkeypatch.setenv("GEMMILL_VLLM_QUANT", "0")
+    monkeypatch.setenv("GEMMILL_VLLM_OPS", "0")
     vllm_quant.put_before()
     assert (called(op)[1] == MARK).all()
-    monkeypatch.setenv("GEMMILL_VLLM_QUANT", "1")
+    monkeypatch.setenv("GEMMILL_VLLM_OPS", "1")
     for _ in range(2):
         vllm_quant.put_before()
     found, wanted = called(op), called(torch.ops.gemmill.vllm_dynamic_per_token_scaled_fp8_quant)
