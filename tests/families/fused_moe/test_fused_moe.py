@@ -358,7 +358,7 @@ def test_every_name_is_its_config_and_rules_hold() -> None:
     assert first_rejection(RULES, wrong).reason == "weights of f16 are multiplied by activations of f16, not of bf16"
     with pytest.raises(ValueError, match="it would be written 'sm90a_fusedexperts_e4m3_bf16_rows_t8'"):
         parse_name("sm90a_fusedexperts_e4m3_bf16_plain_t8")
-    with pytest.raises(ValueError, match=r"streamed 't8w', expected t and a number, nothing or s$"):
+    with pytest.raises(ValueError, match=r"apart 't8w', expected t and a number, nothing or s, nothing or a$"):
         parse_name("sm90a_fusedexperts_e4m3_bf16_group128_t8w")
 
 
