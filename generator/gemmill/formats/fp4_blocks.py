@@ -124,7 +124,7 @@ def in_words(codes: Tensor) -> Tensor:
         step, of_columns, of_rows = byte >> 2, byte >> 1 & 1, byte & 1
         words |= table[byte][split[:, :, of_rows, :, :, :, step, of_columns].int()]
     threads = words.permute(0, 3, 1, 2, 5, 4).contiguous()
-    return threads.view(torch.uint8).reshape(tiles, blocks, CODE_BYTES)
+    return threads.reshape(-1).view(torch.uint8).reshape(tiles, blocks, CODE_BYTES)
 
 
 def codes_of(words: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def test_where_things_stand_and_what_readers_are_told(tree: Tree, before: dict[s
 @pytest.mark.parametrize(
     ("old", "new", "changed"),
     [
-        ("PREFETCH_SHARE = 4", "PREFETCH_SHARE = 5", {"cutedsl", "gatedmm"}),
+        ("PREFETCH_SHARE = 4", "PREFETCH_SHARE = 5", {"cutedsl", "epiloguemm", "gatedmm"}),
         ("kGroupQuantThreads = 256;", "kGroupQuantThreads = 512;", {"quant"}),
     ],
 )

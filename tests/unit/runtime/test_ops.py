@@ -83,7 +83,8 @@ def test_variants(smoke_build, smoke_configs) -> None:
     assert [entry.name for entry in gemmill.variants()] == [to_name(config) for config in smoke_configs]
     with_azp = gemmill.variants(op="cutlass_scaled_mm_azp")
     assert with_azp and all(entry.config.problem.epilogue.takes_azp for entry in with_azp)
-    assert len(gemmill.variants(op="cutlass_scaled_mm")) + len(with_azp) == len(smoke_configs)
+    with_zero_points = gemmill.variants(op="scaled_mm_zero_points")
+    assert len(gemmill.variants(op="cutlass_scaled_mm")) + len(with_azp) + len(with_zero_points) == len(smoke_configs)
     assert gemmill.variants(arch="sm90a") == gemmill.variants() and gemmill.variants(arch="sm100a") == []
     with pytest.raises(ValueError, match=r"^no op 'other': there are .*cutlass_scaled_mm, "):
         gemmill.variants(op="other")
@@ -199,7 +200,7 @@ def test_refusal_of_a_call_that_no_variant_takes(smoke_build, smoke_configs, mak
         "4, 16, 16 bytes; `gemmill build --arch sm90a --select default` builds one for every shape"
     )
     reason = "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 4"
-    fits_but_for_a = [c for c in aligned if not c.problem.epilogue.takes_azp]
+    fits_but_for_a = [c for c in aligned if "cutlass_scaled_mm" in accepted(c).ops]
     assert f"  {len(fits_but_for_a)} variants: {reason}" in trace
     assert sum(int(line.split()[0]) for line in trace) == len(aligned)
     smoke_build.pin(0)
