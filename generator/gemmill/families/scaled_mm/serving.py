@@ -43,10 +43,11 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
     builds = f"`gemmill build --arch {build.manifest.arch} --select default` builds one for every shape"
     if own := class_of(asked.call_class).own:
-        which = "--select default" if _epilogue(own).key in BUILT_IN else "--epilogue MODULE:FUNCTION"
+        with_it = f"`gemmill build --arch {build.manifest.arch} --epilogue MODULE:FUNCTION`"
+        if _epilogue(own).key in BUILT_IN:
+            with_it = f"`gemmill build --arch {build.manifest.arch} --select default`"
         builds = (
-            f"`gemmill build --arch {build.manifest.arch} {which}` builds those of an epilogue, which take K above 0 "
-            "and rows and columns at multiples of 16 bytes"
+            f"{with_it} builds those of an epilogue, which take K above 0 and rows and columns at multiples of 16 bytes"
         )
     return (
         f"no variant of build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, out = {alignments} bytes; "
