@@ -85,7 +85,7 @@ def test_strides_are_facts(probe) -> None:
 
 
 def test_an_empty_list_is_another_fact_than_none(probe) -> None:
-    call = whole_call(BY_NAME["static_scaled_fp8_quant"]) | {"group_shape": None}
+    call = whole_call(BY_NAME["static_scaled_fp8_quant"]) | {"group_shape": None, "scale": torch.ones(1)}
     for group_shape, sentence in ((None, ""), ([], "group_shape"), (None, "")):
         with pytest.raises(RuntimeError, match=sentence) if sentence else nullcontext():
             assert probe.run("static_scaled_fp8_quant", *(call | {"group_shape": group_shape}).values()) is not None
