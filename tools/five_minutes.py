@@ -60,7 +60,7 @@ for codes in (torch.float8_e4m3fn, torch.int8):
     layer = Linear(n=4096, k=4096, codes=codes, out_dtype=torch.bfloat16)
     why = refusal(layer)
     assert why is None, why
-    assert called(layer, "gemmill", lambda: True, lambda: False)
+    assert called(layer, lambda: layer, "gemmill", lambda: True, lambda: False)
 import gemmill; gemmill.serving_report()
 """
 
