@@ -16,10 +16,11 @@ def shaped_call_of(op: OpSchema, call: Call, own: int = 0) -> ShapedCall:
     ldb = -(-k // 16) * 16 if n == 1 else b.strides[1]
     of_row = 16 // out.element_bytes
     ldd = -(-n // of_row) * of_row if m == 1 else out.strides[0]
-    if "azp_adj" in op.arguments:
+    need = Need.SCALE  # a user's epilogue may have inputs of these names
+    if not own and "azp_adj" in op.arguments:
         need = Need.AZP_ROW if call["azp"] is None else Need.AZP_TOKEN
-    else:
-        need = Need.SCALE if own or call["bias"] is None else Need.BIAS
+    elif not own and call["bias"] is not None:
+        need = Need.BIAS
     groups = None if own else groups_of_call(call)
     scales = scales_code(groups, mn_major=groups is not None and mn_major(call["a_scales"], call["b_scales"]))
     return ShapedCall(
