@@ -27,6 +27,7 @@ from gemmill.families.kv_cache.reference.attention import (
     visible,
 )
 from gemmill.families.kv_cache.reference.cache import allocate, read, write
+from gemmill.families.kv_cache.reference.rotations import rotate
 from gemmill.families.kv_cache.reference.vectors import (
     Decoded,
     assemble,
@@ -262,6 +263,20 @@ def test_attention_bound(format: CacheFormat, how: Arithmetic) -> None:
         wrong, _ = decode_attention(q, cache, spec, swapped, lengths, options)
         bound = attention_bound(q[0], cache, spec, table[0], LENGTHS[0], options, how)
         assert bool(((wrong[0] - wanted[0]).abs() > bound).any())
+
+
+def test_attention_bound_of_a_rotated_output() -> None:
+    """Limits are the rotated elements' own: those of the output rotated back would be too narrow where it is flat."""
+    spec, cache, table, lengths, _, _ = filled(OWN[3], kv_heads=2)
+    q, options, length = gaussian(len(LENGTHS), 2, 4, 64, seed=8)[0], AttentionOptions(scale=8.0), LENGTHS[0]
+    given = q, cache, spec, table[0], length, options, F16
+    wanted, _ = decode_attention(q[None], cache, spec, table[:1], lengths[:1], options)
+    rotation = spec.values.rotation, spec.values.seed
+    error = rotate(emulated(*given), *rotation) - rotate(wanted[0], *rotation)
+    bound = attention_bound(*given, rotated_out=True)
+    assert bool((error.abs() <= bound).all())
+    plain = attention_bound(*given)
+    assert float((bound / plain).max()) > 1.5 and float((bound / plain).min()) < 1 / 1.5
 
 
 def test_refused_calls() -> None:

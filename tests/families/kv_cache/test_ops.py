@@ -314,3 +314,13 @@ def test_limits_are_those_that_results_are_judged_by(case: MadeCall, results: li
             moved = after | {name: after[name].double() + times * limit}
             wrong = parts(case.schema.name, after, moved)[name] > 1
             assert not wrong.any() if is_right else wrong.all()
+
+
+def test_limits_of_a_rotated_output_are_in_its_basis() -> None:
+    """One token that all rows see: an output is its value, and an element's limit is a share of that element."""
+    of_one = given(DECODE) | {"seq_lens": torch.ones_like(given(DECODE)["seq_lens"]), "sinks": None}
+    for rotated_out in (False, True):
+        after = of_one | {"rotated_out": rotated_out}
+        call(DECODE, after)
+        limit, size = limits(DECODE.schema.name, after)["out"].flatten(), after["out"].double().abs().flatten()
+        assert float(torch.corrcoef(torch.stack((limit, size)))[0, 1]) > 0.9

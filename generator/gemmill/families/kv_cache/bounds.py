@@ -223,18 +223,28 @@ def attention_bound(
     options: AttentionOptions,
     how: Arithmetic,
     sinks: Tensor | None = None,
+    *,
+    rotated_out: bool = False,
 ) -> Tensor:
     """How far each element of a kernel's output may be from the reference's, float64 [rows, heads, head_dim].
 
-    q is [rows, heads, head_dim]. `pages` is the sequence's row of the page table, `length` its tokens.
+    q is [rows, heads, head_dim]. `pages` is the sequence's row of the page table, `length` its tokens. With
+    `rotated_out` the output stays in the basis that values are stored in, whose elements have limits of their own.
     """
     keys, values = (read(cache, spec, side, pages, length) for side in (KEYS, VALUES))
     stored = Stored(keys=keys, values=values, key_spec=spec.keys, value_spec=spec.values)
-    return stored_attention_bound(q, stored, length, options, how, sinks)
+    return stored_attention_bound(q, stored, length, options, how, sinks, rotated_out=rotated_out)
 
 
 def stored_attention_bound(
-    q: Tensor, stored: Stored, length: int, options: AttentionOptions, how: Arithmetic, sinks: Tensor | None = None
+    q: Tensor,
+    stored: Stored,
+    length: int,
+    options: AttentionOptions,
+    how: Arithmetic,
+    sinks: Tensor | None = None,
+    *,
+    rotated_out: bool = False,
 ) -> Tensor:
     """`attention_bound` of stored keys and values. A soft cap only lessens errors of scores."""
     q, heads = q.double(), q.shape[1]
@@ -242,7 +252,8 @@ def stored_attention_bound(
     query, key = joined(transformed_queries(q, key_spec)), for_query_heads(joined(decode(stored.keys, key_spec)), heads)
     seen = visible(q.shape[0], length, options).to(q.device)
     weights, _ = softmax(torch.einsum("rhd,nhd->hrn", query, key), seen, options, sinks)
-    part, back = for_query_heads(joined(decode(stored.values, value_spec)), heads), _back(value_spec).to(q.device)
+    part = for_query_heads(joined(decode(stored.values, value_spec)), heads)
+    back = _back(value_spec, rotated_out=rotated_out).to(q.device)
     value = part @ back
     out = torch.einsum("hrn,nhd->rhd", weights, value)
     off = value - out[:, None]  # [rows, n, heads, d]
@@ -292,11 +303,14 @@ def lse_limit(q: Tensor, norms: Tensor, wanted: Tensor, options: AttentionOption
     return 2 * _SECOND_ORDER * how.operand_unit * largest + 64 * FLOAT32_UNIT * (1 + wanted.abs() + largest)
 
 
-def _back(spec: VectorSpec) -> Tensor:
-    """The matrix [D, head_dim] that takes both parts of stored vectors to the vectors."""
+def _back(spec: VectorSpec, *, rotated_out: bool) -> Tensor:
+    """The matrix [D, head_dim] that takes both parts of stored vectors to the vectors, or to the rotated ones."""
     eye = torch.eye(spec.head_dim, dtype=torch.float64, device="cpu")
-    back = rotate_back(eye, spec.rotation, spec.seed)
-    return torch.cat((back, projection(spec.head_dim, spec.seed))) if has_signs(spec) else back
+    back = eye if rotated_out else rotate_back(eye, spec.rotation, spec.seed)
+    if not has_signs(spec):
+        return back
+    signs = projection(spec.head_dim, spec.seed)
+    return torch.cat((back, rotate(signs, spec.rotation, spec.seed) if rotated_out else signs))
 
 
 def score_loss(spec: VectorSpec) -> float:

@@ -93,3 +93,8 @@ def sides_of(call: Judged) -> tuple[VectorSpec, VectorSpec]:
     spec = spec_of(call)
     keys = spec.keys.of_rotated if call["rotated_keys"] else spec.keys
     return keys, spec.values.of_rotated if call["rotated_values"] else spec.values
+
+
+def stays_rotated(call: Judged) -> bool:
+    """Whether the output of an attention stays in the basis that values are stored in."""
+    return bool(call["rotated_out"]) or call["seed"] < 0

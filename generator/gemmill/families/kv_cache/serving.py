@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from gemmill.families import kv_cache
-from gemmill.families.kv_cache.call import config_of, shaped_call_of, sides_of, spec_of
+from gemmill.families.kv_cache.call import config_of, shaped_call_of, sides_of, spec_of, stays_rotated
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
@@ -91,13 +91,11 @@ def attended(call: Judged, given: Given) -> Result:
     """
     spec, q, cache, sinks = spec_of(call), given["q"].double(), given["cache"].contiguous(), given.get("sinks")
     lengths, table = within_cache(call, given)
-    is_rotated = call["seed"] < 0
-    if is_rotated:  # the reference rotates, by the transpose of what undoes it
+    if call["seed"] < 0:  # the reference rotates, by the transpose of what undoes it
         q = rotate_back(q, spec.keys.rotation, spec.seed)
     sinks = None if sinks is None else sinks.reshape(-1)
     out, lse = decode_attention(q, cache, spec, table, lengths, options_of(call), sinks)
-    stays = is_rotated or call["rotated_out"]
-    return (rotate(out, spec.values.rotation, spec.seed) if stays else out), lse
+    return (rotate(out, spec.values.rotation, spec.seed) if stays_rotated(call) else out), lse
 
 
 _COMPUTE = {

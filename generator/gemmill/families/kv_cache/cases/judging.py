@@ -15,7 +15,7 @@ from gemmill.families.kv_cache.bounds import (
     output_limit,
     outside,
 )
-from gemmill.families.kv_cache.call import sides_of, spec_of
+from gemmill.families.kv_cache.call import sides_of, spec_of, stays_rotated
 from gemmill.families.kv_cache.cases import packed_judging
 from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.config import Kind
@@ -207,10 +207,11 @@ def _decode(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | 
     queries, group = before["q"].double(), call["heads"] // call["kv_heads"]
     if call["seed"] < 0:
         queries = rotate_back(queries, spec.keys.rotation, spec.seed)
-    cache = before["cache"].contiguous()
+    cache, rotated_out = before["cache"].contiguous(), stays_rotated(call)
     limits, lse_limits = torch.zeros_like(wanted), torch.zeros_like(wanted_lse)
     for row, (q, length) in enumerate(zip(queries, lengths.tolist(), strict=True)):
-        bound = attention_bound(q, cache, spec, table[row], length, options, F16, sinks)
+        pages = table[row]
+        bound = attention_bound(q, cache, spec, pages, length, options, F16, sinks, rotated_out=rotated_out)
         limits[row] = output_limit(wanted[row], bound, length, before["q"].dtype)
         keys = joined(decode(read(cache, spec, KEYS, table[row], length), spec.keys))
         norms = keys.square().sum(-1).sqrt().nan_to_num().amax(0) if length else keys.new_zeros(call["kv_heads"])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.bounds import F16, lse_limit, stored_attention_bound
+from gemmill.families.kv_cache.call import stays_rotated
 from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.cases.packed_bounds import packed_output_limit, scores_limit, unpack_limit, wrong_bytes
 from gemmill.families.kv_cache.reference.asked import (
@@ -62,10 +63,10 @@ def attended(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor |
     out, lse = wanted[0], wanted[1] if len(wanted) > 1 else None
     options, group = options_of(call), call["heads"] // call["kv_heads"]
     sinks = None if before.get("sinks") is None else before["sinks"].reshape(-1).double()
-    limits = torch.zeros_like(out)
+    limits, rotated_out = torch.zeros_like(out), stays_rotated(call)
     lse_limits = None if lse is None else torch.zeros_like(lse)
     for row, (q, length, stored) in enumerate(sequences(call, dict(before))):
-        bound = stored_attention_bound(q, stored, length, options, F16, sinks)
+        bound = stored_attention_bound(q, stored, length, options, F16, sinks, rotated_out=rotated_out)
         limits[row] = packed_output_limit(out[row], bound, stored.values, stored.value_spec, before["q"].dtype)
         if lse is None or lse_limits is None:
             continue

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.kv_cache.call import stays_rotated
 from gemmill.families.kv_cache.formats import VectorSpec
 from gemmill.families.kv_cache.packed import spec_of_place
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, Stored, attend, attention_scores
@@ -89,6 +90,6 @@ def attention(call: Judged, given: Given) -> Iterator[Result]:
     found = [attend(q, stored, options_of(call), sinks) for q, _, stored in sequences(call, given)]
     out = torch.stack([out for out, _ in found])
     spec = value_spec(call)
-    yield given["out"], rotate(out, spec.rotation, spec.seed) if call["seed"] < 0 or call["rotated_out"] else out
+    yield given["out"], rotate(out, spec.rotation, spec.seed) if stays_rotated(call) else out
     if given.get("lse") is not None:
         yield given["lse"], torch.stack([lse for _, lse in found])
