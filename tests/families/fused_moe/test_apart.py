@@ -9,7 +9,7 @@ from torch import Tensor
 from gemmill.families.fused_moe import bounds, reference
 from gemmill.families.fused_moe.cases.calls import CallSpec, make_given
 from gemmill.families.fused_moe.cases.checked import of_config
-from gemmill.families.fused_moe.config import APART_TILE, CODED, GROUP, ExpertsConfig
+from gemmill.families.fused_moe.config import APART_TILE, CODED, GROUP, Design, ExpertsConfig, Operands
 from gemmill.families.fused_moe.rules import RULES
 from gemmill.families.fused_moe.selections import plain
 from gemmill.families.fused_moe.serving import layer_of
@@ -62,13 +62,15 @@ def test_a_build_without_the_grouped_gemms_never_chooses_them(make_manifest, gro
 
 def test_rules_and_contradictions_are_told() -> None:
     (config,) = (c for c in configs(GROUP) if c.apart)
-    assert first_rejection(RULES, replace(config, tile_tokens=64)).reason == "apart tile of 64 rows: there are 128"
-    wrong = ExpertsConfig(dtype=DType.BF16, out_dtype=DType.BF16, tile_tokens=APART_TILE, apart=True)
+    narrow = replace(config, design=Design(tile_tokens=64, apart=True))
+    assert first_rejection(RULES, narrow).reason == "apart tile of 64 rows: there are 128"
+    operands = Operands(dtype=DType.BF16, out_dtype=DType.BF16)
+    wrong = ExpertsConfig(operands=operands, design=Design(tile_tokens=APART_TILE, apart=True))
     assert first_rejection(RULES, wrong).reason == (
         "products of bf16 as grouped GEMMs: rows in the order of experts are codes of e4m3"
     )
     with pytest.raises(ValueError, match=r"^streamed=True, apart=True: grouped GEMMs stream weights, or kernels of"):
-        replace(config, streamed=True)
+        replace(config.design, streamed=True)
 
 
 def by_parts(layer: reference.Layer) -> Tensor:

@@ -19,7 +19,7 @@ from gemmill.families.fused_moe.cases.calls import (
     wanted_of,
 )
 from gemmill.families.fused_moe.cases.checked import of_config
-from gemmill.families.fused_moe.config import CODED, GROUP, ExpertsConfig
+from gemmill.families.fused_moe.config import CODED, GROUP, Design, ExpertsConfig, Operands
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
@@ -346,15 +346,17 @@ def test_every_name_is_its_config_and_rules_hold() -> None:
     assert not list(plain(Arch.SM100A)) and not list(streamed(Arch.SM100A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(RULES, config).ok
-    wrong = replace(configs[0], tile_tokens=24, streamed=False, apart=False)
+    wrong = replace(configs[0], design=Design(tile_tokens=24))
     assert first_rejection(RULES, wrong).reason == "tile of 24 rows: there are 8, 16, 32"
-    wrong = replace(configs[0], tile_tokens=128, streamed=True)
+    wrong = replace(configs[0], design=Design(tile_tokens=128, streamed=True))
     assert first_rejection(RULES, wrong).reason == "streamed tile of 128 rows: there are 8, 16, 32, 64"
-    wrong = replace(configs[0], group_size=0, streamed=True)
+    of_rows = replace(configs[0].operands, group_size=0)
+    wrong = replace(configs[0], operands=of_rows, design=Design(tile_tokens=8, streamed=True))
     assert first_rejection(RULES, wrong).reason == (
         "streamed weights of e4m3 without scales in groups: sums are added with their scales"
     )
-    wrong = ExpertsConfig(dtype=DType.F16, out_dtype=DType.BF16, tile_tokens=8)
+    operands = Operands(dtype=DType.F16, out_dtype=DType.BF16)
+    wrong = ExpertsConfig(operands=operands, design=Design(tile_tokens=8))
     assert first_rejection(RULES, wrong).reason == "weights of f16 are multiplied by activations of f16, not of bf16"
     with pytest.raises(ValueError, match="it would be written 'sm90a_fusedexperts_e4m3_bf16_rows_t8'"):
         parse_name("sm90a_fusedexperts_e4m3_bf16_plain_t8")

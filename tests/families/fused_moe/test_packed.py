@@ -10,7 +10,7 @@ from torch import Tensor
 import gemmill
 from gemmill.families.fused_moe.cases.calls import ALL, NONE, CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.fused_moe.cases.checked import of_config
-from gemmill.families.fused_moe.config import FP4_FORMATS, PackedExpertsConfig
+from gemmill.families.fused_moe.config import FP4_FORMATS, PackedOperands
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, Packing
@@ -288,7 +288,7 @@ def test_names_rules_and_selections() -> None:
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(PACKED_RULES, config).ok
     assert to_name(configs[0]) == "sm90a_fusedfp4experts_nvfp4_t8"
-    wrong = first_rejection(PACKED_RULES, replace(configs[0], tile_tokens=24))
+    wrong = first_rejection(PACKED_RULES, replace(configs[0], design=replace(configs[0].design, tile_tokens=24)))
     assert wrong.reason == "tile of 24 rows: there are 8, 16, 32, 64, 128"
     assert {config.tile_tokens for config in configs if config.ordered} == {8, 16, 32, 64, 112, 128, 224, 256}
     assert {
@@ -297,7 +297,7 @@ def test_names_rules_and_selections() -> None:
         "nvfp4_t64wo",
         "nvfp4_sparse16_t64wo",
     } < chosen and "mxfp4_t32o" not in chosen
-    wrong = first_rejection(PACKED_RULES, replace(configs[0], ordered=True))
+    wrong = first_rejection(PACKED_RULES, replace(configs[0], design=replace(configs[0].design, ordered=True)))
     assert wrong.reason == "ordered tile of 8 rows: there are 32, 64, 128"
     for name, said in (
         ("sm90a_fusedfp4experts_nvfp4", "it ends before ordered, expected "),
@@ -311,7 +311,7 @@ def test_names_rules_and_selections() -> None:
         with pytest.raises(ValueError, match=said):
             parse_name(name)
     with pytest.raises(ValueError, match="format=mxfp8: packed weights are nvfp4 or mxfp4"):
-        PackedExpertsConfig(format=MXFP8, tile_tokens=8)
+        PackedOperands(format=MXFP8)
 
 
 def test_the_model_gives_few_rows_small_tiles() -> None:

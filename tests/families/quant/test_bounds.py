@@ -73,7 +73,7 @@ def test_another_activation_is_outside(config: QuantConfig) -> None:
     x = gated_rows()
     codes, scales = run(config, x)
     axes = {name: getattr(config, name) for name in ("scaling", "in_dtype", "out_dtype", "group_size", "scale_format")}
-    assert bounds.outside_of_gate_bounds(QuantConfig(**axes, activation=other), x, codes, scales)[0] > 100
+    assert bounds.outside_of_gate_bounds(QuantConfig.of(**axes, activation=other), x, codes, scales)[0] > 100
 
 
 @pytest.mark.parametrize("config", GATED, ids=to_name)
@@ -85,7 +85,7 @@ def test_one_code_a_few_steps_off_is_outside(config: QuantConfig) -> None:
 
 
 def test_a_scale_beyond_the_ends_is_outside() -> None:
-    config = QuantConfig(scaling=Scaling.TOKEN, in_dtype=DType.BF16, out_dtype=DType.E4M3, activation=Activation.SILU)
+    config = QuantConfig.of(Scaling.TOKEN, DType.BF16, Activation.SILU, out_dtype=DType.E4M3)
     x = gated_rows()
     codes, scales = run(config, x)
     scales[3] *= 1.0 + 2.0**-20

@@ -403,7 +403,7 @@ def test_supports_answers_from_the_manifest(quant_build) -> None:
     assert not gemmill.supports("silu_and_mul_per_block_quant", group_size=32)
     assert not gemmill.supports("silu_and_mul_quant", dtype=torch.float32)
     assert not gemmill.supports("cutlass_scaled_mm")
-    config = QuantConfig(scaling=Scaling.TENSOR, in_dtype=DType.F16, out_dtype=DType.E4M3)
+    config = QuantConfig.of(Scaling.TENSOR, DType.F16, out_dtype=DType.E4M3)
     assert config in [entry.config for entry in gemmill.variants(op="dynamic_scaled_fp8_quant")]
 
 

@@ -23,7 +23,7 @@ from gemmill.space.names import to_name
 from gemmill.space.selections import select
 from gemmill.vocab import Arch, DType
 
-GROUP = QuantConfig(scaling=Scaling.GROUP, in_dtype=DType.BF16, out_dtype=DType.E4M3, group_size=128)
+GROUP = QuantConfig.of(Scaling.GROUP, DType.BF16, out_dtype=DType.E4M3, group_size=128)
 
 
 def test_a_manifest_of_both_families_reads_back(make_manifest: Callable[..., Manifest], tmp_path: Path) -> None:

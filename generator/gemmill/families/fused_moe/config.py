@@ -47,8 +47,8 @@ MANY_TILES, MANY_CTAS = {32: 7, 112: 8, 224: 4}, {32: 2, 112: 1, 224: 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsConfig:
-    """One variant: three kernels. Its launch has no settings: grids follow from the call's sizes."""
+class Operands:
+    """What is multiplied."""
 
     dtype: DType
     """Type of weights."""
@@ -57,17 +57,6 @@ class ExpertsConfig:
     group_size: int = 0
     """Elements of a row, and rows of weights, that share a scale. 0: scales are of whole rows, or 16-bit weights have
     none."""
-    tile_tokens: int
-    """Rows of an expert that a CTA takes together."""
-    streamed: bool = False
-    """Whether TMA streams weights to groups of 128 threads, which multiply (WGMMA); else warps do."""
-    apart: bool = False
-    """Whether both products are grouped GEMMs of the family moe, in launches of their own."""
-    arch: Arch = Arch.SM90A
-    tag: ClassVar[str] = "fusedexperts"
-    backend: ClassVar[Backend] = Backend.CUTLASS
-    format: ClassVar[Format | None] = None
-    packing: ClassVar[Packing | None] = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (CODED, *HALVES) or self.out_dtype not in HALVES:
@@ -76,8 +65,65 @@ class ExpertsConfig:
             )
         if self.group_size not in (0, GROUP):
             raise ValueError(f"group_size={self.group_size}: scales are of {GROUP}, or 0 for whole rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """How it is multiplied."""
+
+    tile_tokens: int
+    """Rows of an expert that a CTA takes together."""
+    streamed: bool = False
+    """Whether TMA streams weights to groups of 128 threads, which multiply (WGMMA); else warps do."""
+    apart: bool = False
+    """Whether both products are grouped GEMMs of the family moe, in launches of their own."""
+
+    def __post_init__(self) -> None:
         if self.streamed and self.apart:
             raise ValueError("streamed=True, apart=True: grouped GEMMs stream weights, or kernels of experts do")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """One variant: three kernels. Each call says its activation. A launch has no settings: grids follow from sizes."""
+
+    operands: Operands
+    design: Design
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "fusedexperts"
+    backend: ClassVar[Backend] = Backend.CUTLASS
+    format: ClassVar[Format | None] = None
+    packing: ClassVar[Packing | None] = None
+
+    @property
+    def dtype(self) -> DType:
+        """Type of weights."""
+        return self.operands.dtype
+
+    @property
+    def out_dtype(self) -> DType:
+        """Type of x and of the result."""
+        return self.operands.out_dtype
+
+    @property
+    def group_size(self) -> int:
+        """Elements that share a scale, or 0."""
+        return self.operands.group_size
+
+    @property
+    def tile_tokens(self) -> int:
+        """Rows of an expert that a CTA takes together."""
+        return self.design.tile_tokens
+
+    @property
+    def streamed(self) -> bool:
+        """Whether TMA streams weights to groups of 128 threads."""
+        return self.design.streamed
+
+    @property
+    def apart(self) -> bool:
+        """Whether both products are grouped GEMMs."""
+        return self.design.apart
 
     @property
     def operand_dtype(self) -> DType:
@@ -96,8 +142,8 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedExpertsConfig:
-    """Three kernels for packed 4-bit weights: kernels/fused_moe/packed_experts.cuh. x and results are bf16."""
+class PackedOperands:
+    """What is multiplied: packed 4-bit weights."""
 
     format: Format
     """Format of the weights."""
@@ -105,20 +151,6 @@ class PackedExpertsConfig:
     """Columns that share a scale of 2:4 sparse weights; 0 for dense ones."""
     activations: DType = DType.BF16
     """What weights are multiplied by: bf16, or e4m3, into which weights fold."""
-    tile_tokens: int
-    """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
-    wide: bool = False
-    """Whether eight warps take 128 rows of weights, where four take 64; of rows in order, whether these come in boxes."""
-    ordered: bool = False
-    """Whether the first launch leaves rows of x in the order of experts, where the first product else gathers them."""
-    arch: Arch = Arch.SM90A
-    tag: ClassVar[str] = "fusedfp4experts"
-    backend: ClassVar[Backend] = Backend.CUTLASS
-    dtype: ClassVar[DType] = DType.U8
-    out_dtype: ClassVar[DType] = DType.BF16
-    group_size: ClassVar[int] = 0
-    apart: ClassVar[bool] = False
-    streamed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.format not in FP4_FORMATS:
@@ -130,6 +162,69 @@ class PackedExpertsConfig:
             )
         if self.packing not in PACKINGS:
             raise ValueError(f"weights packed as {self.packing}: there are {', '.join(PACKING_NAMES)}")
+
+    @property
+    def packing(self) -> Packing:
+        """One of PACKINGS."""
+        return Packing(format=self.format, sparse_group=self.sparse_group, is_coded=self.activations is CODED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedDesign:
+    """How packed weights are multiplied."""
+
+    tile_tokens: int
+    """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
+    wide: bool = False
+    """Whether eight warps take 128 rows of weights, where four take 64; of rows in order, whether these come in boxes."""
+    ordered: bool = False
+    """Whether the first launch leaves rows of x in the order of experts, where the first product else gathers them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedExpertsConfig:
+    """Three kernels for packed 4-bit weights: kernels/fused_moe/packed_experts.cuh. x and results are bf16."""
+
+    operands: PackedOperands
+    design: PackedDesign
+    arch: Arch = Arch.SM90A
+    tag: ClassVar[str] = "fusedfp4experts"
+    backend: ClassVar[Backend] = Backend.CUTLASS
+    dtype: ClassVar[DType] = DType.U8
+    out_dtype: ClassVar[DType] = DType.BF16
+    group_size: ClassVar[int] = 0
+    apart: ClassVar[bool] = False
+    streamed: ClassVar[bool] = False
+
+    @property
+    def format(self) -> Format:
+        """Format of the weights."""
+        return self.operands.format
+
+    @property
+    def sparse_group(self) -> int:
+        """Columns that share a scale of 2:4 sparse weights; 0 for dense ones."""
+        return self.operands.sparse_group
+
+    @property
+    def activations(self) -> DType:
+        """What weights are multiplied by."""
+        return self.operands.activations
+
+    @property
+    def tile_tokens(self) -> int:
+        """Rows of an expert that a CTA takes together."""
+        return self.design.tile_tokens
+
+    @property
+    def wide(self) -> bool:
+        """Whether a tile has twice as many rows of weights, or rows in order come in boxes."""
+        return self.design.wide
+
+    @property
+    def ordered(self) -> bool:
+        """Whether rows of x come in the order of experts."""
+        return self.design.ordered
 
     @property
     def operand_dtype(self) -> DType:
@@ -144,7 +239,7 @@ class PackedExpertsConfig:
     @property
     def packing(self) -> Packing:
         """One of PACKINGS."""
-        return Packing(format=self.format, sparse_group=self.sparse_group, is_coded=self.is_coded)
+        return self.operands.packing
 
     @property
     def is_coded(self) -> bool:

@@ -24,24 +24,24 @@ def _without_groups(config: ExpertsConfig) -> str:
 GRAMMAR = Grammar(
     ExpertsConfig,
     (
-        Field("{dtype}"),
-        Field("{out_dtype}"),
-        Field("group{group_size}", default=0, instead=("rows", "plain"), which=_without_groups),
+        Field("{operands.dtype}"),
+        Field("{operands.out_dtype}"),
+        Field("group{operands.group_size}", default=0, instead=("rows", "plain"), which=_without_groups),
         Field(
-            "t{tile_tokens}{streamed}{apart}",
-            spelled={"streamed": words({False: "", True: "s"}), "apart": words({False: "", True: "a"})},
+            "t{design.tile_tokens}{design.streamed}{design.apart}",
+            spelled={"design.streamed": words({False: "", True: "s"}), "design.apart": words({False: "", True: "a"})},
         ),
     ),
 )
 PACKED_GRAMMAR = Grammar(
     PackedExpertsConfig,
     (
-        Field("{format}", spelled={"format": words({format: str(format) for format in FP4_FORMATS})}),
-        Field("sparse{sparse_group}", default=0),
-        Field("{activations}", default=DType.BF16),
+        Field("{operands.format}", spelled={"operands.format": words({of: str(of) for of in FP4_FORMATS})}),
+        Field("sparse{operands.sparse_group}", default=0),
+        Field("{operands.activations}", default=DType.BF16),
         Field(
-            "t{tile_tokens}{wide}{ordered}",
-            spelled={"wide": words({False: "", True: "w"}), "ordered": words({False: "", True: "o"})},
+            "t{design.tile_tokens}{design.wide}{design.ordered}",
+            spelled={"design.wide": words({False: "", True: "w"}), "design.ordered": words({False: "", True: "o"})},
         ),
     ),
 )

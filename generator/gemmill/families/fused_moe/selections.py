@@ -11,8 +11,12 @@ from gemmill.families.fused_moe.config import (
     STREAMED_TILES,
     TILES,
     AnyConfig,
+    Design,
     ExpertsConfig,
+    Operands,
+    PackedDesign,
     PackedExpertsConfig,
+    PackedOperands,
 )
 from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.vocab import Arch, DType
@@ -44,13 +48,17 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
         return
     yield from streamed(arch)
     for group, tile in ((GROUP, TILES[0]), *product((0,), TILES)):
-        yield ExpertsConfig(dtype=CODED, out_dtype=DType.BF16, group_size=group, tile_tokens=tile, arch=arch)
+        yield _of_codes(arch, group, Design(tile_tokens=tile))
     for tile in (TILES[0], TILES[-1]):
-        yield ExpertsConfig(dtype=DType.BF16, out_dtype=DType.BF16, tile_tokens=tile, arch=arch)
+        operands = Operands(dtype=DType.BF16, out_dtype=DType.BF16)
+        yield ExpertsConfig(operands=operands, design=Design(tile_tokens=tile), arch=arch)
     for group in (GROUP, 0):
-        yield ExpertsConfig(
-            dtype=CODED, out_dtype=DType.BF16, group_size=group, tile_tokens=APART_TILE, apart=True, arch=arch
-        )
+        yield _of_codes(arch, group, Design(tile_tokens=APART_TILE, apart=True))
+
+
+def _of_codes(arch: Arch, group: int, design: Design) -> ExpertsConfig:
+    operands = Operands(dtype=CODED, out_dtype=DType.BF16, group_size=group)
+    return ExpertsConfig(operands=operands, design=design, arch=arch)
 
 
 def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
@@ -62,30 +70,23 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
     """All kernels: larger tiles by warps with scales in groups, and every tile of packed weights, too (docs/notes/experts.md)."""
     yield from plain(arch)
     for tile in TILES[1:] if arch is Arch.SM90A else ():
-        yield ExpertsConfig(dtype=CODED, out_dtype=DType.BF16, group_size=GROUP, tile_tokens=tile, arch=arch)
+        yield _of_codes(arch, GROUP, Design(tile_tokens=tile))
     yield from packed(arch)
 
 
 def streamed(arch: Arch) -> Iterator[ExpertsConfig]:
     """Kernels of sm90a whose weights are streamed: e4m3 to bf16 with scales in groups, every tile."""
     for tile in STREAMED_TILES if arch is Arch.SM90A else ():
-        yield ExpertsConfig(
-            dtype=CODED, out_dtype=DType.BF16, group_size=GROUP, tile_tokens=tile, streamed=True, arch=arch
-        )
+        yield _of_codes(arch, GROUP, Design(tile_tokens=tile, streamed=True))
 
 
 def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
     """Kernels of packed 4-bit weights on sm90a: every tile of each packing."""
     for packing in PACKINGS if arch is Arch.SM90A else ():
         activations = CODED if packing.is_coded else DType.BF16
-        of_kind = PackedExpertsConfig(
-            format=packing.format, sparse_group=packing.sparse_group, activations=activations, tile_tokens=16, arch=arch
-        )
-        for kind in (
-            of_kind,
-            replace(of_kind, wide=True),
-            replace(of_kind, ordered=True),
-            replace(of_kind, wide=True, ordered=True),
-        ):
+        operands = PackedOperands(format=packing.format, sparse_group=packing.sparse_group, activations=activations)
+        for ordered, wide in product((False, True), repeat=2):
+            design = PackedDesign(tile_tokens=16, wide=wide, ordered=ordered)
+            kind = PackedExpertsConfig(operands=operands, design=design, arch=arch)
             for tile in kind.tiles:
-                yield replace(kind, tile_tokens=tile)
+                yield replace(kind, design=replace(design, tile_tokens=tile))

@@ -41,14 +41,14 @@ def name_of(names: Collection[str], known: tuple[str, ...]) -> str:
 def config_of(call: Judged, arch: Arch) -> QuantConfig:
     """The config that serves a call which has passed the checks: there is exactly one."""
     scaling = list(Scaling)[call["scaling"]]
-    config = QuantConfig(
-        scaling=scaling,
-        in_dtype=_DTYPE_OF[call["out" if scaling is Scaling.DEQUANT else "input"].dtype],
+    config = QuantConfig.of(
+        scaling,
+        _DTYPE_OF[call["out" if scaling is Scaling.DEQUANT else "input"].dtype],
+        list(Activation)[call["chosen"]],
+        arch,
         out_dtype=_CODED[call["coded"]],
-        activation=list(Activation)[call["chosen"]],
         group_size=call.get("built_group") or 0,
         scale_format=list(ScaleFormat)[call["scale_format"]],
         symmetric=call.get("azp") is None,
-        arch=arch,
     )
     return of_vllm(config) if call["vllm"] else config

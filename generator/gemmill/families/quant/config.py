@@ -187,18 +187,20 @@ _CPP_FORMAT = {NVFP4: "NvFp4", MXFP4: "MxFp4", MXFP6: "MxFp6", MXFP8: "MxFp8"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantConfig:
-    """One variant. The same binary serves all layouts of scales: row-major, M-major, and M-major padded to 4 rows.
+class Operands:
+    """What is read."""
 
-    Strides and addresses tell the layout and the alignment of rows at run time.
-    """
-
-    scaling: Scaling
     in_dtype: DType
     """Type of the values, which dequantisation writes."""
+    activation: Activation = Activation.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epilogue:
+    """What is stored: codes and their scales."""
+
     out_dtype: DType
     """Type of the codes."""
-    activation: Activation = Activation.NONE
     group_size: int = 0
     """Elements of a row that share a scale; 0 where no scale belongs to a group, or where the call tells."""
     scale_format: ScaleFormat = ScaleFormat.F32
@@ -206,6 +208,18 @@ class QuantConfig:
     """Whether codes have no zero point."""
     vllm: bool = False
     """Whether scales and codes are those of vLLM's kernel, where ours differ from them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantConfig:
+    """One variant. The same binary serves all layouts of scales: row-major, M-major, and M-major padded to 4 rows.
+
+    Strides and addresses tell the layout and the alignment of rows at run time. The scaling tells the design: a template.
+    """
+
+    scaling: Scaling
+    operands: Operands
+    epilogue: Epilogue
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "quant"
 
@@ -213,6 +227,54 @@ class QuantConfig:
         status = first_rejection(RULES, self)
         if not status:
             raise ValueError(f"{status.reason} ({status.rule})")
+
+    @classmethod
+    def of(
+        cls,
+        scaling: Scaling,
+        in_dtype: DType,
+        activation: Activation = Activation.NONE,
+        arch: Arch = Arch.SM90A,
+        **stored: Any,
+    ) -> "QuantConfig":
+        """The config whose epilogue has the fields `stored`. Raises ValueError, with the rule, where there is none."""
+        operands = Operands(in_dtype=in_dtype, activation=activation)
+        return cls(scaling=scaling, operands=operands, epilogue=Epilogue(**stored), arch=arch)
+
+    @property
+    def in_dtype(self) -> DType:
+        """Type of the values."""
+        return self.operands.in_dtype
+
+    @property
+    def activation(self) -> Activation:
+        """What is done to a row before it is coded."""
+        return self.operands.activation
+
+    @property
+    def out_dtype(self) -> DType:
+        """Type of the codes."""
+        return self.epilogue.out_dtype
+
+    @property
+    def group_size(self) -> int:
+        """Elements of a row that share a scale, or 0."""
+        return self.epilogue.group_size
+
+    @property
+    def scale_format(self) -> ScaleFormat:
+        """How a scale is stored."""
+        return self.epilogue.scale_format
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether codes have no zero point."""
+        return self.epilogue.symmetric
+
+    @property
+    def vllm(self) -> bool:
+        """Whether codes are those of vLLM's kernel, where ours differ."""
+        return self.epilogue.vllm
 
     @property
     def operand_dtype(self) -> DType:
@@ -247,7 +309,7 @@ class QuantConfig:
 
 
 def told_by(format: Format) -> dict[str, Any]:
-    """The fields of a config that say its format."""
+    """The fields of an epilogue that say its format."""
     scale = ScaleFormat(format.scale.name)
     return {"out_dtype": DType(format.code.name), "group_size": format.group, "scale_format": scale}
 
@@ -359,7 +421,7 @@ def _differs_in_vllm(c: QuantConfig) -> bool:
 
 def of_vllm(config: QuantConfig) -> QuantConfig:
     """The config that makes vLLM's codes of the same calls: itself where they are the same."""
-    return replace(config, vllm=_differs_in_vllm(config))
+    return replace(config, epilogue=replace(config.epilogue, vllm=_differs_in_vllm(config)))
 
 
 RULES = (_block, _dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _vllm)
@@ -370,10 +432,10 @@ def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
     for scaling, format, in_dtype, activation in product(scalings, BLOCK_FORMATS, IN_DTYPES[:2], Activation):
         of_rows = activation.is_gated or activation is Activation.NONE
         if of_rows or (scaling is Scaling.BLOCK and format == MXFP8):
-            ours = QuantConfig(scaling=scaling, in_dtype=in_dtype, activation=activation, arch=arch, **told_by(format))
+            ours = QuantConfig.of(scaling, in_dtype, activation, arch, **told_by(format))
             yield from dict.fromkeys((ours, of_vllm(ours)))
     for format, in_dtype in product(BLOCK_FORMATS, IN_DTYPES):
-        yield QuantConfig(scaling=Scaling.DEQUANT, in_dtype=in_dtype, arch=arch, **told_by(format))
+        yield QuantConfig.of(Scaling.DEQUANT, in_dtype, arch=arch, **told_by(format))
 
 
 @cache
@@ -390,16 +452,16 @@ def _all_configs(arch: Arch) -> Iterator[QuantConfig]:
         if scaling.is_blocked or (activation is not Activation.NONE and in_dtype is DType.F32):
             continue  # activations follow a GEMM, whose results are bf16 or f16
         try:
-            yield QuantConfig(
-                scaling=scaling,
-                in_dtype=in_dtype,
+            yield QuantConfig.of(
+                scaling,
+                in_dtype,
+                activation,
+                arch,
                 out_dtype=out_dtype,
-                activation=activation,
                 group_size=group_size,
                 scale_format=scale_format,
                 symmetric=symmetric,
                 vllm=vllm,
-                arch=arch,
             )
         except ValueError:
             continue

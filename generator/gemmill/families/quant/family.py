@@ -18,13 +18,16 @@ GRAMMAR = Grammar(
     QuantConfig,
     (
         Field("{scaling}"),
-        Field("{in_dtype}"),
-        Field("{out_dtype}"),
-        Field("{activation}"),
-        Field("{group_size}{scale_format}", spelled={"group_size": number_after("g")}),
+        Field("{operands.in_dtype}"),
+        Field("{epilogue.out_dtype}"),
+        Field("{operands.activation}"),
+        Field("{epilogue.group_size}{epilogue.scale_format}", spelled={"epilogue.group_size": number_after("g")}),
         Field(
-            "{vllm}{symmetric}",
-            spelled={"vllm": words({False: "", True: "vllm"}), "symmetric": words({True: "sym", False: "asym"})},
+            "{epilogue.vllm}{epilogue.symmetric}",
+            spelled={
+                "epilogue.vllm": words({False: "", True: "vllm"}),
+                "epilogue.symmetric": words({True: "sym", False: "asym"}),
+            },
         ),
     ),
 )

@@ -68,15 +68,15 @@ class QuantOp:
             self.in_dtypes, self.out_dtypes, self.activations, self.group_sizes, self.scale_formats, self.symmetric
         )
         for in_dtype, out_dtype, activation, group_size, scale_format, symmetric in axes:
-            config = QuantConfig(
-                scaling=self.scaling,
-                in_dtype=in_dtype,
+            config = QuantConfig.of(
+                self.scaling,
+                in_dtype,
+                activation,
+                arch,
                 out_dtype=out_dtype,
-                activation=activation,
                 group_size=group_size,
                 scale_format=scale_format,
                 symmetric=symmetric,
-                arch=arch,
             )
             yield of_vllm(config) if self.vllm else config
 
