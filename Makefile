@@ -14,10 +14,11 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 # Tests are some hundred processes, and each would compile torch's Python files again, which takes longer than the rest of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help mill test style quality smoke clean
+.PHONY: help mill wheels test style quality smoke clean
 
 help:
 	@echo "make mill     set up, build the smoke selection, run each op once"
+	@echo "make wheels   set up, build the default selection, write both packages to dist"
 	@echo "make test     set up, build, check style and types, run all tests that this machine can run"
 	@echo "make style    format the code"
 	@echo "make quality  check style, types, layers and the emitted files"
@@ -25,6 +26,11 @@ help:
 
 mill: smoke
 	$(BIN)/gemmill verify --quick
+
+wheels: $(READY)
+	$(BIN)/gemmill build
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+	$(BIN)/gemmill wheel --kernels --out dist
 
 # Checks take one core and wait for none of what the compilers make.
 test: $(READY)

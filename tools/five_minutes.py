@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What somebody meets who has torch and a wheel: install it, ask doctor, run a quantised layer, give it to vLLM and SGLang.
+"""What somebody meets who has torch and gemmill's two packages: install them, run a quantised layer, use the verbs, serve engines.
 
-    tools/five_minutes.py dist/gemmill-0.1.0+cu13-py3-none-manylinux_2_34_x86_64.whl
-    tools/five_minutes.py            of the build that serves, whose wheel it writes first
+    tools/five_minutes.py dist/gemmill-0.1.0-py3-none-any.whl dist/gemmill_sm90a_cu13-0.1.0-py3-none-manylinux_2_34_x86_64.whl
+    tools/five_minutes.py            of the build that serves, for which it writes both wheels first
+    tools/five_minutes.py --all      with the verbs, and a tiny model that is converted, generates, is saved and loaded
 
-Each step is a process of an empty environment that has torch and the wheel, not this checkout. Without a GPU the layer runs the
-reference. Where vLLM and SGLang are not installed, the plugins register with stand-ins of what was recorded of a release of each.
-Tells the wheel's size, and the time from pip to the end of the first kernel's call. Exits with the code of the first step that fails.
+One wheel that has all in it will do as well. Each step is a process of an empty environment that has the wheels and the packages of
+this interpreter, torch among them, but not this checkout. Without a GPU layers run the reference, and `tune` is dry. Where vLLM
+and SGLang are not installed, the plugins register with stand-ins of what was recorded of a release of each.
+Tells the wheels' sizes, and the time from pip to the end of the first kernel's call. Exits with the code of the first step that fails.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 import venv
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +35,44 @@ error = ((out - wanted).norm() / wanted.norm()).item()
 assert error < 0.06, f"the layer is {error:.1%} off"
 print(f"out [16, 256] = x [16, 512] @ weight.t() in FP8 on {device}: {error:.1%} off the layer without quantisation")
 """
+
+MODEL = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4)
+LlamaForCausalLM(LlamaConfig(num_key_value_heads=4, **sizes)).to(torch.bfloat16).save_pretrained(sys.argv[1])
+"""
+
+GENERATES = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from gemmill.checkpoints import open_checkpoint
+from gemmill.nn import load_linears
+device = "cuda" if torch.cuda.is_available() else "cpu"
+converted, saved = map(Path, sys.argv[1:])
+def tokens(model):
+    prompt = torch.tensor([[1, 2, 3]], device=device)
+    return model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)[0].tolist()
+def made():
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(converted, quantization_config=None)).to(torch.bfloat16).eval()
+    return model, load_linears(model, open_checkpoint(converted))
+model, names = made()
+others = {name: tensor for name, tensor in load_file(converted / "model.safetensors").items() if "_proj." not in name}
+model.load_state_dict(others, strict=False)
+first = tokens(model.to(device))
+model.save_pretrained(saved)
+again, _ = made()
+again.load_state_dict(load_file(saved / "model.safetensors"))
+second = tokens(again.to(device))
+assert first == second, (first, second)
+print(f"{len(names)} layers of a model in FP8 on {device} generate {first[3:]}, and the same after save_pretrained and loading")
+"""
+
+SHAPES = "m,n,k\n1,256,512\n16,256,512\n64,512,256\n256,512,512\n"
 
 PLUGINS = """
 import importlib.metadata, importlib.util, sys
@@ -68,28 +109,68 @@ import gemmill; gemmill.serving_report()
 def main() -> None:
     """Take the path."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", nargs="?", type=Path)
+    parser.add_argument("wheels", nargs="*", type=Path)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where wheels that it writes stay")
+    parser.add_argument("--all", action="store_true", help="verbs and a tiny model too: minutes without a GPU")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gemmill-five-minutes-") as folder:
         begun = time.perf_counter()
-        wheel = given.wheel.resolve() if given.wheel else _written(Path(folder))  # steps run elsewhere
-        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+        wheels = [path.resolve() for path in given.wheels] or _written(
+            (given.keep or Path(folder) / "dist").resolve()
+        )  # steps run elsewhere
+        for wheel in wheels:
+            print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
         python = _made(Path(folder) / "environment")
         there = _environment(Path(folder) / "home")
         pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
-        took = _step("install", [*pip, "--no-deps", "--no-index", wheel])
+        took = _step("install", [*pip, "--no-deps", "--no-index", *wheels])
         took += _step("layer", [python, "-c", LAYER], there)
         print(f"from pip to the first kernel's call: {took:.1f} s")
         _step("doctor", [python, "-m", "gemmill", "doctor"], there, codes=(0, 1))
+        if given.all:
+            _use(Path(folder), python, there)
         _step("plugins", [python, "-c", PLUGINS, ROOT / "tests"], there)
         print(f"done in {time.perf_counter() - begun:.0f} s")
 
 
-def _written(folder: Path) -> Path:
-    command = [sys.executable, "-m", "gemmill", "wheel", "--out", folder]
+def _written(folder: Path) -> list[Path]:
+    """The wheels of both packages."""
+    make = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    _step("build", make, quiet=True)
+    command = [sys.executable, "-m", "gemmill", "wheel", "--kernels", "--out", folder]
     _step("wheel", command, os.environ | {"PYTHONPATH": str(ROOT / "generator")})
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    return sorted(folder.glob("*.whl"))
+
+
+def _use(folder: Path, python: Path, environment: dict[str, str]) -> None:
+    """The verbs, and a tiny model from its conversion to what it generates."""
+    for verb, command in _verbs(folder, python).items():
+        codes = (0, 1) if verb == "audit" else (0,)  # which exits with 1 where it finds something
+        _step(verb, [python, "-m", "gemmill", verb, *command], environment, codes)
+    if find_spec("transformers") is not None:
+        original, converted, saved = (folder / name for name in ("model", "converted", "saved"))
+        _step("model", [python, "-c", MODEL, original], environment)
+        convert = [python, "-m", "gemmill", "convert", original, converted, "--to", "channel"]
+        _step("convert", convert, environment)
+        _step("generates", [python, "-c", GENERATES, converted, saved], environment)
+
+
+def _verbs(folder: Path, python: Path) -> dict[str, list[object]]:
+    """What verbs of the installed command are asked: those that read templates and kernels, and those that measure."""
+    shapes = folder / "shapes.csv"
+    shapes.write_text(SHAPES, encoding="utf-8")
+    has_gpu = subprocess.run([python, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"], check=False)
+    where = [] if has_gpu.returncode == 0 else ["--dry-run"]
+    variant = "*quant_rmstoken_bf16_e4m3_none_f32_sym"
+    return {
+        "list": ["--filter", variant],
+        "plan": ["--select", "smoke"],
+        "generate": ["--filter", variant, "--out", folder / "sources"],
+        "audit": ["--shapes", shapes],
+        "export": [variant, "-m", "4", "--hidden", "512", "--out", folder / "kernel"],
+        "tune": ["--shapes", shapes, "--no-peers", "--table", folder / "table.json", *where],
+        "fuzz": ["--cpu", "--seconds", "2"],
+    }
 
 
 def _made(folder: Path) -> Path:
@@ -110,12 +191,18 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _step(
-    name: str, command: list[object], environment: dict[str, str] | None = None, codes: tuple[int, ...] = (0,)
+    name: str,
+    command: list[object],
+    environment: dict[str, str] | None = None,
+    codes: tuple[int, ...] = (0,),
+    *,
+    quiet: bool = False,
 ) -> float:
     """Run one and tell its seconds; end with its code where that is not one of `codes`."""
     print(f"== {name}", flush=True)
     begun = time.perf_counter()
-    code = subprocess.run(list(map(str, command)), env=environment, cwd="/", check=False).returncode
+    out = subprocess.DEVNULL if quiet else None
+    code = subprocess.run(list(map(str, command)), env=environment, cwd="/", stdout=out, check=False).returncode
     took = time.perf_counter() - begun
     print(f"== {name}: {took:.1f} s", flush=True)
     if code not in codes:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent.parent
-GENERATOR = ("build", "emit", "fuzz", "tuner", "wheel")
-"""Packages that `gemmill wheel` leaves out: what makes builds, measures and ships them."""
 
 
 def checkout() -> Path | None:

@@ -24,13 +24,13 @@ def tune(
     nothing else uses the GPU. Returns the rows that the tables have for the shapes.
 
     Raises ValueError, which names the row, for shapes that are none; RuntimeError where nothing can be measured;
-    ImportError where gemmill's runtime alone is installed.
+    ImportError where a package is missing that measuring needs.
     """
     try:
-        beside = import_module("gemmill.tuner.beside")  # not in a wheel, whose runtime imports nothing of it
+        beside = import_module("gemmill.tuner.beside")  # the runtime imports nothing of it
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"gemmill.tune measures variants, and there is no {error.name} here: `pip install 'gemmill[tune]'` from gemmill's sources"
+            f"gemmill.tune measures variants, and there is no {error.name} here: `pip install 'gemmill[tune]'`"
         ) from None
     rows: list[TableRow] = beside.tune_shapes(shapes, build, table, candidates)
     return rows

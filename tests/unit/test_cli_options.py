@@ -52,6 +52,7 @@ ADDS = {
     "tune": {"--second-opinion", "--peers", "--fresh", "--trust-network", "--dry-run"},
     "audit": {"--all", "--json"},
     "convert": {"--requantize", "--rescale"},
+    "wheel": {"--kernels"},
     "doctor": {"--json"},
     "table show": {"--json"},
     "table diff": {"--json"},

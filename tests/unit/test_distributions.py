@@ -2,9 +2,11 @@
 
 import email
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -16,6 +18,8 @@ pytest.importorskip("build")
 pytest.importorskip("hatchling")
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETTINGS = PROJECT["tool"]["gemmill"]
 DATA = ("kernels", "templates", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "THIRD_PARTY.md")
 """What the generator reads beside its package."""
 
@@ -35,12 +39,24 @@ def _files(folder: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in found} or {folder}
 
 
+def test_the_contact_is_the_one_that_is_set() -> None:
+    assert re.findall(r"[\w.]+@[\w.]+\w", (ROOT / "SECURITY.md").read_text()) == [SETTINGS["contact"]]
+
+
+def test_measured_versions_are_those_of_the_environment() -> None:
+    """The extra cu130 says to others what constraints.txt says to make."""
+    pinned = [line for line in PROJECT["project"]["optional-dependencies"]["cu130"] if "==" in line]
+    known = (ROOT / "constraints.txt").read_text().splitlines()
+    assert len(pinned) == 6 and {line.replace("[cu13]", "") for line in pinned} <= set(known)
+
+
 def test_the_source_distribution_is_whole(written: tuple[Path, Path]) -> None:
     with tarfile.open(written[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for wanted in (*DATA, "generator", "docs", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "Makefile"):
+    for wanted in (*DATA, "generator", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "tools/hatch_metadata.py"):
         assert _files(wanted) <= names, wanted
-    assert not [name for name in names if name.startswith((".venv", ".gemmill", "tests", "emitted"))]
+    work = (".venv", ".gemmill", "tests", "emitted", "docs", "mkdocs.yml", "Makefile", "constraints.txt", "benchmarks")
+    assert not [name for name in names if name.startswith(work)], "what works in a repository alone"
 
 
 def test_the_wheel_has_generator_and_data(written: tuple[Path, Path]) -> None:
@@ -51,8 +67,11 @@ def test_the_wheel_has_generator_and_data(written: tuple[Path, Path]) -> None:
     for wanted in DATA:
         assert {f"gemmill/_data/{name}" for name in _files(wanted)} <= names, wanted
     assert metadata["License-Expression"] == "Apache-2.0"
+    assert f"Homepage, {SETTINGS['repository']}" in metadata.get_all("Project-URL")
+    assert not re.search(r"\]\((?!https://)", metadata.get_payload()), "a link that an index of packages cannot follow"
+    assert f'<img src="{SETTINGS["repository"]}/raw/main/docs/images/' in metadata.get_payload()
     assert metadata.get_all("Requires-Dist")[0] == "torch>=2.11"
-    assert {"toolchain", "build", "dsl", "cli", "tune"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"toolchain", "cu130", "dsl", "cli", "tune"} <= set(metadata.get_all("Provides-Extra"))
 
 
 def test_the_wheel_generates_alone(written: tuple[Path, Path], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = re.compile(r"```python\n(.*?)```", re.DOTALL)
 ELSEWHERE = {
     "README.md": "tests/unit/quantize/test_readme.py",
+    "docs/clusters.md": "tests/unit/test_clusters.py",
     "docs/quickstart.md": "tests/unit/test_docs.py",
     "docs/kv_cache.md": "tests/unit/nn/test_compressed_cache.py",
     "docs/layers.md": "tests/unit/nn/test_guide.py",

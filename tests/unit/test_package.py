@@ -105,7 +105,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 def test_metadata_is_whole() -> None:
     assert PROJECT["license"] == "Apache-2.0"
     assert PROJECT["authors"] == [{"name": "gemmill developers"}]
-    assert (ROOT / PROJECT["readme"]).is_file()
+    assert {"readme", "urls"} <= set(PROJECT["dynamic"]), "by tools/hatch_metadata.py"
     assert PROJECT["keywords"] and PROJECT["description"]
     for name in (*PROJECT["license-files"], "SECURITY.md", "CITATION.cff"):
         assert (ROOT / name).is_file(), name

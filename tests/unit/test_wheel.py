@@ -5,6 +5,7 @@ import email
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmill import __version__
+from gemmill.doctor import examine_builds
 from gemmill.doctor.elf import Library, read_library
-from gemmill.locations import GENERATOR
+from gemmill.manifest import ManifestError
 from gemmill.registry import REGISTRY
 from gemmill.runtime import builds
 from gemmill.space.filters import apply
@@ -110,8 +113,13 @@ def test_contents(written, home) -> None:
         files = {name: archive.read(name) for name in names}
     info = "gemmill-0.1.0+cu13.dist-info"
     assert len(set(names)) == len(names) and names[-1] == f"{info}/RECORD"
-    for folder in GENERATOR:
-        assert not [name for name in names if name.startswith(f"gemmill/{folder}/")]
+    assert {
+        "gemmill/build/driver.py",
+        "gemmill/tuner/program.py",
+        "gemmill/_data/templates/export/build.sh.jinja",
+    } <= files.keys()
+    assert {"gemmill/_data/kernels/core/abi.h", "gemmill/_data/pyproject.toml"} <= files.keys()
+    assert not [name for name in names if "__pycache__" in name]
     assert "gemmill/runtime/tables/nvidia-h200.json" in names and "gemmill/py.typed" in names
     for build in ("hopper", "blackwell"):
         for file in (home / "builds" / build).iterdir():
@@ -129,7 +137,9 @@ def test_contents(written, home) -> None:
     assert metadata["License-Expression"] == "Apache-2.0 AND BSD-3-Clause AND LicenseRef-NVIDIA-CUDA-Toolkit"
     assert "Private :: Do Not Upload" not in metadata.get_all("Classifier")
     assert metadata.get_all("Requires-Dist")[0] == "torch>=2.11"
-    assert all("extra == 'cli'" in needed for needed in metadata.get_all("Requires-Dist")[1:])
+    assert "Homepage, https://" in metadata.get_all("Project-URL")[0] and "](docs/" not in metadata.get_payload()
+    assert {"cli", "tune", "toolchain"} <= set(metadata.get_all("Provides-Extra"))
+    assert "nvidia-ml-py>=12; extra == 'tune'" in metadata.get_all("Requires-Dist")
     for line in files[f"{info}/RECORD"].decode().splitlines()[:-1]:
         name, digest, size = line.rsplit(",", 2)
         found = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=").decode()
@@ -143,7 +153,7 @@ def test_the_same_builds_give_the_same_bytes(written, gemmill) -> None:
 
 
 def test_it_runs_alone(written, tmp_path) -> None:
-    """In an empty folder without a home: the reference on the CPU, the shipped builds, and a sentence for what is left out."""
+    """In an empty folder without a home: the reference on the CPU, the shipped builds, and verbs that read templates."""
     site = tmp_path / "site"
     with zipfile.ZipFile(written) as archive:
         archive.extractall(site)
@@ -160,14 +170,77 @@ def test_it_runs_alone(written, tmp_path) -> None:
     assert (done.stdout, done.stderr) == (f"torch.Size([16, 64]) {site}/gemmill/__init__.py\n", "")
     listed = run("-m", "gemmill", "builds", "list", "--json")
     assert listed.stdout.count('"serves": true') == 2, listed.stderr
-    assert "this installation has gemmill's runtime alone" in run("-m", "gemmill", "doctor").stdout
-    for verb in (["build"], ["tune", "--model", "llama-3-8b"], ["wheel"]):
-        refused = run("-m", "gemmill", *verb)
-        assert (refused.returncode, refused.stderr) == (
-            3,
-            "gemmill: this installation has gemmill's runtime alone, which cannot do that: install gemmill from its sources\n",
-        )
+    name = "sm90a_quant_rmstoken_bf16_e4m3_none_f32_sym"
+    made = run("-m", "gemmill", "generate", "--filter", name, "--out", str(tmp_path / "sources"))
+    assert made.returncode == 0, made.stderr
+    (source,) = (tmp_path / "sources").rglob("*.cu")
+    assert source.read_bytes() == (ROOT / "emitted" / "sm90a" / "quant" / f"{name}.cu").read_bytes()
     assert not (tmp_path / "none").exists()
+
+
+def test_a_package_of_kernels(gemmill, put_build, fits, home, tmp_path) -> None:
+    """Of gemmill's version, with the build alone, which an entry point names."""
+    put_build(build_id="hopper")
+    put_build(build_id="blackwell", arch="sm100a")
+    outcome = gemmill("wheel", "--kernels", "--out", tmp_path)
+    names = [f"gemmill_{arch}_cu13-{__version__}-py3-none-manylinux_2_34_x86_64.whl" for arch in ("sm90a", "sm100a")]
+    assert (outcome.code, sorted(names)) == (0, sorted(path.name for path in tmp_path.glob("*.whl")))
+    assert [line.partition(" ")[0] for line in outcome.out.splitlines()] == [f"{tmp_path}/{name}" for name in names]
+    with zipfile.ZipFile(tmp_path / names[0]) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    info = f"gemmill_sm90a_cu13-{__version__}.dist-info"
+    assert {name for name in files if not name.startswith(info)} == {
+        "gemmill_sm90a_cu13/__init__.py",
+        *(f"gemmill_sm90a_cu13/builds/hopper/{path.name}" for path in (home / "builds" / "hopper").iterdir()),
+    }
+    assert files[f"{info}/entry_points.txt"].decode() == "[gemmill.builds]\nsm90a-cu13 = gemmill_sm90a_cu13\n"
+    metadata = email.message_from_bytes(files[f"{info}/METADATA"])
+    assert (metadata["Name"], metadata["Version"]) == ("gemmill-sm90a-cu13", __version__)
+    assert metadata.get_all("Requires-Dist") == [f"gemmill=={__version__}", "torch>=2.11"]
+    assert metadata.get_all("Provides-Extra") is None
+
+
+@pytest.fixture
+def installed(gemmill, put_build, fits, home, tmp_path, monkeypatch) -> Path:
+    """A folder of sys.path with a package of kernels; nothing is left in the home."""
+    put_build(build_id="hopper")
+    gemmill("wheel", "--kernels", "--out", tmp_path)
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "site")
+    shutil.rmtree(home)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site"
+
+
+def test_an_installed_package_of_kernels_serves(installed, home) -> None:
+    folder, manifest = builds.serving("sm90a")
+    assert (folder, manifest.build_id) == (installed / "gemmill_sm90a_cu13" / "builds" / "hopper", "hopper")
+    assert builds.find_builds() == [folder]
+    builds.use(folder)
+    assert builds.serving("sm90a")[0] == folder
+    with pytest.raises(ManifestError) as caught:
+        builds.remove(folder)
+    assert str(caught.value) == (
+        "build hopper is part of an installed package: `pip uninstall gemmill-sm90a-cu13` removes it"
+    )
+
+
+def test_a_package_of_kernels_of_another_version(gemmill, installed, put_build, monkeypatch) -> None:
+    (info,) = installed.glob("*.dist-info")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gemmill-sm90a-cu13\nVersion: 0.0.9\n")
+    sentence = (
+        f"gemmill-sm90a-cu13 0.0.9 belongs to gemmill 0.0.9, and gemmill {__version__} is installed: "
+        f"`pip install gemmill==0.0.9`, or install gemmill-sm90a-cu13 {__version__}"
+    )
+    for arch in ("sm90a", None):
+        with pytest.raises(ManifestError) as caught:
+            builds.serving(arch)
+        assert str(caught.value) == sentence
+    assert gemmill("builds", "list").err == f"gemmill: {sentence}\n"
+    assert [(finding.subject, finding.found) for finding in examine_builds()] == [("build", sentence)]
+    put_build(build_id="own")
+    assert builds.serving("sm90a")[1].build_id == "own", "a build of one's own serves all the same"
 
 
 def test_what_does_not_go_together(gemmill, put_build, fits, monkeypatch, tmp_path) -> None:

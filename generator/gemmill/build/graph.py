@@ -192,6 +192,6 @@ def _find_ninja() -> Path:
     except ImportError:
         on_path = shutil.which("ninja")
         if on_path is None:
-            raise BuildError("no ninja: install it with `pip install 'gemmill[build]'`") from None
+            raise BuildError("no ninja: install it with `pip install 'gemmill[toolchain]'`") from None
         return Path(on_path)
     return Path(BIN_DIR) / "ninja"

@@ -17,7 +17,7 @@ from gemmill.locations import installed
 WHEEL_FOLDER = "cu13"
 OLDEST_CUDA = (12, 8)
 """The first release that knows all architectures of vocab.Arch."""
-_INSTALL_CUDA = "install it with `pip install 'gemmill[build]'`, or name a toolkit with GEMMILL_CUDA_HOME"
+_INSTALL_CUDA = "install it with `pip install 'gemmill[toolchain]'`, or name a toolkit with GEMMILL_CUDA_HOME"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def _find_cutlass() -> Path:
         if (include / "cutlass" / "version.h").is_file():
             return include
     raise BuildError(
-        "no CUTLASS headers: install them with `pip install --no-deps nvidia-cutlass`, or name a checkout with GEMMILL_CUTLASS_HOME"
+        "no CUTLASS headers: install them with `pip install --no-deps nvidia-cutlass==4.2.0.0`, or name a checkout with GEMMILL_CUTLASS_HOME"
     )
 
 

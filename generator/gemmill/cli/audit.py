@@ -52,7 +52,7 @@ def audit(
 
     workloads = workloads_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
     folder, manifest = variants.build_of(build)
-    audited = look(workloads, build_facts(folder, manifest, machine(manifest.arch)), Arch(manifest.arch).sm_count)
+    audited = look(workloads, build_facts(folder, manifest, machine(manifest)), Arch(manifest.arch).sm_count)
     loss = _loss_of(manifest)
     shown = audited if everything else worst_first(audited)
     if as_json:
@@ -86,4 +86,4 @@ def _loss_of(manifest: "Manifest") -> "Loss | None":
     from gemmill.runtime.loss import loss_of
     from gemmill.runtime.tuned import load_tuned, machine
 
-    return loss_of(manifest.entries, load_tuned(manifest.entries, machine(manifest.arch)), Arch(manifest.arch).sm_count)
+    return loss_of(manifest.entries, load_tuned(manifest.entries, machine(manifest)), Arch(manifest.arch).sm_count)

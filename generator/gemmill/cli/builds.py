@@ -143,11 +143,11 @@ def remove_builds(
 
 
 def _look(folder: Path, home: Path | None) -> _Listed:
-    from gemmill.manifest import ManifestError, OtherVersionError, read_manifest
-    from gemmill.runtime.builds import MANIFEST, serving
+    from gemmill.manifest import ManifestError, OtherVersionError
+    from gemmill.runtime.builds import read_build, serving
 
     try:
-        manifest = read_manifest(folder / MANIFEST)
+        manifest = read_build(folder)
     except OtherVersionError as error:
         return _of_another_version(folder, error)
     except ManifestError as error:

@@ -6,7 +6,6 @@ from enum import IntEnum
 import typer
 
 from gemmill.cli.output import plain
-from gemmill.locations import GENERATOR
 
 
 class ExitCode(IntEnum):
@@ -55,8 +54,7 @@ def code_of(error: BaseException) -> ExitCode | None:
     if isinstance(error, (UnavailableError, OSError)):
         return ExitCode.ENVIRONMENT
     if isinstance(error, ImportError):
-        own = (error.name or "").startswith("gemmill.") and not _left_out(error)
-        return None if own else ExitCode.ENVIRONMENT
+        return None if (error.name or "").startswith("gemmill.") else ExitCode.ENVIRONMENT
     for layer, code in _CODES_OF_LAYERS.items():
         if type(error).__module__.startswith(layer):
             return code
@@ -69,19 +67,12 @@ def sentence_of(error: BaseException) -> str:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "gemmill"
         return f"{error.format_message().rstrip('.')}; see `{command} --help`"
-    if _left_out(error):
-        return "this installation has gemmill's runtime alone, which cannot do that: install gemmill from its sources"
     if isinstance(error, ImportError) and error.name:
         package = error.name.partition(".")[0]
         return f"this needs the Python package {error.name}, which is not installed: `pip install {_PACKAGES.get(package, package)}`"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'a file'}: {error.strerror}; check that it exists, may be written and has room"
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-
-
-def _left_out(error: BaseException) -> bool:
-    """Whether a package was asked for that `gemmill wheel` leaves out."""
-    return isinstance(error, ModuleNotFoundError) and error.name in {f"gemmill.{name}" for name in GENERATOR}
 
 
 def report(error: BaseException) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +13,17 @@ from gemmill.cli.output import count
 from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, TensorParallelOption, workloads_of
 from gemmill.vocab import Arch
 
+if TYPE_CHECKING:
+    from gemmill.tuner.prune import Times
+
 
 def prune(
-    journals: Annotated[list[Path], typer.Argument(metavar="JOURNAL...", help="What `gemmill tune` measured.")],
+    measured: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="What `gemmill tune` measured: journals, packed or not, and tables (*.json)."
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", metavar="FILE", help="The selection to write, for `gemmill build --select FILE`."),
@@ -26,7 +34,9 @@ def prune(
             "--within", parser=parse_share, metavar="SHARE", help="How far behind the best it may be at any shape."
         ),
     ] = 0.03,
-    select: Annotated[str, typer.Option("--select", metavar="NAME", help="Take the variants from this set.")] = "sweep",
+    select: Annotated[
+        str, typer.Option("--select", metavar="NAME", help="Take the variants from this set.")
+    ] = "default",
     arch: Annotated[str, typer.Option("--arch", metavar="ARCH")] = "sm90a",
     shapes: ShapesOption = None,
     models: ModelOption = None,
@@ -36,7 +46,7 @@ def prune(
 ) -> None:
     """Write the smallest selection that is within a share of the best at every shape.
 
-    Of the journals' shapes, or of those that are named. Variants for unaligned operands and other kinds of kernels stay.
+    Of the shapes that were measured, or of those that are named. A table has the times of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay.
 
     Examples:
 
@@ -45,18 +55,15 @@ def prune(
         gemmill prune sweep.jsonl --model llama-3-8b --op fp8 --m 16,128 --out llama.json
     """
     from gemmill.space.names import to_name
-    from gemmill.tuner.journal import read_journal
     from gemmill.tuner.prune import prune as choose
-    from gemmill.tuner.prune import selection_of, times_of
+    from gemmill.tuner.prune import selection_of
     from gemmill.writing import write_whole
 
     if not (shapes or models) and (ops, tensor_parallel, m) != ("all", "1", None):
         raise UsageError("--op, --tp and --m are about the shapes of --model or --shapes: name some, or leave them out")
     times: dict = {}
-    for path in journals:
-        record = read_journal(path)
-        repeats = 1 + max((key[1] for key in record.entries), default=0)
-        for workload, us in times_of(record, repeats).items():
+    for path in measured:
+        for workload, us in _times_in(path).items():
             times.setdefault(workload, {}).update(us)
     if shapes or models:
         wanted = workloads_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
@@ -67,9 +74,13 @@ def prune(
             )
         times = {workload: times[workload] for workload in wanted}
     if not times:
-        raise UsageError(f"{journals[0]} has no measured shape: `gemmill tune` writes some")
-    pruned = choose(times, within)
+        raise UsageError(f"{measured[0]} has no measured shape: `gemmill tune` writes some")
     everything = variants.selection_of(select, Arch(arch), None)
+    pruned = choose(times, within, everything)
+    if not pruned.losses:
+        raise UsageError(
+            f"no variant of {select} was measured at any of {count(len(times), 'shape')}: name another --select"
+        )
     selection = selection_of(pruned, everything, out.stem)
     text = {
         "schema_version": 1,
@@ -81,6 +92,20 @@ def prune(
     write_whole(out, json.dumps(text, indent=1) + "\n")
     worst = max(pruned.losses.items(), key=lambda pair: pair[1])
     typer.echo(
-        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(times), 'shape')}, {worst[1]:.1%} behind the best at worst "
+        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {worst[1]:.1%} behind the best at worst "
         f"({worst[0]}); with what was not measured {count(len(selection.configs), 'variant')}: {out}"
     )
+    if left := len(times) - len(pruned.losses):
+        typer.echo(f"gemmill: left out: {count(left, 'shape')} of which no variant of {select} was measured", err=True)
+
+
+def _times_in(path: Path) -> "Times":
+    """The times that a journal or a table holds. Raises JournalError, TableError."""
+    from gemmill.runtime.table_file import read_table
+    from gemmill.tuner.journal import read_journal
+    from gemmill.tuner.prune import times_of, times_of_table
+
+    if path.suffix == ".json":
+        return times_of_table(read_table(path))
+    record = read_journal(path)
+    return times_of(record, 1 + max((key[1] for key in record.entries), default=0))

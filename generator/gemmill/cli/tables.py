@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gemmill.runtime.table_file import TableRow
+    from gemmill.tuner.record import Record
 
 tables = typer.Typer(
     name="table",
@@ -93,7 +94,7 @@ def _show_loaded(build: str | None, as_json: bool) -> None:
     from gemmill.runtime.tuned import load_tuned, machine
 
     _, manifest = variants.build_of(build)
-    tuned = load_tuned(manifest.entries, machine(manifest.arch))
+    tuned = load_tuned(manifest.entries, machine(manifest))
     built = {entry.name for entry in manifest.entries}
     loaded = [
         {
@@ -234,35 +235,46 @@ def make(
 ) -> None:
     """Make a table from a journal, without measuring anything.
 
-    As `gemmill tune` does at its end, for a sweep that was interrupted or for another margin. Needs the builds that it
-    measured.
+    As `gemmill tune` does at its end, for a sweep that was interrupted or for another margin, on any machine. A journal may be packed
+    with xz. An older journal has no digests of its builds: those that are on this machine give them, and rows of others have none.
 
     Examples:
 
         gemmill table make sweep.jsonl --out nvidia-h200.json --report sweep.html
     """
-    from gemmill.manifest import read_manifest
-    from gemmill.runtime.builds import MANIFEST, resolve
     from gemmill.tuner.journal import read_journal
-    from gemmill.tuner.protocol import PEER
     from gemmill.tuner.report import write_report
-    from gemmill.tuner.tables import tables_of, write_table
+    from gemmill.tuner.tables import builds_measured, tables_of, write_table
 
     record = read_journal(journal)
     repeats = 1 + max((key[1] for key in record.entries), default=0)
-    folders = {folder for entry in record.entries.values() for folder in entry.outcome.builds.values()} - {PEER}
-    manifests = {
-        folder: read_manifest(
-            (Path(folder) if (Path(folder) / MANIFEST).is_file() else resolve(Path(folder).name)) / MANIFEST
-        )
-        for folder in sorted(folders)
-    }
-    for found in tables_of(record, manifests, repeats, margin):
+    if untold := sorted(set(builds_measured(record)) - set(record.builds)):
+        _tell_builds(record, untold)
+    for found in tables_of(record, repeats, margin):
         merged = write_table(found, out)
         typer.echo(f"{count(len(found.rows), 'row')} of {found.device}, digest of the table {merged.digest}: {out}")
     if report is not None:
         write_report(record, report, repeats=repeats, margin=margin)
         typer.echo(f"report: {report}")
+
+
+def _tell_builds(record: "Record", untold: Sequence[str]) -> None:
+    """Add to a record the builds that its journal says nothing of, as far as they are here; say which are not."""
+    from gemmill.manifest import ManifestError
+    from gemmill.runtime.builds import read_build, resolve
+    from gemmill.tuner.tables import measured_build
+
+    for folder in untold:
+        try:
+            manifest = read_build(Path(folder) if Path(folder).is_dir() else resolve(Path(folder).name))
+        except ManifestError:
+            typer.echo(
+                f"gemmill: the journal has no digests of build {Path(folder).name}, which is not here: its rows are trusted "
+                "whatever their kernels are, until `gemmill tune` measures them again",
+                err=True,
+            )
+        else:
+            record.builds[folder] = measured_build(manifest)
 
 
 def _chosen(row: "TableRow | None") -> str | None:

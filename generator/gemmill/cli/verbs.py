@@ -21,7 +21,7 @@ TEXTS = {
     "audit": "List shapes that no variant or no measured row serves, with the loss to expect.",
     "prune": "Write the smallest selection that is within a share of the best at every shape.",
     "convert": "Convert a safetensors checkpoint, and say what each layer loses.",
-    "wheel": "Write a wheel with runtime, builds and tables.",
+    "wheel": "Write a wheel with all of gemmill and builds, or with builds alone.",
     "doctor": "Report whether machine and build fit.",
     "table": "Look at tuned tables, compare and merge them.",
     "builds": "Look at builds, choose which one serves, remove them.",

@@ -1,4 +1,4 @@
-"""`gemmill wheel`: runtime and builds in one file for pip."""
+"""`gemmill wheel`: builds in files for pip."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,24 +21,34 @@ def wheel(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where the wheel is written.")] = Path(
         "dist"
     ),
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels", help="Each build alone, as gemmill-sm90a-cu13, to install next to gemmill's own wheel."
+        ),
+    ] = False,
     home: o.HomeOption = None,
 ) -> None:
-    """Write a wheel with runtime, builds and tables.
+    """Write a wheel with all of gemmill and builds, or with builds alone.
 
-    `pip install` of it needs Python 3.11 and torch: no compiler, no CUDA toolkit, no generator. Builds of several
-    architectures lie side by side. What the binaries ask of a machine is audited first and named by the wheel's tag.
+    A wheel with all in one is for your own machines: builds of several architectures lie side by side in it. A wheel of --kernels has
+    one build, gemmill's version, and gemmill of that version as a requirement. `pip install` of either needs Python 3.11 and torch:
+    no compiler and no CUDA toolkit. What the binaries ask of a machine is audited first and named by the wheel's tag.
 
     Examples:
 
         gemmill wheel
 
+        gemmill wheel --kernels
+
         gemmill wheel 97cda050d7a3 --out wheels
     """
     from gemmill.runtime.builds import resolve
-    from gemmill.wheel import write_wheel
+    from gemmill.wheel import write_kernels, write_wheel
 
-    shipped = write_wheel([resolve(build, home) for build in named] if named else serving_builds(home), out)
-    tell(shipped, size(shipped.path.stat().st_size))
+    folders = [resolve(build, home) for build in named] if named else serving_builds(home)
+    for shipped in [write_kernels(folder, out) for folder in folders] if kernels else [write_wheel(folders, out)]:
+        tell(shipped, size(shipped.path.stat().st_size))
 
 
 def tell(shipped: "Shipped", how_large: str) -> None:

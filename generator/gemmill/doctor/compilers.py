@@ -1,4 +1,4 @@
-"""The parts that build, as far as this installation has them. A wheel of `gemmill wheel` has the runtime alone."""
+"""The parts that build, as far as this environment has the packages that they import."""
 
 from typing import Any
 
@@ -9,11 +9,7 @@ try:
     from gemmill.build.sass import architectures
     from gemmill.build.toolchain import find_toolchain
 except ModuleNotFoundError as error:
-    _WHY = (
-        "this installation has gemmill's runtime alone: install gemmill from its sources to build"
-        if (error.name or "").startswith("gemmill.")
-        else f"{error.name} is not installed: pip install 'gemmill[toolchain]'"
-    )
+    _WHY = f"{error.name} is not installed: pip install 'gemmill[toolchain]'"
 
     class BuildError(Exception):  # type: ignore[no-redef]
         """Nothing can be built here."""

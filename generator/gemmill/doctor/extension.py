@@ -10,8 +10,8 @@ from gemmill import settings
 from gemmill.doctor.compilers import BuildError, architectures, find_toolchain
 from gemmill.doctor.finding import Finding, note, ok, problem
 from gemmill.locations import installed
-from gemmill.manifest import Manifest, ManifestError, check_extension, read_manifest
-from gemmill.runtime.builds import MANIFEST, find_builds, resolve, serving
+from gemmill.manifest import Manifest, ManifestError, check_extension
+from gemmill.runtime.builds import UnfitPackageError, find_builds, read_build, resolve, serving
 from gemmill.runtime.driver import driver_cuda
 from gemmill.vocab import Arch
 
@@ -31,6 +31,9 @@ def examine_builds() -> Iterator[Finding]:
         folders = find_builds()
         named = settings.build()
         chosen = resolve(named) if named else serving(None)[0] if folders else None
+    except UnfitPackageError as error:
+        yield problem("build", str(error), "install both packages in one version")
+        return
     except ManifestError as error:
         yield problem("build", str(error), "name one with GEMMILL_BUILD, or make one current with gemmill builds use")
         return
@@ -44,7 +47,7 @@ def examine_builds() -> Iterator[Finding]:
 def examine_build(folder: Path) -> Iterator[Finding]:
     """One build: manifest, bytes, torch, symbols, machine code, driver."""
     try:
-        manifest = read_manifest(folder / MANIFEST)
+        manifest = read_build(folder)
         extension = check_extension(manifest, folder)
     except ManifestError as error:
         yield problem("build", str(error), "gemmill build")

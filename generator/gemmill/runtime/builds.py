@@ -3,28 +3,60 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from gemmill import settings
+from gemmill.locations import installed
 from gemmill.manifest import Manifest, ManifestError, read_manifest
+from gemmill.version import __version__
 from gemmill.vocab import Arch, without_kernels
 from gemmill.writing import work_folder, write_whole
 
 MANIFEST = "manifest.json"
-_SHIPPED = Path(__file__).resolve().parent.parent / "_builds"
+ENTRY_POINTS = "gemmill.builds"
+"""The group of entry points by which installed packages of kernels are found."""
+_INSIDE = Path(__file__).resolve().parent.parent / "_builds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shipped:
+    """A folder of builds that pip installed."""
+
+    package: str
+    """The name that pip knows it by."""
+    version: str
+    """The version of gemmill that it belongs to."""
+    folder: Path
+
+
+class UnfitPackageError(ManifestError):
+    """An installed package of kernels that belongs to another version of gemmill."""
 
 
 def find_builds(home: Path | None = None) -> list[Path]:
-    """Folders with a manifest, newest first: below `home` (default: settings.home()), then those inside a wheel.
+    """Folders with a manifest, newest first: below `home` (default: settings.home()), then those that pip installed.
     Raises ManifestError where the home cannot be looked into."""
     home = home or settings.home()
     try:
-        own = sorted(_folders(home), key=_made, reverse=True)
+        own = sorted(_folders(home / "builds"), key=_made, reverse=True)
     except OSError as error:
         raise ManifestError(
             f"cannot look for builds in {home} ({error.strerror}): name another folder with GEMMILL_HOME"
         ) from None
-    return own + sorted(_folders(_SHIPPED.parent, "_builds"))
+    return own + [folder for shipped in _shipped() for folder in sorted(_folders(shipped.folder))]
+
+
+def read_build(folder: Path) -> Manifest:
+    """The manifest of a build. Raises ManifestError, where pip installed the build for another version of gemmill too."""
+    for shipped in _shipped():
+        if folder.parent == shipped.folder and shipped.version != __version__:
+            raise UnfitPackageError(
+                f"{shipped.package} {shipped.version} belongs to gemmill {shipped.version}, and gemmill {__version__} is "
+                f"installed: `pip install gemmill=={shipped.version}`, or install {shipped.package} {__version__}"
+            )
+    return read_manifest(folder / MANIFEST)
 
 
 def resolve(named: str | Path, home: Path | None = None) -> Path:
@@ -74,16 +106,21 @@ def newest(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
     """The newest readable build for an architecture (any, if None). Raises ManifestError with what was found."""
     if arch is not None and arch not in set(Arch):
         raise ManifestError(without_kernels(arch))
-    refused = []
+    refused, unfit = [], None
     for folder in find_builds(home):
         try:
-            manifest = read_manifest(folder / MANIFEST)
+            manifest = read_build(folder)
+        except UnfitPackageError as error:
+            unfit = error
+            continue
         except ManifestError as error:
             refused.append(str(error))
             continue
         if arch in (None, manifest.arch):
             return folder, manifest
         refused.append(f"{folder.name} is for {manifest.arch}")
+    if unfit is not None:
+        raise unfit
     found = f" ({'; '.join(refused)})" if refused else ""
     wanted = f" for {arch}" if arch else ""
     raise ManifestError(
@@ -92,13 +129,14 @@ def newest(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
 
 
 def use(folder: Path, home: Path | None = None) -> Manifest:
-    """Make a build of the home, or of a wheel, the current one of its architecture. Raises ManifestError, OSError."""
+    """Make a build of the home, or one that pip installed, the current one of its architecture. Raises ManifestError,
+    OSError."""
     if folder not in find_builds(home):
         raise ManifestError(
             f"build {folder} is not in {home or settings.home()}, so it cannot be current there: "
             f"set GEMMILL_BUILD={folder}, or name its home with GEMMILL_HOME"
         )
-    manifest = read_manifest(folder / MANIFEST)
+    manifest = read_build(folder)
     marker = _marker(manifest.arch, home)
     marker.parent.mkdir(parents=True, exist_ok=True)
     write_whole(marker, f"{folder.name}\n")
@@ -108,12 +146,13 @@ def use(folder: Path, home: Path | None = None) -> Manifest:
 def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> None:
     """Delete a build. Whoever has it loaded keeps it.
 
-    Raises ManifestError for a build that serves, unless forced, and for one of a wheel. Raises OSError.
+    Raises ManifestError for a build that serves, unless forced, and for one that pip installed. Raises OSError.
     """
-    if folder.parent == _SHIPPED:
-        raise ManifestError(
-            f"build {folder.name} is part of the installed wheel: `pip uninstall gemmill` removes it with the rest"
-        )
+    for shipped in _shipped():
+        if folder.parent == shipped.folder:
+            raise ManifestError(
+                f"build {folder.name} is part of an installed package: `pip uninstall {shipped.package}` removes it"
+            )
     served = [arch for arch in Arch if current(arch, home) == folder.name]
     if served and not force:
         raise ManifestError(
@@ -162,7 +201,7 @@ def _current_build(arch: str, named: str, home: Path | None) -> tuple[Path, Mani
             f"build {named!r}, the current one for {arch}, is no longer in {home or settings.home()} "
             f"(there: {_listed(known)}): make another current with `gemmill builds use`, or run `gemmill build`"
         )
-    manifest = read_manifest(folder / MANIFEST)
+    manifest = read_build(folder)
     if manifest.arch != arch:
         raise ManifestError(
             f"build {named}, the current one for {arch}, is for {manifest.arch}: make another current with `gemmill builds use`"
@@ -178,8 +217,16 @@ def _listed(folders: list[Path]) -> str:
     return ", ".join(folder.name for folder in folders) or "none"
 
 
-def _folders(home: Path, below: str = "builds") -> Iterator[Path]:
-    folder = home / below
+def _shipped() -> Iterator[_Shipped]:
+    """The folder of a wheel that has all in one, and those of packages of kernels."""
+    yield _Shipped(package="gemmill", version=__version__, folder=_INSIDE)
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        if point.dist is not None:
+            for folder in installed(point.value):
+                yield _Shipped(package=point.dist.name, version=point.dist.version, folder=folder / "builds")
+
+
+def _folders(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
         yield from (child for child in folder.iterdir() if (child / MANIFEST).is_file())
 

@@ -12,10 +12,10 @@ import torch
 
 from gemmill import settings
 from gemmill.family import Family, Op, ShapedCall
-from gemmill.manifest import Manifest, ManifestError, open_extension, read_manifest
+from gemmill.manifest import Manifest, ManifestError, open_extension
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, handing, operands, packed
-from gemmill.runtime.builds import MANIFEST
+from gemmill.runtime.builds import read_build
 from gemmill.runtime.declaring import declare
 from gemmill.runtime.driver import driver_cuda
 from gemmill.runtime.notices import tell_loaded, tell_quarantined, tell_unbuilt
@@ -45,7 +45,7 @@ class Build:
         Raises ManifestError with one sentence if it cannot be used here.
         """
         self.folder = folder
-        self.manifest: Manifest = read_manifest(folder / MANIFEST)
+        self.manifest: Manifest = read_build(folder)
         _check_torch(self.manifest)
         _check_arch(self.manifest, gpu_arch)
         if gpu_arch is not None:
@@ -55,7 +55,7 @@ class Build:
         self._library = _load(self._file, folder / self.manifest.extension)
         self._declare()
         nowhere = Machine(arch=self.manifest.arch, device=None, driver=None)
-        self._here = machine(self.manifest.arch) if gpu_arch else nowhere
+        self._here = machine(self.manifest) if gpu_arch else nowhere
         self._kernels = self._read_kernels()
         for family, op in self.brought:
             add(family, op)

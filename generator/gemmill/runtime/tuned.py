@@ -20,11 +20,12 @@ import torch
 
 from gemmill import settings
 from gemmill.locations import runtime_tables_dir
-from gemmill.manifest import KernelEntry
+from gemmill.manifest import KernelEntry, Manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime.machine_code import is_same
+from gemmill.runtime.machine_code import is_same, machine_code
 from gemmill.runtime.table_file import TableError, TableRow, TunedTable, read_table
 from gemmill.space.names import parse_name, to_name
+from gemmill.vocab import Compiler
 
 _SHIPPED = runtime_tables_dir()
 _DRIVER = Path("/sys/module/nvidia/version")
@@ -43,7 +44,9 @@ class TableTrust(IntEnum):
     """this device and driver"""
     DRIVER_CHANGED = 1
     """this device, another driver (or one that is not known)"""
-    OTHER_DEVICE = 2
+    COMPILER_CHANGED = 2
+    """this device, and kernels of another release of nvcc, whose machine code is another or not known"""
+    OTHER_DEVICE = 3
     """another device of the same architecture: many rows are left to the model there"""
 
 
@@ -55,6 +58,8 @@ class Machine:
     device: str | None
     """The device as CUDA names it, or None without one. Then tables of any device of the architecture are exact."""
     driver: str | None
+    nvcc: str = ""
+    """The version of the CUDA compiler that made the build; empty where that does not matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +111,14 @@ class Tuned:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def machine(arch: str) -> Machine:
-    """This machine, as far as tables care."""
+def machine(manifest: Manifest) -> Machine:
+    """This machine and a build's compiler, as far as tables care."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     try:
         driver = _DRIVER.read_text(encoding="ascii").strip()
     except OSError:
         driver = None
-    return Machine(arch=arch, device=device, driver=driver)
+    return Machine(arch=manifest.arch, device=device, driver=driver, nvcc=manifest.toolchain.nvcc)
 
 
 def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
@@ -130,7 +135,7 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
     }
     for path, table in tables:
         kept = [(row, current) for row in table.rows if (current := current_row(row, built)) is not None]
-        trusts = [trust_of(row, table, here) for row, _ in kept]
+        trusts = [trust_of(row, table, here, built) for row, _ in kept]
         stale = [row.variants[0] != current.variants[0] for row, current in kept]
         found += zip(trusts, stale, (current for _, current in kept), strict=True)
         counts = {trust: trusts.count(trust) for trust in TableTrust}
@@ -197,13 +202,27 @@ def _read(path: Path, _changed: int) -> TunedTable:
     return read_table(path)
 
 
-def trust_of(row: TableRow, table: TunedTable, here: Machine) -> TableTrust:
-    """How well the row fits the machine."""
+def trust_of(row: TableRow, table: TunedTable, here: Machine, built: Mapping[str, KernelEntry]) -> TableTrust:
+    """How well the row fits the machine and a build's kernels."""
     if here.device is None:
         return TableTrust.EXACT
     if table.device != here.device:
         return TableTrust.OTHER_DEVICE
-    return TableTrust.EXACT if table.sources[row.source].driver == here.driver else TableTrust.DRIVER_CHANGED
+    source = table.sources[row.source]
+    if source.toolkit and here.nvcc and source.toolkit != here.nvcc and not _keeps_code(row, built):
+        return TableTrust.COMPILER_CHANGED
+    return TableTrust.EXACT if source.driver == here.driver else TableTrust.DRIVER_CHANGED
+
+
+def _keeps_code(row: TableRow, built: Mapping[str, KernelEntry]) -> bool:
+    """Whether the winner's machine code is the same with another release of nvcc, as far as a build has it.
+
+    The digest of a kernel of the CuTe DSL covers its own compiler.
+    """
+    entry = built.get(row.variants[0])
+    if entry is None or REGISTRY.kernels_of(entry.config).compiler is not Compiler.NVCC:
+        return True
+    return bool(row.codes) and row.codes[0] == machine_code(entry) != ""
 
 
 def current_row(row: TableRow, built: Mapping[str, KernelEntry]) -> TableRow | None:

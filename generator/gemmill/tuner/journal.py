@@ -19,7 +19,7 @@ from gemmill.tuner.checking import Finding
 from gemmill.tuner.device import now
 from gemmill.tuner.measure import Outcome
 from gemmill.tuner.protocol import workload_to_json
-from gemmill.tuner.record import SCHEMA_VERSION, Entry, JournalError, Record
+from gemmill.tuner.record import SCHEMA_VERSION, Entry, JournalError, MeasuredBuild, Record
 from gemmill.tuner.workloads import Workload
 
 _PACKED = ".xz"
@@ -112,6 +112,12 @@ class Journal:
         self._file.seek(0)
         line = self._file.readline()
         return bool(line) and (line.endswith(b"\n") or not (line.startswith(_FIRST) or _FIRST.startswith(line)))
+
+    def build(self, folder: str, build: MeasuredBuild) -> None:
+        """Note a build that is measured from now on, so that a table can be made of the journal alone."""
+        if self.record.builds.get(folder) != build:
+            self.record.builds[folder] = build
+            self._write({"kind": "build", "folder": folder} | asdict(build))
 
     def fault(self, workload: Workload, name: str, finding: Finding) -> None:
         """Note a candidate's fault."""

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.measure import Outcome
 from gemmill.tuner.protocol import workload_from_json
-from gemmill.tuner.record import READ_VERSIONS, SCHEMA_VERSION, Entry, JournalError, Record
+from gemmill.tuner.record import READ_VERSIONS, SCHEMA_VERSION, Entry, JournalError, MeasuredBuild, Record
 from gemmill.tuner.workloads import Workload
 from gemmill.typed_json import JsonError, MalformedError, as_kind, from_json
 
@@ -23,6 +23,16 @@ class _SweepLine(Struct, tag_field="kind", tag="sweep"):
     setup: dict[str, Any]
     command: str = ""
     commit: str | None = ""
+
+
+class _BuildLine(Struct, tag_field="kind", tag="build"):
+    """What is said of a build before it is measured."""
+
+    folder: str
+    build_id: str
+    arch: str
+    nvcc: str
+    digests: dict[str, tuple[str, str]]
 
 
 class _FaultLine(Struct, tag_field="kind", tag="fault"):
@@ -55,7 +65,11 @@ def record_of(path: Path, lines: Sequence[bytes]) -> Record:
     for number, line in enumerate(others, start=2):
         where = f"journal {path}, line {number}"
         try:
-            _note(record, from_json(line, _SweepLine | _FaultLine | _OutcomeLine, where, _MEASURE_AGAIN), where)
+            _note(
+                record,
+                from_json(line, _SweepLine | _BuildLine | _FaultLine | _OutcomeLine, where, _MEASURE_AGAIN),
+                where,
+            )
         except MalformedError:  # a kill cut it off
             continue
         except JsonError as error:
@@ -83,9 +97,14 @@ def _begun(path: Path, line: bytes) -> Record:
     return Record(setup=sweep.setup, begun_by=(sweep.command, sweep.commit or ""))
 
 
-def _note(record: Record, row: _SweepLine | _FaultLine | _OutcomeLine, where: str) -> None:
+def _note(record: Record, row: _SweepLine | _BuildLine | _FaultLine | _OutcomeLine, where: str) -> None:
     """Raises JsonError where the line's workload is none."""
     if isinstance(row, _SweepLine):  # journals may be put one behind another
+        return
+    if isinstance(row, _BuildLine):
+        record.builds[row.folder] = MeasuredBuild(
+            build_id=row.build_id, arch=row.arch, nvcc=row.nvcc, digests=row.digests
+        )
         return
     try:
         workload = workload_from_json(row.problem)

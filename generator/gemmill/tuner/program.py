@@ -22,7 +22,7 @@ from gemmill.tuner.executors import LocalExecutor
 from gemmill.tuner.journal import Journal, Record
 from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import Executor, Observer, SweepOptions, agreement_of, run_sweep
-from gemmill.tuner.tables import NO_DEVICE, tables_of, write_table
+from gemmill.tuner.tables import NO_DEVICE, measured_build, tables_of, write_table
 from gemmill.tuner.workloads import Workload
 from gemmill.version import __version__
 
@@ -90,9 +90,10 @@ def tune(
         here = executor.facts()
         with open_journal(request, here) as journal:
             facts = facts_of_builds(request, here)
+            note_builds(journal, request.builds)
             sms = here.get("sm_count") or DRY_SM_COUNT
             run_sweep(request.workloads, facts, executor, journal, request.options, sms, observer or Observer())
-            return conclude(request, journal, {str(f.folder): f.manifest for f in facts})
+            return conclude(request, journal)
 
 
 def worker_spec(request: TuneRequest, builds: Sequence[Path] | None = None) -> WorkerSpec:
@@ -111,7 +112,12 @@ def facts_of_builds(request: TuneRequest, here: Mapping[str, Any]) -> list[Build
         build_facts(
             folder,
             manifest,
-            Machine(arch=manifest.arch, device=here.get("gpu"), driver=here.get("driver")),
+            Machine(
+                arch=manifest.arch,
+                device=here.get("gpu"),
+                driver=here.get("driver"),
+                nvcc=manifest.toolchain.nvcc,
+            ),
             request.names,
         )
         for folder, manifest in request.builds
@@ -146,7 +152,13 @@ def _commit() -> str:
         return ""
 
 
-def conclude(request: TuneRequest, journal: Journal, builds: Mapping[str, Manifest]) -> TuneResult:
+def note_builds(journal: Journal, builds: Sequence[tuple[Path, Manifest]]) -> None:
+    """Let the journal say what tables say of builds."""
+    for folder, manifest in builds:
+        journal.build(str(folder), measured_build(manifest))
+
+
+def conclude(request: TuneRequest, journal: Journal) -> TuneResult:
     """Tables from all that the journal has of the request's workloads."""
     repeats = request.options.repeats
     wanted = set(request.workloads)
@@ -155,9 +167,10 @@ def conclude(request: TuneRequest, journal: Journal, builds: Mapping[str, Manife
         begun_by=journal.record.begun_by,
         entries={key: entry for key, entry in journal.record.entries.items() if key[0] in wanted},
         faults={workload: faults for workload, faults in journal.record.faults.items() if workload in wanted},
+        builds=journal.record.builds,
     )
     tables: list[tuple[Path | None, TunedTable]] = []
-    for table in tables_of(record, builds, repeats, request.options.margin):
+    for table in tables_of(record, repeats, request.options.margin):
         path = request.table
         if path is None and not request.dry_run:
             path = settings.home() / "tables" / file_name(table.device)

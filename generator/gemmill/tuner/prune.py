@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from gemmill.family import Config, Sweep
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Choice, Trust, select
+from gemmill.runtime.table_file import TunedTable
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection
 from gemmill.tuner.candidates import BuildFacts
 from gemmill.tuner.record import Record
 from gemmill.tuner.sweep import runs_of, variants_only
-from gemmill.tuner.workloads import Workload
+from gemmill.tuner.workloads import Workload, workload_of
 
 Times = dict[Workload, dict[str, float]]
 """Microseconds by workload and variant."""
@@ -42,13 +43,27 @@ def times_of(record: Record, repeats: int = 1) -> Times:
     return {workload: us for workload, us in times.items() if us}
 
 
-def prune(times: Times, within: float) -> Pruned:
-    """The fewest kernels such that every workload has a variant within `within` of its best. They are chosen greedily: the
-    one that serves most workloads that are left, then the fastest."""
-    fit = {
-        workload: {name: us[name] for name in us if us[name] <= (1 + within) * min(us.values())}
-        for workload, us in times.items()
+def times_of_table(table: TunedTable) -> Times:
+    """The times of a tuned table: of each shape, those of the few best variants."""
+    return {
+        workload_of(row.op, row.sizes): dict(zip(row.variants, row.us, strict=True))
+        for row in table.rows
+        if row.op in REGISTRY.measured
     }
+
+
+def prune(times: Times, within: float, among: Selection | None = None) -> Pruned:
+    """The fewest kernels such that every workload has a variant within `within` of the best of a selection (None: of all).
+    They are chosen greedily: the one that serves most workloads that are left, then the fastest.
+
+    A workload of which the selection has no measured variant is left out. Losses are against the best of all.
+    """
+    allowed = None if among is None else {to_name(config.compiled) for config in among.configs}
+    fit: Times = {}
+    for workload, us in times.items():
+        known = {name: time for name, time in us.items() if allowed is None or _compiled(name) in allowed}
+        if known:
+            fit[workload] = {name: time for name, time in known.items() if time <= (1 + within) * min(known.values())}
     kernel_of = {name: _compiled(name) for us in fit.values() for name in us}
     left, kernels = set(fit), []
     while left:
@@ -66,7 +81,7 @@ def prune(times: Times, within: float) -> Pruned:
     kept = set(kernels)
     winners: dict[str, None] = {}
     losses: dict[Workload, float] = {}
-    for workload in sorted(times):
+    for workload in sorted(fit):
         best_of_set = min((n for n in fit[workload] if kernel_of[n] in kept), key=lambda n: (fit[workload][n], n))
         winners[best_of_set] = None
         losses[workload] = fit[workload][best_of_set] / min(times[workload].values()) - 1

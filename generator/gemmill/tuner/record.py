@@ -1,5 +1,6 @@
 """All that a journal of a sweep holds, in memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,9 +8,9 @@ from gemmill.tuner.checking import Finding
 from gemmill.tuner.measure import Outcome
 from gemmill.tuner.workloads import Workload
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version of journals that are written."""
-READ_VERSIONS = (1, SCHEMA_VERSION)
+READ_VERSIONS = (1, 2, SCHEMA_VERSION)
 
 
 class JournalError(RuntimeError):
@@ -32,6 +33,18 @@ class Entry:
     date: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredBuild:
+    """What a table says of a build that was measured."""
+
+    build_id: str
+    arch: str
+    nvcc: str
+    """The version of its CUDA compiler; empty where it is not known."""
+    digests: Mapping[str, tuple[str, str]]
+    """By variant, the digests of its sources and of its machine code, as rows of tables keep them."""
+
+
 @dataclass(kw_only=True)
 class Record:
     """All that a journal holds."""
@@ -41,3 +54,5 @@ class Record:
     """The command that began it and the commit of its checkout; empty where an older journal or no checkout says neither."""
     entries: dict[Key, Entry] = field(default_factory=dict)
     faults: dict[Workload, dict[str, Finding]] = field(default_factory=dict)
+    builds: dict[str, MeasuredBuild] = field(default_factory=dict)
+    """By folder. A journal before schema version 3 says nothing of them."""

@@ -20,9 +20,11 @@ from gemmill.runtime.table_file import (
     read_table,
     table_text,
 )
+from gemmill.space.names import parse_name
 from gemmill.tuner.checking import Fault
 from gemmill.tuner.choice import MARGIN, Decision, decide
-from gemmill.tuner.record import Entry, Record
+from gemmill.tuner.protocol import PEER
+from gemmill.tuner.record import Entry, MeasuredBuild, Record
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.tuner.workloads import Workload
 from gemmill.writing import write_whole
@@ -33,8 +35,37 @@ PROGRAM = "gemmill tune"
 NO_DEVICE = "dry run"
 
 
-def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, margin: float = MARGIN) -> list[TunedTable]:
-    """A table for each device, with a row for each workload of which a variant was timed. `builds` is by folder."""
+def measured_build(manifest: Manifest) -> MeasuredBuild:
+    """What journals and tables say of a build."""
+    return MeasuredBuild(
+        build_id=manifest.build_id,
+        arch=manifest.arch,
+        nvcc=manifest.toolchain.nvcc,
+        digests={
+            entry.name: (entry.source_digest[:DIGEST_CHARACTERS], machine_code(entry))
+            for entry in manifest.entries
+            if entry.source_digest
+        },
+    )
+
+
+def builds_measured(record: Record) -> dict[str, MeasuredBuild]:
+    """The builds that were measured, by folder: of one that the journal says nothing of, what its variants' names say."""
+    builds = dict(record.builds)
+    for entry in record.entries.values():
+        for name, folder in entry.outcome.builds.items():
+            if folder != PEER and folder not in builds:
+                arch = str(parse_name(name).arch)
+                builds[folder] = MeasuredBuild(build_id=Path(folder).name, arch=arch, nvcc="", digests={})
+    return builds
+
+
+def tables_of(record: Record, repeats: int, margin: float = MARGIN) -> list[TunedTable]:
+    """A table for each device, with a row for each workload of which a variant was timed.
+
+    A row of a build of which the journal says nothing has no digests: it is trusted whatever its kernels are.
+    """
+    builds = builds_measured(record)
     sources: dict[str, dict[str, Source]] = {}
     rows: dict[str, list[TableRow]] = {}
     quarantined: dict[str, list[Quarantined]] = {}
@@ -47,10 +78,10 @@ def tables_of(record: Record, builds: Mapping[str, Manifest], repeats: int, marg
             continue
         last = entries[-1]
         device = last.outcome.device.get("gpu") or NO_DEVICE
-        manifest = builds[last.outcome.builds[decision.chosen]]
-        key = f"{last.date[:10]} {manifest.build_id}"
+        build = builds[last.outcome.builds[decision.chosen]]
+        key = f"{last.date[:10]} {build.build_id}"
         known = sources.setdefault(device, {})
-        known[key] = _source(last, manifest, known.get(key))
+        known[key] = _source(last, build, known.get(key))
         rows.setdefault(device, []).append(_row(workload, decision, last, builds, key))
     arch = next(iter(builds.values())).arch if builds else ""
     return [
@@ -111,35 +142,36 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _row(workload: Workload, decision: Decision, entry: Entry, builds: Mapping[str, Manifest], source: str) -> TableRow:
+def _row(
+    workload: Workload, decision: Decision, entry: Entry, builds: Mapping[str, MeasuredBuild], source: str
+) -> TableRow:
     names = decision.ranked[:KEPT]
-    entries = {e.name: e for manifest in builds.values() for e in manifest.entries}
-    known = [entries[name].source_digest if name in entries else "" for name in names]
-    codes = tuple(machine_code(entries[name]) if name in entries else "" for name in names)
+    told = {name: digests for build in builds.values() for name, digests in build.digests.items()}
+    known = tuple(told.get(name, ("", ""))[0] for name in names)
+    codes = tuple(told.get(name, ("", ""))[1] for name in names)
     return TableRow(
         op=workload.op,
         sizes=in_order(workload.sizes),
         variants=names,
         us=tuple(round(decision.us[name], 3) for name in names),
-        digests=tuple(digest[:DIGEST_CHARACTERS] for digest in known) if all(known) else (),
+        digests=known if all(known) else (),
         codes=codes if all(known) and any(codes) else (),
         tied=len(decision.tied),
         source=source,
     )
 
 
-def _quarantined(workload: Workload, entry: Entry, builds: Mapping[str, Manifest]) -> Iterator[Quarantined]:
+def _quarantined(workload: Workload, entry: Entry, builds: Mapping[str, MeasuredBuild]) -> Iterator[Quarantined]:
     """The variants that went wrong, each as every build has it. One that refused a call harmed nobody."""
     for name, finding in entry.outcome.findings.items():
         why = f"{finding.fault} at {workload.op} {workload.shape} on {entry.date[:10]}: {finding.detail}"
-        for manifest in builds.values():
-            for known in manifest.entries:
-                if known.name == name and known.source_digest and finding.fault is not Fault.REFUSED:
-                    digest, code = known.source_digest[:DIGEST_CHARACTERS], machine_code(known)
-                    yield Quarantined(variant=name, digest=digest, code=code, why=why)
+        for build in builds.values():
+            if name in build.digests and finding.fault is not Fault.REFUSED:
+                digest, code = build.digests[name]
+                yield Quarantined(variant=name, digest=digest, code=code, why=why)
 
 
-def _source(entry: Entry, manifest: Manifest, before: Source | None) -> Source:
+def _source(entry: Entry, build: MeasuredBuild, before: Source | None) -> Source:
     device, state = entry.outcome.device, entry.outcome.state
     clocks = {name: float(state[name]["median"]) for name in ("clocks.sm", "clocks.mem", "power.draw") if name in state}
     if before is not None:
@@ -152,7 +184,7 @@ def _source(entry: Entry, manifest: Manifest, before: Source | None) -> Source:
         program=PROGRAM,
         sm_count=device.get("sm_count"),
         driver=device.get("driver"),
-        toolkit=manifest.toolchain.nvcc or None,
-        build=manifest.build_id,
+        toolkit=build.nvcc or None,
+        build=build.build_id,
         clocks_mhz=clocks,
     )

@@ -25,6 +25,7 @@ from gemmill.tuner.program import (
     TuneResult,
     conclude,
     facts_of_builds,
+    note_builds,
     open_journal,
     stand_in_build,
     worker_spec,
@@ -63,6 +64,7 @@ def tune_selection(
     with open_journal(request, here) as journal:
         for wave, made in enumerate(ahead, start=1):
             builds.append(made)
+            note_builds(journal, [*request.builds, made])
             current = replace(request, builds=[*request.builds[:1], made])
             facts = facts_of_builds(current, here)
             spec = worker_spec(request, [folder for folder, _ in builds])
@@ -70,7 +72,7 @@ def tune_selection(
                 run_sweep(
                     request.workloads, facts, executor, journal, request.options, sms, observer or Observer(), wave
                 )
-        result = conclude(request, journal, {str(folder): manifest for folder, manifest in builds})
+        result = conclude(request, journal)
     return replace(result, overlap=ahead.overlap)
 
 

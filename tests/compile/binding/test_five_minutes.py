@@ -1,22 +1,32 @@
-"""tools/five_minutes.py, with a wheel of a build whose kernels compute nothing; on the CPU the reference does."""
+"""tools/five_minutes.py, with both packages, of a build whose kernels compute nothing; on the CPU the reference does."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("build")
+pytest.importorskip("hatchling")
+pytest.importorskip("transformers")
+
 ROOT = Path(__file__).parents[3]
 
 
-def test_from_the_wheel_to_a_served_layer(home_of_probes) -> None:
+def test_from_two_wheels_to_verbs_and_a_served_layer(home_of_probes) -> None:
     environment = os.environ | {"GEMMILL_HOME": str(home_of_probes), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(ROOT / "tools" / "five_minutes.py")]
+    command = [sys.executable, str(ROOT / "tools" / "five_minutes.py"), "--all"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert [
-        line[3:] for line in lines if line.startswith("== ") and ":" not in line
-    ] == "wheel install layer doctor plugins".split()
+    assert (
+        [line[3:] for line in lines if line.startswith("== ") and ":" not in line]
+        == "build wheel install layer doctor list plan generate audit export tune fuzz model convert generates plugins".split()
+    )
+    assert [line.partition("-")[0] for line in lines if ".whl: " in line] == ["gemmill", "gemmill_sm90a_cu13"]
+    assert any(line.startswith("14 layers of a model in FP8 on cpu generate [") for line in lines)
+    assert any("4 shapes" in line for line in lines), "tuned"
     assert any(line.startswith("out [16, 256] = x [16, 512] @ weight.t() in FP8 on cpu: ") for line in lines)
     assert "vLLM asks first: GemmillFP8Linear, GemmillBlockFP8Linear, GemmillInt8Linear" in lines
     told = [line for line in done.stderr.splitlines() if " takes a linear layer of N x K = 4096 x 4096, " in line]

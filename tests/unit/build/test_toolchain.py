@@ -13,7 +13,7 @@ from gemmill.locations import installed
 
 from .conftest import FakeToolkit, make_toolkit
 
-INSTALL = "install it with `pip install 'gemmill[build]'`, or name a toolkit with GEMMILL_CUDA_HOME"
+INSTALL = "install it with `pip install 'gemmill[toolchain]'`, or name a toolkit with GEMMILL_CUDA_HOME"
 
 
 def test_order(toolkit: FakeToolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,9 +126,9 @@ def test_remove(two, home) -> None:
 
 
 def test_a_wheels_builds_stay(two, home, monkeypatch) -> None:
-    monkeypatch.setattr(builds, "_SHIPPED", home / "builds")
+    monkeypatch.setattr(builds, "_INSIDE", home / "builds")
     assert sentence(builds.remove, home / "builds" / "small") == (
-        "build small is part of the installed wheel: `pip uninstall gemmill` removes it with the rest"
+        "build small is part of an installed package: `pip uninstall gemmill` removes it"
     )
 
 

@@ -15,7 +15,7 @@ from gemmill.space.names import to_name
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.journal import Entry, Record
 from gemmill.tuner.measure import Outcome
-from gemmill.tuner.tables import tables_of
+from gemmill.tuner.tables import measured_build, tables_of
 from gemms import Op, gemm
 
 SMS = 132
@@ -121,7 +121,9 @@ def test_a_sweep_quarantines_what_goes_wrong(manifest, names) -> None:
             device={"gpu": "NVIDIA H200"},
         )
         entry = Entry(outcome=outcome, repeat=0, wave=0, present=None, date="2026-11-20T12:00:00+00:00")
-        (found,) = tables_of(Record(setup={}, entries={(workload, 0, 0): entry}), {"b": manifest}, 1)
+        (found,) = tables_of(
+            Record(setup={}, entries={(workload, 0, 0): entry}, builds={"b": measured_build(manifest)}), 1
+        )
         return found.quarantined
 
     assert tables(Fault.WRONG) == (of(manifest.entries[0]),)

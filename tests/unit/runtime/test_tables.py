@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gemmill.families.scaled_mm.classes import OWN_CLASSES, Need, class_code, scales_code
+from gemmill.manifest import KernelEntry
 from gemmill.runtime import tuned
 from gemmill.runtime.table_file import (
     Source,
@@ -298,6 +299,26 @@ def test_trust_comes_before_place(put, names, monkeypatch, tmp_path) -> None:
     first, second, third = load_tuned([], HERE).tables
     assert (first.path, first.trusts[TableTrust.EXACT]) == (own, 1)
     assert (second.trusts[TableTrust.OTHER_DEVICE], third.trusts[TableTrust.EXACT]) == (2, 1)
+
+
+def test_a_row_of_another_compiler_is_trusted_where_the_code_is_the_same(
+    put, names, make_manifest, make_config
+) -> None:
+    """By the winner's machine code, which the row and the build name; a kernel of the CuTe DSL has its own compiler."""
+    here = replace(HERE, nvcc="13.5.37")
+    entry = replace(make_manifest(make_config()).entries[0], sass_digest="c" * 64, registers=168)
+    of_dsl = make_manifest(make_config(backend=Backend.CUTEDSL)).entries[0]
+
+    def trusts(entry: KernelEntry, toolkit: str | None, **changes: object) -> list[TableTrust]:
+        put(table(row(entry.name, **changes), toolkit=toolkit))
+        (loaded,) = load_tuned([entry], here).tables
+        return [trust for trust, number in loaded.trusts.items() if number]
+
+    code = {"digests": ("5555",), "codes": ("c" * 16 + "r168",)}
+    assert trusts(entry, "13.0.88") == [TableTrust.COMPILER_CHANGED]
+    assert trusts(entry, "13.0.88", **code | {"codes": ("d" * 16 + "r168",)}) == [TableTrust.COMPILER_CHANGED]
+    assert trusts(entry, "13.0.88", **code) == trusts(entry, "13.5.37") == trusts(entry, None) == [TableTrust.EXACT]
+    assert trusts(of_dsl, "13.0.88") == [TableTrust.EXACT]
 
 
 def test_many_rows_of_another_device_are_left_to_the_model(put, names) -> None:

@@ -78,5 +78,5 @@ def test_without_what_measures_it_says_what_to_install(monkeypatch) -> None:
     with pytest.raises(ImportError) as caught:
         gemmill.tune(SHAPES)
     assert str(caught.value) == (
-        "gemmill.tune measures variants, and there is no gemmill.tuner here: `pip install 'gemmill[tune]'` from gemmill's sources"
+        "gemmill.tune measures variants, and there is no gemmill.tuner here: `pip install 'gemmill[tune]'`"
     )

@@ -14,7 +14,7 @@ from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.runtime.table_file import Source, TableRow, make_table, read_table, table_text
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import parse_name, to_name
-from gemmill.space.selections import select
+from gemmill.space.selections import Selection, select
 from gemmill.tuner.candidates import build_facts
 from gemmill.tuner.charts import Cell, Line, log_chart, winner_map
 from gemmill.tuner.checking import Fault, Finding
@@ -26,6 +26,7 @@ from gemmill.tuner.prune import audit, prune, selection_of, times_of, worst_firs
 from gemmill.tuner.report import WINNER_COLOURS, environment, report_text, shapes_of
 from gemmill.tuner.sweep import SweepOptions, decisions
 from gemmill.tuner.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
+from gemmill.vocab import Arch
 from gemms import Op, Workload, gemm
 
 BASE = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_"
@@ -140,6 +141,10 @@ def test_prune_takes_the_fewest_kernels() -> None:
     assert set(pruned.kernels) == {a, c}, "one decode kernel is within 3 % everywhere"
     assert pruned.losses[workload(1)] == pytest.approx(6.1 / 6.0 - 1)
     assert set(prune(times, 0.0).kernels) == {a, b, c}
+    some = Selection(name="some", arch=Arch.SM90A, configs=tuple(map(parse_name, (b, c))), rejections=())
+    among = prune(times, 0.03, some)
+    assert set(among.kernels) <= {b, c} and among.losses[workload(1)] >= pruned.losses[workload(1)]
+    assert among.losses.keys() == {each for each, us in times.items() if us.keys() & {b, c}}
 
 
 def test_pruned_selection_keeps_what_was_not_measured(measured) -> None:
@@ -160,8 +165,9 @@ def test_prune_writes_a_selection_that_build_takes(gemmill, measured, tmp_path: 
     out = tmp_path / "small.json"
     outcome = gemmill("prune", tmp_path / "j.jsonl", "--within", "3%", "--select", "default", "--out", out)
     assert outcome.code == 0 and re.search(
-        r"3 kernels suffice for 3 shapes, 0\.0% behind the best at worst", outcome.out
+        r"2 kernels suffice for 2 shapes, 0\.0% behind the best at worst", outcome.out
     )
+    assert outcome.err == "gemmill: left out: 1 shape of which no variant of default was measured\n"
     assert gemmill("list", "--select", out).code == 0
     selection = select(str(out))
     assert selection.name == "small" and PREFILL in {to_name(config) for config in selection.configs}

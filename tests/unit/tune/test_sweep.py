@@ -164,7 +164,7 @@ def test_a_whole_line_with_a_wrong_field_is_refused(request_of, tmp_path) -> Non
     path = tmp_path / "j.jsonl"
     tune(request_of(workloads=WORKLOADS[:1]), executor_of=lambda spec: Direct(faulty(spec, Fault.NAN)))
     first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {line["kind"] for line in lines} == {"fault", "outcome"}
+    assert {line["kind"] for line in lines} == {"build", "fault", "outcome"}
     for i, line in enumerate(lines):
         for name in line.keys() - {"date"} if line["kind"] == "fault" else line:
             for other in ({k: v for k, v in line.items() if k != name}, line | {name: [{}]}, line | {name: {"x": "y"}}):
@@ -196,7 +196,7 @@ def test_a_whole_line_with_a_wrong_field_is_refused(request_of, tmp_path) -> Non
 def test_the_sentence_of_a_wrong_line(request_of, counting, tmp_path, changes, found) -> None:
     path = tmp_path / "j.jsonl"
     tune(request_of(workloads=WORKLOADS[:1]), executor_of=Direct)
-    first, line = [json.loads(line) for line in path.read_text().splitlines()]
+    first, _, line = [json.loads(line) for line in path.read_text().splitlines()]
     write_rows(path, first, line | changes)
     with pytest.raises(JournalError) as caught:
         tune(request_of(workloads=WORKLOADS[:1]), executor_of=counting)
@@ -217,8 +217,8 @@ def test_a_first_line_with_a_wrong_field_is_refused(tmp_path) -> None:
     assert str(caught.value) == (
         f"journal {path}, line 1: object missing required field `setup`; begin another with --journal, or delete it"
     )
-    write_rows(path, first | {"schema_version": 3})
-    with pytest.raises(JournalError, match="has schema version 3, this gemmill writes 2: begin another with --journal"):
+    write_rows(path, first | {"schema_version": 4})
+    with pytest.raises(JournalError, match="has schema version 4, this gemmill writes 3: begin another with --journal"):
         read_journal(path)
 
 
@@ -230,8 +230,8 @@ def test_a_journal_of_schema_1_is_gone_on_from(request_of, counting, tmp_path) -
     """Its workloads are lists: op, m, n and k."""
     path = tmp_path / "j.jsonl"
     tune(request_of(), executor_of=Direct)
-    first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[0]["problem"] == {"op": "fp8", "n": 64, "k": 128, "m": 1}
+    first, build, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert build["kind"] == "build" and lines[0]["problem"] == {"op": "fp8", "n": 64, "k": 128, "m": 1}
     for row in lines:
         row["problem"] = [row["problem"][name] for name in ("op", "m", "n", "k")]
     path.write_text("".join(json.dumps(row) + "\n" for row in (first | {"schema_version": 1}, *lines)))
