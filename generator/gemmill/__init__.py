@@ -26,6 +26,9 @@ def _runs_own_command() -> bool:
 if not _runs_own_command():
     from gemmill.public import *  # noqa: F403
     from gemmill.public import __all__ as __all__
+
+    def __dir__() -> list[str]:
+        return list(__all__)
 else:
 
     def __getattr__(name: str) -> object:

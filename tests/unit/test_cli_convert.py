@@ -186,4 +186,19 @@ def test_names_are_printed_as_they_are_and_a_terminal_obeys_none(gemmill, tmp_pa
     weight[0, 0] = torch.nan
     save(source, {f"{names[3]}.weight": weight})
     done = gemmill("convert", source, tmp_path / "other.safetensors", "--to", "mxfp4")
-    assert done.code == 3 and "\ngemmill: up\\x1b[2J\\x07: weight [0, 0] is nan" in done.err
+    assert done.code == 3 and done.err.startswith("gemmill: up\\x1b[2J\\x07: weight [0, 0] is nan")
+
+
+@pytest.mark.parametrize(
+    ("name", "format"), [("fp8", "channel"), ("fp8_channel", "channel"), ("fp8_block", "block128")]
+)
+def test_names_of_other_projects_for_fp8(gemmill, tmp_path: Path, name: str, format: str) -> None:
+    source = save(
+        tmp_path / "in.safetensors", {"up.weight": torch.arange(128 * 128, dtype=torch.float32).view(128, 128)}
+    )
+    for to in (name, format):
+        done = gemmill("convert", str(source), str(tmp_path / f"{to}_.safetensors"), "--to", to)
+        assert done.code == 0
+        assert done.err == "", "a bar is for terminals"
+    made, expected = ((tmp_path / f"{to}_.safetensors").read_bytes() for to in (name, format))
+    assert made == expected

@@ -83,8 +83,8 @@ def quantize_checkpoint(
     inputs: Path | str | None = None,
     observer: Observer | None = None,
 ) -> Conversion:
-    """A safetensors checkpoint, a file or a folder of shards, with its layers in a format of WEIGHT_FORMATS, pruned to
-    "nvfp4_2to4", or decoded to "bf16".
+    """A safetensors checkpoint, a file or a folder of shards, with its layers in a format of WEIGHT_FORMATS or under a
+    name of FP8_NAMES, pruned to "nvfp4_2to4", or decoded to "bf16".
 
     names: the project whose key names are written, by default the first that has the format. source_format: of layers that are quantised
     already, where shapes do not tell. only, keep: patterns over keys of layers that alone change, or that stay. requantize: layers of

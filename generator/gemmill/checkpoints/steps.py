@@ -28,12 +28,16 @@ _CODES_OF = {
 """The endings that scales alone have, and what must be there beside them."""
 
 
+FP8_NAMES = {"fp8": "channel", "fp8_channel": "channel", "fp8_block": "block128"}
+"""Names that other projects use for formats with e4m3 weights, and our formats."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """The request of a conversion."""
 
     to: str
-    """A weight format, nvfp4_2to4, or bf16."""
+    """A weight format, nvfp4_2to4, or bf16; a name of FP8_NAMES becomes the format that it stands for."""
     names: str | None = None
     """The project whose key names are written; None: the first that has the format."""
     source: str | None = None
@@ -47,6 +51,9 @@ class Asked:
     scale_rounding: str = "up"
     rescale: bool = False
     """Whether scales of pruned weights are fitted to what is kept."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", FP8_NAMES.get(self.to, self.to))
 
 
 @dataclass(frozen=True, kw_only=True)

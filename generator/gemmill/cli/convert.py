@@ -29,7 +29,7 @@ def convert(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="channel, int8, int8_asymmetric, block128, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4 to prune, or bf16 to decode.",
+            help="channel (also fp8 and fp8_channel), block128 (also fp8_block), int8, int8_asymmetric, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4 to prune, or bf16 to decode.",
         ),
     ],
     names: Annotated[
@@ -150,7 +150,8 @@ def _progress() -> Iterator[_Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=console(stderr=True)) as progress:
+    shown = console(stderr=True)
+    with Progress(*columns, console=shown, disable=not shown.is_terminal) as progress:
         yield _Bar(progress)
 
 

@@ -74,6 +74,10 @@ class Build:
         if gpu_arch is not None:
             tell_unbuilt(self.manifest, self.tuned)
 
+    def __repr__(self) -> str:
+        kept = self.manifest
+        return f"Build({kept.build_id!r} for {kept.arch}, {len(self._kernels)} kernels, {str(self.folder)!r})"
+
     def read_tables(self) -> None:
         """Choose by the tables that there are now, the user's and the shipped ones. Calls of other threads go on
         meanwhile."""
