@@ -3,11 +3,14 @@
 import torch
 from torch import Tensor
 
+MOST_APART = 256
+"""Experts of a call whose rows lie apart: a kernel takes 512 segments, and behind each are rows of nobody."""
+
 
 def apart(begins: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """The offsets [2 E] and the map int32 [2 E - 1] of segments from begins[e] to ends[e], which need not follow one another.
 
-    Behind each segment are rows of nobody, so E is 256 at most.
+    Behind each segment are rows of nobody, so E is MOST_APART at most.
     """
     owners = torch.arange(max(2 * len(begins) - 1, 0), dtype=torch.int32, device=begins.device)
     return torch.stack((begins, ends), dim=1).flatten(), torch.where(owners % 2 == 0, owners // 2, -1)

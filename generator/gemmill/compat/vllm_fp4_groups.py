@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gemmill
 from gemmill.compat.packed_once import packed_once
-from gemmill.compat.segments import apart, owners_of
+from gemmill.compat.segments import MOST_APART, apart, owners_of
 from gemmill.formats.layout import LANES, TILE_ROWS, TILE_SCALES
 from gemmill.formats.quantise import BlockScaled, unswizzle
 from gemmill.quantize.experts import PackedExperts, prepack_experts
@@ -44,7 +44,7 @@ def cutlass_fp4_group_mm(
 
     a is uint8 [M, K / 2] of nvfp4 codes, b [E, N, K / 2]. Scales are e4m3, swizzled: b_blockscales [E, rows padded to 128, padded to 4],
     a_blockscale those of all experts, of which expert e's begin at row sf_offsets[e]. out is bfloat16 [M, N], or float16, to which
-    results of bfloat16 are rounded. E is 256 at most.
+    results of bfloat16 are rounded. Every 256 experts are a launch.
 
     Raises RuntimeError, in a sentence, for tensors that do not fit one another, and as packed_once and grouped_fp4_mm do.
     """
@@ -113,7 +113,10 @@ def _group_mm(
     x = _widened(format, a, scales.masked_fill_(~used[:, None], 0))
     results = out if out.dtype == torch.bfloat16 else torch.empty_like(out, dtype=torch.bfloat16)
     mm = torch.ops.gemmill.grouped_fp4_mm.default
-    mm(results, x, packed.blocks, None, packed.base, alphas, None, *apart(begins, ends), None, str(format))
+    for first in range(0, experts, MOST_APART):
+        own = slice(first, first + MOST_APART)
+        blocks, base, of = packed.blocks[own], packed.base[own], None if alphas is None else alphas[own]
+        mm(results, x, blocks, None, base, of, None, *apart(begins[own], ends[own]), None, str(format))
     if results is not out:
         out.copy_(torch.where(used[:, None], results.to(out.dtype), out))
 

@@ -79,6 +79,16 @@ def check(call: Call) -> None:
     assert torch.equal(call.out.nan_to_num(7), call.expected.nan_to_num(7))
 
 
+@pytest.mark.parametrize("format", NAMES)
+def test_more_experts_than_a_kernel_takes_are_several_launches(
+    vllm: Any, format: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_fp4_groups, "MOST_APART", 3)
+    call = Call(format)
+    getattr(vllm, NAMES[format])(*call.arguments())
+    check(call)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("format", list(NAMES), ids=str)
 def test_rows_of_experts(vllm: Any, format: Format, dtype: torch.dtype) -> None:
