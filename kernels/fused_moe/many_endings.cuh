@@ -204,11 +204,7 @@ struct ManyParts {
   // Tokens are summed when all tiles are stored. Whoever waits for that has found no tile left: CTAs that run have them all.
   template <int threads>
   __device__ static void end(Args const& x) {
-    // Lanes of a warp come from loops and branches of their own, and a barrier takes a warp that is together.
-    auto meet = [] {
-      __syncwarp();
-      cutlass::arch::NamedBarrier::sync(threads, 1);
-    };
+    auto meet = [] { cutlass::arch::NamedBarrier::sync(threads, 1); };
     meet();
     if (threadIdx.x == 0) {
       int const expected = *x.layer.ws.tile_count * ((x.n - 1) / Kernel::kRows + 1) * Kernel::kFinishers;
