@@ -9,13 +9,16 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
-from gemmill.cli.output import console, count, entries_table, rejected_lines, seconds, size
+from gemmill.cli.output import console, count, entries_table, families_table, rejected_lines, seconds, size
 from gemmill.cli.plan import print_plan
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.build.options import BuildResult
     from gemmill.manifest import Manifest
+
+_MOST_LISTED = 100
+"""The most variants that have a line each; of more, families have."""
 
 
 def build(
@@ -107,14 +110,16 @@ def build(
 
 def _let_tables_name_machine_code(home: Path) -> None:
     """Carry the home's tuned rows over to builds that run the same machine code, whatever it is made from."""
+    paths = sorted((home / "tables").glob("*.json"))
+    if not paths:
+        return
     from gemmill.manifest import ManifestError, read_manifest
     from gemmill.runtime.builds import MANIFEST, find_builds
     from gemmill.runtime.table_file import TableError
     from gemmill.tuner.tables import note_machine_code
 
-    paths = sorted((home / "tables").glob("*.json"))
     builds = []
-    for folder in find_builds(home) if paths else ():
+    for folder in find_builds(home):
         with suppress(ManifestError):  # a build that cannot be read has measured nothing that could be carried over
             builds.append(read_manifest(folder / MANIFEST))
     for path in paths:
@@ -150,7 +155,10 @@ def _serving(arch: Arch, home: Path) -> "Manifest | None":
 def _print_result(result: "BuildResult", served: str) -> None:
     manifest = result.manifest
     title = f"{count(len(manifest.entries), 'variant')} in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
-    console().print(entries_table(title, manifest.entries))
+    is_long = len(manifest.entries) > _MOST_LISTED
+    console().print((families_table if is_long else entries_table)(title, manifest.entries))
+    if is_long:
+        typer.echo(f"`gemmill list --build {manifest.build_id}` lists each variant")
     how = "the same build was there" if result.reused else f"compiled in {seconds(result.compile_seconds)}"
     typer.echo(f"{how}: {result.folder}")
     typer.echo(f"gemmill: {served}", err=True)

@@ -114,6 +114,19 @@ def entries_table(title: str, entries: Iterable["KernelEntry"]) -> "Table":
     return table(title, columns, rows, right=columns[2:])
 
 
+def families_table(title: str, entries: Iterable["KernelEntry"]) -> "Table":
+    """A table of each family's variants: how many, the size of their machine code, and how many spill registers."""
+    of_family: dict[str, list[KernelEntry]] = {}
+    for entry in entries:
+        of_family.setdefault(entry.family, []).append(entry)
+    columns = ("family", "variants", "code", "that spill")
+    rows = [
+        (family, len(own), size(sum(e.code_bytes for e in own)), sum(e.spill_bytes > 0 for e in own))
+        for family, own in sorted(of_family.items())
+    ]
+    return table(title, columns, rows, right=columns[1:])
+
+
 def rejected_lines(rejected: Iterable["RejectedEntry"]) -> list[str]:
     """Name and error of what was not built, a line for each different error."""
     names: dict[str, list[str]] = {}
