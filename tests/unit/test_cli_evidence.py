@@ -105,6 +105,25 @@ def test_explain_as_json_has_the_row_and_everything(gemmill, loaded, names) -> N
     assert (far["trust"], far["measured"]) == ("model", None)
 
 
+def test_a_measured_winner_that_is_not_built_is_named(gemmill, loaded, make_config, monkeypatch) -> None:
+    """The model chooses: no built variant was measured there, and the nearest row's winner is missing."""
+    winner = to_name(make_config(tile_shape_mnk=(128, 32, 128)))
+    rows = [
+        TableRow(op="fp8", sizes=in_order({"m": m, "n": 64, "k": 64}), variants=(winner,), us=(us,), source="s")
+        for m, us in ((16, 3.0), (64, 4.0))
+    ]
+    found = make_tuned_table("NVIDIA H200", "sm90a", {"s": SOURCE}, rows)
+    table = LoadedTable(path=Path("t.json"), table=found, trusts={}, stale=0, refused=0)
+    monkeypatch.setattr(loaded, "tuned", Tuned(choices=(), tables=(table,)))
+    told = gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 64, "-k", 64).out.splitlines()
+    assert told[1] == (
+        f"by the model: measured, winner not built: {winner}, 3.00 us on NVIDIA H200; `gemmill build --select default` builds "
+        "what tables name"
+    )
+    far = gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 128, "-k", 64).out.splitlines()
+    assert far[1].startswith("by the model, since nothing near was measured: ")
+
+
 def test_no_row_without_its_table(loaded) -> None:
     choice = package.explain("cutlass_scaled_mm", *_call())
     assert choice.measured == SIZES

@@ -46,8 +46,11 @@ def explain(
     import gemmill
     from gemmill.numerics.cases import cases_of_op
     from gemmill.registry import REGISTRY
+    from gemmill.runtime.checks import check
+    from gemmill.runtime.operands import of_arguments
     from gemmill.runtime.schemas import BY_NAME
-    from gemmill.runtime.select import evidence_of
+    from gemmill.runtime.select import Trust, evidence_of, unbuilt_winner
+    from gemmill.runtime.serving import serving_of
 
     if as_json and everything:
         raise UsageError("--all with --json: that lists every other variant anyway, leave --all out")
@@ -77,13 +80,18 @@ def explain(
             }
         )
         return
-    _print_choice(choice, evidence, everything)
+    unbuilt = None
+    if choice.trust is Trust.MODEL and loaded is not None:
+        schema = BY_NAME[op]
+        judged = check(schema, of_arguments(schema, given))
+        unbuilt = unbuilt_winner(serving_of(schema).asked(judged), loaded.tuned)
+    _print_choice(choice, evidence, unbuilt, everything)
 
 
 take(explain, questions().values())
 
 
-def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: bool) -> None:
+def _print_choice(choice: "Choice", evidence: "Evidence | None", unbuilt: "Evidence | None", everything: bool) -> None:
     out = console()
     chosen = f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call"
     out.print(chosen)
@@ -94,7 +102,13 @@ def _print_choice(choice: "Choice", evidence: "Evidence | None", everything: boo
         out.print(f"measured: {row.op} {sizes}, {row.us[0]:.2f} us{runner_up}")
         out.print(f"on {evidence.source.gpu}, {evidence.source.date[:10]}, in {evidence.table}")
     elif choice.trust.name == "MODEL" and choice.entry is not None:
-        out.print(f"by the model, since nothing near was measured: {HOW_TO_MEASURE}")
+        if unbuilt is None:
+            out.print(f"by the model, since nothing near was measured: {HOW_TO_MEASURE}")
+        else:
+            out.print(
+                f"by the model: measured, winner not built: {unbuilt.row.variants[0]}, {unbuilt.row.us[0]:.2f} us on "
+                f"{unbuilt.source.gpu}; `gemmill build --select default` builds what tables name"
+            )
     fits = sorted((other for other in choice.trace if other.us is not None), key=lambda other: other.us or 0.0)
     shown = choice.trace if everything else fits[:NEAREST]
     if shown:

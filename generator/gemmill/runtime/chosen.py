@@ -50,7 +50,11 @@ def _because(noted: Noted) -> str:
     if noted.trust is Trust.EXACT:
         return "measured there"
     way_out = "GEMMILL_RECORD_MISSES=FILE notes such shapes, `gemmill tune --misses FILE` measures them"
-    basis = "measured near there" if noted.trust is Trust.NEAREST else "by the model: nothing near was measured"
+    basis = (
+        "measured near there"
+        if noted.trust is Trust.NEAREST
+        else "by the model: no variant of the build was measured near"
+    )
     measurable = REGISTRY.tunings[noted.call.family].measured_as(noted.call) is not None
     return f"{basis}; {way_out}" if measurable else basis
 

@@ -212,3 +212,24 @@ def evidence_of(choice: Choice, tuned: Tuned) -> Evidence | None:
             if any(choice.entry.name in choices.names for choices in offered):
                 return Evidence(table=loaded.path, row=row, source=loaded.table.sources[row.source])
     return None
+
+
+def unbuilt_winner(call: ShapedCall, tuned: Tuned) -> Evidence | None:
+    """The nearest measured row for a call whose variants the build all lacks, where the model chose; None where there is none.
+
+    Of calls with the row's exact sizes but the bucketed one, which the row's has to cover.
+    """
+    tuning = REGISTRY.tunings[call.family]
+    asked = tuning.named(call.sizes)
+    found: Evidence | None = None
+    for loaded in tuned.tables:
+        for row in loaded.table.rows:
+            if row.sizes.keys() != asked.keys() or any(row.sizes[name] != asked[name] for name in tuning.near):
+                continue
+            measured = row.sizes[tuning.bucketed]
+            offered = [one for one in siblings(row, exact=True) if one.call_class == call.call_class]
+            if not offered or not tuning.reach.covers(measured, asked[tuning.bucketed]):
+                continue
+            if found is None or measured < found.row.sizes[tuning.bucketed]:
+                found = Evidence(table=loaded.path, row=row, source=loaded.table.sources[row.source])
+    return found
