@@ -43,7 +43,7 @@ def ids(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_links_and_paths(page: Path) -> None:
-    text = page.read_text()
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), target
     for path in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]+)`", text):

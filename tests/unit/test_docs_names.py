@@ -17,7 +17,8 @@ from gemmill.registry import REGISTRY
 from gemmill.vocab.format import FORMATS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - set(ROOT.glob("docs/contributing/*.md")))
+"""But those that tell of another tree: tests/unit/test_contributing.py makes it."""
 GUIDE = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PAGES}
 OPS = {op.schema.name for family in REGISTRY.families for op in family.asks.ops}
 VERBS = set(typer.main.get_command(app).commands)

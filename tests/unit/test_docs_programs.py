@@ -15,6 +15,10 @@ ELSEWHERE = {
     "README.md": "tests/unit/quantize/test_readme.py",
     "docs/clusters.md": "tests/unit/test_clusters.py",
     "docs/quickstart.md": "tests/unit/test_docs.py",
+    **{
+        f"docs/contributing/{kind}.md": "tests/unit/test_contributing.py"
+        for kind in ("axis", "family", "main_loop", "op")
+    },
     "docs/kv_cache.md": "tests/unit/nn/test_compressed_cache.py",
     "docs/layers.md": "tests/unit/nn/test_guide.py",
     "docs/weights.md": "tests/unit/quantize/test_guide.py",
