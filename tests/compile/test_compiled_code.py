@@ -78,8 +78,9 @@ def test_variant(entry: KernelEntry) -> None:
             entry.sass.get(WGMMA_OF.get(config.operand_dtype, "HGMMA"), 0) > 0 and entry.sass.get("UTMALDG", 0) >= 2
         ), entry.sass
         return
-    schedule = getattr(config, "design", None)  # the kernels for any layout have none
-    if schedule is not None and schedule.kernel_schedule.uses_tma:
+    # Kernels for any layout have no design, and those of fused experts no schedule.
+    schedule = getattr(getattr(config, "design", None), "kernel_schedule", None)
+    if schedule is not None and schedule.uses_tma:
         wgmma = WGMMA_OF.get(config.problem.a_dtype, "HGMMA")
         assert entry.sass.get(wgmma, 0) > 0, f"no {wgmma} in {entry.sass}"
         assert entry.sass.get("UTMALDG", 0) >= 2, "both operands are promised to travel by TMA"

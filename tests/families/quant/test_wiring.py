@@ -38,8 +38,8 @@ def test_a_manifest_of_both_families_reads_back(make_manifest: Callable[..., Man
     [
         ({"family": "scaled_mm"}, r"manifest\.entries\[0\]\.config lacks arch|config lacks .*problem"),
         ({"family": "sparse"}, r"manifest\.entries\[0\]\.family is 'sparse', expected one of scaled_mm, quant"),
-        ({"config": {"group_size": 48}}, r"group_size=48: groups of 32, 64, 128"),
-        ({"config": {"scale_format": "f8"}}, r"config\.scale_format is 'f8', expected one of f32, f32pow2"),
+        ({"epilogue": {"group_size": 48}}, r"group_size=48: groups of 32, 64, 128"),
+        ({"epilogue": {"scale_format": "f8"}}, r"config\.epilogue\.scale_format is 'f8', expected one of f32, f32pow2"),
     ],
 )
 def test_an_entry_is_read_by_its_family(change: dict, reason: str, make_manifest, tmp_path: Path) -> None:
@@ -48,6 +48,7 @@ def test_an_entry_is_read_by_its_family(change: dict, reason: str, make_manifest
     data = json.loads(path.read_text())
     for key, value in change.items():
         entry = data["entries"][0]
+        entry = entry["config"] if key == "epilogue" else entry
         entry[key] = entry[key] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(data))
     with pytest.raises(ManifestError, match=reason):
