@@ -165,6 +165,7 @@ FILLED = {
     "--filter": NAME_OF_A_VARIANT,
     "--select": "smoke",
     "--force": "f8045a55a83e",
+    "--build": "f8045a55a83e",
     "rm": "f8045a55a83e",
     "--misses": "misses.jsonl",
     "--shapes": "shapes.csv",
