@@ -24,6 +24,11 @@ def installed(package: str) -> list[Path]:
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
 
+def package_dir() -> Path:
+    """The folder of this package."""
+    return _PACKAGE
+
+
 def templates_dir() -> Path:
     """The folder of jinja templates."""
     return own_file("templates")

@@ -43,9 +43,7 @@ def _compressed(entry: Entry, workshop: Workshop) -> Source:
     """The compressed object as a source of its own, so that the cache keeps it as it keeps others."""
     made_from = [entry.object_sha256, list(COMPRESSION), workshop.toolchain.compiler_build, workshop.arch.sm]
     name = next(iter(entry.members.values()))
-    return Source(
-        kind=SourceKind.DSL, name=name, path=PurePosixPath(name), text="", key=digest(made_from), seconds=_SECONDS
-    )
+    return Source(kind=SourceKind.DSL, name=name, path=PurePosixPath(name), key=digest(made_from), seconds=_SECONDS)
 
 
 def _known(wanted: Iterable[Source], workshop: Workshop) -> dict[str, Path]:

@@ -53,6 +53,7 @@ def build(selection: Selection, options: BuildOptions, observer: BuildObserver |
         manifest, folder, reused = _finish(selection, work, found.entries, errors, workshop, observer)
         with suppress(OSError):  # the next build computes again what could not be kept
             workshop.memo.save()
+            workshop.known.save()
     result = BuildResult(
         folder=folder,
         manifest=manifest,

@@ -10,7 +10,8 @@ from typing import Any
 from gemmill.ownership import is_trusted
 from gemmill.writing import write_whole
 
-_RACY_SECONDS = 2.0
+RACY_SECONDS = 2.0
+"""A file that changed this recently may change again and keep its time."""
 
 
 def digest(*parts: Any) -> str:
@@ -55,7 +56,7 @@ class FileMemo:
         else:
             value = compute(path)
             # A file changed this recently may change again within the same clock tick: do not remember it.
-            if time.time() - status.st_mtime > _RACY_SECONDS:
+            if time.time() - status.st_mtime > RACY_SECONDS:
                 self._known[key] = [*stamp, value]
                 self._changed = True
         self._checked[key] = value

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gemmill.build.cache import Entry, Lookup
 from gemmill.build.errors import BuildError
 from gemmill.build.options import BuildOptions, BuildPlan
+from gemmill.build.remembered import KnownSources
 from gemmill.build.sources import BINDING, Keys, Source, SourceKind, file_sources, variant_source
 from gemmill.build.units import Unit, partition
 from gemmill.build.workshop import Workshop, keys_for, open_workshop
@@ -34,10 +35,10 @@ class Work:
     """The lookup of all sources that are not bad."""
 
 
-def variant_sources(configs: Sequence[Config], keys: Keys) -> tuple[Source, ...]:
+def variant_sources(configs: Sequence[Config], keys: Keys, known: KnownSources | None = None) -> tuple[Source, ...]:
     """One source for each different kernel, by symbol. Raises BuildError where a template cannot be rendered, OSError."""
     try:
-        sources = [variant_source(config, keys) for config in {config.compiled for config in configs}]
+        sources = [variant_source(config, keys, known) for config in {config.compiled for config in configs}]
     except TemplateError as error:
         raise BuildError(str(error)) from None
     return tuple(sorted(sources, key=lambda source: source.symbol))
@@ -49,7 +50,7 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
         raise BuildError(
             f"selection {selection.name!r} has no variant for {selection.arch}: see `gemmill list` for what there is"
         )
-    variants = variant_sources(selection.configs, workshop.keys)
+    variants = variant_sources(selection.configs, workshop.keys, workshop.known)
     kernels = workshop.options.kernels_folder
     files = tuple(file_sources(kernels, workshop.keys))
     if not any(source.kind is SourceKind.BINDING for source in files):

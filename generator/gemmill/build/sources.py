@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from gemmill.build.dsl_body import Bodies
 from gemmill.build.errors import reported
@@ -16,6 +17,9 @@ from gemmill.family import Config
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
 from gemmill.vocab import Arch, Compiler
+
+if TYPE_CHECKING:  # it makes its stamp of the flags here
+    from gemmill.build.remembered import KnownSources
 
 BINDING = "extension"
 """The folder below kernels/ whose C++ files bind all families' kernels to torch. A family's own are in its folder."""
@@ -58,7 +62,6 @@ class Source:
     """A variant's name, or a file's path below kernels/."""
     path: PurePosixPath
     """Path of the written file, relative to the folder in which the compiler runs."""
-    text: str
     key: str
     """What makes the object, toolchains' headers apart: see Keys."""
     body: str = ""
@@ -69,6 +72,15 @@ class Source:
     """Tag of a variant's kernels. Those of one tag are compiled together, for they include the same headers."""
     seconds: float
     """CPU seconds that compiling it may take, beside the cost of its unit."""
+    written: str = ""
+    """The text of a file."""
+    config: Config | None = None
+    """The config of a variant, which `text` renders: most builds have its object, and need no text."""
+
+    @property
+    def text(self) -> str:
+        """What the compiler reads. Raises TemplateError."""
+        return emit(self.config).text if self.config is not None else self.written
 
     @property
     def is_variant(self) -> bool:
@@ -188,19 +200,25 @@ class Keys:
         return digest(kind.value, symbol, body, self.dsl, adapter, self.flags.for_kind(kind), self.host)
 
 
-def variant_source(config: Config, keys: Keys) -> Source:
+def variant_source(config: Config, keys: Keys, known: "KnownSources | None" = None) -> Source:
     """The source of a config's compiled kernel. Raises TemplateError, OSError."""
     config = config.compiled
-    file = emit(config)
     name, symbol = to_name(config), symbol_of(config)
     kind = SourceKind.DSL if is_of_dsl(config) else SourceKind.VARIANT
-    body = keys.bodies.what_makes(config) if kind is SourceKind.DSL else ""
+    row = known.get(name) if known else None
+    if row is None:
+        file = emit(config)
+        body = keys.bodies.what_makes(config) if kind is SourceKind.DSL else ""
+        row = [str(file.path), keys.of_dsl(name, symbol, body) if body else keys.of_text(kind, file.text), body]
+        if known:
+            known.keep(name, row)
+    path, key, body = row
     return Source(
         kind=kind,
         name=name,
-        path=file.path,
-        text=file.text,
-        key=keys.of_dsl(name, symbol, body) if body else keys.of_text(kind, file.text),
+        path=PurePosixPath(path),
+        config=config,
+        key=key,
         body=body,
         symbol=symbol,
         tag=config.tag,
@@ -232,7 +250,7 @@ def text_source(kind: SourceKind, name: str, text: str, keys: Keys) -> Source:
         kind=kind,
         name=name,
         path=PurePosixPath(name),
-        text=text,
+        written=text,
         key=keys.of_text(kind, text),
         seconds=BINDING_SECONDS if kind is SourceKind.BINDING else CUDA_FILE_SECONDS,
     )

@@ -12,6 +12,7 @@ from gemmill.build.files import FileMemo
 from gemmill.build.ledger import Ledger
 from gemmill.build.options import BuildOptions
 from gemmill.build.own_code import OwnCode
+from gemmill.build.remembered import KnownSources
 from gemmill.build.sources import Flags, Keys, flags_for, kernel_folders, roots_of
 from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchain
 from gemmill.ownership import distrust
@@ -35,6 +36,7 @@ class Workshop:
     roots: dict[str, Path]
     memo: FileMemo
     memo_path: Path
+    known: KnownSources
     cache: ObjectCache
     ledger: Ledger
     launcher: tuple[str, ...]
@@ -53,6 +55,7 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     except BuildError as error:
         without_dsl = str(error)
     roots = roots_of(toolchain, kernels)
+    keys = keys_for(arch, options, toolchain, dsl, memo)
     return Workshop(
         options=options,
         arch=arch,
@@ -60,11 +63,12 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
         dsl=dsl,
         without_dsl=without_dsl,
         flags=flags_for(arch),
-        keys=keys_for(arch, options, toolchain, dsl, memo),
+        keys=keys,
         opened=opened,
         roots=roots,
         memo=memo,
         memo_path=memo_path,
+        known=KnownSources(home / "memo" / f"sources-{arch}.json", keys, kernels),
         cache=ObjectCache(home / "cache", roots, memo),
         ledger=Ledger(home / "cache", toolchain.cutlass_version),
         launcher=find_launcher(),

@@ -48,7 +48,7 @@ class Shelf:
 
     def found(self, letters: str) -> tuple[list[str], str]:
         sources = [
-            Source(kind=SourceKind.VARIANT, name=c, path=PurePosixPath(c), text="", key=c, seconds=1.0) for c in letters
+            Source(kind=SourceKind.VARIANT, name=c, path=PurePosixPath(c), key=c, seconds=1.0) for c in letters
         ]
         lookup = self.cache().lookup(sources)
         return sorted("".join(entry.members) for entry in lookup.entries), "".join(

@@ -15,7 +15,7 @@ def _source(name: str, kind: SourceKind = SourceKind.VARIANT, seconds: float = 1
         kind=kind,
         name=name,
         path=PurePosixPath(f"sm90a/{name}.cu"),
-        text=f"// {name}\n",
+        written=f"// {name}\n",
         key=f"key of {name}",
         tag=tag if kind is SourceKind.VARIANT else "",
         seconds=seconds,
