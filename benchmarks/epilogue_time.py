@@ -91,7 +91,7 @@ def pairs_in(build: Any, of: Compared) -> Iterator[tuple[str, dict[str, str]]]:
     by_tail: dict[str, dict[str, str]] = {}
     for entry in build.manifest.entries:
         config, tail = entry.config, entry.name.partition("_channel_")[2]
-        if isinstance(config, OwnConfig) and config.problem.own == of.key and config.problem.out_dtype == "bf16":
+        if isinstance(config, OwnConfig) and config.own == of.key and config.operands.out_dtype == "bf16":
             by_tail.setdefault(f"{config.backend} {tail}", {})[SIDES[1]] = entry.name
         elif of.standard in entry.name and not isinstance(config, OwnConfig):
             by_tail.setdefault(f"{config.backend} {tail}", {})[SIDES[0]] = entry.name

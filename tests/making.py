@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemmill.cli import main
-from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Problem
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Operands
 from gemmill.family import Config
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, RejectedEntry, Toolchain, write_manifest
 from gemmill.registry import REGISTRY
@@ -43,17 +43,20 @@ def _base(**changes: object) -> KernelConfig:
     settings |= changes
     parts = {
         part: {f.name: settings.pop(f.name) for f in fields(part) if f.name in settings}
-        for part in (Problem, Design, Launch)
+        for part in (Operands, Design, Launch)
     }
     config = KernelConfig(
-        problem=Problem(**parts[Problem]), design=Design(**parts[Design]), launch=Launch(**parts[Launch])
+        operands=Operands(**parts[Operands]),
+        design=Design(**parts[Design]),
+        epilogue=settings.pop("epilogue"),
+        launch=Launch(**parts[Launch]),
     )
     return replace(config, **settings)
 
 
 @pytest.fixture(scope="session")
 def make_config() -> MakeConfig:
-    """A config from field names of Problem, Design, Launch and KernelConfig; without any, one that every rule accepts."""
+    """A config from field names of Operands, Design, Launch and KernelConfig; without any, one that every rule accepts."""
     return _base
 
 

@@ -152,7 +152,7 @@ def measured_as(name: str) -> set[str]:
     """The kernel that was measured, and its siblings for other outputs and epilogues."""
     config = parse_name(name).compiled
     return {
-        to_name(replace(config, problem=replace(config.problem, out_dtype=out, epilogue=kind)))
+        to_name(replace(config, operands=replace(config.operands, out_dtype=out), epilogue=kind))
         for out in (DType.BF16, DType.F16)
         for kind in EpilogueKind
     }

@@ -190,7 +190,7 @@ def kind_of(name: str) -> str:
     config = parse_name(name)
     s, launch = config.design, config.launch
     tile = "x".join(map(str, s.tile_shape_mnk))
-    words = [config.problem.a_dtype, config.backend, s.kernel_schedule, s.accumulation, s.tile_scheduler, tile]
+    words = [config.operands.a_dtype, config.backend, s.kernel_schedule, s.accumulation, s.tile_scheduler, tile]
     return " ".join([*map(str, words), *(["swapped"] if s.swap_ab else []), f"splits {launch.splits}"])
 
 

@@ -28,7 +28,7 @@ def test_smoke_selection(arch: Arch, toolchain: ToolchainPaths, inspected: Path)
     extension = check_extension(made.manifest, made.folder)
     assert architectures(extension, toolchain.cuobjdump) == (arch.gencode.split("=")[-1],)
     for entry in made.manifest.entries:
-        assert entry.config.arch is arch and entry.config.problem.a_dtype == "e4m3"
+        assert entry.config.arch is arch and entry.config.operands.a_dtype == "e4m3"
         assert entry.sass.get(TENSOR_CORE[arch], 0) > 0, f"FP8 does not reach the tensor core: {entry.sass}"
         assert entry.sass.get("UTMALDG", 0) >= 2, "both operands are promised to travel by TMA"
         assert not {"LDL", "STL"} & entry.sass.keys() and entry.spill_bytes == 0, "the kernel spills to local memory"

@@ -124,7 +124,7 @@ def stage(request, gemmill, monkeypatch, tmp_path, put_build, home, built) -> No
     monkeypatch.setattr("gemmill.locations.checkout", lambda: None)
     configs = REGISTRY.configs_of(NAME, select("default").configs)
     line = request.node.callspec.params["line"]
-    some = [c for c in configs if c.problem.a_dtype == "s8" and c.design.kernel_schedule == "pingpong"][:2]
+    some = [c for c in configs if c.operands.a_dtype == "s8" and c.design.kernel_schedule == "pingpong"][:2]
     for build in ("97cda050d7a3", "f8045a55a83e"):
         put_build(*dict.fromkeys([*select("smoke").configs, *some]), build_id=build)
     cache.parent.mkdir()

@@ -67,7 +67,7 @@ def test_list_reads_the_build_that_is_named(gemmill, put_build, home, configs, m
 def test_list_of_a_selection_needs_no_build(gemmill, home) -> None:
     listed = json.loads(gemmill("list", "--select", "sweep", "--json").out)
     assert [row["name"] for row in listed] == [to_name(config) for config in select("sweep").configs]
-    assert listed[0]["config"]["problem"]["a_dtype"] == "e4m3"
+    assert listed[0]["config"]["operands"]["a_dtype"] == "e4m3"
     text = gemmill("list", "--select", "smoke", "--arch", "sm_100a").out
     assert text.splitlines()[0].strip() == "1 variant of smoke for sm100a"
     assert all(to_name(config) in text for config in select("smoke", Arch.SM100A).configs)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gemmill.families.scaled_mm.config import Design, KernelConfig, Launch, Problem
+from gemmill.families.scaled_mm.config import Design, KernelConfig, Launch, Operands
 from gemmill.manifest import (
     SCHEMA_VERSION,
     KernelEntry,
@@ -39,7 +39,7 @@ PLACES: dict[type, list] = {
     RejectedEntry: ["rejected", 0],
     KernelEntry: ["entries", 0],
     KernelConfig: ["entries", 0, "config"],
-    Problem: ["entries", 0, "config", "problem"],
+    Operands: ["entries", 0, "config", "operands"],
     Design: ["entries", 0, "config", "design"],
     Launch: ["entries", 0, "config", "launch"],
 }
@@ -294,7 +294,7 @@ def test_a_value_of_another_type(written, kind: type, field: str, value: Any) ->
             "manifest.entries[0].config.arch is 'sm70', expected one of sm90a, sm100a, sm120a",
         ),
         (
-            ["entries", 0, "config", "problem", "group_size"],
+            ["entries", 0, "config", "operands", "group_size"],
             128,
             "group_size=128 contradicts a_scale=channel b_scale=channel: a group size is given exactly when a scale is grouped",
         ),

@@ -129,7 +129,7 @@ def test_a_config_of_no_kernels(make_config: Make) -> None:
     [
         ({"grammar": replace(CUTLASS.grammar, config=int)}, "a config is KernelConfig, declared is int"),
         (
-            {"grammar": replace(CUTLASS.grammar, fields=(Field("b_{problem.a_dtype}"),))},
+            {"grammar": replace(CUTLASS.grammar, fields=(Field("b_{operands.a_dtype}"),))},
             "field 'b_e4m3' of the name of CONFIG is no word of letters and digits, which fields are made of",
         ),
         (

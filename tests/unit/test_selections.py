@@ -58,9 +58,9 @@ def test_every_call_has_a_variant_without_alignment(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtypes"), [("default", {"bf16", "f16"}), ("sweep", {"bf16"}), ("smoke", {"bf16"})])
 def test_operands_of_16_bits_have_kernels_of_the_dsl(name: str, dtypes: set[str]) -> None:
-    plain = [c for c in REGISTRY.configs_of(scaled_mm.NAME, select(name).configs) if c.problem.a_dtype.bits == 16]
-    assert {c.problem.a_dtype for c in plain if c.backend is Backend.CUTEDSL} == dtypes
-    assert all(c.design.alignment_a in (1, 8) and c.problem.out_dtype is c.problem.a_dtype for c in plain)
+    plain = [c for c in REGISTRY.configs_of(scaled_mm.NAME, select(name).configs) if c.operands.a_dtype.bits == 16]
+    assert {c.operands.a_dtype for c in plain if c.backend is Backend.CUTEDSL} == dtypes
+    assert all(c.design.alignment_a in (1, 8) and c.operands.out_dtype is c.operands.a_dtype for c in plain)
 
 
 def test_every_call_of_a_quantisation_op_has_one_variant() -> None:

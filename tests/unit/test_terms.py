@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "generator/gemmill"
-TYPES = {"problem": {"Problem", "OwnProblem"}, "workload": {"Workload", "MeasuredWorkload"}, "spec": {"Spec"}}
+TYPES = {"workload": {"Workload", "MeasuredWorkload"}, "spec": {"Spec"}}
 """Endings of the types of parameters and fields so called, beside what crosses to another process as JSON."""
 AS_JSON = ("Any", "list[Any]")
-ENDINGS = {"Problem": {"Problem", "OwnProblem"}, "Plan": {"Plan", "BuildPlan", "PagePlan"}}
+ENDINGS = {"Plan": {"Plan", "BuildPlan", "PagePlan"}}
 """Classes whose names end so."""
 ONCE = ("GROUP_SIZES", "QUANT_GROUP_SIZES", "QUANT_OPS")
 """Constants that several modules once had, each with a meaning of its own."""
@@ -45,7 +45,7 @@ def strangers(trees: dict[str, ast.Module]) -> list[str]:
 
 def test_a_name_has_the_type_that_its_word_means(trees: dict[str, ast.Module]) -> None:
     assert strangers(trees) == []
-    assert strangers({"a.py": ast.parse("def f(problem: Workload): ...")}) == ["a.py: problem: Workload"]
+    assert strangers({"a.py": ast.parse("def f(spec: Workload): ...")}) == ["a.py: spec: Workload"]
     assert strangers({"a.py": ast.parse("class A:\n    workload: int")}) == ["a.py: workload: int"]
 
 

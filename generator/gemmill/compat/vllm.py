@@ -40,8 +40,8 @@ def _supports(b_scale: ScaleGranularity, group_size: int, capability: int) -> bo
         entries = ops.variants(op=SCALED_MM, arch=f"sm{capability}a")
     except ManifestError:
         return False  # no build: nothing is compiled in
-    problems = (entry.config.problem for entry in entries)
-    return any((p.a_dtype, p.b_scale, p.group_size) == (DType.E4M3, b_scale, group_size) for p in problems)
+    found = (entry.config.operands for entry in entries)
+    return any((x.a_dtype, x.b_scale, x.group_size) == (DType.E4M3, b_scale, group_size) for x in found)
 
 
 def _supports_fp4(capability: int) -> bool:

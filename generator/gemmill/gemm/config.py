@@ -30,14 +30,14 @@ GROUPED = (ScaleGranularity.GROUP, ScaleGranularity.BLOCK)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What a GEMM computes: D[M, N] = epilogue(A[M, K] B[K, N]). A is row-major, B column-major, D row-major."""
+class Operands:
+    """What a GEMM multiplies, and the type of results: D[M, N] = epilogue(A[M, K] B[K, N]). A is row-major, B column-major, D
+    row-major."""
 
     a_dtype: DType
     b_dtype: DType
     accumulator_dtype: DType
     out_dtype: DType
-    epilogue: EpilogueKind
     a_scale: ScaleGranularity = ScaleGranularity.CHANNEL
     b_scale: ScaleGranularity = ScaleGranularity.CHANNEL
     scale_layout: ScaleLayout = ScaleLayout.VECTOR
@@ -67,12 +67,11 @@ class Problem:
         """The groups that scales come in; None where they are per tensor or per channel."""
         return ScaleGroups(size=self.group_size, b_scale=self.b_scale) if self.group_size else None
 
-    @property
-    def traced(self) -> Traced:
-        """What the epilogue does with a sum over all of K. Scales in groups have been applied by the main loop
-        before."""
-        integers = self.accumulator_dtype is DType.S32 and not self.group_size
-        return standard(self.epilogue, Kind.S32 if integers else Kind.F32, with_scales=not self.group_size)
+
+def steps_of(operands: Operands, epilogue: EpilogueKind) -> Traced:
+    """What an epilogue does with a sum over all of K. Scales in groups have been applied by the main loop before."""
+    integers = operands.accumulator_dtype is DType.S32 and not operands.group_size
+    return standard(epilogue, Kind.S32 if integers else Kind.F32, with_scales=not operands.group_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +105,12 @@ class GemmConfig(Protocol):
     """A variant of a GEMM, of whatever family."""
 
     @property
-    def problem(self) -> Problem:
-        """What it computes."""
+    def gemm_operands(self) -> Operands:
+        """What it multiplies, and the type of what it stores, in the terms of one GEMM."""
+
+    @property
+    def traced(self) -> Traced:
+        """The steps of its epilogue."""
 
     @property
     def design(self) -> Design:

@@ -105,7 +105,7 @@ def aim(
     `of_column` tells which scale a column has, where columns are in an order of their own.
     """
     a_at, b_at = copies
-    g = plan.config.problem.group_size
+    g = plan.group_size
     for i in cutlass.range_constexpr(cute.size(a_at)):
         a_at[i] = scales.a.toint() + 4 * Int64(rows[i]) * scales.a_stride_m
     of_expert = scales.b.toint() + 4 * Int64(weights) * scales.b_stride_expert
@@ -134,7 +134,7 @@ def copy_stage(
     Rows of A whose bit in `known` is clear have zeros.
     """
     a_at, b_at = copies
-    g = plan.config.problem.group_size
+    g = plan.group_size
     last_group = (k + g - 1) // g - 1
     for p in cutlass.range_constexpr(plan.promotions):
         to = target + p * (plan.scales // plan.promotions) + lane

@@ -57,12 +57,12 @@ class Facts:
     @property
     def x_dtype(self) -> DType:
         """Type of X."""
-        return self.config.problem.b_dtype if self.swap_ab else self.config.problem.a_dtype
+        return self.config.gemm_operands.b_dtype if self.swap_ab else self.config.gemm_operands.a_dtype
 
     @property
     def y_dtype(self) -> DType:
         """Type of Y."""
-        return self.config.problem.a_dtype if self.swap_ab else self.config.problem.b_dtype
+        return self.config.gemm_operands.a_dtype if self.swap_ab else self.config.gemm_operands.b_dtype
 
     @property
     def accumulator_dtype(self) -> DType:
@@ -75,14 +75,19 @@ class Facts:
         return DType.F32 if self.grouped else self.accumulator_dtype
 
     @property
+    def group_size(self) -> int:
+        """Elements along K that share a scale; 0 where scales do not change along K."""
+        return self.config.gemm_operands.group_size
+
+    @property
     def grouped(self) -> bool:
         """Whether scales change along K, so that the main loop applies them."""
-        return bool(self.config.problem.group_size)
+        return bool(self.group_size)
 
     @property
     def b_rows_scaled(self) -> bool:
         """Whether each column of B has scales of its own, in place of one for a block of columns."""
-        return self.config.problem.b_scale is ScaleGranularity.GROUP
+        return self.config.gemm_operands.b_scale is ScaleGranularity.GROUP
 
     @property
     def promoted(self) -> bool:
@@ -92,7 +97,7 @@ class Facts:
     @property
     def promotion_k(self) -> int:
         """Elements along K between two promotions."""
-        return self.config.problem.group_size or PROMOTION
+        return self.group_size or PROMOTION
 
     @property
     def promotions(self) -> int:
@@ -277,13 +282,13 @@ class Facts:
             return 0
         if self.b_rows_scaled:
             return self.tile_n
-        g = self.config.problem.group_size
+        g = self.group_size
         return -(-(self.tile_n + g - gcd(self.tile_n, g)) // g)
 
     @property
     def blocks_aligned(self) -> bool:
         """Whether blocks of B's scales begin at the same columns of every tile."""
-        g = self.config.problem.group_size
+        g = self.group_size
         return self.tile_n % g == 0 or g % self.tile_n == 0
 
     @property
@@ -348,7 +353,7 @@ class Facts:
     @property
     def traced(self) -> Traced:
         """The steps by which the epilogue makes a result of a sum."""
-        return self.config.problem.traced
+        return self.config.traced
 
     @property
     def m_fields(self) -> tuple[Input, ...]:

@@ -41,7 +41,7 @@ def read_factors(
     A block's scale is multiplied into the side that A's scales are on.
     """
     group, thread, n0 = place
-    g = plan.config.problem.group_size
+    g = plan.group_size
     of_b = plan.a_scales
     for r in cutlass.range_constexpr(2):
         row = group * plan.group_rows + row_offset(slab, r, thread)
@@ -61,7 +61,7 @@ def read_factors(
 @cute.jit
 def apply(plan: cutlass.Constexpr, sums: cute.Tensor, partial: cute.Tensor, factors: cute.Tensor, n0: Int32):
     """Adds partial sums of one slab and one group of K, times their scales, to the sums."""
-    g = plan.config.problem.group_size
+    g = plan.group_size
     for row in cutlass.range_constexpr(2):
         for column in cutlass.range_constexpr(plan.tile_y // 4):
             i = index(row, column)

@@ -179,7 +179,7 @@ def load_scales(
     full, empty = barriers
     lanes = 32 * plan.scale_warps
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
-    g = plan.config.problem.group_size
+    g = plan.group_size
     last_group = (vectors.k + g - 1) // g - 1
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)

@@ -181,7 +181,7 @@ def some_configs() -> tuple[Config, ...]:
     smoke, default = (select(name).configs for name in ("smoke", "default"))
     kernels = {config.compiled for config in smoke}
     same_kernels = [config for config in default if config.compiled in kernels]
-    grouped = [config for config in REGISTRY.configs_of(scaled_mm.NAME, default) if config.problem.group_size]
+    grouped = [config for config in REGISTRY.configs_of(scaled_mm.NAME, default) if config.operands.group_size]
     of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
     of_caches = REGISTRY.configs_of(kv_cache.NAME, default)
     of_experts = list(moe_selections.default(Arch.SM90A))
@@ -189,7 +189,7 @@ def some_configs() -> tuple[Config, ...]:
     of_layers = list(fused_moe_selections.sweep(Arch.SM90A))
     of_gates = list(gated_mm_selections.sweep(Arch.SM90A))
     alone = REGISTRY.configs_of(scaled_mm.NAME, select("nvcc").configs)
-    by_columns = [config for config in alone if config.problem.scale_layout is ScaleLayout.MN_MAJOR]
+    by_columns = [config for config in alone if config.operands.scale_layout is ScaleLayout.MN_MAJOR]
     others = [*of_bf16, *of_caches, *of_experts, *of_gates, *of_sparse, *of_layers]
     return tuple(dict.fromkeys([*smoke, *same_kernels, *grouped, *by_columns, *others]))
 

@@ -343,7 +343,7 @@ def test_constant_weights_are_promised_to_kernels(probe) -> None:
 
 
 def test_pinned_variant_that_does_not_take_a_call(probe) -> None:
-    entry = next(e for e in probe.variants_of(scaled_mm.NAME) if e.config.problem.a_dtype == "e4m3")
+    entry = next(e for e in probe.variants_of(scaled_mm.NAME) if e.config.operands.a_dtype == "e4m3")
     before = probe.build.pin(probe.build.table.rows_of(entry.name)[0])
     try:
         with pytest.raises(RuntimeError) as caught:

@@ -71,7 +71,7 @@ def test_a_build_that_is_removed_while_it_is_loaded_goes_on_serving(home_of_prob
         print(loaded.folder.exists(), gemmill.active() is loaded, linear.absence(90))
         a, out = torch.ones(2, 16, dtype=torch.int8), torch.zeros(2, 2, dtype=torch.float16)
         torch.ops.gemmill.cutlass_scaled_mm(out, a, a.t(), torch.ones(1), torch.ones(1), None)
-        print(gemmill.explain("cutlass_scaled_mm", out, a, a.t(), torch.ones(1), torch.ones(1), None).entry.config.problem.a_dtype)
+        print(gemmill.explain("cutlass_scaled_mm", out, a, a.t(), torch.ones(1), torch.ones(1), None).entry.config.operands.a_dtype)
         try:
             gemmill.load("aaaaaaaaaaab")
         except Exception as error:

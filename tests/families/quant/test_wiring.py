@@ -36,7 +36,7 @@ def test_a_manifest_of_both_families_reads_back(make_manifest: Callable[..., Man
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"family": "scaled_mm"}, r"manifest\.entries\[0\]\.config lacks arch|config lacks .*problem"),
+        ({"family": "scaled_mm"}, r"manifest\.entries\[0\]\.config lacks arch|config lacks .*design"),
         ({"family": "sparse"}, r"manifest\.entries\[0\]\.family is 'sparse', expected one of scaled_mm, quant"),
         ({"epilogue": {"group_size": 48}}, r"group_size=48: groups of 32, 64, 128"),
         ({"epilogue": {"scale_format": "f8"}}, r"config\.epilogue\.scale_format is 'f8', expected one of f32, f32pow2"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Problem
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Operands
 from gemmill.registry import REGISTRY
 from gemmill.space.selections import select
 from gemmill.vocab import DType, KernelSchedule, RasterOrder, ScaleGranularity, ScaleLayout
@@ -50,17 +50,17 @@ def test_contradictions_raise_with_both_values(make_config, changes, message) ->
 
 def test_grouped_scales_can_be_written_down(make_config) -> None:
     config = make_config(**GROUPS, group_size=128, scale_layout=ScaleLayout.MN_MAJOR)
-    assert config.problem.group_size == 128
+    assert config.operands.group_size == 128
 
 
-@pytest.mark.parametrize("kind", [Problem, Design, Launch, KernelConfig])
+@pytest.mark.parametrize("kind", [Operands, Design, Launch, KernelConfig])
 def test_configs_are_values(make_config, kind) -> None:
     """Frozen, hashable, and without positional arguments that could be swapped."""
     one, other = make_config(), make_config()
     assert one == other and hash(one) == hash(other)
     assert all(f.kw_only for f in fields(kind))
     with pytest.raises(FrozenInstanceError):
-        one.problem.group_size = 1
+        one.operands.group_size = 1
 
 
 def test_accumulators_are_wide() -> None:
@@ -82,7 +82,7 @@ def test_launch_settings_cost_no_compilation(make_config, launch) -> None:
 
 def test_compiled_changes_nothing_else(make_config) -> None:
     config = make_config(stages=3, swap_ab=True, kernel_schedule=KernelSchedule.PINGPONG, swizzle=2)
-    assert (config.compiled.problem, config.compiled.design) == (config.problem, config.design)
+    assert (config.compiled.operands, config.compiled.design) == (config.operands, config.design)
 
 
 def test_the_changelog_counts_the_kernels_of_cutlass_in_default() -> None:

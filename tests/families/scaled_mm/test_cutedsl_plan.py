@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gemmill.families.scaled_mm.config import Design, KernelConfig, Problem
+from gemmill.families.scaled_mm.config import Design, KernelConfig, Operands
 from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.family import Rule
@@ -25,16 +25,15 @@ from gemmill.vocab import (
 
 
 def config(group_size: int = 0, arch: Arch = Arch.SM90A, **changes: Any) -> KernelConfig:
-    """e4m3, 128x128x128, cooperative; `changes` are fields of Problem or Design."""
-    problem: dict[str, Any] = {
+    """e4m3, 128x128x128, cooperative; `changes` are fields of Operands or Design."""
+    operands: dict[str, Any] = {
         "a_dtype": DType.E4M3,
         "b_dtype": DType.E4M3,
         "accumulator_dtype": DType.F32,
         "out_dtype": DType.BF16,
-        "epilogue": EpilogueKind.SCALED_BIAS,
     }
     if group_size:
-        problem |= {
+        operands |= {
             "a_scale": ScaleGranularity.GROUP,
             "b_scale": ScaleGranularity.BLOCK,
             "scale_layout": ScaleLayout.STRIDED,
@@ -46,8 +45,14 @@ def config(group_size: int = 0, arch: Arch = Arch.SM90A, **changes: Any) -> Kern
         "accumulation": Accumulation.PROMOTED if group_size else Accumulation.FAST,
     }
     for name, value in changes.items():
-        (problem if name in Problem.__dataclass_fields__ else schedule)[name] = value
-    return KernelConfig(problem=Problem(**problem), design=Design(**schedule), arch=arch, backend=Backend.CUTEDSL)
+        (operands if name in Operands.__dataclass_fields__ else schedule)[name] = value
+    return KernelConfig(
+        operands=Operands(**operands),
+        design=Design(**schedule),
+        epilogue=EpilogueKind.SCALED_BIAS,
+        arch=arch,
+        backend=Backend.CUTEDSL,
+    )
 
 
 def test_stages_fill_shared_memory() -> None:

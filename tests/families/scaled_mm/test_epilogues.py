@@ -175,8 +175,8 @@ def test_its_fake_has_the_results_shape() -> None:
 @pytest.mark.parametrize("of", OWN, ids=lambda of: of.traced.name)
 def test_kernels(of: Epilogue) -> None:
     made = configs(of)
-    assert made and {config.problem.a_dtype for config in made} == set(of.operands)
-    assert {config.problem.out_dtype for config in made} == set(of.results) - {DType.E4M3}
+    assert made and {config.operands.a_dtype for config in made} == set(of.operands)
+    assert {config.operands.out_dtype for config in made} == set(of.results) - {DType.E4M3}
     for config in made:
         assert parse_name(to_name(config)) == config
         assert REGISTRY.check(config), to_name(config)
@@ -189,7 +189,7 @@ def test_kernels(of: Epilogue) -> None:
 def test_what_was_measured_of_the_standard_epilogue_serves() -> None:
     config = configs(biased)[0]
     measured = selections._config(
-        selections._problem(DType.E4M3, DType.BF16), ((128, 80, 128), (2, 1, 1), config.design.kernel_schedule)
+        selections._gemm(DType.E4M3, DType.BF16), ((128, 80, 128), (2, 1, 1), config.design.kernel_schedule)
     )
     offered = TUNING.offers(selections.with_dsl(measured))
     (number,) = classes_of(accepted(config))

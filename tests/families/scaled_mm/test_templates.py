@@ -12,7 +12,7 @@ from gemmill.build.sources import is_of_dsl
 from gemmill.emit import emit, emit_unit
 from gemmill.emit.render import TemplateError, environment, render
 from gemmill.families import quant, scaled_mm
-from gemmill.families.scaled_mm.config import Design, KernelConfig, Launch, Problem
+from gemmill.families.scaled_mm.config import Design, KernelConfig, Launch, Operands
 from gemmill.families.scaled_mm.spelling.cutlass import spell
 from gemmill.locations import templates_dir
 from gemmill.registry import REGISTRY
@@ -90,7 +90,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "arch": tuple(Arch),
     "backend": tuple(Backend),
 }
-OF_KERNEL = [f.name for part in (Problem, Design) for f in fields(part)] + ["arch", "backend"]
+OF_KERNEL = [f.name for part in (Operands, Design) for f in fields(part)] + ["epilogue", "arch", "backend"]
 TIED = ["b_dtype", "accumulator_dtype", "alignment_a", "alignment_b", "alignment_d"]
 OF_LAUNCH = [f.name for f in fields(Launch)]
 

@@ -35,11 +35,11 @@ from own_epilogues import codes, integers, visitors
 def test_visitors(arch: Arch) -> None:
     assert bool(visitors(integers, arch)) is (arch is Arch.SM90A), "s8 is offered there alone"
     made = visitors(codes, arch)
-    assert {config.problem.out_dtype for config in made} == {DType.E4M3, DType.BF16}
+    assert {config.operands.out_dtype for config in made} == {DType.E4M3, DType.BF16}
     for config in made:
         assert config.tag == own.VISITOR_TAG and parse_name(to_name(config)) == config
         assert REGISTRY.check(config), REGISTRY.check(config).reason
-        assert config.design.alignment_d * config.problem.out_dtype.bits == 128
+        assert config.design.alignment_d * config.operands.out_dtype.bits == 128
         assert next(of_config(config)).op == codes.name
     (told,) = {
         class_of(code) for config in made for code in classes_of(accepted(config)) if class_of(code).out is DType.E4M3
@@ -48,7 +48,7 @@ def test_visitors(arch: Arch) -> None:
 
 
 def test_what_visitors_cannot_do() -> None:
-    config = next(config for config in visitors(codes) if config.problem.out_dtype is DType.E4M3)
+    config = next(config for config in visitors(codes) if config.operands.out_dtype is DType.E4M3)
     split = replace(config, design=replace(config.design, tile_scheduler=TileScheduler.SPLIT_K))
     assert REGISTRY.check(split).reason == "pingpong with splitk is no collective of CUTLASS's: it has no visitors"
     of_dsl = replace(config, backend=Backend.CUTEDSL)
@@ -127,7 +127,7 @@ def test_codes_saturate() -> None:
 
 
 def test_bounds_find_a_neighbouring_code() -> None:
-    case = next(of_config(next(c for c in visitors(codes) if c.problem.out_dtype is DType.E4M3)))
+    case = next(of_config(next(c for c in visitors(codes) if c.operands.out_dtype is DType.E4M3)))
     given, _ = replace(case, product=replace(case.product, data="integers"))._made(torch.device("cpu"))
     given["out"].copy_(own_mm(codes.traced, given))
     ends = own_interval(codes.traced, given, Accumulation.EXACT)

@@ -129,7 +129,7 @@ def test_kernels_of_both_compilers_are_in_default() -> None:
     for config in found:
         assert ops_of(config) == (OP,) and parse_name(to_name(config)) == config
         assert REGISTRY.check(config), REGISTRY.check(config).reason
-    kinds = {(config.backend, config.problem.out_dtype) for config in found}
+    kinds = {(config.backend, config.operands.out_dtype) for config in found}
     assert kinds == {(backend, out) for backend in Backend for out in (DType.BF16, DType.F16)}
     assert len({config.compiled for config in found}) <= 40
     assert {config.backend for config in kernels(selections.nvcc)} == {Backend.CUTLASS}

@@ -47,9 +47,7 @@ class Shelf:
         return {row["key"]: "".join(row["members"]) for row in rows}
 
     def found(self, letters: str) -> tuple[list[str], str]:
-        sources = [
-            Source(kind=SourceKind.VARIANT, name=c, path=PurePosixPath(c), key=c, seconds=1.0) for c in letters
-        ]
+        sources = [Source(kind=SourceKind.VARIANT, name=c, path=PurePosixPath(c), key=c, seconds=1.0) for c in letters]
         lookup = self.cache().lookup(sources)
         return sorted("".join(entry.members) for entry in lookup.entries), "".join(
             source.key for source in lookup.missing

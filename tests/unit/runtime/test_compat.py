@@ -29,7 +29,7 @@ def test_queries(
     groups: tuple, dtypes: list, answers: tuple, smoke_configs, table_of, make_manifest, monkeypatch
 ) -> None:
     import_module("gemmill.compat.vllm")
-    kept = [c for c in smoke_configs if c.problem.group_size in groups and c.problem.a_dtype in dtypes]
+    kept = [c for c in smoke_configs if c.operands.group_size in groups and c.operands.a_dtype in dtypes]
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*kept), table_of(*kept)))
     queries = [getattr(torch.ops._C, f"cutlass_scaled_mm_supports_{what}") for what in ("fp8", "block_fp8")]
     assert tuple(query(90) for query in queries) == answers

@@ -82,7 +82,7 @@ def test_fake_tensors() -> None:
 def test_variants(smoke_build, smoke_configs) -> None:
     assert [entry.name for entry in gemmill.variants()] == [to_name(config) for config in smoke_configs]
     with_azp = gemmill.variants(op="cutlass_scaled_mm_azp")
-    assert with_azp and all(entry.config.problem.epilogue.takes_azp for entry in with_azp)
+    assert with_azp and all(entry.config.epilogue.takes_azp for entry in with_azp)
     with_zero_points = gemmill.variants(op="scaled_mm_zero_points")
     assert len(gemmill.variants(op="cutlass_scaled_mm")) + len(with_azp) + len(with_zero_points) == len(smoke_configs)
     assert gemmill.variants(arch="sm90a") == gemmill.variants() and gemmill.variants(arch="sm100a") == []
@@ -147,7 +147,7 @@ def test_explain(smoke_build, smoke_configs) -> None:
 
 
 def test_pinned_variant(smoke_build, smoke_configs) -> None:
-    s8, e4m3 = (next(to_name(c) for c in smoke_configs if c.problem.a_dtype == dtype) for dtype in ("s8", "e4m3"))
+    s8, e4m3 = (next(to_name(c) for c in smoke_configs if c.operands.a_dtype == dtype) for dtype in ("s8", "e4m3"))
     with gemmill.use_variant(s8) as entry:
         assert entry.name == s8
         choice = gemmill.explain("cutlass_scaled_mm", *call())
@@ -189,7 +189,7 @@ def test_misaligned_operands_go_to_a_slower_variant(smoke_build) -> None:
 
 def test_refusal_of_a_call_that_no_variant_takes(smoke_build, smoke_configs, make_manifest, table_of) -> None:
     """The extension comes to Python for this text: here with the facts that it would report."""
-    aligned = [c for c in smoke_configs if c.problem.a_dtype == "s8" and c.design.alignment_a > 1]
+    aligned = [c for c in smoke_configs if c.operands.a_dtype == "s8" and c.design.alignment_a > 1]
     smoke_build.manifest, smoke_build.table = make_manifest(*aligned), table_of(*aligned)
     out, _, *rest = call()
     facts = facts_of([out, torch.zeros(16, 132, dtype=torch.int8)[:, :128], *rest])

@@ -247,8 +247,8 @@ def test_schedules_measured_with_one_epilogue_serve_its_siblings(make_config, pu
         class_code(need, "float8_e4m3fn", out) for need in (Need.SCALE, Need.BIAS) for out in ("bfloat16", "float16")
     }
     (plain,) = [c for c in choices if c.call_class == class_code(Need.SCALE, "float8_e4m3fn", "float16")]
-    half = replace(measured, problem=replace(measured.problem, out_dtype=DType.F16))
-    scaled = replace(half, problem=replace(half.problem, epilogue=EpilogueKind.SCALED))
+    half = replace(measured, operands=replace(measured.operands, out_dtype=DType.F16))
+    scaled = replace(half, epilogue=EpilogueKind.SCALED)
     assert plain.names == (to_name(scaled), to_name(half))
 
 

@@ -300,7 +300,7 @@ def test_waves_have_every_promising_kernel_once_the_best_first() -> None:
     kernels = [{to_name(config.compiled) for config in part.configs} for part in waves]
     assert all(len(part) <= KERNELS_OF_A_WAVE for part in kernels) and len(waves) > 1
     assert sum(map(len, kernels)) == len(set().union(*kernels))
-    assert all(config.problem.a_dtype == "e4m3" for part in waves for config in part.configs)
+    assert all(config.operands.a_dtype == "e4m3" for part in waves for config in part.configs)
 
 
 def test_waves_are_compiled_while_others_are_measured(tmp_path: Path, home, monkeypatch) -> None:

@@ -5,7 +5,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import ClassVar, Self
 
-from gemmill.gemm.config import ACCUMULATOR_OF, Design, Problem
+from gemmill.gemm.config import ACCUMULATOR_OF, Design, steps_of
+from gemmill.gemm.config import Operands as GemmOperands
+from gemmill.gemm.traced import Traced
 from gemmill.vocab import Arch, Backend, DType, EpilogueKind, ScaleGranularity, ScaleLayout
 from gemmill.vocab.activation import Activation as Activation
 
@@ -130,20 +132,24 @@ class GatedConfig(_Common):
             raise ValueError("activation=None: a kernel that loads with TMA is compiled for one")
 
     @cached_property
-    def problem(self) -> Problem:
+    def gemm_operands(self) -> GemmOperands:
         """The product, in the terms of a GEMM that stores it."""
         group = self.operands.group_size
-        return Problem(
+        return GemmOperands(
             a_dtype=self.operands.dtype,
             b_dtype=self.operands.dtype,
             accumulator_dtype=ACCUMULATOR_OF[self.operands.dtype],
             out_dtype=DType.BF16,
-            epilogue=EpilogueKind.SCALED,
             a_scale=ScaleGranularity.GROUP if group else ScaleGranularity.CHANNEL,
             b_scale=ScaleGranularity.GROUP if group else ScaleGranularity.CHANNEL,
             scale_layout=ScaleLayout.STRIDED if group else ScaleLayout.VECTOR,
             group_size=group,
         )
+
+    @property
+    def traced(self) -> Traced:
+        """The steps of the epilogue of that GEMM."""
+        return steps_of(self.gemm_operands, EpilogueKind.SCALED)
 
 
 AnyConfig = GatedConfig | UnalignedGatedConfig

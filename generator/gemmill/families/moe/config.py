@@ -5,8 +5,10 @@ from functools import cached_property
 from typing import ClassVar, Self
 
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
-from gemmill.gemm.config import ACCUMULATOR_OF, Design, Problem
+from gemmill.gemm.config import ACCUMULATOR_OF, Design, steps_of
+from gemmill.gemm.config import Operands as GemmOperands
 from gemmill.gemm.expert_rows import MOST_EXPERTS as MOST_EXPERTS
+from gemmill.gemm.traced import Traced
 from gemmill.vocab import (
     Arch,
     Backend,
@@ -124,20 +126,24 @@ class GroupedConfig(UnpackedConfig):
         return (self.operands.indexed,)
 
     @cached_property
-    def problem(self) -> Problem:
+    def gemm_operands(self) -> GemmOperands:
         """What it computes, in the terms of one GEMM."""
         x, grouped = self.operands, bool(self.group_size)
-        return Problem(
+        return GemmOperands(
             a_dtype=x.dtype,
             b_dtype=x.dtype,
             accumulator_dtype=ACCUMULATOR_OF[x.dtype],
             out_dtype=x.out_dtype,
-            epilogue=EpilogueKind.SCALED_BIAS if self.biased else EpilogueKind.SCALED,
             a_scale=ScaleGranularity.GROUP if grouped else ScaleGranularity.CHANNEL,
             b_scale=ScaleGranularity.BLOCK if grouped else ScaleGranularity.CHANNEL,
             scale_layout=ScaleLayout.STRIDED if grouped else ScaleLayout.VECTOR,
             group_size=x.group_size,
         )
+
+    @property
+    def traced(self) -> Traced:
+        """The steps of the epilogue of that GEMM."""
+        return steps_of(self.gemm_operands, EpilogueKind.SCALED_BIAS if self.biased else EpilogueKind.SCALED)
 
 
 @dataclass(frozen=True, kw_only=True)

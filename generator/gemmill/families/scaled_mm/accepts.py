@@ -60,30 +60,30 @@ _AZP = {
 def ops_of(config: KernelConfig) -> tuple[str, ...]:
     """Ops that a GEMM of this config can serve."""
     if isinstance(config, OwnConfig):
-        return (op_name(config.problem.traced),)
-    op = SCALED_MM_AZP if config.problem.epilogue.takes_azp else SCALED_MM
+        return (op_name(config.traced),)
+    op = SCALED_MM_AZP if config.epilogue.takes_azp else SCALED_MM
     return op, VLLM_PREFIX + op
 
 
 @cache
 def accepted(config: KernelConfig) -> Predicate:
     """The calls that a GEMM of this config takes."""
-    p, s = config.problem, config.design
+    x, s = config.operands, config.design
     return Predicate(
         ops=ops_of(config),
-        a_dtype=p.a_dtype,
-        b_dtype=p.b_dtype,
-        out_dtype=p.out_dtype,
-        bias=p.epilogue.takes_bias,
-        azp=_AZP[p.epilogue],
-        a_scale=p.a_scale,
-        b_scale=p.b_scale,
-        group_size=p.group_size,
-        scale_layout=p.scale_layout,
+        a_dtype=x.a_dtype,
+        b_dtype=x.b_dtype,
+        out_dtype=x.out_dtype,
+        bias=config.epilogue.takes_bias,
+        azp=_AZP[config.epilogue],
+        a_scale=x.a_scale,
+        b_scale=x.b_scale,
+        group_size=x.group_size,
+        scale_layout=x.scale_layout,
         alignment_a=s.alignment_a,
         alignment_b=s.alignment_b,
         alignment_d=s.alignment_d,
         min_k=1 if s.kernel_schedule.uses_tma else 0,
         max_mnk=MOST_OF_TMA if s.kernel_schedule.uses_tma else INT32_MAX,
-        epilogue=config.problem.traced if isinstance(config, OwnConfig) else None,
+        epilogue=config.traced if isinstance(config, OwnConfig) else None,
     )

@@ -1,12 +1,13 @@
-"""The config of a GEMM: Problem (what is computed) x Design (how) x Launch (run-time settings) x Arch x Backend."""
+"""The config of a GEMM: Operands x Design x Epilogue (what decides which machine code there is) x Launch (run-time settings)."""
 
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from gemmill.gemm.config import ACCUMULATOR_OF, GROUPED, RESULTS_OF, Design, Problem
-from gemmill.vocab import Arch, Backend, DType, RasterOrder
+from gemmill.gemm.config import ACCUMULATOR_OF, GROUPED, RESULTS_OF, Design, Operands, steps_of
+from gemmill.gemm.traced import Traced
+from gemmill.vocab import Arch, Backend, DType, EpilogueKind, RasterOrder
 
-__all__ = ["ACCUMULATOR_OF", "GROUPED", "RESULTS_OF", "Design", "KernelConfig", "Launch", "Problem"]
+__all__ = ["ACCUMULATOR_OF", "GROUPED", "RESULTS_OF", "Design", "KernelConfig", "Launch", "Operands"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,9 @@ class Launch:
 class KernelConfig:
     """One kernel variant."""
 
-    problem: Problem
+    operands: Operands
     design: Design
+    epilogue: EpilogueKind
     launch: Launch = field(default_factory=Launch)
     arch: Arch = Arch.SM90A
     backend: Backend = Backend.CUTLASS
@@ -33,17 +35,27 @@ class KernelConfig:
     @property
     def operand_dtype(self) -> DType:
         """Dtype of the operand that a call is asked by."""
-        return self.problem.a_dtype
+        return self.operands.a_dtype
 
     @property
     def out_dtype(self) -> DType:
         """Dtype of the result."""
-        return self.problem.out_dtype
+        return self.operands.out_dtype
 
     @property
     def group_size(self) -> int:
         """Elements along K that share a scale; 0 where scales are per tensor or channel."""
-        return self.problem.group_size
+        return self.operands.group_size
+
+    @property
+    def gemm_operands(self) -> Operands:
+        """What is multiplied, and the type of results."""
+        return self.operands
+
+    @property
+    def traced(self) -> Traced:
+        """The steps of the epilogue."""
+        return steps_of(self.operands, self.epilogue)
 
     @property
     def tag(self) -> str:

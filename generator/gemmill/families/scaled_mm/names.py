@@ -6,13 +6,13 @@ from gemmill.family import Field, Grammar, Spelling, words
 from gemmill.vocab import Backend, RasterOrder, ScaleGranularity, ScaleLayout
 
 _FIELDS = (
-    Field("{problem.a_dtype}"),
-    Field("{problem.b_dtype}"),
-    Field("{problem.accumulator_dtype}"),
-    Field("{problem.out_dtype}"),
-    Field("{problem.epilogue}"),
+    Field("{operands.a_dtype}"),
+    Field("{operands.b_dtype}"),
+    Field("{operands.accumulator_dtype}"),
+    Field("{operands.out_dtype}"),
+    Field("{epilogue}"),
     Field(
-        "{problem.a_scale}{problem.b_scale}{problem.group_size}{problem.scale_layout}",
+        "{operands.a_scale}{operands.b_scale}{operands.group_size}{operands.scale_layout}",
         default=(ScaleGranularity.CHANNEL, ScaleGranularity.CHANNEL, 0, ScaleLayout.VECTOR),
         instead=("channel",),
     ),
@@ -32,9 +32,7 @@ _FIELDS = (
 _KEY = Spelling("[a-z0-9]+", str, str, "the letters and digits of an epilogue's key")
 OF_BACKEND = {backend: Grammar(KernelConfig, _FIELDS, fixed={"backend": backend}) for backend in Backend}
 OF_OWN = {
-    backend: Grammar(
-        OwnConfig, (Field("{problem.own}", spelled={"problem.own": _KEY}), *_FIELDS), fixed={"backend": backend}
-    )
+    backend: Grammar(OwnConfig, (Field("{own}", spelled={"own": _KEY}), *_FIELDS), fixed={"backend": backend})
     for backend in Backend
 }
 """Grammars of kernels that end in a user's epilogue, by who compiles them."""

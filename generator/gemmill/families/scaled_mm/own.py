@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gemmill.families.scaled_mm import built_in
-from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Problem
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig, Operands
 from gemmill.family import Aspect, Check, Layout, Op, OpSchema, Require, ResultOf, Same, Step, Tensor, When, any_of
 from gemmill.family.operand import INT32_MAX
 from gemmill.gemm.traced import Along, Input, Kind, Stored, Traced, known, learn
@@ -28,8 +28,8 @@ BUILT_IN = {learn(one.traced).key: one for one in built_in.ALL}
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnProblem(Problem):
-    """A product that ends in a user's epilogue."""
+class OwnConfig(KernelConfig):
+    """One variant that ends in a user's epilogue."""
 
     own: str
     """The epilogue's key (gemmill.gemm.traced)."""
@@ -39,13 +39,6 @@ class OwnProblem(Problem):
         """The steps of the epilogue. Raises ValueError where it is not known here."""
         return known(self.own)
 
-
-@dataclass(frozen=True, kw_only=True)
-class OwnConfig(KernelConfig):
-    """One variant that ends in a user's epilogue."""
-
-    problem: OwnProblem
-
     @property
     def tag(self) -> str:
         """The field of its name after the architecture."""
@@ -53,19 +46,20 @@ class OwnConfig(KernelConfig):
 
 
 def with_own(config: KernelConfig, traced: Traced) -> OwnConfig:
-    """The variant of the same problem, schedule and backend that ends in a user's epilogue."""
+    """The variant of the same operands, design and backend that ends in a user's epilogue. It has no scales but the epilogue's."""
     learn(traced)
-    p = config.problem
-    problem = OwnProblem(
-        a_dtype=p.a_dtype,
-        b_dtype=p.b_dtype,
-        accumulator_dtype=p.accumulator_dtype,
-        out_dtype=p.out_dtype,
-        epilogue=EpilogueKind.SCALED,
-        own=traced.key,
+    x = config.operands
+    operands = Operands(
+        a_dtype=x.a_dtype, b_dtype=x.b_dtype, accumulator_dtype=x.accumulator_dtype, out_dtype=x.out_dtype
     )
     return OwnConfig(
-        problem=problem, design=config.design, launch=config.launch, arch=config.arch, backend=config.backend
+        operands=operands,
+        design=config.design,
+        epilogue=EpilogueKind.SCALED,
+        own=traced.key,
+        launch=config.launch,
+        arch=config.arch,
+        backend=config.backend,
     )
 
 
@@ -151,7 +145,7 @@ def _together(traced: Traced, roles: Mapping[str, str]) -> Iterator[Step]:
 
 def text_of(config: KernelConfig) -> str:
     """The text of all steps of a kernel's epilogue, as `gemmill.gemm.traced` writes it; empty for a kernel without a user's."""
-    return config.problem.traced.text if isinstance(config, OwnConfig) else ""
+    return config.traced.text if isinstance(config, OwnConfig) else ""
 
 
 def _argument(given: Input) -> str:

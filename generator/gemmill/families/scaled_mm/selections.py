@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmill.families.scaled_mm.candidates import sm90, sm90_cutedsl
-from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Problem
+from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, Design, KernelConfig, Launch, Operands
 from gemmill.families.scaled_mm.own import BUILT_IN, OWN_RESULTS_OF, with_own
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import of_text
@@ -30,26 +30,32 @@ PLAIN_DTYPES = tuple(dtype for dtype in RESULTS_OF if dtype.bits == 16)
 """Dtypes of operands that are no codes. Results have the same dtype."""
 
 
-def _problem(operand: DType, out: DType, epilogue: EpilogueKind = EpilogueKind.SCALED_BIAS, **scales: Any) -> Problem:
+class Gemm(NamedTuple):
+    """What a kernel computes."""
+
+    operands: Operands
+    epilogue: EpilogueKind
+
+
+def _gemm(operand: DType, out: DType, epilogue: EpilogueKind = EpilogueKind.SCALED_BIAS, **scales: Any) -> Gemm:
     accumulator = ACCUMULATOR_OF[operand]
-    return Problem(
-        a_dtype=operand, b_dtype=operand, accumulator_dtype=accumulator, out_dtype=out, epilogue=epilogue, **scales
-    )
+    operands = Operands(a_dtype=operand, b_dtype=operand, accumulator_dtype=accumulator, out_dtype=out, **scales)
+    return Gemm(operands, epilogue)
 
 
-def _group_problem(operand: DType, out: DType, groups: ScaleGroups, layout: ScaleLayout) -> Problem:
+def _in_groups(operand: DType, out: DType, groups: ScaleGroups, layout: ScaleLayout) -> Gemm:
     a_scale = ScaleGranularity.GROUP
-    return _problem(operand, out, a_scale=a_scale, b_scale=groups.b_scale, scale_layout=layout, group_size=groups.size)
+    return _gemm(operand, out, a_scale=a_scale, b_scale=groups.b_scale, scale_layout=layout, group_size=groups.size)
 
 
-def _accumulation(problem: Problem) -> Accumulation:
-    if not problem.a_dtype.is_float:
+def _accumulation(operands: Operands) -> Accumulation:
+    if not operands.a_dtype.is_float:
         return Accumulation.EXACT
-    return Accumulation.PROMOTED if problem.group_size else Accumulation.FAST
+    return Accumulation.PROMOTED if operands.group_size else Accumulation.FAST
 
 
 def _config(
-    problem: Problem, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any
+    gemm: Gemm, row: sm90.Row, arch: Arch = Arch.SM90A, launch: Launch | None = None, **schedule: Any
 ) -> KernelConfig:
     """The config of a row, with TMA for rows and sums in the tensor core, unless `schedule` says otherwise."""
     tile, cluster, kernel_schedule = row
@@ -57,33 +63,39 @@ def _config(
         "tile_shape_mnk": tile,
         "cluster_shape_mnk": cluster,
         "kernel_schedule": kernel_schedule,
-        "accumulation": _accumulation(problem),
-        "alignment_a": TMA_BYTES * 8 // problem.a_dtype.bits,
-        "alignment_b": TMA_BYTES * 8 // problem.b_dtype.bits,
+        "accumulation": _accumulation(gemm.operands),
+        "alignment_a": TMA_BYTES * 8 // gemm.operands.a_dtype.bits,
+        "alignment_b": TMA_BYTES * 8 // gemm.operands.b_dtype.bits,
     }
-    return KernelConfig(problem=problem, design=Design(**(settings | schedule)), launch=launch or Launch(), arch=arch)
+    return KernelConfig(
+        operands=gemm.operands,
+        design=Design(**(settings | schedule)),
+        epilogue=gemm.epilogue,
+        launch=launch or Launch(),
+        arch=arch,
+    )
 
 
-def _unaligned(problem: Problem) -> KernelConfig:
+def _unaligned(gemm: Gemm) -> KernelConfig:
     row = (sm90.UNALIGNED_TILE, (1, 1, 1), KernelSchedule.MMA_SYNC)
-    accumulation = Accumulation.PROMOTED if problem.a_dtype is DType.E4M3 else _accumulation(problem)
-    return _config(problem, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
+    accumulation = Accumulation.PROMOTED if gemm.operands.a_dtype is DType.E4M3 else _accumulation(gemm.operands)
+    return _config(gemm, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
 
 
 def _split_k(
-    problem: Problem, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int
+    gemm: Gemm, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int, splits: int
 ) -> KernelConfig:
     row, scheduler = (tile, (1, 1, 1), schedule), TileScheduler.SPLIT_K
-    return _config(problem, row, swap_ab=True, tile_scheduler=scheduler, stages=stages, launch=Launch(splits=splits))
+    return _config(gemm, row, swap_ab=True, tile_scheduler=scheduler, stages=stages, launch=Launch(splits=splits))
 
 
-def _problems(outs: Iterable[DType]) -> Iterator[Problem]:
-    """The problems of results, with epilogues that between them serve every call. Each reads an absent operand as
+def _gemms(outs: Iterable[DType]) -> Iterator[Gemm]:
+    """The GEMMs of results, with epilogues that between them serve every call. Each reads an absent operand as
     zero."""
     for out in outs:
-        yield _problem(DType.E4M3, out)
-        yield _problem(DType.S8, out)
-        yield _problem(DType.S8, out, EpilogueKind.SCALED_AZP_PER_TOKEN)
+        yield _gemm(DType.E4M3, out)
+        yield _gemm(DType.S8, out)
+        yield _gemm(DType.S8, out, EpilogueKind.SCALED_AZP_PER_TOKEN)
 
 
 def smoke(arch: Arch) -> Iterator[KernelConfig]:
@@ -91,27 +103,27 @@ def smoke(arch: Arch) -> Iterator[KernelConfig]:
     prefill = ((128, 128, 128), (2, 1, 1), KernelSchedule.PINGPONG)
     if arch is not Arch.SM90A:
         yield _config(
-            _problem(DType.E4M3, DType.BF16),
+            _gemm(DType.E4M3, DType.BF16),
             (prefill[0], (1, 1, 1), KernelSchedule.COOPERATIVE),
             arch,
         )
         return
-    for problem in _problems((DType.BF16,)):
-        yield _config(problem, prefill)
-        yield with_dsl(_config(problem, prefill))
-    decode = _problem(DType.E4M3, DType.BF16)
+    for gemm in _gemms((DType.BF16,)):
+        yield _config(gemm, prefill)
+        yield with_dsl(_config(gemm, prefill))
+    decode = _gemm(DType.E4M3, DType.BF16)
     for splits in (1, 4):
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
     for built_in in BUILT_IN.values():
         made = list(with_epilogue(built_in.traced.text, built_in.operands[:1], (DType.BF16,), arch))
         yield from (next(config for config in made if config.backend is backend) for backend in Backend)
-    for problem in _problems(OUT_DTYPES):
-        yield _unaligned(problem)
-    yield with_dsl(_config(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN.wide[0]))
+    for gemm in _gemms(OUT_DTYPES):
+        yield _unaligned(gemm)
+    yield with_dsl(_config(_gemm(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN.wide[0]))
     for dtype in PLAIN_DTYPES:
-        yield _unaligned(_problem(dtype, dtype))
-    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+        yield _unaligned(_gemm(dtype, dtype))
+    blocks = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     yield with_dsl(_split_k(blocks, (64, 16, 256), KernelSchedule.BASIC, 4, 2))
     yield _unaligned(blocks)
 
@@ -121,19 +133,20 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
     if arch is not Arch.SM90A:
         yield from smoke(arch)
         return
-    for problem in _problems((DType.BF16,)):
-        yield from _kernels(problem, sm90.WIDEST)
+    for gemm in _gemms((DType.BF16,)):
+        yield from _kernels(gemm, sm90.WIDEST)
         for row in sm90.STREAM_K:
-            yield _config(problem, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
-        yield _unaligned(problem)
-        yield from _dsl_kernels(problem, sm90_cutedsl.WIDEST)
-    yield from _dsl_kernels(_problem(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN_WIDEST)
-    yield _unaligned(_problem(DType.BF16, DType.BF16))
-    blocks = _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+            yield _config(gemm, row, swap_ab=True, tile_scheduler=TileScheduler.STREAM_K)
+        yield _unaligned(gemm)
+        yield from _dsl_kernels(gemm, sm90_cutedsl.WIDEST)
+    yield from _dsl_kernels(_gemm(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN_WIDEST)
+    yield _unaligned(_gemm(DType.BF16, DType.BF16))
+    blocks = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    by_columns = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
     yield _unaligned(blocks)
     for row in sm90.BLOCKWISE:
-        yield _config(replace(blocks, scale_layout=ScaleLayout.MN_MAJOR), row)
+        yield _config(by_columns, row)
 
 
 def default(arch: Arch) -> Iterator[KernelConfig]:
@@ -141,16 +154,16 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
     if arch is not Arch.SM90A:
         yield from smoke(arch)
         return
-    for problem in _problems(OUT_DTYPES):
-        frequent = problem.out_dtype is DType.BF16
+    for gemm in _gemms(OUT_DTYPES):
+        frequent = gemm.operands.out_dtype is DType.BF16
         if frequent:
-            yield from _kernels(problem, sm90.BESIDE_DSL if problem.a_dtype.is_float else sm90.BESIDE_DSL_FOR_INT8)
-        yield from _dsl_kernels(problem, sm90_cutedsl.CORE if frequent else sm90_cutedsl.FEW)
+            yield from _kernels(gemm, sm90.BESIDE_DSL if gemm.operands.a_dtype.is_float else sm90.BESIDE_DSL_FOR_INT8)
+        yield from _dsl_kernels(gemm, sm90_cutedsl.CORE if frequent else sm90_cutedsl.FEW)
     for dtype in PLAIN_DTYPES:
-        yield from _dsl_kernels(_problem(dtype, dtype), sm90_cutedsl.PLAIN)
-    for problem in _grouped_problems():
-        frequent = problem == _group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
-        yield from _dsl_kernels(problem, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
+        yield from _dsl_kernels(_gemm(dtype, dtype), sm90_cutedsl.PLAIN)
+    for gemm in _gemms_in_groups():
+        frequent = gemm == _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+        yield from _dsl_kernels(gemm, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
     for built_in in BUILT_IN.values():
         yield from with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch)
     yield from _of_any_alignment()
@@ -163,12 +176,12 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
     if arch is not Arch.SM90A:
         yield from smoke(arch)
         return
-    for problem in _problems(OUT_DTYPES):
-        yield from _kernels(problem, sm90.CORE if problem.out_dtype is DType.BF16 else sm90.FEW)
+    for gemm in _gemms(OUT_DTYPES):
+        yield from _kernels(gemm, sm90.CORE if gemm.operands.out_dtype is DType.BF16 else sm90.FEW)
     for row in sm90.BLOCKWISE:
-        yield _config(_group_problem(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR), row)
+        yield _config(_in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR), row)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
-        yield _config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
+        yield _config(_gemm(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
     for built_in in BUILT_IN.values():
         configs = with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch)
         yield from (config for config in configs if config.backend is Backend.CUTLASS)
@@ -186,69 +199,69 @@ def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType]
     for operand, result in product(operands, results):
         if arch is Arch.SM90A and result in RESULTS_OF[operand]:
             tables = {DType.E4M3: sm90_cutedsl.CORE, DType.S8: sm90_cutedsl.FEW}.get(operand, sm90_cutedsl.PLAIN)
-            for config in _dsl_kernels(_problem(operand, result), tables):
+            for config in _dsl_kernels(_gemm(operand, result), tables):
                 yield with_own(config, traced)
         if operand.bits == 8 and result in OWN_RESULTS_OF[operand] and (operand.is_float or arch is Arch.SM90A):
-            for config in _visitors(_problem(operand, result), arch):
+            for config in _visitors(_gemm(operand, result), arch):
                 yield with_own(config, traced)
 
 
-def _visitors(problem: Problem, arch: Arch) -> Iterator[KernelConfig]:
-    aligned: dict[str, Any] = {"alignment_d": TMA_BYTES * 8 // problem.out_dtype.bits}
+def _visitors(gemm: Gemm, arch: Arch) -> Iterator[KernelConfig]:
+    aligned: dict[str, Any] = {"alignment_d": TMA_BYTES * 8 // gemm.operands.out_dtype.bits}
     if arch is not Arch.SM90A:
-        yield _config(problem, ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE), arch, **aligned)
+        yield _config(gemm, ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE), arch, **aligned)
         return
     for row in sm90.VISITORS.wide:
-        yield _config(problem, row, **aligned)
+        yield _config(gemm, row, **aligned)
     for row in sm90.VISITORS.narrow:
-        yield _config(problem, row, swap_ab=True, **aligned)
+        yield _config(gemm, row, swap_ab=True, **aligned)
 
 
-def _grouped_problems() -> Iterator[Problem]:
+def _gemms_in_groups() -> Iterator[Gemm]:
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
-        yield _group_problem(operand, out, groups, ScaleLayout.STRIDED)
+        yield _in_groups(operand, out, groups, ScaleLayout.STRIDED)
 
 
 def _of_any_alignment() -> Iterator[KernelConfig]:
     """The kernels that serve what no other takes."""
-    for problem in _problems(OUT_DTYPES):
-        yield _unaligned(problem)
+    for gemm in _gemms(OUT_DTYPES):
+        yield _unaligned(gemm)
     for dtype in PLAIN_DTYPES:
-        yield _unaligned(_problem(dtype, dtype))
-    for problem in _grouped_problems():
-        yield _unaligned(problem)
+        yield _unaligned(_gemm(dtype, dtype))
+    for gemm in _gemms_in_groups():
+        yield _unaligned(gemm)
 
 
 def _kernels(
-    problem: Problem, tables: sm90.Tables, rasters: tuple[tuple[RasterOrder, int], ...] = sm90.RASTERS
+    gemm: Gemm, tables: sm90.Tables, rasters: tuple[tuple[RasterOrder, int], ...] = sm90.RASTERS
 ) -> Iterator[KernelConfig]:
     for row, (raster, swizzle) in product(tables.wide, rasters):
-        yield _config(problem, row, launch=Launch(raster_order=raster, swizzle=swizzle))
+        yield _config(gemm, row, launch=Launch(raster_order=raster, swizzle=swizzle))
     for row in tables.low:
-        yield _config(problem, row)
+        yield _config(gemm, row)
     for row in tables.narrow:
-        yield _config(problem, row, swap_ab=True)
+        yield _config(gemm, row, swap_ab=True)
     for (tile, schedule, stages), splits in product(tables.split_k, sm90.SPLITS):
-        yield _split_k(problem, tile, schedule, stages, splits)
+        yield _split_k(gemm, tile, schedule, stages, splits)
 
 
-def _dsl_kernels(problem: Problem, tables: sm90.Tables) -> Iterator[KernelConfig]:
-    yield from map(with_dsl, _kernels(problem, tables, sm90_cutedsl.RASTERS))
+def _dsl_kernels(gemm: Gemm, tables: sm90.Tables) -> Iterator[KernelConfig]:
+    yield from map(with_dsl, _kernels(gemm, tables, sm90_cutedsl.RASTERS))
 
 
 def _one_of_each_other_kind() -> Iterator[KernelConfig]:
     """Kernels of kinds that the full epilogues stand in for, and with promoted sums: to be compared and tested, seldom
     chosen."""
-    fp8 = _problem(DType.E4M3, DType.BF16)
+    fp8 = _gemm(DType.E4M3, DType.BF16)
     yield with_dsl(with_promotion(_config(fp8, ((128, 128, 128), (1, 1, 1), KernelSchedule.COOPERATIVE))))
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
-        yield with_dsl(_config(_problem(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1]))
+        yield with_dsl(_config(_gemm(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1]))
     yield from _other_kinds_of_cutlass()
 
 
 def _other_kinds_of_cutlass() -> Iterator[KernelConfig]:
-    fp8 = _problem(DType.E4M3, DType.BF16)
-    yield _config(_problem(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE.wide[0])
+    fp8 = _gemm(DType.E4M3, DType.BF16)
+    yield _config(_gemm(DType.E4M3, DType.BF16, EpilogueKind.SCALED), sm90.CORE.wide[0])
     yield _config(fp8, ((128, 256, 128), (2, 1, 1), KernelSchedule.COOPERATIVE), tile_scheduler=TileScheduler.STREAM_K)
     yield with_promotion(_split_k(fp8, (64, 16, 512), KernelSchedule.BASIC, 5, 2))
 

@@ -90,7 +90,7 @@ SWEEP = Sweep(
     example={"m": [1, 16, 64], "n": 4096, "k": 4096},
     tiny={"m": 32, "n": 48, "k": 64},
     is_last_resort=lambda config: not config.design.kernel_schedule.uses_tma,
-    kin=lambda config: (config.problem.a_dtype, config.problem.group_size, config.design, config.launch),
+    kin=lambda config: (config.operands.a_dtype, config.operands.group_size, config.design, config.launch),
     kinds={
         "splitk": "split-K",
         "streamk": "stream-K",

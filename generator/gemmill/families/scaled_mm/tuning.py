@@ -66,7 +66,7 @@ def _rows(config: KernelConfig, kernel: int) -> Iterator[Row]:
 
 
 def _facts(config: KernelConfig) -> Facts:
-    s, launch, element_bits = config.design, config.launch, config.problem.a_dtype.bits
+    s, launch, element_bits = config.design, config.launch, config.operands.a_dtype.bits
     tile_m, tile_n, tile_k = s.tile_shape_mnk
     cluster_m, cluster_n, _ = s.cluster_shape_mnk
     stage = (tile_m + tile_n) * tile_k * element_bits // 8
@@ -89,7 +89,7 @@ def _facts(config: KernelConfig) -> Facts:
         pads=int(of_cutlass and not divides_k),
         ctas_of_sm=_ctas_of_sm(config, stage),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
-        promotes=int(s.accumulation is Accumulation.PROMOTED or config.problem.group_size > 0),
+        promotes=int(s.accumulation is Accumulation.PROMOTED or config.operands.group_size > 0),
         divides_k=int(divides_k),
         box_rows=KernelFacts(config).box_rows if config.backend is Backend.CUTEDSL else 0,
         # As many as shared memory has room for, unless told.
@@ -131,18 +131,18 @@ def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
     Those measured for one output dtype and epilogue are offered to the sibling classes of the same operands too, with
     users' epilogues. Those of bf16 operands are offered to f16. The main loop, which decides, is the same.
     """
-    measured = config.problem
+    measured, epilogue = config.operands, config.epilogue
     # A variant that reads scales in one layout alone is not found among the rows of the other.
     layout = ScaleLayout.STRIDED if measured.scale_groups else ScaleLayout.VECTOR
     offered: dict[int, tuple[KernelConfig, ...]] = {}
     for out, kind in product((DType.BF16, DType.F16), EpilogueKind):
-        if kind.takes_azp is measured.epilogue.takes_azp:
+        if kind.takes_azp is epilogue.takes_azp:
             operand = measured.a_dtype if out in RESULTS_OF[measured.a_dtype] else out
-            problem = replace(measured, a_dtype=operand, b_dtype=operand, out_dtype=out, epilogue=kind)
-            sibling = replace(config, problem=problem)
-            for code in classes_of(accepted(replace(config, problem=replace(problem, scale_layout=layout)))):
+            operands = replace(measured, a_dtype=operand, b_dtype=operand, out_dtype=out)
+            sibling = replace(config, operands=operands, epilogue=kind)
+            for code in classes_of(accepted(replace(sibling, operands=replace(operands, scale_layout=layout)))):
                 offered[code] = (*offered.get(code, ()), sibling)
-    if measured.epilogue is EpilogueKind.SCALED_BIAS and not measured.group_size and config.backend is Backend.CUTEDSL:
+    if epilogue is EpilogueKind.SCALED_BIAS and not measured.group_size and config.backend is Backend.CUTEDSL:
         for traced in all_known():
             own = with_own(config, traced)
             if measured.a_dtype in operands_of(traced):

@@ -29,7 +29,7 @@ def export(config: GroupedConfig, symbol: str, folder: Path) -> tuple[Path, Path
 
     GroupedMm.kernel.set_name_prefix(f"{symbol}_kernel", remove_cutlass_symbol=True, keep_mangled_name=False)
     kernel = GroupedMm(config)
-    operand, out = ELEMENT_OF[config.problem.a_dtype], ELEMENT_OF[config.problem.out_dtype]
+    operand, out = ELEMENT_OF[config.gemm_operands.a_dtype], ELEMENT_OF[config.gemm_operands.out_dtype]
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]
     arguments += [pointer(Float32, 4), pointer(Float32, 4), pointer(Int32, 4), pointer(Int32, 4), pointer(Int32, 4)]
     arguments += [Int64(1)] * 4 + [Int32(1)] * 13 + [Int64(1)] * 5 + [pointer(Float32, 4), pointer(out, 2)]

@@ -28,7 +28,7 @@ class GroupedMm(ExpertMm):
     """One kernel, and the function that launches it. Raises ValueError for a config that it cannot be made of."""
 
     def __init__(self, config: GroupedConfig) -> None:
-        super().__init__(Plan(config), ELEMENT_OF[config.problem.out_dtype])
+        super().__init__(Plan(config), ELEMENT_OF[config.out_dtype])
 
     @cute.jit
     def __call__(

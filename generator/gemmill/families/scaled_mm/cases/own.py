@@ -131,7 +131,7 @@ def report_of(given: Mapping[str, Any], traced: Traced, accumulation: Accumulati
 
 def of_config(config: OwnConfig) -> Iterator[OwnCase]:
     """Shapes that a variant takes, with vectors of many values, of one, and left out."""
-    predicate, traced = accepted(config), config.problem.traced
+    predicate, traced = accepted(config), config.traced
     others = ("one", "few") if any(told.absent is not None for told in traced.inputs) else ("one",)
     align_n, align_k = predicate.alignment_d, max(predicate.alignment_a, predicate.alignment_b)
     for at, (m, n, k) in enumerate(SHAPES + LONG_SHAPES):

@@ -27,7 +27,7 @@ def export(config: OwnConfig, symbol: str, folder: Path) -> tuple[Path, Path]:
 
     OwnMm.kernel.set_name_prefix(f"{symbol}_kernel", remove_cutlass_symbol=True, keep_mangled_name=False)
     kernel = OwnMm(config)
-    operand, out = ELEMENT_OF[config.problem.a_dtype], ELEMENT_OF[config.problem.out_dtype]
+    operand, out = ELEMENT_OF[config.operands.a_dtype], ELEMENT_OF[config.operands.out_dtype]
     type_of = {Stored.F32: (Float32, 4), Stored.S32: (Int32, 4), Stored.OUT: (out, 2)}
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]
     for fields in (kernel.plan.m_fields, kernel.plan.n_fields):

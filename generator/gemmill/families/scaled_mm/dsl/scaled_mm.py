@@ -30,7 +30,7 @@ class ScaledMm:
         self.plan = Plan(config)
         self.x_type = ELEMENT_OF[self.plan.x_dtype]
         self.y_type = ELEMENT_OF[self.plan.y_dtype]
-        self.out_type = ELEMENT_OF[config.problem.out_dtype]
+        self.out_type = ELEMENT_OF[config.out_dtype]
         self.sum_type = ELEMENT_OF[self.plan.sum_dtype]
 
     # The call --------------------------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ Every function of these modules that yields is a rule. It yields why it rejects 
 
 from inspect import isgeneratorfunction
 
-from gemmill.families.scaled_mm.rules import alignment, cutedsl, groups, memory, problem, schedule
+from gemmill.families.scaled_mm.rules import alignment, cutedsl, groups, memory, operands, schedule
 from gemmill.family import Rule
 
 RULES: tuple[Rule, ...] = tuple(
     function
-    for module in (problem, schedule, groups, alignment, memory, cutedsl)
+    for module in (operands, schedule, groups, alignment, memory, cutedsl)
     for function in vars(module).values()
     if isgeneratorfunction(function)
 )

@@ -9,13 +9,13 @@ from gemmill.vocab import Accumulation, DType
 
 def tma_alignment(config: KernelConfig) -> Iterator[str]:
     """TMA moves boxes whose rows start at multiples of 16 bytes."""
-    s, p = config.design, config.problem
+    s, x = config.design, config.operands
     if not s.kernel_schedule.uses_tma:
         return
     for operand, alignment, dtype in (
-        ("a", s.alignment_a, p.a_dtype),
-        ("b", s.alignment_b, p.b_dtype),
-        ("d", s.alignment_d, p.out_dtype),
+        ("a", s.alignment_a, x.a_dtype),
+        ("b", s.alignment_b, x.b_dtype),
+        ("d", s.alignment_d, x.out_dtype),
     ):
         if alignment * dtype.bits != TMA_BYTES * 8:
             yield f"alignment of {operand} is {alignment} x {dtype}: TMA takes rows of {TMA_BYTES} bytes exactly"
@@ -38,5 +38,5 @@ def fallback_has_one_form(config: KernelConfig) -> Iterator[str]:
         yield (
             f"swap_ab={s.swap_ab} stages={s.stages} with {s.kernel_schedule}: it has one operand order and its own pipeline"
         )
-    if s.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3:
+    if s.accumulation is Accumulation.FAST and config.operands.a_dtype is DType.E4M3:
         yield f"{s.kernel_schedule} adds in FP32 registers: its accumulation is promoted, not {s.accumulation}"

@@ -48,18 +48,18 @@ def dsl_multicast(config: KernelConfig) -> Iterator[str]:
 
 def dsl_groups(config: KernelConfig) -> Iterator[str]:
     """With scales in groups, one consumer group of a tile scales its sums while the other multiplies."""
-    p, s = config.problem, config.design
-    if config.backend is not Backend.CUTEDSL or not p.group_size:
+    x, s = config.operands, config.design
+    if config.backend is not Backend.CUTEDSL or not x.group_size:
         return
-    if p.scale_layout is not ScaleLayout.STRIDED:
-        yield f"the cutedsl backend reads scales by their strides, it has no kernel for {p.scale_layout} alone"
+    if x.scale_layout is not ScaleLayout.STRIDED:
+        yield f"the cutedsl backend reads scales by their strides, it has no kernel for {x.scale_layout} alone"
     if s.kernel_schedule is KernelSchedule.PINGPONG:
         yield f"the cutedsl backend has no {s.kernel_schedule} kernel with scales in groups: cooperative is one"
     facts, (m, n, k) = Facts(config), s.tile_shape_mnk
     if facts.b_scales > 2 and not facts.b_rows_scaled and not facts.blocks_aligned and not facts.swap_ab:
         yield (
-            f"tile {m}x{n}x{k} can touch {facts.b_scales} blocks of {p.group_size} columns at columns that differ from tile to tile: "
+            f"tile {m}x{n}x{k} can touch {facts.b_scales} blocks of {x.group_size} columns at columns that differ from tile to tile: "
             "the DSL kernel chooses between 2"
         )
-    if p.b_scale is ScaleGranularity.GROUP and m * n > MOST_WITH_SCALED_COLUMNS:
+    if x.b_scale is ScaleGranularity.GROUP and m * n > MOST_WITH_SCALED_COLUMNS:
         yield f"tile {m}x{n} has no registers left for scales of each column of B: 128x128 has"

@@ -10,7 +10,7 @@ TENSOR_CORE_K = 128
 
 
 def _is_collective(config: KernelConfig) -> bool:
-    return config.backend is Backend.CUTLASS and config.problem.scale_layout is ScaleLayout.MN_MAJOR
+    return config.backend is Backend.CUTLASS and config.operands.scale_layout is ScaleLayout.MN_MAJOR
 
 
 def scale_layout(config: KernelConfig) -> Iterator[str]:
@@ -20,28 +20,28 @@ def scale_layout(config: KernelConfig) -> Iterator[str]:
         return
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is not TileScheduler.PERSISTENT or s.swap_ab:
         yield (
-            f"scales {config.problem.scale_layout} with {s.kernel_schedule}, {s.tile_scheduler}, swap_ab={s.swap_ab}: only "
+            f"scales {config.operands.scale_layout} with {s.kernel_schedule}, {s.tile_scheduler}, swap_ab={s.swap_ab}: only "
             "CUTLASS's persistent blockwise main loops want them so, the others read them strided"
         )
 
 
 def blockwise_collective(config: KernelConfig) -> Iterator[str]:
     """CUTLASS promotes every four WGMMA instructions, 128 along K, and its tiles hold whole blocks of B."""
-    p, (_, n, k) = config.problem, config.design.tile_shape_mnk
+    x, (_, n, k) = config.operands, config.design.tile_shape_mnk
     if not _is_collective(config):
         return
-    if config.design.kernel_schedule is KernelSchedule.BASIC or not p.a_dtype.is_float:
-        yield f"CUTLASS has no blockwise main loop for {p.a_dtype} with {config.design.kernel_schedule}"
-    if p.group_size != TENSOR_CORE_K or k != TENSOR_CORE_K:
-        yield f"groups of {p.group_size} with tile depth {k}: CUTLASS's blockwise main loops take 128 and 128"
-    if p.b_scale is ScaleGranularity.BLOCK and n % p.group_size:
-        yield f"tile columns {n} are not whole blocks of {p.group_size}"
+    if config.design.kernel_schedule is KernelSchedule.BASIC or not x.a_dtype.is_float:
+        yield f"CUTLASS has no blockwise main loop for {x.a_dtype} with {config.design.kernel_schedule}"
+    if x.group_size != TENSOR_CORE_K or k != TENSOR_CORE_K:
+        yield f"groups of {x.group_size} with tile depth {k}: CUTLASS's blockwise main loops take 128 and 128"
+    if x.b_scale is ScaleGranularity.BLOCK and n % x.group_size:
+        yield f"tile columns {n} are not whole blocks of {x.group_size}"
 
 
 def strided_scales(config: KernelConfig) -> Iterator[str]:
     """CUTLASS's own main loops load scales by TMA, as it wants them to lie. cp.async and plain loads take any
     stride."""
-    strided = config.backend is Backend.CUTLASS and config.problem.scale_layout is ScaleLayout.STRIDED
+    strided = config.backend is Backend.CUTLASS and config.operands.scale_layout is ScaleLayout.STRIDED
     if strided and config.design.kernel_schedule.uses_tma:
         yield (
             "the cutlass backend reads scales by their strides in its unaligned kernel only: cutedsl has the fast ones"

@@ -16,8 +16,8 @@ def stage_bytes(config: KernelConfig) -> int:
     if config.backend is Backend.CUTEDSL:
         return Facts(config).stage_bytes
     m, n, k = config.design.tile_shape_mnk
-    operands = (m * config.problem.a_dtype.bits + n * config.problem.b_dtype.bits) * k // 8
-    g = config.problem.group_size
+    operands = (m * config.operands.a_dtype.bits + n * config.operands.b_dtype.bits) * k // 8
+    g = config.operands.group_size
     # For each group along K a float of each row of A and of each column of B: fewer, where B has blocks.
     return operands + (-(-k // g) * 4 * (m + n) if g else 0)
 
@@ -34,10 +34,10 @@ def epilogue_bytes(config: KernelConfig) -> int:
     m, n, _ = config.design.tile_shape_mnk
     if config.design.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
-    if config.problem.scale_layout is ScaleLayout.STRIDED:
-        return m * 64 * config.problem.out_dtype.bits // 8  # a strip of 64 columns at a time
+    if config.operands.scale_layout is ScaleLayout.STRIDED:
+        return m * 64 * config.operands.out_dtype.bits // 8  # a strip of 64 columns at a time
     buffers = min(4, max(1, m * n // (64 * 32)))
-    return buffers * 64 * 32 * config.problem.out_dtype.bits // 8 + 3 * 4 * n
+    return buffers * 64 * 32 * config.operands.out_dtype.bits // 8 + 3 * 4 * n
 
 
 def stages_fit(config: KernelConfig) -> Iterator[str]:
@@ -56,9 +56,9 @@ def stages_fit(config: KernelConfig) -> Iterator[str]:
 
 def partial_sums_fit(config: KernelConfig) -> Iterator[str]:
     """Partial sums of a split lie where the stages were: rows of the tile, each 16 bytes apart from the next."""
-    p, s = config.problem, config.design
+    s, bits = config.design, config.operands.a_dtype.bits
     if s.tile_scheduler is not TileScheduler.SPLIT_K or s.stages is None:
         return
     x, y, k = s.tile_shape_mnk
-    if 4 * y * (x + 4) > s.stages * (x + y) * k * p.a_dtype.bits // 8:
+    if 4 * y * (x + 4) > s.stages * (x + y) * k * bits // 8:
         yield f"tile {x}x{y}x{k}: partial sums reuse the stages, and {s.stages} of them are too small for a tile"

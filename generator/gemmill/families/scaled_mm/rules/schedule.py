@@ -44,8 +44,8 @@ def tile_columns(config: KernelConfig) -> Iterator[str]:
 def tile_depth(config: KernelConfig) -> Iterator[str]:
     """A K step is whole 128-byte swizzle rows, so that shared memory is read without bank conflicts."""
     k = config.design.tile_shape_mnk[2]
-    if config.design.kernel_schedule.uses_tma and k * config.problem.a_dtype.bits % (128 * 8):
-        yield f"tile depth {k} of {config.problem.a_dtype} is not a multiple of 128 bytes"
+    if config.design.kernel_schedule.uses_tma and k * config.operands.a_dtype.bits % (128 * 8):
+        yield f"tile depth {k} of {config.operands.a_dtype} is not a multiple of 128 bytes"
 
 
 def accumulators_fit(config: KernelConfig) -> Iterator[str]:
@@ -62,9 +62,9 @@ def accumulators_fit(config: KernelConfig) -> Iterator[str]:
     if config.backend is Backend.CUTEDSL:
         registers, room = Facts(config).accumulator_registers, limits.ACCUMULATOR_REGISTERS
     else:
-        doubled = s.accumulation is Accumulation.PROMOTED or config.problem.group_size
+        doubled = s.accumulation is Accumulation.PROMOTED or config.operands.group_size
         registers = m * n * (2 if doubled else 1) // (128 * CONSUMER_GROUPS[s.kernel_schedule])
-        azp = config.problem.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
+        azp = config.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
         room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if azp else 0)
     if registers > room:
         yield f"tile {m}x{n} needs {registers} accumulator registers a thread of {room}"
@@ -100,7 +100,7 @@ def schedule_on_blackwell(config: KernelConfig) -> Iterator[str]:
         )
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is not TileScheduler.PERSISTENT:
         yield f"{s.kernel_schedule} with {s.tile_scheduler} is a schedule of sm90a"
-    if config.problem.a_dtype.is_float is False:
+    if config.operands.a_dtype.is_float is False:
         yield f"s8 is offered on sm90a only, not on {config.arch}"
 
 

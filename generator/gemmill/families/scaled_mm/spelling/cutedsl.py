@@ -6,6 +6,4 @@ from gemmill.family import Spelled
 
 def spell_own(config: OwnConfig) -> Spelled:
     """The template of a config with a user's epilogue, and the text of its steps."""
-    return Spelled(
-        template="scaled_mm/cutedsl/epilogue_mm.py.jinja", values={"epilogue": repr(config.problem.traced.text)}
-    )
+    return Spelled(template="scaled_mm/cutedsl/epilogue_mm.py.jinja", values={"epilogue": repr(config.traced.text)})

@@ -28,7 +28,7 @@ def spell(config: KernelConfig) -> Spelled:
 
 
 def _template(config: KernelConfig) -> str:
-    group = "group_" if config.problem.scale_groups else ""
+    group = "group_" if config.operands.scale_groups else ""
     if not config.design.kernel_schedule.uses_tma:
         return f"scaled_mm/cutlass/{group}unaligned_mm.cu.jinja"
     if config.design.tile_scheduler is TileScheduler.SPLIT_K:
@@ -37,28 +37,28 @@ def _template(config: KernelConfig) -> str:
 
 
 def _values(config: KernelConfig) -> dict[str, Any]:
-    p, s = config.problem, config.design
+    x, s = config.operands, config.design
     values: dict[str, Any] = {
-        "a_type": p.a_dtype.cutlass_type,
-        "b_type": p.b_dtype.cutlass_type,
-        "accumulator_type": p.accumulator_dtype.cutlass_type,
-        "d_type": p.out_dtype.cutlass_type,
-        "epilogue_kind": p.epilogue.value,
+        "a_type": x.a_dtype.cutlass_type,
+        "b_type": x.b_dtype.cutlass_type,
+        "accumulator_type": x.accumulator_dtype.cutlass_type,
+        "d_type": x.out_dtype.cutlass_type,
+        "epilogue_kind": config.epilogue.value,
         "arguments_struct": "gemmill_scaled_mm_args",
         "tile_shape_mnk": s.tile_shape_mnk,
     }
-    if p.scale_groups is not None:
+    if x.scale_groups is not None:
         values |= {
-            "group_size": p.group_size,
-            "b_in_blocks": _bool(p.b_scale is ScaleGranularity.BLOCK),
-            "takes_bias": _bool(p.epilogue.takes_bias),
+            "group_size": x.group_size,
+            "b_in_blocks": _bool(x.b_scale is ScaleGranularity.BLOCK),
+            "takes_bias": _bool(config.epilogue.takes_bias),
         }
     if not s.kernel_schedule.uses_tma:
         return values
     if s.tile_scheduler is TileScheduler.SPLIT_K:
         return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
     # The kernel as compiled: with swap_ab, its A is the op's B.
-    a_type, b_type = (p.b_dtype, p.a_dtype) if s.swap_ab else (p.a_dtype, p.b_dtype)
+    a_type, b_type = (x.b_dtype, x.a_dtype) if s.swap_ab else (x.a_dtype, x.b_dtype)
     mainloop, epilogue, scheduler = _schedules(config)
     return values | {
         "a_type": a_type.cutlass_type,
@@ -83,8 +83,8 @@ def _schedules(config: KernelConfig) -> tuple[str, str, str]:
     schedule = config.design.kernel_schedule
     if config.arch is not Arch.SM90A:
         return "collective::KernelScheduleAuto", "collective::EpilogueScheduleAuto", "void"
-    fast = config.design.accumulation is Accumulation.FAST and config.problem.a_dtype is DType.E4M3
-    sums = "FP8Blockwise" if config.problem.scale_groups else "FP8FastAccum" if fast else ""
+    fast = config.design.accumulation is Accumulation.FAST and config.operands.a_dtype is DType.E4M3
+    sums = "FP8Blockwise" if config.operands.scale_groups else "FP8FastAccum" if fast else ""
     tag = "void" if schedule is KernelSchedule.BASIC else _SCHEDULER[config.design.tile_scheduler]
     return _MAINLOOP_SM90[schedule] + sums, _EPILOGUE_SM90[schedule], tag
 

@@ -40,7 +40,7 @@ _TYPE = {Kind.F32: "float", Kind.S32: "int"}
 def spell(config: OwnConfig) -> Spelled:
     """CUTLASS's GEMM, whose epilogue is one visitor of the accumulator and all vectors."""
     plain = cutlass.spell(config)
-    values = dict(plain.values) | {"epilogue_kind": "own", "own": _holes(config.problem.traced)}
+    values = dict(plain.values) | {"epilogue_kind": "own", "own": _holes(config.traced)}
     return Spelled(template=plain.template, values=values)
 
 

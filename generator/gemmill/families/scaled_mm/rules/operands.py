@@ -1,4 +1,4 @@
-"""Rules about which problems exist at all."""
+"""Rules about which operands and results exist at all."""
 
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -27,19 +27,19 @@ ACCUMULATIONS_OF = {
 
 def operand_dtypes(config: KernelConfig) -> Iterator[str]:
     """The tensor core multiplies operands of one type: floats to f32, s8 to s32."""
-    p = config.problem
-    if p.a_dtype not in ACCUMULATOR_OF or p.a_dtype is not p.b_dtype:
+    x = config.operands
+    if x.a_dtype not in ACCUMULATOR_OF or x.a_dtype is not x.b_dtype:
         offered = ", ".join(f"{dtype} x {dtype}" for dtype in ACCUMULATOR_OF)
-        yield f"{p.a_dtype} x {p.b_dtype} is not offered: {offered} are"
+        yield f"{x.a_dtype} x {x.b_dtype} is not offered: {offered} are"
 
 
 def out_dtype(config: KernelConfig) -> Iterator[str]:
     """Results are stored in 16 bits, which the next layer reads. A user's epilogue may end in codes, which the DSL does
     not store."""
-    p = config.problem
-    outs = (OWN_RESULTS_OF if _is_visitor(config) else RESULTS_OF).get(p.a_dtype, ())
-    if p.out_dtype not in outs:
-        yield f"out {p.out_dtype} of {p.a_dtype} operands is not offered: it is {' or '.join(outs)}"
+    x = config.operands
+    outs = (OWN_RESULTS_OF if _is_visitor(config) else RESULTS_OF).get(x.a_dtype, ())
+    if x.out_dtype not in outs:
+        yield f"out {x.out_dtype} of {x.a_dtype} operands is not offered: it is {' or '.join(outs)}"
 
 
 def visitors(config: KernelConfig) -> Iterator[str]:
@@ -58,34 +58,34 @@ def _is_visitor(config: KernelConfig) -> TypeGuard[OwnConfig]:
 def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
     """Operands of 16 bits are for comparisons, and for layers that are not quantised. One fast backend and the fallback
     do."""
-    p = config.problem
-    if p.a_dtype.bits == 8:
+    x = config.operands
+    if x.a_dtype.bits == 8:
         return
-    if p.group_size:
-        yield f"scales in groups of {p.group_size} belong to codes of 8 bits, operands are {p.a_dtype}"
+    if x.group_size:
+        yield f"scales in groups of {x.group_size} belong to codes of 8 bits, operands are {x.a_dtype}"
     if config.backend is Backend.CUTLASS and config.design.kernel_schedule.uses_tma:
-        yield f"the cutlass backend has {p.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
+        yield f"the cutlass backend has {x.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
 
 
 def zero_points_are_integers(config: KernelConfig) -> Iterator[str]:
     """A zero point shifts integer codes; FP8 has its zero in the code."""
-    p = config.problem
-    if p.epilogue.takes_azp and p.a_dtype is not DType.S8:
-        yield f"epilogue {p.epilogue} corrects integer zero points, operands are {p.a_dtype}"
+    x = config.operands
+    if config.epilogue.takes_azp and x.a_dtype is not DType.S8:
+        yield f"epilogue {config.epilogue} corrects integer zero points, operands are {x.a_dtype}"
 
 
 def grouped_scales(config: KernelConfig) -> Iterator[str]:
     """Calls can have these kinds of groups: of A 1 x g, of B g x g or 1 x g."""
-    p = config.problem
-    if p.scale_groups is None:
+    x = config.operands
+    if x.scale_groups is None:
         return
-    if p.a_scale is not ScaleGranularity.GROUP or p.scale_groups not in SCALE_GROUPS:
+    if x.a_scale is not ScaleGranularity.GROUP or x.scale_groups not in SCALE_GROUPS:
         yield (
-            f"scales {p.a_scale} of A and {p.b_scale} of B in groups of {p.group_size}: group with block or group is "
+            f"scales {x.a_scale} of A and {x.b_scale} of B in groups of {x.group_size}: group with block or group is "
             f"offered, in groups of {' or '.join(map(str, GROUP_SIZES))}"
         )
-    if p.epilogue.takes_azp:
-        yield f"epilogue {p.epilogue} corrects one integer sum, scales in groups of {p.group_size} make many"
+    if config.epilogue.takes_azp:
+        yield f"epilogue {config.epilogue} corrects one integer sum, scales in groups of {x.group_size} make many"
     if config.arch is not Arch.SM90A:
         yield f"scales in groups are offered on sm90a only, not on {config.arch}"
 
@@ -93,9 +93,9 @@ def grouped_scales(config: KernelConfig) -> Iterator[str]:
 def accumulation_fits_dtype(config: KernelConfig) -> Iterator[str]:
     """Integer sums are exact; FP8 sums are left in the tensor core's FP22 or promoted; others are f32 there
     already."""
-    operand = config.problem.a_dtype
+    operand = config.operands.a_dtype
     fitting = ACCUMULATIONS_OF.get(operand, ())
     if config.design.accumulation not in fitting:
         yield f"accumulation {config.design.accumulation} does not fit {operand}: it is {' or '.join(fitting)}"
-    if config.problem.group_size and operand is DType.E4M3 and config.design.accumulation is Accumulation.FAST:
-        yield f"scales change every {config.problem.group_size} along K: sums are promoted there, not fast"
+    if config.operands.group_size and operand is DType.E4M3 and config.design.accumulation is Accumulation.FAST:
+        yield f"scales change every {config.operands.group_size} along K: sums are promoted there, not fast"
