@@ -46,7 +46,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links and lists of a page of `docs/`."""
+    """Links and lists of a page of `docs/`. Notes come last among what a search finds."""
+    if page.file.src_uri.startswith("notes/"):
+        page.meta["search"] = {"boost": 0.1}
     if page.file.generated_by is not None:
         return markdown
     text = relinked(markdown, f"docs/{posixpath.dirname(page.file.src_uri)}")

@@ -21,7 +21,15 @@ WRITTEN = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs/notes/*.md"),
     *("docs/api.md", "docs/architecture.md", "docs/cli.md", "docs/epilogues.md", "docs/figures.md", "docs/formats.md"),
     *("docs/gated_mm.md", "docs/glossary.md", "docs/gpus.md", "docs/index.md", "docs/kv_cache.md", "docs/layers.md"),
-    *("docs/moe.md", "docs/names.md", "docs/quickstart.md", "docs/settings.md", "docs/sparsity.md", "docs/tuning.md"),
+    *(
+        "docs/moe.md",
+        "docs/names.md",
+        "docs/not_there.md",
+        "docs/quickstart.md",
+        "docs/settings.md",
+        "docs/sparsity.md",
+        "docs/tuning.md",
+    ),
     "docs/weights.md",
 )
 """Pages, as patterns, that keep to `BANNED`. A page that is rewritten joins them."""
@@ -48,6 +56,12 @@ def test_links_and_paths(page: Path) -> None:
         assert (page.parent / target).exists(), target
     for path in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]+)`", text):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=ids)
+def test_a_users_page_sends_nobody_into_the_notes(page: Path) -> None:
+    """They are for maintainers; docs/architecture.md is where these begin."""
+    assert "](notes/" not in page.read_text() or page.name == "architecture.md"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "notes"], ids=ids)

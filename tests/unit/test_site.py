@@ -1,5 +1,6 @@
 """The docs as a site: it is built without a warning, its links hold, and every public function is on it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -82,3 +83,12 @@ def test_every_public_function_is_in_the_api(site: Path, pages: dict[Path, _Page
 def test_every_op_is_listed(site: Path) -> None:
     listed = (site / "ops.html").read_text()
     assert all(f"<code>{op.schema.name}</code>" in listed for family in REGISTRY.families for op in family.asks.ops)
+
+
+def test_a_search_finds_notes_last_and_words_that_newcomers_try(site: Path) -> None:
+    found = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    notes = [entry for entry in found if entry["location"].startswith("notes/")]
+    assert notes and all(entry["boost"] < 1 for entry in notes)
+    users = " ".join(entry["title"] + entry["text"] for entry in found if entry not in notes).lower()
+    for word in ("a100", "diffusers", "torchao", "aarch64", "batch invariance", "jit"):
+        assert word in users, word
