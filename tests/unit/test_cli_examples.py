@@ -33,7 +33,11 @@ MODEL = (
 NAME_OF_A_VARIANT = "sm90a_quant_rmstoken_bf16_e4m3_none_f32_sym"
 COMPILED = ("export", "explain", "fuzz", "show --sass", "verify --quick")
 """They need an extension, or are dear: tests/compile/test_examples.py and test_export.py run them."""
-WITHOUT_GPU = {"tune": "no GPU that torch can use", "verify": "verify runs kernels and torch finds no GPU: "}
+WITHOUT_GPU = {
+    "time": "no GPU that torch can use",
+    "tune": "no GPU that torch can use",
+    "verify": "verify runs kernels and torch finds no GPU: ",
+}
 """What these verbs say on a CPU, with exit code 3."""
 
 
@@ -185,6 +189,7 @@ NOT_RUN = {
     "gemmill fuzz --cpu": "it takes its minute",
     "gemmill verify --quick": "tests/compile/test_examples.py runs it",
     "gemmill fuzz": "it takes its minute",
+    "gemmill time": "names the verb",
     "gemmill tune": "names the verb",
     "gemmill show": "names the verb",
     "gemmill explain": "names the verb",

@@ -31,6 +31,7 @@ VERBS = [
     "explain",
     "verify",
     "fuzz",
+    "time",
     "tune",
     "audit",
     "prune",

@@ -101,3 +101,16 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) for part in parts):
         raise UsageError(f"{option} {text!r} is not a list of positive numbers such as 1,2,4")
     return tuple(int(part) for part in parts)
+
+
+def sizes_of(option: str, text: str) -> tuple[int, ...]:
+    """The numbers of a text as `numbers` takes it, or of FIRST:LAST:STEP, the last included. Raises UsageError."""
+    parts = text.split(":")
+    if len(parts) == 1:
+        return numbers(option, text)
+    if not all(part.isdecimal() and int(part) for part in parts) or len(parts) != 3:
+        raise UsageError(f"{option} {text!r} is not FIRST:LAST:STEP such as 512:4096:512")
+    first, last, step = map(int, parts)
+    if first > last:
+        raise UsageError(f"{option} {text!r} begins at {first} and ends at {last}: the last is the larger")
+    return tuple(range(first, last + 1, step))

@@ -17,6 +17,7 @@ TEXTS = {
     "explain": "Say which variant a call gets, and why.",
     "verify": "Check the numerics of every variant.",
     "fuzz": "Make random calls, right ones and broken ones.",
+    "time": "Time variants on sizes, and print times, TFLOP/s and GB/s.",
     "tune": "Time variants on shapes and write the table that the runtime chooses by.",
     "audit": "List shapes that no variant or no measured row serves, with the loss to expect.",
     "prune": "Write the smallest selection that is within a share of the best at every shape.",
@@ -32,7 +33,7 @@ TEXTS = {
 It is the first paragraph of the verb's own help; a test compares them.
 """
 
-_FUNCTIONS = {"list": "list_variants"}
+_FUNCTIONS = {"list": "list_variants", "time": "time_variants"}
 """By verb, the functions that cannot have its name."""
 _GROUPS = {"table": "tables", "builds": "builds", "cache": "cache"}
 """Verbs that have verbs, and the module and object of each."""
