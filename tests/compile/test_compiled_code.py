@@ -81,12 +81,12 @@ def test_variant(entry: KernelEntry) -> None:
     # Kernels for any layout have no design, and those of fused experts no schedule.
     schedule = getattr(getattr(config, "design", None), "kernel_schedule", None)
     if schedule is not None and schedule.uses_tma:
-        wgmma = WGMMA_OF.get(config.operands.a_dtype, "HGMMA")
+        wgmma = WGMMA_OF.get(config.operand_dtype, "HGMMA")
         assert entry.sass.get(wgmma, 0) > 0, f"no {wgmma} in {entry.sass}"
         assert entry.sass.get("UTMALDG", 0) >= 2, "both operands are promised to travel by TMA"
         # Scales in groups are few and lie anyhow, gathered rows lie apart: they are copied without TMA.
         operands = getattr(config, "operands", None)
-        copied = config.operands.group_size or getattr(operands, "indexed", False)
+        copied = config.group_size or getattr(operands, "indexed", False)
         older = {"IMMA", "HMMA"} if copied else {"IMMA", "HMMA", "LDGSTS"}
         assert not older & entry.sass.keys(), "an older path is in the kernel"
     else:

@@ -71,7 +71,7 @@ def test_every_field_is_a_key(selection: Selection) -> None:
     [
         (
             "tile=128",
-            "filter tile=128: there is no field 'tile'; the fields are family, compiler, a_dtype, b_dtype, accumulator_dtype, out_dtype, epilogue, ",
+            "filter tile=128: there is no field 'tile'; the fields are family, compiler, a_dtype, b_dtype, accumulator_dtype, out_dtype, ",
         ),
         ("epilogue=gelu", "filter epilogue=gelu: no variant has that epilogue; the values are scaledazp, scaledbias"),
         ("re:(", "filter 're:(' is not a regular expression: missing ), unterminated subpattern at position 0"),

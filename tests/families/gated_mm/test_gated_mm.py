@@ -538,7 +538,9 @@ def test_calls_of_int8_find_kernels_of_int8_alone() -> None:
     judged = check(SCALED_MM_ACT_QUANT, of_arguments(SCALED_MM_ACT_QUANT, asked(SCALED_MM_ACT_QUANT.name, question)))
     found = [config for config in sweep(Arch.SM90A) if judged["class"] in classes_of(config)]
     assert len(found) == 4 and {config.operand_dtype for config in found} == {DType.S8}
-    assert all(config.operands.accumulator_dtype is DType.S32 for config in found if isinstance(config, GatedConfig))
+    assert all(
+        config.gemm_operands.accumulator_dtype is DType.S32 for config in found if isinstance(config, GatedConfig)
+    )
     with pytest.raises(ValueError, match=r"^scaled_mm_act_quant of s8 with --in-groups: such scales come with e4m3$"):
         asked(SCALED_MM_ACT_QUANT.name, question | {"in_groups": True})
 
