@@ -35,6 +35,8 @@ ENGINE, OTHER = "engine", "other"
 PREFILL_BATCH, PREFILL_LENGTH = 8, 4096
 JUDGED = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
 """Prompts whose outputs are held together: 396 scored positions."""
+TICK = 1e-6
+"""Seconds: the least difference of two times that is divided by. Those of an engine that computes nothing may be equal."""
 
 Json = dict[str, Any]
 
@@ -81,7 +83,9 @@ def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> 
     whole = timed(sides, options.rounds, 1000 * batch, batch=batch, length=options.length, tokens=options.tokens)
     tokens = batch * (options.tokens - 1)
     return {
-        side.name: [round(tokens / (b[side.name] - a[side.name]), 1) for a, b in zip(first, whole, strict=True)]
+        side.name: [
+            round(tokens / max(b[side.name] - a[side.name], TICK), 1) for a, b in zip(first, whole, strict=True)
+        ]
         for side in sides
     }
 
