@@ -15,6 +15,7 @@ from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, VLLM_OPS
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.families.scaled_mm.shaped_call import shaped_call_of
+from gemmill.runtime.around import Around
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.ranges import Ranges
@@ -393,7 +394,7 @@ def test_ranges_say_op_sizes_and_variant(probe) -> None:
     def explain(name: str, *args: object) -> Choice:
         return probe.build.explain(BY_NAME[name], of_arguments(BY_NAME[name], args), SMS)
 
-    ranges = Ranges("probe_ranges", probe.build.build_id, explain, "CPU", nvtx)
+    ranges = Around("probe_ranges", probe.build.build_id, [Ranges(explain, nvtx)], "CPU")
     run = torch.ops.probe_ranges.cutlass_scaled_mm.default
     run(*good_call())
     chosen = explain("cutlass_scaled_mm", *good_call()).entry.name
