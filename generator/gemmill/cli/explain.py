@@ -8,7 +8,7 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import HOW_TO_MEASURE, console, print_json, short, table
-from gemmill.cli.questions import take
+from gemmill.cli.questions import Panels, take
 from gemmill.questions import NONE
 from gemmill.registry import questions
 
@@ -89,6 +89,7 @@ def explain(
 
 
 take(explain, questions().values())
+COMMAND = Panels
 
 
 def _print_choice(choice: "Choice", evidence: "Evidence | None", unbuilt: "Evidence | None", everything: bool) -> None:

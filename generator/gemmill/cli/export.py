@@ -42,13 +42,13 @@ def export(
     ] = None,
     **told: Any,
 ) -> None:
-    """Write a kernel that compiles on its own, or builds for Hugging Face's Hub.
+    """Write a kernel that compiles on its own, or builds for the Hub.
 
     A kernel is written as its source, a call of it with the reference's result, and a host program that checks and times it. A script compiles both. Needs no GPU. The sizes of the call are those of options. What they leave out comes from the first row of a tuned table that timed the variant, with the time there.
 
     With --from, the call is one that a program made under GEMMILL_DUMP=FOLDER. The results are held against those that it wrote then, and these against the reference.
 
-    With --hf, runtime and builds are written as the package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
+    With --hf, runtime and builds are written as Hugging Face's package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
 
     Examples:
 

@@ -44,9 +44,9 @@ def prune(
     tensor_parallel: TensorParallelOption = "1",
     m: MOption = None,
 ) -> None:
-    """Write the smallest selection that is within a share of the best at every shape.
+    """Write the smallest selection that is near the best everywhere.
 
-    Of the shapes that were measured, or of those that are named. A table has the times of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay.
+    It is within --within of the best at each of the shapes that were measured, or of those that are named. A table has the times of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay.
 
     Examples:
 

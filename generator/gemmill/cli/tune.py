@@ -84,9 +84,9 @@ def tune(
         bool, typer.Option("--dry-run", help="No GPU: the reference runs, and times are invented.")
     ] = False,
 ) -> None:
-    """Time variants on shapes and write the table that the runtime chooses by.
+    """Time variants on shapes and write the table to choose by.
 
-    Each variant is checked before it is timed, in a process that may crash or hang. What is known is on disk at once: after
+    The runtime chooses by that table. Each variant is checked before it is timed, in a process that may crash or hang. What is known is on disk at once: after
     an interruption the same command goes on.
 
     Examples:
