@@ -66,7 +66,7 @@ def audit(
                 a.workload.op,
                 a.workload.shape,
                 f"{a.trust}{', unaligned' if a.unaligned else ''}",
-                "-" if a.expected_loss is None else f"{a.expected_loss:.0%}",
+                "-" if a.expected_loss is None else f"{a.expected_loss:z.0%}",
                 short(a.variant or "none"),
             )
             for a in shown

@@ -92,7 +92,7 @@ def prune(
     write_whole(out, json.dumps(text, indent=1) + "\n")
     worst = max(pruned.losses.items(), key=lambda pair: pair[1])
     typer.echo(
-        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {worst[1]:.1%} behind the best at worst "
+        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {worst[1]:z.1%} behind the best at worst "
         f"({worst[0]}); with what was not measured {count(len(selection.configs), 'variant')}: {out}"
     )
     if left := len(times) - len(pruned.losses):

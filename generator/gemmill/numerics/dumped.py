@@ -125,4 +125,4 @@ def _error(found: Tensor, wanted: Tensor) -> str:
         off = (found.to(torch.float64) - wanted.to(torch.float64)).norm() / wanted.to(torch.float64).norm()
         return f"is {off.item():.1e} off the reference, relative in the norm"
     share = (found != wanted).double().mean().item()
-    return f"differs from the reference in {share:.2%} of its elements"
+    return f"differs from the reference in {share:z.2%} of its elements"
