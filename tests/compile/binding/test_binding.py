@@ -366,9 +366,9 @@ def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
     with pytest.raises(RuntimeError) as caught:
         probe.run("cutlass_scaled_mm", out, a, *rest)
     head, *trace = str(caught.value).splitlines()
-    shape = "M, N, K = 16, 32, 64 with alignments of a, b, out = 1, 16, 16 bytes"
+    shape = "M, N, K = 16, 32, 64 with a, b, out aligned to 1, 16, 16 bytes"
     assert head.startswith(f"cutlass_scaled_mm: no variant of build aaaaaaaaaaaa takes {shape}; `gemmill build ")
-    needs = " variants: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"
+    needs = " variants: it needs a aligned to 16 bytes, its address or row stride is aligned to 1"
     assert any(line.endswith(needs) for line in trace)
 
 
