@@ -26,6 +26,11 @@ def questions() -> dict[str, Asked]:
     return merged(option for family in FAMILIES for option in _of(family, "questions").QUESTIONS)
 
 
+def questions_by_family() -> dict[str, tuple[Asked, ...]]:
+    """What can be told of calls of each family, in its own words, by the family's title."""
+    return {_of(family, "questions").TITLE: _of(family, "questions").QUESTIONS for family in FAMILIES}
+
+
 def measured() -> dict[str, tuple[str, ...]]:
     """Classes of calls that are measured, by the names that tables know them by, with the names of their sizes."""
     found: dict[str, tuple[str, ...]] = {}

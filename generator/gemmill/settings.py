@@ -54,12 +54,7 @@ def cutlass_home() -> Path | None:
 
 def jobs() -> int | None:
     """GEMMILL_JOBS: compiler processes at a time; None lets cores and memory decide. Raises ValueError."""
-    text = os.environ.get("GEMMILL_JOBS")
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"GEMMILL_JOBS is {text!r}: it must be a whole number of at least 1")
-    return int(text)
+    return _positive("GEMMILL_JOBS")
 
 
 def compiler_launcher() -> str | None:
@@ -93,6 +88,16 @@ def tables() -> list[Path]:
 def record_misses() -> Path | None:
     """GEMMILL_RECORD_MISSES: the file to which calls are added whose shape no table has; `gemmill tune --misses` reads it."""
     return _path("GEMMILL_RECORD_MISSES")
+
+
+def dump() -> Path | None:
+    """GEMMILL_DUMP: the folder in which calls are saved with their data, for `gemmill export --from`."""
+    return _path("GEMMILL_DUMP")
+
+
+def dump_limits() -> tuple[int, int]:
+    """GEMMILL_DUMP_CALLS and GEMMILL_DUMP_BYTES: the most calls that a process saves (64), and their bytes (2^30). Raises ValueError."""
+    return _positive("GEMMILL_DUMP_CALLS") or 64, _positive("GEMMILL_DUMP_BYTES") or 1 << 30
 
 
 def logs_choices() -> bool:
@@ -167,3 +172,12 @@ def dsl_environment(arch: str, *, search: Sequence[Path], python_path: Path) -> 
 def _path(name: str) -> Path | None:
     text = os.environ.get(name)
     return Path(text).expanduser().absolute() if text else None
+
+
+def _positive(name: str) -> int | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name} is {text!r}: it must be a whole number of at least 1")
+    return int(text)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(gemmill, fake) -> 
     lines = gemmill("build", "--select", "smoke").err.splitlines()
     assert lines[0].startswith("compiled unit of 8, about ") and lines[0].endswith(" left")
     assert lines[1] == "did not compile: sm90a_cutlass_bad"
+    assert not re.search(r"[━╸]|\d%", "".join(lines)), "a bar is for terminals"
 
 
 def test_dry_run_plans_and_builds_nothing(gemmill, fake) -> None:

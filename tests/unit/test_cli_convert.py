@@ -1,12 +1,15 @@
 """`gemmill convert`: what it prints, and its exit codes."""
 
 import errno
+import io
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+from gemmill.cli import convert as command
 from stored import save
 
 
@@ -30,6 +33,16 @@ def test_the_worst_ten_are_printed_first(gemmill, tmp_path: Path) -> None:
     errors = [float(line.split()[4]) for line in lines if line.strip().startswith("layers.")]
     assert len(errors) == 10 and errors == sorted(errors, reverse=True)
     assert lines[-1].endswith("out.safetensors: 12 layers quantised; 12.3 kB became 1.6 kB")
+
+
+def test_the_bar_begins_when_formats_are_known_to_be_right(gemmill, tmp_path: Path, monkeypatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(command, "console", lambda **_: Console(file=terminal, force_terminal=True, width=100))
+    source = layers(tmp_path / "in.safetensors", 2)
+    refused = gemmill("convert", source, tmp_path / "out.safetensors", "--to", "fp9")
+    assert refused.code == 3 and "fp9" in refused.err and terminal.getvalue() == ""
+    assert gemmill("convert", source, tmp_path / "out.safetensors", "--to", "nvfp4").code == 0
+    assert "━" in terminal.getvalue()
 
 
 def test_renamed_layers_are_counted(gemmill, tmp_path: Path) -> None:

@@ -75,6 +75,13 @@ def test_explain_shows_the_measured_row(gemmill, loaded, names) -> None:
     ]
 
 
+def test_a_runner_up_that_is_as_fast_is_no_negative_zero_slower(gemmill, loaded, names) -> None:
+    row = next(row for row in loaded.tuned.tables[0].table.rows if row.op == "fp8")
+    object.__setattr__(row, "us", (5.0, 4.9999))
+    out = gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 4096, "-k", 4096).out
+    assert f"5.00 us; 0.0% slower: {names[2]}" in out
+
+
 def test_the_row_of_a_sibling_class_is_shown(gemmill, loaded, make_config) -> None:
     out = gemmill("explain", "cutlass_scaled_mm", "-m", 16, "-n", 4096, "-k", 4096, "--bias").out
     assert "measured: fp8 16 x 4096 x 4096, 5.00 us" in out

@@ -186,6 +186,8 @@ def leaky(acc: Value, a_scale: Row, b_scale: Column) -> Value:
     return acc * b_scale * a_scale
 """
 NOT_RUN = {
+    "gemmill export --from": "names the option",
+    "gemmill export --from %s": "test_cli_export.py and tests/compile/test_export.py run it",
     "gemmill fuzz --cpu": "it takes its minute",
     "gemmill verify --quick": "tests/compile/test_examples.py runs it",
     "gemmill fuzz": "it takes its minute",

@@ -72,7 +72,7 @@ def test_explain_as_json(gemmill, asked, make_config) -> None:
     assert explained["chosen"] == to_name(make_config(kernel_schedule=KernelSchedule.MMA_SYNC))
     assert explained["rejected"][0] == {
         "name": to_name(make_config()),
-        "reason": "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 4",
+        "reason": "it needs a aligned to 16 bytes, its address or row stride is aligned to 4",
     }
     assert asked["build"] == "0123abcd4567"
 

@@ -4,11 +4,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gemmill.families import quant
 from gemmill.numerics import recording
 from gemmill.registry import REGISTRY
 from gemmill.runtime import library, tuned
+from gemmill.runtime.dumps import Dumps
+from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.table_file import Source, TableRow, make_table, table_text
 from gemmill.space.names import alias_of, to_name
 from gemmill.space.selections import select
@@ -93,4 +96,42 @@ def test_what_is_not_built_is_refused(gemmill, home, put_build, make_config) -> 
         2,
         f"gemmill: {name} is not in a build: `gemmill build --filter {name}` makes one to export it from\n",
     )
-    assert gemmill("export").err == "gemmill: name a variant, or builds by --hf: `gemmill list` has the names\n"
+    assert gemmill("export").err == (
+        "gemmill: name a variant, a saved call by --from, or builds by --hf: `gemmill list` has the names\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--from", "x", "-m", 5), "--from with -m: the file says which call it is, leave -m out"),
+        (("x", "--from", "x"), "--from with NAME: the file says which call it is, leave NAME out"),
+        (("--hf", "--from", "x"), "--hf with --from: it writes whole builds, leave --from out"),
+        (("--from", "x"), "x cannot be read: No such file or directory; check the name, or bring the file back"),
+    ],
+)
+def test_a_saved_call_says_all(gemmill, home, arguments, sentence) -> None:
+    assert gemmill("export", *arguments).err == f"gemmill: {sentence}\n"
+
+
+def test_a_saved_call_is_exported(gemmill, put_build, make_config, written, tmp_path) -> None:
+    name = put_build(make_config()).entries[0].name
+    op = BY_NAME["cutlass_scaled_mm"]
+    given = [torch.zeros(2, 16, dtype=torch.bfloat16), torch.ones(2, 16), torch.ones(16, 16).t()]
+    given = [x.to(torch.float8_e4m3fn) if i else x for i, x in enumerate(given)]
+
+    def explain(_op: str, _args: object) -> tuple[str, SimpleNamespace]:
+        return "0123abcd4567", SimpleNamespace(entry=SimpleNamespace(name=name))
+
+    dumps = Dumps(tmp_path / "calls", explain, 1, 1 << 20, lambda: False)
+    dumps.around(op, lambda *args: args[0].fill_(17))(*given, torch.ones(1, 1), torch.ones(1, 1), None)
+    (path,) = (tmp_path / "calls").iterdir()
+    outcome = gemmill("export", "--from", path, "--out", tmp_path / "it")
+    assert (outcome.code, outcome.out) == (
+        0,
+        "out, as it was written then, is 6.2e-02 off the reference, relative in the norm\n"
+        f"{tmp_path / 'it' / 'build.sh'} compiles and runs it\n",
+    )
+    assert written == [
+        ("cutlass_scaled_mm: out 2 x 16, a 2 x 16, b 16 x 16, a_scales 1 x 1, b_scales 1 x 1, as saved on cpu", "")
+    ]

@@ -110,6 +110,26 @@ def test_the_help_of_the_command_says_what_each_verb_says_of_itself() -> None:
         assert " ".join(command.help.split("\n\n")[0].split()) == TEXTS[verb], verb
 
 
+def test_the_help_of_the_command_has_a_line_a_verb_in_80_columns(gemmill) -> None:
+    lines = gemmill("--help").out.splitlines()
+    assert max(map(len, lines)) < 80
+    assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]] == list(TEXTS)
+
+
+def test_help_of_explain_has_a_section_a_family_in_the_familys_words(gemmill) -> None:
+    out = gemmill("explain", "--help").out
+    families = registry.questions_by_family()
+    sections = dict(re.findall(r"^(\S[^\n]*):\n\n?((?:  [^\n]*\n)+)", out, re.MULTILINE))
+    assert list(sections) == ["Arguments", *families, "Options"]
+    for title, options in families.items():
+        told = " ".join(sections[title].split())
+        assert len(re.findall(r"^  -", sections[title], re.MULTILINE)) == len(options)
+        for option in options:
+            assert f"{option.help}." in told, (title, option.name)
+    assert "--hidden" in sections["Quantisation"] and "--hidden" not in sections["Scaled GEMMs"]
+    assert "--build" in sections["Options"] and "-m" not in sections["Options"].split()
+
+
 def test_it_runs_as_a_module() -> None:
     done = run_process("-m", "gemmill", "--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gemmill {package.__version__}\n", "")

@@ -230,9 +230,9 @@ def test_what_is_asked_where_the_program_did_not_come_is_asked_again(passed_over
 @pytest.mark.parametrize(
     ("dtype", "alignment", "data", "told"),
     [
-        ("float32", 1, 66, "input begins 2 bytes behind a multiple of 4 bytes, which kernels move at once: pass input.clone()"),
-        ("float32", 16, 72, "input begins 8 bytes behind a multiple of 16 bytes, which kernels move at once: pass input.clone()"),
-        ("uint8", 2, 65, "input begins 1 bytes behind a multiple of 2 bytes, which kernels move at once: pass input.clone()"),
+        ("float32", 1, 66, "input begins 2 bytes past a 4-byte boundary, and kernels need it aligned: pass input.clone()"),
+        ("float32", 16, 72, "input begins 8 bytes past a 16-byte boundary, and kernels need it aligned: pass input.clone()"),
+        ("uint8", 2, 65, "input begins 1 bytes past a 2-byte boundary, and kernels need it aligned: pass input.clone()"),
         ("uint8", 1, 65, None),
         ("float32", 16, 80, None),
         ("float32", 4, 0, None),

@@ -268,12 +268,12 @@ def test_memory_says_how_many_compilers_a_build_runs(monkeypatch) -> None:
 def test_the_command_prints_and_fails_on_problems(gemmill, monkeypatch) -> None:
     findings = [
         Finding(subject="one", state=State.OK, found="fine"),
-        Finding(subject="two", state=State.NOTE, found="so", advice="well"),
+        Finding(subject="two", state=State.NOTE, found="so", advice="gemmill[dsl]"),
     ]
     monkeypatch.setattr("gemmill.doctor.examine", lambda: findings)
     outcome = gemmill("doctor")
     assert outcome.code == 0
-    assert any(line.split() == ["note", "two", "so", "well"] for line in outcome.out.splitlines())
+    assert any(line.split() == ["note", "two", "so", "gemmill[dsl]"] for line in outcome.out.splitlines())
     findings.append(Finding(subject="three", state=State.PROBLEM, found="broken", advice="mend it"))
     outcome = gemmill("doctor", "--json")
     assert outcome.code == 1

@@ -48,7 +48,7 @@ def test_reasons_name_the_sizes(toy_table: Callable[..., VariantTable]) -> None:
     assert reasons(call(8, page=3))[0] == "it needs PAGE of 4 or more, PAGE is 3"
     assert set(reasons(call(1001))) == {"it takes LENGTH, HEADS and PAGE up to 1000, they are 1001, 7, 16"}
     assert set(reasons(call(8, alignment=2))) == {
-        "it needs rows of cache at multiples of 4 bytes, address and row stride are multiples of 2"
+        "it needs cache aligned to 4 bytes, its address or row stride is aligned to 2"
     }
     assert set(reasons(call(8, call_class=6))) == {"it computes class 5, the call needs class 6"}
     assert set(reasons(call(8, heads=2))) == {"it takes odd heads"}

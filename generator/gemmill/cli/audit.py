@@ -34,9 +34,9 @@ def audit(
     everything: Annotated[bool, typer.Option("--all", help="Print the shapes that are served well too.")] = False,
     as_json: o.JsonOption = False,
 ) -> None:
-    """List shapes that no variant or no measured row serves, with the loss to expect.
+    """List shapes without a variant or a measured row.
 
-    Needs no GPU. Exits 1 if a shape has no variant at all.
+    With the loss to expect of each. Needs no GPU. Exits 1 if a shape has no variant at all.
 
     Examples:
 
@@ -66,7 +66,7 @@ def audit(
                 a.workload.op,
                 a.workload.shape,
                 f"{a.trust}{', unaligned' if a.unaligned else ''}",
-                "-" if a.expected_loss is None else f"{a.expected_loss:.0%}",
+                "-" if a.expected_loss is None else f"{a.expected_loss:z.0%}",
                 short(a.variant or "none"),
             )
             for a in shown

@@ -52,10 +52,9 @@ def build(
     ] = None,
     home: o.HomeOption = None,
 ) -> None:
-    """Compile a selection into an extension: default, or nvcc where the CuTe DSL is not installed.
+    """Compile a selection of variants into an extension.
 
-    The extension and its manifest appear together below --home. Compiles only what is not in the cache. A variant that does not compile is left out and listed (exit code 5). A
-    build that fails or is killed leaves the last good one in place. Needs no GPU.
+    The selection is default, or nvcc where the CuTe DSL is not installed. The extension and its manifest appear together below --home. Compiles only what is not in the cache. A variant that does not compile is left out and listed (exit code 5). A build that fails or is killed leaves the last good one in place. Needs no GPU.
 
     The build becomes the current one, which serves, if it is as complete as that one. That is the same selection without
     a filter, or as many variants. Otherwise the current one goes on serving, and the command that changes that is printed.

@@ -84,5 +84,6 @@ class _TimeLeft(ProgressColumn):
 def build_progress(jobs: int) -> Iterator[ProgressObserver]:
     """A display for the length of a build."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), _TimeLeft())
-    with Progress(*columns, console=console(stderr=True)) as progress:
+    shown = console(stderr=True)
+    with Progress(*columns, console=shown, disable=not shown.is_terminal) as progress:
         yield ProgressObserver(progress, jobs)

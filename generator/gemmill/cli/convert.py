@@ -126,12 +126,15 @@ def convert(
 
 
 class _Bar:
+    """A bar that begins when the conversion is planned: what is refused before leaves none."""
+
     def __init__(self, progress: "Progress") -> None:
         self._progress = progress
         self._task = progress.add_task("", total=None)
 
     def planned(self, total: int, done: int) -> None:
         self._progress.update(self._task, total=total, completed=done)
+        self._progress.start()
         if done:
             self._progress.console.print(f"goes on after {size(done)} of {size(total)}")
 
@@ -151,8 +154,11 @@ def _progress() -> Iterator[_Bar]:
         TextColumn("{task.description}", markup=False),
     )
     shown = console(stderr=True)
-    with Progress(*columns, console=shown, disable=not shown.is_terminal) as progress:
+    progress = Progress(*columns, console=shown, disable=not shown.is_terminal)
+    try:
         yield _Bar(progress)
+    finally:
+        progress.stop()
 
 
 def _tell(made: "Conversion") -> None:

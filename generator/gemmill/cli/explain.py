@@ -8,7 +8,7 @@ import typer
 from gemmill.cli import options as o
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import HOW_TO_MEASURE, console, print_json, short, table
-from gemmill.cli.questions import take
+from gemmill.cli.questions import Panels, take
 from gemmill.questions import NONE
 from gemmill.registry import questions
 
@@ -89,6 +89,7 @@ def explain(
 
 
 take(explain, questions().values())
+COMMAND = Panels
 
 
 def _print_choice(choice: "Choice", evidence: "Evidence | None", unbuilt: "Evidence | None", everything: bool) -> None:
@@ -98,7 +99,7 @@ def _print_choice(choice: "Choice", evidence: "Evidence | None", unbuilt: "Evide
     if evidence is not None:
         row = evidence.row
         sizes = " x ".join(map(str, (choice.measured or row.sizes).values()))
-        runner_up = f"; {row.margin:.1%} slower: {row.variants[1]}" if row.margin is not None else ""
+        runner_up = f"; {row.margin:z.1%} slower: {row.variants[1]}" if row.margin is not None else ""
         out.print(f"measured: {row.op} {sizes}, {row.us[0]:.2f} us{runner_up}")
         out.print(f"on {evidence.source.gpu}, {evidence.source.date[:10]}, in {evidence.table}")
     elif choice.trust.name == "MODEL" and choice.entry is not None:

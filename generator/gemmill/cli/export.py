@@ -1,5 +1,6 @@
 """`gemmill export`: a kernel on its own, or builds, for somebody who does not have gemmill."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from gemmill.cli.questions import take
 from gemmill.registry import questions
 
 if TYPE_CHECKING:
+    from gemmill.numerics.cases import Case
+    from gemmill.numerics.dumped import Dumped
     from gemmill.runtime.table_file import TableRow
 
 
@@ -33,13 +36,19 @@ def export(
     hf: Annotated[
         bool, typer.Option("--hf", help="A folder for Hugging Face's kernels, of the builds that serve or of --build.")
     ] = False,
+    saved: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="A call that GEMMILL_DUMP saved: its variant on its own operands."),
+    ] = None,
     **told: Any,
 ) -> None:
-    """Write a kernel that compiles on its own, or builds for Hugging Face's Hub.
+    """Write a kernel that compiles on its own, or builds for the Hub.
 
     A kernel is written as its source, a call of it with the reference's result, and a host program that checks and times it. A script compiles both. Needs no GPU. The sizes of the call are those of options. What they leave out comes from the first row of a tuned table that timed the variant, with the time there.
 
-    With --hf, runtime and builds are written as the package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
+    With --from, the call is one that a program made under GEMMILL_DUMP=FOLDER. The results are held against those that it wrote then, and these against the reference.
+
+    With --hf, runtime and builds are written as Hugging Face's package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
 
     Examples:
 
@@ -47,18 +56,22 @@ def export(
 
         gemmill export "*rmstoken_bf16_e4m3*_sym" -m 64 --hidden 4096 --out reproducer
 
+        gemmill export --from calls/first.safetensors --out replay
+
         gemmill export --hf --out hub
     """
     asked = {size: value for size, value in told.items() if value is not None}
     if hf:
-        flags = {size.name: size.flags for size in _SIZES}
-        given = [option for option, value in (("NAME", name), ("--arch", arch)) if value is not None]
-        if unused := [*given, *(flags[size] for size in asked)]:
-            raise UsageError(f"--hf with {unused[0]}: it writes whole builds, leave {unused[0]} out")
+        _refuse("--hf", "it writes whole builds", asked, {"NAME": name, "--arch": arch, "--from": saved})
         _export_builds(build, out or Path("hub"))
         return
+    if saved is not None:
+        _refuse("--from", "the file says which call it is", asked, {"NAME": name, "--arch": arch})
+        folder = _export_saved(saved, build, out)
+        typer.echo(f"{folder / 'build.sh'} compiles and runs it")
+        return
     if name is None:
-        raise UsageError("name a variant, or builds by --hf: `gemmill list` has the names")
+        raise UsageError("name a variant, a saved call by --from, or builds by --hf: `gemmill list` has the names")
     variant = variants.variant_of(name, None, arch, build)
     folder = out or Path(variant.name)
     _export_variant(variant, asked, folder)
@@ -68,28 +81,59 @@ def export(
 take(export, _SIZES)
 
 
+def _refuse(mode: str, why: str, sizes: Mapping[str, int], others: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option that was given beside `mode`, which has no use for it."""
+    flags = {size.name: size.flags for size in _SIZES}
+    given = [option for option, value in others.items() if value is not None]
+    if unused := [*given, *(flags[size] for size in sizes)]:
+        raise UsageError(f"{mode} with {unused[0]}: {why}, leave {unused[0]} out")
+
+
 def _export_variant(variant: variants.Variant, asked: dict[str, int], folder: Path) -> None:
     from gemmill.numerics.cases import cases_of
-    from gemmill.numerics.recording import record
-    from gemmill.runtime.library import Build
-    from gemmill.wheel.reproducer import DATA, reproducer
-    from gemmill.writing import write_whole
 
-    if variant.folder is None:
-        raise UsageError(
-            f"{variant.name} is not in a build: `gemmill build --filter {variant.name}` makes one to export it from"
-        )
+    _refuse_unbuilt(variant)
     sizes, row = _sizes_of(variant, asked)
     expected = ""
     if row is not None:
         us = row.us[row.variants.index(variant.name)]
         expected = f"; it took {us:g} us with the weights in memory, by the table of gemmill"
-    case = cases_of(variant.config).sized(variant.config, sizes)
+    _write(variant, cases_of(variant.config).sized(variant.config, sizes), expected, folder)
+
+
+def _export_saved(file: Path, build: str | None, out: Path | None) -> Path:
+    """Write the variant of a saved call on its own operands. Returns the folder."""
+    from gemmill.numerics.dumped import read_dump
+
+    call = read_dump(file)
+    variant = variants.variant_of(call.variant, None, None, build)
+    _refuse_unbuilt(variant)
+    folder = out or Path(file.stem)
+    _write(variant, call, "", folder)
+    for name, error in call.errors().items():
+        typer.echo(f"{name}, as it was written then, {error}")
+    return folder
+
+
+def _refuse_unbuilt(variant: variants.Variant) -> None:
+    if variant.folder is None:
+        raise UsageError(
+            f"{variant.name} is not in a build: `gemmill build --filter {variant.name}` makes one to export it from"
+        )
+
+
+def _write(variant: variants.Variant, call: "Case | Dumped", expected: str, folder: Path) -> None:
+    from gemmill.numerics.recording import record
+    from gemmill.runtime.library import Build
+    from gemmill.wheel.reproducer import DATA, reproducer
+    from gemmill.writing import write_whole
+
+    assert variant.folder is not None  # its build was looked for
     try:
-        recorded = record(Build(variant.folder), variant.name, case)
+        recorded = record(Build(variant.folder), variant.name, call)
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
-    made = reproducer(variant.config, recorded, f"{case.op}: {case}", expected)
+    made = reproducer(variant.config, recorded, f"{call.op}: {call}", expected)
     for file in made.files:
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)

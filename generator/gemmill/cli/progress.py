@@ -72,5 +72,6 @@ def sweep_progress() -> Iterator[ProgressObserver]:
         TimeRemainingColumn(),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=console(stderr=True)) as progress:
+    shown = console(stderr=True)
+    with Progress(*columns, console=shown, disable=not shown.is_terminal) as progress:
         yield ProgressObserver(progress)

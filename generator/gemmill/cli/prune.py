@@ -44,9 +44,9 @@ def prune(
     tensor_parallel: TensorParallelOption = "1",
     m: MOption = None,
 ) -> None:
-    """Write the smallest selection that is within a share of the best at every shape.
+    """Write the smallest selection that is near the best everywhere.
 
-    Of the shapes that were measured, or of those that are named. A table has the times of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay.
+    It is within --within of the best at each of the shapes that were measured, or of those that are named. A table has the times of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay.
 
     Examples:
 
@@ -92,7 +92,7 @@ def prune(
     write_whole(out, json.dumps(text, indent=1) + "\n")
     worst = max(pruned.losses.items(), key=lambda pair: pair[1])
     typer.echo(
-        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {worst[1]:.1%} behind the best at worst "
+        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {worst[1]:z.1%} behind the best at worst "
         f"({worst[0]}); with what was not measured {count(len(selection.configs), 'variant')}: {out}"
     )
     if left := len(times) - len(pruned.losses):

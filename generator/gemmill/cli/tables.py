@@ -82,7 +82,7 @@ def rows_table(title: str, rows: "Sequence[TableRow]", *more: str) -> "Table":
     columns = ["op", shape_heading(rows), "us", "runner-up", "tied", "variant", *more]
     cells = [
         (
-            *(row.op, row.shape, f"{row.us[0]:.2f}", "-" if row.margin is None else f"{row.margin:+.1%}"),
+            *(row.op, row.shape, f"{row.us[0]:.2f}", "-" if row.margin is None else f"{row.margin:+z.1%}"),
             *(row.tied, short(row.variants[0]), *(getattr(row, name) for name in more)),
         )
         for row in rows

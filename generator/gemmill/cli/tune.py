@@ -84,9 +84,9 @@ def tune(
         bool, typer.Option("--dry-run", help="No GPU: the reference runs, and times are invented.")
     ] = False,
 ) -> None:
-    """Time variants on shapes and write the table that the runtime chooses by.
+    """Time variants on shapes and write the table to choose by.
 
-    Each variant is checked before it is timed, in a process that may crash or hang. What is known is on disk at once: after
+    The runtime chooses by that table. Each variant is checked before it is timed, in a process that may crash or hang. What is known is on disk at once: after
     an interruption the same command goes on.
 
     Examples:
@@ -201,15 +201,15 @@ def _print_result(result: "TuneResult") -> None:
         typer.echo(f"gemmill: {entry.outcome.workload}: {entry.outcome.error}", err=True)
     for i, agreed in enumerate(result.agreements, start=2):
         typer.echo(
-            f"run {i} against run 1: {agreed.flipped} of {agreed.workloads} winners flip ({agreed.flip_share:.1%}), "
-            f"{agreed.beyond_margin} beyond the margin; regret {agreed.regret:.2%} on average, {agreed.worst_regret:.2%} at worst"
+            f"run {i} against run 1: {agreed.flipped} of {agreed.workloads} winners flip ({agreed.flip_share:z.1%}), "
+            f"{agreed.beyond_margin} beyond the margin; regret {agreed.regret:z.2%} on average, {agreed.worst_regret:z.2%} at worst"
         )
     decisions = [decide_entry(entry, MARGIN) for entry in result.record.entries.values() if entry.repeat == 0]
     regrets = [d.regret for d in decisions if d is not None and d.regret is not None]
     if regrets:
         typer.echo(
-            f"what was chosen before: {statistics.fmean(regrets):.2%} slower than the fastest on average, "
-            f"{max(regrets):.2%} at worst, over {count(len(regrets), 'shape')}"
+            f"what was chosen before: {statistics.fmean(regrets):z.2%} slower than the fastest on average, "
+            f"{max(regrets):z.2%} at worst, over {count(len(regrets), 'shape')}"
         )
     spent = sum(entry.outcome.seconds for entry in result.record.entries.values())
     checking = sum(entry.outcome.checking_seconds for entry in result.record.entries.values())

@@ -11,18 +11,18 @@ TEXTS = {
     "list": "List variants of a build or selection.",
     "plan": "Say what a build would compile and cost.",
     "generate": "Write the sources of a selection, CUDA or Python.",
-    "build": "Compile a selection into an extension: default, or nvcc where the CuTe DSL is not installed.",
+    "build": "Compile a selection of variants into an extension.",
     "show": "Show all that is known about a variant.",
-    "export": "Write a kernel that compiles on its own, or builds for Hugging Face's Hub.",
+    "export": "Write a kernel that compiles on its own, or builds for the Hub.",
     "explain": "Say which variant a call gets, and why.",
     "verify": "Check the numerics of every variant.",
     "fuzz": "Make random calls, right ones and broken ones.",
     "time": "Time variants on sizes, and print times, TFLOP/s and GB/s.",
-    "tune": "Time variants on shapes and write the table that the runtime chooses by.",
-    "audit": "List shapes that no variant or no measured row serves, with the loss to expect.",
-    "prune": "Write the smallest selection that is within a share of the best at every shape.",
+    "tune": "Time variants on shapes and write the table to choose by.",
+    "audit": "List shapes without a variant or a measured row.",
+    "prune": "Write the smallest selection that is near the best everywhere.",
     "convert": "Convert a safetensors checkpoint, and say what each layer loses.",
-    "wheel": "Write a wheel with all of gemmill and builds, or with builds alone.",
+    "wheel": "Write a wheel of gemmill with builds, or of a build alone.",
     "doctor": "Report whether machine and build fit.",
     "table": "Look at tuned tables, compare and merge them.",
     "builds": "Look at builds, choose which one serves, remove them.",
@@ -64,7 +64,7 @@ def _made(verb: str) -> Any:
     if verb in _GROUPS:
         return typer.main.get_command(getattr(module, _GROUPS[verb]))
     alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-    alone.command(verb)(getattr(module, _FUNCTIONS.get(verb, verb)))
+    alone.command(verb, cls=getattr(module, "COMMAND", None))(getattr(module, _FUNCTIONS.get(verb, verb)))
     return typer.main.get_command(alone)
 
 

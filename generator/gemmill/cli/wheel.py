@@ -29,7 +29,7 @@ def wheel(
     ] = False,
     home: o.HomeOption = None,
 ) -> None:
-    """Write a wheel with all of gemmill and builds, or with builds alone.
+    """Write a wheel of gemmill with builds, or of a build alone.
 
     A wheel with all in one is for your own machines: builds of several architectures lie side by side in it. A wheel of --kernels has
     one build, gemmill's version, and gemmill of that version as a requirement. `pip install` of either needs Python 3.11 and torch:

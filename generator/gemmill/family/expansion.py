@@ -241,12 +241,14 @@ class Expansion:
             yield Require(f"size({x.role}, {dim}) == {wanted}", said)
             return
         found = f"{size.name}_of_{x.role}"
+        reversed_ = ", ".join(reversed(x.shape.split()))
+        cure = f"; pass weight.t() of an [{reversed_}] weight" if x.layout is Layout.COLUMNS else ""
         shapes = [f"[{', '.join(size.text for size in y.sizes)}]" for y in (first, x)]
         yield Let(found, f"size({x.role}, {dim})")
         yield Require(
             f"{found} == {size.name}",
             f"{{{first.role}.name}} is {shapes[0]} = {{{first.role}.shape}} and {{{x.role}.name}} is {shapes[1]} = "
-            f"{{{x.role}.shape}}: {size.name} is {{{size.name}}} in {{{first.role}.name}} and {{{found}}} in {{{x.role}.name}}",
+            f"{{{x.role}.shape}}: {size.name} is {{{size.name}}} in {{{first.role}.name}} and {{{found}}} in {{{x.role}.name}}{cure}",
         )
 
     def _dtype(self, x: Tensor) -> Iterator[Step]:
@@ -255,8 +257,8 @@ class Expansion:
             case Same(other) if x.layout in (Layout.ROWS, Layout.COLUMNS):
                 yield Require(
                     f"dtype({x.role}) == dtype({other})",
-                    f"{{{x.role}.name}} is {{{x.role}.dtype}} and {{{other}.name}} is {{{other}.dtype}}: both must have one "
-                    f"dtype{x.said and f', {x.said}'}",
+                    f"{{{x.role}.name}} is {{{x.role}.dtype}} and {{{other}.name}} is {{{other}.dtype}}: they must have the "
+                    f"same dtype{x.said and f', {x.said}'}",
                 )
             case Same(other):
                 said = f"{{{x.role}.name}} is {{{x.role}.dtype}}, expected {{{other}.dtype}}"
@@ -353,7 +355,7 @@ _DEVICE = (
     "{{{x}.name}} is on {{{x}.device}} and {{{first}.name}} is on {{{first}.device}}: all tensors must be on one device"
 )
 _APART = "{{{x}.name}} overlaps {{{y}.name}} in memory: results would overwrite {unread} still to be read"
-_PIECES = "{{{x}.name}} begins {{{x}.pieces[{least}]}}, which kernels move at once: {cure}"
+_PIECES = "{{{x}.name}} begins {{{x}.pieces[{least}]}}, and kernels need it aligned: {cure}"
 _ROWS = (
     "{{{x}.name}} of {{{x}.shape}} has strides {{{x}.strides}}: its last stride must be 1, and its other dimensions must follow "
     "one another at one stride; call {{{x}.name}}.contiguous()"

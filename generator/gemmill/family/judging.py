@@ -180,7 +180,7 @@ class _Told:
 
     @property
     def pieces(self) -> Mapping[int, str]:
-        """How far it lies behind a multiple of the bytes that kernels read at once, by the least of these."""
+        """How far it begins past a boundary of the bytes that kernels read at once, by the least of these."""
         return _Pieces(self._operand)
 
     @property
@@ -202,7 +202,7 @@ class _Pieces(dict[int, str]):
 
     def __missing__(self, least: int) -> str:
         pieces = self._operand.pieces(least)
-        return f"{self._operand.data % pieces} bytes behind a multiple of {pieces} bytes"
+        return f"{self._operand.data % pieces} bytes past a {pieces}-byte boundary"
 
 
 class _Ending(dict[str, list[int]]):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gemmill.numerics.cases import Case, CodeRange, cases_of_op
+from gemmill.numerics.dumped import Dumped
 from gemmill.numerics.memory import ALIGNMENT
 from gemmill.runtime.library import Build
 from gemmill.runtime.on_cpu import by_reference
@@ -52,6 +53,8 @@ class Recorded:
     arguments: bytes
     """The family's own struct of arguments, with addresses of this process."""
     tensors: tuple[RecordedTensor, ...]
+    is_saved: bool = False
+    """Whether results are those that a saved call wrote, and not the reference's."""
 
     def place_of(self, address: int) -> tuple[int, int] | None:
         """The index of the tensor that an address is in, and the bytes from its first. None where there is none."""
@@ -61,8 +64,9 @@ class Recorded:
         return None
 
 
-def record(build: Build, name: str, case: Case) -> Recorded:
-    """Make a case's call with a build's variant pinned, which launches nothing, and then by the reference.
+def record(build: Build, name: str, case: Case | Dumped) -> Recorded:
+    """Make a case's call with a build's variant pinned, which launches nothing, and then by the reference. Of a saved call, the
+    results are those that it wrote.
 
     Raises RuntimeError where the variant does not take the call. Raises ValueError where it launches nothing, and
     ManifestError for a build that cannot record.
@@ -79,12 +83,15 @@ def record(build: Build, name: str, case: Case) -> Recorded:
         raise ValueError(f"{op.name} launches {len(launches)} kernels for this call, and one can be exported")
     named = {**dict(zip(op.arguments, given, strict=True)), **dict(zip(op.returns, made, strict=True))}
     read = {name: _bytes_of(value) for name, value in named.items() if isinstance(value, Tensor)}
-    results = _tensors(by_reference(op, given))
-    written = {parameter.name for parameter in op.parameters if parameter.written}
-    after = {name: named[name] for name in written if name in read} | dict(zip(op.returns, results, strict=True))
-    cases = cases_of_op(op.name)
-    limits = cases.limits(op.name, named) if cases.limits else {}
-    ranges = cases.ranges(op.name, named) if cases.ranges else {}
+    if after := case.wrote if isinstance(case, Dumped) else {}:
+        limits, ranges = {}, {}  # the same kernel writes the same bits
+    else:
+        results = _tensors(by_reference(op, given))
+        written = {parameter.name for parameter in op.parameters if parameter.written}
+        after = {name: named[name] for name in written if name in read} | dict(zip(op.returns, results, strict=True))
+        cases = cases_of_op(op.name)
+        limits = cases.limits(op.name, named) if cases.limits else {}
+        ranges = cases.ranges(op.name, named) if cases.ranges else {}
     tensors = tuple(
         RecordedTensor(
             name=name,
@@ -99,7 +106,12 @@ def record(build: Build, name: str, case: Case) -> Recorded:
         )
         for name, bytes_ in read.items()
     )
-    return Recorded(op=op.name, arguments=launches[0][1], tensors=tensors)
+    return Recorded(
+        op=op.name,
+        arguments=launches[0][1],
+        tensors=tensors,
+        is_saved=isinstance(case, Dumped) and bool(case.wrote),
+    )
 
 
 @contextmanager

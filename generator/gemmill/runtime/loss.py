@@ -36,7 +36,7 @@ class Loss:
     def __str__(self) -> str:
         lacking = f", and has no variant for {self.none}" if self.none else ""
         return (
-            f"loses {round(self.mean, 3) + 0.0:.1%} in the mean over {self.rows} measured shapes, {self.worst:.0%} at worst ({self.worst_at}); "
+            f"loses {self.mean:z.1%} in the mean over {self.rows} measured shapes, {self.worst:z.0%} at worst ({self.worst_at}); "
             f"{self.estimated} of them are estimates{lacking}"
         )
 

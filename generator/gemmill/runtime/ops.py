@@ -14,8 +14,10 @@ from gemmill import settings
 from gemmill.family import Config, Family, Op
 from gemmill.manifest import KernelEntry
 from gemmill.runtime import builds, checks, handing, operands
+from gemmill.runtime.around import Around, Wrapper
 from gemmill.runtime.asking import given_to
 from gemmill.runtime.chosen import ChoiceLog, Chosen, chosen_in
+from gemmill.runtime.dumps import Dumps
 from gemmill.runtime.library import Build
 from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import Listener, Notes
@@ -35,7 +37,8 @@ _loaded: dict[Path, Build] = {}
 _active: Build | None = None
 _constant_weights = settings.constant_weights()
 _notes: Notes | None = None
-_ranges: list[Ranges] = []
+_around: list[Around] = []
+_dumps: Dumps | None = None
 _served: dict[str, int | None] = {}
 """Namespaces whose ops have the active build's kernels, with its registration; None while there is no active build."""
 _libraries: list[torch.library.Library] = []
@@ -83,10 +86,21 @@ def _replace_kernels(build: Build) -> None:
             _active.unregister(registration)
     while _bootstrap:
         _bootstrap.pop()._destroy()
-    while _ranges:
-        _ranges.pop().end()
-    if settings.ranges():
-        _ranges.extend(Ranges(namespace, build.build_id, explain) for namespace in _served)
+    while _around:
+        _around.pop().end()
+    if wrappers := _wrappers():
+        _around.extend(Around(namespace, build.build_id, wrappers) for namespace in _served)
+
+
+def _wrappers() -> list[Wrapper]:
+    """What settings put around calls. Files of calls are limited for the whole process."""
+    global _dumps
+    found: list[Wrapper] = [Ranges(explain)] if settings.ranges() else []
+    if (folder := settings.dump()) is not None:
+        calls, most_bytes = settings.dump_limits()
+        _dumps = _dumps or Dumps(folder, lambda op, args: (active().build_id, explain(op, *args)), calls, most_bytes)
+        found.append(_dumps)
+    return found
 
 
 def _spend_warning() -> None:
@@ -109,6 +123,9 @@ def serve(namespace: str) -> None:
         _define(namespace)
         if _active is not None:
             _served[namespace] = _active.register(namespace)
+            if wrappers := _wrappers():
+                _spend_warning()
+                _around.append(Around(namespace, _active.build_id, wrappers))
             return
         _served[namespace] = None
         library = torch.library.Library(namespace, "IMPL", "CUDA")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
+from gemmill.runtime.schemas import NAMESPACE, OpSchema
 from gemmill.runtime.select import Choice
 
 MOST_REMEMBERED = 4096
@@ -13,33 +13,21 @@ MOST_REMEMBERED = 4096
 
 
 class Ranges:
-    """The ops of a namespace with a range around each call, as long as it is not ended. A call costs some microseconds
-    more."""
+    """A wrapper of calls that puts a range around each."""
 
-    def __init__(
-        self, namespace: str, build_id: str, explain: Callable[..., Choice], key: str = "CUDA", nvtx: Any = None
-    ) -> None:
+    def __init__(self, explain: Callable[..., Choice], nvtx: Any = None) -> None:
         """`explain` says which variant a call gets, as `gemmill.explain` does; `nvtx` has range_push and range_pop."""
         self._explain = explain
         self._nvtx = nvtx or torch.cuda.nvtx
         self._texts: dict[tuple[Any, ...], str] = {}
-        self._library = torch.library.Library(namespace, "IMPL", key)
-        of_build = getattr(torch.ops, f"{NAMESPACE}_{build_id}")
-        here = [
-            op for op in BY_NAME.values() if hasattr(of_build, op.name)
-        ]  # a user's epilogue may be of another build
-        for op in here:
-            self._library.impl(op.name, self._around(op, getattr(of_build, op.name).default), key, allow_override=True)
 
-    def end(self) -> None:
-        """End the ranges of calls."""
-        self._library._destroy()
+    def around(self, op: OpSchema, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call of the op in a range."""
 
-    def _around(self, op: OpSchema, call: Callable[..., None]) -> Callable[..., None]:
-        def run(*args: Any) -> None:
+        def run(*args: Any) -> Any:
             self._nvtx.range_push(self._text(op, args))
             try:
-                call(*args)
+                return call(*args)
             finally:
                 self._nvtx.range_pop()
 

@@ -94,7 +94,7 @@ def rejection(row: Row, call: ShapedCall) -> str | None:
         return tuning.differs(row.call_class, call.call_class)
     for name, needed, found in zip(tuning.aligned, row.alignments, call.alignments, strict=True):
         if found < needed:
-            return f"it needs rows of {name} at multiples of {needed} bytes, address and row stride are multiples of {found}"
+            return f"it needs {name} aligned to {needed} bytes, its address or row stride is aligned to {found}"
     names = [name.upper() for name in tuning.sizes]
     for name, least, size in zip(names, row.least, call.sizes, strict=True):
         if size < least:

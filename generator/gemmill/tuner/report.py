@@ -171,7 +171,7 @@ def _facts(record: Record, shapes: Sequence[Shape], entries: Sequence[Entry]) ->
         ("faults", str(sum(map(len, record.faults.values())))),
         ("ties", str(sum(len(s.decision.tied) > 1 for s in shapes))),
         ("choices that change", str(sum(s.decision.replaces for s in shapes))),
-        ("measured in", f"{seconds:.0f} s, {checking / seconds:.0%} checking" if seconds else "-"),
+        ("measured in", f"{seconds:.0f} s, {checking / seconds:z.0%} checking" if seconds else "-"),
     ]
     if ratios:
         facts.append(("over the best peer", f"{statistics.geometric_mean(ratios):.3f} (worst {min(ratios):.3f})"))
@@ -267,11 +267,11 @@ def _row(shape: Shape) -> dict[str, Any]:
         "op": shape.workload.op,
         "shape": shape.workload.shape,
         "us": f"{shape.us:.2f}",
-        "margin": "-" if runner_up is None else f"{decision.us[runner_up] / shape.us - 1:+.1%}",
+        "margin": "-" if runner_up is None else f"{decision.us[runner_up] / shape.us - 1:+z.1%}",
         "tied": len(decision.tied),
         "ratio": "-" if shape.ratio is None else f"{shape.ratio:.3f}",
         "behind": shape.ratio is not None and shape.ratio < 1,
-        "floor": "-" if shape.floor_us is None else f"{shape.floor_us / shape.us:.0%}",
+        "floor": "-" if shape.floor_us is None else f"{shape.floor_us / shape.us:z.0%}",
         "change": "new" if decision.replaces else "",
         "name": decision.chosen,
         "compiler": REGISTRY.kernels_of(parse_name(decision.chosen)).compiler.value,

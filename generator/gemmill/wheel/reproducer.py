@@ -77,6 +77,7 @@ def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> 
         "data": DATA,
         "told": told,
         "expected": expected,
+        "held": "what it wrote when the call was saved" if recorded.is_saved else "what the reference computes of them",
         "dsl": is_dsl,
         "source": emitted.path.name,
         "sources": [emitted.path.name, *(str(file.path) for file in copied if file.path.suffix == ".cu")],

@@ -15,6 +15,7 @@ from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.ops import GEMM_OPS, SCALED_MM, VLLM_OPS
 from gemmill.families.scaled_mm.scales import group_strides, groups_of_call
 from gemmill.families.scaled_mm.shaped_call import shaped_call_of
+from gemmill.runtime.around import Around
 from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.ranges import Ranges
@@ -365,9 +366,9 @@ def test_call_that_no_variant_takes(probe, with_table: Callable) -> None:
     with pytest.raises(RuntimeError) as caught:
         probe.run("cutlass_scaled_mm", out, a, *rest)
     head, *trace = str(caught.value).splitlines()
-    shape = "M, N, K = 16, 32, 64 with alignments of a, b, out = 1, 16, 16 bytes"
+    shape = "M, N, K = 16, 32, 64 with a, b, out aligned to 1, 16, 16 bytes"
     assert head.startswith(f"cutlass_scaled_mm: no variant of build aaaaaaaaaaaa takes {shape}; `gemmill build ")
-    needs = " variants: it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"
+    needs = " variants: it needs a aligned to 16 bytes, its address or row stride is aligned to 1"
     assert any(line.endswith(needs) for line in trace)
 
 
@@ -393,7 +394,7 @@ def test_ranges_say_op_sizes_and_variant(probe) -> None:
     def explain(name: str, *args: object) -> Choice:
         return probe.build.explain(BY_NAME[name], of_arguments(BY_NAME[name], args), SMS)
 
-    ranges = Ranges("probe_ranges", probe.build.build_id, explain, "CPU", nvtx)
+    ranges = Around("probe_ranges", probe.build.build_id, [Ranges(explain, nvtx)], "CPU")
     run = torch.ops.probe_ranges.cutlass_scaled_mm.default
     run(*good_call())
     chosen = explain("cutlass_scaled_mm", *good_call()).entry.name

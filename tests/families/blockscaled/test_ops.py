@@ -183,7 +183,7 @@ def refused(op: str, given: dict[str, Any]) -> str:
         ),
         (
             {"a": torch.zeros(3, 128).half()},
-            "out is bfloat16 and a is float16: both must have one dtype",
+            "out is bfloat16 and a is float16: they must have the same dtype",
         ),
         ({"alpha": torch.ones(2)}, "alpha has shape [2]: expected one value"),
         ({"bias": torch.zeros(65).bfloat16()}, "bias has shape [65], expected [N] = [64]"),

@@ -371,7 +371,7 @@ SENTENCES = {
     "dtypes": (
         BF16,
         {"a": torch.zeros(5, 160, dtype=torch.int8)},
-        "b is float8_e4m3fn and a is int8: both must have one dtype",
+        "b is float8_e4m3fn and a is int8: they must have the same dtype",
     ),
     "another dtype": (
         BF16,

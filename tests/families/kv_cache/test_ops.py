@@ -135,7 +135,7 @@ def narrower(tensor: Tensor) -> Tensor:
         (STORE, {"cache": lambda c: c[:, :, :8]}, "pages of cache have 8 tokens, expected 16, 32, 64 or 128"),
         (STORE, {"cache": lambda c: c.transpose(1, 2).contiguous().transpose(1, 2)}, "has strides [4224, 132, 264, 1]: a page must be contiguous"),
         (STORE, {"cache": lambda c: c[:, :1]}, "keys is [5, 2, 128] and cache is [2, 1, 16, 132]: 2 heads do not fit a cache of 1"),
-        (STORE, {"cache": lambda c: moved(c, 8)}, "cache begins 8 bytes behind a multiple of 16 bytes, which kernels move at once"),
+        (STORE, {"cache": lambda c: moved(c, 8)}, "cache begins 8 bytes past a 16-byte boundary, and kernels need it aligned"),
         (STORE, {"keys": narrower, "values": narrower}, "vectors have 80 elements, expected 64, 96, 128, 192 or 256"),
         (STORE, {"values": Tensor.half}, "values is float16, expected bfloat16"),
         (STORE, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),

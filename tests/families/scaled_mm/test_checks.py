@@ -40,10 +40,8 @@ def column_major(matrix: torch.Tensor) -> torch.Tensor:
 
 
 KINDS_OF_SCALES = (
-    f"for M, N, K = {M}, {N}, {K} there are scales per tensor (one value) or per row and column ([{M}, 1] and [1, {N}]) in "
-    f"any mix, and in groups of 1 x 128 of a with 128 x 128 of b ([{M}, 1] and [1, 1]); "
-    f"1 x 128 of a with 1 x 128 of b ([{M}, 1] and [1, {N}]); 1 x 64 of a with 64 x 64 of b ([{M}, 1] and [1, 1]); "
-    f"1 x 64 of a with 1 x 64 of b ([{M}, 1] and [1, {N}])"
+    f"for M, N, K = {M}, {N}, {K} expected one value or [{M}, 1] for a, with one value or [1, {N}] for b; or along K in groups of "
+    f"128, [{M}, 1] with [1, 1] (128 x 128) or [1, {N}] (1 x 128); of 64, [{M}, 1] with [1, 1] (64 x 64) or [1, {N}] (1 x 64)"
 )
 
 SCALED = {
@@ -55,7 +53,7 @@ SCALED = {
     "out: rank": ({"out": lambda c: torch.ones(M * N)}, f"out has 1 dimensions [{M * N}], expected 2"),
     "K": (
         {"b": lambda c: torch.ones(N, 7, dtype=torch.int8).t()},
-        f"a is [M, K] = [{M}, {K}] and b is [K, N] = [7, {N}]: K is {K} in a and 7 in b",
+        f"a is [M, K] = [{M}, {K}] and b is [K, N] = [7, {N}]: K is {K} in a and 7 in b; pass weight.t() of an [N, K] weight",
     ),
     "out: too few rows": ({"out": lambda c: c["out"][:-1]}, f"out is [3, {N}], expected [M, N] = [{M}, {N}]"),
     "out: too few columns": ({"out": lambda c: c["out"][:, :-1]}, f"out is [{M}, 5], expected [M, N] = [{M}, {N}]"),
@@ -65,7 +63,7 @@ SCALED = {
     ),
     "b: dtype": (
         {"b": lambda c: torch.ones(N, K).to(torch.float8_e4m3fn).t()},
-        "b is float8_e4m3fn and a is int8: both must have one dtype, float8_e4m3fn, int8, bfloat16 or float16",
+        "b is float8_e4m3fn and a is int8: they must have the same dtype, float8_e4m3fn, int8, bfloat16 or float16",
     ),
     "out: dtype": ({"out": lambda c: torch.ones(M, N)}, "out is float32, expected bfloat16 or float16"),
     "out: not the dtype of 16-bit operands": (
@@ -99,15 +97,15 @@ SCALED = {
     "b_scales: dtype": ({"b_scales": lambda c: c["b_scales"].double()}, "b_scales is float64, expected float32"),
     "a_scales: number": (
         {"a_scales": lambda c: torch.ones(3, 1)},
-        f"a_scales has shape [3, 1] and b_scales [1, {N}]: {KINDS_OF_SCALES}",
+        f"a_scales is [3, 1] and b_scales is [1, {N}]: {KINDS_OF_SCALES}",
     ),
     "a_scales: along the other dimension": (
         {"a_scales": lambda c: torch.ones(1, M)},
-        f"a_scales has shape [1, {M}] and b_scales [1, {N}]: {KINDS_OF_SCALES}",
+        f"a_scales is [1, {M}] and b_scales is [1, {N}]: {KINDS_OF_SCALES}",
     ),
     "b_scales: in groups": (
         {"b_scales": lambda c: torch.ones(2, N)},
-        f"a_scales has shape [{M}, 1] and b_scales [2, {N}]: {KINDS_OF_SCALES}",
+        f"a_scales is [{M}, 1] and b_scales is [2, {N}]: {KINDS_OF_SCALES}",
     ),
     "a_scales: gaps": (
         {"a_scales": lambda c: torch.ones(2 * M)[::2]},

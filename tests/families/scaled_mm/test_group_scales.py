@@ -169,8 +169,7 @@ def test_scales_of_two_kinds() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.ops.gemmill.cutlass_scaled_mm.default(*call)
     assert str(caught.value) == (
-        "cutlass_scaled_mm: a_scales has shape [5, 3] and b_scales [5, 4]: for M, N, K = 5, 200, 300 there are scales per "
-        "tensor (one value) or per row and column ([5, 1] and [1, 200]) in any mix, and in groups of 1 x 128 of a with "
-        "128 x 128 of b ([5, 3] and [3, 2]); 1 x 128 of a with 1 x 128 of b ([5, 3] and [3, 200]); 1 x 64 of a with "
-        "64 x 64 of b ([5, 5] and [5, 4]); 1 x 64 of a with 1 x 64 of b ([5, 5] and [5, 200])"
+        "cutlass_scaled_mm: a_scales is [5, 3] and b_scales is [5, 4]: for M, N, K = 5, 200, 300 expected one value or [5, 1] "
+        "for a, with one value or [1, 200] for b; or along K in groups of 128, [5, 3] with [3, 2] (128 x 128) or [3, 200] "
+        "(1 x 128); of 64, [5, 5] with [5, 4] (64 x 64) or [5, 200] (1 x 64)"
     )

@@ -119,7 +119,7 @@ def test_measured_variant_that_does_not_fit_is_passed_over(make_config, table_of
     choice = select(table, shaped_call(align_b=4), SMS)
     assert (choice.entry.config, choice.trust) == (any_call, Trust.MODEL)
     (other,) = choice.trace
-    assert other.reason == "it needs rows of b at multiples of 16 bytes, address and row stride are multiples of 4"
+    assert other.reason == "it needs b aligned to 16 bytes, its address or row stride is aligned to 4"
 
 
 def test_measured_variant_that_is_not_built_gives_way_to_the_next(tiles, make_config, table_of, shaped_call) -> None:
@@ -148,9 +148,9 @@ def test_what_serves_in_place_of_a_changed_winner_is_not_exact(tiles, table_of, 
             {"out": "float16"},
             "it computes e4m3 x e4m3 to bf16 with no bias, the call needs e4m3 x e4m3 to f16 with a bias",
         ),
-        ({"align_a": 8}, "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 8"),
-        ({"align_b": 1}, "it needs rows of b at multiples of 16 bytes, address and row stride are multiples of 1"),
-        ({"align_d": 2}, "it needs rows of out at multiples of 16 bytes, address and row stride are multiples of 2"),
+        ({"align_a": 8}, "it needs a aligned to 16 bytes, its address or row stride is aligned to 8"),
+        ({"align_b": 1}, "it needs b aligned to 16 bytes, its address or row stride is aligned to 1"),
+        ({"align_d": 2}, "it needs out aligned to 16 bytes, its address or row stride is aligned to 2"),
         ({"k": 0}, "it needs K of 1 or more, K is 0"),
     ],
 )
@@ -186,9 +186,7 @@ def test_pinned_that_does_not_fit(two_tiles, tiles, shaped_call) -> None:
     choice = select(two_tiles(), shaped_call(align_a=1), SMS, pinned=to_name(tiles[256]))
     assert (choice.entry, choice.trust) == (None, Trust.PINNED)
     assert choice.trace[0].name == to_name(tiles[256])
-    assert choice.trace[0].reason == (
-        "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"
-    )
+    assert choice.trace[0].reason == ("it needs a aligned to 16 bytes, its address or row stride is aligned to 1")
 
 
 def tensors(lda: int, ldb: int, ldd: int, *, m: int = 3, n: int = 16, k: int = 32, offset: int = 0) -> list:

@@ -116,7 +116,7 @@ SENTENCES = {
     "dtypes": (
         FLOATS,
         {"bt_nzs": torch.zeros(40, 80, dtype=torch.int8)},
-        "bt_nzs is int8 and a is float8_e4m3fn: both must have one dtype",
+        "bt_nzs is int8 and a is float8_e4m3fn: they must have the same dtype",
     ),
     "zero points of floats": (
         INTEGERS,

@@ -75,9 +75,7 @@ def test_each_tensor_begins_at_a_multiple_of_its_elements(op: str) -> None:
         if pieces == 1:
             checks.check(BY_NAME[op], call)
             continue
-        with pytest.raises(
-            RuntimeError, match=f"{op}: {name} begins \\d+ bytes behind a multiple of {pieces} bytes, which"
-        ):
+        with pytest.raises(RuntimeError, match=f"{op}: {name} begins \\d+ bytes past a {pieces}-byte boundary, and"):
             checks.check(BY_NAME[op], call)
 
 

@@ -138,7 +138,7 @@ def test_explain(smoke_build, smoke_configs) -> None:
     assert len(choice.trace) == len(smoke_configs) - 1
     with pytest.raises(
         RuntimeError,
-        match=r"^cutlass_scaled_mm: a_scales has shape \[3\] and b_scales \[1, 64\]: for M, N, K = 16, 64, 128 there are",
+        match=r"^cutlass_scaled_mm: a_scales is \[3\] and b_scales is \[1, 64\]: for M, N, K = 16, 64, 128 expected",
     ):
         gemmill.explain("cutlass_scaled_mm", *call(a_scales=torch.ones(3)))
     with pytest.raises(ValueError) as caught:
@@ -184,7 +184,7 @@ def test_misaligned_operands_go_to_a_slower_variant(smoke_build) -> None:
     choice = gemmill.explain("cutlass_scaled_mm", out, shifted, b, a_scales, b_scales, None)
     assert choice.entry.config.design.kernel_schedule == "mmasync"
     reasons = {r.reason for r in choice.trace if "s8_s8" in r.name and "scaledbias" in r.name and "_bf16_" in r.name}
-    assert reasons == {"it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 1"}
+    assert reasons == {"it needs a aligned to 16 bytes, its address or row stride is aligned to 1"}
 
 
 def test_refusal_of_a_call_that_no_variant_takes(smoke_build, smoke_configs, make_manifest, table_of) -> None:
@@ -196,17 +196,17 @@ def test_refusal_of_a_call_that_no_variant_takes(smoke_build, smoke_configs, mak
     message = smoke_build._refusal(SCALED_MM, facts)
     head, *trace = message.splitlines()
     assert head == (
-        "cutlass_scaled_mm: no variant of build 0123abcd4567 takes M, N, K = 16, 64, 128 with alignments of a, b, out = "
+        "cutlass_scaled_mm: no variant of build 0123abcd4567 takes M, N, K = 16, 64, 128 with a, b, out aligned to "
         "4, 16, 16 bytes; `gemmill build --arch sm90a --select default` builds one for every shape"
     )
-    reason = "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 4"
+    reason = "it needs a aligned to 16 bytes, its address or row stride is aligned to 4"
     fits_but_for_a = [c for c in aligned if "cutlass_scaled_mm" in accepted(c).ops]
     assert f"  {len(fits_but_for_a)} variants: {reason}" in trace
     assert sum(int(line.split()[0]) for line in trace) == len(aligned)
     smoke_build.pin(0)
     assert smoke_build._refusal(SCALED_MM, facts) == (
         f"cutlass_scaled_mm: the pinned variant {to_name(aligned[0])} cannot take the call: "
-        "it needs rows of a at multiples of 16 bytes, address and row stride are multiples of 4"
+        "it needs a aligned to 16 bytes, its address or row stride is aligned to 4"
     )
 
 

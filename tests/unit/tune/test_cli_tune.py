@@ -33,6 +33,7 @@ def test_a_dry_sweep_from_shapes_to_report(gemmill, home: Path, tmp_path: Path, 
     assert "2 shapes on dry run" in outcome.out and f"table: {table}" in outcome.out
     assert re.search(r"run 2 against run 1: \d of 2 winners flip", outcome.out)
     assert f"fp8 1 x 64 x 128: {DECODE}: wrong: of the rows looked at" in outcome.err
+    assert not re.search(r"[━╸]", outcome.err), "a bar is for terminals"
     assert len(json.loads(table.read_text())["rows"]) == 2
     assert "a dry run: the times are invented" in report.read_text()
     (journal,) = (home / "tune").glob("*.jsonl")

@@ -2,6 +2,7 @@
 
 from gemmill.questions import Asked
 
+TITLE = "Block-scaled GEMMs"
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
     Asked(name="n", flags="-n", least=0, is_size=True, help="Rows of the weights, columns of out"),

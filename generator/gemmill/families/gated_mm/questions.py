@@ -2,6 +2,7 @@
 
 from gemmill.questions import Asked
 
+TITLE = "GEMM + SwiGLU"
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
     Asked(name="n", flags="-n", least=0, is_size=True, help="Gates and ups together"),
@@ -18,16 +19,16 @@ QUESTIONS = (
         name="activation",
         flags="--activation",
         kind=str,
-        help="Gated GEMMs: of the gates (silu)",
+        help="Of the gates (silu)",
     ),
     Asked(name="out", flags="--out", kind=str, choices=("bf16", "e4m3"), help="Dtype of out (bf16)"),
-    Asked(name="group", flags="--group", help="Gated GEMMs: results"),
+    Asked(name="group", flags="--group", help="Results that share a scale"),
     Asked(
         name="in_groups",
         flags="--in-groups",
         kind=bool,
         default=False,
-        help="Gated GEMMs: scales of operands are in groups of 128 along K",
+        help="Scales of operands are in groups of 128 along K",
     ),
     Asked(name="indexed", flags="--indexed", kind=bool, default=False, help="Gather rows of a by token_ids"),
 )

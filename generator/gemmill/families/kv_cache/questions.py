@@ -2,6 +2,7 @@
 
 from gemmill.questions import Asked
 
+TITLE = "Compressed KV cache"
 QUESTIONS = (
     Asked(
         name="m",

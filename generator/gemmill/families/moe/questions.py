@@ -2,12 +2,13 @@
 
 from gemmill.questions import Asked
 
+TITLE = "Grouped GEMMs"
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="All rows"),
     Asked(name="n", flags="-n", least=0, is_size=True, help="Rows of an expert's weights, columns of out"),
     Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
     Asked(name="experts", flags="--experts", least=1, help="Experts that rows are dealt to (8)"),
-    Asked(name="group", flags="--group", help="Grouped GEMMs: 128, none for channels"),
+    Asked(name="group", flags="--group", help="128, or none for scales of channels"),
     Asked(
         name="dtype",
         flags="--dtype",

@@ -2,6 +2,7 @@
 
 from gemmill.questions import Asked
 
+TITLE = "Scaled GEMMs"
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
     Asked(name="n", flags="-n", least=0, is_size=True, help="Columns of b and out"),
@@ -30,7 +31,7 @@ QUESTIONS = (
         default=True,
         help="A scale for each column of b, or one",
     ),
-    Asked(name="group", flags="--group", help="FP8 and INT8 GEMMs: elements along K that share a scale"),
+    Asked(name="group", flags="--group", help="Elements along K that share a scale, of e4m3 and s8"),
     Asked(
         name="b_scales",
         flags="--b-scales",
@@ -43,7 +44,7 @@ QUESTIONS = (
         flags="--scales-m-major",
         kind=bool,
         default=False,
-        help="GEMMs: with --group, scales of a lie M-major",
+        help="With --group, scales of a lie M-major",
     ),
     Asked(name="bias", flags="--bias", kind=bool, default=False, help="Give a bias"),
     Asked(

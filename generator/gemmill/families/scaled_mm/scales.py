@@ -90,16 +90,20 @@ def _fault_of_vector(name: str, scales: Operand, length: int, dim: int) -> str |
 
 def _fault_of_groups(a_scales: Operand, b_scales: Operand, m: int, n: int, k: int) -> str | None:
     if scale_groups_of(a_scales.shape, b_scales.shape, m, n, k) is None:
-        kinds = [
-            f"1 x {groups.size} of a with {groups.of_b} of b ({list(groups.a_shape(m, k))} and {list(groups.b_shape(n, k))})"
-            for groups in SCALE_GROUPS
-        ]
         return (
-            f"a_scales has shape {list(a_scales.shape)} and b_scales {list(b_scales.shape)}: for M, N, K = {m}, {n}, {k} "
-            f"there are scales per tensor (one value) or per row and column ([{m}, 1] and [1, {n}]) in any mix, and in "
-            f"groups of {'; '.join(kinds)}"
+            f"a_scales is {list(a_scales.shape)} and b_scales is {list(b_scales.shape)}: for M, N, K = {m}, {n}, {k} expected one "
+            f"value or [{m}, 1] for a, with one value or [1, {n}] for b; or along K in groups of {_told_groups(m, n, k)}"
         )
     for name, scales in (("a_scales", a_scales), ("b_scales", b_scales)):
         if 1 not in group_strides(scales):
             return f"{name} has strides {list(scales.strides)}: scales in groups must have stride 1 along one dimension"
     return None
+
+
+def _told_groups(m: int, n: int, k: int) -> str:
+    """The shapes that scales in groups have, by the size of a group."""
+    shapes: dict[int, list[str]] = {}
+    for groups in SCALE_GROUPS:
+        shapes.setdefault(groups.size, []).append(f"{list(groups.b_shape(n, k))} ({groups.of_b})")
+    of_a = {groups.size: list(groups.a_shape(m, k)) for groups in SCALE_GROUPS}
+    return "; of ".join(f"{size}, {of_a[size]} with {' or '.join(told)}" for size, told in shapes.items())

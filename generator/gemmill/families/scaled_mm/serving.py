@@ -50,7 +50,7 @@ def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
             f"{with_it} builds those of an epilogue, which take K above 0 and rows and columns at multiples of 16 bytes"
         )
     return (
-        f"no variant of build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, out = {alignments} bytes; "
+        f"no variant of build {build.build_id} takes M, N, K = {sizes} with a, b, out aligned to {alignments} bytes; "
         f"{builds}\n{reasons}"
     )
 

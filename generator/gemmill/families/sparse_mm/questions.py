@@ -2,6 +2,7 @@
 
 from gemmill.questions import Asked
 
+TITLE = "2:4 sparse GEMMs"
 QUESTIONS = (
     Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
     Asked(name="n", flags="-n", least=0, is_size=True, help="Columns of b and out"),
