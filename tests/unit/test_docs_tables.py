@@ -20,7 +20,7 @@ EXACT = {
     "docs/gated_mm.md": {"activation"},
     "docs/kv_cache.md": {"format", "vLLM 0.33.0", "keys and values", "vector"},
     "docs/sparsity.md": {"layout"},
-    "docs/blockscaled.md": {"sm100a: multiprocessors a tile"},
+    "docs/quantisation.md": {"quantity"},
 }
 """Tables of what is so by definition, or what a test computes: by the head of their first column."""
 
