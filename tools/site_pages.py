@@ -32,7 +32,7 @@ _NOTES = "<!-- notes -->"
 _BOOST_OF_NOTES = 0.1
 """Factor of the search's score of a note: the notes are for contributors."""
 _FAMILIES = "<!-- functions of families -->"
-_ALL_OF = re.compile(r"<!-- all of ([\w.]+) -->")
+_OF = re.compile(r"<!-- (all|[\w, ]+) of ([\w.]+) -->")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -61,8 +61,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.generated_by is not None:
         return markdown
     text = relinked(markdown, f"docs/{posixpath.dirname(page.file.src_uri)}")
-    text = _ALL_OF.sub(lambda match: shown(match[1], import_module(match[1]).__all__), text)
-    return text.replace(_FAMILIES, families_table()).replace(_NOTES, notes_table())
+    text = text.replace(_FAMILIES, families_table()).replace(_NOTES, notes_table())
+    return _OF.sub(lambda match: shown(match[2], names_in(match[2], match[1])), text)
 
 
 def relinked(text: str, folder: str) -> str:
@@ -207,6 +207,11 @@ def parameters_table(function: Callable[..., Any]) -> Iterator[str]:
 def _type_of(annotation: object) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return f"`{text.replace('|', 'or').replace('torch.Tensor', 'Tensor')}`"
+
+
+def names_in(module: str, listed: str) -> list[str]:
+    """The names that a page lists of a module, or all that it offers."""
+    return list(import_module(module).__all__) if listed == "all" else listed.split(", ")
 
 
 def shown(module: str, names: Sequence[str] = ()) -> str:
