@@ -1,12 +1,14 @@
 """Pages of the docs site that are made of the project, and links that lead out of `docs/`: hooks of `mkdocs.yml`.
 
-CONTRIBUTING, CHANGELOG, SECURITY and THIRD_PARTY become pages. `ops.md` lists every op that is declared, `api.md` every
-public name. A link to any other file of the repository becomes the file's path, since the site has no sources.
+CONTRIBUTING, CHANGELOG, SECURITY and THIRD_PARTY become pages. `ops.md` lists every op that is declared, `api.md` and a page
+for each family every public name. A link to any other file of the repository becomes the file's path, since the site has no
+sources. Search ranks the notes last.
 """
 
+import inspect
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,17 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 _OF_ALL = ("cli.md", "api.md", "index.md", "quickstart.md")
 """Pages that name ops by the way."""
 _NOTES = "<!-- notes -->"
+_BOOST_OF_NOTES = 0.1
+"""Factor of the search's score of a note: the notes are for contributors."""
 _FAMILIES = "<!-- functions of families -->"
-_ALL_OF = re.compile(r"<!-- all of ([\w.]+) -->")
+_OF = re.compile(r"<!-- (all|[\w, ]+) of ([\w.]+) -->")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the notes into the navigation."""
+    """Put the notes, and the functions of each family, into the navigation."""
     config.nav[-1]["Notes"] += [f"notes/{path.name}" for path in notes()]
+    (api,) = (part["API"] for part in config.nav if "API" in part)
+    api += [{family.name: api_page_of(family)} for family in with_functions()]
     return config
 
 
@@ -42,18 +48,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in OF_THE_PROJECT.items():
         files.append(File.generated(config, page, content=relinked((ROOT / name).read_text(encoding="utf-8"), "")))
     files.append(File.generated(config, "ops.md", content=ops_page()))
+    pages = guide()
+    for family in with_functions():
+        files.append(File.generated(config, api_page_of(family), content=api_page(family, pages)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links and lists of a page of `docs/`. Notes come last among what a search finds."""
+    """Links and lists of a page of `docs/`, and the rank of the notes."""
     if page.file.src_uri.startswith("notes/"):
-        page.meta["search"] = {"boost": 0.1}
+        page.meta["search"] = {"boost": _BOOST_OF_NOTES}
     if page.file.generated_by is not None:
         return markdown
     text = relinked(markdown, f"docs/{posixpath.dirname(page.file.src_uri)}")
-    text = _ALL_OF.sub(lambda match: shown(match[1], import_module(match[1]).__all__), text)
-    return text.replace(_FAMILIES, "\n".join(functions_of_families())).replace(_NOTES, notes_table())
+    text = text.replace(_FAMILIES, families_table()).replace(_NOTES, notes_table())
+    return _OF.sub(lambda match: shown(match[2], names_in(match[2], match[1])), text)
 
 
 def relinked(text: str, folder: str) -> str:
@@ -136,12 +145,73 @@ def notes_table() -> str:
     return "\n".join(["| note | about |", "| --- | --- |", *rows])
 
 
-def functions_of_families() -> Iterator[str]:
-    """What mkdocstrings shows of each family."""
+def with_functions() -> list[Family]:
+    """Families whose ops have functions."""
+    return [family for family in REGISTRY.families if family.functions is not None]
+
+
+def api_page_of(family: Family) -> str:
+    """The page of a family's functions."""
+    return f"api_{family.name}.md"
+
+
+def families_table() -> str:
+    """Every family, with the page of its functions and their names."""
     pages = guide()
-    for family in REGISTRY.families:
-        if family.functions is not None:
-            yield f"## {heading_of(family, pages)}\n\n{shown(family.functions)}"
+    rows = (
+        f"| [{heading_of(family, pages)}]({api_page_of(family)}) | {', '.join(f'`{name}`' for name in names_of(family))} |"
+        for family in with_functions()
+    )
+    return "\n".join(["| family | functions |", "| --- | --- |", *rows])
+
+
+def names_of(family: Family) -> list[str]:
+    """The public functions of a family."""
+    return list(import_module(str(family.functions)).__all__)
+
+
+def api_page(family: Family, pages: Mapping[str, str]) -> str:
+    """The functions of a family: of each its docstring, then its parameters as a table."""
+    page = page_of(family.asks.ops[0].schema.name, pages)
+    lines = [
+        f"# {heading_of(family, pages)}",
+        "",
+        f"[{title_of(ROOT / 'docs' / page)}]({page}) has an example, shapes and limits.",
+    ]
+    module = import_module(str(family.functions))
+    for name in names_of(family):
+        function = getattr(module, name)
+        lines += [
+            "",
+            f"::: {function.__module__}.{name}",
+            "    options:",
+            "      show_signature: false",
+            "      heading_level: 2",
+            "",
+        ]
+        lines += parameters_table(function)
+    return "\n".join(lines) + "\n"
+
+
+def parameters_table(function: Callable[..., Any]) -> Iterator[str]:
+    """Parameters, types and defaults of a function, and the type that it returns."""
+    signature = inspect.signature(function)
+    yield from ("| parameter | type | default |", "| --- | --- | --- |")
+    for parameter in signature.parameters.values():
+        default = "" if parameter.default is inspect.Parameter.empty else f"`{parameter.default!r}`"
+        only = ", by name" if parameter.kind is inspect.Parameter.KEYWORD_ONLY else ""
+        yield f"| `{parameter.name}`{only} | {_type_of(parameter.annotation)} | {default} |"
+    yield f"| returns | {_type_of(signature.return_annotation)} | |"
+
+
+def _type_of(annotation: object) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return f"`{text.replace('|', 'or').replace('torch.Tensor', 'Tensor')}`"
+
+
+def names_in(module: str, listed: str) -> list[str]:
+    """The names that a page lists of a module, or all that it offers."""
+    return list(import_module(module).__all__) if listed == "all" else listed.split(", ")
 
 
 def shown(module: str, names: Sequence[str] = ()) -> str:

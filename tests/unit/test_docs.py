@@ -17,6 +17,8 @@ from sentences import sentences
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+WRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs/*.md", "docs/notes/*.md")
+"""Pages, as patterns, that keep to `BANNED`."""
 BANNED = {
     r"beside": "next to, compared with",
     r"what (?:is|was|are|were|has|had|came|comes)": "the noun itself: attempts, results, bytes",
@@ -42,10 +44,29 @@ def test_links_and_paths(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=ids)
-def test_a_users_page_sends_nobody_into_the_notes(page: Path) -> None:
-    """They are for maintainers; docs/architecture.md is where these begin."""
-    assert "](notes/" not in page.read_text() or page.name == "architecture.md"
+OF_CONTRIBUTORS = (
+    *("CONTRIBUTING.md", "THIRD_PARTY.md", "docs/architecture.md", "docs/contributing/*.md", "docs/notes/*.md"),
+)
+"""Pages, as patterns, that may send their reader to the notes: who changes kernels, or gives a build away."""
+
+
+def into_notes(page: Path, notes: Path = ROOT / "docs" / "notes") -> list[str]:
+    """Links of a page, outside of its programs, that lead into `notes`."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)#:]+)", text)
+    return [target for target in targets if (page.parent / target).resolve().is_relative_to(notes)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_users_are_not_sent_into_the_notes(page: Path) -> None:
+    if not any(page.match(pattern) for pattern in OF_CONTRIBUTORS):
+        assert into_notes(page) == [], "say it here in a line: docs/notes is for contributors"
+
+
+def test_a_link_into_the_notes_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[a](moe.md), [b](notes/moe.md#x), [c](notes)\n\n```\n[d](notes/d.md)\n```\n")
+    assert into_notes(page, tmp_path / "notes") == ["notes/moe.md", "notes"]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "notes"], ids=ids)
@@ -173,7 +194,11 @@ def banned(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+def _written() -> list[Path]:
+    return sorted(page for pattern in WRITTEN for page in ROOT.glob(pattern))
+
+
+@pytest.mark.parametrize("page", _written(), ids=ids)
 def test_pages_have_plain_words(page: Path) -> None:
     assert banned(page.read_text()) == []
 

@@ -18,9 +18,9 @@ EXACT = {
     "docs/experts.md": {"packing"},
     "docs/formats.md": {"format", "codes"},
     "docs/gated_mm.md": {"activation"},
-    "docs/kv_cache.md": {"format", "vLLM 0.33.0", "keys and values", "vector"},
+    "docs/kv_cache.md": {"format", "vLLM 0.33.0", "keys and values"},
     "docs/sparsity.md": {"layout"},
-    "docs/blockscaled.md": {"sm100a: multiprocessors a tile"},
+    "docs/quantisation.md": {"quantity"},
 }
 """Tables of what is so by definition, or what a test computes: by the head of their first column."""
 
