@@ -127,7 +127,7 @@ def test_a_newer_c_library_is_told(gemmill, put_build, monkeypatch, tmp_path) ->
     [
         (("*", "--hf"), "--hf with NAME: it writes whole builds, leave NAME out"),
         (("--hf", "-m", "16"), "--hf with -m: it writes whole builds, leave -m out"),
-        ((), "name a variant, or builds by --hf: `gemmill list` has the names"),
+        ((), "name a variant, a saved call by --from, or builds by --hf: `gemmill list` has the names"),
     ],
 )
 def test_what_does_not_go_together(gemmill, arguments, sentence) -> None:

@@ -27,7 +27,7 @@ class Layout:
 
     def tensor(self, data: Tensor) -> Tensor:
         """The tensor of its bytes, in memory of its own on the CPU. Raises RuntimeError where they are too few."""
-        room = torch.zeros(data.numel() + 2 * ALIGNMENT, dtype=torch.uint8)
+        room = torch.zeros(data.numel() + 2 * ALIGNMENT, dtype=torch.uint8, device="cpu")
         start = (self.shift - room.data_ptr()) % ALIGNMENT
         room[start : start + data.numel()] = data
         elements = room[start : start + data.numel()].view(self.dtype)
