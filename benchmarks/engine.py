@@ -35,8 +35,6 @@ ENGINE, OTHER = "engine", "other"
 PREFILL_BATCH, PREFILL_LENGTH = 8, 4096
 JUDGED = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
 """Prompts whose outputs are held together: 396 scored positions."""
-TICK = 1e-6
-"""Seconds: the least difference of two times that is divided by. Those of an engine that computes nothing may be equal."""
 
 Json = dict[str, Any]
 
@@ -78,16 +76,23 @@ def timed(sides: Sequence[Side], rounds: int, turn: int, **request: Any) -> list
 
 
 def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Tokens per second of each engine, by rounds: of all tokens but each sequence's first."""
+    """Tokens per second of each engine, by rounds: of all tokens but each sequence's first.
+
+    Raises EngineError where the others took no time.
+    """
     first = timed(sides, options.rounds, 1000 * batch, batch=batch, length=options.length, tokens=1)
     whole = timed(sides, options.rounds, 1000 * batch, batch=batch, length=options.length, tokens=options.tokens)
     tokens = batch * (options.tokens - 1)
-    return {
-        side.name: [
-            round(tokens / max(b[side.name] - a[side.name], TICK), 1) for a, b in zip(first, whole, strict=True)
-        ]
-        for side in sides
-    }
+    rates: dict[str, list[float]] = {side.name: [] for side in sides}
+    for of_one, of_all in zip(first, whole, strict=True):
+        for name, found in rates.items():
+            if (seconds := of_all[name] - of_one[name]) <= 0:
+                raise EngineError(
+                    f"{name}: {options.tokens} tokens of {batch} sequences took no longer than one token, "
+                    f"{of_all[name]:.6f} s and {of_one[name]:.6f}: ask for more with --tokens"
+                )
+            found.append(round(tokens / seconds, 1))
+    return rates
 
 
 def figures(rates: dict[str, list[float]]) -> Json:

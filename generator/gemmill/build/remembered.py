@@ -59,12 +59,15 @@ class KnownSources:
 
 
 def _states(folders: Iterable[Path]) -> list[list[str | int]] | None:
-    """Size and time of each file; None where one changed just now, and may change again within a tick of the clock."""
+    """Size and time of each file; None where one cannot be looked at, or changed within the last tick of the clock."""
     latest = (time.time() - RACY_SECONDS) * 1e9
     states: list[list[str | int]] = []
     for folder in folders:
         for path in _files(folder):
-            status = path.stat()
+            try:
+                status = path.stat()
+            except OSError:  # an editor's lock is a link to nothing, and files may go meanwhile
+                return None
             if status.st_mtime_ns > latest:
                 return None
             states.append([str(path), status.st_size, status.st_mtime_ns])

@@ -119,7 +119,7 @@ def _workloads(
 
 
 def _op_of(ops: list[str], sizes: dict[str, int], manifest: "Manifest", names: frozenset[str] | None) -> str:
-    """The first op of which one of the variants takes the sizes, or its operands at least."""
+    """The first op of which one of the variants takes the sizes; the default where none does, whose rows say why."""
     from gemmill.runtime.tuned import Machine
     from gemmill.tuner.candidates import build_facts
     from gemmill.tuner.timed import refusals

@@ -23,8 +23,11 @@ ONE = {
 }
 OTHER = {"scored": [[[5, -1.5, 2, 7], [6, -2.25, 2, 9]]], "greedy": [[[3, -0.5], [9, -0.25], [5, -0.125]]]}
 VLLM = '''
-"""Decodes token i as the i-th after the prompt's last, and knows whether the plugin serves."""
-import os, sys, types
+"""Decodes token i as the i-th after the prompt's last, each in a millisecond of its own clock, and knows whether the plugin serves."""
+import os, sys, time, types
+
+clock = [time.perf_counter()]
+time.perf_counter = lambda: clock[0]
 
 class SamplingParams(types.SimpleNamespace):
     pass
@@ -39,6 +42,7 @@ class LLM:
         self.llm_engine = types.SimpleNamespace(model_config=types.SimpleNamespace(get_vocab_size=lambda: 4096))
 
     def generate(self, prompts, params, use_tqdm):
+        clock[0] += 1e-3 * params.max_tokens
         made = []
         for prompt in prompts:
             ids = prompt["prompt_token_ids"]
@@ -156,7 +160,8 @@ def test_both_sides_are_measured_and_the_record_is_whole(paper_engine, tmp_path,
         == row["sides"]["engine"]["served"]["classes"]
         == {"Layer: Kernel": 1}
     )
-    assert set(row["decode_tokens_per_s"]) == {"1", "3"} and len(row["prefill_tokens_per_s"]["rounds"]["gemmill"]) == 2
+    rates = {batch: found["median"]["gemmill"] for batch, found in row["decode_tokens_per_s"].items()}
+    assert rates == {"1": 1000.0, "3": 3000.0} and len(row["prefill_tokens_per_s"]["rounds"]["gemmill"]) == 2
     assert "llama-3.1-8b-fp8-2-layers, batch 3, tokens/s: engine " in capsys.readouterr().out
 
 
@@ -174,6 +179,17 @@ def test_an_engine_that_fails_is_named_and_the_others_are_measured(paper_engine,
     assert row["failures"] == {"other": sentence} and row["decode_tokens_per_s"]["1"]["median"].keys() == {
         "engine",
         "gemmill",
+    }
+
+
+def test_tokens_that_take_no_time_are_a_failure(paper_engine, tmp_path):
+    (paper_engine / "vllm.py").write_text(VLLM.replace("1e-3 * params.max_tokens", "1e-3"))
+    given = ["llama-3.1-8b-fp8", "--batches", "1", "--length", "8", "--tokens", "4", "--rounds", "1", "--one-at-a-time"]
+    assert program.main([*given, "--out-dir", str(tmp_path)]) == 1
+    (row,) = json.loads((tmp_path / "engine.json").read_text())["rows"]
+    assert row["failures"] == {
+        "while measuring": "engine: 4 tokens of 1 sequences took no longer than one token, 0.001000 s and 0.001000: "
+        "ask for more with --tokens"
     }
 
 

@@ -103,6 +103,12 @@ def test_a_file_that_changed_just_now_is_not_trusted(home: Home, few: Selection)
     assert len(home.rendered) == 2
 
 
+def test_a_link_to_nothing_stops_no_build(home: Home, few: Selection) -> None:
+    home.header.with_name(".#a.h").symlink_to("nobody@nowhere")
+    home.sources(few)
+    assert len(home.rendered) == 2 and not home.path.exists()
+
+
 def test_what_a_source_is_made_from_is_looked_at(tmp_path: Path) -> None:
     keys = keys_for(Arch.SM90A, BuildOptions(home=tmp_path))
     (tmp_path / "kernels").mkdir()
