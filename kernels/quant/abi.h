@@ -35,6 +35,7 @@ struct gemmill_quant_args {
   int64_t padded;               // block-scaled: columns of the codes, of which those from hidden on are zeroed
   int64_t mod_scale_stride, mod_shift_stride;  // 0 where rows share one
   int64_t experts;
+  int32_t* row_sums;            // of the codes of each row, or null
   float eps;                    // groups: a group's absolute maximum is at least this; RMS norm: added to the mean square
 };
 

@@ -34,6 +34,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
       x.value(kPadded),
       x.value(kModScaleStride), x.value(kModShiftStride),
       x.value(kExperts),
+      static_cast<int32_t*>(x.tensor(kRowSums).data),
       static_cast<float>(x.real(kEps)),
   };
   chosen.launch(&args);
@@ -42,7 +43,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
 Family const family{
     "quant",
     {"out", "input", "scales", "azp", "scale_ub", "weight", "residual", "global_scale", "mod_scale", "mod_shift",
-     "expert_offsets", "scale_offsets"},
+     "expert_offsets", "scale_offsets", "row_sums"},
     {"rows", "hidden", "out_rows", "input_stride", "out_stride", "residual_stride", "eps", "words", "scale_rows", "works", "packed",
      "is_scale_transposed", "takes_group_shape", "group_shape", "is_swizzled", "scales_stride", "rounds_up", "padded",
      "mod_scale_stride", "mod_shift_stride", "experts", "group_size",

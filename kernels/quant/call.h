@@ -5,7 +5,7 @@
 
 namespace gemmill::quant {
 
-enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual, kGlobalScale, kModScale, kModShift, kExpertOffsets, kScaleOffsets };
+enum Role { kOut, kIn, kScales, kAzp, kScaleUb, kWeight, kResidual, kGlobalScale, kModScale, kModShift, kExpertOffsets, kScaleOffsets, kRowSums };
 
 enum Value {
   kRows, kHidden, kOutRows, kInStride, kOutStride, kResidualStride, kEps, kWords, kScaleRows, kWorks, kPacked, kTransposed,

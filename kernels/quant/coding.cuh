@@ -132,6 +132,28 @@ struct VllmAsymmetricCoding {
   }
 };
 
+// Rows whose s8 codes are summed as well.
+template <class Coding>
+struct WithRowSums : Coding {
+  using Coding::Coding;
+};
+template <class Coding>
+inline constexpr bool kHasRowSums = false;
+template <class Coding>
+inline constexpr bool kHasRowSums<WithRowSums<Coding>> = true;
+
+// The sum of s8 codes, four a word, of which `left` belong to the row; all of them where kWhole.
+template <bool kWhole, int kWords>
+__device__ __forceinline__ int32_t sum_of_codes(uint32_t const (&words)[kWords], int64_t left, int32_t sum) {
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    int64_t const missing = kWhole ? 0 : 4 * i + 4 - left;
+    uint32_t const ones = missing <= 0 ? 0x01010101u : missing >= 4 ? 0u : 0x01010101u >> (8 * missing);
+    sum = __dp4a(static_cast<int32_t>(words[i]), static_cast<int32_t>(ones), sum);
+  }
+  return sum;
+}
+
 // Symmetric codes of a whole tensor: the scale is held above the smallest, which vLLM has not, and values multiplied by its
 // reciprocal.
 template <class Out>

@@ -25,6 +25,11 @@ struct Sum {
   __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
 
+struct WholeSum {
+  static __device__ __forceinline__ int32_t identity() { return 0; }
+  __device__ __forceinline__ int32_t operator()(int32_t a, int32_t b) const { return a + b; }
+};
+
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T value, int offset) {
   return __shfl_xor_sync(0xffffffffu, value, offset);

@@ -19,6 +19,7 @@ struct TokenQuantParams {
   uint8_t* out;
   float* scales;
   int32_t* azps;
+  int32_t* row_sums;
   float const* scale_ub;
   int64_t hidden, in_stride, out_stride;
   uint32_t chunks;       // of a row
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
   constexpr int kElements = kChunkElements<In>;
   using Chunks = RowOfChunks<In, Activation, kAligned, (kChunks < 4), kWhole>;
   constexpr bool kFetchesAhead = kAligned && kResident && !kCluster && kChunks >= 4;
+  constexpr bool kSums = kHasRowSums<Coding>;
   __shared__ RowReduction<typename Coding::Extent, kCluster> reduction;
   if constexpr (kCluster) cluster_arrive();
 
@@ -126,6 +128,7 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
   constexpr bool kShort = kPlainE4M3 && sizeof(In) == 2;
   std::conditional_t<kShort, ShortQuotient, float> const by_scale(coding.scale);
 
+  [[maybe_unused]] int32_t sum = 0;
   for (uint32_t base = first; base < p.chunks; base += step * kChunks) {
     if constexpr (!kResident) {
 #pragma unroll
@@ -145,9 +148,18 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
         coding.encode(values, words);
       }
       uint32_t const index = base + c * step;
-      if (chunks.inside(index)) store_codes<kAligned, kElements>(out, int64_t{index} * kElements, p.hidden, words);
+      if (chunks.inside(index)) {
+        store_codes<kAligned, kElements>(out, int64_t{index} * kElements, p.hidden, words);
+        if constexpr (kSums) sum = sum_of_codes<kAligned>(words, p.hidden - int64_t{index} * kElements, sum);
+      }
     }
     if constexpr (kResident) break;
+  }
+  if constexpr (kSums) {
+    __shared__ RowReduction<int32_t, kCluster> reduction_of_sums;
+    if constexpr (kCluster) cluster_arrive();
+    sum = reduction_of_sums(sum, WholeSum{});
+    if (first == 0) p.row_sums[row] = sum;
   }
 }
 
@@ -208,9 +220,12 @@ int32_t launch_token_quant_wide(TokenQuantParams const& p, TokenQuantShape shape
 template <class Variant, class In, class Activation, class Coding>
 int32_t token_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   if (x.rows == 0) return cudaSuccess;
-  if ((x.azp == nullptr) != Coding::kSymmetric) return GEMMILL_CANNOT_IMPLEMENT;
+  if ((x.azp == nullptr) != Coding::kSymmetric || (x.row_sums != nullptr) != kHasRowSums<Coding>) return GEMMILL_CANNOT_IMPLEMENT;
   if (x.hidden == 0 && !Coding::kSymmetric) {  // the extent of nothing is no range
-    cudaError_t const error = cudaMemsetAsync(x.scales, 0, x.rows * sizeof(float), static_cast<cudaStream_t>(how.stream));
+    cudaError_t error = cudaMemsetAsync(x.scales, 0, x.rows * sizeof(float), static_cast<cudaStream_t>(how.stream));
+    if (error == cudaSuccess && kHasRowSums<Coding>) {
+      error = cudaMemsetAsync(x.row_sums, 0, x.rows * sizeof(*x.row_sums), static_cast<cudaStream_t>(how.stream));
+    }
     if (error != cudaSuccess) return error;
     return cudaMemsetAsync(x.azp, 0, x.rows * sizeof(*x.azp), static_cast<cudaStream_t>(how.stream));
   }
@@ -227,7 +242,7 @@ int32_t token_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
     TokenQuantParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,
         static_cast<uint8_t*>(x.out) + row * x.out_stride,
-        static_cast<float*>(x.scales) + row, x.azp == nullptr ? nullptr : x.azp + row, x.scale_ub,
+        static_cast<float*>(x.scales) + row, x.azp == nullptr ? nullptr : x.azp + row, x.row_sums == nullptr ? nullptr : x.row_sums + row, x.scale_ub,
         x.hidden, x.in_stride, x.out_stride, static_cast<uint32_t>(chunks), static_cast<uint32_t>(rows),
         fetches_ahead ? rows_ahead(how.sm_count, chunks * (Activation::kGated ? 32 : 16)) : 0,
         least_step_of(x.hidden),

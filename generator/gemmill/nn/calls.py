@@ -31,6 +31,7 @@ _MOST_KEPT = 1 << 20
 _MOST_PAIRS = 64
 """The most pairs of codes and scales kept in a thread, of all shapes and streams: some tens of megabytes."""
 _FP8_QUANT, _INT8_QUANT = overload("dynamic_per_token_scaled_fp8_quant"), overload("dynamic_scaled_int8_quant")
+_INT8_QUANT_ROW_SUMS = overload("dynamic_scaled_int8_quant_row_sums")
 _GROUP_QUANT, _NVFP4_QUANT = overload("per_token_group_fp8_quant"), overload("scaled_nvfp4_quant")
 _SCALED_MM, _WEIGHT_MM = overload("cutlass_scaled_mm"), overload("fp4_weight_mm")
 _SCALED_MM_AZP, _NVFP4_MM = overload("cutlass_scaled_mm_azp"), overload("cutlass_scaled_nvfp4_mm")
@@ -156,13 +157,13 @@ def int8(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor
 def int8_asymmetric(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
     """The product of x in s8 per token and the weight in s8 per channel with zero points.
 
-    x has none. So the correction is an outer product, of the sums of x's rows and the weight's zero points, and the op
-    of zero points per token computes it.
+    x has none. So the correction is an outer product, of the sums of x's rows, which its quantiser stores, and the
+    weight's zero points, and the op of zero points per token computes it.
     """
     codes, x_scales = _places(x, _s8_rows)
-    _INT8_QUANT(codes, x, x_scales, None)
+    sums = x.new_empty(x.shape[0], dtype=torch.int32)
+    _INT8_QUANT_ROW_SUMS(codes, x, x_scales, sums, None)
     out = x.new_empty((x.shape[0], weight.shape[1]))
-    sums = codes.sum(dim=1, dtype=torch.int32)
     _SCALED_MM_AZP(out, codes, weight, x_scales, scales, given["zero_points"], sums, bias)
     return out
 

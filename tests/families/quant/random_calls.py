@@ -83,6 +83,7 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
         "fp8_max": 448.0,
         "int8_min": -128.0,
         "int8_max": 127.0,
+        "row_sums": torch.zeros((rows, 1) if rng.random() < 0.5 else rows, dtype=torch.int32),
         "azp": torch.zeros(1 if quant.scaling.is_whole else rows, dtype=torch.int32) if rng.random() < 0.5 else None,
     }
     match quant.scaling.scales:

@@ -49,6 +49,7 @@ def test_every_field_is_in_the_name() -> None:
         "scale_format": {"scale_format": ScaleFormat.PACKED_UE8M0},
         "vllm": {"vllm": True},
         "symmetric": {"out_dtype": DType.S8, "symmetric": False},
+        "row_sums": {"scaling": Scaling.TOKEN, "group_size": 0, "out_dtype": DType.S8, "row_sums": True},
         "arch": {"arch": Arch.SM100A},
     }
     assert set(changes) == set(AXES)

@@ -60,6 +60,20 @@ def test_token_and_tensor_ops_are_the_reference(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_row_sums_are_those_of_the_codes(symmetric: bool) -> None:
+    x = values(3, 5, 1003)
+    codes, scales, sums, azp = gemmill.dynamic_scaled_int8_quant_row_sums(x, symmetric)
+    wanted = gemmill.dynamic_scaled_int8_quant(x, symmetric)
+    assert same((codes, scales), wanted[:2]) and (azp is None if symmetric else same((azp,), wanted[2:]))
+    assert sums.dtype is torch.int32 and sums.shape == (3, 5, 1)
+    assert sums[..., 0].tolist() == codes.long().sum(-1).tolist()
+
+
+def test_row_sums_of_rows_without_elements_are_zero() -> None:
+    assert gemmill.dynamic_scaled_int8_quant_row_sums(values(4, 0), symmetric=False)[2].tolist() == [[0]] * 4
+
+
 def test_static_ops_are_the_reference() -> None:
     x, one, azp = values(6, 32), torch.tensor([0.02]), torch.tensor([-7], dtype=torch.int32)
     assert same((gemmill.static_scaled_fp8_quant(x, one),), (reference.static_quant(x, one, DType.E4M3),))

@@ -50,5 +50,6 @@ def config_of(call: Judged, arch: Arch) -> QuantConfig:
         group_size=call.get("built_group") or 0,
         scale_format=list(ScaleFormat)[call["scale_format"]],
         symmetric=call.get("azp") is None,
+        row_sums=call.get("row_sums") is not None,
     )
     return of_vllm(config) if call["vllm"] else config

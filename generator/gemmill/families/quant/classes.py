@@ -19,5 +19,6 @@ CLASSES = Classes(
         ClassAxis(name="scale_format", expression="scale_format", values={x: i for i, x in enumerate(ScaleFormat)}),
         ClassAxis(name="symmetric", expression="azp", values={True: 0, False: 1}),
         ClassAxis(name="vllm", expression="of_vllm", values={False: 0, True: 1}),
+        ClassAxis(name="row_sums", expression="row_sums", values={False: 0, True: 1}),
     )
 )

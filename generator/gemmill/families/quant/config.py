@@ -208,6 +208,8 @@ class Epilogue:
     """Whether codes have no zero point."""
     vllm: bool = False
     """Whether scales and codes are those of vLLM's kernel, where ours differ from them."""
+    row_sums: bool = False
+    """Whether the sum of each row's codes is stored too, which zero points of weights are multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +277,11 @@ class QuantConfig:
     def vllm(self) -> bool:
         """Whether codes are those of vLLM's kernel, where ours differ."""
         return self.epilogue.vllm
+
+    @property
+    def row_sums(self) -> bool:
+        """Whether the sum of each row's codes is stored too."""
+        return self.epilogue.row_sums
 
     @property
     def operand_dtype(self) -> DType:
@@ -389,6 +396,18 @@ def _symmetry(c: QuantConfig) -> Iterator[str]:
         yield f"symmetric=False contradicts scale_format={c.scale_format}: with a zero point the scale is f32"
 
 
+def _row_sums(c: QuantConfig) -> Iterator[str]:
+    if c.row_sums and not _can_sum(c):
+        yield (
+            f"row_sums=True contradicts scaling={c.scaling} out_dtype={c.out_dtype} activation={c.activation} vllm={c.vllm}: "
+            f"rows are summed of plain s8 codes of {Scaling.TOKEN} alone"
+        )
+
+
+def _can_sum(c: QuantConfig) -> bool:
+    return c.scaling is Scaling.TOKEN and c.out_dtype is DType.S8 and c.activation is Activation.NONE and not c.vllm
+
+
 def _vllm(c: QuantConfig) -> Iterator[str]:
     if c.vllm and not _differs_in_vllm(c):
         yield (
@@ -424,7 +443,7 @@ def of_vllm(config: QuantConfig) -> QuantConfig:
     return replace(config, epilogue=replace(config.epilogue, vllm=_differs_in_vllm(config)))
 
 
-RULES = (_block, _dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _vllm)
+RULES = (_block, _dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _row_sums, _vllm)
 
 
 def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
@@ -452,7 +471,7 @@ def _all_configs(arch: Arch) -> Iterator[QuantConfig]:
         if scaling.is_blocked or (activation is not Activation.NONE and in_dtype is DType.F32):
             continue  # activations follow a GEMM, whose results are bf16 or f16
         try:
-            yield QuantConfig.of(
+            config = QuantConfig.of(
                 scaling,
                 in_dtype,
                 activation,
@@ -465,3 +484,6 @@ def _all_configs(arch: Arch) -> Iterator[QuantConfig]:
             )
         except ValueError:
             continue
+        yield config
+        if _can_sum(config):
+            yield replace(config, epilogue=replace(config.epilogue, row_sums=True))

@@ -27,7 +27,7 @@ _ROLES = {
     ("scale", "output_s", "output_s_packed", "out_sf", "result_block_scale", "output_scale", "input_sf"), "scales"
 )
 _LIMITS = {DType.E4M3: (-448.0, 448.0), DType.S8: (-128.0, 127.0)}
-_TENSORS = "out input scales azp scale_ub weight residual global_scale mod_scale mod_shift expert_offsets scale_offsets"
+_TENSORS = "out input scales azp scale_ub weight residual global_scale mod_scale mod_shift expert_offsets scale_offsets row_sums"
 _MODULATION = ("mod_scale", "mod_shift")
 
 
@@ -78,7 +78,7 @@ def _op(quant: QuantOp) -> Op:
             Check(Aspect.DTYPE, "scales"),
             *((Let("scale_format", "scale_ue8m0"),) if "scale_ue8m0" in has else ()),
             *_scales(quant),
-            Check(Aspect.WHOLE, "azp scale_ub weight residual global_scale expert_offsets scale_offsets"),
+            Check(Aspect.WHOLE, "azp scale_ub weight residual global_scale expert_offsets scale_offsets row_sums"),
             *_numbers(quant, has),
             Check(Aspect.DEVICE, _TENSORS),
             Check(Aspect.APART, _TENSORS),
@@ -133,6 +133,7 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
             for role in ("expert_offsets", "scale_offsets")
         ),
         *(Tensor(role, "... hidden", Same("input")) for role in _MODULATION),
+        Tensor("row_sums", "rows", (DType.S32,), Layout.VALUES, each="row"),
     )
 
 

@@ -23,10 +23,11 @@ GRAMMAR = Grammar(
         Field("{operands.activation}"),
         Field("{epilogue.group_size}{epilogue.scale_format}", spelled={"epilogue.group_size": number_after("g")}),
         Field(
-            "{epilogue.vllm}{epilogue.symmetric}",
+            "{epilogue.vllm}{epilogue.symmetric}{epilogue.row_sums}",
             spelled={
                 "epilogue.vllm": words({False: "", True: "vllm"}),
                 "epilogue.symmetric": words({True: "sym", False: "asym"}),
+                "epilogue.row_sums": words({False: "", True: "sums"}),
             },
         ),
     ),

@@ -37,6 +37,8 @@ class QuantOp:
     """As its kernels are compiled for: 0 beside others for any size."""
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
+    row_sums: bool = False
+    """Whether it stores the sum of each row's codes too."""
     format: Format | None = None
     """The block-scaled format of codes and scales, if they have one."""
     vllm: bool = False
@@ -77,6 +79,7 @@ class QuantOp:
                 group_size=group_size,
                 scale_format=scale_format,
                 symmetric=symmetric,
+                row_sums=self.row_sums,
             )
             yield of_vllm(config) if self.vllm else config
 
@@ -218,6 +221,14 @@ _OWN = (
         "act_and_mul_per_token_quant(Tensor(a!) result, Tensor input, Tensor(b!) scale, str activation, "
         "Tensor? scale_ub=None)",
         **_GATED,
+    ),
+    _op(
+        _TOKEN,
+        _INT8,
+        "dynamic_scaled_int8_quant_row_sums(Tensor(a!) result, Tensor input, Tensor(b!) scale, Tensor(c!) row_sums, "
+        "Tensor(d!)? azp=None)",
+        **_AZP_IF_ASKED,
+        row_sums=True,
     ),
     _op(
         _TENSOR,

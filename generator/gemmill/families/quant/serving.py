@@ -119,6 +119,8 @@ def _token(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:
         yield _whole(azp, zero_points)
     yield from _codes(call, given, codes)
     yield _whole(given["scales"], scales)
+    if "row_sums" in given:
+        yield _whole(given["row_sums"], codes.sum(dim=-1, dtype=torch.int32))
 
 
 def _group(call: Judged, given: Given, out_dtype: DType) -> Iterator[Result]:

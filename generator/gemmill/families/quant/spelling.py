@@ -27,6 +27,10 @@ def _values(config: QuantConfig) -> dict[str, Any]:
 
 
 def _coding(config: QuantConfig) -> str:
+    return f"WithRowSums<{_of_codes(config)}>" if config.row_sums else _of_codes(config)
+
+
+def _of_codes(config: QuantConfig) -> str:
     if not config.symmetric:
         return "VllmAsymmetricCoding" if config.vllm else "AsymmetricCoding"
     if config.scaling is Scaling.TENSOR:

@@ -108,6 +108,8 @@ class QuantCase:
         moved = self.rows * (width * self.width + self.hidden) + 4 * max(self.rows * self.words, 1)
         if self.zero_points:
             moved += 4 * (self.rows * self.words or 1)
+        if self.declared.row_sums:
+            moved += 4 * self.rows
         if self.declared.scaling.is_normed:
             moved += width * self.hidden
         return moved + (2 * width * self.rows * self.hidden if self.has_residual else 0)
@@ -162,6 +164,7 @@ class QuantCase:
             "out": torch.full((self.rows, columns), 0x55, dtype=torch.uint8, device=device).view(out_dtype),
             "scale": scales,
             "azp": self._zero_points(device),
+            "row_sums": torch.full((self.rows, 1), 0x55555555, dtype=torch.int32, device=device),
             "output_azp": torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32, device=device).fill_(
                 12345
             ),

@@ -79,6 +79,8 @@ class _Maker:
             slots[GROUP_AZP] = _like(slots[scales], draw)
         if "azp" in arguments and draw.chance(0.5):
             slots["azp"] = self._azp()
+        if "row_sums" in arguments:
+            slots["row_sums"] = self._each_row(torch.int32, written=True)
         if "scale_ub" in arguments and self.out_dtype is not torch.int8 and draw.chance(0.4):
             slots["scale_ub"] = one_value(draw, torch.float32, "bounds")
         if self.op.format is not None and self.op.format.has_global_scale:

@@ -17,6 +17,7 @@ __all__ = [
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
     "dynamic_scaled_int8_quant",
+    "dynamic_scaled_int8_quant_row_sums",
     "dynamic_tensor_scaled_int8_quant",
     "fused_add_rms_norm_static_fp8_quant",
     "per_token_group_fp8_quant",
@@ -124,6 +125,19 @@ def dynamic_scaled_int8_quant(
     azp = None if symmetric else _token_scales(input, torch.int32)
     _ops.dynamic_scaled_int8_quant.default(result, input, scale, azp)
     return result, scale, azp
+
+
+def dynamic_scaled_int8_quant_row_sums(
+    input: torch.Tensor, symmetric: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return dynamic_scaled_int8_quant's codes and scales, the sums of each row's codes, and the rows' zero points.
+
+    Sums are s32 [..., 1]: `a_sums` of scaled_mm_zero_points, which zero points of a weight's columns are multiplied by.
+    """
+    result, scale, sums = _codes(input, torch.int8), _token_scales(input), _token_scales(input, torch.int32)
+    azp = None if symmetric else _token_scales(input, torch.int32)
+    _ops.dynamic_scaled_int8_quant_row_sums.default(result, input, scale, sums, azp)
+    return result, scale, sums, azp
 
 
 def per_token_group_fp8_quant(

@@ -43,6 +43,7 @@ class Arguments(ctypes.Structure):
             for name in "scale_stride_m scale_stride_n group_m group_n scale_rows out_rows".split()
         ),
         *((name, ctypes.c_int64) for name in _SIZES_OF_BLOCKS),
+        ("row_sums", ctypes.c_void_p),
         ("eps", ctypes.c_float),
     )
 
