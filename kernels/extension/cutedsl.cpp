@@ -36,6 +36,10 @@ cudaError_t load(gemmill_cutedsl_module& module, int32_t device) {
 
 }  // namespace
 
+extern "C" int32_t gemmill_cutedsl_clear(void* bytes, int64_t count, void* stream) {
+  return cudaMemsetAsync(bytes, 0, static_cast<size_t>(count), static_cast<cudaStream_t>(stream));
+}
+
 extern "C" int32_t gemmill_cutedsl_load(gemmill_cutedsl_module* module, int32_t device) {
   static std::mutex one_at_a_time;
   std::lock_guard<std::mutex> const lock(one_at_a_time);

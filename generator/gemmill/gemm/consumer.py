@@ -12,7 +12,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
-from gemmill.gemm import epilogue, mainloop
+from gemmill.gemm import epilogue, mainloop, parallel
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.limits import SLAB
@@ -22,7 +22,16 @@ from gemmill.vocab import DType
 
 
 @cute.jit
-def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tuple, vectors, walk: Walk, job: Job):
+def consume(
+    plan: cutlass.Constexpr,
+    shared: tuple,
+    barriers: tuple,
+    output: tuple,
+    vectors,
+    walk: Walk,
+    job: Job,
+    workspace: cute.Pointer,
+):
     """Each group multiplies and stores its part of every tile or, in pingpong, every second tile."""
     shared_x, shared_y, shared_d, shared_scales, shared_vectors, partial_sums = shared
     full, empty, turn = barriers
@@ -44,6 +53,18 @@ def consume(plan: cutlass.Constexpr, shared: tuple, barriers: tuple, output: tup
         _, _, n0 = origin(plan, walk, job.first, part, vectors.m)
         mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None, None)
         epilogue.park(plan, loop.sums, partial_sums, (group, thread))
+    elif cutlass.const_expr(plan.split_k_parallel):
+        x0, y0, n0 = origin(plan, walk, job.first, part, vectors.m)
+        held = epilogue.fetch(plan, vectors, thread, (x0, y0))
+        begin = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
+        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None, begin)
+        tile, tiles = job.first, walk.tiles()
+        if cutlass.const_expr(plan.cluster_size > 1):
+            tile = tile * plan.cluster_size + cute.arch.block_idx_in_cluster()
+            tiles = tiles * plan.cluster_size
+        work = (tile, tiles, job.own_slice, job.slices)
+        if parallel.join(plan, loop.sums, workspace, work, group * 128 + thread) != 0:
+            epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
     elif cutlass.const_expr(plan.pingpong):
         alternate(plan, loop, store, turn, vectors, walk, job, (group, thread))
     else:

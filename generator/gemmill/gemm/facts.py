@@ -204,6 +204,17 @@ class Facts:
         return self.config.design.tile_scheduler is TileScheduler.SPLIT_K
 
     @property
+    def split_k_parallel(self) -> bool:
+        """Whether CTAs of several clusters share one tile, each with a slice of K."""
+        return self.config.design.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL
+
+    @property
+    def split_tile(self) -> tuple[int, int] | None:
+        """Rows and columns of D of a cluster's tile, where slices of K meet in a workspace."""
+        m, n = self.cluster_x * self.tile_x, self.cluster_y * self.tile_y
+        return None if not self.split_k_parallel else (n, m) if self.swap_ab else (m, n)
+
+    @property
     def consumer_groups(self) -> int:
         """Warp groups that multiply."""
         return CONSUMER_GROUPS[self.config.design.kernel_schedule]

@@ -18,6 +18,9 @@ class Job(Packed):
     step: Int32
     k_first: Int32
     k_steps: Int32
+    own_slice: Int32
+    """Which slice of K these steps are."""
+    slices: Int32
 
 
 @dataclass

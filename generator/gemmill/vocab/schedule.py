@@ -42,6 +42,9 @@ class TileScheduler(StrEnum):
     SPLIT_K = "splitk"
     """a cluster's CTAs take equal slices of K of one tile; partial sums meet in distributed shared memory, in a fixed
     order"""
+    SPLIT_K_PARALLEL = "splitkparallel"
+    """CTAs, or clusters that share loads, take equal slices of K of one tile; partial sums meet in global memory, and who
+    comes last adds them in a fixed order"""
 
 
 class RasterOrder(StrEnum):

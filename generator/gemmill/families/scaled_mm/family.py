@@ -52,7 +52,12 @@ CUTEDSL = replace(
     seconds=lambda _: _DSL_SECONDS,
     unit_seconds=_DSL_UNIT_SECONDS,
     unit_size=32,  # whose import takes as long as one or two of them
-    dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.export", arguments="gemmill_scaled_mm_args", facts=Plan),
+    dsl=DslBody(
+        entry="gemmill.families.scaled_mm.dsl.export",
+        arguments="gemmill_scaled_mm_args",
+        facts=Plan,
+        split=lambda plan: plan.split_tile,
+    ),
 )
 OWN = replace(
     CUTEDSL,

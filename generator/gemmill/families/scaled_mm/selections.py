@@ -243,6 +243,8 @@ def _kernels(
         yield _config(gemm, row, swap_ab=True)
     for (tile, schedule, stages), splits in product(tables.split_k, sm90.SPLITS):
         yield _split_k(gemm, tile, schedule, stages, splits)
+    for row, splits in product(tables.parallel, sm90.PARALLEL_SPLITS):
+        yield _config(gemm, row, tile_scheduler=TileScheduler.SPLIT_K_PARALLEL, launch=Launch(splits=splits))
 
 
 def _dsl_kernels(gemm: Gemm, tables: sm90.Tables) -> Iterator[KernelConfig]:

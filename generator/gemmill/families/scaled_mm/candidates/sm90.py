@@ -27,6 +27,8 @@ class Tables:
     """for few rows, computed with swap_ab"""
     split_k: tuple[SplitKRow, ...] = ()
     """for few rows, with K divided among the CTAs of a cluster"""
+    parallel: tuple[Row, ...] = ()
+    """for few tiles and a long K, which is divided among CTAs that no cluster binds"""
 
     def at_half_depth(self) -> "Tables":
         """The same schedules for operands of 16 bits, with half the elements along K: as many bytes."""
@@ -39,6 +41,7 @@ class Tables:
             wide=tuple(map(halved, self.wide)),
             low=tuple(map(halved, self.low)),
             narrow=tuple(map(halved, self.narrow)),
+            parallel=tuple(map(halved, self.parallel)),
             split_k=tuple(((m, n, k // 2), schedule, stages) for (m, n, k), schedule, stages in self.split_k),
         )
 
@@ -112,6 +115,7 @@ SPLIT_K: tuple[SplitKRow, ...] = (
 """Schedules for few rows of A, as (tile, schedule, stages). One or two CTAs fit an SM."""
 
 SPLITS = (1, 2, 3, 4, 8)
+PARALLEL_SPLITS = (2, 3, 4, 6, 8)
 RASTERS = (
     (RasterOrder.HEURISTIC, 1),
     (RasterOrder.ALONG_M, 2),

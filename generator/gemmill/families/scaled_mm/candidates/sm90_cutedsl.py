@@ -90,7 +90,14 @@ FEW = Tables(
 )
 """The schedules that the less frequent problems make do with."""
 
+PARALLEL = (
+    *(((128, y, 128), cluster, COOPERATIVE) for y, cluster in product((128, 192, 256), ((2, 1, 1), (1, 2, 1)))),
+    *(((256, y, 128), cluster, COOPERATIVE) for y, cluster in product((128, 160), ((2, 1, 1), (1, 2, 1)))),
+)
+"""Tiles for few tiles and a long K."""
+
 WIDEST = Tables(
+    parallel=PARALLEL,
     wide=(
         *(
             ((128, y, 128), cluster, COOPERATIVE)

@@ -23,9 +23,6 @@ from gemmill.gemm.walk import Job, Walk, rows_back, walk_over
 class ScaledMm:
     """One kernel, and the function that launches it. Raises ValueError for a config that it cannot be made of."""
 
-    workspace_bytes = 0
-    """Partial sums meet in distributed shared memory: no kernel needs a workspace."""
-
     def __init__(self, config: KernelConfig) -> None:
         self.plan = Plan(config)
         self.x_type = ELEMENT_OF[self.plan.x_dtype]
@@ -73,7 +70,7 @@ class ScaledMm:
             a_scales, b_scales, a_scale_stride_m, a_scale_stride_k, b_scale_stride_n, b_scale_stride_k
         )
         settings = (raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights)
-        self.enqueue((a, b, d), (lda, ldb, ldd), vectors, scales, settings, stream)
+        self.enqueue((a, b, d, workspace), (lda, ldb, ldd), vectors, scales, settings, stream)
         return Int32(0)
 
     @cute.jit
@@ -87,7 +84,7 @@ class ScaledMm:
         stream: cuda.CUstream,
     ):
         """Enqueues one GEMM as `__call__` does, with what the epilogue reads in one value."""
-        (a, b, d), (lda, ldb, ldd) = operands, strides
+        (a, b, d, workspace), (lda, ldb, ldd) = operands, strides
         m, n, k = vectors.m, vectors.n, vectors.k
         raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights = settings
         plan = self.plan
@@ -125,6 +122,10 @@ class ScaledMm:
         tiles_y = cute.ceil_div(size_y, plan.tile_y * plan.cluster_y)
         if cutlass.const_expr(plan.split_k):
             grid_x, cluster_size = tiles_x * tiles_y * splits, splits
+        elif cutlass.const_expr(plan.split_k_parallel):
+            cluster_size = plan.cluster_size
+            slices = cutlass.max(1, cutlass.min(splits, cute.ceil_div(k, plan.tile_k)))  # none is empty
+            grid_x = tiles_x * tiles_y * slices * cluster_size
         else:
             cluster_size = plan.cluster_size
             grid_x = cutlass.min(sm_count * plan.ctas_of_sm // cluster_size, tiles_x * tiles_y) * cluster_size
@@ -146,7 +147,8 @@ class ScaledMm:
             constant_weights,
             d,
             ldd,
-            cute.fast_divmod_create_divisor_v2(cluster_size),
+            cute.fast_divmod_create_divisor_v2(slices if plan.split_k_parallel else cluster_size),
+            workspace,
         ).launch(
             grid=(grid_x, 1, 1),
             block=(plan.threads, 1, 1),
@@ -233,6 +235,7 @@ class ScaledMm:
         d: cute.Pointer,
         ldd: Int64,
         slices: cute.FastDivmodDivisorV2,
+        workspace: cute.Pointer,
     ):
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -273,12 +276,16 @@ class ScaledMm:
         k_steps = cute.ceil_div(vectors.k, plan.tile_k)
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
-        job = Job(block // plan.cluster_size, blocks // plan.cluster_size, Int32(0), k_steps)
+        job = Job(block // plan.cluster_size, blocks // plan.cluster_size, Int32(0), k_steps, Int32(0), Int32(1))
         rank = Int32(0)
         if cutlass.const_expr(plan.split_k):
             rank = cute.arch.block_idx_in_cluster()
             begin, end = k_steps * rank // slices, k_steps * (rank + 1) // slices
-            job = Job(block // slices, walk.tiles(), begin, end - begin)
+            job = Job(block // slices, walk.tiles(), begin, end - begin, rank, slices.divisor)
+        if cutlass.const_expr(plan.split_k_parallel):
+            tile, own = divmod(block // plan.cluster_size, slices)
+            begin, end = k_steps * own // slices, k_steps * (own + 1) // slices
+            job = Job(tile, walk.tiles(), begin, end - begin, own, slices.divisor)
 
         if warp >= first_producer:
             if cutlass.const_expr(plan.moves_registers):
@@ -309,6 +316,7 @@ class ScaledMm:
                 vectors,
                 walk,
                 job,
+                workspace,
             )
         if cutlass.const_expr(plan.split_k):
             cute.arch.cluster_arrive()

@@ -23,10 +23,12 @@ def dsl_arch(config: KernelConfig) -> Iterator[str]:
 
 
 def dsl_schedule(config: KernelConfig) -> Iterator[str]:
-    """The DSL kernel moves operands by TMA, and divides K among the CTAs of a cluster, which need no workspace."""
-    if config.backend is not Backend.CUTEDSL:
-        return
+    """The DSL kernel moves operands by TMA, and divides K among CTAs in one way or another."""
     s = config.design
+    if config.backend is not Backend.CUTEDSL:
+        if s.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL:
+            yield f"{s.tile_scheduler} is a scheduler of the cutedsl backend"
+        return
     if not s.kernel_schedule.uses_tma:
         yield f"the cutedsl backend has no {s.kernel_schedule} kernel: cutlass has the fallback"
     if s.tile_scheduler is TileScheduler.STREAM_K:

@@ -10,6 +10,8 @@ from gemmill.vocab import Accumulation, Arch, Backend, EpilogueKind, KernelSched
 WGMMA_ROWS = 64
 WGMMA_MOST_COLUMNS = 256
 PORTABLE_CLUSTER = 8
+MOST_SLICES = 16
+"""The most slices of K that no cluster binds."""
 ACCUMULATOR_REGISTERS = 208
 """Registers of a consumer thread that are left for sums, beside addresses and the epilogue. It can have 240
 (setmaxnreg)."""
@@ -107,7 +109,8 @@ def schedule_on_blackwell(config: KernelConfig) -> Iterator[str]:
 def scheduler_fits_schedule(config: KernelConfig) -> Iterator[str]:
     """Adding partial sums needs every consumer group on one tile, which pingpong does not have."""
     s = config.design
-    if s.tile_scheduler is TileScheduler.STREAM_K and s.kernel_schedule is not KernelSchedule.COOPERATIVE:
+    whole = (TileScheduler.STREAM_K, TileScheduler.SPLIT_K_PARALLEL)
+    if s.tile_scheduler in whole and s.kernel_schedule is not KernelSchedule.COOPERATIVE:
         yield f"{s.tile_scheduler} runs with the cooperative schedule, not {s.kernel_schedule}"
     if s.tile_scheduler is TileScheduler.SPLIT_K and s.kernel_schedule not in (
         KernelSchedule.COOPERATIVE,
@@ -135,13 +138,14 @@ def launch_settings(config: KernelConfig) -> Iterator[str]:
     launch, s = config.launch, config.design
     if launch.swizzle not in (1, 2, 4, 8):
         yield f"swizzle {launch.swizzle} is not 1, 2, 4 or 8"
-    if not 1 <= launch.splits <= (PORTABLE_CLUSTER if s.tile_scheduler is TileScheduler.SPLIT_K else 1):
+    divides_k = s.tile_scheduler in (TileScheduler.SPLIT_K, TileScheduler.SPLIT_K_PARALLEL)
+    most = {TileScheduler.SPLIT_K: PORTABLE_CLUSTER, TileScheduler.SPLIT_K_PARALLEL: MOST_SLICES}.get(s.tile_scheduler, 1)
+    if not 1 <= launch.splits <= most:
         yield (
-            f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 1 to {PORTABLE_CLUSTER}, the others 1"
+            f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 1 to {PORTABLE_CLUSTER}, "
+            f"split_k_parallel 1 to {MOST_SLICES}, the others 1"
         )
-    if s.tile_scheduler is TileScheduler.SPLIT_K and (
-        launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1
-    ):
+    if divides_k and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
         yield "split_k walks tiles in one order: raster order and swizzle do not apply"
     if not s.kernel_schedule.uses_tma and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
         yield f"{s.kernel_schedule} walks tiles in one order: raster order and swizzle do not apply"
