@@ -67,8 +67,8 @@ _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
 _OF_FOLDED_GROUPED = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
 """Nanoseconds for 64 columns of a tile of folded weights with scales in groups, by its rows of A.
 
-They are of CTAs that share a multiprocessor (docs/notes/blockscaled.md). Rows between take the time of the next. Slices of K cost a
-twentieth.
+They are of CTAs that share a multiprocessor (docs/notes/blockscaled.md). Rows between take the time of the next. Slices
+of K cost a twentieth.
 """
 
 _OF_PIECES = {
