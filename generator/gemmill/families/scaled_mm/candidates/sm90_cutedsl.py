@@ -1,7 +1,7 @@
 """Hopper: the schedules worth compiling with the CuTe DSL. Rows as in sm90.py.
 
 A variant costs a second or less, where one of CUTLASS costs twenty. Its tiles may be of any width that is a multiple of
-16. So there is one that just fills the SMs for most shapes (docs/notes/scaled_mm.md).
+16. So there is one that just fills the SMs for most shapes (docs/notes/tiles.md).
 """
 
 from itertools import product
