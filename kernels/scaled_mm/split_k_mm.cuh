@@ -96,7 +96,7 @@ struct SplitKMm {
     unsigned const tiles_m = (params.m + tile_m - 1) / tile_m;  // neighbours in time share weights
     int const n0 = static_cast<int>(tile / tiles_m) * tile_n;
     // The last tile moves back to lie within A; rows of two tiles are stored twice, with the same bits. To fill what is
-    // beyond A with zeros takes TMA longer than to load it (docs/notes/groups.md).
+    // beyond A with zeros takes TMA longer than to load it (docs/notes/tiles.md).
     int const m0 = min(static_cast<int>(tile % tiles_m) * tile_m, max(params.m - tile_m, 0));
     Slice const slice(params.k, rank, splits);
 

@@ -265,7 +265,7 @@ class Facts:
     def box_rows(self) -> int:
         """Rows of one box, where A is loaded box by box because it leaves boxes of the tile empty; 0 if never.
 
-        TMA takes longer to fill what is beyond A with zeros than to load it (docs/notes/groups.md).
+        TMA takes longer to fill what is beyond A with zeros than to load it (docs/notes/tiles.md).
         """
         if not self.swap_ab or self.cluster_size > 1:
             return 0

@@ -98,7 +98,7 @@ def rows_back(plan, at_m: Int32, m: Int32) -> Int32:
     """By how many rows the `at_m`-th tile of A moves back to lie within A, unless A is smaller than a tile.
 
     Rows that two tiles then share are stored twice, with the same bits. To fill what is beyond A with zeros takes TMA
-    longer than to load it: 40 % of a decode kernel's time (docs/notes/groups.md).
+    longer than to load it: 40 % of a decode kernel's time (docs/notes/tiles.md).
     """
     return cutlass.max(Int32(0), (at_m + 1) * plan.tile_m - cutlass.max(m, Int32(plan.tile_m)))
 

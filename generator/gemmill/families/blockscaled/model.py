@@ -3,7 +3,7 @@
 CTAs come in turns, as many at a time as a device has room for; what is left over comes last, and has multiprocessors to itself.
 A turn fills its stages, goes through its steps, and adds up partial sums. Two things limit a call: the steps, in which codes are
 widened and multiplied, and memory. Part of the lesser is not hidden. On Hopper the constants are fitted to times of an
-H200 (docs/notes/fp4_weights.md). On Blackwell they are predictions from the peak of its tensor core. Tables of measured
+H200 (docs/notes/blockscaled.md). On Blackwell they are predictions from the peak of its tensor core. Tables of measured
 shapes have the last word.
 """
 

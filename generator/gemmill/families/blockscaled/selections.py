@@ -96,7 +96,7 @@ _TILES = _by_warpgroups(
     (256, 1, 2, 3),
 )
 """Two groups of 96 rows and more leave too few registers, as do wider stages of few rows. The tensor core's products would be
-serialised. docs/notes/fp4_weights.md has the times of others too.
+serialised. docs/notes/blockscaled.md has the times of others too.
 """
 
 
@@ -118,7 +118,7 @@ _FOLDED_TILES = _by_warpgroups(
     (256, 1, 1, 5),
 )
 _GROUPED_WARP_TILES = _by_warps((1, 8, 4, 1, 6), (2, 8, 4, 1, 5), (1, 16, 4, 1, 6))
-"""With scales of rows warps were the fastest nowhere (docs/notes/folded.md)."""
+"""With scales of rows warps were the fastest nowhere (docs/notes/blockscaled.md)."""
 _GROUPED_TILES = _by_warpgroups((16, 1, 1, 9), (64, 1, 1, 6), (128, 1, 1, 6))
 _F16_TILES = _by_warpgroups((16, 1, 1, 9), (64, 1, 1, 6), (256, 1, 1, 5))
 

@@ -1,4 +1,4 @@
-"""How long steps of kernels take: of packed and folded weights by times of an H200 (docs/notes/fp4_weights.md, folded.md)."""
+"""How long steps of kernels take: of packed and folded weights by times of an H200 (docs/notes/blockscaled.md)."""
 
 from typing import NamedTuple
 
@@ -67,8 +67,8 @@ _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
 _OF_FOLDED_GROUPED = {8: 200, 16: 218, 32: 265, 64: 359, 128: 305}
 """Nanoseconds for 64 columns of a tile of folded weights with scales in groups, by its rows of A.
 
-They are of CTAs that share a multiprocessor (docs/notes/folded.md). Rows between take the time of the next. Slices of K cost a
-twentieth.
+They are of CTAs that share a multiprocessor (docs/notes/blockscaled.md). Rows between take the time of the next. Slices
+of K cost a twentieth.
 """
 
 _OF_PIECES = {
@@ -85,7 +85,7 @@ _OF_OTHER_FEW = {
     (8, 16): (4081, 335),
 }
 """Nanoseconds and permille for 128 columns of each of four warps, by the bits of a weight and rows of A. Those of 4 bits are
-from four times of 8192 x 8192 (docs/notes/fp4_weights.md)."""
+from four times of 8192 x 8192 (docs/notes/blockscaled.md)."""
 _OF_RING = {
     (8, 4, 3): (1309, 529),
     (8, 8, 4): (1161, 1000),

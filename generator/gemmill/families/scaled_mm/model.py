@@ -89,7 +89,7 @@ class Constants(NamedTuple):
     parting: float = 0.6285
     """The share that is added where rows are no multiples of 32 bytes: half of them begin within a sector."""
     filling: float = 3.178
-    """Bytes from L2 that one byte of zeros, in the place of rows beyond A, counts as (docs/notes/groups.md)."""
+    """Bytes from L2 that one byte of zeros, in the place of rows beyond A, counts as (docs/notes/tiles.md)."""
     fetched_bytes: float = 58.77
     """Bytes from memory, of an SM."""
     memory_bytes: float = 6868.0
