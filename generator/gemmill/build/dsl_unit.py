@@ -183,7 +183,7 @@ def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts 
     adapter = folder / f"{symbol}.cpp"
     adapter.write_text(emit_adapter(symbol, member["name"], header), encoding="utf-8")
     whole, depfile = folder / f"{symbol}.whole.o", folder / f"{symbol}.d"
-    # One object with one symbol, as nvcc makes it. Names without folders, since an error line goes into the manifest.
+    # One object with one symbol and perhaps that of its workspace, as nvcc makes it. Names without folders, since an error line goes into the manifest.
     outputs = ["-MD", "-MF", depfile.name, "-r", "-nostdlib", adapter.name, exported.name, "-o", whole.name]
     done = request.run([*request.adapter, *outputs])
     if done.returncode != 0:
@@ -192,7 +192,8 @@ def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts 
         if failure is not Failure.SOURCE:
             raise CompileError(first_error(message), failure)
         return first_error(message)
-    request.output([request.objcopy, f"--keep-global-symbol={symbol}", whole])
+    kept = (f"--keep-global-symbol={name}" for name in (symbol, f"{symbol}_workspace"))
+    request.output([request.objcopy, *kept, whole])
     known["facts"] = {f"{symbol}_kernel": facts}
     request.publish(whole, depfile, adapter, {member["key"]: member["name"]}, **known)
     exported.unlink()
