@@ -18,8 +18,8 @@ struct gemmill_cutedsl_module {
 // Makes a kernel ready on a device. Thread-safe, also while a graph is captured. Returns 0 or a cudaError_t.
 int32_t gemmill_cutedsl_load(gemmill_cutedsl_module* module, int32_t device);
 
-// Sets bytes to zero in the order of a stream. Returns 0 or a cudaError_t.
-int32_t gemmill_cutedsl_clear(void* bytes, int64_t count, void* stream);
+// A number that no earlier call of any process is likely to have had: 64 bits, not 0. Thread-safe.
+int64_t gemmill_ticket(void);
 
 }  // extern "C"
 

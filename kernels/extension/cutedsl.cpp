@@ -3,7 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <mutex>
+#include <random>
 
 namespace {
 
@@ -36,8 +38,13 @@ cudaError_t load(gemmill_cutedsl_module& module, int32_t device) {
 
 }  // namespace
 
-extern "C" int32_t gemmill_cutedsl_clear(void* bytes, int64_t count, void* stream) {
-  return cudaMemsetAsync(bytes, 0, static_cast<size_t>(count), static_cast<cudaStream_t>(stream));
+// SplitMix64 (Steele, Lea and Flood, 2014) from a random beginning.
+extern "C" int64_t gemmill_ticket(void) {
+  static std::atomic<uint64_t> state{(uint64_t{std::random_device{}()} << 32) ^ std::random_device{}()};
+  uint64_t z = state.fetch_add(0x9e3779b97f4a7c15u, std::memory_order_relaxed) + 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return static_cast<int64_t>((z ^ (z >> 31)) | 1);
 }
 
 extern "C" int32_t gemmill_cutedsl_load(gemmill_cutedsl_module* module, int32_t device) {

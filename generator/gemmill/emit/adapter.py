@@ -11,6 +11,8 @@ ADAPTER = "dsl/adapter.cpp.jinja"
 _ENTRY = re.compile(r"^void (\w+)\(void \*\*args, int32_t num_args\);", re.MULTILINE)
 _WRAPPER = re.compile(r"^static inline int32_t \w+_wrapper\(([^)]*)\) \{", re.MULTILINE)
 _PARAMETER = re.compile(r"\s*(\S.*?)\s*(\w+)\s*")
+_LOCAL = ("ticket",)
+"""Arguments that the adapter itself makes."""
 _LAUNCH = ("stream", "workspace", "device", "sm_count", "programmatic_launch", "constant_weights")
 """Fields of `gemmill_launch` in kernels/core/abi.h; others are the family's."""
 
@@ -53,6 +55,7 @@ def emit_adapter(symbol: str, name: str, exported: Exported) -> str:
         "load": f"_mlir_{symbol}_cuda_load_to_device",
         "entry": exported.entry,
         "split": dsl.split(dsl.facts(config)),
+        "tickets": any(name in _LOCAL for _, name in exported.parameters),
         "arguments": [_argument(type_, name) for type_, name in exported.parameters],
     }
     return render(ADAPTER, values)
@@ -60,7 +63,7 @@ def emit_adapter(symbol: str, name: str, exported: Exported) -> str:
 
 def _argument(c_type: str, name: str) -> str:
     """The address of an argument: a field of gemmill's structs of the same name, whose type the C++ compiler checks."""
-    field = f"how->{name}" if name in _LAUNCH else f"args->{name}"
+    field = f"how->{name}" if name in _LAUNCH else name if name in _LOCAL else f"args->{name}"
     if c_type.endswith("*") or name == "stream":
         return f"gemmill_cutedsl_pointer(&{field})"
     return f"gemmill_cutedsl_number<{c_type}>(&{field})"

@@ -30,7 +30,7 @@ def consume(
     vectors,
     walk: Walk,
     job: Job,
-    workspace: cute.Pointer,
+    meeting: tuple,
 ):
     """Each group multiplies and stores its part of every tile or, in pingpong, every second tile."""
     shared_x, shared_y, shared_d, shared_scales, shared_vectors, partial_sums = shared
@@ -55,16 +55,13 @@ def consume(
         epilogue.park(plan, loop.sums, partial_sums, (group, thread))
     elif cutlass.const_expr(plan.split_k_parallel):
         x0, y0, n0 = origin(plan, walk, job.first, part, vectors.m)
-        held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-        begin = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
-        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None, begin)
+        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None, None)
         tile, tiles = job.first, walk.tiles()
         if cutlass.const_expr(plan.cluster_size > 1):
             tile = tile * plan.cluster_size + cute.arch.block_idx_in_cluster()
             tiles = tiles * plan.cluster_size
         work = (tile, tiles, job.own_slice, job.slices)
-        if parallel.join(plan, loop.sums, workspace, work, group * 128 + thread) != 0:
-            epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
+        parallel.exchange(plan, loop.sums, vectors, meeting, work, (group, thread), (x0, y0))
     elif cutlass.const_expr(plan.pingpong):
         alternate(plan, loop, store, turn, vectors, walk, job, (group, thread))
     else:

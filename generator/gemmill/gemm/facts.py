@@ -118,7 +118,7 @@ class Facts:
     def overlapped(self) -> bool:
         """Whether a group promotes one K step's sums while its next one's multiplications run: two sets are needed."""
         registers = 3 * self.unit_registers + (2 * self.factors if self.grouped else 0)
-        alone = self.split_k or self.pingpong
+        alone = self.divides_k or self.pingpong
         return self.promoted and self.units == 1 and not alone and registers <= OVERLAP_REGISTERS
 
     @property
@@ -207,6 +207,11 @@ class Facts:
     def split_k_parallel(self) -> bool:
         """Whether CTAs of several clusters share one tile, each with a slice of K."""
         return self.config.design.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL
+
+    @property
+    def divides_k(self) -> bool:
+        """Whether a tile's sums are those of several CTAs: they are not stored by TMA."""
+        return self.split_k or self.split_k_parallel
 
     @property
     def split_tile(self) -> tuple[int, int] | None:
@@ -337,7 +342,7 @@ class Facts:
     @property
     def meets_end(self) -> bool:
         """Whether the main loop knows its last K step, so that the epilogue begins while it is multiplied."""
-        return not self.split_k and (not self.promoted or self.overlapped or self.factors_ahead)
+        return not self.divides_k and (not self.promoted or self.overlapped or self.factors_ahead)
 
     @property
     def stores_early(self) -> bool:
@@ -349,7 +354,7 @@ class Facts:
     @property
     def store_elements(self) -> int:
         """Elements of D waiting in shared memory."""
-        return 0 if self.split_k else self.consumer_groups * self.store_buffers * SLAB * self.store_columns
+        return 0 if self.divides_k else self.consumer_groups * self.store_buffers * SLAB * self.store_columns
 
     @property
     def group_m(self) -> int:
@@ -384,7 +389,7 @@ class Facts:
     @property
     def vector_words(self) -> int:
         """Words of shared memory that a group has for rows and columns of its epilogue."""
-        return 0 if self.split_k else len(self.m_fields) * self.group_m + len(self.n_fields) * self.group_n
+        return 0 if self.divides_k else len(self.m_fields) * self.group_m + len(self.n_fields) * self.group_n
 
     @property
     def prefetched(self) -> int:
@@ -426,7 +431,7 @@ class Facts:
         return self.x_bytes + self.y_bytes + 4 * self.scales + 16
 
     def _fixed_bytes(self, store_buffers: int) -> int:
-        boxes = 0 if self.split_k else store_buffers * SLAB * self.store_columns
+        boxes = 0 if self.divides_k else store_buffers * SLAB * self.store_columns
         return 1024 + self.consumer_groups * (2 * boxes + 4 * self.vector_words)  # the first: barriers
 
     def _stages_beside(self, store_buffers: int) -> int:

@@ -1,7 +1,12 @@
-"""Slices of K that no cluster binds: each CTA stores its sums, and the one that comes last of a tile's adds them all up.
+"""Slices of K that no cluster binds: each CTA stores its sums in the workspace, and adds up a share of the tile's from all.
 
-A slice's sums lie in the workspace as the threads of its consumer groups hold them, quad by quad. Threads of the same
-place read them again. Before them come the tiles' counters, which the host has set to zero.
+A slice's sums lie there as the threads of its consumer groups hold them, quad by quad; threads of the same place read them
+again. Before them come flags, one for each pair of slices of a tile. A slice that has stored sets its flags to the call's
+ticket; who has seen a flag sets it back, so that a CUDA graph can use the ticket again. Nothing has to be cleared before:
+what the workspace held is a ticket with a probability of 2^-64.
+
+CTAs of a tile have neighbouring numbers, and GPUs start them in that order. So those that wait for others are of one tile
+at a time, and the others get room as soon as tiles before them are done.
 """
 
 # mypy: ignore-errors
@@ -9,84 +14,117 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from gemmill.gemm import epilogue
 from gemmill.gemm.elements import ELEMENT_OF
+from gemmill.gemm.mainloop import column_offset, row_offset
 
-COUNTERS = 64
-"""The number of counters is a multiple of this many, so that sums begin at whole lines of 256 bytes."""
-
-def quads_at_once(plan) -> int:
-    """Loads of 16 bytes that a thread has under way: as many as registers are left for beside a tile's sums."""
-    return 16 if plan.slabs * plan.unit_registers <= 128 else 8
+LINE = 32
+"""The number of flags is a multiple of this many, so that sums begin at whole lines of 256 bytes."""
 
 
 @cute.jit
-def sums_of(plan: cutlass.Constexpr, workspace: cute.Pointer, tiles: Int32, slice_of_tile: Int64, thread: Int32):
-    """Where a thread's sums of one slice begin."""
-    counters = (tiles + COUNTERS - 1) // COUNTERS * COUNTERS
-    at = counters + slice_of_tile * (plan.tile_x * plan.tile_y) + thread * 4
-    return cute.recast_ptr(workspace + at, dtype=ELEMENT_OF[plan.sum_dtype]).align(16)
-
-
-def quad_of(sums: list, quads: int, i: int) -> cute.Tensor:
-    """The i-th four sums of a thread."""
-    return cute.make_tensor(sums[i // quads].iterator + i % quads * 4, cute.make_layout(4))
+def flag_of(workspace: cute.Pointer, work: tuple, writer: Int32, reader: Int32) -> Int64:
+    """The address of the flag by which one slice of a tile tells another that its sums are there."""
+    tile, _, _, slices = work
+    return workspace.toint() + 8 * ((Int64(tile) * slices + writer) * slices + reader)
 
 
 @cute.jit
-def join(plan: cutlass.Constexpr, sums: list, workspace: cute.Pointer, work: tuple, thread: Int32) -> Int32:
-    """Stores the sums of a slice. Returns 1 in the CTA that comes last of those of a tile, whose sums are then those over
-    all of K, else 0. `work` is (tile, tiles, slice, slices); `thread` is of all consumer groups.
+def sums_at(plan: cutlass.Constexpr, workspace: cute.Pointer, work: tuple, s: Int32, thread: Int32) -> cute.Pointer:
+    """Where a thread's sums of one slice of the tile begin."""
+    tile, tiles, _, slices = work
+    flags = (Int64(tiles) * slices * slices + LINE - 1) // LINE * (2 * LINE)  # in words of 4 bytes
+    at = flags + (Int64(tile) * slices + s) * (plan.tile_x * plan.tile_y) + thread * 4
+    return cute.recast_ptr(workspace + at, dtype=ELEMENT_OF[plan.sum_dtype])
 
-    Slices are added in the order of K, whoever comes last.
+
+def quad_at(plan, sums: cute.Pointer, i: Int32) -> cute.Tensor:
+    """The `i`-th four sums of a thread in the workspace."""
+    return cute.make_tensor((sums + i * (plan.consumers * 4)).align(16), cute.make_layout(4))
+
+
+@cute.jit
+def exchange(
+    plan: cutlass.Constexpr, sums: list, v, target: tuple, work: tuple, place: tuple, origin: tuple
+):
+    """Stores the sums of a slice, waits for those of the tile's others, and stores a share of D.
+
+    `work` is (tile, tiles, slice, slices), `target` (workspace, ticket, D, its leading dimension). Whoever adds, slices are
+    added in the order of K.
     """
-    tile, tiles, own, slices = work
+    workspace, ticket, d, ldd = target
+    group, thread_of_group = place
+    thread = group * 128 + thread_of_group
+    _, _, own, slices = work
     quads = plan.unit_registers // 4
-    count = plan.slabs * quads
-    mine = sums_of(plan, workspace, tiles, Int64(tile) * slices + own, thread)
-    for i in cutlass.range_constexpr(count):
-        cute.autovec_copy(
-            quad_of(sums, quads, i), cute.make_tensor((mine + i * plan.consumers * 4).align(16), cute.make_layout(4))
-        )
+    mine = sums_at(plan, workspace, work, own, thread)
+    for slab in cutlass.range_constexpr(plan.slabs):
+        for i in cutlass.range_constexpr(quads):
+            held = cute.make_tensor(sums[slab].iterator + i * 4, cute.make_layout(4))
+            cute.autovec_copy(held, quad_at(plan, mine, slab * quads + i))
     cute.arch.fence_acq_rel_gpu()
     cute.arch.barrier(barrier_id=3, number_of_threads=plan.consumers)
-    came = Int32(0)
-    if thread == 0:
-        counter = cute.recast_ptr(workspace, dtype=Int32) + tile
-        came = cute.arch.inline_ptx(
-            "atom.add.acq_rel.gpu.global.u32 {$w0}, [{$r0}], 1;",
-            write_only_types=[Int32],
-            read_only_args=[counter],
-        )
-    is_last = any_thread(plan, Int32(came == slices - 1))
-    if is_last != 0:
-        cute.arch.fence_acq_rel_gpu()
-        for slab in cutlass.range_constexpr(plan.slabs):
-            sums[slab].fill(0)
-        for s in cutlass.range(slices, unroll=1):
-            theirs = sums_of(plan, workspace, tiles, Int64(tile) * slices + s, thread)
-            for first in cutlass.range_constexpr(0, count, quads_at_once(plan)):
-                some = min(quads_at_once(plan), count - first)
-                loaded = cute.make_rmem_tensor(4 * some, sums[0].element_type)
-                for i in cutlass.range_constexpr(some):
-                    source = (theirs + (first + i) * plan.consumers * 4).align(16)
-                    cute.autovec_copy(
-                        cute.make_tensor(source, cute.make_layout(4)),
-                        cute.make_tensor(loaded.iterator + 4 * i, cute.make_layout(4)),
-                    )
-                for i in cutlass.range_constexpr(some):
-                    total = quad_of(sums, quads, first + i)
-                    for j in cutlass.range_constexpr(4):
-                        total[j] = total[j] + loaded[4 * i + j]
-    return is_last
+    if thread < slices:
+        tell(flag_of(workspace, work, own, thread), ticket)
+        await_ticket(flag_of(workspace, work, thread, own), ticket)
+    cute.arch.barrier(barrier_id=3, number_of_threads=plan.consumers)
+    cute.arch.fence_acq_rel_gpu()
+
+    pairs = plan.slabs * quads // 2
+    for pair in cutlass.range(pairs * own // slices, pairs * (own + 1) // slices, unroll=1):
+        total = cute.make_rmem_tensor(8, sums[0].element_type)
+        part = cute.make_rmem_tensor(8, sums[0].element_type)
+        total.fill(0)
+        for s in cutlass.range(slices, unroll=4):
+            theirs = sums_at(plan, workspace, work, s, thread)
+            for half in cutlass.range_constexpr(2):
+                read = cute.make_tensor(part.iterator + 4 * half, cute.make_layout(4))
+                cute.autovec_copy(quad_at(plan, theirs, pair * 2 + half), read)
+            for i in cutlass.range_constexpr(8):
+                total[i] = total[i] + part[i]
+        for half in cutlass.range_constexpr(2):
+            quad = pair * 2 + half
+            four = cute.make_tensor(total.iterator + 4 * half, cute.make_layout(4))
+            store_quad(plan, four, v, (d, ldd), (quad // quads, quad % quads, thread_of_group), origin)
 
 
 @cute.jit
-def any_thread(plan: cutlass.Constexpr, truth: Int32) -> Int32:
-    """Whether it is not 0 in any thread of the consumer groups, as 0 or 1."""
-    return cute.arch.inline_ptx(
-        "{\n.reg .pred one, any;\nsetp.ne.s32 one, {$r0}, 0;\n"
-        f"barrier.cta.red.or.pred any, 3, {plan.consumers}, one;\n"
-        "selp.s32 {$w0}, 1, 0, any;\n}",
-        write_only_types=[Int32],
-        read_only_args=[truth],
+def store_quad(plan: cutlass.Constexpr, total: cute.Tensor, v, target: tuple, place: tuple, origin: tuple):
+    """Finishes two neighbouring sums of each of a thread's two rows, and stores them."""
+    slab, block, thread = place
+    d, ldd = target
+    x0, y0 = origin
+    n = y0 + block * 8 + column_offset(0, thread % 32)
+    of_columns = [epilogue.of_column(plan, v, n + i) for i in range(2)]
+    out = cute.make_rmem_tensor(2, d.dtype)
+    for row in cutlass.range_constexpr(2):
+        m = x0 + row_offset(slab, row, thread)
+        if m < v.m and n < v.n:
+            of_m = epilogue.of_row(plan, v, m)
+            for i in cutlass.range_constexpr(2):
+                value = epilogue.finish(plan, total[2 * row + i], of_m, of_columns[i], v.scalars)
+                out[i] = value.to(d.dtype)
+            to = d + (Int64(m) * ldd + n)
+            if n + 1 < v.n:
+                cute.autovec_copy(out, cute.make_tensor(to.align(4), cute.make_layout(2)))
+            else:
+                epilogue.element_at(to, Int32(0))[0] = out[0]
+
+
+@cute.jit
+def tell(flag: Int64, ticket: Int64):
+    """Sets a flag after all that the thread has seen stored."""
+    cute.arch.inline_ptx("st.release.gpu.global.u64 [{$r0}], {$r1};", read_only_args=[flag, ticket])
+
+
+@cute.jit
+def await_ticket(flag: Int64, ticket: Int64):
+    """Waits until a flag is set, and sets it back."""
+    cute.arch.inline_ptx(
+        "{\n.reg .pred set;\n.reg .u64 found;\nagain:\n"
+        "ld.acquire.gpu.global.u64 found, [{$r0}];\n"
+        "setp.eq.u64 set, found, {$r1};\n"
+        "@!set bra again;\n"
+        "st.relaxed.gpu.global.u64 [{$r0}], 0;\n}",
+        read_only_args=[flag, ticket],
     )

@@ -33,7 +33,7 @@ def export(config: KernelConfig, symbol: str, folder: Path) -> tuple[Path, Path]
     arguments = [pointer(operand, 16), pointer(operand, 16), pointer(out, 16)]
     arguments += [pointer(Float32, 4), pointer(Float32, 4), pointer(out, 2), pointer(Int32, 4), pointer(Int32, 4)]
     arguments += [pointer(Float32, 16)]
-    arguments += [Int64(1)] * 3 + [Int32(1)] * 11 + [Int64(1)] * 4
+    arguments += [Int64(1)] * 4 + [Int32(1)] * 11 + [Int64(1)] * 4
     compiled = cute.compile(kernel, *arguments, make_fake_stream(), options=f"--host-target '{HOST_TARGET}'")
     folder.mkdir(parents=True, exist_ok=True)
     compiled.export_to_c(file_path=str(folder), file_name=symbol, function_prefix=symbol)

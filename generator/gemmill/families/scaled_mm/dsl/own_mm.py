@@ -99,5 +99,5 @@ class OwnMm(ScaledMm):
         null = cute.make_ptr(Float32, 0, cute.AddressSpace.gmem, assumed_align=4)
         scales = producer.GroupScales(null, null, Int64(0), Int64(0), Int64(0), Int64(0))
         settings = (raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights)
-        self.enqueue((a, b, d, null), (lda, ldb, ldd), vectors, scales, settings, stream)
+        self.enqueue((a, b, d, null, Int64(0)), (lda, ldb, ldd), vectors, scales, settings, stream)
         return Int32(0)

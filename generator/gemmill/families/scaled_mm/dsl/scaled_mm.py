@@ -44,6 +44,7 @@ class ScaledMm:
         azp_adj: cute.Pointer,
         azp: cute.Pointer,
         workspace: cute.Pointer,
+        ticket: Int64,
         lda: Int64,
         ldb: Int64,
         ldd: Int64,
@@ -70,7 +71,7 @@ class ScaledMm:
             a_scales, b_scales, a_scale_stride_m, a_scale_stride_k, b_scale_stride_n, b_scale_stride_k
         )
         settings = (raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights)
-        self.enqueue((a, b, d, workspace), (lda, ldb, ldd), vectors, scales, settings, stream)
+        self.enqueue((a, b, d, workspace, ticket), (lda, ldb, ldd), vectors, scales, settings, stream)
         return Int32(0)
 
     @cute.jit
@@ -84,7 +85,7 @@ class ScaledMm:
         stream: cuda.CUstream,
     ):
         """Enqueues one GEMM as `__call__` does, with what the epilogue reads in one value."""
-        (a, b, d, workspace), (lda, ldb, ldd) = operands, strides
+        (a, b, d, workspace, ticket), (lda, ldb, ldd) = operands, strides
         m, n, k = vectors.m, vectors.n, vectors.k
         raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights = settings
         plan = self.plan
@@ -149,6 +150,7 @@ class ScaledMm:
             ldd,
             cute.fast_divmod_create_divisor_v2(slices if plan.split_k_parallel else cluster_size),
             workspace,
+            ticket,
         ).launch(
             grid=(grid_x, 1, 1),
             block=(plan.threads, 1, 1),
@@ -236,6 +238,7 @@ class ScaledMm:
         ldd: Int64,
         slices: cute.FastDivmodDivisorV2,
         workspace: cute.Pointer,
+        ticket: Int64,
     ):
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -316,7 +319,7 @@ class ScaledMm:
                 vectors,
                 walk,
                 job,
-                workspace,
+                (workspace, ticket, d, ldd),
             )
         if cutlass.const_expr(plan.split_k):
             cute.arch.cluster_arrive()

@@ -112,6 +112,8 @@ def scheduler_fits_schedule(config: KernelConfig) -> Iterator[str]:
     whole = (TileScheduler.STREAM_K, TileScheduler.SPLIT_K_PARALLEL)
     if s.tile_scheduler in whole and s.kernel_schedule is not KernelSchedule.COOPERATIVE:
         yield f"{s.tile_scheduler} runs with the cooperative schedule, not {s.kernel_schedule}"
+    if s.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL and s.swap_ab:
+        yield f"{s.tile_scheduler} stores pairs of columns of D, which are rows of the tile with swap_ab"
     if s.tile_scheduler is TileScheduler.SPLIT_K and s.kernel_schedule not in (
         KernelSchedule.COOPERATIVE,
         KernelSchedule.BASIC,
