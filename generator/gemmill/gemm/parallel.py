@@ -20,6 +20,8 @@ from gemmill.gemm.mainloop import column_offset, row_offset
 
 LINE = 32
 """The number of flags is a multiple of this many, so that sums begin at whole lines of 256 bytes."""
+AT_ONCE = 2
+"""Pairs of quads, of 16 columns each, whose sums a thread loads together."""
 
 
 @cute.jit
@@ -54,6 +56,7 @@ def exchange(
     """
     workspace, ticket, d, ldd = target
     group, thread_of_group = place
+    x0, y0 = origin
     thread = group * 128 + thread_of_group
     _, _, own, slices = work
     quads = plan.unit_registers // 4
@@ -70,45 +73,49 @@ def exchange(
     cute.arch.barrier(barrier_id=3, number_of_threads=plan.consumers)
     cute.arch.fence_acq_rel_gpu()
 
-    pairs = plan.slabs * quads // 2
-    for pair in cutlass.range(pairs * own // slices, pairs * (own + 1) // slices, unroll=1):
-        total = cute.make_rmem_tensor(8, sums[0].element_type)
-        part = cute.make_rmem_tensor(8, sums[0].element_type)
-        total.fill(0)
-        for s in cutlass.range(slices, unroll=4):
-            theirs = sums_at(plan, workspace, work, s, thread)
-            for half in cutlass.range_constexpr(2):
-                read = cute.make_tensor(part.iterator + 4 * half, cute.make_layout(4))
-                cute.autovec_copy(quad_at(plan, theirs, pair * 2 + half), read)
-            for i in cutlass.range_constexpr(8):
-                total[i] = total[i] + part[i]
-        for half in cutlass.range_constexpr(2):
-            quad = pair * 2 + half
-            four = cute.make_tensor(total.iterator + 4 * half, cute.make_layout(4))
-            store_quad(plan, four, v, (d, ldd), (quad // quads, quad % quads, thread_of_group), origin)
+    pairs = quads // 2
+    first, last = pairs * own // slices, pairs * (own + 1) // slices
+    for slab in cutlass.range_constexpr(plan.slabs):
+        rows = [x0 + row_offset(slab, row, thread_of_group) for row in range(2)]
+        of_rows = [epilogue.of_row(plan, v, m) for m in rows]
+        for pair in cutlass.range(first, last, AT_ONCE, unroll=1):
+            at = [cutlass.min(pair + i // 2, last - 1) * 2 + i % 2 for i in range(2 * AT_ONCE)]
+            columns = [y0 + i * 8 + column_offset(0, thread_of_group % 32) for i in at]
+            of_columns = [[epilogue.of_column(plan, v, n + c) for c in range(2)] for n in columns]
+            total = cute.make_rmem_tensor(4 * len(at), sums[0].element_type)
+            part = cute.make_rmem_tensor(4 * len(at), sums[0].element_type)
+            total.fill(0)
+            for s in cutlass.range(slices, unroll=4):
+                theirs = sums_at(plan, workspace, work, s, thread)
+                for i in cutlass.range_constexpr(len(at)):
+                    read = cute.make_tensor(part.iterator + 4 * i, cute.make_layout(4))
+                    cute.autovec_copy(quad_at(plan, theirs, slab * quads + at[i]), read)
+                for i in cutlass.range_constexpr(4 * len(at)):
+                    total[i] = total[i] + part[i]
+            for i in cutlass.range_constexpr(len(at)):
+                if pair + i // 2 < last:
+                    store_quad(plan, total, 4 * i, v, (d, ldd), (rows, columns[i]), (of_rows, of_columns[i]))
 
 
 @cute.jit
-def store_quad(plan: cutlass.Constexpr, total: cute.Tensor, v, target: tuple, place: tuple, origin: tuple):
+def store_quad(
+    plan: cutlass.Constexpr, total: cute.Tensor, first: cutlass.Constexpr, v, target: tuple, place: tuple, of: tuple
+):
     """Finishes two neighbouring sums of each of a thread's two rows, and stores them."""
-    slab, block, thread = place
     d, ldd = target
-    x0, y0 = origin
-    n = y0 + block * 8 + column_offset(0, thread % 32)
-    of_columns = [epilogue.of_column(plan, v, n + i) for i in range(2)]
+    rows, n = place
+    of_rows, of_columns = of
     out = cute.make_rmem_tensor(2, d.dtype)
     for row in cutlass.range_constexpr(2):
-        m = x0 + row_offset(slab, row, thread)
-        if m < v.m and n < v.n:
-            of_m = epilogue.of_row(plan, v, m)
-            for i in cutlass.range_constexpr(2):
-                value = epilogue.finish(plan, total[2 * row + i], of_m, of_columns[i], v.scalars)
-                out[i] = value.to(d.dtype)
-            to = d + (Int64(m) * ldd + n)
-            if n + 1 < v.n:
-                cute.autovec_copy(out, cute.make_tensor(to.align(4), cute.make_layout(2)))
-            else:
-                epilogue.element_at(to, Int32(0))[0] = out[0]
+        m = rows[row]
+        for i in cutlass.range_constexpr(2):
+            value = epilogue.finish(plan, total[first + 2 * row + i], of_rows[row], of_columns[i], v.scalars)
+            out[i] = value.to(d.dtype)
+        to = d + (Int64(m) * ldd + n)
+        if m < v.m and n + 1 < v.n:
+            cute.autovec_copy(out, cute.make_tensor(to.align(4), cute.make_layout(2)))
+        elif m < v.m and n < v.n:
+            epilogue.element_at(to, Int32(0))[0] = out[0]
 
 
 @cute.jit
