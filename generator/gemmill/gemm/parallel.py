@@ -46,9 +46,7 @@ def quad_at(plan, sums: cute.Pointer, i: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def exchange(
-    plan: cutlass.Constexpr, sums: list, v, target: tuple, work: tuple, place: tuple, origin: tuple
-):
+def exchange(plan: cutlass.Constexpr, sums: list, v, target: tuple, work: tuple, place: tuple, origin: tuple):
     """Stores the sums of a slice, waits for those of the tile's others, and stores a share of D.
 
     `work` is (tile, tiles, slice, slices), `target` (workspace, ticket, D, its leading dimension). Whoever adds, slices are

@@ -199,7 +199,7 @@ def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType]
     for operand, result in product(operands, results):
         if arch is Arch.SM90A and result in RESULTS_OF[operand]:
             tables = {DType.E4M3: sm90_cutedsl.CORE, DType.S8: sm90_cutedsl.FEW}.get(operand, sm90_cutedsl.PLAIN)
-            for config in _dsl_kernels(_gemm(operand, result), tables):
+            for config in _dsl_kernels(_gemm(operand, result), replace(tables, parallel=())):
                 yield with_own(config, traced)
         if operand.bits == 8 and result in OWN_RESULTS_OF[operand] and (operand.is_float or arch is Arch.SM90A):
             for config in _visitors(_gemm(operand, result), arch):

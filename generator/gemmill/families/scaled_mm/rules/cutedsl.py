@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from gemmill.families.scaled_mm.config import KernelConfig
+from gemmill.families.scaled_mm.own import OwnConfig
 from gemmill.gemm.facts import Facts
 from gemmill.vocab import Arch, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
@@ -29,6 +30,8 @@ def dsl_schedule(config: KernelConfig) -> Iterator[str]:
         if s.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL:
             yield f"{s.tile_scheduler} is a scheduler of the cutedsl backend"
         return
+    if isinstance(config, OwnConfig) and s.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL:
+        yield f"{s.tile_scheduler} is for the standard epilogues: others are given no workspace"
     if not s.kernel_schedule.uses_tma:
         yield f"the cutedsl backend has no {s.kernel_schedule} kernel: cutlass has the fallback"
     if s.tile_scheduler is TileScheduler.STREAM_K:

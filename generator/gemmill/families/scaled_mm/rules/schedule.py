@@ -141,7 +141,9 @@ def launch_settings(config: KernelConfig) -> Iterator[str]:
     if launch.swizzle not in (1, 2, 4, 8):
         yield f"swizzle {launch.swizzle} is not 1, 2, 4 or 8"
     divides_k = s.tile_scheduler in (TileScheduler.SPLIT_K, TileScheduler.SPLIT_K_PARALLEL)
-    most = {TileScheduler.SPLIT_K: PORTABLE_CLUSTER, TileScheduler.SPLIT_K_PARALLEL: MOST_SLICES}.get(s.tile_scheduler, 1)
+    most = {TileScheduler.SPLIT_K: PORTABLE_CLUSTER, TileScheduler.SPLIT_K_PARALLEL: MOST_SLICES}.get(
+        s.tile_scheduler, 1
+    )
     if not 1 <= launch.splits <= most:
         yield (
             f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 1 to {PORTABLE_CLUSTER}, "
