@@ -183,6 +183,27 @@ def test_no_build_is_a_note(home) -> None:
     assert (build.state, build.found, build.advice) == (State.NOTE, "none", "gemmill build --select smoke")
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "advice"),
+    [
+        ([(8, 0)], "no build will serve sm80a (A100): docs/not_there.md has what runs there instead"),
+        (
+            [(8, 9), (8, 9), (10, 3)],
+            "no build will serve sm89a (L4, L40S and RTX 4090), sm103a (B300): docs/not_there.md has what runs there instead",
+        ),
+        ([(13, 7)], "no build will serve sm137a: docs/not_there.md has what runs there instead"),
+        ([(8, 0), (9, 0)], "gemmill build --select smoke"),
+    ],
+)
+def test_gpus_that_no_build_serves(home, monkeypatch, capabilities, advice) -> None:
+    gpus = [SimpleNamespace(major=major, minor=minor) for major, minor in capabilities]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    _, build = extension.examine_builds()
+    assert (build.state, build.found, build.advice) == (State.NOTE, "none", advice)
+
+
 def test_a_named_build_that_is_not_there(home, monkeypatch) -> None:
     monkeypatch.setenv("GEMMILL_BUILD", "cafe")
     (finding,) = extension.examine_builds()

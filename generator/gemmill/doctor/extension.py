@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from gemmill import settings
 from gemmill.doctor.compilers import BuildError, architectures, find_toolchain
 from gemmill.doctor.finding import Finding, note, ok, problem
+from gemmill.doctor.machine import gpu_archs
 from gemmill.locations import installed
 from gemmill.manifest import Manifest, ManifestError, check_extension
 from gemmill.runtime.builds import UnfitPackageError, find_builds, read_build, resolve, serving
 from gemmill.runtime.driver import driver_cuda
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, named_gpu
 
 if TYPE_CHECKING:
     from gemmill.doctor.elf import Library
@@ -39,9 +40,17 @@ def examine_builds() -> Iterator[Finding]:
         return
     yield ok("home", f"{settings.home()}, {len(folders)} builds")
     if chosen is None:
-        yield note("build", "none", "gemmill build --select smoke")
+        yield note("build", "none", _without_a_build())
         return
     yield from examine_build(chosen)
+
+
+def _without_a_build() -> str:
+    """The advice of a machine that has no build: to make one, unless none would run on its GPUs."""
+    archs = gpu_archs()
+    if archs and not set(archs) & set(Arch):
+        return f"no build will serve {', '.join(map(named_gpu, archs))}: docs/not_there.md has what runs there instead"
+    return "gemmill build --select smoke"
 
 
 def examine_build(folder: Path) -> Iterator[Finding]:

@@ -48,14 +48,27 @@ def examine_torch() -> Iterator[Finding]:
 
 
 def _gpu(index: int, properties: object) -> Finding:
+    arch = _arch(properties)
     capability = (properties.major, properties.minor)  # type: ignore[attr-defined]
     found = (
         f"{index}: {properties.name}, capability {capability[0]}.{capability[1]}, "  # type: ignore[attr-defined]
         f"{properties.multi_processor_count} SMs, {properties.total_memory / 2**30:.0f} GiB"  # type: ignore[attr-defined]
     )
-    if capability in {arch.capability for arch in Arch}:
-        return ok("gpu", found)
-    return note("gpu", found, without_kernels(f"sm{capability[0]}{capability[1]}a"))
+    return ok("gpu", found) if arch in set(Arch) else note("gpu", found, without_kernels(arch))
+
+
+def gpu_archs() -> list[str]:
+    """The architectures of the GPUs that torch sees, as Arch spells one, each once; empty without torch or a GPU."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return list(dict.fromkeys(_arch(torch.cuda.get_device_properties(index)) for index in range(count)))
+
+
+def _arch(properties: object) -> str:
+    return f"sm{properties.major}{properties.minor}a"  # type: ignore[attr-defined]
 
 
 def examine_driver() -> Iterator[Finding]:

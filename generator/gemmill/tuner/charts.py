@@ -1,4 +1,4 @@
-"""The places of the marks of a sweep's charts, in an SVG's units.
+"""The places of the marks of a sweep's charts, in an SVG's units, and the squares of its maps.
 
 The report's template draws them. The drawing is one small file, without script or network.
 """
@@ -10,7 +10,6 @@ from typing import Any
 
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 18, 10, 30
-CELL_WIDTH, CELL_HEIGHT, ROW_LABEL = 58, 24, 150
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 """Marks of an axis of ratios, of which 1 is drawn darker."""
 
@@ -81,16 +80,10 @@ class Cell:
 
 
 def winner_map(rows: Sequence[str], columns: Sequence[int], cells: Mapping[tuple[str, int], Cell]) -> dict[str, Any]:
-    """Rows of weights, columns of M, a square for each shape that was measured."""
-    lefts = {column: ROW_LABEL + CELL_WIDTH * i for i, column in enumerate(columns)}
-    tops = {row: CELL_HEIGHT * (i + 1) for i, row in enumerate(rows)}
+    """Rows of weights, columns of M, a square for each shape that was measured and None for each that was not."""
     return {
-        "size": (ROW_LABEL + CELL_WIDTH * len(columns) + 4, CELL_HEIGHT * (len(rows) + 1) + 4),
-        "columns": [(left + CELL_WIDTH / 2, column) for column, left in lefts.items()],
-        "rows": [(ROW_LABEL - 6, top + 16, row) for row, top in tops.items()],
-        "square": (CELL_WIDTH - 2, CELL_HEIGHT - 2),
-        "cells": [(lefts[column], tops[row], cell) for (row, column), cell in cells.items()],
-        "middle": CELL_WIDTH / 2,
+        "columns": list(columns),
+        "rows": [(row, [cells.get((row, column)) for column in columns]) for row in rows],
     }
 
 

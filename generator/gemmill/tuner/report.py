@@ -80,7 +80,7 @@ def report_text(
     kinds = {
         name: PEER_KINDS[i % len(PEER_KINDS)] for i, name in enumerate(sorted({n for s in shapes for n in s.peers}))
     }
-    colours = _colours(shapes)
+    colours, numbers = _colours(shapes), _numbers(shapes)
     faults = [
         {"workload": str(workload), "name": name, "fault": finding.fault.value, "detail": finding.detail}
         for workload, found in sorted(record.faults.items())
@@ -100,13 +100,14 @@ def report_text(
             peers=kinds,
             winner_kinds={colour: words for words, colour in colours.items()},
             maps=[
-                (op, *_axes(members[0].tuning), _map(members, colours))
+                (op, *_axes(members[0].tuning), _map(members, colours, numbers))
                 for op in REGISTRY.measured
                 if (members := [s for s in shapes if s.workload.op == op])
             ],
             charts=_charts(shapes, kinds),
             shares=_shares(shapes),
-            rows=[_row(shape) for shape in shapes],
+            rows=[_row(shape, numbers) for shape in shapes],
+            variants=[_variant(name, number, shapes) for name, number in numbers.items()],
             faults=faults,
             errors=[(str(e.outcome.workload), e.outcome.error) for e in entries if e.outcome.error],
             agreements=agreements,
@@ -197,20 +198,23 @@ def _colours(shapes: Sequence[Shape]) -> dict[str, str]:
     return {words: WINNER_COLOURS[i % len(WINNER_COLOURS)] for i, words in enumerate(won)}
 
 
+def _numbers(shapes: Sequence[Shape]) -> dict[str, int]:
+    """The numbers of the variants that won, from 1. Texts of shapes have them in place of names, which are long."""
+    return {name: i + 1 for i, name in enumerate(dict.fromkeys(shape.decision.chosen for shape in shapes))}
+
+
 def _kind(shape: Shape) -> tuple[str, str]:
     """The kind of a shape's winner in words, and what a square shows of it."""
     kind, text = shape.sweep.shown(parse_name(shape.decision.chosen))
     return shape.sweep.kinds[kind], text
 
 
-def _map(shapes: Sequence[Shape], colours: Mapping[str, str]) -> dict[str, Any]:
+def _map(shapes: Sequence[Shape], colours: Mapping[str, str], numbers: Mapping[str, int]) -> dict[str, Any]:
     cells = {}
     for shape in shapes:
-        name = shape.decision.chosen
         words, text = _kind(shape)
-        ties = f", tied with {len(shape.decision.tied) - 1}" if len(shape.decision.tied) > 1 else ""
         cells[_weight(shape.workload), shape.workload.step] = Cell(
-            kind=colours[words], text=text, title=f"{shape.workload}: {shape.us:.2f} us{ties}\n{name}"
+            kind=colours[words], text=text, title=f"{shape.us:.2f} us, variant {numbers[shape.decision.chosen]}"
         )
     rows = list(dict.fromkeys(_weight(shape.workload) for shape in shapes))
     return winner_map(rows, sorted({shape.workload.step for shape in shapes}), cells)
@@ -233,10 +237,10 @@ def _shares(shapes: Sequence[Shape]) -> list[dict[str, Any]]:
         peers = [(s.workload.step, s.ratio) for s in members if s.ratio]
         floor = [(s.workload.step, s.floor_us / s.us) for s in members if s.floor_us]
         told = {"best peer / own": ("peer1", peers), "roofline / own": ("own", floor)}
-        lines = [Line(name=name, kind=f"{kind} only", points=points) for name, (kind, points) in told.items() if points]
+        lines = [Line(name=name, kind=kind, points=points) for name, (kind, points) in told.items() if points]
         if lines:
             step = members[0].tuning.bucketed.upper()
-            charts.append(log_chart(op, lines, step, "", "times our own", marks=RATIOS))
+            charts.append(log_chart(op, lines, step, "", marks=RATIOS) | {"told": ()})
     return charts
 
 
@@ -256,11 +260,19 @@ def _charts(shapes: Sequence[Shape], kinds: Mapping[str, str]) -> list[dict[str,
         if floor:
             lines.insert(0, Line(name="roofline", kind="floor", points=floor))
         step = members[0].tuning.bucketed.upper()
-        charts.append(log_chart(f"{op} {weights}", lines, step, "us"))
+        told = [
+            f"{line.name}, us by {step}: {', '.join(f'{x:g}: {_short(y)}' for x, y in line.points)}" for line in lines
+        ]
+        charts.append(log_chart(f"{op} {weights}", lines, step, "us") | {"told": told})
     return charts
 
 
-def _row(shape: Shape) -> dict[str, Any]:
+def _short(us: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{us:.3g}" if us < 1000 else f"{us:.0f}"
+
+
+def _row(shape: Shape, numbers: Mapping[str, int]) -> dict[str, Any]:
     decision = shape.decision
     runner_up = decision.ranked[1] if len(decision.ranked) > 1 else None
     return {
@@ -273,6 +285,14 @@ def _row(shape: Shape) -> dict[str, Any]:
         "behind": shape.ratio is not None and shape.ratio < 1,
         "floor": "-" if shape.floor_us is None else f"{shape.floor_us / shape.us:z.0%}",
         "change": "new" if decision.replaces else "",
-        "name": decision.chosen,
-        "compiler": REGISTRY.kernels_of(parse_name(decision.chosen)).compiler.value,
+        "variant": numbers[decision.chosen],
+    }
+
+
+def _variant(name: str, number: int, shapes: Sequence[Shape]) -> dict[str, Any]:
+    return {
+        "number": number,
+        "name": name,
+        "shapes": sum(shape.decision.chosen == name for shape in shapes),
+        "compiler": REGISTRY.kernels_of(parse_name(name)).compiler.value,
     }

@@ -63,14 +63,18 @@ _OTHERS = {
 """Products by compute capability that gemmill has no kernels for (NVIDIA's list of CUDA GPUs)."""
 
 
-def without_kernels(gpu_arch: str) -> str:
-    """A clause for a GPU that no kernel of gemmill's runs on: what it is, and who has kernels. `gpu_arch` is as Arch spells one."""
+def named_gpu(gpu_arch: str) -> str:
+    """A GPU that no kernel runs on, with the products it is in: `sm80a (A100)`. `gpu_arch` is as Arch spells one."""
     major_minor = gpu_arch.removeprefix("sm").rstrip("a")
     capability = (int(major_minor[:-1]), int(major_minor[-1]))
-    products = f" ({_OTHERS[capability]})" if capability in _OTHERS else ""
+    return f"{gpu_arch} ({_OTHERS[capability]})" if capability in _OTHERS else gpu_arch
+
+
+def without_kernels(gpu_arch: str) -> str:
+    """A clause for a GPU that no kernel of gemmill's runs on: what it is, and who has kernels. `gpu_arch` is as Arch spells one."""
     built = "; ".join(f"{arch} ({_BUILT_FOR[arch.capability]})" for arch in Arch)
     return (
-        f"gemmill has no kernels for this GPU, {gpu_arch}{products}: it builds for {built}; an engine's plugin leaves all layers to the engine, "
+        f"gemmill has no kernels for this GPU, {named_gpu(gpu_arch)}: it builds for {built}; an engine's plugin leaves all layers to the engine, "
         "and CPU tensors run the reference"
     )
 

@@ -74,13 +74,22 @@ def measured() -> Record:
 
 def test_report_holds_all_and_needs_nothing(measured) -> None:
     text = report_text(measured, agreements=[agreement(decisions(measured, 0), decisions(measured, 0))])
-    assert "<script src" not in text and not re.search(r"(src|href)=|url\(|@import", text), "it opens without network"
+    assert "<script src" not in text and not re.search(r"(src|href)=|url\((?!#)|@import", text), (
+        "it opens without network"
+    )
     assert "1 &lt; 2 &amp; wrong" in text and "_w2" in text
     assert "0 of 3 winners flip" in text
     assert "measured 2026-11-20 by <code>gemmill tune --tp 2</code>, commit 0123abcd45" in text
-    assert text.count("<td>nvcc</td>") == 3 and text.count("best peer / own: ") == 3, (
-        "a winner's compiler, a dot for each peer"
-    )
+    chosen = [d.chosen for d in decisions(measured, 0).values()]
+    assert text.count("<td>nvcc<td") == len(set(chosen)), "winners have their compilers"
+    assert all(len(re.findall(f"{name}\\b", text)) == 1 for name in chosen), "a name is there once"
+    found = re.findall(r'<g class="dots (\w+)" data-column="([^"]+)">(.*?)</g>', text)
+    assert [(kind, column, dots.count("<path")) for kind, column, dots in found] == [
+        ("peer1", "peer / own", 2),
+        ("own", "of roofline", 2),
+        ("own", "of roofline", 1),
+    ], "a dot for each shape, by the names of columns"
+    assert "<th>peer / own<th>of roofline<th" in text
     assert "0.957" in text, "45 us over 47 us: the peer is ahead"
     assert "1800 MHz, held by power cap" in text or "1800 to 1800 MHz, held by power cap" in text
     assert f"{4096 * 4096 / 4.21e12 * 1e6 / 5.9:.0%}" in text, "the fraction of the roofline"
@@ -97,10 +106,10 @@ def test_the_roofline_is_that_of_the_operands(op, operations) -> None:
 
 def test_every_kind_of_winner_has_a_colour(measured) -> None:
     text = report_text(measured)
-    used = set(re.findall(r'class="cell (\w+)"', text))
+    used = set(re.findall(r"<td class=(\w+) title", text))
     assert used and used <= set(WINNER_COLOURS), "of any family's kinds"
     for colour in WINNER_COLOURS:
-        assert text.count(f"--{colour}:") == 2 and f".cell.{colour} {{" in text, "light, dark, and where they are used"
+        assert text.count(f"--{colour}:") == 2 and f".{colour} {{" in text, "light, dark, and where they are used"
 
 
 def test_report_of_a_device_without_known_ceilings(measured) -> None:
@@ -124,10 +133,20 @@ def test_charts_are_wellformed_and_in_range() -> None:
     svg = ElementTree.fromstring(draw.log_chart(log_chart("two", lines, "M", "us")))
     circles = [e for e in svg.iter() if e.tag.endswith("circle")]
     assert len(circles) == 2 and all(0 <= float(c.get("cx")) <= 340 and 0 <= float(c.get("cy")) <= 210 for c in circles)
+    small = draw.small_chart(log_chart("two", lines, "M", "us") | {"told": ["a<b: 1: 5"]})
+    (path,) = (e for e in ElementTree.fromstring(small).iter() if e.get("class") == "line own")
+    places = [(int(x), int(y)) for x, y in re.findall(r"[ML](\d+) (\d+)", path.get("d"))]
+    assert places == [(int(float(c.get("cx"))), int(float(c.get("cy")))) for c in circles] and "a&lt;b: 1: 5" in small
     one = log_chart("one", [Line(name="one", kind="own", points=[(1, 5.0)])], "M", "us")
     ElementTree.fromstring(draw.log_chart(one))
     cells = {("4096 x 4096", 16): Cell(kind="splitk", text="64x16", title="a & b")}
-    assert "a &amp; b" in draw.winner_map(winner_map(["4096 x 4096"], [1, 16], cells))
+    drawn = draw.winner_map(winner_map(["4096 x 4096"], [1, 16], cells)).split("<tr>")
+    assert re.findall(r"<t[dh][^<]*", drawn[1]) == ["<td>", "<th>1", "<th>16\n"]
+    assert [cell.strip() for cell in re.findall(r"<t[dh][^<]*", drawn[2])] == [
+        "<th>4096 x 4096",
+        "<td>",
+        '<td class=splitk title="a &amp; b">64x16',
+    ]
 
 
 def test_prune_takes_the_fewest_kernels() -> None:

@@ -87,6 +87,7 @@ def test_the_report_of_the_site_is_made_of_its_journal() -> None:
     (path,) = (RESULTS.parents[1] / "docs" / "reports").iterdir()
     record = read_journal(RESULTS / f"{path.stem}.jsonl.xz")
     assert path.read_text() == report_text(record)
+    assert path.stat().st_size < 200_000, "the repository and the site carry it"
 
 
 def test_a_damaged_one(tmp_path) -> None:
