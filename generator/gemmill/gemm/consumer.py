@@ -60,8 +60,7 @@ def consume(
         if cutlass.const_expr(plan.cluster_size > 1):
             tile = tile * plan.cluster_size + cute.arch.block_idx_in_cluster()
             tiles = tiles * plan.cluster_size
-        work = (tile, tiles, job.own_slice, job.slices)
-        parallel.exchange(plan, loop.sums, vectors, meeting, work, (group, thread), (x0, y0))
+        parallel.exchange(plan, loop.sums, vectors, meeting, (tile, tiles), (group, thread), (x0, y0))
     elif cutlass.const_expr(plan.pingpong):
         alternate(plan, loop, store, turn, vectors, walk, job, (group, thread))
     else:

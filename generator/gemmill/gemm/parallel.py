@@ -46,17 +46,17 @@ def quad_at(plan, sums: cute.Pointer, i: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def exchange(plan: cutlass.Constexpr, sums: list, v, target: tuple, work: tuple, place: tuple, origin: tuple):
+def exchange(plan: cutlass.Constexpr, sums: list, v, meeting: tuple, tile_of_tiles: tuple, place: tuple, origin: tuple):
     """Stores the sums of a slice, waits for those of the tile's others, and stores a share of D.
 
-    `work` is (tile, tiles, slice, slices), `target` (workspace, ticket, D, its leading dimension). Whoever adds, slices are
-    added in the order of K.
+    `meeting` is (workspace, ticket, D, its leading dimension, slice, slices). Whoever adds, slices are added in the order
+    of K.
     """
-    workspace, ticket, d, ldd = target
+    workspace, ticket, d, ldd, own, slices = meeting
+    work = (*tile_of_tiles, own, slices)
     group, thread_of_group = place
     x0, y0 = origin
     thread = group * 128 + thread_of_group
-    _, _, own, slices = work
     quads = plan.unit_registers // 4
     mine = sums_at(plan, workspace, work, own, thread)
     for slab in cutlass.range_constexpr(plan.slabs):

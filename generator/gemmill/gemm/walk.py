@@ -18,9 +18,6 @@ class Job(Packed):
     step: Int32
     k_first: Int32
     k_steps: Int32
-    own_slice: Int32
-    """Which slice of K these steps are."""
-    slices: Int32
 
 
 @dataclass

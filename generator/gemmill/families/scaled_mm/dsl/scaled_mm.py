@@ -279,16 +279,16 @@ class ScaledMm:
         k_steps = cute.ceil_div(vectors.k, plan.tile_k)
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
-        job = Job(block // plan.cluster_size, blocks // plan.cluster_size, Int32(0), k_steps, Int32(0), Int32(1))
+        job = Job(block // plan.cluster_size, blocks // plan.cluster_size, Int32(0), k_steps)
         rank = Int32(0)
         if cutlass.const_expr(plan.split_k):
             rank = cute.arch.block_idx_in_cluster()
             begin, end = k_steps * rank // slices, k_steps * (rank + 1) // slices
-            job = Job(block // slices, walk.tiles(), begin, end - begin, rank, slices.divisor)
+            job = Job(block // slices, walk.tiles(), begin, end - begin)
         if cutlass.const_expr(plan.split_k_parallel):
-            tile, own = divmod(block // plan.cluster_size, slices)
-            begin, end = k_steps * own // slices, k_steps * (own + 1) // slices
-            job = Job(tile, walk.tiles(), begin, end - begin, own, slices.divisor)
+            tile, rank = divmod(block // plan.cluster_size, slices)
+            begin, end = k_steps * rank // slices, k_steps * (rank + 1) // slices
+            job = Job(tile, walk.tiles(), begin, end - begin)
 
         if warp >= first_producer:
             if cutlass.const_expr(plan.moves_registers):
@@ -319,7 +319,7 @@ class ScaledMm:
                 vectors,
                 walk,
                 job,
-                (workspace, ticket, d, ldd),
+                (workspace, ticket, d, ldd, rank, slices.divisor),
             )
         if cutlass.const_expr(plan.split_k):
             cute.arch.cluster_arrive()
