@@ -18,7 +18,8 @@ struct gemmill_cutedsl_module {
 // Makes a kernel ready on a device. Thread-safe, also while a graph is captured. Returns 0 or a cudaError_t.
 int32_t gemmill_cutedsl_load(gemmill_cutedsl_module* module, int32_t device);
 
-// A number that no earlier call of any process is likely to have had: 64 bits, not 0. Thread-safe.
+// A number that no earlier call of any process is likely to have had: 63 bits, then 1 where a wait for other CTAs is to end
+// after 20 s, 0 where it may last for ever. Not 0. Thread-safe.
 int64_t gemmill_ticket(void);
 
 }  // extern "C"

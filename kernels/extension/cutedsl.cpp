@@ -38,13 +38,18 @@ cudaError_t load(gemmill_cutedsl_module& module, int32_t device) {
 
 }  // namespace
 
+namespace gemmill {
+__attribute__((weak)) bool endless_waits();  // the extension's, which programs that `gemmill export` writes have not
+}
+
 // SplitMix64 (Steele, Lea and Flood, 2014) from a random beginning.
 extern "C" int64_t gemmill_ticket(void) {
   static std::atomic<uint64_t> state{(uint64_t{std::random_device{}()} << 32) ^ std::random_device{}()};
   uint64_t z = state.fetch_add(0x9e3779b97f4a7c15u, std::memory_order_relaxed) + 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return static_cast<int64_t>((z ^ (z >> 31)) | 1);
+  bool const endless = gemmill::endless_waits != nullptr && gemmill::endless_waits();
+  return static_cast<int64_t>(((z ^ (z >> 31)) & ~uint64_t{1}) | (endless ? 2 : 1));  // not 0
 }
 
 extern "C" int32_t gemmill_cutedsl_load(gemmill_cutedsl_module* module, int32_t device) {

@@ -20,6 +20,8 @@ from gemmill.gemm.mainloop import column_offset, row_offset
 
 LINE = 32
 """The number of flags is a multiple of this many, so that sums begin at whole lines of 256 bytes."""
+MOST_NS = 20_000_000_000
+"""The longest wait, as in kernels/core/patience.cuh."""
 AT_ONCE = 2
 """Pairs of quads, of 16 columns each, whose sums a thread loads together."""
 
@@ -124,12 +126,19 @@ def tell(flag: Int64, ticket: Int64):
 
 @cute.jit
 def await_ticket(flag: Int64, ticket: Int64):
-    """Waits until a flag is set, and sets it back."""
-    cute.arch.inline_ptx(
-        "{\n.reg .pred set;\n.reg .u64 found;\nagain:\n"
-        "ld.acquire.gpu.global.u64 found, [{$r0}];\n"
-        "setp.eq.u64 set, found, {$r1};\n"
-        "@!set bra again;\n"
-        "st.relaxed.gpu.global.u64 [{$r0}], 0;\n}",
-        read_only_args=[flag, ticket],
+    """Waits until a flag is set, and sets it back. Of an odd ticket it waits for 20 s at most, and then ends the kernel with
+    an error: another call has taken the same workspace."""
+    began, found = cute.arch.globaltimer(), look(flag)
+    while found != ticket:
+        if ticket & 1 == 1 and cute.arch.globaltimer() - began > MOST_NS:
+            cute.arch.inline_ptx("trap;")
+        found = look(flag)
+    cute.arch.inline_ptx("st.relaxed.gpu.global.u64 [{$r0}], 0;", read_only_args=[flag])
+
+
+@cute.jit
+def look(flag: Int64) -> Int64:
+    """What a flag has, and after it all that was stored before it."""
+    return cute.arch.inline_ptx(
+        "ld.acquire.gpu.global.u64 {$w0}, [{$r0}];", write_only_types=[Int64], read_only_args=[flag]
     )

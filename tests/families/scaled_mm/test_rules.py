@@ -35,6 +35,7 @@ SPLIT_K = {
     "stages": 4,
 }
 DSL = {"backend": Backend.CUTEDSL}
+PARALLEL = DSL | {"tile_scheduler": TileScheduler.SPLIT_K_PARALLEL, "kernel_schedule": KernelSchedule.COOPERATIVE}
 SPLIT_K_TAKES = (
     "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
 )
@@ -213,6 +214,31 @@ EXAMPLES = [
         SPLIT_K | {"kernel_schedule": KernelSchedule.PINGPONG},
         "splitk runs with the cooperative or basic schedule, not pingpong",
     ),
+    (
+        "scheduler_fits_schedule",
+        PARALLEL | {"kernel_schedule": KernelSchedule.PINGPONG},
+        "splitkparallel runs with the cooperative schedule, not pingpong",
+    ),
+    (
+        "scheduler_fits_schedule",
+        PARALLEL | {"swap_ab": True},
+        "splitkparallel stores pairs of columns of D, which are rows of the tile with swap_ab",
+    ),
+    (
+        "dsl_schedule",
+        PARALLEL | {"backend": Backend.CUTLASS},
+        "splitkparallel is a scheduler of the cutedsl backend",
+    ),
+    (
+        "launch_settings",
+        PARALLEL | {"splits": 17},
+        "splits=17 with the splitkparallel scheduler: split_k takes 1 to 8, split_k_parallel 1 to 16, the others 1",
+    ),
+    (
+        "launch_settings",
+        PARALLEL | {"swizzle": 2},
+        "split_k walks tiles in one order: raster order and swizzle do not apply",
+    ),
     ("launch_settings", {"swizzle": 3}, "swizzle 3 is not 1, 2, 4 or 8"),
     ("split_k", SPLIT_K | {"swap_ab": False}, SPLIT_K_TAKES),
     ("split_k", SPLIT_K | {"stages": None}, SPLIT_K_TAKES),
@@ -225,17 +251,17 @@ EXAMPLES = [
     (
         "launch_settings",
         {"splits": 2},
-        "splits=2 with the persistent scheduler: split_k takes 1 to 8, the others 1",
+        "splits=2 with the persistent scheduler: split_k takes 1 to 8, split_k_parallel 1 to 16, the others 1",
     ),
     (
         "launch_settings",
         SPLIT_K | {"splits": 0},
-        "splits=0 with the splitk scheduler: split_k takes 1 to 8, the others 1",
+        "splits=0 with the splitk scheduler: split_k takes 1 to 8, split_k_parallel 1 to 16, the others 1",
     ),
     (
         "launch_settings",
         SPLIT_K | {"splits": 9},
-        "splits=9 with the splitk scheduler: split_k takes 1 to 8, the others 1",
+        "splits=9 with the splitk scheduler: split_k takes 1 to 8, split_k_parallel 1 to 16, the others 1",
     ),
     (
         "launch_settings",
@@ -367,6 +393,7 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
         {"stages": 6},
         DSL,
         DSL | SPLIT_K,
+        PARALLEL | {"splits": 16, "cluster_shape_mnk": (2, 1, 1)},
         DSL | {"stages": 6, "cluster_shape_mnk": (1, 2, 1)},
         DSL | GROUPED,
         DSL | GROUPED | {"swap_ab": True, "stages": None},

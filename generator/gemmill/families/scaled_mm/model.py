@@ -204,7 +204,7 @@ def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
     joined = do.root(do.root(_fourth(body) + _fourth(pipeline) + _fourth(l2) + _fourth(fetched) + _fourth(memory)))
     slices = t.waves * do.pick(v.divides_k, c.meeting + c.meeting_element * tile_elements, 0.0)
     in_memory = (v.splits > 1) & (v.divides_k == 0)
-    slices = slices + do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
+    slices = slices + t.waves * do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
     return (c.begin + joined + slices) * (v.cost_permille / 1000.0)
 
 
