@@ -57,6 +57,11 @@ def holds_here() -> bool:
     return _everywhere if _thread.asks is None else _thread.asks
 
 
+def holds_everywhere() -> bool:
+    """Whether it is asked for in threads that do not say otherwise."""
+    return _everywhere
+
+
 def hold_here(asks: bool | None) -> bool | None:
     """Let this thread ask for it or not, or leave it to the process (None). Returns what it asked for before.
 

@@ -1,7 +1,6 @@
 """Batch invariance: the orders of variants, and the choices that hold one."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -176,7 +175,7 @@ def test_each_family_of_gemms_holds_one_order_in_every_class(family):
 
 
 def test_the_order_is_the_same_on_devices_with_other_numbers_of_multiprocessors(gemms):
-    table, invariance = gemms
+    _, invariance = gemms
     for n, k in ((4096, 4096), (2048, 16384), (640, 20_000)):
         orders = {
             invariance.orders[invariance.choose(call_of(m, n, k), sm_count)[0]]
@@ -292,14 +291,6 @@ def test_a_choice_says_its_order_and_the_others_differ(gemms):
 # Who asks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _free() -> Iterator[None]:
-    yield
-    holding.hold_everywhere(False)
-    holding.hold_here(None)
-
-
-@pytest.mark.usefixtures("_free")
 def test_blocks_nest_and_threads_do_not_see_one_another():
     seen: list[bool] = []
 
@@ -322,7 +313,6 @@ def test_blocks_nest_and_threads_do_not_see_one_another():
     assert holding.holds_here() and seen == [False, True]
 
 
-@pytest.mark.usefixtures("_free")
 def test_a_build_that_is_too_old_is_refused_in_a_sentence():
     old = holding.Holding(object(), lambda *_: (-1, Trust.MODEL), "0123456789ab")
     for ask in (gemmill.set_batch_invariant, lambda: gemmill.batch_invariant().__enter__()):
