@@ -138,7 +138,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", type=int, default=60, help="drawn shapes of each class")
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--weights", default="", help="NxK between commas, at each of --rows, in place of all others")
-    parser.add_argument("--rows", type=lambda text: [int(m) for m in text.split(",")], default=[1, 16, 64, 128, 512, 4096])
+    parser.add_argument(
+        "--rows", type=lambda text: [int(m) for m in text.split(",")], default=[1, 16, 64, 128, 512, 4096]
+    )
     parser.add_argument("--cpu", action="store_true", help="dry run: the reference, tiny shapes, and invented times")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no shape after so many seconds")

@@ -9,7 +9,6 @@ from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
 from gemmill.cli.output import console, print_json, short, table
 
-
 PAIRS = 100_000
 """Pairs that are compared where no end is given."""
 
@@ -65,6 +64,8 @@ def verify(
     import gemmill
     from gemmill.numerics.verify import device_words, verify_ops, verify_variants
 
+    if not batches:
+        o.refuse_without("--batch-invariant", pairs=pairs, seconds=seconds, seed=seed or None, family=families)
     if quick and filters:
         raise UsageError("--quick with --filter: it runs each op once, whatever the variants; leave one of them out")
     if not quick and not batches and not torch.cuda.is_available():
@@ -75,7 +76,6 @@ def verify(
         o.refuse_beside("--batch-invariant", "it draws calls of its own", quick=quick or None, filter=filters)
         _verify_batches(pairs, seconds, seed, tuple(families or ()), build, as_json)
         return
-    o.refuse_without("--batch-invariant", pairs=pairs, seconds=seconds, seed=seed or None, family=families)
     loaded = gemmill.load(build)
     if quick:
         verdicts = list(verify_ops())

@@ -1,5 +1,6 @@
 """Engines' own settings of batch invariance, which turn on gemmill's contract in the whole process."""
 
+import contextlib
 import sys
 from importlib import import_module
 
@@ -23,10 +24,9 @@ def vllm_asks() -> bool:
 def sglang_asks() -> bool:
     """Whether SGLang was started with --enable-deterministic-inference; not before it has read its arguments."""
     for name, function in _ARGUMENTS:
-        try:
+        arguments = None
+        with contextlib.suppress(Exception):  # of another release, or not read yet
             arguments = getattr(sys.modules[name], function)()
-        except Exception:  # of another release, or not read yet
-            continue
         if arguments is not None:
             return bool(getattr(arguments, "enable_deterministic_inference", False))
     return False

@@ -27,8 +27,12 @@ from gemmill.space.selections import select
 
 POOL = 509
 """Rows of a subject: a prime that is no other size of a call, so that it tells which dimension of a tensor counts rows."""
+TILE_ROWS = 128
+"""Rows to whose multiples block-scaled formats pad their scales."""
 BATCHES = 24
 """Batches that are drawn of a subject."""
+FRUITLESS = 20
+"""Subjects after which a family is left out of which no call was made."""
 MOST_DIFFERENT = 20
 """Differences that are told; more are counted."""
 _POISONS = (float("nan"), float("inf"), float("-inf"))
@@ -92,6 +96,8 @@ class Subject:
         self._given = list(case.arguments(device))
         if not any(w and _rows_at(x) is not None for w, x in zip(self._written, self._given, strict=True)):
             raise _LeftOut(f"{self.op}: its results have no dimension of rows")
+        if any(_is_padded(name, x) for name, x in zip(self._names, self._given, strict=True)):
+            raise _LeftOut(f"{self.op}: its scales lie in tiles of rows, of which none can be moved alone")
         self.by_expert = "expert_offsets" in self._names
         self._gathers = "token_ids" in self._names and self._given[self._names.index("token_ids")] is not None
         self._alone = self._results_alone()
@@ -157,6 +163,7 @@ class Campaign:
         self._families = families
         self._pairs: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
+        self._fruitless: Counter[str] = Counter()
         self._two, self._poisoned, self._different = 0, 0, 0
         self._examples: list[str] = []
 
@@ -174,6 +181,7 @@ class Campaign:
                 try:
                     self._draw(Subject(entry, self._rng, self._limits, self._device))
                 except (_LeftOut, RuntimeError, ValueError) as error:
+                    self._fruitless[entry.family] += 1
                     self._left_out[f"{entry.family}: {str(error).splitlines()[0]}"] += 1
         return Pairs(
             pairs=dict(self._pairs),
@@ -197,14 +205,15 @@ class Campaign:
         for entry in self._known():
             if order_of(entry) is not None and (not self._families or entry.family in self._families):
                 by_family.setdefault(entry.family, []).append(entry)
-        by_family.pop("kv_cache", None)  # its ops have no dimension of rows alone
         if not by_family:
             raise ValueError(
                 f"no variant with an order of K to compare, of the families {', '.join(self._families) or 'of the build'}"
             )
-        while True:
-            for entries in by_family.values():
+        while by_family:
+            for name, entries in list(by_family.items()):
                 yield self._rng.choice(entries)
+                if self._fruitless[name] >= FRUITLESS and not self._pairs[name]:
+                    del by_family[name]  # of its ops none has a dimension of rows alone
 
     def _known(self) -> Sequence[KernelEntry]:
         if self._build is not None:
@@ -298,6 +307,12 @@ def _rows_at(x: Any) -> int | None:
     if not isinstance(x, Tensor):
         return None
     return next((at for at, size in enumerate(x.shape) if size == POOL), None)
+
+
+def _is_padded(name: str, x: Any) -> bool:
+    """Whether scales have more rows than the pool: they are swizzled, or padded."""
+    is_scale = "scale" in name or name.endswith("sf")
+    return is_scale and isinstance(x, Tensor) and -(-POOL // TILE_ROWS) * TILE_ROWS in x.shape
 
 
 def _dimension_of(x: Any) -> int:

@@ -386,6 +386,21 @@ def test_rows_of_a_layer_are_not_dealt_out_to_two_kernels_under_batch_invariance
         assert kernel._taken and kernel._split is None and len(asked) == 1
 
 
+def test_sglangs_deterministic_inference_is_gemmills_contract(served, monkeypatch) -> None:
+    """By the arguments that the server was started with."""
+    layer = linear.Linear(n=4096, k=4096, codes=E4M3, out_dtype=torch.bfloat16)
+    for is_set in (False, True):
+        module = ModuleType("sglang.srt.server_args")
+        module.get_global_server_args = lambda is_set=is_set: SimpleNamespace(enable_deterministic_inference=is_set)
+        monkeypatch.setitem(sys.modules, "sglang.srt.server_args", module)
+        assert sglang_plugin._may_serve() and holding.holds_here() is is_set
+    assert ops.explain(*layer.call(16)).held is not None
+    holding.hold_everywhere(False)
+    old = holding.Holding(object(), lambda *_: (-1, Trust.MODEL), served.build_id)
+    assert not sglang_plugin._may_serve() and not holding.holds_here()
+    del old
+
+
 def test_the_answer_about_a_layer_is_not_kept_for_the_other_mode(served) -> None:
     """A layer with unaligned columns has a variant, of which another order may be needed."""
     layer = linear.Linear(n=4096, k=4096, codes=torch.int8, out_dtype=torch.bfloat16, azp=True)
