@@ -28,6 +28,9 @@ ONE_SLICE = 0.2
 shapes up to 128 rows it says 1.030 in the mean and 1.77 at worst, measured were 1.005 and 1.14; above, one slice was the fastest at
 all 125 (H200, 2026-11-21, e4m3 of tune-h200-2026-11-21)."""
 
+ASKED = "batch invariance is asked for"
+"""What every refusal under the contract has in it."""
+
 _Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -88,7 +91,7 @@ class Invariance:
     def refusal(self, call: ShapedCall) -> str:
         """Why a call has no variant under the contract: a sentence that names what was asked, and what to do."""
         tuning = REGISTRY.choices[call.family]
-        asked = f"batch invariance is asked for, and of {tuning.describe(call.call_class)}"
+        asked = f"{ASKED}, and of {tuning.describe(call.call_class)}"
         held = self.held(call)
         if held is not None:
             return (
@@ -110,7 +113,7 @@ class Invariance:
         """Why a row of the table may not answer a call: its order is not the one that is held; None where it is."""
         held, order = self.held(call), self.orders[row]
         if held is None:
-            return "batch invariance is asked for, and no order can be held for such calls"
+            return f"{ASKED}, and no order can be held for such calls"
         if order == held.order:
             return None
         found = f"its order is {order}" if order is not None else "its bits may depend on the batch"
