@@ -175,14 +175,25 @@ def test_each_family_of_gemms_holds_one_order_in_every_class(family):
 
 
 def test_the_order_is_the_same_on_devices_with_other_numbers_of_multiprocessors(gemms):
-    _, invariance = gemms
-    for n, k in ((4096, 4096), (2048, 16384), (640, 20_000)):
-        orders = {
-            invariance.orders[invariance.choose(call_of(m, n, k), sm_count)[0]]
-            for m in (1, 64, 2048)
-            for sm_count in (16, 66, 78, 114, 132, 264)
-        }
-        assert len(orders) == 1
+    """Nor is the expected loss another, by which orders are compared."""
+    table, _ = gemms
+
+    def held_by(chosen_on: int, usual: int) -> list[object]:
+        found: list[object] = []
+        for n, k in ((4096, 4096), (2048, 16384), (640, 20_000), (256, 40_000)):
+            fresh, calls = (
+                Invariance(table, (), (), usual),
+                [call_of(m, n, k, operand="bfloat16") for m in (1, 64, 2048)],
+            )
+            orders = {fresh.orders[fresh.choose(call, chosen_on)[0]] for call in calls}
+            held = fresh.held(calls[0])
+            assert held is not None and orders == {held.order}
+            found.append(held)
+        return found
+
+    here = held_by(SM_COUNT, SM_COUNT)
+    assert all(held_by(sm_count, SM_COUNT) == here for sm_count in (16, 78, 114, 264))
+    assert held_by(78, 78) != here, "else this test can see nothing"
 
 
 def test_the_order_does_not_depend_on_the_number_of_rows_that_came_first():
@@ -196,6 +207,8 @@ def test_the_order_is_one_that_few_and_many_rows_can_have(gemms):
     held = invariance.held(call_of(1, 2048, 16384))
     assert held is not None
     assert str(held.order) == "wgmma to f32"  # slices take twice as long from 1000 rows on
+    of_bf16 = invariance.held(call_of(1, 2048, 16384, operand="bfloat16"))
+    assert of_bf16 is not None and of_bf16.order == held.order
     assert 0.0 <= held.loss <= held.worst and held.worst_at in ROWS
     free = invariance.held(call_of(1, 8192, 8192))
     assert free is not None and free.loss < 0.01
