@@ -11,6 +11,7 @@ from gemmill.family import ShapedCall
 from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
+from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.library import Build
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.space.selections import select
@@ -23,6 +24,7 @@ class TableOnly(Build):
         self.manifest = manifest
         self.table = table
         self.pinned = -1
+        self.invariance = Invariance(table, (), (), 132)
 
     def pin(self, row: int) -> int:
         before, self.pinned = self.pinned, row

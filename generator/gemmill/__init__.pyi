@@ -6,6 +6,12 @@ from gemmill.families.moe.functions import *
 from gemmill.families.quant.functions import *
 from gemmill.families.scaled_mm.functions import *
 from gemmill.families.sparse_mm.functions import *
+from gemmill.runtime.holding import (
+    batch_invariant as batch_invariant,
+)
+from gemmill.runtime.holding import (
+    set_batch_invariant as set_batch_invariant,
+)
 from gemmill.runtime.ops import (
     active as active,
 )

@@ -6,6 +6,7 @@ Type checkers read them from `__init__.pyi`.
 from importlib import import_module
 
 from gemmill.registry import REGISTRY
+from gemmill.runtime.holding import batch_invariant, set_batch_invariant
 from gemmill.runtime.ops import (  # defines torch.ops.gemmill, which the functions call
     active,
     assume_constant_weights,
@@ -25,9 +26,11 @@ __all__ = [
     "__version__",
     "active",
     "assume_constant_weights",
+    "batch_invariant",
     "explain",
     "load",
     "serving_report",
+    "set_batch_invariant",
     "stats",
     "supports",
     "table_digest",

@@ -78,6 +78,11 @@ def constant_weights() -> bool:
     return os.environ.get("GEMMILL_CONSTANT_WEIGHTS") == "1"
 
 
+def batch_invariant() -> bool:
+    """GEMMILL_BATCH_INVARIANT: 1 asks for what `gemmill.batch_invariant` does, in all threads."""
+    return os.environ.get("GEMMILL_BATCH_INVARIANT") == "1"
+
+
 def tables() -> list[Path]:
     """GEMMILL_TABLES: tuned tables to prefer, files or folders of them, between colons."""
     return [

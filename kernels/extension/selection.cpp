@@ -38,6 +38,21 @@ std::atomic<Table const*> current_table{nullptr};
 std::atomic<uint64_t> generations{0};
 thread_local int64_t pinned_row = -1;
 
+// Batch invariance: choices are Python's (gemmill.runtime.invariance), and remembered here with the mode that they were made in.
+std::atomic<int64_t> held_everywhere{0};
+thread_local int64_t held_here = kNotAsked;
+std::atomic<void (*)(int64_t, Call const*, int64_t, Choice*)> choose_held{nullptr};
+std::atomic<int64_t (*)()> asked_here{nullptr};
+
+bool is_held() {
+  if (held_here == kNotAsked) {
+    auto const ask = asked_here.load(std::memory_order_acquire);
+    if (ask == nullptr) return false;
+    held_here = ask();
+  }
+  return (held_here == kAsProcess ? held_everywhere.load(std::memory_order_relaxed) : held_here) != 0;
+}
+
 constexpr int64_t kTrusts = 4;
 
 std::atomic<int64_t> most_noted{0}, least_trust_noted{0};
@@ -128,6 +143,13 @@ Choice choose_pinned(Table const& table, Chooser const& family, Call const& call
   return {-1, 0};
 }
 
+Choice choose_in_order(Table const& table, Chooser const& family, Call const& call, int64_t sm_count) {
+  Choice choice{-1, 3};
+  auto const choose = choose_held.load(std::memory_order_acquire);
+  if (choose != nullptr) choose(&family - table.families.data(), &call, sm_count, &choice);
+  return choice;
+}
+
 // Only where a choice is made, not where one is remembered: the hot path does not come here.
 void note(Table const& table, Chooser const& family, Call const& call, Choice const& choice) {
   if (choice.trust >= kTrusts) return;
@@ -142,6 +164,7 @@ struct CacheSlot {
   Call call;
   int64_t sm_count = 0;
   uint64_t generation = 0;
+  bool held = false;
   Choice choice;
 };
 
@@ -178,19 +201,22 @@ Row const* row_at(int64_t index) {
 Choice choose(Family const& family, Call const& call, int64_t sm_count) {
   Table const* table = current_table.load(std::memory_order_acquire);
   if (table == nullptr) return {-1, 0};
+  bool const held = is_held();
   if (pinned_row >= 0) {
     Chooser const* chooser = chooser_of(*table, family);
-    if (chooser != nullptr && pinned_row >= chooser->told.first && pinned_row < chooser->told.end) return choose_pinned(*table, *chooser, call);
+    if (chooser != nullptr && pinned_row >= chooser->told.first && pinned_row < chooser->told.end) {
+      return held ? choose_in_order(*table, *chooser, call, sm_count) : choose_pinned(*table, *chooser, call);
+    }
   }
   thread_local std::array<CacheSlot, 512> cache;
   CacheSlot& slot = cache[slot_of(call)];
-  bool const known = slot.generation == table->generation && slot.family == &family && slot.sm_count == sm_count;
+  bool const known = slot.generation == table->generation && slot.family == &family && slot.sm_count == sm_count && slot.held == held;
   if (known && same(slot.call, call)) return slot.choice;
   Chooser const* chooser = chooser_of(*table, family);
   if (chooser == nullptr) return {-1, 0};
-  Choice choice = choose_tuned(*table, *chooser, call);
-  if (choice.row < 0) choice = choose_by_model(*table, *chooser, call, sm_count);
-  slot = {&family, call, sm_count, table->generation, choice};
+  Choice choice = held ? choose_in_order(*table, *chooser, call, sm_count) : choose_tuned(*table, *chooser, call);
+  if (choice.row < 0 && !held) choice = choose_by_model(*table, *chooser, call, sm_count);
+  slot = {&family, call, sm_count, table->generation, held, choice};
   if (choice.row >= 0) note(*table, *chooser, call, choice);
   return choice;
 }
@@ -209,6 +235,15 @@ int64_t gemmill_pin(int64_t row) {
   int64_t before = gemmill::pinned_row;
   gemmill::pinned_row = row;
   return before;
+}
+
+void gemmill_hold(int64_t asks) { gemmill::held_here = asks; }
+
+void gemmill_hold_everywhere(int64_t asks) { gemmill::held_everywhere.store(asks); }
+
+void gemmill_set_holding(void (*choose)(int64_t, gemmill::Call const*, int64_t, gemmill::Choice*), int64_t (*asked)()) {
+  gemmill::choose_held.store(choose, std::memory_order_release);
+  gemmill::asked_here.store(asked, std::memory_order_release);
 }
 
 void gemmill_choose(int64_t family, gemmill::Call const* call, int64_t sm_count, gemmill::Choice* choice) {

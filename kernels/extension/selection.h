@@ -55,6 +55,9 @@ struct Model {
 };
 struct Family;
 
+// What a thread asks for, where the process decides; and where the extension has not asked Python yet. See gemmill.runtime.holding.
+constexpr int64_t kAsProcess = -1, kNotAsked = -2;
+
 struct Choice {
   int64_t row;    // index of the row, or -1 if no row takes the call
   int64_t trust;  // 0 pinned, 1 tuned at these sizes or a step above, 2 tuned near them or not exact, 3 by the model, 4 the only one of its class
@@ -80,6 +83,14 @@ __attribute__((visibility("default"))) void gemmill_set_table(gemmill::FamilyRow
                                                               gemmill::TunedRow const* tuned, int64_t tuned_count);
 // Pins a row for the calling thread; -1 ends that. Returns the row pinned before.
 __attribute__((visibility("default"))) int64_t gemmill_pin(int64_t row);
+// Asks for batch invariance in the calling thread (1), not (0), or as the process does (kAsProcess).
+__attribute__((visibility("default"))) void gemmill_hold(int64_t asks);
+// The same for threads that do not say.
+__attribute__((visibility("default"))) void gemmill_hold_everywhere(int64_t asks);
+// Who makes choices under that contract, for the family at a place in the table, and who says what a thread asks for.
+__attribute__((visibility("default"))) void gemmill_set_holding(void (*choose)(int64_t family, gemmill::Call const*, int64_t sm_count,
+                                                                               gemmill::Choice*),
+                                                                int64_t (*asked)());
 // The choice for a call of the family at a place in the table, without making it; for tests.
 __attribute__((visibility("default"))) void gemmill_choose(int64_t family, gemmill::Call const* call, int64_t sm_count,
                                                            gemmill::Choice* choice);

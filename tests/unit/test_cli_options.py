@@ -28,6 +28,7 @@ KEEPS: dict[tuple[str, str], set[str]] = {
     ("show", "--sass"): {"--source", "--select", "--arch", "--build"},
     ("export", "--hf"): {"--out", "--build"},
     ("verify", "--quick"): {"--build", "--json"},
+    ("verify", "--batch-invariant"): {"--pairs", "--seconds", "--seed", "--family", "--build", "--json"},
     ("fuzz", "--only"): {"--op", "--seed", "--gpu", "--timeout", "--build", "--json"},
     ("fuzz", "--cpu"): {"--op", "--seconds", "--calls", "--seed", "--only", "--jobs", "--timeout", "--json"},
     ("table show", "FILE"): {"--json"},
@@ -45,6 +46,7 @@ ADDS = {
         "--indexed",
         "--in-groups",
         "--all",
+        "--batch-invariant",
         "--json",
     },
     "verify": {"--json"},
@@ -71,6 +73,7 @@ VALUES = {
     "--only": "4",
     "--seconds": "1",
     "--calls": "2",
+    "--pairs": "2",
     "--seed": "3",
     "--timeout": "5",
     "--hidden": "1",
@@ -105,6 +108,10 @@ REFUSED: list[tuple[list[str], str]] = [
     (
         ["fuzz", "--only", "4", "--jobs", "2", "--cpu"],
         "--jobs with --only: it makes one call, leave --jobs out",
+    ),
+    (
+        ["verify", "--quick", "--pairs", "5"],
+        "--pairs without --batch-invariant: it means nothing there, add --batch-invariant or leave --pairs out",
     ),
     (
         ["fuzz", "--cpu", "--build", "x"],

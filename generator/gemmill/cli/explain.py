@@ -26,6 +26,12 @@ def explain(
     build: o.BuildOption = None,
     everything: Annotated[bool, typer.Option("--all", help="List every other variant with its reason.")] = False,
     as_json: o.JsonOption = False,
+    invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant", help="Hold one order of sums for every number of rows, and say what that costs."
+        ),
+    ] = False,
     **told: Any,
 ) -> None:
     """Say which variant a call gets, and why.
@@ -38,6 +44,8 @@ def explain(
 
         gemmill explain cutlass_scaled_mm -m 512 -n 4096 -k 4100 --dtype s8 --bias --lda 4112
 
+        gemmill explain cutlass_scaled_mm -m 16 -n 2048 -k 16384 --batch-invariant
+
         gemmill explain cutlass_scaled_mm_azp -m 16 -n 4096 -k 4096 --dtype s8 --azp token --json
 
         gemmill explain act_and_mul_per_block_quant -m 16 --hidden 14336 --activation gelu --group 64 --ue8m0
@@ -47,6 +55,7 @@ def explain(
     from gemmill.numerics.cases import cases_of_op
     from gemmill.registry import REGISTRY
     from gemmill.runtime.checks import check
+    from gemmill.runtime.holding import holds_here
     from gemmill.runtime.operands import of_arguments
     from gemmill.runtime.schemas import BY_NAME
     from gemmill.runtime.select import Trust, evidence_of, unbuilt_winner
@@ -65,7 +74,8 @@ def explain(
         raise UsageError(str(error)) from None
     loaded = gemmill.load(build)
     try:
-        choice = gemmill.explain(op, *given)
+        with gemmill.batch_invariant(invariant or holds_here()):
+            choice = gemmill.explain(op, *given)
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
     evidence = None if choice.measured is None else evidence_of(choice, loaded.tuned)
@@ -76,6 +86,10 @@ def explain(
                 "chosen": choice.entry and choice.entry.name,
                 "trust": choice.trust.name.lower(),
                 "measured": evidence,
+                "order": choice.held and str(choice.held.order),
+                "order_cost": choice.cost,
+                "order_loss": choice.held and choice.held.loss,
+                "refused": choice.refused,
                 "rejected": [{"name": other.name, "reason": other.reason} for other in choice.trace],
             }
         )
@@ -92,10 +106,25 @@ take(explain, questions().values())
 COMMAND = Panels
 
 
+def _of_order(choice: "Choice") -> str:
+    """The order that is held, and its expected cost."""
+    held = choice.held
+    if held is None:
+        return ""
+    here = f"{choice.cost - 1:z.1%} at this call, " if choice.cost is not None else ""
+    worst = f", {held.worst:z.1%} at worst (at {held.worst_at})" if held.worst_at else ""
+    return (
+        f"batch invariance holds the order: {held.order}; expected to cost {here}{held.loss:z.1%} in the mean over 1 to 4096 "
+        f"rows{worst}"
+    )
+
+
 def _print_choice(choice: "Choice", evidence: "Evidence | None", unbuilt: "Evidence | None", everything: bool) -> None:
     out = console()
     chosen = f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call"
-    out.print(chosen)
+    out.print(choice.refused or chosen)
+    if choice.held is not None:
+        out.print(_of_order(choice))
     if evidence is not None:
         row = evidence.row
         sizes = " x ".join(map(str, (choice.measured or row.sizes).values()))

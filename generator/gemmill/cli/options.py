@@ -147,6 +147,14 @@ def refuse_beside(mode: str, why: str, **given: object) -> None:
             raise UsageError(f"{option} with {mode}: {why}, leave {option} out")
 
 
+def refuse_without(mode: str, **given: object) -> None:
+    """Refuse options that mean something with `mode` alone, as `refuse_beside`. Raises UsageError for the first that was given."""
+    for name, value in given.items():
+        if value not in (None, False, [], ()):
+            option = f"--{name.strip('_').replace('_', '-')}"
+            raise UsageError(f"{option} without {mode}: it means nothing there, add {mode} or leave {option} out")
+
+
 def scheduler_of(address: str | None, *, trust_network: bool) -> "Scheduler | None":
     """The cluster that was named. Raises UsageError for one that anybody could use, and for trust without a cluster."""
     from gemmill.build.scheduler import Scheduler, SchedulerError

@@ -9,10 +9,36 @@ from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
 from gemmill.cli.output import console, print_json, short, table
 
+PAIRS = 100_000
+"""Pairs that are compared where no end is given."""
+
 
 def verify(
     quick: Annotated[bool, typer.Option("--quick", help="Run each op once; without a GPU, its CPU reference.")] = False,
     filters: o.FilterOption = None,
+    batches: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="Compare rows alone with the same rows in batches; without a GPU, of the reference.",
+        ),
+    ] = False,
+    pairs: Annotated[
+        int | None,
+        typer.Option(
+            "--pairs", min=1, help="With --batch-invariant: stop after so many pairs; 100000 if --seconds is not given."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0, help="With --batch-invariant: stop after this time.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="With --batch-invariant: another seed draws other pairs.")
+    ] = 0,
+    families: Annotated[
+        list[str] | None,
+        typer.Option("--family", metavar="NAME", help="With --batch-invariant: of this family; may be repeated."),
+    ] = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
@@ -30,18 +56,26 @@ def verify(
         gemmill verify --filter kernel_schedule=pingpong --json
 
         gemmill verify --quick
+
+        gemmill verify --batch-invariant --pairs 1000000 --json
     """
     import torch
 
     import gemmill
     from gemmill.numerics.verify import device_words, verify_ops, verify_variants
 
+    if not batches:
+        o.refuse_without("--batch-invariant", pairs=pairs, seconds=seconds, seed=seed or None, family=families)
     if quick and filters:
         raise UsageError("--quick with --filter: it runs each op once, whatever the variants; leave one of them out")
-    if not quick and not torch.cuda.is_available():
+    if not quick and not batches and not torch.cuda.is_available():
         raise UnavailableError(
             "verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference"
         )
+    if batches:
+        o.refuse_beside("--batch-invariant", "it draws calls of its own", quick=quick or None, filter=filters)
+        _verify_batches(pairs, seconds, seed, tuple(families or ()), build, as_json)
+        return
     loaded = gemmill.load(build)
     if quick:
         verdicts = list(verify_ops())
@@ -62,4 +96,45 @@ def verify(
         for verdict in failed:
             typer.echo(f"gemmill: {verdict.name}: {verdict.failures[0]}", err=True)
     if failed:
+        raise typer.Exit(ExitCode.CHECK_FAILED)
+
+
+def _verify_batches(
+    pairs: int | None, seconds: float | None, seed: int, families: tuple[str, ...], build: str | None, as_json: bool
+) -> None:
+    import torch
+
+    import gemmill
+    from gemmill.numerics.batches import ON_CPU, ON_GPU, Campaign, Limits
+    from gemmill.numerics.verify import device_words
+    from gemmill.registry import REGISTRY
+
+    for name in families:
+        if name not in REGISTRY.choices:
+            raise UsageError(f"--family {name}: there are {', '.join(REGISTRY.choices)}")
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        gemmill.load(build)
+    else:
+        o.refuse_beside("--batch-invariant", "without a GPU the ops run the reference, without a build", build=build)
+    most = PAIRS if pairs is None and seconds is None else pairs
+    limits = Limits(pairs=most, seconds=seconds, **(ON_GPU if has_gpu else ON_CPU))
+    try:
+        campaign = Campaign(
+            limits, seed=seed, families=families, tell=lambda text: typer.echo(f"gemmill: {text}", err=True)
+        )
+        found = campaign.run()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if as_json:
+        print_json(
+            {"where": device_words(), "ok": not found.different, "seed": seed, "total": found.total} | vars(found)
+        )
+    else:
+        rows = [(name, f"{count:,}") for name, count in found.pairs.items()]
+        title = f"{found.total:,} pairs of a row alone and in a batch, {device_words()}; {found.different} differ"
+        console().print(table(title, ["family", "pairs"], rows, right=["pairs"]))
+        for sentence in found.examples:
+            typer.echo(f"gemmill: {sentence}", err=True)
+    if found.different:
         raise typer.Exit(ExitCode.CHECK_FAILED)

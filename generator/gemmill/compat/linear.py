@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.runtime import ops, served
+from gemmill.runtime.holding import holds_here
 from gemmill.runtime.notices import LOG
 from gemmill.vocab import Arch
 
@@ -101,7 +102,7 @@ def refusal(layer: Layer) -> str | None:
     Loads a build if none is yet. Raises nothing.
     """
     try:
-        why, _ = _answer_of_build(layer, ops.active().build_id)
+        why, _ = _answer_of_build(layer, ops.active().build_id, holds_here())
     except Exception as error:  # the same
         why = unusable(error)
     if why is not None:
@@ -119,14 +120,17 @@ def _in_a_line(error: Exception) -> str:
 
 
 @cache
-def _answer_of_build(layer: Layer, build_id: str) -> tuple[str | None, str]:
-    """The reason why a build does not serve a layer, None if it does, and the variants that serve it."""
+def _answer_of_build(layer: Layer, build_id: str, _holds: bool) -> tuple[str | None, str]:
+    """The reason why a build does not serve a layer, None if it does, and the variants that serve it; of calls that hold one order,
+    or choose freely."""
     chosen = []
     for m in layer.rows:
         try:
             choice = ops.explain(*layer.call(m))
         except RuntimeError as error:
             return str(error).splitlines()[0], ""
+        if choice.refused is not None:
+            return choice.refused, ""
         if choice.entry is None:
             return f"build {build_id} has no variant for {m} rows of a {layer}: `gemmill build` compiles more", ""
         chosen.append(f"{choice.entry.name} ({choice.trust.name.lower()}) for {m} rows")
@@ -172,7 +176,7 @@ _passed: set[Hashable] = set()
 
 def take(layer: Layer, by: str, of: object | None = None, rows: str = "") -> None:
     """Note that gemmill serves a layer. `rows` says which, where it is not all."""
-    _, variants = _answer_of_build(layer, ops.active().build_id)
+    _, variants = _answer_of_build(layer, ops.active().build_id, holds_here())
     served.took(served.Kind(layer=str(layer), by=by, variants=variants, rows=rows), of)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from gemmill.compat import fp4_experts
+from gemmill.compat import fp4_experts, invariance
+from gemmill.runtime import served
 
 _GROUP = 16
 _PREFIXES = ("w13", "w2")
@@ -21,7 +22,9 @@ def around_fp4_experts_preparation(original: Callable[..., None], layer: Any, gr
     if group_size is None:
         group_size = getattr(getattr(layer, "quant_config", None), "group_size", _GROUP)
     made = None
-    if group_size == _GROUP and fp4_experts.are_asked_for() and _is_plain(layer):
+    if invariance.sglang_asks():
+        served.left("layer of experts of 4-bit weights", invariance.no_order(invariance.SGLANG))
+    elif group_size == _GROUP and fp4_experts.are_asked_for() and _is_plain(layer):
         parts = tuple(
             tuple(getattr(layer, f"{prefix}_{name}").data for name in ("weight", "weight_scale", "weight_scale_2"))
             for prefix in _PREFIXES

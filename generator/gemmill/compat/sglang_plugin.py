@@ -13,10 +13,11 @@ import torch
 
 import gemmill
 from gemmill import settings
-from gemmill.compat import deep_gemm, sglang_experts
+from gemmill.compat import deep_gemm, invariance, sglang_experts
 from gemmill.compat.deep_gemm.grouped import by_segments
 from gemmill.compat.experts import Scaled, experts_called
 from gemmill.compat.linear import BLOCK, Linear, called, guarded, packed_fp4, refusal, row_of, serves
+from gemmill.runtime import served
 
 Gemm = Callable[..., torch.Tensor]
 Layer = Any
@@ -61,8 +62,8 @@ def around_scaled_mm(
 
     shape, codes = mat_b.shape, mat_a.dtype
 
-    def layer() -> Linear:
-        return Linear(n=shape[1], k=shape[0], codes=codes, out_dtype=out_dtype)
+    def layer() -> Linear | None:
+        return Linear(n=shape[1], k=shape[0], codes=codes, out_dtype=out_dtype) if _may_serve() else None
 
     if mat_b.stride(0) != 1:
         return theirs()
@@ -89,7 +90,7 @@ def around_block_scaled_mm(
     shape, codes, scales = B.shape, A.dtype, (As.dtype, Bs.dtype)
 
     def layer() -> Linear | None:
-        if list(block_size) != [BLOCK, BLOCK] or scales != (torch.float32, torch.float32):
+        if not _may_serve() or list(block_size) != [BLOCK, BLOCK] or scales != (torch.float32, torch.float32):
             return None
         return Linear(n=shape[0], k=shape[1], codes=codes, out_dtype=output_dtype, blocks=True)
 
@@ -102,7 +103,8 @@ def around_fp4_preparation(original: Callable[[Layer], None], layer: Layer) -> N
     dtype = getattr(layer, "params_dtype", getattr(layer, "orig_dtype", torch.float32))
     linear = Linear(n=layer.weight.shape[0], k=2 * layer.weight.shape[1], codes=dtype, out_dtype=dtype, format="nvfp4")
     packed = None
-    if getattr(getattr(layer, "quant_config", None), "group_size", _FP4_GROUP) == _FP4_GROUP and not refusal(linear):
+    is_nvfp4 = getattr(getattr(layer, "quant_config", None), "group_size", _FP4_GROUP) == _FP4_GROUP
+    if is_nvfp4 and _may_serve() and not refusal(linear):
         packed = packed_fp4("nvfp4", layer.weight.data, layer.weight_scale.data)
     if packed is None:
         return original(layer)
@@ -155,7 +157,7 @@ def around_contiguous_experts(
 
     if recipe_a or recipe_b:
         return theirs()
-    return experts_called(lhs, rhs, out, "grouped_gemm_nt_f8f8bf16_contig", ours, theirs)
+    return experts_called(lhs, rhs, out, "grouped_gemm_nt_f8f8bf16_contig", ours, theirs, _stays)
 
 
 def around_masked_experts(
@@ -182,7 +184,7 @@ def around_masked_experts(
 
     if overlap_args or recipe_a or recipe_b:
         return theirs()
-    return experts_called(lhs, rhs, out, "grouped_gemm_nt_f8f8bf16_masked", ours, theirs)
+    return experts_called(lhs, rhs, out, "grouped_gemm_nt_f8f8bf16_masked", ours, theirs, _stays)
 
 
 def around_cutlass_experts(original: Callable[..., None], output: torch.Tensor, *given: Any) -> None:
@@ -203,7 +205,7 @@ def around_cutlass_experts(original: Callable[..., None], output: torch.Tensor, 
 
     if weights[0].stride(2) != 1:
         return theirs()
-    return experts_called((a, a_scales), weights, output, "fp8_blockwise_scaled_grouped_mm", ours, theirs)
+    return experts_called((a, a_scales), weights, output, "fp8_blockwise_scaled_grouped_mm", ours, theirs, _stays)
 
 
 _GEMMS = "sglang.srt.layers.quantization"
@@ -221,6 +223,17 @@ HOOKS: dict[str, Callable[..., Any]] = {
     "sglang.srt.layers.moe.cutlass_moe.fp8_blockwise_scaled_grouped_mm": around_cutlass_experts,
 }
 """The hooks, by the function that each is put around."""
+
+
+def _may_serve() -> bool:
+    """Whether SGLang does not ask for deterministic inference, or the build can hold one order, which is asked for then."""
+    if (why := invariance.of_sglang()) is not None:
+        served.left("layer of SGLang's", why)
+    return why is None
+
+
+def _stays() -> bool:
+    return not _may_serve()
 
 
 def _fp4_mm(

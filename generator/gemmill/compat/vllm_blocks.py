@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gemmill.compat import deep_gemm
+from gemmill.compat import deep_gemm, invariance
 from gemmill.compat.experts import Scaled, experts_called
+from gemmill.runtime import served
 
 MODULE = "vllm.utils.deep_gemm"
 _CONTIGUOUS, _MASKED = "m_grouped_fp8_gemm_nt_contiguous", "fp8_m_grouped_gemm_nt_masked"
@@ -35,7 +36,7 @@ def _before_contiguous(of_vllm: Gemm) -> Gemm:
 
         if len(named) > ("use_psum_layout" in named):
             return theirs()
-        return experts_called(a, b, d, _CONTIGUOUS, ours, theirs, _is_invariant)
+        return experts_called(a, b, d, _CONTIGUOUS, ours, theirs, _stays)
 
     return contiguous
 
@@ -49,7 +50,7 @@ def _before_masked(of_vllm: Gemm) -> Gemm:
         def theirs() -> Any:
             return of_vllm(a, b, d, masked_m, expected_m, **named)
 
-        return theirs() if named else experts_called(a, b, d, _MASKED, ours, theirs, _is_invariant)
+        return theirs() if named else experts_called(a, b, d, _MASKED, ours, theirs, _stays)
 
     return masked
 
@@ -61,8 +62,11 @@ BEFORE = {
 """The functions that are put before vLLM's."""
 
 
-def _is_invariant() -> bool:
-    return bool(import_module("vllm.envs").VLLM_BATCH_INVARIANT)
+def _stays() -> bool:
+    """Whether vLLM asks for batch invariance, and the build cannot hold it."""
+    if (why := invariance.of_vllm()) is not None:
+        served.left("layer of experts with scales in blocks", why)
+    return why is not None
 
 
 def put_before(deep_gemm: ModuleType) -> None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from gemmill import settings
-from gemmill.compat import fp4_experts, fused_fp4_experts
+from gemmill.compat import fp4_experts, fused_fp4_experts, invariance
 from gemmill.compat.vllm_blocks import replace
+from gemmill.runtime import served
 
 _PACKING = "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4"
 PREPARES = _PACKING, "prepare_nvfp4_moe_layer_for_marlin"
@@ -146,7 +147,10 @@ def _is_plain(layer: Any) -> bool:
     config = layer.moe_config
     parallel = config.moe_parallel_config
     is_alone = not (parallel.use_all2all_kernels or parallel.enable_eplb)
-    return is_alone and not (config.is_lora_enabled or import_module("vllm.envs").VLLM_BATCH_INVARIANT)
+    if invariance.vllm_asks():
+        served.left("layer of experts of 4-bit weights", invariance.no_order(invariance.VLLM))
+        return False
+    return is_alone and not config.is_lora_enabled
 
 
 def put_before() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.compat import invariance
 from gemmill.compat.linear import BLOCK, called, refusal
 from gemmill.compat.vllm_blocks import replace
 from gemmill.runtime import ops, served
@@ -126,7 +127,7 @@ def refusal_of(moe_config: Any, weight_key: Any, activation_key: Any) -> str | N
         dtype=config.in_dtype,
         blocks=blocks,
     )
-    return refusal(experts)
+    return invariance.of_vllm() or refusal(experts)
 
 
 def _has_blocks(weight: Any, activation: Any) -> bool | None:

@@ -7,7 +7,6 @@ tried. Where both read the same weights they are timed, and each serves the rows
 from functools import partial
 
 import torch
-import vllm.envs as envs
 from vllm import _custom_ops
 from vllm.model_executor.kernels.linear import (
     CutlassFp8BlockScaledMMKernel,
@@ -18,6 +17,7 @@ from vllm.model_executor.kernels.linear import (
 )
 
 import gemmill
+from gemmill.compat import invariance
 from gemmill.compat.contest import Split, by_rows, own_mm, split
 from gemmill.compat.linear import (
     BLOCK,
@@ -58,9 +58,7 @@ class _OnThisGpu:
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
         """Whether a build for this GPU is there."""
-        why = absence(compute_capability)
-        if envs.VLLM_BATCH_INVARIANT:
-            why = "gemmill chooses variants by the number of rows, and VLLM_BATCH_INVARIANT is set"
+        why = invariance.of_vllm() or absence(compute_capability)
         return (True, None) if why is None else _left(f"layer of {cls.__name__}", why)
 
 
@@ -74,7 +72,8 @@ def _contest(kernel: _OnThisGpu, kind: Linear, layer, *operands: torch.Tensor | 
     kernel._taken = first_call_passes(kind, call, *operands)
     if not kernel._taken:
         return
-    found = split(kind, _mm_of_vllm, *operands[1:])
+    # Rows of one layer are not dealt out to two kernels under the contract.
+    found = None if invariance.vllm_asks() else split(kind, _mm_of_vllm, *operands[1:])
     if found is not None and found.is_engines:
         kernel._taken = False
         served.left(str(kind), f"its kernel takes less time ({found.times})")

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmill import settings
-from gemmill.compat import vllm_blocks, vllm_fp4_experts, vllm_fused_experts, vllm_quant
+from gemmill.compat import invariance, vllm_blocks, vllm_fp4_experts, vllm_fused_experts, vllm_quant
 from gemmill.compat.linear import Linear, called, guarded
 from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
 from gemmill.runtime import notices, served
@@ -71,7 +71,8 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
         codes, out_dtype, weights, k = a_tensors.dtype, out_tensors.dtype, b_tensors.shape, a_tensors.shape[1]
 
         def layer() -> Linear | None:
-            if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
+            if (why := invariance.of_vllm()) is not None:
+                served.left(f"layer of {weights[0]} experts of FP8", why)
                 return None
             return Linear(n=out_tensors.shape[1], k=k, codes=codes, out_dtype=out_dtype, experts=weights[0])
 

@@ -15,6 +15,7 @@ from gemmill.family.declaration import (
 from gemmill.family.grammar import Field, Former, Grammar, Spelling, mark, number_after, words
 from gemmill.family.judging import Dense, Judged
 from gemmill.family.op import Op, OpSet
+from gemmill.family.order import ALONE, EXACT, Order
 from gemmill.family.registered import Registry
 from gemmill.family.schema import VLLM_PREFIX, Kind, OpSchema, Parameter
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When

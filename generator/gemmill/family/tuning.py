@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gemmill.family.order import Order
+
 if TYPE_CHECKING:
     from gemmill.family.sweep import Sweep
 
@@ -112,6 +114,9 @@ class Tuning:
     """Of a config and its kernel's index: a row for each class of calls."""
     needs: Callable[[Any], Needs | None] = lambda config: None
     """What a variant of a config launches of another family: without that it serves no call."""
+    order: Callable[[Any], Order | None] = lambda config: None
+    """The order in which a variant of a config sums along K; None where a row's bits may depend on the batch, or nobody has
+    shown that they do not."""
     describe: Callable[[int], str]
     """A class of calls in words."""
     differs: Callable[[int, int], str]

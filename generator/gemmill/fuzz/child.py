@@ -20,11 +20,14 @@ from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
+from gemmill.runtime.invariance import ASKED
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE
 from gemmill.tuner.bench import DEAD_CONTEXT, run
 from gemmill.tuner.protocol import first_line
 
 Found = dict[str, Any]
+HELD_SHARE = 8
+"""Of so many calls one holds the order of batch invariance."""
 
 
 class _Found(Exception):  # noqa: N818  (it is what happened)
@@ -121,9 +124,12 @@ class Child:
 
     def _call_legal(self, index: int, call: LegalCall, arguments: Arguments, memory: Memory) -> None:
         try:
-            self.call(index, call.op, arguments, memory)
+            with gemmill.batch_invariant(index % HELD_SHARE == 0):
+                self.call(index, call.op, arguments, memory)
         except Exception as error:
             self._see_whether_alive()
+            if self._spec.gpu and index % HELD_SHARE == 0 and ASKED in str(error):
+                raise _LeftOut from None
             if self._spec.gpu and cases_of_op(call.op).is_lacking(call, str(error)):
                 raise _LeftOut from None
             raise _Found(Kind.REFUSED, f"a legal call raised {type(error).__name__}: {first_line(error)}") from None

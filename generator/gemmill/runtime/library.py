@@ -18,11 +18,13 @@ from gemmill.runtime import checks, handing, operands, packed
 from gemmill.runtime.builds import read_build
 from gemmill.runtime.declaring import declare
 from gemmill.runtime.driver import driver_cuda
+from gemmill.runtime.holding import Holding, holds_here
+from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.notices import tell_loaded, tell_quarantined, tell_unbuilt
 from gemmill.runtime.schemas import BY_NAME, OpSchema, add
 from gemmill.runtime.select import Choice, Noted, Trust, select
 from gemmill.runtime.serving import serving_of
-from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine
+from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.vocab import Arch, without_kernels
 
@@ -69,6 +71,7 @@ class Build:
             handing.listen(self._hand_on)
         self._describe = _DESCRIBE(self._write_refusal)
         self._library.gemmill_set_describe(self._describe)
+        self.holding = Holding(self._library, self._choose_held, self.build_id)
         tell_loaded(self.manifest, self.tuned, folder)
         tell_quarantined(self.manifest, self.tuned)
         if gpu_arch is not None:
@@ -85,6 +88,9 @@ class Build:
         symbols = [kernel.symbol.decode() for kernel in self._kernels]
         self.tuned: Tuned = load_tuned(entries, self._here)
         self.table: VariantTable = make_variant_table(entries, symbols, self.tuned.choices, self.tuned.quarantined)
+        self.invariance = Invariance(
+            self.table, self.tuned.choices, shipped_rows(self.manifest.arch), Arch(self.manifest.arch).sm_count
+        )
         self._send_table()
 
     @cached_property
@@ -171,7 +177,22 @@ class Build:
 
     def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
         """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
-        return select(self.table, serving_of(op).asked(checks.check(op, call)), sm_count, self.pinned_name())
+        return self.select(serving_of(op).asked(checks.check(op, call)), sm_count)
+
+    def select(self, call: ShapedCall, sm_count: int) -> Choice:
+        """The choice for a call with its trace, by the pin and the contract of the calling thread."""
+        invariance = self.invariance if holds_here() else None
+        return select(self.table, call, sm_count, self.pinned_name(), invariance)
+
+    def _choose_held(self, family: int, call: packed.PackedCall, sm_count: int) -> tuple[int, Trust]:
+        """The choice under the contract that the extension asks for, which it remembers for the calling thread."""
+        shaped = packed.shaped_call(list(self.table.families)[family], call)
+        pinned = self.pinned_name()
+        if pinned is None:
+            row, trust, _ = self.invariance.choose(shaped, sm_count)
+            return row, trust
+        choice = select(self.table, shaped, sm_count, pinned, self.invariance)
+        return choice.row, choice.trust
 
     def pinned_name(self) -> str | None:
         """The variant that the calling thread has pinned."""
@@ -218,6 +239,8 @@ class Build:
         if choice.trust is Trust.PINNED:
             pinned = choice.trace[0]
             return f"{op.name}: the pinned variant {pinned.name} cannot take the call: {pinned.reason}"
+        if choice.refused is not None:
+            return f"{op.name}: {choice.refused}"
         return f"{op.name}: {serving_of(op).lacks(self, op, call, choice)}"
 
 

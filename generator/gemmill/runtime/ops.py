@@ -18,6 +18,7 @@ from gemmill.runtime.around import Around, Wrapper
 from gemmill.runtime.asking import given_to
 from gemmill.runtime.chosen import ChoiceLog, Chosen, chosen_in
 from gemmill.runtime.dumps import Dumps
+from gemmill.runtime.invariance import order_of
 from gemmill.runtime.library import Build
 from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import Listener, Notes
@@ -183,8 +184,11 @@ def supports(
     out_dtype: torch.dtype | str | None = None,
     arch: str | None = None,
     group_size: int | None = None,
+    batch_invariant: bool = False,
 ) -> bool:
     """Whether a variant is compiled in for an op, operand (input) dtype, output dtype, architecture and group size.
+
+    batch_invariant: whether one is that can answer under `gemmill.batch_invariant`.
 
     dtype, out_dtype: torch's dtypes, their names, or gemmill's short ones, such as "e4m3". The group size is that of a quantisation op
     or of a GEMM's scales. 0 means per tensor or channel. Raises ValueError for an op or a name of a dtype that there is not.
@@ -199,7 +203,8 @@ def supports(
             and group_size in (None, config.group_size)
         )
 
-    return any(fits(entry.config) for entry in variants(op=op, arch=arch))
+    offered = (entry for entry in variants(op=op, arch=arch) if fits(entry.config))
+    return any(not batch_invariant or order_of(entry) is not None for entry in offered)
 
 
 def explain(op: str, *args: Any, **named: Any) -> Choice:

@@ -87,20 +87,20 @@ def noted(library: ctypes.CDLL, table: VariantTable, most: int) -> Iterator[Note
     room = (_Noted * most)()
     names = list(table.families)
     for found in room[: library.gemmill_take_noted(room, most)]:
-        tuning = REGISTRY.choices[names[found.family]]
-        sizes, alignments = found.call.sizes[: len(tuning.sizes)], found.call.alignments[: len(tuning.aligned)]
-        call = ShapedCall(
-            family=names[found.family],
-            call_class=found.call.call_class,
-            sizes=tuple(sizes),
-            alignments=tuple(alignments),
-        )
+        call = shaped_call(names[found.family], found.call)
         yield Noted(call=call, variant=table.entries[found.choice.row].name, trust=Trust(found.choice.trust))
 
 
 def packed_call(call: ShapedCall) -> PackedCall:
     """A shaped call as the extension reads it."""
     return PackedCall(call.call_class, _Sizes(*call.sizes), _Alignments(*call.alignments))
+
+
+def shaped_call(family: str, call: PackedCall) -> ShapedCall:
+    """The call that the extension wrote so."""
+    tuning = REGISTRY.choices[family]
+    sizes, alignments = call.sizes[: len(tuning.sizes)], call.alignments[: len(tuning.aligned)]
+    return ShapedCall(family=family, call_class=call.call_class, sizes=tuple(sizes), alignments=tuple(alignments))
 
 
 def _family(name: str, rows: range) -> _Family:

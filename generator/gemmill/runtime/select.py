@@ -5,9 +5,10 @@ It is pure: the extension makes the same choice on the hot path.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemmill.family import Row, ShapedCall
 from gemmill.manifest import KernelEntry
@@ -15,6 +16,9 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.table_file import Source, TableRow
 from gemmill.runtime.tuned import Tuned, siblings
 from gemmill.runtime.variant_table import TunedRow, VariantTable
+
+if TYPE_CHECKING:
+    from gemmill.runtime.invariance import Held, Invariance
 
 
 class Trust(Enum):
@@ -58,14 +62,28 @@ class Choice:
     row: int = -1
     measured: Mapping[str, int] | None = None
     """The sizes, by name, of the row of a tuned table that the choice rests on."""
+    held: "Held | None" = None
+    """The order of K that batch invariance holds for such calls; None where it was not asked for, or none can be held."""
+    cost: float | None = None
+    """The expected ratio of the chosen variant's time to that of the free choice; None where no order is held."""
+    refused: str | None = None
+    """Why batch invariance leaves the call without a variant."""
 
     def __str__(self) -> str:
         head = f"{self.entry.name} ({self.trust.name.lower()})" if self.entry else "no variant"
         return "\n".join([head, *(f"  not {r.name}: {r.reason}" for r in self.trace)])
 
 
-def select(table: VariantTable, call: ShapedCall, sm_count: int, pinned: str | None = None) -> Choice:
+def select(
+    table: VariantTable,
+    call: ShapedCall,
+    sm_count: int,
+    pinned: str | None = None,
+    invariance: "Invariance | None" = None,
+) -> Choice:
     """The choice for a call on a device of `sm_count` multiprocessors, where the variant `pinned` is pinned if named.
+
+    With `invariance`, batch invariance is asked for: the choice holds its order.
 
     The op launches nothing for an empty result, so no variant is chosen for one.
     """
@@ -74,12 +92,18 @@ def select(table: VariantTable, call: ShapedCall, sm_count: int, pinned: str | N
         reason = "the result is empty: nothing is launched"
         return Choice(entry=None, trust=Trust.MODEL, trace=_same_for_all(table, call.family, reason))
     if pinned is not None and any(entry.name == pinned for _, _, entry in table.of(call.family)):
-        return _select_pinned(table, call, pinned)
-    index, trust, tuned = choose(table, call, sm_count)
+        return _select_pinned(table, call, pinned, invariance)
+    index, trust, tuned = choose(table, call, sm_count) if invariance is None else invariance.choose(call, sm_count)
     chosen = table.entries[index] if index >= 0 else None
     measured = None if tuned is None else REGISTRY.choices[call.family].named(tuned.sizes)
-    trace = _trace(table, call, sm_count, chosen, trust)
-    return Choice(entry=chosen, trust=trust, trace=trace, row=index, measured=measured)
+    trace = _trace(table, call, sm_count, chosen, trust, invariance)
+    choice = Choice(entry=chosen, trust=trust, trace=trace, row=index, measured=measured)
+    if invariance is None:
+        return choice
+    # Where no variant takes the call at all, the family's own sentence says so.
+    lacks = chosen is None and choose(table, call, sm_count)[0] >= 0
+    refused = invariance.refusal(call) if lacks else None
+    return replace(choice, held=invariance.held(call), cost=invariance.cost(call), refused=refused)
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -105,13 +129,17 @@ def rejection(row: Row, call: ShapedCall) -> str | None:
     return tuning.refuses(row, call)
 
 
-def _select_pinned(table: VariantTable, call: ShapedCall, pinned: str) -> Choice:
+def _select_pinned(
+    table: VariantTable, call: ShapedCall, pinned: str, invariance: "Invariance | None" = None
+) -> Choice:
     rows = table.rows_of(pinned)
     row = next((i for i in rows if table.rows[i].call_class == call.call_class), rows[0])
     others = tuple(
         rejected for rejected in _same_for_all(table, call.family, f"{pinned} is pinned") if rejected.name != pinned
     )
     reason = rejection(table.rows[row], call)
+    if reason is None and invariance is not None and (differs := invariance.differs(call, row)) is not None:
+        reason = f"{differs}: pin a variant of that order, or leave `gemmill.batch_invariant`"
     if reason is None:
         return Choice(entry=table.entries[row], trust=Trust.PINNED, trace=others, row=row)
     return Choice(entry=None, trust=Trust.PINNED, trace=(Rejected(name=pinned, reason=reason), *others))
@@ -166,10 +194,15 @@ def _octaves(measured: int, size: int) -> float:
 
 
 def _trace(
-    table: VariantTable, call: ShapedCall, sm_count: int, chosen: KernelEntry | None, trust: Trust
+    table: VariantTable,
+    call: ShapedCall,
+    sm_count: int,
+    chosen: KernelEntry | None,
+    trust: Trust,
+    invariance: "Invariance | None" = None,
 ) -> tuple[Rejected, ...]:
     reasons: dict[str, Rejected] = {}
-    for _, row, entry in table.of(call.family):
+    for i, row, entry in table.of(call.family):
         if entry is chosen:
             continue
         reason = rejection(row, call)
@@ -179,7 +212,7 @@ def _trace(
             )
         elif reason is None:
             us = model_ns(row, call, sm_count) / 1000
-            how = (
+            how = (invariance.differs(call, i) if invariance is not None else None) or (
                 "the model prefers another"
                 if trust is Trust.MODEL
                 else f"the table's {trust.name.lower()} row names another"

@@ -170,6 +170,14 @@ def find_tables(arch: str) -> Iterator[tuple[Path, TunedTable]]:
             yield path, table
 
 
+def shipped_rows(arch: str) -> Iterator[TableRow]:
+    """The rows of the shipped tables of an architecture, of whichever device. Raises nothing."""
+    shipped = set(_tables_in(_SHIPPED))
+    for path, table in find_tables(arch):
+        if path in shipped:
+            yield from table.rows
+
+
 def table_files() -> list[Path]:
     """Files that hold tables, in the order in which they are preferred."""
     named = [path for place in settings.tables() for path in (_tables_in(place) if _is_folder(place) else [place])]
@@ -267,6 +275,20 @@ def siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
         )
         for call_class, names in first.items()
     ]
+
+
+def times_of(row: TableRow, family: str, call_class: int) -> dict[str, float]:
+    """The microseconds of a row's variants, by the names that they have in a class of calls; empty where it says nothing
+    of the class."""
+    found: dict[str, float] = {}
+    for variant, us in zip(row.variants, row.us, strict=True):
+        try:
+            owner, offered = _offers(variant, len(REGISTRY.ops))
+        except ValueError:
+            continue  # of a later gemmill, as in `siblings`
+        if owner == family:
+            found |= {name: us for name in offered.get(call_class, ()) if name not in found}
+    return found
 
 
 @cache

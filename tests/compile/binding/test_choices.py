@@ -4,14 +4,17 @@ import json
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
 
+import gemmill
 import toy_tuning
 from gemmill.families import scaled_mm
+from gemmill.families.scaled_mm.classes import Need, class_code
 from gemmill.family import Row, ShapedCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.chosen import chosen_in
@@ -325,3 +328,42 @@ def _code_of_child(probe, call: ShapedCall) -> int:
         probe.build.choose(call, SMS)
         os._exit(len(probe.build.take_noted(64)) != 1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_choice_under_batch_invariance_is_not_remembered_for_the_other_mode(probe, with_table: Callable) -> None:
+    """In one thread, in others, and for the whole process; a pin of another order is refused."""
+    with_table(tuned=())
+    number = class_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
+    calls = [call_of_sizes(number, m, 2048, 16384) for m in (1, 16, 64, 300, 4096)]
+
+    def chosen() -> list[int]:
+        return [probe.build.choose(call, SMS)[0] for call in calls]
+
+    free, orders = chosen(), probe.build.invariance.orders
+    assert len({orders[row] for row in free}) > 1, "few rows choose slices, many none"
+    for _ in range(2):
+        with gemmill.batch_invariant():
+            held = chosen()
+            assert held == chosen() and len({orders[row] for row in held}) == 1
+            assert [select(probe.build.table, call, SMS, None, probe.build.invariance).row for call in calls] == held
+        assert chosen() == free
+    gemmill.set_batch_invariant()
+    try:
+        found: list[list[int]] = []
+        thread = threading.Thread(target=lambda: found.append(chosen()))
+        thread.start()
+        thread.join()
+        assert found == [held] and chosen() == held
+        with gemmill.batch_invariant(False):
+            assert chosen() == free
+    finally:
+        gemmill.set_batch_invariant(False)
+    assert chosen() == free
+    other = next(row for row in free if orders[row] != orders[held[0]])
+    before = probe.build.pin(probe.build.table.rows_of(probe.build.table.entries[other].name)[0])
+    try:
+        assert probe.build.choose(calls[1], SMS) == (other, Trust.PINNED)
+        with gemmill.batch_invariant():
+            assert probe.build.choose(calls[1], SMS)[0] == -1
+    finally:
+        probe.build.pin(before)

@@ -262,10 +262,15 @@ def test_experts_that_are_taken_are_told(vllm, caplog) -> None:
 
 
 @pytest.mark.parametrize("change", ["is_lora_enabled", "use_all2all_kernels", "enable_eplb"])
-def test_vllms_experts_that_stay_with_marlin(vllm, change: str) -> None:
+def test_vllms_experts_that_stay_with_marlin(vllm, change: str, caplog) -> None:
     assert prepared(vllm, vllm_layer(**{change: True})) == "vLLM's"
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
+    caplog.set_level("INFO")
     assert prepared(vllm, vllm_layer()) == "vLLM's"
+    assert (
+        "a layer of experts of 4-bit weights stays with the engine: no variant of fused experts sums in an order that is independent of "
+        "the batch, and VLLM_BATCH_INVARIANT is set"
+    ) in caplog.messages
 
 
 def test_experts_that_were_measured_to_be_faster_are_taken_unasked(vllm, in_one_call, monkeypatch, caplog) -> None:

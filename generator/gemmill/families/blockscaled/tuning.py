@@ -6,6 +6,7 @@ from gemmill.families.blockscaled.classes import CLASSES
 from gemmill.families.blockscaled.config import AnyConfig, FewConfig, ManyConfig, PairConfig
 from gemmill.families.blockscaled.design import FewLoop, ManyLoop
 from gemmill.families.blockscaled.model import Facts, model_ns, refuses
+from gemmill.families.blockscaled.order import order_of
 from gemmill.families.blockscaled.pairs import CODE_PAIRS
 from gemmill.families.blockscaled.steps import step_of
 from gemmill.families.blockscaled.sweep import SWEEP, Op
@@ -92,6 +93,7 @@ TUNING = Tuning(
     bucketed="m",
     reach=Reach(few=8, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,
+    order=order_of,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     refuses=refuses,

@@ -6,6 +6,7 @@ from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import AnyConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.facts import Facts as KernelFacts
 from gemmill.families.gated_mm.model import Facts, model_ns
+from gemmill.families.gated_mm.order import order_of
 from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.gemm.expert_rows import gathering_ns
@@ -63,6 +64,7 @@ TUNING = Tuning(
     bucketed="m",
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,
+    order=order_of,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,

@@ -6,7 +6,7 @@ from gemmill.families.kv_cache.classes import CLASSES, class_of_config
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.model import Facts, model_ns
 from gemmill.families.kv_cache.sweep import SWEEP, Op
-from gemmill.family import Reach, Row, ShapedCall, Tuning
+from gemmill.family import ALONE, Reach, Row, ShapedCall, Tuning
 
 _MOST = 2**62
 """The most of each size: kernels count in 64 bits, and a call's contract has the lower limits."""
@@ -95,6 +95,8 @@ TUNING = Tuning(
     bucketed="length",
     reach=Reach(few=0, many=65536, endless=1 << 20, ratio=2, distance=0.1),
     rows=_rows,
+    # An attention's slices of tokens follow from the batch and the device.
+    order=lambda config: None if config.attends else ALONE,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,

@@ -6,6 +6,7 @@ from gemmill.families.moe.classes import CLASSES, classes_of
 from gemmill.families.moe.config import AnyConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts as KernelFacts
 from gemmill.families.moe.model import Facts, model_ns, refuses
+from gemmill.families.moe.order import order_of
 from gemmill.families.moe.sweep import SWEEP, Op
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
@@ -116,6 +117,7 @@ TUNING = Tuning(
     bucketed="m",
     reach=Reach(few=8, many=512, endless=16384, ratio=2, distance=0.1),
     rows=_rows,
+    order=order_of,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     refuses=refuses,

@@ -1,13 +1,15 @@
 """The declaration of the quantisation kernels."""
 
+from dataclasses import replace
+
 from gemmill.families.quant import NAME, selections
 from gemmill.families.quant.classes import CLASSES
-from gemmill.families.quant.config import RULES, QuantConfig
+from gemmill.families.quant.config import RULES, QuantConfig, Scales
 from gemmill.families.quant.contract import OPS
 from gemmill.families.quant.ops import ops_of
 from gemmill.families.quant.questions import QUESTIONS
 from gemmill.families.quant.spelling import spell
-from gemmill.family import Family, Field, Grammar, Kernels, number_after, words
+from gemmill.family import ALONE, Family, Field, Grammar, Kernels, Order, number_after, words
 from gemmill.vocab import Compiler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each kernel.
@@ -45,6 +47,15 @@ QUANT = Kernels(
     unit_seconds=_UNIT_SECONDS,
     unit_size=24,
 )
+
+
+def _order(config: QuantConfig) -> Order | None:
+    """A largest magnitude is the same in any order. A norm's sum of squares is divided among threads by the number of rows, and a
+    scale of the whole tensor is the batch's."""
+    x = config.scaling
+    return None if x.is_normed or x.scales is Scales.OF_TENSOR else ALONE
+
+
 FAMILY = Family(
     name=NAME,
     doc="quantises rows, alone or after an activation or a norm",
@@ -55,5 +66,5 @@ FAMILY = Family(
     questions=QUESTIONS,
     functions="gemmill.families.quant.functions",
     selections={"smoke": selections.smoke, "default": selections.default},
-    tuning=CLASSES.tuning,
+    tuning=replace(CLASSES.tuning, order=_order),
 )

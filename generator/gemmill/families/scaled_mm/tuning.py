@@ -18,6 +18,7 @@ from gemmill.families.scaled_mm.own import operands_of, with_own
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.gemm.facts import Facts as KernelFacts
+from gemmill.gemm.order import order_of
 from gemmill.gemm.traced import all_known
 from gemmill.vocab import (
     SCALE_GROUPS,
@@ -172,6 +173,7 @@ TUNING = Tuning(
     bucketed="m",
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1, abroad=256),
     rows=_rows,
+    order=lambda config: order_of(config.operands, config.design, config.launch.splits),
     describe=describe_class,
     differs=lambda has, needs: f"it computes {describe_class(has)}, the call needs {describe_class(needs)}",
     refuses=_refuses,

@@ -7,6 +7,7 @@ from gemmill.families.sparse_mm.config import SparseConfig
 from gemmill.families.sparse_mm.model import Facts, model_ns
 from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
+from gemmill.gemm.order import order_of_loop
 from gemmill.vocab import RasterOrder
 
 _STEP = 128
@@ -58,6 +59,7 @@ TUNING = Tuning(
     bucketed="m",
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,
+    order=lambda config: order_of_loop(config.operand_dtype, config.design, instruction="wgmma.sp"),
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,

@@ -1,0 +1,201 @@
+"""What batch invariance costs: the variant of the order that is held next to the one that is chosen freely.
+
+    python benchmarks/invariance.py --build BUILD --shapes 60 --seed 11 --name invariance-h200
+    python benchmarks/invariance.py --classes fp8,bf16 --rows 1,16,64,128,512,4096 --weights 2048x16384
+    python benchmarks/invariance.py --cpu --out-dir /tmp/dry
+
+Shapes are those of the comparison (`timed/scaled_mm.py`), and for each class as many drawn ones as --shapes, of --seed, which no table
+has. Device time is that of CUDA graphs of rotated weights, in rounds that alternate between both sides. Where both choose
+the same variant the ratio is 1, and nothing is timed. Prints for each class, up to 128 rows and above: the geometric mean of the
+ratios held / free, and the worst. The file is written again after each shape.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import gemmill
+from gemmill.numerics.measured import ROTATED_BYTES
+from gemmill.runtime.library import Build
+from gemmill.runtime.select import Choice, select
+from gemmill.tuner.device import now
+from gemmill.tuner.workloads import Workload, tiny, workload_of
+from harness import devices
+from harness.drawing import classes_of, drawings, drawn, held_weights
+from harness.results import DECODE_ROWS
+from harness.statistics import geometric_mean
+from harness.timers import DEVICE_TIME, DryTimer, GraphTimer
+from harness.written import write_json
+from timed import benchmark_of
+from timed.scaled_mm import BF16_TABLE, FP8_TABLE, GROUPS_TABLE
+
+RESULTS = Path(__file__).resolve().parent / "results"
+COMPARISON = {"fp8": FP8_TABLE, "fp8_groups": GROUPS_TABLE, "bf16": BF16_TABLE}
+"""(M, N, K) by class; integer sums have one order, and no cost."""
+SIDES = ("free", "held")
+FEWEST, DRY_ROTATED_BYTES = 20, 4096
+
+
+def shapes_of(op: str, told: argparse.Namespace, held: Sequence[Any]) -> list[Workload]:
+    """The shapes of a class: those that are asked for, else the comparison's and drawn ones, few rows first."""
+    if told.weights:
+        sizes = [(m, *map(int, weight.split("x"))) for weight in told.weights.split(",") for m in told.rows]
+        return [workload_of(op, dict(zip("mnk", size, strict=True))) for size in sizes]
+    compared = [workload_of(op, dict(zip("mnk", size, strict=True))) for size in COMPARISON.get(op, ())]
+    return [*compared, *drawn(op, told.shapes, told.seed, held)]
+
+
+def in_turns(lists: Sequence[list[Workload]]) -> Iterator[Workload]:
+    """One of each class after the other, so that a run that is cut short says something of each."""
+    for place in range(max(map(len, lists), default=0)):
+        yield from (shapes[place] for shapes in lists if place < len(shapes))
+
+
+def choices_of(build: Build, workload: Workload) -> dict[str, Choice]:
+    """What both sides choose for a call, on this device."""
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    found = {SIDES[0]: None, SIDES[1]: build.invariance}
+    return {side: select(build.table, workload.call, count, None, invariance) for side, invariance in found.items()}
+
+
+def timed(operands: Any, timer: Any, rounds: int, fewest: int) -> dict[str, list[float]]:
+    """Microseconds of both sides, round by round."""
+    op = getattr(torch.ops.gemmill, operands.op).default
+
+    def call(place: int) -> Callable[[], object]:
+        given = operands.arguments(place)
+        return lambda: op(*given)
+
+    calls, graphs = [call(place) for place in range(operands.copies)], {}
+    for side in SIDES:
+        with gemmill.batch_invariant(side == "held"):
+            graphs[side] = timer.prepare(calls, fewest)
+    us: dict[str, list[float]] = {side: [] for side in SIDES}
+    for turn in range(rounds):
+        for side in SIDES if turn % 2 else reversed(SIDES):
+            us[side].append(graphs[side].round())
+    for graph in graphs.values():
+        graph.close()
+    return us
+
+
+def row_of(workload: Workload, build: Build | None, maker: Any, timer: Any, rounds: int) -> dict[str, Any] | None:
+    """The record of one shape; None where the build has no variant for it under either choice."""
+    row: dict[str, Any] = {"op": workload.op, **workload.sizes}
+    choices = {} if build is None else choices_of(build, workload)
+    for side, choice in choices.items():
+        row[side] = choice.entry and choice.entry.name
+    held = choices.get("held")
+    if held is not None:
+        row |= {"order": held.held and str(held.held.order), "expected": held.cost, "refused": held.refused}
+        if row["free"] is None:
+            return None
+        if held.entry is None:
+            return row
+        if row["free"] == row["held"]:
+            return row | {"ratio": 1.0, "timed": False}
+    us = timed(maker.make(workload), timer, rounds, FEWEST if build is not None else 1)
+    ratio = median(held / free for held, free in zip(us["held"], us["free"], strict=True))
+    return row | {"ratio": round(ratio, 4), "timed": True, "rounds_us": us}
+
+
+def summary_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each class, few rows and many apart: geometric mean of held / free, the worst shape, and how many have one variant."""
+    found = []
+    for op in dict.fromkeys(row["op"] for row in rows):
+        for side, few in ((f"M <= {DECODE_ROWS}", True), (f"M > {DECODE_ROWS}", False)):
+            members = [row for row in rows if row["op"] == op and (row["m"] <= DECODE_ROWS) is few and "ratio" in row]
+            if not members:
+                continue
+            worst = max(members, key=lambda row: row["ratio"])
+            mean = geometric_mean([row["ratio"] for row in members]) or 1.0
+            found.append(
+                {
+                    "op": op,
+                    "side": side,
+                    "shapes": len(members),
+                    "same_variant": sum(not row["timed"] for row in members),
+                    "geometric_mean": round(mean, 4),
+                    "worst": worst["ratio"],
+                    "worst_shape": [worst[name] for name in ("m", "n", "k")],
+                }
+            )
+    return found
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    families = [name for name in drawings() if benchmark_of(name).maker is not None]
+    every = [op for name in families for op in classes_of(name)]
+    parser.add_argument("--build")
+    parser.add_argument("--classes", default=",".join(every), help="between commas; by default all that are drawn")
+    parser.add_argument("--shapes", type=int, default=60, help="drawn shapes of each class")
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--weights", default="", help="NxK between commas, at each of --rows, in place of all others")
+    parser.add_argument(
+        "--rows", type=lambda text: [int(m) for m in text.split(",")], default=[1, 16, 64, 128, 512, 4096]
+    )
+    parser.add_argument("--cpu", action="store_true", help="dry run: the reference, tiny shapes, and invented times")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no shape after so many seconds")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--out-dir", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="invariance")
+    told = parser.parse_args(arguments)
+    told.classes = told.classes.split(",")
+    if unknown := [op for op in told.classes if op not in every]:
+        parser.error(f"--classes {unknown[0]}: there are {', '.join(every)}")
+    return told
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Time all shapes; returns the exit code: 1 where a call was refused or failed."""
+    told = parsed(arguments)
+    begun, build = time.monotonic(), None if told.cpu else gemmill.load(told.build)
+    timer = DryTimer() if told.cpu else GraphTimer()
+    device, rotated = (torch.device("cpu"), DRY_ROTATED_BYTES) if told.cpu else (torch.device("cuda"), ROTATED_BYTES)
+    facts = {
+        "program": "invariance",
+        "date": now(),
+        "commit": told.commit,
+        "build": build and build.build_id,
+        "seed": told.seed,
+        "device_time": DEVICE_TIME,
+        "environment": devices.environment(),
+    }
+    makers: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    held = sorted(held_weights(()))
+    for workload in in_turns([shapes_of(op, told, held) for op in told.classes]):
+        if time.monotonic() - begun > told.limit_s:
+            break
+        if workload.family not in makers:
+            makers[workload.family] = benchmark_of(workload.family).maker(device, rotated)
+        shape = tiny(workload) if told.cpu else workload
+        try:
+            found = row_of(shape, build, makers[workload.family], timer, told.rounds)
+            if found is None:
+                continue
+            rows.append(found)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            timer.clear()
+            rows.append({"op": shape.op, **shape.sizes, "refused": str(error).splitlines()[0]})
+        row = rows[-1]
+        print(f"{shape}: {row.get('ratio', row.get('refused'))} {row.get('order', '')}", flush=True)
+        write_json(facts | {"summary": summary_of(rows), "rows": rows}, told.out_dir / f"{told.name}.json")
+    for part in summary_of(rows):
+        print(
+            f"{part['op']} {part['side']}: held / free {part['geometric_mean']:.3f} in the geometric mean over {part['shapes']} shapes, "
+            f"of which {part['same_variant']} have one variant; worst {part['worst']:.3f} at {part['worst_shape']}"
+        )
+    return 0 if rows and all("ratio" in row for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

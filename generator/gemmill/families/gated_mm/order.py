@@ -1,0 +1,17 @@
+"""The order of K of gated kernels."""
+
+from gemmill.families.gated_mm.config import AnyConfig, UnalignedGatedConfig
+from gemmill.family import EXACT, Order
+from gemmill.gemm.order import order_of_loop
+from gemmill.vocab import DType
+
+
+def order_of(config: AnyConfig) -> Order | None:
+    """The order of a variant. Gate and up of a result are summed apart, in the same order; codes of a group have the scale of
+    that row's group."""
+    x = config.operands
+    if not isinstance(config, UnalignedGatedConfig):
+        return order_of_loop(x.dtype, config.design, group_size=x.group_size)
+    if x.dtype is DType.S8:
+        return EXACT
+    return Order(instruction="mma.sync", accumulator=DType.F32, promoted_k=x.group_size)

@@ -1,0 +1,225 @@
+"""Batch invariance: a row's result has the same bits whatever the batch, its place there, and its neighbours.
+
+An element's bits depend on the order in which it is summed along K (`Tuning.order`), and on nothing else that differs between
+variants. Under the contract a choice holds one order for each class of calls, its sizes but the bucketed one, and the alignment
+of its operands. The order is that of the least expected loss over a fixed set of row counts, by the shipped tables and the
+model, on a device with the architecture's usual number of multiprocessors. So it is the same on every device of the
+architecture, and whichever row count comes first. Within the order a call gets the fastest variant, by all tables.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gemmill.family import Order, ShapedCall
+from gemmill.manifest import KernelEntry
+from gemmill.registry import REGISTRY
+from gemmill.runtime.select import Trust, choose, model_ns, rejection
+from gemmill.runtime.table_file import TableRow
+from gemmill.runtime.tuned import TunedChoice, times_of
+from gemmill.runtime.variant_table import TunedRow, VariantTable
+
+ROWS = tuple(1 << i for i in range(13))
+"""The bucketed sizes, 1 to 4096, over which an order's expected loss is the geometric mean."""
+
+ONE_SLICE = 0.2
+"""The power of the model's ratio that one slice of K costs against the best number of slices. Chosen by hand, not a fit: least
+squares of the logarithms give 0.15. Up to 128 rows the model says 1.030 in the mean and 1.77 at worst, measured were 1.005 and 1.14 (207
+shapes of tune-h200-2026-11-21 of which several orders were timed, 199 of e4m3 and 8 of bf16, H200). For bf16 and other families it is an
+assumption."""
+
+ASKED = "batch invariance is asked for"
+"""What every refusal under the contract has in it."""
+
+_Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The order that calls of a class hold at given sizes but the bucketed one."""
+
+    order: Order
+    loss: float
+    """The expected loss against the free choice, from the geometric mean over ROWS: 0.02 takes 2 % longer."""
+    worst: float
+    """The same at the row count where it is the largest."""
+    worst_at: int
+    """That row count; 0 for a family that does not choose by sizes."""
+
+
+def order_of(entry: KernelEntry) -> Order | None:
+    """The order in which a variant sums; None where it promises nothing across batches."""
+    return REGISTRY.choices[entry.family].order(entry.config)
+
+
+class Invariance:
+    """The choice of one build under the contract."""
+
+    def __init__(
+        self, table: VariantTable, choices: Sequence[TunedChoice], shipped: Iterable[TableRow], usual_sm_count: int
+    ) -> None:
+        """`choices`: measured choices that this device uses, for the choice within an order. `shipped`: rows of shipped tables
+        of the architecture, whatever device they were measured on, for the choice of an order."""
+        self._table, self._choices, self._sm_count = table, choices, usual_sm_count
+        self.orders = tuple(map(order_of, table.entries))
+        """The order of each row of the table."""
+        self._shipped: dict[tuple[int, ...], list[TableRow]] = {}
+        for row in shipped:
+            self._shipped.setdefault(tuple(row.sizes.values()), []).append(row)
+        self._held: dict[_Key, Held | None] = {}
+        self._views: dict[tuple[str, int, Order], tuple[VariantTable, tuple[int, ...]]] = {}
+
+    def choose(self, call: ShapedCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
+        """As `select.choose`, within the order that is held; the row is -1 where none is, or none of its variants takes the
+        call."""
+        held = self.held(call)
+        if held is None:
+            return -1, Trust.MODEL, None
+        view, places = self._view(call, held.order)
+        index, trust, tuned = choose(view, call, sm_count)
+        return places[index] if index >= 0 else -1, trust, tuned
+
+    def held(self, call: ShapedCall) -> Held | None:
+        """The order for calls of such a class, sizes but the bucketed one, and alignments; None where none can be held."""
+        tuning = REGISTRY.choices[call.family]
+        sizes = tuning.named(call.sizes)
+        key = (call.family, call.call_class, tuple(sizes[name] for name in tuning.near), call.alignments)
+        if key not in self._held:
+            self._held[key] = self._best(call)
+        return self._held[key]
+
+    def refusal(self, call: ShapedCall) -> str:
+        """Why a call has no variant under the contract: a sentence that names what was asked, and what to do."""
+        tuning = REGISTRY.choices[call.family]
+        asked = f"{ASKED}, and of {tuning.describe(call.call_class)}"
+        held = self.held(call)
+        if held is not None:
+            return (
+                f"{asked} the order {held.order} is held, of which the build has no variant that takes {_told(call)}: leave "
+                "`gemmill.batch_invariant`, or build more variants of that order"
+            )
+        orders = {str(self.orders[i]) for i in self._of_class(call) if self.orders[i] is not None}
+        if not orders:
+            return (
+                f"{asked} no variant of the build sums in an order that is independent of the batch: leave "
+                "`gemmill.batch_invariant` for this op"
+            )
+        return (
+            f"{asked} no order of the build ({'; '.join(sorted(orders))}) takes {_told(call)} at each of 1 to {ROWS[-1]} rows: leave "
+            "`gemmill.batch_invariant`, or build variants of one order for few and many rows"
+        )
+
+    def differs(self, call: ShapedCall, row: int) -> str | None:
+        """Why a row of the table may not answer a call: its order is not the one that is held; None where it is."""
+        held, order = self.held(call), self.orders[row]
+        if held is None:
+            return f"{ASKED}, and no order can be held for such calls"
+        if order == held.order:
+            return None
+        found = f"its order is {order}" if order is not None else "its bits may depend on the batch"
+        return f"{found}, batch invariance holds {held.order}"
+
+    def cost(self, call: ShapedCall) -> float | None:
+        """The expected ratio of the held choice's time to the free choice's for this call; None where no order is held."""
+        held = self.held(call)
+        if held is None or not REGISTRY.choices[call.family].is_measured:
+            return None if held is None else 1.0
+        return self._times(call)[held.order]
+
+    def _best(self, call: ShapedCall) -> Held | None:
+        tuning = REGISTRY.choices[call.family]
+        found = {order for i in self._of_class(call) if (order := self.orders[i]) is not None}
+        if not tuning.is_measured:
+            # One variant serves each class, unless classes of different variants share a number.
+            order = min(found, key=str, default=None) if len(found) == 1 else None
+            return None if order is None else Held(order=order, loss=0.0, worst=0.0, worst_at=0)
+        at = tuning.sizes.index(tuning.bucketed)
+        times = {
+            rows: self._times(replace(call, sizes=(*call.sizes[:at], rows, *call.sizes[at + 1 :]))) for rows in ROWS
+        }
+        able = [order for order in found if all(order in ratios for ratios in times.values())]
+        if not able:
+            return None
+        losses = {order: statistics.geometric_mean(ratios[order] for ratios in times.values()) for order in able}
+        best = min(able, key=lambda order: (losses[order], str(order)))
+        worst = max(ROWS, key=lambda rows: times[rows][best])
+        return Held(order=best, loss=losses[best] - 1, worst=times[worst][best] - 1, worst_at=worst)
+
+    def _of_class(self, call: ShapedCall) -> list[int]:
+        return [
+            i for i, row, _ in self._table.of(call.family) if row.call_class == call.call_class and not row.quarantined
+        ]
+
+    def _times(self, call: ShapedCall) -> dict[Order | None, float]:
+        """How many times as long as the fastest variant of all the fastest of each order takes, as measured, else by the
+        model."""
+        fastest: dict[Order | None, float] = {}
+        of_order: dict[str, Order | None] = {}
+        for i in self._of_class(call):
+            row, order = self._table.rows[i], self.orders[i]
+            of_order[self._table.entries[i].name] = order
+            if rejection(row, call) is None:
+                fastest[order] = min(fastest.get(order, math.inf), model_ns(row, call, self._sm_count))
+        least = min(fastest.values(), default=1.0) or 1.0
+        ratios = {
+            order: (ns / least) ** (ONE_SLICE if order is not None and order.slices == 1 else 1.0)
+            for order, ns in fastest.items()
+        }
+        if (measured := self._measured(call, of_order)) is not None:
+            ratios = {order: measured.get(order, max(ratio, max(measured.values()))) for order, ratio in ratios.items()}
+            least = min(ratios.values())
+            ratios = {order: ratio / least for order, ratio in ratios.items()}
+        return ratios
+
+    def _measured(self, call: ShapedCall, of_order: Mapping[str, Order | None]) -> dict[Order | None, float] | None:
+        """The same of orders of which a variant was timed at exactly these sizes, the bucketed one a step above at most."""
+        tuning = REGISTRY.tunings[call.family]
+        sizes = tuning.named(call.sizes)
+        sizes[tuning.bucketed] = tuning.reach.bucket(sizes[tuning.bucketed])
+        found: dict[Order | None, float] = {}
+        for row in self._shipped.get(tuple(sizes[name] for name in tuning.key), ()):
+            if row.sizes.keys() != sizes.keys():
+                continue
+            for name, us in times_of(row, call.family, call.call_class).items():
+                if name in of_order:
+                    order = of_order[name]
+                    found[order] = min(found.get(order, math.inf), us)
+            if found:
+                least = min(found.values())
+                return {order: us / least for order, us in found.items()}
+        return None
+
+    def _view(self, call: ShapedCall, order: Order) -> tuple[VariantTable, tuple[int, ...]]:
+        """The table of one class and order, and the place in the whole table of each of its rows."""
+        key = (call.family, call.call_class, order)
+        if key not in self._views:
+            places = tuple(i for i in self._of_class(call) if self.orders[i] == order)
+            entries: tuple[KernelEntry, ...] = tuple(self._table.entries[i] for i in places)
+            rows = {entry.name: at for at, entry in enumerate(entries)}
+            tuning = REGISTRY.choices[call.family]
+            tuned = [
+                TunedRow(
+                    call_class=call.call_class,
+                    sizes=tuning.ordered(choice.sizes),
+                    row=next(rows[name] for name in choice.names if name in rows),
+                    exact=choice.exact,
+                )
+                for choice in sorted(self._choices_of(call), key=lambda choice: choice.key)
+                if any(name in rows for name in choice.names)
+            ]
+            view = VariantTable(rows=tuple(self._table.rows[i] for i in places), entries=entries, tuned=tuple(tuned))
+            self._views[key] = view, places
+        return self._views[key]
+
+    def _choices_of(self, call: ShapedCall) -> list[TunedChoice]:
+        return [
+            choice for choice in self._choices if (choice.family, choice.call_class) == (call.family, call.call_class)
+        ]
+
+
+def _told(call: ShapedCall) -> str:
+    names = " x ".join(name.upper() for name in REGISTRY.choices[call.family].sizes)
+    sizes = " x ".join(map(str, call.sizes))
+    aligned = f" aligned to {', '.join(map(str, call.alignments))} bytes" if call.alignments else ""
+    return f"{names} of {sizes}{aligned}" if call.sizes else "it"

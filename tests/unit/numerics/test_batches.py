@@ -1,0 +1,73 @@
+"""Rows alone against rows in batches, with ops that keep and break the promise."""
+
+import pytest
+import torch
+
+from gemmill.numerics import batches
+from gemmill.numerics.batches import ON_CPU, Campaign, Limits, Subject
+
+FEW = Limits(pairs=300, seconds=60.0, **ON_CPU)
+
+
+def run(*families: str, seed: int = 5):
+    return Campaign(FEW, seed=seed, families=families, tell=lambda _: None).run()
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch) -> None:
+    monkeypatch.setattr(batches, "POOL", 13)
+
+
+@pytest.mark.parametrize("family", ["scaled_mm", "blockscaled", "moe", "sparse_mm", "quant"])
+def test_the_reference_keeps_the_promise(family) -> None:
+    found = run(family)
+    assert found.total >= 300 and found.different == 0 and found.poisoned > 0
+    assert found.pairs == {family: found.total}
+
+
+def test_a_result_that_depends_on_the_batch_is_told(monkeypatch) -> None:
+    """Of one element in one row, where a batch has more than 20 rows."""
+    whole = Subject.results
+
+    def broken(self, rows, *more):
+        found = whole(self, rows, *more)
+        if len(rows) > 20:
+            found[0][17].view(torch.uint8).flatten()[0] ^= 1
+        return found
+
+    monkeypatch.setattr(Subject, "results", broken)
+    found = run("scaled_mm")
+    assert 0 < found.different <= found.total // 20
+    assert "at place 17 of a batch of " in found.examples[0] and "has other bits than alone" in found.examples[0]
+
+
+def test_a_neighbour_that_leaks_is_told(monkeypatch) -> None:
+    whole = Subject.results
+
+    def leaking(self, rows, poisoned=None, poison=0.0):
+        found = whole(self, rows, poisoned, poison)
+        if poisoned is not None and len(poisoned):
+            found[0].fill_(float("nan"))
+        return found
+
+    monkeypatch.setattr(Subject, "results", leaking)
+    assert run("scaled_mm").different > 0
+
+
+def test_the_same_seed_draws_the_same_pairs() -> None:
+    first, again, other = run("scaled_mm"), run("scaled_mm"), run("scaled_mm", seed=6)
+    assert (first.pairs, first.poisoned) == (again.pairs, again.poisoned) != (other.pairs, other.poisoned)
+
+
+def test_families_of_which_no_call_is_made_are_left_out_and_named(monkeypatch) -> None:
+    def refuse(self, *_):
+        raise batches._LeftOut("so it is")
+
+    monkeypatch.setattr(Subject, "__init__", refuse)
+    found = run("sparse_mm", "moe")
+    assert found.total == 0 and found.left_out == dict.fromkeys(
+        ("sparse_mm: so it is", "moe: so it is"), batches.FRUITLESS
+    )
+    with pytest.raises(ValueError) as caught:
+        run("fused_moe")
+    assert str(caught.value) == "no variant with an order of K to compare, of the families fused_moe"

@@ -1,0 +1,340 @@
+"""Batch invariance: the orders of variants, and the choices that hold one."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+import gemmill
+from gemmill.families.scaled_mm.classes import Need, class_code
+from gemmill.families.scaled_mm.config import Launch
+from gemmill.family import EXACT, Order, ShapedCall
+from gemmill.manifest import KernelEntry
+from gemmill.registry import REGISTRY
+from gemmill.runtime import holding
+from gemmill.runtime.invariance import ROWS, Invariance
+from gemmill.runtime.select import Trust, select
+from gemmill.runtime.tuned import Machine, load_tuned, shipped_rows
+from gemmill.runtime.variant_table import VariantTable, make_variant_table
+from gemmill.space.names import symbol_of, to_name
+from gemmill.vocab import Arch, DType, KernelSchedule, TileScheduler
+
+SM_COUNT = 132
+FAMILIES = ("scaled_mm", "blockscaled", "moe", "gated_mm", "sparse_mm")
+"""Those that choose among several variants, and hold an order."""
+
+
+def entries_of(*families: str) -> list[KernelEntry]:
+    return [
+        KernelEntry(
+            name=to_name(config), family=name, config=config, symbol=symbol_of(config), ops=REGISTRY.ops_of(config)
+        )
+        for name in families
+        for config in dict.fromkeys(REGISTRY.named(name).selections["default"](Arch.SM90A))
+    ]
+
+
+def made(entries: list[KernelEntry]) -> tuple[VariantTable, Invariance]:
+    tuned = load_tuned(entries, Machine(arch=Arch.SM90A, device=None, driver=None))
+    symbols = sorted({entry.symbol for entry in entries})
+    table = make_variant_table(entries, symbols, tuned.choices, tuned.quarantined)
+    return table, Invariance(table, tuned.choices, shipped_rows(Arch.SM90A), SM_COUNT)
+
+
+@pytest.fixture(scope="module")
+def gemms() -> tuple[VariantTable, Invariance]:
+    return made(entries_of("scaled_mm"))
+
+
+def call_of(m: int, n: int, k: int, *, operand: str = "float8_e4m3fn", aligned: int = 16) -> ShapedCall:
+    number = class_code(Need.BIAS, operand, "bfloat16")
+    return ShapedCall(family="scaled_mm", call_class=number, sizes=(m, n, k), alignments=(aligned,) * 3)
+
+
+def configs(family: str = "scaled_mm") -> list:
+    return list(dict.fromkeys(REGISTRY.named(family).selections["default"](Arch.SM90A)))
+
+
+ORDER = REGISTRY.named("scaled_mm").tuning.order
+
+
+# Orders --------------------------------------------------------------------------------------------------------------
+
+
+def test_launch_settings_tiles_and_backends_do_not_move_an_order():
+    fast = [
+        config
+        for config in configs()
+        if config.operand_dtype is DType.E4M3
+        and not config.group_size
+        and config.design.tile_scheduler is TileScheduler.PERSISTENT
+        and config.design.accumulation == "fast"
+    ]
+    assert len({config.backend for config in fast}) == 2 and len({config.design.tile_shape_mnk for config in fast}) > 5
+    assert len({ORDER(config) for config in fast}) == 1
+    assert all(
+        ORDER(replace(config, launch=Launch(raster_order="alongn", swizzle=8))) == ORDER(config) for config in fast
+    )
+
+
+def test_one_slice_of_split_k_has_the_order_of_no_slices_and_more_slices_another():
+    by_slices = {
+        (config.launch.splits, config.design.tile_shape_mnk[2]): ORDER(config)
+        for config in configs()
+        if config.operand_dtype is DType.BF16 and config.design.tile_scheduler is TileScheduler.SPLIT_K
+    }
+    plain = Order(instruction="wgmma", accumulator=DType.F32)
+    assert {order for (slices, _), order in by_slices.items() if slices == 1} == {plain}
+    several = [order for (slices, _), order in by_slices.items() if slices > 1]
+    assert len(set(several)) == len(several) > 5 and plain not in several
+
+
+def test_the_instruction_the_promotion_and_the_groups_of_scales_are_parts_of_an_order():
+    found = {
+        (config.design.kernel_schedule is KernelSchedule.MMA_SYNC, config.design.accumulation, config.group_size): str(
+            ORDER(config)
+        )
+        for config in configs()
+        if config.operand_dtype is DType.E4M3 and config.design.tile_scheduler is TileScheduler.PERSISTENT
+    }
+    assert found[False, "fast", 0] == "wgmma to f32"
+    assert found[False, "promoted", 0] == found[False, "promoted", 128] == "wgmma to f32, promoted every 128"
+    assert found[False, "promoted", 64] == "wgmma to f32, promoted every 64"
+    assert found[True, "promoted", 0] == "mma.sync to f32, promoted every 128"
+
+
+def test_integer_sums_have_one_order_and_stream_k_of_floats_none():
+    assert {ORDER(c) for c in configs() if c.operand_dtype is DType.S8 and not c.group_size} == {EXACT}
+    streamed = [
+        c
+        for c in configs()
+        if c.operand_dtype is DType.E4M3 and c.design.tile_scheduler is TileScheduler.STREAM_K and c.launch.splits == 1
+    ]
+    assert streamed and {ORDER(config) for config in streamed} == {None}
+
+
+def test_what_follows_from_the_batch_promises_nothing():
+    quant, cache = REGISTRY.named("quant"), REGISTRY.named("kv_cache")
+    of_quant = {str(c.scaling): quant.tuning.order(c) for c in configs("quant")}
+    assert {name for name, order in of_quant.items() if order is None} == {
+        "tensor", "rmstoken", "rmsgroup", "rmsstatic",
+    }  # fmt: skip
+    of_cache = {str(c.kind): cache.tuning.order(c) for c in configs("kv_cache")}
+    assert {name for name, order in of_cache.items() if order is None} == {"decode", "attend"}
+    assert {REGISTRY.named("fused_moe").tuning.order(c) for c in configs("fused_moe")} == {None}
+
+
+def test_an_order_is_without_contradiction():
+    with pytest.raises(ValueError) as caught:
+        Order(instruction="wgmma", accumulator=DType.F32, slices=2)
+    assert str(caught.value) == (
+        "slices=2 contradicts slice_step=0 joined='': both are given exactly where there are several slices"
+    )
+
+
+# Choices -------------------------------------------------------------------------------------------------------------
+
+
+def shapes_of_table() -> list[tuple[int, int]]:
+    rows = [row for row in shipped_rows(Arch.SM90A) if row.op in ("fp8", "bf16")]
+    return sorted({(row.sizes["n"], row.sizes["k"]) for row in rows})
+
+
+def test_calls_of_a_weight_have_one_order_whatever_their_rows(gemms):
+    table, invariance = gemms
+    shapes = shapes_of_table()
+    assert len(shapes) >= 40
+    for n, k in [*shapes[::3], (1111, 2222), (2048, 16384), (96, 40_000)]:
+        for operand in ("float8_e4m3fn", "bfloat16"):
+            found = set()
+            for m in (1, 3, 16, 17, 64, 200, 1000, 4096, 9000):
+                index, _, _ = invariance.choose(call_of(m, n, k, operand=operand), SM_COUNT)
+                assert index >= 0 and table.rows[index].call_class == call_of(m, n, k, operand=operand).call_class
+                found.add(invariance.orders[index])
+            assert len(found) == 1 and None not in found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_of_gemms_holds_one_order_in_every_class(family):
+    table, invariance = made(entries_of(family))
+    tuning = REGISTRY.named(family).tuning
+    for number in sorted({row.call_class for row in table.rows})[::3]:
+        found = set()
+        for m in (1, 16, 100, 5000):
+            sizes = {"m": m, "n": 4096, "k": 4096, "experts": 8}
+            call = ShapedCall(
+                family=family,
+                call_class=number,
+                sizes=tuple(sizes[name] for name in tuning.sizes),
+                alignments=(16,) * len(tuning.aligned),
+            )
+            index, _, _ = invariance.choose(call, SM_COUNT)
+            assert index >= 0, invariance.refusal(call)
+            found.add(invariance.orders[index])
+        assert len(found) == 1
+
+
+def test_the_order_is_the_same_on_devices_with_other_numbers_of_multiprocessors(gemms):
+    """Nor is the expected loss another, by which orders are compared."""
+    table, _ = gemms
+
+    def held_by(chosen_on: int, usual: int) -> list[object]:
+        found: list[object] = []
+        for n, k in ((4096, 4096), (2048, 16384), (640, 20_000), (256, 40_000)):
+            fresh, calls = (
+                Invariance(table, (), (), usual),
+                [call_of(m, n, k, operand="bfloat16") for m in (1, 64, 2048)],
+            )
+            orders = {fresh.orders[fresh.choose(call, chosen_on)[0]] for call in calls}
+            held = fresh.held(calls[0])
+            assert held is not None and orders == {held.order}
+            found.append(held)
+        return found
+
+    here = held_by(SM_COUNT, SM_COUNT)
+    assert all(held_by(sm_count, SM_COUNT) == here for sm_count in (16, 78, 114, 264))
+    assert held_by(78, 78) != here, "else this test can see nothing"
+
+
+def test_the_order_does_not_depend_on_the_number_of_rows_that_came_first():
+    entries = [entry for entry in entries_of("scaled_mm") if entry.config.operand_dtype is DType.BF16]
+    for n, k in ((2048, 16384), (1024, 9216)):
+        assert len({made(entries)[1].held(call_of(first, n, k, operand="bfloat16")) for first in (1, 4096, 33)}) == 1
+
+
+def test_the_order_is_one_that_few_and_many_rows_can_have(gemms):
+    _, invariance = gemms
+    held = invariance.held(call_of(1, 2048, 16384))
+    assert held is not None
+    assert str(held.order) == "wgmma to f32"  # slices take twice as long from 1000 rows on
+    of_bf16 = invariance.held(call_of(1, 2048, 16384, operand="bfloat16"))
+    assert of_bf16 is not None and of_bf16.order == held.order
+    assert 0.0 <= held.loss <= held.worst and held.worst_at in ROWS
+    free = invariance.held(call_of(1, 8192, 8192))
+    assert free is not None and free.loss < 0.01
+
+
+def test_user_tables_choose_within_the_order_alone(gemms):
+    table, invariance = gemms
+    measured = replace_choices(invariance, table)
+    call = call_of(16, 2048, 16384)
+    assert measured.held(call) == invariance.held(call)
+    index, trust, tuned = measured.choose(call, SM_COUNT)
+    assert trust is Trust.EXACT and tuned is not None
+    assert measured.orders[index] == measured.held(call).order
+
+
+def replace_choices(invariance: Invariance, table: VariantTable) -> Invariance:
+    """The same with a measured choice at 16 rows, whose winner is sliced."""
+    from gemmill.runtime.tuned import TunedChoice
+
+    call = call_of(16, 2048, 16384)
+    rows = [i for i, row, _ in table.of("scaled_mm") if row.call_class == call.call_class]
+    sliced = next(i for i in rows if (order := invariance.orders[i]) is not None and order.slices > 1)
+    whole = next(i for i in rows if str(invariance.orders[i]) == "wgmma to f32")
+    choice = TunedChoice(
+        family="scaled_mm",
+        call_class=call.call_class,
+        sizes={"n": 2048, "k": 16384, "m": 16},
+        names=(table.entries[sliced].name, table.entries[whole].name),
+    )
+    return Invariance(table, [choice], shipped_rows(Arch.SM90A), SM_COUNT)
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pinned_variant_of_another_order_is_refused_in_a_sentence(gemms):
+    table, invariance = gemms
+    call = call_of(16, 4096, 4096)
+    other = next(
+        entry.name
+        for entry, order, row in zip(table.entries, invariance.orders, table.rows, strict=True)
+        if row.call_class == call.call_class and order is not None and (order.slices, order.slice_step) == (2, 256)
+    )
+    assert select(table, call, SM_COUNT, other).entry is not None
+    choice = select(table, call, SM_COUNT, other, invariance)
+    assert (choice.entry, choice.trust) == (None, Trust.PINNED)
+    assert choice.trace[0].reason == (
+        "its order is wgmma to f32, 2 slices of whole 256 joined in the shared memory of a cluster, batch invariance holds "
+        "wgmma to f32: pin a variant of that order, or leave `gemmill.batch_invariant`"
+    )
+    held = invariance.choose(call, SM_COUNT)[0]
+    assert select(table, call, SM_COUNT, table.entries[held].name, invariance).row == held
+
+
+def test_a_class_without_an_order_is_refused_in_a_sentence():
+    table, invariance = made(entries_of("quant"))
+    config = next(config for config in configs("quant") if config.scaling == "tensor")
+    number = REGISTRY.named("quant").tuning
+    row = next(number.rows(config, 0))
+    call = ShapedCall(family="quant", call_class=row.call_class, sizes=(), alignments=())
+    choice = select(table, call, SM_COUNT, None, invariance)
+    assert choice.entry is None and choice.held is None
+    assert choice.refused == (
+        f"batch invariance is asked for, and of {number.describe(row.call_class)} no variant of the build sums in an order that is "
+        "independent of the batch: leave `gemmill.batch_invariant` for this op"
+    )
+    token = next(config for config in configs("quant") if config.scaling == "token")
+    by_row = ShapedCall(family="quant", call_class=next(number.rows(token, 0)).call_class, sizes=(), alignments=())
+    assert select(table, by_row, SM_COUNT, None, invariance).entry is not None
+
+
+def test_orders_that_few_rows_alone_have_are_refused_in_a_sentence():
+    entries = [entry for entry in entries_of("scaled_mm") if entry.config.operand_dtype is DType.BF16][:1]
+    table, invariance = made(entries)
+    aligned = call_of(16, 64, 8, operand="bfloat16", aligned=2)
+    choice = select(table, aligned, SM_COUNT, None, invariance)
+    assert choice.entry is None and choice.refused is None  # no variant takes it: the family's sentence says so
+    assert invariance.refusal(aligned) == (
+        "batch invariance is asked for, and of bf16 x bf16 to bf16 with a bias no order of the build (wgmma to f32) takes M x N x K "
+        "of 16 x 64 x 8 aligned to 2, 2, 2 bytes at each of 1 to 4096 rows: leave `gemmill.batch_invariant`, or build variants of "
+        "one order for few and many rows"
+    )
+
+
+def test_a_choice_says_its_order_and_the_others_differ(gemms):
+    table, invariance = gemms
+    choice = select(table, call_of(16, 4096, 4096), SM_COUNT, None, invariance)
+    assert choice.held is not None and choice.cost is not None and choice.cost >= 1.0
+    assert select(table, call_of(16, 4096, 4096), SM_COUNT).held is None
+    assert any("batch invariance holds wgmma to f32 (model: " in other.reason for other in choice.trace)
+
+
+# Who asks ------------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_nest_and_threads_do_not_see_one_another():
+    seen: list[bool] = []
+
+    def look() -> None:
+        thread = threading.Thread(target=lambda: seen.append(holding.holds_here()))
+        thread.start()
+        thread.join()
+
+    with gemmill.batch_invariant():
+        assert holding.holds_here()
+        look()
+        with gemmill.batch_invariant(False):
+            assert not holding.holds_here()
+        assert holding.holds_here()
+    assert not holding.holds_here()
+    gemmill.set_batch_invariant()
+    look()
+    with gemmill.batch_invariant(False):
+        assert not holding.holds_here()
+    assert holding.holds_here() and seen == [False, True]
+
+
+def test_a_build_that_is_too_old_is_refused_in_a_sentence():
+    old = holding.Holding(object(), lambda *_: (-1, Trust.MODEL), "0123456789ab")
+    for ask in (gemmill.set_batch_invariant, lambda: gemmill.batch_invariant().__enter__()):
+        with pytest.raises(Exception) as caught:
+            ask()
+        assert str(caught.value) == (
+            "build 0123456789ab cannot hold batch invariance, which is asked for: it is too old, make it again with `gemmill build`"
+        )
+    assert not holding.holds_here()
+    with gemmill.batch_invariant(False):
+        pass
+    del old
