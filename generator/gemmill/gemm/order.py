@@ -10,7 +10,8 @@ from gemmill.gemm.limits import PROMOTION
 from gemmill.vocab import Accumulation, DType, TileScheduler
 
 _JOINED = {
-    TileScheduler.SPLIT_K: "the shared memory of a cluster",
+    TileScheduler.SPLIT_K: "float32, in the order of K",
+    TileScheduler.SPLIT_K_PARALLEL: "float32, in the order of K",
     TileScheduler.STREAM_K: "a workspace",
 }
 

@@ -256,7 +256,7 @@ def test_a_pinned_variant_of_another_order_is_refused_in_a_sentence(gemms):
     choice = select(table, call, SM_COUNT, other, invariance)
     assert (choice.entry, choice.trust) == (None, Trust.PINNED)
     assert choice.trace[0].reason == (
-        "its order is wgmma to f32, 2 slices of whole 256 joined in the shared memory of a cluster, batch invariance holds "
+        "its order is wgmma to f32, 2 slices of whole 256 joined in float32, in the order of K, batch invariance holds "
         "wgmma to f32: pin a variant of that order, or leave `gemmill.batch_invariant`"
     )
     held = invariance.choose(call, SM_COUNT)[0]

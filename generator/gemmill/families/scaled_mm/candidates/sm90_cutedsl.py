@@ -222,7 +222,7 @@ GROUP_WIDEST = Tables(
 """The schedules that are worth timing with scales in groups."""
 
 PLAIN = Tables(
-    parallel=tuple(((m, n, k // 2), *others) for (m, n, k), *others in PARALLEL),
+    parallel=Tables(wide=(), parallel=PARALLEL).at_half_depth().parallel,
     wide=(
         ((128, 128, 64), (2, 1, 1), PINGPONG),
         ((128, 80, 64), (2, 1, 1), COOPERATIVE),
