@@ -150,7 +150,7 @@ int32_t tensor_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   bool const dense = x.rows == 1 || (x.in_stride == x.hidden && x.out_stride == x.hidden);
   int64_t const chunks = x.rows * per_row;
   if (aligned && dense && chunks > 0 && chunks <= kMostClusterChunks) {
-    TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), static_cast<float*>(x.scales), x.azp, nullptr, x.rows * x.hidden, 0, 0,
+    TokenQuantParams const p{x.in, static_cast<uint8_t*>(x.out), static_cast<float*>(x.scales), x.azp, nullptr, nullptr, x.rows * x.hidden, 0, 0,
                              static_cast<uint32_t>(chunks), 1, 0, least_step_of(x.hidden)};
     int const most_ctas = chunks > kPortableCluster * kMostTokenQuantThreads ? kMostTensorCluster : kPortableCluster;
     TokenQuantShape const shape = token_quant_shape(how, 1, chunks, 1, true, most_ctas);
