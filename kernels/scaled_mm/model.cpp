@@ -90,7 +90,7 @@ constexpr double kStoreElement = 0.06785;
 constexpr double kStoredLate = 0.04915;
 constexpr double kMeeting = 2107.0;
 constexpr double kMeetingElement = 0.1512;
-constexpr double kJoining = 1800.0;
+constexpr double kJoining = 2400.0;
 constexpr double kJoiningElement = 0.12;
 
 }  // namespace
@@ -128,7 +128,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
       std::sqrt(std::sqrt(fourth(body) + fourth(pipeline) + fourth(l2) + fourth(fetched) + fourth(memory)));
   double const slices = waves * (row.divides_k ? kMeeting + kMeetingElement * elements : 0.0);
   bool const in_memory = row.splits > 1 && !row.divides_k;
-  double const meets = waves * (in_memory ? kJoining + kJoiningElement * elements : 0.0);
+  double const meets = waves * waves * (in_memory ? kJoining + kJoiningElement * elements : 0.0);
   return (kBegin + joined + slices + meets) * (row.cost_permille / 1000.0);
 }
 

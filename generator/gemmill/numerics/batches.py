@@ -98,6 +98,8 @@ class Subject:
             raise _LeftOut(f"{self.op}: its results have no dimension of rows")
         if any(_is_padded(name, x) for name, x in zip(self._names, self._given, strict=True)):
             raise _LeftOut(f"{self.op}: its scales lie in tiles of rows, of which none can be moved alone")
+        if "input_offset_by_experts" in self._names:
+            raise _LeftOut(f"{self.op}: a row's expert, whose scale it has, follows from its place")
         self.by_expert = "expert_offsets" in self._names
         self._gathers = "token_ids" in self._names and self._given[self._names.index("token_ids")] is not None
         self._alone = self._results_alone()

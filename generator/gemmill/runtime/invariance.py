@@ -161,9 +161,10 @@ class Invariance:
             of_order[self._table.entries[i].name] = order
             if rejection(row, call) is None:
                 fastest[order] = min(fastest.get(order, math.inf), model_ns(row, call, self._sm_count))
-        least = min(fastest.values(), default=1.0) or 1.0
+        least = min(fastest.values(), default=1.0)
         ratios = {
-            order: (ns / least) ** (ONE_SLICE if order is not None and order.slices == 1 else 1.0)
+            # Models that know nothing of a class say 0 of all its variants.
+            order: (ns / least) ** (ONE_SLICE if order is not None and order.slices == 1 else 1.0) if least else 1.0
             for order, ns in fastest.items()
         }
         if (measured := self._measured(call, of_order)) is not None:

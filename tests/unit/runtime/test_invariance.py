@@ -338,3 +338,14 @@ def test_a_build_that_is_too_old_is_refused_in_a_sentence():
     with gemmill.batch_invariant(False):
         pass
     del old
+
+
+def test_classes_whose_model_knows_no_times_hold_an_order() -> None:
+    table, invariance = made(entries_of("kv_cache"))
+    tuning = REGISTRY.choices["kv_cache"]
+    classes = {row.call_class for i, row, _ in table.of("kv_cache") if invariance.orders[i] is not None}
+    assert classes
+    for number in classes:
+        sizes, alignments = (64,) * len(tuning.sizes), (16,) * len(tuning.aligned)
+        held = invariance.held(ShapedCall(family="kv_cache", call_class=number, sizes=sizes, alignments=alignments))
+        assert held is None or held.loss >= 0

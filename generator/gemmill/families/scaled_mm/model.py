@@ -106,7 +106,7 @@ class Constants(NamedTuple):
     """The time to add up slices of K in the shared memory of a cluster."""
     meeting_element: float = 0.1512
     """The part of that time for each element of a tile."""
-    joining: float = 1800.0
+    joining: float = 2400.0
     """The time for CTAs of a tile to wait for one another, where slices of K meet in memory."""
     joining_element: float = 0.12
     """The part of that time for each element of a tile, which is stored and read there."""
@@ -204,7 +204,9 @@ def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
     joined = do.root(do.root(_fourth(body) + _fourth(pipeline) + _fourth(l2) + _fourth(fetched) + _fourth(memory)))
     slices = t.waves * do.pick(v.divides_k, c.meeting + c.meeting_element * tile_elements, 0.0)
     in_memory = (v.splits > 1) & (v.divides_k == 0)
-    slices = slices + t.waves * do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
+    # In a later wave CTAs of a tile begin at different times, and wait the longer for one another.
+    waits = t.waves * t.waves
+    slices = slices + waits * do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
     return (c.begin + joined + slices) * (v.cost_permille / 1000.0)
 
 
