@@ -92,7 +92,7 @@ chosen at shapes that no table has (2026-11-22, docs/notes/tables.md).
 """
 
 FEW = Tables(
-    wide=tuple(CORE.wide[i] for i in (1, 4, 6, 9, 12)),
+    wide=tuple(CORE.wide[i] for i in (1, 4, 5, 6, 9, 12)),
     low=CORE.low[1:4],
     narrow=tuple(CORE.narrow[i] for i in (0, 2, 3, 5)),
     split_k=tuple(CORE.split_k[i] for i in (0, 2, 4)),
