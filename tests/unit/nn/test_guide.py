@@ -10,7 +10,7 @@ from gemmill.nn import QuantLinear
 from gemmill.nn.recipes import RECIPES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "layers.md").read_text()
-BLOCK, TRANSFORMERS, LOADED, OFFLOAD = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCK, TRANSFORMERS, STORED, LOADED, OFFLOAD = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(program: str) -> dict[str, object]:
