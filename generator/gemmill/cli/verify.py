@@ -57,7 +57,7 @@ def verify(
 
         gemmill verify --quick
 
-        gemmill verify --batch-invariant --pairs 1000000 --json
+        gemmill verify --batch-invariant --pairs 100 --json
     """
     import torch
 
