@@ -54,7 +54,7 @@ def emit_adapter(symbol: str, name: str, exported: Exported) -> str:
         "init": f"_mlir_{symbol}_cuda_init",
         "load": f"_mlir_{symbol}_cuda_load_to_device",
         "entry": exported.entry,
-        "split": dsl.split(dsl.facts(config)),
+        "split": dsl.split(config),
         "tickets": any(name in _LOCAL for _, name in exported.parameters),
         "arguments": [_argument(type_, name) for type_, name in exported.parameters],
     }

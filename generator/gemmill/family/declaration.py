@@ -78,8 +78,8 @@ class DslBody:
     """The C struct of the family's `abi.h` by whose fields a kernel names its arguments."""
     facts: Callable[[Any], Any]
     """What a body reads of a config. Raises ValueError for a config that no kernel can be made of."""
-    split: Callable[[Any], Any] = lambda facts: None
-    """By such facts, the tile (rows and columns of D of a cluster) whose slices of K meet in a workspace; None where none do."""
+    split: Callable[[Any], Any] = lambda config: None
+    """By a config, the tile (rows and columns of D of a cluster) whose slices of K meet in a workspace; None where none do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from gemmill.families.scaled_mm.rules import RULES
 from gemmill.families.scaled_mm.spelling import cutedsl, cutlass, visitor
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.family import DslBody, Epilogues, Family, Kernels, of_dsl
+from gemmill.gemm.facts import Facts
 from gemmill.gemm.traced import learn, of_text
 from gemmill.vocab import Backend, Compiler, KernelSchedule, TileScheduler
 
@@ -56,7 +57,7 @@ CUTEDSL = replace(
         entry="gemmill.families.scaled_mm.dsl.export",
         arguments="gemmill_scaled_mm_args",
         facts=Plan,
-        split=lambda plan: plan.split_tile,
+        split=lambda config: Facts(config).split_tile,
     ),
 )
 OWN = replace(
