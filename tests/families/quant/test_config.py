@@ -168,7 +168,10 @@ def test_a_contradiction_cannot_be_built(change: dict, text: str) -> None:
             "sm90a_quant_token_bf16_e4m3_relu_f32_sym",
             "activation 'relu', expected none, silu, gelutanh, geluerf, onlygelutanh, onlygeluerf or modulate",
         ),
-        ("sm90a_quant_token_bf16_e4m3_none_f32_skew", "symmetric 'skew', expected nothing or vllm, sym or asym"),
+        (
+            "sm90a_quant_token_bf16_e4m3_none_f32_skew",
+            "row_sums 'skew', expected nothing or vllm, sym or asym, nothing or sums",
+        ),
         (
             "sm90a_quant_group_bf16_e4m3_gelutanh_g64f32_vllmsym",
             "vllm=True contradicts scaling=group out_dtype=e4m3 activation=gelutanh symmetric=True: vLLM has no such kernel, or one with our codes (vllm)",
