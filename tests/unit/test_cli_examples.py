@@ -31,7 +31,7 @@ MODEL = (
     ' "num_key_value_heads": 8}'
 )
 NAME_OF_A_VARIANT = "sm90a_quant_rmstoken_bf16_e4m3_none_f32_sym"
-COMPILED = ("export", "explain", "fuzz", "show --sass", "verify --quick")
+COMPILED = ("export", "explain", "fuzz", "show --sass", "verify --quick", "verify --batch-invariant")
 """They need an extension, or are dear: tests/compile/test_examples.py and test_export.py run them."""
 WITHOUT_GPU = {
     "time": "no GPU that torch can use",
