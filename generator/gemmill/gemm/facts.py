@@ -216,8 +216,8 @@ class Facts:
     @property
     def split_tile(self) -> tuple[int, int] | None:
         """Rows and columns of D of a cluster's tile, where slices of K meet in a workspace."""
-        m, n = self.cluster_x * self.tile_x, self.cluster_y * self.tile_y
-        return None if not self.split_k_parallel else (n, m) if self.swap_ab else (m, n)
+        tile = (self.cluster_x * self.tile_x, self.cluster_y * self.tile_y)
+        return tile if self.split_k_parallel else None
 
     @property
     def consumer_groups(self) -> int:

@@ -3,7 +3,7 @@
 A slice's sums lie there as the threads of its consumer groups hold them, quad by quad; threads of the same place read them
 again. Before them come flags, one for each pair of slices of a tile. A slice that has stored sets its flags to the call's
 ticket; who has seen a flag sets it back, so that a CUDA graph can use the ticket again. Nothing has to be cleared before:
-what the workspace held is a ticket with a probability of 2^-64.
+what the workspace held is a ticket with a probability of 2^-63.
 
 CTAs of a tile have neighbouring numbers, and GPUs start them in that order. So those that wait for others are of one tile
 at a time, and the others get room as soon as tiles before them are done.
