@@ -138,7 +138,7 @@ class Subject:
 
     def _results_alone(self) -> list[Tensor]:
         device = next(x.device for x in self._given if isinstance(x, Tensor))
-        each = [self.results(torch.tensor([row], device=device)) for row in range(POOL)]
+        each = [self.results(torch.tensor([row], dtype=torch.int64, device=device)) for row in range(POOL)]
         return [torch.cat(results) for results in zip(*each, strict=True)]
 
     def _of_rows(self, name: str, x: Any, rows: Tensor, written: bool) -> Any:
@@ -237,14 +237,14 @@ class Campaign:
         others = self._of_one_order(subject)
         for _ in range(BATCHES):
             count = min(self._limits.most_rows, int((self._limits.most_rows + 1) ** rng.random()))
-            rows = torch.tensor([rng.randrange(POOL) for _ in range(count)], device=device)
+            rows = torch.tensor([rng.randrange(POOL) for _ in range(count)], dtype=torch.int64, device=device)
             if subject.by_expert:
                 rows = rows.sort().values
-            is_poisoned = torch.tensor([rng.random() < 0.25 for _ in range(count)], device=device)
+            is_poisoned = torch.tensor([rng.random() < 0.25 for _ in range(count)], dtype=torch.bool, device=device)
             places, kept = is_poisoned.nonzero().flatten(), (~is_poisoned).nonzero().flatten()
             poison = rng.choice(_POISONS) if rng.random() < 0.5 and len(kept) else None
             if poison is None:
-                places, kept = places[:0], torch.arange(count, device=device)
+                places, kept = places[:0], torch.arange(count, dtype=torch.int64, device=device)
             pinned = rng.choice(others) if others and rng.random() < 0.5 else None
             with nullcontext() if pinned is None else ops.use_variant(pinned):
                 try:
