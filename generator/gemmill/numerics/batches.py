@@ -220,7 +220,7 @@ class Campaign:
     def _known(self) -> Sequence[KernelEntry]:
         if self._build is not None:
             return self._build.manifest.entries
-        configs = select("smoke").configs
+        configs = select("default").configs
         return [
             KernelEntry(
                 name=str(i),
@@ -312,8 +312,8 @@ def _rows_at(x: Any) -> int | None:
 
 
 def _is_padded(name: str, x: Any) -> bool:
-    """Whether scales have more rows than the pool: they are swizzled, or padded."""
-    is_scale = "scale" in name or name.endswith("sf")
+    """Whether scales of rows have more rows than the pool: they are swizzled, or padded."""
+    is_scale = ("scale" in name or name.endswith("sf")) and not name.startswith("w")
     return is_scale and isinstance(x, Tensor) and -(-POOL // TILE_ROWS) * TILE_ROWS in x.shape
 
 

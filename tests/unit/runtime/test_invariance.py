@@ -121,7 +121,6 @@ def test_what_follows_from_the_batch_promises_nothing():
     }  # fmt: skip
     of_cache = {str(c.kind): cache.tuning.order(c) for c in configs("kv_cache")}
     assert {name for name, order in of_cache.items() if order is None} == {"decode", "attend"}
-    assert {REGISTRY.named("fused_moe").tuning.order(c) for c in configs("fused_moe")} == {None}
 
 
 def test_an_order_is_without_contradiction():
