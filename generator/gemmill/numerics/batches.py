@@ -150,6 +150,9 @@ class Subject:
             made = x.t().index_select(1, rows).t()
         else:
             made = x.index_select(at, rows)
+        if name == "block_table":  # as wide as the longest sequence of the batch wants
+            pages = self._given[self._names.index("cache" if "cache" in self._names else "keys")].shape[0]
+            made = made[:, : max(int(((made >= 0) & (made < pages)).any(0).sum()), 1)]
         if written:
             made.view(torch.uint8).fill_(0xFF) if made.is_contiguous() else made.fill_(0)
         return made
@@ -293,7 +296,7 @@ def _case(config: Any, rng: random.Random, limits: Limits) -> Any:
         return multiple * max(1, int((most // multiple + 1) ** rng.random()))
 
     n, k = size(128), size(256)
-    case: Any = cases_of(config).sized(config, {"m": POOL, "n": n, "k": k, "hidden": k})
+    case: Any = cases_of(config).sized(config, {"m": POOL, "n": n, "k": k, "hidden": k, "sequences": POOL})
     if not hasattr(case, "spec"):
         return case
     spec = case.spec

@@ -99,6 +99,7 @@ TUNING = Tuning(
     rows=_rows,
     needs=_needs,
     order=order_of,
+    one_slice=1.0,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,
