@@ -59,6 +59,7 @@ struct gemmill_kv_attention_args {
   int64_t seed;                 // of the rotation's signs; below 0: q comes rotated, out stays so
   int64_t rotated_out;          // out stays rotated, whatever q does
   int64_t half_waves;           // of the device's blocks, that slices of the tokens are to fill (slices.h)
+  int64_t slices;               // of each sequence, whatever fills the device; 0: by half waves
   float scale;
   float softcap;                // scores stay below it in magnitude; 0 for none
 };
@@ -96,7 +97,7 @@ struct gemmill_kv_packed_attention_args {
   int64_t seed;                 // of rotations and projections; below 0: q comes rotated, out stays so
   int64_t rotated_out;
   int64_t key_format, value_format;
-  int64_t half_waves;
+  int64_t half_waves, slices;
   float scale;
   float softcap;
 };

@@ -75,7 +75,7 @@ void launch_decode(OpCall const& x, Chosen const& chosen) {
       data<int32_t>(x, kBlockTable), data<int32_t>(x, kSeqLens), data<float>(x, kSinks),
       x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kKvHeads), x.value(kPages), x.value(kPage),
       x.value(kOutStride), x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride),
-      x.value(kWindow), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), facts_of(chosen.row).half_waves, static_cast<float>(x.real(kScale)),
+      x.value(kWindow), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), facts_of(chosen.row).half_waves, facts_of(chosen.row).slices, static_cast<float>(x.real(kScale)),
       static_cast<float>(x.real(kSoftcap))};
   chosen.launch(&args);
 }
@@ -109,7 +109,7 @@ void launch_attend(OpCall const& x, Chosen const& chosen) {
       x.value(kHeads), x.value(kKvHeads), pages_seen(x), x.value(kPage), x.value(kKeyPageStride), x.value(kKeyTokenStride),
       x.value(kKeyHeadStride), x.value(kValuePageStride), x.value(kValueTokenStride), x.value(kValueHeadStride), x.value(kOutStride),
       x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride), x.value(kWindow),
-      x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), x.value(kKeyFormat), x.value(kValueFormat), facts_of(chosen.row).half_waves, static_cast<float>(x.real(kScale)),
+      x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), x.value(kKeyFormat), x.value(kValueFormat), facts_of(chosen.row).half_waves, facts_of(chosen.row).slices, static_cast<float>(x.real(kScale)),
       static_cast<float>(x.real(kSoftcap))};
   chosen.launch(&args);
 }

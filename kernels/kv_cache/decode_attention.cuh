@@ -270,7 +270,7 @@ struct DecodePlan {
     all_tiles = args.batch * args.kv_heads * tiles;
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
-    slices = all_tiles == 0 ? 1 : slices_of(all_tiles, stages, how.sm_count, args.half_waves);
+    slices = all_tiles == 0 ? 1 : slices_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices);
   }
 };
 

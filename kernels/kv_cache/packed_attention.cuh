@@ -319,7 +319,7 @@ struct PackedPlan {
     int64_t const tokens = is_wide ? 64 : 128, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, (std::min(args.window, stages * tokens) + args.rows) / tokens + 2);
-    slices = all_tiles == 0 ? 1 : slices_of(all_tiles * parts, stages, 2 * how.sm_count, args.half_waves);
+    slices = all_tiles == 0 ? 1 : slices_of(all_tiles * parts, stages, 2 * how.sm_count, args.half_waves, args.slices);
   }
   bool writes() const { return slices == 1 && parts == 1; }
   template <int kHeadDim>

@@ -7,8 +7,10 @@
 
 namespace gemmill::kv_cache {
 
-// `tiles` have `stages` of tokens each, and a device holds `blocks` at a time. Mirrored by gemmill.families.kv_cache.model.
-inline int64_t slices_of(int64_t tiles, int64_t stages, int64_t blocks, int64_t half_waves) {
+// `tiles` have `stages` of tokens each, and a device holds `blocks` at a time. `fixed` is how many there are where it is not 0: then a
+// sequence's slices do not depend on the batch. Mirrored by gemmill.families.kv_cache.model.
+inline int64_t slices_of(int64_t tiles, int64_t stages, int64_t blocks, int64_t half_waves, int64_t fixed) {
+  if (fixed > 0) return fixed;
   int64_t const wanted = half_waves * blocks / (2 * std::max<int64_t>(tiles, 1));
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(stages, 1));
 }

@@ -268,7 +268,7 @@ struct SlotPlan {
     int64_t const tokens = kWarpTokens * kSlotGroupWarps / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
-    slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves);
+    slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices);
     blocks = all_tiles / heads * slices;
   }
   template <int kHeadDim>

@@ -112,10 +112,10 @@ def _of_order(choice: "Choice") -> str:
     if held is None:
         return ""
     here = f"{choice.cost - 1:z.1%} at this call, " if choice.cost is not None else ""
-    worst = f", {held.worst:z.1%} at worst (at {held.worst_at})" if held.worst_at else ""
+    worst = f", {held.worst:z.1%} at worst (at {' x '.join(map(str, held.worst_at))})" if held.worst_at else ""
     return (
-        f"batch invariance holds the order: {held.order}; expected to cost {here}{held.loss:z.1%} in the mean over 1 to 4096 "
-        f"rows{worst}"
+        f"batch invariance holds the order: {held.order}; expected to cost {here}{held.loss:z.1%} in the mean over "
+        f"{held.over}{worst}"
     )
 
 

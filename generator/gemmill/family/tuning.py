@@ -1,7 +1,7 @@
 """How a family's calls come to a variant: its sizes by name, how far a measured row reaches, and its model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gemmill.family.order import Order
@@ -123,6 +123,14 @@ class Tuning:
     """Why a variant of the first class takes no call of the second."""
     refuses: Callable[[Row, ShapedCall], str | None] = lambda row, call: None
     """Why a variant takes no call of such sizes, beside what its row says."""
+    across: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sizes that a batch decides, so that an order is held for all of their values, and those at which its expected loss is taken;
+    the bucketed size at 1, 2, 4 to 4096 where none are named."""
+    one_slice: float = 0.2
+    """The power of the model's ratio that one slice of K costs against the best number of slices. Chosen by hand, not a fit: least
+    squares of the logarithms give 0.15. Up to 128 rows the model says 1.030 in the mean and 1.77 at worst, measured were 1.005 and
+    1.14 (207 shapes of tune-h200-2026-11-21 of which several orders were timed, 199 of e4m3 and 8 of bf16, H200). For bf16 and
+    other GEMMs it is an assumption; 1.0 takes the model at its word."""
     model_ns: Callable[[Row, ShapedCall, int], float] = lambda row, call, sm_count: 0.0
     """Estimated nanoseconds of a call, on a device of so many multiprocessors."""
     wastes: Callable[[Row, Sequence[int], Sequence[int]], bool] = lambda row, measured, sizes: False

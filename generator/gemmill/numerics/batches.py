@@ -150,6 +150,9 @@ class Subject:
             made = x.t().index_select(1, rows).t()
         else:
             made = x.index_select(at, rows)
+        if name == "block_table":  # as wide as the longest sequence of the batch wants
+            pages = self._given[self._names.index("cache" if "cache" in self._names else "keys")].shape[0]
+            made = made[:, : max(int(((made >= 0) & (made < pages)).any(0).sum()), 1)]
         if written:
             made.view(torch.uint8).fill_(0xFF) if made.is_contiguous() else made.fill_(0)
         return made
@@ -220,7 +223,7 @@ class Campaign:
     def _known(self) -> Sequence[KernelEntry]:
         if self._build is not None:
             return self._build.manifest.entries
-        configs = select("smoke").configs
+        configs = select("default").configs
         return [
             KernelEntry(
                 name=str(i),
@@ -293,7 +296,7 @@ def _case(config: Any, rng: random.Random, limits: Limits) -> Any:
         return multiple * max(1, int((most // multiple + 1) ** rng.random()))
 
     n, k = size(128), size(256)
-    case: Any = cases_of(config).sized(config, {"m": POOL, "n": n, "k": k, "hidden": k})
+    case: Any = cases_of(config).sized(config, {"m": POOL, "n": n, "k": k, "hidden": k, "sequences": POOL})
     if not hasattr(case, "spec"):
         return case
     spec = case.spec
@@ -312,8 +315,8 @@ def _rows_at(x: Any) -> int | None:
 
 
 def _is_padded(name: str, x: Any) -> bool:
-    """Whether scales have more rows than the pool: they are swizzled, or padded."""
-    is_scale = "scale" in name or name.endswith("sf")
+    """Whether scales of rows have more rows than the pool: they are swizzled, or padded."""
+    is_scale = ("scale" in name or name.endswith("sf")) and not name.startswith("w")
     return is_scale and isinstance(x, Tensor) and -(-POOL // TILE_ROWS) * TILE_ROWS in x.shape
 
 

@@ -1,18 +1,19 @@
 """Batch invariance: a row's result has the same bits whatever the batch, its place there, and its neighbours.
 
 An element's bits depend on the order in which it is summed along K (`Tuning.order`), and on nothing else that differs between
-variants. Under the contract a choice holds one order for each class of calls, its sizes but the bucketed one, and the alignment
-of its operands. The order is that of the least expected loss over a fixed set of row counts, by the shipped tables and the
-model, on a device with the architecture's usual number of multiprocessors. So it is the same on every device of the
-architecture, and whichever row count comes first. Within the order a call gets the fastest variant, by all tables.
+variants. Under the contract a choice holds one order for each class of calls, its sizes but those that the batch decides, and
+the alignment of its operands. The order is that of the least expected loss over a fixed set of batches, by the shipped tables
+and the model, on a device with the architecture's usual number of multiprocessors. So it is the same on every device of the
+architecture, and whichever batch comes first. Within the order a call gets the fastest variant, by all tables.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
-from gemmill.family import Order, ShapedCall
+from gemmill.family import Order, ShapedCall, Tuning
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Trust, choose, model_ns, rejection
@@ -23,12 +24,6 @@ from gemmill.runtime.variant_table import TunedRow, VariantTable
 ROWS = tuple(1 << i for i in range(13))
 """The bucketed sizes, 1 to 4096, over which an order's expected loss is the geometric mean."""
 
-ONE_SLICE = 0.2
-"""The power of the model's ratio that one slice of K costs against the best number of slices. Chosen by hand, not a fit: least
-squares of the logarithms give 0.15. Up to 128 rows the model says 1.030 in the mean and 1.77 at worst, measured were 1.005 and 1.14 (207
-shapes of tune-h200-2026-11-21 of which several orders were timed, 199 of e4m3 and 8 of bf16, H200). For bf16 and other families it is an
-assumption."""
-
 ASKED = "batch invariance is asked for"
 """What every refusal under the contract has in it."""
 
@@ -37,15 +32,17 @@ _Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """The order that calls of a class hold at given sizes but the bucketed one."""
+    """The order that calls of a class hold at given sizes but those that the batch decides."""
 
     order: Order
     loss: float
-    """The expected loss against the free choice, from the geometric mean over ROWS: 0.02 takes 2 % longer."""
+    """The expected loss against the free choice, from the geometric mean over a set of batches: 0.02 takes 2 % longer."""
     worst: float
-    """The same at the row count where it is the largest."""
-    worst_at: int
-    """That row count; 0 for a family that does not choose by sizes."""
+    """The same at the batch where it is the largest."""
+    worst_at: tuple[int, ...]
+    """The sizes of that batch; none for a family that does not choose by sizes."""
+    over: str = ""
+    """Those batches, in words."""
 
 
 def order_of(entry: KernelEntry) -> Order | None:
@@ -81,10 +78,12 @@ class Invariance:
         return places[index] if index >= 0 else -1, trust, tuned
 
     def held(self, call: ShapedCall) -> Held | None:
-        """The order for calls of such a class, sizes but the bucketed one, and alignments; None where none can be held."""
+        """The order for calls of such a class, sizes but those that the batch decides, and alignments; None where none can be
+        held."""
         tuning = REGISTRY.choices[call.family]
-        sizes = tuning.named(call.sizes)
-        key = (call.family, call.call_class, tuple(sizes[name] for name in tuning.near), call.alignments)
+        across = _across(tuning)
+        fixed = tuple(size for name, size in tuning.named(call.sizes).items() if name not in across)
+        key = (call.family, call.call_class, fixed, call.alignments)
         if key not in self._held:
             self._held[key] = self._best(call)
         return self._held[key]
@@ -106,8 +105,8 @@ class Invariance:
                 "`gemmill.batch_invariant` for this op"
             )
         return (
-            f"{asked} no order of the build ({'; '.join(sorted(orders))}) takes {_told(call)} at each of 1 to {ROWS[-1]} rows: leave "
-            "`gemmill.batch_invariant`, or build variants of one order for few and many rows"
+            f"{asked} no order of the build ({'; '.join(sorted(orders))}) takes {_told(call)} at each of {_over(tuning)}: "
+            "leave `gemmill.batch_invariant`, or build variants of one order for few and many rows"
         )
 
     def differs(self, call: ShapedCall, row: int) -> str | None:
@@ -133,18 +132,19 @@ class Invariance:
         if not tuning.is_measured:
             # One variant serves each class, unless classes of different variants share a number.
             order = min(found, key=str, default=None) if len(found) == 1 else None
-            return None if order is None else Held(order=order, loss=0.0, worst=0.0, worst_at=0)
-        at = tuning.sizes.index(tuning.bucketed)
+            return None if order is None else Held(order=order, loss=0.0, worst=0.0, worst_at=())
+        across, sizes = _across(tuning), tuning.named(call.sizes)
         times = {
-            rows: self._times(replace(call, sizes=(*call.sizes[:at], rows, *call.sizes[at + 1 :]))) for rows in ROWS
+            batch: self._times(replace(call, sizes=tuning.ordered(sizes | dict(zip(across, batch, strict=True)))))
+            for batch in product(*across.values())
         }
         able = [order for order in found if all(order in ratios for ratios in times.values())]
         if not able:
             return None
         losses = {order: statistics.geometric_mean(ratios[order] for ratios in times.values()) for order in able}
         best = min(able, key=lambda order: (losses[order], str(order)))
-        worst = max(ROWS, key=lambda rows: times[rows][best])
-        return Held(order=best, loss=losses[best] - 1, worst=times[worst][best] - 1, worst_at=worst)
+        worst = max(times, key=lambda batch: times[batch][best])
+        return Held(order=best, loss=losses[best] - 1, worst=times[worst][best] - 1, worst_at=worst, over=_over(tuning))
 
     def _of_class(self, call: ShapedCall) -> list[int]:
         return [
@@ -161,10 +161,10 @@ class Invariance:
             of_order[self._table.entries[i].name] = order
             if rejection(row, call) is None:
                 fastest[order] = min(fastest.get(order, math.inf), model_ns(row, call, self._sm_count))
-        least = min(fastest.values(), default=1.0)
+        least, one_slice = min(fastest.values(), default=1.0), REGISTRY.choices[call.family].one_slice
         ratios = {
             # Models that know nothing of a class say 0 of all its variants.
-            order: (ns / least) ** (ONE_SLICE if order is not None and order.slices == 1 else 1.0) if least else 1.0
+            order: (ns / least) ** (one_slice if order is not None and order.slices == 1 else 1.0) if least else 1.0
             for order, ns in fastest.items()
         }
         if (measured := self._measured(call, of_order)) is not None:
@@ -217,6 +217,16 @@ class Invariance:
         return [
             choice for choice in self._choices if (choice.family, choice.call_class) == (call.family, call.call_class)
         ]
+
+
+def _across(tuning: Tuning) -> Mapping[str, tuple[int, ...]]:
+    """The sizes that the batch decides, and their values by which orders are compared."""
+    return tuning.across or {tuning.bucketed: ROWS}
+
+
+def _over(tuning: Tuning) -> str:
+    """The batches by which orders are compared, in words."""
+    return " and ".join(f"{name} of {v[0]} to {v[-1]}" for name, v in tuning.across.items()) or f"1 to {ROWS[-1]} rows"
 
 
 def _told(call: ShapedCall) -> str:

@@ -12,7 +12,7 @@ from gemmill.families.kv_cache.cases import CASES
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_config
 from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
-from gemmill.families.kv_cache.config import HALF_WAVES, Kind, KvCacheConfig, Operands, Slots, offered_kinds
+from gemmill.families.kv_cache.config import HALF_WAVES, SLICES, Kind, KvCacheConfig, Operands, Slots, offered_kinds
 from gemmill.families.kv_cache.model import Facts, slices_of
 from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.sweep import SWEEP, Op
@@ -20,6 +20,7 @@ from gemmill.families.kv_cache.tuning import TUNING
 from gemmill.family import Row, ShapedCall
 from gemmill.numerics.measured import results_of
 from gemmill.runtime import checks, operands
+from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import Trust, select
 from gemmill.space.names import parse_name, symbol_of, to_name
@@ -32,8 +33,8 @@ TINY = {"batch": 2, "rows": 2, "heads": 4, "kv_heads": 2, "length": 70}
 
 
 def configs_of(op: Op) -> list[KvCacheConfig]:
-    """Those that serve a measured class."""
-    return [config for config in default(Arch.SM90A) if op.number in TUNING.offers(config)]
+    """Those that serve a measured class, with as many slices as fill the device."""
+    return [config for config in default(Arch.SM90A) if op.number in TUNING.offers(config) and not config.slices]
 
 
 def row_of(config: KvCacheConfig) -> Row:
@@ -65,12 +66,51 @@ def test_settings_are_of_a_launch_and_of_attention_alone() -> None:
     assert 2 < len(cases) < len(list(of_config(DECODE))) and all(max(case.lengths) >= 300 for case in cases)
 
 
+def test_fixed_slices_are_of_a_launch_and_have_an_order() -> None:
+    settings = [KvCacheConfig(**(vars(DECODE) | {"slices": n})) for n in SLICES]
+    assert [to_name(config).rpartition("_")[2] for config in settings] == ["s1", "s4", "s16", "s32"]
+    assert {config.compiled for config in settings} == {DECODE} and {symbol_of(c) for c in settings} == {
+        symbol_of(DECODE)
+    }
+    assert all(parse_name(to_name(config)) == config for config in settings)
+    assert [row_of(config).facts.slices for config in settings] == list(SLICES) and row_of(DECODE).facts.slices == 0
+    orders = [TUNING.order(config) for config in settings]
+    assert len(set(orders)) == len(SLICES) and None not in orders and TUNING.order(DECODE) is None
+    assert str(orders[1]) == (
+        "mma.sync to f32, 4 slices of whole 64 joined in float32, in the order of tokens, softmax"
+    )
+    for wrong in ({"slices": 3}, {"slices": 4, "half_waves": 4}, {"slices": 4, "kind": Kind.COMPRESS}):
+        with pytest.raises(ValueError, match=r"slices=\d contradict kind=.* \(fixed_slices\)"):
+            KvCacheConfig(**(vars(DECODE) | wrong))
+
+
+@pytest.mark.parametrize("op", Op)
+def test_an_attention_holds_one_number_of_slices_whatever_the_batch(op: Op, table_of: Callable[..., Any]) -> None:
+    configs = [config for config in default(Arch.SM90A) if op.number in TUNING.offers(config)]
+    table = table_of(*configs)
+
+    def held(first: ShapedCall, sm_count: int) -> set[int]:
+        fresh = Invariance(table, (), (), SMS)
+        batches = [call_of(op, batch=batch, length=length) for batch in (1, 7, 300) for length in (64, 5000, 100_000)]
+        return {table.entries[fresh.choose(call, sm_count)[0]].config.slices for call in (first, *batches)}
+
+    alone = held(call_of(op, length=64), SMS)
+    assert len(alone) == 1 and alone <= set(SLICES)
+    assert held(call_of(op, batch=300, length=100_000), 78) == alone
+    free = {select(table, call_of(op, batch=batch, length=65536), SMS).entry.config for batch in (1, 7, 300)}
+    assert len(free) > 1, "else this test can see nothing"
+    many = Invariance(table, (), (), SMS).held(call_of(op, rows=2048, length=5000))
+    assert many is not None and many.order.slices == 1, "rows of a sequence are part of its class"
+    assert many.over == "batch of 1 to 64 and length of 1024 to 65536"
+
+
 @pytest.mark.parametrize(
     ("tiles", "stages", "half_waves", "slices"),
     [(8, 256, 2, 16), (8, 256, 1, 8), (8, 10, 8, 10), (200, 64, 2, 1), (200, 64, 4, 1), (200, 64, 8, 2), (0, 0, 2, 1)],
 )
 def test_slices_fill_the_device(tiles: int, stages: int, half_waves: int, slices: int) -> None:
     assert slices_of(tiles, stages, SMS, half_waves) == slices
+    assert slices_of(tiles, stages, SMS, half_waves, 16) == 16
 
 
 @pytest.mark.parametrize("op", Op)

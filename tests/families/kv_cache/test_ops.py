@@ -166,7 +166,7 @@ def test_bad_input_is_one_sentence(case: MadeCall, change: dict[str, Any], text:
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 340
+    assert len({to_name(config) for config in configs}) == len(configs) == 564
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
@@ -269,11 +269,11 @@ def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> N
         ),
         (
             "sm90a_kvcache_compress_bf16_d128_eden_k4v4",
-            "field 'eden', expected any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant or prod3mse2; or k and a number, v and a number; or w and a number; or nothing more",
+            "field 'eden', expected any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant or prod3mse2; or k and a number, v and a number; or w and a number; or s and a number; or nothing more",
         ),
         (
             "sm90a_kvcache_decode_bf16_d128_k4",
-            "field 'k4', expected any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant or prod3mse2; or k and a number, v and a number; or w and a number; or nothing more",
+            "field 'k4', expected any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant or prod3mse2; or k and a number, v and a number; or w and a number; or s and a number; or nothing more",
         ),
         ("sm90a_kvcache_decode_bf16_128_k4v4", "head_dim '128', expected d and a number"),
         (

@@ -1,8 +1,11 @@
 """Rows alone against rows in batches, with ops that keep and break the promise."""
 
+import random
+
 import pytest
 import torch
 
+from gemmill.families.kv_cache.config import Kind
 from gemmill.numerics import batches
 from gemmill.numerics.batches import ON_CPU, Campaign, Limits, Subject
 
@@ -18,7 +21,7 @@ def _small(monkeypatch) -> None:
     monkeypatch.setattr(batches, "POOL", 13)
 
 
-@pytest.mark.parametrize("family", ["scaled_mm", "blockscaled", "moe", "sparse_mm", "quant"])
+@pytest.mark.parametrize("family", ["scaled_mm", "blockscaled", "moe", "fused_moe", "sparse_mm", "quant", "kv_cache"])
 def test_the_reference_keeps_the_promise(family) -> None:
     found = run(family)
     assert found.total >= 300 and found.different == 0 and found.poisoned > 0
@@ -69,5 +72,19 @@ def test_families_of_which_no_call_is_made_are_left_out_and_named(monkeypatch) -
         ("sparse_mm: so it is", "moe: so it is"), batches.FRUITLESS
     )
     with pytest.raises(ValueError) as caught:
-        run("fused_moe")
-    assert str(caught.value) == "no variant with an order of K to compare, of the families fused_moe"
+        run("no_family")
+    assert str(caught.value) == "no variant with an order of K to compare, of the families no_family"
+
+
+@pytest.mark.parametrize("kind", [Kind.DECODE, Kind.ATTEND])
+def test_an_attention_is_of_sequences_and_its_page_table_as_wide_as_the_longest(kind) -> None:
+    known = Campaign(FEW, seed=5, tell=lambda _: None)._known()
+    entry = next(e for e in known if e.family == "kv_cache" and e.config.kind is kind and e.config.slices == 4)
+    subject = Subject(entry, random.Random(3), FEW, "cpu")
+    table, lengths = (subject._given[subject._names.index(name)] for name in ("block_table", "seq_lens"))
+    short = lengths.argmin().reshape(1)
+    narrow = subject._of_rows("block_table", table, short, False)
+    assert narrow.shape[1] < table.shape[1] and int(narrow.max()) < 10**6
+    rows = torch.arange(batches.POOL, dtype=torch.int64).flip(0)
+    assert not len(subject.differing(rows, rows.clone(), subject.results(rows)))
+    assert len(subject.differing(rows, rows.clone(), subject.results(rows.flip(0))))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import HANDED_TILES, STREAMED_TILES, AnyConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.model import Facts, model_ns
+from gemmill.families.fused_moe.order import order_of
 from gemmill.family import Needs, Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 
@@ -97,6 +98,8 @@ TUNING = Tuning(
     reach=Reach(few=8, many=512, endless=16384, ratio=2, distance=0.1),
     rows=_rows,
     needs=_needs,
+    order=order_of,
+    one_slice=1.0,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,

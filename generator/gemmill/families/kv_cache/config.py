@@ -75,6 +75,8 @@ OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
 ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
 HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
+SLICES = (1, 4, 16, 32)
+"""How many slices each sequence may have, whatever the batch."""
 WITHOUT_BITS = (Kind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
@@ -116,6 +118,11 @@ class KvCacheConfig:
 
     It is a setting of the launch.
     """
+    slices: int = 0
+    """Slices that an attention deals the tokens of each sequence out in, whatever the batch; 0: as many as `half_waves` says.
+
+    It is a setting of the launch.
+    """
     arch: Arch = Arch.SM90A
     tag: ClassVar[str] = "kvcache"
     group_size: ClassVar[int] = 0
@@ -143,7 +150,7 @@ class KvCacheConfig:
     @property
     def compiled(self) -> Self:
         """The same machine code with default launch settings."""
-        return replace(self, half_waves=HALF_WAVES[0])
+        return replace(self, half_waves=HALF_WAVES[0], slices=0)
 
     @property
     def attends(self) -> bool:
@@ -221,6 +228,22 @@ def _half_waves(c: KvCacheConfig) -> Iterator[str]:
         yield f"half_waves={c.half_waves} contradict kind={c.kind}, which has {', '.join(map(str, offered))}"
 
 
+def _fixed_slices(c: KvCacheConfig) -> Iterator[str]:
+    """As many slices as are asked for fill what they fill."""
+    if c.slices and (not c.attends or c.half_waves != HALF_WAVES[0] or c.slices not in SLICES):
+        yield (
+            f"slices={c.slices} contradict kind={c.kind}, half_waves={c.half_waves}: attention with half_waves={HALF_WAVES[0]} has "
+            f"{', '.join(map(str, SLICES))}, or 0"
+        )
+
+
+def settings_of(kind: Kind) -> tuple[tuple[int, int], ...]:
+    """The pairs (half_waves, slices) that a kind's launches are offered with."""
+    if kind not in ATTENTIONS:
+        return ((HALF_WAVES[0], 0),)
+    return (*((n, 0) for n in HALF_WAVES), *((HALF_WAVES[0], n) for n in SLICES))
+
+
 def offered_kinds(arch: Arch) -> tuple[Kind, ...]:
     """Kinds that an architecture has kernels of."""
     return tuple(kind for kind in Kind if _MOST_SHARED.get(kind, 0) <= arch.shared_memory_bytes)
@@ -239,4 +262,4 @@ def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-RULES = (_dtype, _sizes, _bits, _slots, _half_waves, _shared_memory)
+RULES = (_dtype, _sizes, _bits, _slots, _half_waves, _fixed_slices, _shared_memory)

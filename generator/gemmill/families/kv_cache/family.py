@@ -34,6 +34,7 @@ GRAMMAR = Grammar(
         Field("{operands.slots}", default=Slots.ANY),
         Field("k{operands.key_bits}v{operands.value_bits}", default=(0, 0)),
         Field("w{half_waves}", default=HALF_WAVES[0]),
+        Field("s{slices}", default=0),
     ),
 )
 

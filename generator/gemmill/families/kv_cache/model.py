@@ -33,11 +33,14 @@ class Facts(NamedTuple):
     """Picoseconds of a block beside its stages."""
     slice_ps: int = 0
     """Picoseconds that it takes to add a slice to the others."""
+    slices: int = 0
+    """Slices of each sequence, whatever the batch; 0: as many as half waves say."""
 
 
-def slices_of(tiles: int, stages: int, blocks: int, half_waves: int) -> int:
-    """How many slices the tokens of each of `tiles` tiles are dealt out in, on a device that holds `blocks` blocks."""
-    return min(max(half_waves * blocks // (2 * max(tiles, 1)), 1), max(stages, 1))
+def slices_of(tiles: int, stages: int, blocks: int, half_waves: int, fixed: int = 0) -> int:
+    """How many slices the tokens of each of `tiles` tiles are dealt out in, on a device that holds `blocks` blocks; `fixed`
+    where it is not 0."""
+    return fixed or min(max(half_waves * blocks // (2 * max(tiles, 1)), 1), max(stages, 1))
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -54,7 +57,7 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     tiles = batch * (kv_heads // heads) * -(-flat // (facts.wide_rows if is_wide else facts.narrow_rows))
     stages = -(-length // ((facts.wide_tokens if is_wide else facts.narrow_tokens) // heads))
     blocks = sm_count * facts.blocks_of_sm
-    slices = slices_of(tiles, stages, blocks, facts.half_waves)
+    slices = slices_of(tiles, stages, blocks, facts.half_waves, facts.slices)
     rounds = -(-tiles * slices // blocks)
     stage_ps = facts.wide_ps if is_wide else facts.narrow_ps
     block = float(-(-stages // slices)) * float(stage_ps) + float(facts.start_ps)

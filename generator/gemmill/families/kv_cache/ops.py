@@ -2,13 +2,11 @@
 
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
-    ATTENTIONS,
     BITS,
     COMMON_HEAD_DIM,
     DECODED_BITS,
     DTYPES,
     FORMATS,
-    HALF_WAVES,
     METHODS,
     Kind,
     KvCacheConfig,
@@ -16,6 +14,7 @@ from gemmill.families.kv_cache.config import (
     format_of,
     offered_bits,
     offered_slots,
+    settings_of,
 )
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.packed_ops import PACKED_OF, PACKED_OPS, one_of_words
@@ -277,11 +276,12 @@ def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
             kind=kind,
             operands=Operands(dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, slots=slots),
             half_waves=half_waves,
+            slices=slices,
             arch=arch,
         )
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for keys, values in offered_bits(kind, head_dim)
         for slots in offered_slots(kind, head_dim)
-        for half_waves in (HALF_WAVES if kind in ATTENTIONS else HALF_WAVES[:1])
+        for half_waves, slices in settings_of(kind)
     )

@@ -6,13 +6,16 @@ from gemmill.families.kv_cache.classes import CLASSES, class_of_config
 from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.model import Facts, model_ns
 from gemmill.families.kv_cache.sweep import SWEEP, Op
-from gemmill.family import ALONE, Reach, Row, ShapedCall, Tuning
+from gemmill.family import ALONE, Order, Reach, Row, ShapedCall, Tuning
+from gemmill.vocab import DType
 
 _MOST = 2**62
 """The most of each size: kernels count in 64 bits, and a call's contract has the lower limits."""
 _WORD = 1_000_000
 _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
+_STEP = 64
+"""Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
 _WIDE_PERMILLE = 1600
 """The permille of `_NARROW_PS` that 16 rows take."""
 
@@ -36,6 +39,7 @@ def _facts(config: KvCacheConfig) -> Facts:
             wide_ps=stage * _WIDE_PERMILLE // 1000,
             start_ps=4 * _WORD,
             slice_ps=125_000,
+            slices=config.slices,
         )
     if config.operands.slots is not Slots.ANY:
         return Facts(
@@ -51,6 +55,7 @@ def _facts(config: KvCacheConfig) -> Facts:
             wide_ps=2 * _NARROW_PS,
             start_ps=8 * _WORD,
             slice_ps=30_000,
+            slices=config.slices,
         )
     return Facts(
         half_waves=config.half_waves,
@@ -65,6 +70,7 @@ def _facts(config: KvCacheConfig) -> Facts:
         wide_ps=14 * _WORD,
         start_ps=30 * _WORD,
         slice_ps=125_000,
+        slices=config.slices,
     )
 
 
@@ -76,6 +82,24 @@ def _rows(config: KvCacheConfig, kernel: int) -> Iterator[Row]:
         alignments=(),
         least=(0,) * len(_SIZES),
         facts=_facts(config),
+    )
+
+
+def _order(config: KvCacheConfig) -> Order | None:
+    """The order of an attention with a fixed number of slices, each a share of that sequence's tokens. Otherwise slices follow
+    from the batch, the page table's width and the device."""
+    if not config.attends:
+        return ALONE
+    if not config.slices:
+        return None
+    step, joined = (_STEP, "float32, in the order of tokens") if config.slices > 1 else (0, "")
+    return Order(
+        instruction="mma.sync",
+        accumulator=DType.F32,
+        slices=config.slices,
+        slice_step=step,
+        joined=joined,
+        loop="softmax",
     )
 
 
@@ -95,8 +119,9 @@ TUNING = Tuning(
     bucketed="length",
     reach=Reach(few=0, many=65536, endless=1 << 20, ratio=2, distance=0.1),
     rows=_rows,
-    # An attention's slices of tokens follow from the batch and the device.
-    order=lambda config: None if config.attends else ALONE,
+    order=_order,
+    across={"batch": (1, 8, 64), "length": (1024, 8192, 65536)},
+    one_slice=1.0,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,

@@ -105,6 +105,7 @@ def _attention(
     return _filled(
         _Attention,
         half_waves=HALF_WAVES[0],
+        slices=0,
         q=q,
         cache=cache,
         block_table=block_table,
@@ -170,6 +171,7 @@ def _packed_attention(
     return _filled(
         _Packed,
         half_waves=HALF_WAVES[0],
+        slices=0,
         keys=keys,
         values=values,
         block_table=block_table,

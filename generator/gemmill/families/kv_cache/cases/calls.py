@@ -292,21 +292,25 @@ def _attended() -> Iterator[dict[str, Any]]:
 
 
 def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
-    """A call with `sizes["m"]` rows, tokens or query rows, and all else small."""
+    """A call with `sizes["m"]` rows, tokens or query rows, and all else small. Where `sizes["sequences"]` is given, an attention has
+    one query row of each of so many sequences."""
     count, x = sizes["m"], config.operands
+    lengths: tuple[int, ...] = (70,)
+    if config.attends and "sequences" in sizes:
+        count, lengths = 1, tuple(1 + 97 * i % 640 for i in range(sizes["sequences"]))
     if config.kind is Kind.HADAMARD:
         return HadamardCase(rows=count, columns=x.head_dim, dtype=x.dtype)
     if config.kind in OF_ANY_FORMAT:
-        return _sized_packed(config, count)
+        return _sized_packed(config, count, lengths)
     common = common_of(config) | {"format": _eden(config)}
     if config.kind is Kind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
     if config.kind is Kind.DECOMPRESS:
         return DecompressCase(tokens=count, **common, kv_heads=2)
-    return DecodeCase(rows=count, **common, lengths=(70,), heads=2, kv_heads=1)
+    return DecodeCase(rows=count, **common, lengths=lengths, heads=2, kv_heads=1)
 
 
-def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
+def _sized_packed(config: KvCacheConfig, count: int, lengths: tuple[int, ...]) -> MadeCall:
     common = common_of(config)
     match config.kind:
         case Kind.PACK:
@@ -319,7 +323,7 @@ def _sized_packed(config: KvCacheConfig, count: int) -> MadeCall:
             if config.operands.slots is not Slots.ANY:
                 common["format"] = cache_format_of(config.operands.slots)
                 count = min(count, MOST_SLOT_ROWS // 2)  # of two heads each
-            return AttendCase(lengths=(70,), rows=count, heads=2, kv_heads=1, **common)
+            return AttendCase(lengths=lengths, rows=count, heads=2, kv_heads=1, **common)
 
 
 def once() -> Iterator[tuple[str, MadeCall]]:

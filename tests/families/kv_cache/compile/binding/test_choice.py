@@ -9,7 +9,7 @@ from gemmill.families import kv_cache
 from gemmill.families.kv_cache.call import shaped_call_of
 from gemmill.families.kv_cache.cases.calls import DecodeCase
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
-from gemmill.families.kv_cache.config import ATTENTIONS, HALF_WAVES
+from gemmill.families.kv_cache.config import ATTENTIONS, HALF_WAVES, Kind, settings_of
 from gemmill.family import ShapedCall
 from gemmill.locations import kernels_dir
 from gemmill.numerics.recording import record
@@ -58,6 +58,7 @@ def test_both_choose_the_same_and_a_kernel_is_given_the_setting(probe, case: Any
         if row.call_class != asked.call_class:
             continue
         _, fields = read_arguments(header, record(probe.build, entry.name, case).arguments)
-        assert {field.name: field.value for field in fields}["half_waves"] == entry.config.half_waves
-        settings.add(entry.config.half_waves)
-    assert settings == set(HALF_WAVES)
+        told = {field.name: field.value for field in fields}
+        assert (told["half_waves"], told["slices"]) == (entry.config.half_waves, entry.config.slices)
+        settings.add((entry.config.half_waves, entry.config.slices))
+    assert settings == set(settings_of(Kind.DECODE))
