@@ -35,6 +35,10 @@ WIDE = Launch(swizzle=4)
 UNSWIZZLED = tuple(field for field in CUTLASS.grammar.fields if "launch.swizzle" not in field.paths)
 
 
+def test_contracts_agree() -> None:
+    REGISTRY.check_contracts()
+
+
 @pytest.mark.parametrize("family", REGISTRY.families, ids=lambda family: family.name)
 def test_names_and_sources_are_what_is_declared(family: Family) -> None:
     examine(family, (family.home or templates_dir().parent) / "templates")

@@ -15,6 +15,8 @@ from gemmill.vocab import OK, Arch, Compiler, DType, Status
 class Config(Protocol):
     """One variant: a frozen dataclass that refuses contradictions when it is made."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def arch(self) -> Arch:
         """What it is compiled for."""

@@ -6,7 +6,6 @@ from gemmill.registry import REGISTRY
 __all__ = ["BY_NAME", "NAMESPACE", "OPS", "Kind", "OpSchema", "Parameter", "add", "of_family"]
 
 NAMESPACE = "gemmill"
-REGISTRY.check_contracts()
 OPS = tuple(op.schema for _, op in REGISTRY.ops.values())
 BY_NAME = {op.name: op for op in OPS}
 

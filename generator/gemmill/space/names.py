@@ -5,12 +5,14 @@ A name is a C identifier: architecture, tag of its kernels, and the words of the
 
 import hashlib
 import re
+from functools import cache
 
 from gemmill.family import Config
 from gemmill.registry import REGISTRY
 from gemmill.vocab import Arch
 
 
+@cache
 def to_name(config: Config) -> str:
     """The name of a config; different configs have different names."""
     return "_".join([config.arch, config.tag, *REGISTRY.kernels_of(config).grammar.words(config, config.tag)])

@@ -71,15 +71,16 @@ def test_families_are_filtered_like_any_field() -> None:
         apply(smoke, ["scaling=row"])
 
 
-def source_of(config: QuantConfig) -> Source:
-    return variant_source(config, keys_for(Arch.SM90A, BuildOptions()))
+@pytest.fixture(scope="module")
+def sources() -> list[Source]:
+    keys = keys_for(Arch.SM90A, BuildOptions())
+    return [variant_source(config, keys) for config in {config.compiled for config in select("default").configs}]
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 8])
-def test_units_hold_one_kind_and_no_more_than_kernels_allow(jobs: int) -> None:
-    configs = {config.compiled for config in select("default").configs}
-    units = partition([source_of(config) for config in configs], jobs)
-    assert sum(len(unit.sources) for unit in units) == len(configs)
+def test_units_hold_one_kind_and_no_more_than_kernels_allow(jobs: int, sources: list[Source]) -> None:
+    units = partition(sources, jobs)
+    assert sorted(source.name for unit in units for source in unit.sources) == sorted(s.name for s in sources)
     for unit in units:
         assert {source.kind for source in unit.sources} == {unit.kind}
         assert sum(Fraction(1, REGISTRY.tagged(source.tag).unit_size) for source in unit.sources) <= 1

@@ -34,47 +34,50 @@ def test_full_disk_under_the_compiler(toolkit: FakeToolkit, options: BuildOption
     assert not build(make_selection(128), options).rejected  # not remembered as the variant's fault
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "nvcc fatal   : Could not open output file '/gone/tmpxft_00005219_0000000a'",
-        "inc.cu:1:10: fatal error: cuda_fp8.h: No such file or directory",
-        "cc1plus: fatal error: /cuda/include/tbb.h: Too many open files",
-        "Fatal error: can't create /gone/ok.o: No such file or directory",
-        "unit.cu(3): catastrophic error: could not open /tmp/x: Permission denied",
-        "",
-    ],
+NOT_ABOUT_THE_SOURCE = (
+    "nvcc fatal   : Could not open output file '/gone/tmpxft_00005219_0000000a'",
+    "inc.cu:1:10: fatal error: cuda_fp8.h: No such file or directory",
+    "cc1plus: fatal error: /cuda/include/tbb.h: Too many open files",
+    "Fatal error: can't create /gone/ok.o: No such file or directory",
+    "unit.cu(3): catastrophic error: could not open /tmp/x: Permission denied",
+    "",
 )
+
+
 def test_what_is_not_about_the_source_is_not_remembered(
-    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, message: str
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
 ) -> None:
-    toolkit.set("says", f"1 {message}")
-    with pytest.raises(BuildError) as caught:
-        build(make_selection(64), options)
-    name = to_name(make_selection(64).configs[0])
-    assert str(caught.value) == f"{name} was not compiled: {message or 'the compiler gave no reason'}"
-    assert not list(options.home_dir.glob("cache/ledger/*")) and not left_over(options.home_dir)
+    selection = make_selection(64)
+    for tries, message in enumerate(NOT_ABOUT_THE_SOURCE, 1):
+        toolkit.set("says", f"1 {message}")
+        with pytest.raises(BuildError) as caught:
+            build(selection, options)
+        wanted = f"{to_name(selection.configs[0])} was not compiled: {message or 'the compiler gave no reason'}"
+        assert str(caught.value) == wanted
+        assert not list(options.home_dir.glob("cache/ledger/*")) and not left_over(options.home_dir)
+        assert len(toolkit.calls()) == tries, "it is tried again"
     toolkit.unset("says")
-    assert not build(make_selection(64), options).rejected
+    assert not build(selection, options).rejected
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        (255, "ptxas error   : Entry function 'f' uses too much shared data (0x61a80 bytes, 0x38c00 max)"),
-        (255, "ptxas /tmp/tmpxft_1.ptx, line 21; error   : Unknown modifier '.bar'"),
-        (1, "kernels/a.cuh(88): Error: Formal parameter space overflowed"),
-        (1, "a.cu:3:5: internal compiler error: in f, at g.cc:1"),
-    ],
-)
+ABOUT_THE_SOURCE = {
+    128: (255, "ptxas error   : Entry function 'f' uses too much shared data (0x61a80 bytes, 0x38c00 max)"),
+    192: (255, "ptxas /tmp/tmpxft_1.ptx, line 21; error   : Unknown modifier '.bar'"),
+    256: (1, "kernels/a.cuh(88): Error: Formal parameter space overflowed"),
+    320: (1, "a.cu:3:5: internal compiler error: in f, at g.cc:1"),
+}
+"""What the compiler says of tiles of so many rows, with its exit code."""
+
+
 def test_what_is_about_the_source_is_remembered(
-    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, code: int, message: str
+    toolkit: FakeToolkit, options: BuildOptions, make_selection: Make
 ) -> None:
     build(make_selection(64), options)
-    toolkit.set("says", f"{code} {message}")
-    result = build(make_selection(64, 128), replace(options, jobs=1))
-    assert [row.error for row in result.rejected] == [message]
-    assert len(list(options.home_dir.glob("cache/ledger/*"))) == 1
+    for known, (rows, (code, message)) in enumerate(ABOUT_THE_SOURCE.items(), 1):
+        toolkit.set("says", f"{code} {message}")
+        result = build(make_selection(64, rows), replace(options, jobs=1))
+        assert [row.error for row in result.rejected] == [message]
+        assert len(list(options.home_dir.glob("cache/ledger/*"))) == known
 
 
 @pytest.mark.parametrize("where", ["extension", "manifest", "ledger", "working folder"])
