@@ -1,11 +1,15 @@
 """Builds without an extension, for every test here."""
 
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from builds import shaped_call, smoke_build, smoke_configs, table_of
-from gemmill.runtime import holding
+from engines import vllm_modules
+from gemmill.compat import linear
+from gemmill.runtime import holding, ops
 
 __all__ = ["shaped_call", "smoke_build", "smoke_configs", "table_of"]
 
@@ -16,3 +20,27 @@ def _choosing_freely() -> Iterator[None]:
     yield
     holding.hold_everywhere(False)
     holding.hold_here(None)
+
+
+@pytest.fixture
+def vllm(monkeypatch) -> SimpleNamespace:
+    """A stand-in of vLLM that was just started."""
+    modules = vllm_modules()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
+    monkeypatch.setattr(linear, "_complained", set())
+    monkeypatch.delenv("GEMMILL_VLLM", raising=False)
+    linear.forget()
+    kernels_of_vllm = modules["vllm.model_executor.kernels.linear"]
+    yield SimpleNamespace(
+        cuda=modules["vllm.platforms"].PlatformEnum.CUDA, envs=modules["vllm.envs"], **vars(kernels_of_vllm)
+    )
+    sys.modules.pop("gemmill.compat.vllm_kernels", None)
+
+
+@pytest.fixture
+def served(smoke_build, monkeypatch):
+    """A loaded build of the smoke selection."""
+    monkeypatch.setattr(ops, "_active", smoke_build)
+    return smoke_build

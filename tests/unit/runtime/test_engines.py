@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import gemmill
 from builds import TableOnly
-from engines import CLASSES, LINEAR, SGLANG, VLLM, fp8_config, int8_config, quant_key, sglang_modules, vllm_modules
-from gemmill.compat import linear, sglang_experts, sglang_plugin, vllm_plugin
+from engines import CLASSES, LINEAR, SGLANG, VLLM, fp8_config, int8_config, quant_key
+from gemmill.compat import linear, vllm_plugin
 from gemmill.compat.linear import Linear
 from gemmill.families import blockscaled, moe
 from gemmill.families.scaled_mm.accepts import accepted
@@ -27,35 +27,10 @@ from gemmill.quantize import prepack as prepacking
 from gemmill.quantize import quantize_weight
 from gemmill.registry import REGISTRY
 from gemmill.runtime import builds, holding, library, ops
-from gemmill.runtime.select import Trust
 from gemmill.space.selections import select
 
 ROOT = Path(__file__).parents[3]
 E4M3 = torch.float8_e4m3fn
-
-
-@pytest.fixture
-def vllm(monkeypatch) -> SimpleNamespace:
-    """A stand-in of vLLM that was just started."""
-    modules = vllm_modules()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
-    monkeypatch.setattr(linear, "_complained", set())
-    monkeypatch.delenv("GEMMILL_VLLM", raising=False)
-    linear.forget()
-    kernels_of_vllm = modules["vllm.model_executor.kernels.linear"]
-    yield SimpleNamespace(
-        cuda=modules["vllm.platforms"].PlatformEnum.CUDA, envs=modules["vllm.envs"], **vars(kernels_of_vllm)
-    )
-    sys.modules.pop("gemmill.compat.vllm_kernels", None)
-
-
-@pytest.fixture
-def served(smoke_build, monkeypatch):
-    """A loaded build of the smoke selection."""
-    monkeypatch.setattr(ops, "_active", smoke_build)
-    return smoke_build
 
 
 @pytest.fixture
@@ -351,68 +326,6 @@ def test_vllm_goes_on_whatever_is_wrong_with_the_build(
         assert "\n" not in sentence
 
 
-def test_vllms_batch_invariance_is_gemmills_contract(vllm, served) -> None:
-    layer = linear.Linear(n=4096, k=4096, codes=E4M3, out_dtype=torch.bfloat16)
-    assert kernels().GemmillFP8Linear.is_supported(90) == (True, None)
-    assert not holding.holds_here() and ops.explain(*layer.call(16)).held is None
-    vllm.envs.VLLM_BATCH_INVARIANT = True
-    assert kernels().GemmillFP8Linear.is_supported(90) == (True, None)
-    assert holding.holds_here() and str(ops.explain(*layer.call(16)).held.order) == "wgmma to f32"
-    assert linear.refusal(layer) is None
-
-
-def test_a_build_that_is_too_old_for_batch_invariance_leaves_layers_to_vllm(vllm, served) -> None:
-    old = holding.Holding(object(), lambda *_: (-1, Trust.MODEL), served.build_id)
-    vllm.envs.VLLM_BATCH_INVARIANT = True
-    assert kernels().GemmillFP8Linear.is_supported(90) == (
-        False,
-        f"VLLM_BATCH_INVARIANT is set, and build {served.build_id} cannot hold batch invariance, which is asked for: it is too old, "
-        "make it again with `gemmill build`",
-    )
-    assert not holding.holds_here()
-    del old
-
-
-def test_rows_of_a_layer_are_not_dealt_out_to_two_kernels_under_batch_invariance(vllm, served, monkeypatch) -> None:
-    asked = []
-    monkeypatch.setattr(kernels(), "first_call_passes", lambda *_: True)
-    monkeypatch.setattr(kernels(), "split", lambda *_: asked.append(1))
-    monkeypatch.setattr(kernels(), "take", lambda *_: None)
-    layer = linear.Linear(n=64, k=64, codes=E4M3, out_dtype=torch.bfloat16)
-    for is_set in (False, True):
-        vllm.envs.VLLM_BATCH_INVARIANT = is_set
-        kernel = kernels().GemmillFP8Linear(fp8_config(), [])
-        kernels()._contest(kernel, layer, None, *[None] * 7)
-        assert kernel._taken and kernel._split is None and len(asked) == 1
-
-
-def test_sglangs_deterministic_inference_is_gemmills_contract(served, monkeypatch) -> None:
-    """By the arguments that the server was started with."""
-    layer = linear.Linear(n=4096, k=4096, codes=E4M3, out_dtype=torch.bfloat16)
-    for is_set in (False, True):
-        module = ModuleType("sglang.srt.server_args")
-        module.get_global_server_args = lambda is_set=is_set: SimpleNamespace(enable_deterministic_inference=is_set)
-        monkeypatch.setitem(sys.modules, "sglang.srt.server_args", module)
-        assert sglang_plugin._may_serve() and holding.holds_here() is is_set
-    assert ops.explain(*layer.call(16)).held is not None
-    holding.hold_everywhere(False)
-    old = holding.Holding(object(), lambda *_: (-1, Trust.MODEL), served.build_id)
-    assert not sglang_plugin._may_serve() and not holding.holds_here()
-    del old
-
-
-def test_the_answer_about_a_layer_is_not_kept_for_the_other_mode(served) -> None:
-    """A layer with unaligned columns has a variant, of which another order may be needed."""
-    layer = linear.Linear(n=4096, k=4096, codes=torch.int8, out_dtype=torch.bfloat16, azp=True)
-    linear.forget()
-    free = linear.refusal(layer)
-    with gemmill.batch_invariant():
-        served.invariance.held = lambda call: None
-        held = linear.refusal(layer)
-    assert free is None and held.startswith("batch invariance is asked for, and of s8 x s8 to bf16 with zero points")
-    assert linear.refusal(layer) is None
-
-
 def test_an_fp8_layer_is_computed(vllm, served) -> None:
     """By the reference, on CPU tensors, with vLLM's shapes: scales per channel are [N, 1]."""
     own = kernels().GemmillFP8Linear(fp8_config(), ["weight", "weight_scale", "input_scale", "input_scale_ub"])
@@ -549,78 +462,3 @@ def test_entry_points_name_functions_that_are_there() -> None:
     for points in project["entry-points"].values():
         point = importlib.metadata.EntryPoint("gemmill", points["gemmill"], "")
         assert callable(point.load())
-
-
-@pytest.fixture
-def sglang(monkeypatch) -> Any:
-    """A registry of hooks."""
-    modules = sglang_modules()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(linear, "_complained", set())
-    linear.forget()
-    monkeypatch.delenv("GEMMILL_SGLANG", raising=False)
-    return modules["sglang.srt.plugins.hook_registry"].HookRegistry
-
-
-def test_sglangs_gemms_are_hooked_once(sglang, monkeypatch, caplog) -> None:
-    monkeypatch.setenv("GEMMILL_SGLANG", "0")
-    sglang_plugin.register()
-    assert sglang._hooks == {}
-    monkeypatch.delenv("GEMMILL_SGLANG")
-    for _ in range(2):
-        sglang_plugin.register()
-    assert {target: [kind for kind, *_ in hooks] for target, hooks in sglang._hooks.items()} == {
-        target: ["around"] for target in sglang_plugin.HOOKS
-    }
-    for target in sglang_plugin.HOOKS:
-        module, _, name = target.rpartition(".")
-        assert name in SGLANG["modules"][module], "the name was there when it was recorded"
-    other = lambda original: None  # noqa: E731
-    other.__name__ = "around_scaled_mm"
-    sglang._hooks[next(iter(sglang_plugin.HOOKS))] = [("around", other, None)]
-    sglang_plugin.register()
-    assert caplog.messages == [
-        "SGLang goes on with its own kernels: gemmill cannot serve here (another gemmill has registered its hooks already: "
-        "uninstall one of the two)"
-    ]
-
-
-def test_hooks_take_what_sglangs_gemms_take() -> None:
-    modules = SGLANG["modules"]
-    for hook, module, name in (
-        (sglang_plugin.around_scaled_mm, "sglang.kernels.ops.gemm", "fp8_scaled_mm"),
-        (sglang_plugin.around_block_scaled_mm, "sglang.kernels.ops.gemm.fp8_kernel", "w8a8_block_fp8_matmul_deepgemm"),
-        *(
-            (hook, *target.rsplit(".", 1))
-            for target, hook in sglang_plugin.HOOKS.items()
-            if "parameters" in modules[target.rpartition(".")[0]][target.rpartition(".")[2]]
-        ),
-    ):
-        theirs = [given[0] for given in modules[module][name]["parameters"]]
-        ours = inspect.signature(hook).parameters.values()
-        if hook is not sglang_experts.around_marlin_experts:  # it reads a few of many, all given by name
-            assert [parameter.name for parameter in ours] == ["original", *theirs]
-
-
-def test_a_call_comes_to_gemmill_or_to_sglangs_own(sglang, served, monkeypatch) -> None:
-    a, b = torch.ones(5, 32).to(E4M3), torch.ones(48, 32).to(E4M3).t()
-    scales = torch.ones(5, 1), torch.full((48, 1), 2.0)
-
-    def own(*given: object, out_dtype: object, bias: object) -> str:
-        assert len(given) == 4
-        return "SGLang's"
-
-    out = sglang_plugin.around_scaled_mm(own, a, b, *scales, out_dtype=torch.bfloat16)
-    assert torch.equal(out, torch.full((5, 48), 64.0, dtype=torch.bfloat16))
-    assert sglang_plugin.around_scaled_mm(own, a, b.contiguous(), *scales, torch.bfloat16) == "SGLang's"
-    assert sglang_plugin.around_scaled_mm(own, a, b, *scales, torch.float32) == "SGLang's"
-    blocks = (torch.ones(4, 256).to(E4M3), torch.ones(128, 256).to(E4M3), torch.ones(4, 2), torch.ones(1, 2))
-    monkeypatch.setattr(linear, "refusal", lambda layer: None)
-    out = sglang_plugin.around_block_scaled_mm(None, *blocks, [128, 128], output_dtype=torch.bfloat16)
-    assert torch.equal(out, torch.full((4, 128), 256.0, dtype=torch.bfloat16))
-
-    def own_blocks(*given: object, output_dtype: object) -> str:
-        return "SGLang's"
-
-    assert sglang_plugin.around_block_scaled_mm(own_blocks, *blocks, [64, 64], torch.bfloat16) == "SGLang's"
