@@ -23,6 +23,8 @@ BEGIN, END = "<!-- made by benchmarks/engine_tables.py -->", "<!-- end -->"
 NOTHING = (
     "No result has been committed yet: `benchmarks/engine.py --name engine-GPU-DATE` writes one on a machine with vLLM."
 )
+DESCRIBE = ("Config", "Enum", "Type", "Activation", "Backend", "Manager")
+"""Ends of the names of classes that describe a layer and serve nothing."""
 
 Json = dict[str, Any]
 
@@ -95,7 +97,9 @@ def _served(record: Json) -> Iterator[str]:
     yield "| --- | --- |"
     for row in record["rows"]:
         classes = row["sides"].get(SUBJECT, {}).get("served", {}).get("classes", {})
-        told = ", ".join(f"{count} of `{name}`" for name, count in sorted(classes.items()))
+        told = ", ".join(
+            f"{count} of `{name}`" for name, count in sorted(classes.items()) if not name.endswith(DESCRIBE)
+        )
         yield f"| {row['model']} | {told or 'none'} |"
 
 
