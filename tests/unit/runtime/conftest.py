@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -23,20 +23,28 @@ def _choosing_freely() -> Iterator[None]:
 
 
 @pytest.fixture
-def vllm(monkeypatch) -> SimpleNamespace:
-    """A stand-in of vLLM that was just started."""
+def modules_of_vllm(monkeypatch) -> Iterator[dict[str, ModuleType]]:
+    """Stand-ins of the modules of a vLLM that was just started, by name."""
     modules = vllm_modules()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
     monkeypatch.setattr(linear, "_complained", set())
     monkeypatch.delenv("GEMMILL_VLLM", raising=False)
-    linear.forget()
-    kernels_of_vllm = modules["vllm.model_executor.kernels.linear"]
-    yield SimpleNamespace(
-        cuda=modules["vllm.platforms"].PlatformEnum.CUDA, envs=modules["vllm.envs"], **vars(kernels_of_vllm)
-    )
+    yield modules
     sys.modules.pop("gemmill.compat.vllm_kernels", None)
+
+
+@pytest.fixture
+def vllm(modules_of_vllm) -> SimpleNamespace:
+    """The names of vLLM that a plugin meets as it is called."""
+    linear.forget()
+    kernels_of_vllm = modules_of_vllm["vllm.model_executor.kernels.linear"]
+    return SimpleNamespace(
+        cuda=modules_of_vllm["vllm.platforms"].PlatformEnum.CUDA,
+        envs=modules_of_vllm["vllm.envs"],
+        **vars(kernels_of_vllm),
+    )
 
 
 @pytest.fixture

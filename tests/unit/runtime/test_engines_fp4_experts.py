@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import gemmill
 from builds import TableOnly
-from engines import FP4_EXPERTS, MXFP4_EXPERTS, SGLANG, VLLM, vllm_modules
+from engines import FP4_EXPERTS, MXFP4_EXPERTS, SGLANG, VLLM
 from gemmill.compat import fp4_experts, fused_fp4_experts, linear, sglang_experts, vllm_plugin
 from gemmill.families import moe
 from gemmill.families.fused_moe.selections import packed
@@ -37,18 +37,11 @@ def served(make_manifest, table_of, monkeypatch) -> None:
 
 
 @pytest.fixture
-def vllm(monkeypatch) -> dict[str, ModuleType]:
+def vllm(modules_of_vllm) -> dict[str, ModuleType]:
     """vLLM's modules, after the plugin was called twice."""
-    modules = vllm_modules()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
-    monkeypatch.setattr(linear, "_complained", set())
-    monkeypatch.delenv("GEMMILL_VLLM", raising=False)
     for _ in range(2):
         vllm_plugin.register()
-    yield modules
-    sys.modules.pop("gemmill.compat.vllm_kernels", None)
+    return modules_of_vllm
 
 
 def drawn(*shape: int) -> Tensor:

@@ -1,7 +1,6 @@
 """vLLM's modular interface of experts: which layers and calls are gemmill's, and what it writes, against what was recorded."""
 
 import inspect
-import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 import gemmill
 from builds import TableOnly
-from engines import CLASSES, VLLM, quant_key, vllm_modules
+from engines import CLASSES, VLLM, quant_key
 from gemmill.compat import linear, vllm_fused_experts, vllm_plugin
 from gemmill.families.fused_moe import selections
 from gemmill.families.moe.selections import tiled
@@ -39,18 +38,11 @@ def apart(monkeypatch) -> None:
 
 
 @pytest.fixture
-def oracle(monkeypatch) -> ModuleType:
+def oracle(modules_of_vllm) -> ModuleType:
     """vLLM's module that chooses, after the plugin was called twice."""
-    modules = vllm_modules()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
-    monkeypatch.setattr(linear, "_complained", set())
-    monkeypatch.delenv("GEMMILL_VLLM", raising=False)
     for _ in range(2):
         vllm_plugin.register()
-    yield modules[vllm_fused_experts.CHOOSES[0]]
-    sys.modules.pop("gemmill.compat.vllm_kernels", None)
+    return modules_of_vllm[vllm_fused_experts.CHOOSES[0]]
 
 
 def classes(oracle: ModuleType, backend: str = "TRITON") -> list[type]:
