@@ -123,6 +123,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--build", help="build id or path; the current one by default")
     parser.add_argument("--also", default="", help="other builds to time beside it, with commas")
     parser.add_argument(
+        "--batch-invariant", action="store_true", help="time the same calls under that contract beside it"
+    )
+    parser.add_argument(
         "--by-backend", action="store_true", help="one code generator against the other: every variant at every shape"
     )
     parser.add_argument("--variants", action="store_true", help="sweep: time every loaded variant at every shape")

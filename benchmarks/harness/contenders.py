@@ -131,6 +131,26 @@ def _constant_weights() -> Iterator[None]:
         gemmill.assume_constant_weights(False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchInvariantContender:
+    """A contender whose calls are made under the contract of `gemmill.batch_invariant`."""
+
+    name: str
+    subject: Contender
+    complete: bool = True
+
+    def takes(self, workload: Workload) -> bool:
+        return self.subject.takes(workload)
+
+    def prepare(self, operands: Operands, timer: Timer, fewest: int) -> Prepared:
+        with gemmill.batch_invariant():
+            return self.subject.prepare(operands, timer, fewest)
+
+    def host_us(self, operands: Operands, timer: Timer) -> Sample:
+        with gemmill.batch_invariant():
+            return self.subject.host_us(operands, timer)
+
+
 def variant_contenders(table: VariantTable, bind: Bind, family: str) -> list[LocalContender]:
     """Every variant of a family that serves a measured class, pinned by name."""
     rows = {entry.name: (entry, row) for _, row, entry in table.of(family)}

@@ -7,7 +7,7 @@ import gemmill
 from gemmill.manifest import ManifestError
 from gemmill.runtime.library import Build
 from gemmill.tuner.protocol import first_line
-from harness.contenders import Contender, FieldError
+from harness.contenders import BatchInvariantContender, Contender, FieldError
 from harness.results import SUBJECT
 from peers import PEERS
 from timed import Benchmark, Workload
@@ -62,12 +62,15 @@ def make_field(benchmark: Benchmark, options: Namespace) -> Field:
         if not options.dry_run:
             raise FieldError(f"there is no build to time: {first_line(error)}") from None
         notes.append(f"gemmill's reference stands in for it: {first_line(error)}")
+    subject = benchmark.subject("gemmill", SUBJECT)  # without a build its ops run the reference on a CPU
+    if options.batch_invariant:
+        also.append(BatchInvariantContender(name=f"{SUBJECT} batch-invariant", subject=subject))
     variants = [v for v in benchmark.variants(loaded) if options.match in v.name] if sweep else []
     if sweep and not variants:
         raise FieldError(f"no loaded variant has {options.match!r} in its name")
     return Field(
         benchmark=benchmark,
-        subject=benchmark.subject("gemmill", SUBJECT),  # without a build its ops run the reference on a CPU
+        subject=subject,
         also=tuple(also),
         variants=tuple(variants),
         peers=tuple(peers),

@@ -104,6 +104,14 @@ def test_by_backend(tmp_path, capsys):
     assert "cutedsl us" in capsys.readouterr().out
 
 
+def test_the_same_calls_under_the_contract_of_batch_invariance(tmp_path):
+    arguments = ["kv_cache", "--dry-run", "--batch-invariant", "--op", "decode 4", "--out-dir", str(tmp_path)]
+    assert program.main([*arguments, "--name", "i"]) == 0
+    assert {"gemmill", "gemmill batch-invariant"} <= json.loads((tmp_path / "i.json").read_text())["rows"][0][
+        "contenders"
+    ].keys()
+
+
 def test_limit_leaves_shapes_out_and_says_so(tmp_path, capsys):
     arguments = [
         "scaled_mm",
