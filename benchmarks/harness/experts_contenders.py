@@ -84,7 +84,9 @@ class ExpertsWay(ExpertsContender):
 
     def takes(self, workload: "ExpertsWorkload") -> bool:
         """Whether the build has a variant that goes this way."""
-        return workload.coded and any(self._goes(entry.config) for entry in gemmill.variants(op=self._op(workload)))
+        return workload.packing is None and any(
+            self._goes(entry.config) for entry in gemmill.variants(op=self._op(workload))
+        )
 
     def prepare(self, operands: "ExpertsOperands", timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
@@ -183,7 +185,7 @@ class VllmTriton(_Timed):
 
     def takes(self, workload: "ExpertsWorkload") -> bool:
         """Whether there are sizes of tiles for it."""
-        return workload.grouped and self._sizes(workload).is_file()
+        return (workload.grouped or workload.kind == "bf16") and self._sizes(workload).is_file()
 
     def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -192,24 +194,21 @@ class VllmTriton(_Timed):
         return partial(self._layer, _kernel(self.source), sizes[str(nearest)], operands, operands.ids[i])
 
     def _sizes(self, p: "ExpertsWorkload") -> Path:
-        device = "NVIDIA_H200"
-        return (
-            self.source.parent
-            / f"E={p.experts},N={p.inner},device_name={device},dtype=fp8_w8a8,block_shape=[128,128].json"
-        )
+        kind = ",dtype=fp8_w8a8,block_shape=[128,128]" if p.grouped else ""
+        return self.source.parent / f"E={p.experts},N={p.inner},device_name=NVIDIA_H200{kind}.json"
 
     @staticmethod
     def _layer(kernel: Any, sizes: dict[str, int], x: "ExpertsOperands", ids: Tensor) -> None:
         p, ops = x.workload, torch.ops._C
         sorted_ids, experts, padded = _aligned(ids, p.experts, sizes["BLOCK_SIZE_M"])
-        codes, scales = _coded_by_vllm(x.x)
+        codes, scales = _coded_by_vllm(x.x) if p.grouped else (x.x, None)
         product = x.x.new_empty((p.tokens, p.top, 2 * p.inner))
         _multiply(
             kernel, sizes, (codes, scales, x.w13, x.w13_scales, product), (sorted_ids, experts, padded), None, p.top
         )
         inner = x.x.new_empty((p.tokens * p.top, p.inner))
         ops.silu_and_mul.default(inner, product.view(-1, 2 * p.inner))
-        codes, scales = _coded_by_vllm(inner)
+        codes, scales = _coded_by_vllm(inner) if p.grouped else (inner, None)
         parts = x.x.new_empty((p.tokens, p.top, p.hidden))
         _multiply(kernel, sizes, (codes, scales, x.w2, x.w2_scales, parts), (sorted_ids, experts, padded), x.weights, 1)
         torch.ops._moe_C.moe_sum.default(parts, x.out)
@@ -254,7 +253,7 @@ def _coded_by_vllm(x: Tensor) -> tuple[Tensor, Tensor]:
 def _multiply(
     kernel: Any,
     sizes: dict[str, int],
-    operands: tuple[Tensor, ...],
+    operands: tuple[Any, ...],
     routing: tuple[Tensor | None, Tensor, Tensor],
     weights: Tensor | None,
     top: int,
@@ -265,13 +264,19 @@ def _multiply(
     pairs, block = a.shape[0] * top, sizes["BLOCK_SIZE_M"]
     rows = pairs * block if sorted_ids is None else min(sorted_ids.numel(), pairs * block)
     grid = (-(-rows // block) * -(-b.shape[1] // sizes["BLOCK_SIZE_N"]),)
-    strides = (*a.stride(), b.stride(0), b.stride(2), b.stride(1), c.stride(1), c.stride(2), *a_scales.stride())
-    strides = (*strides, b_scales.stride(0), b_scales.stride(2), b_scales.stride(1), 0, 0, 128, 128)
+    coded, strides = (
+        a_scales is not None,
+        (*a.stride(), b.stride(0), b.stride(2), b.stride(1), c.stride(1), c.stride(2)),
+    )
+    if coded:
+        strides += (*a_scales.stride(), b_scales.stride(0), b_scales.stride(2), b_scales.stride(1), 0, 0, 128, 128)
+    else:
+        strides += (0,) * 9
     kernel[grid](
         a, b, c, None, a_scales, b_scales, weights, sorted_ids, experts, padded, b.shape[1], b.shape[2], rows, pairs, *strides,
-        MUL_ROUTED_WEIGHT=weights is not None, top_k=top, compute_type=tl.bfloat16, use_fp8_w8a8=True, use_int8_w8a8=False,
+        MUL_ROUTED_WEIGHT=weights is not None, top_k=top, compute_type=tl.bfloat16, use_fp8_w8a8=coded, use_int8_w8a8=False,
         use_int8_w8a16=False, per_channel_quant=False, naive_block_assignment=sorted_ids is None, HAS_BIAS=False,
-        SWAP_AB=block < 64 <= sizes["BLOCK_SIZE_N"], USE_TD=False, SPLIT_K=1, **sizes,
+        SWAP_AB=coded and block < 64 <= sizes["BLOCK_SIZE_N"], USE_TD=False, SPLIT_K=1, **sizes,
     )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 // Fused experts whose two products are grouped GEMMs (family moe): launches of their own, on the GEMMs' main loops, for experts with
 // many rows. Kernels here stand before, between and behind them.
 //
-//   permute   sorts pairs of token and expert by expert, and puts codes of rows of x in that order; then W13 gives gates and ups
-//   activate  activation(gate) up of each sorted row, coded; then W2 gives parts
+//   permute   sorts pairs of token and expert by expert, and puts rows of x in that order; then W13 gives gates and ups
+//   activate  activation(gate) up of each sorted row; then W2 gives parts
 //   combine   sums the parts of a token's experts, in the order of topk
 //
+// Beside weights of e4m3 both kinds of rows are codes with scales, beside weights of x's type they have that type.
 // Products are rounded to x's type, then biases and the router's weight are added and multiplied in float32. No launch waits within itself:
 // each CTA of the first counts pairs of all experts, as in ordered_experts.cuh. Each may start while the one before ends.
 #pragma once
@@ -23,8 +24,9 @@ struct ApartParams {
   ApartWorkspace ws;
 };
 
-template <class Half, bool kGrouped>
+template <class Half, bool kIsCoded, bool kGrouped>
 struct ApartExperts {
+  static constexpr bool kCoded = kIsCoded;
   static constexpr int kThreads = 512, kWarps = kThreads / 32;
   static constexpr int kPiece = 8, kLanes = 128 / kPiece;  // elements that a lane takes at once, and lanes of a group that shares a scale
   static constexpr int kPieces = 2;                        // of a lane, in flight together
@@ -38,7 +40,9 @@ struct ApartExperts {
     int const first = min(static_cast<int>(blockIdx.x) * each, x.tokens), count = min(each, x.tokens - first);
     place(p, first, count);
     int const shares = (x.hidden / kPiece + 32 * kPieces - 1) / (32 * kPieces);  // of a row, a warp each
-    if constexpr (kGrouped) {
+    if constexpr (!kCoded) {
+      for (int i = warp(); i < count * shares; i += kWarps) put_rows(p, first + i / shares, i % shares);
+    } else if constexpr (kGrouped) {
       for (int i = warp(); i < count * shares; i += kWarps) put_codes(p, first + i / shares, i % shares, 0.0f);
     } else {
       __shared__ float largest[kTokensAtOnce];
@@ -62,8 +66,13 @@ struct ApartExperts {
     int const rows = __ldcg(p.ws.offsets + x.weights), pieces = x.inner / kPiece;
     for (int row = blockIdx.x * kWarps + warp(); row < rows; row += gridDim.x * kWarps) {
       Activation const of(p, row);
-      uint2* const codes = reinterpret_cast<uint2*>(p.ws.inner_codes + int64_t{row} * x.inner);
       float values[kPiece];
+      if constexpr (!kCoded) {
+        uint4* const to = static_cast<uint4*>(p.ws.inner_rows) + int64_t{row} * pieces;
+        for (int piece = lane(); piece < pieces; piece += 32) of.read(values, piece), to[piece] = packed(values);
+        continue;
+      }
+      uint2* const codes = static_cast<uint2*>(p.ws.inner_rows) + int64_t{row} * pieces;
       float largest = 0.0f;
       if constexpr (!kGrouped) {
         for (int piece = lane(); piece < pieces; piece += 32) of.read(values, piece), largest = largest_of(values, largest);
@@ -111,6 +120,15 @@ struct ApartExperts {
     memcpy(elements, &words, 16);
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) values[i] = to_float(elements[i]);
+  }
+
+  static __device__ uint4 packed(float const (&values)[kPiece]) {
+    Half elements[kPiece];
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) elements[i] = of_float<Half>(values[i]);
+    uint4 words;
+    memcpy(&words, elements, 16);
+    return words;
   }
 
   static __device__ float largest_of(float const (&values)[kPiece], float largest) {
@@ -172,19 +190,43 @@ struct ApartExperts {
       coding.encode(values, words);
       codes[i] = make_uint2(words[0], words[1]), scales[i] = coding.scale;
     }
-    for (int slots = 0; slots < x.topk; slots += 32) {
-      int const at = slots + lane() < x.topk ? p.ws.places[int64_t{token} * x.topk + slots + lane()] : -1;
+    visit_places(p, token, [&](int at) {
       if (!kGrouped && share == 0 && at >= 0) p.ws.scales[at] = scales[0];
-      for (unsigned left = __ballot_sync(~0u, at >= 0); left != 0; left &= left - 1) {
-        int const to = __shfl_sync(~0u, at, __ffs(left) - 1);
+    }, [&](int to) {
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-          int const piece = first + i * 32;
-          if (piece >= pieces) continue;
-          reinterpret_cast<uint2*>(p.ws.codes)[int64_t{to} * pieces + piece] = codes[i];
-          if (kGrouped && lane() % kLanes == 0) p.ws.scales[piece / kLanes * pairs_of(x) + to] = scales[i];
-        }
+      for (int i = 0; i < kPieces; ++i) {
+        int const piece = first + i * 32;
+        if (piece >= pieces) continue;
+        static_cast<uint2*>(p.ws.rows)[int64_t{to} * pieces + piece] = codes[i];
+        if (kGrouped && lane() % kLanes == 0) p.ws.scales[piece / kLanes * pairs_of(x) + to] = scales[i];
       }
+    });
+  }
+
+  // The same of elements as they are.
+  static __device__ void put_rows(ApartParams const& p, int token, int share) {
+    auto const& x = p.x;
+    int const pieces = x.hidden / kPiece, first = share * 32 * kPieces + lane();
+    uint4 const* const row = reinterpret_cast<uint4 const*>(static_cast<Half const*>(x.x) + token * x.ldx);
+    uint4 own[kPieces];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) own[i] = row[min(first + i * 32, pieces - 1)];
+    visit_places(p, token, [](int) {}, [&](int to) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        if (first + i * 32 < pieces) static_cast<uint4*>(p.ws.rows)[int64_t{to} * pieces + first + i * 32] = own[i];
+      }
+    });
+  }
+
+  // Hands each lane the place of one of a token's pairs, -1 for none, and then all lanes together each place that there is.
+  template <class Own, class Each>
+  static __device__ void visit_places(ApartParams const& p, int token, Own&& own, Each&& each) {
+    int const topk = p.x.topk;
+    for (int slots = 0; slots < topk; slots += 32) {
+      int const at = slots + lane() < topk ? p.ws.places[int64_t{token} * topk + slots + lane()] : -1;
+      own(at);
+      for (unsigned left = __ballot_sync(~0u, at >= 0); left != 0; left &= left - 1) each(__shfl_sync(~0u, at, __ffs(left) - 1));
     }
   }
 
@@ -302,9 +344,9 @@ struct ApartExperts {
 
 // Host code: one of the three launches.
 
-template <bool kGrouped>
+template <class Kernel, bool kGrouped>
 int64_t apart_workspace_of(gemmill_fused_experts_args const& x) {
-  return x.workspace != nullptr ? 0 : ApartWorkspace(x, kGrouped, nullptr).bytes;
+  return x.workspace != nullptr ? 0 : ApartWorkspace(x, Kernel::kCoded, kGrouped, nullptr).bytes;
 }
 
 template <class Kernel, bool kGrouped, auto permute, auto activate, auto combine>
@@ -313,7 +355,7 @@ int32_t launch_apart_experts(gemmill_apart_experts_args const& args, gemmill_lau
   auto const& x = args.layer;
   int64_t const pairs = int64_t(x.tokens) * x.topk, sums = int64_t(x.tokens) * (x.hidden / Kernel::kPiece);
   if (pairs >= Kernel::kMostRows) return GEMMILL_CANNOT_IMPLEMENT;
-  ApartParams params{x, ApartWorkspace(x, kGrouped, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace))};
+  ApartParams params{x, ApartWorkspace(x, Kernel::kCoded, kGrouped, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace))};
   void* parameters[] = {&params};
   auto const shape = [&](int64_t items, int64_t of_cta, int ctas_of_sm) {
     int64_t const ctas = std::clamp<int64_t>((items + of_cta - 1) / of_cta, 1, int64_t(how.sm_count) * ctas_of_sm);

@@ -27,16 +27,16 @@ struct ApartWorkspace {
   int32_t* order;         // of sorted rows: the pair, token * topk + slot
   int32_t* places;        // of pairs: the sorted row, -1 for none
   void* products;         // of sorted rows: gates and ups in x's type, [pairs, 2 inner]
-  uint8_t* codes;         // of sorted rows of x, [pairs, hidden]
-  float* scales;          // of these, [groups of hidden, pairs]; of rows [pairs]
-  uint8_t* inner_codes;   // of activated rows, [pairs, inner]
+  void* rows;             // of sorted rows of x: codes, or elements where there are none, [pairs, hidden]
+  float* scales;          // of codes, [groups of hidden, pairs]; of rows [pairs]
+  void* inner_rows;       // the same of activated rows, [pairs, inner]
   float* inner_scales;
   void* parts;            // of sorted rows: what is weighed and summed in x's type, [pairs, hidden]
   int64_t bytes;
 
-  ApartWorkspace(gemmill_fused_experts_args const& x, bool grouped, char* base) {
-    int64_t const pairs = int64_t(x.tokens) * x.topk;
-    auto const scales_of = [&](int64_t length) { return pairs * 4 * (grouped ? (length + kGroup - 1) / kGroup : 1); };
+  ApartWorkspace(gemmill_fused_experts_args const& x, bool coded, bool grouped, char* base) {
+    int64_t const pairs = int64_t(x.tokens) * x.topk, bytes_each = coded ? 1 : 2;
+    auto const scales_of = [&](int64_t length) { return !coded ? 0 : pairs * 4 * (grouped ? (length + kGroup - 1) / kGroup : 1); };
     int64_t at = -reinterpret_cast<intptr_t>(base) & (kAligned - 1);  // a caller's may begin anywhere
     auto const take = [&](int64_t size) {
       char* const part = base + at;
@@ -47,9 +47,9 @@ struct ApartWorkspace {
     order = static_cast<int32_t*>(take(pairs * 4));
     places = static_cast<int32_t*>(take(pairs * 4));
     products = take(pairs * x.inner * 4);
-    codes = static_cast<uint8_t*>(take(pairs * x.hidden));
+    rows = take(pairs * x.hidden * bytes_each);
     scales = static_cast<float*>(take(scales_of(x.hidden)));
-    inner_codes = static_cast<uint8_t*>(take(pairs * x.inner));
+    inner_rows = take(pairs * x.inner * bytes_each);
     inner_scales = static_cast<float*>(take(scales_of(x.inner)));
     parts = take(pairs * x.hidden * 2);
     bytes = at + kAligned;

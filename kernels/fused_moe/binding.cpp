@@ -44,17 +44,18 @@ void launch_apart(gemmill_apart_experts_args& args, moe::Multiplied const& what,
   auto& x = args.layer;
   Workspace const own = chosen.workspace_for(&args);
   if (x.workspace == nullptr) x.workspace = own.data();
-  ApartWorkspace const ws(x, what.groups, static_cast<char*>(x.workspace));
+  bool const coded = what.dtype != what.out_dtype;
+  ApartWorkspace const ws(x, coded, what.groups, static_cast<char*>(x.workspace));
   int64_t const pairs = int64_t{x.tokens} * x.topk;
   auto const stage = [&](int32_t number) { args.stage = number, chosen.launch(&args); };
   auto const multiply = [&](void const* a, float const* a_scales, void* d, int32_t n, int32_t k, gemmill_grouped_mm_args product) {
-    product.a = a, product.a_scales = a_scales, product.d = d, product.offsets = ws.offsets;
+    product.a = a, product.a_scales = coded ? a_scales : nullptr, product.d = d, product.offsets = ws.offsets;
     product.lda = k, product.ldd = n, product.b_stride_expert = product.ldb * n;
     product.m = product.tokens = static_cast<int32_t>(pairs), product.n = n, product.k = k;
     product.experts = product.weights = x.weights, product.offset_words = product.id_words = 1;
     if (what.groups) {
       product.a_scale_stride_m = 1, product.a_scale_stride_k = pairs;
-    } else {
+    } else if (coded) {
       product.a_scale_per_row = pairs > 1, product.b_scale_per_column = product.b_scale_stride_n != 0, product.b_scale_stride_n = 0;
     }
     moe::multiply(product, what, chosen);
@@ -65,9 +66,9 @@ void launch_apart(gemmill_apart_experts_args& args, moe::Multiplied const& what,
   down.b = x.w2, down.b_scales = x.w2_scales, down.ldb = x.w2_stride_row;
   down.b_scale_stride_expert = x.w2_scale_stride_expert, down.b_scale_stride_n = x.w2_scale_stride_row, down.b_scale_stride_k = x.w2_scale_stride_k;
   stage(GEMMILL_PERMUTE);
-  multiply(ws.codes, ws.scales, ws.products, 2 * x.inner, x.hidden, up);
+  multiply(ws.rows, ws.scales, ws.products, 2 * x.inner, x.hidden, up);
   stage(GEMMILL_ACTIVATE);
-  multiply(ws.inner_codes, ws.inner_scales, ws.parts, x.hidden, x.inner, down);
+  multiply(ws.inner_rows, ws.inner_scales, ws.parts, x.hidden, x.inner, down);
   stage(GEMMILL_COMBINE);
 }
 

@@ -53,7 +53,7 @@ double product_ns(Call const& call, int64_t n, int64_t k, int64_t sm_count, int6
   for (auto const& of : kApartTiles) {
     Dealt const dealt(call, of.rows);
     active = dealt.active;
-    working = std::min(working, waves_of(dealt.tiles, ceil_div(n, kStep), sm_count) * static_cast<double>(ceil_div(k, kStep)) * of.step_ns);
+    working = std::min(working, waves_of(dealt.tiles, ceil_div(n, kStep), sm_count) * static_cast<double>(ceil_div(k, kStep)) * of.step_ns * static_cast<double>(bits) / 8.0);
   }
   double memory = active * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(bits) / 8.0 / kMemory;
   if (call.sizes[kSizePairs] < kFewPairs) memory *= kFewTimes;
@@ -62,7 +62,8 @@ double product_ns(Call const& call, int64_t n, int64_t k, int64_t sm_count, int6
 
 double apart_ns(Call const& call, int64_t sm_count, int64_t bits) {
   int64_t const inner = call.sizes[kSizeInner], hidden = call.sizes[kSizeHidden];
-  double const moved = static_cast<double>(call.sizes[kSizePairs]) * (3.5 * static_cast<double>(hidden) + 5.0 * static_cast<double>(inner)) / kApartMoved;
+  double const element = static_cast<double>(bits) / 8.0, of_hidden = (2.5 + element) * static_cast<double>(hidden), of_inner = (4.0 + element) * static_cast<double>(inner);
+  double const moved = static_cast<double>(call.sizes[kSizePairs]) * (of_hidden + of_inner) / kApartMoved;
   double const products = product_ns(call, 2 * inner, hidden, sm_count, bits) + product_ns(call, hidden, inner, sm_count, bits);
   return kApartLaunches + moved + products;
 }

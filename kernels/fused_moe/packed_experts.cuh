@@ -213,9 +213,16 @@ struct WeighedParts {
   }
 
   __device__ void put(Args const& x, float const (&quad)[4], int pair, int n, float weight, float of_row) const {
-    float4 const part = {__fmul_rn(scaled(x, of_row, quad[0], 0), weight), __fmul_rn(scaled(x, of_row, quad[1], 1), weight),
-                         __fmul_rn(scaled(x, of_row, quad[2], 2), weight), __fmul_rn(scaled(x, of_row, quad[3], 3), weight)};
+    float4 const part = {weighed(x, quad, 0, weight, of_row), weighed(x, quad, 1, weight, of_row), weighed(x, quad, 2, weight, of_row),
+                         weighed(x, quad, 3, weight, of_row)};
     *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(x.layer.x.hidden) + n) = part;  // hidden is a multiple of 16
+  }
+
+  // Of folded weights as in many_endings.cuh, so that a row's bits are those of a tile of many rows.
+  __device__ float weighed(Args const& x, float const (&quad)[4], int i, float weight, float of_row) const {
+    if constexpr (!Mm::kScaled) return __fmul_rn(scaled(x, of_row, quad[i], i), weight);
+    float const part = x.bias == nullptr ? scaled(x, __fmul_rn(of_row, weight), quad[i], i) : __fmul_rn(scaled(x, of_row, quad[i], i), weight);
+    return to_float(of_float<__nv_bfloat16>(part));
   }
 
   template <class Kernel>

@@ -21,12 +21,14 @@ from gemmill.runtime.variant_table import make_variant_table
 from gemmill.vocab import Arch, DType
 
 SMS = 132
-KINDS = [(GROUP, 1024), (0, 64)]
-"""Scales, and tokens of Qwen3-30B-A3B from which on grouped GEMMs are expected to be faster: others of rows are by warps."""
+BF16 = DType.BF16
+KINDS = [(CODED, GROUP, 1024), (CODED, 0, 64), (BF16, 0, 64)]
+"""Weights, scales, and tokens of Qwen3-30B-A3B from which on grouped GEMMs are expected to be faster: others of rows, and of bf16, are by warps."""
 
 
-def configs(group: int) -> list[ExpertsConfig]:
-    return [c for c in plain(Arch.SM90A) if c.dtype is CODED and c.group_size == group]
+def configs(group: int, dtype: DType = CODED) -> list[ExpertsConfig]:
+    operands = Operands(dtype=dtype, out_dtype=BF16, group_size=group)
+    return [c for c in plain(Arch.SM90A) if c.operands == operands]
 
 
 def call_of(row: Row, tokens: int) -> ShapedCall:
@@ -34,10 +36,10 @@ def call_of(row: Row, tokens: int) -> ShapedCall:
     return ShapedCall(family="fused_moe", call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
 
 
-@pytest.mark.parametrize(("group", "many"), KINDS)
-def test_experts_with_many_rows_choose_grouped_gemms(make_manifest, group: int, many: int) -> None:
-    gemms = [c for c in tiled(Arch.SM90A) if c.operand_dtype is CODED and c.group_size == group]
-    entries = make_manifest(*configs(group), *gemms).entries
+@pytest.mark.parametrize(("dtype", "group", "many"), KINDS)
+def test_experts_with_many_rows_choose_grouped_gemms(make_manifest, dtype: DType, group: int, many: int) -> None:
+    gemms = [c for c in tiled(Arch.SM90A) if c.operand_dtype is dtype and c.group_size == group]
+    entries = make_manifest(*configs(group, dtype), *gemms).entries
     table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
     (_, row, _), *_ = table.of("fused_moe")
     for tokens, apart in ((1, False), (4, False), (many, True), (8192, True)):
@@ -64,13 +66,15 @@ def test_rules_and_contradictions_are_told() -> None:
     (config,) = (c for c in configs(GROUP) if c.apart)
     narrow = replace(config, design=Design(tile_tokens=64, apart=True))
     assert first_rejection(RULES, narrow).reason == "apart tile of 64 rows: there are 128"
-    operands = Operands(dtype=DType.BF16, out_dtype=DType.BF16)
-    wrong = ExpertsConfig(operands=operands, design=Design(tile_tokens=APART_TILE, apart=True))
-    assert first_rejection(RULES, wrong).reason == (
-        "products of bf16 as grouped GEMMs: rows in the order of experts are codes of e4m3"
-    )
     with pytest.raises(ValueError, match=r"^streamed=True, apart=True: grouped GEMMs stream weights, or kernels of"):
         replace(config.design, streamed=True)
+
+
+def product(layer: reference.Layer, rows: Tensor, weights: Tensor, scales: Tensor | None, expert: int) -> Tensor:
+    if scales is None:
+        return rows.to(layer.x.dtype).float() @ weights.float().t()
+    codes, of_rows = reference.coded(rows, layer.group)
+    return reference.products(codes, weights, of_rows, scales[expert], layer.group)
 
 
 def by_parts(layer: reference.Layer) -> Tensor:
@@ -78,12 +82,10 @@ def by_parts(layer: reference.Layer) -> Tensor:
     dtype, total = layer.x.dtype, torch.zeros(*layer.topk_ids.shape, layer.x.shape[1])
     for rows in reference.rows_of(layer):
         x, e = layer.x[rows.tokens], rows.weights
-        codes, scales = reference.coded(x.float(), layer.group)
-        inner = reference.products(codes, layer.w13[e], scales, layer.w13_scales[e], layer.group).to(dtype).float()
+        inner = product(layer, x.float(), layer.w13[e], layer.w13_scales, e).to(dtype).float()
         inner = reference.ended(inner, layer.w13_bias, layer, rows, weighted=layer.weight_on_input).to(dtype).float()
         values = reference.activated(*layer.gate_and_up(inner), layer.activation, *layer.numbers)
-        codes, scales = reference.coded(values, layer.group)
-        part = reference.products(codes, layer.w2[e], scales, layer.w2_scales[e], layer.group).to(dtype).float()
+        part = product(layer, values, layer.w2[e], layer.w2_scales, e).to(dtype).float()
         part = reference.ended(part, layer.w2_bias, layer, rows, weighted=not layer.weight_on_input)
         total[rows.tokens, rows.slots] = part
     return total.sum(dim=1).to(dtype)
@@ -93,7 +95,14 @@ ONE = CallSpec(tokens=24, hidden=256, inner=128, weights=3, topk=1, group_size=G
 
 
 @pytest.mark.parametrize(
-    "changed", [{}, {"group_size": 0}, {"biased": True}, {"biased": True, "weight_on_input": True}]
+    "changed",
+    [
+        {},
+        {"group_size": 0},
+        {"biased": True},
+        {"biased": True, "weight_on_input": True},
+        {"dtype": BF16, "group_size": 0},
+    ],
 )
 def test_rounded_products_are_within_the_bound_and_not_within_that_of_fused_kernels(changed) -> None:
     layer = layer_of(make_given(replace(ONE, **changed), torch.device("cpu")))
@@ -107,7 +116,7 @@ def test_rounded_products_are_within_the_bound_and_not_within_that_of_fused_kern
 
 
 def test_cases_of_both_ways_are_judged_by_their_own_bounds() -> None:
-    for config in configs(GROUP):
+    for config in [*configs(GROUP), *configs(0, BF16)]:
         specs = [case.spec for case in of_config(config)]
         assert {spec.fused for spec in specs} == {not config.apart}
         assert {spec.by_warps for spec in specs} == {not (config.apart or config.streamed)}

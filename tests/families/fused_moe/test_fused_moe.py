@@ -342,7 +342,7 @@ def test_the_bound_has_room_for_sums_of_the_tensor_core_for_e4m3() -> None:
 
 def test_every_name_is_its_config_and_rules_hold() -> None:
     configs = [c for c in sweep(Arch.SM90A) if isinstance(c, ExpertsConfig)]
-    assert len(configs) == len(set(configs)) == 14 and set(smoke(Arch.SM90A)) <= set(plain(Arch.SM90A)) <= set(configs)
+    assert len(configs) == len(set(configs)) == 15 and set(smoke(Arch.SM90A)) <= set(plain(Arch.SM90A)) <= set(configs)
     assert not list(plain(Arch.SM100A)) and not list(streamed(Arch.SM100A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(RULES, config).ok

@@ -4,10 +4,9 @@ from collections import defaultdict
 
 import pytest
 
-from gemmill.families.fused_moe.config import MANY_CTAS, PackedExpertsConfig
+from gemmill.families.fused_moe.config import PackedExpertsConfig
 from gemmill.families.fused_moe.order import order_of
 from gemmill.families.fused_moe.selections import plain, sweep
-from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import ShapedCall
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
@@ -21,7 +20,7 @@ PACKED = [config for config in sweep(Arch.SM90A) if isinstance(config, PackedExp
 
 def test_tiles_of_streamed_weights_have_one_order_and_slices_by_the_number_of_tokens_none() -> None:
     found = defaultdict(set)
-    for config in plain(Arch.SM90A):
+    for config in plain(Arch.SM90A):  # grouped GEMMs of bf16 and of e4m3 are of different classes
         found[config.streamed, config.apart, config.group_size].add(str(order_of(config)))
     assert found == {
         (True, False, 128): {"wgmma to f32, promoted every 128, experts added as f32"},
@@ -32,24 +31,22 @@ def test_tiles_of_streamed_weights_have_one_order_and_slices_by_the_number_of_to
     }
 
 
-def test_boxes_whose_instruction_follows_from_an_experts_rows_have_no_order() -> None:
-    boxed = {config.tile_tokens: order_of(config) for config in PACKED if config.is_boxed}
-    assert boxed[64] is None and str(boxed[16]) == "mma.sync to f32, a warp along all of K"
-    assert all(order_of(config) is not None for config in PACKED if not config.is_boxed)
+def test_boxes_have_one_order_and_every_packed_tile_has_some() -> None:
+    boxed = {str(order_of(config)) for config in PACKED if config.is_boxed}
+    assert boxed == {"mma.sync to f32, a warp along all of K"}
+    assert all(order_of(config) is not None for config in PACKED)
 
 
 def test_who_multiplies_and_the_type_of_parts_tell_packed_orders_apart() -> None:
     kinds = defaultdict(set)
     for config in PACKED:
-        many = config.is_coded and config.ordered and config.tile_tokens in MANY_CTAS
-        kinds[config.by_warps, config.is_boxed, many].add(order_of(config))
-    assert all(len(orders) == 1 for (_, is_boxed, _), orders in kinds.items() if not is_boxed)
-    each = [orders for (_, is_boxed, _), orders in kinds.items() if not is_boxed]
-    assert len(each) == len(set().union(*each)) == 3
+        kinds[config.by_warps, config.is_boxed, config.is_coded].add(order_of(config))
+    assert all(len(orders) == 1 for orders in kinds.values())
+    assert len(kinds) == len(set().union(*kinds.values())) == 4
 
 
 @pytest.mark.parametrize("inner, hidden, experts", [(768, 2048, 128), (2048, 7168, 32)])
-def test_a_layer_holds_one_order_for_all_numbers_of_tokens_where_a_class_has_one(inner, hidden, experts) -> None:
+def test_a_layer_holds_one_order_for_all_numbers_of_tokens(inner, hidden, experts) -> None:
     entries = [
         KernelEntry(name=to_name(c), family=family, config=c, symbol=symbol_of(c), ops=REGISTRY.ops_of(c))
         for family in ("fused_moe", "moe")
@@ -57,7 +54,6 @@ def test_a_layer_holds_one_order_for_all_numbers_of_tokens_where_a_class_has_one
     ]
     table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
     invariance = Invariance(table, (), (), 132)
-    refused = set()
     for number in {row.call_class for _, row, _ in table.of("fused_moe")}:
         calls = [
             ShapedCall(
@@ -66,10 +62,5 @@ def test_a_layer_holds_one_order_for_all_numbers_of_tokens_where_a_class_has_one
             for pairs in (1, 16, 300, 40_000)
         ]
         rows = [invariance.choose(call, 132)[0] for call in calls]
-        if invariance.held(calls[0]) is None:
-            refused.add(TUNING.describe(number))
-            assert rows == [-1] * len(rows)
-            assert "no variant of the build sums in an order that is independent" in invariance.refusal(calls[0])
-        else:
-            assert {invariance.orders[row] for row in rows} == {invariance.held(calls[-1]).order}
-    assert refused == {"dtype=bf16, out_dtype=bf16, group_size=0, packing=None"}
+        held = invariance.held(calls[-1])
+        assert held is not None and {invariance.orders[row] for row in rows} == {held.order}

@@ -243,7 +243,6 @@ def test_a_workspace_is_as_large_as_the_contract_says() -> None:
         is_coded = p.packing is not None and p.packing.is_coded
         wanted = judged["bytes_folded" if is_coded else "bytes_packed"]
         assert fused_experts_workspace(*sizes, packed=True, coded=is_coded) == wanted
-        assert wanted > fused_experts_workspace(*sizes, coded=is_coded)
 
 
 @pytest.mark.parametrize("i", range(len(PACKINGS)), ids=PACKING_NAMES)

@@ -6,7 +6,7 @@ that sum. Sums leave the tensor core every 128 bytes along K, so at most 8 instr
 bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. Of 2:4 sparse weights an
 instruction adds 16 products, too. Folded and streamed weights are multiplied as e4m3, whose sums are FP22. Streamed ones have
 scales in groups, and kernels of warps may serve the same call: its bound has what either loses. Grouped GEMMs round both products to
-x's dtype before biases and weights.
+x's dtype before biases and weights, and sums of 16-bit operands stay on the tensor core there, too.
 
 A gate and an up lie between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the
 reference's. Its code times its scale lies between those of the two ends. The second product's error has two terms. One is the
@@ -136,6 +136,8 @@ def _lost(layer: Layer, k: int) -> float:
     if layer.is_packed:
         steps = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // OF_16_BITS.instruction_k
         return steps * OF_16_BITS.losses * OF_16_BITS.unit + _ROUNDINGS * FLOAT32_UNIT
+    if layer.may_round_products and not layer.is_coded:
+        return -(-k // OF_16_BITS.instruction_k) * OF_16_BITS.losses * OF_16_BITS.unit + _ROUNDINGS * FLOAT32_UNIT
     steps = -(-k * layer.w13.element_size() // _STEP_BYTES)
     return _INSTRUCTIONS * OF_16_BITS.losses * OF_16_BITS.unit + (steps + _ROUNDINGS) * FLOAT32_UNIT
 

@@ -20,7 +20,7 @@ _STREAMED_ROWS, _STREAMED_TURN, _STREAMED_PARTS = 256, 2900.0, 1340.0
 """Rows of weights of a streamed tile; nanoseconds that a tile takes apart from its steps; bytes a nanosecond of float32 results, which
 are written and read."""
 _APART_TILES = ((64, 330.0), (128, 536.0))
-"""Of a grouped GEMM's tile: an expert's rows, and nanoseconds of a step."""
+"""Of a grouped GEMM's tile: an expert's rows, and nanoseconds of a step of e4m3. Elements of 16 bits take twice as many."""
 _APART_LAUNCHES, _APART_MOVED = 21000.0, 2180.0
 """Nanoseconds of five launches of few rows, and bytes a nanosecond of launches that order, activate and sum rows."""
 _FEW_PAIRS, _FEW_TIMES = 48, 1.5
@@ -87,7 +87,8 @@ def _dealt(call: ShapedCall, rows: int) -> tuple[float, float]:
 def _apart_ns(call: ShapedCall, sm_count: int, bits: int) -> float:
     """The same where both products are grouped GEMMs."""
     pairs, inner, hidden, _ = call.sizes
-    moved = float(pairs) * (3.5 * float(hidden) + 5.0 * float(inner)) / _APART_MOVED
+    element = float(bits) / 8.0
+    moved = float(pairs) * ((2.5 + element) * float(hidden) + (4.0 + element) * float(inner)) / _APART_MOVED
     products = _product_ns(call, 2 * inner, hidden, sm_count, bits) + _product_ns(call, hidden, inner, sm_count, bits)
     return _APART_LAUNCHES + moved + products
 
@@ -98,7 +99,7 @@ def _product_ns(call: ShapedCall, n: int, k: int, sm_count: int, bits: int) -> f
     for rows, step_ns in _APART_TILES:
         active, tiles = _dealt(call, rows)
         waves = math.ceil(tiles * float(-(-n // _STEP)) / float(sm_count))
-        working = min(working, float(waves) * float(-(-k // _STEP)) * step_ns)
+        working = min(working, float(waves) * float(-(-k // _STEP)) * step_ns * float(bits) / 8.0)
     memory = active * float(n) * float(k) * float(bits) / 8.0 / _MEMORY
     if pairs < _FEW_PAIRS:
         memory *= _FEW_TIMES

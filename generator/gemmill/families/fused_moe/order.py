@@ -6,8 +6,6 @@ the instruction, in who divides K, and in the type of the parts that a token's e
 
 from gemmill.families.fused_moe.config import (
     GROUP,
-    MANY_CTAS,
-    WARP_TILES,
     AnyConfig,
     ExpertsConfig,
     PackedExpertsConfig,
@@ -37,10 +35,10 @@ def _of_packed(config: PackedExpertsConfig) -> Order | None:
     if config.by_warps:
         return _order("mma.sync", 0, f"four quarters of {STAGE_COLUMNS} columns")
     if config.is_boxed:
-        # A larger tile multiplies up to 16 rows of an expert by `mma.sync`, and more by `wgmma`.
-        return _order("mma.sync", 0, "a warp along all of K") if config.tile_tokens in WARP_TILES else None
-    rounds = config.is_coded and config.ordered and config.tile_tokens in MANY_CTAS
-    return _order("wgmma", 0, _PARTS.format(config.out_dtype if rounds else DType.F32))
+        # A larger tile multiplies up to 16 rows of an expert by `mma.sync`, and more by `wgmma`. On Hopper both give the same bits:
+        # tests/families/fused_moe/gpu/test_one_order.py compares them.
+        return _order("mma.sync", 0, "a warp along all of K")
+    return _order("wgmma", 0, _PARTS.format(config.out_dtype if config.is_coded else DType.F32))
 
 
 def _order(instruction: str, promoted_k: int, loop: str) -> Order:

@@ -81,12 +81,13 @@ class Layer:
     def may_sum_e4m3(self) -> bool:
         """Whether the tensor core for e4m3 may make sums: of folded weights, of streamed ones, which have scales in groups, and in
         grouped GEMMs."""
-        return self.is_folded or self.may_round_products or (bool(self.group) and not self.by_warps)
+        grouped_gemms = self.is_coded and self.may_round_products
+        return self.is_folded or grouped_gemms or (bool(self.group) and not self.by_warps)
 
     @property
     def may_round_products(self) -> bool:
-        """Whether grouped GEMMs may make both products, of e4m3: these are rounded to x's dtype, then biases and weights follow."""
-        return self.is_coded and not self.is_packed and not self.by_warps and not self.fused
+        """Whether grouped GEMMs may make both products: these are rounded to x's dtype, then biases and weights follow."""
+        return not self.is_packed and not self.by_warps and not self.fused
 
     @property
     def sums_exactly(self) -> bool:

@@ -45,13 +45,7 @@ def _streamed(c: ExpertsConfig) -> Iterator[str]:
         yield f"streamed weights of {c.dtype} without scales in groups: sums are added with their scales"
 
 
-def _apart(c: ExpertsConfig) -> Iterator[str]:
-    """Rows are codes where they are put in the order of experts: those of 16 bits would need a larger workspace."""
-    if c.apart and c.dtype is not CODED:
-        yield f"products of {c.dtype} as grouped GEMMs: rows in the order of experts are codes of {CODED}"
-
-
-RULES = (_hopper, _operands, _tile, _streamed, _apart)
+RULES = (_hopper, _operands, _tile, _streamed)
 
 
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:

@@ -42,7 +42,7 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
     """Kernels of weights that are not packed.
 
     e4m3 to bf16 with scales in groups has streamed tiles of 8 to 64 rows, and one of 8 by warps. With scales of rows it has tiles of 8, 16
-    and 32 rows. With both, grouped GEMMs may make its products. bf16 has tiles of 8 and 32.
+    and 32 rows. bf16 has tiles of 8 and 32. Of all, grouped GEMMs may make the products.
     """
     if arch is not Arch.SM90A:
         return
@@ -50,14 +50,20 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
     for group, tile in ((GROUP, TILES[0]), *product((0,), TILES)):
         yield _of_codes(arch, group, Design(tile_tokens=tile))
     for tile in (TILES[0], TILES[-1]):
-        operands = Operands(dtype=DType.BF16, out_dtype=DType.BF16)
-        yield ExpertsConfig(operands=operands, design=Design(tile_tokens=tile), arch=arch)
+        yield _of_16_bits(arch, Design(tile_tokens=tile))
+    apart = Design(tile_tokens=APART_TILE, apart=True)
     for group in (GROUP, 0):
-        yield _of_codes(arch, group, Design(tile_tokens=APART_TILE, apart=True))
+        yield _of_codes(arch, group, apart)
+    yield _of_16_bits(arch, apart)
 
 
 def _of_codes(arch: Arch, group: int, design: Design) -> ExpertsConfig:
     operands = Operands(dtype=CODED, out_dtype=DType.BF16, group_size=group)
+    return ExpertsConfig(operands=operands, design=design, arch=arch)
+
+
+def _of_16_bits(arch: Arch, design: Design) -> ExpertsConfig:
+    operands = Operands(dtype=DType.BF16, out_dtype=DType.BF16)
     return ExpertsConfig(operands=operands, design=design, arch=arch)
 
 

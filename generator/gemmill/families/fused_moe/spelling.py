@@ -17,7 +17,11 @@ def spell(config: ExpertsConfig) -> Spelled:
         return Spelled(template="fused_moe/streamed_experts.cu.jinja", values=values)
     grouped = str(bool(config.group_size)).lower()
     if config.apart:
-        values = {"half_type": _TYPES[config.out_dtype], "grouped": grouped}
+        values = {
+            "half_type": _TYPES[config.out_dtype],
+            "coded": str(config.is_coded).lower(),
+            "grouped": grouped,
+        }
         return Spelled(template="fused_moe/apart_experts.cu.jinja", values=values)
     values = {
         "half_type": _TYPES[config.out_dtype],

@@ -99,6 +99,7 @@ TUNING = Tuning(
     rows=_rows,
     needs=_needs,
     order=order_of,
+    across={"pairs": (1, 8, 64, 512, 4096, 32768)},
     one_slice=1.0,
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,

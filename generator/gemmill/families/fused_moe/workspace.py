@@ -26,7 +26,9 @@ _EACH = (
     "tiles * inner_groups * 4",
     f"M * ceil(K, {_FEWEST_COLUMNS}) * 4",
 )
-_PLAIN = ("inner_values * 2", "pairs * K * 4")
+_PLAIN = ("inner_values * 6", "pairs * K * 4")
+"""Of 16-bit weights: grouped GEMMs leave gates, ups and results, and rows in the order of experts lie where others have parts."""
+_PACKED_RESULTS = "inner_values * 2"
 _CODED_ALONE = (
     "inner_values * 4",
     "M * K",
@@ -48,7 +50,7 @@ def packed_expression(*, coded: bool) -> str:
 
     Where activations are codes, a counter of each sorted row is one part more.
     """
-    return f"packed_bytes + {_total((*_CODED_ALONE, *_STORED) if coded else _PLAIN[:1])}"
+    return f"packed_bytes + {_total((*_CODED_ALONE, *_STORED) if coded else (_PACKED_RESULTS,))}"
 
 
 def _total(parts: tuple[str, ...]) -> str:
@@ -81,7 +83,7 @@ def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, co
         tiles * groups * 4,
         tokens * -(-hidden // _FEWEST_COLUMNS) * 4,
     ]
-    parts += [pairs * inner * (4 if coded else 2), pairs * hidden * 4]
+    parts += [pairs * inner * (4 if coded else 2 if packed else 6), pairs * hidden * 4]
     if coded:
         parts += [tokens * hidden, tokens * -(-hidden // GROUP) * 4, pairs * inner, pairs * groups * 4]
     if packed:

@@ -9,7 +9,7 @@ import torch
 
 from gemmill.families import fused_moe, moe
 from gemmill.families.fused_moe.cases.calls import CallSpec, arguments_of, make_given
-from gemmill.families.fused_moe.config import CODED, GROUP
+from gemmill.families.fused_moe.config import CODED, GROUP, Operands
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
@@ -198,18 +198,19 @@ SPECS = [
     CallSpec(tokens=300, hidden=400, inner=256, weights=6, topk=2, group_size=GROUP, lent=True),
     CallSpec(tokens=3, hidden=16, inner=48, weights=512, topk=2, lent=True),
     CallSpec(tokens=40, hidden=128, inner=48, weights=5, topk=1, of_experts=True, lent=True),
+    CallSpec(tokens=70, hidden=144, inner=48, weights=6, topk=2, dtype=DType.BF16, lent=True),
 ]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_products_are_grouped_gemms_within_the_callers_workspace(probe, spec: CallSpec) -> None:
     """Five launches: the layer's own kernels before, between and behind the variants that the family moe chooses."""
-    (entry,) = (
-        e for e in probe.variants_of(fused_moe.NAME) if e.config.apart and e.config.group_size == spec.group_size
-    )
+    operands = Operands(dtype=spec.dtype, out_dtype=DType.BF16, group_size=spec.group_size)
+    (entry,) = (e for e in probe.variants_of(fused_moe.NAME) if e.config.apart and e.config.operands == operands)
+    coded = spec.dtype is CODED
     given = make_given(spec, torch.device("cpu"))
     out = torch.empty(spec.tokens, spec.hidden, dtype=torch.bfloat16)
-    bytes_ = fused_experts_workspace(spec.tokens, spec.hidden, spec.inner, spec.topk, spec.weights)
+    bytes_ = fused_experts_workspace(spec.tokens, spec.hidden, spec.inner, spec.topk, spec.weights, coded=coded)
     given |= {"out": out, "workspace": torch.empty(bytes_ + 1, dtype=torch.uint8)[1:]}
     (row, *_) = probe.build.table.rows_of(entry.name)
     before = probe.build.pin(row)
@@ -226,27 +227,29 @@ def test_products_are_grouped_gemms_within_the_callers_workspace(probe, spec: Ca
     for name, n, k, (symbol, data) in zip(
         ("w13", "w2"), (2 * spec.inner, spec.hidden), (spec.hidden, spec.inner), products, strict=True
     ):
-        x, scales = Multiplied.from_buffer_copy(data), given[f"{name}_scales"]
+        x, scales = Multiplied.from_buffer_copy(data), given.get(f"{name}_scales")
         sizes = (pairs, n, k, spec.weights)
         kind = CLASSES.number_of(
-            dtype=CODED, out_dtype=DType.BF16, group_size=spec.group_size, indexed=False, format=None, biased=False
+            dtype=spec.dtype, out_dtype=DType.BF16, group_size=spec.group_size, indexed=False, format=None, biased=False
         )
         asked = ShapedCall(family=moe.NAME, call_class=kind, sizes=sizes, alignments=(16, 16, 16))
         chosen = select(probe.build.table, asked, SMS_OF_NONE).entry
         assert chosen is not None and symbol == chosen.symbol
         assert (x.m, x.n, x.k, x.experts, x.weights, x.tokens) == (pairs, n, k, spec.weights, spec.weights, pairs)
         assert (x.lda, x.ldb, x.ldd, x.b_stride_expert, x.offset_words) == (k, k, n, n * k, 1)
-        assert (x.b, x.b_scales) == (given[name].data_ptr(), scales.data_ptr())
+        assert (x.b, x.b_scales) == (given[name].data_ptr(), None if scales is None else scales.data_ptr())
         groups = -(-k // GROUP) if spec.group_size else 1
         for address, size in (
-            (x.a, pairs * k),
-            (x.a_scales, 4 * pairs * groups),
+            (x.a, pairs * k * spec.dtype.bits // 8),
+            *([(x.a_scales, 4 * pairs * groups)] if coded else []),
             (x.d, 2 * pairs * n),
             (x.offsets, 4 * spec.weights + 4),
         ):
             assert first <= address and address + size <= last
         assert x.a % 16 == x.d % 16 == 0
-        if spec.group_size:
+        if not coded:
+            assert x.a_scales is None and (x.a_scale_per_row, x.b_scale_per_column) == (0, 0)
+        elif spec.group_size:
             assert (x.a_scale_stride_m, x.a_scale_stride_k) == (1, pairs)
             assert (x.b_scale_stride_expert, x.b_scale_stride_n, x.b_scale_stride_k) == scales.stride()
         else:
