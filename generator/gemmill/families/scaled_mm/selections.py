@@ -25,6 +25,8 @@ from gemmill.vocab import (
     TileScheduler,
 )
 
+FINE_BLOCKS = next(groups for groups in SCALE_GROUPS if groups.size == 32 and groups.b_scale is ScaleGranularity.BLOCK)
+"""DeepSeek V4.1's groups."""
 OUT_DTYPES = (DType.BF16, DType.F16)
 PLAIN_DTYPES = tuple(dtype for dtype in RESULTS_OF if dtype.bits == 16)
 """Dtypes of operands that are no codes. Results have the same dtype."""
@@ -146,6 +148,8 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
     blocks = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     by_columns = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
+    fine = _in_groups(DType.E4M3, DType.BF16, FINE_BLOCKS, ScaleLayout.STRIDED)
+    yield from _dsl_kernels(fine, sm90_cutedsl.GROUP_32_WIDEST)
     yield _unaligned(blocks)
     for row in sm90.BLOCKWISE:
         yield _config(by_columns, row)
@@ -227,7 +231,7 @@ def _gemms_in_groups() -> Iterator[Gemm]:
 def _tables_in_groups(gemm: Gemm) -> sm90.Tables | None:
     """The schedules for a kind of groups; None for int8 in groups of 32, which no model has: the fallback serves it."""
     x = gemm.operands
-    if x.group_size != 32:
+    if x.group_size != FINE_BLOCKS.size:
         frequent = gemm == _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
         return sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW
     if not x.a_dtype.is_float:

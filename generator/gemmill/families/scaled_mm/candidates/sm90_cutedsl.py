@@ -260,6 +260,40 @@ GROUP_WIDEST = Tables(
 )
 """The schedules that are worth timing with scales in groups."""
 
+GROUP_32_WIDEST = Tables(
+    wide=(
+        *GROUP_32.wide,
+        *(((128, y, 128), (2, 1, 1), COOPERATIVE) for y in (64, 96)),
+        ((256, 64, 128), (1, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (1, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (1, 2, 1), COOPERATIVE),
+    ),
+    low=(
+        *GROUP_32.low,
+        *(((64, y, 128), (2, 1, 1), BASIC) for y in (64, 96)),
+    ),
+    narrow=(
+        *GROUP_32.narrow,
+        ((64, 16, 128), (1, 1, 1), BASIC),
+        ((64, 64, 256), (1, 1, 1), BASIC),
+        ((64, 96, 128), (1, 1, 1), BASIC),
+        *(((128, y, 128), (1, 1, 1), COOPERATIVE) for y in (16, 32, 64, 128)),
+    ),
+    split_k=(
+        *GROUP_32.split_k,
+        ((64, 16, 256), BASIC, 9),
+        ((64, 16, 512), BASIC, 5),
+        ((64, 32, 256), BASIC, 3),
+        ((64, 64, 256), BASIC, 3),
+        ((128, 16, 256), COOPERATIVE, 6),
+        ((128, 64, 128), COOPERATIVE, 6),
+    ),
+)
+"""The schedules that are worth timing with groups of 32.
+
+64 x 16 x 256 with three stages is left out: four CTAs of an SM leave it 80 registers, and it spills 136 bytes.
+"""
+
 PLAIN = Tables(
     parallel=Tables(wide=(), parallel=PARALLEL).at_half_depth().parallel,
     wide=(
