@@ -162,6 +162,13 @@ def _blocks() -> tuple[Tensor, Tensor, Tensor]:
     return codes, scales, values * spread
 
 
+def _fine_blocks() -> tuple[Tensor, Tensor, Tensor]:
+    """In blocks of 32 x 32, by powers of two: DeepSeek V4.1's."""
+    codes, values = _e4m3(slice(0, None, 32))
+    scales = torch.exp2(_drawn(-(-N // 32), -(-K // 32), high=5).float() - 2)
+    return codes, scales, values * scales.repeat_interleave(32, 0)[:N].repeat_interleave(32, 1)[:, :K]
+
+
 def _rows(kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     codes, values = _e4m3(slice(0, 1))
     if kind is torch.int8:
@@ -197,6 +204,7 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
     fp4 = _packed(fp4)
     swizzled = {name: _swizzled(s).view(e8m0) for name, s in (("4", scales4), ("6", scales6), ("8", scales8))}
     blocks, block_scales, block_values = _blocks()
+    fine, fine_scales, fine_values = _fine_blocks()
     channel, channel_scales, channel_values = _rows(torch.float8_e4m3fn)
     int8, int8_scales, int8_values = _rows(torch.int8)
     shifted, points = int8.clone(), torch.arange(-3, len(int8) - 3, dtype=torch.int8).reshape(-1, 1)
@@ -230,6 +238,7 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
         **{("lightx2v", format): layer for format, layer in of_lightx2v.items()},
         ("modelopt", "nvfp4"): ({".weight": nv, ".weight_scale": nv_scales, ".weight_scale_2": 1 / two}, nv_values),
         ("deepseek", "block128"): ({".weight": blocks, ".weight_scale_inv": block_scales}, block_values),
+        ("deepseek", "block32"): ({".weight": fine, ".weight_scale_inv": fine_scales}, fine_values),
         ("deepseek-v4", "mxfp4"): (v4, values4),
         ("gpt-oss", "mxfp4"): (of_experts, experts.transpose(1, 2)),
         ("gpt-oss-torch", "mxfp4"): _gpt_oss("."),

@@ -23,6 +23,7 @@ HEAD, BETWEEN = 56, 24
 LABELS = {
     "fp8": "FP8, per token and channel",
     "fp8_groups": "FP8, groups of 128",
+    "fp8_groups_32": "FP8, groups of 32",
     "int8": "INT8",
     "int8_azp": "INT8, zero points",
     "bf16": "bf16",

@@ -28,6 +28,7 @@ OPS_OF = {
     "fp8": (Op.FP8,),
     "int8": (Op.INT8, Op.INT8_AZP),
     "fp8_groups": (Op.FP8_GROUPS,),
+    "fp8_groups_32": (Op.FP8_GROUPS_32,),
     "bf16": (Op.BF16,),
     "all": tuple(Op),
 }
@@ -69,6 +70,12 @@ GROUPS_TABLE = (
     (4096, 24576, 1536),
     (4096, 7168, 16384),
 )
+GROUPS_32_TABLE = tuple(
+    (m, n, k)
+    for n, k in ((1280, 5120), (8192, 4096), (25600, 6144), (5120, 1024), (576, 5120))
+    for m in (1, 16, 64, 4096)
+)
+"""DeepSeek V4.1's dense layers."""
 BF16_TABLE = (
     (16, 8192, 8192),
     (128, 8192, 8192),
@@ -84,6 +91,7 @@ TABLES = {
     Op.INT8: INT8_TABLE,
     Op.INT8_AZP: INT8_TABLE,
     Op.FP8_GROUPS: GROUPS_TABLE,
+    Op.FP8_GROUPS_32: GROUPS_32_TABLE,
     Op.BF16: BF16_TABLE,
 }
 
@@ -136,7 +144,8 @@ def _by_name(weights: Iterable[tuple[int, int]]) -> list[dict[str, int]]:
 
 
 def _table_weights(op: Op) -> set[tuple[int, int]]:
-    shapes = TABLES[op] if op in (Op.FP8_GROUPS, Op.BF16) else FP8_TABLE + INT8_TABLE
+    own_table = op.groups is not None or op is Op.BF16
+    shapes = TABLES[op] if own_table else FP8_TABLE + INT8_TABLE
     return {(n, k) for _, n, k in shapes}
 
 

@@ -30,7 +30,7 @@ bool lies_for_tma(Operand const& x) {
 // The kinds in the order of gemmill.vocab.SCALE_GROUPS, from 0; -1 for none of them.
 int64_t kind_of(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k) {
   int64_t kind = 0;
-  for (int64_t size : {128, 64}) {
+  for (int64_t size : {128, 64, 32}) {
     int64_t groups = ceil_div(k, size);
     for (int64_t columns : {ceil_div(n, size), n}) {
       if (has_shape(a_scales, m, groups) && has_shape(b_scales, groups, columns)) return kind;

@@ -14,7 +14,7 @@ template <int group_size, bool b_in_blocks>
 struct GroupScales {
   static constexpr int kGroup = group_size;
   static constexpr bool kBlocks = b_in_blocks;
-  static_assert(group_size % 64 == 0, "a group is whole steps of every main loop");
+  static_assert(group_size % 32 == 0, "a group is whole instructions of the tensor core");
 
   float const* a;
   float const* b;

@@ -362,7 +362,7 @@ def test_explain_asks_about_groups(gemmill, asked, options, a_scales, b_scales) 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--group", 32), "with --group 32: there are groups of 128 and 64"),
+        (("--group", 16), "with --group 16: groups have 128, 64 or 32 elements"),
         (("--b-scales", "rows"), "with --b-scales and no --group: its scales are not of groups"),
         (("--scales-m-major",), "with --scales-m-major and no --group: its scales are not of groups"),
         (

@@ -3,7 +3,7 @@
     compressed-tensors    vllm-project/compressed-tensors, `compressors/`; as vLLM 0.33.0's `compressed_tensors/schemes/` reads it
     lightx2v              ModelTC/LightX2V f8aee98, `tools/convert`, `common/ops/mm/mm_weight.py`; scales swizzled
     modelopt              NVIDIA/Model-Optimizer, `modelopt/torch/export`; as vLLM 0.33.0's `modelopt.py` reads it
-    deepseek              deepseek-ai/DeepSeek-V3, `inference/fp8_cast_bf16.py`: weight_scale_inv multiplies
+    deepseek              deepseek-ai/DeepSeek-V3, `inference/fp8_cast_bf16.py`: weight_scale_inv multiplies; V4.1: blocks of 32
     deepseek-v4           as vLLM 0.33.0's `models/deepseek_v4/` reads it: experts mxfp4, other layers e4m3 with ue8m0 blocks
     gpt-oss               Transformers' `integrations/mxfp4.py`: experts of a layer in one tensor [E, N, K / 32, 16]; in bf16 [E, K, N]
     gpt-oss-torch         openai/gpt-oss, `gpt_oss/torch/weights.py` and `model.py`: the same; in bf16 [E, N, K]
@@ -22,7 +22,7 @@ from gemmill.checkpoints.file import WORD_OF, CheckpointError, Stored
 from gemmill.formats.codes import decode
 from gemmill.formats.layout import swizzled_shape
 from gemmill.formats.quantise import LARGEST_PRODUCT, swizzle, unswizzle
-from gemmill.quantize.weights import ASYMMETRIC, BLOCK, BLOCK_SCALED, ROWWISE, QuantizedWeight
+from gemmill.quantize.weights import ASYMMETRIC, BLOCK_SCALED, BLOCKS, ROWWISE, QuantizedWeight
 from gemmill.vocab.float_type import UE8M0
 
 E4M3, E8M0, U8, F32 = torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8, torch.float32
@@ -111,8 +111,8 @@ class Spelling:
         """The shape of the scales, by the shape of the codes. None where a row is no whole number of groups."""
         if self.format in ROWWISE:
             return n, 1
-        if self.format == "block128":
-            return -(-n // BLOCK), -(-code_bytes // BLOCK)
+        if (side := BLOCKS.get(self.format)) is not None:
+            return -(-n // side), -(-code_bytes // side)
         format = BLOCK_SCALED[self.format]
         if code_bytes % (format.group * format.code.bits // 8):
             return None
@@ -188,6 +188,7 @@ def _lightx2v(format: str, **more: Any) -> Spelling:
 _ZERO_POINTS = ".weight_zero_point"
 _PACKED = {"codes": ".weight_packed", "codes_dtype": U8}
 _SWIZZLED = {"codes_dtype": U8, "swizzled": True}
+_DEEPSEEK = {"project": "deepseek", "codes_dtype": E4M3, "scales": ".weight_scale_inv"}
 _V4 = {"project": "deepseek-v4", "scales": ".scale", "scales_dtype": E8M0}
 _MODELOPT = {
     "global_scale": ".weight_scale_2",
@@ -203,9 +204,13 @@ SPELLINGS = (
     _ct("mxfp4", **_PACKED, scales_dtype=U8),
     Spelling(project="modelopt", format="nvfp4", codes_dtype=U8, scales_dtype=E4M3, global_shape=(), **_MODELOPT),
     _lightx2v("nvfp4", **_SWIZZLED, scales_dtype=E4M3, **_X_GLOBAL),
-    Spelling(project="deepseek", format="block128", codes_dtype=E4M3, scales=".weight_scale_inv"),
+    Spelling(format="block128", **_DEEPSEEK),
+    Spelling(format="block32", **_DEEPSEEK),
+    Spelling(format="block128", **_DEEPSEEK | {"scales_dtype": E8M0}, read_only=True),
+    Spelling(format="block32", **_DEEPSEEK | {"scales_dtype": E8M0}, read_only=True),
     Spelling(**_V4, format="mxfp4", codes_dtype=torch.int8),
     Spelling(**_V4, format="block128", codes_dtype=E4M3, read_only=True),
+    Spelling(**_V4, format="block32", codes_dtype=E4M3, read_only=True),
     Spelling(
         project="gpt-oss",
         codes="_blocks",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.checkpoints.file import CheckpointError, parsed_json
-from gemmill.quantize.weights import ASYMMETRIC
+from gemmill.quantize.weights import ASYMMETRIC, BLOCKS
 
 CONFIG = "config.json"
 _MODELOPT = "hf_quant_config.json"
@@ -35,7 +35,6 @@ _FP8_BLOCKS: dict[str, Any] = {
     "quant_method": "fp8",
     "fmt": "e4m3",
     "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
 }
 
 
@@ -60,7 +59,7 @@ def stated_format(folder: Path) -> str | None:
     if method.startswith("modelopt"):
         return _ALGORITHMS.get(str(stated.get("quant_algo", "")).upper())
     if method == "fp8":
-        return "block128" if stated.get("weight_block_size") == [128, 128] else None
+        return next((f for f, side in BLOCKS.items() if stated.get("weight_block_size") == [side, side]), None)
     if method == "compressed-tensors":
         return _of_compressed_tensors(stated)
     return "mxfp4" if method == "mxfp4" else None
@@ -89,8 +88,10 @@ def _stated(project: str, format: str, kept: list[str], has_inputs: bool) -> dic
         told = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": 16}
         return told | {"config_groups": groups, "ignore": kept}
     if project in ("deepseek", "deepseek-v4"):
-        scales = {"scale_fmt": "ue8m0"} if project == "deepseek-v4" else {}
-        return _FP8_BLOCKS | scales | {"modules_to_not_convert": kept}
+        side = BLOCKS.get(format, BLOCKS["block128"])  # V4's config states its other layers, which are not mxfp4
+        blocks = {"weight_block_size": [side, side]}
+        scales = {"scale_fmt": "ue8m0"} if project == "deepseek-v4" or format == "block32" else {}
+        return _FP8_BLOCKS | blocks | scales | {"modules_to_not_convert": kept}
     return {"quant_method": "mxfp4", "modules_to_not_convert": kept} if project.startswith("gpt-oss") else None
 
 

@@ -165,7 +165,7 @@ def block_scales(
     format.scale_count(x.shape[-1])
     amax = grouped(x.float(), format.group).abs().nan_to_num(nan=0.0, posinf=math.inf).amax(dim=-1)
     if global_scale is None:
-        return _power_of_two(amax, format.code, rounding)
+        return power_of_two(amax, format.code, rounding)
     check_global_scale(global_scale)
     product = global_scale * amax
     return encode(product / torch.full_like(product, format.code.maximum), format.scale)
@@ -182,7 +182,7 @@ def codes_by(x: Tensor, scales: Tensor, format: Format, *, global_scale: Tensor 
     return pack(encode(scaled, format.code).flatten(-2), format.code.bits)
 
 
-def _power_of_two(amax: Tensor, code: FloatType, rounding: ScaleRounding) -> Tensor:
+def power_of_two(amax: Tensor, code: FloatType, rounding: ScaleRounding) -> Tensor:
     """ue8m0 bytes of amax f32. Exponents are compared with those of the type's largest value, so nothing is rounded."""
     fraction, exponent = torch.frexp(amax)
     largest_fraction, largest_exponent = math.frexp(code.maximum)

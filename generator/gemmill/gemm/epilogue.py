@@ -14,9 +14,9 @@ from cutlass.cute.nvgpu import cpasync
 
 from gemmill.gemm.limits import SLAB
 from gemmill.gemm.lowering import element_type_of, finished
-from gemmill.gemm.mainloop import column_offset, index, row_offset
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.plan import Plan
+from gemmill.gemm.sums import column_offset, index, row_offset
 
 
 @dataclass

@@ -122,14 +122,30 @@ class Facts:
         return self.promoted and self.units == 1 and not alone and registers <= OVERLAP_REGISTERS
 
     @property
+    def promotes_each_mma(self) -> bool:
+        """Whether no two WGMMAs along K add to the same partial sums: groups of 32 bytes."""
+        return self.grouped and self.promotions == self.mma_steps
+
+    @property
+    def alternates(self) -> bool:
+        """Whether one WGMMA's sums are promoted while the next one's run, in two sets by turns, several in a K step."""
+        registers = (self.slabs + 2) * self.unit_registers + self.factors
+        alone = self.divides_k or self.pingpong
+        small = self.units * self.unit_registers <= PARTIAL_REGISTERS
+        return self.promotes_each_mma and not alone and not small and registers <= OVERLAP_REGISTERS
+
+    @property
     def partials(self) -> int:
         """Sets of partial sums, each of one unit. Where they are small they hold a whole K step, so that WGMMA waits
-        once."""
+        once; of groups of one WGMMA, as large a part of it as fits."""
         if not self.promoted:
             return 0
-        if self.overlapped:
+        if self.overlapped or self.alternates:
             return 2
-        return self.units if self.units * self.unit_registers <= PARTIAL_REGISTERS else 1
+        fitting = PARTIAL_REGISTERS // self.unit_registers
+        if self.units <= fitting:
+            return self.units
+        return gcd(self.units, 1 << fitting.bit_length() >> 1) if self.promotes_each_mma and fitting else 1
 
     @property
     def accumulator_registers(self) -> int:
@@ -139,11 +155,14 @@ class Facts:
     @property
     def factors_ahead(self) -> bool:
         """Whether a unit's scales are read while the one before is multiplied, where they take few registers."""
-        return self.grouped and self.partials == 1 and self.factors <= FEW_FACTORS
+        few = self.factors <= FEW_FACTORS and not self.promotes_each_mma
+        return self.grouped and self.partials == 1 and few
 
     @property
     def factor_sets(self) -> int:
         """Sets of a unit's scales in registers."""
+        if self.alternates:
+            return 1
         return 2 if self.factors_ahead else self.partials
 
     # How it is divided -----------------------------------------------------------------------------------------------
@@ -342,7 +361,8 @@ class Facts:
     @property
     def meets_end(self) -> bool:
         """Whether the main loop knows its last K step, so that the epilogue begins while it is multiplied."""
-        return not self.divides_k and (not self.promoted or self.overlapped or self.factors_ahead)
+        in_step = not self.promoted or self.overlapped or self.alternates or self.factors_ahead
+        return not self.divides_k and in_step
 
     @property
     def stores_early(self) -> bool:

@@ -1,87 +1,16 @@
-"""The main loop of a consumer group: WGMMA over K, with sums promoted to registers where precision or scales ask for it.
-
-A thread's sums of one 64-row slab lie as WGMMA leaves them: for each 8 columns, two rows (8 apart) of two neighbouring
-columns. `index` is the only place that knows it.
-"""
+"""The main loop of a consumer group: WGMMA over K, with sums promoted to registers where precision or scales ask for it."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from gemmill.gemm.barriers import wait
-from gemmill.gemm.limits import SLAB
+from gemmill.gemm.sums import add, apply, read_factors
 from gemmill.gemm.walk import advance
-
-
-def index(row: int, column: int) -> int:
-    """Where a thread keeps row 0 or 1 of a slab and its `column`-th column."""
-    return column // 2 * 4 + row * 2 + column % 2
-
-
-def column_offset(column: int, lane: Int32) -> Int32:
-    """The column of the tile that a thread's `column`-th column is."""
-    return column // 2 * 8 + lane % 4 * 2 + column % 2
-
-
-def row_offset(slab: int, row: int, thread: Int32) -> Int32:
-    """The row of the group that a thread's row 0 or 1 of a slab is."""
-    return slab * SLAB + thread // 32 * 16 + thread % 32 // 4 + row * 8
-
-
-@cute.jit
-def read_factors(
-    plan: cutlass.Constexpr, factors: cute.Tensor, scales: cute.Tensor, slab: cutlass.Constexpr, place: tuple
-):
-    """Reads what one group of K multiplies a thread's sums of a slab by: factors of its two rows, then of its columns.
-
-    A block's scale is multiplied into the side that A's scales are on.
-    """
-    group, thread, n0 = place
-    g = plan.group_size
-    of_b = plan.a_scales
-    for r in cutlass.range_constexpr(2):
-        row = group * plan.group_rows + row_offset(slab, r, thread)
-        if cutlass.const_expr(plan.b_rows_scaled):
-            factors[r] = scales[of_b + row if plan.swap_ab else row]
-        elif cutlass.const_expr(plan.swap_ab):
-            factors[r] = scales[of_b + (n0 % g + group * plan.group_rows + slab * SLAB) // g]
-        else:
-            for block in cutlass.range_constexpr(plan.b_scales):
-                factors[r * plan.b_scales + block] = scales[row] * scales[of_b + block]
-    if cutlass.const_expr(plan.b_rows_scaled or plan.swap_ab):
-        for c in cutlass.range_constexpr(plan.tile_y // 4):
-            column = column_offset(c, thread % 32)
-            factors[2 + c] = scales[column if plan.swap_ab else of_b + column]
-
-
-@cute.jit
-def apply(plan: cutlass.Constexpr, sums: cute.Tensor, partial: cute.Tensor, factors: cute.Tensor, n0: Int32):
-    """Adds partial sums of one slab and one group of K, times their scales, to the sums."""
-    g = plan.group_size
-    for row in cutlass.range_constexpr(2):
-        for column in cutlass.range_constexpr(plan.tile_y // 4):
-            i = index(row, column)
-            value = partial[i].to(Float32)
-            if cutlass.const_expr(plan.b_rows_scaled or plan.swap_ab):
-                sums[i] = sums[i] + value * (factors[row] * factors[2 + column])
-            elif cutlass.const_expr(plan.blocks_aligned):
-                sums[i] = sums[i] + value * factors[row * plan.b_scales + column // 2 * 8 // g]
-            else:
-                factor = factors[row * plan.b_scales]
-                if n0 % g + column // 2 * 8 >= g:
-                    factor = factors[row * plan.b_scales + 1]
-                sums[i] = sums[i] + value * factor
-
-
-@cute.jit
-def add(sums: cute.Tensor, partial: cute.Tensor):
-    """Adds partial sums to the sums."""
-    for i in cutlass.range_constexpr(cute.size(sums)):
-        sums[i] = sums[i] + partial[i]
 
 
 @cute.jit
@@ -184,6 +113,8 @@ def multiply_steps(
     state = (done % plan.stages, done // plan.stages & 1)
     if cutlass.const_expr(plan.overlapped):
         accumulate_behind(plan, loop, state, count, place, meanwhile)
+    elif cutlass.const_expr(plan.alternates):
+        accumulate_by_turns(plan, loop, state, count, place, meanwhile)
     elif cutlass.const_expr(plan.factors_ahead):
         accumulate_in_turn(plan, loop, state, count, place, meanwhile)
     elif cutlass.const_expr(plan.promoted):
@@ -240,10 +171,14 @@ def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state:
     for _ in cutlass.range(count, unroll=1):
         wait(full + stage, phase)
         for first in cutlass.range_constexpr(0, plan.units, plan.partials):
-            for i in cutlass.range_constexpr(plan.partials):
-                read_unit_factors(plan, loop, first + i, i, stage, place)
+            if cutlass.const_expr(not plan.promotes_each_mma):
+                for i in cutlass.range_constexpr(plan.partials):
+                    read_unit_factors(plan, loop, first + i, i, stage, place)
             for i in cutlass.range_constexpr(plan.partials):
                 multiply_unit(plan, loop, first + i, i, stage)
+            if cutlass.const_expr(plan.promotes_each_mma):  # one WGMMA is soon done: it is not kept from starting
+                for i in cutlass.range_constexpr(plan.partials):
+                    read_unit_factors(plan, loop, first + i, i, stage, place)
             for i in cutlass.range_constexpr(plan.partials):
                 warpgroup.wait_group(plan.partials - 1 - i)
                 if cutlass.const_expr(first + i + 1 == plan.units):
@@ -358,6 +293,67 @@ def finish_behind(
     warpgroup.wait_group(0)
     release(plan, empty, stage)
     promote(plan, loop, 0, turn, turn, place)
+
+
+@cute.jit
+def accumulate_by_turns(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: tuple,
+    count: Int32,
+    place: tuple,
+    meanwhile: cutlass.Constexpr,
+):
+    """Promotes one unit's sums while the next one's multiplications run, with two sets of partial sums in turn.
+
+    A K step has an even number of units, so each unit has its set when the kernel is compiled. The last step has two
+    copies: where one follows the loop and what precedes it, ptxas makes every instruction wait (C7514).
+    """
+    full, _ = loop.barriers
+    stage, phase = state
+    wait(full + stage, phase)
+    multiply_unit(plan, loop, 0, 0, stage)
+    for _ in cutlass.range(count - 2, unroll=1):
+        stage, phase = step_by_turns(plan, loop, (stage, phase), place, False, None)
+    if count > 1:
+        stage, phase = step_by_turns(plan, loop, (stage, phase), place, False, None)
+        step_by_turns(plan, loop, (stage, phase), place, True, meanwhile)
+    else:
+        step_by_turns(plan, loop, (stage, phase), place, True, meanwhile)
+
+
+@cute.jit
+def step_by_turns(
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: tuple,
+    place: tuple,
+    is_last: cutlass.Constexpr,
+    meanwhile: cutlass.Constexpr,
+):
+    """One K step, whose first unit's multiplications run already. Returns the (stage, phase) of the next one, whose
+    first unit's do then."""
+    full, empty = loop.barriers
+    stage, _ = state
+    following, following_phase = advance(plan, state)
+    for unit in cutlass.range_constexpr(plan.units):
+        turn = unit % 2
+        ends = unit + 1 == plan.units
+        if cutlass.const_expr(not ends):
+            multiply_unit(plan, loop, unit + 1, 1 - turn, stage)
+        elif cutlass.const_expr(not is_last):
+            wait(full + following, following_phase)
+            multiply_unit(plan, loop, 0, 0, following)
+        read_unit_factors(plan, loop, unit, 0, stage, place)
+        if cutlass.const_expr(ends and is_last):
+            meanwhile(0)
+            warpgroup.wait_group(0)
+        else:
+            warpgroup.wait_group(1)
+        if cutlass.const_expr(ends):
+            release(plan, empty, stage)
+        promote(plan, loop, unit, turn, 0, place)
+    return following, following_phase
 
 
 @cute.jit

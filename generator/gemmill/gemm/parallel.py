@@ -16,7 +16,7 @@ from cutlass import Int32, Int64
 
 from gemmill.gemm import epilogue
 from gemmill.gemm.elements import ELEMENT_OF
-from gemmill.gemm.mainloop import column_offset, row_offset
+from gemmill.gemm.sums import column_offset, row_offset
 
 LINE = 32
 """The number of flags is a multiple of this many, so that sums begin at whole lines of 256 bytes."""

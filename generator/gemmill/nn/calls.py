@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gemmill.formats.layout import TILE_ROWS, TILE_SCALES
-from gemmill.quantize.weights import BLOCK
+from gemmill.quantize.weights import BLOCKS
 from gemmill.runtime.ops import overload
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, MXFP8
@@ -48,7 +48,7 @@ def transposed(weight: Tensor, scales: Tensor) -> Pair:
 
 
 def both_transposed(weight: Tensor, scales: Tensor) -> Pair:
-    """The weight [N, K] and its scales [N / 128, K / 128] as [K, N] and [K / 128, N / 128]."""
+    """The weight [N, K] and its scales of blocks [N / b, K / b] as [K, N] and [K / b, N / b]."""
     return weight.t(), scales.t()
 
 
@@ -104,9 +104,12 @@ def _s8_rows(x: Tensor) -> Pair:
     return x.new_empty((rows, columns), dtype=torch.int8), x.new_empty((rows, 1), dtype=F32)
 
 
-def _e4m3_groups(x: Tensor) -> Pair:
-    rows, columns = x.shape
-    return x.new_empty((rows, columns), dtype=E4M3), x.new_empty((columns // BLOCK, rows), dtype=F32).t()
+def _e4m3_groups_of(size: int) -> Callable[[Tensor], Pair]:
+    def make(x: Tensor) -> Pair:
+        rows, columns = x.shape
+        return x.new_empty((rows, columns), dtype=E4M3), x.new_empty((columns // size, rows), dtype=F32).t()
+
+    return make
 
 
 def _empty(x: Tensor, in_a_byte: int, group: int, codes: Any, scales: Any) -> Pair:
@@ -168,13 +171,22 @@ def int8_asymmetric(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, b
     return out
 
 
-def block128(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
-    """The product of x in e4m3 in groups of 128 and the weight in blocks of 128 x 128."""
-    codes, x_scales = _places(x, _e4m3_groups)
-    _GROUP_QUANT(x, codes, x_scales, BLOCK, _EPS, -_E4M3_MAX, _E4M3_MAX, False, True, False)
-    out = x.new_empty((x.shape[0], weight.shape[1]))
-    _SCALED_MM(out, codes, weight, x_scales, scales, bias)
-    return out
+def by_blocks(format: str) -> Run:
+    """The function that multiplies x in e4m3 in groups by the weight in blocks as large."""
+    size = BLOCKS[format]
+    make = _e4m3_groups_of(size)
+
+    def run(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
+        codes, x_scales = _places(x, make)
+        _GROUP_QUANT(x, codes, x_scales, size, _EPS, -_E4M3_MAX, _E4M3_MAX, False, True, False)
+        out = x.new_empty((x.shape[0], weight.shape[1]))
+        _SCALED_MM(out, codes, weight, x_scales, scales, bias)
+        return out
+
+    return run
+
+
+block128, block32 = by_blocks("block128"), by_blocks("block32")
 
 
 def weights_of(format: str) -> Run:

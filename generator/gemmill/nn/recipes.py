@@ -22,7 +22,7 @@ from gemmill.quantize.folded_blocks import to_folded_blocks
 from gemmill.quantize.fp4_blocks import to_blocks
 from gemmill.quantize.packed_rows import to_rows
 from gemmill.quantize.prepack import prepack
-from gemmill.quantize.weights import ASYMMETRIC, BLOCK, BLOCK_SCALED, QuantizedWeight
+from gemmill.quantize.weights import ASYMMETRIC, BLOCK_SCALED, BLOCKS, QuantizedWeight
 from gemmill.vocab.format import MXFP4, MXFP8
 
 _NUMBERS = (
@@ -66,10 +66,11 @@ def _rowwise(weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def _whole_groups(weight: QuantizedWeight) -> dict[str, Tensor]:
-    if weight.k % BLOCK:
+    size = BLOCKS[weight.format]
+    if weight.k % size:
         raise ValueError(
-            f"block128 multiplies activations in groups of {BLOCK} columns, and the layer has K = {weight.k}: use 'channel', or pad K "
-            f"to {-(-weight.k // BLOCK) * BLOCK}"
+            f"{weight.format} multiplies activations in groups of {size} columns, and the layer has K = {weight.k}: use 'channel', "
+            f"or pad K to {-(-weight.k // size) * size}"
         )
     return {"weight": weight.codes, "weight_scale": weight.scales}
 
@@ -118,6 +119,7 @@ RECIPES = {
     ("int8", "int8"): Recipe(pack=_rowwise, run=calls.int8, operands=calls.transposed),
     (ASYMMETRIC, "int8"): Recipe(pack=_rowwise, run=calls.int8_asymmetric, operands=calls.transposed),
     ("block128", "e4m3"): Recipe(pack=_whole_groups, run=calls.block128, operands=calls.both_transposed),
+    ("block32", "e4m3"): Recipe(pack=_whole_groups, run=calls.block32, operands=calls.both_transposed),
     ("nvfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("nvfp4"), inputs=(torch.bfloat16,)),
     ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=calls.by_fp8("nvfp4_fp8_mm_rounded")),
     ("nvfp4", "nvfp4"): Recipe(pack=_swizzled, run=calls.nvfp4, calibrated=True),

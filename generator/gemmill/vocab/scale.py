@@ -27,8 +27,8 @@ class ScaleLayout(StrEnum):
     """any order: the kernel reads both by their strides"""
 
 
-GROUP_SIZES = (128, 64)
-"""Sizes of groups along K that kernels are offered for."""
+GROUP_SIZES = (128, 64, 32)
+"""Sizes of groups along K that kernels are offered for; numbers of classes of calls follow the order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,8 @@ def column_major(matrix: torch.Tensor) -> torch.Tensor:
 
 KINDS_OF_SCALES = (
     f"for M, N, K = {M}, {N}, {K} expected one value or [{M}, 1] for a, with one value or [1, {N}] for b; or along K in groups of "
-    f"128, [{M}, 1] with [1, 1] (128 x 128) or [1, {N}] (1 x 128); of 64, [{M}, 1] with [1, 1] (64 x 64) or [1, {N}] (1 x 64)"
+    f"128, [{M}, 1] with [1, 1] (128 x 128) or [1, {N}] (1 x 128); of 64, [{M}, 1] with [1, 1] (64 x 64) or [1, {N}] (1 x 64); "
+    f"of 32, [{M}, 1] with [1, 1] (32 x 32) or [1, {N}] (1 x 32)"
 )
 
 SCALED = {

@@ -100,6 +100,40 @@ def test_small_tiles_keep_one_partial_sum_for_each_group() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tile", "changes", "partials", "by_turns"),
+    [
+        ((128, 128, 128), {}, 2, True),
+        ((64, 128, 128), {}, 2, True),
+        ((256, 128, 128), {}, 1, False),  # no registers for a second set
+        ((128, 128, 128), {"b_scale": ScaleGranularity.GROUP}, 1, False),
+        ((128, 96, 128), {"b_scale": ScaleGranularity.GROUP}, 2, True),
+        ((64, 64, 128), {"swap_ab": True}, 2, True),
+        ((64, 16, 256), {"swap_ab": True}, 8, False),  # a set for each group of a stage
+        ((64, 32, 256), {"swap_ab": True, "tile_scheduler": TileScheduler.SPLIT_K, "stages": 4}, 4, False),
+    ],
+)
+def test_each_wgmma_of_a_group_of_32_has_partial_sums(
+    tile: tuple[int, int, int], changes: dict[str, Any], partials: int, by_turns: bool
+) -> None:
+    schedule = KernelSchedule.BASIC if tile[0] == 64 else KernelSchedule.COOPERATIVE
+    plan = Plan(config(group_size=32, tile_shape_mnk=tile, kernel_schedule=schedule, **changes))
+    assert plan.promotes_each_mma
+    assert (plan.partials, plan.alternates) == (partials, by_turns)
+    assert plan.units % plan.partials == 0
+    assert not (plan.overlapped or plan.factors_ahead)
+
+
+@pytest.mark.parametrize("group_size", [0, 64, 128])
+def test_longer_groups_have_several_wgmmas(group_size: int) -> None:
+    assert not Plan(config(group_size=group_size)).promotes_each_mma
+
+
+def test_a_warp_of_weights_lies_in_one_block_of_32() -> None:
+    plan = Plan(config(group_size=32, tile_shape_mnk=(128, 32, 128), swap_ab=True))
+    assert (plan.b_scales, plan.a_scales, plan.blocks_aligned) == (4, 32, True)
+
+
+@pytest.mark.parametrize(
     ("made_of", "sentence"),
     [
         (config(arch=Arch.SM100A), "the cutedsl backend is written for sm90a, not for sm100a"),

@@ -14,7 +14,7 @@ from gemmill.runtime.checks import check
 from gemmill.runtime.operands import of_arguments
 from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, ScaleGranularity, ScaleGroups, ScaleLayout
 
-BLOCKS_128, ROWS_128, BLOCKS_64, ROWS_64 = SCALE_GROUPS
+BLOCKS_128, ROWS_128, BLOCKS_64, ROWS_64, BLOCKS_32, ROWS_32 = SCALE_GROUPS
 M, N, K = 5, 200, 300
 
 
@@ -48,10 +48,10 @@ def written_out(a, b, a_scales, b_scales, groups: ScaleGroups) -> torch.Tensor:
     return (a.float() * of_a) @ (b.float() * of_b)
 
 
-def test_there_are_four_kinds() -> None:
-    assert GROUP_SIZES == (128, 64)
+def test_there_are_six_kinds() -> None:
+    assert GROUP_SIZES == (128, 64, 32)
     assert [(g.size, g.b_scale) for g in SCALE_GROUPS] == [
-        (size, b_scale) for size in (128, 64) for b_scale in (ScaleGranularity.BLOCK, ScaleGranularity.GROUP)
+        (size, b_scale) for size in (128, 64, 32) for b_scale in (ScaleGranularity.BLOCK, ScaleGranularity.GROUP)
     ]
 
 
@@ -138,9 +138,10 @@ def test_layout_of_a_call(layout, mn_major: bool) -> None:
 
 def test_classes_are_distinct_and_in_words() -> None:
     kinds = {code for groups in SCALE_GROUPS for code in scales_codes_of(groups, ScaleLayout.STRIDED)}
-    assert kinds == set(range(1, 9))
+    assert kinds == set(range(1, 13))
     assert scales_codes_of(None, ScaleLayout.VECTOR) == (0,)
     assert scales_codes_of(ROWS_64, ScaleLayout.MN_MAJOR) == (7,)
+    assert scales_codes_of(BLOCKS_32, ScaleLayout.STRIDED) == (9, 10)
     assert describe_class(class_code(1, "float8_e4m3fn", "bfloat16", 1)) == (
         "e4m3 x e4m3 to bf16 with scales of 1 x 128 and 128 x 128, a's M-major at multiples of 16 bytes, and a bias"
     )
@@ -163,13 +164,16 @@ def test_strides_of_which_none_is_one(name: str) -> None:
     assert call[0].isnan().all()
 
 
-def test_scales_of_two_kinds() -> None:
-    call = arguments(BLOCKS_128)
-    call[4] = torch.ones(BLOCKS_64.b_shape(N, K))
+@pytest.mark.parametrize(("of_a", "of_b"), [(BLOCKS_128, BLOCKS_64), (BLOCKS_32, BLOCKS_128), (BLOCKS_128, ROWS_32)])
+def test_scales_of_two_kinds(of_a: ScaleGroups, of_b: ScaleGroups) -> None:
+    call = arguments(of_a)
+    call[4] = torch.ones(of_b.b_shape(N, K))
     with pytest.raises(RuntimeError) as caught:
         torch.ops.gemmill.cutlass_scaled_mm.default(*call)
     assert str(caught.value) == (
-        "cutlass_scaled_mm: a_scales is [5, 3] and b_scales is [5, 4]: for M, N, K = 5, 200, 300 expected one value or [5, 1] "
+        f"cutlass_scaled_mm: a_scales is {list(of_a.a_shape(M, K))} and b_scales is {list(of_b.b_shape(N, K))}: "
+        "for M, N, K = 5, 200, 300 expected one value or [5, 1] "
         "for a, with one value or [1, 200] for b; or along K in groups of 128, [5, 3] with [3, 2] (128 x 128) or [3, 200] "
-        "(1 x 128); of 64, [5, 5] with [5, 4] (64 x 64) or [5, 200] (1 x 64)"
+        "(1 x 128); of 64, [5, 5] with [5, 4] (64 x 64) or [5, 200] (1 x 64); of 32, [5, 10] with [10, 7] (32 x 32) or "
+        "[10, 200] (1 x 32)"
     )

@@ -73,12 +73,17 @@ EXAMPLES = [
     (
         "grouped_scales",
         FALLBACK | GROUPED | {"a_scale": ScaleGranularity.BLOCK},
-        "scales block of A and block of B in groups of 128: group with block or group is offered, in groups of 128 or 64",
+        "scales block of A and block of B in groups of 128: group with block or group is offered, in groups of 128, 64 or 32",
     ),
     (
         "grouped_scales",
+        FALLBACK | GROUPED | {"group_size": 16},
+        "scales group of A and block of B in groups of 16: group with block or group is offered, in groups of 128, 64 or 32",
+    ),
+    (
+        "fallback_depth",
         FALLBACK | GROUPED | {"group_size": 32},
-        "scales group of A and block of B in groups of 32: group with block or group is offered, in groups of 128 or 64",
+        "tile depth 64 with groups of 32: the unaligned kernel takes a depth that divides a group",
     ),
     (
         "grouped_scales",

@@ -17,7 +17,15 @@ from gemmill.runtime.select import Trust, select
 from gemmill.runtime.tuned import TunedChoice
 from gemmill.runtime.variant_table import VariantTable
 from gemmill.space.names import to_name
-from gemmill.vocab import Backend, DType, KernelSchedule, RasterOrder, TileScheduler
+from gemmill.vocab import (
+    Backend,
+    DType,
+    KernelSchedule,
+    RasterOrder,
+    ScaleGranularity,
+    ScaleLayout,
+    TileScheduler,
+)
 
 SMS = 132
 E4M3_BIAS = class_code(Need.BIAS, "float8_e4m3fn", "bfloat16")
@@ -237,7 +245,7 @@ def test_every_class_is_told_by_its_number() -> None:
         for need in Need
         for operand, outs in RESULTS_OF.items()
         for out in outs
-        for scales in range(9)
+        for scales in range(13)
     ]
     codes = [class_code(need, operand.torch_name, out.torch_name, scales) for need, operand, out, scales in kinds]
     assert len(set(codes)) == len(codes)
@@ -289,6 +297,22 @@ def test_the_model_knows_that_slices_of_large_tiles_meet_slowly(make_config, tab
     whole = make_config(tile_shape_mnk=(128, 128, 64), kernel_schedule=KernelSchedule.PINGPONG, **of_bf16)
     call = shaped_call(need=Need.SCALE, operand="bfloat16", m=512, n=3072, k=4096)
     assert select(table_of(sliced, whole), call, SMS).entry.config == whole
+
+
+def test_the_model_knows_that_groups_of_32_are_bound_by_adding_up(make_config, table_of, shaped_call) -> None:
+    """Groups of 64 and 128 are not: what was fitted to their times holds."""
+    grouped = {
+        "a_scale": ScaleGranularity.GROUP,
+        "b_scale": ScaleGranularity.BLOCK,
+        "scale_layout": ScaleLayout.STRIDED,
+    }
+    fine, middle, coarse = (
+        table_of(make_config(backend=Backend.CUTEDSL, group_size=size, **grouped)).rows[0] for size in (32, 64, 128)
+    )
+    call = shaped_call(m=4096, n=8192, k=4096)
+    assert [row.facts.promotes for row in (fine, middle, coarse)] == [4, 2, 1]
+    assert model_ns(middle, call, SMS) == model_ns(coarse, call, SMS)
+    assert 1.1 < model_ns(fine, call, SMS) / model_ns(coarse, call, SMS) < 2.5
 
 
 @pytest.mark.parametrize(("m", "zeros"), [(1, 15), (16, 0), (17, 15), (33, 15), (47, 1), (48, 0), (49, 15), (64, 0)])

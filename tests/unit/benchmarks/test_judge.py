@@ -274,7 +274,7 @@ def test_another_seed_is_another_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--classes", "fp4"], "--classes 'fp4' is none of fp8, int8, int8_azp, fp8_groups, bf16"),
+        (["--classes", "fp4"], "--classes 'fp4' is none of fp8, int8, int8_azp, fp8_groups, fp8_groups_32, bf16"),
         (["--family", "blockscaled", "--classes", "fp8,bf16"], "--classes 'fp8' is none of nvfp4_bf16, mxfp4_bf16,"),
         (["--sieve", "some"], "--sieve 'some' is neither all nor two numbers such as 24+12"),
     ],

@@ -136,7 +136,14 @@ def test_weights_exceed_the_cache_twice_and_are_kept_for_the_same_shape():
 
 
 @pytest.mark.parametrize(
-    ("op", "m", "taken"), [(Op.FP8, 3, True), (Op.FP8_GROUPS, 3, False), (Op.FP8_GROUPS, 4, True), (Op.BF16, 4, False)]
+    ("op", "m", "taken"),
+    [
+        (Op.FP8, 3, True),
+        (Op.FP8_GROUPS, 3, False),
+        (Op.FP8_GROUPS, 4, True),
+        (Op.FP8_GROUPS_32, 4, False),
+        (Op.BF16, 4, False),
+    ],
 )
 def test_what_vllm_takes(op, m, taken):
     assert vllm_takes(gemm(op=op, m=m, n=32, k=256)) is taken

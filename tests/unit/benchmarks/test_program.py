@@ -29,7 +29,7 @@ def test_comparison_writes_its_record(tmp_path, capsys):
     assert program.main(["scaled_mm", "--dry-run", "--out-dir", str(tmp_path), "--name", "x", "--commit", "abc"]) == 0
     record = json.loads((tmp_path / "x.json").read_text())
     assert record["kind"] == "comparison" and record["dry_run"] and record["commit"] == "abc"
-    assert {row["op"] for row in record["rows"]} == {"fp8", "int8", "int8_azp", "fp8_groups", "bf16"}
+    assert {row["op"] for row in record["rows"]} == {"fp8", "int8", "int8_azp", "fp8_groups", "fp8_groups_32", "bf16"}
     assert all("gemmill" in row["contenders"] for row in record["rows"])
     assert record["host"]["fp8"]["gemmill"]["median_us"] == 3.0
     assert record["summary"][0]["worst_ratio"] > 1

@@ -71,7 +71,7 @@ def test_another_seed_is_another_journal(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--classes", "fp4"], "--classes 'fp4' is none of fp8, int8, int8_azp, fp8_groups, bf16"),
+        (["--classes", "fp4"], "--classes 'fp4' is none of fp8, int8, int8_azp, fp8_groups, fp8_groups_32, bf16"),
         (["--sieve", "all"], "--sieve 'all' is not two numbers such as 16+12"),
     ],
 )

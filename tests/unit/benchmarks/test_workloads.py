@@ -7,6 +7,7 @@ from gemms import Op, gemm
 from timed.scaled_mm import (
     BF16_TABLE,
     FP8_TABLE,
+    GROUPS_32_TABLE,
     GROUPS_TABLE,
     INT8_TABLE,
     MODELS,
@@ -23,8 +24,11 @@ from timed.scaled_mm import (
 
 def test_tables():
     workloads = table_workloads(OPS_OF["all"])
-    assert len(workloads) == len(FP8_TABLE) + 2 * len(INT8_TABLE) + len(GROUPS_TABLE) + len(BF16_TABLE)
+    assert len(workloads) == len(FP8_TABLE) + 2 * len(INT8_TABLE) + len(GROUPS_TABLE) + len(GROUPS_32_TABLE) + len(
+        BF16_TABLE
+    )
     assert gemm(op=Op.FP8_GROUPS, m=16, n=8192, k=8192) in workloads
+    assert gemm(op=Op.FP8_GROUPS_32, m=4096, n=25600, k=6144) in workloads
     assert gemm(op=Op.FP8, m=16, n=1280, k=8192) in workloads
     assert gemm(op=Op.INT8_AZP, m=2048, n=4096, k=14336) in workloads
 
@@ -91,5 +95,5 @@ def test_tiny_workloads_are_small():
 
 def test_ops_by_name_with_commas():
     assert ops_named("int8,fp8,int8") == (Op.INT8, Op.INT8_AZP, Op.FP8)
-    with pytest.raises(ValueError, match="--op 'fp4' is none of fp8, int8, fp8_groups, bf16, all"):
+    with pytest.raises(ValueError, match="--op 'fp4' is none of fp8, int8, fp8_groups, fp8_groups_32, bf16, all"):
         ops_named("fp8,fp4")

@@ -95,6 +95,19 @@ def test_deepseek_v4s_blocks_have_powers_of_two(tmp_path: Path) -> None:
     assert inverse.tolist() == [[0.5, 1.0], [2.0, 4.0]]
 
 
+@pytest.mark.parametrize(("format", "side"), [("block128", 128), ("block32", 32)])
+@pytest.mark.parametrize("scales", [".weight_scale_inv", ".scale"])
+def test_scales_of_blocks_may_be_stored_as_powers_of_two(tmp_path: Path, format: str, side: int, scales: str) -> None:
+    shape = -(-N // side), -(-K // side)
+    exponents = torch.arange(shape[0] * shape[1], dtype=torch.uint8).reshape(shape) + 120
+    codes = torch.ones(N, K).to(torch.float8_e4m3fn)
+    tensors = {"a.weight": codes, f"a{scales}": exponents.view(torch.float8_e8m0fnu)}
+    made = convert(save(tmp_path / "in.safetensors", tensors), tmp_path / "out.safetensors", Asked(to=format))
+    assert (made.layers, made.renamed) == ((), 1)
+    found = read_header(tmp_path / "out.safetensors")["a.weight_scale_inv"].read()
+    assert torch.equal(found, torch.exp2(exponents.float() - 127))
+
+
 def test_what_shapes_do_not_tell_is_asked_for(tmp_path: Path) -> None:
     tensors = {
         "a.weight": torch.zeros(128, 192, dtype=torch.uint8),

@@ -58,12 +58,14 @@ STATED = {
     ),
     ("modelopt", "nvfp4"): {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "group_size": 16},
     ("deepseek", "block128"): FP8_BLOCKS,
+    ("deepseek", "block32"): FP8_BLOCKS | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
     ("gpt-oss", "mxfp4"): {"quant_method": "mxfp4"},
 }
 OTHERS = {
     "modelopt of both sides": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
     "modelopt in small letters": ({"quant_method": "modelopt_fp4", "quant_algo": "nvfp4"}, "nvfp4"),
-    "other blocks": (FP8_BLOCKS | {"weight_block_size": [32, 32]}, None),
+    "other blocks": (FP8_BLOCKS | {"weight_block_size": [64, 64]}, None),
+    "oblong blocks": (FP8_BLOCKS | {"weight_block_size": [1, 32]}, None),
     "gptq": ({"quant_method": "gptq", "bits": 4}, None),
     "groups of several kinds": (
         STATED["compressed-tensors", "channel"]

@@ -48,7 +48,9 @@ def test_calls_of_one_thread_and_stream_share_them(streams: list[int | None]) ->
     assert len(calls._kept.pairs) <= calls._MOST_PAIRS
 
 
-@pytest.mark.parametrize(("format", "activations"), [("channel", "e4m3"), ("int8", "int8"), ("block128", "e4m3")])
+@pytest.mark.parametrize(
+    ("format", "activations"), [("channel", "e4m3"), ("int8", "int8"), ("block128", "e4m3"), ("block32", "e4m3")]
+)
 def test_a_layer_computes_the_same_with_them(format: str, activations: str, streams: list[int | None]) -> None:
     layer = QuantLinear(quantize_weight(drawn(72, 256), format), activations=activations)
     inputs = [drawn(5, 256), 3 * drawn(5, 256).flip(0)]

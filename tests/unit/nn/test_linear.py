@@ -205,7 +205,7 @@ def test_inputs_are_told_in_the_layers_terms(format: str, activations: str) -> N
 
 
 @pytest.mark.parametrize("name", ["weight", "weight_scale"])
-@pytest.mark.parametrize("format", ["channel", "int8", "block128"])
+@pytest.mark.parametrize("format", ["channel", "int8", "block128", "block32"])
 def test_either_tensor_alone_may_be_another(name: str, format: str) -> None:
     """After a first call, whose operands are kept, a state may bring a tensor in another's place."""
     layer, x = made(format, recipes.recipe_of(format, None)[0]), drawn(3, K)
@@ -290,7 +290,7 @@ def test_a_layer_is_made_from_a_linear() -> None:
 
 
 REFUSED = {
-    "there is no layer of format 'fp4': the formats are channel, int8, int8_asymmetric, block128, nvfp4, mxfp4, mxfp6, mxfp8": (
+    "there is no layer of format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, nvfp4, mxfp4, mxfp6, mxfp8": (
         "fp4",
         {},
     ),

@@ -41,6 +41,23 @@ def test_every_code_is_the_nearest(format: str, dtype: torch.dtype) -> None:
     assert torch.equal(made.values(), made.codes.float() * scales.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_blocks_of_32_have_the_least_power_of_two(dtype: torch.dtype) -> None:
+    """By half of it the largest magnitude of a block would be beyond e4m3."""
+    weight = drawn(130, 200, dtype)
+    weight[:32, :32] = torch.linspace(0, 448, 1024).reshape(32, 32)  # a power of two times 448 needs no larger scale
+    weight[32:64, :32] = 0
+    made = quantize_weight(weight, "block32")
+    amax = torch.nn.functional.pad(weight.float(), (0, 24, 0, 30)).abs().view(5, 32, 7, 32).amax(dim=(1, 3))
+    assert made.scales.shape == (5, 7) and made.scales.dtype is torch.float32
+    assert made.scales[0, 0] == made.scales[1, 0] == 1
+    assert (torch.frexp(made.scales).mantissa == 0.5).all()
+    assert (amax <= 448 * made.scales).all() and ((amax > 224 * made.scales) | (amax == 0)).all()
+    spread = made.scales.repeat_interleave(32, 0)[:130].repeat_interleave(32, 1)[:, :200]
+    assert torch.equal(made.codes.float(), (weight.float() / spread).to(torch.float8_e4m3fn).float())
+    assert torch.equal(made.values(), made.codes.float() * spread)
+
+
 def test_zero_points_are_those_of_compressed_tensors() -> None:
     """Its arithmetic in f64: scales of the range with zero, a point that is a code, codes that are nearest."""
     weight = drawn(33, 200) * 3 + torch.linspace(-6, 6, 33).reshape(-1, 1)
@@ -131,7 +148,7 @@ def test_empty_and_zero_weights(format: str, shape: tuple[int, int]) -> None:
 
 def test_tiny_rows_keep_their_codes() -> None:
     weight = drawn(4, 64) * 1e-30
-    for format in ("channel", "int8", "block128"):
+    for format in ("channel", "int8", "block128", "block32"):
         assert layer_error("tiny", weight, quantize_weight(weight, format)).weights < 2e-3
 
 
@@ -139,7 +156,7 @@ def test_tiny_rows_keep_their_codes() -> None:
 def test_scales_are_normal_numbers(largest: float) -> None:
     """A GPU may read others as 0, and a quotient by 0 is NaN."""
     weight, info = torch.full((3, 64), largest), torch.finfo(torch.float32)
-    for format in ("channel", "int8", "block128"):
+    for format in ("channel", "int8", "block128", "block32"):
         made = quantize_weight(weight, format)
         assert (made.scales == info.tiny).all() and (made.values() <= largest).all(), format
     made = quantize_weight(weight, "nvfp4")
@@ -162,7 +179,7 @@ def test_a_global_scale_may_be_shared() -> None:
         (
             torch.zeros(2, 32),
             "fp4",
-            "there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, nvfp4, mxfp4, mxfp6, mxfp8",
+            "there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, nvfp4, mxfp4, mxfp6, mxfp8",
         ),
         (torch.zeros(32), "channel", "the weight has shape [32], expected [N, K], two dimensions"),
         (

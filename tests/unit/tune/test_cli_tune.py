@@ -62,7 +62,7 @@ def test_lines_of_misses_that_are_none_are_left_out_and_told(gemmill, home: Path
         (["--model", "gpt"], "no model 'gpt': it is neither a readable config.json nor one of llama-3-8b, "),
         (
             ["--model", "llama-3-8b", "--op", "fp9"],
-            "--op 'fp9': there are fp8, int8, int8_azp, fp8_groups, bf16, nvfp4_bf16, ",
+            "--op 'fp9': there are fp8, int8, int8_azp, fp8_groups, fp8_groups_32, bf16, nvfp4_bf16, ",
         ),
         (["--model", "llama-3-8b", "--m", "1,x"], "--m '1,x' is not a list of positive numbers such as 1,2,4"),
         (

@@ -96,7 +96,7 @@ def test_what_is_known_to_be_at_fault_is_not_tried(worker) -> None:
 
 
 def test_other_operands_zero_points_and_groups(worker) -> None:
-    for op, k in ((Op.INT8, 48), (Op.INT8_AZP, 48), (Op.FP8_GROUPS, 300), (Op.BF16, 48)):
+    for op, k in ((Op.INT8, 48), (Op.INT8_AZP, 48), (Op.FP8_GROUPS, 300), (Op.FP8_GROUPS_32, 300), (Op.BF16, 48)):
         outcome = measure(worker, task("sm_wrong", workload=gemm(op=op, m=3, n=144, k=k)))
         assert set(outcome.rounds_us) == set(GOOD)
         assert [finding.fault for finding in outcome.findings.values()] == [Fault.WRONG]

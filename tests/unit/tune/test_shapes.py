@@ -59,7 +59,7 @@ def test_json_lines(tmp_path) -> None:
         (
             "x.json",
             '[{"op": "fp9", "m": 1, "n": 64, "k": 128}]',
-            "row 1 has op = 'fp9', expected one of fp8, int8, int8_azp, fp8_groups",
+            "row 1 has op = 'fp9', expected one of fp8, int8, int8_azp, fp8_groups, fp8_groups_32",
         ),
         ("x.csv", "m,n,k\n1,64,128\n1,64,1.5\n", "x.csv, row 2 has k = '1.5', expected a whole number"),
         ("x.csv", "a,b\n1,2\n", "x.csv begins with a, b: expected a header with m, n, k and perhaps op"),

@@ -25,7 +25,7 @@ def cutlass_scaled_mm(
     `a` is [M, K], row-major, and `b` [K, N], column-major. Both are float8_e4m3fn, or both int8. `out_dtype` is
     bfloat16 or float16, and `bias` [N] of out_dtype.
 
-    Scales are float32: one value, or [M, 1] for a and [1, N] for b. Or they are in groups along K of g = 128 or 64.
+    Scales are float32: one value, or [M, 1] for a and [1, N] for b. Or they are in groups along K of g = 128, 64 or 32.
     Then a has [M, K/g], and b [K/g, N/g] or [K/g, N]. Groups have any strides of which one is 1.
 
     Beyond vLLM's op, a and b may be both bfloat16 or both float16, with out_dtype the same and scales not in groups.

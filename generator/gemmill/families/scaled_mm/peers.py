@@ -50,7 +50,9 @@ PEERS = (
 def vllm_takes(workload: MeasuredWorkload) -> bool:
     """Whether vLLM takes a workload.
 
-    It refuses operands of 16 bits. It ignores the strides of scales in groups: their columns must follow each other at
-    multiples of 16 bytes.
+    It refuses operands of 16 bits, and groups of 32. It ignores the strides of scales in groups: their columns must
+    follow each other at multiples of 16 bytes.
     """
-    return workload.op != Op.BF16 and (workload.op != Op.FP8_GROUPS or workload.sizes["m"] % 4 == 0)
+    if workload.op in (Op.BF16, Op.FP8_GROUPS_32):
+        return False
+    return workload.op != Op.FP8_GROUPS or workload.sizes["m"] % 4 == 0

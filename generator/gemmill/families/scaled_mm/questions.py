@@ -61,7 +61,7 @@ QUESTIONS = (
 )
 
 MEASURED = dict.fromkeys(
-    ("fp8", "int8", "int8_azp", "fp8_groups", "bf16"),
+    ("fp8", "int8", "int8_azp", "fp8_groups", "fp8_groups_32", "bf16"),
     ("m", "n", "k"),
 )
 """The names of classes of calls that `sweep.py` measures, with their sizes."""

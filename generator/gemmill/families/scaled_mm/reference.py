@@ -37,7 +37,7 @@ def scaled_mm(
     """D[M, N] = a_scales b_scales (a b - zero point) + bias, of `out_dtype`.
 
     a is [M, K] and b [K, N], with any strides. Both are float8_e4m3fn, int8, bfloat16 or float16. a_scales are float32
-    of 1 or M values, b_scales of 1 or N. Or both are in groups along K with g = 128 or 64. Then a_scales are [M, K/g],
+    of 1 or M values, b_scales of 1 or N. Or both are in groups along K with g = 128, 64 or 32. Then a_scales are [M, K/g],
     and b_scales [K/g, N/g] or [K/g, N]. bias is [N] of any float type. azp_adj is int32 [N]. azp is int32 of M values,
     by which azp_adj is multiplied.
 

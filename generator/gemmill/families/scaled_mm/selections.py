@@ -25,6 +25,8 @@ from gemmill.vocab import (
     TileScheduler,
 )
 
+FINE_BLOCKS = next(groups for groups in SCALE_GROUPS if groups.size == 32 and groups.b_scale is ScaleGranularity.BLOCK)
+"""DeepSeek V4.1's groups."""
 OUT_DTYPES = (DType.BF16, DType.F16)
 PLAIN_DTYPES = tuple(dtype for dtype in RESULTS_OF if dtype.bits == 16)
 """Dtypes of operands that are no codes. Results have the same dtype."""
@@ -77,7 +79,9 @@ def _config(
 
 
 def _unaligned(gemm: Gemm) -> KernelConfig:
-    row = (sm90.UNALIGNED_TILE, (1, 1, 1), KernelSchedule.MMA_SYNC)
+    rows, columns, depth = sm90.UNALIGNED_TILE
+    tile = rows, columns, min(depth, gemm.operands.group_size or depth)
+    row = (tile, (1, 1, 1), KernelSchedule.MMA_SYNC)
     accumulation = Accumulation.PROMOTED if gemm.operands.a_dtype is DType.E4M3 else _accumulation(gemm.operands)
     return _config(gemm, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
 
@@ -144,6 +148,8 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
     blocks = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     by_columns = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
     yield from _dsl_kernels(blocks, sm90_cutedsl.GROUP_WIDEST)
+    fine = _in_groups(DType.E4M3, DType.BF16, FINE_BLOCKS, ScaleLayout.STRIDED)
+    yield from _dsl_kernels(fine, sm90_cutedsl.GROUP_32_WIDEST)
     yield _unaligned(blocks)
     for row in sm90.BLOCKWISE:
         yield _config(by_columns, row)
@@ -162,8 +168,8 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
     for dtype in PLAIN_DTYPES:
         yield from _dsl_kernels(_gemm(dtype, dtype), sm90_cutedsl.PLAIN)
     for gemm in _gemms_in_groups():
-        frequent = gemm == _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
-        yield from _dsl_kernels(gemm, sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW)
+        if (tables := _tables_in_groups(gemm)) is not None:
+            yield from _dsl_kernels(gemm, tables)
     for built_in in BUILT_IN.values():
         yield from with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch)
     yield from _of_any_alignment()
@@ -220,6 +226,19 @@ def _visitors(gemm: Gemm, arch: Arch) -> Iterator[KernelConfig]:
 def _gemms_in_groups() -> Iterator[Gemm]:
     for out, operand, groups in product(OUT_DTYPES, (DType.E4M3, DType.S8), SCALE_GROUPS):
         yield _in_groups(operand, out, groups, ScaleLayout.STRIDED)
+
+
+def _tables_in_groups(gemm: Gemm) -> sm90.Tables | None:
+    """The schedules for a kind of groups; None for int8 in groups of 32, which no model has: the fallback serves it."""
+    x = gemm.operands
+    if x.group_size != FINE_BLOCKS.size:
+        frequent = gemm == _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+        return sm90_cutedsl.GROUP_CORE if frequent else sm90_cutedsl.GROUP_FEW
+    if not x.a_dtype.is_float:
+        return None
+    if x.b_scale is ScaleGranularity.GROUP:
+        return sm90_cutedsl.GROUP_32_ROWS
+    return sm90_cutedsl.GROUP_32 if x.out_dtype is DType.BF16 else sm90_cutedsl.GROUP_32_FEW
 
 
 def _of_any_alignment() -> Iterator[KernelConfig]:

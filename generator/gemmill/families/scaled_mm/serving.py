@@ -16,7 +16,7 @@ from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 
-MOST_REASONS = 20
+MOST_REASONS = 32
 """The most reasons in the text of a refused call."""
 
 

@@ -9,7 +9,7 @@ from gemmill.families.scaled_mm.classes import Need, class_code, classes_of, sca
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
-from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, TileScheduler
+from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, TileScheduler
 
 
 class Op(StrEnum):
@@ -23,6 +23,8 @@ class Op(StrEnum):
     """s8 x s8 with a zero point for each row of A"""
     FP8_GROUPS = "fp8_groups"
     """e4m3 x e4m3 with scales of 1 x 128 of A, M-major and padded to 16 bytes, and of 128 x 128 of B"""
+    FP8_GROUPS_32 = "fp8_groups_32"
+    """the same with scales of 1 x 32 and 32 x 32"""
     BF16 = "bf16"
     """bf16 x bf16, both scales 1: the plain product, to compare with"""
 
@@ -34,7 +36,8 @@ class Op(StrEnum):
     @property
     def groups(self) -> ScaleGroups | None:
         """The groups that scales come in; None where they are for rows and columns."""
-        return SCALE_GROUPS[0] if self is Op.FP8_GROUPS else None
+        size = _GROUP_SIZES.get(self)
+        return next((g for g in SCALE_GROUPS if (g.size, g.b_scale) == (size, ScaleGranularity.BLOCK)), None)
 
 
 _OPERANDS = {
@@ -42,8 +45,10 @@ _OPERANDS = {
     Op.INT8: DType.S8,
     Op.INT8_AZP: DType.S8,
     Op.FP8_GROUPS: DType.E4M3,
+    Op.FP8_GROUPS_32: DType.E4M3,
     Op.BF16: DType.BF16,
 }
+_GROUP_SIZES = {Op.FP8_GROUPS: 128, Op.FP8_GROUPS_32: 32}
 
 
 def _measured(op: Op) -> Measured:

@@ -15,13 +15,13 @@ from gemmill.families.scaled_mm.classes import (
 from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig
 from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
 from gemmill.families.scaled_mm.own import operands_of, with_own
-from gemmill.families.scaled_mm.sweep import SWEEP
+from gemmill.families.scaled_mm.sweep import SWEEP, Op
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.gemm.facts import Facts as KernelFacts
+from gemmill.gemm.limits import PROMOTION
 from gemmill.gemm.order import order_of
 from gemmill.gemm.traced import all_known
 from gemmill.vocab import (
-    SCALE_GROUPS,
     Accumulation,
     Backend,
     DType,
@@ -90,7 +90,7 @@ def _facts(config: KernelConfig) -> Facts:
         pads=int(of_cutlass and not divides_k),
         ctas_of_sm=_ctas_of_sm(config, stage),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
-        promotes=int(s.accumulation is Accumulation.PROMOTED or config.operands.group_size > 0),
+        promotes=_promotions(config),
         divides_k=int(divides_k),
         box_rows=KernelFacts(config).box_rows if config.backend is Backend.CUTEDSL else 0,
         # As many as shared memory has room for, unless told.
@@ -101,6 +101,13 @@ def _facts(config: KernelConfig) -> Facts:
         if s.kernel_schedule.uses_tma
         else _WITHOUT_TMA_PERMILLE,
     )
+
+
+def _promotions(config: KernelConfig) -> int:
+    """How often sums are promoted in 128 bytes along K."""
+    if group := config.operands.group_size:
+        return max(1, PROMOTION // group)
+    return int(config.design.accumulation is Accumulation.PROMOTED)
 
 
 def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
@@ -152,14 +159,16 @@ def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
 
 
 def _measured_as(call: ShapedCall) -> str | None:
-    """The measured class of a call: fp8, int8, int8_azp, fp8_groups or bf16 (f16 too); None for a call of no such
-    class."""
+    """The measured class of a call: fp8, int8, int8_azp, fp8_groups, fp8_groups_32 or bf16 (f16 too); None for a call
+    of no such class."""
     told = class_of(call.call_class)
     if told.own:
         return None
     if told.scales:
-        of_blocks = told.scales in scales_codes_of(SCALE_GROUPS[0], ScaleLayout.STRIDED)
-        return "fp8_groups" if of_blocks and told.operand is DType.E4M3 else None
+        if told.operand is not DType.E4M3:
+            return None
+        codes = {op: scales_codes_of(op.groups, ScaleLayout.STRIDED) for op in Op if op.groups}
+        return next((op.value for op, of_op in codes.items() if told.scales in of_op), None)
     if told.need in (Need.AZP_ROW, Need.AZP_TOKEN):
         return "int8_azp"
     return {DType.E4M3: "fp8", DType.S8: "int8"}.get(told.operand, "bf16")

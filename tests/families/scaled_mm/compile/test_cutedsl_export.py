@@ -33,7 +33,9 @@ PLAIN = (
     "sm90a_cutedsl_bf16_bf16_f32_bf16_scaledbias_channel_t128x128x64_c2x1x1_pingpong_fast_persistent_ab_sauto_a8b8d8"
 )
 S8_GROUPS = "sm90a_cutedsl_s8_s8_s32_bf16_scaledbias_groupblock128strided_t128x128x128_c2x1x1_cooperative_exact_persistent_ab_sauto_a16b16d8"
-NAMES = [FAST, SWAPPED, SPLIT, PROMOTED, PLAIN, S8_GROUPS]
+GROUPS_32 = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_groupblock32strided_t128x128x128_c2x1x1_cooperative_promoted_persistent_ab_sauto_a16b16d8"
+NARROW_32 = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_groupblock32strided_t64x64x128_c1x1x1_basic_promoted_persistent_swapab_sauto_a16b16d8"
+NAMES = [FAST, SWAPPED, SPLIT, PROMOTED, PLAIN, S8_GROUPS, GROUPS_32, NARROW_32]
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,8 @@ def sass(exported: Path, name: str, toolchain: ToolchainPaths, tmp_path: Path) -
         (SPLIT, ("IGMMA.64x16x32", "UTMALDG.2D", "UCGABAR_ARV", "UTMAPF.L2")),
         (PROMOTED, ("QGMMA.64x128x32", "UTMALDG.2D.MULTICAST", "UTMASTG", "FADD", "USETMAXREG")),
         (PLAIN, ("HGMMA.64x128x16", "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG")),
+        (GROUPS_32, ("QGMMA.64x128x32", "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG")),
+        (NARROW_32, ("QGMMA.64x64x32", "UTMALDG.2D", "UTMASTG", "STSM.16.MT88")),
         (S8_GROUPS, ("IGMMA.64x128x32", "I2F", "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG")),
     ],
 )
@@ -74,7 +78,7 @@ def test_the_code_has_what_the_schedule_promises(
     assert [instruction for instruction in promised if instruction not in code] == []
     assert re.findall(r"\b(?:STL|LDL)\b", code) == []
     # ptxas that cannot see through the use of accumulators waits for every single WGMMA.
-    assert code.count("WARPGROUP.DEPBAR") < len(re.findall(r"[HQI]GMMA\.", code))
+    assert code.count("WARPGROUP.DEPBAR.LE gsb0, 0x0") < len(re.findall(r"[HQI]GMMA\.", code))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,8 +12,8 @@ from gemmill.families.gated_mm.config import GROUP, Result
 from gemmill.families.gated_mm.dsl import arithmetic
 from gemmill.families.gated_mm.dsl.values import places, write_values
 from gemmill.gemm import epilogue
-from gemmill.gemm.mainloop import column_offset, row_offset
 from gemmill.gemm.packed import Packed
+from gemmill.gemm.sums import column_offset, row_offset
 
 
 @dataclass

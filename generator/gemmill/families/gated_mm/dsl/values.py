@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 
 from gemmill.families.gated_mm.dsl import arithmetic
 from gemmill.gemm.epilogue import finish, shared_values
-from gemmill.gemm.mainloop import column_offset, index, row_offset
+from gemmill.gemm.sums import column_offset, index, row_offset
 
 
 def places(plan, box: tuple, thread: Int32) -> list:

@@ -187,6 +187,45 @@ GROUP_FEW = Tables(
 )
 """The schedules that the less frequent kinds of groups make do with."""
 
+GROUP_32 = Tables(
+    wide=(
+        ((128, 128, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (1, 2, 1), COOPERATIVE),
+        ((256, 128, 128), (2, 1, 1), COOPERATIVE),
+    ),
+    low=(
+        ((64, 128, 128), (1, 1, 1), BASIC),
+        ((64, 128, 128), (2, 1, 1), BASIC),
+    ),
+    narrow=(
+        ((64, 16, 256), (1, 1, 1), BASIC),
+        ((64, 32, 256), (1, 1, 1), BASIC),
+        ((64, 48, 256), (1, 1, 1), BASIC),
+        ((64, 64, 128), (1, 1, 1), BASIC),
+    ),
+    split_k=(
+        ((64, 16, 256), BASIC, 4),
+        ((64, 32, 256), BASIC, 4),
+        ((64, 64, 128), BASIC, 6),
+    ),
+)
+"""The schedules that are compiled for groups of 32, each of one WGMMA along K. They are not measured yet."""
+
+GROUP_32_FEW = Tables(
+    wide=(((128, 128, 128), (2, 1, 1), COOPERATIVE),),
+    narrow=(GROUP_32.narrow[0], GROUP_32.narrow[3]),
+    split_k=GROUP_32.split_k[:1],
+)
+"""The schedules that float16 results make do with."""
+
+GROUP_32_ROWS = Tables(
+    wide=(((128, 96, 128), (2, 1, 1), COOPERATIVE),),
+    narrow=GROUP_32_FEW.narrow,
+    split_k=GROUP_32_FEW.split_k,
+)
+"""The same where columns of B have scales of their own, for which registers are left beside 96 of them."""
+
 GROUP_WIDEST = Tables(
     wide=(
         *GROUP_CORE.wide,
@@ -220,6 +259,40 @@ GROUP_WIDEST = Tables(
     ),
 )
 """The schedules that are worth timing with scales in groups."""
+
+GROUP_32_WIDEST = Tables(
+    wide=(
+        *GROUP_32.wide,
+        *(((128, y, 128), (2, 1, 1), COOPERATIVE) for y in (64, 96)),
+        ((256, 64, 128), (1, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (1, 1, 1), COOPERATIVE),
+        ((256, 128, 128), (1, 2, 1), COOPERATIVE),
+    ),
+    low=(
+        *GROUP_32.low,
+        *(((64, y, 128), (2, 1, 1), BASIC) for y in (64, 96)),
+    ),
+    narrow=(
+        *GROUP_32.narrow,
+        ((64, 16, 128), (1, 1, 1), BASIC),
+        ((64, 64, 256), (1, 1, 1), BASIC),
+        ((64, 96, 128), (1, 1, 1), BASIC),
+        *(((128, y, 128), (1, 1, 1), COOPERATIVE) for y in (16, 32, 64, 128)),
+    ),
+    split_k=(
+        *GROUP_32.split_k,
+        ((64, 16, 256), BASIC, 9),
+        ((64, 16, 512), BASIC, 5),
+        ((64, 32, 256), BASIC, 3),
+        ((64, 64, 256), BASIC, 3),
+        ((128, 16, 256), COOPERATIVE, 6),
+        ((128, 64, 128), COOPERATIVE, 6),
+    ),
+)
+"""The schedules that are worth timing with groups of 32.
+
+64 x 16 x 256 with three stages is left out: four CTAs of an SM leave it 80 registers, and it spills 136 bytes.
+"""
 
 PLAIN = Tables(
     parallel=Tables(wide=(), parallel=PARALLEL).at_half_depth().parallel,

@@ -7,8 +7,9 @@ import torch
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.cases import own
 from gemmill.families.scaled_mm.own import operands_of
+from gemmill.family import any_of
 from gemmill.numerics.cases import Question, refuse_unused
-from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity
+from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, DType, ScaleGranularity
 
 
 def asked(op: str, question: Question) -> list[Any]:
@@ -67,7 +68,7 @@ def _scales(op: str, q: Question) -> tuple[Layout, Layout]:
     of_b = ScaleGranularity.GROUP if q["b_scales"] == "rows" else ScaleGranularity.BLOCK
     groups = next((groups for groups in SCALE_GROUPS if (groups.size, groups.b_scale) == (q["group"], of_b)), None)
     if groups is None:
-        sizes = " and ".join(dict.fromkeys(str(groups.size) for groups in SCALE_GROUPS))
-        raise ValueError(f"{op} with --group {q['group']}: there are groups of {sizes}")
+        sizes = any_of([str(size) for size in GROUP_SIZES])
+        raise ValueError(f"{op} with --group {q['group']}: groups have {sizes} elements")
     b_rows, b_columns = groups.b_shape(n, k)
     return (groups.a_shape(m, k), (1, -(-m // 4) * 4) if q["m_major"] else None), ((b_rows, b_columns), (1, b_rows))

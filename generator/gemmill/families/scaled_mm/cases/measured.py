@@ -30,9 +30,9 @@ class GemmOperands:
     weights: tuple[Tensor, ...]
     out: Tensor
     a_scales: Tensor
-    """[M, 1] float32; in groups [M, K/128], M-major, columns padded to multiples of 16 bytes; of bf16 one value, 1"""
+    """[M, 1] float32; in groups of g [M, K/g], M-major, columns padded to multiples of 16 bytes; of bf16 one value, 1"""
     b_scales: Tensor
-    """[1, N] float32; in groups [K/128, N/128], stored as [N/128, K/128]; of bf16 one value, 1"""
+    """[1, N] float32; in groups [K/g, N/g], stored as [N/g, K/g]; of bf16 one value, 1"""
     azp: Tensor | None
     azp_adj: tuple[Tensor | None, ...]
     """The azp_adj of each copy of the weights; None where calls have none."""
@@ -153,7 +153,8 @@ class GemmMaker:
 
 def _call_of(workload: MeasuredWorkload) -> calls.CallSpec:
     op = Op(workload.op)
-    kinds = {Op.FP8_GROUPS: ("one", "together"), Op.BF16: ("unit", "unit")}.get(op, ("each", "each"))
+    of_bf16 = ("unit", "unit") if op is Op.BF16 else ("each", "each")
+    kinds = ("one", "together") if op.groups else of_bf16
     return calls.CallSpec(
         m=workload.sizes["m"],
         n=workload.sizes["n"],

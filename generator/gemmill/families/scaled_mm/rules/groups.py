@@ -38,6 +38,13 @@ def blockwise_collective(config: KernelConfig) -> Iterator[str]:
         yield f"tile columns {n} are not whole blocks of {x.group_size}"
 
 
+def fallback_depth(config: KernelConfig) -> Iterator[str]:
+    """The fallback applies a group's scales after whole K steps."""
+    x, (_, _, k) = config.operands, config.design.tile_shape_mnk
+    if x.group_size and not config.design.kernel_schedule.uses_tma and x.group_size % k:
+        yield f"tile depth {k} with groups of {x.group_size}: the unaligned kernel takes a depth that divides a group"
+
+
 def strided_scales(config: KernelConfig) -> Iterator[str]:
     """CUTLASS's own main loops load scales by TMA, as it wants them to lie. cp.async and plain loads take any
     stride."""

@@ -5,6 +5,7 @@ from typing import TypeGuard
 
 from gemmill.families.scaled_mm.config import ACCUMULATOR_OF, RESULTS_OF, KernelConfig
 from gemmill.families.scaled_mm.own import OWN_RESULTS_OF, OwnConfig
+from gemmill.family import any_of
 from gemmill.vocab import (
     GROUP_SIZES,
     SCALE_GROUPS,
@@ -82,7 +83,7 @@ def grouped_scales(config: KernelConfig) -> Iterator[str]:
     if x.a_scale is not ScaleGranularity.GROUP or x.scale_groups not in SCALE_GROUPS:
         yield (
             f"scales {x.a_scale} of A and {x.b_scale} of B in groups of {x.group_size}: group with block or group is "
-            f"offered, in groups of {' or '.join(map(str, GROUP_SIZES))}"
+            f"offered, in groups of {any_of(list(map(str, GROUP_SIZES)))}"
         )
     if config.epilogue.takes_azp:
         yield f"epilogue {config.epilogue} corrects one integer sum, scales in groups of {x.group_size} make many"
