@@ -104,3 +104,24 @@ KERNEL(bulk_store) {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
 }
 KERNEL(read_back) { out[threadIdx.x] = in[threadIdx.x]; }
+
+// All warps meet at a barrier of the whole block, at one bar.sync or each branch at its own. PTX asks that a warp's threads execute the
+// same one, not a block's: kernels whose branches have other numbers of registers (setmaxnreg) compile what follows twice.
+__device__ __forceinline__ void meet(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+template <bool one_place>
+__device__ void meet_and_store(uint32_t const* in, uint32_t* out) {
+  __shared__ uint32_t data[96];
+  if (threadIdx.x < 64) {
+    data[threadIdx.x] = in[threadIdx.x];
+    if (!one_place) meet(96);
+    asm volatile("// one branch");
+  } else {
+    data[threadIdx.x] = in[threadIdx.x] + 1;
+    if (!one_place) meet(96);
+    asm volatile("// the other");
+  }
+  if (one_place) meet(96);
+  out[threadIdx.x] = data[95 - threadIdx.x];
+}
+KERNEL(branches_meet_at_one_place) { meet_and_store<true>(in, out); }
+KERNEL(branches_meet_at_two_places) { meet_and_store<false>(in, out); }

@@ -96,7 +96,7 @@ class Layer:
 
     @property
     def may_round_parts(self) -> bool:
-        """Whether parts may be rounded to x's dtype before they are summed: kernels of folded weights for many rows do."""
+        """Whether parts may be rounded to x's dtype before they are summed: kernels of folded weights do."""
         return self.is_folded
 
     @property
