@@ -46,11 +46,6 @@ def refusal(asked: bool, by: str) -> str | None:
     return None
 
 
-def no_order(by: str) -> str:
-    """Why experts that one call computes stay with an engine that asks for the contract."""
-    return f"no variant of fused experts sums in an order that is independent of the batch, and {by} is set"
-
-
 def of_vllm() -> str | None:
     """As `refusal`, of vLLM."""
     return refusal(vllm_asks(), VLLM)

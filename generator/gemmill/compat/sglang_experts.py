@@ -22,8 +22,8 @@ def around_fp4_experts_preparation(original: Callable[..., None], layer: Any, gr
     if group_size is None:
         group_size = getattr(getattr(layer, "quant_config", None), "group_size", _GROUP)
     made = None
-    if invariance.sglang_asks():
-        served.left("layer of experts of 4-bit weights", invariance.no_order(invariance.SGLANG))
+    if (why := invariance.of_sglang()) is not None:
+        served.left("layer of experts of 4-bit weights", why)
     elif group_size == _GROUP and fp4_experts.are_asked_for() and _is_plain(layer):
         parts = tuple(
             tuple(getattr(layer, f"{prefix}_{name}").data for name in ("weight", "weight_scale", "weight_scale_2"))

@@ -117,7 +117,7 @@ def _refusal(
     """The reason why a build does not serve a layer, in one sentence; None if it does."""
     query_heads, kv_heads, head_dim = heads
     if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
-        return "gemmill chooses slices by the number of sequences, and VLLM_BATCH_INVARIANT is set"
+        return "a decode step and a chunk of a prefill hold orders of their own, and VLLM_BATCH_INVARIANT is set"
     try:
         key, value, size = slot_sizes(preset(name), head_dim)
         if size != slot:

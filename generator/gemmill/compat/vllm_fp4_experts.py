@@ -147,8 +147,8 @@ def _is_plain(layer: Any) -> bool:
     config = layer.moe_config
     parallel = config.moe_parallel_config
     is_alone = not (parallel.use_all2all_kernels or parallel.enable_eplb)
-    if invariance.vllm_asks():
-        served.left("layer of experts of 4-bit weights", invariance.no_order(invariance.VLLM))
+    if (why := invariance.of_vllm()) is not None:
+        served.left("layer of experts of 4-bit weights", why)
         return False
     return is_alone and not config.is_lora_enabled
 

@@ -17,7 +17,7 @@ from gemmill.families import moe
 from gemmill.families.fused_moe.selections import packed
 from gemmill.quantize import pruned, quantize_weight
 from gemmill.registry import REGISTRY
-from gemmill.runtime import ops
+from gemmill.runtime import holding, ops
 from gemmill.space.selections import select
 from gemmill.vocab import Arch
 
@@ -255,15 +255,15 @@ def test_experts_that_are_taken_are_told(vllm, caplog) -> None:
 
 
 @pytest.mark.parametrize("change", ["is_lora_enabled", "use_all2all_kernels", "enable_eplb"])
-def test_vllms_experts_that_stay_with_marlin(vllm, change: str, caplog) -> None:
+def test_vllms_experts_that_stay_with_marlin(vllm, change: str) -> None:
     assert prepared(vllm, vllm_layer(**{change: True})) == "vLLM's"
+
+
+def test_experts_hold_an_order_where_vllm_asks_for_batch_invariance(vllm, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: holding.set_batch_invariant(False))
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
-    caplog.set_level("INFO")
-    assert prepared(vllm, vllm_layer()) == "vLLM's"
-    assert (
-        "a layer of experts of 4-bit weights stays with the engine: no variant of fused experts sums in an order that is independent of "
-        "the batch, and VLLM_BATCH_INVARIANT is set"
-    ) in caplog.messages
+    assert not holding.holds_here()
+    assert prepared(vllm, vllm_layer()) != "vLLM's" and holding.holds_here()
 
 
 def test_experts_that_were_measured_to_be_faster_are_taken_unasked(vllm, in_one_call, monkeypatch, caplog) -> None:

@@ -120,7 +120,7 @@ def test_tokens_are_stored_and_attended_over(vllm, served) -> None:
         ("apart", "its pages are apart, and new tokens are stored by the number of their slot"),
         ("split", "its slots are split, as AMD's GPUs have them"),
         ("slot", "slots have 140 bytes, turboquant_4bit_nc with head dim 128 has 134"),
-        ("batch", "gemmill chooses slices by the number of sequences, and VLLM_BATCH_INVARIANT is set"),
+        ("batch", "a decode step and a chunk of a prefill hold orders of their own, and VLLM_BATCH_INVARIANT is set"),
         (
             "dtype",
             "build 0123abcd4567 has no variant for turboquant_4bit_nc with head dim 128: `gemmill build` compiles more",
