@@ -14,6 +14,7 @@ from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
 from gemmill.emit.adapter import ANY_EXPORTED, emit_adapter
 from gemmill.family import Config
+from gemmill.manifest import EMULATION
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
 from gemmill.vocab import Arch, Compiler
@@ -120,12 +121,21 @@ def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
     }
 
 
-def flags_for(arch: Arch) -> Flags:
-    """The flags of an architecture. They ask for SASS only: a driver refuses PTX of a later toolkit than its own."""
+def flags_for(arch: Arch, *, emulate: bool = False) -> Flags:
+    """The flags of an architecture. They ask for SASS only: a driver refuses PTX of a later toolkit than its own.
+
+    `emulate`: the machine code is for `arch.emulated_on`, where headers of gemmill's own replace instructions.
+    """
     own = tuple(f"-I<{name}>" for name in kernel_folders(Path()))
+    machine, emulation, emulation_in_host = arch, (), ()
+    if emulate and arch.emulated_on is not None:
+        machine, emulation_in_host = arch.emulated_on, (EMULATION,)
+        # Emulated instructions are calls, for which ptxas has no registers where a warpgroup gave its own away.
+        emulation = (EMULATION, "-DCUDA_CTA_RECONFIG_ACTIVATED=0", f"-I<{OWN_ROOT}>/emulation/include")
     return Flags(
         cuda=(
-            *("-std=c++17", "-O3", f"-gencode={arch.gencode}", "--expt-relaxed-constexpr", "-DNDEBUG"),
+            *("-std=c++17", "-O3", f"-gencode={machine.gencode}", "--expt-relaxed-constexpr", "-DNDEBUG"),
+            *emulation,
             *_PROGRAMMATIC_LAUNCH.get(arch, ()),
             "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
             *("-Xcompiler=-fvisibility=hidden,-fPIC", "-Xptxas=-v"),
@@ -136,6 +146,7 @@ def flags_for(arch: Arch) -> Flags:
         host=(
             *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-DNDEBUG"),
             *(f"-DTORCH_TARGET_VERSION={_TORCH_TARGET_VERSION}", "-DUSE_CUDA"),
+            *emulation_in_host,
             *own,
             *("-isystem<torch>", "-isystem<torch>/torch/csrc/api/include", "-isystem<cuda>/include"),
         ),
