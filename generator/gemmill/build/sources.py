@@ -34,6 +34,9 @@ _PROGRAMMATIC_LAUNCH = {
     Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
     Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
 }
+_EMULATION = ("-DCUDA_CTA_RECONFIG_ACTIVATED=0", f"-I<{OWN_ROOT}>/emulation/include")
+"""Emulated instructions are calls, for which ptxas has no registers where a warpgroup gave its own away. The headers that
+have them come before CUTLASS's."""
 
 # CPU seconds of a CUDA file with nvcc 13, and of a file of the binding with g++ 12.
 # Measured on a 2-core x86-64 build machine, 2026-11-20.
@@ -127,15 +130,13 @@ def flags_for(arch: Arch, *, emulate: bool = False) -> Flags:
     `emulate`: the machine code is for `arch.emulated_on`, where headers of gemmill's own replace instructions.
     """
     own = tuple(f"-I<{name}>" for name in kernel_folders(Path()))
-    machine, emulation, emulation_in_host = arch, (), ()
-    if emulate and arch.emulated_on is not None:
-        machine, emulation_in_host = arch.emulated_on, (EMULATION,)
-        # Emulated instructions are calls, for which ptxas has no registers where a warpgroup gave its own away.
-        emulation = (EMULATION, "-DCUDA_CTA_RECONFIG_ACTIVATED=0", f"-I<{OWN_ROOT}>/emulation/include")
+    emulated = arch.emulated_on if emulate else None
+    machine, emulation = emulated or arch, (EMULATION,) if emulated else ()
     return Flags(
         cuda=(
             *("-std=c++17", "-O3", f"-gencode={machine.gencode}", "--expt-relaxed-constexpr", "-DNDEBUG"),
             *emulation,
+            *(_EMULATION if emulated else ()),
             *_PROGRAMMATIC_LAUNCH.get(arch, ()),
             "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
             *("-Xcompiler=-fvisibility=hidden,-fPIC", "-Xptxas=-v"),
@@ -146,7 +147,7 @@ def flags_for(arch: Arch, *, emulate: bool = False) -> Flags:
         host=(
             *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-DNDEBUG"),
             *(f"-DTORCH_TARGET_VERSION={_TORCH_TARGET_VERSION}", "-DUSE_CUDA"),
-            *emulation_in_host,
+            *emulation,
             *own,
             *("-isystem<torch>", "-isystem<torch>/torch/csrc/api/include", "-isystem<cuda>/include"),
         ),

@@ -49,7 +49,8 @@ def build(
     emulate: Annotated[
         bool,
         typer.Option(
-            "--emulate", help="Emulate sm120a's instructions on an sm90a GPU; such a build serves only where it is named."
+            "--emulate",
+            help="Emulate sm120a's instructions on an sm90a GPU; such a build serves only where it is named.",
         ),
     ] = False,
     use: Annotated[

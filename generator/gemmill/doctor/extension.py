@@ -61,9 +61,7 @@ def examine_build(folder: Path) -> Iterator[Finding]:
     except ManifestError as error:
         yield problem("build", str(error), "gemmill build")
         return
-    found = (
-        f"{manifest.build_id} for {manifest.made_for}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
-    )
+    found = f"{manifest.build_id} for {manifest.made_for}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
     yield ok("build", found)
     if not Arch(manifest.arch).has_run:
         yield note(

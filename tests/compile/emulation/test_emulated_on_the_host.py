@@ -164,8 +164,12 @@ def test_mma(
         if thread == selectors[3]:
             held_b[lane] = placed(poison, scale_b[group], selectors[2])
     pack = (lambda code, kind: code) if k == 64 else contained
-    a_elements = [[pack(a_codes[r][n], a_type) for r, n in (a_place(lane, i, k) for i in range(k // 2))] for lane in range(32)]
-    b_elements = [[pack(b_codes[n][r], b_type) for n, r in (b_place(lane, i, k) for i in range(k // 4))] for lane in range(32)]
+    a_elements = [
+        [pack(a_codes[r][n], a_type) for r, n in (a_place(lane, i, k) for i in range(k // 2))] for lane in range(32)
+    ]
+    b_elements = [
+        [pack(b_codes[n][r], b_type) for n, r in (b_place(lane, i, k) for i in range(k // 4))] for lane in range(32)
+    ]
     bits = 4 if k == 64 else 8
     if k == 32:
 
@@ -180,7 +184,11 @@ def test_mma(
     a = [[value(code, a_type) for code in row] for row in a_codes]
     b = [[value(code, b_type) for code in row] for row in b_codes]
     one = [[Fraction(1)] * vectors] * 16
-    as_values = [[[scale_value(byte, scale_type) for byte in row] for row in scale] for scale in (scale_a, scale_b)] if scale_type else [one, one]
+    as_values = (
+        [[[scale_value(byte, scale_type) for byte in row] for row in scale] for scale in (scale_a, scale_b)]
+        if scale_type
+        else [one, one]
+    )
     wanted = expected(a, b, *as_values, c, k, vectors)
     rounded = [ctypes.c_float(x).value for x in wanted]
     for f, w in zip(found, rounded, strict=True):
@@ -200,16 +208,36 @@ def placed(word: int, scales: list[int], byte_id: int) -> int:
 def test_a_bit_in_the_padding_of_a_container_shows(host: ctypes.CDLL, kind: str, bit: int) -> None:
     a, zeros = [0] * 128, [0] * 64
     a[4 * 9] = 1 << bit  # lane 9: row 2 of A
-    found = called(host, lambda call: host.mma_k32(ctypes.byref(call), False, NAMES.index(kind), 0), a, zeros, [0] * 32, [0] * 32, [0.0] * 128, (0,) * 4)
+    found = called(
+        host,
+        lambda call: host.mma_k32(ctypes.byref(call), False, NAMES.index(kind), 0),
+        a,
+        zeros,
+        [0] * 32,
+        [0] * 32,
+        [0.0] * 128,
+        (0,) * 4,
+    )
     wrong = {d_place(lane, i)[0] for lane in range(32) for i in range(4) if found[4 * lane + i] != 0}
     assert wrong == {2}
 
 
-@pytest.mark.parametrize(("kind", "code", "shown"), [("e4m3", 0x7F, "nan"), ("e5m2", 0x7C, "inf"), ("e5m2", 0xFE, "nan")])
+@pytest.mark.parametrize(
+    ("kind", "code", "shown"), [("e4m3", 0x7F, "nan"), ("e5m2", 0x7C, "inf"), ("e5m2", 0xFE, "nan")]
+)
 def test_codes_that_are_no_numbers(host: ctypes.CDLL, kind: str, code: int, shown: str) -> None:
     a, b = [0] * 128, [0x38383838] * 64
     a[0] = code
-    found = called(host, lambda call: host.mma_k32(ctypes.byref(call), False, NAMES.index(kind), 0), a, b, [0] * 32, [0] * 32, [0.0] * 128, (0,) * 4)
+    found = called(
+        host,
+        lambda call: host.mma_k32(ctypes.byref(call), False, NAMES.index(kind), 0),
+        a,
+        b,
+        [0] * 32,
+        [0] * 32,
+        [0.0] * 128,
+        (0,) * 4,
+    )
     assert {str(found[4 * lane + i]) for lane in range(4) for i in range(2)} == {shown}
     assert set(found[16:]) == {0.0}
 
@@ -271,7 +299,11 @@ def test_load_of_packed_elements(host: ctypes.CDLL, kind: int, bits: int, slot: 
                 x, y = first[0] + 16 * group + i, first[1] + row
                 code = found >> (bits * i) & (2**bits - 1)
                 inside = x < columns and y < rows
-                here = int.from_bytes(data[stride * y : stride * (y + 1)], "little") >> (bits * x) & (2**bits - 1) if inside else 0
+                here = (
+                    int.from_bytes(data[stride * y : stride * (y + 1)], "little") >> (bits * x) & (2**bits - 1)
+                    if inside
+                    else 0
+                )
                 assert code == here, (row, group, i)
             if slot == 16:
                 assert memory[at + 2 * bits : at + 16] == b"\xa5" * (16 - 2 * bits)
