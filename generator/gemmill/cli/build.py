@@ -76,7 +76,7 @@ def build(
 
         gemmill build --select smoke --epilogue my_epilogues:leaky
 
-        gemmill build --arch sm120a --filter kernel_schedule=pingpong --emulate
+        gemmill build --arch sm120a --emulate
     """
     from gemmill.build.driver import build as make
     from gemmill.build.errors import BuildError

@@ -278,32 +278,39 @@ def loaded(host: ctypes.CDLL, kind: int, data: bytes, dims, strides, box, swizzl
     return told, bytes(memory[1024:])
 
 
-@pytest.mark.parametrize(("kind", "bits", "slot"), [(U4, 4, 8), (U4_GAPS, 4, 16), (U6_GAPS, 6, 16)])
-def test_load_of_packed_elements(host: ctypes.CDLL, kind: int, bits: int, slot: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bits", "slot", "columns", "box", "swizzle"),
+    [
+        (U4, 4, 8, 378, (256, 64), 3),
+        (U4, 4, 8, 378, (128, 64), 2),
+        (U4, 4, 8, 330, (64, 64), 1),
+        (U4, 4, 8, 330, (64, 64), 0),
+        (U4_GAPS, 4, 16, 384, (128, 64), 3),
+        (U6_GAPS, 6, 16, 384, (128, 64), 3),
+    ],
+)
+def test_load_of_packed_elements(
+    host: ctypes.CDLL, kind: int, bits: int, slot: int, columns: int, box: tuple[int, int], swizzle: int
+) -> None:
     """A box past the end in both directions: outside is zero, chunks of 16 bytes change places, and gaps hold no code."""
-    columns, rows, box = (384, 70, (128, 64)) if slot == 16 else (378, 70, (256, 64))
+    rows, first = 70, (256, 32)
     stride = -(-columns * bits // 8 // 32) * 32 + 32
     draw = random.Random(kind)
     data = bytes(draw.randrange(256) for _ in range(stride * rows))
-    first = (256, 32)
-    told, memory = loaded(host, kind, data, (columns, rows), (stride,), box, 3, first)
+    told, memory = loaded(host, kind, data, (columns, rows), (stride,), box, swizzle, first)
     assert told == box[0] * box[1] * bits // 8
     per_row = box[0] // 16 * slot
-    assert per_row == 128
     for row in range(box[1]):
         for group in range(box[0] // 16):
             at = row * per_row + group * slot
-            at ^= (at >> 7 & 7) << 4  # SWIZZLE_128B of the manual: bits 4 to 6 by bits 7 to 9
+            # The manual's swizzles: within 32, 64 or 128 bytes, bits from 4 on by as many from 7 on.
+            at ^= (at >> 7 & (2**swizzle - 1)) << 4
             found = int.from_bytes(memory[at : at + slot], "little")
             for i in range(16):
                 x, y = first[0] + 16 * group + i, first[1] + row
                 code = found >> (bits * i) & (2**bits - 1)
-                inside = x < columns and y < rows
-                here = (
-                    int.from_bytes(data[stride * y : stride * (y + 1)], "little") >> (bits * x) & (2**bits - 1)
-                    if inside
-                    else 0
-                )
+                of_row = int.from_bytes(data[stride * y : stride * (y + 1)], "little")
+                here = of_row >> (bits * x) & (2**bits - 1) if x < columns and y < rows else 0
                 assert code == here, (row, group, i)
             if slot == 16:
                 assert memory[at + 2 * bits : at + 16] == b"\xa5" * (16 - 2 * bits)
