@@ -31,7 +31,7 @@ __device__ __forceinline__ void complete_bytes(uint32_t barrier, uint32_t bytes)
 
 __device__ __forceinline__ double double_of(uint64_t bits) { return __longlong_as_double(static_cast<long long>(bits)); }
 
-#define GEMMILL_EMULATED __device__ __noinline__
+#define GEMMILL_EMULATED inline __device__ __noinline__
 #define GEMMILL_EMULATED_INLINE __device__ __forceinline__
 #endif
 
