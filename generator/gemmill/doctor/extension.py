@@ -63,7 +63,7 @@ def examine_build(folder: Path) -> Iterator[Finding]:
         return
     found = f"{manifest.build_id} for {manifest.made_for}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
     yield ok("build", found)
-    if not Arch(manifest.arch).has_run:
+    if not Arch(manifest.arch).has_run and not manifest.is_emulated:
         yield note(
             "architecture",
             f"{manifest.arch}: compiled, never run on a GPU",

@@ -1,6 +1,7 @@
 """Builds whose machine code emulates another architecture: they serve where they are named, on the GPUs that run them, and nowhere else."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,12 @@ def test_it_cannot_be_made_current(emulated, home: Path, gemmill) -> None:
     assert sentence(builds.serving, "sm120a") == ONLY_NAMED
     outcome = gemmill("builds", "use", BUILD)
     assert (outcome.code, outcome.err) == (3, f"gemmill: {ONLY_NAMED}\n")
+
+
+def test_it_is_listed_as_emulated(emulated, gemmill) -> None:
+    assert gemmill("builds", "list").out.splitlines()[4].split()[-1] == "emulated"
+    (told,) = json.loads(gemmill("builds", "list", "--json").out)
+    assert (told["emulated"], told["serves"], told["arch"]) == (True, False, "sm120a")
 
 
 def test_one_that_is_no_emulation_serves_beside_it(emulated, put_build) -> None:
