@@ -11,6 +11,10 @@
 #include <sstream>
 #include <string>
 
+#ifdef GEMMILL_EMULATION
+#include "emulation/packed_map.h"
+#endif
+
 namespace {
 
 constexpr int kMostDimensions = 5;
@@ -105,7 +109,11 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType
   Answer& answer = answers[question.slot(answers.size())];
   if (!answer.known || !(answer.question == question)) {
     answer.known = false;
-    CUresult result = encode(&answer.map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle, promotion, fill);
+    auto make = encode;
+#ifdef GEMMILL_EMULATION
+    if (gemmill::emulation::is_packed(type)) make = gemmill::emulation::encode_packed;
+#endif
+    CUresult result = make(&answer.map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle, promotion, fill);
     if (result != CUDA_SUCCESS) return fail(result, question);
     answer.question = question;
     answer.known = true;

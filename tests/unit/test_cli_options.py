@@ -21,6 +21,7 @@ KEEPS: dict[tuple[str, str], set[str]] = {
         "--jobs",
         "--max-size",
         "--retry-failed",
+        "--emulate",
         "--home",
     },
     ("show", "--json"): {"--select", "--arch", "--build"},
@@ -35,7 +36,7 @@ KEEPS: dict[tuple[str, str], set[str]] = {
 }
 """What means something beside a switch that leaves something out; all other options of its verb are refused there."""
 ADDS = {
-    "build": {"--retry-failed", "--use", "--trust-network"},
+    "build": {"--retry-failed", "--emulate", "--use", "--trust-network"},
     "explain": {
         "--per-token",
         "--per-channel",

@@ -36,6 +36,8 @@ class BuildOptions:
     """Try variants again that the ledger knows as failed."""
     kernels: Path | None = None
     """The folder of hand-written sources; None for gemmill's own."""
+    emulate: bool = False
+    """Compile for `arch.emulated_on`, with emulated instructions."""
 
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:

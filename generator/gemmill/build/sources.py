@@ -14,6 +14,7 @@ from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
 from gemmill.emit.adapter import ANY_EXPORTED, emit_adapter
 from gemmill.family import Config
+from gemmill.manifest import EMULATION
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
 from gemmill.vocab import Arch, Compiler
@@ -33,6 +34,9 @@ _PROGRAMMATIC_LAUNCH = {
     Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
     Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
 }
+_EMULATION = ("-DCUDA_CTA_RECONFIG_ACTIVATED=0", f"-I<{OWN_ROOT}>/emulation/include")
+"""Emulated instructions are calls, for which ptxas has no registers where a warpgroup gave its own away. The headers that
+have them come before CUTLASS's."""
 
 # CPU seconds of a CUDA file with nvcc 13, and of a file of the binding with g++ 12.
 # Measured on a 2-core x86-64 build machine, 2026-11-20.
@@ -120,12 +124,19 @@ def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
     }
 
 
-def flags_for(arch: Arch) -> Flags:
-    """The flags of an architecture. They ask for SASS only: a driver refuses PTX of a later toolkit than its own."""
+def flags_for(arch: Arch, *, emulate: bool = False) -> Flags:
+    """The flags of an architecture. They ask for SASS only: a driver refuses PTX of a later toolkit than its own.
+
+    `emulate`: the machine code is for `arch.emulated_on`, where headers of gemmill's own replace instructions.
+    """
     own = tuple(f"-I<{name}>" for name in kernel_folders(Path()))
+    emulated = arch.emulated_on if emulate else None
+    machine, emulation = emulated or arch, (EMULATION,) if emulated else ()
     return Flags(
         cuda=(
-            *("-std=c++17", "-O3", f"-gencode={arch.gencode}", "--expt-relaxed-constexpr", "-DNDEBUG"),
+            *("-std=c++17", "-O3", f"-gencode={machine.gencode}", "--expt-relaxed-constexpr", "-DNDEBUG"),
+            *emulation,
+            *(_EMULATION if emulated else ()),
             *_PROGRAMMATIC_LAUNCH.get(arch, ()),
             "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
             *("-Xcompiler=-fvisibility=hidden,-fPIC", "-Xptxas=-v"),
@@ -136,6 +147,7 @@ def flags_for(arch: Arch) -> Flags:
         host=(
             *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-DNDEBUG"),
             *(f"-DTORCH_TARGET_VERSION={_TORCH_TARGET_VERSION}", "-DUSE_CUDA"),
+            *emulation,
             *own,
             *("-isystem<torch>", "-isystem<torch>/torch/csrc/api/include", "-isystem<cuda>/include"),
         ),

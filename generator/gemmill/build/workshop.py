@@ -16,7 +16,7 @@ from gemmill.build.remembered import KnownSources
 from gemmill.build.sources import Flags, Keys, flags_for, kernel_folders, roots_of
 from gemmill.build.toolchain import ToolchainPaths, find_launcher, find_toolchain
 from gemmill.ownership import distrust
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, cannot_emulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,8 @@ class Workshop:
 def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
     """Find the toolchain, and open cache and ledger of a build. Nothing is written. Raises BuildError."""
     home, kernels = options.home_dir, options.kernels_folder
+    if options.emulate and arch.emulated_on is None:
+        raise BuildError(cannot_emulate(arch))
     _check_writers(home)
     memo_path = home / "memo" / "files.json"
     memo = FileMemo(memo_path)
@@ -62,13 +64,13 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
         toolchain=toolchain,
         dsl=dsl,
         without_dsl=without_dsl,
-        flags=flags_for(arch),
+        flags=keys.flags,
         keys=keys,
         opened=opened,
         roots=roots,
         memo=memo,
         memo_path=memo_path,
-        known=KnownSources(home / "memo" / f"sources-{arch}.json", keys, kernels),
+        known=KnownSources(home / "memo" / f"sources-{arch}{'-emulated' * options.emulate}.json", keys, kernels),
         cache=ObjectCache(home / "cache", roots, memo),
         ledger=Ledger(home / "cache", toolchain.cutlass_version),
         launcher=find_launcher(),
@@ -85,7 +87,7 @@ def keys_for(
     """The keys of a build's sources. Without a toolchain they tell sources apart, and name no object."""
     memo_path = options.home_dir / "memo" / "files.json"
     return Keys(
-        flags=flags_for(arch),
+        flags=flags_for(arch, emulate=options.emulate),
         code=OwnCode(tuple(kernel_folders(options.kernels_folder).values()), memo or FileMemo(memo_path)),
         bodies=Bodies(),
         cuda=toolchain.compiler_build if toolchain else "",

@@ -11,7 +11,7 @@ from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
 from gemmill.cli.output import console, count, entries_table, families_table, rejected_lines, seconds, size
 from gemmill.cli.plan import print_plan
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, cannot_emulate
 
 if TYPE_CHECKING:
     from gemmill.build.options import BuildResult
@@ -46,6 +46,13 @@ def build(
         ),
     ] = None,
     trust_network: o.TrustNetworkOption = False,
+    emulate: Annotated[
+        bool,
+        typer.Option(
+            "--emulate",
+            help="Emulate sm120a's instructions on an sm90a GPU; such a build serves only where it is named.",
+        ),
+    ] = False,
     use: Annotated[
         bool | None,
         typer.Option("--use/--no-use", help="Make the build current, or not; by default if it is as complete."),
@@ -68,6 +75,8 @@ def build(
         gemmill build --select sweep --dry-run
 
         gemmill build --select smoke --epilogue my_epilogues:leaky
+
+        gemmill build --arch sm120a --emulate
     """
     from gemmill.build.driver import build as make
     from gemmill.build.errors import BuildError
@@ -77,6 +86,10 @@ def build(
     from gemmill.cli.compiling import build_progress
     from gemmill.runtime.builds import settle
 
+    if emulate and arch.emulated_on is None:
+        raise UsageError(cannot_emulate(arch))
+    if emulate and use:
+        raise UsageError("--use with --emulate: an emulated build serves only where it is named, leave --use out")
     selection = variants.selection_of(select or _what_can_be_compiled(), arch, filters, epilogues)
     options = BuildOptions(
         jobs=jobs,
@@ -84,6 +97,7 @@ def build(
         home=home,
         retry_failed=retry_failed,
         scheduler=o.scheduler_of(scheduler, trust_network=trust_network),
+        emulate=emulate,
     )
     if dry_run:
         nothing = "nothing is compiled"
@@ -153,7 +167,7 @@ def _serving(arch: Arch, home: Path) -> "Manifest | None":
 
 def _print_result(result: "BuildResult", served: str) -> None:
     manifest = result.manifest
-    title = f"{count(len(manifest.entries), 'variant')} in build {manifest.build_id} for {manifest.arch} ({size(manifest.extension_bytes)})"
+    title = f"{count(len(manifest.entries), 'variant')} in build {manifest.build_id} for {manifest.made_for} ({size(manifest.extension_bytes)})"
     is_long = len(manifest.entries) > _MOST_LISTED
     console().print((families_table if is_long else entries_table)(title, manifest.entries))
     if is_long:

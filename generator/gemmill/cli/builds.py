@@ -45,6 +45,9 @@ class _Listed:
     is_others: bool = False
     """Whether it cannot be read because another version made it."""
 
+    emulated: bool = False
+    """Whether it emulates its architecture, so that it serves only where it is named."""
+
     @property
     def commit(self) -> str:
         """Commit of the checkout that made the build, with a star where files were changed. It is empty without a checkout."""
@@ -57,7 +60,7 @@ class _Listed:
         if self.is_others:
             release = self.version.partition("+")[0]
             return "other" if release == __version__ else f"of {release}"
-        return "damaged" if self.error else "serves" * self.serves
+        return "damaged" if self.error else "emulated" if self.emulated else "serves" * self.serves
 
 
 @builds.command("list")
@@ -166,6 +169,7 @@ def _look(folder: Path, home: Path | None) -> _Listed:
         bytes=manifest.extension_bytes,
         created=manifest.created,
         version=manifest.gemmill_version,
+        emulated=manifest.is_emulated,
     )
 
 

@@ -74,7 +74,7 @@ def time_variants(
     if dry_run and build is None:
         found = stand_in_build(variants.selection_of("smoke", Arch.SM90A, None))
     else:
-        found = variants.build_of(build)
+        found = variants.timed_build_of(build)
     names = frozenset(e.name for e in variants.filter_entries(found[1], wanted)) if wanted else None
     if names is not None and not names:
         raise UsageError(

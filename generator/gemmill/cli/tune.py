@@ -111,7 +111,7 @@ def tune(
     elif selection is not None and build is None:
         found, names = [], None
     else:
-        folder, manifest = variants.build_of(build)
+        folder, manifest = variants.timed_build_of(build)
         found = [(folder, manifest)]
         names = (
             frozenset(e.name for e in variants.filter_entries(manifest, filters))

@@ -79,6 +79,16 @@ def build_of(named: str | None, arch: Arch | None = None) -> "tuple[Path, Manife
     return folder, read_manifest(folder / MANIFEST)
 
 
+def timed_build_of(named: str | None) -> "tuple[Path, Manifest]":
+    """`build_of` for times. Raises UsageError for an emulated build, whose times would stand for another GPU's."""
+    folder, manifest = build_of(named)
+    if manifest.is_emulated:
+        raise UsageError(
+            f"build {manifest.build_id} is for {manifest.made_for}: its times say nothing of {manifest.arch}, name another build with --build"
+        )
+    return folder, manifest
+
+
 def filter_entries(manifest: "Manifest", filters: Sequence[str] | None) -> "list[KernelEntry]":
     """The entries of a build that match all filters. Raises UsageError."""
     from gemmill.space.filters import apply

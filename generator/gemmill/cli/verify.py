@@ -84,7 +84,7 @@ def verify(
         verdicts = list(verify_variants(loaded, names))
         if not verdicts:
             raise UnavailableError(
-                f"no variant of build {loaded.build_id} for {loaded.manifest.arch} runs {device_words()}"
+                f"no variant of build {loaded.build_id} for {loaded.manifest.made_for} runs {device_words()}"
             )
     failed = [verdict for verdict in verdicts if verdict.failures]
     if as_json:

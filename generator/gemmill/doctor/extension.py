@@ -61,11 +61,9 @@ def examine_build(folder: Path) -> Iterator[Finding]:
     except ManifestError as error:
         yield problem("build", str(error), "gemmill build")
         return
-    found = (
-        f"{manifest.build_id} for {manifest.arch}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
-    )
+    found = f"{manifest.build_id} for {manifest.made_for}, {len(manifest.entries)} variants of {manifest.selection} ({folder})"
     yield ok("build", found)
-    if not Arch(manifest.arch).has_run:
+    if not Arch(manifest.arch).has_run and not manifest.is_emulated:
         yield note(
             "architecture",
             f"{manifest.arch}: compiled, never run on a GPU",
@@ -155,7 +153,7 @@ def _system_defines(library: str, symbol: str) -> bool:
 
 
 def _examine_code(manifest: Manifest, extension: Path) -> Iterator[Finding]:
-    expected = manifest.arch.replace("sm", "sm_", 1)
+    expected = manifest.runs_on.replace("sm", "sm_", 1)
     try:
         found = architectures(extension, find_toolchain().cuobjdump)
     except BuildError as error:

@@ -2,6 +2,7 @@
 
 from gemmill.manifest.reading import check_extension, open_extension, read_manifest
 from gemmill.manifest.schema import (
+    EMULATION,
     SCHEMA_VERSION,
     KernelEntry,
     Manifest,

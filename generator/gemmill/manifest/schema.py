@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gemmill.vocab import Arch
+
 
 class ManifestError(Exception):
     """Why a manifest or its extension cannot be used: the file, what was found, what was expected and what to do."""
@@ -22,6 +24,9 @@ class OtherVersionError(ManifestError):
 
 SCHEMA_VERSION = 10
 """Of the manifest, and of the numbers that runtime and extension exchange."""
+
+EMULATION = "-DGEMMILL_EMULATION"
+"""The compiler flag of builds whose machine code emulates instructions of another architecture."""
 
 DIGEST = "digest"
 """The key beside a manifest's fields whose value is the digest of them all."""
@@ -111,3 +116,18 @@ class Manifest:
     toolchain: Toolchain
     entries: tuple[KernelEntry, ...]
     rejected: tuple[RejectedEntry, ...] = ()
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether it emulates `arch` on GPUs of another architecture: it serves only where it is named."""
+        return EMULATION in self.toolchain.flags
+
+    @property
+    def runs_on(self) -> str:
+        """The architecture of the GPUs that run it."""
+        return str(Arch(self.arch).emulated_on) if self.is_emulated else self.arch
+
+    @property
+    def made_for(self) -> str:
+        """The architecture in words: `sm90a`, or `sm120a, emulated on sm90a`."""
+        return f"{self.arch}, emulated on {self.runs_on}" if self.is_emulated else self.arch

@@ -11,6 +11,7 @@ from gemmill.numerics.cases import Case, cases_of, cases_of_family
 from gemmill.registry import REGISTRY
 from gemmill.runtime.library import Build
 from gemmill.runtime.ops import load, use_variant
+from gemmill.vocab import Arch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,10 @@ def verify_variants(build: Build, names: frozenset[str] | None = None) -> Iterat
     """Verify every variant of a loaded build that this GPU runs (those in `names`, if given), each pinned, on the
     current GPU.
     """
-    capability = torch.cuda.get_device_capability()
+    if Arch(build.manifest.runs_on).capability != torch.cuda.get_device_capability():
+        return
     for entry in build.manifest.entries:
-        if entry.config.arch.capability == capability and (names is None or entry.name in names):
+        if names is None or entry.name in names:
             with use_variant(entry.name):
                 found = verdict(entry.name, cases_of(entry.config).of_config(entry.config), "cuda")
             yield found

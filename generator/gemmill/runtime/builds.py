@@ -116,9 +116,9 @@ def newest(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
         except ManifestError as error:
             refused.append(str(error))
             continue
-        if arch in (None, manifest.arch):
+        if arch in (None, manifest.arch) and not manifest.is_emulated:
             return folder, manifest
-        refused.append(f"{folder.name} is for {manifest.arch}")
+        refused.append(f"{folder.name} is for {manifest.made_for}")
     if unfit is not None:
         raise unfit
     found = f" ({'; '.join(refused)})" if refused else ""
@@ -137,6 +137,8 @@ def use(folder: Path, home: Path | None = None) -> Manifest:
             f"set GEMMILL_BUILD={folder}, or name its home with GEMMILL_HOME"
         )
     manifest = read_build(folder)
+    if manifest.is_emulated:
+        raise ManifestError(_only_named(manifest))
     marker = _marker(manifest.arch, home)
     marker.parent.mkdir(parents=True, exist_ok=True)
     write_whole(marker, f"{folder.name}\n")
@@ -176,6 +178,8 @@ def settle(
     `before` is what served until now. `wanted` decides where it is given. Else a build takes over that is as complete:
     it has the same selection, whole, or as many variants. Raises ManifestError, OSError.
     """
+    if made.is_emulated:
+        return _only_named(made)
     if before is None or before.build_id == made.build_id:
         use(folder, home)
         return f"build {made.build_id} serves {made.arch}"
@@ -193,6 +197,14 @@ def settle(
     )
 
 
+def _only_named(manifest: Manifest) -> str:
+    """The sentence for an emulated build that is to serve calls by itself."""
+    return (
+        f"build {manifest.build_id} is for {manifest.made_for}, so it never serves by itself: "
+        f"name it with GEMMILL_BUILD={manifest.build_id} or --build {manifest.build_id}"
+    )
+
+
 def _current_build(arch: str, named: str, home: Path | None) -> tuple[Path, Manifest]:
     known = find_builds(home)
     folder = next((folder for folder in known if folder.name == named), None)
@@ -206,6 +218,8 @@ def _current_build(arch: str, named: str, home: Path | None) -> tuple[Path, Mani
         raise ManifestError(
             f"build {named}, the current one for {arch}, is for {manifest.arch}: make another current with `gemmill builds use`"
         )
+    if manifest.is_emulated:
+        raise ManifestError(_only_named(manifest))
     return folder, manifest
 
 

@@ -282,10 +282,10 @@ def _check_driver(manifest: Manifest) -> None:
 
 
 def _check_arch(manifest: Manifest, gpu_arch: str | None) -> None:
-    if gpu_arch not in (None, manifest.arch):
+    if gpu_arch not in (None, manifest.runs_on):
         if gpu_arch not in set(Arch):
-            raise ManifestError(f"build {manifest.build_id} is for {manifest.arch}: {without_kernels(gpu_arch)}")
+            raise ManifestError(f"build {manifest.build_id} is for {manifest.made_for}: {without_kernels(gpu_arch)}")
         raise ManifestError(
-            f"build {manifest.build_id} is for {manifest.arch}, this GPU is {gpu_arch}: its kernels cannot run here; "
+            f"build {manifest.build_id} is for {manifest.made_for}, this GPU is {gpu_arch}: its kernels cannot run here; "
             f"run `gemmill build --arch {gpu_arch}`"
         )

@@ -51,9 +51,14 @@ def tell_loaded(manifest: Manifest, tuned: Tuned, folder: Path) -> None:
     """Say which build serves from now on, at level INFO."""
     LOG.info(
         "build %s for %s is loaded from %s: %s variants of %s, %s measured choices, digest %s",
-        *(manifest.build_id, manifest.arch, folder, len(manifest.entries), manifest.selection),
+        *(manifest.build_id, manifest.made_for, folder, len(manifest.entries), manifest.selection),
         *(len(tuned.choices), tuned.digest),
     )
+    if manifest.is_emulated:
+        LOG.warning(
+            "build %s emulates %s on %s: its results count, its times say nothing of %s",
+            *(manifest.build_id, manifest.arch, manifest.runs_on, manifest.arch),
+        )
 
 
 def tell_quarantined(manifest: Manifest, tuned: Tuned) -> None:

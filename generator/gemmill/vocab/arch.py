@@ -33,6 +33,11 @@ class Arch(StrEnum):
         return f"cutlass::arch::Sm{self.value[2:-1]}"
 
     @property
+    def emulated_on(self) -> "Arch | None":
+        """The architecture whose GPUs run its kernels with emulated instructions; None where they are not emulated."""
+        return Arch.SM90A if self is Arch.SM120A else None
+
+    @property
     def shared_memory_bytes(self) -> int:
         """Most shared memory that one CTA can have (CUDA C++ programming guide, technical specifications)."""
         return 101_376 if self is Arch.SM120A else 232_448
@@ -77,6 +82,12 @@ def without_kernels(gpu_arch: str) -> str:
         f"gemmill has no kernels for this GPU, {named_gpu(gpu_arch)}: it builds for {built}; an engine's plugin leaves all layers to the engine, "
         "and CPU tensors run the reference"
     )
+
+
+def cannot_emulate(arch: Arch) -> str:
+    """The sentence for `--emulate` with an architecture whose instructions are not emulated."""
+    emulated = ", ".join(f"{other} on {other.emulated_on}" for other in Arch if other.emulated_on)
+    return f"{arch} cannot be emulated: what is emulated is {emulated}; leave --emulate out, or name --arch {emulated.split()[0]}"
 
 
 class Backend(StrEnum):

@@ -112,6 +112,10 @@ def read_builds(folders: Sequence[Path]) -> tuple[dict[Path, Manifest], Abi]:
         raise WheelError("no build is named: `gemmill build` makes one, `gemmill builds list` lists them")
     by_arch: dict[str, Manifest] = {}
     for manifest in manifests.values():
+        if manifest.is_emulated:
+            raise WheelError(
+                f"build {manifest.build_id} is for {manifest.made_for}, to be tested with: it is not shipped, leave it out"
+            )
         if other := by_arch.get(manifest.arch):
             raise WheelError(
                 f"builds {other.build_id} and {manifest.build_id} are both for {manifest.arch}: a wheel has one for each "

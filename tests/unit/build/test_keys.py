@@ -155,4 +155,4 @@ def _change(change: str, patch: pytest.MonkeyPatch) -> None:
         )
     else:
         flags = replace(flags, **{change: (*getattr(flags, change), {"link": "-Wl,-O1"}.get(change, "-DMORE"))})
-        patch.setattr(workshop, "flags_for", lambda _: flags)
+        patch.setattr(workshop, "flags_for", lambda _, **told: flags)

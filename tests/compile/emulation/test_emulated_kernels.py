@@ -1,0 +1,46 @@
+"""Kernels of sm120a compiled for Hopper with emulated instructions, one of each kind, and inspected: nothing here runs a kernel."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmill.build.driver import build
+from gemmill.build.options import BuildOptions, BuildResult
+from gemmill.build.sass import architectures
+from gemmill.build.toolchain import ToolchainPaths
+from gemmill.manifest.reading import check_extension
+from gemmill.runtime.builds import find_builds, newest
+from gemmill.space.names import to_name
+from gemmill.space.selections import select
+from gemmill.vocab import Arch
+
+KINDS = (
+    "sm120a_blockscaled_nvfp4xnvfp4_bf16_t128x128x128_c1x1x1_cooperative",
+    "sm120a_blockscaled_mxfp4xmxfp4_bf16_t128x128x128_c1x1x1_pingpong",
+    "sm120a_blockscaled_mxfp8xmxfp6_bf16_t128x128x128_c1x1x1_pingpong",
+    "sm120a_blockscaled_mxfp8xmxfp4_bf16_t128x128x128_c1x1x1_cooperative",
+    "sm120a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8",
+)
+
+
+@pytest.fixture(scope="module")
+def emulated(inspected: Path) -> BuildResult:
+    selection = select("default", Arch.SM120A)
+    kinds = tuple(config for config in selection.configs if to_name(config) in KINDS)
+    assert len(kinds) == len(KINDS)
+    return build(replace(selection, configs=kinds), BuildOptions(home=inspected, emulate=True))
+
+
+def test_one_kernel_of_each_kind(emulated: BuildResult, toolchain: ToolchainPaths) -> None:
+    assert emulated.rejected == () and emulated.manifest.is_emulated
+    extension = check_extension(emulated.manifest, emulated.folder)
+    assert architectures(extension, toolchain.cuobjdump) == ("sm_90a",)
+    for entry in emulated.manifest.entries:
+        assert not {"QMMA", "OMMA", "QGMMA", "HMMA"} & entry.sass.keys(), f"a tensor core multiplies: {entry.sass}"
+        assert entry.sass.get("UTMALDG", 0) >= 2 and entry.sass.get("UTMASTG", 0) >= 1, "TMA is the hardware's"
+
+
+def test_it_does_not_serve(emulated: BuildResult, inspected: Path) -> None:
+    assert emulated.folder in find_builds(inspected)
+    assert newest("sm120a", inspected)[0] != emulated.folder
