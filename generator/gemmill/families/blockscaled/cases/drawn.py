@@ -29,7 +29,7 @@ from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.ops import variants
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.vocab import Format
+from gemmill.vocab import Arch, Format
 from gemmill.vocab.format import MXFP8
 
 
@@ -187,11 +187,17 @@ class BlockScaledJudge:
         return self._wanted.compare(self._memory.dense("out")).report
 
 
-def is_lacking(call: LegalCall, _text: str) -> bool:
-    """Whether the build has no variant of the call's pair, or TMA takes no such operands."""
+_TAKES_NONE = "takes M, N, K = "
+"""What a refusal says where variants are there, and none takes the sizes and alignments."""
+
+
+def is_lacking(call: LegalCall, text: str) -> bool:
+    """Whether the build has no variant of the call's pair, or TMA takes no such operands. Blackwell has variants of TMA alone, of
+    results and scales, too."""
     pair = PAIR_BY_OP.get(call.op) or next(p for p in WEIGHT_PAIRS if str(p.b_format) == call.plain["format"])
-    if not any(_serves(entry.config, call, pair) for entry in variants(op=call.op)):
-        return True
+    serving = [entry.config for entry in variants(op=call.op) if _serves(entry.config, call, pair)]
+    if all(config.arch is not Arch.SM90A for config in serving):
+        return not serving or _TAKES_NONE in text
     a = [call.slots[name] for name in ("a", "b")]
     return any(not _is_aligned(x) for x in a if len(x.shape) == 2)
 
