@@ -1,6 +1,7 @@
 // The block-scaled GEMMs: what the choice depends on, and what a kernel is given.
 #include "blockscaled/abi.h"
 #include "blockscaled/model.h"
+#include "extension/dtypes.h"
 #include "extension/family.h"
 #include "extension/layout.h"
 
@@ -19,6 +20,16 @@ int64_t alignment_of(Operand const& x, int64_t also = 0) {
   return tma_alignment(x.data, row_stride_of(x) | also, x.sizes[x.rank - 1], element_bytes(x.dtype));
 }
 
+// Beside 8-bit codes TMA spreads packed ones of 4 and 6 bits to bytes: it takes rows at multiples of 32 bytes, and of whole elements.
+int64_t alignment_of_b(OpCall const& x) {
+  Operand const &a = x.tensor(kA), &b = x.tensor(kB);
+  if (a.dtype != dtypes().e4m3 || b.dtype != dtypes().u8 || b.rank != 2) return alignment_of(b);
+  bool const six = 4 * b.sizes[1] == 3 * x.value(kK);
+  if (six && row_stride_of(b) % 3 != 0) return 1;
+  int64_t const found = alignment_of(b);
+  return found == kTmaBytes && (reinterpret_cast<uint64_t>(b.data) | static_cast<uint64_t>(row_stride_of(b))) % (2 * kTmaBytes) == 0 ? 2 * kTmaBytes : found;
+}
+
 // Of the scales of both operands. Swizzled ones have no rows, and what is not given has no address.
 int64_t alignment_of_scales(OpCall const& x) {
   auto const address = [&](Role role) { return reinterpret_cast<uint64_t>(x.tensor(role).data); };
@@ -30,7 +41,7 @@ bool asks(OpCall const& x, Call& asked) {
   asked.sizes[kSizeM] = x.value(kM), asked.sizes[kSizeN] = x.value(kN), asked.sizes[kSizeK] = x.value(kK);
   if (asked.sizes[kSizeM] == 0 || asked.sizes[kSizeN] == 0) return false;
   asked.alignments[kAlignA] = alignment_of(x.tensor(kA));
-  asked.alignments[kAlignB] = alignment_of(x.tensor(kB));
+  asked.alignments[kAlignB] = alignment_of_b(x);
   asked.alignments[kAlignOut] = alignment_of(x.tensor(kOut), x.value(kN));  // a TMA store ends at a multiple of 16 bytes, not at n
   asked.alignments[kAlignScales] = alignment_of_scales(x);
   return true;

@@ -64,3 +64,5 @@ WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)
 """Pairs of two operands of 4-bit codes."""
 CODE_PAIRS = tuple(pair for pair in Pair if pair.a_format is not None)
 """Pairs of two block-scaled operands."""
+SPREAD_PAIRS = (Pair.MXFP8_MXFP6, Pair.MXFP8_MXFP4)
+"""Those whose B is spread to bytes in shared memory on Blackwell."""

@@ -4,6 +4,11 @@ from gemmill.families.blockscaled import NAME
 from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import TMA_BYTES, Operand, tma_alignment
 
+SPREAD_BYTES = 32
+"""Multiples at which TMA wants rows of packed codes to begin that it spreads to bytes."""
+_SPREAD = ("float8_e4m3fn", "uint8")
+"""The dtypes of A and B where it does."""
+
 
 def shaped_call_of(call: Judged) -> ShapedCall:
     """The class and the sizes of a call that has passed the checks."""
@@ -15,11 +20,30 @@ def shaped_call_of(call: Judged) -> ShapedCall:
         # a TMA store ends at a multiple of 16 bytes, not at n
         alignments=(
             _alignment(call.tensor("a")),
-            _alignment(call.tensor("b")),
+            _alignment_of_b(call),
             _alignment(out, columns),
             _alignment_of_scales(call),
         ),
     )
+
+
+def _alignment_of_b(call: Judged) -> int:
+    """Beside 8-bit codes TMA spreads packed ones of 4 and 6 bits to bytes: it takes rows at multiples of SPREAD_BYTES, and of
+    whole elements. Mirrors kernels/blockscaled/binding.cpp."""
+    a, b = call.tensor("a"), call.tensor("b")
+    found = _alignment(b)
+    if (a.dtype, b.dtype) != _SPREAD or len(b.shape) != 2:
+        return found
+    is_of_6_bits = 4 * b.shape[1] == 3 * call["K"]
+    return spread_alignment(found, b.data, _row_stride(b), is_of_6_bits=is_of_6_bits)
+
+
+def spread_alignment(found: int, address: int, stride: int, *, is_of_6_bits: bool) -> int:
+    """The alignment of codes that TMA spreads, whose own is `found`: up to SPREAD_BYTES, and 1 where a row is no whole number of
+    elements further."""
+    if is_of_6_bits and stride % 3:
+        return 1
+    return SPREAD_BYTES if found == TMA_BYTES and not (address | stride) % SPREAD_BYTES else found
 
 
 def _alignment_of_scales(call: Judged) -> int:
@@ -29,7 +53,10 @@ def _alignment_of_scales(call: Judged) -> int:
 
 
 def _alignment(x: Operand, also: int = 0) -> int:
-    """Alignment of data and rows. The stride of a single row is never used, nor are strides of packed blocks."""
-    columns = x.shape[-1]
-    stride = x.strides[0] if len(x.shape) == 2 and x.shape[0] > 1 else -(-columns // TMA_BYTES) * TMA_BYTES
-    return tma_alignment(x, stride | also, columns)
+    """Alignment of data and rows."""
+    return tma_alignment(x, _row_stride(x) | also, x.shape[-1])
+
+
+def _row_stride(x: Operand) -> int:
+    """The stride of a single row is never used, nor are strides of packed blocks."""
+    return x.strides[0] if len(x.shape) == 2 and x.shape[0] > 1 else -(-x.shape[-1] // TMA_BYTES) * TMA_BYTES

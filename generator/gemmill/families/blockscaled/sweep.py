@@ -6,7 +6,8 @@ from gemmill.families.blockscaled import NAME
 from gemmill.families.blockscaled.classes import CLASSES
 from gemmill.families.blockscaled.config import AnyConfig, PackedConfig, PairConfig
 from gemmill.families.blockscaled.design import FewLoop, Group, ManyLoop
-from gemmill.families.blockscaled.pairs import Pair
+from gemmill.families.blockscaled.pairs import SPREAD_PAIRS, Pair
+from gemmill.families.blockscaled.shaped_call import spread_alignment
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType
@@ -55,7 +56,11 @@ def _measured(op: Op) -> Measured:
     def call(sizes: Sizes) -> ShapedCall:
         m, n, k = (sizes[name] for name in "mnk")
         a = _aligned(m, k * a_bits // 8)
-        b = TMA_BYTES if op.prepacked else _aligned(n, k * pair.b_format.code.bits // 8)
+        bits = pair.b_format.code.bits
+        b = TMA_BYTES if op.prepacked else _aligned(n, k * bits // 8)
+        if pair in SPREAD_PAIRS:
+            stride = k * bits // 8 if n > 1 else -(-k * bits // 8 // TMA_BYTES) * TMA_BYTES
+            b = spread_alignment(b, 0, stride, is_of_6_bits=bits == 6)
         return ShapedCall(
             family=NAME, call_class=number, sizes=(m, n, k), alignments=(a, b, _aligned(m, 2 * n), TMA_BYTES)
         )

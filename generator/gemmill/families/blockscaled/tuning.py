@@ -7,7 +7,8 @@ from gemmill.families.blockscaled.config import AnyConfig, FewConfig, ManyConfig
 from gemmill.families.blockscaled.design import FewLoop, ManyLoop
 from gemmill.families.blockscaled.model import Facts, model_ns, refuses
 from gemmill.families.blockscaled.order import order_of
-from gemmill.families.blockscaled.pairs import CODE_PAIRS
+from gemmill.families.blockscaled.pairs import CODE_PAIRS, SPREAD_PAIRS
+from gemmill.families.blockscaled.shaped_call import SPREAD_BYTES
 from gemmill.families.blockscaled.steps import step_of
 from gemmill.families.blockscaled.sweep import SWEEP, Op
 from gemmill.family import Reach, Row, ShapedCall, Tuning
@@ -51,7 +52,7 @@ def _alignments(config: AnyConfig) -> tuple[int, int, int, int]:
     of_group = _LOADED_COLUMNS // config.group_size
     match config:
         case PairConfig():
-            return (TMA_BYTES,) * 4
+            return TMA_BYTES, SPREAD_BYTES if config.pair in SPREAD_PAIRS else TMA_BYTES, TMA_BYTES, TMA_BYTES
         case FewConfig() if config.design.main_loop is FewLoop.REGISTERS:
             return (TMA_BYTES, TMA_BYTES, 1, of_group) if config.in_words else (8, 8, 1, 1)
         case FewConfig() if config.pair in CODE_PAIRS:
