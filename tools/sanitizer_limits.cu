@@ -10,6 +10,8 @@
 // | wrong_stores_no_wait | racecheck | errors: 4 |
 // | plain_store | initcheck | nothing |
 // | bulk_store | initcheck | errors: 88 |
+// | branches_meet_at_one_place | synccheck | nothing (2026-11-27) |
+// | branches_meet_at_two_places | synccheck | divergent threads in the block (2026-11-27) |
 //
 // A producer warp fills a ring of two stages; two consumer warps read them. PTX orders the accesses of a warp's lanes before an
 // arrival of lane 0 behind __syncwarp(): bar.warp.sync synchronises them, and an arrival releases what happened before it.
