@@ -20,7 +20,7 @@ int64_t alignment_of(Operand const& x, int64_t also = 0) {
   return tma_alignment(x.data, row_stride_of(x) | also, x.sizes[x.rank - 1], element_bytes(x.dtype));
 }
 
-// Beside 8-bit codes TMA spreads packed ones of 4 and 6 bits to bytes: it takes rows at multiples of 32 bytes, and of whole elements.
+// Where A has 8-bit codes, TMA spreads packed ones of 4 and 6 bits to bytes: it takes rows at multiples of 32 bytes, and of whole elements.
 int64_t alignment_of_b(OpCall const& x) {
   Operand const &a = x.tensor(kA), &b = x.tensor(kB);
   if (a.dtype != dtypes().e4m3 || b.dtype != dtypes().u8 || b.rank != 2) return alignment_of(b);

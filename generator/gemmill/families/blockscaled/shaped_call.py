@@ -28,7 +28,7 @@ def shaped_call_of(call: Judged) -> ShapedCall:
 
 
 def _alignment_of_b(call: Judged) -> int:
-    """Beside 8-bit codes TMA spreads packed ones of 4 and 6 bits to bytes: it takes rows at multiples of SPREAD_BYTES, and of
+    """Where A has 8-bit codes, TMA spreads packed ones of 4 and 6 bits to bytes: it takes rows at multiples of SPREAD_BYTES, and of
     whole elements. Mirrors kernels/blockscaled/binding.cpp."""
     a, b = call.tensor("a"), call.tensor("b")
     found = _alignment(b)

@@ -5,7 +5,7 @@
 namespace sm90a_fusedexperts_e4m3_bf16_group128_t128a {
 
 inline constexpr bool kGrouped = true;
-using Kernel = gemmill::fused_moe::ApartExperts<__nv_bfloat16, kGrouped>;
+using Kernel = gemmill::fused_moe::ApartExperts<__nv_bfloat16, true, kGrouped>;
 using gemmill::fused_moe::ApartParams;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads)
@@ -30,7 +30,7 @@ extern "C" int32_t gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a(void cons
 }
 
 extern "C" int64_t gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_workspace(void const* args, gemmill_launch const*) {
-  return gemmill::fused_moe::apart_workspace_of<kGrouped>(static_cast<gemmill_apart_experts_args const*>(args)->layer);
+  return gemmill::fused_moe::apart_workspace_of<Kernel, kGrouped>(static_cast<gemmill_apart_experts_args const*>(args)->layer);
 }
 
 }  // namespace sm90a_fusedexperts_e4m3_bf16_group128_t128a
