@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gemmill.compat import vllm_experts, vllm_fp4_groups, vllm_library
+from gemmill.compat import vllm_experts, vllm_fp4_groups, vllm_hadamard, vllm_library
 from gemmill.compat.vllm_library import NAMESPACE as _OWN
 from gemmill.compat.vllm_library import VLLM
 from gemmill.families.blockscaled.ops import FP4_MM
@@ -174,6 +174,17 @@ def _define_fp4_groups(name: str) -> Any:
     return getattr(getattr(torch.ops, _OWN), name)
 
 
+def _hand_out_hadamard() -> None:
+    """Where the library has the op it stays: it rounds otherwise."""
+    name = vllm_hadamard.HADACORE
+    _library.define(name + vllm_hadamard.SCHEMA)
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, vllm_hadamard.hadacore_transform, key)
+    _library._register_fake(name, lambda x, inplace: x if inplace else torch.empty_like(x))
+    if not (hasattr(getattr(torch.ops, VLLM), name) or _library_may_come()):
+        _hand_out(name, getattr(getattr(torch.ops, _OWN), name))
+
+
 def _register() -> None:
     for name, own in _SERVED_BY.items():
         _hand_out(name, getattr(getattr(torch.ops, NAMESPACE), own), "CPU", "CUDA")
@@ -190,6 +201,7 @@ def _register() -> None:
         _hand_out(name, _define_of_experts(name), *(("CUDA",) if name == vllm_experts.MOE_MM else ()))
     for name in vllm_fp4_groups.SCHEMAS:
         _hand_out(name, _define_fp4_groups(name))
+    _hand_out_hadamard()
 
 
 _register()
