@@ -13,7 +13,7 @@ constexpr int kMostSizes = 6, kMostAligned = 4, kMostFacts = 17;
 struct Call {
   int64_t call_class;  // the number of its class, which its family gives; the same as in Row::call_class
   int64_t sizes[kMostSizes];
-  int64_t alignments[kMostAligned];  // bytes that data and row stride are multiples of, 16 at most
+  int64_t alignments[kMostAligned];  // bytes that data and row stride are multiples of, 16 at most, 32 of codes that TMA spreads
 };
 
 // One variant for one class of calls; a variant that serves several has a row for each.
