@@ -230,6 +230,7 @@ SPELLINGS = (
     _ct("int8", codes_dtype=torch.int8),
     _ct(ASYMMETRIC, codes_dtype=torch.int8, zero_points=_ZERO_POINTS),
     _ct("block128", codes_dtype=E4M3),
+    _ct("block32", codes_dtype=E4M3, read_only=True),
     _ct("mxfp8", codes_dtype=E4M3, scales_dtype=U8),
     _lightx2v("channel", codes_dtype=E4M3),
     _lightx2v("int8", codes_dtype=torch.int8),

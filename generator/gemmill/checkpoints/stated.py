@@ -59,7 +59,7 @@ def stated_format(folder: Path) -> str | None:
     if method.startswith("modelopt"):
         return _ALGORITHMS.get(str(stated.get("quant_algo", "")).upper())
     if method == "fp8":
-        return next((f for f, side in BLOCKS.items() if stated.get("weight_block_size") == [side, side]), None)
+        return _of_blocks(stated.get("weight_block_size"))
     if method == "compressed-tensors":
         return _of_compressed_tensors(stated)
     return "mxfp4" if method == "mxfp4" else None
@@ -145,8 +145,19 @@ def _of_compressed_tensors(stated: dict[str, Any]) -> str | None:
     if name == _INT:
         symmetric = {weights.get("symmetric") is not False for weights in schemes if isinstance(weights, dict)}
         return "int8" if symmetric in (set(), {True}) else ASYMMETRIC if symmetric == {False} else None
-    strategies = {str(weights.get("strategy")) for weights in schemes if isinstance(weights, dict)}
-    return {"channel": "channel", "block": "block128"}.get(strategies.pop()) if len(strategies) == 1 else None
+    formats = {_of_strategy(weights) for weights in schemes if isinstance(weights, dict)}
+    return formats.pop() if len(formats) == 1 else None
+
+
+def _of_strategy(weights: dict[str, Any]) -> str | None:
+    if weights.get("strategy") == "block":
+        return _of_blocks(weights.get("block_structure", [128, 128]))
+    return "channel" if weights.get("strategy") == "channel" else None
+
+
+def _of_blocks(sides: object) -> str | None:
+    """The format whose scales are of blocks of these rows and columns."""
+    return next((format for format, side in BLOCKS.items() if sides == [side, side]), None)
 
 
 def _read(path: Path) -> dict[str, Any]:

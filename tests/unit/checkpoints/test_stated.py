@@ -31,6 +31,12 @@ def of_compressed_tensors(format: str, weights: dict[str, Any], inputs: dict[str
     return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
 
 
+def in_blocks(sides: list[int]) -> dict[str, Any]:
+    weights = FLOAT8 | FIXED | {"strategy": "block", "block_structure": sides}
+    inputs = FLOAT8 | {"strategy": "group", "group_size": sides[1], "dynamic": True}
+    return of_compressed_tensors("float-quantized", weights, inputs)
+
+
 GROUP16 = {"strategy": "tensor_group", "group_size": 16}
 GROUP32 = {"strategy": "group", "group_size": 32}
 FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
@@ -51,11 +57,7 @@ STATED = {
         INT8 | FIXED | {"strategy": "channel", "symmetric": False},
         INT8 | {"strategy": "token", "dynamic": True},
     ),
-    ("compressed-tensors", "block128"): of_compressed_tensors(
-        "float-quantized",
-        FLOAT8 | FIXED | {"strategy": "block", "block_structure": [128, 128]},
-        FLOAT8 | {"strategy": "group", "group_size": 128, "dynamic": True},
-    ),
+    ("compressed-tensors", "block128"): in_blocks([128, 128]),
     ("modelopt", "nvfp4"): {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "group_size": 16},
     ("deepseek", "block128"): FP8_BLOCKS,
     ("deepseek", "block32"): FP8_BLOCKS | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
@@ -65,6 +67,8 @@ OTHERS = {
     "modelopt of both sides": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
     "modelopt in small letters": ({"quant_method": "modelopt_fp4", "quant_algo": "nvfp4"}, "nvfp4"),
     "other blocks": (FP8_BLOCKS | {"weight_block_size": [64, 64]}, None),
+    "blocks of 32 of compressed-tensors": (in_blocks([32, 32]), "block32"),
+    "other blocks of compressed-tensors": (in_blocks([64, 64]), None),
     "oblong blocks": (FP8_BLOCKS | {"weight_block_size": [1, 32]}, None),
     "gptq": ({"quant_method": "gptq", "bits": 4}, None),
     "groups of several kinds": (
