@@ -60,6 +60,9 @@ def tune(
     second_opinion: Annotated[
         bool, typer.Option("--second-opinion", help="Try the tiles that nvidia-matmul-heuristics names, too.")
     ] = False,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Time the fastest of each order of K to the end, too.")
+    ] = False,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time torch's own beside, for the report.")] = True,
     vllm_library: Annotated[
         Path | None, typer.Option("--vllm-so", metavar="FILE", help="vLLM's _C_stable_libtorch.abi3.so, timed beside.")
@@ -129,6 +132,7 @@ def tune(
             repeats=repeat,
             peers=peers,
             vllm=vllm_library is not None,
+            orders=batch_invariant,
             advice=_advice(workloads) if second_opinion else {},
         ),
         journal=journal,

@@ -11,6 +11,7 @@ from gemmill.runtime.select import model_ns, rejection, select
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.tuner.heuristics import Tile
+from gemmill.tuner.orders import fastest_of_orders
 from gemmill.tuner.peers import VLLM, peers_of, vllm_takes
 from gemmill.tuner.protocol import PEER, Candidate
 from gemmill.tuner.workloads import Workload
@@ -18,6 +19,8 @@ from gemmill.tuner.workloads import Workload
 MOST = 60
 PLAUSIBLE = 2.5
 """Variants that the analytic model puts beyond this many times its best are not tried. The model is wrong by less."""
+OF_AN_ORDER = 3
+"""Variants of each order of K that are tried where orders are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +60,13 @@ def field_of(
     advised: Collection[Tile] = (),
     *,
     vllm: bool = False,
+    orders: bool = False,
 ) -> Field:
     """Up to `most` variants, the most promising first, those of the tiles that a second opinion advises among them. Then the
-    peers that take the workload, torch's own and vLLM's library if they are wanted."""
+    peers that take the workload, torch's own and vLLM's library if they are wanted.
+
+    With `orders` the model's best of each order of K are among them, however slow.
+    """
     named: dict[str, Candidate] = {}
     guesses: dict[str, float] = {}
     advised_names: list[str] = []
@@ -78,7 +85,8 @@ def field_of(
     first = [name for name in _by_tables(workload, builds) if name in named]
     if present is not None and present.name in named:
         first.insert(0, present.name)
-    chosen = list(dict.fromkeys([*first, *advised_names, *ranked]))[:most]
+    of_orders = fastest_of_orders(guesses, OF_AN_ORDER) if orders else ()
+    chosen = list(dict.fromkeys([*first, *of_orders, *advised_names, *ranked]))[:most]
     beside = [peer.name for peer in (peers_of(workload.family) if peers else ()) if peer.takes(workload)]
     if vllm and vllm_takes(workload):
         beside.append(VLLM)

@@ -12,6 +12,7 @@ from typing import Any
 
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import Monitor
+from gemmill.tuner.orders import fastest_of_orders
 from gemmill.tuner.protocol import Candidate, workload_to_json
 from gemmill.tuner.timing import calls_in_round, shuffled
 from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
@@ -43,6 +44,8 @@ class Task:
     stages: tuple[Stage, ...]
     known: Mapping[str, Finding] = field(default_factory=dict)
     """Faults found before: these candidates are not tried again."""
+    orders: bool = False
+    """Whether no stage drops the fastest of an order of K either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +182,9 @@ class _Measuring:
         if not medians or stage.ratio == math.inf:
             return list(medians)
         limit = stage.ratio * min(medians.values())
-        kept = [
-            name
-            for name, us in medians.items()
-            if us <= limit or name == self._task.kept or self._candidates[name].is_peer
-        ]
+        variants = {name: us for name, us in medians.items() if not self._candidates[name].is_peer}
+        spared = {self._task.kept, *(fastest_of_orders(variants) if self._task.orders else ())}
+        kept = [name for name, us in medians.items() if us <= limit or name in spared or name not in variants]
         for name in medians.keys() - set(kept):
             self._ask_quietly("drop", name)
             self._prepared.discard(name)

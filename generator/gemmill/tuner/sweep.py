@@ -32,6 +32,8 @@ class SweepOptions:
     """Whether torch's own calls are timed beside."""
     vllm: bool = False
     """Whether vLLM's kernels are timed beside."""
+    orders: bool = False
+    """Whether the fastest variants of each order of K are tried and timed to the end, for calls that hold one."""
     advice: Mapping[tuple[int, ...], Sequence[Tile]] = field(default_factory=dict)
     """Tiles of a second opinion, by sizes. They are tried beside those that the model thinks well of."""
 
@@ -123,7 +125,8 @@ def run_sweep(
 
 def _field_of(workload: Workload, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
     advised = options.advice.get(workload.call.sizes, ())
-    return field_of(workload, builds, sm_count, options.most, options.peers, advised, vllm=options.vllm)
+    told = {"vllm": options.vllm, "orders": options.orders}
+    return field_of(workload, builds, sm_count, options.most, options.peers, advised, **told)
 
 
 def _task(
@@ -136,6 +139,7 @@ def _task(
         kept=found.present,
         stages=halving(options.rounds),
         known=dict(record.faults.get(workload, {})),
+        orders=options.orders,
     )
 
 

@@ -23,6 +23,7 @@ from gemmill.runtime.table_file import (
 from gemmill.space.names import parse_name
 from gemmill.tuner.checking import Fault
 from gemmill.tuner.choice import MARGIN, Decision, decide
+from gemmill.tuner.orders import fastest_of_orders, order_of
 from gemmill.tuner.protocol import PEER
 from gemmill.tuner.record import Entry, MeasuredBuild, Record
 from gemmill.tuner.sweep import runs_of, variants_only
@@ -30,7 +31,7 @@ from gemmill.tuner.workloads import Workload
 from gemmill.writing import write_whole
 
 KEPT = 4
-"""Variants kept in a row, so that a build without the first still has a measured choice."""
+"""Variants kept in a row, so that a build without the first still has a measured choice. The fastest of each other order stays, too."""
 PROGRAM = "gemmill tune"
 NO_DEVICE = "dry run"
 
@@ -145,7 +146,8 @@ def _lock(path: Path) -> Iterator[None]:
 def _row(
     workload: Workload, decision: Decision, entry: Entry, builds: Mapping[str, MeasuredBuild], source: str
 ) -> TableRow:
-    names = decision.ranked[:KEPT]
+    first = decision.ranked[:KEPT]
+    names = tuple(dict.fromkeys([*first, *_of_other_orders(decision, first)]))
     told = {name: digests for build in builds.values() for name, digests in build.digests.items()}
     known = tuple(told.get(name, ("", ""))[0] for name in names)
     codes = tuple(told.get(name, ("", ""))[1] for name in names)
@@ -159,6 +161,12 @@ def _row(
         tied=len(decision.tied),
         source=source,
     )
+
+
+def _of_other_orders(decision: Decision, first: Sequence[str]) -> Iterator[str]:
+    """The fastest of each order of K that none of the first has: batch invariance compares orders by them."""
+    known = set(map(order_of, first))
+    return (name for name in fastest_of_orders(decision.us) if order_of(name) not in known)
 
 
 def _quarantined(workload: Workload, entry: Entry, builds: Mapping[str, MeasuredBuild]) -> Iterator[Quarantined]:
