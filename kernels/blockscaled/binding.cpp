@@ -24,10 +24,9 @@ int64_t alignment_of(Operand const& x, int64_t also = 0) {
 int64_t alignment_of_b(OpCall const& x) {
   Operand const &a = x.tensor(kA), &b = x.tensor(kB);
   if (a.dtype != dtypes().e4m3 || b.dtype != dtypes().u8 || b.rank != 2) return alignment_of(b);
-  bool const six = 4 * b.sizes[1] == 3 * x.value(kK);
-  if (six && row_stride_of(b) % 3 != 0) return 1;
+  bool const whole = 4 * b.sizes[1] != 3 * x.value(kK) || row_stride_of(b) % 3 == 0;
   int64_t const found = alignment_of(b);
-  return found == kTmaBytes && (reinterpret_cast<uint64_t>(b.data) | static_cast<uint64_t>(row_stride_of(b))) % (2 * kTmaBytes) == 0 ? 2 * kTmaBytes : found;
+  return whole && found == kTmaBytes && (reinterpret_cast<uint64_t>(b.data) | static_cast<uint64_t>(row_stride_of(b))) % (2 * kTmaBytes) == 0 ? 2 * kTmaBytes : found;
 }
 
 // Of the scales of both operands. Swizzled ones have no rows, and what is not given has no address.

@@ -41,7 +41,7 @@ def alignment_of_b(op: str, pitch: int, shift: int) -> int:
         (MXFP6, 96, 0, 32),
         (MXFP6, 96, 16, 16),
         (MXFP6, 192, 0, 32),
-        (MXFP6, 128, 0, 1),  # no whole number of elements of 6 bits
+        (MXFP6, 128, 0, 16),  # no whole number of elements of 6 bits
         (MXFP6, 144, 0, 16),
         (MXFP8, 128, 0, 16),
     ],

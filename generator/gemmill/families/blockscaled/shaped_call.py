@@ -39,11 +39,10 @@ def _alignment_of_b(call: Judged) -> int:
 
 
 def spread_alignment(found: int, address: int, stride: int, *, is_of_6_bits: bool) -> int:
-    """The alignment of codes that TMA spreads, whose own is `found`: up to SPREAD_BYTES, and 1 where a row is no whole number of
-    elements further."""
-    if is_of_6_bits and stride % 3:
-        return 1
-    return SPREAD_BYTES if found == TMA_BYTES and not (address | stride) % SPREAD_BYTES else found
+    """The alignment of codes that TMA spreads, whose own is `found`: SPREAD_BYTES where rows begin at multiples of them and are a
+    whole number of elements apart."""
+    is_whole = not is_of_6_bits or stride % 3 == 0
+    return SPREAD_BYTES if is_whole and found == TMA_BYTES and not (address | stride) % SPREAD_BYTES else found
 
 
 def _alignment_of_scales(call: Judged) -> int:
