@@ -219,7 +219,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tuple[Judge, dict[str, Any]]:
     """All that is loaded, and the beginning of the record. Raises FieldError."""
-    asked = {"also": "", "by_backend": False, "variants": True, "match": "", "drawn": shapes}
+    asked = {"also": "", "batch_invariant": False, "by_backend": False, "variants": True, "match": "", "drawn": shapes}
     benchmark = benchmark_of(options.family)
     field = make_field(benchmark, argparse.Namespace(**{**vars(options), **asked}))
     dry = options.dry_run
