@@ -53,7 +53,7 @@ ADDS = {
     "verify": {"--json"},
     "fuzz": {"--gpu", "--json"},
     "time": {"--peers", "--dry-run", "--json"},
-    "tune": {"--second-opinion", "--peers", "--fresh", "--trust-network", "--dry-run"},
+    "tune": {"--batch-invariant", "--second-opinion", "--peers", "--fresh", "--trust-network", "--dry-run"},
     "audit": {"--all", "--json"},
     "convert": {"--requantize", "--rescale"},
     "wheel": {"--kernels"},
