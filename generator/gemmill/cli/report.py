@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gemmill import settings
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
 from gemmill.cli.output import console, count, print_json, table
@@ -27,7 +28,8 @@ def write_report(path: Path, build: str | None, *, as_json: bool) -> None:
     from gemmill.report.places import Places
     from gemmill.writing import write_whole
 
-    found = variants.build_of(build) if build is not None else None
+    named = build or settings.build()
+    found = variants.build_of(named) if named else None
     content = _begun(arch)
     places = Places([path.absolute().parent, *([found[0].parent] if found else [])])
 
