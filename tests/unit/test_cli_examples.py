@@ -190,6 +190,7 @@ NOT_RUN = {
     "gemmill export --from %s": "test_cli_export.py and tests/compile/test_export.py run it",
     "gemmill fuzz --cpu": "it takes its minute",
     "gemmill verify --quick": "tests/compile/test_examples.py runs it",
+    "gemmill verify --report": "names the option",
     "gemmill fuzz": "it takes its minute",
     "gemmill time": "names the verb",
     "gemmill tune": "names the verb",

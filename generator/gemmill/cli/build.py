@@ -14,8 +14,9 @@ from gemmill.cli.plan import print_plan
 from gemmill.vocab import Arch, cannot_emulate
 
 if TYPE_CHECKING:
-    from gemmill.build.options import BuildResult
+    from gemmill.build.options import BuildOptions, BuildResult
     from gemmill.manifest import Manifest
+    from gemmill.space.selections import Selection
 
 _MOST_LISTED = 100
 """The most variants that have a line each; of more, families have."""
@@ -78,19 +79,14 @@ def build(
 
         gemmill build --arch sm120a --emulate
     """
-    from gemmill.build.driver import build as make
-    from gemmill.build.errors import BuildError
     from gemmill.build.options import BuildOptions
     from gemmill.build.planning import plan as plan_build
-    from gemmill.build.toolchain import find_toolchain
-    from gemmill.cli.compiling import build_progress
-    from gemmill.runtime.builds import settle
 
     if emulate and arch.emulated_on is None:
         raise UsageError(cannot_emulate(arch))
     if emulate and use:
         raise UsageError("--use with --emulate: an emulated build serves only where it is named, leave --use out")
-    selection = variants.selection_of(select or _what_can_be_compiled(), arch, filters, epilogues)
+    selection = variants.selection_of(select or what_can_be_compiled(), arch, filters, epilogues)
     options = BuildOptions(
         jobs=jobs,
         max_size=max_size,
@@ -106,19 +102,36 @@ def build(
             raise UsageError(f"--use or --no-use with --dry-run: {nothing}, leave it out")
         print_plan(selection, plan_build(selection, options), max_size, as_json=False)
         return
+    result, served = publish(selection, options, filtered=bool(filters), wanted=use)
+    _print_result(result, served)
+    if result.rejected:
+        raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def publish(
+    selection: "Selection", options: "BuildOptions", *, filtered: bool = False, wanted: bool | None = None
+) -> "tuple[BuildResult, str]":
+    """Build a selection with a bar on stderr, decide whether it serves as `settle` does, and say that in a sentence.
+
+    Raises UnavailableError without a toolchain, and BuildError.
+    """
+    from gemmill.build.driver import build as make
+    from gemmill.build.errors import BuildError
+    from gemmill.build.toolchain import find_toolchain
+    from gemmill.cli.compiling import build_progress
+    from gemmill.runtime.builds import settle
+
     try:
         find_toolchain()
     except BuildError as error:
         raise UnavailableError(str(error)) from None
-    before = _serving(arch, options.home_dir)
+    home = options.home_dir
+    before = _serving(selection.arch, home)
     with build_progress(options.job_count) as observer:
         result = make(selection, options, observer)
-    home = options.home_dir
-    served = settle(result.folder, result.manifest, before, filtered=bool(filters), wanted=use, home=home)
+    served = settle(result.folder, result.manifest, before, filtered=filtered, wanted=wanted, home=home)
     _let_tables_name_machine_code(home)
-    _print_result(result, served)
-    if result.rejected:
-        raise typer.Exit(ExitCode.INCOMPLETE)
+    return result, served
 
 
 def _let_tables_name_machine_code(home: Path) -> None:
@@ -142,7 +155,7 @@ def _let_tables_name_machine_code(home: Path) -> None:
             typer.echo(f"gemmill: the machine code of measured kernels was not noted in {path}: {error}", err=True)
 
 
-def _what_can_be_compiled() -> str:
+def what_can_be_compiled() -> str:
     """The selection that is built where none is named."""
     from gemmill.build.dsl import DISTRIBUTION, INSTALL, is_installed
 

@@ -1,5 +1,6 @@
 """`gemmill verify`: numerics of what is built."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,6 +9,7 @@ from gemmill.cli import options as o
 from gemmill.cli import variants
 from gemmill.cli.exits import ExitCode, UnavailableError, UsageError
 from gemmill.cli.output import console, print_json, short, table
+from gemmill.cli.report import write_report
 
 PAIRS = 100_000
 """Pairs that are compared where no end is given."""
@@ -39,6 +41,12 @@ def verify(
         list[str] | None,
         typer.Option("--family", metavar="NAME", help="With --batch-invariant: of this family; may be repeated."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", metavar="FILE", help="Verify, run memcheck, time ten calls; write one JSON for an issue."
+        ),
+    ] = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
@@ -47,7 +55,7 @@ def verify(
     Holds each variant of a build against the reference, at shapes below, at and across tile edges.
 
     Needs a GPU of the build's architecture, except with --quick. INT8 must be equal to the last bit, FP8 within the
-    bound that its accumulation allows. Exits 1 if anything is wrong.
+    bound that its accumulation allows. --report first builds what is missing. Exits 1 if anything is wrong.
 
     Examples:
 
@@ -58,6 +66,8 @@ def verify(
         gemmill verify --quick
 
         gemmill verify --batch-invariant --pairs 100 --json
+
+        gemmill verify --report my_gpu.json
     """
     import torch
 
@@ -66,6 +76,11 @@ def verify(
 
     if not batches:
         o.refuse_without("--batch-invariant", pairs=pairs, seconds=seconds, seed=seed or None, family=families)
+    if report is not None:
+        all_there = "it runs all that the build has"
+        o.refuse_beside("--report", all_there, quick=quick, filter=filters, batch_invariant=batches)
+        write_report(report, build, as_json=as_json)
+        return
     if quick and filters:
         raise UsageError("--quick with --filter: it runs each op once, whatever the variants; leave one of them out")
     if not quick and not batches and not torch.cuda.is_available():
