@@ -183,7 +183,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "environment": devices.environment(),
         "commit": options.commit or devices.commit_of(Path(__file__).parent),
-        "versions": {name: _version(name) for name in ("vllm", "gemmill", "transformers", "triton")},
+        "versions": {name: version(name) for name in ("vllm", "gemmill", "transformers", "triton")},
         "variables": {
             name: value  # but for folders, which are the machine's
             for name, value in os.environ.items()
@@ -207,7 +207,7 @@ def main(given: Sequence[str] | None = None) -> int:
     return int(any(row["failures"] for row in rows))
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -39,7 +39,10 @@ class Engine:
         self._vocabulary = self._llm.llm_engine.model_config.get_vocab_size()
 
     def outputs(self, request: Json) -> Json:
-        """Greedy tokens of `prompts` prompts of `length` tokens, the same prompts scored, and what was decoded scored as a prompt."""
+        """Greedy tokens of `prompts` prompts of `length` tokens, the same prompts scored, and what was decoded scored as a prompt.
+
+        `lora` names the folder of an adapter that all of it goes through.
+        """
         from vllm import SamplingParams
 
         prompts = self._prompts(request["prompts"], request["length"], request["seed"])
@@ -47,7 +50,8 @@ class Engine:
             temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=1, detokenize=False
         )
         scoring = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=1, detokenize=False)
-        decoded = self._llm.generate(prompts, decoding, use_tqdm=False)
+        through = _adapted(request.get("lora"))
+        decoded = self._llm.generate(prompts, decoding, use_tqdm=False, **through)
         greedy = [
             [
                 [token, of[token].logprob]
@@ -61,9 +65,9 @@ class Engine:
         ]
         return {
             "greedy": greedy,
-            "scored": [_scored(x) for x in self._llm.generate(prompts, scoring, use_tqdm=False)],
+            "scored": [_scored(x) for x in self._llm.generate(prompts, scoring, use_tqdm=False, **through)],
             "decoded_scored": [
-                _scored(x)[-request["tokens"] :] for x in self._llm.generate(again, scoring, use_tqdm=False)
+                _scored(x)[-request["tokens"] :] for x in self._llm.generate(again, scoring, use_tqdm=False, **through)
             ],
         }
 
@@ -77,6 +81,22 @@ class Engine:
         self._llm.generate(prompts, params, use_tqdm=False)
         return {"seconds": time.perf_counter() - begun}
 
+    def slept(self, request: Json) -> Json:
+        """Sleeps at `level` and wakes up. Level 2 drops the weights, so they are loaded again."""
+        self._llm.sleep(level=request["level"])
+        if request["level"] == 1:
+            self._llm.wake_up()
+        else:
+            self._llm.wake_up(tags=["weights"])
+            self._llm.collective_rpc("reload_weights")
+            self._llm.wake_up(tags=["kv_cache"])
+        return {}
+
+    def reloaded(self, request: Json) -> Json:
+        """Loads the weights again into the running engine."""
+        self._llm.collective_rpc("reload_weights")
+        return {}
+
     def served(self, request: Json) -> Json:
         """Which classes serve the layers, with the number of each, and what gemmill counted."""
         classes, report = self._llm.apply_model(_served)[0]
@@ -86,6 +106,15 @@ class Engine:
         draw = random.Random(seed)
         tokens = range(_KEPT, self._vocabulary - _KEPT)
         return [{"prompt_token_ids": draw.choices(tokens, k=length)} for _ in range(count)]
+
+
+def _adapted(folder: str | None) -> Json:
+    """Arguments of `generate` for an adapter."""
+    if folder is None:
+        return {}
+    from vllm.lora.request import LoRARequest
+
+    return {"lora_request": LoRARequest("adapter", 1, folder)}
 
 
 def _scored(output: Any) -> list[list[Any]]:
@@ -130,6 +159,8 @@ def main(pipe: str, arguments: str) -> int:
             "outputs": engine.outputs,
             "seconds": engine.seconds,
             "served": engine.served,
+            "slept": engine.slept,
+            "reloaded": engine.reloaded,
         }
         while (request := json.loads(connection.recv_bytes()))["do"] != "stop":
             answer(requests[request["do"]](request))

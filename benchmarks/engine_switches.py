@@ -1,0 +1,224 @@
+"""Every kind of layers that docs/serving.md names, in a real vLLM with each of the engine's switches: served, refused, or not run.
+
+    python benchmarks/engine_switches.py                                   # needs vLLM, a wheel of gemmill and a GPU
+    python benchmarks/engine_switches.py fp8-channel nvfp4 --at-once 2 --out-dir /tmp/short
+    python benchmarks/engine_switches.py fp8-channel --ranks 2             # a tensor-parallel pair, on two GPUs
+
+Each kind has a small checkpoint on disk and four engines, which start together: vLLM alone and vLLM with the plugin, once as they
+come (torch.compile, CUDA graphs) with sleep mode, once with chunked prefill, prefix caching and LoRA. The engines alone run
+without torch.compile and graphs. Outputs of the two engines of a pair are held together over the same prompts; after a sleep or a
+reload, those of one engine to its own. The engines of all kinds of a turn share the GPU. An engine that fails is named with its error.
+"""
+
+import argparse
+import datetime
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from engine import RESULTS, version
+from harness import devices
+from harness.written import write_json
+from served.agreement import agreement
+from served.side import SUBJECT, EngineError, Side
+from served.tiny import KINDS, LORA_RANK, Kind, adapter, written
+
+ENGINE = "engine"
+SWITCHES = {
+    "compiled": "torch.compile, CUDA graphs",
+    "sleep": "sleep, wake-up",
+    "deep sleep": "sleep that drops weights, reload",
+    "reload": "reload of weights",
+    "chunked": "chunked prefill",
+    "prefix": "prefix caching",
+    "lora": "LoRA adapter",
+}
+"""The switches, in the order in which they are tried, and their columns."""
+PLAIN, MIXED = ("compiled", "sleep", "reload", "deep sleep"), ("chunked", "prefix", "lora")
+PROMPTS = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
+LONG = {"prompts": 4, "length": 700, "tokens": 16, "seed": 2}
+CHUNK = 256
+"""Tokens of a step of the engines with chunked prefill: a prompt of LONG takes three."""
+
+Json = dict[str, Any]
+
+
+def arguments(kind: Kind, folder: Path, options: argparse.Namespace, switches: Sequence[str], name: str) -> Json:
+    """Arguments of vLLM's LLM for one engine of a pair."""
+    mixed = switches == MIXED
+    return {
+        "model": str(written(kind, folder, options.device)),
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": CHUNK if mixed else 2048,
+        "enable_prefix_caching": mixed,
+        "seed": 0,
+        "gpu_memory_utilization": 0.02,  # the cache's size is given
+        "kv_cache_memory_bytes": 1 << 28,
+        "enforce_eager": name == ENGINE,
+        "disable_log_stats": True,
+        **({} if name == ENGINE else {"compilation_config": {"cudagraph_capture_sizes": [1, 4, 8]}}),
+        **({"enable_lora": True, "max_lora_rank": LORA_RANK, "max_loras": 1} if mixed else {"enable_sleep_mode": True}),
+        **({"tensor_parallel_size": options.ranks} if options.ranks > 1 else {}),
+        **kind.settings,
+    }
+
+
+class Pair:
+    """vLLM alone and vLLM with the plugin, with the same switches. Both start at once."""
+
+    def __init__(
+        self, kind: Kind, folder: Path, options: argparse.Namespace, switches: Sequence[str], stack: ExitStack
+    ) -> None:
+        """`folder` holds the checkpoints; the stack ends the engines."""
+        self._switches, self._lora = switches, adapter(folder / "adapter")
+        self._sides = {}
+        for name in (ENGINE, SUBJECT):
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switches-")))
+            side = Side(name, arguments(kind, folder, options, switches, name), scratch / name)
+            stack.callback(side.stop)
+            self._sides[name] = side
+        self.failures: dict[str, str] = {}
+        self.served: Json = {}
+        self.log: list[str] = []
+
+    def tried(self) -> Iterator[tuple[str, Json]]:
+        """Each switch with its outcome: `agreement` of outputs, or `failed`."""
+        for name, side in self._sides.items():
+            try:
+                side.answer()
+            except EngineError as error:
+                self.failures[name] = str(error)
+        mine = self._sides[SUBJECT]
+        if SUBJECT in self.failures:
+            yield from ((switch, {"failed": self.failures[SUBJECT]}) for switch in self._switches)
+            return
+        for switch in self._switches:
+            try:
+                found = self._try(switch)
+                self.served = self.served or mine.ask("served")
+            except EngineError as error:  # and its process has ended
+                found = {"failed": str(error)}
+            yield switch, found
+            if "failed" in found:
+                break
+        self.log = mine.log_lines()
+
+    def _try(self, switch: str) -> Json:
+        mine, its = self._sides[SUBJECT], self._sides[ENGINE]
+        if switch in ("compiled", "chunked", "lora"):
+            asked: Json = PROMPTS if switch == "compiled" else LONG
+            asked = asked | ({"lora": str(self._lora)} if switch == "lora" else {})
+            found = mine.ask("outputs", **asked)
+            if ENGINE in self.failures:
+                return {"engine_failed": self.failures[ENGINE]}
+            return {"with": "vLLM", "agreement": agreement(its.ask("outputs", **asked), found)}
+        if switch == "prefix":  # the second time, whole blocks of the prompts are in the cache
+            before, after = (mine.ask("outputs", **LONG) for _ in range(2))
+        else:
+            before = mine.ask("outputs", **PROMPTS)
+            mine.ask("reloaded" if switch == "reload" else "slept", level=2 if switch == "deep sleep" else 1)
+            after = mine.ask("outputs", **PROMPTS)
+        return {"with": "itself before", "agreement": agreement(before, after)}
+
+
+def _row(kind: str, pairs: Sequence[Pair]) -> Json:
+    row: Json = {"kind": kind, "layers": KINDS[kind].layers, "switches": {}, "failures": {}, "served": {}, "log": {}}
+    for pair, name in zip(pairs, ("as it comes", "mixed"), strict=True):
+        row["switches"] |= dict(pair.tried())
+        row["failures"][name], row["served"][name], row["log"][name] = pair.failures, pair.served, pair.log
+    return row
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Runs; returns the exit code: 1 where an engine with the plugin failed and the engine alone did not."""
+    options = parse(given)
+    rows: list[Json] = []
+    record: Json = {
+        "schema_version": 1,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "environment": devices.environment(),
+        "commit": options.commit or devices.commit_of(Path(__file__).parent),
+        "versions": {name: version(name) for name in ("vllm", "gemmill", "transformers", "triton")},
+        "settings": {
+            "ranks": options.ranks,
+            "at_once": options.at_once,
+            "prompts": PROMPTS,
+            "long": LONG,
+            "chunk": CHUNK,
+        },
+        "rows": rows,
+    }
+    options.out_dir.mkdir(parents=True, exist_ok=True)
+    out = options.out_dir / f"{options.name}.json"
+    with tempfile.TemporaryDirectory(prefix="checkpoints-") as scratch:
+        folder = Path(scratch)
+        for absent in (kind for kind in options.kinds if KINDS[kind].absent):
+            rows.append({"kind": absent, "layers": KINDS[absent].layers, "not_run": KINDS[absent].absent})
+        kinds = [kind for kind in options.kinds if not KINDS[kind].absent]
+        for first in range(0, len(kinds), options.at_once):
+            with ExitStack() as stack:
+                begun = {
+                    kind: [Pair(KINDS[kind], folder, options, switches, stack) for switches in (PLAIN, MIXED)]
+                    for kind in kinds[first : first + options.at_once]
+                }
+                for kind, pairs in begun.items():
+                    rows.append(_row(kind, pairs))
+                    print(f"{kind}: {_told(rows[-1])}", flush=True)
+                    write_json(record, out)
+    write_json(record, out)
+    return int(any(set(found) == {SUBJECT} for row in rows for found in row.get("failures", {}).values()))
+
+
+def _told(row: Json) -> str:
+    return ", ".join(f"{switch} {outcome(row, switch)}" for switch in row["switches"])
+
+
+def outcome(row: Json, switch: str) -> str:
+    """A cell of the table: who served, and how far the outputs agree."""
+    if "not_run" in row:
+        return "not run"
+    found = row["switches"].get(switch)
+    if found is None:
+        return "not run"
+    if "failed" in found:
+        return "failed" if SUBJECT in row["failures"][_pair_of(switch)] else "broke"
+    report = (row["served"][_pair_of(switch)] or {}).get("report") or {}
+    who = "served" if report.get("served") else "refused"
+    if "agreement" not in found:
+        return f"{who}, vLLM alone failed"
+    same = found["agreement"]
+    return f"{who}, {same['most_likely_equal']} of {same['positions']}"
+
+
+def _pair_of(switch: str) -> str:
+    return "as it comes" if switch in PLAIN else "mixed"
+
+
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Kinds: {', '.join(KINDS)}.",
+    )
+    parser.add_argument("kinds", nargs="*", metavar="KIND", default=list(KINDS))
+    parser.add_argument("--at-once", type=int, default=4, metavar="N", help="kinds whose engines share the GPU")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of tensor parallelism, on so many GPUs")
+    parser.add_argument("--device", default="cuda", help="where checkpoints are quantised")
+    parser.add_argument("--commit", help="of sources in no checkout")
+    parser.add_argument("--out-dir", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="switches-engine", help="file name of the results, without suffix")
+    options = parser.parse_args(given)
+    if unknown := sorted({*options.kinds} - KINDS.keys()):
+        parser.error(f"no kind {', '.join(unknown)}: expected some of {', '.join(KINDS)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Small checkpoints on disk, of every kind of layers that docs/serving.md names, as an engine loads and loads them again.
+
+Two layers of random weights, as transformers initialises them, converted by `gemmill.quantize.quantize_checkpoint` under
+compressed-tensors' key names; kinds that the engine quantises itself keep the bf16 checkpoint.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+LORA_RANK = 8
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 1024, 8, 2, 128, 2
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of layers: a checkpoint and the engine's arguments for it."""
+
+    layers: str
+    """The kind in words, as the first column of docs/serving.md has it."""
+    to: str | None = None
+    """The format of `quantize_checkpoint`; without one the weights stay bf16."""
+    experts: bool = False
+    asymmetric: bool = False
+    """Activations get zero points."""
+    settings: Json = field(default_factory=dict)
+    """Arguments of the engine."""
+    absent: str = ""
+    """Why vLLM 0.33 cannot be asked for it; empty where it can."""
+
+
+KINDS = {
+    "fp8-tensor": Kind(layers="FP8, a scale per tensor", settings={"quantization": "fp8"}),
+    "fp8-channel": Kind(layers="FP8, scales per token and channel", to="channel"),
+    "fp8-block": Kind(layers="FP8, scales of 1 x 128 and 128 x 128", to="block128"),
+    "int8": Kind(layers="INT8, scales per token and channel", to="int8"),
+    "int8-zero-points": Kind(layers="INT8 with zero points", to="int8", asymmetric=True),
+    "nvfp4": Kind(layers="nvfp4 weights", to="nvfp4"),
+    "mxfp4": Kind(layers="mxfp4 weights", to="mxfp4"),
+    "fp8-experts": Kind(layers="FP8 experts, scales per token and channel", to="channel", experts=True),
+    "fp8-experts-cutlass": Kind(
+        layers="FP8 experts, `moe_backend=cutlass`", to="channel", experts=True, settings={"moe_backend": "cutlass"}
+    ),
+    "fp8-experts-block": Kind(layers="FP8 experts, scales of 1 x 128 and 128 x 128", to="block128", experts=True),
+    "fp8-experts-deep-gemm": Kind(
+        layers="FP8 experts, `moe_backend=deep_gemm`",
+        to="block128",
+        experts=True,
+        settings={"moe_backend": "deep_gemm"},
+    ),
+    "nvfp4-experts": Kind(layers="nvfp4 experts", to="nvfp4", experts=True),
+    "mxfp4-experts": Kind(layers="mxfp4 experts", to="mxfp4", experts=True),
+    "turboquant": Kind(
+        layers="TurboQuant cache `turboquant_4bit_nc`", settings={"kv_cache_dtype": "turboquant_4bit_nc"}
+    ),
+    "sparse-2-4": Kind(
+        layers="2:4 sparse layers", absent="vLLM 0.33 has no scheme of compressed-tensors for 2:4 sparse weights"
+    ),
+}
+
+
+def written(kind: Kind, folder: Path, device: str = "cpu") -> Path:
+    """The folder of the kind's checkpoint below `folder`, made where it is missing. Kinds of one format share a folder."""
+    floats = _floats(folder / ("experts" if kind.experts else "dense"), kind.experts)
+    if kind.to is None:
+        return floats
+    from gemmill.quantize import quantize_checkpoint
+
+    out = floats.with_name(f"{floats.name}-{kind.to}{'-asymmetric' * kind.asymmetric}")
+    if not (out / "config.json").is_file():
+        quantize_checkpoint(
+            floats,
+            out,
+            kind.to,
+            names="compressed-tensors",
+            keep=("*lm_head*", "*embed_tokens*", "*mlp.gate.weight"),
+            device=device,
+        )
+        if kind.asymmetric:
+            config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+            config["quantization_config"]["config_groups"]["group_0"]["input_activations"]["symmetric"] = False
+            (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return out
+
+
+def _floats(out: Path, experts: bool) -> Path:
+    """A Llama, or a Qwen3 of 32 experts, with weights of bf16."""
+    if (out / "config.json").is_file():
+        return out
+    import torch
+    import transformers
+
+    sizes: Json = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2816,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": 8192,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(0)
+    if experts:
+        sizes |= {"moe_intermediate_size": 768, "num_experts": 32, "num_experts_per_tok": 4, "norm_topk_prob": True}
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes))
+    else:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    model.to(torch.bfloat16).save_pretrained(out)
+    return out
+
+
+def adapter(folder: Path) -> Path:
+    """A LoRA adapter of random weights for the projections of attention, as PEFT writes it."""
+    if (folder / "adapter_config.json").is_file():
+        return folder
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator(device="cpu").manual_seed(1)
+    tensors = {
+        f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{part}.weight": 0.05
+        * torch.randn(shape, dtype=torch.float32, device="cpu", generator=generator)
+        for layer in range(LAYERS)
+        for name, part, shape in _factors()
+    }
+    save_file({name: x.to(torch.bfloat16) for name, x in tensors.items()}, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": LORA_RANK,
+        "lora_alpha": 2 * LORA_RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(_ATTENTION),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def _factors() -> Iterator[tuple[str, str, tuple[int, int]]]:
+    rows = {"q_proj": HEADS, "k_proj": KV_HEADS, "v_proj": KV_HEADS}
+    for name in _ATTENTION:
+        n, k = (rows[name] * HEAD_DIM, HIDDEN) if name in rows else (HIDDEN, HEADS * HEAD_DIM)
+        yield name, "A", (LORA_RANK, k)
+        yield name, "B", (n, LORA_RANK)

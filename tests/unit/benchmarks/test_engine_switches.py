@@ -1,0 +1,84 @@
+"""The program that tries an engine's switches, with an engine made of paper, and its small checkpoints."""
+
+import json
+
+import pytest
+from safetensors import safe_open
+
+import engine_switches as program
+from served import tiny
+from unit.benchmarks.test_engine import VLLM
+
+MORE = """
+    def sleep(self, level):
+        self.asleep = True
+
+    def wake_up(self, tags=None):
+        self.asleep = False
+
+    def collective_rpc(self, method):
+        assert method == "reload_weights", method
+        if PLACE:
+            raise RuntimeError("no weights there")
+"""
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch):
+    """Writes the package vllm; weights can or cannot be loaded again. No checkpoint is made."""
+
+    def write(reloads: bool = True) -> None:
+        folder = tmp_path / "site"
+        (folder / "vllm" / "lora").mkdir(parents=True)
+        code = VLLM.replace("params, use_tqdm)", "params, use_tqdm, lora_request=None)")
+        more = MORE.replace("PLACE", str(not reloads))
+        (folder / "vllm" / "__init__.py").write_text(code + more)
+        (folder / "vllm" / "lora" / "__init__.py").write_text("")
+        (folder / "vllm" / "lora" / "request.py").write_text(
+            "class LoRARequest:\n    def __init__(self, *given): pass\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    monkeypatch.setattr(program, "written", lambda kind, folder, device: folder)
+    return write
+
+
+def test_each_switch_of_each_kind_has_an_outcome(paper, tmp_path, capsys):
+    paper()
+    given = ["fp8-channel", "sparse-2-4", "--commit", "abc", "--out-dir", str(tmp_path), "--device", "cpu"]
+    assert program.main(given) == 0
+    rows = {row["kind"]: row for row in json.loads((tmp_path / "switches-engine.json").read_text())["rows"]}
+    assert rows["sparse-2-4"]["not_run"].startswith("vLLM 0.33 has no scheme")
+    row = rows["fp8-channel"]
+    assert set(row["switches"]) == set(program.SWITCHES) and not any(row["failures"].values())
+    assert row["switches"]["compiled"]["with"] == "vLLM" and row["switches"]["sleep"]["with"] == "itself before"
+    assert row["switches"]["lora"]["agreement"]["positions"] == 4 * 699
+    assert "fp8-channel: compiled refused, 396 of 396, sleep refused" in capsys.readouterr().out
+    assert program.outcome(rows["sparse-2-4"], "sleep") == "not run"
+
+
+def test_a_switch_that_breaks_is_named_and_ends_its_pair(paper, tmp_path):
+    paper(reloads=False)
+    assert program.main(["int8", "--out-dir", str(tmp_path), "--device", "cpu"]) == 0
+    (row,) = json.loads((tmp_path / "switches-engine.json").read_text())["rows"]
+    assert row["switches"]["reload"] == {"failed": "gemmill: RuntimeError: no weights there"}
+    assert program.outcome(row, "reload") == "broke" and program.outcome(row, "deep sleep") == "not run"
+    assert program.outcome(row, "prefix") == "refused, 2796 of 2796"
+
+
+def test_an_unknown_kind_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        program.parse(["fp9"])
+    assert "no kind fp9: expected some of fp8-tensor, fp8-channel, " in capsys.readouterr().err
+
+
+def test_checkpoints_are_those_of_their_kinds(tmp_path):
+    folder = tiny.written(tiny.KINDS["int8-zero-points"], tmp_path)
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert config["config_groups"]["group_0"]["input_activations"]["symmetric"] is False
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        assert str(weights.get_tensor("model.layers.1.mlp.down_proj.weight").dtype) == "torch.int8"
+    assert tiny.written(tiny.KINDS["turboquant"], tmp_path).name == "dense"
+    with safe_open(tiny.adapter(tmp_path / "adapter") / "adapter_model.safetensors", "pt") as factors:
+        shape = factors.get_slice("base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight").get_shape()
+    assert shape == [256, 8]
