@@ -5,9 +5,9 @@
     python benchmarks/engine_switches.py fp8-channel --ranks 2             # a tensor-parallel pair, on two GPUs
 
 Each kind has a small checkpoint on disk and four engines, which start together: vLLM alone and vLLM with the plugin, once as they
-come (torch.compile, CUDA graphs) with sleep mode, once with chunked prefill, prefix caching and LoRA. The engines alone run
-without torch.compile and graphs. Outputs of the two engines of a pair are held together over the same prompts; after a sleep or a
-reload, those of one engine to its own. The engines of all kinds of a turn share the GPU. An engine that fails is named with its error.
+come with sleep mode, once with chunked prefill, prefix caching and LoRA, all with torch.compile and CUDA graphs. Outputs of the two
+engines of a pair are held together over the same prompts; after a sleep or a reload, those of one engine to its own. The engines of
+all kinds of a turn share the GPU. An engine that fails is named with its error.
 """
 
 import argparse
@@ -15,7 +15,9 @@ import datetime
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ CHUNK = 256
 Json = dict[str, Any]
 
 
-def arguments(kind: Kind, folder: Path, options: argparse.Namespace, switches: Sequence[str], name: str) -> Json:
+def arguments(kind: Kind, folder: Path, options: argparse.Namespace, switches: Sequence[str]) -> Json:
     """Arguments of vLLM's LLM for one engine of a pair."""
     mixed = switches == MIXED
     return {
@@ -60,9 +62,8 @@ def arguments(kind: Kind, folder: Path, options: argparse.Namespace, switches: S
         "seed": 0,
         "gpu_memory_utilization": 0.02,  # the cache's size is given
         "kv_cache_memory_bytes": 1 << 28,
-        "enforce_eager": name == ENGINE,
         "disable_log_stats": True,
-        **({} if name == ENGINE else {"compilation_config": {"cudagraph_capture_sizes": [1, 4, 8]}}),
+        "compilation_config": {"cudagraph_capture_sizes": [1, 4, 8]},
         **({"enable_lora": True, "max_lora_rank": LORA_RANK, "max_loras": 1} if mixed else {"enable_sleep_mode": True}),
         **({"tensor_parallel_size": options.ranks} if options.ranks > 1 else {}),
         **kind.settings,
@@ -77,15 +78,20 @@ class Pair:
     ) -> None:
         """`folder` holds the checkpoints; the stack ends the engines."""
         self._switches, self._lora = switches, adapter(folder / "adapter")
-        self._sides = {}
+        self._sides: dict[str, Side] = {}
+        stack.callback(self.stop)
         for name in (ENGINE, SUBJECT):
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switches-")))
-            side = Side(name, arguments(kind, folder, options, switches, name), scratch / name)
-            stack.callback(side.stop)
+            side = Side(name, arguments(kind, folder, options, switches), scratch / name)
             self._sides[name] = side
         self.failures: dict[str, str] = {}
         self.served: Json = {}
         self.log: list[str] = []
+
+    def stop(self) -> None:
+        """Ends the engines; a second time does nothing."""
+        while self._sides:
+            self._sides.popitem()[1].stop()
 
     def tried(self) -> Iterator[tuple[str, Json]]:
         """Each switch with its outcome: `agreement` of outputs, or `failed`."""
@@ -167,10 +173,12 @@ def main(given: Sequence[str] | None = None) -> int:
                     kind: [Pair(KINDS[kind], folder, options, switches, stack) for switches in (PLAIN, MIXED)]
                     for kind in kinds[first : first + options.at_once]
                 }
-                for kind, pairs in begun.items():
-                    rows.append(_row(kind, pairs))
-                    print(f"{kind}: {_told(rows[-1])}", flush=True)
+                for row in stack.enter_context(ThreadPoolExecutor()).map(_row, begun, begun.values()):
+                    rows.append(row)
+                    print(f"{row['kind']}: {_told(row)}", flush=True)
                     write_json(record, out)
+                with ThreadPoolExecutor() as ends:
+                    list(ends.map(Pair.stop, chain.from_iterable(begun.values())))
     write_json(record, out)
     return int(any(set(found) == {SUBJECT} for row in rows for found in row.get("failures", {}).values()))
 

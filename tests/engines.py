@@ -156,8 +156,16 @@ def vllm_modules() -> dict[str, ModuleType]:
             "CutlassFP8ScaledMMLinearKernel": fp8,
             "CutlassFp8BlockScaledMMKernel": cutlass_block,
             "CutlassInt8ScaledMMLinearKernel": int8,
+            "init_nvfp4_linear_kernel": lambda use_a16=False: f"vLLM's, {use_a16}",
+            "_get_linear_backend": lambda *, quantization: "auto",
             **marlin,
             **lists,
+        },
+        "vllm.model_executor.kernels.linear.nvfp4": {},
+        "vllm.model_executor.kernels.linear.nvfp4.base": {
+            "NvFp4LinearLayerConfig": make_dataclass(
+                "NvFp4LinearLayerConfig", CLASSES["NvFp4LinearLayerConfig"]["fields"]
+            )
         },
         "vllm.v1": {},
         "vllm.v1.attention": {},

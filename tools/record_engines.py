@@ -29,6 +29,8 @@ WANTED = {
             "_POSSIBLE_MXFP4_KERNELS",
             "is_supported_and_can_implement_kernel",
             "register_linear_kernel",
+            "init_nvfp4_linear_kernel",
+            "_get_linear_backend",
             "FP8ScaledMMLinearKernel",
             "CutlassFp8BlockScaledMMKernel",
             "CutlassFP8ScaledMMLinearKernel",

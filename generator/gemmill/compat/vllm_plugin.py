@@ -11,6 +11,7 @@ Nothing is loaded and no GPU is touched before a layer asks.
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from gemmill import settings
@@ -31,6 +32,8 @@ _LISTS = {
     "GemmillMxFp4Linear": "_POSSIBLE_MXFP4_KERNELS",
 }
 """vLLM's list that each class is put into."""
+_CHOOSES_NVFP4, _BACKEND_OF, _NVFP4_WEIGHTS = "init_nvfp4_linear_kernel", "_get_linear_backend", "nvfp4_w4a16"
+"""vLLM's choice of a kernel for nvfp4 layers, its reading of `--linear-backend`, and the kind of layers that has weights alone quantised."""
 
 
 def register() -> None:
@@ -56,11 +59,32 @@ def _register() -> None:
             kernels.insert(0, getattr(ours, name))
     if not hasattr(experts, "__wrapped__"):
         setattr(import_module(_OPS), MOE_MM, _before(experts))
+    if not hasattr(getattr(linear, _CHOOSES_NVFP4), "__wrapped__"):
+        vllm_blocks.replace(linear, _CHOOSES_NVFP4, _before_marlin(linear, ours.GemmillNvFp4Linear))
     if not backend.is_overridden():  # by another plugin
         backends.register_backend(backend, _OWN_BACKEND)
     guarded("vLLM's log of layers", _tell_after_loading)
     guarded("vLLM for experts of 4 bits", vllm_fp4_experts.put_before)
     guarded("vLLM for experts in one call", vllm_fused_experts.put_before)
+
+
+def _before_marlin(linear: ModuleType, own: Any) -> Callable[..., Any]:
+    """vLLM's choice of nvfp4 kernels. It names Marlin's for layers whose activations are not quantised, without asking its list."""
+    of_vllm = getattr(linear, _CHOOSES_NVFP4)
+
+    @wraps(of_vllm)
+    def choose(use_a16: bool = False) -> Any:
+        disabled = import_module("vllm.envs").VLLM_DISABLED_KERNELS
+        if (
+            not use_a16
+            or own.__name__ in disabled
+            or getattr(linear, _BACKEND_OF)(quantization=_NVFP4_WEIGHTS) != "auto"
+        ):
+            return of_vllm(use_a16)
+        config = import_module(f"{_LINEAR}.nvfp4.base").NvFp4LinearLayerConfig()
+        return own(config) if own.is_supported()[0] and own.can_implement(config)[0] else of_vllm(use_a16)
+
+    return choose
 
 
 def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:

@@ -103,6 +103,36 @@ def test_the_kernels_are_asked_first_and_once(vllm, served) -> None:
         assert names == [own.__name__, *LINEAR[list_]["value"]["PlatformEnum.CUDA"]]
 
 
+def test_nvfp4_layers_of_plain_activations_come_to_gemmill_where_vllm_names_marlin(
+    vllm, served_fp4, monkeypatch
+) -> None:
+    linear = sys.modules[vllm.__name__]
+    importer = ModuleType("vllm.importer")
+    importer.init_nvfp4_linear_kernel = linear.init_nvfp4_linear_kernel
+    monkeypatch.setitem(sys.modules, "vllm.importer", importer)
+    for _ in range(2):
+        vllm_plugin.register()
+    own = kernels().GemmillNvFp4Linear
+    for choose in (linear.init_nvfp4_linear_kernel, importer.init_nvfp4_linear_kernel):
+        assert isinstance(choose(use_a16=True), own) and isinstance(choose(True), own)
+        assert choose() == "vLLM's, False", "its list is asked"
+    monkeypatch.setattr(
+        linear, "_get_linear_backend", lambda *, quantization: quantization.replace("nvfp4_w4a16", "marlin")
+    )
+    assert linear.init_nvfp4_linear_kernel(True) == "vLLM's, True", "--linear-backend holds"
+
+
+@pytest.mark.parametrize("switch", ["disabled", "no GPU"])
+def test_nvfp4_layers_of_plain_activations_stay_with_marlin(vllm, served_fp4, monkeypatch, switch) -> None:
+    linear = sys.modules[vllm.__name__]
+    vllm_plugin.register()
+    if switch == "disabled":
+        monkeypatch.setattr(sys.modules["vllm.envs"], "VLLM_DISABLED_KERNELS", ["GemmillNvFp4Linear"])
+    else:
+        monkeypatch.setattr(kernels().GemmillNvFp4Linear, "is_supported", classmethod(lambda cls: (False, "no GPU")))
+    assert linear.init_nvfp4_linear_kernel(True) == "vLLM's, True"
+
+
 def test_it_is_switched_off(vllm, monkeypatch) -> None:
     monkeypatch.setenv("GEMMILL_VLLM", "0")
     vllm_plugin.register()
