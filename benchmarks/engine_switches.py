@@ -188,20 +188,32 @@ def _told(row: Json) -> str:
 
 
 def outcome(row: Json, switch: str) -> str:
-    """A cell of the table: who served, and how far the outputs agree."""
-    if "not_run" in row:
-        return "not run"
-    found = row["switches"].get(switch)
+    """A cell of the table: who served, and how many most likely tokens are equal, of how many positions."""
+    found = row.get("switches", {}).get(switch)
     if found is None:
         return "not run"
     if "failed" in found:
         return "failed" if SUBJECT in row["failures"][_pair_of(switch)] else "broke"
-    report = (row["served"][_pair_of(switch)] or {}).get("report") or {}
-    who = "served" if report.get("served") else "refused"
+    told = row["served"][_pair_of(switch)] or {}
+    report = told.get("report") or {}
+    serves = report.get("served") or any("Gemmill" in name for name in told.get("classes", {}))
+    who = "refused" if not serves else "served in part" if report["left"] else "served"
     if "agreement" not in found:
         return f"{who}, vLLM alone failed"
-    same = found["agreement"]
-    return f"{who}, {same['most_likely_equal']} of {same['positions']}"
+    return f"{who}, {found['agreement']['most_likely_equal']} of {found['agreement']['positions']}"
+
+
+def sentences(row: Json) -> list[str]:
+    """Why a kind, or a part of it, was not served: each sentence once."""
+    if "not_run" in row:
+        return [row["not_run"]]
+    left = [
+        f"a {refusal['layer']} stays with the engine: {refusal['why']}"
+        for told in row["served"].values()
+        for refusal in ((told or {}).get("report") or {}).get("left", [])
+    ]
+    failed = [found["failed"].rpartition(" | ")[2] for found in row["switches"].values() if "failed" in found]
+    return list(dict.fromkeys([*left, *failed]))
 
 
 def _pair_of(switch: str) -> str:

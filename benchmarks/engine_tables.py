@@ -2,17 +2,21 @@
 
     python benchmarks/engine_tables.py
 
-Writes what stands between the two marks of the page: of each result tokens per second, agreement of outputs, and who serves. A test
-holds the page to the results that are there.
+Writes what stands between the marks of the page: of each result tokens per second, agreement of outputs, and who serves; of each
+switches-engine-*.json.xz of benchmarks/engine_switches.py who serves with which switch. A test holds the page to the results that are
+there.
 """
 
 import argparse
+import json
+import lzma
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine import ENGINE, OTHER, PREFILL_BATCH, PREFILL_LENGTH
+from engine_switches import SWITCHES, outcome, sentences
 from gemmill.writing import write_whole
 from harness.stored import read_result
 from served.side import SUBJECT
@@ -20,6 +24,7 @@ from served.side import SUBJECT
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "engine.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- made by benchmarks/engine_tables.py -->", "<!-- end -->"
+SWITCHES_BEGIN, SWITCHES_END = "<!-- switches, made by benchmarks/engine_tables.py -->", "<!-- end of switches -->"
 NOTHING = (
     "No result has been committed yet: `benchmarks/engine.py --name engine-GPU-DATE` writes one on a machine with vLLM."
 )
@@ -103,13 +108,35 @@ def _served(record: Json) -> Iterator[str]:
         yield f"| {row['model']} | {told or 'none'} |"
 
 
-def page(text: str, results: Sequence[tuple[str, Json]]) -> str:
+def switches(results: Sequence[tuple[str, Json]]) -> str:
+    """Markdown of who serves each kind of layers with each switch."""
+    return "\n".join(line for source, record in results for line in _switches(source, record)).strip() or "No result."
+
+
+def _switches(source: str, record: Json) -> Iterator[str]:
+    yield f"| {_run(record)} ([JSON](../{source})): layers | {' | '.join(SWITCHES.values())} |"
+    yield "| --- |" + " --- |" * len(SWITCHES)
+    for row in record["rows"]:
+        yield f"| {row['layers']} | {' | '.join(outcome(row, switch) for switch in SWITCHES)} |"
+    yield ""
+    for row in record["rows"]:
+        for why in sentences(row):
+            yield f"- {row['layers']}: {_cell(why)}."
+    yield ""
+
+
+def page(text: str, results: Sequence[tuple[str, Json]], tried: Sequence[tuple[str, Json]] | None = None) -> str:
     """The page with new tables. Raises ValueError where a mark is missing."""
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
+    text = _between(text, BEGIN, END, tables(results))
+    return text if tried is None else _between(text, SWITCHES_BEGIN, SWITCHES_END, switches(tried))
+
+
+def _between(text: str, begin: str, end: str, body: str) -> str:
+    before, _, rest = text.partition(begin)
+    _, mark, after = rest.partition(end)
     if not mark:
-        raise ValueError(f"the page lacks {BEGIN} or {END}: put the tables between them")
-    return f"{before}{BEGIN}\n\n{tables(results)}\n\n{END}{after}"
+        raise ValueError(f"the page lacks {begin} or {end}: put the tables between them")
+    return f"{before}{begin}\n\n{body}\n\n{end}{after}"
 
 
 def committed() -> list[tuple[str, Json]]:
@@ -117,12 +144,20 @@ def committed() -> list[tuple[str, Json]]:
     return [(path.relative_to(ROOT).as_posix(), read_result(path)) for path in sorted(RESULTS.glob("engine-*.json"))]
 
 
+def tried() -> list[tuple[str, Json]]:
+    """The results of switches, by their names."""
+    return [
+        (path.relative_to(ROOT).as_posix(), json.loads(lzma.decompress(path.read_bytes())))
+        for path in sorted(RESULTS.glob("switches-engine-*.json.xz"))
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page. Returns the exit status."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
         arguments
     )
-    write_whole(PAGE, page(PAGE.read_text(encoding="utf-8"), committed()))
+    write_whole(PAGE, page(PAGE.read_text(encoding="utf-8"), committed(), tried()))
     return 0
 
 

@@ -26,6 +26,8 @@ class Kind:
     to: str | None = None
     """The format of `quantize_checkpoint`; without one the weights stay bf16."""
     experts: bool = False
+    depth: int = LAYERS
+    """Layers; vLLM leaves the first and last two out of TurboQuant caches."""
     asymmetric: bool = False
     """Activations get zero points."""
     settings: Json = field(default_factory=dict)
@@ -56,7 +58,7 @@ KINDS = {
     "nvfp4-experts": Kind(layers="nvfp4 experts", to="nvfp4", experts=True),
     "mxfp4-experts": Kind(layers="mxfp4 experts", to="mxfp4", experts=True),
     "turboquant": Kind(
-        layers="TurboQuant cache `turboquant_4bit_nc`", settings={"kv_cache_dtype": "turboquant_4bit_nc"}
+        layers="TurboQuant cache `turboquant_4bit_nc`", depth=6, settings={"kv_cache_dtype": "turboquant_4bit_nc"}
     ),
     "sparse-2-4": Kind(
         layers="2:4 sparse layers", absent="vLLM 0.33 has no scheme of compressed-tensors for 2:4 sparse weights"
@@ -66,7 +68,7 @@ KINDS = {
 
 def written(kind: Kind, folder: Path, device: str = "cpu") -> Path:
     """The folder of the kind's checkpoint below `folder`, made where it is missing. Kinds of one format share a folder."""
-    floats = _floats(folder / ("experts" if kind.experts else "dense"), kind.experts)
+    floats = _floats(folder / f"{'experts' if kind.experts else 'dense'}-{kind.depth}", kind)
     if kind.to is None:
         return floats
     from gemmill.quantize import quantize_checkpoint
@@ -88,7 +90,7 @@ def written(kind: Kind, folder: Path, device: str = "cpu") -> Path:
     return out
 
 
-def _floats(out: Path, experts: bool) -> Path:
+def _floats(out: Path, kind: Kind) -> Path:
     """A Llama, or a Qwen3 of 32 experts, with weights of bf16."""
     if (out / "config.json").is_file():
         return out
@@ -98,7 +100,7 @@ def _floats(out: Path, experts: bool) -> Path:
     sizes: Json = {
         "hidden_size": HIDDEN,
         "intermediate_size": 2816,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": kind.depth,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -107,7 +109,7 @@ def _floats(out: Path, experts: bool) -> Path:
         "tie_word_embeddings": False,
     }
     torch.manual_seed(0)
-    if experts:
+    if kind.experts:
         sizes |= {"moe_intermediate_size": 768, "num_experts": 32, "num_experts_per_tok": 4, "norm_topk_prob": True}
         model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes))
     else:

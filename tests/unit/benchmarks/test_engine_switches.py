@@ -78,7 +78,7 @@ def test_checkpoints_are_those_of_their_kinds(tmp_path):
     assert config["config_groups"]["group_0"]["input_activations"]["symmetric"] is False
     with safe_open(folder / "model.safetensors", "pt") as weights:
         assert str(weights.get_tensor("model.layers.1.mlp.down_proj.weight").dtype) == "torch.int8"
-    assert tiny.written(tiny.KINDS["turboquant"], tmp_path).name == "dense"
+    assert tiny.written(tiny.KINDS["turboquant"], tmp_path).name == "dense-6"
     with safe_open(tiny.adapter(tmp_path / "adapter") / "adapter_model.safetensors", "pt") as factors:
         shape = factors.get_slice("base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight").get_shape()
     assert shape == [256, 8]
