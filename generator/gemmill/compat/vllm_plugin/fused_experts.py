@@ -18,7 +18,7 @@ from torch import Tensor
 import gemmill
 from gemmill.compat import invariance
 from gemmill.compat.linear import BLOCK, called, refusal
-from gemmill.compat.vllm_blocks import replace
+from gemmill.compat.vllm_plugin.blocks import replace
 from gemmill.runtime import ops, served
 
 CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_cls"
