@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gemmill.checkpoints.folder import open_checkpoint
-from gemmill.compat import fp4_experts, fused_fp4_experts, linear
+from gemmill.compat import fp4_experts, linear
+from gemmill.compat.vllm_plugin import fused_fp4_experts
 from gemmill.formats.quantise import BlockScaled
 from gemmill.nn import CompressedKVCache, QuantLinear, load_linears, quantize_module, recipes
 from gemmill.quantize import (

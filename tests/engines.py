@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 import gemmill
-from gemmill.compat import vllm_fp4_experts, vllm_fused_experts
+from gemmill.compat.vllm_plugin import fp4_experts as vllm_fp4_experts
+from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -74,9 +75,8 @@ def _triton_experts() -> dict[str, dict[str, Any]]:
     return {module: {"Fp8MoeBackend": backends, name: lambda backend: list(classes[backend])}}
 
 
-def vllm_modules() -> dict[str, ModuleType]:
-    """Modules with vLLM's names, with what the plugin imports: its int8 kernel does what gemmill's does, by the CPU reference."""
-    platform = Enum("PlatformEnum", ["CUDA", "ROCM", "CPU", "XPU"])
+def _linear_kernels() -> dict[str, Any]:
+    """vLLM's classes of linear kernels that gemmill's derive from, by name."""
     scaled = _stand_in("ScaledMMLinearKernel", _Base)
     block = _stand_in("Fp8BlockScaledMMLinearKernel", _stand_in("MMLinearKernel", _Base))
     cutlass_block = _stand_in("CutlassFp8BlockScaledMMKernel", block)
@@ -103,6 +103,43 @@ def vllm_modules() -> dict[str, ModuleType]:
         of_kind.process_weights_after_loading = lambda self, layer: None
         of_kind.apply_weights = lambda self, layer, x, bias=None: "vLLM's"
         marlin[of_kind.__name__] = of_kind
+    return {
+        "CutlassFP8ScaledMMLinearKernel": fp8,
+        "CutlassFp8BlockScaledMMKernel": cutlass_block,
+        "CutlassInt8ScaledMMLinearKernel": int8,
+        **marlin,
+    }
+
+
+def _attention() -> dict[str, dict[str, Any]]:
+    """vLLM's registry of attention backends, and the one over TurboQuant caches."""
+    backend = _stand_in("TurboQuantAttentionBackend", object)
+    impl = _stand_in("TurboQuantAttentionImpl", object)
+    impl._store_kv = impl._decode_attention = lambda self, *given: "vLLM's"
+    overridden: dict[Any, str] = {}
+    members = {
+        "is_overridden": lambda self: self in overridden,
+        "get_path": lambda self: overridden.get(self, self.value),
+    }
+    backends = type("AttentionBackend", (), members)
+    return {
+        "vllm.v1": {},
+        "vllm.v1.attention": {},
+        "vllm.v1.attention.backends": {},
+        "vllm.v1.attention.backends.registry": {
+            "AttentionBackendEnum": Enum("AttentionBackendEnum", {"TURBOQUANT": "vLLM's"}, type=backends),
+            "register_backend": lambda backend, class_path=None: overridden.update({backend: class_path}),
+        },
+        "vllm.v1.attention.backends.turboquant_attn": {
+            "TurboQuantAttentionBackend": backend,
+            "TurboQuantAttentionImpl": impl,
+        },
+    }
+
+
+def vllm_modules() -> dict[str, ModuleType]:
+    """Modules with vLLM's names, with what the plugin imports: its int8 kernel does what gemmill's does, by the CPU reference."""
+    platform = Enum("PlatformEnum", ["CUDA", "ROCM", "CPU", "XPU"])
 
     def coded(input: torch.Tensor, scale: Any = None, azp: Any = None, symmetric: bool = True) -> Any:
         assert scale is None and azp is None
@@ -115,15 +152,6 @@ def vllm_modules() -> dict[str, ModuleType]:
         for kernel, layer in model:
             kernel.process_weights_after_loading(layer)
 
-    backend = _stand_in("TurboQuantAttentionBackend", object)
-    impl = _stand_in("TurboQuantAttentionImpl", object)
-    impl._store_kv = impl._decode_attention = lambda self, *given: "vLLM's"
-    overridden: dict[Any, str] = {}
-    members = {
-        "is_overridden": lambda self: self in overridden,
-        "get_path": lambda self: overridden.get(self, self.value),
-    }
-    backends = type("AttentionBackend", (), members)
     lists = {
         attribute: {
             getattr(platform, key.partition(".")[2]): [type(name, (), {}) for name in names]
@@ -153,13 +181,10 @@ def vllm_modules() -> dict[str, ModuleType]:
         "vllm.model_executor.model_loader.base_loader": {"process_weights_after_loading": processed},
         "vllm.model_executor.kernels": {},
         "vllm.model_executor.kernels.linear": {
-            "CutlassFP8ScaledMMLinearKernel": fp8,
-            "CutlassFp8BlockScaledMMKernel": cutlass_block,
-            "CutlassInt8ScaledMMLinearKernel": int8,
+            **_linear_kernels(),
+            **lists,
             "init_nvfp4_linear_kernel": lambda use_a16=False: f"vLLM's, {use_a16}",
             "_get_linear_backend": lambda *, quantization: "auto",
-            **marlin,
-            **lists,
         },
         "vllm.model_executor.kernels.linear.nvfp4": {},
         "vllm.model_executor.kernels.linear.nvfp4.base": {
@@ -167,17 +192,7 @@ def vllm_modules() -> dict[str, ModuleType]:
                 "NvFp4LinearLayerConfig", CLASSES["NvFp4LinearLayerConfig"]["fields"]
             )
         },
-        "vllm.v1": {},
-        "vllm.v1.attention": {},
-        "vllm.v1.attention.backends": {},
-        "vllm.v1.attention.backends.registry": {
-            "AttentionBackendEnum": Enum("AttentionBackendEnum", {"TURBOQUANT": "vLLM's"}, type=backends),
-            "register_backend": lambda backend, class_path=None: overridden.update({backend: class_path}),
-        },
-        "vllm.v1.attention.backends.turboquant_attn": {
-            "TurboQuantAttentionBackend": backend,
-            "TurboQuantAttentionImpl": impl,
-        },
+        **_attention(),
     }
     modules = {name: ModuleType(name) for name in contents}
     for name, module in modules.items():

@@ -94,7 +94,7 @@ first = [kernels[sys.modules["vllm.platforms"].PlatformEnum.CUDA][0].__name__ fo
 print("vLLM asks first:", ", ".join(first))
 assert all(name.startswith("Gemmill") for name in first)
 assert hasattr(sys.modules["vllm._custom_ops"].cutlass_moe_mm, "__wrapped__"), "vLLM's experts do not come to gemmill"
-from gemmill.compat.vllm_blocks import BEFORE, MODULE
+from gemmill.compat.vllm_plugin.blocks import BEFORE, MODULE
 assert all(hasattr(getattr(sys.modules[MODULE], name), "__wrapped__") for name in BEFORE), "nor do those in blocks"
 from gemmill.compat.linear import Linear, called, refusal
 for codes in (torch.float8_e4m3fn, torch.int8):

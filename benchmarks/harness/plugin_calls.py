@@ -78,7 +78,7 @@ def _kernel(kind: type, **attributes: object) -> Any:
 
 def _layers(out: Tensor) -> dict[str, Call]:
     """Linear layers of vLLM's."""
-    from gemmill.compat import vllm_kernels
+    from gemmill.compat.vllm_plugin import kernels as vllm_kernels
 
     a, b = torch.zeros(ROWS, DEPTH, dtype=_E4M3), torch.zeros(COLUMNS, DEPTH, dtype=_E4M3)
     of_tokens, of_channels, b_t = torch.ones(ROWS, 1), torch.ones(COLUMNS, 1), b.t()
@@ -99,7 +99,9 @@ def _layers(out: Tensor) -> dict[str, Call]:
 
 def _experts(out: Tensor) -> dict[str, Call]:
     """Experts of vLLM's."""
-    from gemmill.compat import vllm_blocks, vllm_fused_experts, vllm_plugin
+    from gemmill.compat import vllm_plugin
+    from gemmill.compat.vllm_plugin import blocks as vllm_blocks
+    from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
 
     moe_mm = vllm_plugin._before(lambda *given: out)
     contiguous = vllm_blocks.BEFORE["m_grouped_fp8_gemm_nt_contiguous"](lambda *given, **named: out)
@@ -122,7 +124,7 @@ def _experts(out: Tensor) -> dict[str, Call]:
 
 def _sglangs(out: Tensor) -> dict[str, Call]:
     """Linear layers of SGLang's."""
-    from gemmill.compat import sglang_plugin
+    from gemmill.compat.sglang import plugin as sglang_plugin
 
     def own(*given: object, **named: object) -> Tensor:
         return out

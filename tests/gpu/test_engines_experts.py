@@ -11,7 +11,10 @@ from torch import Tensor
 
 import gemmill
 from engines import FP4_EXPERTS, MXFP4_EXPERTS, vllm_modules
-from gemmill.compat import fp4_experts, sglang_experts, vllm_fp4_experts, vllm_fused_experts
+from gemmill.compat import fp4_experts
+from gemmill.compat.sglang import experts as sglang_experts
+from gemmill.compat.vllm_plugin import fp4_experts as vllm_fp4_experts
+from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
 from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize import quantize_weight
 

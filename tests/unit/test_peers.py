@@ -54,8 +54,8 @@ def test_each_registered_op_is_a_peers_or_our_own() -> None:
 
 def test_vllms_names_are_those_that_are_handed_out() -> None:
     vllm = import_module("gemmill.compat.vllm")
-    experts = {*vllm.vllm_experts.SCHEMAS, *vllm.vllm_fp4_groups.SCHEMAS}
-    given = {*vllm._SERVED_BY, *vllm._QUERIES, *experts, vllm._FP4, COMPRESS, vllm.vllm_hadamard.HADACORE}
+    experts = {*vllm.moe_mm.SCHEMAS, *vllm.fp4_groups.SCHEMAS}
+    given = {*vllm._SERVED_BY, *vllm._QUERIES, *experts, vllm._FP4, COMPRESS, vllm.hadamard.HADACORE}
     assert given - OWN - offered(LIGHTX2V) == offered(VLLM)
     assert all(hasattr(torch.ops._C, name) for name in offered(VLLM))
     assert not [name for name in VLLM.keys() - offered(VLLM) if hasattr(torch.ops._C, name)]

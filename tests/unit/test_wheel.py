@@ -130,7 +130,7 @@ def test_contents(written, home) -> None:
     assert files[f"{info}/entry_points.txt"].decode().split("\n\n") == [
         "[console_scripts]\ngemmill = gemmill.cli:main\n".strip(),
         "[vllm.general_plugins]\ngemmill = gemmill.compat.vllm_plugin:register",
-        "[sglang.srt.plugins]\ngemmill = gemmill.compat.sglang_plugin:register\n",
+        "[sglang.srt.plugins]\ngemmill = gemmill.compat.sglang.plugin:register\n",
     ]
     metadata = email.message_from_bytes(files[f"{info}/METADATA"])
     assert (metadata["Name"], metadata["Version"]) == ("gemmill", "0.1.0+cu13")

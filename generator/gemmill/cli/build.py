@@ -80,7 +80,6 @@ def build(
         gemmill build --arch sm120a --emulate
     """
     from gemmill.build.options import BuildOptions
-    from gemmill.build.planning import plan as plan_build
 
     if emulate and arch.emulated_on is None:
         raise UsageError(cannot_emulate(arch))
@@ -96,16 +95,22 @@ def build(
         emulate=emulate,
     )
     if dry_run:
-        nothing = "nothing is compiled"
-        o.refuse_beside("--dry-run", nothing, scheduler=scheduler)
-        if use is not None:
-            raise UsageError(f"--use or --no-use with --dry-run: {nothing}, leave it out")
-        print_plan(selection, plan_build(selection, options), max_size, as_json=False)
+        _print_plan(selection, options, use)
         return
     result, served = publish(selection, options, filtered=bool(filters), wanted=use)
     _print_result(result, served)
     if result.rejected:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def _print_plan(selection: "Selection", options: "BuildOptions", use: bool | None) -> None:
+    from gemmill.build.planning import plan as plan_build
+
+    nothing = "nothing is compiled"
+    o.refuse_beside("--dry-run", nothing, scheduler=options.scheduler)
+    if use is not None:
+        raise UsageError(f"--use or --no-use with --dry-run: {nothing}, leave it out")
+    print_plan(selection, plan_build(selection, options), options.max_size, as_json=False)
 
 
 def publish(

@@ -21,61 +21,76 @@ WORST = 10
 """Layers that are printed."""
 
 
+SourceArgument = Annotated[Path, typer.Argument(metavar="IN", help="A safetensors file, or a folder of shards.")]
+OutArgument = Annotated[
+    Path, typer.Argument(metavar="OUT", help="What is made: a file of a file, a folder of a folder.")
+]
+ToOption = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help="channel (also fp8 and fp8_channel), block128 (also fp8_block), int8, int8_asymmetric, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4 to prune, or bf16 to decode.",
+    ),
+]
+NamesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--names",
+        metavar="PROJECT",
+        help="Whose key names are written: compressed-tensors, modelopt, lightx2v, deepseek, deepseek-v4, gpt-oss or gpt-oss-torch; by default the first that has the format.",
+    ),
+]
+FromOption = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FORMAT", help="The format of IN, where neither shapes nor config.json tell it."),
+]
+OnlyOption = Annotated[
+    list[str] | None, typer.Option("--only", metavar="GLOB", help="Convert layers whose keys fit, no others.")
+]
+KeepOption = Annotated[
+    list[str] | None, typer.Option("--keep", metavar="GLOB", help="Leave layers whose keys fit as they are.")
+]
+RequantizeOption = Annotated[
+    bool, typer.Option("--requantize", help="Decode layers of another format and round them again.")
+]
+RoundingOption = Annotated[
+    str, typer.Option("--rounding", metavar="up|ocp", help="How scales of mx formats are rounded.")
+]
+RescaleOption = Annotated[
+    bool, typer.Option("--rescale", help="With nvfp4_2to4: fit scales of floats to the weights that are kept.")
+]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs", metavar="FILE", help="Inputs of layers, [tokens, K] by name: the error of outputs is told too."
+    ),
+]
+PackOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pack",
+        metavar="KIND",
+        help="Pack layers for kernels too, beside OUT, for activations bf16, e4m3, int8, nvfp4, mxfp4 or mxfp8.",
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="NAME", help="Where codes are made: cpu or cuda.")]
+
+
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A safetensors file, or a folder of shards.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="What is made: a file of a file, a folder of a folder.")],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="channel (also fp8 and fp8_channel), block128 (also fp8_block), int8, int8_asymmetric, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4 to prune, or bf16 to decode.",
-        ),
-    ],
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--names",
-            metavar="PROJECT",
-            help="Whose key names are written: compressed-tensors, modelopt, lightx2v, deepseek, deepseek-v4, gpt-oss or gpt-oss-torch; by default the first that has the format.",
-        ),
-    ] = None,
-    was: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="FORMAT", help="The format of IN, where neither shapes nor config.json tell it."
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="GLOB", help="Convert layers whose keys fit, no others.")
-    ] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option("--keep", metavar="GLOB", help="Leave layers whose keys fit as they are.")
-    ] = None,
-    requantize: Annotated[
-        bool, typer.Option("--requantize", help="Decode layers of another format and round them again.")
-    ] = False,
-    rounding: Annotated[
-        str, typer.Option("--rounding", metavar="up|ocp", help="How scales of mx formats are rounded.")
-    ] = "up",
-    rescale: Annotated[
-        bool, typer.Option("--rescale", help="With nvfp4_2to4: fit scales of floats to the weights that are kept.")
-    ] = False,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(
-            "--inputs", metavar="FILE", help="Inputs of layers, [tokens, K] by name: the error of outputs is told too."
-        ),
-    ] = None,
-    activations: Annotated[
-        str | None,
-        typer.Option(
-            "--pack",
-            metavar="KIND",
-            help="Pack layers for kernels too, beside OUT, for activations bf16, e4m3, int8, nvfp4, mxfp4 or mxfp8.",
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="NAME", help="Where codes are made: cpu or cuda.")] = "cpu",
+    source: SourceArgument,
+    out: OutArgument,
+    to: ToOption,
+    names: NamesOption = None,
+    was: FromOption = None,
+    only: OnlyOption = None,
+    keep: KeepOption = None,
+    requantize: RequantizeOption = False,
+    rounding: RoundingOption = "up",
+    rescale: RescaleOption = False,
+    inputs: InputsOption = None,
+    activations: PackOption = None,
+    device: DeviceOption = "cpu",
 ) -> None:
     """Convert a safetensors checkpoint, and say what each layer loses.
 

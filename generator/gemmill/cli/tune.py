@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,67 +26,77 @@ from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.build.scheduler import Scheduler
+    from gemmill.manifest import Manifest
     from gemmill.space.selections import Selection
     from gemmill.tuner.heuristics import Shape, Tile
     from gemmill.tuner.program import TuneRequest, TuneResult
     from gemmill.tuner.protocol import WorkerSpec
-    from gemmill.tuner.sweep import Executor
+    from gemmill.tuner.sweep import Executor, SweepOptions
     from gemmill.tuner.workloads import Workload
+
+
+MissesOption = Annotated[
+    Path | None,
+    typer.Option("--misses", metavar="FILE", help="Shapes that the runtime recorded (GEMMILL_RECORD_MISSES)."),
+]
+SelectionOption = Annotated[
+    str | None,
+    typer.Option("--selection", metavar="NAME", help="Compile this set's promising variants while others are timed."),
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Times that each of the fastest is timed.")]
+CandidatesOption = Annotated[int, typer.Option("--candidates", min=1, help="Variants tried on a shape, at most.")]
+RepeatOption = Annotated[
+    int, typer.Option("--repeat", min=1, metavar="N", help="Runs of the whole sweep; says how far they agree.")
+]
+SecondOpinionOption = Annotated[
+    bool, typer.Option("--second-opinion", help="Try the tiles that nvidia-matmul-heuristics names, too.")
+]
+BatchInvariantOption = Annotated[
+    bool, typer.Option("--batch-invariant", help="Time the fastest of each order of K to the end, too.")
+]
+PeersOption = Annotated[bool, typer.Option("--peers/--no-peers", help="Time torch's own beside, for the report.")]
+VllmOption = Annotated[
+    Path | None, typer.Option("--vllm-so", metavar="FILE", help="vLLM's _C_stable_libtorch.abi3.so, timed beside.")
+]
+JournalOption = Annotated[Path | None, typer.Option("--journal", metavar="FILE", help="Where what is known is kept.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Begin the journal again instead of going on from it.")]
+TableOption = Annotated[
+    Path | None,
+    typer.Option("--table", metavar="FILE", help="The table whose rows are replaced; by default one in the home."),
+]
+ReportOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report too.")]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="ADDRESS", help="Measure on this Dask cluster's workers with GPU=1."),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="No GPU: the reference runs, and times are invented.")]
 
 
 def tune(
     shapes: ShapesOption = None,
     models: ModelOption = None,
-    misses: Annotated[
-        Path | None,
-        typer.Option("--misses", metavar="FILE", help="Shapes that the runtime recorded (GEMMILL_RECORD_MISSES)."),
-    ] = None,
+    misses: MissesOption = None,
     ops: OpOption = DEFAULT_OP,
     tensor_parallel: TensorParallelOption = "1",
     m: MOption = None,
     build: o.BuildOption = None,
-    selection: Annotated[
-        str | None,
-        typer.Option(
-            "--selection", metavar="NAME", help="Compile this set's promising variants while others are timed."
-        ),
-    ] = None,
+    selection: SelectionOption = None,
     filters: o.FilterOption = None,
     margin: o.MarginOption = 0.03,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Times that each of the fastest is timed.")] = 15,
-    candidates: Annotated[int, typer.Option("--candidates", min=1, help="Variants tried on a shape, at most.")] = 60,
-    repeat: Annotated[
-        int, typer.Option("--repeat", min=1, metavar="N", help="Runs of the whole sweep; says how far they agree.")
-    ] = 1,
-    second_opinion: Annotated[
-        bool, typer.Option("--second-opinion", help="Try the tiles that nvidia-matmul-heuristics names, too.")
-    ] = False,
-    batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Time the fastest of each order of K to the end, too.")
-    ] = False,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time torch's own beside, for the report.")] = True,
-    vllm_library: Annotated[
-        Path | None, typer.Option("--vllm-so", metavar="FILE", help="vLLM's _C_stable_libtorch.abi3.so, timed beside.")
-    ] = None,
-    journal: Annotated[
-        Path | None, typer.Option("--journal", metavar="FILE", help="Where what is known is kept.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin the journal again instead of going on from it.")
-    ] = False,
-    table_file: Annotated[
-        Path | None,
-        typer.Option("--table", metavar="FILE", help="The table whose rows are replaced; by default one in the home."),
-    ] = None,
-    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report too.")] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option("--scheduler", metavar="ADDRESS", help="Measure on this Dask cluster's workers with GPU=1."),
-    ] = None,
+    rounds: RoundsOption = 15,
+    candidates: CandidatesOption = 60,
+    repeat: RepeatOption = 1,
+    second_opinion: SecondOpinionOption = False,
+    batch_invariant: BatchInvariantOption = False,
+    peers: PeersOption = True,
+    vllm_library: VllmOption = None,
+    journal: JournalOption = None,
+    fresh: FreshOption = False,
+    table_file: TableOption = None,
+    report: ReportOption = None,
+    scheduler: SchedulerOption = None,
     trust_network: o.TrustNetworkOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="No GPU: the reference runs, and times are invented.")
-    ] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Time variants on shapes and write the table to choose by.
 
@@ -100,7 +111,7 @@ def tune(
 
         gemmill tune --shapes shapes.csv --repeat 2 --margin 3%
     """
-    from gemmill.tuner.program import TuneRequest, stand_in_build
+    from gemmill.tuner.program import TuneRequest
     from gemmill.tuner.sweep import SweepOptions
 
     if dry_run:
@@ -108,33 +119,22 @@ def tune(
         if build is not None:
             o.refuse_beside("--dry-run and --build", "nothing is compiled", selection=selection)
     workloads = workloads_of(shapes=shapes, models=models, misses=misses, ops=ops, tensor_parallel=tensor_parallel, m=m)
-    if dry_run and build is None:
-        found = [stand_in_build(variants.selection_of(selection or "smoke", Arch.SM90A, filters))]
-        names = None
-    elif selection is not None and build is None:
-        found, names = [], None
-    else:
-        folder, manifest = variants.timed_build_of(build)
-        found = [(folder, manifest)]
-        names = (
-            frozenset(e.name for e in variants.filter_entries(manifest, filters))
-            if filters and selection is None
-            else None
-        )
+    timed = _candidates_of(build, selection, filters, dry_run=dry_run)
+    options = SweepOptions(
+        rounds=rounds,
+        most=candidates,
+        margin=margin,
+        repeats=repeat,
+        peers=peers,
+        vllm=vllm_library is not None,
+        orders=batch_invariant,
+        advice=_advice(workloads) if second_opinion else {},
+    )
     request = TuneRequest(
         workloads=workloads,
-        builds=found,
-        names=names,
-        options=SweepOptions(
-            rounds=rounds,
-            most=candidates,
-            margin=margin,
-            repeats=repeat,
-            peers=peers,
-            vllm=vllm_library is not None,
-            orders=batch_invariant,
-            advice=_advice(workloads) if second_opinion else {},
-        ),
+        builds=timed.builds,
+        names=timed.names,
+        options=options,
         journal=journal,
         label=selection or "",
         fresh=fresh,
@@ -142,17 +142,37 @@ def tune(
         dry_run=dry_run,
         vllm_library=str(vllm_library) if vllm_library is not None else None,
     )
-    compiled = variants.selection_of(selection, Arch.SM90A, filters) if selection is not None and not dry_run else None
-    result = _run(request, compiled, o.scheduler_of(scheduler, trust_network=trust_network))
-    if report is not None:
-        from gemmill.tuner.report import write_report
-
-        write_report(result.record, report, repeats=repeat, margin=margin, agreements=result.agreements)
-    _print_result(result)
-    if report is not None:
-        typer.echo(f"report: {report}")
+    result = _run(request, timed.compiled, o.scheduler_of(scheduler, trust_network=trust_network))
+    _tell(result, options, report)
     if not any(entry.outcome.rounds_us for entry in result.record.entries.values()):
         raise typer.Exit(ExitCode.CHECK_FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidates:
+    """The variants that are timed."""
+
+    builds: "Sequence[tuple[Path, Manifest]]" = ()
+    names: frozenset[str] | None = None
+    """Of the builds' variants; None for all."""
+    compiled: "Selection | None" = None
+    """Variants that are compiled while others are timed."""
+
+
+def _candidates_of(
+    build: str | None, selection: str | None, filters: list[str] | None, *, dry_run: bool
+) -> _Candidates:
+    """Those of a build, of a selection, or of a stand-in for both in a dry run. Raises UsageError."""
+    from gemmill.tuner.program import stand_in_build
+
+    if dry_run and build is None:
+        return _Candidates(builds=[stand_in_build(variants.selection_of(selection or "smoke", Arch.SM90A, filters))])
+    if selection is not None:
+        compiled = variants.selection_of(selection, Arch.SM90A, filters)
+        return _Candidates(builds=() if build is None else [variants.timed_build_of(build)], compiled=compiled)
+    folder, manifest = variants.timed_build_of(build)
+    names = frozenset(e.name for e in variants.filter_entries(manifest, filters)) if filters else None
+    return _Candidates(builds=[(folder, manifest)], names=names)
 
 
 def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Scheduler | None") -> "TuneResult":
@@ -186,6 +206,18 @@ def _advice(workloads: "Sequence[Workload]") -> "Mapping[Shape, Sequence[Tile]]"
     from gemmill.tuner.heuristics import advice
 
     return advice(sorted({p.call.sizes for p in workloads}))
+
+
+def _tell(result: "TuneResult", options: "SweepOptions", report: Path | None) -> None:
+    """Write the report, if one is wanted, and print the result."""
+    if report is not None:
+        from gemmill.tuner.report import write_report
+
+        agreements = result.agreements
+        write_report(result.record, report, repeats=options.repeats, margin=options.margin, agreements=agreements)
+    _print_result(result)
+    if report is not None:
+        typer.echo(f"report: {report}")
 
 
 def _print_result(result: "TuneResult") -> None:

@@ -71,9 +71,6 @@ def verify(
     """
     import torch
 
-    import gemmill
-    from gemmill.numerics.verify import device_words, verify_ops, verify_variants
-
     if not batches:
         o.refuse_without("--batch-invariant", pairs=pairs, seconds=seconds, seed=seed or None, family=families)
     if report is not None:
@@ -91,6 +88,13 @@ def verify(
         o.refuse_beside("--batch-invariant", "it draws calls of its own", quick=quick or None, filter=filters)
         _verify_batches(pairs, seconds, seed, tuple(families or ()), build, as_json)
         return
+    _verify_variants(build, filters, quick=quick, as_json=as_json)
+
+
+def _verify_variants(build: str | None, filters: list[str] | None, *, quick: bool, as_json: bool) -> None:
+    import gemmill
+    from gemmill.numerics.verify import device_words, verify_ops, verify_variants
+
     loaded = gemmill.load(build)
     if quick:
         verdicts = list(verify_ops())

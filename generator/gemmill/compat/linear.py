@@ -259,7 +259,7 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
             packed, bases = of_all
             return "grouped_fp4_mm", out, a, packed, None, bases, alpha, None, offsets, None, token_ids, linear.format
         return "fp4_weight_mm", out, a, blocks, base, alpha, None, linear.format, True
-    if linear.experts:  # as `vllm_experts.cutlass_moe_mm` calls it: behind the rows of each are those of nobody
+    if linear.experts:  # as `moe_mm.cutlass_moe_mm` calls it: behind the rows of each are those of nobody
         a, b = empty(m, linear.k, kind=linear.codes), empty(linear.experts, linear.n, linear.k, kind=linear.codes)
         ends, owners = (empty(2 * linear.experts - less, kind=torch.int32) for less in (0, 1))
         scales = (empty(m, 1), empty(linear.experts, linear.n))

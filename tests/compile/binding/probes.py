@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from compile.binding.structs import struct_of
 from gemmill.build.compiling import compile_missing, look_again
 from gemmill.build.files import file_digest
 from gemmill.build.options import BuildObserver, BuildOptions
@@ -47,30 +48,7 @@ _OF_A_MACHINE = (
 BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 
 
-class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_scaled_mm_args` in kernels/scaled_mm/abi.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales bias azp_adj azp".split()),
-        *((name, ctypes.c_int64) for name in "lda ldb ldd".split()),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("m n k a_scale_per_row b_scale_per_column raster_order swizzle splits").split()
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k".split()
-        ),
-    )
-
-
-class Launch(ctypes.Structure):
-    """Mirrors `gemmill_launch` in kernels/core/abi.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "stream workspace".split()),
-        *((name, ctypes.c_int32) for name in "device sm_count programmatic_launch constant_weights".split()),
-    )
+Launch = struct_of("core/abi.h", "gemmill_launch")
 
 
 class Machine(ctypes.Structure):
@@ -94,6 +72,7 @@ class Probe:
 
     def __init__(self, folder: Path) -> None:
         self.build = Build(folder)
+        self._families = {entry.symbol: entry.family for entry in self.build.manifest.entries}
         self._library = ctypes.CDLL(str(folder / self.build.manifest.extension))
         namespace = f"probe_{self.build.build_id}"
         self._schemas = torch.library.Library(namespace, "FRAGMENT")
@@ -106,16 +85,16 @@ class Probe:
         """Of the build, each once."""
         return [entry for entry in self.build.manifest.entries if entry.family == family]
 
-    def run(self, op: str, *tensors: torch.Tensor | None, status: int = 0) -> tuple[str, Arguments] | None:
+    def run(self, op: str, *given: Any, status: int = 0) -> tuple[str, ctypes.Structure] | None:
         """Symbol and arguments of the launch that a call comes to, None if it comes to none."""
         self._int("probe_launches").value = 0
         self._int("probe_status").value = status
-        getattr(self.ops, op).default(*tensors)
+        getattr(self.ops, op).default(*given)
         if self._int("probe_launches").value == 0:
             return None
         symbol = (ctypes.c_char * 512).in_dll(self._library, "probe_symbol").value.decode()
-        recorded = Arguments.in_dll(self._library, "probe_args")
-        return symbol, Arguments.from_buffer_copy(recorded)
+        struct = struct_of(f"{self._families[symbol]}/abi.h")
+        return symbol, struct.from_buffer_copy(struct.in_dll(self._library, "probe_args"))
 
     def nanoseconds(self, row: int, call: ShapedCall, sm_count: int) -> float:
         """What the extension's model estimates for a call by a row of the table."""

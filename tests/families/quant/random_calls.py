@@ -55,7 +55,6 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
     )
     in_dtype, out_dtype = rng.choice(quant.in_dtypes), rng.choice(quant.out_dtypes)
     transposed = rng.random() < 0.5
-    shape_of_groups = None
     values: dict[str, Any] = {
         "input": padded(rows, hidden * (2 if gated else 1), torch_dtype(in_dtype), rng),
         "out": padded(rows, wide * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
@@ -86,6 +85,30 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
         "row_sums": torch.zeros((rows, 1) if rng.random() < 0.5 else rows, dtype=torch.int32),
         "azp": torch.zeros(1 if quant.scaling.is_whole else rows, dtype=torch.int32) if rng.random() < 0.5 else None,
     }
+    scales, shape_of_groups = _some_scales(op, rows, hidden, wide, group, values, rng)
+    output_azp = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32).zero_()
+    values |= {"scales": scales, "group_shape": shape_of_groups, "output_azp": output_azp}
+    if quant.scaling is Scaling.DEQUANT:
+        values["input"], values["out"] = (
+            padded(rows, hidden * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
+            values["input"],
+        )
+    if breakage is Breakage.SOME:
+        for _ in range(rng.choice((1, 1, 2))):
+            _break(values, op, rng)
+    arguments = [
+        values.get(_NAMES.get(p.name, p.name), False if p.kind is Kind.BOOL else None) for p in BY_NAME[op].parameters
+    ]
+    return [odd_strides(value, rng) if isinstance(value, torch.Tensor) else value for value in arguments]
+
+
+def _some_scales(
+    op: str, rows: int, hidden: int, wide: int, group: int, values: dict[str, Any], rng: random.Random
+) -> tuple[torch.Tensor, tuple[int, int] | None]:
+    """Scales as the op takes them, and the shape of their groups; of experts `values` are told that scales are swizzled."""
+    quant = OP_OF[op]
+    experts, transposed = quant.scaling is Scaling.EXPERTS, values["is_scale_transposed"]
+    shape_of_groups = None
     match quant.scaling.scales:
         case Scales.GIVEN:
             blocks = op == "static_scaled_fp8_quant"
@@ -119,20 +142,7 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
                 scales = rng.choice(kinds if free else [*kinds, torch.ones(groups, rows)])
             else:
                 scales = torch.ones((rows, groups + rng.choice((0, 2))))[:, :groups]
-    output_azp = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32).zero_()
-    values |= {"scales": scales, "group_shape": shape_of_groups, "output_azp": output_azp}
-    if quant.scaling is Scaling.DEQUANT:
-        values["input"], values["out"] = (
-            padded(rows, hidden * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
-            values["input"],
-        )
-    if breakage is Breakage.SOME:
-        for _ in range(rng.choice((1, 1, 2))):
-            _break(values, op, rng)
-    arguments = [
-        values.get(_NAMES.get(p.name, p.name), False if p.kind is Kind.BOOL else None) for p in BY_NAME[op].parameters
-    ]
-    return [odd_strides(value, rng) if isinstance(value, torch.Tensor) else value for value in arguments]
+    return scales, shape_of_groups
 
 
 def odd_strides(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:

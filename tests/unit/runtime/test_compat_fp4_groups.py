@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gemmill.compat import packed_once, vllm_fp4_groups
+from gemmill.compat import packed_once
+from gemmill.compat.vllm import fp4_groups as vllm_fp4_groups
 from gemmill.formats.codes import pack
 from gemmill.formats.quantise import BlockScaled, swizzle, unswizzle
 from gemmill.vocab.format import MXFP4, NVFP4, Format

@@ -43,7 +43,7 @@ def served_fp4(make_manifest, table_of, monkeypatch) -> TableOnly:
 
 
 def kernels() -> ModuleType:
-    return importlib.import_module("gemmill.compat.vllm_kernels")
+    return importlib.import_module("gemmill.compat.vllm_plugin.kernels")
 
 
 OURS = {
@@ -140,13 +140,13 @@ def test_it_is_switched_off(vllm, monkeypatch) -> None:
 
 
 def test_two_gemmills_are_one_sentence(vllm, caplog) -> None:
-    other = type("GemmillInt8Linear", (), {"__module__": "gemmill_copy.compat.vllm_kernels"})
+    other = type("GemmillInt8Linear", (), {"__module__": "gemmill_copy.compat.vllm_plugin.kernels"})
     vllm._POSSIBLE_INT8_KERNELS[vllm.cuda].insert(0, other)
     for _ in range(2):
         vllm_plugin.register()
     assert caplog.messages == [
         "vLLM goes on with its own kernels: gemmill cannot serve here (another gemmill has registered its kernels already, "
-        "from gemmill_copy.compat.vllm_kernels: uninstall one of the two)"
+        "from gemmill_copy.compat.vllm_plugin.kernels: uninstall one of the two)"
     ]
     assert vllm._POSSIBLE_FP8_KERNELS[vllm.cuda][0].__name__ == "FlashInferFP8ScaledMMLinearKernel", "all or none"
 
@@ -487,7 +487,7 @@ def test_entry_points_name_functions_that_are_there() -> None:
     group = SGLANG["modules"]["sglang.srt.plugins"]["GENERAL_PLUGINS_GROUP"]["value"]
     assert project["entry-points"] == {
         "vllm.general_plugins": {"gemmill": "gemmill.compat.vllm_plugin:register"},
-        group: {"gemmill": "gemmill.compat.sglang_plugin:register"},
+        group: {"gemmill": "gemmill.compat.sglang.plugin:register"},
     }
     for points in project["entry-points"].values():
         point = importlib.metadata.EntryPoint("gemmill", points["gemmill"], "")

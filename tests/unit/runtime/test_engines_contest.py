@@ -11,8 +11,9 @@ from torch import Tensor
 
 import gemmill
 from engines import fp8_config, int8_config, vllm_modules
-from gemmill.compat import contest, linear
-from gemmill.compat.contest import TIMED_ROWS, Split, split_of
+from gemmill.compat import linear
+from gemmill.compat.vllm_plugin import contest
+from gemmill.compat.vllm_plugin.contest import TIMED_ROWS, Split, split_of
 from gemmill.runtime import ops
 
 E4M3 = torch.float8_e4m3fn
@@ -42,7 +43,7 @@ def timed(monkeypatch, smoke_build) -> SimpleNamespace:
     modules = vllm_modules()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_plugin.kernels", raising=False)
     monkeypatch.setattr(ops, "_active", smoke_build)
     monkeypatch.setattr(linear, "refusal", lambda layer: None)
     linear.forget()
@@ -64,7 +65,7 @@ def timed(monkeypatch, smoke_build) -> SimpleNamespace:
         monkeypatch.setattr(modules["vllm._custom_ops"], name, result(THEIRS), raising=False)
     monkeypatch.setattr(contest, "can_time", lambda weight: True)
     monkeypatch.setattr(contest, "times_us", of_given)
-    kernels = importlib.import_module("gemmill.compat.vllm_kernels")
+    kernels = importlib.import_module("gemmill.compat.vllm_plugin.kernels")
     monkeypatch.setattr(kernels, "refusal", lambda layer: None)
     vllm = modules["vllm.model_executor.kernels.linear"]
 
@@ -77,7 +78,7 @@ def timed(monkeypatch, smoke_build) -> SimpleNamespace:
     )
     given.kernels = kernels
     yield given
-    sys.modules.pop("gemmill.compat.vllm_kernels", None)
+    sys.modules.pop("gemmill.compat.vllm_plugin.kernels", None)
     contest.forget()
 
 

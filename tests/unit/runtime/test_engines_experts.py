@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 import gemmill
 from builds import TableOnly
 from engines import SGLANG, VLLM, vllm_modules
-from gemmill.compat import deep_gemm, linear, sglang_plugin, vllm_plugin
+from gemmill.compat import deep_gemm, linear, vllm_plugin
+from gemmill.compat.sglang import plugin as sglang_plugin
 from gemmill.families import blockscaled, moe
 from gemmill.quantize import quantize_weight
 from gemmill.registry import REGISTRY
@@ -46,13 +47,13 @@ def vllm(monkeypatch) -> ModuleType:
     modules["vllm.experts"].m_grouped_fp8_gemm_nt_contiguous = blocks.m_grouped_fp8_gemm_nt_contiguous
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_plugin.kernels", raising=False)
     monkeypatch.setattr(linear, "_complained", set())
     monkeypatch.delenv("GEMMILL_VLLM", raising=False)
     for _ in range(2):
         vllm_plugin.register()
     yield blocks
-    sys.modules.pop("gemmill.compat.vllm_kernels", None)
+    sys.modules.pop("gemmill.compat.vllm_plugin.kernels", None)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -221,7 +222,7 @@ def test_rows_by_ends_begin_at_multiples() -> None:
 
 
 def test_the_plugins_import_without_their_engines() -> None:
-    for name in ("experts", "vllm_blocks", "sglang_plugin"):
+    for name in ("experts", "vllm_plugin.blocks", "sglang.plugin"):
         importlib.import_module(f"gemmill.compat.{name}")
 
 

@@ -12,7 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 import gemmill
 from builds import TableOnly
 from engines import FP4_EXPERTS, MXFP4_EXPERTS, SGLANG, VLLM
-from gemmill.compat import fp4_experts, fused_fp4_experts, linear, sglang_experts, vllm_plugin
+from gemmill.compat import fp4_experts, linear, vllm_plugin
+from gemmill.compat.sglang import experts as sglang_experts
+from gemmill.compat.vllm_plugin import fused_fp4_experts
 from gemmill.families import moe
 from gemmill.families.fused_moe.selections import packed
 from gemmill.quantize import pruned, quantize_weight

@@ -11,7 +11,9 @@ from torch import Tensor
 
 import gemmill
 from builds import TableOnly
-from gemmill.compat import fused_fp4_experts, linear, vllm_fp4_experts
+from gemmill.compat import linear
+from gemmill.compat.vllm_plugin import fp4_experts as vllm_fp4_experts
+from gemmill.compat.vllm_plugin import fused_fp4_experts
 from gemmill.families.fused_moe.selections import packed
 from gemmill.quantize import experts as experts_packing
 from gemmill.runtime import ops

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from engines import SGLANG, sglang_modules
-from gemmill.compat import linear, sglang_experts, sglang_plugin
+from gemmill.compat import linear
+from gemmill.compat.sglang import experts as sglang_experts
+from gemmill.compat.sglang import plugin as sglang_plugin
 from gemmill.runtime import holding, ops
 from gemmill.runtime.select import Trust
 

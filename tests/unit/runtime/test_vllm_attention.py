@@ -18,7 +18,7 @@ from gemmill.runtime import ops
 from gemmill.space.selections import select
 
 NAME, HEADS, KV_HEADS, HEAD_DIM, PAGE, SLOT = "turboquant_4bit_nc", 4, 2, 128, 16, 134
-OWN = "gemmill.compat.vllm_attention"
+OWN = "gemmill.compat.vllm_plugin.attention"
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from torch import Tensor
 import gemmill
 from builds import TableOnly
 from engines import CLASSES, VLLM, quant_key
-from gemmill.compat import linear, vllm_fused_experts, vllm_plugin
+from gemmill.compat import linear, vllm_plugin
+from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
 from gemmill.families.fused_moe import selections
 from gemmill.families.moe.selections import tiled
 from gemmill.runtime import ops

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from compile.binding.structs import struct_of
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit.render import emit
 from gemmill.families.blockscaled.config import PairConfig
@@ -32,23 +33,7 @@ extern "C" void look_{name}(gemmill_blockscaled_args const* x, gemmill_launch co
 """
 
 
-class Arguments(ctypes.Structure):
-    """Mirrors gemmill_blockscaled_args."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ADDRESSES),
-        *((name, ctypes.c_int64) for name in ("lda", "ldb", "ldd")),
-        *((name, ctypes.c_int32) for name in ("m", "n", "k", "splits")),
-    ]
-
-
-class Launch(ctypes.Structure):
-    """Mirrors gemmill_launch."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("stream", "workspace")),
-        *((name, ctypes.c_int32) for name in ("device", "sm_count", "programmatic_launch", "constant_weights")),
-    ]
+Arguments, Launch = struct_of("blockscaled/abi.h"), struct_of("core/abi.h", "gemmill_launch")
 
 
 class Found(ctypes.Structure):

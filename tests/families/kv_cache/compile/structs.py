@@ -1,29 +1,13 @@
 """What kernels are given of an op's call, as kernels/kv_cache/binding.cpp fills it: structs read from their header."""
 
 import ctypes
-import re
 from typing import Any
 
 from torch import Tensor
 
+from compile.binding.structs import struct_of
 from gemmill.families.kv_cache.config import HALF_WAVES
 from gemmill.families.kv_cache.packed import CACHE_FORMATS, KEY_FORMATS, VALUE_FORMATS
-from gemmill.locations import kernels_dir
-
-_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
-_MEMBER = re.compile(r"^  ([\w ]+?\*?) ((?:\w+(?:, )?)+);", re.MULTILINE)
-
-
-def struct_of(header: str, name: str) -> type[ctypes.Structure]:
-    """A struct of a header below kernels/."""
-    body = re.search(rf"struct {name} {{(.*?)\n}};", (kernels_dir() / header).read_text(), re.DOTALL)
-    assert body is not None
-    fields: list[tuple[str, Any]] = []
-    for kind, names in _MEMBER.findall(body[1]):
-        for field in names.split(", "):
-            fields.append((field, ctypes.c_void_p if kind.endswith("*") else _TYPES[kind]))
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
 
 Launch = struct_of("core/abi.h", "gemmill_launch")
 _Hadamard, _Compress, _Decompress, _Attention = (

@@ -1,55 +1,26 @@
 """The extension's checks, choices and launches of block-scaled GEMMs against Python's, on CPU tensors."""
 
-import ctypes
 import random
-from typing import Any
 
 import pytest
 import torch
 
+from compile.binding.drawn import compare
 from gemmill.families import blockscaled
 from gemmill.families.blockscaled.cases.checked import ROLES_OF
 from gemmill.families.blockscaled.ops import SCHEMAS
 from gemmill.families.blockscaled.shaped_call import shaped_call_of
-from gemmill.family import Judged, ShapedCall
-from gemmill.fuzz.breakages import break_call, draw_call
-from gemmill.numerics.call import CPU_LIMITS
-from gemmill.numerics.memory import Memory
+from gemmill.family import Judged, Row, ShapedCall
 from gemmill.registry import REGISTRY
-from gemmill.runtime.checks import check
-from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.schemas import BY_NAME
 from gemmill.runtime.select import model_ns, select
 
 pytestmark = pytest.mark.compile
-SMS, SMS_OF_NONE = 132, 1
-"""Multiprocessors of a device, and what the extension takes for their number where there is no device."""
+SMS = 132
+"""Multiprocessors of a device."""
 ROUNDS = 250
 
 
-class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_blockscaled_args` in kernels/blockscaled/abi.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "a b a_sf b_sf alpha bias d".split()),
-        *((name, ctypes.c_int64) for name in "lda ldb ldd".split()),
-        *((name, ctypes.c_int32) for name in "m n k splits".split()),
-    )
-
-
-def launched(probe, op: str, arguments: list[Any]) -> tuple[str, Arguments] | None:
-    """The symbol of the kernel that a call launches, and what it is given; None if it launches none."""
-    count = probe.number("probe_launches", ctypes.c_int32)
-    count.value = 0
-    getattr(probe.ops, op).default(*arguments)
-    if count.value == 0:
-        return None
-    size = ctypes.sizeof(Arguments)
-    recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * size))
-    return probe.number("probe_symbol", ctypes.c_char * 512).value.decode(), recorded
-
-
-def wanted_of(call: Judged, splits: int) -> dict[str, int | None]:
+def wanted_of(call: Judged, row: Row) -> dict[str, int | None]:
     """Every field of what a kernel is given, by what the call says."""
 
     def data(role: str) -> int | None:
@@ -62,49 +33,15 @@ def wanted_of(call: Judged, splits: int) -> dict[str, int | None]:
 
     pointers = {name: data({"d": "out"}.get(name, name)) for name in "a b a_sf b_sf alpha bias d".split()}
     strides = {name: stride(role) for name, role in (("lda", "a"), ("ldb", "b"), ("ldd", "out"))}
-    return pointers | strides | {"m": call["M"], "n": call["N"], "k": call["K"], "splits": splits}
+    return pointers | strides | {"m": call["M"], "n": call["N"], "k": call["K"], "splits": row.facts.splits}
 
 
 @pytest.mark.parametrize("op", [op.name for op in SCHEMAS])
 def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) -> None:
-    refused, seen = set(), {"launched": 0, "lacking": 0}
-    for index in range(ROUNDS):
-        call, breakage = draw_call(op, 3, index, CPU_LIMITS)
-        memory = Memory(call.slots, torch.device("cpu"))
-        arguments = {
-            name: memory.tensor(name) if name in call.slots else call.plain.get(name) for name in BY_NAME[op].arguments
-        }
-        if breakage is not None and (broken := break_call(op, arguments, memory, breakage)) is not None:
-            arguments = broken.arguments
-        given = list(arguments.values())
-        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
-            continue  # which torch refuses itself where an op has no fake
-        try:
-            judged = check(BY_NAME[op], of_arguments(BY_NAME[op], given))
-        except RuntimeError as error:
-            with pytest.raises(RuntimeError) as caught:
-                getattr(probe.ops, op).default(*given)
-            assert str(error) in str(caught.value)
-            refused.add(str(error))
-            continue
-        if judged["M"] * judged["N"] == 0:
-            assert launched(probe, op, given) is None
-            continue
-        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
-        if choice.row < 0:
-            with pytest.raises(RuntimeError, match=r"none of \d+ variants? of "):
-                getattr(probe.ops, op).default(*given)
-            seen["lacking"] += 1
-            continue
-        symbol, args = launched(probe, op, given)
-        entry = probe.build.table.entries[choice.row]
-        assert symbol == entry.symbol
-        wanted = wanted_of(judged, probe.build.table.rows[choice.row].facts.splits)
-        assert {name: getattr(args, name) for name, _ in Arguments._fields_} == wanted
-        seen["launched"] += 1
-    assert len(refused) > 5
-    assert seen["lacking"] > 5
-    assert seen["launched"] > 50
+    found = compare(probe, op, shaped_call_of, wanted_of, rounds=ROUNDS)
+    assert len(found.refused) > 5
+    assert len(found.lacking) > 5
+    assert len(found.launched) > 50
 
 
 @pytest.mark.parametrize("rows", [4, 64, 256])
@@ -120,7 +57,7 @@ def test_scales_choose_a_kernel_that_can_read_them_where_they_lie(op: str, rows:
         for side in range(2):
             scales = [torch.zeros(-(-x // 128) * 128 * k // group + 16, dtype=torch.uint8) for x in (rows, n)]
             scales = [x[shift * (i == side) :][: len(x) - 16].view(-1, k // group) for i, x in enumerate(scales)]
-            symbol, _ = launched(probe, op, [out, a, b, *scales, alpha, None])
+            symbol, _ = probe.run(op, out, a, b, *scales, alpha, None)
             found = [row for _, row, entry in probe.build.table.of(blockscaled.NAME) if entry.symbol == symbol]
             assert {(shift or 16) % row.alignments[3] for row in found} == {0}, symbol
             needed[shift] = found[0].alignments[3]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from compile.binding.drawn import SMS_OF_NONE, compare
+from compile.binding.structs import struct_of
 from gemmill.families import fused_moe, moe
 from gemmill.families.fused_moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.fused_moe.config import CODED, GROUP, Operands
@@ -15,20 +17,15 @@ from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.shaped_call import shaped_call_of
 from gemmill.families.moe.classes import CLASSES
-from gemmill.family import Judged, OpSchema, ShapedCall
-from gemmill.fuzz.breakages import break_call, draw_call
-from gemmill.numerics.call import CPU_LIMITS
-from gemmill.numerics.memory import Memory
-from gemmill.runtime.checks import check
-from gemmill.runtime.operands import of_arguments
+from gemmill.family import Judged, Row, ShapedCall
 from gemmill.runtime.select import model_ns, select
 from gemmill.vocab import DType
 from gemmill.vocab.activation import Activation
 from whole_calls import whole_call
 
 pytestmark = pytest.mark.compile
-SMS, SMS_OF_NONE = 132, 1
-"""Multiprocessors of a device, and what the extension takes for their number where there is no device."""
+SMS = 132
+"""Multiprocessors of a device."""
 ROUNDS = 250
 FEWEST = {FUSED_EXPERTS.name: 6, FUSED_FP4_EXPERTS.name: 8}
 """Kernels that so many calls launch."""
@@ -38,19 +35,7 @@ WIDE = (
     "w13_stride_row w13_stride_expert w2_stride_row w2_stride_expert w13_scale_stride_expert w13_scale_stride_row "
     "w13_scale_stride_k w2_scale_stride_expert w2_scale_stride_row w2_scale_stride_k"
 ).split()
-NUMBERS = "tokens hidden inner topk experts weights id_words gate_row up_row row_step weight_on_input adds activation endless_waits".split()
 REALS = "alpha limit beta".split()
-
-
-class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_fused_experts_args` in kernels/fused_moe/abi.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_int64) for name in (*STRIDES, *WIDE)),
-        *((name, ctypes.c_int32) for name in NUMBERS),
-        *((name, ctypes.c_float) for name in REALS),
-    )
 
 
 def scale_strides(call: Judged, role: str, rows: int) -> tuple[int, int, int]:
@@ -65,7 +50,7 @@ def scale_strides(call: Judged, role: str, rows: int) -> tuple[int, int, int]:
     return rows if by_row else 1, int(by_row), 0
 
 
-def wanted_of(call: Judged) -> dict[str, Any]:
+def wanted_of(call: Judged, row: Row) -> dict[str, Any]:
     """Every field of what a kernel is given, by what the call says."""
     inner, hidden, weights = call["inner"], call["K"], call["weights"]
     pointers = {name: None if call.get(name) is None else call.tensor(name).data or None for name in POINTERS}
@@ -97,46 +82,13 @@ def wanted_of(call: Judged) -> dict[str, Any]:
     return pointers | strides | dict(zip(WIDE, wide, strict=True)) | numbers | reals
 
 
-@pytest.mark.parametrize("schema", [FUSED_EXPERTS, FUSED_FP4_EXPERTS], ids=lambda schema: schema.name)
-def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe, schema: OpSchema) -> None:
-    op = getattr(probe.ops, schema.name).default
-    refused, launched, lacking = set(), set(), 0
-    for index in range(ROUNDS):
-        call, breakage = draw_call(schema.name, 3, index, CPU_LIMITS)
-        memory = Memory(call.slots, torch.device("cpu"))
-        arguments = {
-            name: memory.tensor(name) if name in call.slots else call.plain.get(name) for name in schema.arguments
-        }
-        if breakage is not None and (broken := break_call(schema.name, arguments, memory, breakage)) is not None:
-            arguments = broken.arguments
-        given = list(arguments.values())
-        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
-            continue  # which torch refuses itself where an op has no fake
-        try:
-            judged = check(schema, of_arguments(schema, given))
-        except RuntimeError as error:
-            with pytest.raises(RuntimeError) as caught:
-                op(*given)
-            assert str(error) in str(caught.value)
-            refused.add(str(error))
-            continue
-        if judged["M"] * judged["K"] == 0:
-            continue
-        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
-        if choice.row < 0:
-            with pytest.raises(RuntimeError, match="fused experts in build"):
-                op(*given)
-            lacking += 1
-            continue
-        op(*given)
-        entry = probe.build.table.entries[choice.row]
-        assert probe.number("probe_symbol", ctypes.c_char * 512).value.decode() == entry.symbol
-        recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * ctypes.sizeof(Arguments)))
-        assert {name: getattr(recorded, name) for name, _ in Arguments._fields_} == wanted_of(judged)
-        config = entry.config
-        launched.add((config.dtype, config.format, config.group_size, config.tile_tokens))
-    assert len(refused) > 5 and len(launched) >= FEWEST[schema.name], (len(refused), launched)
-    assert (lacking > 0) == (schema is FUSED_EXPERTS), "of packed weights every legal call has a kernel"
+@pytest.mark.parametrize("op", [FUSED_EXPERTS.name, FUSED_FP4_EXPERTS.name])
+def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe, op: str) -> None:
+    found = compare(probe, op, shaped_call_of, wanted_of, rounds=ROUNDS, sizes="MK", lacking="fused experts in build")
+    configs = [entry.config for entry, _ in found.launched]
+    kinds = {(config.dtype, config.format, config.group_size, config.tile_tokens) for config in configs}
+    assert len(found.refused) > 5 and len(kinds) >= FEWEST[op], (len(found.refused), kinds)
+    assert bool(found.lacking) == (op == FUSED_EXPERTS.name), "of packed weights every legal call has a kernel"
 
 
 def test_ids_and_weights_have_strides_of_their_own(probe) -> None:
@@ -145,8 +97,7 @@ def test_ids_and_weights_have_strides_of_their_own(probe) -> None:
     assert tokens > 1
     call |= {"topk_ids": torch.zeros(tokens, topk + 2, dtype=torch.int32)[:, :topk]}
     call |= {"topk_weights": torch.ones(tokens, topk + 3)[:, :topk]}
-    getattr(probe.ops, FUSED_FP4_EXPERTS.name).default(*call.values())
-    recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * ctypes.sizeof(Arguments)))
+    _, recorded = probe.run(FUSED_FP4_EXPERTS.name, *call.values())
     assert (recorded.ld_ids, recorded.ld_weights) == (topk + 2, topk + 3)
 
 
@@ -154,10 +105,9 @@ def test_ids_and_weights_have_strides_of_their_own(probe) -> None:
 def test_waits_are_endless_where_the_setting_says_so(probe, endless: int) -> None:
     probe.build._library.gemmill_set_endless_waits(endless)
     try:
-        getattr(probe.ops, FUSED_FP4_EXPERTS.name).default(*whole_call(FUSED_FP4_EXPERTS).values())
+        _, recorded = probe.run(FUSED_FP4_EXPERTS.name, *whole_call(FUSED_FP4_EXPERTS).values())
     finally:
         probe.build._library.gemmill_set_endless_waits(0)
-    recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * ctypes.sizeof(Arguments)))
     assert recorded.endless_waits == endless
 
 
@@ -170,28 +120,6 @@ def test_models_agree(probe) -> None:
         call = ShapedCall(family=fused_moe.NAME, call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
         sms = rng.choice((SMS, 114, 16))
         assert probe.nanoseconds(i, call, sms) == model_ns(row, call, sms)
-
-
-class Multiplied(ctypes.Structure):
-    """Mirrors `gemmill_grouped_mm_args` in kernels/moe/abi.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales offsets expert_map token_ids".split()),
-        *((name, ctypes.c_int64) for name in "lda ldb ldd b_stride_expert".split()),
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                "m n k tokens experts weights slot offset_words id_words a_scale_per_row b_scale_per_column"
-            ).split()
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k b_scale_stride_expert"
-            ).split()
-        ),
-        *((name, ctypes.c_void_p) for name in "alpha bias".split()),
-    )
 
 
 SPECS = [
@@ -227,7 +155,7 @@ def test_products_are_grouped_gemms_within_the_callers_workspace(probe, spec: Ca
     for name, n, k, (symbol, data) in zip(
         ("w13", "w2"), (2 * spec.inner, spec.hidden), (spec.hidden, spec.inner), products, strict=True
     ):
-        x, scales = Multiplied.from_buffer_copy(data), given.get(f"{name}_scales")
+        x, scales = struct_of("moe/abi.h").from_buffer_copy(data), given.get(f"{name}_scales")
         sizes = (pairs, n, k, spec.weights)
         kind = CLASSES.number_of(
             dtype=spec.dtype, out_dtype=DType.BF16, group_size=spec.group_size, indexed=False, format=None, biased=False

@@ -1,61 +1,28 @@
 """The extension's checks, choices and launches of grouped GEMMs against Python's, on CPU tensors."""
 
-import ctypes
 import random
-from typing import Any
 
 import pytest
 import torch
 
+from compile.binding.drawn import compare
 from gemmill.families import moe
 from gemmill.families.moe.config import FP4_PAIRS, UnalignedGroupedConfig
 from gemmill.families.moe.ops import NAMES
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.families.moe.shaped_call import shaped_call_of
-from gemmill.family import Judged, ShapedCall
-from gemmill.fuzz.breakages import break_call, draw_call
-from gemmill.numerics.call import CPU_LIMITS
-from gemmill.numerics.memory import Memory
-from gemmill.runtime.checks import check
-from gemmill.runtime.operands import of_arguments
+from gemmill.family import Judged, Row, ShapedCall
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.runtime.select import model_ns, select
+from gemmill.runtime.select import model_ns
 
 pytestmark = pytest.mark.compile
-SMS, SMS_OF_NONE = 132, 1
-"""Multiprocessors of a device, and what the extension takes for their number where there is no device."""
+SMS = 132
+"""Multiprocessors of a device."""
 ROUNDS = 300
-_POINTERS = "a b d a_scales b_scales offsets expert_map token_ids".split()
-_STRIDES = "a_scale_stride_m a_scale_stride_k b_scale_stride_n b_scale_stride_k b_scale_stride_expert".split()
-_ENDS = ("alpha", "bias")
-_NUMBERS = "m n k tokens experts weights slot offset_words id_words a_scale_per_row b_scale_per_column".split()
+POINTERS = "a b d a_scales b_scales offsets expert_map token_ids alpha bias".split()
 
 
-class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_grouped_mm_args` in kernels/moe/abi.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int64) for name in "lda ldb ldd b_stride_expert".split()),
-        *((name, ctypes.c_int32) for name in _NUMBERS),
-        *((name, ctypes.c_int64) for name in _STRIDES),
-        *((name, ctypes.c_void_p) for name in _ENDS),
-    )
-
-
-def launched(probe, op: str, arguments: list[Any]) -> tuple[str, Arguments] | None:
-    """The symbol of the kernel that a call launches, and what it is given; None if it launches none."""
-    count = probe.number("probe_launches", ctypes.c_int32)
-    count.value = 0
-    getattr(probe.ops, op).default(*arguments)
-    if count.value == 0:
-        return None
-    size = ctypes.sizeof(Arguments)
-    recorded = Arguments.from_buffer_copy(probe.number("probe_args", ctypes.c_ubyte * size))
-    return probe.number("probe_symbol", ctypes.c_char * 512).value.decode(), recorded
-
-
-def wanted_of(call: Judged) -> dict[str, int | None]:
+def wanted_of(call: Judged, row: Row) -> dict[str, int | None]:
     """What a kernel is given, by what the call says; of strides those that are read."""
 
     def data(role: str) -> int | None:
@@ -65,7 +32,7 @@ def wanted_of(call: Judged) -> dict[str, int | None]:
         return 2 if call.get(role) is not None and call.tensor(role).dtype == "int64" else 1
 
     roles = {"d": "out", "offsets": "expert_offsets"}
-    found: dict[str, int | None] = {name: data(roles.get(name, name)) for name in (*_POINTERS, *_ENDS)}
+    found: dict[str, int | None] = {name: data(roles.get(name, name)) for name in POINTERS}
     found |= {name: call[size] for name, size in (("m", "M"), ("n", "N"), ("k", "K"))}
     found |= {name: call[name] for name in ("tokens", "experts", "weights", "slot")}
     found |= {"offset_words": words("expert_offsets"), "id_words": words("token_ids")}
@@ -94,47 +61,25 @@ def wanted_of(call: Judged) -> dict[str, int | None]:
 
 @pytest.mark.parametrize("op", (*NAMES, *FP4_NAMES))
 def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) -> None:
-    refused, seen, kinds = set(), {"launched": 0, "any layout": 0}, set()
-    for index in range(ROUNDS):
-        call, breakage = draw_call(op, 3, index, CPU_LIMITS)
-        memory = Memory(call.slots, torch.device("cpu"))
-        arguments = {
-            name: memory.tensor(name) if name in call.slots else call.plain.get(name) for name in BY_NAME[op].arguments
-        }
-        if breakage is not None and (broken := break_call(op, arguments, memory, breakage)) is not None:
-            arguments = broken.arguments
-        given = list(arguments.values())
-        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
-            continue  # which torch refuses itself where an op has no fake
-        try:
-            judged = check(BY_NAME[op], of_arguments(BY_NAME[op], given))
-        except RuntimeError as error:
-            with pytest.raises(RuntimeError) as caught:
-                getattr(probe.ops, op).default(*given)
-            assert str(error) in str(caught.value)
-            refused.add(str(error))
-            continue
-        if judged["M"] * judged["N"] * judged["weights"] * judged["experts"] == 0:
-            assert launched(probe, op, given) is None
-            continue
-        choice = select(probe.build.table, shaped_call_of(judged), SMS_OF_NONE)
-        if op in FP4_NAMES and choice.row < 0:  # rows of a that TMA does not take
-            with pytest.raises(RuntimeError, match="none of"):
-                getattr(probe.ops, op).default(*given)
-            continue
-        assert choice.row >= 0, "no legal call may fail"
-        symbol, args = launched(probe, op, given)
-        entry = probe.build.table.entries[choice.row]
-        assert symbol == entry.symbol
-        for name, value in wanted_of(judged).items():
-            assert getattr(args, name) == value, name
-        seen["launched"] += 1
-        seen["any layout"] += isinstance(entry.config, UnalignedGroupedConfig)
-        x = entry.config
-        kinds.add((x.operand_dtype, x.group_size, x.format, arguments.get("token_ids") is not None))
-    assert len(refused) > 5
-    assert seen["any layout"] > 5 or op in FP4_NAMES
-    assert seen["launched"] > 50
+    found = compare(
+        probe,
+        op,
+        shaped_call_of,
+        wanted_of,
+        rounds=ROUNDS,
+        sizes=("M", "N", "weights", "experts"),
+        lacking="none of",
+        every_field=False,
+    )
+    kinds = {
+        (x.operand_dtype, x.group_size, x.format, judged.get("token_ids") is not None)
+        for x, judged in ((entry.config, judged) for entry, judged in found.launched)
+    }
+    assert len(found.refused) > 5
+    if op not in FP4_NAMES:
+        assert not found.lacking, "no legal call may fail: only packed weights need rows of a that TMA takes"
+        assert sum(isinstance(entry.config, UnalignedGroupedConfig) for entry, _ in found.launched) > 5
+    assert len(found.launched) > 50
     of_order = len(FP4_PAIRS) if op in FP4_NAMES else 5
     assert len(kinds) == (2 if "token_ids" in BY_NAME[op].arguments else 1) * of_order, (
         "a kind of operands was never launched"
@@ -153,7 +98,7 @@ def test_the_stride_of_a_slot_of_one_is_never_used(probe) -> None:
         "rows": torch.ones(3, dtype=torch.int32),
         "expected_rows": 0,
     }
-    _, found = launched(probe, op, [*call.values()])
+    _, found = probe.run(op, *call.values())
     assert (found.a_scale_stride_m, found.a_scale_stride_k) == (5, 1)
 
 

@@ -15,14 +15,15 @@ from types import ModuleType
 from typing import Any
 
 from gemmill import settings
-from gemmill.compat import invariance, vllm_blocks, vllm_fp4_experts, vllm_fused_experts, vllm_quant
+from gemmill.compat import invariance
 from gemmill.compat.linear import Linear, called, guarded
-from gemmill.compat.vllm_experts import MOE_MM, cutlass_moe_mm
+from gemmill.compat.moe_mm import MOE_MM, cutlass_moe_mm
+from gemmill.compat.vllm_plugin import blocks, fp4_experts, fused_experts, quant
 from gemmill.runtime import notices, served
 
 _LINEAR, _OPS = "vllm.model_executor.kernels.linear", "vllm._custom_ops"
 _BACKENDS, _BACKEND = "vllm.v1.attention.backends.registry", "TURBOQUANT"
-_OWN_BACKEND = "gemmill.compat.vllm_attention.GemmillTurboQuantBackend"
+_OWN_BACKEND = "gemmill.compat.vllm_plugin.attention.GemmillTurboQuantBackend"
 _LOADING, _PROCESSES = "vllm.model_executor.model_loader.utils", "process_weights_after_loading"
 _LISTS = {
     "GemmillFP8Linear": "_POSSIBLE_FP8_KERNELS",
@@ -46,26 +47,26 @@ def register() -> None:
 def _register() -> None:
     linear = import_module(_LINEAR)
     cuda = import_module("vllm.platforms").PlatformEnum.CUDA
-    ours = import_module("gemmill.compat.vllm_kernels")
+    ours = import_module("gemmill.compat.vllm_plugin.kernels")
     lists = {name: getattr(linear, attribute)[cuda] for name, attribute in _LISTS.items()}
     for name, kernels in lists.items():
         _check_alone(name, kernels, getattr(ours, name))
-    experts, deep_gemm = getattr(import_module(_OPS), MOE_MM), import_module(vllm_blocks.MODULE)
+    experts, deep_gemm = getattr(import_module(_OPS), MOE_MM), import_module(blocks.MODULE)
     backends = import_module(_BACKENDS)
     backend = getattr(backends.AttentionBackendEnum, _BACKEND)
-    vllm_blocks.put_before(deep_gemm)
+    blocks.put_before(deep_gemm)
     for name, kernels in lists.items():
         if getattr(ours, name) not in kernels:
             kernels.insert(0, getattr(ours, name))
     if not hasattr(experts, "__wrapped__"):
         setattr(import_module(_OPS), MOE_MM, _before(experts))
     if not hasattr(getattr(linear, _CHOOSES_NVFP4), "__wrapped__"):
-        vllm_blocks.replace(linear, _CHOOSES_NVFP4, _before_marlin(linear, ours.GemmillNvFp4Linear))
+        blocks.replace(linear, _CHOOSES_NVFP4, _before_marlin(linear, ours.GemmillNvFp4Linear))
     if not backend.is_overridden():  # by another plugin
         backends.register_backend(backend, _OWN_BACKEND)
     guarded("vLLM's log of layers", _tell_after_loading)
-    guarded("vLLM for experts of 4 bits", vllm_fp4_experts.put_before)
-    guarded("vLLM for experts in one call", vllm_fused_experts.put_before)
+    guarded("vLLM for experts of 4 bits", fp4_experts.put_before)
+    guarded("vLLM for experts in one call", fused_experts.put_before)
 
 
 def _before_marlin(linear: ModuleType, own: Any) -> Callable[..., Any]:
@@ -119,12 +120,12 @@ def _tell_after_loading() -> None:
     @wraps(of_vllm)
     def process(*given: Any, **named: Any) -> Any:
         result = of_vllm(*given, **named)
-        guarded("vLLM's quantisation", vllm_quant.put_before)
+        guarded("vLLM's quantisation", quant.put_before)
         served.tell()
         return result
 
     if not hasattr(of_vllm, "__wrapped__"):
-        vllm_blocks.replace(module, _PROCESSES, process)
+        blocks.replace(module, _PROCESSES, process)
 
 
 def _check_alone(name: str, kernels: list[Any], own: type) -> None:

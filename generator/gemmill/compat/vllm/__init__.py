@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from gemmill.compat import vllm_experts, vllm_fp4_groups, vllm_hadamard, vllm_library
-from gemmill.compat.vllm_library import NAMESPACE as _OWN
-from gemmill.compat.vllm_library import VLLM
+from gemmill.compat import moe_mm
+from gemmill.compat.vllm import fp4_groups, hadamard, library
+from gemmill.compat.vllm.library import NAMESPACE as _OWN
+from gemmill.compat.vllm.library import VLLM
 from gemmill.families.blockscaled.ops import FP4_MM
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.scaled_mm.accepts import SCALED_MM
@@ -93,7 +94,7 @@ def _hand_out(name: str, op: Any, *keys: str) -> None:
     names = getattr(torch.ops, VLLM)
     if hasattr(names, name):
         for key in keys:
-            vllm_library.keep(name, key)
+            library.keep(name, key)
             _overrides.impl(name, lambda *given, **named: op(*given, **named), key)
     setattr(names, name, op)
 
@@ -145,9 +146,9 @@ def _define_fp4() -> Any:
     """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of vllm_scaled_nvfp4_quant; an output
     with more columns than the input is padded with zeros."""
     of_vllm = hasattr(getattr(torch.ops, VLLM), _FP4) or _library_may_come()
-    for library in (_library,) if of_vllm else (_library, _overrides):
-        library.define(f"{_FP4}({_FP4_ARGUMENTS}) -> (Tensor, Tensor)")
-        library.define(f"{_FP4}.out({_FP4_ARGUMENTS}, *, Tensor(a!) output, Tensor(b!) output_scale) -> ()")
+    for names in (_library,) if of_vllm else (_library, _overrides):
+        names.define(f"{_FP4}({_FP4_ARGUMENTS}) -> (Tensor, Tensor)")
+        names.define(f"{_FP4}.out({_FP4_ARGUMENTS}, *, Tensor(a!) output, Tensor(b!) output_scale) -> ()")
     for name, answer in ((_FP4, _fp4), (f"{_FP4}.out", _fp4_out)):
         for key in ("CPU", "CUDA"):
             _library.impl(name, answer, key)
@@ -158,8 +159,8 @@ def _define_fp4() -> Any:
 
 def _define_of_experts(name: str) -> Any:
     """A grouped GEMM, or what prepares its calls."""
-    answer = vllm_experts.cutlass_moe_mm if name == vllm_experts.MOE_MM else partial(vllm_experts.prepare, VLLM, name)
-    _library.define(name + vllm_experts.SCHEMAS[name])
+    answer = moe_mm.cutlass_moe_mm if name == moe_mm.MOE_MM else partial(moe_mm.prepare, VLLM, name)
+    _library.define(name + moe_mm.SCHEMAS[name])
     for key in ("CPU", "CUDA"):
         _library.impl(name, answer, key)
     _library._register_fake(name, lambda *given, **named: None)
@@ -167,19 +168,19 @@ def _define_of_experts(name: str) -> Any:
 
 
 def _define_fp4_groups(name: str) -> Any:
-    _library.define(name + vllm_fp4_groups.SCHEMAS[name])
+    _library.define(name + fp4_groups.SCHEMAS[name])
     for key in ("CPU", "CUDA"):
-        _library.impl(name, partial(vllm_fp4_groups.answer, VLLM, name), key)
+        _library.impl(name, partial(fp4_groups.answer, VLLM, name), key)
     _library._register_fake(name, lambda *given, **named: None)
     return getattr(getattr(torch.ops, _OWN), name)
 
 
 def _hand_out_hadamard() -> None:
     """Where the library has the op it stays: it rounds otherwise."""
-    name = vllm_hadamard.HADACORE
-    _library.define(name + vllm_hadamard.SCHEMA)
+    name = hadamard.HADACORE
+    _library.define(name + hadamard.SCHEMA)
     for key in ("CPU", "CUDA"):
-        _library.impl(name, vllm_hadamard.hadacore_transform, key)
+        _library.impl(name, hadamard.hadacore_transform, key)
     _library._register_fake(name, lambda x, inplace: x if inplace else torch.empty_like(x))
     if not (hasattr(getattr(torch.ops, VLLM), name) or _library_may_come()):
         _hand_out(name, getattr(getattr(torch.ops, _OWN), name))
@@ -189,7 +190,7 @@ def _register() -> None:
     for name, own in _SERVED_BY.items():
         _hand_out(name, getattr(getattr(torch.ops, NAMESPACE), own), "CPU", "CUDA")
         if own.startswith(VLLM_PREFIX):
-            vllm_library.hand_on(BY_NAME[own], name)
+            library.hand_on(BY_NAME[own], name)
     _hand_out(COMPRESS, getattr(getattr(torch.ops, NAMESPACE), COMPRESS), "CPU", "CUDA")
     fp4 = _define_fp4()
     if hasattr(getattr(torch.ops, VLLM), _FP4):
@@ -197,9 +198,9 @@ def _register() -> None:
     _hand_out(_FP4, fp4, "CUDA")
     for name, answer in _QUERIES.items():
         _hand_out(name, _define_query(name, answer), "CompositeExplicitAutograd")
-    for name in vllm_experts.SCHEMAS:
-        _hand_out(name, _define_of_experts(name), *(("CUDA",) if name == vllm_experts.MOE_MM else ()))
-    for name in vllm_fp4_groups.SCHEMAS:
+    for name in moe_mm.SCHEMAS:
+        _hand_out(name, _define_of_experts(name), *(("CUDA",) if name == moe_mm.MOE_MM else ()))
+    for name in fp4_groups.SCHEMAS:
         _hand_out(name, _define_fp4_groups(name))
     _hand_out_hadamard()
 

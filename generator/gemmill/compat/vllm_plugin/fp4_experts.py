@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from gemmill import settings
-from gemmill.compat import fp4_experts, fused_fp4_experts, invariance
-from gemmill.compat.vllm_blocks import replace
+from gemmill.compat import fp4_experts, invariance
+from gemmill.compat.vllm_plugin import fused_fp4_experts
+from gemmill.compat.vllm_plugin.blocks import replace
 from gemmill.runtime import served
 
 _PACKING = "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4"

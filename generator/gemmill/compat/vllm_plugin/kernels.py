@@ -18,7 +18,6 @@ from vllm.model_executor.kernels.linear import (
 
 import gemmill
 from gemmill.compat import invariance
-from gemmill.compat.contest import Split, by_rows, own_mm, split
 from gemmill.compat.linear import (
     BLOCK,
     Linear,
@@ -30,6 +29,7 @@ from gemmill.compat.linear import (
     serves,
     take,
 )
+from gemmill.compat.vllm_plugin.contest import Split, by_rows, own_mm, split
 from gemmill.runtime import served
 
 Answer = tuple[bool, str | None]

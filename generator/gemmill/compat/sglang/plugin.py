@@ -13,10 +13,11 @@ import torch
 
 import gemmill
 from gemmill import settings
-from gemmill.compat import deep_gemm, invariance, sglang_experts
+from gemmill.compat import deep_gemm, invariance
 from gemmill.compat.deep_gemm.grouped import by_segments
 from gemmill.compat.experts import Scaled, experts_called
 from gemmill.compat.linear import BLOCK, Linear, called, guarded, packed_fp4, refusal, row_of, serves
+from gemmill.compat.sglang import experts
 from gemmill.runtime import served
 
 Gemm = Callable[..., torch.Tensor]
@@ -216,8 +217,8 @@ HOOKS: dict[str, Callable[..., Any]] = {
     "sglang.kernels.ops.gemm.fp8_kernel.w8a8_block_fp8_matmul_deepgemm": around_block_scaled_mm,
     f"{_GEMMS}.marlin_utils_fp4.prepare_nvfp4_layer_for_marlin": around_fp4_preparation,
     f"{_GEMMS}.marlin_utils_fp4.apply_fp4_marlin_linear": around_fp4_linear,
-    f"{_GEMMS}.marlin_utils_fp4.prepare_moe_nvfp4_layer_for_marlin": sglang_experts.around_fp4_experts_preparation,
-    "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe.fused_marlin_moe": sglang_experts.around_marlin_experts,
+    f"{_GEMMS}.marlin_utils_fp4.prepare_moe_nvfp4_layer_for_marlin": experts.around_fp4_experts_preparation,
+    "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe.fused_marlin_moe": experts.around_marlin_experts,
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_contig": around_contiguous_experts,
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_masked": around_masked_experts,
     "sglang.srt.layers.moe.cutlass_moe.fp8_blockwise_scaled_grouped_mm": around_cutlass_experts,

@@ -18,7 +18,7 @@ from torch import Tensor
 import gemmill
 from gemmill.compat import invariance
 from gemmill.compat.linear import BLOCK, called, refusal
-from gemmill.compat.vllm_blocks import replace
+from gemmill.compat.vllm_plugin.blocks import replace
 from gemmill.runtime import ops, served
 
 CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_cls"
@@ -148,6 +148,49 @@ def experts_of(shape: torch.Size, topk: int, dtype: torch.dtype, blocks: bool) -
     return Experts(experts=experts, hidden=hidden, inner=rows // 2, topk=topk, dtype=dtype, blocks=blocks)
 
 
+def _or_left(moe_config: Any, weight_key: Any, activation_key: Any) -> tuple[bool, str | None]:
+    """Whether gemmill serves a layer that vLLM's class supports, and the reason where not, which is told."""
+    reason = refusal_of(moe_config, weight_key, activation_key)
+    if reason is not None:
+        served.left(f"layer of {moe_config.num_local_experts} experts of FP8", reason)
+    return reason is None, reason
+
+
+def _workspace_of(tokens: int, rows: int, hidden: int, topk: int, experts: int, *, blocks: bool) -> int:
+    """Elements of 16 bits that gemmill's calls of so many tokens need, w13 being [experts, rows, hidden]."""
+    from gemmill import fused_experts_workspace
+
+    sizes = {"experts": experts, "hidden": hidden, "inner": rows // 2, "topk": topk}
+    layer = Experts(**sizes, dtype=torch.bfloat16, blocks=blocks)
+    return -(-fused_experts_workspace(layer.most_at_once(tokens), **sizes) // 2)
+
+
+def _in_pieces(
+    out: Tensor,
+    x: Tensor,
+    layer: tuple[Tensor, Tensor, Tensor, Tensor],
+    topk_ids: Tensor,
+    weights: Tensor,
+    activation: str,
+    expert_map: Tensor | None,
+    workspace: Tensor,
+) -> None:
+    """Write into out [M, K] the experts' results of x [M, K], of AT_ONCE tokens in a call; a layer is w13, w2 and their scales."""
+    weights = weights if weights.dtype == torch.float32 else weights.float()
+    for first in range(0, len(x), AT_ONCE):
+        piece = slice(first, first + AT_ONCE)
+        gemmill.fused_experts(
+            x[piece],
+            *layer,
+            topk_ids[piece],
+            weights[piece],
+            activation,
+            expert_map=expert_map,
+            out=out[piece],
+            workspace=workspace.view(-1).view(torch.uint8),
+        )
+
+
 @cache
 def before(theirs: type) -> type:
     """vLLM's TritonExperts, of which calls of few tokens are gemmill's."""
@@ -163,11 +206,7 @@ def before(theirs: type) -> type:
             """As vLLM asks."""
             given = moe_config, weight_key, activation_key
             supports, reason = vllms.is_supported_config(cls, *given, activation_format)
-            if supports:
-                reason = refusal_of(*given)
-            if supports and reason is not None:
-                served.left(f"layer of {moe_config.num_local_experts} experts of FP8", reason)
-            return supports and reason is None, reason
+            return _or_left(*given) if supports else (False, reason)
 
         @staticmethod
         def _supports_batch_invariance() -> bool:
@@ -190,13 +229,9 @@ def before(theirs: type) -> type:
             activation: Any,
         ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
             """vLLM's, the second with room for gemmill's: more tokens need no less, for vLLM locks the room that most had."""
-            from gemmill import fused_experts_workspace
-
             given = M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
             first, second, out = super().workspace_shapes(*given)
-            sizes = {"experts": local_num_experts, "hidden": K, "inner": N // 2, "topk": topk}
-            layer = Experts(**sizes, dtype=torch.bfloat16, blocks=self.w1_scale.shape[1] != N)
-            needed = -(-fused_experts_workspace(layer.most_at_once(M), **sizes) // 2)  # of 16 bits
+            needed = _workspace_of(M, N, K, topk, local_num_experts, blocks=self.w1_scale.shape[1] != N)
             return first, second if math.prod(second) >= needed else (needed,), out
 
         def apply(
@@ -226,24 +261,10 @@ def before(theirs: type) -> type:
                 )  # fmt: skip
 
             def ours() -> None:
-                weights = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
-                if apply_router_weight_on_input:  # prepare has multiplied x
-                    weights = torch.ones_like(weights)
-                for first in range(0, len(hidden_states), AT_ONCE):
-                    piece = slice(first, first + AT_ONCE)
-                    gemmill.fused_experts(
-                        hidden_states[piece],
-                        w1,
-                        w2,
-                        self.w1_scale,
-                        self.w2_scale,
-                        topk_ids[piece],
-                        weights[piece],
-                        activation.value,
-                        expert_map=expert_map,
-                        out=output[piece],
-                        workspace=workspace2.view(-1).view(torch.uint8),
-                    )
+                # Where the router's weights are on the input, prepare has multiplied x.
+                weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
+                layer = w1, w2, self.w1_scale, self.w2_scale
+                _in_pieces(output, hidden_states, layer, topk_ids, weights, activation.value, expert_map, workspace2)
 
             blocks = self.w1_scale.shape[1] != w1.shape[1]
             layer = experts_of(w1.shape, topk_ids.shape[1], hidden_states.dtype, blocks)
