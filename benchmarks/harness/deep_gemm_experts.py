@@ -6,19 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gemmill.families.moe.config import GROUP
 from gemmill.tuner.protocol import first_line
-from harness.moe_contenders import check
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-
-if TYPE_CHECKING:
-    from timed.moe import MoeOperands, MoeWorkload
+from timed.moe.calls import MoeOperands, MoeWorkload
+from timed.moe.contenders import check
 
 ALIGNED_ROWS = 128
 """An expert's rows are padded to a multiple of these, of its tile of rows."""
@@ -44,18 +41,18 @@ class DeepGemmExperts:
     """One of its forms."""
 
     name: str
-    lay: Callable[["MoeOperands", int], Laid]
+    lay: Callable[[MoeOperands, int], Laid]
     complete: bool = True
 
-    def takes(self, workload: "MoeWorkload") -> bool:
+    def takes(self, workload: MoeWorkload) -> bool:
         """Whether scales are in groups."""
         return workload.grouped
 
-    def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         return self.lay(operands, i).call
 
-    def prepare(self, operands: "MoeOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self, operands: MoeOperands, timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         first, offsets = self.lay(operands, 0), operands.offsets[0].tolist()
 
@@ -67,7 +64,7 @@ class DeepGemmExperts:
         calls = [first.call, *(self.lay(operands, i).call for i in range(1, operands.copies))]
         return timer.prepare(calls, fewest)
 
-    def host_us(self, operands: "MoeOperands", timer: Timer) -> Sample:
+    def host_us(self, operands: MoeOperands, timer: Timer) -> Sample:
         """Host time of one call."""
         return timer.host_us(self.call(operands, 0))
 
@@ -82,7 +79,7 @@ def forms_of(module: ModuleType) -> list[DeepGemmExperts]:
     ]
 
 
-def _contiguous(multiply: Callable[..., object], x: "MoeOperands", i: int) -> Laid:
+def _contiguous(multiply: Callable[..., object], x: MoeOperands, i: int) -> Laid:
     """Slots behind one another; of each row its expert, -1 for padding."""
     counts = x.offsets[i].diff().tolist()
     sizes = [-(-count // ALIGNED_ROWS) * ALIGNED_ROWS for count in counts]
@@ -97,7 +94,7 @@ def _contiguous(multiply: Callable[..., object], x: "MoeOperands", i: int) -> La
     return Laid(call=partial(multiply, (a, columns), (x.b, x.b_scales), out, layout), out=out, begins=begins)
 
 
-def _masked(multiply: Callable[..., object], x: "MoeOperands", i: int) -> Laid:
+def _masked(multiply: Callable[..., object], x: MoeOperands, i: int) -> Laid:
     """Slots of one size, with the rows used of each."""
     counts, experts = x.offsets[i].diff(), x.workload.experts
     size = -(-int(counts.max()) // ALIGNED_ROWS) * ALIGNED_ROWS
@@ -110,7 +107,7 @@ def _masked(multiply: Callable[..., object], x: "MoeOperands", i: int) -> Laid:
     return Laid(call=partial(multiply, *given, expected), out=out.flatten(0, 1), begins=begins)
 
 
-def _in_slots(x: "MoeOperands", i: int, begins: Sequence[int], rows: int) -> tuple[Tensor, Tensor]:
+def _in_slots(x: MoeOperands, i: int, begins: Sequence[int], rows: int) -> tuple[Tensor, Tensor]:
     offsets = x.offsets[i].tolist()
     a = torch.zeros((rows, x.workload.k), dtype=x.a.dtype, device=x.a.device)
     a_scales = torch.ones((rows, -(-x.workload.k // GROUP)), device=x.a.device)
@@ -130,7 +127,7 @@ def _by_columns(scales: Tensor) -> Tensor:
 
 
 def compile_ahead(
-    load: Callable[[str], ModuleType], folder: str, workloads: Sequence["MoeWorkload"], jobs: int, limit_s: float
+    load: Callable[[str], ModuleType], folder: str, workloads: Sequence[MoeWorkload], jobs: int, limit_s: float
 ) -> str:
     """Have `jobs` processes call both forms once for each workload; what they compile is kept on disk. Returns what came of it."""
     begun = time.perf_counter()
@@ -144,8 +141,8 @@ def compile_ahead(
     return text if not failures else f"{text}; {len(failures)} failed, the first with: {failures[0]}"
 
 
-def _compile(load: Callable[[str], ModuleType], folder: str, workload: "MoeWorkload") -> str | None:
-    from timed.moe import MoeMaker
+def _compile(load: Callable[[str], ModuleType], folder: str, workload: MoeWorkload) -> str | None:
+    from timed.moe.calls import MoeMaker
 
     try:
         operands = MoeMaker(torch.device("cuda"), 1, filled=False).make(workload)

@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,8 @@ from torch import Tensor
 from gemmill.formats.sparse_blocks import SparseFp4Blocks
 from gemmill.formats.sparse_fp4 import SparseFp4
 from harness.contenders import Contender, FieldError
-from harness.experts_contenders import ExpertsPeer
-
-if TYPE_CHECKING:
-    from timed.fused_moe import ExpertsOperands
+from timed.fused_moe.calls import ExpertsOperands
+from timed.fused_moe.contenders import ExpertsPeer
 
 NAME = "article"
 KINDS = ("nvfp4_2to4", "nvfp4_2to4_8")
@@ -65,13 +63,13 @@ def article_layer(library: ctypes.CDLL) -> ExpertsPeer:
     """The layer as the article computes it."""
     made: list[tuple[Tensor, Any]] = []
 
-    def packed(x: "ExpertsOperands") -> Any:
+    def packed(x: ExpertsOperands) -> Any:
         """Both weights, made once of each layer's."""
         if not made or made[0][0] is not x.w13:
             made[:] = [(x.w13, (_weights(x, x.w13, x.w13_scales, True), _weights(x, x.w2, x.w2_scales, False)))]
         return made[0][1]
 
-    def bind(x: "ExpertsOperands", i: int) -> Callable[[], object]:
+    def bind(x: ExpertsOperands, i: int) -> Callable[[], object]:
         p = x.workload
         if (pairs := p.tokens * p.top) > MOST_PAIRS:
             raise RuntimeError(f"{pairs} pairs: its grid has at most {MOST_PAIRS}")
@@ -80,7 +78,7 @@ def article_layer(library: ctypes.CDLL) -> ExpertsPeer:
     return ExpertsPeer(name=NAME, bind=bind, kinds=KINDS)
 
 
-def _weights(x: "ExpertsOperands", blocks: Tensor, bases: Tensor, gated: bool) -> dict[str, Tensor]:
+def _weights(x: ExpertsOperands, blocks: Tensor, bases: Tensor, gated: bool) -> dict[str, Tensor]:
     """All experts' in the article's layout, gates before ups. Bases are one power of two, the factor of all."""
     p, n = x.workload, bases.shape[1]
     k = p.hidden if gated else p.inner
@@ -95,7 +93,7 @@ def _weights(x: "ExpertsOperands", blocks: Tensor, bases: Tensor, gated: bool) -
     return {name: torch.cat([one[name] for one in each]) for name in each[0]}
 
 
-def _rooms(x: "ExpertsOperands") -> tuple[Tensor, ...]:
+def _rooms(x: ExpertsOperands) -> tuple[Tensor, ...]:
     """Experts of pairs, rows of x, partial sums, gates and ups, results, products."""
     p, pairs = x.workload, x.workload.tokens * x.workload.top
     partial_sums = max(-(-p.hidden // TILE_K) * 2 * p.inner, -(-p.inner // TILE_K) * p.hidden)
@@ -113,7 +111,7 @@ def _rooms(x: "ExpertsOperands") -> tuple[Tensor, ...]:
 
 def _layer(
     library: ctypes.CDLL,
-    x: "ExpertsOperands",
+    x: ExpertsOperands,
     ids: Tensor,
     rooms: tuple[Tensor, ...],
     first: dict[str, Tensor],

@@ -23,7 +23,7 @@ from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
 from harness.deep_gemm_experts import forms_of
 from timed.moe import BENCHMARK as EXPERTS
-from timed.moe import workloads_of as experts_workloads
+from timed.moe.calls import workloads_of as experts_workloads
 
 COMPILE_LIMIT_S = 75.0
 

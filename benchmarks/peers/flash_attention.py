@@ -8,7 +8,7 @@ import torch
 from gemmill.nn.compressed_cache import Attention, attend_by_torch
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
-from harness.kv_cache_contenders import (
+from timed.kv_cache.contenders import (
     KvCachePeer,
     PrefillPeer,
     flash_attention_3,

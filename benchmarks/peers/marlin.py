@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +21,10 @@ from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.quantise import BlockScaled
 from gemmill.vocab import Format
 from harness.contenders import LocalContender
-from harness.experts_contenders import ExpertsPeer
-from harness.moe_contenders import MoePeer
-
-if TYPE_CHECKING:
-    from timed.fused_moe import ExpertsOperands
-    from timed.moe import MoeOperands
+from timed.fused_moe.calls import ExpertsOperands
+from timed.fused_moe.contenders import ExpertsPeer
+from timed.moe.calls import MoeOperands
+from timed.moe.contenders import MoePeer
 
 OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16)
 _E2M1 = 2 | 1 << 8 | 1 << 16 | 1 << 49
@@ -87,13 +85,13 @@ def marlin_experts() -> MoePeer:
     align = torch.ops._moe_C.moe_align_block_size.default
     made: list[tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] = []
 
-    def packed(x: "MoeOperands") -> tuple[Tensor, Tensor, Tensor]:
+    def packed(x: MoeOperands) -> tuple[Tensor, Tensor, Tensor]:
         """Made once of each layer's weights."""
         if not made or made[0][0] is not x.b:
             made[:] = [(x.b, _packed_experts(x))]
         return made[0][1]
 
-    def bind(x: "MoeOperands", i: int) -> Callable[[], object]:
+    def bind(x: MoeOperands, i: int) -> Callable[[], object]:
         p, device, (q, scales, factors) = x.workload, x.a.device, packed(x)
         experts = (
             torch.repeat_interleave(torch.arange(p.experts, device=device), x.offsets[i].diff()).int().reshape(-1, 1)
@@ -119,7 +117,7 @@ def _sorted(align: Callable[..., object], ids: Tensor, experts: int) -> tuple[in
     return block, (order, whose, end)
 
 
-def _packed_experts(x: "MoeOperands") -> tuple[Tensor, Tensor, Tensor | None]:
+def _packed_experts(x: MoeOperands) -> tuple[Tensor, Tensor, Tensor | None]:
     """Weights, scales and a factor of each expert."""
     p = x.workload
     return _packed_weights(decoded(p.format, x.b, x.b_scales, p.k), 1.0)
@@ -163,7 +161,7 @@ def marlin_layer(ops: Ops) -> ExpertsPeer:
     """The layer as `fused_marlin_moe` computes it: rows sorted, two GEMMs and the activation between, a sum."""
     made: list[tuple[Tensor, Any]] = []
 
-    def packed(x: "ExpertsOperands") -> Any:
+    def packed(x: ExpertsOperands) -> Any:
         """Both weights, made once of each layer's; and locks."""
         if not made or made[0][0] is not x.w13:
             made[:] = [(x.w13, (*packed_layer(x), _locks(x.x.device)))]
@@ -174,7 +172,7 @@ def marlin_layer(ops: Ops) -> ExpertsPeer:
     )
 
 
-def packed_layer(x: "ExpertsOperands") -> tuple[Any, Any]:
+def packed_layer(x: ExpertsOperands) -> tuple[Any, Any]:
     """Both weights for Marlin, the first's gates before its ups. Bases are one power of two, which becomes a factor of all."""
     p, alpha = x.workload, float(x.w13_scales[0, 0])
     first = all_weights(p.format, x.w13, x.w13_scales, p.hidden)
@@ -212,7 +210,7 @@ def _locks(device: torch.device) -> Tensor:
     return torch.zeros(sms * _BLOCKS_OF_SM, dtype=torch.int32, device=device)
 
 
-def _layer(ops: Ops, x: "ExpertsOperands", ids: Tensor, first: Any, second: Any, locks: Tensor) -> None:
+def _layer(ops: Ops, x: ExpertsOperands, ids: Tensor, first: Any, second: Any, locks: Tensor) -> None:
     p, pairs = x.workload, ids.numel()
     block, lists = _sorted(ops.align, ids, p.experts)
 

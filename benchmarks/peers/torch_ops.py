@@ -4,8 +4,8 @@ from argparse import ArgumentParser, Namespace
 
 from gemmill.tuner.peers import peers_of
 from harness.contenders import Contender, of_peer
-from harness.moe_contenders import Dequantised, MoePeer, torch_grouped, torch_grouped_bf16
-from harness.sparse_contenders import SPARSE_PEERS
+from timed.moe.contenders import Dequantised, MoePeer, torch_grouped, torch_grouped_bf16
+from timed.sparse_mm.contenders import SPARSE_PEERS
 
 
 def add_options(parser: ArgumentParser) -> None:

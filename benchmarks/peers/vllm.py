@@ -7,13 +7,13 @@ import torch
 
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError, vllm_contender
-from harness.experts_contenders import VllmTriton
-from harness.moe_contenders import MoePeer, vllm_grouped
-from harness.quant_contenders import QuantContender
 from harness.remote import RemoteContender, RemoteError
 from peers.marlin import marlin_contender, marlin_experts, marlin_layer, vllms_ops
 from peers.vllm_plugin import plugin_layer
-from timed.fused_moe import PACKED
+from timed.fused_moe.calls import PACKED
+from timed.fused_moe.contenders import VllmTriton
+from timed.moe.contenders import MoePeer, vllm_grouped
+from timed.quant.contenders import QuantContender
 
 NAME = "vllm"
 

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gemmill.compat import fp4_experts
 from gemmill.formats.quantise import BlockScaled
-from harness.experts_contenders import ExpertsPeer
 from peers.marlin import Ops, all_weights, gates_first
-
-if TYPE_CHECKING:
-    from timed.fused_moe import ExpertsOperands
+from timed.fused_moe.calls import ExpertsOperands
+from timed.fused_moe.contenders import ExpertsPeer
 
 NAME = "vllm with gemmill's plugin"
 
@@ -22,7 +20,7 @@ def plugin_layer(ops: Ops) -> ExpertsPeer:
     """Rows sorted by torch, two grouped GEMMs of gemmill's, vLLM's activation between and vLLM's sum behind."""
     made: list[tuple[Tensor, Any]] = []
 
-    def packed(x: "ExpertsOperands") -> Any:
+    def packed(x: ExpertsOperands) -> Any:
         """Both weights, made once of each layer's. Raises RuntimeError where the build has no variant."""
         if not made or made[0][0] is not x.w13:
             made[:] = [(x.w13, _packed(x))]
@@ -33,7 +31,7 @@ def plugin_layer(ops: Ops) -> ExpertsPeer:
     )
 
 
-def _packed(x: "ExpertsOperands") -> tuple[fp4_experts.Weights, ...]:
+def _packed(x: ExpertsOperands) -> tuple[fp4_experts.Weights, ...]:
     """As the plugin packs a checkpoint's; the first's gates before its ups. Bases, one power of two, become a factor of all."""
     p, base = x.workload, x.w13_scales[0, :1]
     first = gates_first(all_weights(p.format, x.w13, x.w13_scales, p.hidden), p.experts)
@@ -52,9 +50,7 @@ def _part(weights: BlockScaled, experts: int, base: Tensor) -> fp4_experts.Part:
     return codes, (scales.int() + base.log2().int()).to(torch.uint8), None
 
 
-def _layer(
-    ops: Ops, x: "ExpertsOperands", ids: Tensor, first: fp4_experts.Weights, second: fp4_experts.Weights
-) -> None:
+def _layer(ops: Ops, x: ExpertsOperands, ids: Tensor, first: fp4_experts.Weights, second: fp4_experts.Weights) -> None:
     rows = fp4_experts.multiplied(x.x, first, second, partial(_activated, ops.activate), x.weights, ids)
     ops.sum(rows, x.out)
 

@@ -1,10 +1,13 @@
-"""What is timed of each family: a module of its name, whose `BENCHMARK` the program reads."""
+"""What is timed of each family: a module of its name, whose `BENCHMARK` the program reads.
+
+A family whose workloads are not the tuner's has a folder: `calls.py` with workloads and operands, `contenders.py` with who computes them.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -81,7 +84,7 @@ class Benchmark:
 
 def families() -> list[str]:
     """Names of the families of which something is timed."""
-    return [f.name for f in REGISTRY.families if (Path(__file__).parent / f"{f.name}.py").is_file()]
+    return [family.name for family in REGISTRY.families if find_spec(f"timed.{family.name}") is not None]
 
 
 def benchmark_of(family: str) -> Benchmark:

@@ -39,6 +39,30 @@ class Asked:
         return question[self.name] not in ((self.default,) if self.kind is bool else (None, False))
 
 
+def size(letter: str, help: str) -> Asked:
+    """A size of a GEMM's call, by its letter; a call cannot do without m."""
+    return Asked(name=letter, flags=f"-{letter}", least=0, required=letter == "m", is_size=True, help=help)
+
+
+def number(name: str, help: str, least: int | None = None) -> Asked:
+    """A number, by an option of its name."""
+    return Asked(name=name, flags=_flag(name), least=least, help=help)
+
+
+def word(name: str, help: str, *choices: str, default: str | None = None) -> Asked:
+    """A word, by an option of its name; any where there are no choices."""
+    return Asked(name=name, flags=_flag(name), kind=str, choices=choices, default=default, help=help)
+
+
+def switch(name: str, help: str, flags: str = "", *, default: bool = False) -> Asked:
+    """A setting that is on or off, by an option of its name or by others."""
+    return Asked(name=name, flags=flags or _flag(name), kind=bool, default=default, help=help)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def merged(options: Iterable[Asked]) -> dict[str, Asked]:
     """Options of several families, each once, by name. Raises ValueError where two of one name are not the same."""
     found: dict[str, Asked] = {}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gemmill.build.dsl_body import Bodies
 from gemmill.build.errors import reported
@@ -18,9 +18,6 @@ from gemmill.manifest import EMULATION
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of, to_name
 from gemmill.vocab import Arch, Compiler
-
-if TYPE_CHECKING:  # it makes its stamp of the flags here
-    from gemmill.build.remembered import KnownSources
 
 BINDING = "extension"
 """The folder below kernels/ whose C++ files bind all families' kernels to torch. A family's own are in its folder."""
@@ -212,7 +209,17 @@ class Keys:
         return digest(kind.value, symbol, body, self.dsl, adapter, self.flags.for_kind(kind), self.host)
 
 
-def variant_source(config: Config, keys: Keys, known: "KnownSources | None" = None) -> Source:
+class KnownRows(Protocol):
+    """Rows of path, key and body, kept from an earlier build (gemmill.build.remembered)."""
+
+    def get(self, name: str) -> list[str] | None:
+        """The row of a variant; None where it is not known."""
+
+    def keep(self, name: str, row: list[str]) -> None:
+        """Keep a row for the next build."""
+
+
+def variant_source(config: Config, keys: Keys, known: KnownRows | None = None) -> Source:
     """The source of a config's compiled kernel. Raises TemplateError, OSError."""
     config = config.compiled
     name, symbol = to_name(config), symbol_of(config)

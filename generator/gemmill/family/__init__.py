@@ -18,8 +18,9 @@ from gemmill.family.op import Op, OpSet
 from gemmill.family.order import ALONE, EXACT, Order
 from gemmill.family.registered import Registry
 from gemmill.family.schema import VLLM_PREFIX, Kind, OpSchema, Parameter
+from gemmill.family.shaped_call import ShapedCall
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.sweep import Measured, Sizes, Sweep
 from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
-from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, Needs, Reach, Row, ShapedCall, Tuning
+from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, Needs, Reach, Row, Tuning
 from gemmill.questions import Asked

@@ -7,7 +7,8 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from gemmill.family.tuning import Row, ShapedCall, Tuning
+from gemmill.family.shaped_call import ShapedCall
+from gemmill.family.tuning import Row, Tuning
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmill.family.tuning import ShapedCall
+from gemmill.family.shaped_call import ShapedCall
 
 Sizes = Mapping[str, int]
 """Of a call, by their names."""

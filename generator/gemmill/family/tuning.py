@@ -2,28 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gemmill.family.order import Order
-
-if TYPE_CHECKING:
-    from gemmill.family.sweep import Sweep
+from gemmill.family.shaped_call import ShapedCall
+from gemmill.family.sweep import Sweep
 
 MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 17
 """What a call and a row have room for; mirrored by kernels/extension/selection.h."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShapedCall:
-    """One call, as far as the choice of a variant depends on it: its class and its sizes."""
-
-    family: str
-    call_class: int
-    """The number of its class, which its family gives."""
-    sizes: tuple[int, ...]
-    """In the order of their names."""
-    alignments: tuple[int, ...]
-    """Bytes (16 at most) that data and row stride of each aligned operand are multiples of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +125,7 @@ class Tuning:
     """The configs that a measured one stands for, best first, by the class that they serve."""
     measured_as: Callable[[ShapedCall], str | None] = lambda call: None
     """The class by which tables know a call; None for one that is not tuned."""
-    sweep: "Sweep | None" = None
+    sweep: Sweep | None = None
     """What is measured; None where nothing is."""
 
     @property

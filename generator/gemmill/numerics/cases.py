@@ -10,9 +10,10 @@ from torch import Tensor
 
 from gemmill.family import Family
 from gemmill.numerics.call import LegalCall, Limits
+from gemmill.numerics.comparison import Comparison
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.measured import Maker
-from gemmill.numerics.memory import Memory
+from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, POISON, Memory, Slot
 from gemmill.registry import REGISTRY
 
 Question = Mapping[str, Any]
@@ -49,6 +50,36 @@ class Case(Protocol):
 
     def run(self, device: str) -> Outcome:
         """Make the call on fresh operands of that device, outputs poisoned. Raises what the op raises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecCase:
+    """The part of a `Case` that a spec of its call tells."""
+
+    spec: Any
+
+    def __str__(self) -> str:
+        return str(self.spec)
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        name: str = self.spec.op
+        return name
+
+
+def result_memory(dtype: torch.dtype, shape: tuple[int, int], pad: int, device: torch.device) -> Memory:
+    """Memory of a poisoned matrix `out`, whose rows lie `pad` elements apart, with rows of guards around."""
+    slot = Slot.matrix(dtype, shape, (shape[1] + pad, 1), values=None, written=True)
+    return Memory({"out": slot}, device, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
+
+
+def outcome_of(comparison: Comparison, memory: Memory) -> Outcome:
+    """The outcome of a call whose results were compared, and whose memory was poisoned before."""
+    report = comparison.report
+    if comparison.ok and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
+        report = "elements outside the result were written"
+    return Outcome(report=report, worst_fraction=comparison.worst_fraction)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Operands of one workload in as many copies as keep the L2 cache from holding them: what tune and benchmarks time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -73,6 +73,38 @@ class Operands(Protocol):
 
     def expected(self) -> Expected:
         """The results by the reference."""
+
+
+class _Spec(Protocol):
+    """A call's spec."""
+
+    @property
+    def data(self) -> str:
+        """The kind of operands; `integers` are small ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneResult:
+    """The part of `Operands` that is alike where calls write one matrix."""
+
+    workload: MeasuredWorkload
+    call: _Spec
+    out: Tensor
+
+    @property
+    def words(self) -> str:
+        return " with small integers" if self.call.data == "integers" else ""
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return {"out": self.out}
+
+    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
+        return replace(self, out=outputs["out"])
+
+    def slots(self, pad: int) -> dict[str, Slot]:
+        rows, columns = self.out.shape
+        return {"out": Slot.matrix(self.out.dtype, (rows, columns), (columns + pad, 1), values=None, written=True)}
 
 
 class Maker(Protocol):

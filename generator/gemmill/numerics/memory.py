@@ -15,6 +15,8 @@ ALIGNMENT = 256
 """The alignment in bytes of each tensor's first byte, before its shift."""
 GUARD_BYTES = 512
 """The guard's bytes between two tensors, and after a tensor's last byte."""
+GUARD_ROWS = 2
+"""Rows of a matrix beside its guards."""
 POISON = 0xFF
 """The byte of poison: NaN in all float types."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -41,6 +41,38 @@ def serving_of(op: OpSchema) -> Serving:
     return found
 
 
+def none_takes(
+    build: "Build",
+    asked: ShapedCall,
+    choice: Choice,
+    *,
+    kernels: str,
+    sizes: str,
+    operands: str,
+    selection: str = "default",
+    of_tma: bool = False,
+) -> str:
+    """The sentence that none of a family's `kernels` takes a call of these `sizes`, with the first reason of the trace.
+
+    `sizes` and `operands` name the numbers of `asked`, with commas. `selection` is built then; `of_tma` says that rows must
+    begin at multiples of 16 bytes for any.
+    """
+    named = sizes.count(",") + 1
+    at, aligned = (", ".join(map(str, numbers)) for numbers in (asked.sizes[:named], asked.alignments))
+    count = sum(entry.family == asked.family for entry in build.manifest.entries)
+    reason = choice.trace[0].reason if choice.trace else "it has none"
+    built = f"`gemmill build --arch {build.manifest.arch} --select {selection}` builds"
+    advice = (
+        f"rows must begin at multiples of 16 bytes, and {built} the kernels that there are"
+        if of_tma
+        else f"{built} those that there are"
+    )
+    return (
+        f"none of {count_of_variants(count)} of {kernels} in build {build.build_id} takes {sizes} = {at} with alignments of "
+        f"{operands} = {aligned} bytes ({reason}); {advice}"
+    )
+
+
 def count_of_variants(count: int) -> str:
     """A count of variants in words."""
     return f"{count} variant{'' if count == 1 else 's'}"

@@ -38,6 +38,7 @@ from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select
 from gemmill.vocab import Arch, DType, ScaleLayout
 
+pytest.register_assert_rewrite("compile.binding.drawn")
 _HERE = Path(__file__).parent
 _OF_A_MACHINE = (
     "cudaGetDevice cudaSetDevice cudaDeviceGetAttribute cudaGetDriverEntryPointByVersion aoti_torch_get_device_index "

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from harness.contenders import WrongResult
-from harness.gated_contenders import GatedContender, Separate, check
-from timed.gated_experts import ExpertWorkload
-from timed.gated_mm import BENCHMARK, GatedMaker, workloads_of
+from timed.gated_mm import BENCHMARK
+from timed.gated_mm.calls import GatedMaker, workloads_of
+from timed.gated_mm.contenders import GatedContender, Separate, check
+from timed.gated_mm.experts import ExpertWorkload
 
 OPTIONS = Namespace(op="groups", layers=1, rows="4", tokens="1,9", expert_layers="4x2x256x256")
 KINDS = [

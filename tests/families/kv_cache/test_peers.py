@@ -10,9 +10,9 @@ import torch
 
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
 from harness.contenders import FieldError
-from harness.kv_cache_contenders import KvCacheContender, PrefillPeer
 from peers import flash_attention, vllm_turboquant
-from timed.kv_cache import KvCacheMaker, KvCacheWorkload
+from timed.kv_cache.calls import KvCacheMaker, KvCacheWorkload
+from timed.kv_cache.contenders import KvCacheContender, PrefillPeer
 
 OPS = "vllm/v1/attention/ops"
 

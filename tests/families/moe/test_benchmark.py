@@ -10,7 +10,7 @@ import torch
 from gemmill.compat import deep_gemm
 from harness.contenders import WrongResult
 from harness.deep_gemm_experts import forms_of
-from timed.moe import MoeMaker, MoeWorkload, workloads_of
+from timed.moe.calls import MoeMaker, MoeWorkload, workloads_of
 
 WORKLOAD = MoeWorkload(kind="fp8_groups", experts=4, top=2, n=128, k=256, tokens=9, routing="random")
 

@@ -11,8 +11,8 @@ import run as program
 from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import WrongResult
-from harness.quant_contenders import check
-from timed.quant import CASE_OF, QuantOperandMaker, QuantWorkload, kinds_named, parse_shapes, workloads_of
+from timed.quant.calls import CASE_OF, QuantOperandMaker, QuantWorkload, kinds_named, parse_shapes, workloads_of
+from timed.quant.contenders import check
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: the ops run on the CPU
 

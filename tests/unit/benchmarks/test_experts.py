@@ -17,8 +17,8 @@ from gemmill.families.moe.selections import tiled
 from gemmill.runtime import ops
 from gemmill.runtime.variant_table import make_variant_table
 from gemmill.vocab import Arch, DType
-from harness.experts_contenders import ExpertsWay, _kernel
-from timed.fused_moe import ExpertsOperands, ExpertsWorkload, workloads_of
+from timed.fused_moe.calls import ExpertsOperands, ExpertsWorkload, workloads_of
+from timed.fused_moe.contenders import ExpertsWay, _kernel
 
 SOURCE = """import vllm.envs
 

@@ -15,7 +15,7 @@ from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
 from harness.written import write_json
 from peers.torch_ops import contenders
-from timed.quant import QuantWorkload
+from timed.quant.calls import QuantWorkload
 
 PEERS = contenders("scaled_mm", Namespace(), [])
 NAMES = [contender.name for contender in (ops_contender("gemmill", "gemmill"), *PEERS)]

@@ -266,8 +266,7 @@ def before(theirs: type) -> type:
                 layer = w1, w2, self.w1_scale, self.w2_scale
                 _in_pieces(output, hidden_states, layer, topk_ids, weights, activation.value, expert_map, workspace2)
 
-            blocks = self.w1_scale.shape[1] != w1.shape[1]
-            layer = experts_of(w1.shape, topk_ids.shape[1], hidden_states.dtype, blocks)
+            layer = experts_of(w1.shape, topk_ids.shape[1], hidden_states.dtype, self.w1_scale.shape[1] != w1.shape[1])
             if not layer.takes(hidden_states.shape[0]):
                 return theirs()
             return called(("GemmillExperts", id(layer)), lambda: layer, "GemmillExperts", ours, theirs)

@@ -1,27 +1,17 @@
 """What `gemmill explain` can be told of a block-scaled GEMM's call."""
 
-from gemmill.questions import Asked
+from gemmill.questions import size, switch, word
 
 TITLE = "Block-scaled GEMMs"
 QUESTIONS = (
-    Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Rows of a and out"),
-    Asked(name="n", flags="-n", least=0, is_size=True, help="Rows of the weights, columns of out"),
-    Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
-    Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out and bias (bf16)"),
-    Asked(name="bias", flags="--bias", kind=bool, default=False, help="Give a bias"),
-    Asked(
-        name="format",
-        flags="--format",
-        kind=str,
-        choices=("nvfp4", "mxfp4", "mxfp6", "mxfp8"),
-        help="Of the weights of an op that is told (nvfp4)",
-    ),
-    Asked(
-        name="prepacked",
-        flags="--prepacked/--checkpoint",
-        kind=bool,
-        default=True,
-        help="Weights packed for a kernel, or in a checkpoint's order",
+    size("m", "Rows of a and out"),
+    size("n", "Rows of the weights, columns of out"),
+    size("k", "Columns of a and of the weights"),
+    word("out", "Dtype of out and bias (bf16)", "bf16", "f16"),
+    switch("bias", "Give a bias"),
+    word("format", "Of the weights of an op that is told (nvfp4)", "nvfp4", "mxfp4", "mxfp6", "mxfp8"),
+    switch(
+        "prepacked", "Weights packed for a kernel, or in a checkpoint's order", "--prepacked/--checkpoint", default=True
     ),
 )
 

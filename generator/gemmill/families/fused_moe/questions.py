@@ -1,22 +1,25 @@
 """What `gemmill explain` can be told of a call of fused experts."""
 
-from gemmill.questions import Asked
+from gemmill.questions import number, size, word
 
 TITLE = "Fused experts"
 QUESTIONS = (
-    Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="Tokens"),
-    Asked(name="n", flags="-n", least=0, is_size=True, help="Gates and ups together"),
-    Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of x and of the result"),
-    Asked(name="experts", flags="--experts", least=1, help="Experts whose weights are here (8)"),
-    Asked(name="topk", flags="--topk", least=1, help="Experts of a token (2)"),
-    Asked(name="group", flags="--group", help="128, or none for scales of rows"),
-    Asked(name="dtype", flags="--dtype", kind=str, choices=("e4m3", "bf16", "f16"), help="Of weights (e4m3)"),
-    Asked(
-        name="format",
-        flags="--format",
-        kind=str,
-        choices=("nvfp4", "mxfp4", "nvfp4_2to4", "nvfp4_2to4_8", "mxfp4_e4m3", "nvfp4_e4m3"),
-        help="Of packed weights of experts (nvfp4)",
+    size("m", "Tokens"),
+    size("n", "Gates and ups together"),
+    size("k", "Columns of x and of the result"),
+    number("experts", "Experts whose weights are here (8)", least=1),
+    number("topk", "Experts of a token (2)", least=1),
+    number("group", "128, or none for scales of rows"),
+    word("dtype", "Of weights (e4m3)", "e4m3", "bf16", "f16"),
+    word(
+        "format",
+        "Of packed weights of experts (nvfp4)",
+        "nvfp4",
+        "mxfp4",
+        "nvfp4_2to4",
+        "nvfp4_2to4_8",
+        "mxfp4_e4m3",
+        "nvfp4_e4m3",
     ),
-    Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of x and out (bf16)"),
+    word("out", "Dtype of x and out (bf16)", "bf16", "f16"),
 )

@@ -17,7 +17,7 @@ from gemmill.formats.sparse_blocks import SparseFp4Blocks
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
-from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.runtime.serving import Result, Serving, none_takes
 from gemmill.vocab.activation import Activation
 
 _OF_WORD = {activation.spelled: activation for activation in Activation}
@@ -79,14 +79,8 @@ def _results(_call: Judged, given: dict[str, Any]) -> Iterator[Result]:
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     asked = shaped_call_of(checks.check(op, call))
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
-    count = sum(entry.family == asked.family for entry in build.manifest.entries)
-    reason = choice.trace[0].reason if choice.trace else "it has none"
-    return (
-        f"none of {count_of_variants(count)} of fused experts in build {build.build_id} takes pairs, inner, hidden, experts = {sizes} with "
-        f"alignments of x, w13, w2 = {alignments} bytes ({reason}); rows must begin at multiples of 16 bytes, and `gemmill build "
-        f"--arch {build.manifest.arch} --select default` builds the kernels that there are"
-    )
+    sizes, operands = "pairs, inner, hidden, experts", "x, w13, w2"
+    return none_takes(build, asked, choice, kernels="fused experts", sizes=sizes, operands=operands, of_tma=True)
 
 
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

@@ -2,27 +2,16 @@
 
 from gemmill.families.fused_moe.config import MOST_WEIGHTS
 from gemmill.families.fused_moe.workspace import EXPRESSIONS, SHARED
-from gemmill.family import Aspect, Check, Let, Require, Step, When, any_of
-from gemmill.vocab.activation import Activation
+from gemmill.family import Aspect, Check, Let, Require, Step, When
+from gemmill.gemm import gates
 
 MULTIPLE = 16
 """The lengths of rows are multiples of this: loads take 16 bytes, and an instruction takes 16 rows of weights."""
 MOST_PAIRS, MOST_SIZE = 2**30, 2**24
 ROLES = "out x w13 w2 w13_scales w2_scales topk_ids topk_weights w13_bias w2_bias expert_map workspace"
-WORDS = tuple(activation.spelled for activation in Activation)
 NUMBERS: tuple[Step, ...] = (
-    Require(f"activation in {WORDS}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, WORDS)))}"),
-    When(
-        f"activation_index < {list(Activation).index(Activation.SWIGLU)}",
-        (
-            Require(
-                "alpha == 1 and limit == 1e999 and beta == 0",
-                "alpha, limit, beta = {alpha}, {limit}, {beta} with activation {activation!r}: only 'swiglu' has them, else they "
-                "are 1, inf, 0",
-            ),
-        ),
-    ),
-    Require("limit > 0", "limit is {limit}, expected a number above 0, or inf for none"),
+    gates.KNOWN,
+    *gates.NUMBERS,
     Require(
         "order in (0, 1, 2)",
         "order is {order}, expected 0 (gates, then ups), 1 (ups, then gates) or 2 (each gate before its up)",

@@ -2,7 +2,7 @@
 
 from gemmill.families.gated_mm.classes import CLASSES
 from gemmill.families.gated_mm.config import GROUP, OPERANDS
-from gemmill.families.gated_mm.steps import HIDDEN, KNOWN, NUMBERS, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
+from gemmill.families.gated_mm.steps import HIDDEN, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Step, Tensor, When
 from gemmill.gemm.expert_rows import (
     IDS,
@@ -15,6 +15,7 @@ from gemmill.gemm.expert_rows import (
     USED_ROWS,
     rows_at_one_stride,
 )
+from gemmill.gemm.gates import KNOWN, NUMBERS
 from gemmill.vocab import DType
 
 GROUPED_MM_ACT_QUANT = OpSchema(

@@ -3,9 +3,10 @@
 from gemmill.families.gated_mm.classes import CLASSES
 from gemmill.families.gated_mm.config import GROUP, OPERANDS
 from gemmill.families.gated_mm.expert_ops import EXPERT_OPS
-from gemmill.families.gated_mm.steps import HIDDEN, KNOWN, NUMBERS, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
+from gemmill.families.gated_mm.steps import HIDDEN, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, OpSet, Require, Same, Tensor, When
 from gemmill.family.operand import MOST_OF_TMA
+from gemmill.gemm.gates import KNOWN, NUMBERS
 from gemmill.vocab import DType
 
 SCALED_MM_ACT_QUANT = OpSchema(

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 from gemmill.families.gated_mm.config import GROUP, AnyConfig, GatedConfig
 from gemmill.families.gated_mm.facts import Facts
-from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_REGISTERS, SHARED_BYTES, SLAB
+from gemmill.gemm.fitting import check_registers, check_stages
+from gemmill.gemm.limits import CONSUMER_GROUPS, SLAB
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
-
-FEWEST_STAGES = 2
 
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
@@ -67,23 +66,12 @@ def _experts(c: GatedConfig) -> Iterator[str]:
         yield f"cluster {c.design.cluster_shape_mnk}: tiles of experts' rows are single CTAs'"
 
 
-def _registers(c: GatedConfig) -> Iterator[str]:
-    """The sums of a tile must fit the registers that a thread has left for them."""
-    if c.design.kernel_schedule not in CONSUMER_GROUPS:
-        return
-    facts = Facts(c)
-    most = OVERLAP_REGISTERS if facts.promoted else ACCUMULATOR_REGISTERS
-    if facts.accumulator_registers > most:
-        yield f"sums of a tile take {facts.accumulator_registers} registers of a thread, there are {most}"
-
-
-def _memory(c: GatedConfig) -> Iterator[str]:
-    """Fewer than two stages leave the tensor core waiting for every load."""
-    if c.design.kernel_schedule not in CONSUMER_GROUPS:
-        return
-    facts = Facts(c)
-    if facts.stages < FEWEST_STAGES or facts.shared_bytes > SHARED_BYTES:
-        yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
+def _fits(c: GatedConfig) -> Iterator[str]:
+    """Sums lie in registers of the threads that multiply, and stages in shared memory."""
+    if c.design.kernel_schedule in CONSUMER_GROUPS:
+        facts = Facts(c)
+        yield from check_registers(facts)
+        yield from check_stages(facts)
 
 
 def _scales(c: GatedConfig) -> Iterator[str]:
@@ -95,5 +83,5 @@ def _scales(c: GatedConfig) -> Iterator[str]:
         yield f"scales in groups of {c.operands.group_size} with {c.design.accumulation} sums: they are applied where sums are promoted"
 
 
-RULES = (_hopper, _schedule, _accumulation, _scales, _tile, _groups, _cluster, _experts, _registers, _memory)
+RULES = (_hopper, _schedule, _accumulation, _scales, _tile, _groups, _cluster, _experts, _fits)
 UNALIGNED_RULES = (_hopper,)

@@ -17,7 +17,7 @@ from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result as Written
-from gemmill.runtime.serving import Serving, count_of_variants
+from gemmill.runtime.serving import Serving, none_takes
 from gemmill.vocab.activation import Activation
 
 OF_WORD = {activation.spelled: activation for activation in Activation}
@@ -97,21 +97,15 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     judged = checks.check(op, call)
-    asked, selection = (
+    of_experts = bool(judged.get("of_experts"))
+    return none_takes(
+        build,
         shaped_call_of(judged),
-        "sweep" if judged["in_groups"] or judged.get("of_experts") else "default",
-    )
-    sizes, alignments = (
-        ", ".join(map(str, numbers))
-        for numbers in (asked.sizes if judged.get("of_experts") else asked.sizes[:3], asked.alignments)
-    )
-    experts = ", experts" if judged.get("of_experts") else ""
-    count = sum(entry.family == asked.family for entry in build.manifest.entries)
-    reason = choice.trace[0].reason if choice.trace else "it has none"
-    return (
-        f"none of {count_of_variants(count)} of gated GEMMs in build {build.build_id} takes M, N, K{experts} = {sizes} with "
-        f"alignments of a, b, out = {alignments} bytes ({reason}); `gemmill build --arch {build.manifest.arch} --select {selection}` "
-        "builds those that there are"
+        choice,
+        kernels="gated GEMMs",
+        sizes="M, N, K, experts" if of_experts else "M, N, K",
+        operands="a, b, out",
+        selection="sweep" if judged["in_groups"] or of_experts else "default",
     )
 
 

@@ -1,24 +1,9 @@
 """Steps that a contract holds activations to, and what is stored."""
 
-from gemmill.families.gated_mm.config import GROUP, Activation
-from gemmill.family import Aspect, Check, Let, OneOf, Require, Step, When, any_of
+from gemmill.families.gated_mm.config import GROUP
+from gemmill.family import Aspect, Check, Let, OneOf, Require, Step, When
 from gemmill.formats.layout import GATE_UP_ROWS
 
-WORDS = tuple(activation.spelled for activation in Activation)
-KNOWN = Require(f"activation in {WORDS}", f"activation is {{activation!r}}, expected {any_of(list(map(repr, WORDS)))}")
-NUMBERS = (
-    When(
-        f"activation_index < {list(Activation).index(Activation.SWIGLU)}",
-        (
-            Require(
-                "alpha == 1 and limit == 1e999 and beta == 0",
-                "alpha, limit, beta = {alpha}, {limit}, {beta} with activation {activation!r}: only 'swiglu' has them, else they "
-                "are 1, inf, 0",
-            ),
-        ),
-    ),
-    Require("limit > 0", "limit is {limit}, expected a number above 0, or inf for none"),
-)
 RESULTS = OneOf(
     "result",
     {

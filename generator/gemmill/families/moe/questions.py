@@ -1,31 +1,19 @@
 """What `gemmill explain` can be told of a grouped GEMM's call."""
 
-from gemmill.questions import Asked
+from gemmill.questions import number, size, switch, word
 
 TITLE = "Grouped GEMMs"
 QUESTIONS = (
-    Asked(name="m", flags="-m", least=0, required=True, is_size=True, help="All rows"),
-    Asked(name="n", flags="-n", least=0, is_size=True, help="Rows of an expert's weights, columns of out"),
-    Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
-    Asked(name="experts", flags="--experts", least=1, help="Experts that rows are dealt to (8)"),
-    Asked(name="group", flags="--group", help="128, or none for scales of channels"),
-    Asked(
-        name="dtype",
-        flags="--dtype",
-        kind=str,
-        choices=("e4m3", "s8", "bf16", "f16"),
-        help="Of a and of the weights (e4m3)",
-    ),
-    Asked(
-        name="format",
-        flags="--format",
-        kind=str,
-        choices=("nvfp4", "mxfp4"),
-        help="Of packed weights of a grouped GEMM (nvfp4)",
-    ),
-    Asked(name="out", flags="--out", kind=str, choices=("bf16", "f16"), help="Dtype of out (bf16)"),
-    Asked(name="bias", flags="--bias", kind=bool, default=False, help="Give a bias"),
-    Asked(name="indexed", flags="--indexed", kind=bool, default=False, help="Gather rows of a by token_ids"),
+    size("m", "All rows"),
+    size("n", "Rows of an expert's weights, columns of out"),
+    size("k", "Columns of a and of the weights"),
+    number("experts", "Experts that rows are dealt to (8)", least=1),
+    number("group", "128, or none for scales of channels"),
+    word("dtype", "Of a and of the weights (e4m3)", "e4m3", "s8", "bf16", "f16"),
+    word("format", "Of packed weights of a grouped GEMM (nvfp4)", "nvfp4", "mxfp4"),
+    word("out", "Dtype of out (bf16)", "bf16", "f16"),
+    switch("bias", "Give a bias"),
+    switch("indexed", "Gather rows of a by token_ids"),
 )
 
 MEASURED = dict.fromkeys(

@@ -6,10 +6,9 @@ from gemmill.families.moe.config import FP4_PAIRS, AnyConfig, GroupedConfig, Pac
 from gemmill.families.moe.facts import Facts
 from gemmill.formats.layout import SIDE
 from gemmill.gemm.config import RESULTS_OF
-from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_REGISTERS, SHARED_BYTES, SLAB
+from gemmill.gemm.fitting import FEWEST_STAGES, check_registers, check_stages
+from gemmill.gemm.limits import CONSUMER_GROUPS, SHARED_BYTES, SLAB
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
-
-FEWEST_STAGES = 2
 
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
@@ -67,26 +66,15 @@ def _cluster(c: GroupedConfig) -> Iterator[str]:
         yield f"cluster {c.design.cluster_shape_mnk}: rows that are gathered come by copies of threads, which no CTA shares"
 
 
-def _registers(c: GroupedConfig) -> Iterator[str]:
-    """A tile's sums lie in registers of the threads that multiply."""
-    if c.design.kernel_schedule not in CONSUMER_GROUPS:
-        return
-    facts = Facts(c)
-    most = OVERLAP_REGISTERS if facts.promoted else ACCUMULATOR_REGISTERS
-    if facts.accumulator_registers > most:
-        yield f"sums of a tile take {facts.accumulator_registers} registers of a thread, there are {most}"
+def _fits(c: GroupedConfig) -> Iterator[str]:
+    """Sums lie in registers of the threads that multiply, and stages in shared memory."""
+    if c.design.kernel_schedule in CONSUMER_GROUPS:
+        facts = Facts(c)
+        yield from check_registers(facts)
+        yield from check_stages(facts)
 
 
-def _memory(c: GroupedConfig) -> Iterator[str]:
-    """Fewer than two stages leave the tensor core waiting for every load."""
-    if c.design.kernel_schedule not in CONSUMER_GROUPS:
-        return
-    facts = Facts(c)
-    if facts.stages < FEWEST_STAGES or facts.shared_bytes > SHARED_BYTES:
-        yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
-
-
-RULES = (_hopper, _results, _schedule, _groups, _scales, _tile, _cluster, _registers, _memory)
+RULES = (_hopper, _results, _schedule, _groups, _scales, _tile, _cluster, _fits)
 UNALIGNED_RULES = (_hopper, _results, _groups)
 
 

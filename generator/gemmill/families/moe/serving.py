@@ -14,7 +14,7 @@ from gemmill.family.operand import Call
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
-from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.runtime.serving import Result, Serving, none_takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +118,8 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     asked = shaped_call_of(checks.check(op, call))
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
-    count = sum(entry.family == asked.family for entry in build.manifest.entries)
-    reason = choice.trace[0].reason if choice.trace else "it has none"
-    return (
-        f"none of {count_of_variants(count)} of grouped GEMMs in build {build.build_id} takes M, N, K, experts = {sizes} with "
-        f"alignments of a, b, out = {alignments} bytes ({reason}); `gemmill build --arch {build.manifest.arch} --select default` "
-        "builds those that there are"
-    )
+    sizes, operands = "M, N, K, experts", "a, b, out"
+    return none_takes(build, asked, choice, kernels="grouped GEMMs", sizes=sizes, operands=operands)
 
 
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

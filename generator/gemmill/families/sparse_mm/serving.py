@@ -10,7 +10,7 @@ from gemmill.family.operand import Call
 from gemmill.runtime import checks
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
-from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.runtime.serving import Result, Serving, none_takes
 
 
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
@@ -23,14 +23,8 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     asked = shaped_call_of(checks.check(op, call))
-    sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
-    count = sum(entry.family == asked.family for entry in build.manifest.entries)
-    reason = choice.trace[0].reason if choice.trace else "it has none"
-    return (
-        f"none of {count_of_variants(count)} of sparse GEMMs in build {build.build_id} takes M, N, K = {sizes} with alignments of "
-        f"a, bt_nzs, bt_meta, out = {alignments} bytes ({reason}); rows must begin at multiples of 16 bytes, and `gemmill build "
-        f"--arch {build.manifest.arch} --select default` builds the kernels that there are"
-    )
+    sizes, operands = "M, N, K", "a, bt_nzs, bt_meta, out"
+    return none_takes(build, asked, choice, kernels="sparse GEMMs", sizes=sizes, operands=operands, of_tma=True)
 
 
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

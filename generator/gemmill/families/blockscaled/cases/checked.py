@@ -11,12 +11,11 @@ from gemmill.families.blockscaled.config import AnyConfig, ManyConfig, PackedCon
 from gemmill.families.blockscaled.ops import OPS, OPS_OF
 from gemmill.families.blockscaled.pairs import WEIGHT_PAIRS
 from gemmill.families.blockscaled.selections import smoke
-from gemmill.numerics.cases import Outcome
-from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
+from gemmill.numerics.cases import Outcome, SpecCase, outcome_of, result_memory
+from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import Arch, DType
 
-GUARD_ROWS = 2
 PAD = 16
 """Room between rows: elements, or bytes where these are codes. Rows begin at multiples of 16 bytes all the same."""
 ROLES_OF = {op.schema.name: op.role_of for op in OPS.ops}
@@ -29,13 +28,10 @@ _LEAST_GROUPED, _LEAST_UNFOLDED = 160, 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockScaledCase:
+class BlockScaledCase(SpecCase):
     """A spec that is computed and compared."""
 
     spec: CallSpec
-
-    def __str__(self) -> str:
-        return str(self.spec)
 
     @property
     def op(self) -> str:
@@ -49,20 +45,14 @@ class BlockScaledCase:
     def _made(self, device: str) -> tuple[Operands, Memory, list[Any]]:
         p, where = self.spec, torch.device(device)
         operands = make_operands(p, where)
-        out_dtype = getattr(torch, p.out_dtype.torch_name)
-        slot = Slot.matrix(out_dtype, (p.m, p.n), (p.n + p.pad, 1), values=None, written=True)
-        memory = Memory({"out": slot}, where, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
+        memory = result_memory(getattr(torch, p.out_dtype.torch_name), (p.m, p.n), p.pad, where)
         return operands, memory, arguments_of(p.name, ROLES_OF[p.name], operands.given, memory.tensor("out"))
 
     def run(self, device: str) -> Outcome:
         """Call the op on fresh operands, and hold the result against the reference."""
         operands, memory, arguments = self._made(device)
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
-        comparison = operands.wanted(self.spec).compare(memory.tensor("out"))
-        report = comparison.report
-        if comparison.ok and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
-            report = "elements outside the result were written"
-        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+        return outcome_of(operands.wanted(self.spec).compare(memory.tensor("out")), memory)
 
 
 def of_config(config: AnyConfig) -> Iterator[BlockScaledCase]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,25 +12,21 @@ from gemmill.families.blockscaled.cases.checked import ROLES_OF
 from gemmill.families.blockscaled.sweep import Op
 from gemmill.formats.quantise import BlockScaled, swizzle
 from gemmill.numerics.comparison import Comparison
-from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, sampled_rows
-from gemmill.numerics.memory import Slot
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, OneResult, sampled_rows
 
 MOST_COPIES = 64
-_EXACT = " with small integers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockScaledOperands:
+class BlockScaledOperands(OneResult):
     """The `Operands` of a block-scaled GEMM; `weights` are as the op takes them."""
 
-    workload: MeasuredWorkload
     call: calls.CallSpec
     made: calls.Operands
     """Operands with the first of the weights."""
     plain: tuple[BlockScaled, ...]
     """Weights in a checkpoint's order: copies that differ."""
     weights: tuple[dict[str, Tensor], ...]
-    out: Tensor
 
     @property
     def op(self) -> str:
@@ -40,24 +36,8 @@ class BlockScaledOperands:
     def copies(self) -> int:
         return len(self.weights)
 
-    @property
-    def words(self) -> str:
-        return _EXACT if self.call.data == "integers" else ""
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        return {"out": self.out}
-
     def arguments(self, i: int) -> list[Any]:
         return calls.arguments_of(self.op, ROLES_OF[self.op], self.made.given | self.weights[i], self.out)
-
-    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
-        return replace(self, out=outputs["out"])
-
-    def slots(self, pad: int) -> dict[str, Slot]:
-        rows, columns = self.out.shape
-        strides = columns + pad, 1
-        return {"out": Slot.matrix(self.out.dtype, (rows, columns), strides, values=None, written=True)}
 
     def expected(self) -> "Sampled":
         return Sampled(self)

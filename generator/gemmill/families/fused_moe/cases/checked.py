@@ -11,27 +11,17 @@ from gemmill.families.fused_moe.config import CODED, GROUP, AnyConfig, ExpertsCo
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
-from gemmill.numerics.cases import Outcome
-from gemmill.numerics.memory import GUARD_BYTES, Memory, Slot
+from gemmill.numerics.cases import Outcome, SpecCase
+from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab.activation import Activation
 
-GUARD_ROWS = 2
-
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsCase:
+class ExpertsCase(SpecCase):
     """A spec that is computed and compared."""
 
     spec: CallSpec
-
-    def __str__(self) -> str:
-        return str(self.spec)
-
-    @property
-    def op(self) -> str:
-        """The op's name."""
-        return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
         """Arguments in the order of the op's schema. Tensors that the op writes are poisoned."""

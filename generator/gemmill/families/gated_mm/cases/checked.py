@@ -26,22 +26,18 @@ from gemmill.families.gated_mm.cases.experts import (
 from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
-from gemmill.numerics.cases import Outcome
-from gemmill.numerics.memory import GUARD_BYTES, Memory, Slot
+from gemmill.numerics.cases import Outcome, SpecCase
+from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
 
-GUARD_ROWS = 2
 OF_SWIGLU = (1.702, 7.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedCase:
+class GatedCase(SpecCase):
     """A call spec that is computed and compared."""
 
     spec: CallSpec
-
-    def __str__(self) -> str:
-        return str(self.spec)
 
     @property
     def op(self) -> str:

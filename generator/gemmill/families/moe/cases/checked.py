@@ -11,27 +11,17 @@ from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given,
 from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts
 from gemmill.families.moe.selections import smoke
-from gemmill.numerics.cases import Outcome
-from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
+from gemmill.numerics.cases import Outcome, SpecCase, outcome_of, result_memory
+from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import Accumulation, Arch, DType
 
-GUARD_ROWS = 2
-
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedCase:
+class GroupedCase(SpecCase):
     """A spec that is computed and compared."""
 
     spec: CallSpec
-
-    def __str__(self) -> str:
-        return str(self.spec)
-
-    @property
-    def op(self) -> str:
-        """The op's name."""
-        return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
         """The arguments in the order of the op's schema; the result is poisoned."""
@@ -40,8 +30,7 @@ class GroupedCase:
     def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
         p, where = self.spec, torch.device(device)
         given, dtype = make_given(p, where), getattr(torch, p.out_dtype.torch_name)
-        slot = Slot.matrix(dtype, (p.rows, p.n), (p.n + p.pad, 1), values=None, written=True)
-        memory = Memory({"out": slot}, where, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
+        memory = result_memory(dtype, (p.rows, p.n), p.pad, where)
         return given, memory, arguments_of(p.op, given, self._shaped(memory.tensor("out")))
 
     def _shaped(self, out: Tensor) -> Tensor:
@@ -54,11 +43,7 @@ class GroupedCase:
         given, memory, arguments = self._made(device)
         wanted = wanted_of(p.op, given, arguments[0], exactly=p.data == "integers", promoted=p.promoted)
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
-        comparison = wanted.compare(memory.tensor("out"))
-        report = comparison.report
-        if comparison.ok and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
-            report = "elements outside the result were written"
-        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+        return outcome_of(wanted.compare(memory.tensor("out")), memory)
 
 
 def of_config(config: AnyConfig) -> Iterator[GroupedCase]:

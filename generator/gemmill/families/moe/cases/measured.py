@@ -1,9 +1,9 @@
 """Operands of the measured classes, with copies that differ in their routing: few rows then read other weights each time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,27 +11,23 @@ from torch import Tensor
 from gemmill.families.moe.cases import calls
 from gemmill.families.moe.sweep import Op
 from gemmill.numerics.comparison import Comparison, Wanted
-from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, take
-from gemmill.numerics.memory import Slot
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, OneResult, take
 from gemmill.vocab import DType
 
 FEWEST_COPIES, MOST_COPIES, COPIED_ROWS = 2, 16, 256
 LOOKED_AT, ROWS_OF_EXPERT = 3, 4
 """Experts that are looked at: so many of the first and of the last ones with rows. Of each the last rows are compared. The
 whole in float64 takes too long."""
-_EXACT = " with small integers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedOperands:
+class GroupedOperands(OneResult):
     """The `Operands` of a grouped GEMM."""
 
-    workload: MeasuredWorkload
     call: calls.CallSpec
     given: dict[str, Any]
     """Arguments by name, without offsets and the result."""
     offsets: tuple[Tensor, ...]
-    out: Tensor
 
     @property
     def op(self) -> str:
@@ -41,24 +37,8 @@ class GroupedOperands:
     def copies(self) -> int:
         return len(self.offsets)
 
-    @property
-    def words(self) -> str:
-        return _EXACT if self.call.data == "integers" else ""
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        return {"out": self.out}
-
     def arguments(self, i: int) -> list[Any]:
         return calls.arguments_of(self.op, self.given | {"expert_offsets": self.offsets[i]}, self.out)
-
-    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
-        return replace(self, out=outputs["out"])
-
-    def slots(self, pad: int) -> dict[str, Slot]:
-        rows, columns = self.out.shape
-        strides = columns + pad, 1
-        return {"out": Slot.matrix(self.out.dtype, (rows, columns), strides, values=None, written=True)}
 
     def expected(self) -> "Sampled":
         return Sampled(self)

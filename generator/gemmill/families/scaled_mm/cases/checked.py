@@ -12,7 +12,7 @@ from gemmill.families.scaled_mm.cases import own
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.own import OwnConfig
-from gemmill.numerics.cases import Outcome
+from gemmill.numerics.cases import Outcome, SpecCase
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleGranularity, ScaleLayout
 
@@ -28,19 +28,11 @@ QUICK_SHAPE = (33, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmCase:
+class GemmCase(SpecCase):
     """A call spec, and how the kernel that answers it adds."""
 
     spec: CallSpec
     accumulation: Accumulation
-
-    def __str__(self) -> str:
-        return str(self.spec)
-
-    @property
-    def op(self) -> str:
-        """The op's name."""
-        return self.spec.op
 
     def arguments(self, device: str) -> Sequence[Tensor | None]:
         """Arguments in the order of the op's schema."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,23 +12,19 @@ from gemmill.families.scaled_mm.cases import calls
 from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.comparison import Comparison, Wanted
-from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, sampled_rows, take
-from gemmill.numerics.memory import Slot
+from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, OneResult, sampled_rows, take
 from gemmill.vocab import Accumulation, DType
 
 MOST_COPIES = 64
-_EXACT = " with small integers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmOperands:
+class GemmOperands(OneResult):
     """The `Operands` of a GEMM; `weights` are copies that differ, [K, N] column-major."""
 
-    workload: MeasuredWorkload
     call: calls.CallSpec
     a: Tensor
     weights: tuple[Tensor, ...]
-    out: Tensor
     a_scales: Tensor
     """[M, 1] float32; in groups of g [M, K/g], M-major, columns padded to multiples of 16 bytes; of bf16 one value, 1"""
     b_scales: Tensor
@@ -45,25 +41,9 @@ class GemmOperands:
     def copies(self) -> int:
         return len(self.weights)
 
-    @property
-    def words(self) -> str:
-        return _EXACT if self.call.data == "integers" else ""
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        return {"out": self.out}
-
     def arguments(self, i: int) -> list[Any]:
         azp = () if self.call.azp == "none" else (self.azp_adj[i], self.azp)
         return [self.out, self.a, self.weights[i], self.a_scales, self.b_scales, *azp, None]
-
-    def writing(self, outputs: Mapping[str, Tensor]) -> Self:
-        return replace(self, out=outputs["out"])
-
-    def slots(self, pad: int) -> dict[str, Slot]:
-        rows, columns = self.out.shape
-        strides = columns + pad, 1
-        return {"out": Slot.matrix(self.out.dtype, (rows, columns), strides, values=None, written=True)}
 
     def expected(self) -> "Sampled":
         return Sampled(self)

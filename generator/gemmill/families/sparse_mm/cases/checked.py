@@ -10,12 +10,11 @@ import torch
 from gemmill.families.sparse_mm.cases.calls import CallSpec, arguments_of, make_given, torch_type, wanted_of
 from gemmill.families.sparse_mm.classes import Need, needs_of
 from gemmill.families.sparse_mm.config import SparseConfig
-from gemmill.numerics.cases import Outcome
-from gemmill.numerics.memory import GUARD_BYTES, POISON, Memory, Slot
+from gemmill.numerics.cases import Outcome, SpecCase, outcome_of, result_memory
+from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import Accumulation, DType
 
-GUARD_ROWS = 2
 SHAPES = ((1, 16, 32), (3, 48, 160), (16, 264, 512), (65, 136, 288), (130, 272, 1056), (257, 520, 2080))
 """M, N and K below, at and across tile edges. K ends within blocks of metadata."""
 LONG_SHAPES = ((33, 136, 4096), (17, 264, 14336), (9, 72, 32768))
@@ -26,18 +25,10 @@ QUICK_SHAPE = (33, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseCase:
+class SparseCase(SpecCase):
     """A call spec that is computed and compared."""
 
     spec: CallSpec
-
-    def __str__(self) -> str:
-        return str(self.spec)
-
-    @property
-    def op(self) -> str:
-        """The op's name."""
-        return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
         """Arguments in the order of the op's schema. The result is poisoned."""
@@ -46,8 +37,7 @@ class SparseCase:
     def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
         p, where = self.spec, torch.device(device)
         given = make_given(p, where)
-        slot = Slot.matrix(torch_type(p.out_dtype), (p.m, p.n), (p.n + p.pad, 1), values=None, written=True)
-        memory = Memory({"out": slot}, where, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
+        memory = result_memory(torch_type(p.out_dtype), (p.m, p.n), p.pad, where)
         return given, memory, arguments_of(p.op, given, memory.tensor("out"))
 
     def run(self, device: str) -> Outcome:
@@ -56,11 +46,7 @@ class SparseCase:
         given, memory, arguments = self._made(device)
         wanted = wanted_of(given, torch_type(p.out_dtype), exactly=p.is_exact, promoted=p.promoted)
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
-        comparison = wanted.compare(memory.tensor("out"))
-        report = comparison.report
-        if comparison.ok and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
-            report = "elements outside the result were written"
-        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+        return outcome_of(wanted.compare(memory.tensor("out")), memory)
 
 
 def of_config(config: SparseConfig) -> Iterator[SparseCase]:

@@ -12,8 +12,6 @@ from gemmill.families.quant.cases.calls import QuantCase
 from gemmill.families.quant.config import Activation, Scaling
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.runtime.schemas import BY_NAME
-from harness.quant_contenders import QuantContender
-from timed import Benchmark
 
 FEWEST_COPIES, MOST_COPIES = 2, 64
 LARGEST = 16.0
@@ -164,15 +162,3 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--shapes", default="table,grid", help='"table", "grid" or MxHIDDEN, with commas; both by default'
     )
-
-
-BENCHMARK = Benchmark(
-    add_options=add_options,
-    workloads=workloads_of,
-    tiny=lambda p: replace(p, m=min(p.m, TINY_M), hidden=TINY_HIDDEN),
-    host_workload=lambda kind: QuantWorkload(kind=kind, m=HOST_SHAPE[0], hidden=HOST_SHAPE[1]),
-    warm_workload=lambda p: replace(p, m=WARM_UP_SHAPE[0], hidden=WARM_UP_SHAPE[1]),
-    maker=QuantOperandMaker,
-    data="normal random bf16; outputs row-major, scales too but for packed ones",
-    subject=lambda namespace, name: QuantContender(name=name, namespace=namespace),
-)

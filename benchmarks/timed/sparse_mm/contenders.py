@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -13,9 +13,7 @@ from gemmill.families.sparse_mm.bounds import exact_mm, tolerance
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-
-if TYPE_CHECKING:
-    from timed.sparse_mm import SparseOperands, SparseWorkload
+from timed.sparse_mm.calls import SparseOperands, SparseWorkload
 
 CHECKED_ROWS = 4
 """First and last ones: whole results take float64 too long."""
@@ -24,7 +22,7 @@ CHECKED_ROWS = 4
 class Calls(Protocol):
     """How one copy of operands is computed."""
 
-    def call(self, operands: "SparseOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: SparseOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         ...
 
@@ -40,14 +38,14 @@ class _Timed:
         """The context of its calls."""
         return nullcontext()
 
-    def prepare(self: Calls, operands: "SparseOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self: Calls, operands: SparseOperands, timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         with self.pinned():
             calls = [self.call(operands, i) for i in range(operands.copies)]
             check(operands, calls[0])
             return timer.prepare(calls, fewest)
 
-    def host_us(self: Calls, operands: "SparseOperands", timer: Timer) -> Sample:
+    def host_us(self: Calls, operands: SparseOperands, timer: Timer) -> Sample:
         """Host time of one call."""
         with self.pinned():
             return timer.host_us(self.call(operands, 0))
@@ -63,7 +61,7 @@ class SparseContender(_Timed):
     dtype: str = ""
     """Of the variant's operands."""
 
-    def takes(self, workload: "SparseWorkload") -> bool:
+    def takes(self, workload: SparseWorkload) -> bool:
         """Whether the namespace has the op, and the variant is of the workload's kind."""
         is_kind = not self.variant or str(workload.dtype).removeprefix("torch.") == self.dtype
         return is_kind and hasattr(getattr(torch.ops, self.namespace), "cutlass_scaled_sparse_mm")
@@ -72,7 +70,7 @@ class SparseContender(_Timed):
         """The variant's."""
         return gemmill.use_variant(self.variant) if self.variant else nullcontext()
 
-    def call(self, operands: "SparseOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: SparseOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         x, op = operands, getattr(torch.ops, self.namespace).cutlass_scaled_sparse_mm.default
         return partial(op, x.out, x.a, x.values[i], x.meta[i], x.one, x.one, None)
@@ -83,20 +81,20 @@ class SparsePeer(_Timed):
     """What a user would call instead. Scales of 1 need no call of their own."""
 
     name: str
-    bind: Callable[["SparseOperands", int], Callable[[], object]]
+    bind: Callable[[SparseOperands, int], Callable[[], object]]
     kinds: tuple[str, ...]
     complete: bool = True
 
-    def takes(self, workload: "SparseWorkload") -> bool:
+    def takes(self, workload: SparseWorkload) -> bool:
         """Whether the workload is one of its kinds."""
         return workload.kind in self.kinds
 
-    def call(self, operands: "SparseOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: SparseOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         return self.bind(operands, i)
 
 
-def check(operands: "SparseOperands", call: Callable[[], object]) -> None:
+def check(operands: SparseOperands, call: Callable[[], object]) -> None:
     """Hold some rows of a result against the reference. Raises WrongResult."""
     x = operands
     x.out.fill_(torch.nan)
@@ -114,7 +112,7 @@ def check(operands: "SparseOperands", call: Callable[[], object]) -> None:
 _searched: dict[tuple[object, ...], tuple[int, ...]] = {}
 
 
-def cusparselt(x: "SparseOperands", i: int) -> Callable[[], object]:
+def cusparselt(x: SparseOperands, i: int) -> Callable[[], object]:
     """torch's cuSPARSELt, by the algorithm that its own search finds for the shape."""
     compressed = torch._cslt_compress(x.dense[i])
     b = x.a.t()
@@ -138,7 +136,7 @@ def _search(compressed: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | 
     return (torch._cslt_sparse_mm_search(compressed, b, out_dtype=out_dtype, transpose_result=True),)
 
 
-def dense(x: "SparseOperands", i: int) -> Callable[[], object]:
+def dense(x: SparseOperands, i: int) -> Callable[[], object]:
     """torch's dense GEMM of the same weights with their zeros."""
     weights = x.dense[i].t()
     if x.a.dtype is torch.bfloat16:

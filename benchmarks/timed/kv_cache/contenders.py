@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ from gemmill.nn.compressed_cache import Attention
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-
-if TYPE_CHECKING:
-    from timed.kv_cache import KvCacheOperands, KvCacheWorkload
+from timed.kv_cache.calls import KvCacheOperands, KvCacheWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,26 +27,26 @@ class KvCacheContender:
     namespace: str
     complete: bool = True
 
-    def takes(self, workload: "KvCacheWorkload") -> bool:
+    def takes(self, workload: KvCacheWorkload) -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), workload.case.schema.name)
 
-    def call(self, operands: "KvCacheOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: KvCacheOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         op = getattr(getattr(torch.ops, self.namespace), operands.workload.case.schema.name)
         return partial(op.default, *operands.copies[i].values())
 
-    def prepare(self, operands: "KvCacheOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self, operands: KvCacheOperands, timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         check(operands, self.call(operands, 0))
         return timer.prepare([self.call(operands, i) for i in range(len(operands.copies))], fewest)
 
-    def host_us(self, operands: "KvCacheOperands", timer: Timer) -> Sample:
+    def host_us(self, operands: KvCacheOperands, timer: Timer) -> Sample:
         """Host time of one call."""
         return timer.host_us(self.call(operands, 0))
 
 
-def check(operands: "KvCacheOperands", call: Callable[[], object]) -> None:
+def check(operands: KvCacheOperands, call: Callable[[], object]) -> None:
     """Hold a result against the reference, of attention that of the first sequence. Raises WrongResult."""
     given = operands.copies[0]
     before = {name: value.clone() if name == "cache" else value for name, value in given.items()}
@@ -71,24 +69,24 @@ class KvCachePeer:
     name: str
     op: str
     """The kind of workload that it computes."""
-    bind: Callable[[dict[str, Any], "KvCacheWorkload"], Callable[[], object]]
+    bind: Callable[[dict[str, Any], KvCacheWorkload], Callable[[], object]]
     """A call, from the arguments of gemmill's."""
     complete: bool = True
 
-    def takes(self, workload: "KvCacheWorkload") -> bool:
+    def takes(self, workload: KvCacheWorkload) -> bool:
         """Whether the workload is one of its kind."""
         return workload.op == self.op
 
-    def prepare(self, operands: "KvCacheOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self, operands: KvCacheOperands, timer: Timer, fewest: int) -> Prepared:
         """Make ready to be timed. Raises whatever the call raises."""
         return timer.prepare([self.bind(given, operands.workload) for given in operands.copies], fewest)
 
-    def host_us(self, operands: "KvCacheOperands", timer: Timer) -> Sample:
+    def host_us(self, operands: KvCacheOperands, timer: Timer) -> Sample:
         """Host time of one call."""
         return timer.host_us(self.bind(operands.copies[0], operands.workload))
 
 
-def matrix_product(given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
+def matrix_product(given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
     """Rows times a Hadamard matrix."""
     x = given["x"]
     matrix = hadamard_transform(torch.eye(x.shape[1], device=x.device)).to(x.dtype)
@@ -106,7 +104,7 @@ def plain_pages(given: dict[str, Any], dtype: torch.dtype) -> Sequence[Tensor]:
     return [torch.randn(shape, device=q.device, dtype=torch.bfloat16).to(dtype) for _ in range(2)]
 
 
-def torch_attention(given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
+def torch_attention(given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
     """torch's attention over keys and values that lie in order."""
     batch, length = workload.shape
     q, (keys, values) = given["q"].transpose(1, 2), plain_pages(given, torch.bfloat16)
@@ -115,7 +113,7 @@ def torch_attention(given: dict[str, Any], workload: "KvCacheWorkload") -> Calla
     return partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=True, is_causal=is_causal)
 
 
-def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
+def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
     """vLLM's FlashAttention 3 over pages, as its backend calls it."""
     batch, length = workload.shape
     q, (keys, values) = given["q"].flatten(0, 1).to(dtype), plain_pages(given, dtype)
@@ -160,14 +158,12 @@ class PrefillPeer(KvCachePeer):
 
     op: str = "prefill"
 
-    def takes(self, workload: "KvCacheWorkload") -> bool:
+    def takes(self, workload: KvCacheWorkload) -> bool:
         """Whether there are pages."""
         return super().takes(workload) and bool(workload.bits)
 
 
-def restore_then_attend(
-    attention: Attention, given: dict[str, Any], workload: "KvCacheWorkload"
-) -> Callable[[], object]:
+def restore_then_attend(attention: Attention, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
     """`kv_decompress` and an attention, by hand: a sequence at a time, into memory that is there already."""
     (batch, length), cache = workload.shape, given["cache"]
     page, q, table = cache.shape[2], given["q"], given["block_table"].long()
@@ -185,7 +181,7 @@ def restore_then_attend(
     return call
 
 
-def prefill_of_class(attention: Attention, given: dict[str, Any], workload: "KvCacheWorkload") -> Callable[[], object]:
+def prefill_of_class(attention: Attention, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
     """`CompressedKVCache.prefill` over the same pages."""
     (batch, length), data, q = workload.shape, given["cache"], given["q"]
     sizes = {"kv_heads": data.shape[1], "head_dim": q.shape[3], "page": data.shape[2], "format": given["format"]}

@@ -13,8 +13,6 @@ from gemmill.formats.layout import SIDE
 from gemmill.formats.sparse_blocks import CODE_BYTES, PLACE_BYTES
 from gemmill.formats.sparse_fp4 import PATTERNS
 from gemmill.vocab import Format
-from harness.experts_contenders import ExpertsContender, ExpertsWay, OneAfterTheOther
-from timed import Benchmark
 
 LAYERS = {
     "qwen3-30b-a3b": (128, 8, 2048, 768),
@@ -207,7 +205,7 @@ def workloads_of(options: Namespace) -> list[ExpertsWorkload]:
     if options.draw is not None:
         random = Random(options.draw)
         sizes = [_drawn(random) for _ in range(options.draws)]
-    return [_workload(kind, layer, m) for layer in sizes for kind in kinds for m in tokens]
+    return [workload_of(kind, layer, m) for layer in sizes for kind in kinds for m in tokens]
 
 
 def _drawn(random: Random) -> tuple[int, int, int, int]:
@@ -222,12 +220,12 @@ def _drawn(random: Random) -> tuple[int, int, int, int]:
             return experts, top, hidden, inner
 
 
-def _workload(kind: str, layer: tuple[int, int, int, int], tokens: int) -> ExpertsWorkload:
+def workload_of(kind: str, layer: tuple[int, int, int, int], tokens: int) -> ExpertsWorkload:
     experts, top, hidden, inner = layer
     return ExpertsWorkload(kind=kind, experts=experts, top=top, hidden=hidden, inner=inner, tokens=tokens)
 
 
-def _tiny(workload: ExpertsWorkload) -> ExpertsWorkload:
+def tiny(workload: ExpertsWorkload) -> ExpertsWorkload:
     experts, top, hidden, inner = TINY
     return replace(workload, experts=experts, top=top, hidden=hidden, inner=inner, tokens=min(workload.tokens, 9))
 
@@ -239,20 +237,3 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--tokens", help=f"with commas; {', '.join(map(str, TOKENS))} by default")
     parser.add_argument("--draw", type=int, metavar="SEED", help="draw layers in place of those with names")
     parser.add_argument("--draws", type=int, default=10, help="how many are drawn")
-
-
-BENCHMARK = Benchmark(
-    add_options=add_options,
-    workloads=workloads_of,
-    tiny=_tiny,
-    host_workload=lambda kind: _workload(kind, TINY, 1),
-    warm_workload=lambda p: replace(p, tokens=1024),
-    maker=ExpertsMaker,
-    data="normal random numbers; each token has random experts, others from call to call",
-    subject=lambda namespace, name: ExpertsContender(name=name, namespace=namespace),
-    also=lambda: [
-        OneAfterTheOther(),
-        ExpertsWay(name="three launches", namespace="gemmill", apart=False),
-        ExpertsWay(name="grouped GEMMs", namespace="gemmill", apart=True),
-    ],
-)

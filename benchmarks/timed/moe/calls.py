@@ -11,11 +11,8 @@ from torch import Tensor
 
 from gemmill.families.moe.config import GROUP
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
-from gemmill.runtime.library import Build
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, NVFP4
-from harness.moe_contenders import MoeContender, variants_of
-from timed import Benchmark
 
 LAYERS = (
     (32, 8, 4096, 7168),
@@ -261,12 +258,12 @@ def _any_size(random: Random, least: int, most: int) -> float:
     return float(least * (most / least) ** random.random())
 
 
-def _tiny(workload: MoeWorkload) -> MoeWorkload:
+def tiny(workload: MoeWorkload) -> MoeWorkload:
     experts, top, n, k = TINY
     return replace(workload, experts=experts, top=top, n=n, k=k, tokens=min(workload.tokens, 9))
 
 
-def _small(kind: str) -> MoeWorkload:
+def small(kind: str) -> MoeWorkload:
     experts, top, n, k = TINY
     return MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=1, routing="even")
 
@@ -281,20 +278,3 @@ def add_options(parser: ArgumentParser) -> None:
         "--draw", type=int, metavar="SEED", help="draw layers, tokens and routings in place of the table's"
     )
     parser.add_argument("--draws", type=int, default=12, help="how many are drawn")
-
-
-def _variants(build: Build | None) -> Sequence[MoeContender]:
-    return [] if build is None else variants_of(build)
-
-
-BENCHMARK = Benchmark(
-    add_options=add_options,
-    workloads=workloads_of,
-    tiny=_tiny,
-    host_workload=_small,
-    warm_workload=lambda p: replace(p, tokens=4096),
-    maker=MoeMaker,
-    data="normal random numbers; routings differ from call to call",
-    subject=lambda namespace, name: MoeContender(name=name, namespace=namespace),
-    variants=_variants,
-)

@@ -7,12 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gemmill.families.sparse_mm.ops import SPARSE_MM
 from gemmill.formats.two_to_four import GROUP, KEPT, compress
-from gemmill.runtime.library import Build
 from gemmill.vocab import DType
-from harness.sparse_contenders import SparseContender
-from timed import Benchmark
 
 TABLE = (
     (1, 8192, 8192),
@@ -142,30 +138,6 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--rows", default="", help="M, with commas; all of the table by default")
 
 
-def _tiny(workload: SparseWorkload) -> SparseWorkload:
+def tiny(workload: SparseWorkload) -> SparseWorkload:
     m, n, k = TINY
     return replace(workload, m=min(workload.m, m), n=n, k=k)
-
-
-def _variants(build: Build | None) -> list[SparseContender]:
-    entries = [] if build is None else build.manifest.entries
-    return [
-        SparseContender(
-            name=entry.name, namespace="gemmill", variant=entry.name, dtype=entry.config.operand_dtype.torch_name
-        )
-        for entry in entries
-        if SPARSE_MM.name in entry.ops and entry.config.out_dtype.torch_name == "bfloat16"
-    ]
-
-
-BENCHMARK = Benchmark(
-    add_options=add_options,
-    workloads=workloads_of,
-    tiny=_tiny,
-    host_workload=lambda kind: SparseWorkload(kind=kind, m=16, n=256, k=512),
-    warm_workload=lambda p: replace(p, m=4096, n=8192, k=8192),
-    maker=SparseMaker,
-    data="normal random numbers (int8: of the whole range), of which any two of four are zeroed; scales are 1",
-    subject=lambda namespace, name: SparseContender(name=name, namespace=namespace),
-    variants=_variants,
-)

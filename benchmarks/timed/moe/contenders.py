@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -17,9 +17,7 @@ from gemmill.runtime.library import Build
 from harness.contenders import WrongResult, classes_served
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-
-if TYPE_CHECKING:
-    from timed.moe import MoeOperands, MoeWorkload
+from timed.moe.calls import MoeOperands, MoeWorkload
 
 CHECKED_EXPERTS, CHECKED_ROWS = 3, 4
 """Of those that have rows the first and the last ones, and of each the last rows: whole layers take float64 too long."""
@@ -30,7 +28,7 @@ VLLM_SWAPS = 64
 class Calls(Protocol):
     """How one copy of operands is computed."""
 
-    def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         ...
 
@@ -38,12 +36,12 @@ class Calls(Protocol):
 class _Timed:
     complete = True
 
-    def prepare(self: Calls, operands: "MoeOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self: Calls, operands: MoeOperands, timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         check(operands, self.call(operands, 0))
         return timer.prepare([self.call(operands, i) for i in range(operands.copies)], fewest)
 
-    def host_us(self: Calls, operands: "MoeOperands", timer: Timer) -> Sample:
+    def host_us(self: Calls, operands: MoeOperands, timer: Timer) -> Sample:
         """Host time of one call."""
         return timer.host_us(self.call(operands, 0))
 
@@ -55,11 +53,11 @@ class MoeContender(_Timed):
     name: str
     namespace: str
 
-    def takes(self, workload: "MoeWorkload") -> bool:
+    def takes(self, workload: MoeWorkload) -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), self._op(workload))
 
-    def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         x = operands
         op, format = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default, x.workload.format
@@ -68,7 +66,7 @@ class MoeContender(_Timed):
             return partial(op, *given)
         return partial(op, x.out, x.a, x.b, x.a_scales, x.b_scales, x.offsets[i], None)
 
-    def _op(self, workload: "MoeWorkload") -> str:
+    def _op(self, workload: MoeWorkload) -> str:
         return "grouped_mm" if workload.format is None else "grouped_fp4_mm"
 
 
@@ -79,11 +77,11 @@ class MoeVariant(MoeContender):
     kind: str
     """Of operands that the variant takes."""
 
-    def takes(self, workload: "MoeWorkload") -> bool:
+    def takes(self, workload: MoeWorkload) -> bool:
         """Whether the workload is one of its kind."""
         return workload.kind == self.kind
 
-    def prepare(self, operands: "MoeOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self, operands: MoeOperands, timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         with gemmill.use_variant(self.name):
             return super().prepare(operands, timer, fewest)
@@ -94,14 +92,14 @@ class MoePeer(_Timed):
     """What a user would call instead, of one kind of operands."""
 
     name: str
-    bind: Callable[["MoeOperands", int], Callable[[], object]]
+    bind: Callable[[MoeOperands, int], Callable[[], object]]
     kind: str = "fp8"
 
-    def takes(self, workload: "MoeWorkload") -> bool:
+    def takes(self, workload: MoeWorkload) -> bool:
         """Whether the workload is one of its kind."""
         return workload.kind == self.kind
 
-    def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         return self.bind(operands, i)
 
@@ -129,7 +127,7 @@ def variants_of(build: Build) -> list[MoeVariant]:
 
 
 def check(
-    operands: "MoeOperands",
+    operands: MoeOperands,
     call: Callable[[], object],
     placed: Callable[[int, slice], torch.Tensor] | None = None,
 ) -> None:
@@ -149,7 +147,7 @@ def check(
             raise WrongResult(f"wrong result of {x.workload} for expert {expert}")
 
 
-def _wanted(x: "MoeOperands", expert: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _wanted(x: MoeOperands, expert: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Exact results of rows of an expert, and how far a right kernel may be from them."""
     scales = None if x.a_scales is None else x.a_scales[rows]
     if x.workload.format is None:
@@ -161,19 +159,19 @@ def _wanted(x: "MoeOperands", expert: int, rows: slice) -> tuple[torch.Tensor, t
     return packed_exact_mm(a, b, None), bound
 
 
-def weights_of(x: "MoeOperands", expert: int) -> torch.Tensor:
+def weights_of(x: MoeOperands, expert: int) -> torch.Tensor:
     """Packed weights as float64 [N, K]."""
     return unpacked(x.b[expert], x.b_scales[expert], x.workload.format, x.workload.k, folded=x.workload.scaled)
 
 
-def torch_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:
+def torch_grouped(x: MoeOperands, i: int) -> Callable[[], object]:
     """torch's grouped GEMM, which allocates its result."""
     arguments = x.a, x.b.transpose(1, 2), x.a_scales.flatten(), x.b_scales
     options = {"offs": x.offsets[i][1:].contiguous(), "out_dtype": x.out.dtype, "use_fast_accum": True}
     return partial(torch._scaled_grouped_mm, *arguments, **options)
 
 
-def torch_grouped_bf16(x: "MoeOperands", i: int) -> Callable[[], object]:
+def torch_grouped_bf16(x: MoeOperands, i: int) -> Callable[[], object]:
     """The same without scales."""
     return partial(torch._grouped_mm, x.a, x.b.transpose(1, 2), offs=x.offsets[i][1:].contiguous())
 
@@ -185,7 +183,7 @@ class Dequantised:
         self._of: torch.Tensor | None = None
         self._weights: torch.Tensor | None = None
 
-    def __call__(self, x: "MoeOperands", i: int) -> Callable[[], object]:
+    def __call__(self, x: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         p = x.workload
         if self._of is not x.b:
@@ -196,7 +194,7 @@ class Dequantised:
         return partial(torch._grouped_mm, x.a, self._weights.transpose(1, 2), offs=x.offsets[i][1:].contiguous())
 
 
-def vllm_grouped(x: "MoeOperands", i: int) -> Callable[[], object]:
+def vllm_grouped(x: MoeOperands, i: int) -> Callable[[], object]:
     """vLLM's cutlass_moe_mm, with what get_cutlass_moe_mm_data would make."""
     p, offsets = x.workload, x.offsets[i]
     counts = offsets.diff()

@@ -2,7 +2,7 @@
 
 import math
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from gemmill.families.gated_mm.config import GROUP, Result
-from harness.gated_contenders import GatedContender, Separate
-from timed import Benchmark, gated_experts
-from timed.gated_calls import CHECKED_COLUMNS, CHECKED_ROWS, ENDS, INTEGERS, KINDS, SCALES, GatedWorkload, after
-from timed.gated_experts import ExpertOperands, ExpertWorkload
+from timed.gated_mm import experts as gated_experts
+from timed.gated_mm.experts import ExpertOperands, ExpertWorkload
+from timed.gated_mm.layers import CHECKED_COLUMNS, CHECKED_ROWS, ENDS, INTEGERS, KINDS, SCALES, GatedWorkload, after
 
 LAYERS = ((14336, 4096), (28672, 8192), (18432, 7168))
 """Results and K: of Llama 3 8B and 70B, and DeepSeek V3's dense layers."""
@@ -165,33 +164,13 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--expert-layers", help="EXPERTSxTOPxRESULTSxK with commas; the table's by default")
 
 
-def _tiny(p: GatedWorkload) -> GatedWorkload:
+def tiny(p: GatedWorkload) -> GatedWorkload:
     m = 2 * min(p.m, 5) if isinstance(p, ExpertWorkload) else min(p.m, 9)
     more = {"experts": 4, "top": 2} if isinstance(p, ExpertWorkload) else {}
     return replace(p, m=m, hidden=256, k=128, **more)
 
 
-def _small(kind: str) -> GatedWorkload:
+def small(kind: str) -> GatedWorkload:
     if kind.startswith(gated_experts.PREFIX):
         return ExpertWorkload(kind=kind, m=16, hidden=256, k=256, experts=4, top=2)
     return GatedWorkload(kind=kind, m=16, hidden=256, k=256)
-
-
-def _also() -> Sequence[Separate]:
-    return (
-        Separate(name="product alone", with_op=False),
-        Separate(name="product, then op", with_op=True),
-    )
-
-
-BENCHMARK = Benchmark(
-    add_options=add_options,
-    workloads=workloads_of,
-    tiny=_tiny,
-    host_workload=_small,
-    warm_workload=lambda p: replace(p, m=4096),
-    maker=GatedMaker,
-    data="normal random numbers; weights differ from call to call",
-    subject=lambda namespace, name: GatedContender(name=name, namespace=namespace),
-    also=_also,
-)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -11,11 +11,9 @@ from gemmill.families.gated_mm.config import Result
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-
-if TYPE_CHECKING:
-    from timed.gated_calls import GatedWorkload
-    from timed.gated_experts import ExpertOperands
-    from timed.gated_mm import GatedOperands
+from timed.gated_mm.calls import GatedOperands
+from timed.gated_mm.experts import ExpertOperands
+from timed.gated_mm.layers import GatedWorkload
 
 
 class Calls(Protocol):
@@ -40,7 +38,7 @@ class GatedContender(_Timed):
     namespace: str
     complete: bool = True
 
-    def takes(self, workload: "GatedWorkload") -> bool:
+    def takes(self, workload: GatedWorkload) -> bool:
         """Whether the namespace has the op."""
         return all(
             hasattr(getattr(torch.ops, self.namespace), op) for op in ("scaled_mm_act_quant", "grouped_mm_act_quant")
@@ -64,7 +62,7 @@ class Separate(_Timed):
     with_op: bool
     complete: bool = False
 
-    def takes(self, workload: "GatedWorkload") -> bool:
+    def takes(self, workload: GatedWorkload) -> bool:
         """Whether there is an op for what is stored."""
         return not self.with_op or workload.result is not Result.BF16
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +15,7 @@ from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-
-if TYPE_CHECKING:
-    from timed.quant import QuantOperands, QuantWorkload
+from timed.quant.calls import QuantOperands, QuantWorkload
 
 CHECKED_ROWS = 8
 """At either end."""
@@ -37,7 +34,7 @@ class QuantContender:
     """The share of codes that may lie one step from the reference"""
     complete: bool = True
 
-    def takes(self, workload: "QuantWorkload") -> bool:
+    def takes(self, workload: QuantWorkload) -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), self._op(workload.case.op))
 
@@ -45,22 +42,22 @@ class QuantContender:
         """Its name there: peers know no prefix."""
         return op if hasattr(getattr(torch.ops, self.namespace), op) else op.removeprefix(VLLM_PREFIX)
 
-    def prepare(self, operands: "QuantOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self, operands: QuantOperands, timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         check(operands, self.call(operands, 0), self.codes_apart)
         return timer.prepare([self.call(operands, i) for i in range(len(operands.copies))], fewest)
 
-    def host_us(self, operands: "QuantOperands", timer: Timer) -> Sample:
+    def host_us(self, operands: QuantOperands, timer: Timer) -> Sample:
         """Host time of one call."""
         return timer.host_us(self.call(operands, 0))
 
-    def call(self, operands: "QuantOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: QuantOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
         op = getattr(getattr(torch.ops, self.namespace), self._op(operands.workload.case.op))
         return partial(op.default, *operands.copies[i])
 
 
-def check(operands: "QuantOperands", call: Callable[[], object], codes_apart: float = CODES_APART) -> None:
+def check(operands: QuantOperands, call: Callable[[], object], codes_apart: float = CODES_APART) -> None:
     """Hold the first and last rows of a result against the reference. Raises WrongResult."""
     given = dict(zip(operands.names, operands.copies[0], strict=True))
     out, scales = given[name_of(given, OUT_NAMES)], given[name_of(given, SCALE_NAMES)]

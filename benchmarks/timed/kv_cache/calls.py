@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +11,6 @@ from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, Deco
 from gemmill.families.kv_cache.cases.measured import attention_arguments, random_cache
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, specs_of
 from gemmill.families.kv_cache.packed import preset_format
-from harness.kv_cache_contenders import KvCacheContender
-from timed import Benchmark
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 FEWEST_COPIES, MOST_COPIES = 1, 32
@@ -204,7 +202,7 @@ def _of_kind(kind: str, page: int) -> Iterator[KvCacheWorkload]:
         yield KvCacheWorkload(kind=kind, shape=shape, page=page)
 
 
-def _small(kind: str) -> KvCacheWorkload:
+def small(kind: str) -> KvCacheWorkload:
     return KvCacheWorkload(kind=kind, shape=TINY[kind.split()[0]])
 
 
@@ -212,16 +210,3 @@ def add_options(parser: ArgumentParser) -> None:
     """Of the compressed cache alone."""
     parser.add_argument("--op", "--ops", default="", help="only kinds with one of these in their name, with commas")
     parser.add_argument("--page", type=int, default=64, help="tokens of a page (64)")
-
-
-BENCHMARK = Benchmark(
-    add_options=add_options,
-    workloads=workloads_of,
-    tiny=lambda p: replace(p, shape=TINY[p.op]),
-    host_workload=_small,
-    warm_workload=lambda p: replace(p, shape=WARM.get(p.op, p.shape)),
-    maker=KvCacheMaker,
-    data="normal random bf16 vectors; of caches that are attended over, random codes and one norm, of packed ones a page's vectors "
-    "over and over",
-    subject=lambda namespace, name: KvCacheContender(name=name, namespace=namespace),
-)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ from gemmill.families.fused_moe.serving import layer_of
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-
-if TYPE_CHECKING:
-    from timed.fused_moe import ExpertsOperands, ExpertsWorkload
+from timed.fused_moe.calls import ExpertsOperands, ExpertsWorkload
 
 CHECKED_TOKENS = 2
 """The last ones: whole layers take float64 too long."""
@@ -31,7 +29,7 @@ CHECKED_TOKENS = 2
 class Calls(Protocol):
     """How one copy of operands is computed."""
 
-    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         ...
 
@@ -39,12 +37,12 @@ class Calls(Protocol):
 class _Timed:
     loosely = False
 
-    def prepare(self: Any, operands: "ExpertsOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self: Any, operands: ExpertsOperands, timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         check(operands, self.call(operands, 0), loosely=self.loosely)
         return timer.prepare([self.call(operands, i) for i in range(operands.copies)], fewest)
 
-    def host_us(self: Calls, operands: "ExpertsOperands", timer: Timer) -> Sample:
+    def host_us(self: Calls, operands: ExpertsOperands, timer: Timer) -> Sample:
         """Host time of one call."""
         return timer.host_us(self.call(operands, 0))
 
@@ -57,11 +55,11 @@ class ExpertsContender(_Timed):
     namespace: str
     complete: bool = True
 
-    def takes(self, workload: "ExpertsWorkload") -> bool:
+    def takes(self, workload: ExpertsWorkload) -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), self._op(workload))
 
-    def call(self, operands: "ExpertsOperands", i: int) -> partial[object]:
+    def call(self, operands: ExpertsOperands, i: int) -> partial[object]:
         """A call with its arguments bound."""
         x, packing = operands, operands.workload.packing
         op = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default
@@ -70,7 +68,7 @@ class ExpertsContender(_Timed):
         return partial(op, *given, "silu", 1.0, float("inf"), 0.0, *numbers)
 
     @staticmethod
-    def _op(workload: "ExpertsWorkload") -> str:
+    def _op(workload: ExpertsWorkload) -> str:
         return "fused_experts" if workload.packing is None else "fused_fp4_experts"
 
 
@@ -82,18 +80,18 @@ class ExpertsWay(ExpertsContender):
     """Whether both products are grouped GEMMs."""
     complete: bool = False
 
-    def takes(self, workload: "ExpertsWorkload") -> bool:
+    def takes(self, workload: ExpertsWorkload) -> bool:
         """Whether the build has a variant that goes this way."""
         return workload.packing is None and any(
             self._goes(entry.config) for entry in gemmill.variants(op=self._op(workload))
         )
 
-    def prepare(self, operands: "ExpertsOperands", timer: Timer, fewest: int) -> Prepared:
+    def prepare(self, operands: ExpertsOperands, timer: Timer, fewest: int) -> Prepared:
         """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
         with gemmill.use_variant(self._variant(operands)):
             return super().prepare(operands, timer, fewest)
 
-    def _variant(self, operands: "ExpertsOperands") -> str:
+    def _variant(self, operands: ExpertsOperands) -> str:
         call, op = self.call(operands, 0), self._op(operands.workload)
         choice = gemmill.explain(op, *call.args)
         known = {entry.name: entry.config for entry in gemmill.variants(op=op)}
@@ -113,17 +111,17 @@ class ExpertsPeer(_Timed):
     """Another project's whole layer. Its result is rounded elsewhere."""
 
     name: str
-    bind: Callable[["ExpertsOperands", int], Callable[[], object]]
+    bind: Callable[[ExpertsOperands, int], Callable[[], object]]
     """A call of one copy of operands with its arguments bound."""
     kinds: tuple[str, ...]
     complete: bool = True
     loosely = True
 
-    def takes(self, workload: "ExpertsWorkload") -> bool:
+    def takes(self, workload: ExpertsWorkload) -> bool:
         """Whether weights are of one of its kinds."""
         return workload.kind in self.kinds
 
-    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         return self.bind(operands, i)
 
@@ -136,16 +134,16 @@ class OneAfterTheOther(_Timed):
     complete: bool = False
     loosely = True
 
-    def takes(self, workload: "ExpertsWorkload") -> bool:
+    def takes(self, workload: ExpertsWorkload) -> bool:
         """Whether scales are of blocks."""
         return workload.grouped
 
-    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         return partial(self._layer, operands, operands.ids[i])
 
     @staticmethod
-    def _layer(x: "ExpertsOperands", ids: Tensor) -> None:
+    def _layer(x: ExpertsOperands, ids: Tensor) -> None:
         ops, p = torch.ops.gemmill, x.workload
         order = ids.flatten().argsort(stable=True)
         experts = torch.arange(p.experts + 1, device=ids.device, dtype=torch.int32)
@@ -183,22 +181,22 @@ class VllmTriton(_Timed):
     complete: bool = True
     loosely = True
 
-    def takes(self, workload: "ExpertsWorkload") -> bool:
+    def takes(self, workload: ExpertsWorkload) -> bool:
         """Whether there are sizes of tiles for it."""
         return (workload.grouped or workload.kind == "bf16") and self._sizes(workload).is_file()
 
-    def call(self, operands: "ExpertsOperands", i: int) -> Callable[[], object]:
+    def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         sizes = json.loads(self._sizes(operands.workload).read_text())
         nearest = min((int(m) for m in sizes if m.isdigit()), key=lambda m: abs(m - operands.workload.tokens))
         return partial(self._layer, _kernel(self.source), sizes[str(nearest)], operands, operands.ids[i])
 
-    def _sizes(self, p: "ExpertsWorkload") -> Path:
+    def _sizes(self, p: ExpertsWorkload) -> Path:
         kind = ",dtype=fp8_w8a8,block_shape=[128,128]" if p.grouped else ""
         return self.source.parent / f"E={p.experts},N={p.inner},device_name=NVIDIA_H200{kind}.json"
 
     @staticmethod
-    def _layer(kernel: Any, sizes: dict[str, int], x: "ExpertsOperands", ids: Tensor) -> None:
+    def _layer(kernel: Any, sizes: dict[str, int], x: ExpertsOperands, ids: Tensor) -> None:
         p, ops = x.workload, torch.ops._C
         sorted_ids, experts, padded = _aligned(ids, p.experts, sizes["BLOCK_SIZE_M"])
         codes, scales = _coded_by_vllm(x.x) if p.grouped else (x.x, None)
@@ -280,7 +278,7 @@ def _multiply(
     )  # fmt: skip
 
 
-def check(operands: "ExpertsOperands", call: Callable[[], object], *, loosely: bool) -> None:
+def check(operands: ExpertsOperands, call: Callable[[], object], *, loosely: bool) -> None:
     """Hold the last tokens of a result against the reference, or loosely: within 5 % of its length. Raises WrongResult."""
     x = operands
     x.out.fill_(torch.nan)
@@ -295,7 +293,7 @@ def check(operands: "ExpertsOperands", call: Callable[[], object], *, loosely: b
         )
 
 
-def _layer_of(x: "ExpertsOperands", rows: slice) -> Layer:
+def _layer_of(x: ExpertsOperands, rows: slice) -> Layer:
     """Of some tokens; of packed weights those that these tokens meet are decoded."""
     of_tokens = {"x": x.x[rows], "topk_weights": x.weights[rows]}
     if (packing := x.workload.packing) is None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gemmill.families.gated_mm.config import GROUP, Result
-from timed.gated_calls import CHECKED_COLUMNS, CHECKED_ROWS, GatedWorkload, after
-from timed.moe import MoeMaker, MoeWorkload
+from timed.gated_mm.layers import CHECKED_COLUMNS, CHECKED_ROWS, GatedWorkload, after
+from timed.moe.calls import MoeMaker, MoeWorkload
 
 LAYERS = ((128, 8, 768, 2048), (8, 2, 14336, 4096), (32, 8, 2048, 7168))
 """Experts, experts of a token, results and K: of Qwen3 30B A3B, of Mixtral 8x7B, and of DeepSeek V3, 32 experts a GPU."""

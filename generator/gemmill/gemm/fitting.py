@@ -1,0 +1,21 @@
+"""What a tile of a CuTe DSL kernel takes of an SM: the checks that families of GEMMs share."""
+
+from collections.abc import Iterator
+
+from gemmill.gemm.facts import Facts
+from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, OVERLAP_REGISTERS, SHARED_BYTES
+
+FEWEST_STAGES = 2
+
+
+def check_registers(facts: Facts) -> Iterator[str]:
+    """The sums of a tile must fit the registers that a thread has left for them."""
+    most = OVERLAP_REGISTERS if facts.promoted else ACCUMULATOR_REGISTERS
+    if facts.accumulator_registers > most:
+        yield f"sums of a tile take {facts.accumulator_registers} registers of a thread, there are {most}"
+
+
+def check_stages(facts: Facts) -> Iterator[str]:
+    """Fewer than two stages leave the tensor core waiting for every load."""
+    if facts.stages < FEWEST_STAGES or facts.shared_bytes > SHARED_BYTES:
+        yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
