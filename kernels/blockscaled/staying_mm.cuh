@@ -3,7 +3,7 @@
 // others. K comes in one slice.
 #pragma once
 
-#include "blockscaled/packed_mm.cuh"
+#include "gemm/packed_mm.cuh"
 
 namespace gemmill::blockscaled {
 

@@ -1,7 +1,7 @@
 // Sums of s8 for kernels that work on sums in float32: exact integers, converted once when all of K is added.
 #pragma once
 
-#include "scaled_mm/unaligned_mm.cuh"
+#include "gemm/unaligned_mm.cuh"
 
 namespace gemmill {
 

@@ -7,9 +7,9 @@
 
 #include "cute/arch/cluster_sm90.hpp"
 #include "gated_mm/abi.h"
-#include "quant/coding.cuh"
-#include "quant/gating.cuh"
-#include "scaled_mm/unaligned_mm.cuh"
+#include "coding/coding.cuh"
+#include "coding/gating.cuh"
+#include "gemm/unaligned_mm.cuh"
 
 namespace gemmill::gated_mm {
 

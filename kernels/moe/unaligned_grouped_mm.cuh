@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "moe/experts.cuh"
-#include "scaled_mm/unaligned_mm.cuh"
+#include "gemm/experts.cuh"
+#include "gemm/unaligned_mm.cuh"
 
 namespace gemmill::moe {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "scaled_mm/group_scales.cuh"
-#include "scaled_mm/unaligned_mm.cuh"
+#include "gemm/unaligned_mm.cuh"
 
 namespace gemmill {
 

@@ -52,7 +52,7 @@ _PRODUCTS = {
 """Classes of products, by whether weights are sparse, and whether warps multiply alone."""
 
 
-_SPARSE_HEADERS = {False: "moe/sparse_turns.cuh", True: "fused_moe/sparse_boxes.cuh"}
+_SPARSE_HEADERS = {False: "gemm/sparse_turns.cuh", True: "fused_moe/sparse_boxes.cuh"}
 """How sparse weights are multiplied, by whether rows come in boxes."""
 
 

@@ -173,7 +173,7 @@ def test_models_agree(probe) -> None:
 
 
 class Multiplied(ctypes.Structure):
-    """Mirrors `gemmill_grouped_mm_args` in kernels/moe/abi.h."""
+    """Mirrors `gemmill_grouped_mm_args` in kernels/gemm/grouped_args.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "a b d a_scales b_scales offsets expert_map token_ids".split()),

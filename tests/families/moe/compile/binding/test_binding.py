@@ -32,7 +32,7 @@ _NUMBERS = "m n k tokens experts weights slot offset_words id_words a_scale_per_
 
 
 class Arguments(ctypes.Structure):
-    """Mirrors `gemmill_grouped_mm_args` in kernels/moe/abi.h."""
+    """Mirrors `gemmill_grouped_mm_args` in kernels/gemm/grouped_args.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),

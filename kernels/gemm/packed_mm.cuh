@@ -19,11 +19,11 @@
 #include <cuda.h>
 
 #include "blockscaled/abi.h"
-#include "blockscaled/fold_e2m1.cuh"
-#include "blockscaled/partial_sums.cuh"
-#include "blockscaled/warp_products.cuh"
-#include "blockscaled/warpgroup_products.cuh"
-#include "blockscaled/widen_e2m1.cuh"
+#include "gemm/fold_e2m1.cuh"
+#include "gemm/partial_sums.cuh"
+#include "gemm/warp_products.cuh"
+#include "gemm/warpgroup_products.cuh"
+#include "gemm/widen_e2m1.cuh"
 #include "core/launch.cuh"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
