@@ -3,6 +3,7 @@
 // waits for shared memory, and as many for memory. The order of sums is the same.
 #pragma once
 
+#include "blockscaled/packed_launch.cuh"
 #include "gemm/packed_mm.cuh"
 
 namespace gemmill::blockscaled {

@@ -3,6 +3,7 @@
 // others. K comes in one slice.
 #pragma once
 
+#include "blockscaled/packed_launch.cuh"
 #include "gemm/packed_mm.cuh"
 
 namespace gemmill::blockscaled {

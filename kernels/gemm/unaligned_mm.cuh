@@ -1,6 +1,6 @@
-// The variant that takes everything: any M, N, K, any row stride, any address.
+// The main loop of variants that take everything: any M, N, K, any row stride, any address.
 //
-// One CTA of four warps computes 64 x 64 of D with mma.sync, 32 bytes along K at a time. Rows are read in 16-byte pieces
+// One CTA of four warps computes 64 x 64 of a product with mma.sync, 32 bytes along K at a time. Rows are read in 16-byte pieces
 // where address and stride allow it and element by element where they do not; which, is the same for a whole operand,
 // so nothing diverges. The next K step is read into registers while this one is multiplied.
 #pragma once
@@ -13,9 +13,6 @@
 #include "cute/arch/mma_sm89.hpp"
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/numeric_types.h"
-#include "scaled_mm/abi.h"
-#include "core/launch.cuh"
-#include "scaled_mm/plain_epilogue.cuh"
 
 namespace gemmill {
 
@@ -38,11 +35,10 @@ struct MmaOf<cutlass::half_t> {
   using Op = cute::SM80_16x8x16_F32F16F16F32_TN;
 };
 
-template <class Element_, class Accumulator_, class Output_, int tile_m, int tile_n, int tile_k, EpilogueKind kind>
-struct UnalignedMm {
+template <class Element_, class Accumulator_, int tile_m, int tile_n, int tile_k>
+struct UnalignedLoop {
   using Element = Element_;
   using Accumulator = Accumulator_;
-  using Output = Output_;
   using Mma = typename MmaOf<Element>::Op;
 
   static constexpr int kThreads = 128;
@@ -59,27 +55,6 @@ struct UnalignedMm {
   static_assert(kRow % 32 == 0, "a step is whole instructions");
   static_assert(tile_m == tile_n, "both operands are read by the same pattern");
   static_assert(tile_m * kPieces % kThreads == 0, "every thread reads the same number of pieces");
-
-  struct Params {
-    Element const* a;
-    Element const* b;
-    Output* d;
-    EpilogueVectors vectors;
-    int64_t lda, ldb, ldd;
-    int32_t m, n, k;
-  };
-
-  static __device__ void run(Params const& params) {
-    int const tiles_n = (params.n - 1) / tile_n + 1;
-    int const m0 = blockIdx.x / tiles_n * tile_m, n0 = blockIdx.x % tiles_n * tile_n;
-    cutlass::arch::launch_dependent_grids();
-    cutlass::arch::wait_on_dependent_grids();
-    Accumulator sums[kMmaM][kMmaN][4] = {};
-    accumulate(
-        sums, params.k, [&](Pieces& next, int k0) { fetch(next, params.a, params.lda, m0, params.m, k0, params.k); },
-        [&](Pieces& next, int k0) { fetch(next, params.b, params.ldb, n0, params.n, k0, params.k); }, [](int, bool) {});
-    store(params, sums, m0, n0);
-  }
 
  protected:
   // Adds the products of k columns to a tile's sums. `fetch_a` and `fetch_b` read a thread's pieces of a step along K; `added` is told
@@ -166,41 +141,11 @@ struct UnalignedMm {
       }
     }
   }
-
-  static __device__ void store(Params const& params, Accumulator const (&sums)[kMmaM][kMmaN][4], int m0, int n0) {
-    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t const row0 = int64_t(m0) + warp / 2 * (tile_m / 2) + lane / 4;
-    int64_t const column0 = int64_t(n0) + warp % 2 * (tile_n / 2) + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < kMmaM; ++i) {
-#pragma unroll
-      for (int j = 0; j < kMmaN; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          int64_t const m = row0 + i * 16 + e / 2 * 8, n = column0 + j * 8 + e % 2;
-          if (m < params.m && n < params.n) {
-            params.d[m * params.ldd + n] = finish<kind, Output>(params.vectors, sums[i][j][e], m, n);
-          }
-        }
-      }
-    }
-  }
 };
 
-// Host code: a launch. CTAs for all of D, in 64 bits: sizes go up to the largest number of 32.
-inline int64_t tiles_of(gemmill_scaled_mm_args const& x, int64_t tile_m, int64_t tile_n) {
-  return (x.m + tile_m - 1) / tile_m * ((x.n + tile_n - 1) / tile_n);
-}
-
-template <class Kernel, auto entry, int tile_m, int tile_n>
-int32_t launch_unaligned(gemmill_scaled_mm_args const& x, gemmill_launch const& how) {
-  typename Kernel::Params params{static_cast<typename Kernel::Element const*>(x.a), static_cast<typename Kernel::Element const*>(x.b),
-                                 static_cast<typename Kernel::Output*>(x.d), EpilogueVectors(x), x.lda, x.ldb, x.ldd, x.m, x.n, x.k};
-  int64_t const tiles = tiles_of(x, tile_m, tile_n);
-  if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
-  void* parameters[] = {&params};
-  LaunchShape const shape{dim3(tiles), dim3(Kernel::kThreads), dim3(1), 0};
-  return launch_kernel<entry>(shape, how, parameters);
+// Host code: CTAs for all of D, in 64 bits: sizes go up to the largest number of 32.
+inline int64_t tiles_of(int64_t m, int64_t n, int64_t tile_m, int64_t tile_n) {
+  return (m + tile_m - 1) / tile_m * ((n + tile_n - 1) / tile_n);
 }
 
 }  // namespace gemmill

@@ -15,9 +15,9 @@ _CPP_BLOCK = {
 }
 """Class of a block, in kernels/gemm/widen_e2m1.cuh or fold_e2m1.cuh."""
 _CPP_PACKED = {
-    PackedLoop.TILE: ("gemm/packed_mm", "PackedMm", "launch_packed_mm"),
-    PackedLoop.BATCHED: ("blockscaled/batched_mm", "BatchedMm", "launch_packed_mm"),
-    PackedLoop.STAYS: ("blockscaled/staying_mm", "StayingMm", "launch_staying_mm"),
+    PackedLoop.TILE: ("packed_launch", "PackedMm", "launch_packed_mm"),
+    PackedLoop.BATCHED: ("batched_mm", "BatchedMm", "launch_packed_mm"),
+    PackedLoop.STAYS: ("staying_mm", "StayingMm", "launch_staying_mm"),
 }
 """Header, class and launch of a body."""
 
