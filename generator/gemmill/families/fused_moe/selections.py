@@ -22,7 +22,7 @@ from gemmill.families.fused_moe.main_loop import MainLoop
 from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.vocab import Arch, DType
 
-_PACKED = {
+_PACKED: dict[str, dict[MainLoop, tuple[int, ...]]] = {
     "nvfp4": {MainLoop.GATHERED: (8,), MainLoop.WIDE: (8,), MainLoop.BOXED: (16, 64)},
     "mxfp4": {MainLoop.GATHERED: (8, 32, 128)},
     "nvfp4_2to4": {MainLoop.GATHERED: (8,), MainLoop.WIDE: (8,), MainLoop.BOXED: (16, 64)},
