@@ -3,7 +3,8 @@
 // waits for shared memory, and as many for memory. The order of sums is the same.
 #pragma once
 
-#include "blockscaled/packed_mm.cuh"
+#include "blockscaled/packed_launch.cuh"
+#include "gemm/packed_mm.cuh"
 
 namespace gemmill::blockscaled {
 

@@ -3,7 +3,8 @@
 // others. K comes in one slice.
 #pragma once
 
-#include "blockscaled/packed_mm.cuh"
+#include "blockscaled/packed_launch.cuh"
+#include "gemm/packed_mm.cuh"
 
 namespace gemmill::blockscaled {
 

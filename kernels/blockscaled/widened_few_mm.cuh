@@ -11,8 +11,8 @@
 
 #include "blockscaled/abi.h"
 #include "blockscaled/operands.cuh"
-#include "blockscaled/partial_sums.cuh"
-#include "blockscaled/warp_products.cuh"
+#include "gemm/partial_sums.cuh"
+#include "gemm/warp_products.cuh"
 #include "core/launch.cuh"
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/array.h"

@@ -8,7 +8,7 @@
 #include <climits>
 
 #include "blockscaled/operands.cuh"
-#include "blockscaled/partial_sums.cuh"
+#include "gemm/partial_sums.cuh"
 #include "core/launch.cuh"
 #include "cute/arch/copy_sm90.hpp"
 #include "cute/atom/mma_atom.hpp"

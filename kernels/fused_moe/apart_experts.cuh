@@ -15,7 +15,7 @@
 #include "core/launch.cuh"
 #include "fused_moe/apart_workspace.h"
 #include "fused_moe/ordered_experts.cuh"
-#include "quant/gating.cuh"
+#include "coding/gating.cuh"
 
 namespace gemmill::fused_moe {
 

@@ -6,7 +6,7 @@
 #include "extension/dtypes.h"
 #include "extension/family.h"
 #include "extension/layout.h"
-#include "moe/multiply.h"
+#include "gemm/multiply.h"
 
 namespace gemmill::fused_moe {
 namespace {

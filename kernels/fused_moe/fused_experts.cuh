@@ -14,7 +14,7 @@
 #include "core/together.cuh"
 #include "fused_moe/expert_mm.cuh"
 #include "fused_moe/prepare.cuh"
-#include "quant/gating.cuh"
+#include "coding/gating.cuh"
 
 namespace gemmill::fused_moe {
 

@@ -1,7 +1,7 @@
-// Fused experts of packed 4-bit weights that are folded, for tiles of up to 16 rows: as tall_experts.cuh, where the time of a call is that of
-// reading weights.
+// Fused experts of packed 4-bit weights that are folded, for tiles of up to 16 rows, where the time of a call is that of reading weights. Rows are
+// in order as in ordered_experts.cuh.
 //
-// Two groups of 128 threads multiply 64 rows of weights each, a block of 128 columns at a time, two of them a stage: while one is multiplied the next is made. At the
+// A CTA stays, and takes one tile after another. Rows come in boxes of eight: a tile of fewer rows loads and multiplies one. Two groups of 128 threads multiply 64 rows of weights each, a block of 128 columns at a time, two of them a stage: while one is multiplied the next is made. At the
 // end of a tile they hand its sums over in shared memory, and go on. Three warps end tiles: results, codes of whole rows, sums of whole
 // tokens.
 //
@@ -9,30 +9,52 @@
 // first tile before it is listed; those of the second read the list while the first product ends. Both load weights of as many stages as there are.
 #pragma once
 
+#include "fused_moe/ordered_experts.cuh"
 #include "fused_moe/quick_folds.cuh"
-#include "fused_moe/tall_experts.cuh"
 
 namespace gemmill::fused_moe {
 
 template <class Products, class Output, template <class> class Ending_>
-struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
-  using Tall = TallMm<Products, Output, Ending_, 8, 2>;
-  using typename Tall::Args, typename Tall::Input, typename Tall::Filled, typename Tall::Freed, typename Tall::Ringed, typename Tall::Params, typename Tall::Tile,
-      typename Tall::Mm;
+struct HandedMm {
+  using Mm = blockscaled::PackedMm<Products, Output, 2, 1>;
   using Ending = Ending_<Mm>;
+  using Args = PackedArgs;
+  using Input = typename Products::Input;
   using Block = QuickBlock<typename Products::Block>;
+  using Filled = typename Mm::Filled;
+  using Freed = typename Mm::Freed;
+  using Ringed = moe::Ring<Products::kStages>;
 
   static constexpr uint32_t kSpread = Block::kSpread;
-  static constexpr int kRows = Tall::kRows, kTileM = Tall::kTileM, kStages = Tall::kStages, kBoxRows = Tall::kBoxRows, kBoxBytes = Tall::kBoxBytes;
-  static constexpr int kConsumers = Tall::kConsumers, kEnders = 3, kThreads = kConsumers + 32 * (1 + kEnders);
+  static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kStages = Mm::kStages, kColumns = Mm::kColumns;
+  static constexpr int kBoxRows = 8, kBoxBytes = kBoxRows * 128;
+  static constexpr int kCtas = 2;  // on a multiprocessor
+  static constexpr int kConsumers = Mm::kConsumers, kEnders = 3, kThreads = kConsumers + 32 * (1 + kEnders);
   static constexpr int kPitch = kRows + 4;       // sums from one row to the next: 16-byte rows, banks apart
   static constexpr int kHanded = kTileM == 8 ? 4 : 3;    // tiles whose sums wait for their end
-  static constexpr int kPairBytes = 2 * Block::kBytes, kPairColumns = 2 * Tall::kColumns;  // of 64 rows of weights in a stage
+  static constexpr int kPairBytes = 2 * Block::kBytes, kPairColumns = 2 * kColumns;  // of 64 rows of weights in a stage
   static constexpr int kMostCounted = 1024;      // pairs that a warp counts sooner than they are listed
   static constexpr int kUnknown = -2;            // the weights of a tile that is not yet taken
 
+  static_assert(Mm::kBlocks == 1 && !Products::kGrouped && Mm::kScaled && kConsumers == 256, "two groups, and codes of rows");
   static_assert(kTileM <= 2 * kBoxRows, "threads have registers for the sums of so many rows beside two blocks");
 
+  struct Boxes {  // of rows
+    using Input = typename Products::Input;
+    static constexpr int kColumns = Mm::kColumns, kTileM = kBoxRows;
+  };
+  struct Params {
+    CUtensorMap tokens;  // boxes of rows of 128 bytes, swizzled by as many
+    Args x;
+    int32_t tiles_n;  // of an expert's weights
+    int32_t blocks;   // of weights along K
+    uint32_t spread;  // Block::kSpread, of which the compiler must know nothing
+  };
+  struct Tile {
+    int32_t weights;  // below 0 behind the last tile
+    int32_t m0, end;  // its rows
+    int32_t n0;
+  };
   struct alignas(1024) SharedStorage {
     alignas(1024) char tokens[kStages][2][kTileM * 128];
     alignas(128) char weights[kStages][2][kPairBytes];
@@ -45,7 +67,7 @@ struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
     Tile ending[kHanded];                   // of those
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
-  static_assert(kSharedBytes <= (228 / Tall::kCtas - 1) * 1024, "as much as a multiprocessor has");
+  static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
   static_assert(kMostWeights * 4 <= sizeof(SharedStorage::sums), "pairs are counted where sums come to lie");
 
   __device__ static void run(Params const& params, char* shared) {
@@ -79,6 +101,22 @@ struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
     cutlass::arch::launch_dependent_grids();
   }
 
+  __device__ static Tile find(Params const& params, int index) {
+    moe::Span const span = Ending::tile_of(params.x, index / params.tiles_n);
+    return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
+  }
+  __device__ static int boxes_of(Tile const& tile) { return (tile.end - tile.m0 + kBoxRows - 1) / kBoxRows; }
+
+  // The number of a CTA's next tile. Tiles are taken as CTAs come to them: who codes or sums for others takes fewer.
+  __device__ static int take(Params const& params) { return gridDim.x + atomicAdd(params.x.layer.ws.tile_count + Ending::kCounter, 1); }
+
+  // Into L2, where all writes meet.
+  __device__ static void prefetch_ends(Params const& params, Tile const& tile) {
+    for (int n = tile.n0; n < min(tile.n0 + kRows, params.x.n); n += 32) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(params.x.b_scales + int64_t{tile.weights} * params.x.n + n));
+    }
+  }
+
   // Stages of tile after tile, by one lane of a warp: of an elected one all operands of copies are the same for all, and each is one instruction. Whose tile it is stands beside its first stage; behind the last tile comes a stage of none.
   // A tile is taken when as many stages as there are are left of the one before: who comes late takes fewer.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
@@ -93,19 +131,19 @@ struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
       begin();
     }
     if (!cute::elect_one_sync()) return;
-    Tile tile = Tall::find(params, blockIdx.x), next{kUnknown, 0, 0, 0};
+    Tile tile = find(params, blockIdx.x), next{kUnknown, 0, 0, 0};
     if constexpr (Ending::kFollows) {
       early = load_early(params, storage, tile, 0);
       if (early == params.blocks / 2 && early < kStages) {
-        next = Tall::find(params, Tall::take(params));
+        next = find(params, take(params));
         early = load_early(params, storage, next, early);
       }
       begin();
     }
     Ringed ring;
     while (tile.weights >= 0) {
-      Tall::prefetch_ends(params, tile);
-      int const stages = params.blocks / 2, boxes = Tall::boxes_of(tile);
+      prefetch_ends(params, tile);
+      int const stages = params.blocks / 2, boxes = boxes_of(tile);
       uint32_t const bytes = 2 * (kPairBytes + boxes * kBoxBytes);
       char const* const weights[2] = {weights_of(params, tile, 0), weights_of(params, tile, 1)};
       int index = 0;
@@ -114,14 +152,14 @@ struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
       for (int t = 0; t < stages; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         if (t == 0) storage.tiles[ring.stage] = tile;
-        if (takes && t == max(stages - kStages, 0)) index = Tall::take(params);
+        if (takes && t == max(stages - kStages, 0)) index = take(params);
         if (early-- <= 0) load_weights(storage, weights, bytes, t, ring.stage);
         for (int b = 0; b < 2; ++b) {
           load_box(params, storage, tile, t, b, 0, ring.stage);
           if (kTileM > kBoxRows && boxes > 1) load_box(params, storage, tile, t, b, 1, ring.stage);
         }
       }
-      tile = takes ? Tall::find(params, index) : next, next.weights = kUnknown;
+      tile = takes ? find(params, index) : next, next.weights = kUnknown;
     }
     storage.freed[ring.stage].wait(ring.phase ^ 1);
     storage.tiles[ring.stage] = tile;
@@ -134,7 +172,7 @@ struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
     int const count = min(kStages - stage, params.blocks / 2);
     char const* const weights[2] = {weights_of(params, tile, 0), weights_of(params, tile, 1)};
     storage.tiles[stage] = tile;
-    for (int t = 0; t < count; ++t) load_weights(storage, weights, 2 * (kPairBytes + Tall::boxes_of(tile) * kBoxBytes), t, stage + t);
+    for (int t = 0; t < count; ++t) load_weights(storage, weights, 2 * (kPairBytes + boxes_of(tile) * kBoxBytes), t, stage + t);
     return stage + count;
   }
 
@@ -159,7 +197,7 @@ struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
   // Eight rows of a stage's first or second block.
   __device__ static void load_box(Params const& params, SharedStorage& storage, Tile const& tile, int t, int b, int box, int stage) {
     cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&storage.filled[stage]), static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                 storage.tokens[stage][b] + box * kBoxBytes, t * kPairColumns + b * Tall::kColumns, tile.m0 + box * kBoxRows);
+                                 storage.tokens[stage][b] + box * kBoxBytes, t * kPairColumns + b * kColumns, tile.m0 + box * kBoxRows);
   }
 
   // This CTA's first tile, by a warp that counts pairs of each expert as the launch ahead does.
@@ -206,7 +244,7 @@ struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
       storage.filled[ring.stage].wait(ring.phase);
       Tile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) break;
-      if (kTileM == kBoxRows || Tall::boxes_of(tile) == 1) {
+      if (kTileM == kBoxRows || boxes_of(tile) == 1) {
         multiply<kBoxRows>(params, storage, ring, handed);
       } else {
         multiply<kTileM>(params, storage, ring, handed);
@@ -311,30 +349,69 @@ struct HandedMm : TallMm<Products, Output, Ending_, 8, 2> {
 
 // The ending of the first product: a warp codes the rows of which it is told last.
 template <class Mm>
-struct HandedGatedRows : TallGatedRows<Mm> {
-  using Tall = TallGatedRows<Mm>;
-  using typename Tall::Args, typename Tall::Row;
-  using Tall::Tall;
+struct HandedGatedRows : GatedRows<Mm> {
+  using Args = PackedArgs;
+  static constexpr int kCounter = 1;
+  using GatedRows<Mm>::GatedRows;
+  struct Row {
+    float weight, scale;
+  };
 
+  __device__ static Row row_of(Args const& x, int m) {
+    auto const& of = x.layer.x;
+    return {of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f, x.a_scales[m]};
+  }
   __device__ static Row row_of_lane(Row const& own, int lane) { return {__shfl_sync(~0u, own.weight, lane), __shfl_sync(~0u, own.scale, lane)}; }
+  __device__ void put_row(Args const& x, float const (&quad)[4], int m, int n, Row const& row) const { this->put(x, quad, m, n, row.weight, row.scale); }
   __device__ static int ask(Args const&, int, int) { return 0; }
+
   template <class Kernel>
-  __device__ static void finish_handed(Args const& x, int m0, int count, int n0, int) {
-    if (!Tall::template finish_tall<Kernel>(x, m0, m0 + count, n0)) return;
-    for (int row = m0; row < m0 + count; ++row) Tall::take_row(x, row);
+  __device__ static void finish_handed(Args const& x, int m0, int count, int, int) {
+    __threadfence();
+    int last = 0;
+    if (threadIdx.x % 32 == 0) last = atomicAdd(x.layer.ws.finished + m0, 1) == (x.n - 1) / Kernel::kRows;
+    __threadfence();
+    if (__shfl_sync(~0u, last, 0) == 0) return;
+    for (int row = m0; row < m0 + count; ++row) code(x.layer, row);
+  }
+
+  // A row's results to codes, by a warp, which holds a row of up to 2048.
+  __device__ static void code(gemmill::fused_moe::Params const& of, int64_t row) {
+    constexpr int kHeld = 16;
+    int const lane = threadIdx.x % 32, pieces = of.x.inner / 4;
+    float4 const* const values = reinterpret_cast<float4 const*>(of.ws.results + row * of.x.inner);
+    auto* const codes = reinterpret_cast<uint32_t*>(of.ws.inner_codes + row * of.x.inner);
+    if (pieces > 32 * kHeld) return code_row<32>([&](int piece) { return __ldcg(values + piece); }, codes, of.x.inner, of.ws.inner_scales + row);
+    float4 held[kHeld];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kHeld; ++i) held[i] = __ldcg(values + min(lane + i * 32, pieces - 1));
+    float largest = 0.0f;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kHeld; ++i) largest = largest_of(held[i], largest);
+    Coding const coding(quant::reduce_lanes<32>(largest, quant::Max{}), INFINITY);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      if (lane + i * 32 < pieces) codes[lane + i * 32] = word_of(coding, held[i]);
+    }
+    if (lane == 0) of.ws.inner_scales[row] = coding.scale;
   }
 };
 
 // The ending of the second.
 template <class Mm>
-struct HandedParts : TallParts<Mm> {
-  using Tall = TallParts<Mm>;
-  using typename Tall::Args, typename Tall::Row;
-  using Tall::Tall;
+struct HandedParts : WeighedParts<Mm> {
+  using Args = PackedArgs;
+  static constexpr int kCounter = 2;
+  using WeighedParts<Mm>::WeighedParts;
+  using Row = OfRow;
 
+  __device__ static Row row_of(Args const& x, int m) {
+    return {x.layer.ws.order[m], x.layer.x.weight_on_input ? 1.0f : x.a_scales[m], x.layer.ws.inner_scales[m]};
+  }
   __device__ static Row row_of_lane(Row const& own, int lane) {
     return {__shfl_sync(~0u, own.pair, lane), __shfl_sync(~0u, own.weight, lane), __shfl_sync(~0u, own.scale, lane)};
   }
+  __device__ void put_row(Args const& x, float const (&quad)[4], int, int n, Row const& row) const { this->put(x, quad, row.pair, n, row.weight, row.scale); }
   __device__ static AskedRow ask(Args const& x, int m0, int count) { return ask_row(x.layer, m0, count); }
   template <class Kernel>
   __device__ static void finish_handed(Args const& x, int m0, int count, int n0, AskedRow const& asked) {
@@ -345,7 +422,7 @@ struct HandedParts : TallParts<Mm> {
 // Host code: three launches.
 template <class First, class Up, class Down, auto prepare, auto up, auto down>
 int32_t launch_handed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
-  return launch_tall_experts<First, Up, Down, prepare, up, down>(x, how);
+  return launch_in_order<First, Up, Down, prepare, Product<Up, up, typename Up::Boxes>, Product<Down, down, typename Down::Boxes>>(x, how);
 }
 
 }  // namespace gemmill::fused_moe

@@ -16,8 +16,7 @@ namespace gemmill::fused_moe {
 
 inline constexpr int kUnitRows = 16;  // rows of a tile are multiplied in multiples of so many
 
-// `ctas` share a multiprocessor.
-template <class Block_, int tile_m, int stages, template <class> class Ending_, int ctas>
+template <class Block_, int tile_m, int stages, template <class> class Ending_>
 struct ManyMm {
   using Mm = ManyMm;
   using Block = Block_;
@@ -28,14 +27,14 @@ struct ManyMm {
   using Freed = cutlass::arch::ClusterBarrier;
 
   static constexpr bool kScaled = true;
-  static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = ctas;
+  static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = tile_m <= 32 ? 2 : 1;  // on a multiprocessor
   static constexpr int kUnitBytes = kUnitRows * 128, kUnits = kTileM / kUnitRows;
   static constexpr int kBoxRows = kTileM < 64 ? 32 : 64, kUnitsOfBox = kBoxRows / kUnitRows;
   static constexpr int kWeightBytes = 2 * Block::kBytes;
   static constexpr int kConsumers = 256, kFinishers = 3, kThreads = kConsumers + 32 + 32 * kFinishers;
   static constexpr int kAhead = 4;         // tiles that are announced and not finished
   static constexpr int kEndBytes = 2 * kRows;  // of a row that is left to finishers
-  static constexpr int kEvenRegisters = 65536 / ctas / kThreads / 8 * 8, kOtherRegisters = ctas == 1 ? 88 : 72;
+  static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = kCtas == 1 ? 88 : 72;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;
 
   static_assert(sizeof(Input) == 1 && Block::kBytes % 16 == 0, "blocks of 64 rows and 128 columns fold into e4m3");
@@ -82,7 +81,7 @@ struct ManyMm {
     Freed announced[kAhead], ready[kAhead], left[kAhead], done[kAhead];  // of tiles: told, factors there, sums there, sums read
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
-  static_assert(kSharedBytes <= (228 / ctas - 1) * 1024, "as much as a multiprocessor has");
+  static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
 
   using Stages = moe::Ring<kStages>;
   using Tiles = moe::Ring<kAhead>;

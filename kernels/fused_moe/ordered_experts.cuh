@@ -261,34 +261,6 @@ struct PrepareOrdered {
   }
 };
 
-// The ending of the first product: the scale of a row's codes lies in the order of rows.
-template <class Mm>
-struct OrderedGatedRows : GatedRows<Mm> {
-  static constexpr bool kAsks = false;
-  using GatedRows<Mm>::GatedRows;
-
-  template <bool>
-  __device__ void take(PackedArgs const& x, bool, float const (&quad)[4], int m, int, int n) const {
-    auto const& of = x.layer.x;
-    float const weight = of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f;
-    this->put(x, quad, m, n, weight, Mm::kScaled ? x.a_scales[m] : 1.0f);
-  }
-};
-
-// The ending of the second: the router's weight does.
-template <class Mm>
-struct OrderedParts : WeighedParts<Mm> {
-  static constexpr int kFinishers = 64;  // more would leave those who multiply too few registers
-  static constexpr bool kAsks = false;
-  using WeighedParts<Mm>::WeighedParts;
-
-  template <bool>
-  __device__ void take(PackedArgs const& x, bool, float const (&quad)[4], int m, int, int n) const {
-    float const weight = x.layer.x.weight_on_input ? 1.0f : x.a_scales[m];
-    this->put(x, quad, x.layer.ws.order[m], n, weight, Mm::kScaled ? x.layer.ws.inner_scales[m] : 1.0f);
-  }
-};
-
 // Host code: three launches, of two products.
 template <class First, class Up, class Down, auto prepare, class UpProduct, class DownProduct>
 int32_t launch_in_order(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
@@ -303,12 +275,6 @@ int32_t launch_in_order(gemmill_fused_experts_args const& x, gemmill_launch cons
   first.a = p.rows, first.token_ids = nullptr, first.tokens = first.m, first.lda = x.hidden;
   first.a_scales = kCoded ? p.scales : p.weights, second.a_scales = p.weights;  // what a row's results are multiplied by
   return launch_three<prepare>(of_first, p, UpProduct(first, how), DownProduct(second, how), how);
-}
-
-// `UpBoxes` and `DownBoxes`: of rows.
-template <class First, class Up, class Down, auto prepare, auto up, auto down, class UpBoxes = Up, class DownBoxes = Down>
-int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
-  return launch_in_order<First, Up, Down, prepare, Product<Up, up, UpBoxes>, Product<Down, down, DownBoxes>>(x, how);
 }
 
 }  // namespace gemmill::fused_moe

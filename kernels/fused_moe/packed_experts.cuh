@@ -6,7 +6,7 @@
 //            tile's rows codes them
 //   down     multiplies by W2 and the router's weight; the last CTA of a token's columns sums over its experts in their order
 //
-// Both products have the main loop of grouped GEMMs (moe/packed_grouped_mm.cuh) and end otherwise. Rows of W13 are packed with each
+// Both products have the main loop of grouped GEMMs (gemm/packed_grouped_mm.cuh) and end otherwise. Rows of W13 are packed with each
 // gate before its up, so the four sums that a thread ends with are two results. Rows of scales are bases, of float32.
 #pragma once
 
@@ -16,8 +16,8 @@
 #include "fused_moe/prepare.cuh"
 #include "fused_moe/sums.cuh"
 #include "fused_moe/turned_products.cuh"
-#include "moe/packed_grouped_mm.cuh"
-#include "quant/gating.cuh"
+#include "gemm/packed_grouped_mm.cuh"
+#include "coding/gating.cuh"
 
 namespace gemmill::fused_moe {
 

@@ -6,7 +6,7 @@
 
 #include "core/patience.cuh"
 #include "fused_moe/workspace.h"
-#include "quant/coding.cuh"
+#include "coding/coding.cuh"
 
 namespace gemmill::fused_moe {
 

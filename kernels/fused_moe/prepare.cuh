@@ -7,7 +7,7 @@
 #pragma once
 
 #include "fused_moe/params.cuh"
-#include "quant/coding.cuh"
+#include "coding/coding.cuh"
 
 namespace gemmill::fused_moe {
 

@@ -2,7 +2,7 @@
 // memory gives them, the logic unit binds.
 #pragma once
 
-#include "blockscaled/fold_e2m1.cuh"
+#include "gemm/fold_e2m1.cuh"
 
 namespace gemmill::fused_moe {
 

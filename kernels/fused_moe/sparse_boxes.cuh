@@ -1,7 +1,7 @@
 // How 2:4 sparse weights are multiplied where rows come in boxes (boxed_experts.cuh): an instruction takes 32 columns, of which 16 are kept.
 #pragma once
 
-#include "blockscaled/sparse_e2m1.cuh"
+#include "gemm/sparse_e2m1.cuh"
 #include "fused_moe/boxed_experts.cuh"
 
 namespace gemmill::fused_moe {

@@ -2,7 +2,7 @@
 // for the one before, and all rows' codes are on their way before the first are used. WarpProducts stays as it was timed.
 #pragma once
 
-#include "blockscaled/warp_products.cuh"
+#include "gemm/warp_products.cuh"
 
 namespace gemmill::blockscaled {
 

@@ -1,17 +1,16 @@
 // Sums of s8 for kernels that work on sums in float32: exact integers, converted once when all of K is added.
 #pragma once
 
-#include "scaled_mm/unaligned_mm.cuh"
+#include "gemm/unaligned_mm.cuh"
 
 namespace gemmill {
 
-template <class Output_, int tile_m, int tile_n, int tile_k, EpilogueKind kind>
-struct UnalignedMm<int8_t, float, Output_, tile_m, tile_n, tile_k, kind>
-    : UnalignedMm<int8_t, int32_t, Output_, tile_m, tile_n, tile_k, kind> {
-  using Whole = UnalignedMm<int8_t, int32_t, Output_, tile_m, tile_n, tile_k, kind>;
+template <int tile_m, int tile_n, int tile_k>
+struct UnalignedLoop<int8_t, float, tile_m, tile_n, tile_k> : UnalignedLoop<int8_t, int32_t, tile_m, tile_n, tile_k> {
+  using Whole = UnalignedLoop<int8_t, int32_t, tile_m, tile_n, tile_k>;
 
  protected:
-  // Adds the products of k columns to a tile's sums, as `UnalignedMm` does.
+  // Adds the products of k columns to a tile's sums, as `UnalignedLoop` does.
   template <class FetchA, class FetchB, class Added>
   static __device__ void accumulate(float (&sums)[Whole::kMmaM][Whole::kMmaN][4], int k, FetchA const& fetch_a, FetchB const& fetch_b,
                                     Added const& added) {

@@ -6,10 +6,12 @@
 #pragma once
 
 #include "cute/arch/cluster_sm90.hpp"
+#include "core/launch.cuh"
 #include "gated_mm/abi.h"
-#include "quant/coding.cuh"
-#include "quant/gating.cuh"
-#include "scaled_mm/unaligned_mm.cuh"
+#include "coding/coding.cuh"
+#include "coding/gating.cuh"
+#include "gemm/plain_epilogue.cuh"
+#include "gemm/unaligned_mm.cuh"
 
 namespace gemmill::gated_mm {
 
@@ -17,8 +19,8 @@ namespace gemmill::gated_mm {
 enum class Result { bf16, e4m3static, e4m3group128 };
 
 template <class Element_, Result result>
-struct UnalignedGatedMm : UnalignedMm<Element_, float, cutlass::bfloat16_t, 64, 64, 64, EpilogueKind::scaled> {
-  using Base = UnalignedMm<Element_, float, cutlass::bfloat16_t, 64, 64, 64, EpilogueKind::scaled>;
+struct UnalignedGatedMm : UnalignedLoop<Element_, float, 64, 64, 64> {
+  using Base = UnalignedLoop<Element_, float, 64, 64, 64>;
   using Element = Element_;
   using Output = std::conditional_t<result == Result::bf16, cutlass::bfloat16_t, uint8_t>;
   static constexpr int kTile = 64, kResults = 4;
@@ -179,16 +181,12 @@ struct UnalignedGatedMm : UnalignedMm<Element_, float, cutlass::bfloat16_t, 64, 
 // Host code: a launch.
 template <class Kernel, auto entry>
 int32_t launch_unaligned_gated(gemmill_gated_mm_args const& x, gemmill_launch const& how) {
-  gemmill_scaled_mm_args product{};
-  product.a_scales = x.a_scales, product.b_scales = x.b_scales;
-  product.a_scale_per_row = x.a_scale_per_row, product.b_scale_per_column = x.b_scale_per_column;
-  product.m = x.m, product.n = x.n;
   using Element = typename Kernel::Element;
   typename Kernel::Params params{static_cast<Element const*>(x.a), static_cast<Element const*>(x.b),
-                                 static_cast<typename Kernel::Output*>(x.d), EpilogueVectors(product), x.static_scale, x.out_scales,
+                                 static_cast<typename Kernel::Output*>(x.d), {x.a_scales, x.b_scales, x.a_scale_per_row, x.b_scale_per_column}, x.static_scale, x.out_scales,
                                  x.lda, x.ldb, x.ldd, x.out_scale_stride_m, x.out_scale_stride_g,
                                  x.m, x.n, x.k, x.activation, x.alpha, x.limit, x.beta};
-  int64_t const tiles = tiles_of(product, Kernel::kTile, Kernel::kTile);
+  int64_t const tiles = tiles_of(x.m, x.n, Kernel::kTile, Kernel::kTile);
   if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(tiles), dim3(Kernel::kThreads), dim3(Kernel::kCluster), 0};

@@ -3,7 +3,7 @@
 #include "extension/layout.h"
 #include "moe/abi.h"
 #include "moe/model.h"
-#include "moe/multiply.h"
+#include "gemm/multiply.h"
 
 #include <stdexcept>
 

@@ -6,8 +6,9 @@
 
 #include <algorithm>
 
-#include "moe/experts.cuh"
-#include "scaled_mm/unaligned_mm.cuh"
+#include "core/launch.cuh"
+#include "gemm/experts.cuh"
+#include "gemm/unaligned_mm.cuh"
 
 namespace gemmill::moe {
 
@@ -17,9 +18,9 @@ enum class Factors { none, of_channels, of_groups };
 enum class Ends { none, alpha_bias };
 
 template <class Element_, class Accumulator_, class Output_, Factors factors, Ends ends = Ends::none>
-struct UnalignedGroupedMm : UnalignedMm<Element_, Accumulator_, Output_, 64, 64, 64 / static_cast<int>(sizeof(Element_)), EpilogueKind::scaled> {
+struct UnalignedGroupedMm : UnalignedLoop<Element_, Accumulator_, 64, 64, 64 / static_cast<int>(sizeof(Element_))> {
   static constexpr int kTile = 64, kTileK = 64 / static_cast<int>(sizeof(Element_)), kGroup = 128;
-  using Base = UnalignedMm<Element_, Accumulator_, Output_, kTile, kTile, kTileK, EpilogueKind::scaled>;
+  using Base = UnalignedLoop<Element_, Accumulator_, kTile, kTile, kTileK>;
   using Element = Element_;
   using Accumulator = Accumulator_;
   using Output = Output_;
@@ -100,7 +101,7 @@ struct UnalignedGroupedMm : UnalignedMm<Element_, Accumulator_, Output_, 64, 64,
     }
   }
 
-  // Where element e of fragment (i, j) of this thread lies: see UnalignedMm::multiply.
+  // Where element e of fragment (i, j) of this thread lies: see UnalignedLoop::multiply.
   static __device__ int64_t row_of(Tile const& tile, int i, int e) {
     return int64_t(tile.m0) + threadIdx.x / 64 * (kTile / 2) + threadIdx.x % 32 / 4 + i * 16 + e / 2 * 8;
   }

@@ -5,7 +5,7 @@
 
 #include "quant/block_decode.cuh"
 #include "quant/launch.cuh"
-#include "quant/memory.cuh"
+#include "coding/memory.cuh"
 
 namespace gemmill::quant {
 

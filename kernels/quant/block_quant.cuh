@@ -3,12 +3,12 @@
 // swizzled, in tiles of 128 rows x 4 whose padding is zeroed, or plain. Rows sorted by expert have tiles of their expert's own.
 #pragma once
 
-#include "quant/activation.cuh"
+#include "coding/activation.cuh"
 #include "quant/block_code.cuh"
 #include "quant/gelu_table.cuh"
 #include "quant/launch.cuh"
-#include "quant/memory.cuh"
-#include "quant/reduce.cuh"
+#include "coding/memory.cuh"
+#include "coding/reduce.cuh"
 
 namespace gemmill::quant {
 

@@ -12,7 +12,7 @@
 #include <type_traits>
 
 #ifdef __CUDA_ARCH__
-#include "quant/code.cuh"
+#include "coding/code.cuh"
 #endif
 
 namespace gemmill::quant {

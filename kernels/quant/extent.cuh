@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include "quant/memory.cuh"
-#include "quant/reduce.cuh"
+#include "coding/memory.cuh"
+#include "coding/reduce.cuh"
 
 namespace gemmill::quant {
 

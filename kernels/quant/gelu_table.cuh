@@ -7,7 +7,7 @@
 #include <cuda_bf16.h>
 #include <type_traits>
 
-#include "quant/activation.cuh"
+#include "coding/activation.cuh"
 
 namespace gemmill::quant {
 

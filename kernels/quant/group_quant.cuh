@@ -2,13 +2,13 @@
 // neighbouring lanes of one warp, one to four 16-byte chunks each, so its maximum needs shuffles only.
 #pragma once
 
-#include "quant/activation.cuh"
-#include "quant/coding.cuh"
+#include "coding/activation.cuh"
+#include "coding/coding.cuh"
 #include "quant/extent.cuh"
 #include "quant/gelu_table.cuh"
 #include "quant/launch.cuh"
-#include "quant/memory.cuh"
-#include "quant/reduce.cuh"
+#include "coding/memory.cuh"
+#include "coding/reduce.cuh"
 
 namespace gemmill::quant {
 

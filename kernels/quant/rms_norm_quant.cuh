@@ -8,11 +8,11 @@
 // exact enough that the order across runs does not show in f32. As vLLM's kernels, it is made in f32 in the order of their threads.
 #pragma once
 
-#include "quant/code.cuh"
+#include "coding/code.cuh"
 #include "quant/extent.cuh"
 #include "quant/launch.cuh"
-#include "quant/memory.cuh"
-#include "quant/reduce.cuh"
+#include "coding/memory.cuh"
+#include "coding/reduce.cuh"
 
 namespace gemmill::quant {
 

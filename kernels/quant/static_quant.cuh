@@ -1,10 +1,10 @@
 // Quantisation by scales that are given, plain or of activation(gate) * up.
 #pragma once
 
-#include "quant/activation.cuh"
-#include "quant/code.cuh"
+#include "coding/activation.cuh"
+#include "coding/code.cuh"
 #include "quant/launch.cuh"
-#include "quant/memory.cuh"
+#include "coding/memory.cuh"
 
 namespace gemmill::quant {
 

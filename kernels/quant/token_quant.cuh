@@ -3,12 +3,12 @@
 // them is read twice, the second time from L2.
 #pragma once
 
-#include "quant/activation.cuh"
-#include "quant/coding.cuh"
+#include "coding/activation.cuh"
+#include "coding/coding.cuh"
 #include "quant/extent.cuh"
 #include "quant/launch.cuh"
-#include "quant/memory.cuh"
-#include "quant/reduce.cuh"
+#include "coding/memory.cuh"
+#include "coding/reduce.cuh"
 
 namespace gemmill::quant {
 

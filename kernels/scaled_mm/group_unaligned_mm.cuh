@@ -4,14 +4,15 @@
 // its scales and added in FP32.
 #pragma once
 
+#include "core/launch.cuh"
+#include "gemm/unaligned_mm.cuh"
 #include "scaled_mm/group_scales.cuh"
-#include "scaled_mm/unaligned_mm.cuh"
 
 namespace gemmill {
 
 template <class Element_, class Accumulator_, class Output_, int tile_m, int tile_n, int tile_k, bool takes_bias, class Scales_>
-struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, tile_n, tile_k, EpilogueKind::scaled> {
-  using Base = UnalignedMm<Element_, Accumulator_, Output_, tile_m, tile_n, tile_k, EpilogueKind::scaled>;
+struct GroupUnalignedMm : UnalignedLoop<Element_, Accumulator_, tile_m, tile_n, tile_k> {
+  using Base = UnalignedLoop<Element_, Accumulator_, tile_m, tile_n, tile_k>;
   using Element = Element_;
   using Accumulator = Accumulator_;
   using Output = Output_;
@@ -49,7 +50,7 @@ struct GroupUnalignedMm : UnalignedMm<Element_, Accumulator_, Output_, tile_m, t
   }
 
  private:
-  // Where element e of fragment (i, j) of this thread lies: see UnalignedMm::multiply.
+  // Where element e of fragment (i, j) of this thread lies: see UnalignedLoop::multiply.
   static __device__ int64_t row_of(int64_t m0, int i, int e) {
     return m0 + threadIdx.x / 64 * (tile_m / 2) + threadIdx.x % 32 / 4 + i * 16 + e / 2 * 8;
   }
@@ -106,7 +107,7 @@ int32_t launch_group_unaligned(gemmill_scaled_mm_args const& x, gemmill_launch c
                                  static_cast<typename Kernel::Output*>(x.d),
                                  static_cast<typename Kernel::Output const*>(x.bias),
                                  typename Kernel::Scales(x), x.lda, x.ldb, x.ldd, x.m, x.n, x.k};
-  int64_t const tiles = tiles_of(x, tile_m, tile_n);
+  int64_t const tiles = tiles_of(x.m, x.n, tile_m, tile_n);
   if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(tiles), dim3(Kernel::kThreads), dim3(1), 0};

@@ -23,7 +23,7 @@
 #include "cutlass/arch/grid_dependency_control.h"
 #include "scaled_mm/abi.h"
 #include "core/launch.cuh"
-#include "scaled_mm/plain_epilogue.cuh"
+#include "gemm/plain_epilogue.cuh"
 
 namespace gemmill {
 

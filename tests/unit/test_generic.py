@@ -53,6 +53,37 @@ def test_names_are_found_as_words_of_identifiers() -> None:
     assert "cutlass_scaled_mm" in named_in("torch.ops.gemmill.cutlass_scaled_mm") and "cutlass" not in NAMES
 
 
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(\w+)/([^"]+)"', re.MULTILINE)
+FAMILIES = {family.name for family in REGISTRY.families}
+
+
+def others_included(root: Path) -> list[str]:
+    """Files below a folder of kernels, or of templates, that include a file of a family whose folder they are not in."""
+    files = [path for path in sorted(root.rglob("*")) if path.suffix in (".cpp", ".cu", ".cuh", ".h", ".hpp", ".jinja")]
+    return [
+        f"{path.relative_to(root)} includes {of}/{name}"
+        for path in files
+        for of, name in INCLUDE.findall(path.read_text(encoding="utf-8"))
+        if of in FAMILIES and of != path.relative_to(root).parts[0]
+    ]
+
+
+@pytest.mark.parametrize("folder", ["kernels", "templates"])
+def test_no_family_is_included_by_another(folder: str) -> None:
+    """Code that several families share lies in a folder of none: kernels/core, coding, gemm."""
+    assert others_included(ROOT / folder) == []
+
+
+def test_an_include_across_families_is_found(tmp_path: Path) -> None:
+    for name, text in (
+        ("moe/a.cuh", '#include "moe/b.cuh"\n  # include "quant/c.cuh"\n'),
+        ("gemm/d.h", '#include "moe/b.cuh"\n'),
+    ):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    assert others_included(tmp_path) == ["gemm/d.h includes moe/b.cuh", "moe/a.cuh includes quant/c.cuh"]
+
+
 @pytest.mark.parametrize("path", generic_files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_family_is_named(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

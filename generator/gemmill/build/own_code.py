@@ -1,7 +1,7 @@
 """What a compiler reads of gemmill's own C++ and CUDA: texts without comments, and the headers that they name in quotes.
 
-The digest of a text has the digests of these headers in place of their names. So a comment, and a header that is renamed
-or moved, make no other object. Preprocessing would say the same of the conditions that hold, and takes seconds for
+The digest of a text has the digests of these headers in place of their names, and a header that only names another counts
+as that one. So a comment, and a header that is renamed or moved, make no other object. Preprocessing would say the same of the conditions that hold, and takes seconds for
 each unit; here all that a text names counts.
 """
 
@@ -22,6 +22,10 @@ _TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+
+
+_NAMES_ANOTHER = digest("#pragma once\n#include")
+"""Digest of the code of a header that has one `#include`, and no more."""
 
 
 def without_comments(text: str) -> str:
@@ -61,7 +65,8 @@ class OwnCode:
             self._headers[name] = name  # of a header that is not ours, or that includes itself
             if path is not None:
                 code, names = self._memo.get(path, _read_file, kind="code")
-                self._headers[name] = digest(code, [self._header(inner) for inner in names])
+                inner = [self._header(named) for named in names]
+                self._headers[name] = inner[0] if code == _NAMES_ANOTHER and len(inner) == 1 else digest(code, inner)
         return self._headers[name]
 
 

@@ -22,7 +22,7 @@ class OtherVersionError(ManifestError):
         """What stands in it, of which nothing is checked."""
 
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """Of the manifest, and of the numbers that runtime and extension exchange."""
 
 EMULATION = "-DGEMMILL_EMULATION"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gemmill.build.own_code import included
 from gemmill.build.sources import expand, flags_for, hand_written, is_of_dsl, kernel_folders
 from gemmill.emit import EmittedFile, emit
 from gemmill.emit.render import render
@@ -59,7 +60,7 @@ def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> 
     family = REGISTRY.family_of(config)
     home = (family.home / "kernels" if family.home else kernels_dir()) / family.name
     emitted, is_dsl = emit(config), is_of_dsl(config)
-    struct_name, fields = read_arguments((home / "abi.h").read_text(encoding="utf-8"), recorded.arguments)
+    struct_name, fields = read_arguments(arguments_header(home / "abi.h"), recorded.arguments)
     data, tensors = _laid_out(recorded)
     data, ranges = _with_ranges(data, recorded)
     copied = _copies(family.name, home, emitted.text, is_dsl)
@@ -101,6 +102,13 @@ class Field:
     name: str
     value: int | float
     is_pointer: bool
+
+
+def arguments_header(abi: Path) -> str:
+    """The text of a family's `abi.h`, with the texts of gemmill's headers that it includes. Raises OSError."""
+    text = abi.read_text(encoding="utf-8")
+    others = included(text, tuple(kernel_folders(kernels_dir()).values()))
+    return text + "".join(path.read_text(encoding="utf-8") for path in sorted(others))
 
 
 def read_arguments(header: str, arguments: bytes) -> tuple[str, list[Field]]:

@@ -14,7 +14,7 @@ from gemmill.numerics.cases import cases_of
 from gemmill.numerics.recording import record
 from gemmill.registry import REGISTRY
 from gemmill.wheel import WheelError
-from gemmill.wheel.reproducer import read_arguments, reproducer
+from gemmill.wheel.reproducer import arguments_header, read_arguments, reproducer
 
 SIZE, ROWS = 256, 32
 """Of each size of a call, a multiple of whatever a kernel asks for; and of m, whose rows the reference takes one after the other."""
@@ -30,7 +30,7 @@ def sized(config, size: int = SIZE):
 @pytest.mark.parametrize("family", [family.name for family in REGISTRY.families])
 def test_every_variant_of_a_build_can_be_recorded(probe, family) -> None:
     """Each pointer of its struct leads into a tensor of the call, and what is written has a value to hold results against."""
-    header = (kernels_dir() / family / "abi.h").read_text()
+    header = arguments_header(kernels_dir() / family / "abi.h")
     needs = REGISTRY.choices[family].needs
     for entry in {entry.symbol: entry for entry in probe.variants_of(family)}.values():
         case = sized(entry.config)

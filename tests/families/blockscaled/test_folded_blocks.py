@@ -1,4 +1,4 @@
-"""The order of folded weights against what the kernel's threads make of it: kernels/blockscaled/fold_e2m1.cuh, by hand on int64."""
+"""The order of folded weights against what the kernel's threads make of it: kernels/gemm/fold_e2m1.cuh, by hand on int64."""
 
 import itertools
 import re

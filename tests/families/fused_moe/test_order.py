@@ -5,6 +5,7 @@ from collections import defaultdict
 import pytest
 
 from gemmill.families.fused_moe.config import PackedExpertsConfig
+from gemmill.families.fused_moe.main_loop import MainLoop
 from gemmill.families.fused_moe.order import order_of
 from gemmill.families.fused_moe.selections import plain, sweep
 from gemmill.family import ShapedCall
@@ -32,7 +33,7 @@ def test_tiles_of_streamed_weights_have_one_order_and_slices_by_the_number_of_to
 
 
 def test_boxes_have_one_order_and_every_packed_tile_has_some() -> None:
-    boxed = {str(order_of(config)) for config in PACKED if config.is_boxed}
+    boxed = {str(order_of(config)) for config in PACKED if config.main_loop is MainLoop.BOXED}
     assert boxed == {"mma.sync to f32, a warp along all of K"}
     assert all(order_of(config) is not None for config in PACKED)
 
@@ -40,7 +41,7 @@ def test_boxes_have_one_order_and_every_packed_tile_has_some() -> None:
 def test_who_multiplies_and_the_type_of_parts_tell_packed_orders_apart() -> None:
     kinds = defaultdict(set)
     for config in PACKED:
-        kinds[config.by_warps, config.is_boxed, config.is_coded].add(order_of(config))
+        kinds[config.by_warps, config.main_loop is MainLoop.BOXED, config.is_coded].add(order_of(config))
     assert all(len(orders) == 1 for orders in kinds.values())
     assert len(kinds) == len(set().union(*kinds.values())) == 4
 

@@ -12,6 +12,7 @@ from gemmill.families.fused_moe.cases.calls import ALL, NONE, CallSpec, argument
 from gemmill.families.fused_moe.cases.checked import of_config
 from gemmill.families.fused_moe.config import FP4_FORMATS, PackedOperands
 from gemmill.families.fused_moe.functions import fused_experts_workspace
+from gemmill.families.fused_moe.main_loop import LOOPS, MainLoop
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, Packing
 from gemmill.families.fused_moe.reference import INTERLEAVED
@@ -278,9 +279,22 @@ def test_random_calls_have_scales_that_are_packed() -> None:
     assert seen == {"nvfp4", "nvfp4_2to4", "nvfp4_2to4_8"}
 
 
+def test_a_tile_is_of_one_body_which_tells_all_of_it() -> None:
+    """Its stages, groups of rows and time; and the classes of products of the weights that it has."""
+    for loop, bodies in LOOPS.items():
+        for packing in PACKINGS:
+            tiles = [tile for body in bodies for tile in body.stages.get(packing, {})]
+            assert len(tiles) == len(set(tiles)), (loop, packing)
+        for body in bodies:
+            tiles = {tile for stages in body.stages.values() for tile in stages}
+            assert body.row_groups.keys() >= tiles <= body.tile_ps.keys(), (loop, body.header)
+            for packing in body.stages if any(body.products) else ():
+                assert body.products[bool(packing.sparse_group)], (loop, body.header, packing)
+
+
 def test_names_rules_and_selections() -> None:
     configs = list(packed(Arch.SM90A))
-    assert len(configs) == 64 and not list(packed(Arch.SM100A))
+    assert len(configs) == 50 and not list(packed(Arch.SM100A))
     chosen = {to_name(config).split("fp4experts_")[1] for config in set(configs) & set(default(Arch.SM90A))}
     assert {"nvfp4_t8", "nvfp4_t8w", "nvfp4_sparse16_t8w", "mxfp4_e4m3_t16"} < chosen and "mxfp4_t64" not in chosen
     assert set(configs) < set(sweep(Arch.SM90A)) and set(default(Arch.SM90A)) < set(sweep(Arch.SM90A))
@@ -288,23 +302,31 @@ def test_names_rules_and_selections() -> None:
         assert parse_name(to_name(config)) == config and first_rejection(PACKED_RULES, config).ok
     assert to_name(configs[0]) == "sm90a_fusedfp4experts_nvfp4_t8"
     wrong = first_rejection(PACKED_RULES, replace(configs[0], design=replace(configs[0].design, tile_tokens=24)))
-    assert wrong.reason == "tile of 24 rows: there are 8, 16, 32, 64, 128"
-    assert {config.tile_tokens for config in configs if config.ordered} == {8, 16, 32, 64, 112, 128, 224, 256}
+    assert wrong.reason == "gathered tile of 24 rows: there are 8, 16, 32, 64, 128"
+    for loop, tiles in (
+        (MainLoop.GATHERED, {8, 16, 32, 64, 128}),
+        (MainLoop.WIDE, {8}),
+        (MainLoop.PERSISTENT, {8, 16, 32, 112, 224}),
+        (MainLoop.BOXED, {16, 64}),
+    ):
+        assert {config.tile_tokens for config in configs if config.main_loop is loop} == tiles
     assert {
         "mxfp4_e4m3_t8o",
         "mxfp4_e4m3_t224o",
         "nvfp4_t64wo",
         "nvfp4_sparse16_t64wo",
     } < chosen and "mxfp4_t32o" not in chosen
-    wrong = first_rejection(PACKED_RULES, replace(configs[0], design=replace(configs[0].design, ordered=True)))
-    assert wrong.reason == "ordered tile of 8 rows: there are 32, 64, 128"
+    wrong = first_rejection(
+        PACKED_RULES, replace(configs[0], design=replace(configs[0].design, main_loop=MainLoop.PERSISTENT))
+    )
+    assert wrong.reason == "persistent tile of 8 rows: there are none"
     for name, said in (
-        ("sm90a_fusedfp4experts_nvfp4", "it ends before ordered, expected "),
+        ("sm90a_fusedfp4experts_nvfp4", "it ends before main_loop, expected "),
         ("sm90a_fusedfp4experts_mxfp6_t8", "format 'mxfp6', expected nvfp4 or mxfp4"),
         ("sm90a_fusedfp4experts_mxfp4_sparse16_t8", "weights packed as mxfp4_2to4: there are "),
         (
             "sm90a_fusedfp4experts_nvfp4_8",
-            "ordered '8', expected ",
+            "main_loop '8', expected ",
         ),
     ):
         with pytest.raises(ValueError, match=said):

@@ -1,4 +1,4 @@
-"""The division of kernels/quant/code.cuh, in numpy: x r, and one correction by the residual, r being 1 / s rounded.
+"""The division of kernels/coding/code.cuh, in numpy: x r, and one correction by the residual, r being 1 / s rounded.
 
 Divisors are sampled here; every one of the 2^23 mantissas was tried against every boundary in the same way, in C.
 """

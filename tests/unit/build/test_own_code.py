@@ -73,3 +73,13 @@ def test_a_header_that_includes_itself(folder: Path) -> None:
     before = digest_of(TEXT, folder)
     (folder / "b" / "inner.h").write_text('#include "a/outer.h"\nint more;\n' + INNER)
     assert digest_of(TEXT, folder) != before
+
+
+def test_a_header_that_only_names_another_is_that_one(folder: Path) -> None:
+    """So a file that moves, and stays where it was in name, makes no other object; one with more in it does."""
+    before = digest_of(TEXT, folder)
+    (folder / "a" / "outer.h").rename(folder / "b" / "moved.h")
+    (folder / "a" / "outer.h").write_text('// Moved.\n#pragma once\n\n#include "b/moved.h"\n')
+    assert digest_of(TEXT, folder) == before
+    (folder / "a" / "outer.h").write_text('#pragma once\n#include "b/moved.h"\n#include "b/inner.h"\n')
+    assert digest_of(TEXT, folder) != before

@@ -190,7 +190,7 @@ class ManyConfig(_HopperConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedConfig(_HopperConfig):
-    """A kernel of packed 4-bit weights on Hopper, which are widened to bf16 or folded to e4m3: kernels/blockscaled/packed_mm.cuh."""
+    """A kernel of packed 4-bit weights on Hopper, which are widened to bf16 or folded to e4m3: kernels/gemm/packed_mm.cuh."""
 
     design: PackedDesign
     tag: ClassVar[str] = "fp4weight"

@@ -92,7 +92,7 @@ class PackedLoop(StrEnum):
     """How CTAs take tiles of packed weights, and how these end."""
 
     TILE = "tile"
-    """one tile each: kernels/blockscaled/packed_mm.cuh"""
+    """one tile each: kernels/gemm/packed_mm.cuh"""
     BATCHED = "batched"
     """the same; a thread asks for eight quads of partial sums at a time, not for one after another: batched_mm.cuh"""
     STAYS = "stays"

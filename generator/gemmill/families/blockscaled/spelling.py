@@ -13,9 +13,9 @@ _CPP_BLOCK = {
     Pair.E4M3_MXFP4: "FoldedBlock<MxFp4Folded>",
     Pair.E4M3_NVFP4: "FoldedBlock<NvFp4Rounded>",
 }
-"""Class of a block, in kernels/blockscaled/widen_e2m1.cuh or fold_e2m1.cuh."""
+"""Class of a block, in kernels/gemm/widen_e2m1.cuh or fold_e2m1.cuh."""
 _CPP_PACKED = {
-    PackedLoop.TILE: ("packed_mm", "PackedMm", "launch_packed_mm"),
+    PackedLoop.TILE: ("packed_launch", "PackedMm", "launch_packed_mm"),
     PackedLoop.BATCHED: ("batched_mm", "BatchedMm", "launch_packed_mm"),
     PackedLoop.STAYS: ("staying_mm", "StayingMm", "launch_staying_mm"),
 }

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gemmill.families.fused_moe.main_loop import LOOPS, Body, MainLoop
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, SPARSE_GROUPS, Packing
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, Backend, DType, Format
@@ -24,26 +25,6 @@ APART_TILE = 128
 """The same of grouped GEMMs, at most."""
 FP4_FORMATS = (NVFP4, MXFP4)
 """Formats of packed weights."""
-WARP_TILES = {8: 7, 16: 5}
-"""Stages of tiles of 64 rows of weights, which four warps multiply, by an expert's rows."""
-WIDE_TILES = {8: 4}
-"""The same of tiles of 128 rows of weights, which eight warps multiply."""
-GROUP_TILES = {32: 5, 64: 4, 128: 5}
-"""The same of tiles of 128 rows of weights, by two groups of 128 threads."""
-SPARSE_WARP_TILES, SPARSE_WIDE_TILES, SPARSE_GROUP_TILES = {8: 8, 16: 5}, {8: 5}, {32: 6, 64: 4, 128: 5}
-FOLDED_TILES = {16: 8, 32: 6, 64: 5, 128: 6}
-"""Of weights that are folded: groups of 128 threads alone multiply e4m3."""
-BOXED_TILES = {16: 7, 64: 6}
-"""Of rows in order that come in boxes: kernels/fused_moe/boxed_experts.cuh. Tiles are wide: 128 or 256 rows of weights."""
-TALL_TILES, ROUNDED_TALL_TILES, BOXES = {256: 5}, {256: 4}, {256: (64, 1)}
-"""Of rows in order and weights that are folded: kernels/fused_moe/tall_experts.cuh. Tables of nvfp4 take the room of a stage.
-
-Boxes have the rows that are loaded and multiplied together, and CTAs on a multiprocessor.
-"""
-HANDED_TILES, ROUNDED_HANDED_TILES = {8: 5, 16: 4}, {8: 4, 16: 3}
-"""The same of few rows, in stages of two blocks: kernels/fused_moe/handed_experts.cuh."""
-MANY_TILES, MANY_CTAS = {32: 7, 112: 8, 224: 4}, {32: 2, 112: 1, 224: 1}
-"""The same with endings by warps that do not multiply, and CTAs on a multiprocessor: kernels/fused_moe/many_experts.cuh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +156,7 @@ class PackedDesign:
 
     tile_tokens: int
     """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
-    wide: bool = False
-    """Whether eight warps take 128 rows of weights, where four take 64; of rows in order, whether these come in boxes."""
-    ordered: bool = False
-    """Whether the first launch leaves rows of x in the order of experts, where the first product else gathers them."""
+    main_loop: MainLoop = MainLoop.GATHERED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,14 +195,9 @@ class PackedExpertsConfig:
         return self.design.tile_tokens
 
     @property
-    def wide(self) -> bool:
-        """Whether a tile has twice as many rows of weights, or rows in order come in boxes."""
-        return self.design.wide
-
-    @property
-    def ordered(self) -> bool:
-        """Whether rows of x come in the order of experts."""
-        return self.design.ordered
+    def main_loop(self) -> MainLoop:
+        """How rows of an expert come to those who multiply them."""
+        return self.design.main_loop
 
     @property
     def operand_dtype(self) -> DType:
@@ -249,39 +222,20 @@ class PackedExpertsConfig:
     @property
     def tiles(self) -> dict[int, int]:
         """Stages of each tile that there is, by its rows of an expert."""
-        if self.ordered and self.is_coded:
-            if self.wide:
-                return {}
-            few, tall = (
-                (ROUNDED_HANDED_TILES, ROUNDED_TALL_TILES) if self.format == NVFP4 else (HANDED_TILES, TALL_TILES)
-            )
-            return few | tall | MANY_TILES
-        if self.is_boxed:
-            return BOXED_TILES
-        if self.ordered:
-            return SPARSE_GROUP_TILES if self.sparse_group else GROUP_TILES
-        if self.is_coded:
-            return {} if self.wide else FOLDED_TILES
-        if self.wide:
-            return SPARSE_WIDE_TILES if self.sparse_group else WIDE_TILES
-        return SPARSE_WARP_TILES | SPARSE_GROUP_TILES if self.sparse_group else WARP_TILES | GROUP_TILES
+        found: dict[int, int] = {}
+        for body in LOOPS[self.main_loop]:
+            found |= body.stages.get(self.packing, {})
+        return found
+
+    @property
+    def body(self) -> Body:
+        """The kernel that the tile is of. Raises StopIteration where there is no such tile."""
+        return next(body for body in LOOPS[self.main_loop] if self.tile_tokens in body.stages.get(self.packing, {}))
 
     @property
     def by_warps(self) -> bool:
         """Whether warps multiply alone, few tokens each."""
-        return not (self.is_coded or self.is_boxed) and self.tile_tokens in WARP_TILES
-
-    @property
-    def is_boxed(self) -> bool:
-        """Whether rows come in boxes, of which a tile loads and multiplies those that it has."""
-        return self.wide and self.ordered
-
-    @property
-    def tile_rows(self) -> int:
-        """Rows of weights that a CTA takes together: 64 by four warps, 128 by two groups of 128 threads, 256 by four."""
-        if self.is_boxed and self.tile_tokens not in WARP_TILES:
-            return 4 * SIDE
-        return SIDE if self.by_warps and not self.wide else 2 * SIDE
+        return self.body.by_warps
 
     @property
     def stages(self) -> int:

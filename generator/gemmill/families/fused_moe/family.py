@@ -2,6 +2,7 @@
 
 from gemmill.families.fused_moe import NAME, selections
 from gemmill.families.fused_moe.config import FP4_FORMATS, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.main_loop import MainLoop
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS, OPS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.questions import QUESTIONS
@@ -21,6 +22,7 @@ def _without_groups(config: ExpertsConfig) -> str:
     return "rows" if config.is_coded else "plain"
 
 
+_LOOP_WORDS = {MainLoop.GATHERED: "", MainLoop.WIDE: "w", MainLoop.PERSISTENT: "o", MainLoop.BOXED: "wo"}
 GRAMMAR = Grammar(
     ExpertsConfig,
     (
@@ -40,8 +42,8 @@ PACKED_GRAMMAR = Grammar(
         Field("sparse{operands.sparse_group}", default=0),
         Field("{operands.activations}", default=DType.BF16),
         Field(
-            "t{design.tile_tokens}{design.wide}{design.ordered}",
-            spelled={"design.wide": words({False: "", True: "w"}), "design.ordered": words({False: "", True: "o"})},
+            "t{design.tile_tokens}{design.main_loop}",
+            spelled={"design.main_loop": words(_LOOP_WORDS)},
         ),
     ),
 )

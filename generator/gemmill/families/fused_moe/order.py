@@ -4,12 +4,8 @@ Each variant sums a token's experts in the order of topk, and makes codes of a r
 the instruction, in who divides K, and in the type of the parts that a token's experts leave.
 """
 
-from gemmill.families.fused_moe.config import (
-    GROUP,
-    AnyConfig,
-    ExpertsConfig,
-    PackedExpertsConfig,
-)
+from gemmill.families.fused_moe.config import GROUP, AnyConfig, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.main_loop import MainLoop
 from gemmill.family import Order
 from gemmill.formats.layout import STAGE_COLUMNS
 from gemmill.vocab import DType
@@ -34,7 +30,7 @@ def _of_plain(config: ExpertsConfig) -> Order | None:
 def _of_packed(config: PackedExpertsConfig) -> Order | None:
     if config.by_warps:
         return _order("mma.sync", 0, f"four quarters of {STAGE_COLUMNS} columns")
-    if config.is_boxed:
+    if config.main_loop is MainLoop.BOXED:
         # A larger tile multiplies up to 16 rows of an expert by `mma.sync`, and more by `wgmma`. On Hopper both give the same bits:
         # tests/families/fused_moe/gpu/test_one_order.py compares them.
         return _order("mma.sync", 0, "a warp along all of K")

@@ -51,7 +51,7 @@ RULES = (_hopper, _operands, _tile, _streamed)
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:
     """Sums of a tile lie in a warp's registers, or in those of 128 threads."""
     if c.tile_tokens not in c.tiles:
-        yield f"{'wide ' * c.wide}{'ordered ' * c.ordered}tile of {c.tile_tokens} rows: there are {', '.join(map(str, c.tiles)) or 'none'}"
+        yield f"{c.main_loop} tile of {c.tile_tokens} rows: there are {', '.join(map(str, c.tiles)) or 'none'}"
 
 
 PACKED_RULES = (_hopper, _packed_tile)

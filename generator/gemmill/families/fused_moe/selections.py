@@ -18,23 +18,24 @@ from gemmill.families.fused_moe.config import (
     PackedExpertsConfig,
     PackedOperands,
 )
+from gemmill.families.fused_moe.main_loop import MainLoop
 from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.vocab import Arch, DType
 
-_PACKED = {
-    "nvfp4": ("8", "8w", "16wo", "64wo"),
-    "mxfp4": ("8", "32", "128"),
-    "nvfp4_2to4": ("8", "8w", "16wo", "64wo"),
-    "mxfp4_e4m3": ("16", "8o", "32o", "112o", "224o"),
+_PACKED: dict[str, dict[MainLoop, tuple[int, ...]]] = {
+    "nvfp4": {MainLoop.GATHERED: (8,), MainLoop.WIDE: (8,), MainLoop.BOXED: (16, 64)},
+    "mxfp4": {MainLoop.GATHERED: (8, 32, 128)},
+    "nvfp4_2to4": {MainLoop.GATHERED: (8,), MainLoop.WIDE: (8,), MainLoop.BOXED: (16, 64)},
+    "mxfp4_e4m3": {MainLoop.GATHERED: (16,), MainLoop.PERSISTENT: (8, 32, 112, 224)},
 }
-"""Tiles of packed weights in the default selection, by their rows: "w" of wide ones, "o" of rows in order, "wo" of boxes of these. The model chooses no others."""
+"""Tiles of packed weights in the default selection, by their rows of an expert. The model chooses no others."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """Kernels of sm90a, and of packed weights the tiles that the model chooses."""
     yield from plain(arch)
     for config in packed(arch):
-        if f"{config.tile_tokens}{'w' * config.wide}{'o' * config.ordered}" in _PACKED.get(str(config.packing), ()):
+        if config.tile_tokens in _PACKED.get(str(config.packing), {}).get(config.main_loop, ()):
             yield config
 
 
@@ -91,8 +92,9 @@ def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
     for packing in PACKINGS if arch is Arch.SM90A else ():
         activations = CODED if packing.is_coded else DType.BF16
         operands = PackedOperands(format=packing.format, sparse_group=packing.sparse_group, activations=activations)
-        for ordered, wide in product((False, True), repeat=2):
-            design = PackedDesign(tile_tokens=16, wide=wide, ordered=ordered)
-            kind = PackedExpertsConfig(operands=operands, design=design, arch=arch)
+        for loop in MainLoop:
+            kind = PackedExpertsConfig(
+                operands=operands, design=PackedDesign(tile_tokens=16, main_loop=loop), arch=arch
+            )
             for tile in kind.tiles:
-                yield replace(kind, design=replace(design, tile_tokens=tile))
+                yield replace(kind, design=replace(kind.design, tile_tokens=tile))

@@ -1,10 +1,7 @@
 """Spelling a config in CUDA C++."""
 
-from typing import Any
-
-from gemmill.families.fused_moe.config import BOXES, MANY_CTAS, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import ExpertsConfig, PackedExpertsConfig
 from gemmill.family import Spelled
-from gemmill.formats.layout import SIDE
 from gemmill.vocab import DType
 
 _TYPES = {DType.BF16: "__nv_bfloat16", DType.F16: "__half", DType.E4M3: "gemmill::fused_moe::Coded"}
@@ -43,76 +40,25 @@ _CPP_BLOCK = {
 """Classes of blocks in kernels/blockscaled, by packing."""
 
 
-_PRODUCTS = {
-    (False, False): "WarpgroupProducts",
-    (False, True): "TurnedWarpProducts",
-    (True, False): "SparseWarpgroupProducts",
-    (True, True): "SparseWarpProducts",
-}
-"""Classes of products, by whether weights are sparse, and whether warps multiply alone."""
-
-
-_SPARSE_HEADERS = {False: "moe/sparse_turns.cuh", True: "fused_moe/sparse_boxes.cuh"}
-"""How sparse weights are multiplied, by whether rows come in boxes."""
-
-
-_GATHERED = {
-    "kernels": "packed_experts",
-    "first": "PreparePacked",
-    "params": "PackedParams",
-    "gated": "GatedRows",
-    "parted": "WeighedParts",
-    "boxes": (),
-    "ctas": 0,
-}
-_ORDERED = {
-    "kernels": "ordered_experts",
-    "first": "PrepareOrdered",
-    "params": "OrderedParams",
-    "gated": "OrderedGatedRows",
-    "parted": "OrderedParts",
-    "boxes": (),
-    "ctas": 0,
-}
-_TALL = {**_ORDERED, "kernels": "tall_experts", "gated": "TallGatedRows", "parted": "TallParts"}
-_HANDED = {**_ORDERED, "kernels": "handed_experts", "gated": "HandedGatedRows", "parted": "HandedParts"}
-_BOXED = {**_ORDERED, "kernels": "boxed_experts", "gated": "BoxedGatedRows", "parted": "BoxedParts"}
-_MANY = {
-    **_ORDERED,
-    "kernels": "many_experts",
-    "first": "PrepareMany",
-    "gated": "ManyGatedRows",
-    "parted": "ManyParts",
-}
-"""What the three launches are made of: where rows are gathered, where they come in order, where weights are folded, too, of many rows and of
-few, and where rows come in boxes beside bf16."""
-
-
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and what fills its holes."""
+    body, block, sparse = config.body, _CPP_BLOCK[str(config.packing)], bool(config.sparse_group)
+    up, down = (body.product.format(block=block, ending=ending) for ending in body.endings)
     values = {
-        **_launches(config),
-        "header": _SPARSE_HEADERS[config.is_boxed] if config.sparse_group else "",
-        "products": _PRODUCTS[bool(config.sparse_group), config.by_warps],
-        "block": _CPP_BLOCK[str(config.packing)],
-        "row_groups": config.tile_rows // SIDE,
-        "k_groups": config.stage_parts if config.by_warps else 1,
+        "kernels": body.header,
+        "header": body.sparse_header if sparse else "",
+        "first": body.first,
+        "params": body.params,
+        "products": body.products[sparse],
+        "block": block,
+        "up": up,
+        "down": down,
+        "row_groups": body.row_groups[config.tile_tokens],
+        "k_groups": config.stage_parts if body.by_warps else 1,
         "stage_parts": config.stage_parts,
-        "parts": 1 if config.by_warps else config.stage_parts,
+        "parts": 1 if body.by_warps else config.stage_parts,
         "tile_tokens": config.tile_tokens,
         "stages": config.stages,
         "loaders": config.loaders,
     }
     return Spelled(template="fused_moe/packed_experts.cu.jinja", values=values)
-
-
-def _launches(config: PackedExpertsConfig) -> dict[str, Any]:
-    if not config.ordered:
-        return _GATHERED
-    if config.is_boxed:
-        return _BOXED
-    if not config.is_coded:
-        return _ORDERED
-    if config.tile_tokens in MANY_CTAS:
-        return {**_MANY, "ctas": MANY_CTAS[config.tile_tokens]}
-    return {**_TALL, "boxes": BOXES[config.tile_tokens]} if config.tile_tokens in BOXES else _HANDED

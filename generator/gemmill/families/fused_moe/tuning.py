@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gemmill.families.fused_moe.classes import CLASSES
-from gemmill.families.fused_moe.config import HANDED_TILES, STREAMED_TILES, AnyConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import STREAMED_TILES, AnyConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.model import Facts, model_ns
 from gemmill.families.fused_moe.order import order_of
 from gemmill.family import Needs, Reach, Row, Tuning
@@ -16,51 +16,22 @@ Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs
 """
 _STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
 """The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/experts.md)."""
-_PACKED_TILE_PS = {8: 300, 16: 370, 32: 440, 64: 560, 128: 1300}
-_WIDE_TILE_PS = {8: 265}
-"""The same of packed weights, from times of Qwen3-Next, DeepSeek V3 and V4 Flash (H200, 2026-11-23; docs/notes/experts.md).
-
-Those of 16 rows are guesses: such tiles were not timed alone since their copies changed.
-"""
-_ORDERED_TILE_PS = {32: 420, 64: 540, 128: 820}
-"""The same of rows in order, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
-_BOXED_TILE_PS = {16: 225, 64: 305}
-"""The same of boxes of rows, from whole calls of Qwen3-Next and DeepSeek V3 (H200, 2026-11-23)."""
-_FOLDED_TILE_PS = {8: 215, 16: 255, 32: 280, 112: 450, 224: 600, 256: 800}
-"""The same of rows in order and folded weights, from whole calls of Qwen3-Next and V4 Flash (H200, 2026-11-23)."""
-_HANDED_BEGIN_NS = 16000
-_BEGIN_NS, _WIDE_BEGIN_NS, _SHARED_BEGIN_NS, _ORDERED_BEGIN_NS, _MANY_BEGIN_NS = 12000, 15000, 10800, 15000, 33000
-_BOXED_BEGIN_NS = 23500
-_WARPS_BEGIN_NS = 17000
-"""Nanoseconds of three launches of few tiles.
-
-Wide tiles are half as many, so fewer multiprocessors read. Streamed tiles of 8 rows are shared by two CTAs, so more do. Where rows are put in
-order the first launch takes longer.
-"""
+_BEGIN_NS, _SHARED_BEGIN_NS, _WARPS_BEGIN_NS = 12000, 10800, 17000
+"""Nanoseconds of three launches of few tiles. Streamed tiles of 8 rows are shared by two CTAs, so more multiprocessors read."""
 
 
 def _tile_ps(config: AnyConfig) -> int:
-    if not isinstance(config, PackedExpertsConfig):
-        return (_STREAMED_TILE_PS if config.streamed else _TILE_PS)[config.tile_tokens]
-    if config.is_boxed:
-        return _BOXED_TILE_PS[config.tile_tokens]
-    if config.ordered:
-        return (_FOLDED_TILE_PS if config.is_coded else _ORDERED_TILE_PS)[config.tile_tokens]
-    return (_WIDE_TILE_PS if config.wide else _PACKED_TILE_PS)[config.tile_tokens]
+    if isinstance(config, PackedExpertsConfig):
+        return config.body.tile_ps[config.tile_tokens]
+    return (_STREAMED_TILE_PS if config.streamed else _TILE_PS)[config.tile_tokens]
 
 
 def _begin_ns(config: AnyConfig) -> int:
-    if not isinstance(config, PackedExpertsConfig):
-        if not config.streamed:
-            return _WARPS_BEGIN_NS if config.group_size else _BEGIN_NS
-        return _SHARED_BEGIN_NS if config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
-    if config.is_boxed:
-        return _BOXED_BEGIN_NS
-    if config.ordered and config.tile_tokens in HANDED_TILES:
-        return _HANDED_BEGIN_NS
-    if config.ordered:
-        return _MANY_BEGIN_NS if config.is_coded else _ORDERED_BEGIN_NS
-    return _WIDE_BEGIN_NS if config.wide else _BEGIN_NS
+    if isinstance(config, PackedExpertsConfig):
+        return config.body.begin_ns
+    if not config.streamed:
+        return _WARPS_BEGIN_NS if config.group_size else _BEGIN_NS
+    return _SHARED_BEGIN_NS if config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
 
 
 def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:

@@ -148,7 +148,7 @@ class GroupedConfig(UnpackedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGroupedConfig:
-    """A kernel of packed 4-bit weights, rows in order or gathered: kernels/moe/packed_grouped_mm.cuh."""
+    """A kernel of packed 4-bit weights, rows in order or gathered: kernels/gemm/packed_grouped_mm.cuh."""
 
     dtype: DType
     """Type of A."""

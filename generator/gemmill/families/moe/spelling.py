@@ -25,7 +25,7 @@ _CPP_BLOCK: dict[tuple[DType, Format], str] = {
     (DType.BF16, MXFP4): "Fp4Block<MxFp4>",
     (DType.E4M3, MXFP4): "FoldedBlock<MxFp4Folded>",
 }
-"""Class of a block, in kernels/blockscaled/widen_e2m1.cuh or fold_e2m1.cuh."""
+"""Class of a block, in kernels/gemm/widen_e2m1.cuh or fold_e2m1.cuh."""
 
 
 def spell_packed(config: PackedGroupedConfig) -> Spelled:

@@ -135,7 +135,7 @@ class Activation(StrEnum):
 
     @property
     def cpp_type(self) -> str:
-        """Class in kernels/quant/activation.cuh."""
+        """Class in kernels/coding/activation.cuh."""
         return _CPP_ACTIVATION[self]
 
 
@@ -305,7 +305,7 @@ class QuantConfig:
 
     @property
     def out_type(self) -> str:
-        """Class of the codes in kernels/quant/code.cuh, or of the format in kernels/quant/block_code.cuh."""
+        """Class of the codes in kernels/coding/code.cuh, or of the format in kernels/quant/block_code.cuh."""
         code = _CPP_OUT[self.out_dtype] if (format := self.format) is None else _CPP_FORMAT[format]
         return f"{'Vllm' if self.vllm else ''}{code}"
 

@@ -1,6 +1,6 @@
 """Activations and codes in float32, with the same bits as kernels of their own make.
 
-Those are kernels/quant/activation.cuh and code.cuh. Each operation names its rounding, so that none is contracted. exp,
+Those are kernels/coding/activation.cuh and code.cuh. Each operation names its rounding, so that none is contracted. exp,
 tanh and erf are those of CUDA 13.0's library.
 """
 
@@ -175,7 +175,7 @@ def scale_of(maximum: Float32) -> tuple:
 
 
 def quotient(value: Float32, divisor: Float32, reciprocal: Float32) -> Float32:
-    """value / divisor, whose code is that of the correctly rounded quotient (kernels/quant/code.cuh, Quotient)."""
+    """value / divisor, whose code is that of the correctly rounded quotient (kernels/coding/code.cuh, Quotient)."""
     return ptx(
         "{\n.reg .f32 g, n;\nmul.rn.f32 g, {$r0}, {$r2};\nneg.f32 n, {$r0};\nfma.rn.f32 n, g, {$r1}, n;\nneg.f32 n, n;\n"
         "fma.rn.f32 {$w0}, n, {$r2}, g;\n}",

@@ -1,7 +1,7 @@
 // Whose rows are whose, as a kernel finds them on the device: whatever offsets and numbers are, nothing lies outside of A or D.
 #pragma once
 
-#include "moe/abi.h"
+#include "gemm/grouped_args.h"
 
 namespace gemmill::moe {
 

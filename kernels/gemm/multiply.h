@@ -2,7 +2,7 @@
 #pragma once
 
 #include "extension/family.h"
-#include "moe/abi.h"
+#include "gemm/grouped_args.h"
 
 namespace gemmill::moe {
 

@@ -7,9 +7,9 @@
 // the second, which is the instruction's selector.
 #pragma once
 
-#include "blockscaled/warp_products.cuh"
-#include "blockscaled/warpgroup_products.cuh"
-#include "blockscaled/widen_e2m1.cuh"
+#include "gemm/warp_products.cuh"
+#include "gemm/warpgroup_products.cuh"
+#include "gemm/widen_e2m1.cuh"
 #include "cute/arch/mma_sm90_gmma_sparse.hpp"
 
 namespace gemmill::blockscaled {

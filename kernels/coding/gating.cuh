@@ -1,7 +1,7 @@
 // Gate and up of one result, by an activation that is told at run time. Products and sums are not contracted.
 #pragma once
 
-#include "quant/activation.cuh"
+#include "coding/activation.cuh"
 
 namespace gemmill::quant {
 

@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include "quant/code.cuh"
-#include "quant/memory.cuh"
+#include "coding/code.cuh"
+#include "coding/memory.cuh"
 
 namespace gemmill::quant {
 

@@ -2,8 +2,8 @@
 // multiplies 32 columns at a time, of which 16 are kept.
 #pragma once
 
-#include "blockscaled/sparse_e2m1.cuh"
-#include "moe/packed_grouped_mm.cuh"
+#include "gemm/sparse_e2m1.cuh"
+#include "gemm/packed_grouped_mm.cuh"
 
 namespace gemmill::moe {
 

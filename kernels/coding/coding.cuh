@@ -4,9 +4,9 @@
 
 #include <type_traits>
 
-#include "quant/activation.cuh"
-#include "quant/code.cuh"
-#include "quant/reduce.cuh"
+#include "coding/activation.cuh"
+#include "coding/code.cuh"
+#include "coding/reduce.cuh"
 
 namespace gemmill::quant {
 

@@ -4,8 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include "scaled_mm/abi.h"
-
 namespace gemmill {
 
 enum class EpilogueKind { scaled, scaledbias, scaledazp, scaledazppertoken };
@@ -20,7 +18,12 @@ struct EpilogueVectors {
   int32_t a_stride;  // 0 where there is one value
   int32_t b_stride;
 
-  explicit EpilogueVectors(gemmill_scaled_mm_args const& x)
+  // Of scales alone.
+  EpilogueVectors(float const* a_scales, float const* b_scales, int32_t a_stride, int32_t b_stride)
+      : a_scales(a_scales), b_scales(b_scales), bias(nullptr), azp_adj(nullptr), azp(nullptr), a_stride(a_stride), b_stride(b_stride) {}
+  // Of a call's arguments.
+  template <class Args>
+  explicit EpilogueVectors(Args const& x)
       : a_scales(x.a_scales), b_scales(x.b_scales), bias(x.bias), azp_adj(x.azp_adj), azp(x.azp),
         a_stride(x.a_scale_per_row), b_stride(x.b_scale_per_column) {}
 };

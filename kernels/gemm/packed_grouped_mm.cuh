@@ -13,8 +13,8 @@
 // Before the kernel ahead of this one has ended nothing is read: whose weights are wanted is not known. An ending may know tiles before.
 #pragma once
 
-#include "blockscaled/packed_mm.cuh"
-#include "moe/experts.cuh"
+#include "gemm/packed_mm.cuh"
+#include "gemm/experts.cuh"
 
 namespace gemmill::moe {
 

@@ -1,0 +1,140 @@
+"""Main loops of packed weights: one table, which spelling, rules, selections and the model read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from gemmill.families.fused_moe.packing import PACKINGS, Packing
+from gemmill.vocab.format import NVFP4
+
+
+class MainLoop(StrEnum):
+    """How rows of an expert come to those who multiply them."""
+
+    GATHERED = "gathered"
+    """by their numbers: kernels/fused_moe/packed_experts.cuh"""
+    WIDE = "wide"
+    """the same; eight warps take 128 rows of weights, where four take 64"""
+    PERSISTENT = "persistent"
+    """in the order of experts, as codes; warps that do not multiply end tiles: handed_experts.cuh, and of more rows many_experts.cuh"""
+    BOXED = "boxed"
+    """in that order, in boxes, of which a tile loads and multiplies those that it has: boxed_experts.cuh"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """A kernel of a main loop: what the template prints, its tiles by an expert's rows, and the model's constants."""
+
+    header: str
+    """File in kernels/fused_moe, and its launch."""
+    sparse_header: str = ""
+    """How 2:4 sparse weights are multiplied."""
+    first: str = "PrepareOrdered"
+    """Class of the first launch."""
+    params: str = "OrderedParams"
+    """Class of the first launch's parameters."""
+    product: str
+    """Type of a product, of a `block`'s class and of an `ending`'s."""
+    endings: tuple[str, str]
+    """Classes of the endings of both products."""
+    products: tuple[str, str] = ("", "")
+    """Classes of products of 64 rows of dense and of sparse weights; empty where the body has its own."""
+    by_warps: bool = False
+    """Whether warps multiply alone, few tokens each."""
+    stages: Mapping[Packing, Mapping[int, int]]
+    """Stages of each tile that there is."""
+    row_groups: Mapping[int, int]
+    """Groups on different rows of weights, 64 rows each."""
+    tile_ps: Mapping[int, int]
+    """Picoseconds for 1,024 bytes of weights."""
+    begin_ns: int
+    """Nanoseconds of three launches of few tiles."""
+
+
+_DENSE = [packing for packing in PACKINGS if not (packing.sparse_group or packing.is_coded)]
+_SPARSE = [packing for packing in PACKINGS if packing.sparse_group]
+_FOLDED = [packing for packing in PACKINGS if packing.is_coded]
+
+
+def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Mapping[int, int]]:
+    return dict.fromkeys(packings, stages)
+
+
+# Constants of gathered rows are from times of Qwen3-Next, DeepSeek V3 and V4 Flash; that of 16 rows is a guess. Others are from whole calls of
+# these (H200, 2026-11-23; docs/notes/experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first
+# launch takes longer.
+_BY_GROUPS = Body(
+    header="packed_experts",
+    sparse_header="gemm/sparse_turns.cuh",
+    first="PreparePacked",
+    params="PackedParams",
+    product="gemmill::moe::PackedGroupedMm<Products, cutlass::bfloat16_t, kRowGroups, kGroups, kLoaders, {ending}>",
+    endings=("GatedRows", "WeighedParts"),
+    products=("WarpgroupProducts", "SparseWarpgroupProducts"),
+    stages=_of(_DENSE, {32: 5, 64: 4, 128: 5})
+    | _of(_SPARSE, {32: 6, 64: 4, 128: 5})
+    | _of(_FOLDED, {16: 8, 32: 6, 64: 5, 128: 6}),
+    row_groups={16: 2, 32: 2, 64: 2, 128: 2},
+    tile_ps={16: 370, 32: 440, 64: 560, 128: 1300},
+    begin_ns=12000,
+)
+_BY_WARPS = replace(
+    _BY_GROUPS,
+    products=("TurnedWarpProducts", "SparseWarpProducts"),
+    by_warps=True,
+    stages=_of(_DENSE, {8: 7, 16: 5}) | _of(_SPARSE, {8: 8, 16: 5}),
+    row_groups={8: 1, 16: 1},
+    tile_ps={8: 300, 16: 370},
+)
+_HANDED = Body(
+    header="handed_experts",
+    product="HandedMm<Products, cutlass::bfloat16_t, {ending}>",
+    endings=("HandedGatedRows", "HandedParts"),
+    products=("WarpgroupProducts", ""),
+    stages={
+        packing: {8: 4, 16: 3} if packing.format == NVFP4 else {8: 5, 16: 4}  # tables take the room of a stage
+        for packing in _FOLDED
+    },
+    row_groups={8: 2, 16: 2},
+    tile_ps={8: 215, 16: 255},
+    begin_ns=16000,
+)
+LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
+    MainLoop.GATHERED: (_BY_WARPS, _BY_GROUPS),
+    MainLoop.WIDE: (
+        replace(
+            _BY_WARPS,
+            stages=_of(_DENSE, {8: 4}) | _of(_SPARSE, {8: 5}),
+            row_groups={8: 2},
+            tile_ps={8: 265},
+            begin_ns=15000,
+        ),
+    ),
+    MainLoop.PERSISTENT: (
+        _HANDED,
+        Body(
+            header="many_experts",
+            first="PrepareMany",
+            product="ManyMm<{block}, kTokens, kStages, {ending}>",
+            endings=("ManyGatedRows", "ManyParts"),
+            stages=_of(_FOLDED, {32: 7, 112: 8, 224: 4}),
+            row_groups={32: 2, 112: 2, 224: 2},
+            tile_ps={32: 280, 112: 450, 224: 600},
+            begin_ns=33000,
+        ),
+    ),
+    MainLoop.BOXED: (
+        Body(
+            header="boxed_experts",
+            sparse_header="fused_moe/sparse_boxes.cuh",
+            product="BoxedMm<Products, cutlass::bfloat16_t, {ending}, kRowGroups>",
+            endings=("BoxedGatedRows", "BoxedParts"),
+            products=("WarpgroupProducts", "SparseWarpgroupProducts"),
+            stages=_of(_DENSE + _SPARSE, {16: 7, 64: 6}),
+            row_groups={16: 2, 64: 4},
+            tile_ps={16: 225, 64: 305},
+            begin_ns=23500,
+        ),
+    ),
+}
+"""The bodies of each main loop. A tile is of one of them."""
