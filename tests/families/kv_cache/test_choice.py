@@ -1,6 +1,7 @@
 """How many slices the tokens of a sequence are: a launch setting, chosen by a model or by what was measured."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gemmill.families.kv_cache.cases import CASES
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_config
 from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
+from gemmill.families.kv_cache.classes import class_of_config
 from gemmill.families.kv_cache.config import HALF_WAVES, SLICES, Kind, KvCacheConfig, Operands, Slots, offered_kinds
 from gemmill.families.kv_cache.model import Facts, slices_of
 from gemmill.families.kv_cache.selections import default
@@ -122,6 +124,23 @@ def test_the_model_fills_the_device_once_and_long_blocks_more_often(op: Op, tabl
     # 100 tiles leave 32 of 132 multiprocessors idle, unless each is of several slices.
     wide = select(table, call_of(op, batch=100, kv_heads=1, heads=8, length=65536), SMS)
     assert wide.entry.config.half_waves > 2
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_slots_that_a_build_has_no_kernel_of_come_to_that_of_any_format(
+    head_dim: int, table_of: Callable[..., Any]
+) -> None:
+    """Where it has one, that one is taken, however short and many sequences are."""
+    every = [
+        KvCacheConfig(kind=Kind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=head_dim, slots=slots))
+        for slots in (Slots.ANY, Slots.NC4)
+    ]
+    calls = [
+        ShapedCall(family=NAME, call_class=class_of_config(every[1]), sizes=sizes, alignments=())
+        for sizes in product((1, 500), (1, 4), (8, 32), (4, 8), (1, 100_000))
+    ]
+    for table, wanted in ((table_of(every[0]), every[0]), (table_of(*every), every[1])):
+        assert {select(table, call, SMS).entry.config for call in calls} == {wanted}
 
 
 def test_a_measured_row_is_taken_before_the_model(table_of: Callable[..., Any], tuned_row: Callable[..., Any]) -> None:

@@ -50,7 +50,7 @@ def test_bytes_of_a_packed_vector_are_those_of_its_format(head_dim: int) -> None
 @pytest.mark.parametrize("name", PRESETS)
 def test_pages_of_vllm_are_written_and_read_as_they_are(name: str, head_dim: int) -> None:
     """Bytes equal those of the reference's page layout, which other tests hold to vLLM's own; attention reads them in place.
-    Keys that vLLM rotates have 64, 128 or 256 elements, and others are refused."""
+    Keys that vLLM rotates have 64, 128, 256 or 512 elements, and others are refused."""
     heads, page = 2, 16
     cache = torch.zeros(3, page, heads, slot_sizes(preset(name), head_dim)[2], dtype=torch.uint8)
     keys, values = gemmill.vllm_cache(cache, name, head_dim)
@@ -58,11 +58,11 @@ def test_pages_of_vllm_are_written_and_read_as_they_are(name: str, head_dim: int
     if head_dim in (96, 192) and name != "turboquant_k8v4":
         new = torch.zeros(1, heads, head_dim, dtype=torch.bfloat16)
         with pytest.raises(
-            RuntimeError, match=f"vectors of {head_dim} elements, expected 64, 128 or 256: so many have"
+            RuntimeError, match=f"vectors of {head_dim} elements, expected 64, 128, 256 or 512: so many have"
         ):
             gemmill.kv_compress_keys(keys.flatten(0, 1), new, torch.tensor([0]), key_format)
         with pytest.raises(
-            RuntimeError, match=f"vectors of {head_dim} elements, expected 64, 128 or 256: so many have"
+            RuntimeError, match=f"vectors of {head_dim} elements, expected 64, 128, 256 or 512: so many have"
         ):
             gemmill.kv_attention(new[None], keys, values, torch.tensor([1], dtype=torch.int32), format=name)
         return

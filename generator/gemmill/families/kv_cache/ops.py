@@ -13,6 +13,7 @@ from gemmill.families.kv_cache.config import (
     Operands,
     format_of,
     offered_bits,
+    offered_head_dims,
     offered_slots,
     settings_of,
 )
@@ -280,7 +281,7 @@ def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
             arch=arch,
         )
         for dtype in DTYPES
-        for head_dim in HEAD_DIMS
+        for head_dim in offered_head_dims(kind)
         for keys, values in offered_bits(kind, head_dim)
         for slots in offered_slots(kind, head_dim)
         for half_waves, slices in settings_of(kind)
