@@ -220,7 +220,7 @@ def test_weights_that_do_not_fit(weight: Tensor, side: str, text: str) -> None:
         (PackCase(tokens=2, format="e4m3", heads=1), {"rotated": lambda _: True}, "rotated with e4m3: what has this format is not rotated, so leave it out"),
         (PackCase(tokens=2, format="e2m1", heads=1, of_values=True), {"rotated": lambda _: True}, "rotated with e2m1: what has this format is not rotated, so leave it out"),
         (MAPPED, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
-        (PackCase(tokens=2, format="unit_centroids4", heads=1), {"keys": lambda k: k[..., :96]}, "format is 'unit_centroids4' with vectors of 96 elements, expected 64, 128 or 256: so many"),
+        (PackCase(tokens=2, format="unit_centroids4", heads=1), {"keys": lambda k: k[..., :96]}, "format is 'unit_centroids4' with vectors of 96 elements, expected 64, 128, 256 or 512: so many"),
         (UNPACK, {"values": lambda v: v[:1].expand(5, 2, 128)}, "values of [5, 2, 128] has strides [0, 128, 1]: its vectors must follow"),
         (SCORES, {"q": lambda q: q[:, :, :3], "scores": lambda s: s[:, :3]}, "q has 3 heads and keys 2: query heads are a multiple of KV heads"),
         (SCORES, {"keys": lambda k: k[..., :65]}, "keys is [1, 9, 2, 65], expected [1, length, KV heads, 66]: so many bytes has a key"),
