@@ -270,13 +270,20 @@ def offered_kinds(arch: Arch) -> tuple[Kind, ...]:
 
 _MOST_SHARED = {Kind.DECODE: 227 * 1024, Kind.ATTEND: 227 * 1024, Kind.SCORES: 208 * 1024}
 """Bytes of shared memory that the largest kernel of a kind takes. Other kinds take less than any architecture has."""
+_LONG_STORE = 143 * 1024
+"""Bytes of shared memory of a store of 512 elements: eight warps have sixteen vectors each on their way or at hand."""
+
+
+def shared_memory(kind: Kind, head_dim: int) -> int:
+    """Bytes of shared memory that kernels of a kind take, at most; 0 where any architecture has enough."""
+    return _LONG_STORE if kind is Kind.COMPRESS and head_dim > MOST_OF_ANY else _MOST_SHARED.get(kind, 0)
 
 
 def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
     """Stages, tables and queries of an attention lie in shared memory."""
-    if c.kind not in offered_kinds(c.arch):
+    if (needed := shared_memory(c.kind, c.operands.head_dim)) > c.arch.shared_memory_bytes:
         yield (
-            f"kind={c.kind} on arch={c.arch}: its kernels take up to {_MOST_SHARED[c.kind]} bytes of shared memory, a block has "
+            f"kind={c.kind} on arch={c.arch}: its kernels take up to {needed} bytes of shared memory, a block has "
             f"{c.arch.shared_memory_bytes} there"
         )
 
