@@ -146,7 +146,7 @@ __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int
 // A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four. Where sums of signs come beside the others, a tile
 // has its slices twice.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kCombineThreads, 8) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+__global__ void __launch_bounds__(kCombineThreads, kHeadDim > 256 ? 4 : 8) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
   constexpr int kOwn = kHeadDim / 32;
   wait_for_predecessor();
   ResultParams<kHeadDim> const& result = params.result;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kCombineThreads, 8) combine_slices(__grid_cons
 // added in their order. Grid: rows of all tiles. A bound on blocks an SM gives the compiler registers for eight loads under way: without
 // one it took 32 and spilled.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kManyThreads, 4) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+__global__ void __launch_bounds__(kManyThreads, kHeadDim > 256 ? 2 : 4) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
   constexpr int kOwn = kHeadDim / 32, kWarps = kManyThreads / 32;
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums = reinterpret_cast<float*>(shared);

@@ -1,7 +1,8 @@
 // Attention over pages of keys and values in 2 to 4 bits (eden or turboquant_mse, layout heads).
 //
 // A block takes one KV head of one sequence, a tile of 8 or 16 rows and a slice of the tokens. The rows are query rows times
-// the query heads of the KV head. Groups of four consumer warps take stages of 64 tokens in turn, each warp 16 tokens. Each
+// the query heads of the KV head. Groups of four consumer warps take stages of 64 tokens in turn, each warp 16 tokens; of 512
+// elements sixteen, of which four share 16 tokens (shares.cuh). Each
 // group has a producer warp, which brings its stages by bulk copies, a lane for each piece: whole pages of a head are one piece
 // of memory, half a page of 128 tokens is four. One producer for all would be too slow. A stage is:
 //
@@ -125,28 +126,29 @@ template <class Shape>
 __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& params, Running<Shape>& running, Place const& at,
                                         uint8_t* shared, uint64_t* full, uint64_t* empty) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  // Summed places 2t, 2t + 1, 2t + 8, 2t + 9 of step k are elements d / 4 t + 4 k to d / 4 t + 4 k + 3: the lane's part.
+  Shares<Shape::kShares> shares(shared + Shape::kScoreParts, warp);
+  // Summed places 2t, 2t + 1, 2t + 8, 2t + 9 of step k are elements n / 4 t + 4 k to n / 4 t + 4 k + 3 of the warp's n: the lane's part.
   uint2 q[Shape::kRowTiles][Shape::kSteps];
 #pragma unroll
   for (int r = 0; r < Shape::kRowTiles; ++r) {
-    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) + (8 * r + g) * Shape::kHeadDim;
+    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) + (8 * r + g) * Shape::kHeadDim + shares.share * Shape::kShareDim;
 #pragma unroll
-    for (int step = 0; step < Shape::kSteps; ++step) q[r][step] = reinterpret_cast<uint2 const*>(row + Shape::kHeadDim / 4 * t)[step];
+    for (int step = 0; step < Shape::kSteps; ++step) q[r][step] = reinterpret_cast<uint2 const*>(row + Shape::kShareDim / 4 * t)[step];
   }
   Seen<Shape> const seen(params, at.first_row, at.length, t);
   uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + (Shape::kIsStepped ? 0 : 128);
 
   // The warp's 16 tokens lie in a piece of a page's fields.
   int const tokens = min(static_cast<int>(params.args.page_size), kStageTokens);
-  int const place = kWarpTokens * (warp % kGroupWarps), within = place % tokens;
+  int const place = kWarpTokens * (warp % Shape::kGroupWarps / Shape::kShares), within = place % tokens;
   int const piece = place / tokens * tokens * Shape::kTokenBytes;
-  int const key_codes = piece + Shape::field(0, tokens) + within * Shape::kKeyBytes;
+  int const key_codes = piece + Shape::field(0, tokens) + within * Shape::kKeyBytes + shares.share * (Shape::kKeyBytes / Shape::kShares);
   int const key_norms = piece + Shape::field(1, tokens) + within * 2;
-  int const value_codes = piece + Shape::field(2, tokens) + within * Shape::kValueBytes;
+  int const value_codes = piece + Shape::field(2, tokens) + within * Shape::kValueBytes + shares.share * (Shape::kValueBytes / Shape::kShares);
   int const value_norms = piece + Shape::field(3, tokens) + within * 2;
 
   static_assert(Shape::kStages % Shape::kGroups == 0, "A group's slots keep their remainder.");
-  int slot = warp / kGroupWarps, phase = 0;
+  int slot = warp / Shape::kGroupWarps, phase = 0;
   for (int stage = at.first_stage + slot; stage < at.end_stage; stage += Shape::kGroups) {
     uint8_t const* const bytes = Shape::stage(shared, slot);
     int const token = stage * kStageTokens + place;
@@ -155,6 +157,10 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
       float s[Shape::kRowTiles][4] = {};
       uint32_t p[Shape::kRowTiles][2];
       score_tile<Shape>(s, bytes + key_codes, q, key_pairs, g, t);
+      if constexpr (Shape::kShares > 1) {
+        float none[2];
+        shares.template add<false>(s[0], none, lane);
+      }
       ValueCodes<Shape> of_token[4];
       if constexpr (Shape::kLoadsAhead) load_values<Shape>(of_token, bytes + value_codes, g, t);
       __half const* const of_keys = reinterpret_cast<__half const*>(bytes + key_norms);
@@ -176,7 +182,7 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
 // A warp's sums and states to shared memory: [warps][rows][kSumStride] and [warps][rows].
 template <class Shape>
 __device__ __forceinline__ void leave_sums(Running<Shape> const& running, int valid_rows, float* sums, float2* states) {
-  constexpr int kOwn = Shape::kHeadDim / 8;
+  constexpr int kOwn = Shape::kShareDim / 8;
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
@@ -199,19 +205,20 @@ __device__ __forceinline__ void leave_sums(Running<Shape> const& running, int va
 template <class Shape>
 __device__ __forceinline__ void store_slice(Partial<Shape::kHeadDim> const& partial, int valid_rows, float const* sums,
                                             float2 const* states) {
-  constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
+  constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows, kShares = Shape::kShares, kShareDim = Shape::kShareDim;
   int64_t const first = static_cast<int64_t>(blockIdx.x) * kRows;
   for (int i = threadIdx.x; i < valid_rows * kHeadDim; i += 32 * Shape::kConsumerWarps) {
-    int const row = i / kHeadDim;
+    int const row = i / kHeadDim, which = i % kHeadDim / kShareDim, element = i % kShareDim;
     float largest = kNothing, sum = 0.0f, out = 0.0f;
 #pragma unroll
-    for (int w = 0; w < Shape::kConsumerWarps; ++w) largest = fmaxf(largest, states[w * kRows + row].x);
+    for (int w = 0; w < Shape::kConsumerWarps; w += kShares) largest = fmaxf(largest, states[w * kRows + row].x);
 #pragma unroll
-    for (int w = 0; w < Shape::kConsumerWarps; ++w) {
-      float2 const state = states[w * kRows + row];
+    for (int w = 0; w < Shape::kConsumerWarps; w += kShares) {
+      int const from = (w + which) * kRows + row;
+      float2 const state = states[from];
       float const share = power_of_two(state.x - largest);
       sum += share * state.y;
-      out += share * sums[(w * kRows + row) * Shape::kSumStride + i % kHeadDim];
+      out += share * sums[from * Shape::kSumStride + element];
     }
     partial.out[first * kHeadDim + i] = out;
     if (i % kHeadDim == 0) partial.max_sum[first + row] = make_float2(largest, sum);
@@ -227,7 +234,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   uint64_t* const empty = full + Shape::kStages;
   if (threadIdx.x == 0) {
     if (shared_address(shared) != kReserved) __trap();  // the table would not begin where its addresses say
-    for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], kGroupWarps);
+    for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], Shape::kGroupWarps);
     publish_barriers();
   }
   __syncthreads();
@@ -243,7 +250,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   float2* const states = reinterpret_cast<float2*>(sums + Shape::kConsumerWarps * Shape::kRows * Shape::kSumStride);
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
-    produce<Shape>(params.args, at, shared, full, empty);
+    if (threadIdx.x / 32 < Shape::kConsumerWarps + Shape::kGroups) produce<Shape>(params.args, at, shared, full, empty);
     return;
   }
   if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();

@@ -7,13 +7,14 @@
 #include "kv_cache/bulk_copy.cuh"
 #include "kv_cache/combine_slices.cuh"
 #include "kv_cache/packed_codes.cuh"
+#include "kv_cache/shares.cuh"
 #include "kv_cache/stored.cuh"
 
 namespace gemmill::kv_cache {
 
-constexpr int kGroupWarps = 4;  // consumer warps that share a stage, 16 tokens each
+constexpr int kStageTiles = 4;  // of 16 tokens
 constexpr int kWarpTokens = 16;
-constexpr int kStageTokens = kGroupWarps * kWarpTokens;
+constexpr int kStageTokens = kStageTiles * kWarpTokens;
 constexpr int kTableBytes = 64 * 1024;  // [bytes of codes][keys, values][lanes] of f16 pairs
 constexpr int kMostShared = 227 * 1024;
 constexpr int kMostStages = 16;
@@ -24,31 +25,34 @@ template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows>
 struct DecodeShape {
   static constexpr int kHeadDim = kElements, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
   static constexpr int kRowTiles = kTilesOfRows, kRows = kRowsOfTile * kRowTiles;
-  static constexpr int kSteps = kHeadDim / 16;
+  // Warps that share vectors, where one would have too few registers for its queries and sums: 6 d rows / 128 of them.
+  static constexpr int kShares = kHeadDim > 256 ? kHeadDim / 128 : 1, kShareDim = kHeadDim / kShares;
+  static constexpr int kSteps = kShareDim / 16;
   static constexpr bool kHasZeros = false;
   static constexpr bool kIsStepped = kKeyBits == 3 && kValueBits == 3;  // both sides' tables are one: entries in turn begin at bits 0 and 2
   static constexpr bool kLoadsAhead = kIsStepped;  // codes of values before the softmax: of 4 bits registers were spilled
   static constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kHeadDim * kValueBits / 8;
   static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * 2;
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;
-  // As many groups of warps as registers allow: queries and sums are 6 d rows / 128 of them.
-  static constexpr int kGroups = kRowTiles == 1 && kHeadDim <= 128 ? 4 : 2;
+  // Groups of warps take stages in turn, as many as registers allow.
+  static constexpr int kGroupWarps = kStageTiles * kShares;
+  static constexpr int kGroups = (kRowTiles == 1 && kShareDim <= 128 ? 16 : 8) / kGroupWarps;
   static constexpr int kConsumerWarps = kGroups * kGroupWarps;
-  static constexpr int kThreads = 32 * (kConsumerWarps + kGroups);  // each group has a producer
   static constexpr bool kHasChains = kRowTiles == 1;  // two tiles of rows are two chains of products by themselves
-  static constexpr bool kGivesRegisters = kGroups == 4;  // four warps do it together
+  static constexpr bool kGivesRegisters = kConsumerWarps == 16;  // four warps do it together, so some produce nothing
+  static constexpr int kThreads = 32 * (kConsumerWarps + (kGivesRegisters ? 4 : kGroups));  // each group has a producer
   static constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;
-  // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages and the queries.
-  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
+  // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages, the queries and parts of scores.
+  static constexpr int kQueryBytes = kRows * kHeadDim * 2, kPartsBytes = Shares<kShares>::bytes(kConsumerWarps);
   static constexpr int kMostBelow = std::min((kTableBytes - kReserved - kMostStages * 16) / kStageBytes, kMostStages);
-  static constexpr int kMostAbove = (kMostShared + kReserved - 2 * kTableBytes - kQueryBytes) / kStageBytes;
+  static constexpr int kMostAbove = (kMostShared + kReserved - 2 * kTableBytes - kQueryBytes - kPartsBytes) / kStageBytes;
   static constexpr int kStages = std::min(kMostBelow + kMostAbove, kMostStages) / kGroups * kGroups;
   static constexpr int kStagesBelow = std::min(kMostBelow, kStages);
   static constexpr int kBarriers = kStagesBelow * kStageBytes;
   static constexpr int kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
-  static constexpr int kSharedBytes = kQueries + kQueryBytes;
-  static constexpr int kSumStride = kHeadDim + 4;  // of a row of sums, which lanes write beside one another
+  static constexpr int kScoreParts = kQueries + kQueryBytes, kSharedBytes = kScoreParts + kPartsBytes;
+  static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write beside one another
   static_assert(kStages >= kGroups && kSharedBytes <= kMostShared, "Stages fit beside the table.");
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");
 

@@ -18,7 +18,7 @@ template <class Shape>
 struct Running {
   float max[Shape::kRowTiles][2];
   float sum[Shape::kRowTiles][2];                  // of the lane's tokens
-  float out[Shape::kRowTiles][Shape::kSteps][4];  // step j: both rows of element d / 8 g + 2 j, then of the next
+  float out[Shape::kRowTiles][Shape::kSteps][4];  // step j: both rows of the share's element n / 8 g + 2 j of n, then of the next
   float zeros[Shape::kRowTiles][2];                // of weights times what is added to all elements, where a shape has it
 
   __device__ __forceinline__ Running() {
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t base, Codes const& codes, i
 template <class Shape>
 __device__ __forceinline__ void score_tile(float (&s)[Shape::kRowTiles][4], uint8_t const* codes,
                                            uint2 const (&q)[Shape::kRowTiles][Shape::kSteps], uint32_t table, int g, int t) {
-  PackedCodes<Shape::kKeyBits, Shape::kHeadDim / 4> low, high;
+  PackedCodes<Shape::kKeyBits, Shape::kShareDim / 4> low, high;
   low.load(codes + token_of(g) * Shape::kKeyBytes, t);
   high.load(codes + (8 + token_of(g)) * Shape::kKeyBytes, t);
   float odd[Shape::kRowTiles][4] = {};  // the second of two chains of products: one would wait for each before the next
@@ -75,7 +75,7 @@ __device__ __forceinline__ void score_tile(float (&s)[Shape::kRowTiles][4], uint
 }
 
 template <class Shape>
-using ValueCodes = PackedCodes<Shape::kValueBits, Shape::kHeadDim / 8>;
+using ValueCodes = PackedCodes<Shape::kValueBits, Shape::kShareDim / 8>;
 
 // Codes of the lane's four tokens.
 template <class Shape>
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_values(ValueCodes<Shape> (&of_token)[4], ui
   for (int i = 0; i < 4; ++i) of_token[i].load(codes + (token_of(2 * t + i % 2) + 8 * (i / 2)) * Shape::kValueBytes, g);
 }
 
-// O += V^T P of 16 tokens. The lane's tokens are those of its rows of P, its elements the d / 8 from d / 8 g on.
+// O += V^T P of 16 tokens. The lane's tokens are those of its rows of P, its elements an eighth of the warp's.
 template <class Shape>
 __device__ __forceinline__ void weigh_tile(Running<Shape>& running, ValueCodes<Shape> const (&of_token)[4],
                                            uint32_t const (&p)[Shape::kRowTiles][2], uint32_t table) {

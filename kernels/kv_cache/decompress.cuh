@@ -20,7 +20,7 @@ namespace gemmill::kv_cache {
 
 constexpr int kDecompressThreads = 256;
 template <int kHeadDim>
-constexpr int kDecompressBlocks = kHeadDim > 128 ? 2 : 3;  // of an SM, as registers allow
+constexpr int kDecompressBlocks = kHeadDim > 256 ? 1 : kHeadDim > 128 ? 2 : 3;  // of an SM, as registers allow
 constexpr int kPairsBytes = 256 * 32 * 4;
 
 template <int kHeadDim>

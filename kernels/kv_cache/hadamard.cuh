@@ -1,4 +1,4 @@
-// y = scale H x for rows of 64 to 256 elements of bf16 or f16. A warp takes eight rows (hadamard_tile.cuh).
+// y = scale H x for rows of 64 to 512 elements of bf16 or f16. A warp takes eight rows (hadamard_tile.cuh).
 //
 // Memory sets the time: 1,048,576 rows of 128 are 537 MB, 128 us at 4.21 TB/s.
 #pragma once

@@ -14,7 +14,7 @@ template <int kColumns>
 struct HadamardSplit {
   static constexpr bool kIsPaley = kColumns % 3 == 0;
   static constexpr int kPieces = kIsPaley ? 12 : 16, kPiece = kColumns / kPieces;
-  static_assert(kPieces * kPiece == kColumns && (kPiece == 4 || kPiece == 8 || kPiece == 16), "Vectors have 64 to 256 elements.");
+  static_assert(kPieces * kPiece == kColumns && (kPiece == 4 || kPiece == 8 || kPiece == 16 || kPiece == 32), "Vectors have 64 to 512 elements.");
 };
 
 // Paley's matrix of 12: which entries of a row are -1, as generator/gemmill/families/kv_cache/hadamard.py has it. Symmetric.

@@ -15,7 +15,8 @@
 namespace gemmill::kv_cache {
 
 constexpr int kPackThreads = 256;
-constexpr int kPackBlocks = 4;  // of an SM
+template <int kHeadDim>
+constexpr int kPackBlocks = kHeadDim > 256 ? 2 : 4;  // of an SM, as registers allow
 constexpr int kCentroidsBytes = 16 * 4;
 
 template <int kHeadDim>
@@ -186,7 +187,7 @@ __device__ __forceinline__ void pack_e2m1(VectorsParams<kHeadDim> const& params,
 
 // Grid: as many blocks as the device holds.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kPackThreads, kPackBlocks)
+__global__ void __launch_bounds__(kPackThreads, kPackBlocks<kHeadDim>)
     pack_vectors(__grid_constant__ VectorsParams<kHeadDim> const params) {
   constexpr int kOwn = kHeadDim / 32;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -244,7 +245,7 @@ int32_t launch_vectors(gemmill_kv_vectors_args const& args, gemmill_launch const
     if (error != 0) return error;
   }
   int64_t const needed = (args.tokens * args.heads + kPackThreads / 32 - 1) / (kPackThreads / 32);
-  int64_t const held = static_cast<int64_t>(how.sm_count) * kPackBlocks;
+  int64_t const held = static_cast<int64_t>(how.sm_count) * kPackBlocks<kHeadDim>;
   LaunchShape const shape{dim3(static_cast<unsigned>(std::min(needed, held))), dim3(kPackThreads), dim3(1), shared_bytes};
   void* parameters[] = {&params};
   return launch_kernel<entry>(shape, how, parameters);

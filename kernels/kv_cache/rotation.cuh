@@ -22,7 +22,8 @@ inline constexpr float kInverseRoot = kHeadDim == 64    ? 0.125f
                                       : kHeadDim == 96  ? 0.10206207261596577f
                                       : kHeadDim == 128 ? 0.08838834764831845f
                                       : kHeadDim == 192 ? 0.07216878364870322f
-                                                        : 0.0625f;
+                                      : kHeadDim == 256 ? 0.0625f
+                                                        : 0.04419417382415922f;
 
 // H y of a vector of a warp: element 32 k + l is y[k] of lane l.
 template <int kColumns>

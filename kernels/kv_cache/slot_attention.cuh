@@ -2,7 +2,7 @@
 // vectors that may begin at any even byte.
 //
 // A block takes up to eight KV heads of one sequence, a tile of eight rows and a slice of the tokens. Two groups of eight consumer
-// warps take stages in turn, a warp 16 tokens of a head. Each group has a producer warp, which brings its stages by bulk copies:
+// warps take stages in turn, a warp 16 tokens of a head; vectors of more than 128 elements have several warps (shares.cuh). Each group has a producer warp, which brings its stages by bulk copies:
 // 16 tokens with all their heads at a time, or token by token, where rows of memory would meet in shared memory's banks or a token
 // has more heads than a block takes. Copies begin and end at multiples of 16 bytes, so they may read up to 15 bytes beside what is
 // asked for, never beyond the 16 bytes that the first or last of it lies in.
@@ -77,7 +77,8 @@ __device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, S
   bool const is_used = piece < pieces && (lane < 16 || takes_second);
   int const to = span.begin + piece * (params.by_token ? span.stride : span.tile_stride);
   int64_t const head_group = at.first_head / params.heads;
-  uint8_t const* const base = span.base + head_group * span.heads_stride;
+  int const misaligned = span.misaligned(head_group);
+  uint8_t const* const base = span.first(head_group) - misaligned;
   int const page_size = static_cast<int>(args.page_size), last_page = static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}));
   int32_t const* const table = args.block_table == nullptr ? nullptr : args.block_table + at.batch * args.table_stride;
   auto const token_of_stage = [&](int stage) { return stage * at.stage_tokens + piece * tokens; };
@@ -91,7 +92,7 @@ __device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, S
     int64_t const page = min(max(known, 0), last_page);
     bool const copies = exists(stage);
     int const place = token_of_stage(stage) % page_size, count = min(tokens, page_size - place);
-    int const wanted = span.misaligned + (count - 1) * span.token_stride + span.token_bytes;
+    int const wanted = misaligned + (count - 1) * span.token_stride + span.token_bytes;
     int const bytes = copies ? (wanted + 15) / 16 * 16 : 0;
     known = page_of(stage + kSlotGroups);
     int const all = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(bytes)));
@@ -123,12 +124,13 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
                                               SlotPlace const& at, uint8_t* shared, uint64_t* full, uint64_t* empty) {
   using Keys = typename Shape::Keys;
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  int const own = warp % kSlotGroupWarps, head = own % params.heads, tile = own / params.heads;
-  SlotQuery q[Keys::kParts];
+  Shares<Shape::kShares> shares(shared + Shape::kScoreParts, warp);
+  int const own = warp % kSlotGroupWarps / Shape::kShares, head = own % params.heads, tile = own / params.heads;
+  SlotQuery<Shape::kHeadDim> q[Keys::kParts];
 #pragma unroll
   for (int part = 0; part < Keys::kParts; ++part) {
     __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) +
-                              ((head * Shape::kRows + g) * Keys::kParts + part) * Shape::kHeadDim;
+                              ((head * Shape::kRows + g) * Keys::kParts + part) * Shape::kHeadDim + shares.share * Shape::kShareDim;
 #pragma unroll
     for (int step = 0; step < Shape::kSteps; ++step) {
       uint16_t bits[4];
@@ -138,17 +140,22 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
     }
   }
   uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + 128;
-  int const key_begin = params.keys.begin + tile * params.keys.tile_stride + head * params.keys.head_stride;
-  int const value_begin = params.values.begin + tile * params.values.tile_stride + head * params.values.head_stride;
+  int64_t const head_group = at.first_head / params.heads;
+  auto const begin_of = [&](SlotField const& side, SlotSpan const& span) {
+    return side.begin + span.misaligned(head_group) + tile * side.tile_stride + head * side.head_stride;
+  };
+  int const key_begin = begin_of(params.keys, params.spans[0]), value_begin = begin_of(params.values, params.spans[1]);
   int slot = warp / kSlotGroupWarps, phase = 0;
   for (int stage = at.first_stage + slot; stage < at.end_stage; stage += kSlotGroups) {
     int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
     wait(&full[slot], phase);
     if (token < at.length) {
-      SlotTile const of_keys{shared, begin + key_begin, fresh(params.keys.stride)};
-      SlotTile const of_values{shared, begin + value_begin, fresh(params.values.stride)};
-      float s[1][4] = {}, of_key[2] = {params.scale, params.scale};
-      Keys::score(s[0], of_key, of_keys, q, key_pairs, g, t);
+      SlotTile const of_keys{shared, begin + key_begin, fresh(params.keys.stride), shares.share};
+      SlotTile const of_values{shared, begin + value_begin, fresh(params.values.stride), shares.share};
+      float s[1][4] = {}, square[2] = {}, of_key[2] = {params.scale, params.scale};
+      Keys::score(s[0], square, of_keys, q, key_pairs, g, t);
+      shares.template add<Keys::kHasSquares>(s[0], square, lane);
+      Keys::factor(of_key, square, of_keys, g);
       if (at.length - token <= params.reach && token + kWarpTokens <= at.length - params.unseen && params.cap == 0.0f) {
         weigh_slots<true, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
       } else {
@@ -187,29 +194,37 @@ __device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, t
   }
 }
 
-// The sums of each head's warps to one, in the warps' order, and to memory. A warp takes a row at a time, a lane four elements.
+// The sums of each head's warps to one, in the warps' order, and to memory. A warp takes a share of a row at a time, a lane as many of
+// its elements as any.
 template <class Shape>
 __device__ __forceinline__ void store_slot_slices(SlotParams<Shape> const& params, SlotBlock const& at, int valid_rows,
                                                   float const* sums, float2 const* states) {
   constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
-  static_assert(kHeadDim == 4 * 32, "A warp has a row.");
+  constexpr int kShares = Shape::kShares, kShareDim = Shape::kShareDim, kOwn = kShareDim / 32;
+  static_assert(kOwn == 2 || kOwn == 4, "A lane's elements are one load.");
+  using Own = std::conditional_t<kOwn == 4, float4, float2>;
   int const lane = threadIdx.x % 32;
-  for (int i = threadIdx.x / 32; i < params.heads * valid_rows; i += kSlotConsumers) {
-    int const head = i % params.heads, row = i / params.heads;
-    float largest = kNothing, sum = 0.0f;
-    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int w = head; w < kSlotConsumers; w += params.heads) largest = fmaxf(largest, states[w * kRows + row].x);
-    for (int w = head; w < kSlotConsumers; w += params.heads) {
-      float2 const state = states[w * kRows + row];
+  for (int i = threadIdx.x / 32; i < params.heads * valid_rows * kShares; i += kSlotConsumers) {
+    int const which = i % kShares, head = i / kShares % params.heads, row = i / kShares / params.heads;
+    float largest = kNothing, sum = 0.0f, out[kOwn] = {};
+    for (int w = head; w < kSlotConsumers / kShares; w += params.heads) largest = fmaxf(largest, states[w * kShares * kRows + row].x);
+    for (int w = head; w < kSlotConsumers / kShares; w += params.heads) {
+      int const from = (w * kShares + which) * kRows + row;
+      float2 const state = states[from];
       float const share = power_of_two(state.x - largest);
-      float4 const own = reinterpret_cast<float4 const*>(sums + (w * kRows + row) * Shape::kSumStride)[lane];
+      Own const loaded = reinterpret_cast<Own const*>(sums + from * Shape::kSumStride)[lane];
+      float own[kOwn];
+      memcpy(own, &loaded, sizeof own);
       sum += share * state.y;
-      out.x += share * own.x, out.y += share * own.y, out.z += share * own.z, out.w += share * own.w;
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) out[j] += share * own[j];
     }
     int64_t const heads = at.batch * params.args.kv_heads + at.first_head + head;
     int64_t const to = ((heads * params.tiles + at.tile) * params.slices + at.slice) * kRows + row;
-    reinterpret_cast<float4*>(params.partial.out + to * kHeadDim)[lane] = out;
-    if (lane == 0) params.partial.max_sum[to] = make_float2(largest, sum);
+    Own stored;
+    memcpy(&stored, out, sizeof stored);
+    reinterpret_cast<Own*>(params.partial.out + to * kHeadDim + which * kShareDim)[lane] = stored;
+    if (lane == 0 && which == 0) params.partial.max_sum[to] = make_float2(largest, sum);
   }
 }
 
@@ -259,13 +274,14 @@ struct SlotPlan {
   int heads = 1;  // of a block
   int64_t group = 0, tiles = 0, all_tiles = 0, blocks = 0, slices = 1;
 
-  SlotPlan(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how) {
+  // `group_tiles` are those of a shape.
+  SlotPlan(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how, int group_tiles) {
     if (args.kv_heads == 0) return;
-    while (heads < kMostSlotHeads && args.kv_heads % (2 * heads) == 0) heads *= 2;
+    while (heads < group_tiles && args.kv_heads % (2 * heads) == 0) heads *= 2;
     group = args.heads / args.kv_heads, tiles = (args.rows * group + kRowsOfTile - 1) / kRowsOfTile;
     all_tiles = args.batch * args.kv_heads * tiles;
     if (all_tiles == 0) return;
-    int64_t const tokens = kWarpTokens * kSlotGroupWarps / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
+    int64_t const tokens = kWarpTokens * group_tiles / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
     slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices);
@@ -279,18 +295,18 @@ struct SlotPlan {
 
 template <class Shape>
 int64_t slot_workspace(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how) {
-  return SlotPlan(args, how).template partial_bytes<Shape::kHeadDim>() + (Shape::Keys::kParts == 2 ? kProjectionBytes<Shape::kHeadDim> : 0);
+  return SlotPlan(args, how, Shape::kGroupTiles).template partial_bytes<Shape::kHeadDim>() + (Shape::Keys::kParts == 2 ? kProjectionBytes<Shape::kHeadDim> : 0);
 }
 
 // How a span of `bytes` of each head's slot from `first` on lies in memory and in a stage.
 inline SlotSpan span_of(gemmill_kv_packed_attention_args const& args, SlotPlan const& plan, uint8_t const* first, int64_t page_stride,
                         int64_t token_stride, int64_t head_stride, int bytes, bool by_token) {
   SlotSpan span{};
-  span.misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(first) % 16), span.base = first - span.misaligned;
-  span.page_stride = args.pages > 1 ? page_stride : 0, span.token_stride = static_cast<int>(token_stride);
+  span.base = first, span.page_stride = args.pages > 1 ? page_stride : 0, span.token_stride = static_cast<int>(token_stride);
   span.heads_stride = static_cast<int>(plan.heads * head_stride);
+  int const misaligned = span.heads_stride % 16 == 0 ? static_cast<int>(reinterpret_cast<uintptr_t>(first) % 16) : 15;  // at most
   span.token_bytes = static_cast<int>((plan.heads - 1) * head_stride + bytes);
-  int const copied = (span.misaligned + span.token_bytes + 15) / 16 * 16;
+  int const copied = (misaligned + span.token_bytes + 15) / 16 * 16;
   span.stride = by_token ? copied / 16 % 2 == 0 ? copied + 16 : copied : span.token_stride;  // rows of odd pieces of 16 do not meet
   span.tile_stride = by_token ? kWarpTokens * span.stride : kWarpTokens * span.token_stride + 32;
   return span;
@@ -309,14 +325,14 @@ void lay_out(SlotParams<Shape>& params, SlotPlan const& plan) {
   bool const are_joined = same && apart < key_head && -apart < key_head;
   auto const is_whole = [&](int64_t token_stride) { return token_stride % 16 == 0; };
   auto const is_even = [&](int64_t token_stride) { return token_stride / 16 % 2 == 0; };
-  params.by_token = plan.heads == kMostSlotHeads && is_whole(args.key_token_stride) && is_whole(args.value_token_stride) &&
+  params.by_token = plan.heads == Shape::kMostHeads && is_whole(args.key_token_stride) && is_whole(args.value_token_stride) &&
                     (args.kv_heads > plan.heads || is_even(args.key_token_stride) || is_even(args.value_token_stride));
   int64_t const key_at = are_joined && apart < 0 ? -apart : 0, value_at = are_joined && apart > 0 ? apart : 0;
   int64_t const joined = std::max(key_at + kKeyBytes, value_at + kValueBytes);
   params.spans[0] = span_of(args, plan, args.keys - key_at, args.key_page_stride, args.key_token_stride, key_head,
                             are_joined ? static_cast<int>(joined) : kKeyBytes, params.by_token);
   params.spans[1] = params.spans[0], params.span_count = 1;
-  int const tiles = kSlotGroupWarps / plan.heads;
+  int const tiles = Shape::kGroupTiles / plan.heads;
   params.stage_bytes = tiles * params.spans[0].tile_stride;
   if (!are_joined) {
     params.spans[1] = span_of(args, plan, args.values, args.value_page_stride, args.value_token_stride, value_head, kValueBytes, params.by_token);
@@ -324,7 +340,7 @@ void lay_out(SlotParams<Shape>& params, SlotPlan const& plan) {
     params.stage_bytes += tiles * params.spans[1].tile_stride;
   }
   auto const field = [](SlotSpan const& span, int64_t begin, int64_t head_stride) {
-    return SlotField{static_cast<int>(span.begin + span.misaligned + begin), static_cast<int>(head_stride), span.stride, span.tile_stride};
+    return SlotField{static_cast<int>(span.begin + begin), static_cast<int>(head_stride), span.stride, span.tile_stride};
   };
   params.keys = field(params.spans[0], key_at, key_head), params.values = field(params.spans[1], value_at, value_head);
   params.stage_bytes = (params.stage_bytes + 127) / 128 * 128;
@@ -336,7 +352,7 @@ void lay_out(SlotParams<Shape>& params, SlotPlan const& plan) {
 template <class Variant, class Element, class Shape>
 int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
   constexpr int kHeadDim = Shape::kHeadDim;
-  SlotPlan const plan(args, how);
+  SlotPlan const plan(args, how, Shape::kGroupTiles);
   if (plan.all_tiles == 0) return 0;
   Projection projection{};
   if constexpr (Shape::Keys::kParts == 2) {

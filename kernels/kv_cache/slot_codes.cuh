@@ -1,14 +1,18 @@
-// A lane's part of a stored vector of 128 elements that may begin at any even byte of shared memory.
+// A lane's part of a stored vector that may begin at any even byte of shared memory.
 //
-// Four or eight lanes share a vector. Codes are read half a word at a time and used where they lie: which elements a lane has is
+// A warp takes up to 128 elements of a vector, and four or eight of its lanes share them. Codes are read half a word at a time and used where they lie: which elements a lane has is
 // free where both operands of a product agree, so no alignment is asked for and codes are not moved to where they would be natural.
 #pragma once
+
+#include <algorithm>
 
 #include "kv_cache/decode_tiles.cuh"
 
 namespace gemmill::kv_cache {
 
-constexpr int kSlotHeadDim = 128;
+// Elements of a vector that a warp takes. As many warps as take a vector exchange their parts of scores (shares.cuh).
+template <int kHeadDim>
+constexpr int kSlotShare = std::min(kHeadDim, 128);
 
 __device__ __forceinline__ uint32_t half_word(uint8_t const* shared, int at) {
   return *reinterpret_cast<uint16_t const*>(shared + at);
@@ -23,11 +27,12 @@ __device__ __forceinline__ uint32_t four_bytes(uint8_t const* shared, int at) {
 
 // Codes of centroids, looked up in pairs. Element n of a lane is element(lane, n) of the vector. Codes of 3 bits of four lanes are
 // three words each, at a shift; others come in units of half a word, or of three, of lanes in turn.
-template <int kBits, int kLanes>
+template <int kBits, int kLanes, int kShare>
 struct LaneCodes {
-  static constexpr int kElements = kSlotHeadDim / kLanes;
+  static constexpr int kElements = kShare / kLanes;
   static constexpr int kUnit = kBits == 3 ? kElements : 16 / kBits, kUnits = kElements / kUnit;
   static constexpr int kHalves = kUnit * kBits / 16;  // of a unit
+  static_assert(kHalves * 16 == kUnit * kBits, "Units are whole half words.");
   PackedCodes<kBits, kUnit> units[kUnits];
 
   static __device__ __forceinline__ int element(int lane, int n) { return (n / kUnit * kLanes + lane) * kUnit + n % kUnit; }
@@ -60,9 +65,10 @@ struct LaneCodes {
 
 // Codes of two tokens that are numbers themselves, as f16: a code at bits b to b + kBits of an f16's mantissa is code 2^(b - 24).
 // Element n of a lane, of both tokens, is in one word; by factor(n) it becomes the code.
-template <int kBits>
+template <int kBits, int kCodes>
 struct TwoTokens {
-  static constexpr int kHalves = kBits;  // half words of a lane's 16 codes
+  static constexpr int kHalves = kBits * kCodes / 16;  // half words of a lane's codes
+  static_assert(kHalves * 16 == kBits * kCodes, "Codes are whole half words.");
   static constexpr int kMantissa = 10;
   uint32_t words[kHalves];  // of each token half a word
 

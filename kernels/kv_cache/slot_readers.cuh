@@ -1,7 +1,8 @@
 // How keys and values of a format are multiplied, of 16 tokens by a warp: lane 4 g + t has rows g and g + 8 of the tensor core's tiles.
 //
-// A reader of keys says which element of a query stands at which summed place, and makes raw scores and the keys' factors; one of
-// values adds weights times values, and says which element a lane's sums are of.
+// A reader of keys says which element of a query stands at which summed place, makes raw scores of the warp's share of the elements and
+// then the keys' factors; one of values adds weights times values, and says which element a lane's sums are of. Elements are counted
+// within the share.
 #pragma once
 
 #include "kv_cache/slot_codes.cuh"
@@ -9,35 +10,39 @@
 
 namespace gemmill::kv_cache {
 
-// Where 16 tokens of a head lie in shared memory.
+// Where 16 tokens of a head lie in shared memory, and which share of their elements is the warp's.
 struct SlotTile {
   uint8_t const* shared;
   int begin, stride;  // of token 0, from token to token
+  int share;
   __device__ __forceinline__ int row(int token) const { return begin + token * stride; }
 };
 
-using SlotQuery = uint2[kSlotHeadDim / 16];  // of a step, at places 2t and 2t + 1, then 2t + 8 and 2t + 9
-constexpr int kSlotSteps = kSlotHeadDim / 16;
+template <int kHeadDim>
+constexpr int kSlotSteps = kSlotShare<kHeadDim> / 16;
+template <int kHeadDim>
+using SlotQuery = uint2[kSlotSteps<kHeadDim>];  // of a step, at places 2t and 2t + 1, then 2t + 8 and 2t + 9
 
 // Centroids times a norm: ours, and vLLM's, which are divided by their own norm as well. The tensor core sums the squares: of a tile
 // times its own transpose the diagonal.
-template <int kBits, bool kIsUnit>
+template <int kHeadDim, int kBits, bool kIsUnit>
 struct CentroidKeys {
-  static constexpr int kTableBits = kBits, kCodeBytes = kSlotHeadDim * kBits / 8, kBytes = kCodeBytes + kNormBytes;
+  static constexpr int kDim = kHeadDim, kShare = kSlotShare<kHeadDim>, kShareBytes = kShare * kBits / 8;
+  static constexpr int kTableBits = kBits, kCodeBytes = kHeadDim * kBits / 8, kBytes = kCodeBytes + kNormBytes;
   static constexpr int kParts = 1, kRotation = kIsUnit ? kHadamardOnly : kHadamardOfSigns, kAlignment = 2;
-  using Codes = LaneCodes<kBits, 4>;
+  static constexpr bool kHasSquares = kIsUnit;
+  using Codes = LaneCodes<kBits, 4, kShare>;
 
   static __device__ __forceinline__ int element(int, int t, int step, int i) { return Codes::element(t, 4 * step + i); }
 
-  static __device__ __forceinline__ void score(float (&s)[4], float (&of_key)[2], SlotTile const& tile, SlotQuery const (&q)[kParts],
-                                               uint32_t table, int g, int t) {
-    int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g));
+  static __device__ __forceinline__ void score(float (&s)[4], float (&square)[2], SlotTile const& tile,
+                                               SlotQuery<kHeadDim> const (&q)[kParts], uint32_t table, int g, int t) {
     Codes of_low, of_high;
-    of_low.load(tile.shared, low, t);
-    of_high.load(tile.shared, high, t);
+    of_low.load(tile.shared, tile.row(token_of(g)) + tile.share * kShareBytes, t);
+    of_high.load(tile.shared, tile.row(8 + token_of(g)) + tile.share * kShareBytes, t);
     float squares[2][4] = {};
 #pragma unroll
-    for (int step = 0; step < kSlotSteps; ++step) {
+    for (int step = 0; step < kSlotSteps<kHeadDim>; ++step) {
       uint32_t const a[4] = {of_low.pair(table, 2 * step), of_high.pair(table, 2 * step), of_low.pair(table, 2 * step + 1),
                              of_high.pair(table, 2 * step + 1)};
       mma_16x8x16<__half>(s, a, q[0][step].x, q[0][step].y);
@@ -46,24 +51,34 @@ struct CentroidKeys {
         for (int i = 0; i < 4; ++i) mma_16x8x8(squares[i % 2], a[i / 2 * 2], a[i / 2 * 2 + 1], a[i]);
       }
     }
-    of_key[0] *= scalar_of(tile.shared, low + kCodeBytes), of_key[1] *= scalar_of(tile.shared, high + kCodeBytes);
     if constexpr (kIsUnit) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float const own = g % 2 == 0 ? squares[i][2 * i] : squares[i][2 * i + 1];  // of column g, in lanes 4 g + g / 2
-        of_key[i] *= inverse_root(__shfl_sync(0xFFFFFFFFu, own, 4 * g + g / 2) + kUnitSquareFloor);
+        square[i] = __shfl_sync(0xFFFFFFFFu, own, 4 * g + g / 2);
       }
+    }
+  }
+  static __device__ __forceinline__ void factor(float (&of_key)[2], float const (&square)[2], SlotTile const& tile, int g) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      of_key[i] *= scalar_of(tile.shared, tile.row(8 * i + token_of(g)) + kCodeBytes);
+      if constexpr (kIsUnit) of_key[i] *= inverse_root(square[i] + kUnitSquareFloor);
     }
   }
 };
 
 // Centroids of a bit fewer and signs, which meet projected queries. A word of signs has those of elements i and i + 16 in one pair.
-template <int kBits>
+template <int kHeadDim, int kBits>
 struct ProdKeys {
-  using Codes = LaneCodes<kBits - 1, 4>;
-  static constexpr int kTableBits = kBits - 1, kCodeBytes = kSlotHeadDim * kTableBits / 8, kSignBytes = kSlotHeadDim / 8;
+  static constexpr int kDim = kHeadDim, kShare = kSlotShare<kHeadDim>;
+  using Codes = LaneCodes<kBits - 1, 4, kShare>;
+  static constexpr int kTableBits = kBits - 1, kCodeBytes = kHeadDim * kTableBits / 8, kSignBytes = kHeadDim / 8;
+  static constexpr int kShareBytes = kShare * kTableBits / 8, kShareSigns = kShare / 8;
   static constexpr int kScalars = kCodeBytes + kSignBytes, kBytes = kScalars + 2 * kNormBytes;
   static constexpr int kParts = 2, kRotation = kHadamardOfSigns, kAlignment = 2;
+  static constexpr bool kHasSquares = false;
+  static_assert(kShareSigns == 16, "A lane has a word of signs.");
 
   static __device__ __forceinline__ int element(int part, int t, int step, int i) {
     return part == 0 ? Codes::element(t, 4 * step + i) : 32 * t + 2 * step + i / 2 + 16 * (i % 2);
@@ -71,17 +86,17 @@ struct ProdKeys {
   static __device__ __forceinline__ uint32_t two_signs_of(uint32_t word, int bit) {
     return (word << (15 - bit) & 0x80008000u) ^ 0xBC00BC00u;  // a set bit is 1, another -1
   }
-  static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile, SlotQuery const (&q)[kParts],
-                                               uint32_t table, int g, int t) {
-    int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g));
+  static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile,
+                                               SlotQuery<kHeadDim> const (&q)[kParts], uint32_t table, int g, int t) {
+    int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g)), own_signs = kCodeBytes + tile.share * kShareSigns + 4 * t;
     Codes of_low, of_high;
-    of_low.load(tile.shared, low, t);
-    of_high.load(tile.shared, high, t);
-    uint32_t const low_signs = four_bytes(tile.shared, low + kCodeBytes + 4 * t);
-    uint32_t const high_signs = four_bytes(tile.shared, high + kCodeBytes + 4 * t);
+    of_low.load(tile.shared, low + tile.share * kShareBytes, t);
+    of_high.load(tile.shared, high + tile.share * kShareBytes, t);
+    uint32_t const low_signs = four_bytes(tile.shared, low + own_signs);
+    uint32_t const high_signs = four_bytes(tile.shared, high + own_signs);
     float of_signs[4] = {};
 #pragma unroll
-    for (int step = 0; step < kSlotSteps; ++step) {
+    for (int step = 0; step < kSlotSteps<kHeadDim>; ++step) {
       uint32_t const a[4] = {of_low.pair(table, 2 * step), of_high.pair(table, 2 * step), of_low.pair(table, 2 * step + 1),
                              of_high.pair(table, 2 * step + 1)};
       mma_16x8x16<__half>(s, a, q[0][step].x, q[0][step].y);
@@ -96,21 +111,24 @@ struct ProdKeys {
       s[i] = s[i] * scalar_of(tile.shared, row + kScalars) + of_signs[i] * share;
     }
   }
-  static constexpr float kShareOfSign = 1.2533141373155003f / kSlotHeadDim;  // of the residual's norm: sqrt(pi / 2) / d
+  static __device__ __forceinline__ void factor(float (&)[2], float const (&)[2], SlotTile const&, int) {}
+  static constexpr float kShareOfSign = 1.2533141373155003f / kHeadDim;  // of the residual's norm: sqrt(pi / 2) / d
 };
 
 // e4m3 without a scale.
+template <int kHeadDim>
 struct E4m3Keys {
-  static constexpr int kTableBits = 0, kBytes = kSlotHeadDim, kParts = 1, kRotation = kNone, kAlignment = 4;
+  static constexpr int kDim = kHeadDim, kTableBits = 0, kBytes = kHeadDim, kParts = 1, kRotation = kNone, kAlignment = 4;
+  static constexpr bool kHasSquares = false;
 
   static __device__ __forceinline__ int element(int, int t, int step, int i) { return 4 * (4 * step + t) + i; }
 
-  static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile, SlotQuery const (&q)[kParts],
-                                               uint32_t, int g, int t) {
-    uint8_t const* const low = tile.shared + tile.row(token_of(g)) + 4 * t;
-    uint8_t const* const high = tile.shared + tile.row(8 + token_of(g)) + 4 * t;
+  static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile,
+                                               SlotQuery<kHeadDim> const (&q)[kParts], uint32_t, int g, int t) {
+    uint8_t const* const own = tile.shared + tile.share * kSlotShare<kHeadDim> + 4 * t;
+    uint8_t const *const low = own + tile.row(token_of(g)), *const high = own + tile.row(8 + token_of(g));
 #pragma unroll
-    for (int step = 0; step < kSlotSteps; ++step) {
+    for (int step = 0; step < kSlotSteps<kHeadDim>; ++step) {
       uint32_t const of_low = *reinterpret_cast<uint32_t const*>(low + 16 * step);
       uint32_t const of_high = *reinterpret_cast<uint32_t const*>(high + 16 * step);
       uint32_t const a[4] = {two_of_e4m3(of_low & 0xFFFF), two_of_e4m3(of_high & 0xFFFF), two_of_e4m3(of_low >> 16),
@@ -118,11 +136,17 @@ struct E4m3Keys {
       mma_16x8x16<__half>(s, a, q[0][step].x, q[0][step].y);
     }
   }
+  static __device__ __forceinline__ void factor(float (&)[2], float const (&)[2], SlotTile const&, int) {}
 };
 
-// ue8m0 scales of a vector's groups, as powers of two that are looked at apart from NaN.
-struct FourScales {
-  uint32_t word;
+// ue8m0 scales of up to four of a vector's groups, as powers of two that are looked at apart from NaN.
+template <int kGroups>
+struct GroupScales {
+  uint32_t word;  // zeros beyond the groups
+  __device__ __forceinline__ GroupScales(uint8_t const* shared, int at)
+      : word(kGroups > 2 ? four_bytes(shared, at) : half_word(shared, at)) {
+    static_assert(kGroups == 2 || kGroups == 4, "Scales are a word, or half of it.");
+  }
   __device__ __forceinline__ float operator[](int i) const {
     return __uint_as_float((i < 3 ? word << (23 - 8 * i) : word >> 1) & 0x7F800000u);
   }
@@ -130,22 +154,25 @@ struct FourScales {
 };
 
 // e2m1 with a power of two for each 32 elements, which are two steps.
+template <int kHeadDim>
 struct E2m1Keys {
-  using Codes = LaneCodes<4, 4>;
-  static constexpr int kTableBits = 4, kCodeBytes = kSlotHeadDim / 2, kBytes = kCodeBytes + kSlotHeadDim / kE2m1Group;
+  static constexpr int kDim = kHeadDim, kShare = kSlotShare<kHeadDim>, kGroups = kShare / kE2m1Group;
+  using Codes = LaneCodes<4, 4, kShare>;
+  static constexpr int kTableBits = 4, kCodeBytes = kHeadDim / 2, kBytes = kCodeBytes + kHeadDim / kE2m1Group;
   static constexpr int kParts = 1, kRotation = kHadamardOnly, kAlignment = 2;
+  static constexpr bool kHasSquares = false;
 
   static __device__ __forceinline__ int element(int, int t, int step, int i) { return Codes::element(t, 4 * step + i); }
 
-  static __device__ __forceinline__ void score(float (&s)[4], float (&of_key)[2], SlotTile const& tile,
-                                               SlotQuery const (&q)[kParts], uint32_t table, int g, int t) {
-    int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g));
+  static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile,
+                                               SlotQuery<kHeadDim> const (&q)[kParts], uint32_t table, int g, int t) {
+    int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g)), own_scales = kCodeBytes + tile.share * kGroups;
     Codes of_low, of_high;
-    of_low.load(tile.shared, low, t);
-    of_high.load(tile.shared, high, t);
-    FourScales const scales[2] = {{four_bytes(tile.shared, low + kCodeBytes)}, {four_bytes(tile.shared, high + kCodeBytes)}};
+    of_low.load(tile.shared, low + tile.share * kShare / 2, t);
+    of_high.load(tile.shared, high + tile.share * kShare / 2, t);
+    GroupScales<kGroups> const scales[2] = {{tile.shared, low + own_scales}, {tile.shared, high + own_scales}};
 #pragma unroll
-    for (int group = 0; group < kSlotHeadDim / kE2m1Group; ++group) {
+    for (int group = 0; group < kGroups; ++group) {
       float of_group[4] = {};
 #pragma unroll
       for (int step = 2 * group; step < 2 * group + 2; ++step) {
@@ -157,14 +184,16 @@ struct E2m1Keys {
       for (int i = 0; i < 4; ++i) s[i] += of_group[i] * scales[i / 2][group];
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) of_key[i] = scales[i].has_nan() ? NAN : of_key[i];
+    for (int i = 0; i < 4; ++i) s[i] = scales[i / 2].has_nan() ? NAN : s[i];
   }
+  static __device__ __forceinline__ void factor(float (&)[2], float const (&)[2], SlotTile const&, int) {}
 };
 
 // What readers of values have in common: lane g's elements, and where its four tokens lie, those of operand B's places.
-template <int kBits>
+template <int kHeadDim, int kBits>
 struct LaneValues {
-  using Codes = LaneCodes<kBits, 8>;
+  static constexpr int kDim = kHeadDim, kShare = kSlotShare<kHeadDim>, kSteps = kSlotSteps<kHeadDim>, kShareBytes = kShare * kBits / 8;
+  using Codes = LaneCodes<kBits, 8, kShare>;
   // Of a step's sums: of its row g, and then of row g + 8.
   static __device__ __forceinline__ int element(int g, int step) { return Codes::element(g, 2 * step); }
   static __device__ __forceinline__ int row_of_place(SlotTile const& tile, int t, int i) {
@@ -176,24 +205,24 @@ struct LaneValues {
                                                        uint32_t table, int g, int t) {
     Codes of_token[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) of_token[i].load(tile.shared, row_of_place(tile, t, i), g);
+    for (int i = 0; i < 4; ++i) of_token[i].load(tile.shared, row_of_place(tile, t, i) + tile.share * kShareBytes, g);
 #pragma unroll
-    for (int step = 0; step < kSlotSteps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       uint32_t pair[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) pair[i] = of_token[i].pair(table, step);
       uint32_t const a[4] = {__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[0], pair[1], 0x7632),
                              __byte_perm(pair[2], pair[3], 0x5410), __byte_perm(pair[2], pair[3], 0x7632)};
-      uint32_t const(&own)[2] = p[step * kCount / kSlotSteps];
+      uint32_t const(&own)[2] = p[step * kCount / kSteps];
       mma_16x8x16<__half>(running.out[0][step], a, own[0], own[1]);
     }
   }
 };
 
 // Ours: centroids times a norm.
-template <int kBits>
-struct CentroidValues : LaneValues<kBits> {
-  static constexpr int kTableBits = kBits, kCodeBytes = kSlotHeadDim * kBits / 8, kBytes = kCodeBytes + kNormBytes;
+template <int kHeadDim, int kBits>
+struct CentroidValues : LaneValues<kHeadDim, kBits> {
+  static constexpr int kTableBits = kBits, kCodeBytes = kHeadDim * kBits / 8, kBytes = kCodeBytes + kNormBytes;
   static constexpr bool kHasZeros = false, kIsRotated = true;
 
   __device__ __forceinline__ float factor(int) const { return 1.0f; }
@@ -212,13 +241,14 @@ struct CentroidValues : LaneValues<kBits> {
 
 // vLLM's: code scale + zero. Codes are multiplied as they lie. The middle of the steps is added apart, for what the weights' rounding
 // leaves of it too, so that a value's error is that of its distance from the middle.
-template <int kBits>
-struct UniformValues : LaneValues<kBits> {
-  static constexpr int kTableBits = 0, kCodeBytes = kSlotHeadDim * kBits / 8, kBytes = kCodeBytes + 4;
+template <int kHeadDim, int kBits>
+struct UniformValues : LaneValues<kHeadDim, kBits> {
+  using Codes = TwoTokens<kBits, kSlotShare<kHeadDim> / 8>;
+  static constexpr int kTableBits = 0, kCodeBytes = kHeadDim * kBits / 8, kBytes = kCodeBytes + 4;
   static constexpr bool kHasZeros = true, kIsRotated = false;
   static constexpr float kMiddle = ((1 << kBits) - 1) * 0.5f;
 
-  __device__ __forceinline__ float factor(int n) const { return TwoTokens<kBits>::factor(n); }
+  __device__ __forceinline__ float factor(int n) const { return Codes::factor(n); }
 
   template <bool kPlain, class Shape>
   __device__ __forceinline__ void add(Running<Shape>& running, float const (&weight)[1][4], Seen<Shape> const& seen, int token,
@@ -240,13 +270,14 @@ struct UniformValues : LaneValues<kBits> {
       running.zeros[0][0] -= kMiddle * of_half(rounded & 0xFFFF), running.zeros[0][1] -= kMiddle * of_half(rounded >> 16);
       p[half] = transpose_8x8(rounded);
     }
-    TwoTokens<kBits> codes[2];
+    Codes codes[2];
+    int const begin = tile.share * LaneValues<kHeadDim, kBits>::kShareBytes;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      codes[i].load(tile.shared, this->row_of_place(tile, t, 2 * i), this->row_of_place(tile, t, 2 * i + 1), g);
+      codes[i].load(tile.shared, this->row_of_place(tile, t, 2 * i) + begin, this->row_of_place(tile, t, 2 * i + 1) + begin, g);
     }
 #pragma unroll
-    for (int step = 0; step < kSlotSteps; ++step) {
+    for (int step = 0; step < kSlotSteps<kHeadDim>; ++step) {
       uint32_t const a[4] = {codes[0][2 * step], codes[0][2 * step + 1], codes[1][2 * step], codes[1][2 * step + 1]};
       mma_16x8x16<__half>(running.out[0][step], a, p[0], p[1]);
     }
@@ -254,9 +285,10 @@ struct UniformValues : LaneValues<kBits> {
 };
 
 // UltraQuant's: a weight for each group of 32 elements. Sums are of a unit, a power of two that keeps weights within f16.
-struct E2m1Values : LaneValues<4> {
-  static constexpr int kTableBits = 4, kCodeBytes = kSlotHeadDim / 2, kGroups = kSlotHeadDim / kE2m1Group;
-  static constexpr int kBytes = kCodeBytes + kGroups;
+template <int kHeadDim>
+struct E2m1Values : LaneValues<kHeadDim, 4> {
+  static constexpr int kTableBits = 4, kCodeBytes = kHeadDim / 2, kGroups = kSlotShare<kHeadDim> / kE2m1Group;
+  static constexpr int kBytes = kCodeBytes + kHeadDim / kE2m1Group;
   static constexpr bool kHasZeros = false, kIsRotated = false;
   static constexpr float kLargest = 0x1p14f;  // a scale beside the unit
   float unit = 1.0f;                          // grows
@@ -275,11 +307,11 @@ struct E2m1Values : LaneValues<4> {
   __device__ __forceinline__ void add(Running<Shape>& running, float const (&weight)[1][4], Seen<Shape> const& seen, int token,
                                       SlotTile const& tile, uint32_t table, int g, int t) {
     int const own = token_of(g);
-    FourScales scales[2];
+    int const own_scales = kCodeBytes + tile.share * kGroups;
+    GroupScales<kGroups> const scales[2] = {{tile.shared, tile.row(own) + own_scales}, {tile.shared, tile.row(own + 8) + own_scales}};
     float largest = 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      scales[half] = {four_bytes(tile.shared, tile.row(own + 8 * half) + kCodeBytes)};
       bool const counts = (kPlain || token + own + 8 * half < seen.length) && !scales[half].has_nan();
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) largest = fmaxf(largest, counts ? scales[half][i] : 0.0f);

@@ -1,29 +1,36 @@
 // What attention over packed vectors in slots is made of: sizes, shared memory, arguments.
 //
 // Slots of a page lie token by token, and of a token head by head, as vLLM's pages have them: keys and values in one slot, or keys and
-// values in tensors of their own. A block takes one, two, four or eight KV heads, so that what it reads lies together.
+// values in tensors of their own. A block takes one, two, four or eight KV heads of up to 128 elements, so that what it reads lies
+// together: of 256 elements up to four, whose vectors two warps share, of 512 up to two, whose vectors four share.
 #pragma once
 
 #include "kv_cache/pack.cuh"
+#include "kv_cache/shares.cuh"
 #include "kv_cache/slot_readers.cuh"
 
 namespace gemmill::kv_cache {
 
-constexpr int kSlotGroups = 2, kSlotGroupWarps = 8;  // groups of consumers have a producer each; a stage has 16 tokens of a head a warp
+constexpr int kSlotGroups = 2, kSlotGroupWarps = 8;  // groups of consumers have a producer each; a stage has 16 tokens of a share a warp
 constexpr int kSlotConsumers = kSlotGroups * kSlotGroupWarps, kSlotThreads = 32 * (kSlotConsumers + 4);
-constexpr int kMostSlotStages = 8, kMostSlotHeads = 8;
+constexpr int kMostSlotStages = 8;
 
 // Where one side's tokens are, or both sides' where slots have both, and how they lie in a stage.
 struct SlotSpan {
-  uint8_t const* base;                // of page 0, back to a multiple of 16 bytes
+  uint8_t const* base;                // of page 0
   int64_t page_stride;
   int token_stride, heads_stride;     // bytes of memory from token to token, and from a block's heads to the next block's
-  int misaligned;                     // bytes of `base` that are nobody's
   int token_bytes;                    // that are read of a token
   int begin, stride, tile_stride;     // in a stage: of tokens, and of 16 of them
+
+  __device__ __forceinline__ uint8_t const* first(int64_t head_group) const { return base + head_group * heads_stride; }
+  // Bytes before a block's first that are copied too, back to a multiple of 16. They are nobody's.
+  __device__ __forceinline__ int misaligned(int64_t head_group) const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(first(head_group)) % 16);
+  }
 };
 
-// Where a side's vectors are in a stage.
+// Where a side's vectors are in a stage, behind the bytes that are nobody's.
 struct SlotField {
   int begin, head_stride, stride, tile_stride;
 };
@@ -32,22 +39,28 @@ template <class KeyReader, class ValueReader>
 struct SlotShape {
   using Keys = KeyReader;
   using Values = ValueReader;
-  static constexpr int kHeadDim = kSlotHeadDim, kSteps = kSlotSteps, kRowTiles = 1, kRows = kRowsOfTile;
+  static constexpr int kHeadDim = Keys::kDim, kShareDim = kSlotShare<kHeadDim>, kShares = kHeadDim / kShareDim;
+  static_assert(Values::kDim == kHeadDim && kShares * kShareDim == kHeadDim, "Shares are alike.");
+  static constexpr int kGroupTiles = kSlotGroupWarps / kShares;  // of 16 tokens of a head, that a group takes at a time
+  static constexpr int kMostHeads = kGroupTiles;
+  static constexpr int kSteps = kSlotSteps<kHeadDim>, kRowTiles = 1, kRows = kRowsOfTile;
   static constexpr int kKeyBits = Keys::kTableBits, kValueBits = Values::kTableBits, kConsumerWarps = kSlotConsumers;
   static constexpr bool kHasZeros = Values::kHasZeros;
   static constexpr bool kIsStepped = false;
   // Of 96 registers that a thread begins with; they move from four warps to others.
   static constexpr int kConsumerRegisters = Keys::kParts == 1 ? 104 : 112, kProducerRegisters = Keys::kParts == 1 ? 56 : 32;
-  // Shared memory: barriers, stages, the table where 64 KiB begin, queries, more stages.
+  // Shared memory: barriers, stages, the table where 64 KiB begin, queries, parts of scores, more stages.
   static constexpr int kFirstStages = 2 * kMostSlotStages * 8, kTable = kTableBytes - kReserved;
-  static constexpr int kQueries = kTable + kTableBytes, kQueryBytes = kMostSlotHeads * kRows * Keys::kParts * kHeadDim * 2;
-  static constexpr int kMoreStages = kQueries + kQueryBytes, kEnd = kMostShared / 128 * 128;
-  static constexpr int kSumStride = kHeadDim + 4;
+  static constexpr int kQueries = kTable + kTableBytes, kQueryBytes = kMostHeads * kRows * Keys::kParts * kHeadDim * 2;
+  static constexpr int kScoreParts = kQueries + kQueryBytes;
+  static constexpr int kMoreStages = kScoreParts + Shares<kShares>::bytes(kConsumerWarps), kEnd = kMostShared / 128 * 128;
+  static constexpr int kSumStride = kShareDim + 4;
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kMoreStages, "Sums reuse it.");
 };
 
-template <class Shape>
+template <class OfShape>
 struct SlotParams {
+  using Shape = OfShape;
   gemmill_kv_packed_attention_args args;
   Partial<Shape::kHeadDim> partial;
   Signs<Shape::kHeadDim> signs;
@@ -92,7 +105,7 @@ struct SlotPlace : SlotBlock {
     auto const& args = params.args;
     int64_t const reach = args.pages == 0 ? 0 : args.block_table == nullptr ? args.page_size : args.table_pages * args.page_size;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
-    stage_tokens = kWarpTokens * kSlotGroupWarps / params.heads;
+    stage_tokens = kWarpTokens * Params::Shape::kGroupTiles / params.heads;
     int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
     int const begin = static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
     int const count = (length + stage_tokens - 1) / stage_tokens - begin;

@@ -33,7 +33,7 @@ __device__ __forceinline__ void stored_of_warp(float (&y)[kHeadDim / 32], Vector
 
 // Grid: as many blocks as the device holds.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kPackThreads, kPackBlocks)
+__global__ void __launch_bounds__(kPackThreads, kPackBlocks<kHeadDim>)
     unpack_vectors(__grid_constant__ VectorsParams<kHeadDim> const params) {
   constexpr int kOwn = kHeadDim / 32;
   extern __shared__ __align__(128) uint8_t shared[];

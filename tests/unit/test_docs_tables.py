@@ -18,7 +18,7 @@ EXACT = {
     "docs/experts.md": {"packing"},
     "docs/formats.md": {"format", "codes"},
     "docs/gated_mm.md": {"activation"},
-    "docs/kv_cache.md": {"format", "vLLM 0.33.0", "keys and values"},
+    "docs/kv_cache.md": {"format", "vLLM 0.33.0", "keys and values", "name in a kernel's name"},
     "docs/sparsity.md": {"layout"},
     "docs/quantisation.md": {"quantity"},
 }

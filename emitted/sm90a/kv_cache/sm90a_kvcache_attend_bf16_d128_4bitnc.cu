@@ -7,12 +7,12 @@ struct sm90a_kvcache_attend_bf16_d128_4bitnc;  // makes the kernels' names the v
 extern "C" int32_t gemmill_sm90a_kvcache_attend_bf16_d128_4bitnc(void const* args, gemmill_launch const* how) {
   using namespace gemmill::kv_cache;
   constexpr Centroids kCentroids{{{0xb3b9, 0xb1da, 0xb093, 0xaf1b, 0xad55, 0xab6f, 0xa864, 0xa1d0, 0x21d0, 0x2864, 0x2b6f, 0x2d55, 0x2f1b, 0x3093, 0x31da, 0x33b9}, {}}};
-  using Shape = SlotShape<CentroidKeys<4, true>, UniformValues<4>>;
+  using Shape = SlotShape<CentroidKeys<128, 4, true>, UniformValues<128, 4>>;
   static_assert(Shape::kHeadDim == 128, "Slots have vectors of so many elements.");
   return attend_in_slots<sm90a_kvcache_attend_bf16_d128_4bitnc, __nv_bfloat16, Shape>(*static_cast<gemmill_kv_packed_attention_args const*>(args), *how, kCentroids);
 }
 
 extern "C" int64_t gemmill_sm90a_kvcache_attend_bf16_d128_4bitnc_workspace(void const* args, gemmill_launch const* how) {
   using namespace gemmill::kv_cache;
-  return slot_workspace<SlotShape<CentroidKeys<4, true>, UniformValues<4>>>(*static_cast<gemmill_kv_packed_attention_args const*>(args), *how);
+  return slot_workspace<SlotShape<CentroidKeys<128, 4, true>, UniformValues<128, 4>>>(*static_cast<gemmill_kv_packed_attention_args const*>(args), *how);
 }

@@ -127,7 +127,7 @@ def test_sizes_that_are_not_offered() -> None:
             hadamard.split(size)
 
 
-@pytest.mark.parametrize("size", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("size", [64, 96, 128, 192, 256, 512])
 @pytest.mark.parametrize("kind", list(RotationKind))
 def test_rotations_are_orthogonal_and_seeded(kind: RotationKind, size: int) -> None:
     if size > 128 and kind is RotationKind.DENSE:

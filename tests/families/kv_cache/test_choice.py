@@ -1,6 +1,7 @@
 """How many slices the tokens of a sequence are: a launch setting, chosen by a model or by what was measured."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gemmill.families.kv_cache.cases import CASES
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_config
 from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
+from gemmill.families.kv_cache.classes import class_of_config
 from gemmill.families.kv_cache.config import HALF_WAVES, SLICES, Kind, KvCacheConfig, Operands, Slots, offered_kinds
 from gemmill.families.kv_cache.model import Facts, slices_of
 from gemmill.families.kv_cache.selections import default
@@ -124,6 +126,23 @@ def test_the_model_fills_the_device_once_and_long_blocks_more_often(op: Op, tabl
     assert wide.entry.config.half_waves > 2
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_slots_that_a_build_has_no_kernel_of_come_to_that_of_any_format(
+    head_dim: int, table_of: Callable[..., Any]
+) -> None:
+    """Where it has one, that one is taken, however short and many sequences are."""
+    every = [
+        KvCacheConfig(kind=Kind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=head_dim, slots=slots))
+        for slots in (Slots.ANY, Slots.NC4)
+    ]
+    calls = [
+        ShapedCall(family=NAME, call_class=class_of_config(every[1]), sizes=sizes, alignments=())
+        for sizes in product((1, 500), (1, 4), (8, 32), (4, 8), (1, 100_000))
+    ]
+    for table, wanted in ((table_of(every[0]), every[0]), (table_of(*every), every[1])):
+        assert {select(table, call, SMS).entry.config for call in calls} == {wanted}
+
+
 def test_a_measured_row_is_taken_before_the_model(table_of: Callable[..., Any], tuned_row: Callable[..., Any]) -> None:
     op = Op.DECODE_4
     slow = next(config for config in configs_of(op) if config.half_waves == 8)
@@ -192,6 +211,9 @@ def test_each_class_is_known_by_its_calls(op: Op) -> None:
 def test_blackwell_has_the_kernels_that_fit_its_shared_memory() -> None:
     assert offered_kinds(Arch.SM100A) == tuple(Kind)
     assert set(Kind) - set(offered_kinds(Arch.SM120A)) == {Kind.DECODE, Kind.ATTEND, Kind.SCORES}
-    assert {config.arch for config in default(Arch.SM120A)} == {Arch.SM120A}
+    found = list(default(Arch.SM120A))
+    assert {config.arch for config in found} == {Arch.SM120A}
+    longest = {kind: max(c.operands.head_dim for c in found if c.kind is kind) for kind in offered_kinds(Arch.SM120A)}
+    assert longest == dict.fromkeys(longest, 512) | {Kind.COMPRESS: 256}
     with pytest.raises(ValueError, match="up to 232448 bytes of shared memory, a block has 101376 there"):
         KvCacheConfig(**(vars(DECODE) | {"arch": Arch.SM120A}))

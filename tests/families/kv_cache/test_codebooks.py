@@ -9,7 +9,7 @@ import pytest
 from gemmill.families.kv_cache.codebooks import OFFERED_BITS, codebook
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
 
-HEAD_DIMS = (64, 96, 128, 192, 256)
+HEAD_DIMS = (64, 96, 128, 192, 256, 512)
 
 # Max, "Quantizing for minimum distortion", 1960, table I: outputs and end points at x > 0, mean squared error.
 MAX_1960 = {

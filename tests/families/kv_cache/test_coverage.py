@@ -7,17 +7,18 @@ import pytest
 from gemmill.families.kv_cache.cases.calls import DecodeCase, of_config
 from gemmill.families.kv_cache.cases.drawn import drawn
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
-from gemmill.families.kv_cache.config import KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import MOST_OF_ANY, SLOT_FORMATS, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.ops import DECODE
 from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS
 from gemmill.families.kv_cache.packed_ops import ATTENTION
-from gemmill.families.kv_cache.selections import default
+from gemmill.families.kv_cache.selections import sweep
 from gemmill.numerics.call import CPU_LIMITS, LegalCall
 from gemmill.numerics.draw import Draw
 from gemmill.vocab import Arch
 
 ROUNDS = 400
+OF_ANY = {head_dim for head_dim in HEAD_DIMS if head_dim <= MOST_OF_ANY}
 ATTENTIONS = {"pages": DECODE.name, "any format": ATTENTION.name, "slots": ATTENTION.name}
 
 
@@ -25,7 +26,7 @@ ATTENTIONS = {"pages": DECODE.name, "any format": ATTENTION.name, "slots": ATTEN
 def checked() -> dict[str, dict[KvCacheConfig, list[DecodeCase | AttendCase]]]:
     """Calls of each attention's kernels, settings of launches left out."""
     found: dict[str, dict[KvCacheConfig, list[DecodeCase | AttendCase]]] = {name: {} for name in ATTENTIONS}
-    for config in default(Arch.SM90A):
+    for config in sweep(Arch.SM90A):
         if config.attends and config == config.compiled:
             cases = [case for case in of_config(config) if isinstance(case, DecodeCase | AttendCase)]
             name = (
@@ -55,7 +56,8 @@ def test_each_kernel_is_checked_with_every_option(attention: str) -> None:
         rows = [case.rows * case.heads // case.kv_heads for case in cases]
         assert min(rows) <= 2 and max(rows) > 16, config
     assert {config.operands.head_dim for config in checked()["pages"]} == set(HEAD_DIMS)
-    assert {config.operands.head_dim for config in checked()["any format"]} == set(HEAD_DIMS)
+    assert {config.operands.head_dim for config in checked()["any format"]} == OF_ANY
+    assert {config.operands.head_dim for config in checked()["slots"]} == set(SLOT_FORMATS)
 
 
 def test_pages_of_every_size_are_checked_by_each_kernel() -> None:
@@ -78,7 +80,7 @@ def test_heads_rows_and_head_dims_are_drawn(op: str) -> None:
         page_of = call.slots["cache" if op == DECODE.name else "keys"].shape
         groups.add(heads // page_of[1 if op == DECODE.name else 2])
         head_dims.add(head_dim), batches.add(batch), rows.add(of_rows)
-    assert groups >= set(range(1, 17)) and head_dims == set(HEAD_DIMS)
+    assert groups >= set(range(1, 17)) and head_dims == (set(HEAD_DIMS) if op == DECODE.name else OF_ANY)
     assert {0, 1, 3} <= batches and {0, 1, 8} <= rows
 
 

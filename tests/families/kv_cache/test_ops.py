@@ -22,11 +22,11 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     cache_format_of,
     of_packed_config,
 )
-from gemmill.families.kv_cache.config import COMPILED, FORMATS, Kind, KvCacheConfig, Operands, Slots
+from gemmill.families.kv_cache.config import FORMATS, MOST_OF_ANY, SLOT_FORMATS, Kind, KvCacheConfig, Operands, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.ops import DECODED, SCHEMAS_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
-from gemmill.families.kv_cache.selections import default
+from gemmill.families.kv_cache.selections import default, is_served, sweep
 from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import parse_name, to_name
@@ -36,6 +36,9 @@ from making import changed
 TRANSFORM = HadamardCase(rows=3, columns=128)
 STORE = CompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
 DECODE = DecodeCase(lengths=(20, 3), rows=2, heads=4, kv_heads=2, page=16)
+LONG = AttendCase(
+    lengths=(9,), heads=4, kv_heads=1, head_dim=512, format=cache_format_of(Slots.ULTRAQUANT), page=16, are_apart=True
+)
 RESTORE = DecompressCase(tokens=5, format="k_eden4_v_eden4", kv_heads=2, page=16)
 
 
@@ -128,7 +131,7 @@ def narrower(tensor: Tensor) -> Tensor:
     ("case", "change", "text"),
     [
         (TRANSFORM, {"x": lambda x: x[:, :96]}, "out is [3, 128], expected x's [3, 96]"),
-        (TRANSFORM, {"x": narrower, "out": narrower}, "x has 80 columns, expected 64, 96, 128, 192 or 256"),
+        (TRANSFORM, {"x": narrower, "out": narrower}, "x has 80 columns, expected 64, 96, 128, 192, 256 or 512"),
         (TRANSFORM, {"x": Tensor.float}, "x is float32, expected bfloat16 or float16"),
         (STORE, {"format": lambda _: "eden4"}, "format is 'eden4', expected 'k_eden2_v_eden2', "),
         (STORE, {"cache": lambda c: c[..., :100]}, "cache is [2, 2, 16, 100], expected [pages, KV heads, page, 132]: so many bytes"),
@@ -136,7 +139,7 @@ def narrower(tensor: Tensor) -> Tensor:
         (STORE, {"cache": lambda c: c.transpose(1, 2).contiguous().transpose(1, 2)}, "has strides [4224, 132, 264, 1]: a page must be contiguous"),
         (STORE, {"cache": lambda c: c[:, :1]}, "keys is [5, 2, 128] and cache is [2, 1, 16, 132]: 2 heads do not fit a cache of 1"),
         (STORE, {"cache": lambda c: moved(c, 8)}, "cache begins 8 bytes past a 16-byte boundary, and kernels need it aligned"),
-        (STORE, {"keys": narrower, "values": narrower}, "vectors have 80 elements, expected 64, 96, 128, 192 or 256"),
+        (STORE, {"keys": narrower, "values": narrower}, "vectors have 80 elements, expected 64, 96, 128, 192, 256 or 512"),
         (STORE, {"values": Tensor.half}, "values is float16, expected bfloat16"),
         (STORE, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
         (STORE, {"slot_mapping": lambda s: s[:4]}, "slot_mapping has shape [4], expected [tokens] = [5]"),
@@ -153,6 +156,10 @@ def narrower(tensor: Tensor) -> Tensor:
         (DECODE, {"softcap": lambda _: -1.0}, "softcap is -1.0, expected a positive number, or 0 for none"),
         (DecodeCase(lengths=(3,), head_dim=64), {"format": lambda _: "k_eden4_v_eden3"}, "format is 'k_eden4_v_eden3' with vectors of 64 elements, expected as many bits"),
         (DECODE, {"lse": lambda x: x[..., :1]}, "lse has shape [2, 4, 1] and strides [8, 2, 1], expected three dimensions without gaps"),
+        (ScoresCase(length=3, heads=2, kv_heads=1), {"q": lambda q: q.repeat(1, 1, 1, 4)}, "vectors have 512 elements, expected 64, 96, 128, 192 or 256"),
+        (replace(LONG, format="k_eden4_v_e2m1"), {"window": lambda _: 0}, "vectors have 512 elements in k_eden4_v_e2m1 with 4 query rows times heads of a KV head; of so many elements there are kernels for k_e4m3_v_uniform4, "),
+        (replace(LONG, rows=9), {"window": lambda _: 0}, "in k_e2m1_v_e2m1 with 36 query rows times heads of a KV head; of so many elements there are"),
+        (LONG, {"keys": lambda k: k.new_zeros(k.numel() + 1)[1:].view(k.shape)}, "keys and values of vectors of 512 elements begin at other bytes than multiples of 4 and of 2: allocate the cache anew"),
         (DECODE, {"window": lambda _: -2}, "window is -2, expected a number of keys, or 0 for all"),
         (DECODE, {"seed": lambda _: -2}, "seed is -2, expected 0 or more, or -1 for queries that are rotated and an output that stays so"),
     ],
@@ -165,15 +172,16 @@ def test_bad_input_is_one_sentence(case: MadeCall, change: dict[str, Any], text:
 
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
-    configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 564
+    configs = list(sweep(Arch.SM90A))
+    assert len({to_name(config) for config in configs}) == len(configs)
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
         schema = BY_NAME[case.schema.name]
         judged = checks.check(schema, operands.of_arguments(schema, case.arguments("meta")))
         served.add(config_of(judged, Arch.SM90A))
-    assert served == {config.compiled for config in configs} and len(served) == 172
+    assert served == {config.compiled for config in configs} and len(served) == 224
+    assert {config for config in configs if is_served(config)} == set(default(Arch.SM90A))
 
 
 def _slots(case: AttendCase, device: str = "meta", **changed: Tensor) -> Slots:
@@ -182,10 +190,13 @@ def _slots(case: AttendCase, device: str = "meta", **changed: Tensor) -> Slots:
     return config_of(judged, Arch.SM90A).operands.slots
 
 
-def test_calls_in_slots_come_to_the_kernel_of_their_format() -> None:
-    config = KvCacheConfig(kind=Kind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=128, slots=Slots.NC4))
+@pytest.mark.parametrize("head_dim", SLOT_FORMATS)
+def test_calls_in_slots_come_to_the_kernel_of_their_format(head_dim: int) -> None:
+    config = KvCacheConfig(kind=Kind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=head_dim, slots=Slots.NC4))
     cases = list(of_packed_config(config))
     assert len(cases) > 6 and {_slots(case) for case in cases if isinstance(case, AttendCase)} == {Slots.NC4}
+    if head_dim > MOST_OF_ANY:
+        return
     of_any = list(of_packed_config(changed(config, slots=Slots.ANY)))
     assert {_slots(case) for case in of_any if isinstance(case, AttendCase)} == {Slots.ANY}
 
@@ -200,7 +211,9 @@ def test_calls_in_slots_come_to_the_kernel_of_their_format() -> None:
         {"page": 7},
         {"gap": 1},
         {"gap": 76},
-        {"head_dim": 64},
+        {"head_dim": 64, "format": cache_format_of(Slots.NC3)},
+        {"head_dim": 256, "format": cache_format_of(Slots.PROD3)},
+        {"kv_heads": 1, "gap": 116},
         {"is_plain": True, "heads": 2, "kv_heads": 2, "lengths": (9, 5)},
     ],
     ids=str,
@@ -237,16 +250,25 @@ def _cases() -> list[MadeCall]:
             for c in HEAD_DIMS
             for d in dtypes
         ),
-        *(ScoresCase(length=1, dtype=d, head_dim=c) for c in HEAD_DIMS for d in dtypes),
-        *(AttendCase(lengths=(1,), dtype=d, head_dim=c) for c in HEAD_DIMS for d in dtypes),
-        *(AttendCase(lengths=(1,), dtype=d, format=cache_format_of(slots)) for slots in COMPILED for d in dtypes),
+        *(ScoresCase(length=1, dtype=d, head_dim=c) for c in HEAD_DIMS if c <= MOST_OF_ANY for d in dtypes),
+        *(AttendCase(lengths=(1,), dtype=d, head_dim=c) for c in HEAD_DIMS if c <= MOST_OF_ANY for d in dtypes),
+        *(
+            AttendCase(lengths=(1,), dtype=d, head_dim=c, format=cache_format_of(slots))
+            for c, formats in SLOT_FORMATS.items()
+            for slots in formats
+            for d in dtypes
+        ),
     ]
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"kind": Kind.HADAMARD, "head_dim": 80}, "head_dim=80: vectors have 64, 96, 128, 192, 256 elements"),
+        ({"kind": Kind.HADAMARD, "head_dim": 80}, "head_dim=80: vectors have 64, 96, 128, 192, 256, 512 elements"),
+        (
+            {"kind": Kind.SCORES, "head_dim": 512},
+            "head_dim=512 contradicts kind=scores, which has 64, 96, 128, 192, 256 ",
+        ),
         (
             {"kind": Kind.DECODE, "head_dim": 64, "key_bits": 4, "value_bits": 3},
             "of 64 elements, which has 4 and 4, 3 and 3, 2 and 2",
@@ -281,12 +303,16 @@ def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> N
             "key_bits=4 value_bits=4 contradict kind=attend of 128 elements, which has 0 and 0 (bits)",
         ),
         (
-            "sm90a_kvcache_attend_bf16_d64_4bitnc",
-            "slots=4bitnc contradict kind=attend of 64 elements: formats are compiled in of kind=attend with 128 (slots)",
+            "sm90a_kvcache_attend_bf16_d64_3bitnc",
+            "slots=3bitnc contradict kind=attend of 64 elements, which has any, k8v4, 4bitnc, k3v4nc, ultraquant (slots)",
+        ),
+        (
+            "sm90a_kvcache_attend_bf16_d512",
+            "slots=any contradict kind=attend of 512 elements, which has k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant (slots)",
         ),
         (
             "sm90a_kvcache_pack_bf16_d128_4bitnc",
-            "slots=4bitnc contradict kind=pack of 128 elements: formats are compiled in of kind=attend with 128 (slots)",
+            "slots=4bitnc contradict kind=pack of 128 elements, which has any (slots)",
         ),
     ],
 )

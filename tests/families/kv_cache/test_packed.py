@@ -50,7 +50,7 @@ def test_bytes_of_a_packed_vector_are_those_of_its_format(head_dim: int) -> None
 @pytest.mark.parametrize("name", PRESETS)
 def test_pages_of_vllm_are_written_and_read_as_they_are(name: str, head_dim: int) -> None:
     """Bytes equal those of the reference's page layout, which other tests hold to vLLM's own; attention reads them in place.
-    Keys that vLLM rotates have 64, 128 or 256 elements, and others are refused."""
+    Keys that vLLM rotates have 64, 128, 256 or 512 elements, and others are refused."""
     heads, page = 2, 16
     cache = torch.zeros(3, page, heads, slot_sizes(preset(name), head_dim)[2], dtype=torch.uint8)
     keys, values = gemmill.vllm_cache(cache, name, head_dim)
@@ -58,11 +58,11 @@ def test_pages_of_vllm_are_written_and_read_as_they_are(name: str, head_dim: int
     if head_dim in (96, 192) and name != "turboquant_k8v4":
         new = torch.zeros(1, heads, head_dim, dtype=torch.bfloat16)
         with pytest.raises(
-            RuntimeError, match=f"vectors of {head_dim} elements, expected 64, 128 or 256: so many have"
+            RuntimeError, match=f"vectors of {head_dim} elements, expected 64, 128, 256 or 512: so many have"
         ):
             gemmill.kv_compress_keys(keys.flatten(0, 1), new, torch.tensor([0]), key_format)
         with pytest.raises(
-            RuntimeError, match=f"vectors of {head_dim} elements, expected 64, 128 or 256: so many have"
+            RuntimeError, match=f"vectors of {head_dim} elements, expected 64, 128, 256 or 512: so many have"
         ):
             gemmill.kv_attention(new[None], keys, values, torch.tensor([1], dtype=torch.int32), format=name)
         return
@@ -220,7 +220,7 @@ def test_weights_that_do_not_fit(weight: Tensor, side: str, text: str) -> None:
         (PackCase(tokens=2, format="e4m3", heads=1), {"rotated": lambda _: True}, "rotated with e4m3: what has this format is not rotated, so leave it out"),
         (PackCase(tokens=2, format="e2m1", heads=1, of_values=True), {"rotated": lambda _: True}, "rotated with e2m1: what has this format is not rotated, so leave it out"),
         (MAPPED, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
-        (PackCase(tokens=2, format="unit_centroids4", heads=1), {"keys": lambda k: k[..., :96]}, "format is 'unit_centroids4' with vectors of 96 elements, expected 64, 128 or 256: so many"),
+        (PackCase(tokens=2, format="unit_centroids4", heads=1), {"keys": lambda k: k[..., :96]}, "format is 'unit_centroids4' with vectors of 96 elements, expected 64, 128, 256 or 512: so many"),
         (UNPACK, {"values": lambda v: v[:1].expand(5, 2, 128)}, "values of [5, 2, 128] has strides [0, 128, 1]: its vectors must follow"),
         (SCORES, {"q": lambda q: q[:, :, :3], "scores": lambda s: s[:, :3]}, "q has 3 heads and keys 2: query heads are a multiple of KV heads"),
         (SCORES, {"keys": lambda k: k[..., :65]}, "keys is [1, 9, 2, 65], expected [1, length, KV heads, 66]: so many bytes has a key"),

@@ -56,7 +56,7 @@ def test_definition_by_hand(method: Method, bits: int) -> None:
     assert found.tolist() == pytest.approx(wanted, abs=1e-12)
 
 
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256, 512])
 @pytest.mark.parametrize(("method", "bits"), CASES)
 def test_squared_error_is_the_codebooks(method: Method, bits: int, head_dim: int) -> None:
     """Over 2,000 Gaussian vectors: D, for prod pi / 2 D(b - 1).

@@ -59,7 +59,19 @@ _SIDES = {
     Slots.PROD3: ("turboquant_prod3", "turboquant_mse2"),
 }
 COMPILED = tuple(_SIDES)
-SLOT_HEAD_DIM = 128
+_OF_128 = (Slots.PROD3,)
+"""Formats with signs: a lane has a word of them in vectors of 128 elements, and nobody serves them in longer ones."""
+SLOT_FORMATS = {
+    64: tuple(slots for slots in COMPILED if slots not in (Slots.NC3, *_OF_128)),
+    128: COMPILED,
+    256: tuple(slots for slots in COMPILED if slots not in _OF_128),
+    512: tuple(slots for slots in COMPILED if slots not in _OF_128),
+}
+"""The formats of slots that attention is compiled for, by head dim. Eight codes of 3 bits, which a lane has of values of 64, are no
+whole half words."""
+MOST_OF_ANY = 256
+"""The largest head dim of kernels that decode any format to tiles of f16: two tiles of 512 would not fit shared memory, nor a warp's
+sums its registers."""
 _TEMPLATE = {
     Kind.HADAMARD: "hadamard",
     Kind.COMPRESS: "compress",
@@ -182,10 +194,18 @@ def _dtype(c: KvCacheConfig) -> Iterator[str]:
         yield f"dtype={dtype}: elements are {' or '.join(DTYPES)}, as tensor cores take them"
 
 
+def offered_head_dims(kind: Kind) -> tuple[int, ...]:
+    """The head dims that a kind has kernels for."""
+    return tuple(d for d in HEAD_DIMS if kind is not Kind.SCORES or d <= MOST_OF_ANY)
+
+
 def _sizes(c: KvCacheConfig) -> Iterator[str]:
-    """A row is 12 or 16 pieces of 8 to 32 bytes."""
-    if (head_dim := c.operands.head_dim) not in HEAD_DIMS:
+    """A row is 12 or 16 pieces of 8 to 64 bytes."""
+    head_dim, offered = c.operands.head_dim, offered_head_dims(c.kind)
+    if head_dim not in HEAD_DIMS:
         yield f"head_dim={head_dim}: vectors have {', '.join(map(str, HEAD_DIMS))} elements"
+    elif head_dim not in offered:
+        yield f"head_dim={head_dim} contradicts kind={c.kind}, which has {', '.join(map(str, offered))}"
 
 
 def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
@@ -208,17 +228,16 @@ def _bits(c: KvCacheConfig) -> Iterator[str]:
 
 def offered_slots(kind: Kind, head_dim: int) -> tuple[Slots, ...]:
     """The formats of slots that a kind has kernels for: any of them, and those that are compiled in."""
-    return tuple(Slots) if kind is Kind.ATTEND and head_dim == SLOT_HEAD_DIM else (Slots.ANY,)
+    compiled = SLOT_FORMATS.get(head_dim, ()) if kind is Kind.ATTEND else ()
+    return compiled if compiled and head_dim > MOST_OF_ANY else (Slots.ANY, *compiled)
 
 
 def _slots(c: KvCacheConfig) -> Iterator[str]:
     """A lane's part of a vector is whole units of codes."""
     x = c.operands
-    if x.slots not in offered_slots(c.kind, x.head_dim):
-        yield (
-            f"slots={x.slots} contradict kind={c.kind} of {x.head_dim} elements: formats are compiled in of kind={Kind.ATTEND} with "
-            f"{SLOT_HEAD_DIM}"
-        )
+    offered = offered_slots(c.kind, x.head_dim)
+    if x.slots not in offered:
+        yield f"slots={x.slots} contradict kind={c.kind} of {x.head_dim} elements, which has {', '.join(offered)}"
 
 
 def _half_waves(c: KvCacheConfig) -> Iterator[str]:
@@ -251,13 +270,20 @@ def offered_kinds(arch: Arch) -> tuple[Kind, ...]:
 
 _MOST_SHARED = {Kind.DECODE: 227 * 1024, Kind.ATTEND: 227 * 1024, Kind.SCORES: 208 * 1024}
 """Bytes of shared memory that the largest kernel of a kind takes. Other kinds take less than any architecture has."""
+_LONG_STORE = 143 * 1024
+"""Bytes of shared memory of a store of 512 elements: eight warps have sixteen vectors each on their way or at hand."""
+
+
+def shared_memory(kind: Kind, head_dim: int) -> int:
+    """Bytes of shared memory that kernels of a kind take, at most; 0 where any architecture has enough."""
+    return _LONG_STORE if kind is Kind.COMPRESS and head_dim > MOST_OF_ANY else _MOST_SHARED.get(kind, 0)
 
 
 def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
     """Stages, tables and queries of an attention lie in shared memory."""
-    if c.kind not in offered_kinds(c.arch):
+    if (needed := shared_memory(c.kind, c.operands.head_dim)) > c.arch.shared_memory_bytes:
         yield (
-            f"kind={c.kind} on arch={c.arch}: its kernels take up to {_MOST_SHARED[c.kind]} bytes of shared memory, a block has "
+            f"kind={c.kind} on arch={c.arch}: its kernels take up to {needed} bytes of shared memory, a block has "
             f"{c.arch.shared_memory_bytes} there"
         )
 

@@ -59,6 +59,6 @@ FAMILY = Family(
     serving="gemmill.families.kv_cache.serving",
     questions=QUESTIONS,
     functions="gemmill.families.kv_cache.functions",
-    selections={"smoke": selections.smoke, "default": selections.default},
+    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

@@ -22,7 +22,7 @@ prod); Vargaftik et al., EDEN, ICML 2022 (the unbiased scale); vLLM 0.33.0 for t
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-HEAD_DIMS = (64, 96, 128, 192, 256)
+HEAD_DIMS = (64, 96, 128, 192, 256, 512)
 PAGE_SIZES = (16, 32, 64, 128)
 SCALAR_BYTES = 2
 MOST_SEED = 2**63 - 1

@@ -32,7 +32,7 @@ _ops = torch.ops.gemmill
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Return scale H x [..., columns] for each row of x [..., columns], in x's dtype.
 
-    x is bf16 or f16. columns are 64, 96, 128, 192 or 256. H is Sylvester's matrix for powers of two. For 96 and 192 it
+    x is bf16 or f16. columns are 64, 96, 128, 192, 256 or 512. H is Sylvester's matrix for powers of two. For 96 and 192 it
     is Paley's of 12 times Sylvester's.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -13,8 +13,10 @@ from gemmill.families.kv_cache.config import (
     Operands,
     format_of,
     offered_bits,
+    offered_head_dims,
     offered_slots,
     settings_of,
+    shared_memory,
 )
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.packed_ops import PACKED_OF, PACKED_OPS, one_of_words
@@ -280,7 +282,8 @@ def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
             arch=arch,
         )
         for dtype in DTYPES
-        for head_dim in HEAD_DIMS
+        for head_dim in offered_head_dims(kind)
+        if shared_memory(kind, head_dim) <= arch.shared_memory_bytes
         for keys, values in offered_bits(kind, head_dim)
         for slots in offered_slots(kind, head_dim)
         for half_waves, slices in settings_of(kind)

@@ -1,8 +1,16 @@
 """The ops of packed vectors, one side of a cache at a time or both, and what must hold for a call of each."""
 
 from gemmill.families.kv_cache.classes import CLASSES
-from gemmill.families.kv_cache.config import COMPILED, DTYPES, SLOT_HEAD_DIM, Kind, Slots
-from gemmill.families.kv_cache.formats import E2M1_GROUP, HEAD_DIMS
+from gemmill.families.kv_cache.config import (
+    COMPILED,
+    DTYPES,
+    MOST_OF_ANY,
+    SLOT_FORMATS,
+    Kind,
+    Slots,
+    offered_head_dims,
+)
+from gemmill.families.kv_cache.formats import E2M1_GROUP
 from gemmill.families.kv_cache.packed import CACHE_FORMATS, KEY_FORMATS, POWERS_OF_TWO, SEEDED, VALUE_FORMATS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Tensor, When
 from gemmill.family import any_of as any_word
@@ -73,9 +81,11 @@ def _rotatable(place: str) -> Require:
     )
 
 
-_HEAD_DIM = Require(
-    f"head_dim in {HEAD_DIMS}", f"vectors have {{head_dim}} elements, expected {any_word(list(map(str, HEAD_DIMS)))}"
-)
+def _head_dim(kind: Kind) -> Require:
+    offered = offered_head_dims(kind)
+    return Require(
+        f"head_dim in {offered}", f"vectors have {{head_dim}} elements, expected {any_word(list(map(str, offered)))}"
+    )
 
 
 def _beside(name: str, dims: int) -> Require:
@@ -134,7 +144,7 @@ def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
             Check(Aspect.DTYPE, "vectors packed"),
             Check(Aspect.RANK, "vectors packed"),
             Check(Aspect.SHAPE, "vectors"),
-            _HEAD_DIM,
+            _head_dim(kind),
             one_of_words(tuple(formats)),
             *((_rotatable("format_index"),) if of_keys else ()),
             *_size(side, "format_index", _KEY_SCALARS if of_keys else _VALUE_SCALARS),
@@ -186,36 +196,41 @@ def _strides(side: str, cache: str) -> tuple[Let, ...]:
 
 MOST_SLOT_ROWS = 32
 """The most flat rows that kernels of slots take. Each eight of them read the cache again."""
-_MOST_SLOT, _MOST_LONE_SLOT = 208, 256
-"""The most bytes from head to head of a slot, and from token to token where there is one head.
+_MOST_SLOT, _MOST_LONE_SLOT = 208, 248
+"""The most bytes from head to head of a slot of up to 128 elements, and from token to token where there is one head.
 
-Stages of more bytes would not fit.
+Longer vectors have as many times more. Two stages of more bytes would not fit where keys and values lie apart.
 """
 
 
 def _lie_in_slots(side: str) -> str:
     """The test that tokens and heads of a side follow one another, and that copies begin at multiples of 16 bytes."""
     token, head = f"{side}_token_stride", f"{side}_head_stride"
-    together = f"{head} <= {_MOST_SLOT} and {token} == kv_heads * {head} and {head} % 2 == 0"
-    alone = f"kv_heads == 1 and {token} <= {_MOST_LONE_SLOT} and {token} % 2 == 0"
+    most = "* most(head_dim, 128) // 128"
+    together = f"{head} <= {_MOST_SLOT} {most} and {token} == kv_heads * {head} and {head} % 2 == 0"
+    alone = f"kv_heads == 1 and {token} <= {_MOST_LONE_SLOT} {most} and {token} % 2 == 0"
     return f"({alone} or {together}) and (pages <= 1 or {side}_page_stride % 16 == 0)"
 
 
 def _is_of(slots: Slots) -> str:
     keys, values = slots.sides
     words = "key_token_stride % 4 == 0 and (kv_heads == 1 or key_head_stride % 4 == 0) and " if keys == "e4m3" else ""
+    head_dims = tuple(head_dim for head_dim, formats in SLOT_FORMATS.items() if slots in formats)
+    own = f"head_dim in {head_dims}" if len(head_dims) > 1 else f"head_dim == {head_dims[0]}"
     return (
-        f"{words}key_format == {list(KEY_FORMATS).index(keys)} and value_format == {list(VALUE_FORMATS).index(values)}"
+        f"{words}{own} and key_format == {list(KEY_FORMATS).index(keys)} and "
+        f"value_format == {list(VALUE_FORMATS).index(values)}"
     )
 
 
 _ALWAYS = "head_dim > 0"
+_NAMES_OF_LONG = ", ".join(f"k_{keys}_v_{values}" for keys, values in (x.sides for x in SLOT_FORMATS[512]))
 _SLOTS = (
     Let("flat_rows", "rows * (heads // most(kv_heads, 1))"),
     OneOf(
         "lie_apart",
         {
-            "slots": f"head_dim == {SLOT_HEAD_DIM} and flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
+            "slots": f"flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
             f"(is_plain == 1 or page % 16 == 0 and page > 0) and {_lie_in_slots('key')} and {_lie_in_slots('value')}",
             "apart": _ALWAYS,
         },
@@ -227,6 +242,16 @@ _SLOTS = (
         "{format} is none",
     ),
     Let("slots", f"({len(COMPILED)} - places_from_last) * (1 - lie_apart)"),
+    Require(
+        f"head_dim <= {MOST_OF_ANY} or slots > 0",
+        f"vectors have {{head_dim}} elements in {{format}} with {{flat_rows}} query rows times heads of a KV head; of so many elements there are "
+        f"kernels for {_NAMES_OF_LONG} alone, in slots of vLLM's pages and up to {MOST_SLOT_ROWS} rows: restore keys and values, then attend",
+    ),
+    Require(
+        f"head_dim <= {MOST_OF_ANY} or aligned(4, keys) and aligned(2, values)",
+        "{keys.name} and {values.name} of vectors of {head_dim} elements begin at other bytes than multiples of 4 and of 2: allocate "
+        "the cache anew",
+    ),
 )
 """Steps that name the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
 _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))
@@ -243,7 +268,7 @@ _SCORES_OP = Op(
         Check(Aspect.DTYPE, _SCORES_TENSORS),
         Check(Aspect.RANK, _SCORES_TENSORS),
         Check(Aspect.SHAPE, "q"),
-        _HEAD_DIM,
+        _head_dim(Kind.SCORES),
         one_of_words(tuple(KEY_FORMATS)),
         _rotatable("format_index"),
         *_size("key", "format_index", _KEY_SCALARS),
@@ -300,7 +325,7 @@ _ATTENTION_OP = Op(
         Check(Aspect.DTYPE, "q out keys values seq_lens"),
         Check(Aspect.RANK, "q out keys values seq_lens"),
         Check(Aspect.SHAPE, "q out"),
-        _HEAD_DIM,
+        _head_dim(Kind.ATTEND),
         Require(
             f"format in {CACHE_FORMATS}",
             f"format is {{format!r}}, expected k_K_v_V of a K of {', '.join(KEY_FORMATS)} and a V of {', '.join(VALUE_FORMATS)}",

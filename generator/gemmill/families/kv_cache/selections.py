@@ -6,11 +6,29 @@ from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, KvCacheConfig, Slo
 from gemmill.families.kv_cache.ops import configs_of
 from gemmill.vocab import Arch, DType
 
+_SERVED_SLOTS = {256: (Slots.K8V4, Slots.NC4), 512: (Slots.K8V4, Slots.NC4)}
+"""Formats of slots that people serve with head dims other than 128."""
+_SERVED_BITS = {512: 4}
+"""Bits that people serve with a head dim of which not all are compiled for users."""
 
-def default(arch: Arch) -> Iterator[KvCacheConfig]:
+
+def is_served(config: KvCacheConfig) -> bool:
+    """Whether a config is compiled for users, so that its format is one that people serve with its head dim."""
+    x = config.operands
+    if x.slots is not Slots.ANY:
+        return x.head_dim == COMMON_HEAD_DIM or x.slots in _SERVED_SLOTS.get(x.head_dim, ())
+    return x.key_bits in (0, _SERVED_BITS.get(x.head_dim, x.key_bits))
+
+
+def sweep(arch: Arch) -> Iterator[KvCacheConfig]:
     """Every config that an op reaches. Only those on sm90a have ever run."""
     for kind in offered_kinds(arch):
         yield from configs_of(kind, arch)
+
+
+def default(arch: Arch) -> Iterator[KvCacheConfig]:
+    """The configs that are compiled for users."""
+    yield from filter(is_served, sweep(arch))
 
 
 def smoke(arch: Arch) -> Iterator[KvCacheConfig]:

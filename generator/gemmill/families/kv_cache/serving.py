@@ -13,6 +13,7 @@ from gemmill.families.kv_cache.reference.attention import decode_attention
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import decompress
+from gemmill.families.kv_cache.selections import is_served
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.runtime import checks
@@ -25,10 +26,11 @@ from gemmill.vocab import Arch
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
     wanted = config_of(checks.check(op, call), Arch(build.manifest.arch))
+    selection = "default" if is_served(wanted) else "sweep"
     return (
         f"build {build.build_id} lacks {to_name(wanted)}, the variant for such calls, among its "
         f"{count_of_variants(len(build.table.families.get(kv_cache.NAME, ())))} of compressed caches; "
-        f"`gemmill build --arch {build.manifest.arch} --select default` builds it"
+        f"`gemmill build --arch {build.manifest.arch} --select {selection}` builds it"
     )
 
 

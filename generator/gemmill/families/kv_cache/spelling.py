@@ -32,7 +32,7 @@ def spell(config: KvCacheConfig) -> Spelled:
             keys, values_format = (
                 of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), x.slots.sides, strict=True)
             )
-            values |= {"keys": _key_reader(keys), "values": _value_reader(values_format)}
+            values |= {"keys": _key_reader(x.head_dim, keys), "values": _value_reader(x.head_dim, values_format)}
             tables = (_table(x.head_dim, keys), _table(x.head_dim, values_format))
             values["centroids"] = _braced([_braced([_braced(map(_bits_of_f16, table)) for table in tables])])
         case kind if kind in OF_ANY_FORMAT:
@@ -63,25 +63,25 @@ def _centroids(head_dim: int, sides: Iterable[int]) -> str:
     return _braced([_braced([_braced(map(_bits_of_f16, book)) for book in books])])
 
 
-def _key_reader(format: VectorFormat) -> str:
+def _key_reader(head_dim: int, format: VectorFormat) -> str:
     """The class of kernels/kv_cache/slot_readers.cuh that reads keys of a format."""
     match format.method:
         case Method.E4M3:
-            return "E4m3Keys"
+            return f"E4m3Keys<{head_dim}>"
         case Method.E2M1:
-            return "E2m1Keys"
+            return f"E2m1Keys<{head_dim}>"
         case Method.TURBOQUANT_PROD:
-            return f"ProdKeys<{format.bits}>"
-    return f"CentroidKeys<{format.bits}, {str(format.method is Method.UNIT_CENTROIDS).lower()}>"
+            return f"ProdKeys<{head_dim}, {format.bits}>"
+    return f"CentroidKeys<{head_dim}, {format.bits}, {str(format.method is Method.UNIT_CENTROIDS).lower()}>"
 
 
-def _value_reader(format: VectorFormat) -> str:
+def _value_reader(head_dim: int, format: VectorFormat) -> str:
     match format.method:
         case Method.E2M1:
-            return "E2m1Values"
+            return f"E2m1Values<{head_dim}>"
         case Method.UNIFORM:
-            return f"UniformValues<{format.bits}>"
-    return f"CentroidValues<{format.bits}>"
+            return f"UniformValues<{head_dim}, {format.bits}>"
+    return f"CentroidValues<{head_dim}, {format.bits}>"
 
 
 def _table(head_dim: int, format: VectorFormat) -> Iterable[float]:

@@ -1,9 +1,10 @@
 """The choice of how many slices an attention's tokens are dealt out in: a launch setting of its kernel."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.kv_cache.classes import CLASSES, class_of_config
-from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, Kind, KvCacheConfig, Slots, offered_slots
 from gemmill.families.kv_cache.model import Facts, model_ns
 from gemmill.families.kv_cache.sweep import SWEEP, Op
 from gemmill.family import ALONE, Order, Reach, Row, ShapedCall, Tuning
@@ -16,6 +17,8 @@ _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
 _STEP = 64
 """Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
+_MOST_SHARE = 128
+"""Elements of a vector that a warp takes of slots."""
 _WIDE_PERMILLE = 1600
 """The permille of `_NARROW_PS` that 16 rows take."""
 
@@ -42,17 +45,19 @@ def _facts(config: KvCacheConfig) -> Facts:
             slices=config.slices,
         )
     if config.operands.slots is not Slots.ANY:
+        share = min(config.operands.head_dim, _MOST_SHARE)
+        tokens, stage = 128 * share // config.operands.head_dim, 2 * _NARROW_PS * share // _MOST_SHARE
         return Facts(
             half_waves=config.half_waves,
             most_narrow=2**31,
             narrow_rows=8,
             wide_rows=8,
-            narrow_tokens=128,
-            wide_tokens=128,
-            heads=8,
+            narrow_tokens=tokens,
+            wide_tokens=tokens,
+            heads=tokens // 16,
             blocks_of_sm=1,
-            narrow_ps=2 * _NARROW_PS,
-            wide_ps=2 * _NARROW_PS,
+            narrow_ps=stage,
+            wide_ps=stage,
             start_ps=8 * _WORD,
             slice_ps=30_000,
             slices=config.slices,
@@ -75,14 +80,20 @@ def _facts(config: KvCacheConfig) -> Facts:
 
 
 def _rows(config: KvCacheConfig, kernel: int) -> Iterator[Row]:
-    yield Row(
-        kernel=kernel,
-        call_class=class_of_config(config),
-        most=_MOST,
-        alignments=(),
-        least=(0,) * len(_SIZES),
-        facts=_facts(config),
-    )
+    """A row of the config's own class. The kernel of any format has those of slots too that not every build has kernels for."""
+    x, served = config.operands, [config]
+    if config.kind is Kind.ATTEND and x.slots is Slots.ANY and x.head_dim != COMMON_HEAD_DIM:
+        formats = (slots for slots in offered_slots(config.kind, x.head_dim) if slots is not Slots.ANY)
+        served += [replace(config, operands=replace(x, slots=slots)) for slots in formats]
+    for each in served:
+        yield Row(
+            kernel=kernel,
+            call_class=class_of_config(each),
+            most=_MOST,
+            alignments=(),
+            least=(0,) * len(_SIZES),
+            facts=_facts(config),
+        )
 
 
 def _order(config: KvCacheConfig) -> Order | None:

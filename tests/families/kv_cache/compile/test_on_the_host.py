@@ -37,7 +37,7 @@ from gemmill.space.names import parse_name, symbol_of
 from gemmill.vocab import DType
 
 HERE = Path(__file__).parent
-HADAMARDS = {128: "hadamard_bf16_d128", 64: "hadamard_f16_d64", 192: "hadamard_f16_d192"}
+HADAMARDS = {128: "hadamard_bf16_d128", 64: "hadamard_f16_d64", 192: "hadamard_f16_d192", 512: "hadamard_f16_d512"}
 COMPRESSES = {
     ("k_eden4_v_eden4", 128): "compress_bf16_d128_k4v4",
     ("k_turboquant_mse3_v_turboquant_mse2", 128): "compress_f16_d128_k3v2",
@@ -45,12 +45,14 @@ COMPRESSES = {
     ("k_eden3_v_eden3", 96): "compress_bf16_d96_k3v3",
     ("k_turboquant_mse4_v_turboquant_mse4", 192): "compress_f16_d192_k4v4",
     ("k_eden3_v_eden3", 192): "compress_bf16_d192_k3v3",
+    ("k_eden4_v_eden4", 512): "compress_bf16_d512_k4v4",
 }
 DECOMPRESSES = {
     ("k_eden4_v_eden3", 128): "decompress_bf16_d128_k4v3",
     ("k_eden3_v_eden3", 96): "decompress_f16_d96_k3v3",
     ("k_turboquant_mse2_v_turboquant_mse2", 64): "decompress_f16_d64_k2v2",
     ("k_eden3_v_eden3", 192): "decompress_bf16_d192_k3v3",
+    ("k_eden4_v_eden4", 512): "decompress_bf16_d512_k4v4",
 }
 DECODES = {
     (DType.F16, 16, 128, 4, 4): "decode_f16_d128_k4v4",
@@ -59,6 +61,8 @@ DECODES = {
     (DType.BF16, 64, 96, 3, 3): "decode_bf16_d96_k3v3",
     (DType.F16, 16, 64, 2, 2): "decode_f16_d64_k2v2",
     (DType.F16, 32, 192, 3, 3): "decode_f16_d192_k3v3",
+    (DType.BF16, 64, 512, 4, 4): "decode_bf16_d512_k4v4",
+    (DType.F16, 128, 512, 3, 3): "decode_f16_d512_k3v3",
 }
 SMALL = "decode_f16_d128_k4v4"
 PACKED = {
@@ -73,6 +77,15 @@ SLOTS = (
     "attend_bf16_d128_ultraquant",
     "attend_bf16_d128_prod3mse2",
 )
+SHARED_SLOTS = (
+    "attend_f16_d64_k3v4nc",
+    "attend_bf16_d64_ultraquant",
+    "attend_bf16_d256_4bitnc",
+    "attend_f16_d256_3bitnc",
+    "attend_bf16_d512_4bitnc",
+    "attend_f16_d512_k8v4",
+    "attend_bf16_d512_ultraquant",
+)
 NAMES = (
     *HADAMARDS.values(),
     *COMPRESSES.values(),
@@ -80,6 +93,7 @@ NAMES = (
     *DECODES.values(),
     *(name for names in PACKED.values() for name in names),
     *SLOTS,
+    *SHARED_SLOTS,
 )
 
 
@@ -318,16 +332,26 @@ IN_SLOTS = (
 )
 
 
+def _in_slots(kernels: ctypes.CDLL, name: str, which: int, **others: Any) -> None:
+    x, told = parse_name(f"sm90a_kvcache_{name}").operands, IN_SLOTS[which] | others
+    if "prod" in name:
+        told.pop("stays_rotated", None)
+    case = AttendCase(format=cache_format_of(x.slots), dtype=x.dtype, head_dim=x.head_dim, **told)
+    assert_right(kernels, name, case, sm_count=3 if which % 2 else 40)
+
+
 @pytest.mark.parametrize("name", SLOTS)
 def test_attends_over_slots(kernels: ctypes.CDLL, name: str) -> None:
     """Every reader of keys and of values; blocks of one to eight heads, runs of tokens and tokens apart."""
-    config = parse_name(f"sm90a_kvcache_{name}")
-    for i, sizes in enumerate(IN_SLOTS):
-        told = dict(sizes)
-        if "prod" in name:
-            told.pop("stays_rotated", None)
-        case = AttendCase(format=cache_format_of(config.operands.slots), dtype=config.operands.dtype, **told)
-        assert_right(kernels, name, case, sm_count=3 if i % 2 else 40)
+    for which in range(len(IN_SLOTS)):
+        _in_slots(kernels, name, which)
+
+
+@pytest.mark.parametrize("which", range(len(IN_SLOTS)))
+@pytest.mark.parametrize("name", SHARED_SLOTS)
+def test_attends_over_slots_of_other_head_dims(kernels: ctypes.CDLL, name: str, which: int) -> None:
+    """Vectors of one, two and four warps; heads of several blocks, which begin at no multiple of 16 bytes, among them."""
+    _in_slots(kernels, name, which, **({"lengths": (37,), "kv_heads": 4, "heads": 12} if which == 2 else {}))
 
 
 @pytest.mark.parametrize("name", [SLOTS[0], SLOTS[2]])

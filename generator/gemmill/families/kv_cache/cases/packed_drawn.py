@@ -6,7 +6,7 @@ import torch
 
 from gemmill.families.kv_cache.cases.laid import call, vectors
 from gemmill.families.kv_cache.cases.packed_calls import key_formats, takes_rotated
-from gemmill.families.kv_cache.config import DTYPES
+from gemmill.families.kv_cache.config import DTYPES, MOST_OF_ANY
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS
 from gemmill.families.kv_cache.packed_ops import (
@@ -68,7 +68,8 @@ def _of_vectors(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _queries(draw: Draw) -> tuple[torch.dtype, int, int, int]:
-    return torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(2), 1 + draw.below(MOST_OF_GROUP), draw.one_of(HEAD_DIMS)
+    head_dims = tuple(d for d in HEAD_DIMS if d <= MOST_OF_ANY)
+    return torch_dtype(draw.one_of(DTYPES)), 1 + draw.below(2), 1 + draw.below(MOST_OF_GROUP), draw.one_of(head_dims)
 
 
 def _scores(draw: Draw) -> LegalCall:

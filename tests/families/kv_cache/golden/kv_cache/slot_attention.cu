@@ -7,12 +7,12 @@ struct sm90a_kvcache_attend_bf16_d128_prod3mse2;  // makes the kernels' names th
 extern "C" int32_t gemmill_sm90a_kvcache_attend_bf16_d128_prod3mse2(void const* args, gemmill_launch const* how) {
   using namespace gemmill::kv_cache;
   constexpr Centroids kCentroids{{{0xb042, 0xa91e, 0x291e, 0x3042}, {0xb042, 0xa91e, 0x291e, 0x3042}}};
-  using Shape = SlotShape<ProdKeys<3>, CentroidValues<2>>;
+  using Shape = SlotShape<ProdKeys<128, 3>, CentroidValues<128, 2>>;
   static_assert(Shape::kHeadDim == 128, "Slots have vectors of so many elements.");
   return attend_in_slots<sm90a_kvcache_attend_bf16_d128_prod3mse2, __nv_bfloat16, Shape>(*static_cast<gemmill_kv_packed_attention_args const*>(args), *how, kCentroids);
 }
 
 extern "C" int64_t gemmill_sm90a_kvcache_attend_bf16_d128_prod3mse2_workspace(void const* args, gemmill_launch const* how) {
   using namespace gemmill::kv_cache;
-  return slot_workspace<SlotShape<ProdKeys<3>, CentroidValues<2>>>(*static_cast<gemmill_kv_packed_attention_args const*>(args), *how);
+  return slot_workspace<SlotShape<ProdKeys<128, 3>, CentroidValues<128, 2>>>(*static_cast<gemmill_kv_packed_attention_args const*>(args), *how);
 }
