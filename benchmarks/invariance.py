@@ -2,7 +2,7 @@
 
     python benchmarks/invariance.py --build BUILD --shapes 60 --seed 11 --name invariance-h200
     python benchmarks/invariance.py --classes fp8,bf16 --rows 1,16,64,128,512,4096 --weights 2048x16384
-    python benchmarks/invariance.py --vllm-source site-packages/vllm --classes bf16,fp8 --rows 1,16,256,4096 --weights 4096x4096
+    python benchmarks/invariance.py --vllm-sources site-packages --classes bf16,fp8 --rows 1,16,256,4096 --weights 4096x4096
     python benchmarks/invariance.py --cpu --out-dir /tmp/dry
 
 Shapes are those of the comparison (`timed/scaled_mm.py`), and for each class as many drawn ones as --shapes, of --seed, which no table
@@ -10,7 +10,7 @@ has. Device time is that of CUDA graphs of rotated weights, in rounds that alter
 the same variant the ratio is 1, and nothing is timed. Prints for each class, up to 128 rows and above: the geometric mean of the
 ratios held / free, and the worst. The file is written again after each shape.
 
-With --vllm-source, the wheel's folder `vllm`, its batch-invariant kernels are timed in the same rounds (peers/vllm_invariant.py), after one
+With --vllm-sources, a folder with files of its wheel, vLLM's batch-invariant kernels are timed in the same rounds (peers/vllm_invariant.py), after one
 result of each was compared with the reference. For each of them the mean of its time / held is printed, and the least.
 """
 
@@ -195,7 +195,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cpu", action="store_true", help="dry run: the reference, tiny shapes, and invented times")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--vllm-source", type=Path, metavar="PATH", help="the folder `vllm` of its wheel, of 0.33.0")
+    parser.add_argument(
+        "--vllm-sources", type=Path, metavar="FOLDER", help="a folder that has files of vLLM 0.33.0's wheel"
+    )
     parser.add_argument("--vllm-so", metavar="PATH", help="its _C_stable_libtorch.abi3.so, for CUTLASS kernels of FP8")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no shape after so many seconds")
     parser.add_argument("--commit", default="")
@@ -224,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "environment": devices.environment(),
     }
     try:
-        peers = vllm_invariant.contenders(told.vllm_source, told.vllm_so) if told.vllm_source else []
+        peers = vllm_invariant.contenders(told.vllm_sources, told.vllm_so) if told.vllm_sources else []
     except FieldError as error:
         print(error, file=sys.stderr)
         return 2

@@ -17,12 +17,12 @@ from gemmill.tuner.workloads import Workload
 from harness import foreign_source
 from harness.contenders import FieldError, LocalContender, vllm_contender
 
-MATMUL = "model_executor/determinism/batch_invariant.py"
-CONFIGS = "model_executor/determinism/batch_invariant_configs.py"
-ROWS = "model_executor/layers/quantization/compressed_tensors/triton_scaled_mm.py"
-BLOCKS = "model_executor/layers/quantization/utils/fp8_utils.py"
+MATMUL = "vllm/model_executor/determinism/batch_invariant.py"
+CONFIGS = "vllm/model_executor/determinism/batch_invariant_configs.py"
+ROWS = "vllm/model_executor/layers/quantization/compressed_tensors/triton_scaled_mm.py"
+BLOCKS = "vllm/model_executor/layers/quantization/utils/fp8_utils.py"
 FILES = (MATMUL, CONFIGS, ROWS, BLOCKS)
-"""In the wheel's folder `vllm`."""
+"""In the unpacked wheel."""
 GROUP = 128
 _LARGE_TILE = 256
 """Columns of f16 tiles where shared memory is more than 104 KiB."""
@@ -58,7 +58,7 @@ def functions(folder: Path) -> dict[str, Callable[..., Any]]:
         return _functions(folder)
     except (OSError, ValueError, ImportError) as error:
         raise FieldError(
-            f"vLLM's kernels in {folder} cannot be read: {error}; it is the folder `vllm` of the wheel of 0.33.0, with {', '.join(FILES)}"
+            f"vLLM's kernels in {folder} cannot be read: {error}; it is a folder with files of the wheel of 0.33.0, {', '.join(FILES)}"
         ) from error
 
 

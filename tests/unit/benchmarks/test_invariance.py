@@ -66,7 +66,7 @@ def run(tmp_path: Path, *more: str) -> int:
 
 
 def test_vllms_kernels_are_timed_beside_the_order_that_is_held(wheel, capsys):
-    assert run(wheel, "--vllm-source", str(wheel)) == 0
+    assert run(wheel, "--vllm-sources", str(wheel)) == 0
     record = json.loads((wheel / "i.json").read_text())
     timed = {(row["op"], tuple(row["peers"])) for row in record["rows"]}
     assert timed == {
@@ -83,7 +83,7 @@ def test_vllms_kernels_are_timed_beside_the_order_that_is_held(wheel, capsys):
 def test_a_peer_with_a_wrong_result_is_not_timed_and_the_others_are(wheel):
     path = wheel / vllm_invariant.MATMUL
     path.write_text(path.read_text().replace("(a.double() @ b.double())", "(a.double() @ b.double() + 1)"))
-    assert run(wheel, "--vllm-source", str(wheel)) == 0
+    assert run(wheel, "--vllm-sources", str(wheel)) == 0
     rows = json.loads((wheel / "i.json").read_text())["rows"]
     for row in rows:
         wrong = row["peers_refused"].get("vllm triton", "")
@@ -101,13 +101,13 @@ def test_ratios_of_peers_are_means_over_few_and_many_rows():
 
 
 def test_another_releases_files_are_told_in_a_sentence(wheel, tmp_path, capsys):
-    assert run(tmp_path, "--vllm-source", str(tmp_path / "none")) == 2
+    assert run(tmp_path, "--vllm-sources", str(tmp_path / "none")) == 2
     assert "cannot be read: [Errno 2] No such file or directory" in capsys.readouterr().err
     (wheel / vllm_invariant.ROWS).write_text("def is_weak_contiguous(x):\n    return True\n")
     with pytest.raises(FieldError) as caught:
         vllm_invariant.functions(wheel)
     assert f"{vllm_invariant.ROWS} has no function scaled_mm_kernel: it is another release's" in str(caught.value)
-    assert "the folder `vllm` of the wheel of 0.33.0" in str(caught.value)
+    assert "a folder with files of the wheel of 0.33.0" in str(caught.value)
 
 
 def test_without_a_folder_nothing_of_vllm_is_read(tmp_path):
