@@ -167,9 +167,3 @@ def outside_of_block_bounds(
         return outside_of_vllm_interval(*product_interval(x, config.activation), found, global_scale=global_scale)
     low, high = gated_interval(x, config.activation, rounded=rounded)
     return outside_of_interval(low, high, found, global_scale=global_scale, rounding=rounding)
-
-
-def rows_beyond_one_step(codes: torch.Tensor, wanted: torch.Tensor) -> tuple[int, int]:
-    """The number of rows in which any code differs, and the number of codes that differ by more than one step."""
-    apart = (code_rank(codes) - code_rank(wanted)).abs()
-    return int((apart > 0).any(dim=-1).sum()), int((apart > 1).sum())
