@@ -2,17 +2,22 @@
 
     python benchmarks/invariance.py --build BUILD --shapes 60 --seed 11 --name invariance-h200
     python benchmarks/invariance.py --classes fp8,bf16 --rows 1,16,64,128,512,4096 --weights 2048x16384
+    python benchmarks/invariance.py --vllm-sources site-packages --classes bf16,fp8 --rows 1,16,256,4096 --weights 4096x4096
     python benchmarks/invariance.py --cpu --out-dir /tmp/dry
 
 Shapes are those of the comparison (`timed/scaled_mm.py`), and for each class as many drawn ones as --shapes, of --seed, which no table
 has. Device time is that of CUDA graphs of rotated weights, in rounds that alternate between both sides. Where both choose
 the same variant the ratio is 1, and nothing is timed. Prints for each class, up to 128 rows and above: the geometric mean of the
 ratios held / free, and the worst. The file is written again after each shape.
+
+With --vllm-sources, a folder with files of its wheel, vLLM's batch-invariant kernels are timed in the same rounds (peers/vllm_invariant.py), after one
+result of each was compared with the reference. For each of them the mean of its time / held is printed, and the least.
 """
 
 import argparse
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,17 +25,19 @@ from typing import Any
 import torch
 
 import gemmill
-from gemmill.numerics.measured import ROTATED_BYTES
+from gemmill.numerics.measured import ROTATED_BYTES, through
 from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice, select
 from gemmill.tuner.device import now
 from gemmill.tuner.workloads import Workload, tiny, workload_of
 from harness import devices
+from harness.contenders import Contender, FieldError, LocalContender, WrongResult
 from harness.drawing import classes_of, drawings, drawn, held_weights
 from harness.results import DECODE_ROWS
 from harness.statistics import geometric_mean
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer
 from harness.written import write_json
+from peers import vllm_invariant
 from timed import benchmark_of
 from timed.scaled_mm import BF16_TABLE, FP8_TABLE, GROUPS_TABLE
 
@@ -63,34 +70,44 @@ def choices_of(build: Build, workload: Workload) -> dict[str, Choice]:
     return {side: select(build.table, workload.call, count, None, invariance) for side, invariance in found.items()}
 
 
-def timed(operands: Any, timer: Any, rounds: int, fewest: int) -> dict[str, list[float]]:
-    """Microseconds of both sides, round by round."""
-    op = getattr(torch.ops.gemmill, operands.op).default
+def timed(
+    operands: Any, timer: Any, rounds: int, fewest: int, sides: Sequence[str], peers: Sequence[Contender]
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Microseconds of gemmill's sides and of peers, round by round; and why peers cannot be timed. Raises WrongResult of gemmill's."""
+    graphs: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    try:
+        for side in sides:
+            with gemmill.batch_invariant(side == "held"):
+                graphs[side] = LocalContender(name=side, bind=through(torch.ops.gemmill)).prepare(
+                    operands, timer, fewest
+                )
+        for peer in peers:
+            try:
+                graphs[peer.name] = peer.prepare(operands, timer, fewest)
+            except Exception as error:  # a compiler's among them
+                timer.clear()
+                refused[peer.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+        us: dict[str, list[float]] = {name: [] for name in graphs}
+        for turn in range(rounds):
+            for name in graphs if turn % 2 else reversed(graphs):
+                us[name].append(graphs[name].round())
+    finally:
+        for graph in graphs.values():
+            graph.close()
+    return us, refused
 
-    def call(place: int) -> Callable[[], object]:
-        given = operands.arguments(place)
-        return lambda: op(*given)
 
-    calls, graphs = [call(place) for place in range(operands.copies)], {}
-    for side in SIDES:
-        with gemmill.batch_invariant(side == "held"):
-            graphs[side] = timer.prepare(calls, fewest)
-    us: dict[str, list[float]] = {side: [] for side in SIDES}
-    for turn in range(rounds):
-        for side in SIDES if turn % 2 else reversed(SIDES):
-            us[side].append(graphs[side].round())
-    for graph in graphs.values():
-        graph.close()
-    return us
-
-
-def row_of(workload: Workload, build: Build | None, maker: Any, timer: Any, rounds: int) -> dict[str, Any] | None:
+def row_of(
+    workload: Workload, build: Build | None, maker: Any, timer: Any, rounds: int, peers: Sequence[Contender] = ()
+) -> dict[str, Any] | None:
     """The record of one shape; None where the build has no variant for it under either choice."""
     row: dict[str, Any] = {"op": workload.op, **workload.sizes}
     choices = {} if build is None else choices_of(build, workload)
     for side, choice in choices.items():
         row[side] = choice.entry and choice.entry.name
-    held = choices.get("held")
+    held, sides = choices.get("held"), SIDES
+    taken = [peer for peer in peers if peer.takes(workload)]
     if held is not None:
         row |= {"order": held.held and str(held.held.order), "expected": held.cost, "refused": held.refused}
         if row["free"] is None:
@@ -98,10 +115,45 @@ def row_of(workload: Workload, build: Build | None, maker: Any, timer: Any, roun
         if held.entry is None:
             return row
         if row["free"] == row["held"]:
-            return row | {"ratio": 1.0, "timed": False}
-    us = timed(maker.make(workload), timer, rounds, FEWEST if build is not None else 1)
-    ratio = median(held / free for held, free in zip(us["held"], us["free"], strict=True))
-    return row | {"ratio": round(ratio, 4), "timed": True, "rounds_us": us}
+            sides = SIDES[1:]
+            row |= {"ratio": 1.0, "timed": False}
+            if not taken:
+                return row
+    fewest = FEWEST if build is not None else 1
+    us, refused = timed(maker.make(workload), timer, rounds, fewest, sides, taken)
+    if len(sides) == 2:
+        row |= {"ratio": _ratio(us["held"], us["free"]), "timed": True}
+    ratios = {peer.name: _ratio(us[peer.name], us["held"]) for peer in taken if peer.name in us}
+    return row | {"peers": ratios, "peers_refused": refused, "rounds_us": us}
+
+
+def _ratio(us: Sequence[float], than: Sequence[float]) -> float:
+    """The median over the rounds."""
+    return round(median(time / other for time, other in zip(us, than, strict=True)), 4)
+
+
+def peers_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each class and peer, few rows and many apart: how many times as long it takes as what is held, in the geometric mean, and
+    where least."""
+    found = []
+    keys = dict.fromkeys((row["op"], name, row["m"] <= DECODE_ROWS) for row in rows for name in row.get("peers", ()))
+    for op, name, few in keys:
+        members = [
+            row for row in rows if row["op"] == op and name in row.get("peers", ()) and (row["m"] <= DECODE_ROWS) is few
+        ]
+        least = min(members, key=lambda row: row["peers"][name])
+        found.append(
+            {
+                "op": op,
+                "peer": name,
+                "side": f"M {'<=' if few else '>'} {DECODE_ROWS}",
+                "shapes": len(members),
+                "geometric_mean": round(geometric_mean([row["peers"][name] for row in members]) or 1.0, 4),
+                "least": least["peers"][name],
+                "least_shape": [least[size] for size in ("m", "n", "k")],
+            }
+        )
+    return found
 
 
 def summary_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,6 +195,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cpu", action="store_true", help="dry run: the reference, tiny shapes, and invented times")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--vllm-sources", type=Path, metavar="FOLDER", help="a folder that has files of vLLM 0.33.0's wheel"
+    )
+    parser.add_argument("--vllm-so", metavar="PATH", help="its _C_stable_libtorch.abi3.so, for CUTLASS kernels of FP8")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no shape after so many seconds")
     parser.add_argument("--commit", default="")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
@@ -169,6 +225,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "device_time": DEVICE_TIME,
         "environment": devices.environment(),
     }
+    try:
+        peers = vllm_invariant.contenders(told.vllm_sources, told.vllm_so) if told.vllm_sources else []
+    except FieldError as error:
+        print(error, file=sys.stderr)
+        return 2
     makers: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     held = sorted(held_weights(()))
@@ -179,20 +240,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             makers[workload.family] = benchmark_of(workload.family).maker(device, rotated)
         shape = tiny(workload) if told.cpu else workload
         try:
-            found = row_of(shape, build, makers[workload.family], timer, told.rounds)
+            found = row_of(shape, build, makers[workload.family], timer, told.rounds, peers)
             if found is None:
                 continue
             rows.append(found)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
+        except (RuntimeError, WrongResult, torch.OutOfMemoryError) as error:
             timer.clear()
             rows.append({"op": shape.op, **shape.sizes, "refused": str(error).splitlines()[0]})
         row = rows[-1]
-        print(f"{shape}: {row.get('ratio', row.get('refused'))} {row.get('order', '')}", flush=True)
-        write_json(facts | {"summary": summary_of(rows), "rows": rows}, told.out_dir / f"{told.name}.json")
+        print(
+            f"{shape}: {row.get('ratio', row.get('refused'))} {row.get('order', '')} {row.get('peers', '')}", flush=True
+        )
+        write_json(
+            facts | {"summary": summary_of(rows), "peers": peers_of(rows), "rows": rows},
+            told.out_dir / f"{told.name}.json",
+        )
     for part in summary_of(rows):
         print(
             f"{part['op']} {part['side']}: held / free {part['geometric_mean']:.3f} in the geometric mean over {part['shapes']} shapes, "
             f"of which {part['same_variant']} have one variant; worst {part['worst']:.3f} at {part['worst_shape']}"
+        )
+    for part in peers_of(rows):
+        print(
+            f"{part['op']} {part['side']}: {part['peer']} / held {part['geometric_mean']:.3f} in the geometric mean over {part['shapes']} "
+            f"shapes, least {part['least']:.3f} at {part['least_shape']}"
         )
     return 0 if rows and all("ratio" in row for row in rows) else 1
 

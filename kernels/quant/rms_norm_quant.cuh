@@ -4,13 +4,14 @@
 //     y    = round(round(x * 1/rms) * weight), rounded to the input's type as the unfused ops would
 //     code = y by the scale of its row or group
 //
-// The sum of squares is made in f32 over runs of 16 bytes, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), and in f64 across runs:
-// exact enough that the order across runs does not show in f32. As vLLM's kernels, it is made in f32 in the order of their threads.
+// The sum of squares is made in f32 over runs of 16 bytes, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), and across runs as mean_square.cuh
+// says: no order of them shows. As vLLM's kernels, it is made in f32 in the order of their threads.
 #pragma once
 
 #include "coding/code.cuh"
 #include "quant/extent.cuh"
 #include "quant/launch.cuh"
+#include "quant/mean_square.cuh"
 #include "coding/memory.cuh"
 #include "coding/reduce.cuh"
 
@@ -132,7 +133,7 @@ __device__ __forceinline__ float inverse_rms_as_vllm(RmsNormParams const& p, In 
 }
 
 template <int kElements>
-__device__ __forceinline__ double sum_of_squares(float const (&x)[kElements]) {
+__device__ __forceinline__ float sum_of_squares(float const (&x)[kElements]) {
   float sums[kElements];
 #pragma unroll
   for (int i = 0; i < kElements; ++i) sums[i] = __fmul_rn(x[i], x[i]);
@@ -141,7 +142,7 @@ __device__ __forceinline__ double sum_of_squares(float const (&x)[kElements]) {
 #pragma unroll
     for (int i = 0; i < kElements; i += 2 * step) sums[i] = __fadd_rn(sums[i], sums[i + step]);
   }
-  return static_cast<double>(sums[0]);
+  return sums[0];
 }
 
 // Codes of values of type In. Those of s8 (vLLM's of groups too) are multiplied by the scale's reciprocal, those of e4m3 divided
@@ -233,6 +234,9 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   };
   auto const inside = [&](uint32_t index) { return kWhole || index < p.chunks; };
 
+  auto const load_at = [&](In const* of, uint32_t index) {
+    return load_chunk<kAligned, (kChunks < 4), Beyond::kZero>(of, int64_t{index} * kElements, p.hidden);
+  };
   uint4 chunks[kChunks], others[kResidual ? kChunks : 1];
   auto const load = [&](uint32_t round) {
 #pragma unroll
@@ -241,23 +245,22 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       if constexpr (!kWhole) chunks[c] = make_uint4(0, 0, 0, 0);
       if constexpr (!kWhole && kResidual) others[c] = make_uint4(0, 0, 0, 0);
       if (inside(index)) {
-        chunks[c] = load_chunk<kAligned, (kChunks < 4), Beyond::kZero>(in, int64_t{index} * kElements, p.hidden);
-        if constexpr (kResidual) {
-          others[c] = load_chunk<kAligned, (kChunks < 4), Beyond::kZero>(static_cast<In const*>(residual), int64_t{index} * kElements, p.hidden);
-        }
+        chunks[c] = load_at(in, index);
+        if constexpr (kResidual) others[c] = load_at(residual, index);
       }
     }
   };
-  auto const x_of = [&](int c, float(&x)[kElements]) {
-    unpack<In>(chunks[c], x);
+  auto const x_of_bits = [](uint4 chunk, [[maybe_unused]] uint4 residual_chunk, float(&x)[kElements]) {
+    unpack<In>(chunk, x);
     if constexpr (kResidual) {
       float other[kElements];
-      unpack<In>(others[c], other);
+      unpack<In>(residual_chunk, other);
 #pragma unroll
       for (int i = 0; i < kElements; ++i) x[i] = __fadd_rn(x[i], other[i]);
       if constexpr (kGroup == kGivenScale && Out::kAsVllm) round_to<In>(x);
     }
   };
+  auto const x_of = [&](int c, float(&x)[kElements]) { x_of_bits(chunks[c], others[kResidual ? c : 0], x); };
   auto const store_residual = [&](uint32_t index, float const(&x)[kElements]) {
     if (inside(index)) store_chunk<kAligned>(residual, int64_t{index} * kElements, p.hidden, pack<In>(x));
   };
@@ -316,13 +319,34 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
       if constexpr (kResident && kResidual) store_residual(index_of(round, c), x);
     }
   }
-  float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
+  auto const mean_of = [&](double squares) { return __dadd_rn(__dmul_rn(squares, p.inverse_hidden), p.epsilon); };
+  float inverse_rms = vllm_inverse_rms;
   if constexpr (!Out::kAsVllm) {
-    sum = sum_reduction(sum, Sum{});
+    double const threads_mean = mean_of(sum_reduction(sum, Sum{}));
+    float mean = static_cast<float>(threads_mean);
+    if (__builtin_expect(!is_settled(static_cast<uint64_t>(__double_as_longlong(threads_mean)), p.chunks), 0)) {
+      __shared__ SumInAnyOrder<kCluster> squares;
+      squares.clear();
+      if constexpr (kResident && kResidual) {  // the residual is replaced already
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+          float x[kElements];
+          x_of(c, x);
+          squares.add(sum_of_squares(x));
+        }
+      } else {  // read again: what is in registers would make the compiler spill
+        for (uint32_t index = first; index < p.chunks; index += step) {
+          float x[kElements];
+          x_of_bits(load_at(in, index), kResidual ? load_at(residual, index) : uint4{}, x);
+          squares.add(sum_of_squares(x));
+        }
+      }
+      mean = static_cast<float>(mean_of(squares.sum()));
+    }
+    inverse_rms = __frsqrt_rn(mean);
     if constexpr (kCluster && kGroup == 0) cluster_arrive();
   }
-  float const mean = static_cast<float>(__dadd_rn(__dmul_rn(sum, p.inverse_hidden), p.epsilon));
-  float const inverse_rms = Out::kAsVllm ? vllm_inverse_rms : __frsqrt_rn(mean);
+  float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
 
   // Replaces a chunk by what it is normalised to, which is of the input's type.
   auto const normalise = [&](uint32_t round, int c) {

@@ -1,8 +1,6 @@
 """Who is timed on layers of experts: gemmill's op, its other ops one after the other, and vLLM's Triton kernel with what goes with it."""
 
-import ast
 import json
-import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +15,7 @@ from gemmill.families.fused_moe.bounds import judged
 from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.families.fused_moe.reference import INTERLEAVED, Layer
 from gemmill.families.fused_moe.serving import layer_of
+from harness import foreign_source
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
@@ -213,19 +212,12 @@ class VllmTriton(_Timed):
 
 
 def _kernel(source: Path) -> Any:
-    """The Triton kernel of the file, with the one that it calls, without importing vLLM. Triton asks each function's module by name
-    whether it is one of its own: without a `__name__` among their globals they have none, and nothing compiles."""
+    """The Triton kernel of the file, with the one that it calls."""
     import triton
     import triton.language as tl
 
     wanted = ("write_zeros_to_output", "fused_moe_kernel")
-    text = source.read_text()
-    space: dict[str, Any] = {"__name__": source.stem, "triton": triton, "tl": tl}
-    linecache.cache[str(source)] = (len(text), None, text.splitlines(keepends=True), str(source))
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.name in wanted:
-            exec(compile(ast.Module([node], []), str(source), "exec"), space)
-    return space["fused_moe_kernel"]
+    return foreign_source.read(source, {"triton": triton, "tl": tl}, wanted)["fused_moe_kernel"]
 
 
 def _aligned(ids: Tensor, experts: int, block: int) -> tuple[Tensor | None, Tensor, Tensor]:

@@ -35,6 +35,8 @@ FRUITLESS = 20
 """Subjects after which a family is left out of which no call was made."""
 MOST_DIFFERENT = 20
 """Differences that are told; more are counted."""
+_READ_TOO = ("residual",)
+"""Names of what is written that is an input as well."""
 _POISONS = (float("nan"), float("inf"), float("-inf"))
 
 
@@ -153,7 +155,7 @@ class Subject:
         if name == "block_table":  # as wide as the longest sequence of the batch wants
             pages = self._given[self._names.index("cache" if "cache" in self._names else "keys")].shape[0]
             made = made[:, : max(int(((made >= 0) & (made < pages)).any(0).sum()), 1)]
-        if written:
+        if written and name not in _READ_TOO:
             made.view(torch.uint8).fill_(0xFF) if made.is_contiguous() else made.fill_(0)
         return made
 
@@ -298,7 +300,7 @@ def _case(config: Any, rng: random.Random, limits: Limits) -> Any:
     n, k = size(128), size(256)
     case: Any = cases_of(config).sized(config, {"m": POOL, "n": n, "k": k, "hidden": k, "sequences": POOL})
     if not hasattr(case, "spec"):
-        return case
+        return replace(case, residual=rng.random() < 0.5) if hasattr(case, "residual") else case
     spec = case.spec
     changes: dict[str, Any] = {"data": "random"} if hasattr(spec, "data") else {}
     if hasattr(spec, "counts"):

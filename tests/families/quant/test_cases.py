@@ -48,24 +48,8 @@ def test_a_wrong_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(calls, "by_reference", wrong)
     for config in CONFIGS:
-        if "rms" not in config.scaling:  # its bounds allow one row to be a step off
-            by_bounds = config.activation != "none" or (config.vllm and config.scale_format is ScaleFormat.UE4M3)
-            assert "1 elements of " in small(config).run("cpu").report or by_bounds
-
-
-@pytest.mark.parametrize("spoiled", ["one row", "all rows"])
-def test_scales_of_rms_norm_may_differ_in_one_row_by_rounding(spoiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(op: object, arguments: list) -> None:
-        on_cpu.by_reference(op, arguments)
-        scales = next(a for a in arguments if isinstance(a, torch.Tensor) and a.dtype is torch.float32)
-        rows = scales[:1] if spoiled == "one row" else scales
-        rows.copy_(torch.nextafter(rows, torch.full_like(rows, torch.inf)))
-
-    monkeypatch.setattr(calls, "by_reference", off)
-    for config in CONFIGS:
-        if "rms" in config.scaling and config.in_dtype == "bf16" and not config.scaling.is_given:
-            text = small(config).run("cpu").report
-            assert bool(text) == (spoiled == "all rows"), (to_name(config), text)
+        by_bounds = config.activation != "none" or (config.vllm and config.scale_format is ScaleFormat.UE4M3)
+        assert "1 elements of " in small(config).run("cpu").report or by_bounds
 
 
 def test_cases_have_names() -> None:

@@ -1,13 +1,11 @@
 """Bounds between which codes and scales may lie where they need not equal the reference bit for bit.
 
-Three things only are not fixed to the bit, because the device, its library or the order of threads decides them:
+Two things only are not fixed to the bit, because the device or its library decides them:
 
 - exp, tanh and erf are the CUDA library's. Versions of it differ: erff is another polynomial since CUDA 13.5 than in
   13.0, with which torch 2.11 was built. Each version is within two units in the last place, so a gated value lies
   within `GATE_STEPS` units of the one computed here. Its scale lies between those of the two ends, and its code between
   the codes of the two ends by the scale that was found.
-- RMS norm sums squares across threads in f64. The sum is exact to about 2^-50, so the mean rounds to another f32 for
-  one row in 2^25. Then its normalised values may be one unit in the last place apart, and codes one step.
 - vLLM's block-scaled formats take approximate reciprocals, exponentials and quotients of the device. See
   gemmill.formats.vllm_blocks, and `product_interval`.
 """
@@ -169,9 +167,3 @@ def outside_of_block_bounds(
         return outside_of_vllm_interval(*product_interval(x, config.activation), found, global_scale=global_scale)
     low, high = gated_interval(x, config.activation, rounded=rounded)
     return outside_of_interval(low, high, found, global_scale=global_scale, rounding=rounding)
-
-
-def rows_beyond_one_step(codes: torch.Tensor, wanted: torch.Tensor) -> tuple[int, int]:
-    """The number of rows in which any code differs, and the number of codes that differ by more than one step."""
-    apart = (code_rank(codes) - code_rank(wanted)).abs()
-    return int((apart > 0).any(dim=-1).sum()), int((apart > 1).sum())

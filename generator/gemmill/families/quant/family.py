@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gemmill.families.quant import NAME, selections
 from gemmill.families.quant.classes import CLASSES
-from gemmill.families.quant.config import RULES, QuantConfig, Scales
+from gemmill.families.quant.config import RULES, QuantConfig, Scales, Scaling
 from gemmill.families.quant.contract import OPS
 from gemmill.families.quant.ops import ops_of
 from gemmill.families.quant.questions import QUESTIONS
@@ -50,10 +50,10 @@ QUANT = Kernels(
 
 
 def _order(config: QuantConfig) -> Order | None:
-    """A largest magnitude is the same in any order. A norm's sum of squares is divided among threads by the number of rows, and a
-    scale of the whole tensor is the batch's."""
-    x = config.scaling
-    return None if x.is_normed or x.scales is Scales.OF_TENSOR else ALONE
+    """A largest magnitude is the same in any order, and so is our sum of a norm's squares (kernels/quant/mean_square.cuh). vLLM divides
+    a norm's row among threads by the number of rows, unless each row has one scale. A scale of the whole tensor is the batch's."""
+    by_rows = config.vllm and config.scaling in (Scaling.RMS_GROUP, Scaling.RMS_STATIC)
+    return None if by_rows or config.scaling.scales is Scales.OF_TENSOR else ALONE
 
 
 FAMILY = Family(

@@ -457,8 +457,28 @@ def _inverse_rms(values: torch.Tensor, epsilon: float, run: int) -> torch.Tensor
     while runs.shape[-1] > 1:
         runs = runs[..., ::2] + runs[..., 1::2]
     epsilon_f32 = float(torch.tensor(epsilon, dtype=torch.float32, device="cpu"))
-    mean = (runs[..., 0].double().sum(dim=-1, keepdim=True) * (1.0 / max(hidden, 1)) + epsilon_f32).float()
+    mean = (sum_in_any_order(runs[..., 0]) * (1.0 / max(hidden, 1)) + epsilon_f32).float()
     return torch.reciprocal(torch.sqrt(mean.double())).float()
+
+
+def sum_in_any_order(values: torch.Tensor) -> torch.Tensor:
+    """Sums [rows, 1] in f64 of f32 values [rows, n] that are not negative, the same whatever the order of values.
+
+    Values are added as integers, those of eight neighbouring exponents together, which is exact. The sums of the 32 octets
+    are rounded to f64 and added by halves. Infinities and NaN are what they are in any order.
+    """
+    bits = values.contiguous().view(torch.int32).to(torch.int64)
+    exponents, fractions = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    whole = torch.where(exponents == 0, fractions, fractions | 0x800000)
+    places = exponents.clamp_min(1)
+    octets = bits.new_zeros((*values.shape[:-1], 32)).scatter_add(-1, places >> 3, whole << (places & 7))
+    units = torch.tensor([2.0 ** (8 * octet - 150) for octet in range(32)], dtype=torch.float64, device=values.device)
+    sums = octets.double() * units
+    while sums.shape[-1] > 1:
+        sums = sums[..., : sums.shape[-1] // 2] + sums[..., sums.shape[-1] // 2 :]
+    return torch.where(
+        torch.isfinite(values).all(dim=-1, keepdim=True), sums, values.double().sum(dim=-1, keepdim=True)
+    )
 
 
 def rms_normed(
@@ -475,8 +495,8 @@ def rms_normed(
     unrounded. The new residual is that sum, rounded. With `rounds_once` the rest is made of the rounded one.
 
     The mean square is summed in f32 over runs of 16 bytes of x: `((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))`. Runs are
-    summed in f64. The sum is rounded to f32 after epsilon, an f32, was added. 1 / rms is its correctly rounded inverse
-    square root.
+    summed by `sum_in_any_order`. The sum is rounded to f32 after epsilon, an f32, was added. 1 / rms is its correctly
+    rounded inverse square root.
     """
     values = x.float()
     added = None
