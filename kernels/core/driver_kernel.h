@@ -24,7 +24,7 @@ namespace gemmill {
 
 enum class MapType : int32_t { kBytes, kF16, kBf16 };
 
-// A tensor map of rows [rows, columns] in boxes, as a kernel's parameter.
+// A tensor map of [rows, columns], or of several such, in boxes: a kernel's parameter.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -32,8 +32,9 @@ struct alignas(64) TensorMap {
 struct MapShape {
   void const* address;
   int64_t rows, columns, row_stride;  // elements
-  int32_t box_rows, box_columns;      // a box's row is 32, 64 or 128 bytes, which it is swizzled by
+  int32_t box_rows, box_columns;      // a box's row is 16, 32, 64 or 128 bytes, which it is swizzled by
   MapType type;
+  int64_t matrices = 0, matrix_stride = 0;  // of several, from one to the next in elements; 0 for a map of two dimensions
 };
 
 // Makes a tensor map. Returns 0 or an error code; the next launch of the thread fails too where one could not be made.

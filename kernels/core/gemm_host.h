@@ -79,6 +79,19 @@ class Parameters {
   int count_ = 0;
 };
 
+// Scales that change along K.
+template <class Args>
+void add_group_scales(Parameters& all, Args const& args) {
+  all.add(args.a_scales, args.b_scales, args.a_scale_stride_m, args.a_scale_stride_k, args.b_scale_stride_n, args.b_scale_stride_k);
+}
+
+inline void add_walk(Parameters& all, Walk const& walk) {
+  all.add(walk.tiles_x, walk.tiles_y, walk.along_x, walk.swizzle);
+  all.add(walk.band);
+  all.add(walk.width);
+  all.add(walk.last_width);
+}
+
 // Sizes of a tensor as its kernel counts coordinates.
 struct Extent {
   int32_t rows, columns;

@@ -68,11 +68,12 @@ CUtensorMapSwizzle swizzle_of(int32_t row_bytes) {
 
 int32_t make_map(TensorMap& map, MapShape const& shape) {
   int32_t const bytes = shape.type == MapType::kBytes ? 1 : 2;
-  cuuint64_t const dims[] = {static_cast<cuuint64_t>(shape.columns), static_cast<cuuint64_t>(shape.rows)};
-  cuuint64_t const strides[] = {static_cast<cuuint64_t>(shape.row_stride * bytes)};
-  cuuint32_t const box[] = {static_cast<cuuint32_t>(shape.box_columns), static_cast<cuuint32_t>(shape.box_rows)};
-  cuuint32_t const every[] = {1, 1};
-  return cuTensorMapEncodeTiled(reinterpret_cast<CUtensorMap*>(&map), type_of(shape.type), 2, const_cast<void*>(shape.address), dims,
+  cuuint32_t const rank = shape.matrices > 0 ? 3 : 2;
+  cuuint64_t const dims[] = {static_cast<cuuint64_t>(shape.columns), static_cast<cuuint64_t>(shape.rows), static_cast<cuuint64_t>(shape.matrices)};
+  cuuint64_t const strides[] = {static_cast<cuuint64_t>(shape.row_stride * bytes), static_cast<cuuint64_t>(shape.matrix_stride * bytes)};
+  cuuint32_t const box[] = {static_cast<cuuint32_t>(shape.box_columns), static_cast<cuuint32_t>(shape.box_rows), 1};
+  cuuint32_t const every[] = {1, 1, 1};
+  return cuTensorMapEncodeTiled(reinterpret_cast<CUtensorMap*>(&map), type_of(shape.type), rank, const_cast<void*>(shape.address), dims,
                                 strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(shape.box_columns * bytes),
                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }

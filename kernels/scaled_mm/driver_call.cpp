@@ -68,12 +68,9 @@ int32_t launch_gemm(gemmill_driver_kernel& kernel, ScaledMmFacts const& told, ge
     all.add(none, none, zero, zero, zero, zero);
   } else {
     all.add(args.a_scales, args.b_scales, args.bias, args.azp_adj, args.azp, args.m, args.n, args.k, args.a_scale_per_row, args.b_scale_per_column);
-    all.add(args.a_scales, args.b_scales, args.a_scale_stride_m, args.a_scale_stride_k, args.b_scale_stride_n, args.b_scale_stride_k);
+    add_group_scales(all, args);
   }
-  all.add(walk.tiles_x, walk.tiles_y, walk.along_x, walk.swizzle);
-  all.add(walk.band);
-  all.add(walk.width);
-  all.add(walk.last_width);
+  add_walk(all, walk);
   all.add(how.constant_weights, args.d, args.ldd);
   all.add(by_slices);
   all.add(own ? none : how.workspace, ticket);
