@@ -41,7 +41,9 @@ def examine_builds() -> Iterator[Finding]:
     yield ok("home", f"{settings.home()}, {len(folders)} builds")
     archs = gpu_archs()
     if archs and not set(archs) & set(Arch):  # a build of another GPU's kernels says nothing of this machine
-        advice = f"no build will serve {', '.join(map(named_gpu, archs))}: docs/not_there.md has what runs there instead"
+        advice = (
+            f"no build will serve {', '.join(map(named_gpu, archs))}: docs/not_there.md has what runs there instead"
+        )
         yield note("build", "none for the GPUs of this machine" if folders else "none", advice)
         return
     if chosen is None:
