@@ -46,30 +46,28 @@ LlamaForCausalLM(LlamaConfig(num_key_value_heads=4, **sizes)).to(torch.bfloat16)
 
 GENERATES = """
 import sys
-from pathlib import Path
 import torch
-from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
-from gemmill.checkpoints import open_checkpoint
-from gemmill.nn import load_linears
+from transformers import AutoModelForCausalLM
+import gemmill
+from gemmill.nn import QuantLinear
+from gemmill.nn.stored import stored_config
 device = "cuda" if torch.cuda.is_available() else "cpu"
-converted, saved = map(Path, sys.argv[1:])
+converted, saved = sys.argv[1:]
 def tokens(model):
     prompt = torch.tensor([[1, 2, 3]], device=device)
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)[0].tolist()
-def made():
-    model = LlamaForCausalLM(LlamaConfig.from_pretrained(converted, quantization_config=None)).to(torch.bfloat16).eval()
-    return model, load_linears(model, open_checkpoint(converted))
-model, names = made()
-others = {name: tensor for name, tensor in load_file(converted / "model.safetensors").items() if "_proj." not in name}
-model.load_state_dict(others, strict=False)
-first = tokens(model.to(device))
+def loaded(folder, **more):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **more).to(device)
+    return model, sum(isinstance(layer, QuantLinear) for layer in model.modules())
+model, count = loaded(converted, config=stored_config(converted))
+first = tokens(model)
+if device == "cuda":
+    assert any(row.times for row in gemmill.stats()), "no kernel was chosen"
 model.save_pretrained(saved)
-again, _ = made()
-again.load_state_dict(load_file(saved / "model.safetensors"))
-second = tokens(again.to(device))
-assert first == second, (first, second)
-print(f"{len(names)} layers of a model in FP8 on {device} generate {first[3:]}, and the same after save_pretrained and loading")
+again, as_many = loaded(saved)
+second = tokens(again)
+assert first == second and count == as_many == 14, (first, second, count, as_many)
+print(f"{count} layers of a model in FP8 on {device} generate {first[3:]}, and the same after save_pretrained and from_pretrained")
 """
 
 SHAPES = "m,n,k\n1,256,512\n16,256,512\n64,512,256\n256,512,512\n"

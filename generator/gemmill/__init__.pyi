@@ -19,6 +19,9 @@ from gemmill.runtime.ops import (
     assume_constant_weights as assume_constant_weights,
 )
 from gemmill.runtime.ops import (
+    check_ranks as check_ranks,
+)
+from gemmill.runtime.ops import (
     explain as explain,
 )
 from gemmill.runtime.ops import (

@@ -10,6 +10,7 @@ from gemmill.runtime.holding import batch_invariant, set_batch_invariant
 from gemmill.runtime.ops import (  # defines torch.ops.gemmill, which the functions call
     active,
     assume_constant_weights,
+    check_ranks,
     explain,
     load,
     stats,
@@ -27,6 +28,7 @@ __all__ = [
     "active",
     "assume_constant_weights",
     "batch_invariant",
+    "check_ranks",
     "explain",
     "load",
     "serving_report",

@@ -1,11 +1,13 @@
 """Files that appear whole or not at all, and the folders in which they are made."""
 
+import fcntl
 import hashlib
 import os
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
 
 _PROC = Path("/proc")
 
@@ -26,6 +28,18 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes | memoryview]) ->
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def hold(file: IO[Any]) -> bool:
+    """Lock an open file for this process, which gives it up when it ends or closes it. Returns False where another has it.
+
+    NFS locks it for all its clients. Raises OSError on a file system without locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def beside(path: Path) -> Path:

@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from gemmill.build import planning
 from gemmill.build.cubins import embedded_cubins
 from gemmill.build.driver import build
 from gemmill.build.dsl import find_dsl
 from gemmill.build.inspect import read_cubin
+from gemmill.build.linking import runtimes
 from gemmill.build.options import BuildOptions, BuildResult
 from gemmill.build.sass import architectures, disassemble
 from gemmill.build.sources import is_of_dsl
 from gemmill.build.toolchain import ToolchainPaths
+from gemmill.build.workshop import open_workshop
 from gemmill.emit import emit
 from gemmill.locations import kernels_dir
 from gemmill.manifest.reading import check_extension
@@ -65,6 +68,25 @@ def test_a_build_of_dsl_kernels_alone(toolchain: ToolchainPaths, inspected: Path
         (TOO_BIG, "ValueError: tile 256x256 needs 256 accumulator registers a thread of 192")
     ]
     assert architectures(check_extension(made.manifest, made.folder), toolchain.cuobjdump) == ("sm_90a",)
+
+
+def test_a_build_that_links_nothing_of_the_dsl(toolchain: ToolchainPaths, inspected: Path, monkeypatch) -> None:
+    """The same machine code, launched by gemmill's host code; what that cannot launch is told."""
+    configs = tuple(parse_name(name) for name in (NAME, NAME.replace("128x128x128", "64x128x128")))
+    selection = Selection(name="own_host_code", arch=Arch.SM90A, configs=configs, rejections=())
+    monkeypatch.setattr(planning, "has_host_code", lambda name: name == NAME)
+    options = BuildOptions(home=inspected, own_host_code=True)
+    workshop = open_workshop(Arch.SM90A, options)
+    assert runtimes(planning.survey(selection, workshop).variants, workshop) == [toolchain.cudart_static]
+    made = build(selection, options)
+    (entry,) = made.manifest.entries
+    assert [(row.name, row.error) for row in made.rejected] == [(to_name(configs[1]), planning.NO_HOST_CODE)]
+    extension = check_extension(made.manifest, made.folder)
+    text = disassemble(extension, toolchain.cuobjdump, NAME)
+    assert re.search(rf"Function : gemmill_{NAME}_kernel_\d+", text) and re.search("^compressed$", text, re.MULTILINE)
+    assert read_cubin(text).sass_digest == entry.sass_digest and architectures(extension, toolchain.cuobjdump) == (
+        "sm_90a",
+    )
 
 
 def test_an_emitted_file_compiles_on_its_own(tmp_path: Path) -> None:

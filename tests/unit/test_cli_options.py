@@ -22,12 +22,13 @@ KEEPS: dict[tuple[str, str], set[str]] = {
         "--max-size",
         "--retry-failed",
         "--emulate",
+        "--own-host-code",
         "--home",
     },
     ("show", "--json"): {"--select", "--arch", "--build"},
     ("show", "--source"): {"--sass", "--select", "--arch", "--build"},
     ("show", "--sass"): {"--source", "--select", "--arch", "--build"},
-    ("export", "--hf"): {"--out", "--build"},
+    ("export", "--hf"): {"--out", "--build", "--experimental"},
     ("verify", "--quick"): {"--build", "--json"},
     ("verify", "--batch-invariant"): {"--pairs", "--seconds", "--seed", "--family", "--build", "--json"},
     ("fuzz", "--only"): {"--op", "--seed", "--gpu", "--timeout", "--build", "--json"},
@@ -36,7 +37,7 @@ KEEPS: dict[tuple[str, str], set[str]] = {
 }
 """What means something beside a switch that leaves something out; all other options of its verb are refused there."""
 ADDS = {
-    "build": {"--retry-failed", "--emulate", "--use", "--trust-network"},
+    "build": {"--retry-failed", "--emulate", "--own-host-code", "--use", "--trust-network"},
     "explain": {
         "--per-token",
         "--per-channel",
@@ -56,7 +57,8 @@ ADDS = {
     "tune": {"--batch-invariant", "--second-opinion", "--peers", "--fresh", "--trust-network", "--dry-run"},
     "audit": {"--all", "--json"},
     "convert": {"--requantize", "--rescale"},
-    "wheel": {"--kernels"},
+    "export": {"--experimental"},
+    "wheel": {"--kernels", "--experimental"},
     "doctor": {"--json"},
     "table show": {"--json"},
     "table diff": {"--json"},
@@ -109,6 +111,10 @@ REFUSED: list[tuple[list[str], str]] = [
     (
         ["fuzz", "--only", "4", "--jobs", "2", "--cpu"],
         "--jobs with --only: it makes one call, leave --jobs out",
+    ),
+    (
+        ["export", "x", "--experimental"],
+        "--experimental without --hf: it is about whole builds, leave it out",
     ),
     (
         ["verify", "--quick", "--pairs", "5"],

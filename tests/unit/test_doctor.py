@@ -195,13 +195,18 @@ def test_no_build_is_a_note(home) -> None:
         ([(8, 0), (9, 0)], "gemmill build --select smoke"),
     ],
 )
-def test_gpus_that_no_build_serves(home, monkeypatch, capabilities, advice) -> None:
+def test_gpus_that_no_build_serves(home, put_build, monkeypatch, capabilities, advice) -> None:
     gpus = [SimpleNamespace(major=major, minor=minor) for major, minor in capabilities]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
     _, build = extension.examine_builds()
     assert (build.state, build.found, build.advice) == (State.NOTE, "none", advice)
+    if (9, 0) not in capabilities:  # nor does a build of other GPUs' kernels
+        put_build()
+        _, build = extension.examine_builds()
+        assert (build.state, build.found, build.advice) == (State.NOTE, "none for the GPUs of this machine", advice)
+        assert "gemmill build" not in " ".join(finding.advice for finding in extension.examine_builds())
 
 
 def test_a_named_build_that_is_not_there(home, monkeypatch) -> None:

@@ -40,7 +40,7 @@ def fits(monkeypatch) -> None:
 def hub(gemmill, put_build, fits, tmp_path) -> Path:
     put_build(build_id="hopper", torch_target="2.11")
     put_build(build_id="blackwell", arch="sm100a", torch_target="2.11")
-    outcome = gemmill("export", "--hf", "--out", tmp_path / "hub")
+    outcome = gemmill("export", "--hf", "--experimental", "--out", tmp_path / "hub")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(f"{tmp_path / 'hub' / 'build' / MACHINE} (")
     assert outcome.out.endswith("): hopper for sm90a, blackwell for sm100a\n")

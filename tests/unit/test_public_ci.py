@@ -27,6 +27,18 @@ def test_packages_are_made_for_each_python_and_torch() -> None:
     assert job["container"].endswith("manylinux_2_28_x86_64")
 
 
+def test_a_release_is_attested_and_published_on_request_alone() -> None:
+    """Its kernels are those that may be given away."""
+    jobs = read(".github/workflows/release.yml")["jobs"]
+    made, published = jobs["packages"], jobs["publish"]
+    used = [step.get("uses", "").partition("@")[0] for step in made["steps"]]
+    assert "actions/attest-build-provenance" in used and made["permissions"]["attestations"] == "write"
+    builds = [line for step in made["steps"] for line in step.get("run", "").splitlines() if "gemmill build" in line]
+    assert [line.split()[-2:] for line in builds] == [["--select", "nvcc"]]
+    assert published["if"] == "vars.PUBLISH == 'yes'" and published["needs"] == "packages"
+    assert published["permissions"] == {"id-token": "write"}
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").iterdir()), ids=lambda path: path.name)
 def test_commands_of_workflows_exist(path: Path) -> None:
     runs = [

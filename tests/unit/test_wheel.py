@@ -99,7 +99,7 @@ def fits(monkeypatch) -> None:
 def written(gemmill, put_build, fits, tmp_path) -> Path:
     put_build(build_id="hopper")
     put_build(build_id="blackwell", arch="sm100a")
-    outcome = gemmill("wheel", "--out", tmp_path / "dist")
+    outcome = gemmill("wheel", "--experimental", "--out", tmp_path / "dist")
     (path,) = (tmp_path / "dist").iterdir()
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(f"{path} (") and outcome.out.endswith("): hopper for sm90a, blackwell for sm100a\n")
@@ -148,7 +148,7 @@ def test_contents(written, home) -> None:
 
 def test_the_same_builds_give_the_same_bytes(written, gemmill) -> None:
     before = written.read_bytes()
-    gemmill("wheel", "--out", written.parent)
+    gemmill("wheel", "--experimental", "--out", written.parent)
     assert written.read_bytes() == before and len(list(written.parent.iterdir())) == 1
 
 
@@ -182,7 +182,7 @@ def test_a_package_of_kernels(gemmill, put_build, fits, home, tmp_path) -> None:
     """Of gemmill's version, with the build alone, which an entry point names."""
     put_build(build_id="hopper")
     put_build(build_id="blackwell", arch="sm100a")
-    outcome = gemmill("wheel", "--kernels", "--out", tmp_path)
+    outcome = gemmill("wheel", "--kernels", "--experimental", "--out", tmp_path)
     names = [f"gemmill_{arch}_cu13-{__version__}-py3-none-manylinux_2_34_x86_64.whl" for arch in ("sm90a", "sm100a")]
     assert (outcome.code, sorted(names)) == (0, sorted(path.name for path in tmp_path.glob("*.whl")))
     assert [line.partition(" ")[0] for line in outcome.out.splitlines()] == [f"{tmp_path}/{name}" for name in names]
@@ -243,13 +243,29 @@ def test_a_package_of_kernels_of_another_version(gemmill, installed, put_build, 
     assert builds.serving("sm90a")[1].build_id == "own", "a build of one's own serves all the same"
 
 
+def test_kernels_that_no_gpu_has_run_stay(gemmill, put_build, fits, tmp_path) -> None:
+    put_build(build_id="blackwell", arch="sm100a")
+    sentence = (
+        "gemmill: no GPU has run the kernels of blackwell for sm100a: add --experimental to ship them all the same\n"
+    )
+    for arguments in (("wheel",), ("wheel", "blackwell"), ("wheel", "--kernels", "blackwell"), ("export", "--hf")):
+        outcome = gemmill(*arguments, "--out", tmp_path / "dist")
+        assert (outcome.code, outcome.out, outcome.err) == (2, "", sentence) and not (tmp_path / "dist").exists()
+    put_build(build_id="hopper")
+    outcome = gemmill("wheel", "--out", tmp_path / "dist")
+    assert outcome.code == 0 and outcome.out.endswith("): hopper for sm90a\n")
+    assert outcome.err == (
+        "gemmill: left out: blackwell for sm100a, whose kernels no GPU has run; --experimental adds them\n"
+    )
+
+
 def test_what_does_not_go_together(gemmill, put_build, fits, monkeypatch, tmp_path) -> None:
     toolchain = put_build(build_id="one").toolchain
     put_build(build_id="two")
     put_build(build_id="old", arch="sm100a", toolchain=replace(toolchain, cuda_major=12))
 
     def refused(*named: str) -> str:
-        outcome = gemmill("wheel", *named, "--out", tmp_path / "dist")
+        outcome = gemmill("wheel", *named, "--experimental", "--out", tmp_path / "dist")
         assert (outcome.code, outcome.out) == (3, "")
         return outcome.err
 

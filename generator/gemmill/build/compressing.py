@@ -4,18 +4,15 @@ The DSL wraps a kernel's machine code as `fatbinary` does, and leaves it as it i
 compressed. So each object is linked with a compressed file in its place. The cache keeps that object beside the first.
 """
 
-import io
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from elftools.elf.elffile import ELFFile
-
 from gemmill import settings
 from gemmill.build.cache import Entry
-from gemmill.build.cubins import embedded_cubins, embedded_fatbins
+from gemmill.build.cubins import sections_of_code
 from gemmill.build.errors import BuildError
 from gemmill.build.files import digest
 from gemmill.build.sources import Source, SourceKind
@@ -70,7 +67,7 @@ def _compress(missing: Mapping[Source, Entry], workshop: Workshop) -> None:
 def _compressed_object(entry: Entry, folder: Path, workshop: Workshop) -> Path | None:
     """The object with its machine code compressed, in a folder. Raises BuildError, OSError."""
     path = workshop.cache.object_path(entry)
-    section, cubin = next(_machine_code(path.read_bytes()), ("", b""))
+    section, _, cubin = next(sections_of_code(path.read_bytes()), ("", b"", b""))
     if not section:
         return None
     assert workshop.dsl is not None  # its objects were found by its digest
@@ -83,15 +80,6 @@ def _compressed_object(entry: Entry, folder: Path, workshop: Workshop) -> Path |
     plain.unlink()
     packed.unlink()
     return made
-
-
-def _machine_code(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Sections of an object that are one file of machine code and nothing else, with what that file wraps."""
-    for section in ELFFile(io.BytesIO(data)).iter_sections():
-        held = section.data()
-        files, cubins = list(embedded_fatbins(held)), list(embedded_cubins(held))
-        if len(files) == len(cubins) == 1 and held.startswith(files[0]) and not held[len(files[0]) :].strip(b"\0"):
-            yield section.name, cubins[0]
 
 
 def _run(command: Sequence[str | Path]) -> None:

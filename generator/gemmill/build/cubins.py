@@ -47,6 +47,15 @@ def facts_of_fatbin(fatbin: bytes) -> bytes:
     return fatbin[_FATBIN_FACTS]
 
 
+def sections_of_code(data: bytes) -> Iterator[tuple[str, bytes, bytes]]:
+    """Sections of an object that are one file of machine code and nothing else: name, that file, and what it wraps."""
+    for section in ELFFile(io.BytesIO(data)).iter_sections():
+        held = section.data()
+        files, cubins = list(embedded_fatbins(held)), list(embedded_cubins(held))
+        if len(files) == len(cubins) == 1 and held.startswith(files[0]) and not held[len(files[0]) :].strip(b"\0"):
+            yield section.name, files[0], cubins[0]
+
+
 def code_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
     """Each function of a cubin and its instructions, in the order of sections."""
     for section in ELFFile(io.BytesIO(cubin)).iter_sections():

@@ -18,12 +18,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gemmill.build.cubins import code_of, embedded_cubins
+from gemmill.build.cubins import code_of, embedded_cubins, sections_of_code
 from gemmill.build.errors import first_error
 from gemmill.build.failures import CompileError, Failure, failure_of_compiler
 from gemmill.build.inspect import KernelFacts, listings, merged, read_cubin
 from gemmill.build.requests import CompileOutcome, Request, answer
-from gemmill.emit.adapter import emit_adapter, read_header
+from gemmill.emit.adapter import MachineCode, emit_adapter, emit_host_code, read_header
 
 _ATTEMPTS = 2
 _TOGETHER = 8
@@ -45,6 +45,8 @@ class DslRequest(Request):
     nvdisasm: str
     machine: str
     """The architecture as nvdisasm spells it."""
+    own_host_code: bool
+    """Whether gemmill's host code launches the kernels; that of the DSL's objects is left out then."""
 
 
 class Worker:
@@ -174,17 +176,17 @@ def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts 
     """
     folder, symbol = Path(request.folder), member["symbol"]
     exported = folder / f"{symbol}.o"
-    try:
-        header = read_header(exported.with_suffix(".h").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError) as error:
-        return str(error)
     if facts is None:
         return "the CuTe DSL's object has no machine code in it"
+    try:
+        text, linked = _adapted(exported, symbol, member["name"], own=request.own_host_code)
+    except (FileNotFoundError, ValueError) as error:
+        return str(error)
     adapter = folder / f"{symbol}.cpp"
-    adapter.write_text(emit_adapter(symbol, member["name"], header), encoding="utf-8")
+    adapter.write_text(text, encoding="utf-8")
     whole, depfile = folder / f"{symbol}.whole.o", folder / f"{symbol}.d"
     # One object with one symbol and perhaps that of its workspace, as nvcc makes it. Names without folders, since an error line goes into the manifest.
-    outputs = ["-MD", "-MF", depfile.name, "-r", "-nostdlib", adapter.name, exported.name, "-o", whole.name]
+    outputs = ["-MD", "-MF", depfile.name, "-r", "-nostdlib", adapter.name, *linked, "-o", whole.name]
     done = request.run([*request.adapter, *outputs])
     if done.returncode != 0:
         message = done.stderr or done.stdout
@@ -197,7 +199,29 @@ def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts 
     known["facts"] = {f"{symbol}_kernel": facts}
     request.publish(whole, depfile, adapter, {member["key"]: member["name"]}, **known)
     exported.unlink()
+    exported.with_suffix(".fatbin").unlink(missing_ok=True)
     return ""
+
+
+def _adapted(exported: Path, symbol: str, name: str, *, own: bool) -> tuple[str, list[str]]:
+    """The C++ that launches an exported kernel, and the objects that it is linked with.
+
+    gemmill's own host code takes the machine code out of the object, and nothing else. Raises OSError, and ValueError for an
+    object that cannot be used.
+    """
+    if not own:
+        return emit_adapter(symbol, name, read_header(exported.with_suffix(".h").read_text(encoding="utf-8"))), [
+            exported.name
+        ]
+    found = list(sections_of_code(exported.read_bytes()))
+    kernels = [kernel for _, _, cubin in found for kernel, _ in code_of(cubin)]
+    if len(found) != 1 or len(kernels) != 1:
+        raise ValueError(
+            f"the CuTe DSL's object has {len(kernels)} kernels in {len(found)} sections of its own, not one in one"
+        )
+    (_, code, _), file = found[0], exported.with_suffix(".fatbin")
+    file.write_bytes(code)
+    return emit_host_code(symbol, name, MachineCode(file=file.name, kernel=kernels[0])), []
 
 
 def _inspect(symbols: Sequence[str], request: DslRequest) -> dict[str, KernelFacts]:

@@ -148,6 +148,7 @@ def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> 
         objcopy=str(dsl.objcopy),
         nvdisasm=str(tools.nvdisasm),
         machine=workshop.arch.sm.replace("sm_", "SM"),
+        own_host_code=workshop.options.own_host_code,
     )
 
 

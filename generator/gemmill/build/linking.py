@@ -73,7 +73,8 @@ def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop:
 def runtimes(variants: Sequence[Source], workshop: Workshop) -> list[Path]:
     """The static libraries that an extension of these variants needs, in the linker's order."""
     libraries = [workshop.toolchain.cudart_static]
-    if workshop.dsl is not None and any(source.kind is SourceKind.DSL for source in variants):
+    needs_dsl = not workshop.options.own_host_code
+    if workshop.dsl is not None and needs_dsl and any(source.kind is SourceKind.DSL for source in variants):
         libraries.insert(0, workshop.dsl.runtime)
     return libraries
 

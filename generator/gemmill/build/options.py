@@ -38,6 +38,8 @@ class BuildOptions:
     """The folder of hand-written sources; None for gemmill's own."""
     emulate: bool = False
     """Compile for `arch.emulated_on`, with emulated instructions."""
+    own_host_code: bool = False
+    """Launch kernels of the CuTe DSL by gemmill's host code, and link nothing of the DSL."""
 
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:

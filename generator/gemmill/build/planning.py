@@ -10,6 +10,7 @@ from gemmill.build.remembered import KnownSources
 from gemmill.build.sources import BINDING, Keys, Source, SourceKind, file_sources, variant_source
 from gemmill.build.units import Unit, partition
 from gemmill.build.workshop import Workshop, keys_for, open_workshop
+from gemmill.emit.adapter import has_host_code
 from gemmill.emit.render import TemplateError
 from gemmill.family import Config
 from gemmill.manifest import RejectedEntry
@@ -19,6 +20,9 @@ from gemmill.space.selections import Selection
 # `default`, 2026-11-23. The last is the binding's part, static CUDA runtime included.
 _KERNEL_BYTES = 14_500
 _BINDING_BYTES = 1_300_000
+NO_HOST_CODE = (
+    "gemmill has no host code of its own for this kernel of the CuTe DSL: build without --own-host-code to have it"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,8 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
     remembered = frozenset(bad)
     if workshop.dsl is None:
         bad |= {s.name: workshop.without_dsl for s in variants if s.kind is SourceKind.DSL}
+    elif workshop.options.own_host_code:
+        bad |= {s.name: NO_HOST_CODE for s in variants if s.kind is SourceKind.DSL and not has_host_code(s.name)}
     wanted = [source for source in (*variants, *files) if source.name not in bad]
     found = workshop.cache.lookup(wanted)
     return Work(variants=variants, files=files, bad=bad, remembered=remembered, found=found)

@@ -12,7 +12,7 @@ from gemmill.build.files import digest
 from gemmill.build.own_code import OwnCode
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
-from gemmill.emit.adapter import ANY_EXPORTED, emit_adapter
+from gemmill.emit.adapter import ANY_CODE, ANY_EXPORTED, emit_adapter, emit_host_code, has_host_code
 from gemmill.family import Config
 from gemmill.manifest import EMULATION
 from gemmill.registry import REGISTRY
@@ -196,6 +196,8 @@ class Keys:
     """Digest of the host compiler."""
     dsl: str
     """Digest of the CuTe DSL; empty without one."""
+    own_host_code: bool = False
+    """Whether kernels of the DSL are launched by gemmill's host code, where it has some."""
 
     def of_text(self, kind: SourceKind, text: str) -> str:
         """The key of a C++ or CUDA text: its code and that of gemmill's headers, flags and compiler. Raises OSError."""
@@ -204,7 +206,9 @@ class Keys:
 
     def of_dsl(self, name: str, symbol: str, body: str) -> str:
         """The key of a kernel of the CuTe DSL: what it is made from, the DSL, and the C++ that calls it. Raises OSError."""
-        adapter = self.code.digest(emit_adapter(symbol, name, ANY_EXPORTED))
+        own = self.own_host_code and has_host_code(name)
+        text = emit_host_code(symbol, name, ANY_CODE) if own else emit_adapter(symbol, name, ANY_EXPORTED)
+        adapter = self.code.digest(text)
         kind = SourceKind.DSL
         return digest(kind.value, symbol, body, self.dsl, adapter, self.flags.for_kind(kind), self.host)
 

@@ -70,7 +70,7 @@ def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
         roots=roots,
         memo=memo,
         memo_path=memo_path,
-        known=KnownSources(home / "memo" / f"sources-{arch}{'-emulated' * options.emulate}.json", keys, kernels),
+        known=KnownSources(home / "memo" / f"sources-{_kind_of(arch, options)}.json", keys, kernels),
         cache=ObjectCache(home / "cache", roots, memo),
         ledger=Ledger(home / "cache", toolchain.cutlass_version),
         launcher=find_launcher(),
@@ -93,7 +93,13 @@ def keys_for(
         cuda=toolchain.compiler_build if toolchain else "",
         host=toolchain.host_build if toolchain else "",
         dsl=dsl.build if dsl else "",
+        own_host_code=options.own_host_code,
     )
+
+
+def _kind_of(arch: Arch, options: BuildOptions) -> str:
+    """What tells builds apart whose sources have other keys."""
+    return f"{arch}{'-emulated' * options.emulate}{'-own-host-code' * options.own_host_code}"
 
 
 def _check_writers(home: Path) -> None:

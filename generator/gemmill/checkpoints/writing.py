@@ -1,6 +1,5 @@
 """A shard that is written tensor by tensor and appears whole, and the journal of a conversion that can go on."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gemmill.checkpoints.file import CheckpointError, Stored, bytes_of, header_of, opened, parsed_json
+from gemmill.writing import hold
 
 _COPIED = 1 << 24
 """The most bytes that are copied at a time."""
@@ -122,10 +122,12 @@ class Journal:
         self.path, self._pending = path, list[dict[str, Any]]()
         self._file = path.open("a+", encoding="utf-8")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            held, why = hold(self._file), ""
+        except OSError as error:
+            held, why = False, f"{path} cannot be locked ({error.strerror}): convert to a file system that has locks"
+        if not held:
             self._file.close()
-            raise CheckpointError(f"another process is converting to {path.parent}: wait for it") from None
+            raise CheckpointError(why or f"another process is converting to {path.parent}: wait for it")
         self._file.seek(0)
         lines = [_parsed(line) for line in self._file]
         is_new = lines[:1] in ([], [None])  # or its first line was cut off

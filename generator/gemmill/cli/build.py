@@ -54,6 +54,13 @@ def build(
             help="Emulate sm120a's instructions on an sm90a GPU; such a build serves only where it is named.",
         ),
     ] = False,
+    own_host_code: Annotated[
+        bool,
+        typer.Option(
+            "--own-host-code",
+            help="Launch the CuTe DSL's kernels by gemmill's host code, and link nothing of the DSL; kernels that it cannot launch are left out.",
+        ),
+    ] = False,
     use: Annotated[
         bool | None,
         typer.Option("--use/--no-use", help="Make the build current, or not; by default if it is as complete."),
@@ -93,6 +100,7 @@ def build(
         retry_failed=retry_failed,
         scheduler=o.scheduler_of(scheduler, trust_network=trust_network),
         emulate=emulate,
+        own_host_code=own_host_code,
     )
     if dry_run:
         _print_plan(selection, options, use)

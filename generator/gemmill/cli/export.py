@@ -11,6 +11,7 @@ from gemmill.cli import variants
 from gemmill.cli.exits import UsageError
 from gemmill.cli.output import size
 from gemmill.cli.questions import take
+from gemmill.cli.wheel import ExperimentalOption
 from gemmill.registry import questions
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def export(
         Path | None,
         typer.Option("--from", metavar="FILE", help="A call that GEMMILL_DUMP saved: its variant on its own operands."),
     ] = None,
+    experimental: ExperimentalOption = False,
     **told: Any,
 ) -> None:
     """Write a kernel that compiles on its own, or builds for the Hub.
@@ -63,8 +65,10 @@ def export(
     asked = {size: value for size, value in told.items() if value is not None}
     if hf:
         _refuse("--hf", "it writes whole builds", asked, {"NAME": name, "--arch": arch, "--from": saved})
-        _export_builds(build, out or Path("hub"))
+        _export_builds(build, out or Path("hub"), experimental=experimental)
         return
+    if experimental:
+        raise UsageError("--experimental without --hf: it is about whole builds, leave it out")
     if saved is not None:
         _refuse("--from", "the file says which call it is", asked, {"NAME": name, "--arch": arch})
         folder = _export_saved(saved, build, out)
@@ -160,12 +164,13 @@ def _sizes_of(variant: variants.Variant, asked: dict[str, int]) -> "tuple[dict[s
     return dict(row.sizes) if row is not None else asked, row
 
 
-def _export_builds(build: str | None, out: Path) -> None:
-    from gemmill.cli.wheel import serving_builds, tell
+def _export_builds(build: str | None, out: Path, *, experimental: bool) -> None:
+    from gemmill.cli.wheel import tell, to_ship
     from gemmill.wheel import write_hub_folder
     from gemmill.wheel.hub import OLDEST
 
-    shipped = write_hub_folder([variants.build_of(build)[0]] if build else serving_builds(), out)
+    named = [variants.build_of(build)[0]] if build else []
+    shipped = write_hub_folder(to_ship(named, experimental=experimental), out)
     tell(shipped, size(sum(path.stat().st_size for path in shipped.path.rglob("*") if path.is_file())))
     if shipped.abi.glibc > OLDEST:
         asks, may = (".".join(map(str, version)) for version in (shipped.abi.glibc, OLDEST))

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemmill.cli import options as o
+from gemmill.cli.exits import UsageError
 from gemmill.cli.output import count, size
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
     from gemmill.wheel import Shipped
+
+
+ExperimentalOption = Annotated[
+    bool,
+    typer.Option("--experimental", help="Also builds for architectures whose kernels no GPU has run."),
+]
 
 
 def wheel(
@@ -27,6 +34,7 @@ def wheel(
             "--kernels", help="Each build alone, as gemmill-sm90a-cu13, to install next to gemmill's own wheel."
         ),
     ] = False,
+    experimental: ExperimentalOption = False,
     home: o.HomeOption = None,
 ) -> None:
     """Write a wheel of gemmill with builds, or of a build alone.
@@ -46,7 +54,7 @@ def wheel(
     from gemmill.runtime.builds import resolve
     from gemmill.wheel import write_kernels, write_wheel
 
-    folders = [resolve(build, home) for build in named] if named else serving_builds(home)
+    folders = to_ship([resolve(build, home) for build in named or ()], home, experimental=experimental)
     for shipped in [write_kernels(folder, out) for folder in folders] if kernels else [write_wheel(folders, out)]:
         tell(shipped, size(shipped.path.stat().st_size))
 
@@ -61,6 +69,25 @@ def tell(shipped: "Shipped", how_large: str) -> None:
             "that may be distributed: read THIRD_PARTY.md before you give it to others",
             err=True,
         )
+
+
+def to_ship(named: list[Path], home: Path | None = None, *, experimental: bool) -> list[Path]:
+    """The builds to give away: those that were named, or those that serve. Kernels that have run on no GPU stay unless `experimental`.
+
+    Raises UsageError for a named build that stays, and ManifestError.
+    """
+    from gemmill.manifest import read_manifest
+
+    folders = named or serving_builds(home)
+    archs = {folder: Arch(read_manifest(folder / "manifest.json").arch) for folder in folders}
+    never_run = [folder for folder in folders if not archs[folder].has_run]
+    if experimental or not never_run:
+        return folders
+    left = ", ".join(f"{folder.name} for {archs[folder]}" for folder in never_run)
+    if named or len(never_run) == len(folders):
+        raise UsageError(f"no GPU has run the kernels of {left}: add --experimental to ship them all the same")
+    typer.echo(f"gemmill: left out: {left}, whose kernels no GPU has run; --experimental adds them", err=True)
+    return [folder for folder in folders if archs[folder].has_run]
 
 
 def serving_builds(home: Path | None = None) -> list[Path]:

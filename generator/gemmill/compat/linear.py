@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
-from gemmill.runtime import ops, served
+from gemmill.runtime import agreement, ops, served
 from gemmill.runtime.holding import holds_here
 from gemmill.runtime.notices import LOG
 from gemmill.vocab import Arch
@@ -176,7 +176,9 @@ _passed: set[Hashable] = set()
 
 def take(layer: Layer, by: str, of: object | None = None, rows: str = "") -> None:
     """Note that gemmill serves a layer. `rows` says which, where it is not all."""
-    _, variants = _answer_of_build(layer, ops.active().build_id, holds_here())
+    build = ops.active()
+    agreement.warn_once(build.build_id, build.tuned.digest)
+    _, variants = _answer_of_build(layer, build.build_id, holds_here())
     served.took(served.Kind(layer=str(layer), by=by, variants=variants, rows=rows), of)
 
 

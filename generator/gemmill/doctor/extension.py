@@ -39,18 +39,17 @@ def examine_builds() -> Iterator[Finding]:
         yield problem("build", str(error), "name one with GEMMILL_BUILD, or make one current with gemmill builds use")
         return
     yield ok("home", f"{settings.home()}, {len(folders)} builds")
+    archs = gpu_archs()
+    if archs and not set(archs) & set(Arch):  # a build of another GPU's kernels says nothing of this machine
+        advice = (
+            f"no build will serve {', '.join(map(named_gpu, archs))}: docs/not_there.md has what runs there instead"
+        )
+        yield note("build", "none for the GPUs of this machine" if folders else "none", advice)
+        return
     if chosen is None:
-        yield note("build", "none", _without_a_build())
+        yield note("build", "none", "gemmill build --select smoke")
         return
     yield from examine_build(chosen)
-
-
-def _without_a_build() -> str:
-    """The advice of a machine that has no build: to make one, unless none would run on its GPUs."""
-    archs = gpu_archs()
-    if archs and not set(archs) & set(Arch):
-        return f"no build will serve {', '.join(map(named_gpu, archs))}: docs/not_there.md has what runs there instead"
-    return "gemmill build --select smoke"
 
 
 def examine_build(folder: Path) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The C++ between the extension's table and a function that the CuTe DSL exported."""
+"""The C++ between the extension's table and a kernel of the CuTe DSL: a function that the DSL exported, or machine code."""
 
 import re
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
 
 ADAPTER = "dsl/adapter.cpp.jinja"
+HOST_CODE = "dsl/host_code.cpp.jinja"
 _ENTRY = re.compile(r"^void (\w+)\(void \*\*args, int32_t num_args\);", re.MULTILINE)
 _WRAPPER = re.compile(r"^static inline int32_t \w+_wrapper\(([^)]*)\) \{", re.MULTILINE)
 _PARAMETER = re.compile(r"\s*(\S.*?)\s*(\w+)\s*")
@@ -29,6 +30,20 @@ class Exported:
 
 ANY_EXPORTED = Exported(entry="entry", parameters=(("void*", "a"), ("int32_t", "m"), ("cudaStream_t", "stream")))
 """A function with a parameter of each kind. What it makes of an adapter changes where adapters do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineCode:
+    """Where the assembler finds a kernel's machine code."""
+
+    file: str
+    """A file as fatbinary makes it."""
+    kernel: str
+    """The kernel's name in it."""
+
+
+ANY_CODE = MachineCode(file="code", kernel="kernel")
+"""What stands for machine code where only the C++ around it matters."""
 
 
 def read_header(header: str) -> Exported:
@@ -59,6 +74,36 @@ def emit_adapter(symbol: str, name: str, exported: Exported) -> str:
         "arguments": [_argument(type_, name) for type_, name in exported.parameters],
     }
     return render(ADAPTER, values)
+
+
+def has_host_code(name: str) -> bool:
+    """Whether gemmill has host code of its own for the variant of a name, which the CuTe DSL compiles."""
+    dsl = REGISTRY.kernels_of(parse_name(name)).dsl
+    return dsl is not None and dsl.host is not None
+
+
+def emit_host_code(symbol: str, name: str, code: MachineCode) -> str:
+    """The source of the launch function `symbol` of the variant of a name, which needs nothing of the DSL.
+
+    `has_host_code` holds for the name. Raises TemplateError.
+    """
+    config = parse_name(name)
+    dsl = REGISTRY.kernels_of(config).dsl
+    assert dsl is not None and dsl.host is not None  # the caller has asked
+    host = dsl.host
+    values = {
+        "header": host.header,
+        "struct": dsl.arguments,
+        "facts_struct": host.struct,
+        "facts": host.facts(config),
+        "threads": host.threads(config),
+        "shared_bytes": host.shared_bytes(config),
+        "symbol": symbol,
+        "split": dsl.split(config),
+        "code": code.file,
+        "kernel": code.kernel,
+    }
+    return render(HOST_CODE, values)
 
 
 def _argument(c_type: str, name: str) -> str:

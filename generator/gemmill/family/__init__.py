@@ -6,6 +6,7 @@ from gemmill.family.declaration import (
     DslBody,
     Epilogues,
     Family,
+    HostCode,
     Kernels,
     Rule,
     Spelled,

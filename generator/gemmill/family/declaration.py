@@ -71,6 +71,22 @@ def of_dsl(entry: str) -> Callable[[Any], Spelled]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostCode:
+    """C++ of a family that launches kernels of the CuTe DSL without the DSL's host code and library."""
+
+    header: str
+    """Declares `gemmill::launch_gemm` with the family's arguments. Path below kernels/."""
+    struct: str
+    """The C++ type of its facts."""
+    facts: Callable[[Any], Mapping[str, int | str]]
+    """What it is told of a kernel: by a config, the fields of its facts in C++, in their order."""
+    threads: Callable[[Any], int]
+    """By a config, the threads of a CTA."""
+    shared_bytes: Callable[[Any], int]
+    """By a config, the dynamic shared memory of a CTA in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DslBody:
     """Where the CuTe DSL reads a kernel."""
 
@@ -82,6 +98,8 @@ class DslBody:
     """What a body reads of a config. Raises ValueError for a config that no kernel can be made of."""
     split: Callable[[Any], Any] = lambda config: None
     """By a config, the tile (rows and columns of D of a cluster) whose slices of K meet in a workspace; None where none do."""
+    host: "HostCode | None" = None
+    """gemmill's own host code of its kernels; None where the DSL's host code alone can launch them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from gemmill import settings
 from gemmill.family import Config, Family, Op
 from gemmill.manifest import KernelEntry
-from gemmill.runtime import builds, checks, handing, operands
+from gemmill.runtime import agreement, builds, checks, handing, operands
 from gemmill.runtime.around import Around, Wrapper
 from gemmill.runtime.asking import given_to
 from gemmill.runtime.chosen import ChoiceLog, Chosen, chosen_in
@@ -281,6 +281,17 @@ def table_digest() -> str:
     the ranks of a server can compare this one text.
     """
     return active().tuned.digest
+
+
+def check_ranks() -> None:
+    """Check that this process chooses as the other ranks of torch.distributed's default group that have asked.
+
+    It compares build and table digest with those of the first rank that asked, and waits for none. Plugins of engines ask when
+    they take their first layer, and log a warning. Raises RuntimeError, which names both.
+    """
+    build = active()
+    if (sentence := agreement.disagreement(build.build_id, build.tuned.digest)) is not None:
+        raise RuntimeError(sentence)
 
 
 def _listen_to(build: Build) -> None:

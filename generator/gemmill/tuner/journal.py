@@ -6,7 +6,6 @@ of a journal is refused.
 """
 
 import contextlib
-import fcntl
 import json
 import lzma
 import os
@@ -21,6 +20,7 @@ from gemmill.tuner.measure import Outcome
 from gemmill.tuner.protocol import workload_to_json
 from gemmill.tuner.record import SCHEMA_VERSION, Entry, JournalError, MeasuredBuild, Record
 from gemmill.tuner.workloads import Workload
+from gemmill.writing import hold
 
 _PACKED = ".xz"
 _FIRST = b'{"kind": "sweep", '
@@ -77,12 +77,17 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[bytes] = path.open("ab+")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            held, why = hold(self._file), ""
+        except OSError as error:
+            held, why = (
+                False,
+                f"journal {path} cannot be locked ({error.strerror}): name one on a file system that has locks with --journal",
+            )
+        if not held:
             self._file.close()  # the other's alone is open
             raise JournalError(
-                f"journal {path} is being written by another sweep{_writer(path)}: name another with --journal"
-            ) from None
+                why or f"journal {path} is being written by another sweep{_writer(path)}: name another with --journal"
+            )
         try:
             self.record = self._begin(setup, begun_by)
         except BaseException:

@@ -1,5 +1,7 @@
 """Conversions that are interrupted, killed or refused go on: what is done again, and what was on the disk."""
 
+import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +186,19 @@ def test_a_shard_in_which_another_layer_is_kept_is_begun_again(tmp_path: Path) -
     convert(source, tmp_path / "whole.safetensors", asked)
     assert len(again.steps) == 4
     assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = tmp_path / ".checkpoint.journal"
+    with pytest.raises(CheckpointError) as caught:
+        writing.Journal(path, "digest")
+    assert str(caught.value) == (
+        f"{path} cannot be locked (No locks available): convert to a file system that has locks"
+    )
 
 
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:

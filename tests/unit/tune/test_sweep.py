@@ -1,5 +1,7 @@
 """A whole dry sweep: journal, interruption, resumption, tables, and what an executor loses."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -282,6 +284,18 @@ def test_a_journal_of_another_sweep_is_refused(request_of, tmp_path) -> None:
     (tmp_path / "x.jsonl").write_text("{}\n")
     with pytest.raises(JournalError, match=r"x\.jsonl is no journal of a sweep"):
         read_journal(tmp_path / "x.jsonl")
+
+
+def test_a_journal_on_a_file_system_without_locks(tmp_path, monkeypatch) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(JournalError) as caught:
+        Journal(tmp_path / "k.jsonl", {})
+    assert str(caught.value) == (
+        f"journal {tmp_path}/k.jsonl cannot be locked (No locks available): name one on a file system that has locks with --journal"
+    )
 
 
 def test_what_an_executor_loses_is_left_for_the_next_run(request_of, tmp_path) -> None:

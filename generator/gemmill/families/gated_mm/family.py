@@ -4,12 +4,14 @@ from gemmill.families.gated_mm import NAME, selections
 from gemmill.families.gated_mm.config import GROUP, AnyConfig, GatedConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT
+from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import OPS, SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.questions import QUESTIONS
 from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.spelling import spell_unaligned
 from gemmill.families.gated_mm.tuning import TUNING
-from gemmill.family import DslBody, Family, Field, Former, Grammar, Kernels, mark, of_dsl, words
+from gemmill.family import DslBody, Family, Field, Former, Grammar, HostCode, Kernels, mark, of_dsl, words
+from gemmill.gemm.host import host_facts, shared_bytes, table_words
 from gemmill.vocab import Compiler, DType
 
 # CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
@@ -60,6 +62,21 @@ def _ops(config: AnyConfig) -> tuple[str, ...]:
     return EXPERT_NAMES if config.operands.by_expert else (SCALED_MM_ACT_QUANT.name,)
 
 
+def _host_facts(config: GatedConfig) -> dict[str, int | str]:
+    """The fields of `GatedFacts`."""
+    facts = Facts(config)
+    of_rows = {"store_rows": facts.store_rows, "indexed": int(facts.indexed), "biased": 0}
+    own = {"by_expert": int(facts.by_expert), "grouped": int(facts.grouped)}
+    return {**host_facts(facts, facts.result.dtype), **of_rows, **own}
+
+
+def _shared_bytes(config: GatedConfig) -> int:
+    facts = Facts(config)
+    words = table_words(facts) if facts.by_expert else 0
+    maxima = max(facts.maximum_words, 4)
+    return shared_bytes(facts, result_bytes=facts.result_bytes, table_words=words, more_words=maxima)
+
+
 GATED = Kernels(
     tag=GatedConfig.tag,
     doc="GEMMs with an activation of gates as epilogue, in CuTe DSL, on Hopper",
@@ -71,7 +88,18 @@ GATED = Kernels(
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=32,
-    dsl=DslBody(entry=_ENTRY, arguments="gemmill_gated_mm_args", facts=Plan),
+    dsl=DslBody(
+        entry=_ENTRY,
+        arguments="gemmill_gated_mm_args",
+        facts=Plan,
+        host=HostCode(
+            header="gated_mm/driver_call.h",
+            struct="GatedFacts",
+            facts=_host_facts,
+            threads=lambda config: Facts(config).threads,
+            shared_bytes=_shared_bytes,
+        ),
+    ),
 )
 UNALIGNED = Kernels(
     tag=UnalignedGatedConfig.tag,

@@ -10,13 +10,15 @@ from gemmill.families.moe.config import (
     UnpackedConfig,
 )
 from gemmill.families.moe.dsl.plan import Plan
+from gemmill.families.moe.facts import Facts
 from gemmill.families.moe.ops import GROUPED_MM, NAMES, OPS
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.families.moe.questions import QUESTIONS
 from gemmill.families.moe.rules import PACKED_RULES, RULES, UNALIGNED_RULES
 from gemmill.families.moe.spelling import spell_packed, spell_unaligned
 from gemmill.families.moe.tuning import TUNING
-from gemmill.family import DslBody, Family, Field, Former, Grammar, Kernels, mark, of_dsl, words
+from gemmill.family import DslBody, Family, Field, Former, Grammar, HostCode, Kernels, mark, of_dsl, words
+from gemmill.gemm.host import host_facts, shared_bytes, table_words
 from gemmill.vocab import Compiler
 
 # CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
@@ -73,6 +75,13 @@ def _ops(config: AnyConfig) -> tuple[str, ...]:
     return NAMES if False in config.gathers else (GROUPED_MM.name,)
 
 
+def _host_facts(config: GroupedConfig) -> dict[str, int | str]:
+    """The fields of `ExpertFacts`."""
+    facts = Facts(config)
+    of_rows = {"store_rows": 0, "indexed": int(facts.indexed), "biased": int(facts.biased)}
+    return {**host_facts(facts, config.out_dtype), **of_rows}
+
+
 GROUPED = Kernels(
     tag=GroupedConfig.tag,
     doc="grouped GEMMs in CuTe DSL, on Hopper",
@@ -84,7 +93,18 @@ GROUPED = Kernels(
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=32,
-    dsl=DslBody(entry=_ENTRY, arguments="gemmill_grouped_mm_args", facts=Plan),
+    dsl=DslBody(
+        entry=_ENTRY,
+        arguments="gemmill_grouped_mm_args",
+        facts=Plan,
+        host=HostCode(
+            header="moe/driver_call.h",
+            struct="ExpertFacts",
+            facts=_host_facts,
+            threads=lambda config: Facts(config).threads,
+            shared_bytes=lambda config: shared_bytes(Facts(config), table_words=table_words(Facts(config))),
+        ),
+    ),
 )
 UNALIGNED = Kernels(
     tag=UnalignedGroupedConfig.tag,

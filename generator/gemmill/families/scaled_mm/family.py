@@ -11,8 +11,9 @@ from gemmill.families.scaled_mm.questions import QUESTIONS
 from gemmill.families.scaled_mm.rules import RULES
 from gemmill.families.scaled_mm.spelling import cutedsl, cutlass, visitor
 from gemmill.families.scaled_mm.tuning import TUNING
-from gemmill.family import DslBody, Epilogues, Family, Kernels, of_dsl
+from gemmill.family import DslBody, Epilogues, Family, HostCode, Kernels, of_dsl
 from gemmill.gemm.facts import Facts
+from gemmill.gemm.host import host_facts, shared_bytes
 from gemmill.gemm.traced import learn, of_text
 from gemmill.vocab import Backend, Compiler, KernelSchedule, TileScheduler
 
@@ -29,6 +30,22 @@ def _seconds(config: KernelConfig) -> float:
     return _PLAIN_SECONDS if plain else _COLLECTIVE_SECONDS
 
 
+def _host_facts(config: KernelConfig) -> dict[str, int | str]:
+    """The fields of `ScaledMmFacts`: of a user's epilogue also how many vectors and numbers it reads, -1 for the others."""
+    facts = Facts(config)
+    fields = (facts.m_fields, facts.n_fields, facts.scalar_fields) if isinstance(config, own.OwnConfig) else ()
+    counts = [len(of_kind) for of_kind in fields] or [-1] * 3
+    names = ("own_rows", "own_columns", "own_scalars")
+    return {**host_facts(facts, config.out_dtype), **dict(zip(names, counts, strict=True))}
+
+
+_HOST = HostCode(
+    header="scaled_mm/driver_call.h",
+    struct="ScaledMmFacts",
+    facts=_host_facts,
+    threads=lambda config: Facts(config).threads,
+    shared_bytes=lambda config: shared_bytes(Facts(config)),
+)
 CUTLASS = Kernels(
     tag=Backend.CUTLASS.value,
     doc="CUTLASS 3.x collectives, and hand-written CUDA where CUTLASS has nothing",
@@ -58,6 +75,7 @@ CUTEDSL = replace(
         arguments="gemmill_scaled_mm_args",
         facts=Plan,
         split=lambda config: Facts(config).split_tile,
+        host=_HOST,
     ),
 )
 OWN = replace(
@@ -66,7 +84,12 @@ OWN = replace(
     doc="kernels in CuTe DSL that end in a user's epilogue",
     grammar=names.OF_OWN[Backend.CUTEDSL],
     spell=cutedsl.spell_own,
-    dsl=DslBody(entry="gemmill.families.scaled_mm.dsl.own_export", arguments="gemmill_scaled_mm_args", facts=Plan),
+    dsl=DslBody(
+        entry="gemmill.families.scaled_mm.dsl.own_export",
+        arguments="gemmill_scaled_mm_args",
+        facts=Plan,
+        host=_HOST,
+    ),
 )
 VISITORS = replace(
     CUTLASS,

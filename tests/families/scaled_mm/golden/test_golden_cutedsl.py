@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemmill.emit import emit
-from gemmill.emit.adapter import emit_adapter, read_header
+from gemmill.emit.adapter import ANY_CODE, emit_adapter, emit_host_code, read_header
 from gemmill.gemm.traced import learn, of_text
 from gemmill.locations import templates_dir
 from gemmill.space.names import parse_name
@@ -33,6 +33,7 @@ TEXTS = {
     "kernel.py": lambda: emit(parse_name(NAME)).text,
     "epilogue_mm.py": lambda: emit(parse_name(OWN_NAME)).text,
     "adapter.cpp": lambda: emit_adapter(SYMBOL, NAME, read_header(HEADER)),
+    "host_code.cpp": lambda: emit_host_code(SYMBOL, NAME, ANY_CODE),
 }
 
 
