@@ -10,7 +10,7 @@ from torch import Tensor
 import gemmill
 from gemmill.families.fused_moe.cases.calls import ALL, NONE, CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.fused_moe.cases.checked import of_config
-from gemmill.families.fused_moe.config import FP4_FORMATS, PackedOperands
+from gemmill.families.fused_moe.config import FP4_FORMATS, PackedExpertsConfig, PackedOperands
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, Packing
@@ -276,6 +276,20 @@ def test_random_calls_have_scales_that_are_packed() -> None:
             assert set(memory.tensor(name)[..., -scales:].unique().tolist()) <= set(SCALE_BYTES), (index, str(packing))
         seen.add(str(packing))
     assert seen == {"nvfp4", "nvfp4_2to4", "nvfp4_2to4_8"}
+
+
+def test_kernels_by_warps_on_sm120f() -> None:
+    """Their stages fit 99 KB beside sums; names and tiles are Hopper's."""
+    found = [config for config in default(Arch.SM120F) if isinstance(config, PackedExpertsConfig)]
+    assert len(found) == 9 and all(first_rejection(PACKED_RULES, config).ok for config in found)
+    stages = {to_name(config).split("fp4experts_")[1]: config.stages for config in found}
+    assert stages["nvfp4_t8"] == 6 and stages["nvfp4_t8w"] == 3 and stages["nvfp4_sparse16_t16"] == 5
+    for config in packed(Arch.SM90A):
+        moved = replace(config, arch=Arch.SM120F)
+        assert config.stages == config.tiles[config.tile_tokens] and parse_name(to_name(moved)) == moved
+        if not config.by_warps:
+            reason = first_rejection(PACKED_RULES, moved).reason
+            assert reason == "fused experts are written for sm90a, not for sm120f"
 
 
 def test_names_rules_and_selections() -> None:

@@ -10,6 +10,8 @@ from gemmill.vocab.format import MXFP4, NVFP4
 
 GROUP = 128
 """Elements of a row, and rows of weights, that share a scale where scales come in groups."""
+BESIDE_STAGES = 6144
+"""Bytes of shared memory that lists, barriers and the alignment of stages of packed weights take, apart from sums."""
 MOST_WEIGHTS = 512
 """Experts that a CTA sorts by, one a thread."""
 CODED = DType.E4M3
@@ -285,8 +287,12 @@ class PackedExpertsConfig:
 
     @property
     def stages(self) -> int:
-        """Stages of the main loop."""
-        return self.tiles[self.tile_tokens]
+        """Stages of the main loop: a tile's, or those that fit."""
+        sums = 4 * self.stage_parts * self.tile_tokens * (self.tile_rows + 4) if self.by_warps else 0
+        stage = self.stage_parts * (
+            self.tile_rows // SIDE * self.packing.block_bytes + 2 * self.packing.block_columns * self.tile_tokens
+        )
+        return min(self.tiles[self.tile_tokens], (self.arch.shared_memory_bytes - sums - BESIDE_STAGES) // stage)
 
     @property
     def stage_parts(self) -> int:

@@ -28,13 +28,16 @@ _PACKED = {
     "mxfp4_e4m3": ("16", "8o", "32o", "112o", "224o"),
 }
 """Tiles of packed weights in the default selection, by their rows: "w" of wide ones, "o" of rows in order, "wo" of boxes of these. The model chooses no others."""
+_BY_WARPS = {"nvfp4": ("8", "8w", "16"), "mxfp4": ("8", "8w", "16"), "nvfp4_2to4": ("8", "8w", "16")}
+"""Those of sm120f."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """Kernels of sm90a, and of packed weights the tiles that the model chooses."""
+    """Kernels of sm90a, and of packed weights the tiles that the model chooses; on sm120f those by warps."""
     yield from plain(arch)
+    kept = _PACKED if arch is Arch.SM90A else _BY_WARPS
     for config in packed(arch):
-        if f"{config.tile_tokens}{'w' * config.wide}{'o' * config.ordered}" in _PACKED.get(str(config.packing), ()):
+        if f"{config.tile_tokens}{'w' * config.wide}{'o' * config.ordered}" in kept.get(str(config.packing), ()):
             yield config
 
 
@@ -42,8 +45,13 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
     """Kernels of weights that are not packed.
 
     e4m3 to bf16 with scales in groups has streamed tiles of 8 to 64 rows, and one of 8 by warps. With scales of rows it has tiles of 8, 16
-    and 32 rows. bf16 has tiles of 8 and 32. Of all, grouped GEMMs may make the products.
+    and 32 rows. bf16 has tiles of 8 and 32. Of all, grouped GEMMs may make the products. On sm120f all have tiles of 8 and 16 rows by warps.
     """
+    if arch is Arch.SM120F:
+        for design in (Design(tile_tokens=tile) for tile in TILES[:2]):
+            yield _of_codes(arch, GROUP, design)
+            yield _of_codes(arch, 0, design)
+            yield _of_16_bits(arch, design)
     if arch is not Arch.SM90A:
         return
     yield from streamed(arch)
@@ -87,12 +95,14 @@ def streamed(arch: Arch) -> Iterator[ExpertsConfig]:
 
 
 def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
-    """Kernels of packed 4-bit weights on sm90a: every tile of each packing."""
-    for packing in PACKINGS if arch is Arch.SM90A else ():
+    """Kernels of packed 4-bit weights: on sm90a every tile of each packing, on sm120f those by warps."""
+    for packing in PACKINGS if arch is not Arch.SM100A else ():
         activations = CODED if packing.is_coded else DType.BF16
         operands = PackedOperands(format=packing.format, sparse_group=packing.sparse_group, activations=activations)
         for ordered, wide in product((False, True), repeat=2):
             design = PackedDesign(tile_tokens=16, wide=wide, ordered=ordered)
             kind = PackedExpertsConfig(operands=operands, design=design, arch=arch)
             for tile in kind.tiles:
-                yield replace(kind, design=replace(design, tile_tokens=tile))
+                config = replace(kind, design=replace(design, tile_tokens=tile))
+                if arch is Arch.SM90A or config.by_warps:
+                    yield config
