@@ -287,12 +287,13 @@ class PackedExpertsConfig:
 
     @property
     def stages(self) -> int:
-        """Stages of the main loop: a tile's, or those that fit."""
-        sums = 4 * self.stage_parts * self.tile_tokens * (self.tile_rows + 4) if self.by_warps else 0
-        stage = self.stage_parts * (
-            self.tile_rows // SIDE * self.packing.block_bytes + 2 * self.packing.block_columns * self.tile_tokens
-        )
-        return min(self.tiles[self.tile_tokens], (self.arch.shared_memory_bytes - sums - BESIDE_STAGES) // stage)
+        """Stages of the main loop: a tile's, or those of warps that fit."""
+        most = self.tiles[self.tile_tokens]
+        if not self.by_warps:
+            return most
+        sums = 4 * self.stage_parts * self.tile_tokens * (self.tile_rows + 4)
+        part = self.tile_rows // SIDE * self.packing.block_bytes + 2 * SIDE * self.tile_tokens
+        return min(most, (self.arch.shared_memory_bytes - sums - BESIDE_STAGES) // (self.stage_parts * part))
 
     @property
     def stage_parts(self) -> int:
