@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "emulation/packed_map.h"
-#include "pair_host.cuh"
+#include "blockscaled/pair_arguments.h"
 
 struct Map {
   uint64_t address, dims[5], strides[5];  // strides in bytes, of dimensions 1 and on
