@@ -243,8 +243,9 @@ def _of_warps() -> Iterator[AnyConfig]:
         operands = Operands(pair=pair, prepacked=True, grouped=grouped)
         of_blocks.append(PackedConfig(operands=operands, design=design, epilogue=epilogue, arch=Arch.SM120F))
     in_rows = [replace(one, arch=Arch.SM120F) for one in _few() if one.pair not in CODE_PAIRS]
-    for config, splits in product((*of_blocks, *in_rows), SPLITS):
-        yield replace(config, splits=splits)
+    for splits in SPLITS:
+        yield from (replace(config, splits=splits) for config in of_blocks)
+        yield from (replace(config, splits=splits) for config in in_rows)
 
 
 _SM100_TILES = {
