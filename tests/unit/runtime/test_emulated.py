@@ -132,7 +132,9 @@ def test_flags_of_an_emulated_build() -> None:
     headers = flags.cuda.index("-I<gemmill>/emulation/include")
     assert headers < flags.cuda.index("-isystem=<cutlass>"), "CUTLASS's header is found first"
     assert "-DCUTLASS_ENABLE_GDC_FOR_SM90=1" not in flags.cuda
-    assert {"-DCUTLASS_GDC_ENABLED=1"} <= set(flags.cuda) & set(plain.cuda), "kernels begin while others end, and wait for them"
+    assert {"-DCUTLASS_GDC_ENABLED=1"} <= set(flags.cuda) & set(plain.cuda), (
+        "kernels begin while others end, and wait for them"
+    )
     assert flags_for(Arch.SM90A, emulate=True) == flags_for(Arch.SM90A)
     assert keys_for(Arch.SM120F, BuildOptions(emulate=True)).flags == flags
 
