@@ -1,4 +1,4 @@
-// `mma.sync` of sm_120a in device code: kinds f8f6f4 and mxf8f6f4 (m16n8k32), mxf4 and mxf4nvf4 (m16n8k64). Fragments and
+// `mma.sync` of sm_120f in device code: kinds f8f6f4 and mxf8f6f4 (m16n8k32), mxf4 and mxf4nvf4 (m16n8k64). Fragments and
 // scales lie as PTX ISA 9.1 says in "Matrix Fragments for mma.m16n8k32", "... m16n8k64" and "Block Scaling for mma.sync".
 //
 // Products, scales and sums are of double precision, rounded to f32 once: the ISA leaves the order and precision of an

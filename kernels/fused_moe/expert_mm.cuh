@@ -9,8 +9,11 @@
 // its row came to.
 #pragma once
 
+#include <algorithm>
+
 #include "fused_moe/params.cuh"
 #include "core/launch.cuh"
+#include "core/shared_memory.cuh"
 
 namespace gemmill::fused_moe {
 
@@ -66,13 +69,14 @@ struct ExpertMm {
   static constexpr int kStepBytes = 128, kPieceBytes = 512;  // along K; a piece of each lane
   static constexpr int kScaleBytes = kGrouped ? 256 : 0;
   static constexpr int kStageBytes = (4 + 2 * kParts) * kPieceBytes + kScaleBytes;
-  static constexpr int kCtasOfSm = kParts == 4 ? 1 : 2, kStages = kParts == 2 ? 3 : 4;
+  static constexpr int kCtasOfSm = kSharedOfSm < 200 * 1024 || kParts == 4 ? 1 : 2;
   static constexpr int kSumBytes = (kWarps - 1) * kParts * 4 * 32 * 4;
+  static constexpr int kBytes = most_shared(kCtasOfSm) - 1024;  // and some of static shared memory
+  static constexpr int kStages = std::min((kBytes - kSumBytes) / (kWarps * kStageBytes), 4);
   static constexpr int kSharedBytes = kWarps * kStages * kStageBytes + kSumBytes;
-  static constexpr int kBytesOfSm = 227 * 1024;
 
   static_assert(kTokens % kColumns == 0 && kParts <= 4, "a lane has a scale of each of 32 rows");
-  static_assert(kCtasOfSm * (kSharedBytes + 2048) <= kBytesOfSm, "CTAs share a multiprocessor");
+  static_assert(kStages >= 2, "a stage is filled while another is read");
 
   // Sums of a lane, for each 8 rows of activations: weights row g of columns 2 t and 2 t + 1, then row g + 8 of both.
   using Sums = float[kParts][4];

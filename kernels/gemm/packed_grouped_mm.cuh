@@ -13,8 +13,9 @@
 // Before the kernel ahead of this one has ended nothing is read: whose weights are wanted is not known. An ending may know tiles before.
 #pragma once
 
-#include "gemm/packed_mm.cuh"
+#include "core/shared_memory.cuh"
 #include "gemm/experts.cuh"
+#include "gemm/packed_mm.cuh"
 
 namespace gemmill::moe {
 
@@ -252,7 +253,8 @@ struct PackedGroupedMm {
     }
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;           // room to align the base
-  static constexpr int kCtas = kSharedBytes <= 113 * 1024 && kTileM <= 64 ? 2 : 1;  // on a multiprocessor
+  static constexpr int kCtas = kSharedBytes <= most_shared(2) && kTileM <= 64 ? 2 : 1;  // on a multiprocessor
+  static_assert(kSharedBytes <= most_shared(1), "as much as a multiprocessor has");
 
   // By an offset the compiler knows that it is of shared memory, by a rounded address it does not: that cost tiles by warps up to 392 bytes of
   // spilled registers. Others stay as they were timed.

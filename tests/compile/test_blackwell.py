@@ -18,7 +18,7 @@ from gemmill.space.selections import select
 from gemmill.vocab import Arch
 from gemmill.wheel import write_wheel
 
-TENSOR_CORE = {Arch.SM100A: "UTCQMMA", Arch.SM120A: "QMMA"}
+TENSOR_CORE = {Arch.SM100A: "UTCQMMA", Arch.SM120F: "QMMA"}
 
 
 @pytest.mark.parametrize("arch", TENSOR_CORE)

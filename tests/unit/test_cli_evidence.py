@@ -202,4 +202,4 @@ def test_list_of_an_architecture_is_of_the_build_that_serves_it(gemmill, put_bui
     put_build(make_config(), make_config(a_dtype=DType.S8), build_id="blackwell", arch="sm100a")
     assert "1 variant in build hopper" in gemmill("list", "--arch", "sm90a").out
     assert "2 variants in build blackwell" in gemmill("list", "--arch", "sm_100a").out
-    assert gemmill("list", "--arch", "sm120a").err.startswith("gemmill: no build of gemmill for sm120a in ")
+    assert gemmill("list", "--arch", "sm120f").err.startswith("gemmill: no build of gemmill for sm120f in ")

@@ -148,13 +148,13 @@ def test_json_goes_to_stdout_alone(gemmill, owner, tmp_path) -> None:
 
 
 def test_an_emulated_build_has_no_times(gemmill, owner, tmp_path, make_manifest, monkeypatch) -> None:
-    owner(arch="sm120a", toolchain=dataclasses.replace(make_manifest().toolchain, flags=(EMULATION,)))
+    owner(arch="sm120f", toolchain=dataclasses.replace(make_manifest().toolchain, flags=(EMULATION,)))
     outcome = gemmill("verify", "--report", tmp_path / "r.json", "--build", BUILD)
     monkeypatch.setenv("GEMMILL_BUILD", BUILD)
     assert gemmill("verify", "--report", tmp_path / "r.json").out == outcome.out
     told = read(tmp_path / "r.json")
-    assert outcome.code == 0 and "sm120a, emulated on sm90a" in outcome.out
-    assert (told["build"]["emulated"], told["build"]["made_for"]) == (True, "sm120a, emulated on sm90a")
+    assert outcome.code == 0 and "sm120f, emulated on sm90a" in outcome.out
+    assert (told["build"]["emulated"], told["build"]["made_for"]) == (True, "sm120f, emulated on sm90a")
     assert told["times"] == [] and told["times_note"] == "left out: the build is emulated, so its times mean nothing"
 
 

@@ -150,7 +150,12 @@ def test_it_runs_as_a_module() -> None:
         ),
         (
             ["build", "--arch", "sm_70"],
-            "gemmill: Invalid value for '--arch': 'sm_70' is not one of sm90a, sm100a, sm120a; see `gemmill build --help`\n",
+            "gemmill: Invalid value for '--arch': 'sm_70' is not one of sm90a, sm100a, sm120f; see `gemmill build --help`\n",
+        ),
+        (
+            ["build", "--arch", "sm_121a"],
+            "gemmill: Invalid value for '--arch': 'sm_121a' is not one of sm90a, sm100a, sm120f: sm120f has the kernels of that GPU; "
+            "see `gemmill build --help`\n",
         ),
         (
             ["build", "--max-size", "60 apples"],

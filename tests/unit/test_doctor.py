@@ -239,7 +239,9 @@ def test_no_torch(monkeypatch) -> None:
     assert (finding.state, finding.advice) == (State.PROBLEM, "pip install torch")
 
 
-@pytest.mark.parametrize(("capability", "state"), [((9, 0), State.OK), ((12, 0), State.OK), ((8, 0), State.NOTE)])
+@pytest.mark.parametrize(
+    ("capability", "state"), [((9, 0), State.OK), ((12, 0), State.OK), ((12, 1), State.OK), ((8, 0), State.NOTE)]
+)
 def test_gpus(monkeypatch, capability, state) -> None:
     class Properties:
         name, major, minor, multi_processor_count, total_memory = "A GPU", *capability, 132, 140 << 30

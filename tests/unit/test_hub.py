@@ -203,7 +203,7 @@ def test_what_does_not_go_together(gemmill, arguments, sentence) -> None:
 def test_builds_of_one_torch(put_build, fits, home, tmp_path) -> None:
     toolchain = put_build(build_id="one", torch_target="2.11").toolchain
     put_build(build_id="two", arch="sm100a", torch_target="2.12")
-    put_build(build_id="three", arch="sm120a", torch_target="2.11", toolchain=replace(toolchain, nvcc="13.6.1"))
+    put_build(build_id="three", arch="sm120f", torch_target="2.11", toolchain=replace(toolchain, nvcc="13.6.1"))
     for other, sentence in (
         ("two", "the builds are for torch 2.11 and 2.12: build all with one"),
         ("three", "the builds are for CUDA 13.5 and 13.6: build all with one"),

@@ -16,7 +16,7 @@ program = importlib.util.module_from_spec(_SPEC)
 sys.modules["inspected"] = program
 _SPEC.loader.exec_module(program)
 
-NAMES = ("sm120a_blockscaled_nvfp4xnvfp4_*_cooperative",)
+NAMES = ("sm120f_blockscaled_nvfp4xnvfp4_*_cooperative",)
 LISTING = """
  Function gemmill_x_kernel:
   REG:168 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:900 TEXTURE:0 SURFACE:0 SAMPLER:0
@@ -34,7 +34,7 @@ def _toolchain():
 
 
 def run(out, *more):
-    return program.main(["--arch", "sm120a", "--filter", *NAMES, "--out", str(out), *more])
+    return program.main(["--arch", "sm120f", "--filter", *NAMES, "--out", str(out), *more])
 
 
 def test_each_kernel_is_compiled_once(tmp_path, monkeypatch, capsys):

@@ -269,7 +269,7 @@ def test_a_value_of_another_type(written, kind: type, field: str, value: Any) ->
     ("path", "value", "sentence"),
     [
         (["arch"], 90, "manifest.arch is int 90, expected str"),
-        (["arch"], "sm70", "manifest.arch is 'sm70', expected one of sm90a, sm100a, sm120a"),
+        (["arch"], "sm70", "manifest.arch is 'sm70', expected one of sm90a, sm100a, sm120f"),
         (["build_id"], "../0", "manifest.build_id is '../0', expected letters and digits"),
         (["torch_target"], "new", "manifest.torch_target is 'new', expected two numbers, as 2.11"),
         (["extension_bytes"], "big", "manifest.extension_bytes is str 'big', expected int"),
@@ -291,7 +291,7 @@ def test_a_value_of_another_type(written, kind: type, field: str, value: Any) ->
         (
             ["entries", 0, "config", "arch"],
             "sm70",
-            "manifest.entries[0].config.arch is 'sm70', expected one of sm90a, sm100a, sm120a",
+            "manifest.entries[0].config.arch is 'sm70', expected one of sm90a, sm100a, sm120f",
         ),
         (
             ["entries", 0, "config", "operands", "group_size"],

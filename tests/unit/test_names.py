@@ -177,6 +177,11 @@ def test_a_former_name_is_read_only_as_it_was_written() -> None:
         assert current_name(wrong) == wrong
 
 
+def test_kernels_of_a_former_architecture_are_those_of_its_family() -> None:
+    old = "sm120a_blockscaled_nvfp4xnvfp4_bf16_t128x128x128_c1x1x1_cooperative"
+    assert current_name(old) == to_name(parse_name(old)) == old.replace("sm120a", "sm120f")
+
+
 def test_other_texts_are_no_former_names() -> None:
     for text in (EXAMPLE, "", "x", "sm90a_*", "re:gated"):
         assert current_name(text) == text

@@ -5,7 +5,7 @@ from enum import EnumType
 import pytest
 
 from gemmill import vocab
-from gemmill.vocab import OK, Arch, DType, EpilogueKind, KernelSchedule, Status
+from gemmill.vocab import OK, Arch, DType, EpilogueKind, KernelSchedule, Status, arch_of
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -26,19 +26,28 @@ def test_dtype_sizes_are_those_of_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "capability", "gencode", "tag"),
+    ("arch", "capabilities", "gencode", "tag"),
     [
-        (Arch.SM90A, (9, 0), "arch=compute_90a,code=sm_90a", "cutlass::arch::Sm90"),
-        (Arch.SM100A, (10, 0), "arch=compute_100a,code=sm_100a", "cutlass::arch::Sm100"),
-        (Arch.SM120A, (12, 0), "arch=compute_120a,code=sm_120a", "cutlass::arch::Sm120"),
+        (Arch.SM90A, ((9, 0),), "arch=compute_90a,code=sm_90a", "cutlass::arch::Sm90"),
+        (Arch.SM100A, ((10, 0),), "arch=compute_100a,code=sm_100a", "cutlass::arch::Sm100"),
+        (Arch.SM120F, ((12, 0), (12, 1)), "arch=compute_120f,code=sm_120f", "cutlass::arch::Sm120"),
     ],
 )
-def test_arch_spellings(arch: Arch, capability: tuple[int, int], gencode: str, tag: str) -> None:
-    assert (arch.capability, arch.gencode, arch.cutlass_tag) == (capability, gencode, tag)
+def test_arch_spellings(arch: Arch, capabilities: tuple[tuple[int, int], ...], gencode: str, tag: str) -> None:
+    assert (arch.capabilities, arch.gencode, arch.cutlass_tag) == (capabilities, gencode, tag)
+
+
+def test_a_family_target_serves_its_family_and_others_one_capability() -> None:
+    served = {
+        arch: [(major, minor) for major in range(7, 14) for minor in range(10) if arch_of((major, minor)) is arch]
+        for arch in Arch
+    }
+    assert served == {Arch.SM90A: [(9, 0)], Arch.SM100A: [(10, 0)], Arch.SM120F: [(12, 0), (12, 1)]}
+    assert [arch_of(capability) for capability in ((8, 9), (10, 3), (12, 2))] == ["sm89a", "sm103a", "sm122a"]
 
 
 def test_shared_memory_is_the_guides_table_in_kib() -> None:
-    assert {a: a.shared_memory_bytes // 1024 for a in Arch} == {"sm90a": 227, "sm100a": 227, "sm120a": 99}
+    assert {a: a.shared_memory_bytes // 1024 for a in Arch} == {"sm90a": 227, "sm100a": 227, "sm120f": 99}
 
 
 def test_epilogues_tell_what_they_read() -> None:

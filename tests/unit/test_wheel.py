@@ -277,7 +277,7 @@ def test_what_does_not_go_together(gemmill, put_build, fits, monkeypatch, tmp_pa
     )
     other = iter(["x86_64", "aarch64"])
     monkeypatch.setattr(package, "audit", lambda path: Abi(machine=next(other), glibc=(2, 34)))
-    put_build(build_id="new", arch="sm120a")
+    put_build(build_id="new", arch="sm120f")
     assert refused("one", "new") == (
         "gemmill: the builds are for several machines (aarch64, x86_64): make a wheel for each\n"
     )

@@ -14,7 +14,7 @@ from gemmill.manifest import Manifest, RejectedEntry
 from gemmill.vocab import Arch
 
 JOB_MEMORY_BYTES = 5 << 30
-"""Bytes that one nvcc may need. Units of CUTLASS variants took 3.5 GiB for sm90a, 4.2 GiB for sm120a (nvcc 13.0)."""
+"""Bytes that one nvcc may need. Units of CUTLASS variants took 3.5 GiB for sm90a, 4.2 GiB for sm120f (nvcc 13.0)."""
 DSL_JOB_MEMORY_BYTES = 1 << 30
 """Bytes that one process of the CuTe DSL may need."""
 _GROUP = Path("/sys/fs/cgroup")

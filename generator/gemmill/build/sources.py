@@ -30,7 +30,10 @@ EXPORTS = "{ global: gemmill_*; local: *; };\n"
 _PROGRAMMATIC_LAUNCH = {
     Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
     Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
+    Arch.SM120F: ("-DCUTLASS_GDC_ENABLED=1",),
 }
+"""Kernels are launched while their predecessors drain, so all must wait for these. Of sm120f an emulated build must, too, on
+another architecture (docs/notes/toolchain.md)."""
 _EMULATION = ("-DCUDA_CTA_RECONFIG_ACTIVATED=0", f"-I<{OWN_ROOT}>/emulation/include")
 """Emulated instructions are calls, for which ptxas has no registers where a warpgroup gave its own away. The headers that
 have them come before CUTLASS's."""

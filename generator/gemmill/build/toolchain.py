@@ -15,7 +15,7 @@ from gemmill.build.files import FileMemo, digest, file_digest
 from gemmill.locations import installed
 
 WHEEL_FOLDER = "cu13"
-OLDEST_CUDA = (12, 8)
+OLDEST_CUDA = (12, 9)
 """The first release that knows all architectures of vocab.Arch."""
 _INSTALL_CUDA = "install it with `pip install 'gemmill[toolchain]'`, or name a toolkit with GEMMILL_CUDA_HOME"
 

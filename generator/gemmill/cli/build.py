@@ -51,7 +51,7 @@ def build(
         bool,
         typer.Option(
             "--emulate",
-            help="Emulate sm120a's instructions on an sm90a GPU; such a build serves only where it is named.",
+            help="Emulate sm120f's instructions on an sm90a GPU; such a build serves only where it is named.",
         ),
     ] = False,
     own_host_code: Annotated[
@@ -84,7 +84,7 @@ def build(
 
         gemmill build --select smoke --epilogue my_epilogues:leaky
 
-        gemmill build --arch sm120a --emulate
+        gemmill build --arch sm120f --emulate
     """
     from gemmill.build.options import BuildOptions
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemmill.cli.exits import UsageError
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, arch_of
 
 if TYPE_CHECKING:
     from gemmill.build.scheduler import Scheduler
@@ -16,10 +16,14 @@ def parse_arch(text: str) -> Arch:
     """The architecture that `sm90a`, `sm_90a` or `90a` names. Raises BadParameter."""
     if isinstance(text, Arch):
         return text
+    name = text.lower().removeprefix("sm").removeprefix("_")
     try:
-        return Arch("sm" + text.lower().removeprefix("sm").removeprefix("_"))
+        return Arch(f"sm{name}")
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Arch)}") from None
+        number = name.rstrip("af")
+        serving = arch_of(divmod(int(number), 10)) if number.isdecimal() else ""
+        hint = f": {serving} has the kernels of that GPU" if serving in set(Arch) else ""
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Arch)}{hint}") from None
 
 
 def parse_bytes(text: str) -> int:
@@ -52,7 +56,7 @@ def parse_share(text: str) -> float:
 ArchOption = Annotated[
     Arch,
     typer.Option(
-        "--arch", parser=parse_arch, metavar="ARCH", help="sm90a, sm100a or sm120a; sm_90a and 90a are read too."
+        "--arch", parser=parse_arch, metavar="ARCH", help="sm90a, sm100a or sm120f; sm_90a and 90a are read too."
     ),
 ]
 MaybeArchOption = Annotated[

@@ -91,7 +91,7 @@ def absence(capability: int | None = None) -> str | None:
         arch = Arch(ops.active().manifest.arch)
     except Exception as error:  # whatever is wrong with gemmill, the engine has kernels of its own
         return unusable(error)
-    if capability in (None, arch.capability[0] * 10 + arch.capability[1]):
+    if capability is None or divmod(capability, 10) in arch.capabilities:
         return None
     return f"gemmill's build is for {arch}, the GPU has compute capability {capability}"
 

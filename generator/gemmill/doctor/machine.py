@@ -9,7 +9,7 @@ from gemmill import __version__
 from gemmill.doctor.compilers import BuildError, BuildOptions, find_dsl, find_toolchain, free_memory
 from gemmill.doctor.finding import Finding, note, ok, problem
 from gemmill.runtime.driver import driver_cuda
-from gemmill.vocab import Arch, without_kernels
+from gemmill.vocab import Arch, arch_of, without_kernels
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
@@ -68,7 +68,7 @@ def gpu_archs() -> list[str]:
 
 
 def _arch(properties: object) -> str:
-    return f"sm{properties.major}{properties.minor}a"  # type: ignore[attr-defined]
+    return arch_of((properties.major, properties.minor))  # type: ignore[attr-defined]
 
 
 def examine_driver() -> Iterator[Finding]:

@@ -129,5 +129,5 @@ class Manifest:
 
     @property
     def made_for(self) -> str:
-        """The architecture in words: `sm90a`, or `sm120a, emulated on sm90a`."""
+        """The architecture in words: `sm90a`, or `sm120f, emulated on sm90a`."""
         return f"{self.arch}, emulated on {self.runs_on}" if self.is_emulated else self.arch

@@ -30,7 +30,7 @@ def verify_variants(build: Build, names: frozenset[str] | None = None) -> Iterat
     """Verify every variant of a loaded build that this GPU runs (those in `names`, if given), each pinned, on the
     current GPU.
     """
-    if Arch(build.manifest.runs_on).capability != torch.cuda.get_device_capability():
+    if torch.cuda.get_device_capability() not in Arch(build.manifest.runs_on).capabilities:
         return
     for entry in build.manifest.entries:
         if names is None or entry.name in names:

@@ -29,7 +29,7 @@ from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OpSchema
 from gemmill.runtime.schemas import add as add_schema
 from gemmill.runtime.select import Choice
 from gemmill.space.names import alias_of, current_name, is_alias
-from gemmill.vocab import Arch, DType
+from gemmill.vocab import Arch, DType, arch_of
 
 _lock = threading.RLock()
 # A fork waits until no other thread loads a build: the child would have the half of one, and a lock that nobody gives back.
@@ -355,8 +355,7 @@ def _folder_of(build: str | Path | None) -> Path:
 def _arch_here() -> str | None:
     if not torch.cuda.is_available():
         return None
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm{major}{minor}a"
+    return arch_of(torch.cuda.get_device_capability())
 
 
 def _sm_count(tensor: torch.Tensor | None) -> int:

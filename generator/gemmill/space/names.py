@@ -11,6 +11,9 @@ from gemmill.family import Config
 from gemmill.registry import REGISTRY
 from gemmill.vocab import Arch
 
+_FORMER_ARCHS = {"sm120a": Arch.SM120F}
+"""Architectures of earlier releases, and those that have their kernels now."""
+
 
 @cache
 def to_name(config: Config) -> str:
@@ -40,7 +43,7 @@ def parse_name(name: str) -> Config:
         if not tag:
             raise ValueError("it has no architecture and tag")
         grammar = REGISTRY.tagged(tag).grammar
-        config: Config = grammar.parse(Arch(arch), tag, words)
+        config: Config = grammar.parse(_FORMER_ARCHS.get(arch) or Arch(arch), tag, words)
     except ValueError as error:
         raise ValueError(f"{name!r} is not a kernel name: {error}") from None
     if (again := "_".join([arch, tag, *grammar.words(config, tag)])) != name:
@@ -50,8 +53,8 @@ def parse_name(name: str) -> Config:
 
 def current_name(name: str) -> str:
     """The name that a kernel has now, of one that it has or had in an earlier release; other texts stay as they are."""
-    tag = name.partition("_")[2].partition("_")[0]
-    if tag not in REGISTRY.former_tags:
+    arch, _, rest = name.partition("_")
+    if arch not in _FORMER_ARCHS and rest.partition("_")[0] not in REGISTRY.former_tags:
         return name
     try:
         return to_name(parse_name(name))

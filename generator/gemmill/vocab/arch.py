@@ -4,17 +4,18 @@ from enum import StrEnum
 
 
 class Arch(StrEnum):
-    """A GPU architecture, as nvcc's `-arch` spells it. The `a` targets run on that architecture alone."""
+    """A GPU architecture, as nvcc's `-arch` spells it. An `a` target runs on one compute capability, an `f` target on its family."""
 
     SM90A = "sm90a"
     SM100A = "sm100a"
-    SM120A = "sm120a"
+    SM120F = "sm120f"
 
     @property
-    def capability(self) -> tuple[int, int]:
-        """Compute capability (major, minor) of the devices that run it."""
+    def capabilities(self) -> tuple[tuple[int, int], ...]:
+        """Compute capabilities (major, minor) of the devices that run it, that of its name first."""
         number = int(self.value[2:-1])
-        return number // 10, number % 10
+        own = (number // 10, number % 10)
+        return (own, *(other for other in _FAMILY.get(own, ()) if self.value.endswith("f")))
 
     @property
     def sm(self) -> str:
@@ -35,12 +36,16 @@ class Arch(StrEnum):
     @property
     def emulated_on(self) -> "Arch | None":
         """The architecture whose GPUs run its kernels with emulated instructions; None where they are not emulated."""
-        return Arch.SM90A if self is Arch.SM120A else None
+        return Arch.SM90A if self is Arch.SM120F else None
 
     @property
     def shared_memory_bytes(self) -> int:
         """Most shared memory that one CTA can have (CUDA C++ programming guide, technical specifications)."""
-        return 101_376 if self is Arch.SM120A else 232_448
+        return 101_376 if self is Arch.SM120F else 232_448
+
+    def shared_by(self, ctas: int) -> int:
+        """Most shared memory of each of some CTAs that share a multiprocessor. The system keeps 1,024 bytes of each."""
+        return (self.shared_memory_bytes + 1024) // ctas - 1024
 
     @property
     def has_run(self) -> bool:
@@ -50,11 +55,17 @@ class Arch(StrEnum):
     @property
     def sm_count(self) -> int:
         """Multiprocessors of the device that plans assume where none is present: H200, B200, RTX 5090."""
-        return {Arch.SM90A: 132, Arch.SM100A: 148, Arch.SM120A: 170}[self]
+        return {Arch.SM90A: 132, Arch.SM100A: 148, Arch.SM120F: 170}[self]
 
 
-_BUILT_FOR = {(9, 0): "H100, H200 and GH200", (10, 0): "B200", (12, 0): "RTX 5090 and RTX PRO 6000"}
-"""Products by the compute capability of the architectures that kernels are built for."""
+_FAMILY = {(12, 0): ((12, 1),)}
+"""Capabilities that run the family target of a capability beside it (PTX ISA 9.1, `.target`)."""
+_BUILT_FOR = {
+    Arch.SM90A: "H100, H200 and GH200",
+    Arch.SM100A: "B200",
+    Arch.SM120F: "RTX 5090, RTX PRO 6000 and DGX Spark",
+}
+"""Products that run each architecture's kernels."""
 _OTHERS = {
     (7, 0): "V100",
     (7, 5): "T4",
@@ -63,9 +74,14 @@ _OTHERS = {
     (8, 9): "L4, L40S and RTX 4090",
     (10, 3): "B300",
     (11, 0): "Thor",
-    (12, 1): "GB10 (DGX Spark)",
 }
 """Products by compute capability that gemmill has no kernels for (NVIDIA's list of CUDA GPUs)."""
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """The architecture whose kernels a GPU of a compute capability runs; where there is none nvcc's name of it: `sm80a`."""
+    major, minor = capability
+    return next((arch for arch in Arch if capability in arch.capabilities), f"sm{major}{minor}a")
 
 
 def named_gpu(gpu_arch: str) -> str:
@@ -77,7 +93,7 @@ def named_gpu(gpu_arch: str) -> str:
 
 def without_kernels(gpu_arch: str) -> str:
     """A clause for a GPU that no kernel of gemmill's runs on: what it is, and who has kernels. `gpu_arch` is as Arch spells one."""
-    built = "; ".join(f"{arch} ({_BUILT_FOR[arch.capability]})" for arch in Arch)
+    built = "; ".join(f"{arch} ({products})" for arch, products in _BUILT_FOR.items())
     return (
         f"gemmill has no kernels for this GPU, {named_gpu(gpu_arch)}: it builds for {built}; an engine's plugin leaves all layers to the engine, "
         "and CPU tensors run the reference"

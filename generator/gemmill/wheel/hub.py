@@ -105,5 +105,5 @@ def _contents(manifests: dict[Path, Manifest], backend: dict[str, object]) -> It
 
 def _capability(arch: str) -> str:
     """An architecture as the Hub spells it: 9.0a for sm90a."""
-    major, minor = Arch(arch).capability
-    return f"{major}.{minor}a"
+    major, minor = Arch(arch).capabilities[0]
+    return f"{major}.{minor}{arch[-1]}"

@@ -1,4 +1,4 @@
-"""Kernels of sm120a compiled for Hopper with emulated instructions, and inspected: nothing here runs a kernel."""
+"""Kernels of sm120f compiled for Hopper with emulated instructions, and inspected: nothing here runs a kernel."""
 
 import contextlib
 from dataclasses import replace
@@ -18,15 +18,15 @@ from gemmill.space.selections import select
 from gemmill.vocab import Arch
 
 KINDS = (
-    "sm120a_blockscaled_nvfp4xnvfp4_bf16_t128x128x128_c1x1x1_cooperative",
-    "sm120a_blockscaled_mxfp8xmxfp6_bf16_t128x128x128_c1x1x1_pingpong",
+    "sm120f_blockscaled_nvfp4xnvfp4_bf16_t128x128x128_c1x1x1_cooperative",
+    "sm120f_blockscaled_mxfp8xmxfp6_bf16_t128x128x128_c1x1x1_pingpong",
 )
 """Block-scaled products of 4-bit codes, and of 8-bit and packed ones, whose maps and loads are emulated, too: a minute of nvcc each."""
 
 
 @pytest.fixture(scope="module")
 def emulated(inspected: Path) -> BuildResult:
-    selection = select("default", Arch.SM120A)
+    selection = select("default", Arch.SM120F)
     kinds = tuple(config for config in selection.configs if to_name(config) in KINDS)
     assert len(kinds) == len(KINDS)
     return build(replace(selection, configs=kinds), BuildOptions(home=inspected, emulate=True))
@@ -44,4 +44,4 @@ def test_one_kernel_of_each_kind(emulated: BuildResult, toolchain: ToolchainPath
 def test_it_does_not_serve(emulated: BuildResult, inspected: Path) -> None:
     assert emulated.folder in find_builds(inspected)
     with contextlib.suppress(ManifestError):  # no test has built another one yet
-        assert newest("sm120a", inspected)[0] != emulated.folder
+        assert newest("sm120f", inspected)[0] != emulated.folder

@@ -50,7 +50,7 @@ NARROW_PAIR = changed(
     tile_shape_mnk=(128, 64, 128),
     cluster_shape_mnk=(1, 1, 1),
     sharing=Sharing.PINGPONG,
-    arch=Arch.SM120A,
+    arch=Arch.SM120F,
 )
 FOLDED = changed(GOOD, pair=Pair.E4M3_MXFP4, stages=5)
 FOLDED_WARPS = changed(FOLDED, group=Group.WARP, row_groups=1, tile_m=8, k_groups=4, stages=6)

@@ -77,7 +77,7 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("config", "rule", "reason"),
     [
-        (changed(WIDENED, arch=Arch.SM120A), "hopper", "sm120a has no WGMMA: codes are widened on sm90a"),
+        (changed(WIDENED, arch=Arch.SM120F), "hopper", "sm120f has no WGMMA: codes are widened on sm90a"),
         (changed(WIDENED, tile_mn=(96, 96)), "many", "tile of 96 x 96: it is 64 x 64 or 128 x 128"),
         (changed(WIDENED, tile_mn=(64, 128)), "many", "tile of 64 x 128: it is 64 x 64 or 128 x 128"),
         (changed(WIDENED, splits=2), "many", "2 slices of K: pieces are multiplied by one CTA"),
@@ -230,7 +230,7 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "stages of 64 columns: blocks of weights have 128",
         ),
         (changed(PAIRED, arch=Arch.SM90A), "blackwell", "sm90a shares a tile as none, not as 2sm"),
-        (changed(PAIRED, arch=Arch.SM120A), "blackwell", "sm120a shares a tile as cooperative, pingpong, not as 2sm"),
+        (changed(PAIRED, arch=Arch.SM120F), "blackwell", "sm120f shares a tile as cooperative, pingpong, not as 2sm"),
         (changed(PAIRED, pair=Pair.FLOATS_NVFP4), "codes", "floatsxnvfp4 has activations without scales"),
         (changed(PAIRED, tile_shape_mnk=(128, 128, 128)), "pair_tile", "tile of 128 rows: 2sm multiplies 256"),
         (
@@ -244,7 +244,7 @@ def test_rules(change: dict, rule: str, reason: str) -> None:
             "128 columns in a step: nvfp4xnvfp4 takes 256 on sm100a",
         ),
         (
-            changed(PAIRED, arch=Arch.SM120A, sharing=Sharing.PINGPONG, cluster_shape_mnk=(1, 1, 1)),
+            changed(PAIRED, arch=Arch.SM120F, sharing=Sharing.PINGPONG, cluster_shape_mnk=(1, 1, 1)),
             "pair_tile",
             "tile of 256 x 128: its sums do not fit the registers of eight warps",
         ),

@@ -1,13 +1,16 @@
 """Selections: which kernels there are, and what reports and sweeps say of them."""
 
+from dataclasses import replace
 from itertools import product
 
 from families.blockscaled.kernel_configs import BF16, CODES, TMA
 from gemmill.emit import emit
+from gemmill.families.blockscaled.classes import CLASSES
 from gemmill.families.blockscaled.config import (
     FewConfig,
     ManyConfig,
     PackedConfig,
+    PairConfig,
 )
 from gemmill.families.blockscaled.design import (
     FewLoop,
@@ -125,9 +128,13 @@ def test_every_class_of_weights_has_a_kernel_on_hopper() -> None:
 
 
 def test_the_default_selections_on_blackwell() -> None:
-    """Of sm100a at least three tiles, two clusters and both ways of sharing for each pair; of sm120a two tiles of 4-bit codes."""
-    configs = {arch: list(default(arch)) for arch in (Arch.SM100A, Arch.SM120A)}
-    assert (len(configs[Arch.SM100A]), len(configs[Arch.SM120A])) == (40, 22)
+    """Of sm100a at least three tiles, two clusters and both ways of sharing for each pair; of sm120f two tiles of 4-bit codes."""
+    configs = {
+        arch: [config for config in default(arch) if isinstance(config, PairConfig)]
+        for arch in (Arch.SM100A, Arch.SM120F)
+    }
+    assert len(list(default(Arch.SM100A))) == 40
+    assert (len(configs[Arch.SM100A]), len(configs[Arch.SM120F])) == (40, 22)
     for arch, of_arch in configs.items():
         assert all(REGISTRY.check(config) for config in of_arch) and not list(smoke(arch))
         assert {(config.pair, config.out_dtype) for config in of_arch} == {
@@ -141,21 +148,43 @@ def test_the_default_selections_on_blackwell() -> None:
             len({c.design.tile_shape_mnk for c in alike}) == 3 and len({c.design.cluster_shape_mnk for c in alike}) == 2
         )
     for pair in CODES:
-        alike = [c for c in configs[Arch.SM120A] if c.pair is pair]
+        alike = [c for c in configs[Arch.SM120F] if c.pair is pair]
         assert {c.design.sharing for c in alike} == {Sharing.COOPERATIVE, Sharing.PINGPONG}
         assert len({c.design.tile_shape_mnk for c in alike}) == (2 if pair in (Pair.NVFP4, Pair.MXFP4) else 1)
 
 
-def test_second_tiles_on_sm120a() -> None:
+def test_weights_on_sm120f_are_those_of_warps() -> None:
+    """Every class of weights that Hopper has kernels of; stages fit shared memory of 99 KB, and no pair of codes has kernels by warps."""
+    found = [config for config in default(Arch.SM120F) if not isinstance(config, PairConfig)]
+    assert all(REGISTRY.check(config) for config in found) and not {config.pair for config in found} & set(CODES)
+    classes = {
+        arch: {CLASSES.number(config) for config in default(arch) if config.pair not in CODES}
+        for arch in (Arch.SM90A, Arch.SM120F)
+    }
+    lacking = {
+        (c.pair, c.grouped, c.prepacked)
+        for c in default(Arch.SM90A)
+        if c.pair not in CODES and CLASSES.number(c) not in classes[Arch.SM120F]
+    }
+    assert lacking == {(Pair.E4M3_MXFP4, True, False)}
+    for config in found:
+        assert config.arch is Arch.SM120F
+        if isinstance(config, PackedConfig):
+            assert config.design.group is Group.WARP and config.design.stages * config.stage_bytes <= 99 * 1024 - 2048
+    widened = replace(next(c for c in default(Arch.SM90A) if isinstance(c, ManyConfig)), arch=Arch.SM120F)
+    assert REGISTRY.check(widened).reason == "sm120f has no WGMMA: codes are widened on sm90a"
+
+
+def test_second_tiles_on_sm120f() -> None:
     """Every pair has two tiles. Those of mxfp8 that want a later CUTLASS are in the sweep alone, and say so."""
     assert not list(sweep(Arch.SM90A)) and not list(sweep(Arch.SM100A))
-    further = list(sweep(Arch.SM120A))
+    further = list(sweep(Arch.SM120F))
     assert len(further) == 3 and all(REGISTRY.check(config) for config in further)
     for pair in CODES:
-        tiles = {c.design.tile_shape_mnk for c in (*default(Arch.SM120A), *further) if c.pair is pair}
+        tiles = {c.design.tile_shape_mnk for c in (*default(Arch.SM120F), *further) if c.pair is pair}
         assert len(tiles) == 2, pair
-    for config in (*further, *default(Arch.SM120A)):
-        said = '"tiles of 64 columns on sm120a want CUTLASS 4.5 or later' in emit(config).text
+    for config in (*further, *default(Arch.SM120F)):
+        said = '"tiles of 64 columns on sm120f want CUTLASS 4.5 or later' in emit(config).text
         assert said == (config in further)
 
 

@@ -52,7 +52,7 @@ def test_rows_begin_at_multiples_of(op: str, pitch: int, shift: int, wanted: int
 
 def test_kernels_of_blackwell_want_them_and_no_others() -> None:
     found: dict[bool, set[int]] = {True: set(), False: set()}
-    for config in REGISTRY.named("blockscaled").selections["default"](Arch.SM120A):
-        for row in TUNING.rows(config, 0):
-            found[isinstance(config, PairConfig) and config.pair in SPREAD_PAIRS].add(row.alignments[1])
+    for config in REGISTRY.named("blockscaled").selections["default"](Arch.SM120F):
+        for row in TUNING.rows(config, 0) if isinstance(config, PairConfig) else ():
+            found[config.pair in SPREAD_PAIRS].add(row.alignments[1])
     assert found == {True: {32}, False: {16}}

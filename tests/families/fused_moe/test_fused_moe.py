@@ -346,6 +346,13 @@ def test_every_name_is_its_config_and_rules_hold() -> None:
     assert not list(plain(Arch.SM100A)) and not list(streamed(Arch.SM100A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(RULES, config).ok
+    on_sm120 = list(plain(Arch.SM120F))
+    assert len(on_sm120) == 6 and all(first_rejection(RULES, config).ok for config in on_sm120)
+    too_tall = replace(on_sm120[0], design=Design(tile_tokens=32))
+    assert first_rejection(RULES, too_tall).reason == (
+        "tile of 32 rows on sm120f: two stages do not fit in 101376 bytes; 16 rows do"
+    )
+    assert not first_rejection(RULES, replace(on_sm120[0], design=Design(tile_tokens=128, apart=True))).ok
     wrong = replace(configs[0], design=Design(tile_tokens=24))
     assert first_rejection(RULES, wrong).reason == "tile of 24 rows: there are 8, 16, 32"
     wrong = replace(configs[0], design=Design(tile_tokens=128, streamed=True))

@@ -10,7 +10,7 @@ from torch import Tensor
 import gemmill
 from gemmill.families.fused_moe.cases.calls import ALL, NONE, CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.fused_moe.cases.checked import of_config
-from gemmill.families.fused_moe.config import FP4_FORMATS, PackedOperands
+from gemmill.families.fused_moe.config import FP4_FORMATS, PackedExpertsConfig, PackedOperands
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.main_loop import LOOPS, MainLoop
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
@@ -290,6 +290,20 @@ def test_a_tile_is_of_one_body_which_tells_all_of_it() -> None:
             assert body.row_groups.keys() >= tiles <= body.tile_ps.keys(), (loop, body.header)
             for packing in body.stages if any(body.products) else ():
                 assert body.products[bool(packing.sparse_group)], (loop, body.header, packing)
+
+
+def test_kernels_by_warps_on_sm120f() -> None:
+    """Their stages fit 99 KB beside sums; names and tiles are Hopper's."""
+    found = [config for config in default(Arch.SM120F) if isinstance(config, PackedExpertsConfig)]
+    assert len(found) == 9 and all(first_rejection(PACKED_RULES, config).ok for config in found)
+    stages = {to_name(config).split("fp4experts_")[1]: config.stages for config in found}
+    assert stages["nvfp4_t8"] == 6 and stages["nvfp4_t8w"] == 3 and stages["nvfp4_sparse16_t16"] == 5
+    for config in packed(Arch.SM90A):
+        moved = replace(config, arch=Arch.SM120F)
+        assert config.stages == config.tiles[config.tile_tokens] and parse_name(to_name(moved)) == moved
+        if not config.by_warps:
+            reason = first_rejection(PACKED_RULES, moved).reason
+            assert reason == "fused experts are written for sm90a, not for sm120f"
 
 
 def test_names_rules_and_selections() -> None:

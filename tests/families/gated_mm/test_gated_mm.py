@@ -465,6 +465,8 @@ def test_names_and_rules() -> None:
         plan = Plan(config)
         assert plan.stages >= 3 and plan.shared_bytes <= 227 * 1024
     assert list(default(Arch.SM100A)) == []
+    of_any_layout = list(default(Arch.SM120F))
+    assert len(of_any_layout) == 6 and all(first_rejection(UNALIGNED_RULES, config) for config in of_any_layout)
 
 
 @pytest.mark.parametrize(

@@ -251,12 +251,22 @@ def test_names_rules_and_classes() -> None:
         assert config.shared_bytes <= (113 if config.ctas_of_sm == 2 else 227) * 1024
         assert len(set(classes_of(config))) == 2, "in order and gathered"
     assert to_name(configs[0]) == "sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64_s7"
+    by_warps = list(packed(Arch.SM120F))
+    assert len(by_warps) == 4
+    for config in by_warps:
+        assert config.by_warps and config.shared_bytes <= 99 * 1024 and config.ctas_of_sm == 1
+        assert parse_name(to_name(config)) == config and first_rejection(PACKED_RULES, config)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("sm100a_groupedfp4_bf16_nvfp4_bf16_t8x64_s7", "grouped kernels are written for sm90a, not for sm100a"),
+        ("sm120f_groupedfp4_bf16_nvfp4_bf16_t32x128_s5", "grouped kernels are written for sm90a, not for sm120f"),
+        (
+            "sm120f_groupedfp4_bf16_nvfp4_bf16_t8x64_s7",
+            "7 stages of 13312 bytes: 2 or more must fit in 101376 with 105984",
+        ),
         (
             "sm90a_groupedfp4_e4m3_nvfp4_bf16_t16x128_s7",
             "e4m3 x nvfp4: packed weights are multiplied in bf16 x nvfp4, bf16 x mxfp4, e4m3 x mxfp4",

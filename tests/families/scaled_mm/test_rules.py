@@ -190,8 +190,8 @@ EXAMPLES = [
     ("cluster", FALLBACK | {"cluster_shape_mnk": (2, 1, 1)}, "cluster 2x1 without TMA: there is no multicast to share"),
     (
         "cluster_on_sm120",
-        {"arch": Arch.SM120A, "cluster_shape_mnk": (2, 1, 1)},
-        "sm120a has no TMA multicast: the cluster is 1x1x1",
+        {"arch": Arch.SM120F, "cluster_shape_mnk": (2, 1, 1)},
+        "sm120f has no TMA multicast: the cluster is 1x1x1",
     ),
     (
         "schedule_on_blackwell",
@@ -208,7 +208,7 @@ EXAMPLES = [
         {"arch": Arch.SM100A, "kernel_schedule": KernelSchedule.PINGPONG},
         "on sm100a CUTLASS chooses the schedule from tile and cluster: it is written cooperative, not pingpong",
     ),
-    ("schedule_on_blackwell", {"arch": Arch.SM120A, "a_dtype": DType.S8}, "s8 is offered on sm90a only, not on sm120a"),
+    ("schedule_on_blackwell", {"arch": Arch.SM120F, "a_dtype": DType.S8}, "s8 is offered on sm90a only, not on sm120f"),
     (
         "scheduler_fits_schedule",
         {"tile_scheduler": TileScheduler.STREAM_K, "kernel_schedule": KernelSchedule.PINGPONG},

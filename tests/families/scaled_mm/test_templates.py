@@ -54,7 +54,7 @@ BASES = {
     "group_unaligned": {**GROUPS, "kernel_schedule": KernelSchedule.MMA_SYNC},
     "blockwise": {**GROUPS, "scale_layout": ScaleLayout.MN_MAJOR},
     "sm100a": {"arch": Arch.SM100A},
-    "sm120a": {"arch": Arch.SM120A},
+    "sm120f": {"arch": Arch.SM120F},
 }
 VALUES: dict[str, tuple[Any, ...]] = {
     "a_dtype": tuple(DType),
@@ -129,7 +129,7 @@ def test_every_field_is_read_by_its_template(make_config, base: dict, field: str
 
 
 @pytest.mark.parametrize("field", TIED)
-@pytest.mark.parametrize("base", ["cooperative", "pingpong", "swapab", "int8", "sm100a", "sm120a"])
+@pytest.mark.parametrize("base", ["cooperative", "pingpong", "swapab", "int8", "sm100a", "sm120f"])
 def test_fields_that_the_rules_tie_together_are_read_one_by_one(make_config, base: str, field: str) -> None:
     """These have one value for each operand type; e5m2, which no rule accepts yet, ties none of them."""
     free = {k: v for k, v in BASES[base].items() if k != "a_dtype"} | {"a_dtype": DType.E5M2}

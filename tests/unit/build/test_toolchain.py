@@ -82,7 +82,7 @@ def test_named_toolkit_without_compiler(toolkit: FakeToolkit, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("release 12.4, V12.4.131", f"{{}} is CUDA 12.4.131, gemmill builds with 12.8 or later: {INSTALL}"),
+        ("release 12.4, V12.4.131", f"{{}} is CUDA 12.4.131, gemmill builds with 12.9 or later: {INSTALL}"),
         ("clang version 19\nmore", f"{{}} --version printed no version ('clang version 19'): {INSTALL}"),
     ],
 )

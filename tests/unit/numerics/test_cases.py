@@ -53,5 +53,10 @@ def test_variants_of_this_gpu_are_verified_pinned(monkeypatch, make_manifest) ->
     (found,) = layer.verify_variants(Build())
     assert found.failures == ("a case: CUDA error: an illegal access",) and pinned == [found.name]
     assert list(layer.verify_variants(Build(), frozenset({"another"}))) == []
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 1))
     assert list(layer.verify_variants(Build())) == []
+
+    class Family:
+        manifest = make_manifest(arch="sm120f")
+
+    assert [verdict.name for verdict in layer.verify_variants(Family())] == [found.name]

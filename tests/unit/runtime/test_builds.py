@@ -39,10 +39,10 @@ def test_the_current_build_serves_whatever_is_newer(two, home) -> None:
 
 
 def test_each_architecture_has_its_own(two, put_build, home) -> None:
-    put_build(build_id="other", arch="sm120a")
+    put_build(build_id="other", arch="sm120f")
     builds.use(home / "builds" / "other")
     builds.use(home / "builds" / "whole")
-    assert [builds.serving(arch)[1].build_id for arch in ("sm90a", "sm120a")] == ["whole", "other"]
+    assert [builds.serving(arch)[1].build_id for arch in ("sm90a", "sm120f")] == ["whole", "other"]
 
 
 def test_a_current_build_that_is_gone(two, home) -> None:
@@ -60,9 +60,9 @@ def test_a_marker_that_says_nothing(two, home) -> None:
     assert said.startswith(f"{home}/current/sm90a does not say which build is current (")
     assert said.endswith("): `gemmill builds use ID` writes it again")
     (home / "current" / "sm90a").unlink()
-    (home / "current" / "sm120a").write_text("whole\n")
-    assert sentence(builds.serving, "sm120a") == (
-        "build whole, the current one for sm120a, is for sm90a: make another current with `gemmill builds use`"
+    (home / "current" / "sm120f").write_text("whole\n")
+    assert sentence(builds.serving, "sm120f") == (
+        "build whole, the current one for sm120f, is for sm90a: make another current with `gemmill builds use`"
     )
 
 

@@ -14,18 +14,18 @@ from gemmill.build.workshop import BuildError, keys_for, open_workshop
 from gemmill.manifest import EMULATION, Manifest, ManifestError
 from gemmill.numerics import verify
 from gemmill.runtime import builds
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, arch_of
 from gemmill.wheel.package import WheelError, read_builds
 
 BUILD = "0123abcd4567"
-ONLY_NAMED = f"build {BUILD} is for sm120a, emulated on sm90a, so it never serves by itself: name it with GEMMILL_BUILD={BUILD} or --build {BUILD}"
+ONLY_NAMED = f"build {BUILD} is for sm120f, emulated on sm90a, so it never serves by itself: name it with GEMMILL_BUILD={BUILD} or --build {BUILD}"
 
 
 @pytest.fixture
 def emulated(put_build, make_manifest) -> Manifest:
-    """A build for sm120a that emulates, the only one there is."""
+    """A build for sm120f that emulates, the only one there is."""
     toolchain = dataclasses.replace(make_manifest().toolchain, flags=(EMULATION,))
-    return put_build(arch="sm120a", toolchain=toolchain)
+    return put_build(arch="sm120f", toolchain=toolchain)
 
 
 def sentence(call, *arguments, **options) -> str:
@@ -40,16 +40,16 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None
 
 
 def test_a_manifest_says_what_it_is(emulated, make_manifest) -> None:
-    assert (emulated.is_emulated, emulated.runs_on, emulated.made_for) == (True, "sm90a", "sm120a, emulated on sm90a")
-    plain = make_manifest(arch="sm120a")
-    assert (plain.is_emulated, plain.runs_on, plain.made_for) == (False, "sm120a", "sm120a")
+    assert (emulated.is_emulated, emulated.runs_on, emulated.made_for) == (True, "sm90a", "sm120f, emulated on sm90a")
+    plain = make_manifest(arch="sm120f")
+    assert (plain.is_emulated, plain.runs_on, plain.made_for) == (False, "sm120f", "sm120f")
 
 
-@pytest.mark.parametrize("arch", ["sm120a", None])
+@pytest.mark.parametrize("arch", ["sm120f", None])
 def test_it_never_serves_by_itself(emulated, home: Path, arch: str | None) -> None:
     wanted = f" for {arch}" if arch else ""
     assert sentence(builds.serving, arch) == (
-        f"no build of gemmill{wanted} in {home} ({BUILD} is for sm120a, emulated on sm90a): "
+        f"no build of gemmill{wanted} in {home} ({BUILD} is for sm120f, emulated on sm90a): "
         "run `gemmill build`, or name one with GEMMILL_BUILD"
     )
 
@@ -61,8 +61,8 @@ def test_it_cannot_be_made_current(emulated, home: Path, gemmill) -> None:
         assert builds.settle(folder, emulated, None, filtered=False, wanted=wanted, home=home) == ONLY_NAMED
     assert not (home / "current").exists()
     (home / "current").mkdir()
-    (home / "current" / "sm120a").write_text(f"{BUILD}\n")
-    assert sentence(builds.serving, "sm120a") == ONLY_NAMED
+    (home / "current" / "sm120f").write_text(f"{BUILD}\n")
+    assert sentence(builds.serving, "sm120f") == ONLY_NAMED
     outcome = gemmill("builds", "use", BUILD)
     assert (outcome.code, outcome.err) == (3, f"gemmill: {ONLY_NAMED}\n")
 
@@ -70,12 +70,12 @@ def test_it_cannot_be_made_current(emulated, home: Path, gemmill) -> None:
 def test_it_is_listed_as_emulated(emulated, gemmill) -> None:
     assert gemmill("builds", "list").out.splitlines()[4].split()[-1] == "emulated"
     (told,) = json.loads(gemmill("builds", "list", "--json").out)
-    assert (told["emulated"], told["serves"], told["arch"]) == (True, False, "sm120a")
+    assert (told["emulated"], told["serves"], told["arch"]) == (True, False, "sm120f")
 
 
 def test_one_that_is_no_emulation_serves_beside_it(emulated, put_build) -> None:
-    put_build(arch="sm120a", build_id="real")
-    assert builds.serving("sm120a")[1].build_id == "real"
+    put_build(arch="sm120f", build_id="real")
+    assert builds.serving("sm120f")[1].build_id == "real"
 
 
 def test_it_is_loaded_where_it_is_named_on_hopper(emulated, monkeypatch) -> None:
@@ -89,13 +89,13 @@ def test_it_is_loaded_where_it_is_named_on_hopper(emulated, monkeypatch) -> None
     assert sentence(gemmill.load).startswith("no build of gemmill for sm90a in ")
 
 
-@pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
+@pytest.mark.parametrize("capability", [(10, 0), (12, 0), (12, 1)])
 def test_other_gpus_do_not_run_it(emulated, monkeypatch, capability: tuple[int, int]) -> None:
     """Not even the one that it emulates."""
     on_gpu(monkeypatch, capability)
-    arch = f"sm{capability[0]}{capability[1]}a"
+    arch = arch_of(capability)
     assert sentence(gemmill.load, BUILD) == (
-        f"build {BUILD} is for sm120a, emulated on sm90a, this GPU is {arch}: its kernels cannot run here; "
+        f"build {BUILD} is for sm120f, emulated on sm90a, this GPU is {arch}: its kernels cannot run here; "
         f"run `gemmill build --arch {arch}`"
     )
 
@@ -112,31 +112,34 @@ def test_verify_runs_its_variants_on_hopper_alone(emulated, monkeypatch) -> None
 
 
 def test_its_times_are_not_taken_and_it_is_not_shipped(emulated, gemmill, home: Path) -> None:
-    said = f"gemmill: build {BUILD} is for sm120a, emulated on sm90a: its times say nothing of sm120a, name another build with --build\n"
+    said = f"gemmill: build {BUILD} is for sm120f, emulated on sm90a: its times say nothing of sm120f, name another build with --build\n"
     outcome = gemmill("time", "-m", "16", "-n", "256", "-k", "256", "--build", BUILD)
     assert (outcome.code, outcome.err) == (2, said)
     with pytest.raises(WheelError) as caught:
         read_builds([home / "builds" / BUILD])
     assert str(caught.value) == (
-        f"build {BUILD} is for sm120a, emulated on sm90a, to be tested with: it is not shipped, leave it out"
+        f"build {BUILD} is for sm120f, emulated on sm90a, to be tested with: it is not shipped, leave it out"
     )
 
 
 def test_flags_of_an_emulated_build() -> None:
-    plain, flags = flags_for(Arch.SM120A), flags_for(Arch.SM120A, emulate=True)
+    plain, flags = flags_for(Arch.SM120F), flags_for(Arch.SM120F, emulate=True)
     assert (
         "-gencode=arch=compute_90a,code=sm_90a" in flags.cuda
-        and "-gencode=arch=compute_120a,code=sm_120a" in plain.cuda
+        and "-gencode=arch=compute_120f,code=sm_120f" in plain.cuda
     )
     assert EMULATION in flags.cuda and EMULATION in flags.host and EMULATION not in (*plain.cuda, *plain.host)
     headers = flags.cuda.index("-I<gemmill>/emulation/include")
     assert headers < flags.cuda.index("-isystem=<cutlass>"), "CUTLASS's header is found first"
     assert "-DCUTLASS_ENABLE_GDC_FOR_SM90=1" not in flags.cuda
+    assert {"-DCUTLASS_GDC_ENABLED=1"} <= set(flags.cuda) & set(plain.cuda), (
+        "kernels begin while others end, and wait for them"
+    )
     assert flags_for(Arch.SM90A, emulate=True) == flags_for(Arch.SM90A)
-    assert keys_for(Arch.SM120A, BuildOptions(emulate=True)).flags == flags
+    assert keys_for(Arch.SM120F, BuildOptions(emulate=True)).flags == flags
 
 
-CANNOT = "{} cannot be emulated: what is emulated is sm120a on sm90a; leave --emulate out, or name --arch sm120a"
+CANNOT = "{} cannot be emulated: what is emulated is sm120f on sm90a; leave --emulate out, or name --arch sm120f"
 
 
 @pytest.mark.parametrize("arch", ["sm90a", "sm100a"])
@@ -149,6 +152,6 @@ def test_architectures_that_cannot_be_emulated(arch: str, gemmill, home: Path) -
 
 
 def test_an_emulated_build_is_not_made_to_serve(gemmill) -> None:
-    outcome = gemmill("build", "--arch", "sm120a", "--emulate", "--use")
+    outcome = gemmill("build", "--arch", "sm120f", "--emulate", "--use")
     said = "gemmill: --use with --emulate: an emulated build serves only where it is named, leave --use out\n"
     assert (outcome.code, outcome.err) == (2, said)

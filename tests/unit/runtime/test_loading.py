@@ -188,7 +188,6 @@ def test_build_of_another_cuda_than_the_drivers(refused, put_build, monkeypatch)
         ((8, 0), "sm80a (A100)"),
         ((8, 9), "sm89a (L4, L40S and RTX 4090)"),
         ((10, 3), "sm103a (B300)"),
-        ((12, 1), "sm121a (GB10 (DGX Spark))"),
         ((13, 7), "sm137a"),
     ],
 )
@@ -196,8 +195,8 @@ def test_a_gpu_that_no_build_is_made_for(
     capability: tuple[int, int], told: str, refused, put_build, monkeypatch
 ) -> None:
     why = (
-        f"gemmill has no kernels for this GPU, {told}: it builds for sm90a (H100, H200 and GH200); sm100a (B200); sm120a (RTX 5090 and "
-        "RTX PRO 6000); an engine's plugin leaves all layers to the engine, and CPU tensors run the reference"
+        f"gemmill has no kernels for this GPU, {told}: it builds for sm90a (H100, H200 and GH200); sm100a (B200); sm120f (RTX 5090, "
+        "RTX PRO 6000 and DGX Spark); an engine's plugin leaves all layers to the engine, and CPU tensors run the reference"
     )
     on_gpu(monkeypatch, capability)
     assert refused() == why
@@ -212,12 +211,21 @@ def age(home: Path, build: Manifest, seconds: float) -> None:
 
 
 def test_newest_build_that_fits(put_build, home) -> None:
-    for order, (build_id, arch) in enumerate([("old", "sm90a"), ("new", "sm90a"), ("other", "sm120a")]):
+    for order, (build_id, arch) in enumerate([("old", "sm90a"), ("new", "sm90a"), ("other", "sm120f")]):
         age(home, put_build(build_id=build_id, arch=arch), 1_000_000 + order)
     assert [folder.name for folder in builds.find_builds()] == ["other", "new", "old"]
     assert builds.newest("sm90a")[1].build_id == "new"
     assert builds.newest(None)[1].build_id == "other"
     assert builds.resolve("old") == builds.resolve(home / "builds" / "old") == home / "builds" / "old"
+
+
+@pytest.mark.parametrize("capability", [(12, 0), (12, 1)])
+def test_one_build_serves_the_capabilities_of_a_family(capability, put_build, refused, monkeypatch) -> None:
+    put_build(build_id="of120", arch="sm120f")
+    on_gpu(monkeypatch, capability)
+    assert ops._folder_of(None).name == "of120"
+    monkeypatch.setattr(library, "driver_cuda", lambda: (1, 0))
+    assert refused("of120").startswith("build of120 is of CUDA 13"), "its architecture was not taken"
 
 
 def test_folders_without_manifest_are_no_builds(put_build, home) -> None:

@@ -1,7 +1,7 @@
 """The functions of `lightx2v_kernel.gemm`, by gemmill's ops: their names, arguments and dtypes.
 
 Codes are uint8 and scales swizzled, those of mx formats as float8_e8m0fnu and rounded up. LightX2V has kernels for
-sm120a only; these run wherever the build has variants, and on CPU tensors.
+sm120f only; these run wherever the build has variants, and on CPU tensors.
 """
 
 import torch

@@ -29,7 +29,7 @@ from gemmill.manifest import ManifestError
 from gemmill.runtime import ops
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE, OPS
 from gemmill.runtime.sizes import sizes
-from gemmill.vocab import DType, ScaleGranularity
+from gemmill.vocab import DType, ScaleGranularity, arch_of
 from gemmill.vocab.format import NVFP4
 
 _SERVED_BY = {op.name.removeprefix(VLLM_PREFIX): op.name for op in OPS}
@@ -38,7 +38,7 @@ _SERVED_BY = {op.name.removeprefix(VLLM_PREFIX): op.name for op in OPS}
 
 def _supports(b_scale: ScaleGranularity, group_size: int, capability: int) -> bool:
     try:
-        entries = ops.variants(op=SCALED_MM, arch=f"sm{capability}a")
+        entries = ops.variants(op=SCALED_MM, arch=arch_of(divmod(capability, 10)))
     except ManifestError:
         return False  # no build: nothing is compiled in
     found = (entry.config.operands for entry in entries)
@@ -47,7 +47,7 @@ def _supports(b_scale: ScaleGranularity, group_size: int, capability: int) -> bo
 
 def _supports_fp4(capability: int) -> bool:
     try:
-        return bool(ops.variants(op=FP4_MM, arch=f"sm{capability}a"))
+        return bool(ops.variants(op=FP4_MM, arch=arch_of(divmod(capability, 10))))
     except ManifestError:
         return False
 
@@ -55,7 +55,7 @@ def _supports_fp4(capability: int) -> bool:
 def _group_gemm_supported(capability: int) -> bool:
     """Whether there are variants of e4m3 with scales of tokens and channels."""
     try:
-        entries = ops.variants(op=GROUPED_MM.name, arch=f"sm{capability}a")
+        entries = ops.variants(op=GROUPED_MM.name, arch=arch_of(divmod(capability, 10)))
     except ManifestError:
         return False
     return any(
@@ -65,7 +65,7 @@ def _group_gemm_supported(capability: int) -> bool:
 
 def _supports_sparse(capability: int) -> bool:
     try:
-        return bool(ops.variants(op=SPARSE_MM.name, arch=f"sm{capability}a"))
+        return bool(ops.variants(op=SPARSE_MM.name, arch=arch_of(divmod(capability, 10))))
     except ManifestError:
         return False
 

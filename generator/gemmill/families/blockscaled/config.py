@@ -19,7 +19,7 @@ from gemmill.vocab import Arch, DType
 from gemmill.vocab.format import MXFP8
 
 NARROW = 64
-"""Columns of a tile of sm120a that takes half of a tile of scales."""
+"""Columns of a tile of sm120f that takes half of a tile of scales."""
 RING_COLUMNS = 128
 """Columns of a stage that a warp asks for ahead."""
 
@@ -242,7 +242,7 @@ class PackedConfig(_HopperConfig):
     def ctas_of_sm(self) -> int:
         """CTAs that fit on a multiprocessor with their stages and what lies beside them: two or one."""
         bytes_ = self.design.stages * self.stage_bytes + (4096 if self.is_folded else 2048)
-        return 2 if not self.is_wide and bytes_ <= 113 * 1024 else 1
+        return 2 if not self.is_wide and bytes_ <= self.arch.shared_by(2) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +272,8 @@ class PairConfig(_Common):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether a tile's columns take half of a tile of scales, for which CUTLASS 4.5 or later is needed (sm120a)."""
-        return self.arch is Arch.SM120A and self.mixes and self.design.tile_mn[1] == NARROW
+        """Whether a tile's columns take half of a tile of scales, for which CUTLASS 4.5 or later is needed (sm120f)."""
+        return self.arch is Arch.SM120F and self.mixes and self.design.tile_mn[1] == NARROW
 
     @property
     def k_multiple(self) -> int:

@@ -129,9 +129,9 @@ class Sharing(StrEnum):
     TWO_SM = "2sm"
     """two multiprocessors multiply one together, each with half of its rows (sm100a)"""
     COOPERATIVE = "cooperative"
-    """two groups of warps take halves of a tile (sm120a)"""
+    """two groups of warps take halves of a tile (sm120f)"""
     PINGPONG = "pingpong"
-    """two groups of warps take tiles in turns (sm120a)"""
+    """two groups of warps take tiles in turns (sm120f)"""
 
 
 @dataclass(frozen=True, kw_only=True)

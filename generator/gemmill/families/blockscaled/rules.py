@@ -16,8 +16,9 @@ RESERVED = 2048
 
 
 def _hopper(config: PackedConfig | FewConfig | ManyConfig) -> Iterator[str]:
-    """Kernels that widen or fold codes multiply them by WGMMA, which only Hopper has."""
-    if config.arch is not Arch.SM90A:
+    """Groups of 128 threads that widen or fold codes multiply them by WGMMA, which only Hopper has, and warps by `mma.sync`."""
+    by_warps = config.design.group is Group.WARP if isinstance(config, PackedConfig) else isinstance(config, FewConfig)
+    if config.arch is not Arch.SM90A and not (by_warps and config.arch is Arch.SM120F):
         yield f"{config.arch} has no WGMMA: codes are widened on sm90a"
 
 
@@ -203,7 +204,7 @@ MANY_RULES = (*_OF_WIDENED, _words, _many, _ahead)
 
 _SHARING = {
     Arch.SM100A: (Sharing.ONE_SM, Sharing.TWO_SM),
-    Arch.SM120A: (Sharing.COOPERATIVE, Sharing.PINGPONG),
+    Arch.SM120F: (Sharing.COOPERATIVE, Sharing.PINGPONG),
 }
 _SCALE_ROWS = 128
 """Rows of a tile of scales, which is loaded whole."""
@@ -231,20 +232,20 @@ def _pair_tile(config: PairConfig) -> Iterator[str]:
         yield f"tile of {m} rows: {sharing} multiplies {rows}"
     if config.arch is Arch.SM100A and n not in (64, 128, 192, 256):
         yield f"tile of {n} columns: the instruction takes 64, 128, 192 or 256"
-    if config.arch is Arch.SM120A and m * n > _SCALE_ROWS * _SCALE_ROWS:
+    if config.arch is Arch.SM120F and m * n > _SCALE_ROWS * _SCALE_ROWS:
         yield f"tile of {m} x {n}: its sums do not fit the registers of eight warps"
-    if config.arch is Arch.SM120A and (m % _SCALE_ROWS or (n % _SCALE_ROWS and not config.is_narrow)):
+    if config.arch is Arch.SM120F and (m % _SCALE_ROWS or (n % _SCALE_ROWS and not config.is_narrow)):
         yield f"tile of {m} x {n}: scales come in tiles of {_SCALE_ROWS} rows, of which {NARROW} columns of mixed codes take half"
-    columns = (128,) if config.mixes else (128, 256) if config.arch is Arch.SM120A else (256,)
+    columns = (128,) if config.mixes else (128, 256) if config.arch is Arch.SM120F else (256,)
     if k not in columns:
         yield f"{k} columns in a step: {config.pair} takes {any_of(list(map(str, columns)))} on {config.arch}"
 
 
 def _pair_cluster(config: PairConfig) -> Iterator[str]:
-    """Two multiprocessors that share a tile are a pair of a cluster, and sm120a has no multicast."""
+    """Two multiprocessors that share a tile are a pair of a cluster, and sm120f has no multicast."""
     m, n, _ = config.design.cluster_shape_mnk
-    if config.arch is Arch.SM120A and (m, n) != (1, 1):
-        yield f"cluster of {m} x {n}: sm120a has no multicast"
+    if config.arch is Arch.SM120F and (m, n) != (1, 1):
+        yield f"cluster of {m} x {n}: sm120f has no multicast"
     if config.design.sharing is Sharing.TWO_SM and m % 2:
         yield f"cluster of {m} x {n}: two multiprocessors share a tile's rows"
 

@@ -38,10 +38,12 @@ WEIGHT_SPLITS = (1, 2, 3, 4, 5, 7, 8)
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """The default selection. On Hopper it has every tile of both formats, with K in one slice or several; on Blackwell all
-    pairs of codes."""
+    pairs of codes, and on sm120f weights that warps widen or fold."""
     if arch is not Arch.SM90A:
         for pair in CODE_PAIRS:
             yield from _pairs(pair, arch)
+        if arch is Arch.SM120F:
+            yield from _of_warps()
         return
     for config, splits in product(_all(), WEIGHT_SPLITS):
         yield replace(config, splits=splits)
@@ -225,6 +227,27 @@ def _loading_ahead() -> Iterator[AnyConfig]:
         yield replace(one, design=replace(one.design, main_loop=PackedLoop.STAYS, blocks=1, stages=5))
 
 
+_SM120_WIDENED = _by_warps((1, 8, 4, 1, 5), (1, 8, 8, 1, 7), (2, 8, 4, 1, 4), (1, 16, 4, 1, 5), (1, 32, 4, 1, 3))
+_SM120_FOLDED = _by_warps((1, 8, 4, 1, 5), (1, 16, 4, 1, 5))
+"""Fewer stages than on Hopper, as shared memory has room for."""
+
+
+def _of_warps() -> Iterator[AnyConfig]:
+    """Kernels of sm120f for weights of 4, 6 and 8 bits: those that warps multiply, whatever the rows of A."""
+    of_blocks = [
+        PackedConfig(operands=Operands(pair=pair, prepacked=True), design=design, epilogue=BF16, arch=Arch.SM120F)
+        for pair, design in product(FP4_PAIRS, _SM120_WIDENED)
+    ]
+    kinds = ((Pair.E4M3_MXFP4, False), (Pair.E4M3_MXFP4, True), (Pair.E4M3_NVFP4, False))
+    for (pair, grouped), design, epilogue in product(kinds, _SM120_FOLDED, (BF16, F16)):
+        operands = Operands(pair=pair, prepacked=True, grouped=grouped)
+        of_blocks.append(PackedConfig(operands=operands, design=design, epilogue=epilogue, arch=Arch.SM120F))
+    in_rows = [replace(one, arch=Arch.SM120F) for one in _few() if one.pair not in CODE_PAIRS]
+    for splits in SPLITS:
+        yield from (replace(config, splits=splits) for config in of_blocks)
+        yield from (replace(config, splits=splits) for config in in_rows)
+
+
 _SM100_TILES = {
     Sharing.ONE_SM: ((64, (1, 1, 1)), (128, (1, 1, 1)), (256, (2, 1, 1))),
     Sharing.TWO_SM: ((64, (2, 1, 1)), (128, (2, 1, 1)), (256, (4, 1, 1))),
@@ -244,7 +267,7 @@ def _pairs(pair: Pair, arch: Arch) -> Iterator[PairConfig]:
             for n, cluster in tiles:
                 tile = (256 if sharing is Sharing.TWO_SM else 128, n, 128 if mixes else 256)
                 yield from _of_tile(pair, tile, cluster, sharing, arch, both=n == 128)
-    if arch is Arch.SM120A:
+    if arch is Arch.SM120F:
         for sharing, k in product((Sharing.COOPERATIVE, Sharing.PINGPONG), (128, 256)):
             if k == 256 and (mixes or sharing is Sharing.PINGPONG):
                 continue  # of mixed codes two stages have no room; pingpong spills 16 bytes (nvcc 13.0)
@@ -260,9 +283,9 @@ def _of_tile(
 
 
 def sweep(arch: Arch) -> Iterator[PairConfig]:
-    """What is not compiled for users: on sm120a second tiles of mxfp8 activations, for which the CUTLASS of the package is too
+    """What is not compiled for users: on sm120f second tiles of mxfp8 activations, for which the CUTLASS of the package is too
     old."""
-    if arch is not Arch.SM120A:
+    if arch is not Arch.SM120F:
         return
     for pair in (pair for pair in CODE_PAIRS if pair.a_format == MXFP8):
         # pingpong spills 52 bytes (nvcc 13.0)

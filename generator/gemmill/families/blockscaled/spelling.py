@@ -139,7 +139,7 @@ def _alignment(format: Format, mixes: bool) -> int:
 
 def _schedules(config: PairConfig) -> tuple[str, str]:
     """The schedules of main loop and epilogue."""
-    if config.arch is Arch.SM120A:
+    if config.arch is Arch.SM120F:
         return _CPP_SM120[config.design.sharing], "collective::EpilogueScheduleAuto"
     sms = "1Sm" if config.design.sharing is Sharing.ONE_SM else "2Sm"
     kind = "Mxf8f6f4" if config.mixes else "Nvf4" if config.pair is Pair.NVFP4 else "Mxf4"

@@ -137,7 +137,7 @@ _WAITING_PERMILLE = 667
 _SPARED_PERMILLE = 900
 """Permille of a step of a tile that two multiprocessors share: each loads half of B."""
 # A prediction, from data sheets.
-_PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120A: 5_000}
+_PRODUCTS_OF_SM = {Arch.SM100A: 30_000, Arch.SM120F: 5_000}
 """Multiply-adds of 4-bit codes that a multiprocessor does a nanosecond; of 8-bit codes it does half as many."""
 
 

@@ -15,7 +15,7 @@ from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.vocab import Arch, Format
 
-_MEMORY = {Arch.SM90A: 4200, Arch.SM100A: 8000, Arch.SM120A: 1800}
+_MEMORY = {Arch.SM90A: 4200, Arch.SM100A: 8000, Arch.SM120F: 1800}
 """Bytes that memory reads in a nanosecond."""
 
 

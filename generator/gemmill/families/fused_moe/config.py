@@ -11,6 +11,8 @@ from gemmill.vocab.format import MXFP4, NVFP4
 
 GROUP = 128
 """Elements of a row, and rows of weights, that share a scale where scales come in groups."""
+BESIDE_STAGES = 6144
+"""Bytes of shared memory that lists, barriers and the alignment of stages of packed weights take, apart from sums."""
 MOST_WEIGHTS = 512
 """Experts that a CTA sorts by, one a thread."""
 CODED = DType.E4M3
@@ -239,8 +241,14 @@ class PackedExpertsConfig:
 
     @property
     def stages(self) -> int:
-        """Stages of the main loop."""
-        return self.tiles[self.tile_tokens]
+        """Stages of the main loop: a tile's, or those of warps that fit."""
+        most = self.tiles[self.tile_tokens]
+        if not self.by_warps:
+            return most
+        row_groups = self.body.row_groups[self.tile_tokens]
+        sums = 4 * self.stage_parts * self.tile_tokens * (row_groups * SIDE + 4)
+        part = row_groups * self.packing.block_bytes + 2 * SIDE * self.tile_tokens
+        return min(most, (self.arch.shared_memory_bytes - sums - BESIDE_STAGES) // (self.stage_parts * part))
 
     @property
     def stage_parts(self) -> int:

@@ -15,9 +15,14 @@ from gemmill.vocab import Arch
 
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
-    """Kernels begin while others end, and their warps multiply. No other architecture has run them."""
-    if c.arch is not Arch.SM90A:
+    """Groups of 128 threads multiply with WGMMA, which no later architecture has, and warps with `mma.sync`."""
+    by_warps = _by_warps(c) if isinstance(c, PackedExpertsConfig) else not (c.streamed or c.apart)
+    if c.arch is not Arch.SM90A and not (by_warps and c.arch is Arch.SM120F):
         yield f"fused experts are written for sm90a, not for {c.arch}"
+
+
+def _by_warps(c: PackedExpertsConfig) -> bool:
+    return c.tile_tokens in c.tiles and c.by_warps
 
 
 def _operands(c: ExpertsConfig) -> Iterator[str]:
@@ -45,7 +50,13 @@ def _streamed(c: ExpertsConfig) -> Iterator[str]:
         yield f"streamed weights of {c.dtype} without scales in groups: sums are added with their scales"
 
 
-RULES = (_hopper, _operands, _tile, _streamed)
+def _memory(c: ExpertsConfig) -> Iterator[str]:
+    """Eight warps have stages of 4,096 bytes of weights each, with rows and scales of activations: of 32 rows two do not fit."""
+    if c.arch is Arch.SM120F and c.tile_tokens > TILES[1]:
+        yield f"tile of {c.tile_tokens} rows on {c.arch}: two stages do not fit in {c.arch.shared_memory_bytes} bytes; {TILES[1]} rows do"
+
+
+RULES = (_hopper, _operands, _tile, _streamed, _memory)
 
 
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:

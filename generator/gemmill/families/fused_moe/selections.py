@@ -29,13 +29,18 @@ _PACKED: dict[str, dict[MainLoop, tuple[int, ...]]] = {
     "mxfp4_e4m3": {MainLoop.GATHERED: (16,), MainLoop.PERSISTENT: (8, 32, 112, 224)},
 }
 """Tiles of packed weights in the default selection, by their rows of an expert. The model chooses no others."""
+_BY_WARPS: dict[str, dict[MainLoop, tuple[int, ...]]] = {
+    packing: {MainLoop.GATHERED: (8, 16), MainLoop.WIDE: (8,)} for packing in ("nvfp4", "mxfp4", "nvfp4_2to4")
+}
+"""Those of sm120f."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """Kernels of sm90a, and of packed weights the tiles that the model chooses."""
+    """Kernels of sm90a, and of packed weights the tiles that the model chooses; on sm120f those by warps."""
     yield from plain(arch)
+    kept = _PACKED if arch is Arch.SM90A else _BY_WARPS
     for config in packed(arch):
-        if config.tile_tokens in _PACKED.get(str(config.packing), {}).get(config.main_loop, ()):
+        if config.tile_tokens in kept.get(str(config.packing), {}).get(config.main_loop, ()):
             yield config
 
 
@@ -43,8 +48,13 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
     """Kernels of weights that are not packed.
 
     e4m3 to bf16 with scales in groups has streamed tiles of 8 to 64 rows, and one of 8 by warps. With scales of rows it has tiles of 8, 16
-    and 32 rows. bf16 has tiles of 8 and 32. Of all, grouped GEMMs may make the products.
+    and 32 rows. bf16 has tiles of 8 and 32. Of all, grouped GEMMs may make the products. On sm120f all have tiles of 8 and 16 rows by warps.
     """
+    if arch is Arch.SM120F:
+        for design in (Design(tile_tokens=tile) for tile in TILES[:2]):
+            yield _of_codes(arch, GROUP, design)
+            yield _of_codes(arch, 0, design)
+            yield _of_16_bits(arch, design)
     if arch is not Arch.SM90A:
         return
     yield from streamed(arch)
@@ -88,8 +98,8 @@ def streamed(arch: Arch) -> Iterator[ExpertsConfig]:
 
 
 def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
-    """Kernels of packed 4-bit weights on sm90a: every tile of each packing."""
-    for packing in PACKINGS if arch is Arch.SM90A else ():
+    """Kernels of packed 4-bit weights: on sm90a every tile of each packing, on sm120f those by warps."""
+    for packing in PACKINGS if arch is not Arch.SM100A else ():
         activations = CODED if packing.is_coded else DType.BF16
         operands = PackedOperands(format=packing.format, sparse_group=packing.sparse_group, activations=activations)
         for loop in MainLoop:
@@ -97,4 +107,6 @@ def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
                 operands=operands, design=PackedDesign(tile_tokens=16, main_loop=loop), arch=arch
             )
             for tile in kind.tiles:
-                yield replace(kind, design=replace(kind.design, tile_tokens=tile))
+                config = replace(kind, design=replace(kind.design, tile_tokens=tile))
+                if arch is Arch.SM90A or config.by_warps:
+                    yield config

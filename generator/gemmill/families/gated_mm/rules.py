@@ -10,8 +10,8 @@ from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
-    """Kernels multiply with WGMMA, which no later architecture has, or are built beside those."""
-    if c.arch is not Arch.SM90A:
+    """Kernels multiply with WGMMA, which no later architecture has. Those for any layout multiply with `mma.sync`."""
+    if c.arch is not Arch.SM90A and (isinstance(c, GatedConfig) or c.arch is not Arch.SM120F):
         yield f"gated kernels are written for sm90a, not for {c.arch}"
 
 

@@ -35,7 +35,7 @@ _MANY = {
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """The default kernels, on sm90a: for each result and activation, tiles for few rows, some, and many.
 
-    For each result one more kernel takes operands that TMA does not. Rows of experts have kernels for few, some and many of
+    For each result one more kernel takes operands that TMA does not; sm120f has these alone. Rows of experts have kernels for few, some and many of
     them (`served_experts`). A few are of s8 (`served_int8`).
     """
     yield from tiled(arch)
@@ -46,7 +46,7 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
     """The kernels for operands that TMA does not take, one for each type and result."""
-    for dtype, result in product((DType.E4M3, DType.S8), Result) if arch is Arch.SM90A else ():
+    for dtype, result in product((DType.E4M3, DType.S8), Result) if arch is not Arch.SM100A else ():
         yield UnalignedGatedConfig(operands=Operands(dtype=dtype), epilogue=Epilogue(result=result), arch=arch)
 
 

@@ -215,7 +215,7 @@ class PackedGroupedConfig:
     @property
     def ctas_of_sm(self) -> int:
         """CTAs that fit on a multiprocessor: two or one."""
-        return 2 if self.tile_m <= SHARING_ROWS and self.shared_bytes <= 113 * 1024 else 1
+        return 2 if self.tile_m <= SHARING_ROWS and self.shared_bytes <= self.arch.shared_by(2) else 1
 
 
 SHARING_ROWS = 64

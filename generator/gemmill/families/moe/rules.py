@@ -7,13 +7,14 @@ from gemmill.families.moe.facts import Facts
 from gemmill.formats.layout import SIDE
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.gemm.fitting import FEWEST_STAGES, check_registers, check_stages
-from gemmill.gemm.limits import CONSUMER_GROUPS, SHARED_BYTES, SLAB
+from gemmill.gemm.limits import CONSUMER_GROUPS, SLAB
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
-    """Kernels multiply with WGMMA, which no later architecture has, or are built beside those."""
-    if c.arch is not Arch.SM90A:
+    """Kernels multiply with WGMMA, which no later architecture has. Those for any layout and those by warps multiply with `mma.sync`."""
+    of_warps = c.by_warps if isinstance(c, PackedGroupedConfig) else not isinstance(c, GroupedConfig)
+    if c.arch is not Arch.SM90A and not (of_warps and c.arch is Arch.SM120F):
         yield f"grouped kernels are written for sm90a, not for {c.arch}"
 
 
@@ -98,8 +99,9 @@ def _packed_tile(c: PackedGroupedConfig) -> Iterator[str]:
 
 def _packed_memory(c: PackedGroupedConfig) -> Iterator[str]:
     """Stages lie in shared memory."""
-    if c.stages < FEWEST_STAGES or c.shared_bytes > SHARED_BYTES:
-        yield f"{c.stages} stages of {c.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {SHARED_BYTES} with {c.shared_bytes}"
+    room = c.arch.shared_memory_bytes
+    if c.stages < FEWEST_STAGES or c.shared_bytes > room:
+        yield f"{c.stages} stages of {c.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {room} with {c.shared_bytes}"
 
 
 PACKED_RULES = (_hopper, _pair, _packed_tile, _packed_memory)

@@ -63,7 +63,7 @@ _KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
     """The default selection, on sm90a: e4m3 with both kinds of scales, s8, operands of 16 bits, packed 4-bit weights, and kernels with
-    alpha and bias.
+    alpha and bias. On sm120f it has the kernels of these that multiply without WGMMA.
 
     Kernels have tiles for few and for many rows. All but those of packed weights have one beside them that takes operands as
     TMA does not.
@@ -82,16 +82,17 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
 
 
 _PACKED = {
-    DType.BF16: ((8, 64, 7), (16, 64, 5), (32, 128, 5), (64, 128, 4), (128, 128, 5)),
-    DType.E4M3: ((16, 128, 9), (32, 128, 7), (64, 128, 5), (128, 128, 7)),
+    (Arch.SM90A, DType.BF16): ((8, 64, 7), (16, 64, 5), (32, 128, 5), (64, 128, 4), (128, 128, 5)),
+    (Arch.SM90A, DType.E4M3): ((16, 128, 9), (32, 128, 7), (64, 128, 5), (128, 128, 7)),
+    (Arch.SM120F, DType.BF16): ((8, 64, 6), (16, 64, 4)),
 }
-"""Rows of A and of weights in a tile, and stages. Two CTAs fit on a multiprocessor; of the largest tile one does."""
+"""Rows of A and of weights in a tile, and stages. On sm90a two CTAs fit on a multiprocessor; of the largest tile one does."""
 
 
 def packed(arch: Arch) -> Iterator[PackedGroupedConfig]:
-    """Kernels of packed 4-bit weights."""
-    for dtype, format in FP4_PAIRS if arch is Arch.SM90A else ():
-        for tile_m, tile_n, stages in _PACKED[dtype]:
+    """Kernels of packed 4-bit weights; on sm120f those by warps."""
+    for dtype, format in FP4_PAIRS:
+        for tile_m, tile_n, stages in _PACKED.get((arch, dtype), ()):
             yield PackedGroupedConfig(
                 dtype=dtype, format=format, tile_m=tile_m, tile_n=tile_n, stages=stages, arch=arch
             )
@@ -99,7 +100,7 @@ def packed(arch: Arch) -> Iterator[PackedGroupedConfig]:
 
 def unaligned(arch: Arch, epilogue: Epilogue = _PLAIN) -> Iterator[UnalignedGroupedConfig]:
     """Kernels that take operands as TMA does not, one for each dtype, kind of scales and result."""
-    for dtype, group in _KINDS if arch is Arch.SM90A else ():
+    for dtype, group in _KINDS if arch is not Arch.SM100A else ():
         for out in RESULTS_OF[dtype]:
             operands = Operands(dtype=dtype, out_dtype=out, group_size=group)
             yield UnalignedGroupedConfig(operands=operands, epilogue=epilogue, arch=arch)

@@ -8,10 +8,10 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[QuantConfig]:
-    """Every config that an op reaches, each once. Beyond sm90a only block-scaled formats have kernels, as their GEMMs
-    are there."""
+    """Every config that an op reaches, each once. On sm100a only block-scaled formats have kernels, as their GEMMs are
+    there."""
     for config in dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch)):
-        if arch is Arch.SM90A or config.scaling.is_blocked:
+        if arch is not Arch.SM100A or config.scaling.is_blocked:
             yield config
 
 

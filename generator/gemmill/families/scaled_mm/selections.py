@@ -78,12 +78,12 @@ def _config(
     )
 
 
-def _unaligned(gemm: Gemm) -> KernelConfig:
+def _unaligned(gemm: Gemm, arch: Arch = Arch.SM90A) -> KernelConfig:
     rows, columns, depth = sm90.UNALIGNED_TILE
     tile = rows, columns, min(depth, gemm.operands.group_size or depth)
     row = (tile, (1, 1, 1), KernelSchedule.MMA_SYNC)
     accumulation = Accumulation.PROMOTED if gemm.operands.a_dtype is DType.E4M3 else _accumulation(gemm.operands)
-    return _config(gemm, row, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
+    return _config(gemm, row, arch, accumulation=accumulation, alignment_a=1, alignment_b=1, alignment_d=1)
 
 
 def _split_k(
@@ -156,9 +156,11 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def default(arch: Arch) -> Iterator[KernelConfig]:
-    """The kernels that are compiled for users: chosen from the sweep by measurement (docs/notes/tables.md)."""
+    """The kernels that are compiled for users: on sm90a chosen from the sweep by measurement (docs/notes/tables.md)."""
     if arch is not Arch.SM90A:
         yield from smoke(arch)
+        if arch is Arch.SM120F:
+            yield from _of_any_alignment(arch)
         return
     for gemm in _gemms(OUT_DTYPES):
         frequent = gemm.operands.out_dtype is DType.BF16
@@ -172,7 +174,7 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
             yield from _dsl_kernels(gemm, tables)
     for built_in in BUILT_IN.values():
         yield from with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch)
-    yield from _of_any_alignment()
+    yield from _of_any_alignment(arch)
     yield from _one_of_each_other_kind()
 
 
@@ -180,7 +182,7 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
     """The kernels that are compiled in place of `default` for users who lack the CuTe DSL: CUTLASS's and hand-written
     ones."""
     if arch is not Arch.SM90A:
-        yield from smoke(arch)
+        yield from default(arch)
         return
     for gemm in _gemms(OUT_DTYPES):
         yield from _kernels(gemm, sm90.CORE if gemm.operands.out_dtype is DType.BF16 else sm90.FEW)
@@ -191,7 +193,7 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
     for built_in in BUILT_IN.values():
         configs = with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch)
         yield from (config for config in configs if config.backend is Backend.CUTLASS)
-    yield from _of_any_alignment()
+    yield from _of_any_alignment(arch)
     yield from _other_kinds_of_cutlass()
 
 
@@ -241,14 +243,14 @@ def _tables_in_groups(gemm: Gemm) -> sm90.Tables | None:
     return sm90_cutedsl.GROUP_32 if x.out_dtype is DType.BF16 else sm90_cutedsl.GROUP_32_FEW
 
 
-def _of_any_alignment() -> Iterator[KernelConfig]:
+def _of_any_alignment(arch: Arch) -> Iterator[KernelConfig]:
     """The kernels that serve what no other takes."""
     for gemm in _gemms(OUT_DTYPES):
-        yield _unaligned(gemm)
+        yield _unaligned(gemm, arch)
     for dtype in PLAIN_DTYPES:
-        yield _unaligned(_gemm(dtype, dtype))
+        yield _unaligned(_gemm(dtype, dtype), arch)
     for gemm in _gemms_in_groups():
-        yield _unaligned(gemm)
+        yield _unaligned(gemm, arch)
 
 
 def _kernels(

@@ -11,7 +11,7 @@ from gemmill.manifest.reading import read_manifest
 from gemmill.runtime.builds import find_builds
 from gemmill.vocab import Arch
 
-PRODUCTS = {Arch.SM100A: ("UTCOMMA", "UTCQMMA"), Arch.SM120A: ("OMMA", "QMMA")}
+PRODUCTS = {Arch.SM100A: ("UTCOMMA", "UTCQMMA"), Arch.SM120F: ("OMMA", "QMMA")}
 """Of 4-bit codes on both sides, and of codes of which one has 8 bits."""
 
 

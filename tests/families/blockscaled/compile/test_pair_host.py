@@ -54,7 +54,7 @@ def configs_of(arch: Arch) -> dict[str, PairConfig]:
     return {to_name(c): c for c in (*chosen.values(), of_pairs[Pair.NVFP4][-1])}
 
 
-@pytest.fixture(scope="module", params=[Arch.SM100A, Arch.SM120A], ids=str)
+@pytest.fixture(scope="module", params=[Arch.SM100A, Arch.SM120F], ids=str)
 def host(
     request: pytest.FixtureRequest, toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ctypes.CDLL, dict[str, PairConfig]]:

@@ -25,7 +25,7 @@ CASES = {
     "packed_mm_folded_warps": "sm90a_fp4weight_e4m3xnvfp4_t8_r1w4b1_s6",
     "widened_mm": "sm90a_widened_mxfp8xmxfp6_f16_t128",
     "pair_sm100a": "sm100a_blockscaled_mxfp8xmxfp6_f16_t256x128x128_c2x1x1_2sm",
-    "pair_sm120a": "sm120a_blockscaled_nvfp4xnvfp4_bf16_t128x128x128_c1x1x1_cooperative",
+    "pair_sm120f": "sm120f_blockscaled_nvfp4xnvfp4_bf16_t128x128x128_c1x1x1_cooperative",
 }
 
 

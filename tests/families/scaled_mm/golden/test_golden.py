@@ -32,7 +32,7 @@ CASES = {
     "group_unaligned": "sm90a_cutlass_s8_s8_s32_f16_scaledbias_groupgroup64strided_t64x64x64_c1x1x1_mmasync_exact_persistent_ab_sauto_a1b1d1",
     "blockwise": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128mnmajor_t128x128x128_c1x2x1_cooperative_promoted_persistent_ab_sauto_a16b16d8",
     "sm100a": "sm100a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8",
-    "sm120a": "sm120a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8",
+    "sm120f": "sm120f_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8",
 }
 
 

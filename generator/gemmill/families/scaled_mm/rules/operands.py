@@ -87,7 +87,7 @@ def grouped_scales(config: KernelConfig) -> Iterator[str]:
         )
     if config.epilogue.takes_azp:
         yield f"epilogue {config.epilogue} corrects one integer sum, scales in groups of {x.group_size} make many"
-    if config.arch is not Arch.SM90A:
+    if config.arch is not Arch.SM90A and (config.design.kernel_schedule.uses_tma or config.arch is not Arch.SM120F):
         yield f"scales in groups are offered on sm90a only, not on {config.arch}"
 
 

@@ -85,15 +85,16 @@ def cluster(config: KernelConfig) -> Iterator[str]:
 
 def cluster_on_sm120(config: KernelConfig) -> Iterator[str]:
     """GeForce Blackwell has no multicast: CUTLASS takes clusters of one CTA only."""
-    if config.arch is Arch.SM120A and config.design.cluster_shape_mnk != (1, 1, 1):
-        yield "sm120a has no TMA multicast: the cluster is 1x1x1"
+    if config.arch is Arch.SM120F and config.design.cluster_shape_mnk != (1, 1, 1):
+        yield "sm120f has no TMA multicast: the cluster is 1x1x1"
 
 
 def schedule_on_blackwell(config: KernelConfig) -> Iterator[str]:
-    """The later tensor cores have neither Hopper's choice of accumulation nor its pairing by hand."""
-    if config.arch is Arch.SM90A:
-        return
+    """The later tensor cores have neither Hopper's choice of accumulation nor its pairing by hand. Warps multiply with `mma.sync`
+    on sm120f as on Hopper."""
     s = config.design
+    if config.arch is Arch.SM90A or (config.arch is Arch.SM120F and not s.kernel_schedule.uses_tma):
+        return
     if s.accumulation is Accumulation.PROMOTED:
         yield f"{config.arch} accumulates FP8 in FP32: there is nothing to promote"
     if s.kernel_schedule in (KernelSchedule.PINGPONG, KernelSchedule.BASIC):
