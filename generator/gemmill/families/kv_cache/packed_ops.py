@@ -10,23 +10,28 @@ from gemmill.vocab import DType
 
 COMPRESS_KEYS = OpSchema(
     "kv_compress_keys(Tensor(a!) packed, Tensor keys, Tensor? slot_mapping, str format, int seed=0, "
-    "bool rotated=False) -> ()"
+    "bool rotated=False, Tensor? scales=None) -> ()"
 )
 COMPRESS_VALUES = OpSchema(
     "kv_compress_values(Tensor(a!) packed, Tensor values, Tensor? slot_mapping, str format, int seed=0, "
-    "bool rotated=False) -> ()"
+    "bool rotated=False, Tensor? scales=None) -> ()"
 )
 DECOMPRESS_KEYS = OpSchema(
-    "kv_decompress_keys(Tensor(a!) keys, Tensor packed, Tensor? slot_mapping, str format, int seed=0) -> ()"
+    "kv_decompress_keys(Tensor(a!) keys, Tensor packed, Tensor? slot_mapping, str format, int seed=0, "
+    "Tensor? scales=None) -> ()"
 )
 DECOMPRESS_VALUES = OpSchema(
-    "kv_decompress_values(Tensor(a!) values, Tensor packed, Tensor? slot_mapping, str format, int seed=0) -> ()"
+    "kv_decompress_values(Tensor(a!) values, Tensor packed, Tensor? slot_mapping, str format, int seed=0, "
+    "Tensor? scales=None) -> ()"
 )
-SCORES = OpSchema("kv_attention_scores(Tensor(a!) scores, Tensor q, Tensor keys, str format, int seed=0) -> ()")
+SCORES = OpSchema(
+    "kv_attention_scores(Tensor(a!) scores, Tensor q, Tensor keys, str format, int seed=0, "
+    "Tensor? key_scales=None) -> ()"
+)
 ATTENTION = OpSchema(
     "kv_attention(Tensor(a!) out, Tensor q, Tensor keys, Tensor values, Tensor? block_table, Tensor seq_lens, str format, "
     "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0, "
-    "bool rotated_out=False) -> ()"
+    "bool rotated_out=False, Tensor? key_scales=None, Tensor? value_scales=None) -> ()"
 )
 PACKED_OF = {
     Kind.PACK: (COMPRESS_KEYS, COMPRESS_VALUES),
@@ -93,6 +98,22 @@ def _holds(name: str, dims: int, side: str) -> Require:
     )
 
 
+def _scales(name: str, place: str) -> tuple[Check | When, ...]:
+    """Steps that hold scales of heads to the format that has them."""
+    return (
+        Check(Aspect.WHOLE, name),
+        When(
+            name,
+            (
+                Require(
+                    f"{place} == {_E4M3_PLACE}",
+                    f"{name} with {{format}}: a scale for each head is e4m3's alone, so leave it out",
+                ),
+            ),
+        ),
+    )
+
+
 _ROTATED = (
     Require(
         "rotated == 0 or format_index // 3 != 2",
@@ -120,7 +141,7 @@ def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
     may be apart."""
     of_keys, stores = side == "key", kind is Kind.PACK
     formats = KEY_FORMATS if of_keys else VALUE_FORMATS
-    every = "vectors packed slot_mapping"
+    every = "vectors packed slot_mapping scales"
     return Op(
         schema=schema,
         fixed={"kind": list(Kind).index(kind), "of_values": int(not of_keys)},
@@ -129,6 +150,7 @@ def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
             Tensor("vectors", "tokens heads head_dim", DTYPES),
             Tensor("packed", "slot_count heads packed_bytes", (DType.U8,)),
             Tensor("slot_mapping", "tokens", (DType.S64,), Layout.VECTOR),
+            Tensor("scales", "heads", (DType.F32,), Layout.VECTOR),
         ),
         contract=(
             Check(Aspect.DTYPE, "vectors packed"),
@@ -156,6 +178,7 @@ def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
             _WRITTEN_PACKED if stores else _WRITTEN_VECTORS,
             Require("seed >= 0", "seed is {seed}, expected 0 or more"),
             *(_ROTATED if stores else ()),
+            *_scales("scales", "format_index"),
             Check(Aspect.DEVICE, every),
             Check(Aspect.APART, every),
             Let("packed_slot", "step(packed, 0)"),
@@ -213,9 +236,14 @@ _ALWAYS = "head_dim > 0"
 _SLOTS = (
     Let("flat_rows", "rows * (heads // most(kv_heads, 1))"),
     OneOf(
+        "scaled",
+        {"plain": "key_scales == 0 and value_scales == 0", "scaled": _ALWAYS},
+        "{keys.name} have scales or none",
+    ),
+    OneOf(
         "lie_apart",
         {
-            "slots": f"head_dim == {SLOT_HEAD_DIM} and flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
+            "slots": f"scaled == 0 and head_dim == {SLOT_HEAD_DIM} and flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
             f"(is_plain == 1 or page % 16 == 0 and page > 0) and {_lie_in_slots('key')} and {_lie_in_slots('value')}",
             "apart": _ALWAYS,
         },
@@ -230,7 +258,7 @@ _SLOTS = (
 )
 """Steps that name the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
 _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))
-_SCORES_TENSORS = "q keys scores"
+_SCORES_TENSORS = "q keys scores key_scales"
 _SCORES_OP = Op(
     schema=SCORES,
     fixed={"kind": list(Kind).index(Kind.SCORES)},
@@ -238,10 +266,11 @@ _SCORES_OP = Op(
         Tensor("q", "batch rows heads head_dim", DTYPES),
         Tensor("keys", "batch length kv_heads key_bytes", (DType.U8,)),
         Tensor("scores", "batch heads rows length", (DType.F32,)),
+        Tensor("key_scales", "kv_heads", (DType.F32,), Layout.VECTOR),
     ),
     contract=(
-        Check(Aspect.DTYPE, _SCORES_TENSORS),
-        Check(Aspect.RANK, _SCORES_TENSORS),
+        Check(Aspect.DTYPE, "q keys scores"),
+        Check(Aspect.RANK, "q keys scores"),
         Check(Aspect.SHAPE, "q"),
         _HEAD_DIM,
         one_of_words(tuple(KEY_FORMATS)),
@@ -259,6 +288,7 @@ _SCORES_OP = Op(
         _beside("keys", 4),
         Require("dense(scores) == 1", "{scores.name} of {scores.shape} has strides {scores.strides}, expected no gaps"),
         Require("seed >= 0", "seed is {seed}, expected 0 or more"),
+        *_scales("key_scales", "format_index"),
         Check(Aspect.DEVICE, _SCORES_TENSORS),
         Check(Aspect.APART, _SCORES_TENSORS),
         *_strides("key", "keys"),
@@ -272,7 +302,7 @@ _SCORES_OP = Op(
 _TABLE = (
     Require("rank(block_table) == 2", "{block_table.name} has shape {block_table.shape}, expected [sequences, pages]"),
 )
-_ATTENTION_TENSORS = "q out keys values block_table seq_lens sinks lse"
+_ATTENTION_TENSORS = "q out keys values block_table seq_lens sinks lse key_scales value_scales"
 _ATTENTION_OP = Op(
     schema=ATTENTION,
     fixed={"kind": list(Kind).index(Kind.ATTEND)},
@@ -295,6 +325,8 @@ _ATTENTION_OP = Op(
                 ),
             ),
         ),
+        Tensor("key_scales", "kv_heads", (DType.F32,), Layout.VECTOR),
+        Tensor("value_scales", "kv_heads", (DType.F32,), Layout.VECTOR),
     ),
     contract=(
         Check(Aspect.DTYPE, "q out keys values seq_lens"),
@@ -349,6 +381,8 @@ _ATTENTION_OP = Op(
             "rotated_out == 0 or value_format // 3 != 2",
             "rotated_out with {format}: sums of signs are not of the rotation's basis, so take the output rotated back",
         ),
+        *_scales("key_scales", "key_format"),
+        *_scales("value_scales", "value_format"),
         Check(Aspect.DEVICE, _ATTENTION_TENSORS),
         Check(Aspect.APART, _ATTENTION_TENSORS),
         *_Q_STRIDES,
