@@ -17,7 +17,7 @@ enum Value {
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
   kUnbiased, kSoftcap, kOfValues, kFormatIndex, kSlotCount, kPackedSlot, kPackedHead, kVectorToken, kVectorHead, kLength,
   kKeyFormat, kValueFormat, kKeyPageStride, kKeyTokenStride, kKeyHeadStride, kValuePageStride, kValueTokenStride, kValueHeadStride,
-  kRotatedOut, kSlots, kIsPlain, kRotatedKeys, kRotatedValues, kRotated,
+  kRotatedOut, kSlots, kIsPlain, kRotatedKeys, kRotatedValues, kRotated, kValueAlignment,
 };
 enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend };  // as config.Kind
 
@@ -27,7 +27,7 @@ Element* data(OpCall const& x, Role role) { return static_cast<Element*>(x.tenso
 // Whether kernels of slots take the addresses. Twin of slots_of in families/kv_cache/call.py.
 bool in_slots(OpCall const& x) {
   auto const remainder = [&](Role role, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(x.tensor(role).data) % bytes; };
-  return remainder(kKeys, 4) == 0 && remainder(kValues, 2) == 0;
+  return remainder(kKeys, 4) == 0 && remainder(kValues, x.value(kValueAlignment)) == 0;
 }
 
 // Tokens of a sequence that its page table has room for, or as many as a window shows. Twin of length_of in families/kv_cache/call.py.
@@ -137,7 +137,7 @@ Family const family{
      "causal", "unbiased", "softcap", "of_values", "format_index", "slot_count", "packed_slot", "packed_head", "vector_token", "vector_head",
      "length", "key_format", "value_format", "key_page_stride", "key_token_stride", "key_head_stride", "value_page_stride",
      "value_token_stride", "value_head_stride", "rotated_out", "slots", "is_plain", "rotated_keys",
-     "rotated_values", "rotated"},
+     "rotated_values", "rotated", "value_alignment"},
     {},
     asks,
     launch,

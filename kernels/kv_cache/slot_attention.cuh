@@ -140,6 +140,7 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
   uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + 128;
   int const key_begin = params.keys.begin + tile * params.keys.tile_stride + head * params.keys.head_stride;
   int const value_begin = params.values.begin + tile * params.values.tile_stride + head * params.values.head_stride;
+  float const scale = Shape::Values::kIsScaled ? params.scale * scale_of_head(params.args.key_scales, at.first_head + head) : params.scale;
   int slot = warp / kSlotGroupWarps, phase = 0;
   for (int stage = at.first_stage + slot; stage < at.end_stage; stage += kSlotGroups) {
     int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
@@ -147,7 +148,7 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
     if (token < at.length) {
       SlotTile const of_keys{shared, begin + key_begin, fresh(params.keys.stride)};
       SlotTile const of_values{shared, begin + value_begin, fresh(params.values.stride)};
-      float s[1][4] = {}, of_key[2] = {params.scale, params.scale};
+      float s[1][4] = {}, of_key[2] = {scale, scale};
       Keys::score(s[0], of_key, of_keys, q, key_pairs, g, t);
       if (at.length - token <= params.reach && token + kWarpTokens <= at.length - params.unseen && params.cap == 0.0f) {
         weigh_slots<true, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
@@ -206,6 +207,10 @@ __device__ __forceinline__ void store_slot_slices(SlotParams<Shape> const& param
       sum += share * state.y;
       out.x += share * own.x, out.y += share * own.y, out.z += share * own.z, out.w += share * own.w;
     }
+    if constexpr (Shape::Values::kIsScaled) {
+      float const scale = scale_of_head(params.args.value_scales, at.first_head + head);
+      out.x *= scale, out.y *= scale, out.z *= scale, out.w *= scale;
+    }
     int64_t const heads = at.batch * params.args.kv_heads + at.first_head + head;
     int64_t const to = ((heads * params.tiles + at.tile) * params.slices + at.slice) * kRows + row;
     reinterpret_cast<float4*>(params.partial.out + to * kHeadDim)[lane] = out;
@@ -226,7 +231,7 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   }
   __syncthreads();
   bool const produces = threadIdx.x / 32 >= kSlotConsumers;
-  if (!produces && Shape::kKeyBits + Shape::kValueBits > 0) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  if (!produces && Shape::kHasTable) make_table<Shape>(params.centroids, shared + Shape::kTable);
   wait_for_predecessor();
 
   if (produces) {

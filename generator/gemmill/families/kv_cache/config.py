@@ -43,6 +43,7 @@ class Slots(StrEnum):
     NC3 = "3bitnc"
     ULTRAQUANT = "ultraquant"
     PROD3 = "prod3mse2"
+    FP8 = "fp8"
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -57,6 +58,7 @@ _SIDES = {
     Slots.NC3: ("unit_centroids3", "uniform3"),
     Slots.ULTRAQUANT: ("e2m1", "e2m1"),
     Slots.PROD3: ("turboquant_prod3", "turboquant_mse2"),
+    Slots.FP8: ("e4m3", "e4m3"),
 }
 COMPILED = tuple(_SIDES)
 SLOT_HEAD_DIM = 128

@@ -209,8 +209,9 @@ def _strides(side: str, cache: str) -> tuple[Let, ...]:
 
 MOST_SLOT_ROWS = 32
 """The most flat rows that kernels of slots take. Each eight of them read the cache again."""
-_MOST_SLOT, _MOST_LONE_SLOT = 208, 256
-"""The most bytes from head to head of a slot, and from token to token where there is one head.
+_MOST_SLOT, _MOST_SLOT_MORE, _MOST_LONE_SLOT = 208, 64, 256
+"""The most bytes from head to head of a slot, how many more with values in e4m3, whose kernel has no table, and the most from
+token to token where there is one head.
 
 Stages of more bytes would not fit.
 """
@@ -219,14 +220,19 @@ Stages of more bytes would not fit.
 def _lie_in_slots(side: str) -> str:
     """The test that tokens and heads of a side follow one another, and that copies begin at multiples of 16 bytes."""
     token, head = f"{side}_token_stride", f"{side}_head_stride"
-    together = f"{head} <= {_MOST_SLOT} and {token} == kv_heads * {head} and {head} % 2 == 0"
+    most = f"{_MOST_SLOT} + {_MOST_SLOT_MORE} * (value_format // {_E4M3_PLACE})"
+    together = f"{head} <= {most} and {token} == kv_heads * {head} and {head} % 2 == 0"
     alone = f"kv_heads == 1 and {token} <= {_MOST_LONE_SLOT} and {token} % 2 == 0"
     return f"({alone} or {together}) and (pages <= 1 or {side}_page_stride % 16 == 0)"
 
 
 def _is_of(slots: Slots) -> str:
     keys, values = slots.sides
-    words = "key_token_stride % 4 == 0 and (kv_heads == 1 or key_head_stride % 4 == 0) and " if keys == "e4m3" else ""
+    words = "".join(
+        f"{side}_token_stride % 4 == 0 and (kv_heads == 1 or {side}_head_stride % 4 == 0) and "
+        for side, format in (("key", keys), ("value", values))
+        if format == "e4m3"
+    )
     return (
         f"{words}key_format == {list(KEY_FORMATS).index(keys)} and value_format == {list(VALUE_FORMATS).index(values)}"
     )
@@ -243,7 +249,7 @@ _SLOTS = (
     OneOf(
         "lie_apart",
         {
-            "slots": f"scaled == 0 and head_dim == {SLOT_HEAD_DIM} and flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
+            "slots": f"(scaled == 0 or value_format == {_E4M3_PLACE}) and head_dim == {SLOT_HEAD_DIM} and flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
             f"(is_plain == 1 or page % 16 == 0 and page > 0) and {_lie_in_slots('key')} and {_lie_in_slots('value')}",
             "apart": _ALWAYS,
         },
@@ -255,6 +261,7 @@ _SLOTS = (
         "{format} is none",
     ),
     Let("slots", f"({len(COMPILED)} - places_from_last) * (1 - lie_apart)"),
+    Let("value_alignment", f"2 + 2 * (value_format // {_E4M3_PLACE})"),
 )
 """Steps that name the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
 _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))

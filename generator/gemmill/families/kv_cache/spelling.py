@@ -77,6 +77,8 @@ def _key_reader(format: VectorFormat) -> str:
 
 def _value_reader(format: VectorFormat) -> str:
     match format.method:
+        case Method.E4M3:
+            return "E4m3Values"
         case Method.E2M1:
             return "E2m1Values"
         case Method.UNIFORM:

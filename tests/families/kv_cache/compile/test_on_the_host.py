@@ -72,6 +72,7 @@ SLOTS = (
     "attend_bf16_d128_k3v4nc",
     "attend_bf16_d128_ultraquant",
     "attend_bf16_d128_prod3mse2",
+    "attend_bf16_d128_fp8",
 )
 NAMES = (
     *HADAMARDS.values(),
@@ -330,14 +331,15 @@ def test_a_tiny_scale_loses_nothing(kernels: ctypes.CDLL) -> None:
     assert bool((after["out"].float() * 2.0**40 - 1).abs().max() < 2.0**-7)
 
 
-def test_nan_of_e4m3_shows_where_it_is_seen_and_nowhere_else(kernels: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("name", [PACKED["attend"][0], SLOTS[-1]])
+def test_nan_of_e4m3_shows_where_it_is_seen_and_nowhere_else(kernels: ctypes.CDLL, name: str) -> None:
     """A value with a NaN element at the first token, of two rows of which one's window ends behind it; and behind the length."""
     common = {"lengths": (9,), "rows": 2, "heads": 2, "kv_heads": 2, "page": 16, "window": 8}
     case = AttendCase(format="k_e4m3_v_e4m3", **common, **_of_name(PACKED["attend"][0]))
     given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
     page = int(given["block_table"][0, 0])
     given["values"][page, (0, 9), 0, 77] = 0xFF
-    before, after = launched(kernels, PACKED["attend"][0], given)
+    before, after = launched(kernels, name, given)
     assert bool(after["out"][0, 0, 0].isnan().all()) and not bool(after["out"][0, 1].isnan().any())
     assert not bool(after["out"][0, 0, 1].isnan().any())
     assert not report(parts(case.schema.name, before, after))
@@ -361,6 +363,7 @@ def test_attends_over_slots(kernels: ctypes.CDLL, name: str) -> None:
         told = dict(sizes)
         if "prod" in name:
             told.pop("stays_rotated", None)
+        told["has_scales"] = config.operands.slots is Slots.FP8 and i % 3 < 2
         case = AttendCase(format=cache_format_of(config.operands.slots), dtype=config.operands.dtype, **told)
         assert_right(kernels, name, case, sm_count=3 if i % 2 else 40)
 

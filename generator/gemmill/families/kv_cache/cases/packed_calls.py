@@ -311,8 +311,9 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
             yield ScoresCase(length=130, kv_heads=2, heads=6, format="e4m3", has_scales=True, **common)
             yield ScoresCase(length=0, **common)
         case _ if x.slots is not Slots.ANY:
-            for options in _in_slots():
-                yield AttendCase(format=cache_format_of(x.slots), **(common | options))
+            for i, options in enumerate(_in_slots()):
+                has_scales = x.slots is Slots.FP8 and i % 3 < 2
+                yield AttendCase(format=cache_format_of(x.slots), has_scales=has_scales, **(common | options))
             if is_common(config):
                 yield AttendCase(format=cache_format_of(x.slots), **common, **MANY)
         case _:
@@ -325,7 +326,7 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
             for options in _attended():
                 yield AttendCase(**(common | options))
             for options in islice(_attended(), 1, 6):
-                yield AttendCase(format="k_e4m3_v_e4m3", has_scales=True, **(common | options))
+                yield AttendCase(format=cache_format_of(Slots.FP8), has_scales=True, gap=1, **(common | options))
             if is_common(config):
                 yield AttendCase(**common, **MANY)
 
