@@ -34,6 +34,8 @@ from harness.written import write_json
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGES = sorted((RESULTS.parents[1] / "docs").glob("**/*.md"))
 FORMATS = (
+    "fp8",
+    "fp8_scaled",
     "turboquant_k8v4",
     "turboquant_4bit_nc",
     "turboquant_k3v4_nc",
@@ -53,6 +55,7 @@ LARGE, LARGE_SIZE = 4, 8.0
 """Channels of the needle test's keys with an offset, and its size."""
 WEIGHT = 0.5
 """A needle's exact weight."""
+LARGEST_E4M3 = 448.0
 ZIPF = 1.1
 """The exponent by which the likelihood of random tokens falls with their rank."""
 
@@ -65,20 +68,27 @@ class Format:
     keys: str
     values: str
     seed: int = 7
+    is_scaled: bool = False
+    """Whether e4m3 has a scale for each head, by which the largest element of the context is the largest code."""
 
     def restored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [tokens, heads, d] (bf16) as a cache of the format hands them back."""
         return self._keys(keys), self._values(values)
 
     def _keys(self, x: Tensor) -> Tensor:
-        packed = self._memory(x, KEY_FORMATS[self.keys].size(x.shape[-1]))
-        gemmill.kv_compress_keys(packed, x.bfloat16(), format=self.keys, seed=self.seed)
-        return gemmill.kv_decompress_keys(packed, x.shape[-1], format=self.keys, seed=self.seed).to(x.dtype)
+        packed, scales = self._memory(x, KEY_FORMATS[self.keys].size(x.shape[-1])), self._scales(x)
+        told = {"format": self.keys, "seed": self.seed, "scales": scales}
+        gemmill.kv_compress_keys(packed, x.bfloat16(), **told)
+        return gemmill.kv_decompress_keys(packed, x.shape[-1], **told).to(x.dtype)
 
     def _values(self, x: Tensor) -> Tensor:
-        packed = self._memory(x, VALUE_FORMATS[self.values].size(x.shape[-1]))
-        gemmill.kv_compress_values(packed, x.bfloat16(), format=self.values, seed=self.seed)
-        return gemmill.kv_decompress_values(packed, x.shape[-1], format=self.values, seed=self.seed).to(x.dtype)
+        packed, scales = self._memory(x, VALUE_FORMATS[self.values].size(x.shape[-1])), self._scales(x)
+        told = {"format": self.values, "seed": self.seed, "scales": scales}
+        gemmill.kv_compress_values(packed, x.bfloat16(), **told)
+        return gemmill.kv_decompress_values(packed, x.shape[-1], **told).to(x.dtype)
+
+    def _scales(self, x: Tensor) -> Tensor | None:
+        return x.float().abs().amax((0, 2)).clamp(min=2.0**-20) / LARGEST_E4M3 if self.is_scaled else None
 
     @staticmethod
     def _memory(x: Tensor, size: int) -> Tensor:
@@ -91,15 +101,17 @@ class Format:
 
 
 def format_of(name: str) -> Format:
-    """A format by its name, or by the name of vLLM's preset. Raises ValueError for another."""
-    told = name if name.startswith("k_") else preset_format(name)
+    """A format by its name, or by the name of vLLM's preset; with `_scaled` behind it each head has a scale. Raises
+    ValueError for another."""
+    own = name.removesuffix("_scaled")
+    told = own if own.startswith("k_") else preset_format(own)
     keys, found, values = told.removeprefix("k_").partition("_v_")
     if not found or keys not in KEY_FORMATS or values not in VALUE_FORMATS:
         raise ValueError(
             f"Format {name} was asked for; formats are k_K_v_V of a K of {', '.join(KEY_FORMATS)} and a V of "
             f"{', '.join(VALUE_FORMATS)}, and vLLM's presets: choose one of these."
         )
-    return Format(name=name, keys=keys, values=values)
+    return Format(name=name, keys=keys, values=values, is_scaled=own != name)
 
 
 def in_bf16(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -173,7 +173,7 @@ def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
         schema = BY_NAME[case.schema.name]
         judged = checks.check(schema, operands.of_arguments(schema, case.arguments("meta")))
         served.add(config_of(judged, Arch.SM90A))
-    assert served == {config.compiled for config in configs} and len(served) == 172
+    assert served == {config.compiled for config in configs} and len(served) == 174
 
 
 def _slots(case: AttendCase, device: str = "meta", **changed: Tensor) -> Slots:
