@@ -1,6 +1,7 @@
 """The program that measures the price of cache formats, at a small size; the page's figures are those of its results."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,16 @@ def test_the_program_writes_a_record(tmp_path: Path, capsys) -> None:
     assert [row["format"] for row in record["rows"]] == ["bf16", "turboquant_4bit_nc"]
     assert record["rows"][1]["bits"] == 4.1875 and record["rows"][1]["kl"] > 0
     assert "| turboquant_4bit_nc | 4.188 |" in capsys.readouterr().out
+
+
+def test_the_page_has_the_figures_of_the_results() -> None:
+    page = (ROOT / "docs" / "kv_cache.md").read_text()
+    named = re.findall(r"\(\.\./(benchmarks/results/cache-quality-[\w-]+\.json)\)", page)
+    assert named
+    for path in named:
+        results = json.loads((ROOT / path).read_text())
+        assert f"{results['date'][:10]}, {results['commit'][:10]}: format |" in page, path
+        for row in results["rows"]:
+            figures = " | ".join(f"{row[name]:.3g}" for name in ("same", "found", "kept", "error"))
+            told = f"| {row['bits']:.4g} | {row['kl']:.3g} +- {row['kl_error']:.2g} | {figures} |"
+            assert f"| {row['format']} {told}" in page, (path, row["format"])
