@@ -166,7 +166,7 @@ def test_bad_input_is_one_sentence(case: MadeCall, change: dict[str, Any], text:
 
 def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
     configs = list(default(Arch.SM90A))
-    assert len({to_name(config) for config in configs}) == len(configs) == 564
+    assert len({to_name(config) for config in configs}) == len(configs) == 580
     assert all(parse_name(to_name(config)) == config for config in configs)
     served = set()
     for case in _cases():
