@@ -116,6 +116,7 @@ struct gemmill_kv_scores_args {
   int64_t seed;
   int64_t key_format;
   float const* key_scales;      // as above
+  int64_t reserved;             // 0: `gemmill export` knows a struct by its size, and gemmill_kv_compress_args has that without it
 };
 
 }  // extern "C"

@@ -170,7 +170,7 @@ def _scores(
     scores: Tensor, q: Tensor, keys: Tensor, format: str, seed: int, key_scales: Tensor | None
 ) -> ctypes.Structure:
     sizes = {"kv_heads": keys.shape[2], "length": keys.shape[1], "key_format": list(KEY_FORMATS).index(format)}
-    sizes["key_scales"] = key_scales
+    sizes |= {"key_scales": key_scales, "reserved": 0}
     return _filled(_Scores, scores=scores, keys=keys, seed=seed, **sizes, **_strides("key", keys), **_of_queries(q))
 
 
