@@ -66,7 +66,7 @@ class RandomDecoder:
         width, keys = sizes.width, sizes.kv_heads * sizes.head_dim
 
         def weight(rows: int, columns: int, gain: float = 1.0) -> Tensor:
-            return self._put(gain * trained_like(rows, columns, generator))
+            return self._put(gain * trained_like(rows, columns, generator, device))
 
         depth = (2 * sizes.layers) ** -0.5
         self.embedding = self._put(torch.randn(sizes.vocabulary, width, generator=generator))
@@ -124,12 +124,12 @@ class RandomDecoder:
         return x
 
 
-def trained_like(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+def trained_like(rows: int, columns: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """A random weight f32 [rows, columns] whose singular values fall as a power of their rank; its products of vectors of
     independent elements of variance 1 have variance 1."""
     rank = min(rows, columns)
-    left, right = (torch.linalg.qr(torch.randn(n, rank, generator=generator))[0] for n in (rows, columns))
-    sizes = (torch.arange(rank, device="cpu") + _RANK_OFFSET * rank) ** -_DECAY
+    left, right = (torch.linalg.qr(torch.randn(n, rank, generator=generator).to(device))[0] for n in (rows, columns))
+    sizes = (torch.arange(rank, device=device) + _RANK_OFFSET * rank) ** -_DECAY
     return left * (sizes * (rows / sizes.square().sum()) ** 0.5) @ right.T
 
 

@@ -61,7 +61,7 @@ def test_a_checkpoint_goes_on_behind_a_cache(checkpoint: Checkpoint) -> None:
 
 
 def test_random_weights_have_a_falling_spectrum() -> None:
-    weight = trained_like(64, 256, torch.Generator().manual_seed(0))
+    weight = trained_like(64, 256, torch.Generator().manual_seed(0), CPU)
     assert float(weight.square().sum()) == pytest.approx(64, rel=1e-4), "products with unit variance keep it"
     sizes = torch.linalg.svdvals(weight)
     assert float(sizes[0] / sizes[-1]) == pytest.approx((65 / 2) ** 0.5, rel=1e-3)
