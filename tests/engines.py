@@ -75,6 +75,57 @@ def _triton_experts() -> dict[str, dict[str, Any]]:
     return {module: {"Fp8MoeBackend": backends, name: lambda backend: list(classes[backend])}}
 
 
+def _turboquant() -> dict[str, type]:
+    """vLLM's backend of TurboQuant caches: it tells decodes from prefills as vLLM does, and computes nothing."""
+    backend = _stand_in("TurboQuantAttentionBackend", object)
+    impl = _stand_in("TurboQuantAttentionImpl", object)
+    impl._store_kv = impl._decode_attention = impl._prefill_attention = lambda self, *given: "vLLM's"
+
+    def forward(
+        self: Any, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any, *more: Any
+    ) -> Any:
+        decodes, tokens = attn_metadata.num_decodes, attn_metadata.num_decode_tokens
+        if not attn_metadata.is_prefill:
+            return [self._decode_attention(query, kv_cache, attn_metadata, None, None, None, layer)]
+        of_decodes = SimpleNamespace(
+            seq_lens=attn_metadata.seq_lens[:decodes], block_table=attn_metadata.block_table[:decodes], max_query_len=1
+        )
+        own = [self._decode_attention(query[:tokens], kv_cache, of_decodes, None, None, None, layer)] if decodes else []
+        return [
+            *own,
+            self._prefill_attention(query[tokens:], key, value, kv_cache, attn_metadata, None, None, None, layer),
+        ]
+
+    impl.forward = forward
+
+    class AttentionMetadataBuilder:
+        def _init_reorder_batch_threshold(
+            self,
+            reorder_batch_threshold: int = 1,
+            supports_spec_as_decode: bool = False,
+            supports_dcp_with_varlen: bool = False,
+        ) -> None:
+            drafts = self.vllm_config.num_speculative_tokens if supports_spec_as_decode else 0
+            self.reorder_batch_threshold = max(reorder_batch_threshold, 1 + drafts)
+
+    builder = _stand_in("TurboQuantMetadataBuilder", AttentionMetadataBuilder)
+
+    def made(self: Any, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
+        self.vllm_config = vllm_config
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)
+
+    def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        cam = common_attn_metadata
+        counts = cam.query_start_loc_cpu.diff().tolist()
+        decodes = next((i for i, n in enumerate(counts) if n > self.reorder_batch_threshold), len(counts))
+        tokens = int(cam.query_start_loc_cpu[decodes]) if decodes < len(counts) else cam.num_actual_tokens
+        named = {"num_decodes": decodes, "num_decode_tokens": tokens, "is_prefill": cam.max_query_len > 1}
+        return SimpleNamespace(seq_lens=cam.seq_lens, block_table=cam.block_table_tensor, **named)
+
+    builder.__init__, builder.build = made, build
+    return {of.__name__: of for of in (backend, impl, builder)}
+
+
 def _linear_kernels() -> dict[str, Any]:
     """vLLM's classes of linear kernels that gemmill's derive from, by name."""
     scaled = _stand_in("ScaledMMLinearKernel", _Base)
@@ -113,9 +164,6 @@ def _linear_kernels() -> dict[str, Any]:
 
 def _attention() -> dict[str, dict[str, Any]]:
     """vLLM's registry of attention backends, and the one over TurboQuant caches."""
-    backend = _stand_in("TurboQuantAttentionBackend", object)
-    impl = _stand_in("TurboQuantAttentionImpl", object)
-    impl._store_kv = impl._decode_attention = lambda self, *given: "vLLM's"
     overridden: dict[Any, str] = {}
     members = {
         "is_overridden": lambda self: self in overridden,
@@ -130,10 +178,7 @@ def _attention() -> dict[str, dict[str, Any]]:
             "AttentionBackendEnum": Enum("AttentionBackendEnum", {"TURBOQUANT": "vLLM's"}, type=backends),
             "register_backend": lambda backend, class_path=None: overridden.update({backend: class_path}),
         },
-        "vllm.v1.attention.backends.turboquant_attn": {
-            "TurboQuantAttentionBackend": backend,
-            "TurboQuantAttentionImpl": impl,
-        },
+        "vllm.v1.attention.backends.turboquant_attn": _turboquant(),
     }
 
 

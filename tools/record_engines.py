@@ -85,7 +85,13 @@ WANTED = {
         f"{_FUSED_MOE}.config": ["FusedMoEConfig", "FusedMoEParallelConfig"],
         f"{_FUSED_MOE}.activation": ["MoEActivation"],
         "vllm.v1.attention.backends.registry": ["register_backend", "AttentionBackendEnum"],
-        "vllm.v1.attention.backends.turboquant_attn": ["TurboQuantAttentionBackend", "TurboQuantAttentionImpl"],
+        "vllm.v1.attention.backend": ["AttentionMetadataBuilder", "CommonAttentionMetadata"],
+        "vllm.v1.attention.backends.turboquant_attn": [
+            "TurboQuantAttentionBackend",
+            "TurboQuantAttentionImpl",
+            "TurboQuantMetadata",
+            "TurboQuantMetadataBuilder",
+        ],
     },
     "sglang": {
         "sglang.srt.plugins": ["GENERAL_PLUGINS_GROUP", "load_plugins"],

@@ -75,6 +75,7 @@ struct gemmill_kv_vectors_args {
   int64_t seed;                 // of rotation and projection; below 0, of what is packed: vectors come rotated
   int64_t format;               // its place among those of keys, or of values
   int64_t of_values;
+  float const* scales;          // [heads], of e4m3; null for ones
 };
 
 // Attention of the last tokens of each sequence over packed vectors of any format.
@@ -100,6 +101,8 @@ struct gemmill_kv_packed_attention_args {
   int64_t half_waves, slices;
   float scale;
   float softcap;
+  float const* key_scales;      // [kv_heads], of e4m3; null for ones
+  float const* value_scales;
 };
 
 // Inner products of queries and packed keys.
@@ -112,6 +115,8 @@ struct gemmill_kv_scores_args {
   int64_t q_batch_stride, q_row_stride, q_head_stride;
   int64_t seed;
   int64_t key_format;
+  float const* key_scales;      // as above
+  int64_t reserved;             // 0: `gemmill export` knows a struct by its size, and gemmill_kv_compress_args has that without it
 };
 
 }  // extern "C"

@@ -10,13 +10,14 @@ namespace {
 
 enum Role {
   kOut, kX, kCache, kKeys, kValues, kSlotMapping, kQ, kBlockTable, kSeqLens, kSinks, kLse, kVectors, kPacked, kScores,
+  kScales, kKeyScales, kValueScales,
 };
 enum Value {
   kKind, kWorks, kRows, kOutStride, kXStride, kScale, kTokens, kKvHeads, kPages, kPage, kKeyToken, kKeyHead, kValueToken,
   kValueHead, kSeed, kBatch, kHeads, kPageStride, kQBatch, kQRow, kQHead, kTablePages, kTableStride, kWindow, kCausal,
   kUnbiased, kSoftcap, kOfValues, kFormatIndex, kSlotCount, kPackedSlot, kPackedHead, kVectorToken, kVectorHead, kLength,
   kKeyFormat, kValueFormat, kKeyPageStride, kKeyTokenStride, kKeyHeadStride, kValuePageStride, kValueTokenStride, kValueHeadStride,
-  kRotatedOut, kSlots, kIsPlain, kRotatedKeys, kRotatedValues, kRotated,
+  kRotatedOut, kSlots, kIsPlain, kRotatedKeys, kRotatedValues, kRotated, kValueAlignment,
 };
 enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend };  // as config.Kind
 
@@ -26,7 +27,7 @@ Element* data(OpCall const& x, Role role) { return static_cast<Element*>(x.tenso
 // Whether kernels of slots take the addresses. Twin of slots_of in families/kv_cache/call.py.
 bool in_slots(OpCall const& x) {
   auto const remainder = [&](Role role, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(x.tensor(role).data) % bytes; };
-  return remainder(kKeys, 4) == 0 && remainder(kValues, 2) == 0;
+  return remainder(kKeys, 4) == 0 && remainder(kValues, x.value(kValueAlignment)) == 0;
 }
 
 // Tokens of a sequence that its page table has room for, or as many as a window shows. Twin of length_of in families/kv_cache/call.py.
@@ -84,7 +85,7 @@ void launch_vectors(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_vectors_args const args{
       data<uint8_t>(x, kPacked), x.tensor(kVectors).data, data<int64_t>(x, kSlotMapping), x.value(kTokens), x.value(kHeads),
       x.value(kSlotCount), x.value(kPackedSlot), x.value(kPackedHead), x.value(kVectorToken), x.value(kVectorHead),
-      x.value(kRotated) != 0 ? -1 : x.value(kSeed), x.value(kFormatIndex), x.value(kOfValues)};
+      x.value(kRotated) != 0 ? -1 : x.value(kSeed), x.value(kFormatIndex), x.value(kOfValues), data<float>(x, kScales)};
   chosen.launch(&args);
 }
 
@@ -92,7 +93,7 @@ void launch_scores(OpCall const& x, Chosen const& chosen) {
   gemmill_kv_scores_args const args{
       data<float>(x, kScores), x.tensor(kQ).data, data<uint8_t>(x, kKeys), x.value(kBatch), x.value(kRows), x.value(kHeads),
       x.value(kKvHeads), x.value(kLength), x.value(kKeyPageStride), x.value(kKeyTokenStride), x.value(kKeyHeadStride),
-      x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kSeed), x.value(kKeyFormat)};
+      x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kSeed), x.value(kKeyFormat), data<float>(x, kKeyScales)};
   chosen.launch(&args);
 }
 
@@ -110,7 +111,7 @@ void launch_attend(OpCall const& x, Chosen const& chosen) {
       x.value(kKeyHeadStride), x.value(kValuePageStride), x.value(kValueTokenStride), x.value(kValueHeadStride), x.value(kOutStride),
       x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride), x.value(kWindow),
       x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), x.value(kKeyFormat), x.value(kValueFormat), facts_of(chosen.row).half_waves, facts_of(chosen.row).slices, static_cast<float>(x.real(kScale)),
-      static_cast<float>(x.real(kSoftcap))};
+      static_cast<float>(x.real(kSoftcap)), data<float>(x, kKeyScales), data<float>(x, kValueScales)};
   chosen.launch(&args);
 }
 
@@ -130,13 +131,13 @@ void launch(OpCall const& x, Chosen const& chosen) {
 Family const family{
     "kv_cache",
     {"out", "x", "cache", "keys", "values", "slot_mapping", "q", "block_table", "seq_lens", "sinks", "lse",
-     "vectors", "packed", "scores"},
+     "vectors", "packed", "scores", "scales", "key_scales", "value_scales"},
     {"kind", "works", "rows", "out_stride", "x_stride", "scale", "tokens", "kv_heads", "pages", "page", "key_token", "key_head",
      "value_token", "value_head", "seed", "batch", "heads", "page_stride", "q_batch", "q_row", "q_head", "table_pages", "table_stride", "window",
      "causal", "unbiased", "softcap", "of_values", "format_index", "slot_count", "packed_slot", "packed_head", "vector_token", "vector_head",
      "length", "key_format", "value_format", "key_page_stride", "key_token_stride", "key_head_stride", "value_page_stride",
      "value_token_stride", "value_head_stride", "rotated_out", "slots", "is_plain", "rotated_keys",
-     "rotated_values", "rotated"},
+     "rotated_values", "rotated", "value_alignment"},
     {},
     asks,
     launch,

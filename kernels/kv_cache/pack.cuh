@@ -213,8 +213,9 @@ __global__ void __launch_bounds__(kPackThreads, kPackBlocks<kHeadDim>)
     } else if (params.coding.method == kE2m1) {
       pack_e2m1<kHeadDim>(params, to, codes, x);
     } else {
+      float const scale = scale_of_head(args.scales, head);
 #pragma unroll
-      for (int k = 0; k < kOwn; ++k) to[32 * k + lane] = static_cast<uint8_t>(to_e4m3(x[k]));
+      for (int k = 0; k < kOwn; ++k) to[32 * k + lane] = static_cast<uint8_t>(to_e4m3(x[k] / scale));
     }
   }
 }

@@ -176,6 +176,7 @@ __device__ __forceinline__ void attend_tiles(PackedAttentionParams<Shape::kHeadD
     last_seen[i] = args.causal != 0 ? min(own, at.length - 1) : at.length - 1;
   }
   bool const has_wide_values = params.values.method == kUniform || params.values.method == kE2m1;
+  float const scale = params.scale * scale_of_head(args.key_scales, at.kv_head);
 
   for (int stage = at.first_stage; stage < at.end_stage; ++stage) {
     int const first = stage * Shape::kTokens;
@@ -188,7 +189,7 @@ __device__ __forceinline__ void attend_tiles(PackedAttentionParams<Shape::kHeadD
 #pragma unroll
     for (int n = 0; n < Shape::kWarpTokens / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] *= key_factors[8 * n + i % 2] * params.scale;
+      for (int i = 0; i < 4; ++i) s[n][i] *= key_factors[8 * n + i % 2] * scale;
     }
     if (params.keys.has_signs()) {
       __syncthreads();
@@ -199,7 +200,7 @@ __device__ __forceinline__ void attend_tiles(PackedAttentionParams<Shape::kHeadD
         float of_signs[2][4] = {};
         multiply_pair<Shape>(of_signs[0], of_signs[1], queries + Shape::kRows * Shape::kStride, own_keys + 8 * n * Shape::kStride);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s[n + i / 4][i % 4] += of_signs[i / 4][i % 4] * (key_factors[8 * (n + i / 4) + i % 2] * params.scale);
+        for (int i = 0; i < 8; ++i) s[n + i / 4][i % 4] += of_signs[i / 4][i % 4] * (key_factors[8 * (n + i / 4) + i % 2] * scale);
       }
     }
     int const begin = first + first_token;
@@ -218,6 +219,7 @@ __device__ __forceinline__ void attend_tiles(PackedAttentionParams<Shape::kHeadD
     add_values<Shape>(running, s, own_values, memory.value_factors + first_token, used);
     __syncthreads();  // the tiles are free
   }
+  running.unit *= scale_of_head(args.value_scales, at.kv_head);
 }
 
 // The warps' sums and states to shared memory: [warps of tokens][rows][kSumStride] and [warps of tokens][rows].

@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kHeadDim > 128 ? 1 : 2)
   PackedPages const pages{nullptr, batch, length, 0};
 
   int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own = threadIdx.x / 32 * Shape::kWarpTokens;
+  float const scale = scale_of_head(args.key_scales, kv_head);
   float sum[Shape::kWarpTokens / 8][4] = {};
   for (int part = 0; part < (params.keys.has_signs() ? 2 : 1); ++part) {
     __syncthreads();  // the tables are full, or the tile is free
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kHeadDim > 128 ? 1 : 2)
 #pragma unroll
     for (int n = 0; n < Shape::kWarpTokens / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[n][i] += s[n][i] * factors[own + 8 * n + 2 * t + i % 2];
+      for (int i = 0; i < 4; ++i) sum[n][i] += s[n][i] * (factors[own + 8 * n + 2 * t + i % 2] * scale);
     }
   }
 #pragma unroll

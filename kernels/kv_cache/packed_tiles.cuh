@@ -99,14 +99,18 @@ struct Scaling {
   }
 };
 
-// Eight elements from their codes, two in a word.
+// Eight elements from their codes, two in a word. NaN of e4m3 is 0, and NaN in `square`: rows that do not see the token have a weight
+// of 0, which is multiplied all the same.
 __device__ __forceinline__ uint4 eight_elements(VectorCoding const& coding, Scaling const& scaling, CodeTables const& tables,
                                                 uint8_t const* vector, int unit, float& square) {
   uint16_t halves[8];
   uint8_t const* const codes = vector + unit * coding.bits;
   if (coding.method == kE4m3) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) halves[i] = half_of_e4m3(codes[i]);
+    for (int i = 0; i < 8; ++i) {
+      bool const is_nan = is_nan_of_e4m3(codes[i]);
+      halves[i] = is_nan ? 0 : half_of_e4m3(codes[i]), square += is_nan ? NAN : 0.0f;
+    }
   } else {
     uint32_t word = codes[0];
     for (int i = 1; i < coding.bits; ++i) word |= static_cast<uint32_t>(codes[i]) << 8 * i;
@@ -166,10 +170,10 @@ __device__ __forceinline__ void decode_tile(VectorCoding const& coding, CodeTabl
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) to[i] = make_uint4(0, 0, 0, 0);
     }
-    if (coding.method == kUnitCentroids) {
+    if (coding.method == kUnitCentroids || coding.method == kE4m3) {
       square += __shfl_xor_sync(0xFFFFFFFFu, square, 1);
       square += __shfl_xor_sync(0xFFFFFFFFu, square, 2);
-      if (exists) factor /= sqrtf(square + kUnitSquareFloor);
+      if (exists) factor = coding.method == kE4m3 ? factor + square : factor / sqrtf(square + kUnitSquareFloor);
     }
     if (quarter == 0) factors[token] = factor;
   }

@@ -145,6 +145,7 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
     return side.begin + span.misaligned(head_group) + tile * side.tile_stride + head * side.head_stride;
   };
   int const key_begin = begin_of(params.keys, params.spans[0]), value_begin = begin_of(params.values, params.spans[1]);
+  float const scale = Shape::Values::kIsScaled ? params.scale * scale_of_head(params.args.key_scales, at.first_head + head) : params.scale;
   int slot = warp / kSlotGroupWarps, phase = 0;
   for (int stage = at.first_stage + slot; stage < at.end_stage; stage += kSlotGroups) {
     int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
@@ -152,7 +153,7 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
     if (token < at.length) {
       SlotTile const of_keys{shared, begin + key_begin, fresh(params.keys.stride), shares.share};
       SlotTile const of_values{shared, begin + value_begin, fresh(params.values.stride), shares.share};
-      float s[1][4] = {}, square[2] = {}, of_key[2] = {params.scale, params.scale};
+      float s[1][4] = {}, square[2] = {}, of_key[2] = {scale, scale};
       Keys::score(s[0], square, of_keys, q, key_pairs, g, t);
       shares.template add<Keys::kHasSquares>(s[0], square, lane);
       Keys::factor(of_key, square, of_keys, g);
@@ -219,6 +220,11 @@ __device__ __forceinline__ void store_slot_slices(SlotParams<Shape> const& param
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) out[j] += share * own[j];
     }
+    if constexpr (Shape::Values::kIsScaled) {
+      float const scale = scale_of_head(params.args.value_scales, at.first_head + head);
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) out[j] *= scale;
+    }
     int64_t const heads = at.batch * params.args.kv_heads + at.first_head + head;
     int64_t const to = ((heads * params.tiles + at.tile) * params.slices + at.slice) * kRows + row;
     Own stored;
@@ -241,7 +247,7 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   }
   __syncthreads();
   bool const produces = threadIdx.x / 32 >= kSlotConsumers;
-  if (!produces && Shape::kKeyBits + Shape::kValueBits > 0) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  if (!produces && Shape::kHasTable) make_table<Shape>(params.centroids, shared + Shape::kTable);
   wait_for_predecessor();
 
   if (produces) {

@@ -192,6 +192,7 @@ struct E2m1Keys {
 // What readers of values have in common: lane g's elements, and where its four tokens lie, those of operand B's places.
 template <int kHeadDim, int kBits>
 struct LaneValues {
+  static constexpr bool kIsScaled = false;
   static constexpr int kDim = kHeadDim, kShare = kSlotShare<kHeadDim>, kSteps = kSlotSteps<kHeadDim>, kShareBytes = kShare * kBits / 8;
   using Codes = LaneCodes<kBits, 8, kShare>;
   // Of a step's sums: of its row g, and then of row g + 8.
@@ -330,6 +331,64 @@ struct E2m1Values : LaneValues<kHeadDim, 4> {
       p[i][0] = packed[0][0], p[i][1] = packed[0][1];
     }
     this->add_centroids(running, p, tile, table, g, t);
+  }
+};
+
+// Of four e4m3 the bytes that are NaN, by their highest bit.
+__device__ __forceinline__ uint32_t nan_of_four_e4m3(uint32_t word) { return (word & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u; }
+
+// e4m3, whose scale of a head is for the sums. A NaN goes into its token's weights, and is 0 among the elements: rows that do not see
+// the token multiply it by 0.
+template <int kHeadDim>
+struct E4m3Values {
+  static_assert(kHeadDim == 128, "A warp has all of a vector.");
+  static constexpr int kDim = kHeadDim, kTableBits = 0, kBytes = kHeadDim, kWords = kHeadDim / 8 / 4;  // of a lane
+  static constexpr bool kHasZeros = false, kIsRotated = false, kIsScaled = true;
+
+  static __device__ __forceinline__ int element(int g, int step) { return 4 * (step / 2 * 8 + g) + step % 2 * 2; }
+  __device__ __forceinline__ float factor(int) const { return 1.0f; }
+
+  template <bool kPlain, class Shape>
+  __device__ __forceinline__ void add(Running<Shape>& running, float const (&weight)[1][4], Seen<Shape> const& seen, int token,
+                                      SlotTile const& tile, uint32_t, int g, int t) {
+    auto const word_at = [&](int row, int lane) { return *reinterpret_cast<uint32_t const*>(tile.shared + row + 4 * lane); };
+    uint32_t words[4][kWords], nan = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int u = 0; u < kWords; ++u) {
+        words[i][u] = word_at(LaneValues<kHeadDim, 4>::row_of_place(tile, t, i), 8 * u + g);
+        nan |= nan_of_four_e4m3(words[i][u]);
+      }
+    }
+    float of_value[2] = {1.0f, 1.0f};
+    if (__any_sync(0xFFFFFFFFu, nan != 0)) {
+#pragma unroll
+      for (auto& of_token : words) {
+#pragma unroll
+        for (uint32_t& word : of_token) word &= ~(nan_of_four_e4m3(word) / 128 * 255);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t own = 0;
+        for (int u = 0; u < kHeadDim / 16; ++u) own |= nan_of_four_e4m3(word_at(tile.row(token_of(g) + 8 * half), 4 * u + t));
+        own |= __shfl_xor_sync(0xFFFFFFFFu, own, 1);
+        own |= __shfl_xor_sync(0xFFFFFFFFu, own, 2);
+        if (own != 0) of_value[half] = NAN;
+      }
+    }
+    uint32_t p[1][2];
+    pack_weights<kPlain>(p, weight, of_value, seen, token, g);
+#pragma unroll
+    for (int step = 0; step < kSlotSteps<kHeadDim>; ++step) {
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const byte = step % 2 * 2 + i % 2;
+        a[i] = two_of_e4m3(__byte_perm(words[i / 2 * 2][step / 2], words[i / 2 * 2 + 1][step / 2], byte | (4 + byte) << 4) & 0xFFFF);
+      }
+      mma_16x8x16<__half>(running.out[0][step], a, p[0][0], p[0][1]);
+    }
   }
 };
 

@@ -49,13 +49,14 @@ struct SlotShape {
   static constexpr bool kIsStepped = false;
   // Of 96 registers that a thread begins with; they move from four warps to others.
   static constexpr int kConsumerRegisters = Keys::kParts == 1 ? 104 : 112, kProducerRegisters = Keys::kParts == 1 ? 56 : 32;
-  // Shared memory: barriers, stages, the table where 64 KiB begin, queries, parts of scores, more stages.
-  static constexpr int kFirstStages = 2 * kMostSlotStages * 8, kTable = kTableBytes - kReserved;
-  static constexpr int kQueries = kTable + kTableBytes, kQueryBytes = kMostHeads * kRows * Keys::kParts * kHeadDim * 2;
+  // Shared memory: barriers, stages, the table where 64 KiB begin, queries, parts of scores, more stages. Without a table all stages come last.
+  static constexpr bool kHasTable = kKeyBits + kValueBits > 0;
+  static constexpr int kFirstStages = 2 * kMostSlotStages * 8, kTable = kHasTable ? kTableBytes - kReserved : kFirstStages;
+  static constexpr int kQueries = kTable + (kHasTable ? kTableBytes : 0), kQueryBytes = kMostHeads * kRows * Keys::kParts * kHeadDim * 2;
   static constexpr int kScoreParts = kQueries + kQueryBytes;
   static constexpr int kMoreStages = kScoreParts + Shares<kShares>::bytes(kConsumerWarps), kEnd = kMostShared / 128 * 128;
   static constexpr int kSumStride = kShareDim + 4;
-  static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kMoreStages, "Sums reuse it.");
+  static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kEnd, "Sums reuse it.");
 };
 
 template <class OfShape>

@@ -9,7 +9,7 @@ namespace gemmill::kv_cache {
 // Element 32 k + l of a packed vector as it is stored, without its rotation or its signs.
 template <int kHeadDim>
 __device__ __forceinline__ void stored_of_warp(float (&y)[kHeadDim / 32], VectorCoding const& coding, float const* centroids,
-                                               uint8_t const* from) {
+                                               uint8_t const* from, float of_head) {
   constexpr int kOwn = kHeadDim / 32;
   int const lane = threadIdx.x % 32;
   float factor = 1.0f, zero = 0.0f, square = 0.0f;
@@ -21,7 +21,7 @@ __device__ __forceinline__ void stored_of_warp(float (&y)[kHeadDim / 32], Vector
     switch (coding.method) {
       case kUniform: y[k] = static_cast<float>(code) * factor + zero; break;
       case kE2m1: y[k] = of_e2m1(code) * of_ue8m0(from[coding.scalars + k]); break;
-      case kE4m3: y[k] = of_e4m3(code); break;
+      case kE4m3: y[k] = of_e4m3(code) * of_head; break;
       default: y[k] = centroids[code], square += y[k] * y[k];
     }
   }
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kPackThreads, kPackBlocks<kHeadDim>)
     uint8_t const* const from = packed_at(args, token, head);
     float y[kOwn] = {};
     if (from != nullptr) {
-      stored_of_warp<kHeadDim>(y, coding, centroids, from);
+      stored_of_warp<kHeadDim>(y, coding, centroids, from, scale_of_head(args.scales, head));
       turn_back<kHeadDim>(y, coding.rotation, params.signs);
       if (coding.has_signs()) {
         float const share = kSignShare<kHeadDim> * scalar_at(from + coding.scalars + 2);

@@ -124,6 +124,11 @@ __device__ __forceinline__ float of_e4m3(uint32_t byte) {
   return kE4m3Factor * to_float(value);
 }
 
+__device__ __forceinline__ bool is_nan_of_e4m3(uint32_t byte) { return (byte & 0x7F) == 0x7F; }
+
+// The factor of a head's elements of e4m3, which is not stored with them.
+__device__ __forceinline__ float scale_of_head(float const* scales, int64_t head) { return scales == nullptr ? 1.0f : scales[head]; }
+
 // Nearest, ties to even, saturated at 448; NaN is 0x7f.
 __device__ __forceinline__ uint32_t to_e4m3(float x) {
   if (std::isnan(x)) return 0x7F;

@@ -277,3 +277,58 @@ def test_a_page_table_is_checked_on_request() -> None:
         with pytest.raises(ValueError) as caught:
             gemmill.check_page_table(table, torch.tensor(wrong, dtype=torch.int32), pages=4, page=16)
         assert str(caught.value).startswith(text)
+
+
+def test_e4m3_pages_have_a_scale_for_each_head() -> None:
+    """As vLLM's fp8 cache: codes of x over the scale, saturated; attention is that over what the codes stand for."""
+    k, v, q = normal(40, 2, 96, seed=1), normal(40, 2, 96, seed=2), normal(1, 3, 4, 96, seed=3).bfloat16()
+    scales = torch.tensor([0.3, 0.001]), torch.tensor([1.7, 0.25])
+    packed, restored = [], []
+    for x, own, pack, unpack in (
+        (k, scales[0], gemmill.kv_compress_keys, gemmill.kv_decompress_keys),
+        (v, scales[1], gemmill.kv_compress_values, gemmill.kv_decompress_values),
+    ):
+        to = torch.zeros(40, 2, 96, dtype=torch.uint8)
+        pack(to, x.bfloat16(), format="e4m3", scales=own)
+        codes = (x.bfloat16().float() / own[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+        assert torch.equal(to, codes.view(torch.uint8))
+        back = codes.double() * own.double()[:, None]
+        assert torch.equal(unpack(to, 96, format="e4m3", scales=own), back.bfloat16())
+        packed.append(to[None]), restored.append(back)
+    lengths = torch.tensor([40], dtype=torch.int32)
+    out, lse = gemmill.kv_attention(q, *packed, lengths, format="fp8", key_scales=scales[0], value_scales=scales[1])
+    wanted, wanted_lse = attention(q[0].double(), *restored, AttentionOptions(scale=96**-0.5))
+    assert (out[0].double() - wanted).abs().max() < 2.0**-8 * wanted.abs().max()
+    assert torch.allclose(lse[0], wanted_lse.float(), rtol=1e-5)
+    scores = gemmill.kv_attention_scores(q, packed[0], "e4m3", key_scales=scales[0])
+    products = torch.einsum("rhd,nhd->hrn", q[0].double(), restored[0].repeat_interleave(2, 1))
+    assert torch.allclose(scores[0], products.float(), rtol=1e-5, atol=1e-6)
+    plain, _ = gemmill.kv_attention(q, *packed, lengths, format="k_e4m3_v_e4m3")
+    ones, _ = gemmill.kv_attention(q, *packed, lengths, format="fp8_e4m3", key_scales=torch.ones(2))
+    assert torch.equal(plain, ones) and not torch.equal(plain, out)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (
+            {"format": "k_eden4_v_eden4"},
+            "key_scales with k_eden4_v_eden4: a scale for each head is e4m3's alone, so leave it out",
+        ),
+        ({"key_scales": torch.ones(3)}, "key_scales has shape [3], expected [kv_heads] = [2]"),
+        ({"value_scales": torch.ones(2).double()}, "value_scales is float64, expected float32"),
+    ],
+)
+def test_scales_that_do_not_fit_are_a_sentence(changed: dict[str, Any], text: str) -> None:
+    size = 66 if "format" in changed else 128
+    packed = torch.zeros(1, 16, 2, size, dtype=torch.uint8)
+    told = {"format": "fp8", "key_scales": torch.ones(2)} | changed
+    with pytest.raises(RuntimeError) as caught:
+        gemmill.kv_attention(normal(1, 1, 4, 128).bfloat16(), packed, packed.clone(), torch.tensor([3]).int(), **told)
+    assert text in str(caught.value)
+
+
+def test_scales_of_other_formats_are_refused_where_they_are_packed() -> None:
+    x, packed = normal(3, 2, 128).bfloat16(), torch.zeros(3, 2, 66, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="scales with eden4: a scale for each head is e4m3's alone, so leave it out"):
+        gemmill.kv_compress_values(packed, x, format="eden4", scales=torch.ones(2))

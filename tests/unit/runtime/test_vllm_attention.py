@@ -62,12 +62,19 @@ def new_cache(blocks: int = 3) -> torch.Tensor:
     return torch.zeros(blocks, PAGE, KV_HEADS, SLOT, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("name", ["TurboQuantAttentionBackend", "TurboQuantAttentionImpl"])
-def test_what_is_overridden_has_vllms_parameters(vllm, name: str) -> None:
-    mine = getattr(own(), f"Gemmill{name.replace('Attention', '')}")
-    theirs = CLASSES[name]["methods"]
-    overridden = {method: value for method, value in vars(mine).items() if method in theirs}
-    assert overridden.keys() == ({"get_impl_cls"} if name.endswith("Backend") else {"_store_kv", "_decode_attention"})
+@pytest.mark.parametrize(
+    ("name", "mine", "methods"),
+    [
+        ("TurboQuantAttentionBackend", "GemmillTurboQuantBackend", {"get_impl_cls", "get_builder_cls"}),
+        ("TurboQuantAttentionImpl", "GemmillTurboQuantImpl", {"_store_kv", "_decode_attention", "forward"}),
+        ("TurboQuantMetadataBuilder", "GemmillTurboQuantBuilder", {"build", "_init_reorder_batch_threshold"}),
+    ],
+)
+def test_what_is_overridden_has_vllms_parameters(vllm, name: str, mine: str, methods: set[str]) -> None:
+    theirs = CLASSES["AttentionMetadataBuilder"]["methods"] if name.endswith("Builder") else {}
+    theirs = theirs | CLASSES[name]["methods"]
+    overridden = {method: value for method, value in vars(getattr(own(), mine)).items() if method in theirs}
+    assert overridden.keys() == methods
     for method, value in overridden.items():
         function = value.__func__ if isinstance(value, staticmethod) else value
         assert ("staticmethod" in theirs[method]["decorators"]) == isinstance(value, staticmethod)
@@ -173,3 +180,111 @@ def test_an_unusable_build_is_one_sentence(vllm, caplog, monkeypatch) -> None:
         "a TurboQuant cache stays with the engine: gemmill cannot serve here (build x needs torch 2.11 or later, torch 2.9 is "
         "installed: upgrade torch)"
     )
+
+
+def stored_cache(impl, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A cache with random tokens of sequences, their page table and lengths. Pages of sequences alternate."""
+    pages = -(-max(lengths) // PAGE)
+    table = torch.arange(len(lengths) * pages, dtype=torch.int32).reshape(pages, -1).T.contiguous()
+    cache = new_cache(blocks=len(lengths) * pages)
+    for own_pages, length in zip(table, lengths, strict=True):
+        place = torch.arange(length)
+        slots = own_pages.long()[place // PAGE] * PAGE + place % PAGE
+        impl._store_kv(*torch.randn(2, length, KV_HEADS, HEAD_DIM).bfloat16(), cache, slots, None)
+    return cache, table, torch.tensor(lengths, dtype=torch.int32)
+
+
+def batch_of(counts: list[int], table: torch.Tensor, lengths: torch.Tensor, padding: int = 0) -> SimpleNamespace:
+    """vLLM's metadata of a batch. `padding` counts sequences without query rows, whose tokens are counted all the same."""
+    begins = torch.tensor([0, *counts, *[0] * padding]).cumsum(0).int()
+    grown = torch.cat((table, table.new_zeros(padding, table.shape[1])))
+    given = {
+        "query_start_loc_cpu": begins,
+        "seq_lens": torch.cat((lengths, lengths.new_zeros(padding))),
+        "block_table_tensor": grown,
+        "num_reqs": len(counts) + padding,
+        "max_query_len": max(counts),
+        "num_actual_tokens": sum(counts) + padding * max(counts),
+    }
+    assert given.keys() <= {*CLASSES["CommonAttentionMetadata"]["fields"]}
+    return SimpleNamespace(**given)
+
+
+def builder_of(drafts: int):
+    """As vLLM makes it for a model with so many draft tokens a step."""
+    return own().GemmillTurboQuantBuilder(None, [], SimpleNamespace(num_speculative_tokens=drafts), "cpu")
+
+
+def one_by_one(impl, q: torch.Tensor, counts: list[int], cache, table, lengths) -> torch.Tensor:
+    """Each token as a sequence of its own, that ends with it."""
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    ends = torch.cat([torch.arange(int(n) - count, int(n)) + 1 for n, count in zip(lengths, counts, strict=True)])
+    meta = SimpleNamespace(block_table=table[owner], seq_lens=ends.int())
+    return impl._decode_attention(q, cache, meta, None, None)
+
+
+@pytest.mark.parametrize(
+    ("counts", "padding"),
+    [([3, 3], 0), ([3, 3], 2), ([1, 3, 2], 0), ([2, 1], 0), ([1, 3], 1), ([20, 20], 0), ([1, 1], 0)],
+)
+def test_rows_of_a_sequence_pass_the_cache_together(vllm, served, monkeypatch, counts, padding) -> None:
+    """Each row sees what it would see alone, and up to 32 rows of the heads of a KV head are one call."""
+    torch.manual_seed(5)
+    impl = impl_of()
+    cache, table, lengths = stored_cache(impl, [40, 25, 33][: len(counts)])
+    meta = builder_of(drafts=19).build(0, batch_of(counts, table, lengths, padding))
+    assert not meta.is_prefill and meta.num_decodes == len(counts) + padding
+    q = torch.randn(sum(counts) + padding * max(counts), HEADS, HEAD_DIM).bfloat16()
+    wanted = one_by_one(impl, q[: sum(counts)], counts, cache, table, lengths)
+    calls, attention = [], gemmill.kv_attention
+    monkeypatch.setattr(
+        gemmill, "kv_attention", lambda q, *given, **named: calls.append(q.shape[1]) or attention(q, *given, **named)
+    )
+    (out,) = impl.forward(None, q, None, None, cache, meta)
+    assert out.shape == q.shape and torch.equal(out[: sum(counts)], wanted)
+    assert calls == ([16, 4] if max(counts) == 20 else [max(counts)])
+
+
+def test_a_padded_uniform_batch_needs_no_index(vllm) -> None:
+    """A CUDA graph of it holds no tensor that the batch was built with, but lengths and page table."""
+    table, lengths = torch.zeros(2, 1, dtype=torch.int32), torch.tensor([9, 9], dtype=torch.int32)
+    for counts, padding, is_uniform in (([4, 4], 0, True), ([4, 4], 3, True), ([4, 3], 0, False), ([2, 4], 1, False)):
+        rows = builder_of(drafts=3).build(0, batch_of(counts, table, lengths, padding)).rows
+        assert rows.most == 4 and (rows.taken is None and rows.given is None) == is_uniform
+
+
+def test_decodes_with_drafts_stand_before_prefills(vllm, served) -> None:
+    torch.manual_seed(6)
+    impl, counts = impl_of(), [3, 1, 18]
+    cache, table, lengths = stored_cache(impl, [40, 25, 18])
+    meta = builder_of(drafts=2).build(0, batch_of(counts, table, lengths))
+    assert meta.is_prefill and (meta.num_decodes, meta.num_decode_tokens) == (2, 4)
+    q = torch.randn(sum(counts), HEADS, HEAD_DIM).bfloat16()
+    out, prefilled = impl.forward(None, q, None, None, cache, meta)
+    assert prefilled == "vLLM's"
+    assert torch.equal(out, one_by_one(impl_of(), q[:4], counts[:2], cache, table[:2], lengths[:2]))
+    (prefilled,) = impl.forward(
+        None, q, None, None, cache, builder_of(drafts=0).build(0, batch_of([3, 18], table, lengths))
+    )
+    assert prefilled == "vLLM's", "without drafts a query of several tokens is a prefill, as in vLLM"
+
+
+@pytest.mark.parametrize("counts", [[3, 3], [1, 3]])
+def test_of_a_refused_layer_vllm_decodes_row_by_row(vllm, served, caplog, monkeypatch, counts) -> None:
+    """Its kernel takes a row of each sequence, and its layers share the memory of their output."""
+    lengths, memory, seen = torch.tensor([9, 2], dtype=torch.int32), torch.zeros(2, HEADS, HEAD_DIM), []
+
+    def decoded(self, query, kv_cache, attn_metadata, *more):
+        seen.append(attn_metadata.seq_lens.tolist())
+        memory.copy_(query.float() + attn_metadata.seq_lens[:, None, None])
+        return memory
+
+    module = sys.modules["vllm.v1.attention.backends.turboquant_attn"]
+    monkeypatch.setattr(module.TurboQuantAttentionImpl, "_decode_attention", decoded)
+    impl, cache = impl_of(), torch.zeros(3, PAGE, KV_HEADS, 140, dtype=torch.uint8)
+    meta = builder_of(drafts=2).build(0, batch_of(counts, torch.zeros(2, 1, dtype=torch.int32), lengths))
+    q = torch.arange(sum(counts), dtype=torch.bfloat16)[:, None, None].expand(-1, HEADS, HEAD_DIM)
+    (out,) = impl.forward(None, q, None, None, cache, meta)
+    assert seen == [[7, 0], [8, 1], [9, 2]] and "140 bytes" in caplog.messages[0]
+    wanted = [0 + 7, 1 + 8, 2 + 9, 3 + 0, 4 + 1, 5 + 2] if counts == [3, 3] else [0 + 9, 1 + 0, 2 + 1, 3 + 2]
+    assert out[:, 0, 0].tolist() == wanted and meta.seq_lens.tolist() == [9, 2]

@@ -20,14 +20,16 @@ from gemmill.vocab import Arch
 _DTYPE_OF = {DTYPE_CODES[dtype.torch_name]: dtype for dtype in DTYPES}
 
 
-_SLOT_ALIGNMENTS = {"keys": 4, "values": 2}
-"""Bytes that addresses of keys and values are multiples of, as `in_slots` of kernels/kv_cache/binding.cpp has them."""
+_KEY_ALIGNMENT = 4
+"""Bytes that addresses of keys are multiples of, as `in_slots` of kernels/kv_cache/binding.cpp has it."""
 
 
 def slots_of(call: Judged) -> Slots:
     """The format that is compiled into the kernel of a call: `Slots.ANY` where an address is not aligned for slots."""
     number = call.get("slots") or 0
-    if number == 0 or any(call.tensor(name).data % bytes for name, bytes in _SLOT_ALIGNMENTS.items()):
+    if number == 0:
+        return Slots.ANY
+    if call.tensor("keys").data % _KEY_ALIGNMENT or call.tensor("values").data % call["value_alignment"]:
         return Slots.ANY
     return COMPILED[number - 1]
 

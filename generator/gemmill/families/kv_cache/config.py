@@ -43,6 +43,7 @@ class Slots(StrEnum):
     NC3 = "3bitnc"
     ULTRAQUANT = "ultraquant"
     PROD3 = "prod3mse2"
+    FP8 = "fp8"
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -57,10 +58,11 @@ _SIDES = {
     Slots.NC3: ("unit_centroids3", "uniform3"),
     Slots.ULTRAQUANT: ("e2m1", "e2m1"),
     Slots.PROD3: ("turboquant_prod3", "turboquant_mse2"),
+    Slots.FP8: ("e4m3", "e4m3"),
 }
 COMPILED = tuple(_SIDES)
-_OF_128 = (Slots.PROD3,)
-"""Formats with signs: a lane has a word of them in vectors of 128 elements, and nobody serves them in longer ones."""
+_OF_128 = (Slots.PROD3, Slots.FP8)
+"""Formats that vectors of 128 elements alone have: with signs, of which a lane has a word there, and values in e4m3, whose warp has all of a vector."""
 SLOT_FORMATS = {
     64: tuple(slots for slots in COMPILED if slots not in (Slots.NC3, *_OF_128)),
     128: COMPILED,

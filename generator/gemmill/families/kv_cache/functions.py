@@ -131,6 +131,7 @@ def kv_compress_keys(
     seed: int = 0,
     *,
     rotated: bool = False,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Pack keys [tokens, heads, head dim] (bf16 or f16), token t at slot_mapping[t], or at t without a mapping.
 
@@ -139,8 +140,10 @@ def kv_compress_keys(
 
     Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4 bits, unit_centroids with 3 or 4, e2m1 and e4m3
     (docs/kv_cache.md). `rotated` says that keys come rotated. Formats that rotate and have no signs take such keys.
+
+    `scales` are f32 [heads], positive, of e4m3 alone: codes are those of keys over their head's scale. None is ones.
     """
-    _ops.kv_compress_keys.default(packed, keys, slot_mapping, format, seed, rotated)
+    _ops.kv_compress_keys.default(packed, keys, slot_mapping, format, seed, rotated, scales)
 
 
 def kv_compress_values(
@@ -151,11 +154,12 @@ def kv_compress_values(
     seed: int = 0,
     *,
     rotated: bool = False,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Pack values [tokens, heads, head dim] as kv_compress_keys packs keys.
 
-    Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4 bits, uniform with 3 or 4, and e2m1."""
-    _ops.kv_compress_values.default(packed, values, slot_mapping, format, seed, rotated)
+    Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4 bits, uniform with 3 or 4, e2m1 and e4m3."""
+    _ops.kv_compress_values.default(packed, values, slot_mapping, format, seed, rotated, scales)
 
 
 def kv_decompress_keys(
@@ -165,14 +169,15 @@ def kv_decompress_keys(
     format: str = "eden4",
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return packed keys of slots, [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
 
     `packed` is u8 [slots, heads, bytes of a key]. Without a `slot_mapping` (int64 [tokens]) all slots are read. A slot
-    that `packed` does not have gives zeros.
+    that `packed` does not have gives zeros. `scales` are those that e4m3 keys were packed with.
     """
     keys = _plain("kv_decompress_keys", packed, head_dim, slot_mapping, dtype)
-    _ops.kv_decompress_keys.default(keys, packed, slot_mapping, format, seed)
+    _ops.kv_decompress_keys.default(keys, packed, slot_mapping, format, seed, scales)
     return keys
 
 
@@ -183,10 +188,11 @@ def kv_decompress_values(
     format: str = "eden4",
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return packed values of slots, [tokens, heads, head dim], as kv_decompress_keys returns keys."""
     values = _plain("kv_decompress_values", packed, head_dim, slot_mapping, dtype)
-    _ops.kv_decompress_values.default(values, packed, slot_mapping, format, seed)
+    _ops.kv_decompress_values.default(values, packed, slot_mapping, format, seed, scales)
     return values
 
 
@@ -200,15 +206,18 @@ def _plain(
     return packed.new_empty((tokens, size(packed, 1), head_dim), dtype=dtype)
 
 
-def kv_attention_scores(q: torch.Tensor, keys: torch.Tensor, format: str = "eden4", seed: int = 0) -> torch.Tensor:
+def kv_attention_scores(
+    q: torch.Tensor, keys: torch.Tensor, format: str = "eden4", seed: int = 0, key_scales: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the inner products of queries and packed keys, f32 [batch, heads, rows, length].
 
     `q` is [batch, rows, heads, head dim], bf16 or f16. `keys` are u8 [batch, length, KV heads, bytes of a key]. There
-    is no scale and no mask: the function is for callers with a softmax of their own.
+    is no scale and no mask: the function is for callers with a softmax of their own. `key_scales` are those that e4m3
+    keys were packed with.
     """
     batch, rows, heads = sizes(q, 3)
     scores = q.new_empty((batch, heads, rows, size(keys, 1)), dtype=torch.float32)
-    _ops.kv_attention_scores.default(scores, q, keys, format, seed)
+    _ops.kv_attention_scores.default(scores, q, keys, format, seed, key_scales)
     return scores
 
 
@@ -227,6 +236,8 @@ def kv_attention(
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
     rotated_out: bool = False,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend over packed keys and values of any format: return out [batch, rows, heads, head dim] and lse f32 [batch,
     heads, rows].
@@ -235,8 +246,10 @@ def kv_attention(
     of any size. Without a `block_table` sequence b has page b alone.
 
     `format` is k_K_v_V, where K is a format of kv_compress_keys and V one of kv_compress_values. It may also be a
-    preset of vLLM, such as turboquant_4bit_nc. Raises ValueError for another preset. The rest is as in
-    kv_decode_attention.
+    preset of vLLM, such as turboquant_4bit_nc, or fp8 for k_e4m3_v_e4m3. Raises ValueError for another preset.
+
+    `key_scales` and `value_scales` are f32 [KV heads], of e4m3 alone: the factors of stored elements. None is ones. The
+    rest is as in kv_decode_attention.
     """
     batch, rows, heads, head_dim = sizes(q, 4)
     out = q.new_empty(q.shape)
@@ -259,6 +272,8 @@ def kv_attention(
         lse,
         softcap,
         rotated_out,
+        key_scales,
+        value_scales,
     )
     return out, lse
 

@@ -38,9 +38,11 @@ def name_of(format: VectorFormat) -> str:
 
 KEY_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIT_CENTROIDS), _E2M1, _E4M3)}
 """Formats of keys by name, in the order in which kernels number them (kernels/kv_cache/vector_coding.cuh)."""
-VALUE_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIFORM), _E2M1)}
+VALUE_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIFORM), _E2M1, _E4M3)}
 SEEDED = len(OWN)
 """How many formats depend on a seed. They come first in both lists."""
+FP8_PRESETS = ("fp8", "fp8_e4m3")
+"""vLLM's names of a cache of e4m3 with a scale for each head, or one for all."""
 POWERS_OF_TWO = tuple(d for d in HEAD_DIMS if d & (d - 1) == 0)
 """Head dims of keys that vLLM rotates."""
 CACHE_FORMATS = tuple(f"k_{keys}_v_{values}" for keys in KEY_FORMATS for values in VALUE_FORMATS)
@@ -54,11 +56,15 @@ def spec_of_place(place: int, of_values: bool, head_dim: int, seed: int) -> Vect
 
 
 def preset_format(name: str) -> str:
-    """The name by which `kv_attention` knows a preset of vLLM in its layout of slots. Raises ValueError for another
-    name."""
+    """The name by which `kv_attention` knows a preset of vLLM in its layout of slots, or vLLM's cache of e4m3. Raises
+    ValueError for another name."""
+    if name in FP8_PRESETS:
+        return f"k_{_E4M3.method.value}_v_{_E4M3.method.value}"
     slots = {x.name: x for x in PRESETS.values() if x.layout is Layout.SLOTS}
     if name not in slots:
-        raise ValueError(f"Preset {name} was asked for; there are {', '.join(slots)}: choose one of these.")
+        raise ValueError(
+            f"Preset {name} was asked for; there are {', '.join((*slots, *FP8_PRESETS))}: choose one of these."
+        )
     return f"k_{name_of(slots[name].keys)}_v_{name_of(slots[name].values)}"
 
 

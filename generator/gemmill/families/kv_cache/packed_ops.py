@@ -18,23 +18,28 @@ from gemmill.vocab import DType
 
 COMPRESS_KEYS = OpSchema(
     "kv_compress_keys(Tensor(a!) packed, Tensor keys, Tensor? slot_mapping, str format, int seed=0, "
-    "bool rotated=False) -> ()"
+    "bool rotated=False, Tensor? scales=None) -> ()"
 )
 COMPRESS_VALUES = OpSchema(
     "kv_compress_values(Tensor(a!) packed, Tensor values, Tensor? slot_mapping, str format, int seed=0, "
-    "bool rotated=False) -> ()"
+    "bool rotated=False, Tensor? scales=None) -> ()"
 )
 DECOMPRESS_KEYS = OpSchema(
-    "kv_decompress_keys(Tensor(a!) keys, Tensor packed, Tensor? slot_mapping, str format, int seed=0) -> ()"
+    "kv_decompress_keys(Tensor(a!) keys, Tensor packed, Tensor? slot_mapping, str format, int seed=0, "
+    "Tensor? scales=None) -> ()"
 )
 DECOMPRESS_VALUES = OpSchema(
-    "kv_decompress_values(Tensor(a!) values, Tensor packed, Tensor? slot_mapping, str format, int seed=0) -> ()"
+    "kv_decompress_values(Tensor(a!) values, Tensor packed, Tensor? slot_mapping, str format, int seed=0, "
+    "Tensor? scales=None) -> ()"
 )
-SCORES = OpSchema("kv_attention_scores(Tensor(a!) scores, Tensor q, Tensor keys, str format, int seed=0) -> ()")
+SCORES = OpSchema(
+    "kv_attention_scores(Tensor(a!) scores, Tensor q, Tensor keys, str format, int seed=0, "
+    "Tensor? key_scales=None) -> ()"
+)
 ATTENTION = OpSchema(
     "kv_attention(Tensor(a!) out, Tensor q, Tensor keys, Tensor values, Tensor? block_table, Tensor seq_lens, str format, "
     "float scale, int seed=0, bool causal=True, int window=0, Tensor? sinks=None, Tensor(b!)? lse=None, float softcap=0.0, "
-    "bool rotated_out=False) -> ()"
+    "bool rotated_out=False, Tensor? key_scales=None, Tensor? value_scales=None) -> ()"
 )
 PACKED_OF = {
     Kind.PACK: (COMPRESS_KEYS, COMPRESS_VALUES),
@@ -103,6 +108,22 @@ def _holds(name: str, dims: int, side: str) -> Require:
     )
 
 
+def _scales(name: str, place: str) -> tuple[Check | When, ...]:
+    """Steps that hold scales of heads to the format that has them."""
+    return (
+        Check(Aspect.WHOLE, name),
+        When(
+            name,
+            (
+                Require(
+                    f"{place} == {_E4M3_PLACE}",
+                    f"{name} with {{format}}: a scale for each head is e4m3's alone, so leave it out",
+                ),
+            ),
+        ),
+    )
+
+
 _ROTATED = (
     Require(
         "rotated == 0 or format_index // 3 != 2",
@@ -130,7 +151,7 @@ def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
     may be apart."""
     of_keys, stores = side == "key", kind is Kind.PACK
     formats = KEY_FORMATS if of_keys else VALUE_FORMATS
-    every = "vectors packed slot_mapping"
+    every = "vectors packed slot_mapping scales"
     return Op(
         schema=schema,
         fixed={"kind": list(Kind).index(kind), "of_values": int(not of_keys)},
@@ -139,6 +160,7 @@ def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
             Tensor("vectors", "tokens heads head_dim", DTYPES),
             Tensor("packed", "slot_count heads packed_bytes", (DType.U8,)),
             Tensor("slot_mapping", "tokens", (DType.S64,), Layout.VECTOR),
+            Tensor("scales", "heads", (DType.F32,), Layout.VECTOR),
         ),
         contract=(
             Check(Aspect.DTYPE, "vectors packed"),
@@ -166,6 +188,7 @@ def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
             _WRITTEN_PACKED if stores else _WRITTEN_VECTORS,
             Require("seed >= 0", "seed is {seed}, expected 0 or more"),
             *(_ROTATED if stores else ()),
+            *_scales("scales", "format_index"),
             Check(Aspect.DEVICE, every),
             Check(Aspect.APART, every),
             Let("packed_slot", "step(packed, 0)"),
@@ -196,8 +219,9 @@ def _strides(side: str, cache: str) -> tuple[Let, ...]:
 
 MOST_SLOT_ROWS = 32
 """The most flat rows that kernels of slots take. Each eight of them read the cache again."""
-_MOST_SLOT, _MOST_LONE_SLOT = 208, 248
-"""The most bytes from head to head of a slot of up to 128 elements, and from token to token where there is one head.
+_MOST_SLOT, _MOST_SLOT_MORE, _MOST_LONE_SLOT = 208, 64, 248
+"""The most bytes from head to head of a slot of up to 128 elements, how many more with values in e4m3, whose kernel has no table, and
+the most from token to token where there is one head.
 
 Longer vectors have as many times more. Two stages of more bytes would not fit where keys and values lie apart.
 """
@@ -207,14 +231,19 @@ def _lie_in_slots(side: str) -> str:
     """The test that tokens and heads of a side follow one another, and that copies begin at multiples of 16 bytes."""
     token, head = f"{side}_token_stride", f"{side}_head_stride"
     most = "* most(head_dim, 128) // 128"
-    together = f"{head} <= {_MOST_SLOT} {most} and {token} == kv_heads * {head} and {head} % 2 == 0"
+    of_heads = f"({_MOST_SLOT} + {_MOST_SLOT_MORE} * (value_format // {_E4M3_PLACE}))"
+    together = f"{head} <= {of_heads} {most} and {token} == kv_heads * {head} and {head} % 2 == 0"
     alone = f"kv_heads == 1 and {token} <= {_MOST_LONE_SLOT} {most} and {token} % 2 == 0"
     return f"({alone} or {together}) and (pages <= 1 or {side}_page_stride % 16 == 0)"
 
 
 def _is_of(slots: Slots) -> str:
     keys, values = slots.sides
-    words = "key_token_stride % 4 == 0 and (kv_heads == 1 or key_head_stride % 4 == 0) and " if keys == "e4m3" else ""
+    words = "".join(
+        f"{side}_token_stride % 4 == 0 and (kv_heads == 1 or {side}_head_stride % 4 == 0) and "
+        for side, format in (("key", keys), ("value", values))
+        if format == "e4m3"
+    )
     head_dims = tuple(head_dim for head_dim, formats in SLOT_FORMATS.items() if slots in formats)
     own = f"head_dim in {head_dims}" if len(head_dims) > 1 else f"head_dim == {head_dims[0]}"
     return (
@@ -228,9 +257,14 @@ _NAMES_OF_LONG = ", ".join(f"k_{keys}_v_{values}" for keys, values in (x.sides f
 _SLOTS = (
     Let("flat_rows", "rows * (heads // most(kv_heads, 1))"),
     OneOf(
+        "scaled",
+        {"plain": "key_scales == 0 and value_scales == 0", "scaled": _ALWAYS},
+        "{keys.name} have scales or none",
+    ),
+    OneOf(
         "lie_apart",
         {
-            "slots": f"flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
+            "slots": f"(scaled == 0 or value_format == {_E4M3_PLACE}) and flat_rows <= {MOST_SLOT_ROWS} and (kv_heads in (1, 2, 4) or kv_heads % 8 == 0) and "
             f"(is_plain == 1 or page % 16 == 0 and page > 0) and {_lie_in_slots('key')} and {_lie_in_slots('value')}",
             "apart": _ALWAYS,
         },
@@ -252,10 +286,11 @@ _SLOTS = (
         "{keys.name} and {values.name} of vectors of {head_dim} elements begin at other bytes than multiples of 4 and of 2: allocate "
         "the cache anew",
     ),
+    Let("value_alignment", f"2 + 2 * (value_format // {_E4M3_PLACE})"),
 )
 """Steps that name the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
 _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))
-_SCORES_TENSORS = "q keys scores"
+_SCORES_TENSORS = "q keys scores key_scales"
 _SCORES_OP = Op(
     schema=SCORES,
     fixed={"kind": list(Kind).index(Kind.SCORES)},
@@ -263,10 +298,11 @@ _SCORES_OP = Op(
         Tensor("q", "batch rows heads head_dim", DTYPES),
         Tensor("keys", "batch length kv_heads key_bytes", (DType.U8,)),
         Tensor("scores", "batch heads rows length", (DType.F32,)),
+        Tensor("key_scales", "kv_heads", (DType.F32,), Layout.VECTOR),
     ),
     contract=(
-        Check(Aspect.DTYPE, _SCORES_TENSORS),
-        Check(Aspect.RANK, _SCORES_TENSORS),
+        Check(Aspect.DTYPE, "q keys scores"),
+        Check(Aspect.RANK, "q keys scores"),
         Check(Aspect.SHAPE, "q"),
         _head_dim(Kind.SCORES),
         one_of_words(tuple(KEY_FORMATS)),
@@ -284,6 +320,7 @@ _SCORES_OP = Op(
         _beside("keys", 4),
         Require("dense(scores) == 1", "{scores.name} of {scores.shape} has strides {scores.strides}, expected no gaps"),
         Require("seed >= 0", "seed is {seed}, expected 0 or more"),
+        *_scales("key_scales", "format_index"),
         Check(Aspect.DEVICE, _SCORES_TENSORS),
         Check(Aspect.APART, _SCORES_TENSORS),
         *_strides("key", "keys"),
@@ -297,7 +334,7 @@ _SCORES_OP = Op(
 _TABLE = (
     Require("rank(block_table) == 2", "{block_table.name} has shape {block_table.shape}, expected [sequences, pages]"),
 )
-_ATTENTION_TENSORS = "q out keys values block_table seq_lens sinks lse"
+_ATTENTION_TENSORS = "q out keys values block_table seq_lens sinks lse key_scales value_scales"
 _ATTENTION_OP = Op(
     schema=ATTENTION,
     fixed={"kind": list(Kind).index(Kind.ATTEND)},
@@ -320,6 +357,8 @@ _ATTENTION_OP = Op(
                 ),
             ),
         ),
+        Tensor("key_scales", "kv_heads", (DType.F32,), Layout.VECTOR),
+        Tensor("value_scales", "kv_heads", (DType.F32,), Layout.VECTOR),
     ),
     contract=(
         Check(Aspect.DTYPE, "q out keys values seq_lens"),
@@ -374,6 +413,8 @@ _ATTENTION_OP = Op(
             "rotated_out == 0 or value_format // 3 != 2",
             "rotated_out with {format}: sums of signs are not of the rotation's basis, so take the output rotated back",
         ),
+        *_scales("key_scales", "key_format"),
+        *_scales("value_scales", "value_format"),
         Check(Aspect.DEVICE, _ATTENTION_TENSORS),
         Check(Aspect.APART, _ATTENTION_TENSORS),
         *_Q_STRIDES,

@@ -26,6 +26,7 @@ MEASURED = dict.fromkeys(
         "kv_slots_3bitnc",
         "kv_slots_ultraquant",
         "kv_slots_prod3mse2",
+        "kv_slots_fp8",
     ),
     ("batch", "rows", "heads", "kv_heads", "length"),
 )

@@ -77,6 +77,8 @@ def _key_reader(head_dim: int, format: VectorFormat) -> str:
 
 def _value_reader(head_dim: int, format: VectorFormat) -> str:
     match format.method:
+        case Method.E4M3:
+            return f"E4m3Values<{head_dim}>"
         case Method.E2M1:
             return f"E2m1Values<{head_dim}>"
         case Method.UNIFORM:

@@ -29,6 +29,7 @@ class Op(StrEnum):
     NC3 = "kv_slots_3bitnc"
     ULTRAQUANT = "kv_slots_ultraquant"
     PROD3 = "kv_slots_prod3mse2"
+    FP8 = "kv_slots_fp8"
 
     @property
     def bits(self) -> int:

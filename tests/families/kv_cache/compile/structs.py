@@ -112,7 +112,13 @@ def _attention(
 
 
 def _vectors(
-    packed: Tensor, slot_mapping: Tensor | None, format: str, seed: int, rotated: bool = False, **sides: Tensor
+    packed: Tensor,
+    slot_mapping: Tensor | None,
+    format: str,
+    seed: int,
+    rotated: bool = False,
+    scales: Tensor | None = None,
+    **sides: Tensor,
 ) -> ctypes.Structure:
     ((name, vectors),) = sides.items()
     formats = KEY_FORMATS if name == "keys" else VALUE_FORMATS
@@ -131,6 +137,7 @@ def _vectors(
         seed=-1 if rotated else seed,
         format=list(formats).index(format),
         of_values=int(name == "values"),
+        scales=scales,
     )
 
 
@@ -143,8 +150,11 @@ def _of_queries(q: Tensor) -> dict[str, Any]:
     return {"q": q, "batch": q.shape[0], "rows": q.shape[1], "heads": q.shape[2]} | strides
 
 
-def _scores(scores: Tensor, q: Tensor, keys: Tensor, format: str, seed: int) -> ctypes.Structure:
+def _scores(
+    scores: Tensor, q: Tensor, keys: Tensor, format: str, seed: int, key_scales: Tensor | None
+) -> ctypes.Structure:
     sizes = {"kv_heads": keys.shape[2], "length": keys.shape[1], "key_format": list(KEY_FORMATS).index(format)}
+    sizes |= {"key_scales": key_scales, "reserved": 0}
     return _filled(_Scores, scores=scores, keys=keys, seed=seed, **sizes, **_strides("key", keys), **_of_queries(q))
 
 

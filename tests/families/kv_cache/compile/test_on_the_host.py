@@ -76,6 +76,7 @@ SLOTS = (
     "attend_bf16_d128_k3v4nc",
     "attend_bf16_d128_ultraquant",
     "attend_bf16_d128_prod3mse2",
+    "attend_bf16_d128_fp8",
 )
 SHARED_SLOTS = (
     "attend_f16_d64_k3v4nc",
@@ -293,6 +294,8 @@ def test_packs_and_unpacks_every_format(kernels: ctypes.CDLL, name: str) -> None
             if case_of is PackCase and takes_rotated(of_values, format):
                 case = PackCase(format=format, of_values=of_values, is_rotated=True, **odd, **common)
                 assert_right(kernels, name, case)
+        scaled = case_of(format="e4m3", of_values=of_values, has_scales=True, tokens=23, heads=3, is_odd=True, **common)
+        assert_right(kernels, name, scaled)
 
 
 @pytest.mark.parametrize("name", PACKED["scores"])
@@ -301,6 +304,9 @@ def test_scores_keys_of_every_format(kernels: ctypes.CDLL, name: str) -> None:
         length, rows, heads, kv_heads = ((1, 1, 3, 1), (130, 2, 20, 2), (64, 3, 4, 4))[i % 3]
         case = ScoresCase(length=length, rows=rows, heads=heads, kv_heads=kv_heads, format=format, **_of_name(name))
         assert_right(kernels, name, case)
+    assert_right(
+        kernels, name, ScoresCase(length=130, heads=6, kv_heads=2, format="e4m3", has_scales=True, **_of_name(name))
+    )
 
 
 ATTENDED = (
@@ -322,6 +328,37 @@ def test_attends_over_packed_vectors(kernels: ctypes.CDLL, name: str) -> None:
         assert_right(kernels, name, case, sm_count=1 if i % 2 else 40)
 
 
+@pytest.mark.parametrize("sizes", ATTENDED[1:5], ids=str)
+def test_attends_over_e4m3_with_a_scale_for_each_head(kernels: ctypes.CDLL, sizes: dict[str, Any]) -> None:
+    case = AttendCase(format="k_e4m3_v_e4m3", has_scales=True, **sizes, **_of_name(PACKED["attend"][0]))
+    for sm_count in (1, 40):
+        assert_right(kernels, PACKED["attend"][0], case, sm_count=sm_count)
+
+
+def test_a_tiny_scale_loses_nothing(kernels: ctypes.CDLL) -> None:
+    """Of many values of equal weights, whose scale is as small as no f16 is."""
+    case = AttendCase(lengths=(3000,), heads=1, kv_heads=1, format="k_e4m3_v_e4m3", **_of_name(PACKED["attend"][0]))
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    given |= {"q": 0 * given["q"], "value_scales": torch.tensor([2.0**-40])}
+    given["values"].masked_fill_(given["values"] != 0xFF, 0x38)  # ones
+    _, after = launched(kernels, PACKED["attend"][0], given)
+    assert bool((after["out"].float() * 2.0**40 - 1).abs().max() < 2.0**-7)
+
+
+@pytest.mark.parametrize("name", [PACKED["attend"][0], SLOTS[-1]])
+def test_nan_of_e4m3_shows_where_it_is_seen_and_nowhere_else(kernels: ctypes.CDLL, name: str) -> None:
+    """A value with a NaN element at the first token, of two rows of which one's window ends behind it; and behind the length."""
+    common = {"lengths": (9,), "rows": 2, "heads": 2, "kv_heads": 2, "page": 16, "window": 8}
+    case = AttendCase(format="k_e4m3_v_e4m3", **common, **_of_name(PACKED["attend"][0]))
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    page = int(given["block_table"][0, 0])
+    given["values"][page, (0, 9), 0, 77] = 0xFF
+    before, after = launched(kernels, name, given)
+    assert bool(after["out"][0, 0, 0].isnan().all()) and not bool(after["out"][0, 1].isnan().any())
+    assert not bool(after["out"][0, 0, 1].isnan().any())
+    assert not report(parts(case.schema.name, before, after))
+
+
 IN_SLOTS = (
     {"lengths": (37,), "heads": 4, "kv_heads": 1},
     {"lengths": (130, 0, 1), "heads": 16, "kv_heads": 8, "page": 16},
@@ -336,6 +373,7 @@ def _in_slots(kernels: ctypes.CDLL, name: str, which: int, **others: Any) -> Non
     x, told = parse_name(f"sm90a_kvcache_{name}").operands, IN_SLOTS[which] | others
     if "prod" in name:
         told.pop("stays_rotated", None)
+    told["has_scales"] = x.slots is Slots.FP8 and which % 3 < 2
     case = AttendCase(format=cache_format_of(x.slots), dtype=x.dtype, head_dim=x.head_dim, **told)
     assert_right(kernels, name, case, sm_count=3 if which % 2 else 40)
 

@@ -154,6 +154,8 @@ def attention_arguments(case: DecodeCase | AttendCase, device: torch.device) -> 
         "lse": torch.empty(batch, case.heads, case.rows, device=device, dtype=torch.float32),
         "softcap": 0.0,
         "rotated_out": False,
+        "key_scales": None,
+        "value_scales": None,
     }
     return {name: given[name] for name in case.schema.arguments}
 

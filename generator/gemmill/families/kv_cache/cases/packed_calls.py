@@ -4,7 +4,7 @@ reference."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -74,6 +74,8 @@ class PackCase(MadeCall):
     """Whether some vectors are zero or not finite."""
     is_rotated: bool = False
     """Whether vectors come rotated."""
+    has_scales: bool = False
+    """Whether each head has a scale."""
 
     @property
     def schema(self) -> OpSchema:
@@ -88,7 +90,11 @@ class PackCase(MadeCall):
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Arguments of normally distributed data, in the order of the op's schema."""
-        return [*self.told(device), self.format, SEED, self.is_rotated]
+        return [*self.told(device), self.format, SEED, self.is_rotated, self.scales(device)]
+
+    def scales(self, device: torch.device | str) -> Tensor | None:
+        """The scales of heads, where they have some."""
+        return scales_of(self.heads, device) if self.has_scales else None
 
     def told(self, device: torch.device | str) -> list[Any]:
         """The arguments that are tensors: packed vectors, plain vectors and slot mapping."""
@@ -129,7 +135,7 @@ class UnpackCase(PackCase):
             exists = (places >= 0) & (places < packed.shape[0])
             packed.zero_()
             packed[places[exists]] = to_bytes(compress(x[exists].float(), self.spec), self.spec)
-        return [out[..., : self.head_dim], packed, mapping, self.format, SEED]
+        return [out[..., : self.head_dim], packed, mapping, self.format, SEED, self.scales(device)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +150,8 @@ class ScoresCase(MadeCall):
     kv_heads: int = 8
     head_dim: int = 128
     dtype: DType = DType.BF16
+    has_scales: bool = False
+    """Whether keys of each head have a scale."""
     schema = SCORES
 
     def arguments(self, device: torch.device | str) -> list[Any]:
@@ -154,7 +162,7 @@ class ScoresCase(MadeCall):
         scores = torch.full(
             (self.batch, self.heads, self.rows, self.length), torch.nan, device=device, dtype=torch.float32
         )
-        return [scores, q, keys, self.format, SEED]
+        return [scores, q, keys, self.format, SEED, scales_of(self.kv_heads, device) if self.has_scales else None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +192,8 @@ class AttendCase(MadeCall):
     """Whether queries come rotated."""
     stays_rotated: bool = False
     """Whether the output stays rotated."""
+    has_scales: bool = False
+    """Whether keys and values of each head have a scale."""
     schema = ATTENTION
 
     @property
@@ -220,6 +230,7 @@ class AttendCase(MadeCall):
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
         options = [self.format, self.head_dim**-0.5, self.seed, self.causal, self.window, sinks, lse, self.softcap]
         options.append(self.stays_rotated)
+        options += [scales_of(self.kv_heads, device, seed) if self.has_scales else None for seed in (1, 2)]
         keys, values = cache[..., :key], cache[..., key : key + value]
         if self.are_apart:
             keys, values = keys.contiguous(), values.contiguous()
@@ -236,6 +247,11 @@ class AttendCase(MadeCall):
             cache[(*where, slice(None), slice(None, key))] = to_bytes(compress(keys, specs[0]), specs[0])
             end = key + specs[1].format.size(self.head_dim)
             cache[(*where, slice(None), slice(key, end))] = to_bytes(compress(values, specs[1]), specs[1])
+
+
+def scales_of(heads: int, device: torch.device | str, seed: int = 1) -> Tensor:
+    """Scales f32 [heads] from an eighth to eight, no powers of two."""
+    return torch.exp2(3 * torch.sin(normal((heads,), DType.F32, device, seed=seed) + 0.1))
 
 
 def cache_format_of(slots: Slots) -> str:
@@ -272,6 +288,7 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                 ):
                     case: dict[str, Any] = {"tokens": tokens, "heads": heads, "gap": gap, "is_mapped": tokens == 67}
                     yield kind_of_case(format=format, of_values=of_values, is_odd=tokens > 1, **case, **common)
+                yield kind_of_case(format="e4m3", of_values=of_values, tokens=67, heads=3, has_scales=True, **common)
             if config.kind is Kind.PACK:
                 for of_values, formats in sides:
                     for format in filter(partial(takes_rotated, of_values), formats):
@@ -291,10 +308,12 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                 yield ScoresCase(
                     length=length, rows=rows, heads=heads, kv_heads=kv_heads, batch=2, format=format, **common
                 )
+            yield ScoresCase(length=130, kv_heads=2, heads=6, format="e4m3", has_scales=True, **common)
             yield ScoresCase(length=0, **common)
         case _ if x.slots is not Slots.ANY:
-            for options in _in_slots():
-                yield AttendCase(format=cache_format_of(x.slots), **(common | options))
+            for i, options in enumerate(_in_slots()):
+                has_scales = x.slots is Slots.FP8 and i % 3 < 2
+                yield AttendCase(format=cache_format_of(x.slots), has_scales=has_scales, **(common | options))
             if is_common(config):
                 yield AttendCase(format=cache_format_of(x.slots), **common, **MANY)
         case _:
@@ -306,6 +325,8 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                 yield AttendCase(format=format, gap=int(format in compiled), **(common | options))
             for options in _attended():
                 yield AttendCase(**(common | options))
+            for options in islice(_attended(), 1, 6):
+                yield AttendCase(format=cache_format_of(Slots.FP8), has_scales=True, gap=1, **(common | options))
             if is_common(config):
                 yield AttendCase(**common, **MANY)
 

@@ -44,6 +44,10 @@ def _bytes(draw: Draw, shape: tuple[int, ...], format: str, head_dim: int, *, wr
     return vectors(draw, torch.uint8, (*shape, size), draw.chance(TIDY), written=written, values=values)
 
 
+def _scales(draw: Draw, heads: int) -> Slot:
+    return vector(draw, torch.float32, heads, "scales", ((heads,),), reference_shape=(heads,))
+
+
 def _of_vectors(op: str, draw: Draw, limits: Limits) -> LegalCall:
     of_values, stores = (
         op in (COMPRESS_VALUES.name, DECOMPRESS_VALUES.name),
@@ -64,6 +68,8 @@ def _of_vectors(op: str, draw: Draw, limits: Limits) -> LegalCall:
     plain = {"format": format, "seed": draw.below(1 << 40)}
     if stores:
         plain["rotated"] = takes_rotated(of_values, format) and draw.chance(0.3)
+    if format == "e4m3" and draw.chance(0.5):
+        slots["scales"] = _scales(draw, heads)
     return call(op, draw, slots, plain)
 
 
@@ -81,6 +87,8 @@ def _scores(draw: Draw) -> LegalCall:
         "q": vectors(draw, dtype, (batch, rows, heads, head_dim), draw.chance(TIDY)),
         "keys": _bytes(draw, (batch, length, kv_heads), format, head_dim),
     }
+    if format == "e4m3" and draw.chance(0.5):
+        slots["key_scales"] = _scales(draw, kv_heads)
     return call(SCORES.name, draw, slots, {"format": format, "seed": draw.below(1 << 40)})
 
 
@@ -104,6 +112,9 @@ def _attention(draw: Draw) -> LegalCall:
     if draw.chance(0.7):
         lse = (batch, heads, rows)
         slots["lse"] = vector(draw, torch.float32, math.prod(lse), None, (lse,), written=True, reference_shape=lse)
+    for side, own in (("key_scales", key), ("value_scales", value)):
+        if own == "e4m3" and draw.chance(0.5):
+            slots[side] = _scales(draw, kv_heads)
     has_signs = "prod" in key or "prod" in value
     plain = {
         "format": f"k_{key}_v_{value}",

@@ -10,7 +10,7 @@ from gemmill.families.kv_cache.call import stays_rotated
 from gemmill.families.kv_cache.formats import VectorSpec
 from gemmill.families.kv_cache.packed import spec_of_place
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, Stored, attend, attention_scores
-from gemmill.families.kv_cache.reference.packed import restored, sequence, written
+from gemmill.families.kv_cache.reference.packed import by_scales, restored, sequence, written
 from gemmill.families.kv_cache.reference.rotations import rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import from_bytes
 from gemmill.family import Judged
@@ -39,19 +39,31 @@ def value_spec(call: Judged) -> VectorSpec:
 
 def pack(call: Judged, given: Given) -> Iterator[Result]:
     """Packed vectors, once those of the call are stored."""
-    yield given["packed"], written(given["packed"], given["vectors"], given.get("slot_mapping"), side_spec(call))
+    yield (
+        given["packed"],
+        written(given["packed"], given["vectors"], given.get("slot_mapping"), side_spec(call), given.get("scales")),
+    )
 
 
 def unpack(call: Judged, given: Given) -> Iterator[Result]:
     """Vectors restored from packed ones."""
-    yield given["vectors"], restored(given["packed"], call["tokens"], given.get("slot_mapping"), side_spec(call))
+    yield (
+        given["vectors"],
+        restored(given["packed"], call["tokens"], given.get("slot_mapping"), side_spec(call), given.get("scales")),
+    )
 
 
 def scores(call: Judged, given: Given) -> Iterator[Result]:
     """Inner products of queries and keys, without scale or mask."""
     spec = key_spec(call)
     keys = from_bytes(given["keys"].contiguous(), spec)
-    yield given["scores"], attention_scores(given["q"].double(), keys, spec)
+    yield given["scores"], attention_scores(queries(call, given), keys, spec)
+
+
+def queries(call: Judged, given: Given) -> Tensor:
+    """Queries in float64, times the scales of keys."""
+    group: int = call["heads"] // max(call["kv_heads"], 1)
+    return by_scales(given["q"].double(), given.get("key_scales"), group)
 
 
 def options_of(call: Judged) -> AttentionOptions:
@@ -65,7 +77,7 @@ def options_of(call: Judged) -> AttentionOptions:
 
 
 def sequences(call: Judged, given: Given) -> Iterator[tuple[Tensor, int, Stored]]:
-    """Queries in their own basis, length, and stored tokens of each sequence.
+    """Queries in their own basis times the scales of keys, length, and stored tokens of each sequence.
 
     Pages and lengths that the cache does not have are replaced by the nearest that it has.
     """
@@ -77,7 +89,7 @@ def sequences(call: Judged, given: Given) -> Iterator[tuple[Tensor, int, Stored]
     reach = table.shape[1] * call["page"] if pages else 0
     lengths = given["seq_lens"].reshape(-1).long().clamp(0, reach).tolist()
     table, specs = table.clamp(0, max(pages - 1, 0)), (key_spec(call), value_spec(call))
-    for q, own, length in zip(given["q"].double(), table, lengths, strict=True):
+    for q, own, length in zip(queries(call, given), table, lengths, strict=True):
         if call["seed"] < 0:  # the reference rotates, by the transpose of what undoes it
             q = rotate_back(q, specs[0].rotation, specs[0].seed)
         yield q, length, sequence(keys, values, own, length, *specs)
@@ -88,7 +100,8 @@ def attention(call: Judged, given: Given) -> Iterator[Result]:
     sinks = given.get("sinks")
     sinks = None if sinks is None else sinks.reshape(-1).double()
     found = [attend(q, stored, options_of(call), sinks) for q, _, stored in sequences(call, given)]
-    out = torch.stack([out for out, _ in found])
+    group = call["heads"] // max(call["kv_heads"], 1)
+    out = by_scales(torch.stack([out for out, _ in found]), given.get("value_scales"), group)
     spec = value_spec(call)
     yield given["out"], rotate(out, spec.rotation, spec.seed) if stays_rotated(call) else out
     if given.get("lse") is not None:

@@ -17,20 +17,35 @@ def existing(slot_mapping: Tensor | None, tokens: int, slots: int, device: torch
     return exists, places[exists]
 
 
-def written(packed: Tensor, x: Tensor, slot_mapping: Tensor | None, spec: VectorSpec) -> Tensor:
+def over_scales(x: Tensor, scales: Tensor | None) -> Tensor:
+    """Vectors [tokens, heads, head_dim] as they are coded: over the scale of their head f32 [heads], in float32; as they
+    are without scales."""
+    return x if scales is None else x.float() / scales.reshape(-1, 1)
+
+
+def by_scales(x: Tensor, scales: Tensor | None, group: int = 1) -> Tensor:
+    """Vectors [..., heads, head_dim] times the scale of their head in x's dtype; `group` heads in turn have one scale."""
+    return x if scales is None else x * scales.reshape(-1).to(x.dtype).repeat_interleave(group)[:, None]
+
+
+def written(
+    packed: Tensor, x: Tensor, slot_mapping: Tensor | None, spec: VectorSpec, scales: Tensor | None = None
+) -> Tensor:
     """A copy of packed vectors u8 [slots, heads, bytes], in which those of x [tokens, heads, head_dim] are in their
     slots."""
     exists, places = existing(slot_mapping, x.shape[0], packed.shape[0], x.device)
     after = packed.clone(memory_format=torch.contiguous_format)
-    after[places] = to_bytes(compress(x[exists].double(), spec), spec)
+    after[places] = to_bytes(compress(over_scales(x, scales)[exists].double(), spec), spec)
     return after
 
 
-def restored(packed: Tensor, tokens: int, slot_mapping: Tensor | None, spec: VectorSpec) -> Tensor:
+def restored(
+    packed: Tensor, tokens: int, slot_mapping: Tensor | None, spec: VectorSpec, scales: Tensor | None = None
+) -> Tensor:
     """Stored vectors [tokens, heads, head_dim] of slots in float64; zeros where there is no slot."""
     exists, places = existing(slot_mapping, tokens, packed.shape[0], packed.device)
     found = torch.zeros(tokens, packed.shape[1], spec.head_dim, dtype=torch.float64, device=packed.device)
-    found[exists] = decompress(from_bytes(packed[places].contiguous(), spec), spec)
+    found[exists] = by_scales(decompress(from_bytes(packed[places].contiguous(), spec), spec), scales)
     return found
 
 

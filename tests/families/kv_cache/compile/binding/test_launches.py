@@ -29,6 +29,11 @@ CASES = (
     ScoresCase(length=70, rows=3, batch=2),
     AttendCase(**ATTENDS, are_apart=True),
     AttendCase(lengths=(100, 3), rows=2, causal=False, gap=7, format="k_e4m3_v_uniform4"),
+    PackCase(tokens=7, format="e4m3", of_values=True, has_scales=True),
+    UnpackCase(tokens=7, format="e4m3", has_scales=True),
+    ScoresCase(length=70, rows=3, batch=2, format="e4m3", has_scales=True),
+    AttendCase(**ATTENDS, format="k_e4m3_v_e4m3", has_scales=True),
+    AttendCase(**ATTENDS, format="k_e4m3_v_e4m3", has_scales=True, gap=3),
 )
 
 
