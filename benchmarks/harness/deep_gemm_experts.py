@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gemmill.families.moe.config import GROUP
 from gemmill.tuner.protocol import first_line
 from harness.moe_contenders import check
 from harness.statistics import Sample
@@ -20,6 +19,8 @@ from harness.timers import Prepared, Timer
 if TYPE_CHECKING:
     from timed.moe import MoeOperands, MoeWorkload
 
+GROUP = 128
+"""Elements along K that share a scale."""
 ALIGNED_ROWS = 128
 """An expert's rows are padded to a multiple of these, of its tile of rows."""
 SCALES_BEGIN = 4
@@ -48,8 +49,8 @@ class DeepGemmExperts:
     complete: bool = True
 
     def takes(self, workload: "MoeWorkload") -> bool:
-        """Whether scales are in groups."""
-        return workload.grouped
+        """Whether scales are in groups of 128."""
+        return workload.group_size == GROUP
 
     def call(self, operands: "MoeOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""

@@ -33,7 +33,8 @@ def grouped_mm(
 
     a is [M, K] and b [E, N, K], both of one dtype: float8_e4m3fn, int8, bfloat16 or float16. Operands of 16 bits have no
     scales: both are None. Others have float32 scales: a_scales one value or [M, 1], b_scales [E] or [E, N]. float8_e4m3fn may
-    have them in groups: a_scales [M, K/128], b_scales [E, N/128, K/128], sizes rounded up, any strides. out is [M, N],
+    have them in groups of g = 128 or 32: a_scales [M, K/g], b_scales [E, N/g, K/g], or of rows in groups of 32 [E, N, K/32]. Sizes
+    are rounded up, and strides are any. out is [M, N],
     bfloat16 unless float16 is asked for; of 16-bit operands it has their dtype.
 
     Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]: int32 or int64 [E + 1], ascending, on the device. Rows
@@ -86,7 +87,7 @@ def grouped_mm_masked(
     """grouped_mm of a [E, max_m, K], of which the first rows[e] rows are expert e's: rows is int32 or int64 [E], on the
     device.
 
-    a_scales are [E, max_m, 1], or [E, max_m, K/128] with all rows at one stride. out is [E, max_m, N]. expected_rows is the
+    a_scales are [E, max_m, 1], or [E, max_m, K/g] with all rows at one stride. out is [E, max_m, N]. expected_rows is the
     rows that an expert is expected to have: it helps to choose a variant, and 0 stands for max_m. Raises RuntimeError with one
     sentence where the arguments do not fit.
     """

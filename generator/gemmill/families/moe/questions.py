@@ -8,7 +8,14 @@ QUESTIONS = (
     Asked(name="n", flags="-n", least=0, is_size=True, help="Rows of an expert's weights, columns of out"),
     Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of a and of the weights"),
     Asked(name="experts", flags="--experts", least=1, help="Experts that rows are dealt to (8)"),
-    Asked(name="group", flags="--group", help="128, or none for scales of channels"),
+    Asked(name="group", flags="--group", help="128 or 32, or none for scales of channels"),
+    Asked(
+        name="b_scales",
+        flags="--b-scales",
+        kind=str,
+        choices=("blocks", "rows"),
+        help="With --group: of weights, in blocks of as many rows, or each row its own (blocks)",
+    ),
     Asked(
         name="dtype",
         flags="--dtype",
@@ -32,6 +39,7 @@ MEASURED = dict.fromkeys(
     (
         "experts_fp8",
         "experts_fp8_groups",
+        "experts_fp8_groups_32",
         "experts_int8",
         "experts_bf16",
         "experts_fp8_gathered",

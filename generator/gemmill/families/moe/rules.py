@@ -10,6 +10,8 @@ from gemmill.gemm.limits import ACCUMULATOR_REGISTERS, CONSUMER_GROUPS, OVERLAP_
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
 FEWEST_STAGES = 2
+MOST_WITH_SCALED_ROWS = 128 * 128
+"""The most elements of a tile whose weights have scales of each row, as of scaled GEMMs."""
 
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
@@ -77,6 +79,13 @@ def _registers(c: GroupedConfig) -> Iterator[str]:
         yield f"sums of a tile take {facts.accumulator_registers} registers of a thread, there are {most}"
 
 
+def _scaled_rows(c: GroupedConfig) -> Iterator[str]:
+    """Scales of each row of the weights take a register for each of a thread's columns."""
+    x, y, k = c.design.tile_shape_mnk
+    if c.operands.rows_scaled and x * y > MOST_WITH_SCALED_ROWS:
+        yield f"tile {x}x{y}x{k} has no registers left for scales of each row of the weights: 128x128 has"
+
+
 def _memory(c: GroupedConfig) -> Iterator[str]:
     """Fewer than two stages leave the tensor core waiting for every load."""
     if c.design.kernel_schedule not in CONSUMER_GROUPS:
@@ -86,7 +95,7 @@ def _memory(c: GroupedConfig) -> Iterator[str]:
         yield f"{facts.stages} stages of {facts.stage_bytes} bytes: {FEWEST_STAGES} or more must fit in {facts.stage_room}"
 
 
-RULES = (_hopper, _results, _schedule, _groups, _scales, _tile, _cluster, _registers, _memory)
+RULES = (_hopper, _results, _schedule, _groups, _scales, _tile, _cluster, _registers, _scaled_rows, _memory)
 UNALIGNED_RULES = (_hopper, _results, _groups)
 
 

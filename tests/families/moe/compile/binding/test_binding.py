@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gemmill.families import moe
-from gemmill.families.moe.config import FP4_PAIRS, UnalignedGroupedConfig
+from gemmill.families.moe.config import FP4_PAIRS, SCALE_GROUPS, UnalignedGroupedConfig
 from gemmill.families.moe.ops import NAMES
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.families.moe.shaped_call import shaped_call_of
@@ -131,11 +131,11 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
         seen["launched"] += 1
         seen["any layout"] += isinstance(entry.config, UnalignedGroupedConfig)
         x = entry.config
-        kinds.add((x.operand_dtype, x.group_size, x.format, arguments.get("token_ids") is not None))
+        kinds.add((x.operand_dtype, x.scale_groups, x.format, arguments.get("token_ids") is not None))
     assert len(refused) > 5
     assert seen["any layout"] > 5 or op in FP4_NAMES
     assert seen["launched"] > 50
-    of_order = len(FP4_PAIRS) if op in FP4_NAMES else 5
+    of_order = len(FP4_PAIRS) if op in FP4_NAMES else 4 + len(SCALE_GROUPS)
     assert len(kinds) == (2 if "token_ids" in BY_NAME[op].arguments else 1) * of_order, (
         "a kind of operands was never launched"
     )
