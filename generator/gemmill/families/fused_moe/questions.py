@@ -9,7 +9,7 @@ QUESTIONS = (
     Asked(name="k", flags="-k", least=0, is_size=True, help="Columns of x and of the result"),
     Asked(name="experts", flags="--experts", least=1, help="Experts whose weights are here (8)"),
     Asked(name="topk", flags="--topk", least=1, help="Experts of a token (2)"),
-    Asked(name="group", flags="--group", help="128, or none for scales of rows"),
+    Asked(name="group", flags="--group", help="128 or 32, or none for scales of rows"),
     Asked(name="dtype", flags="--dtype", kind=str, choices=("e4m3", "bf16", "f16"), help="Of weights (e4m3)"),
     Asked(
         name="format",

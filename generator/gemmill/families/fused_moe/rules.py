@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from gemmill.families.fused_moe.config import (
     APART_TILE,
     CODED,
+    FINE_GROUP,
     STREAMED_TILES,
     TILES,
     AnyConfig,
@@ -45,7 +46,13 @@ def _streamed(c: ExpertsConfig) -> Iterator[str]:
         yield f"streamed weights of {c.dtype} without scales in groups: sums are added with their scales"
 
 
-RULES = (_hopper, _operands, _tile, _streamed)
+def _fine(c: ExpertsConfig) -> Iterator[str]:
+    """Kernels of experts have stages of a whole group of 128 and one scale of it."""
+    if c.group_size == FINE_GROUP and not c.apart:
+        yield f"scales in groups of {FINE_GROUP}: grouped GEMMs multiply them (apart=True)"
+
+
+RULES = (_hopper, _operands, _tile, _streamed, _fine)
 
 
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:
