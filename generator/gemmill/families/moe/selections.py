@@ -61,7 +61,9 @@ _GROUP_INDEXED = (
 """The same for gathered rows and scales in groups. Threads that copy rows take registers that sums of wide tiles have."""
 _GROUP_32_INDEXED = (_GROUP_32[0], _GROUP_32[2], _GROUP_32[4])
 _FEW_OF_32 = (_GROUP_32[0], _GROUP_32[3])
-"""Of groups of 32 those of float16 results, and of weights whose rows have scales of their own."""
+"""Of groups of 32 those of float16 results."""
+_ROWS_OF_32 = (_GROUP_32[0], ((64, 96, 128), (1, 1, 1), BASIC, False, None))
+"""Those of weights whose rows have scales of their own, for which registers of a second set of sums are left beside 96 columns."""
 
 
 _PLAIN, _WITH_BIAS = Epilogue(), Epilogue(biased=True)
@@ -124,10 +126,18 @@ def unaligned(arch: Arch, epilogue: Epilogue = _PLAIN) -> Iterator[UnalignedGrou
 def tiled(arch: Arch) -> Iterator[GroupedConfig]:
     """Kernels that load with TMA, for rows in order and gathered."""
     for operands in _tiled_operands(arch):
-        of_32 = _FEW_OF_32 if operands.rows_scaled or operands.out_dtype is DType.F16 else ()
-        fine = of_32 or (_GROUP_32_INDEXED if operands.indexed else _GROUP_32)
-        tiles = fine if operands.group_size == _FINE else (_CHANNEL, _GROUP, _INDEXED, _GROUP_INDEXED)[_kind(operands)]
+        tiles = (_CHANNEL, _GROUP, _INDEXED, _GROUP_INDEXED)[_kind(operands)]
+        if operands.group_size == _FINE:
+            tiles = _of_32(operands)
         yield from _with_tiles(operands, _PLAIN, tiles, arch)
+
+
+def _of_32(operands: Operands) -> _Tiles:
+    if operands.rows_scaled:
+        return _ROWS_OF_32
+    if operands.out_dtype is DType.F16:
+        return _FEW_OF_32
+    return _GROUP_32_INDEXED if operands.indexed else _GROUP_32
 
 
 def biased(arch: Arch) -> Iterator[AnyConfig]:
