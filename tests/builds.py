@@ -13,6 +13,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.library import Build
+from gemmill.runtime.tuned import Tuned
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.space.selections import select
 
@@ -25,6 +26,7 @@ class TableOnly(Build):
         self.table = table
         self.pinned = -1
         self.invariance = Invariance(table, (), (), 132)
+        self.tuned = Tuned(choices=(), tables=())
 
     def pin(self, row: int) -> int:
         before, self.pinned = self.pinned, row

@@ -10,13 +10,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gemmill.families.moe.config import GROUP
 from gemmill.tuner.protocol import first_line
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
 from timed.moe.calls import MoeOperands, MoeWorkload
 from timed.moe.contenders import check
 
+GROUP = 128
+"""Elements along K that share a scale."""
 ALIGNED_ROWS = 128
 """An expert's rows are padded to a multiple of these, of its tile of rows."""
 SCALES_BEGIN = 4
@@ -45,8 +46,8 @@ class DeepGemmExperts:
     complete: bool = True
 
     def takes(self, workload: MoeWorkload) -> bool:
-        """Whether scales are in groups."""
-        return workload.grouped
+        """Whether scales are in groups of 128."""
+        return workload.group_size == GROUP
 
     def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""

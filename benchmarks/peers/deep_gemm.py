@@ -43,7 +43,7 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
     try:
         if family == "scaled_mm":
             return [deep_gemm_contender(options.deep_gemm)]
-        workloads = [workload for workload in experts_workloads(options) if workload.grouped]
+        workloads = [workload for workload in experts_workloads(options) if workload.kind == "fp8_groups"]
         workloads += list(dict.fromkeys(EXPERTS.host_workload(workload.kind) for workload in workloads))
         if options.deep_gemm_jobs:
             notes.append(

@@ -24,11 +24,12 @@ struct ApartParams {
   ApartWorkspace ws;
 };
 
-template <class Half, bool kIsCoded, bool kGrouped>
+// kGroup elements of a row share a scale; all of them where it is 0.
+template <class Half, bool kIsCoded, int kGroup>
 struct ApartExperts {
-  static constexpr bool kCoded = kIsCoded;
+  static constexpr bool kCoded = kIsCoded, kGrouped = kGroup != 0;
   static constexpr int kThreads = 512, kWarps = kThreads / 32;
-  static constexpr int kPiece = 8, kLanes = 128 / kPiece;  // elements that a lane takes at once, and lanes of a group that shares a scale
+  static constexpr int kPiece = 8, kLanes = (kGrouped ? kGroup : 128) / kPiece;  // elements that a lane takes at once, and lanes of a group that shares a scale
   static constexpr int kPieces = 2;                        // of a lane, in flight together
   static constexpr int kAhead = 8, kTokensAtOnce = 64;     // ids that a thread asks for at once, and tokens whose largest elements are kept
   static constexpr int kMostRows = INT_MAX / 2 + 1;        // of an expert
@@ -344,18 +345,18 @@ struct ApartExperts {
 
 // Host code: one of the three launches.
 
-template <class Kernel, bool kGrouped>
+template <class Kernel, int kGroup>
 int64_t apart_workspace_of(gemmill_fused_experts_args const& x) {
-  return x.workspace != nullptr ? 0 : ApartWorkspace(x, Kernel::kCoded, kGrouped, nullptr).bytes;
+  return x.workspace != nullptr ? 0 : ApartWorkspace(x, Kernel::kCoded, kGroup, nullptr).bytes;
 }
 
-template <class Kernel, bool kGrouped, auto permute, auto activate, auto combine>
+template <class Kernel, int kGroup, auto permute, auto activate, auto combine>
 int32_t launch_apart_experts(gemmill_apart_experts_args const& args, gemmill_launch const& how) {
   constexpr int kCtasOfSm = 2;  // as many as fit
   auto const& x = args.layer;
   int64_t const pairs = int64_t(x.tokens) * x.topk, sums = int64_t(x.tokens) * (x.hidden / Kernel::kPiece);
   if (pairs >= Kernel::kMostRows) return GEMMILL_CANNOT_IMPLEMENT;
-  ApartParams params{x, ApartWorkspace(x, Kernel::kCoded, kGrouped, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace))};
+  ApartParams params{x, ApartWorkspace(x, Kernel::kCoded, kGroup, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace))};
   void* parameters[] = {&params};
   auto const shape = [&](int64_t items, int64_t of_cta, int ctas_of_sm) {
     int64_t const ctas = std::clamp<int64_t>((items + of_cta - 1) / of_cta, 1, int64_t(how.sm_count) * ctas_of_sm);

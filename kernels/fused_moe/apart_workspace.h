@@ -21,7 +21,7 @@ namespace gemmill::fused_moe {
 
 // A test holds its bytes against gemmill.families.fused_moe.workspace: what a caller reserves is for any kernel.
 struct ApartWorkspace {
-  static constexpr int64_t kAligned = 128, kGroup = 128;
+  static constexpr int64_t kAligned = 128;
 
   int32_t* offsets;       // of weights: their first sorted row; behind the last the number of rows
   int32_t* order;         // of sorted rows: the pair, token * topk + slot
@@ -34,9 +34,10 @@ struct ApartWorkspace {
   void* parts;            // of sorted rows: what is weighed and summed in x's type, [pairs, hidden]
   int64_t bytes;
 
-  ApartWorkspace(gemmill_fused_experts_args const& x, bool coded, bool grouped, char* base) {
+  // `group` elements of a row share a scale; all of them where it is 0.
+  ApartWorkspace(gemmill_fused_experts_args const& x, bool coded, int64_t group, char* base) {
     int64_t const pairs = int64_t(x.tokens) * x.topk, bytes_each = coded ? 1 : 2;
-    auto const scales_of = [&](int64_t length) { return !coded ? 0 : pairs * 4 * (grouped ? (length + kGroup - 1) / kGroup : 1); };
+    auto const scales_of = [&](int64_t length) { return !coded ? 0 : pairs * 4 * (group != 0 ? (length + group - 1) / group : 1); };
     int64_t at = -reinterpret_cast<intptr_t>(base) & (kAligned - 1);  // a caller's may begin anywhere
     auto const take = [&](int64_t size) {
       char* const part = base + at;

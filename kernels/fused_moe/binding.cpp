@@ -45,7 +45,8 @@ void launch_apart(gemmill_apart_experts_args& args, moe::Multiplied const& what,
   Workspace const own = chosen.workspace_for(&args);
   if (x.workspace == nullptr) x.workspace = own.data();
   bool const coded = what.dtype != what.out_dtype;
-  ApartWorkspace const ws(x, coded, what.groups, static_cast<char*>(x.workspace));
+  constexpr int64_t kGroups[] = {0, 128, 32};
+  ApartWorkspace const ws(x, coded, kGroups[what.groups], static_cast<char*>(x.workspace));
   int64_t const pairs = int64_t{x.tokens} * x.topk;
   auto const stage = [&](int32_t number) { args.stage = number, chosen.launch(&args); };
   auto const multiply = [&](void const* a, float const* a_scales, void* d, int32_t n, int32_t k, gemmill_grouped_mm_args product) {
@@ -103,7 +104,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.endless_waits = endless_waits();
   args.alpha = static_cast<float>(x.real(kAlpha)), args.limit = static_cast<float>(x.real(kLimit)), args.beta = static_cast<float>(x.real(kBeta));
   if (reinterpret_cast<Facts const&>(chosen.row.facts).apart == 0) return chosen.launch(&args);
-  launch_apart(apart, {x.tensor(kW13).dtype, x.tensor(kX).dtype, x.value(kGroups) != 0}, chosen);
+  launch_apart(apart, {x.tensor(kW13).dtype, x.tensor(kX).dtype, static_cast<int32_t>(x.value(kGroups))}, chosen);
 }
 
 Family const family{

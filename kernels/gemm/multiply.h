@@ -6,10 +6,10 @@
 
 namespace gemmill::moe {
 
-// Types of operands and result, by torch's numbers, and whether scales are in groups along K.
+// Types of operands and result, by torch's numbers, and the kind of scales: 0 for those of channels or none, 1 for those of 1 x 128 and
+// 128 x 128, 2 for those of 1 x 32 and 32 x 32.
 struct Multiplied {
-  int32_t dtype, out_dtype;
-  bool groups;
+  int32_t dtype, out_dtype, groups;
 };
 
 // Enqueues the variant that is chosen for rows in order, without alpha and bias, where `of` is launched. All operands begin at multiples of

@@ -70,8 +70,8 @@ Family const family{
 
 // The number of the class of calls. Mirrors gemmill.families.moe.classes, whose other axes are 0 here.
 int64_t class_of(Multiplied const& what) {
-  constexpr int64_t kBiased = 2, kFormats = 3, kIndexed = 2, kGroups = 2, kOutTypes = 16;
-  return (((what.dtype * kOutTypes + what.out_dtype) * kGroups + what.groups) * kIndexed * kFormats) * kBiased;
+  constexpr int64_t kBiased = 2, kFormats = 3, kIndexed = 2, kRowsScaled = 2, kGroupSizes = 3, kOutTypes = 16;
+  return ((what.dtype * kOutTypes + what.out_dtype) * kGroupSizes + what.groups) * kRowsScaled * kIndexed * kFormats * kBiased;
 }
 
 }  // namespace

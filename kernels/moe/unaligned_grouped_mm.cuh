@@ -17,9 +17,11 @@ enum class Factors { none, of_channels, of_groups };
 // What they are multiplied by besides, and what is added.
 enum class Ends { none, alpha_bias };
 
-template <class Element_, class Accumulator_, class Output_, Factors factors, Ends ends = Ends::none>
-struct UnalignedGroupedMm : UnalignedLoop<Element_, Accumulator_, 64, 64, 64 / static_cast<int>(sizeof(Element_))> {
-  static constexpr int kTile = 64, kTileK = 64 / static_cast<int>(sizeof(Element_)), kGroup = 128;
+// Scales in groups are of `group_size` elements along K, those of weights of `group_rows` of their rows, too. A step lies in one group.
+template <class Element_, class Accumulator_, class Output_, Factors factors, Ends ends = Ends::none, int group_size = 128, int group_rows = group_size>
+struct UnalignedGroupedMm
+    : UnalignedLoop<Element_, Accumulator_, 64, 64, std::min(64 / static_cast<int>(sizeof(Element_)), group_size)> {
+  static constexpr int kTile = 64, kTileK = std::min(64 / static_cast<int>(sizeof(Element_)), group_size), kGroup = group_size, kGroupRows = group_rows;
   using Base = UnalignedLoop<Element_, Accumulator_, kTile, kTile, kTileK>;
   using Element = Element_;
   using Accumulator = Accumulator_;
@@ -124,7 +126,7 @@ struct UnalignedGroupedMm : UnalignedLoop<Element_, Accumulator_, 64, 64, 64 / s
 #pragma unroll
           for (int e = half * 2; e < half * 2 + 2; ++e) {
             int64_t const n = column_of(tile, j, e);
-            float const scale = n < x.n ? of_row * of_expert[n / kGroup * x.b_scale_stride_n] : 0.0f;
+            float const scale = n < x.n ? of_row * of_expert[n / kGroupRows * x.b_scale_stride_n] : 0.0f;
             scaled[i][j][e] = fmaf(scale, static_cast<float>(sums[i][j][e]), scaled[i][j][e]);
             sums[i][j][e] = 0;
           }

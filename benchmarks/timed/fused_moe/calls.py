@@ -7,7 +7,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from gemmill.families.fused_moe.config import GROUP
+from gemmill.families.fused_moe.config import FINE_GROUP, GROUP
 from gemmill.families.fused_moe.packing import PACKINGS, Packing
 from gemmill.formats.layout import SIDE
 from gemmill.formats.sparse_blocks import CODE_BYTES, PLACE_BYTES
@@ -19,12 +19,15 @@ LAYERS = {
     "qwen3-next": (512, 10, 2048, 512),
     "deepseek-v3/8": (32, 8, 7168, 2048),
     "deepseek-v4-flash": (256, 6, 4096, 2048),
+    "deepseek-v4.1": (384, 6, 5120, 2304),
 }
 """Experts, experts of a token, columns of x, and results of the first product."""
 TOKENS = (1, 4, 16, 64, 256, 1024)
 PACKED = {str(packing): packing for packing in PACKINGS}
 """Weights of 4 bits: beside activations of bf16, or folded into e4m3 for such activations; dense, or 2:4 sparse."""
-KINDS = ("fp8_groups", "fp8", "bf16", *PACKED)
+FINE = "fp8_groups_32"
+"""Weights of e4m3 with scales of blocks of 32 x 32."""
+KINDS = ("fp8_groups", FINE, "fp8", "bf16", *PACKED)
 BASE = 2.0**-4
 """Of all rows of packed weights."""
 DRAWN_EXPERTS, DRAWN_TOP, DRAWN_STEP = (8, 16, 32, 64, 128, 256, 512), (1, 2, 4, 6, 8, 10), 128
@@ -47,13 +50,18 @@ class ExpertsWorkload:
 
     @property
     def grouped(self) -> bool:
-        """Whether scales are of blocks."""
-        return self.kind == "fp8_groups"
+        """Whether scales are of blocks of 128 x 128."""
+        return self.group_size == GROUP
+
+    @property
+    def group_size(self) -> int:
+        """Elements of a row, and rows of weights, that share a scale; 0 where no scales are of blocks."""
+        return {"fp8_groups": GROUP, FINE: FINE_GROUP}.get(self.kind, 0)
 
     @property
     def coded(self) -> bool:
         """Whether weights are e4m3 as checkpoints have them."""
-        return self.kind in ("fp8_groups", "fp8")
+        return self.kind in ("fp8_groups", FINE, "fp8")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -182,7 +190,9 @@ class ExpertsMaker:
             return None
         if p.packing is not None:
             return torch.full((p.experts, rows), BASE, device=self._device)
-        shape = (p.experts, -(-rows // GROUP), -(-columns // GROUP)) if p.grouped else (p.experts, rows)
+        shape: tuple[int, ...] = (p.experts, rows)
+        if g := p.group_size:
+            shape = p.experts, -(-rows // g), -(-columns // g)
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
 
     def _normal(self, *shape: int) -> Tensor:

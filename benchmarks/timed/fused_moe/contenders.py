@@ -82,7 +82,8 @@ class ExpertsWay(ExpertsContender):
     def takes(self, workload: ExpertsWorkload) -> bool:
         """Whether the build has a variant that goes this way."""
         return workload.packing is None and any(
-            self._goes(entry.config) for entry in gemmill.variants(op=self._op(workload))
+            self._goes(entry.config) and entry.config.group_size == workload.group_size
+            for entry in gemmill.variants(op=self._op(workload))
         )
 
     def prepare(self, operands: ExpertsOperands, timer: Timer, fewest: int) -> Prepared:
@@ -134,7 +135,7 @@ class OneAfterTheOther(_Timed):
     loosely = True
 
     def takes(self, workload: ExpertsWorkload) -> bool:
-        """Whether scales are of blocks."""
+        """Whether scales are of blocks of 128 x 128."""
         return workload.grouped
 
     def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:

@@ -9,7 +9,6 @@ from random import Random
 import torch
 from torch import Tensor
 
-from gemmill.families.moe.config import GROUP
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, NVFP4
@@ -23,13 +22,16 @@ LAYERS = (
     (128, 8, 2048, 768),
 )
 """Experts, experts of a token, N and K."""
+V41_LAYERS = ((384, 6, 4608, 5120), (384, 6, 5120, 2304))
+"""DeepSeek V4.1's experts, whose scales are in groups of 32. Beside them bf16 is timed."""
 SMALL_LAYERS = ((512, 10, 1024, 2048), (512, 10, 2048, 512))
 """Of packed weights too."""
 TOKENS = (1, 16, 128, 1024, 8192)
 NUMBERS = ("fp8", "fp8_groups", "bf16")
+FINE = "fp8_groups_32"
 PACKED = {"nvfp4": NVFP4, "mxfp4": MXFP4, "mxfp4_fp8": MXFP4}
 """Weights beside bf16, the last beside e4m3."""
-KINDS = (*NUMBERS, *PACKED)
+KINDS = (*NUMBERS, FINE, *PACKED)
 ROUTINGS = ("even", "random", "skewed")
 """How tokens choose: in turn, any expert alike, or some experts far more often than others."""
 SKEW = 1.0
@@ -58,7 +60,12 @@ class MoeWorkload:
     @property
     def grouped(self) -> bool:
         """Whether scales are in groups along K."""
-        return self.kind == "fp8_groups"
+        return self.group_size > 0
+
+    @property
+    def group_size(self) -> int:
+        """Elements along K, and rows of weights, that share a scale; 0 for scales of channels."""
+        return {"fp8_groups": 128, FINE: 32}.get(self.kind, 0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,10 +147,10 @@ class MoeMaker:
             self._weights, self._key = None, key
             self._weights = self._numbers(p) if p.format is None else self._packed(p, p.format)
         assert self._weights is not None
-        k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
-        a_shape, b_shape = ((p.rows, k_groups), (p.experts, n_groups, k_groups))
-        if not p.grouped:
-            a_shape, b_shape = (p.rows, 1), (p.experts, p.n)
+        a_shape, b_shape = (p.rows, 1), (p.experts, p.n)
+        if p.grouped:
+            k_groups, n_groups = -(-p.k // p.group_size), -(-p.n // p.group_size)
+            a_shape, b_shape = (p.rows, k_groups), (p.experts, n_groups, k_groups)
         count = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_ROWS // p.rows))
         return MoeOperands(
             workload=p,
@@ -202,6 +209,8 @@ class MoeMaker:
         return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=self._device)
 
 
+_KINDS_OF = {**dict.fromkeys(SMALL_LAYERS, tuple(PACKED)), **dict.fromkeys(V41_LAYERS, (FINE, "bf16"))}
+"""Kinds that layers of the table are timed with; all of them where it does not say."""
 _SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_fp8": (48, 8)}
 """The byte of a scale of an eighth in blocks of each kind, and what doubles it (docs/formats.md)."""
 
@@ -221,7 +230,7 @@ def workloads_of(options: Namespace) -> list[MoeWorkload]:
 def _layers(asked: str | None) -> Sequence[tuple[int, int, int, int]]:
     """Those asked for, as EXPERTSxTOPxNxK with commas, or the table's. Raises ValueError."""
     if asked is None:
-        return (*LAYERS, *SMALL_LAYERS)
+        return (*LAYERS, *SMALL_LAYERS, *V41_LAYERS)
     found = [tuple(map(int, layer.split("x"))) for layer in asked.split(",")]
     if wrong := [layer for layer in found if len(layer) != len(TINY)]:
         raise ValueError(f"layer {wrong[0]} has {len(wrong[0])} numbers, expected experts x top x N x K")
@@ -233,7 +242,8 @@ def _workloads(
 ) -> Iterator[MoeWorkload]:
     for experts, top, n, k in layers:
         for kind in kinds:
-            if kind in NUMBERS and (experts, top, n, k) in SMALL_LAYERS:
+            layer = experts, top, n, k
+            if kind not in _KINDS_OF.get(layer, KINDS) or (kind == FINE and layer in LAYERS):
                 continue
             for tokens in token_counts:
                 for routing in routings:
@@ -270,7 +280,9 @@ def small(kind: str) -> MoeWorkload:
 
 def add_options(parser: ArgumentParser) -> None:
     """Of the grouped GEMMs alone."""
-    parser.add_argument("--op", "--ops", default=",".join(NUMBERS), help=f"kinds, with commas, of {', '.join(KINDS)}")
+    parser.add_argument(
+        "--op", "--ops", default=",".join((*NUMBERS, FINE)), help=f"kinds, with commas, of {', '.join(KINDS)}"
+    )
     parser.add_argument("--routing", default="even", help=f"with commas, of {', '.join(ROUTINGS)}")
     parser.add_argument("--layers", help="EXPERTSxTOPxNxK with commas; the table's by default")
     parser.add_argument("--tokens", help=f"with commas; {', '.join(map(str, TOKENS))} by default")

@@ -107,6 +107,7 @@ class MoePeer(_Timed):
 CLASS_OF = {
     "fp8": Op.FP8,
     "fp8_groups": Op.FP8_GROUPS,
+    "fp8_groups_32": Op.FP8_GROUPS_32,
     "bf16": Op.BF16,
     "nvfp4": Op.NVFP4_BF16,
     "mxfp4": Op.MXFP4_BF16,

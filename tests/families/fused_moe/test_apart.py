@@ -9,7 +9,7 @@ from torch import Tensor
 from gemmill.families.fused_moe import bounds, reference
 from gemmill.families.fused_moe.cases.calls import CallSpec, make_given
 from gemmill.families.fused_moe.cases.checked import of_config
-from gemmill.families.fused_moe.config import APART_TILE, CODED, GROUP, Design, ExpertsConfig, Operands
+from gemmill.families.fused_moe.config import APART_TILE, CODED, FINE_GROUP, GROUP, Design, ExpertsConfig, Operands
 from gemmill.families.fused_moe.rules import RULES
 from gemmill.families.fused_moe.selections import plain
 from gemmill.families.fused_moe.serving import layer_of
@@ -34,6 +34,18 @@ def configs(group: int, dtype: DType = CODED) -> list[ExpertsConfig]:
 def call_of(row: Row, tokens: int) -> ShapedCall:
     sizes = (tokens * 8, 768, 2048, 128)
     return ShapedCall(family="fused_moe", call_class=row.call_class, sizes=sizes, alignments=(16, 16, 16))
+
+
+def test_groups_of_32_are_grouped_gemms_for_any_rows(make_manifest) -> None:
+    """Those of blocks alone: the same sizes of groups with scales of rows do not make the variant complete."""
+    own = [config for config in configs(FINE_GROUP) if config.apart]
+    gemms = [c for c in tiled(Arch.SM90A) if c.group_size == FINE_GROUP]
+    for rows_scaled in (False, True):
+        entries = make_manifest(*own, *(c for c in gemms if c.rows_scaled is rows_scaled)).entries
+        table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
+        (_, row, _), *_ = table.of("fused_moe")
+        for tokens in (1, 64, 4096):
+            assert (select(table, call_of(row, tokens), SMS).entry is None) is rows_scaled
 
 
 @pytest.mark.parametrize(("dtype", "group", "many"), KINDS)
@@ -64,6 +76,10 @@ def test_a_build_without_the_grouped_gemms_never_chooses_them(make_manifest, gro
 
 def test_rules_and_contradictions_are_told() -> None:
     (config,) = (c for c in configs(GROUP) if c.apart)
+    fine = replace(config, operands=replace(config.operands, group_size=FINE_GROUP), design=Design(tile_tokens=8))
+    assert first_rejection(RULES, fine).reason == "scales in groups of 32: grouped GEMMs multiply them (apart=True)"
+    with pytest.raises(ValueError, match=r"^group_size=64: scales are of 128 or 32, or 0 for whole rows$"):
+        replace(config.operands, group_size=64)
     narrow = replace(config, design=Design(tile_tokens=64, apart=True))
     assert first_rejection(RULES, narrow).reason == "apart tile of 64 rows: there are 128"
     with pytest.raises(ValueError, match=r"^streamed=True, apart=True: grouped GEMMs stream weights, or kernels of"):
@@ -99,6 +115,7 @@ ONE = CallSpec(tokens=24, hidden=256, inner=128, weights=3, topk=1, group_size=G
     [
         {},
         {"group_size": 0},
+        {"group_size": FINE_GROUP},
         {"biased": True},
         {"biased": True, "weight_on_input": True},
         {"dtype": BF16, "group_size": 0},
@@ -116,7 +133,7 @@ def test_rounded_products_are_within_the_bound_and_not_within_that_of_fused_kern
 
 
 def test_cases_of_both_ways_are_judged_by_their_own_bounds() -> None:
-    for config in [*configs(GROUP), *configs(0, BF16)]:
+    for config in [*configs(GROUP), *configs(FINE_GROUP), *configs(0, BF16)]:
         specs = [case.spec for case in of_config(config)]
         assert {spec.fused for spec in specs} == {not config.apart}
         assert {spec.by_warps for spec in specs} == {not (config.apart or config.streamed)}

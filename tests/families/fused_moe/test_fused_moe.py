@@ -19,7 +19,7 @@ from gemmill.families.fused_moe.cases.calls import (
     wanted_of,
 )
 from gemmill.families.fused_moe.cases.checked import of_config
-from gemmill.families.fused_moe.config import CODED, GROUP, Design, ExpertsConfig, Operands
+from gemmill.families.fused_moe.config import CODED, FINE_GROUP, GROUP, Design, ExpertsConfig, Operands
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
@@ -51,31 +51,41 @@ def call(arguments: dict[str, Any]) -> Tensor:
     return out
 
 
-def one_after_the_other(x: dict[str, Any]) -> Tensor:
+def coded_by_hand(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Codes of float32 rows, and their scales."""
+    groups = rows.unflatten(1, (-1, group))
+    scales = (groups.abs().amax(dim=-1) / 448).clamp(min=1 / (448 * 512))
+    return (groups / scales[..., None]).flatten(1).to(torch.float8_e4m3fn), scales
+
+
+def one_after_the_other(x: dict[str, Any], group: int) -> Tensor:
     """By gemmill's other ops, pair by pair, of weights with scales of blocks: the parts in float32."""
     total = torch.zeros(x["x"].shape)
     for token, ids in enumerate(x["topk_ids"].tolist()):
-        row = x["x"][token : token + 1].float().unflatten(1, (-1, GROUP))
-        scales = (row.abs().amax(dim=-1) / 448).clamp(min=1 / (448 * 512))
-        coded = (row / scales[..., None]).flatten(1).to(torch.float8_e4m3fn)
+        coded, scales = coded_by_hand(x["x"][token : token + 1].float(), group)
         for slot, expert in enumerate(ids):
             if not 0 <= expert < len(x["w13"]):
                 continue
             offsets = torch.tensor([0, 1], dtype=torch.int32)
             of = slice(expert, expert + 1)
             product = gemmill.grouped_mm(coded, x["w13"][of], scales, x["w13_scales"][of], offsets)
-            codes, inner = gemmill.silu_and_mul_per_block_quant(product, GROUP)
-            a = codes.double() * inner.double().repeat_interleave(GROUP, dim=1)
+            if group == GROUP:
+                codes, inner = gemmill.silu_and_mul_per_block_quant(product, group)
+            else:  # which that op does not take
+                gate, up = product.float().chunk(2, dim=1)
+                codes, inner = coded_by_hand(torch.nn.functional.silu(gate) * up, group)
+            a = codes.double() * inner.double().repeat_interleave(group, dim=1)
             b = x["w2"][expert].double() * x["w2_scales"][expert].double().repeat_interleave(
-                GROUP, dim=0
-            ).repeat_interleave(GROUP, dim=1)
+                group, dim=0
+            ).repeat_interleave(group, dim=1)
             total[token] += (x["topk_weights"][token, slot] * (a @ b.t()).float())[0]
     return total
 
 
-def test_a_layer_is_what_its_ops_give_one_after_the_other() -> None:
-    x = given(BLOCKS)
-    wanted, found = one_after_the_other(x), call(x)
+@pytest.mark.parametrize("group", [GROUP, FINE_GROUP])
+def test_a_layer_is_what_its_ops_give_one_after_the_other(group: int) -> None:
+    x = given(replace(BLOCKS, group_size=group))
+    wanted, found = one_after_the_other(x, group), call(x)
     assert not found.isnan().any()
     torch.testing.assert_close(found.float(), wanted, rtol=2**-7, atol=float(wanted.abs().max()) * 2**-9)
 
@@ -203,6 +213,22 @@ SENTENCES = (
         "w2 has rows of 192 and order is 0: scales of blocks want rows of a multiple of 128, and gates apart from ups (order 0 or 1)",
     ),
     (
+        replace(BLOCKS, group_size=FINE_GROUP, inner=48),
+        {},
+        "w2 has rows of 48 and order is 0: scales of blocks want rows of a multiple of 32, and gates apart from ups (order 0 or 1)",
+    ),
+    (
+        replace(BLOCKS, group_size=FINE_GROUP),
+        {"w2_scales": torch.ones(4, 2, 1)},
+        "w2_scales has shape [4, 2, 1], expected [4, 8, 4]: a scale for each 32 x 32 of w2, as w13_scales are of blocks",
+    ),
+    (
+        BLOCKS,
+        {"w13_scales": torch.ones(4, 4, 4)},
+        "w13 is float8_e4m3fn of [4, 256, 256]: weights of x's type have no scales; float8_e4m3fn has w13_scales and w2_scales, of experts, "
+        "rows, or blocks of 128 x 128 ([4, 2, 2]) or 32 x 32 ([4, 8, 8])",
+    ),
+    (
         BLOCKS,
         {"order": 2},
         "w2 has rows of 128 and order is 2: scales of blocks want rows of a multiple of 128, and gates apart from ups (order 0 or 1)",
@@ -227,7 +253,7 @@ SENTENCES = (
         ROWS,
         {"w2_scales": None},
         "w13 is float8_e4m3fn of [4, 96, 256]: weights of x's type have no scales; float8_e4m3fn has w13_scales and w2_scales, of experts, "
-        "rows, or blocks of 128 x 128 ([4, 1, 2])",
+        "rows, or blocks of 128 x 128 ([4, 1, 2]) or 32 x 32 ([4, 3, 8])",
     ),
     (
         BLOCKS,
@@ -342,7 +368,7 @@ def test_the_bound_has_room_for_sums_of_the_tensor_core_for_e4m3() -> None:
 
 def test_every_name_is_its_config_and_rules_hold() -> None:
     configs = [c for c in sweep(Arch.SM90A) if isinstance(c, ExpertsConfig)]
-    assert len(configs) == len(set(configs)) == 15 and set(smoke(Arch.SM90A)) <= set(plain(Arch.SM90A)) <= set(configs)
+    assert len(configs) == len(set(configs)) == 16 and set(smoke(Arch.SM90A)) <= set(plain(Arch.SM90A)) <= set(configs)
     assert not list(plain(Arch.SM100A)) and not list(streamed(Arch.SM100A))
     for config in configs:
         assert parse_name(to_name(config)) == config and first_rejection(RULES, config).ok

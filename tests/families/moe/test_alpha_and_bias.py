@@ -12,7 +12,7 @@ from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase, of_config
 from gemmill.families.moe.classes import CLASSES, classes_of
-from gemmill.families.moe.config import AnyConfig, Epilogue, UnalignedGroupedConfig
+from gemmill.families.moe.config import SCALE_GROUPS, AnyConfig, Epilogue, UnalignedGroupedConfig
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.reference import exact_mm, segment_mm
 from gemmill.families.moe.rules import UNALIGNED_RULES
@@ -21,10 +21,11 @@ from gemmill.family import first_rejection
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, DType
 
+BLOCKS_128, BLOCKS_32, ROWS_32 = SCALE_GROUPS
 CHANNEL = CallSpec(counts=(3, 0, 5), n=64, k=160, spare=2, alpha=True, bias=True)
 KINDS = {
     "channel": CHANNEL,
-    "groups": replace(CHANNEL, grouped=True),
+    "groups": replace(CHANNEL, groups=BLOCKS_128),
     "one value": replace(CHANNEL, one_value=True),
     "s8": replace(CHANNEL, dtype=DType.S8),
     "bf16": replace(CHANNEL, dtype=DType.BF16),
@@ -53,10 +54,10 @@ def test_sums_of_an_expert_end_with_its_alpha_and_its_bias(kind: str, ends: str)
     plain = call(p, given(p) | {"alpha": None, "bias": None, "out": torch.full_like(out, torch.nan)})
     for begin, end, e in ((2, 5, 0), (5, 10, 2)):
         a, b = x["a"][begin:end].double(), x["b"][e].double()
-        if x["a_scales"] is not None and not p.grouped:
+        if x["a_scales"] is not None and p.groups is None:
             a = a * (x["a_scales"] if p.one_value else x["a_scales"][begin:end]).double()
             b = b * x["b_scales"][e].double().reshape(-1, 1)
-        elif p.grouped:
+        elif p.groups is not None:
             a = a * x["a_scales"][begin:end].double().repeat_interleave(128, 1)[:, :160]
             b = b * x["b_scales"][e].double().repeat_interleave(128, 0)[:64].repeat_interleave(128, 1)[:, :160]
         wanted = a @ b.t()

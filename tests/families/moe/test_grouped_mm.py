@@ -13,7 +13,14 @@ from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase, of_config
 from gemmill.families.moe.classes import classes_of
-from gemmill.families.moe.config import AnyConfig, GroupedConfig, Operands, PackedGroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import (
+    SCALE_GROUPS,
+    AnyConfig,
+    GroupedConfig,
+    Operands,
+    PackedGroupedConfig,
+    UnalignedGroupedConfig,
+)
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.model import model_ns
 from gemmill.families.moe.reference import exact_mm, segment_mm, segments
@@ -23,12 +30,13 @@ from gemmill.families.moe.tuning import TUNING
 from gemmill.family import ShapedCall, first_rejection
 from gemmill.gemm.config import Design
 from gemmill.space.names import parse_name, to_name
-from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGroups
 from making import changed
 
+BLOCKS_128, BLOCKS_32, ROWS_32 = SCALE_GROUPS
 CONTIGUOUS = CallSpec(counts=(3, 0, 5), n=64, k=160, spare=2)
 MASKED = replace(CONTIGUOUS, slot=6, spare=0)
-IN_GROUPS = replace(CONTIGUOUS, grouped=True)
+IN_GROUPS = replace(CONTIGUOUS, groups=BLOCKS_128)
 FAST = GroupedConfig(
     operands=Operands(dtype=DType.E4M3, out_dtype=DType.BF16),
     design=Design(
@@ -54,14 +62,15 @@ def sentence(p: CallSpec, **changes: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_rows_of_each_expert_are_multiplied_by_its_weights(grouped: bool) -> None:
-    x = given(replace(CONTIGUOUS, grouped=grouped))
+@pytest.mark.parametrize("groups", [None, *SCALE_GROUPS])
+def test_rows_of_each_expert_are_multiplied_by_its_weights(groups: ScaleGroups | None) -> None:
+    x = given(replace(CONTIGUOUS, groups=groups))
     out = call(CONTIGUOUS, x)
     a, b = x["a"].double(), x["b"].double()
-    if grouped:
-        a = a * x["a_scales"].double().repeat_interleave(128, 1)[:, :160]
-        b = b * x["b_scales"].double().repeat_interleave(128, 1)[:, :64].repeat_interleave(128, 2)[:, :, :160]
+    if groups is not None:
+        a = a * x["a_scales"].double().repeat_interleave(groups.size, 1)[:, :160]
+        of_b = x["b_scales"].double().repeat_interleave(groups.size, 2)[:, :, :160]
+        b = b * of_b.repeat_interleave(1 if groups == ROWS_32 else groups.size, 1)[:, :64]
     else:
         a, b = a * x["a_scales"].double(), b * x["b_scales"].double()[:, :, None]
     assert torch.allclose(out[2:5].double(), a[2:5] @ b[0].t(), rtol=2e-2, atol=1e-4)
@@ -135,12 +144,29 @@ SENTENCES = {
         CONTIGUOUS,
         {"b_scales": torch.ones(3, 63)},
         "b_scales has shape [3, 63]: for weights of [3, 64, 160] there are scales of each expert ([3]), of each column ([3, 64], "
-        "contiguous), or of blocks of 128 x 128 ([3, 1, 2])",
+        "contiguous), or of each 128 x 128 ([3, 1, 2]), 32 x 32 ([3, 2, 5]) or 1 x 32 ([3, 64, 5])",
     ),
     "mixed kinds of scales": (
         CONTIGUOUS,
         {"b_scales": torch.ones(3, 1, 2)},
         "a_scales has shape [12, 1], expected [12, 2]: a scale of each row for each 128 along K, as b_scales of [3, 1, 2] has them",
+    ),
+    "scales of 32 beside 128": (
+        CONTIGUOUS,
+        {"a_scales": torch.ones(12, 2), "b_scales": torch.ones(3, 2, 5)},
+        "a_scales has shape [12, 2], expected [12, 5]: a scale of each row for each 32 along K, as b_scales of [3, 2, 5] has them",
+    ),
+    "scales of 128 beside rows in groups of 32": (
+        MASKED,
+        {"a_scales": torch.ones(3, 6, 2), "b_scales": torch.ones(3, 64, 5)},
+        "a_scales has shape [3, 6, 2], expected [3, 6, 5], all rows at one stride: a scale of each row for each 32 along K, as "
+        "b_scales of [3, 64, 5] has them",
+    ),
+    "scales of blocks of 64": (
+        CONTIGUOUS,
+        {"b_scales": torch.ones(3, 1, 3)},
+        "b_scales has shape [3, 1, 3]: for weights of [3, 64, 160] there are scales of each expert ([3]), of each column ([3, 64], "
+        "contiguous), or of each 128 x 128 ([3, 1, 2]), 32 x 32 ([3, 2, 5]) or 1 x 32 ([3, 64, 5])",
     ),
     "scales of rows": (
         CONTIGUOUS,
@@ -249,6 +275,8 @@ def test_the_model_knows_what_gathering_takes() -> None:
     assert chosen(128, True, 1024, 4096, 7168).design.tile_shape_mnk == (128, 32, 256)
     assert chosen(128, True, 8192, 4096, 7168).design.tile_shape_mnk == (128, 128, 128)
     assert chosen(0, True, 8192, 4096, 7168).design.tile_shape_mnk == (128, 64, 128)
+    assert chosen(32, False, 16, 4608, 5120).design.tile_shape_mnk == (64, 16, 256)
+    assert chosen(32, False, 65536, 4608, 5120).design.tile_shape_mnk[:2] in ((64, 128), (128, 128))
     assert chosen(128, False, 65536, 4096, 7168).design.cluster_shape_mnk == (1, 2, 1)
     assert chosen(128, False, 65536, 7168, 2048).design.cluster_shape_mnk == (1, 1, 1)
     assert chosen(128, False, 8192, 4096, 7168).design.cluster_shape_mnk == (1, 1, 1), (
@@ -262,10 +290,17 @@ def test_the_model_knows_what_gathering_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", sorted({(c.operand_dtype, c.out_dtype, c.group_size, c.operands.indexed) for c in tiled(Arch.SM90A)})
+    "kind",
+    sorted(
+        {(c.operand_dtype, c.out_dtype, c.group_size, c.rows_scaled, c.operands.indexed) for c in tiled(Arch.SM90A)}
+    ),
 )
-def test_one_kernel_takes_every_layout_and_is_chosen_last(kind: tuple[DType, DType, int, bool]) -> None:
-    one = next(c for c in tiled(Arch.SM90A) if (c.operand_dtype, c.out_dtype, c.group_size, c.operands.indexed) == kind)
+def test_one_kernel_takes_every_layout_and_is_chosen_last(kind: tuple[DType, DType, int, bool, bool]) -> None:
+    one = next(
+        c
+        for c in tiled(Arch.SM90A)
+        if (c.operand_dtype, c.out_dtype, c.group_size, c.rows_scaled, c.operands.indexed) == kind
+    )
     (number,) = classes_of(one)
     rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, i)]
     rows = [row for row in rows if row.call_class == number]
@@ -293,6 +328,15 @@ def test_one_kernel_takes_every_layout_and_is_chosen_last(kind: tuple[DType, DTy
             "tile 64x128x128: rows are a multiple of 128, columns of 16 up to 256, and K of 128 bytes",
         ),
         ({"tile_shape_mnk": (256, 256, 128)}, "sums of a tile take 256 registers of a thread, there are 192"),
+        (
+            {
+                "group_size": 32,
+                "rows_scaled": True,
+                "accumulation": Accumulation.PROMOTED,
+                "tile_shape_mnk": (128, 192, 128),
+            },
+            "tile 128x192x128 has no registers left for scales of each row of the weights: 128x128 has",
+        ),
         ({"kernel_schedule": KernelSchedule.MMA_SYNC}, "grouped kernels have no mmasync schedule"),
         ({"stages": 40}, "40 stages of 32784 bytes: 2 or more must fit in 207232"),
     ],
@@ -313,3 +357,23 @@ def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
         if config.operands == Operands(dtype=DType.E4M3, out_dtype=DType.BF16, indexed=config.operands.indexed)
     ]
     assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m
+
+
+@pytest.mark.parametrize(("group_size", "rows_scaled"), [(64, False), (128, True), (0, True)])
+def test_groups_that_there_are_not(group_size: int, rows_scaled: bool) -> None:
+    with pytest.raises(ValueError) as error:
+        Operands(dtype=DType.E4M3, out_dtype=DType.BF16, group_size=group_size, rows_scaled=rows_scaled)
+    assert str(error.value) == (
+        f"group_size={group_size}, rows_scaled={rows_scaled}: scales of weights in groups are of 128 x 128, 32 x 32 or 1 x 32, or "
+        "group_size is 0 for all of K"
+    )
+
+
+@pytest.mark.parametrize("groups", [BLOCKS_32, ROWS_32])
+def test_a_bound_of_groups_is_wide_enough_and_too_narrow_for_another_scale(groups: ScaleGroups) -> None:
+    x = given(replace(CONTIGUOUS, groups=groups, k=512))
+    operands = x["a"], x["b"][0], x["a_scales"], x["b_scales"][0]
+    exact, bound = exact_mm(*operands), tolerance(*operands, torch.bfloat16, promoted=False)
+    assert bool(((segment_mm(*operands, torch.bfloat16).double() - exact).abs() <= bound).all())
+    wrong = exact_mm(*operands[:3], operands[3].roll(1, 1))
+    assert bool(((wrong - exact).abs() > bound).any())

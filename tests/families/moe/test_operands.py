@@ -12,7 +12,7 @@ from gemmill.families.moe import functions
 from gemmill.families.moe.bounds import tolerance
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.moe.cases.checked import GroupedCase
-from gemmill.families.moe.config import Operands
+from gemmill.families.moe.config import SCALE_GROUPS, Operands
 from gemmill.families.moe.dsl.plan import Plan
 from gemmill.families.moe.reference import exact_mm, gathered, segment_mm
 from gemmill.families.moe.selections import tiled
@@ -20,6 +20,7 @@ from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, Arch, DType
 from making import changed
 
+BLOCKS_128, BLOCKS_32, ROWS_32 = SCALE_GROUPS
 SCALED = CallSpec(counts=(3, 0, 5), n=64, k=160, spare=2)
 PLAIN = replace(SCALED, dtype=DType.BF16, out_dtype=DType.BF16)
 INDEXED = replace(SCALED, indexed=True)
@@ -52,7 +53,11 @@ def test_operands_of_16_bits_have_no_scales(dtype: DType, slot: int) -> None:
 @pytest.mark.parametrize("kind", ["channel", "groups", "plain", "one value"])
 def test_gathered_rows_are_those_in_order(kind: str) -> None:
     """The same as gathering first; a row that there is not is of zeros."""
-    spec = replace(PLAIN if kind == "plain" else SCALED, grouped=kind == "groups", one_value=kind == "one value")
+    spec = replace(
+        PLAIN if kind == "plain" else SCALED,
+        groups=BLOCKS_128 if kind == "groups" else None,
+        one_value=kind == "one value",
+    )
     spec = replace(spec, indexed=True, wide_offsets=kind == "groups")
     x = given(spec)
     ids = x["token_ids"]
@@ -83,7 +88,9 @@ def test_rows_that_are_not_there_are_zeros() -> None:
 def test_no_scale_reaches_a_row_that_is_not_there(
     kind: str, most: int, poison: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = replace(SCALED, grouped=kind == "groups", one_value=kind == "one value", indexed=True, spare=0)
+    spec = replace(
+        SCALED, groups=BLOCKS_128 if kind == "groups" else None, one_value=kind == "one value", indexed=True, spare=0
+    )
     x = given(spec)
     x["a_scales"][0] = poison
     x["token_ids"].fill_(spec.tokens)
@@ -106,7 +113,11 @@ def test_functions_take_their_result_from_their_operands() -> None:
 
 @pytest.mark.parametrize("kind", ["channel", "groups", "plain", "one value"])
 def test_many_rows_are_selected_before_they_are_multiplied(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(PLAIN if kind == "plain" else SCALED, grouped=kind == "groups", one_value=kind == "one value")
+    spec = replace(
+        PLAIN if kind == "plain" else SCALED,
+        groups=BLOCKS_128 if kind == "groups" else None,
+        one_value=kind == "one value",
+    )
     x = given(replace(spec, indexed=True, spare=0))
     operands = [x[name] for name in ("a", "b", "a_scales", "b_scales", "expert_offsets")]
     asked = []
@@ -168,7 +179,7 @@ SENTENCES = {
         "a is [0, 160]: token_ids name 12 rows, and it has none",
     ),
     "scales in groups of the result": (
-        replace(INDEXED, grouped=True),
+        replace(INDEXED, groups=BLOCKS_128),
         {"a_scales": torch.ones(12, 2)},
         "a_scales has shape [12, 2], expected [9, 2]: a scale of each row for each 128 along K, as b_scales of [3, 1, 2] has them",
     ),

@@ -54,7 +54,7 @@ def on_meta(p: ExpertsWorkload) -> ExpertsOperands:
 
     shapes = (p.experts, 2 * p.inner, p.hidden), (p.experts, p.hidden, p.inner)
     w13, w2 = (empty(*shape, kind=torch.float8_e4m3fn) for shape in shapes)
-    scales = [empty(e, n // 128, k // 128) if p.grouped else empty(e, n) for e, n, k in shapes]
+    scales = [empty(e, n // g, k // g) if (g := p.group_size) else empty(e, n) for e, n, k in shapes]
     x, out = (empty(p.tokens, p.hidden, kind=torch.bfloat16) for _ in range(2))
     ids, weights = empty(p.tokens, p.top, kind=torch.int32), empty(p.tokens, p.top)
     return ExpertsOperands(
@@ -89,6 +89,19 @@ def test_each_way_is_the_variant_that_the_model_would_choose_without_the_other(
             found[apart] = way._variant(operands)
         choice = gemmill.explain("fused_experts", *way.call(operands, 0).args).entry
         assert found[True].endswith("_t128a") and not found[False].endswith("a") and choice.name == found[tokens > 1]
+
+
+def test_groups_of_32_go_one_way(make_manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = (*selections.default(Arch.SM90A), *(c for c in tiled(Arch.SM90A) if c.operand_dtype is DType.E4M3))
+    manifest = make_manifest(*configs)
+    table = make_variant_table(manifest.entries, sorted({entry.symbol for entry in manifest.entries}), ())
+    monkeypatch.setattr(ops, "_active", TableOnly(manifest, table))
+    options = {"op": "fp8_groups_32", "layers": "deepseek-v4.1", "tokens": "1,4096", "draw": None}
+    for workload in workloads_of(Namespace(**options)):
+        assert workload.coded and not workload.grouped and workload.sizes["inner"] == 2304
+        ways = [ExpertsWay(name=str(apart), namespace="gemmill", apart=apart) for apart in (False, True)]
+        assert [way.takes(workload) for way in ways] == [False, True]
+        assert ways[1]._variant(on_meta(workload)).endswith("group32_t128a")
 
 
 def test_drawn_layers_are_those_of_their_seed() -> None:

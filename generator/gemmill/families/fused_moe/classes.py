@@ -1,6 +1,6 @@
 """Classes of calls: what variants of each compute."""
 
-from gemmill.families.fused_moe.config import CODED, GROUP, HALVES
+from gemmill.families.fused_moe.config import CODED, GROUPS, HALVES
 from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
@@ -15,7 +15,7 @@ CLASSES = Classes(
     (
         ClassAxis(name="dtype", expression="dtype(w13)", values=_codes(DType.U8, CODED, *HALVES)),
         ClassAxis(name="out_dtype", expression="dtype(x)", values=_codes(*HALVES)),
-        ClassAxis(name="group_size", expression="groups", values={0: 0, GROUP: 1}),
+        ClassAxis(name="group_size", expression="groups", values={0: 0, **{x: i for i, x in enumerate(GROUPS, 1)}}),
         ClassAxis(name="packing", expression="packed", values={None: 0, **{x: i for i, x in enumerate(PACKINGS, 1)}}),
     )
 )

@@ -13,6 +13,10 @@ GROUP = 128
 """Elements of a row, and rows of weights, that share a scale where scales come in groups."""
 BESIDE_STAGES = 6144
 """Bytes of shared memory that lists, barriers and the alignment of stages of packed weights take, apart from sums."""
+FINE_GROUP = 32
+"""The same of finer groups, as DeepSeek V4.1's experts have them; grouped GEMMs multiply them."""
+GROUPS = (GROUP, FINE_GROUP)
+"""Both, in the order in which classes of calls number them, from 1 on."""
 MOST_WEIGHTS = 512
 """Experts that a CTA sorts by, one a thread."""
 CODED = DType.E4M3
@@ -46,8 +50,10 @@ class Operands:
             raise ValueError(
                 f"dtype={self.dtype}, out_dtype={self.out_dtype}: weights are {CODED}, bf16 or f16, results bf16 or f16"
             )
-        if self.group_size not in (0, GROUP):
-            raise ValueError(f"group_size={self.group_size}: scales are of {GROUP}, or 0 for whole rows")
+        if self.group_size not in (0, *GROUPS):
+            raise ValueError(
+                f"group_size={self.group_size}: scales are of {GROUP} or {FINE_GROUP}, or 0 for whole rows"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

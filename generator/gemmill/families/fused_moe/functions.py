@@ -48,13 +48,13 @@ def fused_experts(
     """out[t] = sum over a token's experts e of weight W2[e] (activation(gate) up), gate and up being rows of W13[e] x[t].
 
     `x` is [M, K], bfloat16 or float16. `w13` is [E, 2 I, K] and `w2` is [E, K, I], row-major, as in checkpoints. Weights are
-    float8_e4m3fn with float32 scales, or x's dtype without scales. K and I are multiples of 16; with scales of blocks, I is a
-    multiple of 128. `order` says how rows of w13 have gates and ups: "gate_up", "up_gate" or "interleaved". `w13_bias` is
+    float8_e4m3fn with float32 scales, or x's dtype without scales. K and I are multiples of 16; with scales of blocks, I is
+    whole blocks. `order` says how rows of w13 have gates and ups: "gate_up", "up_gate" or "interleaved". `w13_bias` is
     [E, 2 I] and `w2_bias` is [E, K], in x's dtype.
 
     Scales of rows: `w13_scales` are [E, 2 I] or [E], and `w2_scales` are [E, K] or [E]. A row of activations then has one
-    scale. Scales of blocks: they are [E, ceil(2 I / 128), ceil(K / 128)] and [E, ceil(K / 128), I / 128]. Each 128 elements of
-    a row of activations then have one scale. Codes are made as gemmill.families.fused_moe.reference writes it down.
+    scale. Scales of blocks of g x g, with g = 128 or 32: they are [E, ceil(2 I / g), ceil(K / g)] and [E, ceil(K / g), I / g].
+    Each g elements of a row of activations then have one scale. Codes are made as gemmill.families.fused_moe.reference writes it down.
 
     `topk_ids` is int32 or int64 [M, topk], `topk_weights` float32 [M, topk]. `expert_map` is int32, one number for each expert:
     the index of its weights, or -1 for none. Without a map expert e has weights e. An id that names no expert counts as none.

@@ -1,7 +1,7 @@
 """The op, and what must hold for a call."""
 
 from gemmill.families.fused_moe.classes import CLASSES
-from gemmill.families.fused_moe.config import CODED, GROUP, HALVES
+from gemmill.families.fused_moe.config import CODED, GROUPS, HALVES
 from gemmill.families.fused_moe.packed_ops import PACKED_OP
 from gemmill.families.fused_moe.steps import (
     LIMITS,
@@ -29,6 +29,7 @@ from gemmill.family import (
     Step,
     Tensor,
     When,
+    any_of,
 )
 from gemmill.vocab import DType
 
@@ -62,17 +63,31 @@ def _by_rows(role: str, weights: str, rows: str) -> Require:
     )
 
 
-def _by_blocks(role: str, weights: str, rows: str, columns: str) -> Require:
-    return Require(
-        f"rank({role}) == 3 and size({role}, 0) == weights and size({role}, 1) == {rows} and size({role}, 2) == {columns}",
-        f"{{{role}.name}} has shape {{{role}.shape}}, expected [{{weights}}, {{{rows}}}, {{{columns}}}]: a scale for each {GROUP} x {GROUP} of "
-        f"{{{weights}.name}}, as w13_scales are of blocks",
+def _by_blocks(group: int) -> When:
+    """Scales of w2, where those of w13 are of blocks of so many rows and columns."""
+    return When(
+        f"kind == {2 + GROUPS.index(group)}",
+        (
+            Require(
+                f"inner % {group} == 0 and order < 2",
+                f"{{w2.name}} has rows of {{inner}} and order is {{order}}: scales of blocks want rows of a multiple of {group}, and gates apart "
+                "from ups (order 0 or 1)",
+            ),
+            Require(
+                f"rank(w2_scales) == 3 and size(w2_scales, 0) == weights and size(w2_scales, 1) == hidden_{group} and size(w2_scales, 2) == inner_{group}",
+                f"{{w2_scales.name}} has shape {{w2_scales.shape}}, expected [{{weights}}, {{hidden_{group}}}, {{inner_{group}}}]: a scale for each "
+                f"{group} x {group} of {{w2.name}}, as w13_scales are of blocks",
+            ),
+        ),
     )
 
 
 _SCALES: tuple[Step, ...] = (
-    Let("gate_groups", f"ceil(gates, {GROUP})"),
-    Let("hidden_groups", f"ceil(K, {GROUP})"),
+    *(
+        Let(f"{name}_{group}", f"ceil({size}, {group})")
+        for group in GROUPS
+        for name, size in (("gates", "gates"), ("hidden", "K"), ("inner", "inner"))
+    ),
     Let("inner_groups", EXPRESSIONS["inner_groups"]),
     Let("gates_values", "weights * gates"),
     Let("K_values", "weights * K"),
@@ -83,17 +98,7 @@ _OF_CODES: tuple[Step, ...] = (
         "kind == 1",
         (_by_rows("w13_scales", "w13", "gates"), _by_rows("w2_scales", "w2", "K")),
     ),
-    When(
-        "kind == 2",
-        (
-            Require(
-                f"inner % {GROUP} == 0 and order < 2",
-                f"{{w2.name}} has rows of {{inner}} and order is {{order}}: scales of blocks want rows of a multiple of {GROUP}, and gates apart "
-                "from ups (order 0 or 1)",
-            ),
-            _by_blocks("w2_scales", "w2", "hidden_groups", "inner_groups"),
-        ),
-    ),
+    *map(_by_blocks, GROUPS),
 )
 _KIND = OneOf(
     "kind",
@@ -101,11 +106,15 @@ _KIND = OneOf(
         "plain": "dtype(w13) == dtype(x) and w13_scales == 0 and w2_scales == 0",
         "rows": f"dtype(w13) in ({CODED.torch_name},) and w13_scales == 1 and w2_scales == 1 and (rank(w13_scales) <= 2 or size(w13_scales, 2) == 1 "
         "and size(w13_scales, 1) == gates)",
-        "blocks": f"dtype(w13) in ({CODED.torch_name},) and w13_scales == 1 and w2_scales == 1 and rank(w13_scales) == 3 and "
-        "size(w13_scales, 0) == weights and size(w13_scales, 1) == gate_groups and size(w13_scales, 2) == hidden_groups",
+        **{
+            f"blocks of {group}": f"dtype(w13) in ({CODED.torch_name},) and w13_scales == 1 and w2_scales == 1 and rank(w13_scales) == 3 and "
+            f"size(w13_scales, 0) == weights and size(w13_scales, 1) == gates_{group} and size(w13_scales, 2) == hidden_{group}"
+            for group in GROUPS
+        },
     },
-    f"{{w13.name}} is {{w13.dtype}} of {{w13.shape}}: weights of {{x.name}}'s type have no scales; float8_e4m3fn has w13_scales and w2_scales, of experts, "
-    f"rows, or blocks of {GROUP} x {GROUP} ([{{weights}}, {{gate_groups}}, {{hidden_groups}}])",
+    "{w13.name} is {w13.dtype} of {w13.shape}: weights of {x.name}'s type have no scales; float8_e4m3fn has w13_scales and w2_scales, of experts, "
+    "rows, or blocks of "
+    + any_of([f"{group} x {group} ([{{weights}}, {{gates_{group}}}, {{hidden_{group}}}])" for group in GROUPS]),
 )
 
 
@@ -156,7 +165,7 @@ _OP = Op(
         *_SCALES,
         _KIND,
         When("kind >= 1", _OF_CODES),
-        Let("groups", "kind // 2"),
+        Let("groups", "most(kind, 1) - 1"),
         Check(Aspect.LAYOUT, "x out topk_ids topk_weights"),
         *_rows_at_one_stride("w13"),
         *_rows_at_one_stride("w2"),

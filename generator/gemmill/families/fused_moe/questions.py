@@ -9,7 +9,7 @@ QUESTIONS = (
     size("k", "Columns of x and of the result"),
     number("experts", "Experts whose weights are here (8)", least=1),
     number("topk", "Experts of a token (2)", least=1),
-    number("group", "128, or none for scales of rows"),
+    number("group", "128 or 32, or none for scales of rows"),
     word("dtype", "Of weights (e4m3)", "e4m3", "bf16", "f16"),
     word(
         "format",

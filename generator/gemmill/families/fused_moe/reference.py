@@ -2,7 +2,7 @@
 
 A pair is a token and one of its experts. For each pair:
 
-    scale     of x where weights are e4m3, or folded into it: max(amax / 448, 1 / (448 * 512)) of each 128 of a row, or of the row
+    scale     of x where weights are e4m3, or folded into it: max(amax / 448, 1 / (448 * 512)) of each 128 or 32 of a row, or of the row
     x         the e4m3 code of x / scale; x itself where weights have 16 bits
     products  scales (codes W13), plus bias, times the router's weight where that belongs to the input; rounded to x's dtype
     results   activation(gate) up in float32; coded as x is, or rounded to x's dtype
@@ -19,17 +19,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gemmill.families.fused_moe.config import GROUPS
 from gemmill.formats.gating import activated, group_codes, group_scales
 from gemmill.vocab.activation import Activation
 
-GROUP = 128
 GATE_UP, UP_GATE, INTERLEAVED = range(3)
 """Orders of rows of w13: gates before ups, ups before gates, or each gate before its up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Operands of a call, as the op has them. Scales are [weights, rows], or [weights, rows / 128, columns / 128].
+    """Operands of a call, as the op has them. Scales are [weights, rows], or of blocks of g = 128 or 32 [weights, rows / g, columns / g].
 
     Packed weights are here decoded: float64, without scales.
     """
@@ -75,7 +75,10 @@ class Layer:
     @property
     def group(self) -> int:
         """Elements of a row of activations that share a scale; 0 for all of them."""
-        return GROUP if self.w13_scales is not None and self.w13_scales.dim() == 3 else 0
+        if self.w13_scales is None or self.w13_scales.dim() != 3:
+            return 0
+        (rows, columns), shape = self.w13.shape[1:], self.w13_scales.shape[1:]
+        return next(group for group in GROUPS if shape == (-(-rows // group), -(-columns // group)))
 
     @property
     def may_sum_e4m3(self) -> bool:
@@ -157,16 +160,16 @@ def products(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | N
     if not group:
         return a_scales.reshape(-1, 1) * ((a.double() @ b.double().t()).float() * b_scales.reshape(1, -1))
     total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
-    for part, scale in each_group(a.double(), b.double(), a_scales, b_scales):
+    for part, scale in each_group(a.double(), b.double(), a_scales, b_scales, group):
         total += scale * part
     return total.float()
 
 
-def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each GROUP along K: the sum of its products, and the float32 product of its scales, as float64 [M, N]."""
-    rows = torch.arange(b.shape[0], device=b.device, dtype=torch.int64) // GROUP
-    for g, start in enumerate(range(0, a.shape[1], GROUP)):
-        part = a[:, start : start + GROUP] @ b[:, start : start + GROUP].t()
+def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, group: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each group along K: the sum of its products, and the float32 product of its scales, as float64 [M, N]."""
+    rows = torch.arange(b.shape[0], device=b.device, dtype=torch.int64) // group
+    for g, start in enumerate(range(0, a.shape[1], group)):
+        part = a[:, start : start + group] @ b[:, start : start + group].t()
         yield part, (a_scales[:, g, None] * b_scales[rows, g]).double()
 
 

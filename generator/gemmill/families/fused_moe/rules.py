@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from gemmill.families.fused_moe.config import (
     APART_TILE,
     CODED,
+    FINE_GROUP,
     STREAMED_TILES,
     TILES,
     AnyConfig,
@@ -56,7 +57,13 @@ def _memory(c: ExpertsConfig) -> Iterator[str]:
         yield f"tile of {c.tile_tokens} rows on {c.arch}: two stages do not fit in {c.arch.shared_memory_bytes} bytes; {TILES[1]} rows do"
 
 
-RULES = (_hopper, _operands, _tile, _streamed, _memory)
+def _fine(c: ExpertsConfig) -> Iterator[str]:
+    """Kernels of experts have stages of a whole group of 128 and one scale of it."""
+    if c.group_size == FINE_GROUP and not c.apart:
+        yield f"scales in groups of {FINE_GROUP}: grouped GEMMs multiply them (apart=True)"
+
+
+RULES = (_hopper, _operands, _tile, _streamed, _memory, _fine)
 
 
 def _packed_tile(c: PackedExpertsConfig) -> Iterator[str]:

@@ -8,6 +8,7 @@ from gemmill.families.fused_moe.config import (
     APART_TILE,
     CODED,
     GROUP,
+    GROUPS,
     STREAMED_TILES,
     TILES,
     AnyConfig,
@@ -48,7 +49,8 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
     """Kernels of weights that are not packed.
 
     e4m3 to bf16 with scales in groups has streamed tiles of 8 to 64 rows, and one of 8 by warps. With scales of rows it has tiles of 8, 16
-    and 32 rows. bf16 has tiles of 8 and 32. Of all, grouped GEMMs may make the products. On sm120f all have tiles of 8 and 16 rows by warps.
+    and 32 rows. bf16 has tiles of 8 and 32. Of all, grouped GEMMs may make the products, and of groups of 32 they alone do. On sm120f all
+    have tiles of 8 and 16 rows by warps.
     """
     if arch is Arch.SM120F:
         for design in (Design(tile_tokens=tile) for tile in TILES[:2]):
@@ -63,7 +65,7 @@ def plain(arch: Arch) -> Iterator[ExpertsConfig]:
     for tile in (TILES[0], TILES[-1]):
         yield _of_16_bits(arch, Design(tile_tokens=tile))
     apart = Design(tile_tokens=APART_TILE, apart=True)
-    for group in (GROUP, 0):
+    for group in (*GROUPS, 0):
         yield _of_codes(arch, group, apart)
     yield _of_16_bits(arch, apart)
 

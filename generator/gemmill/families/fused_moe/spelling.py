@@ -12,18 +12,17 @@ def spell(config: ExpertsConfig) -> Spelled:
     if config.streamed:
         values = {"half_type": _TYPES[config.out_dtype], "tile_tokens": config.tile_tokens}
         return Spelled(template="fused_moe/streamed_experts.cu.jinja", values=values)
-    grouped = str(bool(config.group_size)).lower()
     if config.apart:
         values = {
             "half_type": _TYPES[config.out_dtype],
             "coded": str(config.is_coded).lower(),
-            "grouped": grouped,
+            "group": config.group_size,
         }
         return Spelled(template="fused_moe/apart_experts.cu.jinja", values=values)
     values = {
         "half_type": _TYPES[config.out_dtype],
         "element_type": _TYPES[config.dtype],
-        "grouped": grouped,
+        "grouped": str(bool(config.group_size)).lower(),
         "tile_tokens": config.tile_tokens,
     }
     return Spelled(template="fused_moe/fused_experts.cu.jinja", values=values)

@@ -57,6 +57,7 @@ def _needs(config: AnyConfig) -> Needs | None:
     if not config.apart:
         return None
     needed = {"operand_dtype": config.dtype, "out_dtype": config.out_dtype, "group_size": config.group_size}
+    needed |= {"rows_scaled": False}
     return Needs(family="moe", config=needed | {"gathers": (False,), "biased": False})
 
 

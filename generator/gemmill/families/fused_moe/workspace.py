@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gemmill.families.fused_moe.config import GROUP
+from gemmill.families.fused_moe.config import FINE_GROUP, GROUP
 
 ALIGNED = 256
 """Each part of a workspace begins at a multiple of so many bytes. A workspace itself may begin anywhere."""
@@ -36,7 +36,8 @@ _CODED_ALONE = (
     "inner_values",
     "pairs * inner_groups * 4",
 )
-_CODED = ("pairs * K * 4", *_CODED_ALONE)
+_CODED = ("pairs * K * 4", *_CODED_ALONE[:-1], f"pairs * ceil(inner, {FINE_GROUP}) * 4")
+"""Weights may have scales in groups of 32. More scales of x lie where grouped GEMMs leave room of others' parts."""
 _SORTED, _STORED = (_OF_PAIRS,), (_OF_PAIRS,)
 
 
@@ -85,7 +86,8 @@ def most_bytes(tokens: int, hidden: int, inner: int, topk: int, experts: int, co
     ]
     parts += [pairs * inner * (4 if coded else 2 if packed else 6), pairs * hidden * 4]
     if coded:
-        parts += [tokens * hidden, tokens * -(-hidden // GROUP) * 4, pairs * inner, pairs * groups * 4]
+        scales = pairs * (groups if packed else -(-inner // FINE_GROUP)) * 4
+        parts += [tokens * hidden, tokens * -(-hidden // GROUP) * 4, pairs * inner, scales]
     if packed:
         parts += [pairs * 4, *([pairs * 4] if coded else []), ALIGNED]
     return ALIGNED + sum(-(-part // ALIGNED) * ALIGNED for part in parts)

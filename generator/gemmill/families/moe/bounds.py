@@ -3,8 +3,8 @@
 The arithmetic is that of a GEMM of each expert's rows. Sums of s8 are integers of 32 bits, so that only the epilogue rounds,
 as the reference does. For e4m3 an instruction of Hopper's tensor core adds 32 products and the running sum as fixed-point
 numbers. They keep 13 bits below the largest one's exponent, so each of the 33 terms loses less than 2^-13 of the largest. Sums
-are promoted to float32 every 128 along K where scales are in groups or the kernel says so, else never. Scales in groups cost
-three roundings of what is added, and one of the register. The epilogue costs two more, and storing half a unit in the last
+are promoted to float32 after each group where scales are in groups, every 128 along K where the kernel says so, else never. Scales in
+groups cost three roundings of what is added, and one of the register. The epilogue costs two more, and storing half a unit in the last
 place. For bf16 and f16 see `gemmill.arithmetic`. An alpha is exact where scales of columns take it in, for exact results have
 the rounded product too. Elsewhere alpha, and a bias, cost one rounding.
 """
@@ -20,7 +20,7 @@ from gemmill.arithmetic import (
     lost_in_any_order,
     lost_in_sum,
 )
-from gemmill.families.moe.reference import each_group, exact_mm, packed_exact_mm, with_alpha
+from gemmill.families.moe.reference import each_group, exact_mm, packed_exact_mm, scale_groups_of, with_alpha
 
 GROUP_ROUNDINGS, EPILOGUE_ROUNDINGS = 3, 3
 
@@ -38,7 +38,7 @@ def tolerance(
 ) -> Tensor:
     """Largest |kernel - exact_mm| of a right kernel, float64 [M, N]; arguments as in exact_mm.
 
-    promoted: whether sums of e4m3 leave the tensor core every 128 along K; scales in groups do it always.
+    promoted: whether sums of e4m3 leave the tensor core every 128 along K; with scales in groups they do so after each group.
     """
     exact = exact_mm(a, b, a_scales, b_scales, alpha, bias).abs()
     if a_scales is None or b_scales is None:
@@ -90,9 +90,9 @@ def packed_tolerance(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch
 
 def _lost_in_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
     error = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
-    magnitude = error.clone()
+    magnitude, size = error.clone(), scale_groups_of(b_scales, *b.shape).size
     for g, (part, scale) in enumerate(each_group(a, b, a_scales, b_scales)):
-        columns = slice(128 * g, 128 * g + 128)
+        columns = slice(size * g, size * g + size)
         lost = lost_in_sum(a[:, columns].double(), b[:, columns].double().t(), OF_E4M3)
         term = scale.abs() * (part.abs() + lost)
         magnitude += term

@@ -1,6 +1,6 @@
 """Classes of calls: what variants of each compute."""
 
-from gemmill.families.moe.config import FP4_FORMATS, GROUP, OPERANDS, AnyConfig
+from gemmill.families.moe.config import FP4_FORMATS, OPERANDS, AnyConfig
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.vocab import DType
@@ -14,7 +14,8 @@ CLASSES = Classes(
     (
         ClassAxis(name="dtype", expression="dtype(a)", values=_codes(*OPERANDS)),
         ClassAxis(name="out_dtype", expression="dtype(out)", values=_codes(DType.BF16, DType.F16)),
-        ClassAxis(name="group_size", expression="groups", values={0: 0, GROUP: 1}),
+        ClassAxis(name="group_size", expression="group_sizes", values={0: 0, 128: 1, 32: 2}),
+        ClassAxis(name="rows_scaled", expression="rows_scaled", values={False: 0, True: 1}),
         ClassAxis(name="indexed", expression="indexed", values={False: 0, True: 1}),
         ClassAxis(name="format", expression="packed", values={None: 0, **{x: i for i, x in enumerate(FP4_FORMATS, 1)}}),
         # Packed weights have one kernel for both.
@@ -30,6 +31,7 @@ def classes_of(config: AnyConfig) -> list[int]:
             dtype=config.operand_dtype,
             out_dtype=config.out_dtype,
             group_size=config.group_size,
+            rows_scaled=config.rows_scaled,
             indexed=indexed,
             format=config.format,
             biased=config.biased,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
 
+from gemmill.family import any_of
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.gemm.config import ACCUMULATOR_OF, Design, steps_of
 from gemmill.gemm.config import Operands as GemmOperands
@@ -16,12 +17,18 @@ from gemmill.vocab import (
     EpilogueKind,
     Format,
     ScaleGranularity,
+    ScaleGroups,
     ScaleLayout,
 )
 from gemmill.vocab.format import MXFP4, NVFP4
 
-GROUP = 128
-"""Elements along K, and columns of weights, that share a scale where scales come in groups."""
+SCALE_GROUPS = (
+    ScaleGroups(size=128, b_scale=ScaleGranularity.BLOCK),
+    ScaleGroups(size=32, b_scale=ScaleGranularity.BLOCK),
+    ScaleGroups(size=32, b_scale=ScaleGranularity.GROUP),
+)
+"""The kinds of scales in groups, in the order in which classes of calls number them, from 1 on. Scales of an expert's weights
+lie as the weights do: [N/size, K/size], or of rows [N, K/size]."""
 OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 """Types of operands: those of 8 bits come with scales, those of 16 without."""
 FP4_FORMATS = (NVFP4, MXFP4)
@@ -38,18 +45,32 @@ class Operands:
     """Type of A and of the weights."""
     out_dtype: DType
     group_size: int = 0
-    """Elements along K that share a scale of A; a scale of the weights is of as many columns, too.
+    """Elements along K that share a scale.
 
     0: scales are per token and per channel, or 16-bit operands have none.
     """
+    rows_scaled: bool = False
+    """Whether each row of the weights has scales of its own along K, in place of one for as many rows as a group has elements."""
     indexed: bool = False
     """Whether rows of A are gathered by their numbers as they are loaded."""
 
     def __post_init__(self) -> None:
         if self.dtype not in OPERANDS:
             raise ValueError(f"dtype={self.dtype}: grouped kernels multiply {' or '.join(OPERANDS)}")
-        if self.group_size not in (0, GROUP):
-            raise ValueError(f"group_size={self.group_size}: scales are of {GROUP} along K, or 0 for all of it")
+        if (self.group_size or self.rows_scaled) and self.scale_groups is None:
+            of_b = [f"{groups.of_b}" for groups in SCALE_GROUPS]
+            raise ValueError(
+                f"group_size={self.group_size}, rows_scaled={self.rows_scaled}: scales of weights in groups are of "
+                f"{any_of(of_b)}, or group_size is 0 for all of K"
+            )
+
+    @property
+    def scale_groups(self) -> ScaleGroups | None:
+        """The kind of scales in groups; None where there are none."""
+        b_scale = ScaleGranularity.GROUP if self.rows_scaled else ScaleGranularity.BLOCK
+        return next(
+            (groups for groups in SCALE_GROUPS if (groups.size, groups.b_scale) == (self.group_size, b_scale)), None
+        )
 
     @property
     def scaled(self) -> bool:
@@ -95,6 +116,16 @@ class UnpackedConfig:
         return self.operands.group_size
 
     @property
+    def rows_scaled(self) -> bool:
+        """Whether each row of the weights has scales of its own along K."""
+        return self.operands.rows_scaled
+
+    @property
+    def scale_groups(self) -> ScaleGroups | None:
+        """The kind of scales in groups."""
+        return self.operands.scale_groups
+
+    @property
     def biased(self) -> bool:
         """Whether it serves calls with alpha or bias, and no others."""
         return self.epilogue.biased
@@ -109,7 +140,7 @@ class UnalignedGroupedConfig(UnpackedConfig):
     gathers: ClassVar[tuple[bool, ...]] = (False, True)
     """Whether rows of A come in order, by their numbers, or both ways."""
     tile_shape_mnk: ClassVar[tuple[int, int, int]] = (64, 64, 64)
-    """Tile of 8-bit operands."""
+    """Tile of 8-bit operands; with groups of 32 a step is of one group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +159,15 @@ class GroupedConfig(UnpackedConfig):
     @cached_property
     def gemm_operands(self) -> GemmOperands:
         """What it computes, in the terms of one GEMM."""
-        x, grouped = self.operands, bool(self.group_size)
+        x, groups = self.operands, self.operands.scale_groups
         return GemmOperands(
             a_dtype=x.dtype,
             b_dtype=x.dtype,
             accumulator_dtype=ACCUMULATOR_OF[x.dtype],
             out_dtype=x.out_dtype,
-            a_scale=ScaleGranularity.GROUP if grouped else ScaleGranularity.CHANNEL,
-            b_scale=ScaleGranularity.BLOCK if grouped else ScaleGranularity.CHANNEL,
-            scale_layout=ScaleLayout.STRIDED if grouped else ScaleLayout.VECTOR,
+            a_scale=ScaleGranularity.CHANNEL if groups is None else ScaleGranularity.GROUP,
+            b_scale=ScaleGranularity.CHANNEL if groups is None else groups.b_scale,
+            scale_layout=ScaleLayout.VECTOR if groups is None else ScaleLayout.STRIDED,
             group_size=x.group_size,
         )
 
@@ -167,6 +198,8 @@ class PackedGroupedConfig:
     tag: ClassVar[str] = "groupedfp4"
     backend: ClassVar[Backend] = Backend.CUTLASS
     group_size: ClassVar[int] = 0
+    rows_scaled: ClassVar[bool] = False
+    scale_groups: ClassVar[ScaleGroups | None] = None
     biased: ClassVar[bool] = False
     gathers: ClassVar[tuple[bool, ...]] = (False, True)
 

@@ -36,6 +36,7 @@ _OPERANDS = (
     Field("{operands.dtype}"),
     Field("{operands.out_dtype}"),
     Field("group{operands.group_size}", default=0, instead=("channel", "plain"), which=_without_groups),
+    mark("rows", "operands.rows_scaled"),
 )
 _BIASED = mark("bias", "epilogue.biased")
 _FORMER_BIASED = Former(told={"epilogue.biased": True})

@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 
+from gemmill.families.moe.config import SCALE_GROUPS
 from gemmill.formats.routed_rows import MOST_GATHERED, can_be_selected, check_each, check_map, check_offsets, selected
+from gemmill.formats.ue8m0_scales import Scales, as_float32
 from gemmill.runtime.ops import overload
 from gemmill.runtime.sizes import check_call, size
 
@@ -33,7 +35,9 @@ def grouped_mm(
 
     a is [M, K] and b [E, N, K], both of one dtype: float8_e4m3fn, int8, bfloat16 or float16. Operands of 16 bits have no
     scales: both are None. Others have float32 scales: a_scales one value or [M, 1], b_scales [E] or [E, N]. float8_e4m3fn may
-    have them in groups: a_scales [M, K/128], b_scales [E, N/128, K/128], sizes rounded up, any strides. out is [M, N],
+    have them in groups of g = 128 or 32: a_scales [M, K/g], b_scales [E, N/g, K/g], or of rows in groups of 32 [E, N, K/32]. Sizes
+    are rounded up, and strides are any. Scales may be ue8m0 bytes too, uint8 or float8_e8m0fnu, or int32 words of four bytes along K,
+    in place of K/g. torch makes them float32 at each call, so those of weights are better made once, by .float(). out is [M, N],
     bfloat16 unless float16 is asked for; of 16-bit operands it has their dtype.
 
     Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]: int32 or int64 [E + 1], ascending, on the device. Rows
@@ -47,10 +51,13 @@ def grouped_mm(
     float8_e4m3fn, with scales. out is bfloat16. alpha is 1 / the weights' global scales.
 
     Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` are the values of offsets, map and
-    token_ids looked at, which waits for the device. Whatever they are, nothing is read or written outside of the operands.
+    token_ids looked at, and ue8m0 bytes refused that are NaN (255), which waits for the device. Whatever they are, nothing is read or
+    written outside of the operands.
     """
     rows = size(a, 0) if token_ids is None else token_ids.numel()
     _check_packed("grouped_mm", format, b_scales)
+    if format is None and a_scales is not None and b_scales is not None:
+        a_scales, b_scales = _as_float32("grouped_mm", a, b, a_scales, b_scales, check=check)
     columns = size(b, 1) if format is None or b_scales is None else size(b_scales, -1)
     out = a.new_empty((rows, columns), dtype=out_dtype or _result_of(a))
     if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
@@ -86,11 +93,13 @@ def grouped_mm_masked(
     """grouped_mm of a [E, max_m, K], of which the first rows[e] rows are expert e's: rows is int32 or int64 [E], on the
     device.
 
-    a_scales are [E, max_m, 1], or [E, max_m, K/128] with all rows at one stride. out is [E, max_m, N]. expected_rows is the
+    a_scales are [E, max_m, 1], or [E, max_m, K/g] with all rows at one stride. out is [E, max_m, N]. expected_rows is the
     rows that an expert is expected to have: it helps to choose a variant, and 0 stands for max_m. Raises RuntimeError with one
     sentence where the arguments do not fit.
     """
     _check_packed("grouped_mm_masked", format, b_scales)
+    if format is None and a_scales is not None and b_scales is not None:
+        a_scales, b_scales = _as_float32("grouped_mm_masked", a, b, a_scales, b_scales, check=check)
     columns = size(b, 1) if format is None or b_scales is None else size(b_scales, -1)
     out = a.new_empty((*a.shape[:2], columns), dtype=out_dtype or _result_of(a))
     given: tuple[Any, ...] = out, a, b, a_scales, b_scales, rows, expert_map, expected_rows, alpha, bias
@@ -102,6 +111,18 @@ def grouped_mm_masked(
         check_map("grouped_mm_masked", expert_map, b.shape[0])
     (_GROUPED_MM_MASKED if format is None else _FP4_MM_MASKED)(*given)
     return out
+
+
+def _as_float32(
+    op: str, a: torch.Tensor, b: torch.Tensor, a_scales: torch.Tensor, b_scales: torch.Tensor, *, check: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of both operands in float32, where they are ue8m0."""
+    if a_scales.dtype == b_scales.dtype == torch.float32:
+        return a_scales, b_scales
+    of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, -2))
+    of_b = Scales(name="b_scales", values=b_scales, along_k=-1, rows=size(b, -2))
+    sizes = dict.fromkeys(groups.size for groups in SCALE_GROUPS)
+    return as_float32(op, of_a, of_b, size(b, -1), list(sizes), check=check)
 
 
 def _check_packed(op: str, format: str | None, b_scales: torch.Tensor | None) -> None:

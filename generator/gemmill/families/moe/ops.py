@@ -1,6 +1,6 @@
 """The grouped GEMMs, and what must hold for a call of each."""
 
-from gemmill.families.moe.config import GROUP, OPERANDS
+from gemmill.families.moe.config import OPERANDS, SCALE_GROUPS
 from gemmill.families.moe.packed_ops import PACKED_OPS
 from gemmill.families.moe.steps import ALPHA_AND_BIAS, end_of
 from gemmill.family import (
@@ -18,6 +18,7 @@ from gemmill.family import (
     Step,
     Tensor,
     When,
+    any_of,
 )
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.gemm.expert_rows import (
@@ -32,7 +33,7 @@ from gemmill.gemm.expert_rows import (
     USED_ROWS,
     rows_at_one_stride,
 )
-from gemmill.vocab import DType
+from gemmill.vocab import DType, ScaleGranularity, ScaleGroups
 
 GROUPED_MM = OpSchema(
     "grouped_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scales, Tensor? b_scales, Tensor expert_offsets, "
@@ -76,20 +77,34 @@ _MATRICES: tuple[Step, ...] = (
     Check(Aspect.RANK, "out a b"),
     Check(Aspect.SHAPE, "a b out"),
 )
+
+
+def _rows_of(groups: ScaleGroups) -> str:
+    """The name of the number of an expert's scales along N."""
+    return "N" if groups.b_scale is ScaleGranularity.GROUP else f"n_{groups.size}"
+
+
 _OF_KINDS: tuple[Step, ...] = (
-    Let("k_groups", f"ceil(K, {GROUP})"),
-    Let("n_groups", f"ceil(N, {GROUP})"),
+    *(
+        Let(f"{x}_{size}", f"ceil({x.upper()}, {size})")
+        for size in dict.fromkeys(g.size for g in SCALE_GROUPS)
+        for x in "kn"
+    ),
     Let("channels", "weights * N"),
     OneOf(
         "groups",
         {
             "channel": "dense(b_scales) == 1 and numel(b_scales) in (weights, channels) and "
             "(rank(b_scales) <= 2 or size(b_scales, 2) == 1)",
-            "groups": "rank(b_scales) == 3 and size(b_scales, 0) == weights and size(b_scales, 1) == n_groups and "
-            "size(b_scales, 2) == k_groups",
+            **{
+                groups.of_b: f"rank(b_scales) == 3 and size(b_scales, 0) == weights and size(b_scales, 1) == {_rows_of(groups)} and "
+                f"size(b_scales, 2) == k_{groups.size}"
+                for groups in SCALE_GROUPS
+            },
         },
-        f"{{b_scales.name}} has shape {{b_scales.shape}}: for weights of {{b.shape}} there are scales of each expert ([{{weights}}]), "
-        f"of each column ([{{weights}}, {{N}}], contiguous), or of blocks of {GROUP} x {GROUP} ([{{weights}}, {{n_groups}}, {{k_groups}}])",
+        "{b_scales.name} has shape {b_scales.shape}: for weights of {b.shape} there are scales of each expert ([{weights}]), "
+        "of each column ([{weights}, {N}], contiguous), or of each "
+        + any_of([f"{g.of_b} ([{{weights}}, {{{_rows_of(g)}}}, {{k_{g.size}}}])" for g in SCALE_GROUPS]),
     ),
     When(
         "groups == 0",
@@ -103,7 +118,7 @@ _OF_KINDS: tuple[Step, ...] = (
     ),
 )
 _IN_GROUPS = (
-    "{a_scales.name} has shape {a_scales.shape}, expected {expected}: a scale of each row for each {GROUP} along K, as "
+    "{a_scales.name} has shape {a_scales.shape}, expected {expected}: a scale of each row for each {size} along K, as "
     "{b_scales.name} of {b_scales.shape} has them"
 )
 _ONLY_E4M3 = Require(
@@ -113,9 +128,18 @@ _ONLY_E4M3 = Require(
 
 
 def _scales(shape: str, test: str) -> Step:
-    """What must hold for scales of both kinds. Scales in groups have a shape, and what must hold for it."""
-    said = _IN_GROUPS.replace("{expected}", shape).replace("{GROUP}", str(GROUP))
-    return When("scaled == 1", (*_OF_KINDS, When("groups == 1", (Require(test, said),)), _ONLY_E4M3))
+    """What must hold for scales of all kinds. Scales in groups have a shape, and what must hold for it: of `k_groups` along K."""
+    said = _IN_GROUPS.replace("{expected}", shape)
+    in_groups = (
+        When(f"groups == {i}", (Require(*(_of_size(text, groups.size) for text in (test, said))),))
+        for i, groups in enumerate(SCALE_GROUPS, 1)
+    )
+    numbered = Let("rows_scaled", "groups // 3"), Let("group_sizes", "groups - rows_scaled")
+    return When("scaled == 1", (*_OF_KINDS, *in_groups, *numbered, _ONLY_E4M3))
+
+
+def _of_size(text: str, size: int) -> str:
+    return text.replace("k_groups", f"k_{size}").replace("{size}", str(size))
 
 
 _ENDED: tuple[Step, ...] = (

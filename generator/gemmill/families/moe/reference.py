@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from gemmill.arithmetic import fused_multiply_add, scaled_sums
+from gemmill.families.moe.config import SCALE_GROUPS
 from gemmill.formats.folded_blocks import FoldedBlocks
 from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.segments import Segment as Segment
 from gemmill.formats.segments import gathered as gathered
 from gemmill.formats.segments import segments as segments
-from gemmill.vocab import Format
+from gemmill.vocab import Format, ScaleGranularity, ScaleGroups
 
 
 def unpacked(blocks: Tensor, base: Tensor, format: Format, k: int, *, folded: bool) -> Tensor:
@@ -37,6 +38,11 @@ def packed_exact_mm(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return total if bias is None else total + bias.double()
 
 
+def scale_groups_of(b_scales: Tensor, n: int, k: int) -> ScaleGroups:
+    """The kind of an expert's scales in groups, by their shape; where shapes fit several, all of them mean the same."""
+    return next(groups for groups in SCALE_GROUPS if b_scales.shape == groups.b_shape(n, k)[::-1])
+
+
 def exact_mm(
     a: Tensor,
     b: Tensor,
@@ -47,8 +53,8 @@ def exact_mm(
 ) -> Tensor:
     """alpha a_scales b_scales (a b^T) + bias, float64 [M, N], of rows of one expert; a [M, K], b [N, K].
 
-    a_scales has one value or one for each row, b_scales one or one for each column. Or a_scales are [M, K/128] and b_scales
-    [N/128, K/128], sizes rounded up. Without them a and b are what they are. alpha has one value, bias [N]; of scales of
+    a_scales has one value or one for each row, b_scales one or one for each column. Or they are in groups of g: a_scales are
+    [M, K/g] and b_scales [N/g, K/g], or [N, K/g], sizes rounded up (SCALE_GROUPS). Without them a and b are what they are. alpha has one value, bias [N]; of scales of
     columns alpha's product is rounded to float32, as kernels round it.
     """
     if a_scales is None or b_scales is None:
@@ -75,10 +81,13 @@ def _ended(total: Tensor, alpha: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each 128 along K: the sum of its products, and the float32 product of its scales, as float64 [M, N]."""
-    columns = torch.arange(b.shape[0], device=b.device, dtype=torch.int64) // 128
-    for g, start in enumerate(range(0, a.shape[1], 128)):
-        end = start + 128
+    """For each group along K: the sum of its products, and the float32 product of its scales, as float64 [M, N]."""
+    groups = scale_groups_of(b_scales, *b.shape)
+    columns = torch.arange(b.shape[0], device=b.device, dtype=torch.int64)
+    if groups.b_scale is ScaleGranularity.BLOCK:
+        columns = columns // groups.size
+    for g, start in enumerate(range(0, a.shape[1], groups.size)):
+        end = start + groups.size
         part = a[:, start:end].double() @ b[:, start:end].double().t()
         yield part, (a_scales[:, g, None] * b_scales[columns, g]).double()
 

@@ -10,6 +10,9 @@ from gemmill.gemm.fitting import FEWEST_STAGES, check_registers, check_stages
 from gemmill.gemm.limits import CONSUMER_GROUPS, SLAB
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
+MOST_WITH_SCALED_ROWS = 128 * 128
+"""The most elements of a tile whose weights have scales of each row, as of scaled GEMMs."""
+
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
     """Kernels multiply with WGMMA, which no later architecture has. Those for any layout and those by warps multiply with `mma.sync`."""
@@ -75,7 +78,14 @@ def _fits(c: GroupedConfig) -> Iterator[str]:
         yield from check_stages(facts)
 
 
-RULES = (_hopper, _results, _schedule, _groups, _scales, _tile, _cluster, _fits)
+def _scaled_rows(c: GroupedConfig) -> Iterator[str]:
+    """Scales of each row of the weights take a register for each of a thread's columns."""
+    x, y, k = c.design.tile_shape_mnk
+    if c.operands.rows_scaled and x * y > MOST_WITH_SCALED_ROWS:
+        yield f"tile {x}x{y}x{k} has no registers left for scales of each row of the weights: 128x128 has"
+
+
+RULES = (_hopper, _results, _schedule, _groups, _scales, _tile, _cluster, _fits, _scaled_rows)
 UNALIGNED_RULES = (_hopper, _results, _groups)
 
 

@@ -5,8 +5,8 @@ from itertools import product
 
 from gemmill.families.moe.config import (
     FP4_PAIRS,
-    GROUP,
     OPERANDS,
+    SCALE_GROUPS,
     AnyConfig,
     Epilogue,
     GroupedConfig,
@@ -15,7 +15,7 @@ from gemmill.families.moe.config import (
     UnalignedGroupedConfig,
 )
 from gemmill.gemm.config import RESULTS_OF, Design
-from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, ScaleGroups
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
 _Tiles = Sequence[tuple[tuple[int, int, int], tuple[int, int, int], KernelSchedule, bool, int | None]]
@@ -38,6 +38,15 @@ _GROUP = (
     ((128, 128, 128), (1, 2, 1), COOPERATIVE, False, None),
 )
 """The same for scales in groups: the fastest of 27 kernels at 30 points, or nearly so (docs/notes/moe.md)."""
+_GROUP_32 = (
+    ((64, 16, 256), (1, 1, 1), BASIC, True, 4),
+    ((64, 32, 256), (1, 1, 1), BASIC, True, None),
+    ((64, 64, 128), (1, 1, 1), BASIC, True, None),
+    ((64, 128, 128), (1, 1, 1), BASIC, False, None),
+    ((128, 128, 128), (1, 1, 1), COOPERATIVE, False, None),
+    ((128, 128, 128), (1, 2, 1), COOPERATIVE, False, None),
+)
+"""The same for groups of 32, each of one WGMMA along K. They are those of scaled GEMMs, and not measured yet."""
 _INDEXED = (
     ((64, 16, 256), (1, 1, 1), BASIC, True, None),
     ((128, 32, 256), (1, 1, 1), COOPERATIVE, True, None),
@@ -50,6 +59,11 @@ _GROUP_INDEXED = (
     ((128, 128, 128), (1, 1, 1), COOPERATIVE, False, None),
 )
 """The same for gathered rows and scales in groups. Threads that copy rows take registers that sums of wide tiles have."""
+_GROUP_32_INDEXED = (_GROUP_32[0], _GROUP_32[2], _GROUP_32[4])
+_FEW_OF_32 = (_GROUP_32[0], _GROUP_32[3])
+"""Of groups of 32 those of float16 results."""
+_ROWS_OF_32 = (_GROUP_32[0], ((64, 96, 128), (1, 1, 1), BASIC, False, None))
+"""Those of weights whose rows have scales of their own, for which registers of a second set of sums are left beside 96 columns."""
 
 
 _PLAIN, _WITH_BIAS = Epilogue(), Epilogue(biased=True)
@@ -58,11 +72,15 @@ _BIASED_GROUP = (_GROUP[0], _GROUP[2], _GROUP[3])
 """Those of kernels with alpha and bias, for few rows, some and many."""
 _KEPT = ((64, 16), (128, 192), (128, 128))
 """Tiles with alpha and bias that `default` has."""
-_KINDS = [(dtype, group) for dtype in OPERANDS for group in ((0, GROUP) if dtype is DType.E4M3 else (0,))]
+_FINE = 32
+"""Elements of the groups that have tiles of their own."""
+_KINDS = [
+    (dtype, groups) for dtype in OPERANDS for groups in ((None, *SCALE_GROUPS) if dtype is DType.E4M3 else (None,))
+]
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """The default selection, on sm90a: e4m3 with both kinds of scales, s8, operands of 16 bits, packed 4-bit weights, and kernels with
+    """The default selection, on sm90a: e4m3 with all kinds of scales, s8, operands of 16 bits, packed 4-bit weights, and kernels with
     alpha and bias. On sm120f it has the kernels of these that multiply without WGMMA.
 
     Kernels have tiles for few and for many rows. All but those of packed weights have one beside them that takes operands as
@@ -100,24 +118,39 @@ def packed(arch: Arch) -> Iterator[PackedGroupedConfig]:
 
 def unaligned(arch: Arch, epilogue: Epilogue = _PLAIN) -> Iterator[UnalignedGroupedConfig]:
     """Kernels that take operands as TMA does not, one for each dtype, kind of scales and result."""
-    for dtype, group in _KINDS if arch is not Arch.SM100A else ():
+    for dtype, groups in _KINDS if arch is not Arch.SM100A else ():
         for out in RESULTS_OF[dtype]:
-            operands = Operands(dtype=dtype, out_dtype=out, group_size=group)
+            operands = _operands(dtype, out, groups)
             yield UnalignedGroupedConfig(operands=operands, epilogue=epilogue, arch=arch)
 
 
 def tiled(arch: Arch) -> Iterator[GroupedConfig]:
     """Kernels that load with TMA, for rows in order and gathered."""
     for operands in _tiled_operands(arch):
-        yield from _with_tiles(operands, _PLAIN, (_CHANNEL, _GROUP, _INDEXED, _GROUP_INDEXED), arch)
+        tiles: _Tiles = (_CHANNEL, _GROUP, _INDEXED, _GROUP_INDEXED)[_kind(operands)]
+        if operands.group_size == _FINE:
+            tiles = _of_32(operands)
+        yield from _with_tiles(operands, _PLAIN, tiles, arch)
+
+
+def _of_32(operands: Operands) -> _Tiles:
+    if operands.rows_scaled:
+        return _ROWS_OF_32
+    if operands.out_dtype is DType.F16:
+        return _FEW_OF_32
+    return _GROUP_32_INDEXED if operands.indexed else _GROUP_32
 
 
 def biased(arch: Arch) -> Iterator[AnyConfig]:
-    """Kernels with alpha and bias: three tiles, two for gathered rows, and those that take operands as TMA does not."""
+    """Kernels with alpha and bias: three tiles, two for gathered rows, and those that take operands as TMA does not.
+
+    Groups of 32 have the latter alone: no model with such weights has biases.
+    """
     yield from unaligned(arch, _WITH_BIAS)
     gathered = _BIASED[:2], (_BIASED_GROUP[0], _BIASED_GROUP[2])
     for operands in _tiled_operands(arch):
-        yield from _with_tiles(operands, _WITH_BIAS, (_BIASED, _BIASED_GROUP, *gathered), arch)
+        if operands.group_size != _FINE:
+            yield from _with_tiles(operands, _WITH_BIAS, (_BIASED, _BIASED_GROUP, *gathered)[_kind(operands)], arch)
 
 
 def kept(arch: Arch) -> Iterator[AnyConfig]:
@@ -129,15 +162,24 @@ def kept(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def _tiled_operands(arch: Arch) -> Iterator[Operands]:
-    for dtype, group in _KINDS if arch is Arch.SM90A else ():
+    for dtype, groups in _KINDS if arch is Arch.SM90A else ():
         for out, indexed in product(RESULTS_OF[dtype], (False, True)):
-            yield Operands(dtype=dtype, out_dtype=out, group_size=group, indexed=indexed)
+            yield _operands(dtype, out, groups, indexed=indexed)
 
 
-def _with_tiles(operands: Operands, epilogue: Epilogue, tiles: Sequence[_Tiles], arch: Arch) -> Iterator[GroupedConfig]:
-    """`tiles` are those of scales of channels and of groups, then both of gathered rows."""
+def _operands(dtype: DType, out: DType, groups: ScaleGroups | None, *, indexed: bool = False) -> Operands:
+    size, rows = (0, False) if groups is None else (groups.size, groups.b_scale is ScaleGranularity.GROUP)
+    return Operands(dtype=dtype, out_dtype=out, group_size=size, rows_scaled=rows, indexed=indexed)
+
+
+def _kind(operands: Operands) -> int:
+    """A place in tables: of scales of channels and of groups, then of both with gathered rows."""
+    return 2 * operands.indexed + bool(operands.group_size)
+
+
+def _with_tiles(operands: Operands, epilogue: Epilogue, tiles: _Tiles, arch: Arch) -> Iterator[GroupedConfig]:
     dtype, group = operands.dtype, operands.group_size
-    for (x, y, k), cluster, schedule, swap_ab, stages in tiles[2 * operands.indexed + bool(group)]:
+    for (x, y, k), cluster, schedule, swap_ab, stages in tiles:
         design = Design(
             tile_shape_mnk=(x, y, k * 8 // dtype.bits),
             cluster_shape_mnk=cluster,
@@ -167,11 +209,17 @@ def smoke(arch: Arch) -> Iterator[AnyConfig]:
     not.
     """
     yield from (config for config in packed(arch) if config.tile_m == 16 and config.dtype is not DType.E4M3)
-    yield from (config for config in unaligned(arch) if config.out_dtype is DType.BF16 and config.group_size)
+    yield from (
+        config
+        for config in unaligned(arch)
+        if config.out_dtype is DType.BF16 and config.group_size == SCALE_GROUPS[0].size
+    )
     for config in tiled(arch):
         shape = config.design.tile_shape_mnk, config.design.swap_ab
         few = _FEW.get(config.operands.dtype)
-        if config.out_dtype is DType.BF16 and (
-            shape == few or (few == _SMOKE[0] and not config.operands.indexed and shape in _SMOKE)
+        if (
+            config.out_dtype is DType.BF16
+            and config.group_size != _FINE
+            and (shape == few or (few == _SMOKE[0] and not config.operands.indexed and shape in _SMOKE))
         ):
             yield config

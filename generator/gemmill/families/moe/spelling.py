@@ -16,8 +16,16 @@ def spell_unaligned(config: UnalignedGroupedConfig) -> Spelled:
         "d_type": config.out_dtype.cutlass_type,
         "factors": "of_groups" if config.group_size else "of_channels" if config.operands.scaled else "none",
         "ends": config.biased,
+        "groups": _groups(config),
     }
     return Spelled(template="moe/unaligned_grouped_mm.cu.jinja", values=holes)
+
+
+def _groups(config: UnalignedGroupedConfig) -> str:
+    """Elements of a group, and rows of weights that share a scale; nothing for those of 128, which the header has by default."""
+    if config.group_size in (0, 128):
+        return ""
+    return f"{config.group_size}, {1 if config.rows_scaled else config.group_size}"
 
 
 _CPP_BLOCK: dict[tuple[DType, Format], str] = {

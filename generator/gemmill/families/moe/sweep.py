@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from gemmill.families.moe import NAME
 from gemmill.families.moe.classes import CLASSES, classes_of
-from gemmill.families.moe.config import GROUP, AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
+from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
 from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType, Format
@@ -19,6 +19,8 @@ class Op(StrEnum):
     """e4m3 x e4m3, a scale for each row of A and each column of an expert's weights"""
     FP8_GROUPS = "experts_fp8_groups"
     """the same, a scale for each 1 x 128 of A and each 128 x 128 of the weights"""
+    FP8_GROUPS_32 = "experts_fp8_groups_32"
+    """the same, a scale for each 1 x 32 of A and each 32 x 32 of the weights"""
     INT8 = "experts_int8"
     BF16 = "experts_bf16"
     """operands of 16 bits, without scales"""
@@ -45,7 +47,7 @@ class Op(StrEnum):
     @property
     def group_size(self) -> int:
         """Columns along K that share a scale; 0 without scales in groups."""
-        return GROUP if self in (Op.FP8_GROUPS, Op.FP8_GROUPS_GATHERED) else 0
+        return {Op.FP8_GROUPS: 128, Op.FP8_GROUPS_GATHERED: 128, Op.FP8_GROUPS_32: 32}.get(self, 0)
 
     @property
     def indexed(self) -> bool:
@@ -59,6 +61,7 @@ class Op(StrEnum):
             dtype=self.dtype,
             out_dtype=DType.BF16,
             group_size=self.group_size,
+            rows_scaled=False,
             indexed=self.indexed,
             format=self.weights,
             biased=False,
@@ -87,7 +90,7 @@ def _measured(op: Op) -> Measured:
         bytes=moved,
         serves=lambda config: op.number in classes_of(config),
         # Of one group alone the scales could be those of channels.
-        least={"k": 2 * GROUP} if op.group_size else {},
+        least={"k": 2 * op.group_size} if op.group_size else {},
     )
 
 

@@ -3,8 +3,10 @@ gemmill.families.scaled_mm.reference."""
 
 import torch
 
+from gemmill.formats.ue8m0_scales import Scales, as_float32
 from gemmill.runtime.ops import overload
 from gemmill.runtime.sizes import size
+from gemmill.vocab import GROUP_SIZES
 
 __all__ = ["cutlass_scaled_mm", "cutlass_scaled_mm_azp", "scaled_mm_zero_points"]
 
@@ -19,6 +21,8 @@ def cutlass_scaled_mm(
     b_scales: torch.Tensor,
     out_dtype: torch.dtype,
     bias: torch.Tensor | None = None,
+    *,
+    check: bool = False,
 ) -> torch.Tensor:
     """Return out[M, N] = a_scales * (b_scales * (a @ b)) + bias, as vLLM's op of this name.
 
@@ -28,12 +32,20 @@ def cutlass_scaled_mm(
     Scales are float32: one value, or [M, 1] for a and [1, N] for b. Or they are in groups along K of g = 128, 64 or 32.
     Then a has [M, K/g], and b [K/g, N/g] or [K/g, N]. Groups have any strides of which one is 1.
 
+    Scales may be ue8m0 bytes too, uint8 or float8_e8m0fnu, or int32 words of four bytes along K as DeepSeek packs them:
+    [M, K/g/4] for a, and [K/g/4, N/g] or [K/g/4, N] for b, rounded up. torch makes them float32 at each call, so those of
+    weights are better made once, by .float(). Byte 255 is NaN; with `check` it is refused, which waits for the device.
+
     Beyond vLLM's op, a and b may be both bfloat16 or both float16, with out_dtype the same and scales not in groups.
     With scales of 1 that is the plain product.
 
     Raises RuntimeError with one sentence where the arguments do not fit.
     """
     out = a.new_empty((size(a, 0), size(b, -1)), dtype=out_dtype)
+    if not a_scales.dtype == b_scales.dtype == torch.float32:
+        of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, 0))
+        of_b = Scales(name="b_scales", values=b_scales, along_k=-2, rows=size(b, -1))
+        a_scales, b_scales = as_float32("cutlass_scaled_mm", of_a, of_b, size(a, -1), GROUP_SIZES, check=check)
     _SCALED_MM(out, a, b, a_scales, b_scales, bias)
     return out
 

@@ -10,6 +10,7 @@ from gemmill.space.names import parse_name
 REFERENCES = Path(__file__).parent / "moe"
 NAMES = {
     "biased_unaligned_grouped_mm.cu": "sm90a_groupedunaligned_e4m3_bf16_group128_bias",
+    "unaligned_grouped_mm_group32_rows.cu": "sm90a_groupedunaligned_e4m3_bf16_group32_rows",
     "packed_grouped_mm.cu": "sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64_s7",
     "packed_grouped_mm_folded.cu": "sm90a_groupedfp4_e4m3_mxfp4_bf16_t128x128_s7",
 }

@@ -9,21 +9,28 @@ import torch
 
 import gemmill
 from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given, wanted_of
+from gemmill.families.moe.config import SCALE_GROUPS
 from gemmill.runtime.ops import variants
 from gemmill.vocab import DType
 from gemmill.vocab.format import MXFP4, NVFP4
 from gpu.routings import EXPERTS, ROWS, once, told
 
+BLOCKS_128, BLOCKS_32, ROWS_32 = SCALE_GROUPS
 FIRST = CallSpec(counts=(50,) * EXPERTS, n=96, k=160, data="integers")
 SPECS = {
     "channel": FIRST,
-    "groups": replace(FIRST, grouped=True),
+    "groups": replace(FIRST, groups=BLOCKS_128),
+    "groups of 32": replace(FIRST, groups=BLOCKS_32),
+    "rows in groups of 32": replace(FIRST, groups=ROWS_32),
     "integers": replace(FIRST, dtype=DType.S8),
     "bf16": replace(FIRST, dtype=DType.BF16),
     "gathered": replace(FIRST, indexed=True),
-    "gathered in groups": replace(FIRST, grouped=True, indexed=True),
+    "gathered in groups": replace(FIRST, groups=BLOCKS_128, indexed=True),
+    "gathered in groups of 32": replace(FIRST, groups=BLOCKS_32, indexed=True),
+    "gathered, rows in groups of 32": replace(FIRST, groups=ROWS_32, indexed=True),
     "gathered bf16": replace(FIRST, dtype=DType.BF16, indexed=True),
     "slots": replace(FIRST, slot=ROWS, counts=(50,) * EXPERTS),
+    "slots in groups of 32": replace(FIRST, groups=BLOCKS_32, slot=ROWS, counts=(50,) * EXPERTS),
     "slots of bf16": replace(FIRST, slot=ROWS, dtype=DType.BF16),
     "nvfp4": replace(FIRST, dtype=DType.BF16, format=NVFP4, alpha=True, bias=True),
     "mxfp4": replace(FIRST, dtype=DType.BF16, format=MXFP4),
@@ -33,11 +40,11 @@ SPECS = {
     "slots of nvfp4": replace(FIRST, slot=ROWS, dtype=DType.BF16, format=NVFP4),
     "slots of folded": replace(FIRST, slot=ROWS, format=MXFP4),
     "channel, alpha and bias": replace(FIRST, alpha=True, bias=True),
-    "groups, alpha and bias": replace(FIRST, grouped=True, alpha=True, bias=True),
+    "groups, alpha and bias": replace(FIRST, groups=BLOCKS_128, alpha=True, bias=True),
     "integers, alpha and bias": replace(FIRST, dtype=DType.S8, alpha=True, bias=True),
     "bf16, alpha": replace(FIRST, dtype=DType.BF16, alpha=True),
     "gathered, bias": replace(FIRST, indexed=True, bias=True),
-    "gathered in groups, bias": replace(FIRST, grouped=True, indexed=True, bias=True),
+    "gathered in groups, bias": replace(FIRST, groups=BLOCKS_128, indexed=True, bias=True),
     "slots, bias": replace(FIRST, slot=ROWS, counts=(50,) * EXPERTS, bias=True),
     "slots of bf16, alpha and bias": replace(FIRST, slot=ROWS, dtype=DType.BF16, alpha=True, bias=True),
 }
@@ -49,12 +56,10 @@ def _left_out_where_the_build_lacks_the_variants(name: str, device: torch.device
         return
     spec = SPECS[name]
     known = {
-        (x.operand_dtype, x.format, bool(x.group_size), x.biased)
-        for entry in variants(op=spec.op)
-        for x in [entry.config]
+        (x.operand_dtype, x.format, x.scale_groups, x.biased) for entry in variants(op=spec.op) for x in [entry.config]
     }
     ends = spec.format is None and (spec.alpha or spec.bias)
-    if (spec.dtype, spec.format, spec.grouped, ends) not in known:
+    if (spec.dtype, spec.format, spec.groups, ends) not in known:
         pytest.skip("the build lacks the variants")
 
 
@@ -82,12 +87,12 @@ def _gathering(spec: CallSpec, device: torch.device) -> list[str | None]:
     if device.type != "cuda":
         return [None]
     biased = spec.format is None and (spec.alpha or spec.bias)
-    wanted = (spec.dtype, spec.format, spec.grouped, biased, DType.BF16)
+    wanted = (spec.dtype, spec.format, spec.groups, biased, DType.BF16)
     known = ((entry.name, entry.config) for entry in variants(op=spec.op))
     return [None] + [
         name
         for name, x in known
-        if True in x.gathers and (x.operand_dtype, x.format, bool(x.group_size), x.biased, x.out_dtype) == wanted
+        if True in x.gathers and (x.operand_dtype, x.format, x.scale_groups, x.biased, x.out_dtype) == wanted
     ]
 
 

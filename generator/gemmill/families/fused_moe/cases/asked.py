@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from gemmill.families.fused_moe.config import CODED, GROUP
+from gemmill.families.fused_moe.config import CODED, GROUPS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS
+from gemmill.family import any_of
 from gemmill.numerics.cases import Question, refuse_unused
 from gemmill.vocab import DType
 
@@ -25,15 +26,15 @@ def asked(op: str, question: Question) -> list[Any]:
         return _of_packed(op, q, m, n, k, experts, topk)
     if q["format"] is not None:
         raise ValueError(f"{op} with --format: weights are numbers, {FUSED_FP4_EXPERTS.name} takes packed ones")
-    if q["group"] not in (None, 0, GROUP):
-        raise ValueError(f"{op} with --group {q['group']}: it has groups of {GROUP}, or none")
+    if q["group"] not in (None, 0, *GROUPS):
+        raise ValueError(f"{op} with --group {q['group']}: it has groups of {any_of(list(map(str, GROUPS)))}, or none")
     dtype, inner = DType(q["dtype"] or CODED), n // 2
     out = DType(q["out"] or (DType.BF16 if dtype is CODED else dtype))
     if q["group"] and dtype is not CODED:
         raise ValueError(f"{op} of {dtype} with --group {q['group']}: weights of 16 bits have no scales")
     shapes: list[tuple[int, ...]] = [(experts, n), (experts, k)]
     if q["group"]:
-        blocks = [-(-size // GROUP) for size in (n, k, inner)]
+        blocks = [-(-size // q["group"]) for size in (n, k, inner)]
         shapes = [(experts, blocks[0], blocks[1]), (experts, blocks[1], blocks[2])]
     return [
         _empty(out, m, k),

@@ -61,7 +61,7 @@ class CallSpec:
     data: str = "random"
     """What values are: "random", or "integers", which are small.
 
-    With "integers" scales are powers of two, and each 128 elements of a row of x have one 448. So codes and sums of x are exact.
+    With "integers" scales are powers of two, and each group of a row of x has one 448. So codes and sums of x are exact.
     """
     pad: int = 0
     """Elements between rows of x and of out."""
@@ -91,7 +91,7 @@ class CallSpec:
         ]
         words += [f"{self.dtype} to {self.out_dtype}", self.activation.spelled, f"routed to {self.routed}"]
         words += [f"weights of {self.packing}"] if self.packing is not None else []
-        words += [f"groups of {GROUP}"] if self.group_size else []
+        words += [f"groups of {self.group_size}"] if self.group_size else []
         words += [f"map {self.mapped}"] if self.mapped is not None else []
         words += [name for name in ("biased", "weight_on_input", "adds", "of_experts", "lent") if getattr(self, name)]
         words += ["exact"] if self.data == "integers" else []
@@ -105,10 +105,10 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     x = torch.full((p.tokens, p.hidden + p.pad), torch.nan, dtype=half, device=device)[:, : p.hidden]
     x.copy_(_values((p.tokens, p.hidden), p, g))
     if p.data == "integers":
-        x[:, ::GROUP] = 448
-    blocks = -(-gates // GROUP), -(-p.hidden // GROUP), -(-p.inner // GROUP)
+        x[:, :: p.group_size or GROUP] = 448
     shapes: list[tuple[int, ...]] = [(p.weights, gates), (p.weights, p.hidden)]
     if p.group_size:
+        blocks = [-(-size // p.group_size) for size in (gates, p.hidden, p.inner)]
         shapes = [(p.weights, blocks[0], blocks[1]), (p.weights, blocks[1], blocks[2])]
     elif p.of_experts:
         shapes = [(p.weights,), (p.weights,)]

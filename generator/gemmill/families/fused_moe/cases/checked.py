@@ -77,7 +77,7 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
     Some tokens have no experts. Activations and both places of the router's weight are covered, too.
     """
     first, tile = _first(config), config.tile_tokens
-    step = GROUP if config.group_size else 16 if config.packing is None else config.packing.multiple
+    step = config.group_size or (16 if config.packing is None else config.packing.multiple)
     specs: tuple[CallSpec, ...] = (
         replace(first, tokens=1, hidden=256, inner=2 * GROUP, weights=4, topk=2),
         replace(first, tokens=tile + 3, hidden=400, inner=3 * step, weights=3, topk=2, mapped=(2, -1, 0, 1), pad=16),

@@ -9,7 +9,7 @@ from torch import Tensor
 from gemmill.families.fused_moe.cases.calls import NEUTRAL, OF_SWIGLU, wanted_of
 from gemmill.families.fused_moe.cases.packed_drawn import drawn_packed
 from gemmill.families.fused_moe.cases.slots import dense, rows
-from gemmill.families.fused_moe.config import GROUP
+from gemmill.families.fused_moe.config import GROUPS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.packing import PACKING_NAMES
 from gemmill.families.fused_moe.workspace import most_bytes
@@ -34,8 +34,8 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
 def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A call with weights that are not packed."""
     half, coded = draw.one_of(_MADE), draw.chance(0.75)
-    blocks = coded and draw.chance(0.5)
-    step = GROUP if blocks else 16
+    group = draw.one_of(GROUPS) if coded and draw.chance(0.5) else 0
+    step = group or 16
     weights, topk, tokens = 1 + draw.log_uniform(_MOST_WEIGHTS), 1 + draw.below(_MOST_TOPK), draw.size(_MOST_TOKENS)
     hidden, inner = 16 * (1 + draw.log_uniform(40)), step * (1 + draw.log_uniform(512 // step))
     while 2 * inner * hidden * weights > limits.elements and weights > 1:
@@ -63,7 +63,7 @@ def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         "topk_weights": dense(torch.float32, (tokens, topk), "bounds"),
     }
     if coded:
-        shapes = _scale_shapes(weights, hidden, inner, blocks=blocks, single=draw.chance(0.2))
+        shapes = _scale_shapes(weights, hidden, inner, group=group, single=draw.chance(0.2))
         slots |= {name: dense(torch.float32, shape, scales) for name, shape in shapes.items()}
     if draw.chance(0.2):
         slots |= {
@@ -77,7 +77,7 @@ def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         slots["workspace"] = replace(dense(torch.uint8, (bytes_,), None), written=True)
     alpha, limit, beta = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
     plain = {"activation": activation.spelled, "alpha": alpha, "limit": limit, "beta": beta}
-    plain |= {"order": draw.below(2 if blocks else 3), "weight_on_input": draw.chance(0.3), "adds": draw.chance(0.2)}
+    plain |= {"order": draw.below(2 if group else 3), "weight_on_input": draw.chance(0.3), "adds": draw.chance(0.2)}
     return LegalCall(
         op=op,
         slots=slots,
@@ -87,9 +87,9 @@ def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     )
 
 
-def _scale_shapes(weights: int, hidden: int, inner: int, *, blocks: bool, single: bool) -> dict[str, tuple[int, ...]]:
-    rows, columns, inner_columns = (-(-size // GROUP) for size in (2 * inner, hidden, inner))
-    if blocks:
+def _scale_shapes(weights: int, hidden: int, inner: int, *, group: int, single: bool) -> dict[str, tuple[int, ...]]:
+    if group:
+        rows, columns, inner_columns = (-(-size // group) for size in (2 * inner, hidden, inner))
         return {"w13_scales": (weights, rows, columns), "w2_scales": (weights, columns, inner_columns)}
     if single:
         return {"w13_scales": (weights,), "w2_scales": (weights,)}
@@ -118,9 +118,7 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
     if call.op == FUSED_FP4_EXPERTS.name:
         return PACKING_NAMES[int(call.plain["format"])] not in {str(x.config.packing) for x in variants(op=call.op)}
     name, half = (str(call.slots[role].dtype).removeprefix("torch.") for role in ("w13", "x"))
-    scales = call.slots.get("w13_scales")
-    grouped = scales is not None and len(scales.shape) == 3
+    scales, (rows, columns) = call.slots.get("w13_scales"), call.slots["w13"].shape[1:]
+    group = next((g for g in GROUPS if scales is not None and scales.shape[1:] == (-(-rows // g), -(-columns // g))), 0)
     known = [entry.config for entry in variants(op=call.op)]
-    return not any(
-        (x.dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size)) == (name, half, grouped) for x in known
-    )
+    return not any((x.dtype.torch_name, x.out_dtype.torch_name, x.group_size) == (name, half, group) for x in known)

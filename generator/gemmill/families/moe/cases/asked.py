@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 
-from gemmill.families.moe.config import FP4_FORMATS, GROUP
+from gemmill.families.moe.config import FP4_FORMATS, SCALE_GROUPS
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.moe.packed_ops import FP4_NAMES, GROUPED_FP4_MM
+from gemmill.family import any_of
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.numerics.cases import Question, refuse_unused
-from gemmill.vocab import DType
+from gemmill.vocab import DType, ScaleGranularity
 
 _EXPERTS = 8
 
@@ -25,9 +26,13 @@ def asked(op: str, question: Question) -> list[Any]:
         return _of_packed(op, q, m, n, k, experts)
     if q["format"] is not None:
         raise ValueError(f"{op} with --format: weights are numbers, {GROUPED_FP4_MM.name} takes packed ones")
-    if q["group"] not in (None, 0, GROUP):
-        raise ValueError(f"{op} with --group {q['group']}: it has groups of {GROUP}, or none")
-    dtype, groups = DType(q["dtype"] or DType.E4M3), (-(-n // GROUP), -(-k // GROUP))
+    of_b = ScaleGranularity.GROUP if q["b_scales"] == "rows" else ScaleGranularity.BLOCK
+    kind = next((groups for groups in SCALE_GROUPS if (groups.size, groups.b_scale) == (q["group"], of_b)), None)
+    if q["group"] and kind is None:
+        raise ValueError(
+            f"{op} with --group {q['group']}: scales in groups are of {any_of([g.of_b for g in SCALE_GROUPS])}"
+        )
+    dtype = DType(q["dtype"] or DType.E4M3)
     is_plain, is_masked = dtype.bits == 16, op != GROUPED_MM.name
     result = DType(q["out"] or (dtype if is_plain else DType.BF16))
     if q["group"] and is_plain:
@@ -35,7 +40,10 @@ def asked(op: str, question: Question) -> list[Any]:
     if q["indexed"] and is_masked:
         raise ValueError(f"{op} with --indexed: rows of slots are in order, grouped_mm gathers")
     rows = (experts, -(-m // experts)) if is_masked else (m,)
-    a_scales, b_scales = ((*rows, groups[1]), (experts, *groups)) if q["group"] else ((*rows, 1), (experts, n))
+    a_scales: tuple[int, ...] = (*rows, 1)
+    b_scales: tuple[int, ...] = (experts, n)
+    if kind is not None:
+        a_scales, b_scales = (*rows, kind.a_shape(m, k)[1]), (experts, *kind.b_shape(n, k)[::-1])
     return [
         _empty(result, *rows, n),
         _empty(dtype, *rows, k),

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from gemmill.families.moe.bounds import packed_tolerance, tolerance
-from gemmill.families.moe.config import GROUP
 from gemmill.families.moe.ops import GROUPED_MM, GROUPED_MM_MASKED
 from gemmill.families.moe.packed_ops import FP4_NAMES, GROUPED_FP4_MM, GROUPED_FP4_MM_MASKED
 from gemmill.families.moe.reference import exact_mm, packed_exact_mm, segment_mm
@@ -19,7 +18,7 @@ from gemmill.quantize.experts import prepack_experts
 from gemmill.runtime import checks
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.vocab import DType, Format
+from gemmill.vocab import DType, Format, ScaleGroups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +31,8 @@ class CallSpec:
     k: int
     dtype: DType = DType.E4M3
     out_dtype: DType = DType.BF16
-    grouped: bool = False
-    """Whether scales are in groups along K."""
+    groups: ScaleGroups | None = None
+    """The kind of scales in groups along K; None for scales of rows and channels."""
     slot: int = 0
     """Rows of room for each expert; 0 where segments follow one another."""
     spare: int = 0
@@ -91,7 +90,7 @@ class CallSpec:
         words = [f"rows {self.counts}, N, K = {self.n}, {self.k}", f"{self.dtype} to {self.out_dtype}"]
         words += [f"weights of {self.format}"] if self.format is not None else []
         words += [" and ".join(ends)] if (ends := ["alpha"] * self.alpha + ["bias"] * self.bias) else []
-        words += [f"groups of {GROUP}"] if self.grouped else []
+        words += [f"groups of {self.groups.size}, weights of {self.groups.of_b}"] if self.groups is not None else []
         words += [f"slots of {self.slot}"] if self.slot else []
         words += [f"map {self.mapped}"] if self.mapped is not None else []
         words += ["gathered"] if self.indexed else []
@@ -102,13 +101,12 @@ class CallSpec:
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, without the result; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.rows * 1_000_003 + p.n * 1009 + p.k)
-    k_groups, n_groups = -(-p.k // GROUP), -(-p.n // GROUP)
     a_shape: tuple[int, ...]
     b_shape: tuple[int, ...]
     a = torch.full((p.tokens, p.k + p.pad), 1, dtype=torch.int8, device=device).to(_torch(p.dtype))[:, : p.k]
     a.copy_(_codes((p.tokens, p.k), p, g))
-    if p.grouped:
-        a_shape, b_shape = (p.tokens, k_groups), (p.weights, n_groups, k_groups)
+    if p.groups is not None:
+        a_shape, b_shape = p.groups.a_shape(p.tokens, p.k), (p.weights, *p.groups.b_shape(p.n, p.k)[::-1])
     else:
         a_shape, b_shape = ((1,), (p.weights,)) if p.one_value else ((p.tokens, 1), (p.weights, p.n))
     begins = torch.tensor((p.spare, *p.counts), device=device, dtype=torch.int64).cumsum(0)

@@ -131,7 +131,7 @@ def _first(config: AnyConfig) -> CallSpec:
         k=128,
         dtype=config.operand_dtype,
         out_dtype=config.out_dtype,
-        grouped=bool(config.group_size),
+        groups=config.scale_groups,
         alpha=config.biased,
         bias=config.biased,
     )
@@ -146,11 +146,11 @@ def once() -> Iterator[tuple[str, GroupedCase]]:
     """Each op, once for each kind of operands that the smoke selection has."""
     kernels = list(smoke(Arch.SM90A))
     tiled = [config for config in kernels if isinstance(config, GroupedConfig)]
-    kinds = {(config.operands.indexed, config.operands.dtype, bool(config.group_size)) for config in tiled}
-    for indexed, dtype, grouped in sorted(kinds):
+    kinds = dict.fromkeys((config.operands.indexed, config.operands.dtype, config.scale_groups) for config in tiled)
+    for indexed, dtype, groups in sorted(kinds, key=lambda kind: (*kind[:2], kind[2] is not None)):
         for slot in (0,) if indexed else (0, 64):
-            spec = CallSpec(counts=(5, 0, 40, 1), n=96, k=256, dtype=dtype, grouped=grouped, slot=slot, indexed=indexed)
-            words = [" with groups"] if grouped else [" of bf16"] if spec.is_plain else []
+            spec = CallSpec(counts=(5, 0, 40, 1), n=96, k=256, dtype=dtype, groups=groups, slot=slot, indexed=indexed)
+            words = [" with groups"] if groups is not None else [" of bf16"] if spec.is_plain else []
             words += [", gathered"] if indexed else []
             yield f"{spec.op}{''.join(words)}", GroupedCase(spec=spec)
     for config in kernels:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gemmill.families.moe.cases.calls import wanted_of
 from gemmill.families.moe.cases.packed_drawn import drawn_packed
-from gemmill.families.moe.config import GROUP, UnalignedGroupedConfig
+from gemmill.families.moe.config import SCALE_GROUPS, UnalignedGroupedConfig
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
@@ -16,6 +16,7 @@ from gemmill.numerics.expert_slots import aligned, dense, first_poisoned, in_slo
 from gemmill.numerics.layouts import matrix
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.ops import variants
+from gemmill.vocab import ScaleGroups
 
 _MOST_EXPERTS, _MOST_ROWS = 40, 200
 _DTYPES = (*(torch.float8_e4m3fn,) * 6, torch.int8, torch.bfloat16, torch.float16)
@@ -38,7 +39,7 @@ def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         out_dtype = dtype
     is_masked = op != GROUPED_MM.name
     indexed = not is_masked and draw.chance(0.3)
-    grouped = dtype is torch.float8_e4m3fn and draw.chance(0.5)
+    kind = draw.one_of(SCALE_GROUPS) if dtype is torch.float8_e4m3fn and draw.chance(0.5) else None
     exact, tidy = draw.chance(0.6), draw.chance(_SERVED)
     experts = 1 + draw.log_uniform(_MOST_EXPERTS)
     n, k = 1 + draw.size(512), 1 + draw.size(1024)
@@ -56,15 +57,18 @@ def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     rows = experts * slot if is_masked else sum(counts) + 2 * spare
     tokens = 1 + draw.below(2 * rows + 2) if indexed else rows
     values, scales = ("integers", "powers") if exact else ("normal", "scales")
-    groups = (-(-n // GROUP), -(-k // GROUP))
+    a_scales: tuple[int, ...] = (tokens, 1)
+    b_scales: tuple[int, ...] = (experts, n)
+    if kind is not None:
+        a_scales, b_scales = kind.a_shape(tokens, k), (experts, *kind.b_shape(n, k)[::-1])
     slots = {
         "out": aligned(draw, matrix(draw, out_dtype, rows, n, None, written=True), tidy),
         "a": aligned(draw, matrix(draw, dtype, tokens, k, _codes(dtype, values)), tidy),
         "b": dense(dtype, (experts, n, k), _codes(dtype, values)),
     } | routed(draw, counts, rows, tokens, spare=spare, masked=is_masked, indexed=indexed)
     if not is_plain:
-        slots["a_scales"] = dense(torch.float32, (tokens, groups[1] if grouped else 1), scales)
-        slots["b_scales"] = dense(torch.float32, (experts, *groups) if grouped else (experts, n), scales)
+        slots["a_scales"] = dense(torch.float32, a_scales, scales)
+        slots["b_scales"] = dense(torch.float32, b_scales, scales)
     slots = first_poisoned(draw, slots, exact=exact)
     if draw.chance(_ENDED):
         both = draw.below(3)
@@ -119,12 +123,21 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
         packed = {(x.config.dtype.torch_name, str(x.config.format)) for x in variants(op=call.op)}
         return asked not in packed
     name = str(call.slots["a"].dtype).removeprefix("torch."), str(call.slots["out"].dtype).removeprefix("torch.")
-    is_grouped = "b_scales" in call.slots and call.slots["b_scales"].shape[1:] != (call.slots["b"].shape[1],)
+    groups = _groups_of(call)
     ends = "alpha" in call.slots or "bias" in call.slots
     lies_well = all(is_aligned(call.slots[role]) for role in ("a", "b", "out"))
     return not any(
-        (x.operand_dtype.torch_name, x.out_dtype.torch_name, bool(x.group_size), x.biased) == (*name, is_grouped, ends)
+        (x.operand_dtype.torch_name, x.out_dtype.torch_name, x.scale_groups, x.biased) == (*name, groups, ends)
         and ("token_ids" in call.slots) in x.gathers
         and (lies_well or isinstance(x, UnalignedGroupedConfig))
         for x in (entry.config for entry in variants(op=call.op))
     )
+
+
+def _groups_of(call: LegalCall) -> ScaleGroups | None:
+    """The kind of a call's scales in groups."""
+    n, k = call.slots["b"].shape[1:]
+    of_expert = call.slots["b_scales"].shape[1:] if "b_scales" in call.slots else ()
+    if len(of_expert) < 2:
+        return None
+    return next(groups for groups in SCALE_GROUPS if of_expert == groups.b_shape(n, k)[::-1])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.moe.cases import calls
+from gemmill.families.moe.config import SCALE_GROUPS
 from gemmill.families.moe.sweep import Op
 from gemmill.numerics.comparison import Comparison, Wanted
 from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, OneResult, take
@@ -104,7 +105,7 @@ class GroupedMaker:
             n=n,
             k=k,
             dtype=op.dtype,
-            grouped=bool(op.group_size),
+            groups=next((groups for groups in SCALE_GROUPS if groups.size == op.group_size), None),
             indexed=op.indexed,
             format=op.weights,
             data=data,

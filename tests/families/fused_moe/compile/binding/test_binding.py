@@ -11,7 +11,7 @@ from compile.binding.drawn import SMS_OF_NONE, compare
 from compile.binding.structs import struct_of
 from gemmill.families import fused_moe, moe
 from gemmill.families.fused_moe.cases.calls import CallSpec, arguments_of, make_given
-from gemmill.families.fused_moe.config import CODED, GROUP, Operands
+from gemmill.families.fused_moe.config import CODED, FINE_GROUP, GROUP, Operands
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
@@ -124,6 +124,8 @@ def test_models_agree(probe) -> None:
 
 SPECS = [
     CallSpec(tokens=300, hidden=400, inner=256, weights=6, topk=2, group_size=GROUP, lent=True),
+    CallSpec(tokens=300, hidden=400, inner=224, weights=6, topk=2, group_size=FINE_GROUP, lent=True),
+    CallSpec(tokens=3, hidden=16, inner=1024, weights=512, topk=2, group_size=FINE_GROUP, lent=True),
     CallSpec(tokens=3, hidden=16, inner=48, weights=512, topk=2, lent=True),
     CallSpec(tokens=40, hidden=128, inner=48, weights=5, topk=1, of_experts=True, lent=True),
     CallSpec(tokens=70, hidden=144, inner=48, weights=6, topk=2, dtype=DType.BF16, lent=True),
@@ -158,7 +160,13 @@ def test_products_are_grouped_gemms_within_the_callers_workspace(probe, spec: Ca
         x, scales = struct_of("moe/abi.h").from_buffer_copy(data), given.get(f"{name}_scales")
         sizes = (pairs, n, k, spec.weights)
         kind = CLASSES.number_of(
-            dtype=spec.dtype, out_dtype=DType.BF16, group_size=spec.group_size, indexed=False, format=None, biased=False
+            dtype=spec.dtype,
+            out_dtype=DType.BF16,
+            group_size=spec.group_size,
+            rows_scaled=False,
+            indexed=False,
+            format=None,
+            biased=False,
         )
         asked = ShapedCall(family=moe.NAME, call_class=kind, sizes=sizes, alignments=(16, 16, 16))
         chosen = select(probe.build.table, asked, SMS_OF_NONE).entry
@@ -166,7 +174,7 @@ def test_products_are_grouped_gemms_within_the_callers_workspace(probe, spec: Ca
         assert (x.m, x.n, x.k, x.experts, x.weights, x.tokens) == (pairs, n, k, spec.weights, spec.weights, pairs)
         assert (x.lda, x.ldb, x.ldd, x.b_stride_expert, x.offset_words) == (k, k, n, n * k, 1)
         assert (x.b, x.b_scales) == (given[name].data_ptr(), None if scales is None else scales.data_ptr())
-        groups = -(-k // GROUP) if spec.group_size else 1
+        groups = -(-k // spec.group_size) if spec.group_size else 1
         for address, size in (
             (x.a, pairs * k * spec.dtype.bits // 8),
             *([(x.a_scales, 4 * pairs * groups)] if coded else []),

@@ -4,8 +4,8 @@
 
 namespace sm90a_fusedexperts_e4m3_bf16_group128_t128a {
 
-inline constexpr bool kGrouped = true;
-using Kernel = gemmill::fused_moe::ApartExperts<__nv_bfloat16, true, kGrouped>;
+inline constexpr int kGroup = 128;
+using Kernel = gemmill::fused_moe::ApartExperts<__nv_bfloat16, true, kGroup>;
 using gemmill::fused_moe::ApartParams;
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads)
@@ -25,12 +25,12 @@ gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_kernel_combine(__grid_consta
 
 // Host code: the launches.
 extern "C" int32_t gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a(void const* args, gemmill_launch const* how) {
-  return gemmill::fused_moe::launch_apart_experts<Kernel, kGrouped, &gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_kernel_permute, &gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_kernel_activate, &gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_kernel_combine>(
+  return gemmill::fused_moe::launch_apart_experts<Kernel, kGroup, &gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_kernel_permute, &gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_kernel_activate, &gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_kernel_combine>(
       *static_cast<gemmill_apart_experts_args const*>(args), *how);
 }
 
 extern "C" int64_t gemmill_sm90a_fusedexperts_e4m3_bf16_group128_t128a_workspace(void const* args, gemmill_launch const*) {
-  return gemmill::fused_moe::apart_workspace_of<Kernel, kGrouped>(static_cast<gemmill_apart_experts_args const*>(args)->layer);
+  return gemmill::fused_moe::apart_workspace_of<Kernel, kGroup>(static_cast<gemmill_apart_experts_args const*>(args)->layer);
 }
 
 }  // namespace sm90a_fusedexperts_e4m3_bf16_group128_t128a

@@ -7,7 +7,7 @@ import torch
 
 from compile.binding.drawn import compare
 from gemmill.families import moe
-from gemmill.families.moe.config import FP4_PAIRS, UnalignedGroupedConfig
+from gemmill.families.moe.config import FP4_PAIRS, SCALE_GROUPS, UnalignedGroupedConfig
 from gemmill.families.moe.ops import NAMES
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.families.moe.shaped_call import shaped_call_of
@@ -72,7 +72,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
         every_field=False,
     )
     kinds = {
-        (x.operand_dtype, x.group_size, x.format, judged.get("token_ids") is not None)
+        (x.operand_dtype, x.scale_groups, x.format, judged.get("token_ids") is not None)
         for x, judged in ((entry.config, judged) for entry, judged in found.launched)
     }
     assert len(found.refused) > 5
@@ -80,7 +80,7 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(op: str, probe) 
         assert not found.lacking, "no legal call may fail: only packed weights need rows of a that TMA takes"
         assert sum(isinstance(entry.config, UnalignedGroupedConfig) for entry, _ in found.launched) > 5
     assert len(found.launched) > 50
-    of_order = len(FP4_PAIRS) if op in FP4_NAMES else 5
+    of_order = len(FP4_PAIRS) if op in FP4_NAMES else 4 + len(SCALE_GROUPS)
     assert len(kinds) == (2 if "token_ids" in BY_NAME[op].arguments else 1) * of_order, (
         "a kind of operands was never launched"
     )
