@@ -193,7 +193,8 @@ def outcome(row: Json, switch: str) -> str:
     if found is None:
         return "not run"
     if "failed" in found:
-        return "failed" if SUBJECT in row["failures"][_pair_of(switch)] else "broke"
+        failures = row["failures"][_pair_of(switch)]
+        return "vLLM cannot" if ENGINE in failures else "failed" if SUBJECT in failures else "broke"
     told = row["served"][_pair_of(switch)] or {}
     report = told.get("report") or {}
     serves = report.get("served") or any("Gemmill" in name for name in told.get("classes", {}))

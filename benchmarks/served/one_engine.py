@@ -6,7 +6,6 @@ PIPE is the descriptor of a connection, ARGUMENTS is JSON of vLLM's `LLM`. Reque
 without a request, when the engine has made a token, and has the seconds from the process's start to the engine and to that token.
 """
 
-import collections
 import json
 import os
 import random
@@ -17,12 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-_MODULES = (
-    "gemmill",
-    "vllm.model_executor.kernels",
-    "vllm.model_executor.layers.fused_moe",
-    "vllm.v1.attention.backends",
-)
+from served.who_serves import who_serves
+
 _KEPT = 1000
 """Tokens at either end of the vocabulary that no prompt has: special ones."""
 
@@ -99,7 +94,7 @@ class Engine:
 
     def served(self, request: Json) -> Json:
         """Which classes serve the layers, with the number of each, and what gemmill counted."""
-        classes, report = self._llm.apply_model(_served)[0]
+        classes, report = self._llm.apply_model(who_serves)[0]
         return {"classes": classes, "report": report}
 
     def _prompts(self, count: int, length: int, seed: int) -> list[Any]:
@@ -125,20 +120,6 @@ def _scored(output: Any) -> list[list[Any]]:
             best = min(of, key=lambda other: of[other].rank)
             found.append([token, of[token].logprob, of[token].rank, best])
     return found
-
-
-def _served(model: Any) -> tuple[dict[str, int], Any]:
-    """Runs in the process that has the model."""
-    found: collections.Counter[str] = collections.Counter()
-    for module in model.modules():
-        held = [value for value in vars(module).values() if hasattr(value, "__dict__")]
-        for value in held + [inner for holder in held for inner in vars(holder).values()]:
-            kind = type(value)
-            if kind.__module__.startswith(_MODULES) and not isinstance(value, type):
-                found[f"{type(module).__name__}: {kind.__name__}"] += 1
-    gemmill = sys.modules.get("gemmill")
-    report = getattr(gemmill, "serving_report", None) or getattr(gemmill, "stats", None)
-    return dict(found), json.loads(json.dumps(report(), default=str)) if report else None
 
 
 def main(pipe: str, arguments: str) -> int:

@@ -26,6 +26,7 @@ from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, symbol_of, to_name
 from gemmill.space.selections import select
 from gemmill.vocab import Arch
+from gemmill.wheel.reproducer import arguments_header
 
 _FIELD = re.compile(r"^\s*(?:(?:void|float|int32_t)( const)?\s*(?=\*)|(int32_t|int64_t|float)\s)([^;]*);", re.MULTILINE)
 _KINDS = {"": ctypes.c_void_p, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
@@ -194,7 +195,7 @@ def test_a_launch_is_that_of_the_dsl(name: str, objects, compiled, workshop: Wor
     sizes = _parameter_sizes(path.read_bytes())
     expected, found = Recorded(theirs, sizes), Recorded(ours, sizes)
     folder = kernels_dir() / REGISTRY.family_of(config).name
-    kind, dice = _arguments(dsl.arguments, (folder / "abi.h").read_text()), random.Random(name)
+    kind, dice = _arguments(dsl.arguments, arguments_header(folder / "abi.h")), random.Random(name)
     for _ in range(_CALLS):
         args = _drawn(kind, dice)
         how = How(0x5000, 0x7000, 0, dice.choice((78, 132)), dice.randint(0, 1), dice.randint(0, 1))

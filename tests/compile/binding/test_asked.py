@@ -41,8 +41,10 @@ def test_a_choice_is_asked_for_the_same(family: str, probe) -> None:
                 try:
                     getattr(probe.ops, op.name).default(*given)
                 except RuntimeError as error:
-                    assert "none of " in str(error) or "no variant of build " in str(error)
+                    assert any(text in str(error) for text in ("none of ", "no variant of build ", " lacks sm90a_"))
                 for choice in probe.build.take_noted(1):
+                    if choice.call.family != family:  # grouped GEMMs of experts choose for themselves
+                        continue
                     noted += 1
                     assert choice.call == serving_of(op).asked(judged), op.name
     finally:
