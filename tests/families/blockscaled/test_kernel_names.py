@@ -118,7 +118,7 @@ def test_every_name_of_then_is_read(selection: Callable[[Arch], Iterator[AnyConf
         if words and is_of_then[tag]:
             assert parse_name("_".join([config.arch, tag, *words])) == config
             read[tag] += 1
-    assert read == {default: {"fp4fp8": 152, "tmafew": 112, "widenedmany": 60}, smoke: {"fp4fp8": 4}}.get(selection, {})
+    assert read == {default: {"fp4fp8": 188, "tmafew": 112, "widenedmany": 60}, smoke: {"fp4fp8": 4}}.get(selection, {})
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_tiles_of_streamed_weights_have_one_order_and_slices_by_the_number_of_to
     assert found == {
         (True, False, 128): {"wgmma to f32, promoted every 128, experts added as f32"},
         (False, True, 128): {"grouped GEMMs to f32, promoted every 128, experts added as bf16"},
+        (False, True, 32): {"grouped GEMMs to f32, promoted every 32, experts added as bf16"},
         (False, True, 0): {"grouped GEMMs to f32, experts added as bf16"},
         (False, False, 128): {"None"},
         (False, False, 0): {"None"},

@@ -97,7 +97,7 @@ def test_refused_bits_and_sizes() -> None:
     with pytest.raises(ValueError, match=r"^e4m3 in 4 bits was asked for; it is offered in 8: choose one of these\.$"):
         VectorFormat(method=Method.E4M3, bits=4)
     with pytest.raises(
-        ValueError, match=r"^A k_eden4_v_eden4 cache of head dim 80 was asked for; 64, 96, 128, 192 and 256 a"
+        ValueError, match=r"^A k_eden4_v_eden4 cache of head dim 80 was asked for; 64, 96, 128, 192, 256 and 512 a"
     ):
         spec_of(eden(), head_dim=80)
     with pytest.raises(

@@ -64,8 +64,9 @@ def test_the_page_holds_the_table(measured: dict[str, Quality]) -> None:
     ]
     print("\n" + "\n".join(rows))
     written = {
-        row[0]: row[1:] for row in (re.split(r" *\| *", line.strip("| ")) for line in PAGE.read_text().splitlines())
-    }
+        row[0]: row[1:]
+        for row in (re.split(r" *\| *", line.strip("| ")) for line in reversed(PAGE.read_text().splitlines()))
+    }  # of each name the first table's row
     for name, found in measured.items():
         assert name in written, name
         for value, text in zip(cells(found), written[name], strict=True):

@@ -219,9 +219,9 @@ def _strides(side: str, cache: str) -> tuple[Let, ...]:
 
 MOST_SLOT_ROWS = 32
 """The most flat rows that kernels of slots take. Each eight of them read the cache again."""
-_MOST_SLOT, _MOST_SLOT_MORE, _MOST_LONE_SLOT = 208, 64, 248
-"""The most bytes from head to head of a slot of up to 128 elements, how many more with values in e4m3, whose kernel has no table, and
-the most from token to token where there is one head.
+_MOST_SLOT, _MOST_SLOT_MORE, _MOST_LONE_SLOT, _MOST_LONE_SLOT_MORE = 208, 64, 248, 8
+"""The most bytes from head to head of a slot of up to 128 elements, and how many more with values in e4m3, whose kernel has no table;
+the same from token to token where there is one head.
 
 Longer vectors have as many times more. Two stages of more bytes would not fit where keys and values lie apart.
 """
@@ -233,7 +233,8 @@ def _lie_in_slots(side: str) -> str:
     most = "* most(head_dim, 128) // 128"
     of_heads = f"({_MOST_SLOT} + {_MOST_SLOT_MORE} * (value_format // {_E4M3_PLACE}))"
     together = f"{head} <= {of_heads} {most} and {token} == kv_heads * {head} and {head} % 2 == 0"
-    alone = f"kv_heads == 1 and {token} <= {_MOST_LONE_SLOT} {most} and {token} % 2 == 0"
+    of_one = f"({_MOST_LONE_SLOT} + {_MOST_LONE_SLOT_MORE} * (value_format // {_E4M3_PLACE}))"
+    alone = f"kv_heads == 1 and {token} <= {of_one} {most} and {token} % 2 == 0"
     return f"({alone} or {together}) and (pages <= 1 or {side}_page_stride % 16 == 0)"
 
 
