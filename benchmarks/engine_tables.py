@@ -24,7 +24,7 @@ from served.side import SUBJECT
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "engine.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- made by benchmarks/engine_tables.py -->", "<!-- end -->"
-SWITCHES_BEGIN, SWITCHES_END = "<!-- switches, made by benchmarks/engine_tables.py -->", "<!-- end of switches -->"
+SWITCHES_BEGIN, SWITCHES_END = "<!-- table of switches, by benchmarks/engine_tables.py -->", "<!-- end: switches -->"
 NOTHING = (
     "No result has been committed yet: `benchmarks/engine.py --name engine-GPU-DATE` writes one on a machine with vLLM."
 )

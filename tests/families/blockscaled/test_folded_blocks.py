@@ -16,7 +16,7 @@ from gemmill.quantize.prepack import prepack
 from gemmill.vocab.float_type import E2M1, E4M3
 from gemmill.vocab.format import MXFP4, NVFP4, Format
 
-BODY = (Path(__file__).parents[3] / "kernels" / "blockscaled" / "fold_e2m1.cuh").read_text()
+BODY = (Path(__file__).parents[3] / "kernels" / "gemm" / "fold_e2m1.cuh").read_text()
 u8 = torch.uint8
 MAGNITUDES = torch.tensor(E2M1.values[:8], dtype=torch.float64)
 

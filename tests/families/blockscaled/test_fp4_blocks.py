@@ -17,7 +17,7 @@ from gemmill.quantize.prepack import Prepacked, prepack
 from gemmill.vocab.format import MXFP4, MXFP8, NVFP4, Format
 
 u8 = torch.uint8
-BODY = (Path(__file__).parents[3] / "kernels" / "blockscaled" / "widen_e2m1.cuh").read_text()
+BODY = (Path(__file__).parents[3] / "kernels" / "gemm" / "widen_e2m1.cuh").read_text()
 FORMATS = pytest.mark.parametrize("format", [NVFP4, MXFP4], ids=str)
 
 

@@ -81,7 +81,7 @@ def test_each_tensor_begins_at_a_multiple_of_its_elements(op: str) -> None:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_calls_have_all_that_the_op_takes(op: str) -> None:
-    calls = [draw_call(op, 1, index, CPU_LIMITS)[0] for index in range(400)]
+    calls = [draw_call(op, 2, index, CPU_LIMITS)[0] for index in range(400)]
     parameters = {parameter.name: parameter for parameter in BY_NAME[op].parameters}
     for name, parameter in parameters.items():
         given = sum(name in call.slots for call in calls)

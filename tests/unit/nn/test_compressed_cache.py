@@ -258,7 +258,7 @@ def test_refusals_change_nothing() -> None:
         ({"format": "k_fp4"}, "A cache of 'k_fp4' was asked for"),
         (
             {"head_dim": 80},
-            "A k_eden4_v_eden4 cache of head dim 80 was asked for; 64, 96, 128, 192 and 256 are offered",
+            "A k_eden4_v_eden4 cache of head dim 80 was asked for; 64, 96, 128, 192, 256 and 512 are offered",
         ),
         ({"page": 48}, "Pages of 48 tokens were asked for; 16, 32, 64 and 128 are offered"),
         *(

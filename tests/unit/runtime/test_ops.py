@@ -251,7 +251,7 @@ def test_explain_of_a_quantisation_function(smoke_build, monkeypatch) -> None:
 
 def test_explain_of_arguments_that_nothing_takes(smoke_build) -> None:
     _, a, b, a_scales, b_scales, _ = call()
-    takes = "cutlass_scaled_mm takes (out, a, b, a_scales, b_scales, bias), or as a function (a, b, a_scales, b_scales, out_dtype, bias); "
+    takes = "cutlass_scaled_mm takes (out, a, b, a_scales, b_scales, bias), or as a function (a, b, a_scales, b_scales, out_dtype, bias, check); "
     for given, named, told in (
         ((a, b), {}, "got 2 arguments"),
         ((a, b, a_scales, b_scales, torch.bfloat16), {"biass": None}, "got 5 arguments and biass"),

@@ -100,11 +100,13 @@ def rows_of(begins: Tensor, tokens: int, device: torch.device) -> Rows | None:
     begins, ends = begins[:-1].long(), begins[1:].long()
     if len(counts) * most == tokens and bool(((counts == most) | (begins == ends[-1])).all()):
         return Rows(most)
-    steps = torch.arange(most, device="cpu")
+    steps = torch.arange(most, dtype=torch.int64, device="cpu")
     taken = (ends[:, None] - most + steps).maximum(begins[:, None]).clamp(max=max(tokens - 1, 0))
     given = torch.zeros(tokens, dtype=torch.int64, device="cpu")
-    places = (torch.arange(len(counts), device="cpu") + 1) * most - ends
-    given[: int(ends[-1])] = torch.arange(int(ends[-1]), device="cpu") + places.repeat_interleave(counts.long())
+    places = (torch.arange(len(counts), dtype=torch.int64, device="cpu") + 1) * most - ends
+    given[: int(ends[-1])] = torch.arange(int(ends[-1]), dtype=torch.int64, device="cpu") + places.repeat_interleave(
+        counts.long()
+    )
     return Rows(most, *(x.to(device, non_blocking=True) for x in (taken, given)))
 
 
