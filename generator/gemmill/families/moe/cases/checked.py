@@ -83,9 +83,10 @@ def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
 def _of_unaligned(config: UnalignedGroupedConfig) -> Iterator[GroupedCase]:
     """Specs for unaligned operands: rows that begin anywhere, N and K that are multiples of nothing, in order and gathered."""
     first, tile = _first(config), config.tile_shape_mnk[0]
+    fewest = 2 if config.operands.rows_scaled else 1  # scales of one row are those of its block
     specs = (
         replace(first, counts=(0, 1, 0, tile, 2 * tile + 1, 0), n=75, k=333, pad=3),
-        replace(first, counts=(tile - 1, 3), n=1, k=131, spare=7, wide_offsets=True),
+        replace(first, counts=(tile - 1, 3), n=fewest, k=131, spare=7, wide_offsets=True),
         replace(first, counts=(5, 0, tile, 1), slot=tile, n=67, k=257),
         replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=129, k=63),
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
