@@ -213,7 +213,13 @@ def sentences(row: Json) -> list[str]:
         for told in row["served"].values()
         for refusal in ((told or {}).get("report") or {}).get("left", [])
     ]
-    failed = [found["failed"].rpartition(" | ")[2] for found in row["switches"].values() if "failed" in found]
+    failed = [
+        "vLLM does not start so, with or without the plugin"
+        if ENGINE in row["failures"][_pair_of(switch)]
+        else found["failed"].rpartition(" | ")[2]
+        for switch, found in row["switches"].items()
+        if "failed" in found
+    ]
     return list(dict.fromkeys([*left, *failed]))
 
 
