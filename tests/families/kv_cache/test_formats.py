@@ -101,7 +101,7 @@ def test_refused_bits_and_sizes() -> None:
     ):
         spec_of(eden(), head_dim=80)
     with pytest.raises(
-        ValueError, match=r"^A turboquant_3bit_nc cache of head dim 96 was asked for; 64, 128 and 256 are off"
+        ValueError, match=r"^A turboquant_3bit_nc cache of head dim 96 was asked for; 64, 128, 256 and 512 are off"
     ):
         spec_of(preset("turboquant_3bit_nc"), head_dim=96)
     with pytest.raises(
