@@ -114,7 +114,9 @@ def switches(results: Sequence[tuple[str, Json]]) -> str:
 
 
 def _switches(source: str, record: Json) -> Iterator[str]:
-    yield f"| {_run(record)} ([JSON](../{source})): layers | {' | '.join(SWITCHES.values())} |"
+    ranks = record["settings"]["ranks"]
+    of_ranks = f", {ranks} ranks of tensor parallelism" if ranks > 1 else ""
+    yield f"| {_run(record)}{of_ranks} ([JSON](../{source})): layers | {' | '.join(SWITCHES.values())} |"
     yield "| --- |" + " --- |" * len(SWITCHES)
     for row in record["rows"]:
         yield f"| {row['layers']} | {' | '.join(outcome(row, switch) for switch in SWITCHES)} |"
