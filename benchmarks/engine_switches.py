@@ -125,7 +125,7 @@ class Pair:
                 return {"engine_failed": self.failures[ENGINE]}
             return {"with": "vLLM", "agreement": agreement(its.ask("outputs", **asked), found)}
         if switch == "prefix":  # the second time, whole blocks of the prompts are in the cache
-            before, after = (mine.ask("outputs", **LONG) for _ in range(2))
+            before, after = (mine.ask("outputs", **LONG | {"seed": LONG["seed"] + 1}) for _ in range(2))
         else:
             before = mine.ask("outputs", **PROMPTS)
             mine.ask("reloaded" if switch == "reload" else "slept", level=2 if switch == "deep sleep" else 1)
