@@ -1,10 +1,10 @@
-"""The tables of docs/engine.md, of what benchmarks/engine.py has written to benchmarks/results/engine-*.json.
+"""The tables of docs/engine.md, made of benchmarks/results/engine-*.json, which benchmarks/engine.py writes.
 
     python benchmarks/engine_tables.py
 
-Writes what stands between the marks of the page: of each result tokens per second and agreement of outputs; of each
-switches-engine-*.json.xz of benchmarks/engine_switches.py who serves with which switch. A test holds the page to the results that are
-there.
+Writes the page between its marks: of each result tokens per second and agreement of outputs; of each
+switches-engine-*.json.xz of benchmarks/engine_switches.py who serves with which switch. A test compares the page
+with the results.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def _between(text: str, begin: str, end: str, body: str) -> str:
 
 
 def committed() -> list[tuple[str, Json]]:
-    """The results that are there, by their names."""
+    """The committed results, by their names."""
     return [(path.relative_to(ROOT).as_posix(), read_result(path)) for path in sorted(RESULTS.glob("engine-*.json"))]
 
 
