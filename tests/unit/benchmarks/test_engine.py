@@ -230,7 +230,7 @@ def test_engines_of_all_models_start_before_one_is_measured(paper_engine, tmp_pa
 
 
 def recorded(paper_engine, folder: Path, monkeypatch) -> dict:
-    """What the program writes, in the form that a device run has: two sides and another backend, and a model that fails."""
+    """The program's record, in the form of a device run: two sides and another backend, and a model that fails."""
     given = "llama-3.1-8b-fp8 qwen3-30b-a3b-nvfp4 --layers 2 --batches 1 3 --length 8 --tokens 4 --rounds 2".split()
     more = [
         "--other",
