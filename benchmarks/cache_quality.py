@@ -205,7 +205,7 @@ def _read(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def _needle_record(
     name: str, found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], needle: Tensor
 ) -> dict[str, str | float]:
-    """Of weights [needles, length] and the values that were read by them."""
+    """Of weights [needles, length] and the values read by them."""
     (weights, read), (wanted_weights, wanted) = found, exact
     kept = weights.gather(-1, needle[:, None]) / wanted_weights.gather(-1, needle[:, None])
     return {
@@ -230,7 +230,7 @@ def random_tokens(count: int, vocabulary: int, seed: int) -> Tensor:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Options; sizes that are not given follow from the device."""
+    """Options; the device decides sizes that the user leaves out."""
     has_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="A folder with a checkpoint and a tokenizer.")

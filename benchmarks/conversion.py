@@ -1,10 +1,10 @@
-"""A sharded checkpoint of random weights, converted: beside `dd` of the same bytes, and the memory that it takes.
+"""A sharded checkpoint of random weights, converted: its time next to `dd` of the same bytes, and its memory.
 
     python benchmarks/conversion.py --gigabytes 16 --folder /scratch
     python benchmarks/conversion.py --gigabytes 0.02 --folder /tmp/dry --device cpu --out-dir /tmp/dry
 
 `dd` reads every shard and writes as many bytes as the conversion does, synced. Caches of the files read are dropped before
-each. Each conversion is a process of its own; its memory is told beyond that of torch and CUDA alone.
+each. Each conversion is a process of its own; its memory is given beyond that of torch and CUDA alone.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def copied(shards: Sequence[Path], written: int, out: Path) -> float:
 
 
 def converted(folder: Path, out: Path, to: str, device: str) -> dict[str, float]:
-    """What the process tells."""
+    """The process's report."""
     import json
 
     command = [sys.executable, "-c", CONVERT, device, str(folder), str(out), to]

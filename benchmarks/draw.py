@@ -1,4 +1,4 @@
-"""Results drawn: `python benchmarks/draw.py benchmarks/results/*.json --out-dir FOLDER` writes an SVG for each comparison.
+"""Charts of results: `python benchmarks/draw.py benchmarks/results/*.json --out-dir FOLDER` writes an SVG for each comparison.
 
     python benchmarks/draw.py benchmarks/results/RESULT.json --out docs/images/peers.svg
 
@@ -17,7 +17,7 @@ from harness.stored import read_result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw each file that has rows. Returns the exit status."""
+    """Draw each file with rows. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--out-dir", type=Path, default=Path(), help="where an SVG of each result's name is written")

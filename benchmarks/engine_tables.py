@@ -1,10 +1,10 @@
-"""The tables of docs/engine.md, of what benchmarks/engine.py has written to benchmarks/results/engine-*.json.
+"""The tables of docs/engine.md, made of benchmarks/results/engine-*.json, which benchmarks/engine.py writes.
 
     python benchmarks/engine_tables.py
 
-Writes what stands between the marks of the page: of each result tokens per second, agreement of outputs, and who serves; of each
-switches-engine-*.json.xz of benchmarks/engine_switches.py who serves with which switch. A test holds the page to the results that are
-there.
+Writes the page between its marks: of each result tokens per second and agreement of outputs; of each
+switches-engine-*.json.xz of benchmarks/engine_switches.py who serves with which switch. A test compares the page
+with the results.
 """
 
 import argparse
@@ -28,8 +28,6 @@ SWITCHES_BEGIN, SWITCHES_END = "<!-- table of switches, by benchmarks/engine_tab
 NOTHING = (
     "No result has been committed yet: `benchmarks/engine.py --name engine-GPU-DATE` writes one on a machine with vLLM."
 )
-DESCRIBE = ("Config", "Enum", "Type", "Activation", "Backend", "Manager")
-"""Ends of the names of classes that describe a layer and serve nothing."""
 
 Json = dict[str, Any]
 
@@ -47,7 +45,7 @@ def _parts(source: str, record: Json) -> Iterator[str]:
         f"[JSON](../{source}): {versions}; prompts of {settings['length']} tokens, {settings['tokens']} new ones, medians of "
         f"{settings['rounds']} rounds, {mode}."
     )
-    for lines in (_rates(record), _agreement(record), _served(record)):
+    for lines in (_rates(record), _agreement(record)):
         yield "\n".join(lines)
 
 
@@ -57,18 +55,29 @@ def _run(record: Json) -> str:
 
 
 def _rates(record: Json) -> Iterator[str]:
-    yield f"| {_run(record)}: tokens per second | vLLM | with gemmill | ratio |"
-    yield "| --- | --- | --- | --- |"
+    batches = list(dict.fromkeys(batch for row in record["rows"] for batch in row.get("decode_tokens_per_s", {})))
+    yield (
+        f"| {_run(record)}: tokens per second with gemmill (ratio to vLLM without it): decode at batch | "
+        f"{' | '.join([*batches, f'prefill of {PREFILL_BATCH} x {PREFILL_LENGTH}'])} |"
+    )
+    yield "| --- |" + " --- |" * (len(batches) + 1)
     for row in record["rows"]:
-        found = [(f"decode at batch {batch}", rates) for batch, rates in row.get("decode_tokens_per_s", {}).items()]
-        if "prefill_tokens_per_s" in row:
-            found.append((f"prefill of {PREFILL_BATCH} x {PREFILL_LENGTH}", row["prefill_tokens_per_s"]))
-        for what, rates in found:
-            medians = [_number(rates["median"].get(name)) for name in (ENGINE, SUBJECT)]
-            ratio = rates["ratio"].get(SUBJECT)
-            yield f"| {row['model']}, {what} | {' | '.join(medians)} | {'-' if ratio is None else f'{ratio:.2f}'} |"
+        decoded = row.get("decode_tokens_per_s", {})
+        cells = [_rate(found) for found in (*map(decoded.get, batches), row.get("prefill_tokens_per_s"))]
+        yield f"| {row['model']} | {' | '.join(cells)} |"
+    for row in record["rows"]:
         for side, why in row["failures"].items():
-            yield f"| {row['model']}: {side} failed | {_cell(why)} | - | - |"
+            yield f"| {row['model']}: {side} failed: {_cell(why)} |" + " - |" * (len(batches) + 1)
+
+
+def _rate(found: Json | None) -> str:
+    """Median and ratio. Where gemmill has none, vLLM's median alone."""
+    if found is None:
+        return "-"
+    median, ratio = found["median"].get(SUBJECT), found["ratio"].get(SUBJECT)
+    if median is None or ratio is None:
+        return f"- (vLLM {_number(found['median'].get(ENGINE))})"
+    return f"{_number(median)} ({ratio:.2f})"
 
 
 def _number(rate: float | None) -> str:
@@ -80,32 +89,26 @@ def _cell(text: str) -> str:
 
 
 def _agreement(record: Json) -> Iterator[str]:
+    """Each cell has positions with the same most likely token, of how many, and differences of log-probabilities."""
     other = " ".join(f"{name}={value}" for name, value in record["settings"]["other"])
-    names = {SUBJECT: "gemmill and vLLM", OTHER: f"vLLM with {other} and vLLM"}
-    yield f"| {_run(record)}: outputs of | positions | most likely token equal | difference of log-probability: median | largest |"
-    yield "| --- | --- | --- | --- | --- |"
+    sides = {ENGINE: "vLLM", SUBJECT: "gemmill", OTHER: f"vLLM with {other}"}
+    sides = {name: sides[name] for name in sides if any(name in row["sides"] for row in record["rows"])}
+    compared = [name for name in sides if name != ENGINE]
+    heads = [f"{sides[name]} and vLLM" for name in compared]
+    heads += [f"{who}, decoded and scored" for who in sides.values()]
+    yield f"| {_run(record)}: most likely token equal (difference of log-probability: median, largest) | {' | '.join(heads)} |"
+    yield "| --- |" + " --- |" * len(heads)
     for row in record["rows"]:
-        for name, found in row.get("agreement", {}).items():
-            differences = (f"{found[f'log_probability_{part}']:.2g}" for part in ("median", "largest"))
-            counts = f"{found['positions']} | {found['most_likely_equal']}"
-            yield f"| {row['model']}: {names[name]} | {counts} | {' | '.join(differences)} |"
-        for name, side in row["sides"].items():
-            if (found := side.get("with_itself")) is not None:
-                differences = (f"{found[f'log_probability_{part}']:.2g}" for part in ("median", "largest"))
-                who = {ENGINE: "vLLM", SUBJECT: "gemmill", OTHER: f"vLLM with {other}"}[name]
-                what = f"{row['model']}: {who}, decoded and scored"
-                yield f"| {what} | {found['positions']} | {found['most_likely']} | {' | '.join(differences)} |"
+        cells = [_agreed(row.get("agreement", {}).get(name), "most_likely_equal") for name in compared]
+        cells += [_agreed(row["sides"].get(name, {}).get("with_itself"), "most_likely") for name in sides]
+        yield f"| {row['model']} | {' | '.join(cells)} |"
 
 
-def _served(record: Json) -> Iterator[str]:
-    yield f"| {_run(record)}: model | layers and who serves them with gemmill |"
-    yield "| --- | --- |"
-    for row in record["rows"]:
-        classes = row["sides"].get(SUBJECT, {}).get("served", {}).get("classes", {})
-        told = ", ".join(
-            f"{count} of `{name}`" for name, count in sorted(classes.items()) if not name.endswith(DESCRIBE)
-        )
-        yield f"| {row['model']} | {told or 'none'} |"
+def _agreed(found: Json | None, equal: str) -> str:
+    if found is None:
+        return "-"
+    differences = ", ".join(f"{found[f'log_probability_{part}']:.2g}" for part in ("median", "largest"))
+    return f"{found[equal]} of {found['positions']} ({differences})"
 
 
 def switches(results: Sequence[tuple[str, Json]]) -> str:
@@ -119,7 +122,9 @@ def _switches(source: str, record: Json) -> Iterator[str]:
     yield f"| {_run(record)}{of_ranks} ([JSON](../{source})): layers | {' | '.join(SWITCHES.values())} |"
     yield "| --- |" + " --- |" * len(SWITCHES)
     for row in record["rows"]:
-        yield f"| {row['layers']} | {' | '.join(outcome(row, switch) for switch in SWITCHES)} |"
+        cells = [outcome(row, switch) for switch in SWITCHES]
+        if len(set(cells)) > 1 or cells[0] not in ("not run", "vLLM cannot"):
+            yield f"| {row['layers']} | {' | '.join(cells)} |"
     yield ""
     for row in record["rows"]:
         for why in sentences(row):
@@ -142,7 +147,7 @@ def _between(text: str, begin: str, end: str, body: str) -> str:
 
 
 def committed() -> list[tuple[str, Json]]:
-    """The results that are there, by their names."""
+    """The committed results, by their names."""
     return [(path.relative_to(ROOT).as_posix(), read_result(path)) for path in sorted(RESULTS.glob("engine-*.json"))]
 
 

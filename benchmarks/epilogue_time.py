@@ -1,4 +1,4 @@
-"""What an epilogue that is traced takes next to the standard one that computes the same.
+"""The time of a traced epilogue next to the standard one of the same arithmetic.
 
     gemmill build --epilogue epilogue_time:same_as_scaled_bias
     python benchmarks/epilogue_time.py --build BUILD
@@ -47,7 +47,7 @@ class Compared:
     """An epilogue, and the standard one."""
 
     standard: str
-    """What names of the standard one's variants have in them."""
+    """The part of a name by which the standard one's variants are found."""
     key: str
     """The key of the traced one."""
     dtype: torch.dtype

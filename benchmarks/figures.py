@@ -2,7 +2,7 @@
 
     python benchmarks/figures.py benchmarks/results/scaled_mm-comparison-h200-2026-11-22.json
 
-Writes what stands between the two marks of the page, and two pictures in docs/images: ratios to the best peer, which the README has,
+Writes the page between its two marks, and two pictures in docs/images: ratios to the best peer, which the README has,
 and shares of the roofline. A test holds all to the result that is named there.
 """
 
@@ -27,7 +27,7 @@ OPS = {
     "int8_azp": ("int8 with zero points", ("vllm",)),
     "bf16": ("bf16 without scales", ("torch mm",)),
 }
-"""What is compared, and the peers that compute the same; another way to have it is not the best peer."""
+"""The compared operands, and the peers with the same arithmetic, of which one is the best peer."""
 _ROOFLINE = (
     "The roofline is the least time in which an H200 moves a call's bytes and multiplies its operands: it copies 4.21 TB/s (measured) "
     "and multiplies 1,979 TFLOP/s of 8 bits (data sheet). Reads can be faster than copies, so a share may exceed 1."

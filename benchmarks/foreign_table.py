@@ -61,7 +61,7 @@ def drawn(count: int, seed: int) -> list[Workload]:
 
 
 def choices_of(build: Build, workload: Workload, sm_count: int) -> tuple[str | None, str | None, str]:
-    """The variant by the tables, the one by the model, and what the first rests on."""
+    """The variant by the tables, the one by the model, and the evidence for the first."""
     table = build.table
     by_table = select(table, workload.call, sm_count)
     by_model = select(replace(table, tuned=()), workload.call, sm_count)

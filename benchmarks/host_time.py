@@ -1,4 +1,4 @@
-"""Host time of a call, several revisions of gemmill beside each other in one run.
+"""Host time of a call, several revisions of gemmill in turn in one run.
 
     python benchmarks/host_time.py before=OLD/generator,OLD/.gemmill now=generator,.gemmill again=generator,.gemmill
     python benchmarks/host_time.py now=generator,.gemmill --cpu --rounds 3 --calls 20 --out-dir /tmp/dry
@@ -7,7 +7,7 @@
 A side is NAME=SOURCES,HOME: the folder that holds the package gemmill, and the home whose current build it loads. With --plugins the
 Python of engines' plugins is timed around ops that are stubs, on any machine, and no home is needed. Each side
 has a process of its own. Sides take turns, in another order each round, so that whatever slows the machine slows all of
-them. The difference to the first side is the median over the rounds. Naming a side twice shows what difference is noise.
+them. The difference to the first side is the median over the rounds. Naming a side twice shows the noise.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from harness.written import write_json
 BENCHMARKS = Path(__file__).resolve().parent
 RESULTS = BENCHMARKS / "results"
 SERVERS = {False: "harness.host_calls", True: "harness.plugin_calls"}
-"""What answers, by whether plugins are timed."""
+"""The program that answers, by whether plugins are timed."""
 
 
 @dataclass(frozen=True, kw_only=True)

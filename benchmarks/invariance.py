@@ -1,11 +1,11 @@
-"""What batch invariance costs: the variant of the order that is held next to the one that is chosen freely.
+"""The cost of batch invariance: the fastest variant of the held order next to the free choice.
 
     python benchmarks/invariance.py --build BUILD --shapes 60 --seed 11 --name invariance-h200
     python benchmarks/invariance.py --classes fp8,bf16 --rows 1,16,64,128,512,4096 --weights 2048x16384
     python benchmarks/invariance.py --vllm-sources site-packages --classes bf16,fp8 --rows 1,16,256,4096 --weights 4096x4096
     python benchmarks/invariance.py --cpu --out-dir /tmp/dry
 
-Shapes are those of the comparison (`timed/scaled_mm.py`), and for each class as many drawn ones as --shapes, of --seed, which no table
+Shapes are those of the comparison (`timed/scaled_mm.py`), and for each class as many random ones as --shapes, of --seed, which no table
 has. Device time is that of CUDA graphs of rotated weights, in rounds that alternate between both sides. Where both choose
 the same variant the ratio is 1, and nothing is timed. Prints for each class, up to 128 rows and above: the geometric mean of the
 ratios held / free, and the worst. The file is written again after each shape.
@@ -49,7 +49,7 @@ FEWEST, DRY_ROTATED_BYTES = 20, 4096
 
 
 def shapes_of(op: str, told: argparse.Namespace, held: Sequence[Any]) -> list[Workload]:
-    """The shapes of a class: those that are asked for, else the comparison's and drawn ones, few rows first."""
+    """The shapes of a class: the requested ones, else the comparison's and random ones, few rows first."""
     if told.weights:
         sizes = [(m, *map(int, weight.split("x"))) for weight in told.weights.split(",") for m in told.rows]
         return [workload_of(op, dict(zip("mnk", size, strict=True))) for size in sizes]
@@ -64,7 +64,7 @@ def in_turns(lists: Sequence[list[Workload]]) -> Iterator[Workload]:
 
 
 def choices_of(build: Build, workload: Workload) -> dict[str, Choice]:
-    """What both sides choose for a call, on this device."""
+    """The choices of both sides for a call, on this device."""
     count = torch.cuda.get_device_properties(0).multi_processor_count
     found = {SIDES[0]: None, SIDES[1]: build.invariance}
     return {side: select(build.table, workload.call, count, None, invariance) for side, invariance in found.items()}
@@ -133,7 +133,7 @@ def _ratio(us: Sequence[float], than: Sequence[float]) -> float:
 
 
 def peers_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each class and peer, few rows and many apart: how many times as long it takes as what is held, in the geometric mean, and
+    """For each class and peer, few rows and many apart: its time over that of the held order, in the geometric mean, and
     where least."""
     found = []
     keys = dict.fromkeys((row["op"], name, row["m"] <= DECODE_ROWS) for row in rows for name in row.get("peers", ()))

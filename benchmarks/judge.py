@@ -1,15 +1,15 @@
-"""Judge the choice at shapes that nobody tuned: drawn at random, far from all that a table or the model's fit has.
+"""Compare the choice with the fastest variants at shapes that nobody tuned: random, far from those of tables and the model's fit.
 
     python benchmarks/judge.py --seed 7 --vllm-so .../_C_stable_libtorch.abi3.so --deep-gemm .../deep_gemm
     python benchmarks/judge.py --seed 7 --classes fp8,bf16 --shapes 20 --ladders 1 --sieve 24+12
     python benchmarks/judge.py --seed 7 --family blockscaled --classes nvfp4_bf16,mxfp4_e4m3 --humming DIR --humming-jobs 12
-    python benchmarks/judge.py --seed 7 --limit-s 0             # the figures of what an earlier run of this seed measured
+    python benchmarks/judge.py --seed 7 --limit-s 0             # the figures of an earlier run of this seed
     python benchmarks/judge.py --seed 7 --dry-run --out-dir /tmp/dry
 
 At each shape all loaded variants are timed quickly (`harness/sieve.py`), then gemmill's choice, the fastest few and the peers
 carefully, interleaved in one run (`harness/timers.py`). Prints for each class of calls: time of the best peer over gemmill's, the
 regret of the choice against the fastest variant, and on ladders of M whether any M takes longer than a larger one. Classes
-take turns, so that a run cut short by --limit-s says something of each; what is known is on disk at once, and the same
+take turns, so that a run cut short by --limit-s says something of each; each figure is on disk at once, and the same
 command goes on from there. A shape that hangs ends the process after --shape-s; the next run leaves it out.
 """
 
@@ -53,14 +53,14 @@ FAMILY = "scaled_mm"
 CLASSES = drawings()[FAMILY].classes
 CAREFUL = Rounds(rounds=5, short=True)
 FINALISTS = 3
-"""The fastest variants of the sieve, that are timed again beside the choice."""
+"""The fastest variants of the sieve, which are timed again next to the choice."""
 COMPILE_LIMIT_S = 240.0
 DRY_ROTATED_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """What a run needs all along."""
+    """State of a run."""
 
     field: Field
     variants: Variants
@@ -101,7 +101,7 @@ class Judge:
 
 
 def choice_of(build: Build | None, workload: Workload) -> tuple[str | None, str]:
-    """The variant that the extension chooses, and what the choice rests on."""
+    """The variant that the extension chooses, and the evidence for it."""
     if build is None:
         return None, "model"
     row, trust = build.choose(workload.call, SM_COUNT)
@@ -140,7 +140,7 @@ def shape_record(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; returns the exit code: 0, 1 where nothing was judged, 2 where this machine, a library or a file is not fit."""
+    """Run; returns the exit code: 0, 1 where no shape was compared, 2 where this machine, a library or a file is not fit."""
     options = parse(arguments)
     if not (options.dry_run or torch.cuda.is_available()):
         print("no GPU: nothing can be timed here; --dry-run runs the program without one", file=sys.stderr)
@@ -284,7 +284,7 @@ def run_all(
     end: float,
     shape_s: float,
 ) -> None:
-    """Measure what the file lacks until `end`, the first half of the shapes before the ladders."""
+    """Measure the file's missing shapes until `end`, the first half of the shapes before the ladders."""
     half = len(shapes) // 2
     work: list[tuple[str, Any]] = [(str(workload), workload) for workload in shapes]
     work[half:half] = [(f"ladder {ladder[0].op} {ladder[0].n} x {ladder[0].k}", ladder) for ladder in rungs]
@@ -305,7 +305,7 @@ def run_all(
 
 
 def progress(done: int, total: int, key: str, row: Mapping[str, Any], seconds: float) -> str:
-    """A line about what was just measured."""
+    """A line about the latest measurement."""
     told = ""
     if row["kind"] == "shape":
         ratio, regret = row["ratio"], row["regret"]
@@ -314,7 +314,7 @@ def progress(done: int, total: int, key: str, row: Mapping[str, Any], seconds: f
 
 
 def report(record: Mapping[str, Any], lines: Lines, path: Path) -> int:
-    """Write and print what is known. Returns the exit code."""
+    """Write and print all figures so far. Returns the exit code."""
     rows = list(lines.results.values())
     shapes = [row for row in rows if row["kind"] == "shape"]
     found_ladders = [row for row in rows if row["kind"] == "ladder"]

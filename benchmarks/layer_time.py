@@ -3,9 +3,9 @@
     python benchmarks/layer_time.py
     python benchmarks/layer_time.py --cpu --rounds 2 --calls 2 --out-dir /tmp/dry
 
-Three sides take turns in one process. `ops` calls what the layer calls, on tensors that are there already. `layer` is the layer's
-call, which allocates what its ops write. `module` is a torch module that hands its input back: what a call of any module takes.
-Shapes are small, so that the device is never what a loop of calls waits for.
+Three sides take turns in one process. `ops` makes the layer's calls on existing tensors. `layer` is the layer's
+call, which allocates its ops' outputs. `module` is a torch module that returns its input: the floor of any module.
+Shapes are small, so that a loop of calls never waits for the device.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ROWS, N, K = 16, 256, 256
 
 
 class Recording(TorchDispatchMode):
-    """Keeps the calls of gemmill's ops that are made within it."""
+    """Records the calls of gemmill's ops within it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def figures(taken: dict[str, list[float]]) -> dict[str, Any]:
-    """Median times, and the median over the rounds of what the layer takes beyond its ops."""
+    """Median times, and the median over the rounds of the layer's time beyond its ops'."""
     adds = [layer - ops for layer, ops in zip(taken["layer"], taken["ops"], strict=True)]
     return {
         "median_us": {side: round(median(found), 3) for side, found in taken.items()},

@@ -68,13 +68,13 @@ def quantised(options: argparse.Namespace, kind: str, seed: int, device: torch.d
 
 
 class Clock:
-    """Milliseconds of what is launched."""
+    """Milliseconds of the launched work."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
 
     def ms(self, run: Callable[[], object]) -> float:
-        """Of one call; of a CPU nothing is told."""
+        """Of one call; a CPU has no figures."""
         if not self.cuda:
             run()
             return 1.0

@@ -77,7 +77,7 @@ def shape_of(text: str) -> Shape:
 
 
 def drawn(seed: int, count: int) -> list[Shape]:
-    """So many shapes of each dtype: 100 to 1,500 rows, N of 700 to 4,000, K of 10,000 to 40,000, drawn log-uniformly."""
+    """So many shapes of each dtype: 100 to 1,500 rows, N of 700 to 4,000, K of 10,000 to 40,000, log-uniform."""
     dice = random.Random(f"profiled {seed}")
 
     def between(least: int, most: int, multiple: int) -> int:
@@ -88,7 +88,7 @@ def drawn(seed: int, count: int) -> list[Shape]:
 
 
 def calls_of(shape: Shape) -> dict[str, Callable[[], object]]:
-    """A call of each side on operands of its own, drawn uniformly from [-1, 1]."""
+    """A call of each side on operands of its own, uniform in [-1, 1]."""
     a, b = (torch.rand(rows, shape.k, device="cuda").mul_(2).sub_(1) for rows in (shape.m, shape.n))
     if shape.dtype == "bf16":
         a, b = a.bfloat16(), b.bfloat16()
@@ -162,7 +162,7 @@ def _counters(row: dict[str, str], units: dict[str, str]) -> dict[str, float]:
 
 
 def profiled(shapes: Sequence[Shape], ncu: str) -> list[dict[str, Any]]:
-    """A row for each shape and side. Raises ValueError where ncu did not measure, with what it said."""
+    """A row for each shape and side. Raises ValueError where ncu did not measure, with its message."""
     command = [ncu, "--csv", "--page", "raw", "--clock-control", "none", "--profile-from-start", "off"]
     command += ["--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--calls", *map(str, shapes)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

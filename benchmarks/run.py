@@ -1,4 +1,4 @@
-"""Time a family's ops side by side with what a user would call instead, all families by one method.
+"""Time a family's ops side by side with the calls that a user would make instead, all families by one method.
 
     python benchmarks/run.py scaled_mm                                  # the shapes of the tables, all ops
     python benchmarks/run.py scaled_mm --op fp8 --models llama,qwen     # the layers of models, tensor-parallel 1, 2 and 4
@@ -6,12 +6,12 @@
     python benchmarks/run.py scaled_mm --by-backend --match t128x128x128
     python benchmarks/run.py scaled_mm --variants --limit-seconds 360   # every loaded variant, for choosing tables
     python benchmarks/run.py quant --op silu,rms_norm --shapes table,512x4096 --vllm-so .../_C_stable_libtorch.abi3.so
-    python benchmarks/run.py quant --build A --also B,C                 # builds beside each other
+    python benchmarks/run.py quant --build A --also B,C                 # builds in turn
     python benchmarks/run.py quant --dry-run --out-dir /tmp/dry         # the whole program on a CPU, with invented times
 
 Device time is that of a CUDA graph of 20 or more calls, operands rotated over copies that exceed L2 twice over, in rounds
 that alternate between the contenders; medians are given. Host time of a call is a figure of its own. GB/s counts each byte
-that must be read or written once, and is held against what copying reaches in the same run.
+that must be read or written once, and is compared with the bandwidth of a copy in the same run.
 """
 
 import argparse
@@ -214,7 +214,7 @@ def method_record(method: Rounds, field: Field) -> dict[str, object]:
 
 
 def result_stem(family: str, record: dict) -> str:
-    """File name of the results, without suffix: what, where and when."""
+    """File name of the results, without suffix: subject, device and date."""
     gpu = (record["environment"]["gpu"] or "cpu").replace("NVIDIA ", "").replace(" ", "-").lower()
     return f"{family}-{record['kind']}-{gpu}-{record['date'][:10]}"
 
@@ -244,7 +244,7 @@ def report_sweep(record: dict, measurements: list[Measurement], field: Field, pa
 
 
 def report_backends(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:
-    """Write and print what each code generator reaches."""
+    """Write and print the figures of each code generator."""
     compared = backends_record(measurements, [variant.name for variant in field.variants])
     write_json(record | compared | sweep_record(measurements), path.with_name(f"{path.name}.json"), indent=None)
     print(backends_text(compared))

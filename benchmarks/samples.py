@@ -1,4 +1,4 @@
-"""Times for the model's fit: many shapes drawn at random, a part of the variants each, few rounds, no peers, no checks.
+"""Times for the model's fit: many random shapes, a part of the variants each, few rounds, no peers, no checks.
 
     python benchmarks/samples.py --seed 1 --limit-s 420            # as many as the time suffices for
     python benchmarks/samples.py --seed 1 --classes bf16 --sieve 24+8
@@ -45,7 +45,7 @@ PROGRESS_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """What a run needs all along."""
+    """State of a run."""
 
     field: Field
     variants: Variants
@@ -57,7 +57,7 @@ class Sampler:
     """Of so many shapes, one is timed with all variants; 0 for none."""
 
     def sample(self, workload: Workload, number: int) -> tuple[Outcome, str | None]:
-        """Time a shape, the `number`th of all. Returns what came out and today's choice."""
+        """Time a shape, the `number`th of all. Returns the outcome and today's choice."""
         begun = time.perf_counter()
         choice = choice_of(self.field.loaded, workload)[0]
         whole = self.all_every > 0 and number % self.all_every == 0
@@ -154,7 +154,7 @@ def prepared(options: argparse.Namespace) -> Sampler:
 
 
 def setup_of(options: argparse.Namespace, sampler: Sampler) -> dict[str, Any]:
-    """What the journal's first line says."""
+    """The journal's first line."""
     return {
         "program": "benchmarks/samples.py",
         "seed": options.seed,
@@ -171,7 +171,7 @@ def setup_of(options: argparse.Namespace, sampler: Sampler) -> dict[str, Any]:
 
 
 def run_until(end: float, sampler: Sampler, journal: Journal, options: argparse.Namespace, monitor: Monitor) -> None:
-    """Sample what the journal lacks."""
+    """Sample the shapes that the journal lacks."""
     told = time.perf_counter()
     for number, workload in enumerate(workloads(options)):
         if time.perf_counter() > end or number >= options.most:

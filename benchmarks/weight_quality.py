@@ -1,4 +1,4 @@
-"""What each weight format and 2:4 pruning cost: squared errors of weights and of outputs, on three kinds of weights.
+"""The cost of each weight format and of 2:4 pruning: squared errors of weights and of outputs, on three kinds of weights.
 
     python benchmarks/weight_quality.py                                     # no GPU needed
     python benchmarks/weight_quality.py --rows 64 --columns 256 --out-dir /tmp/dry
@@ -24,7 +24,7 @@ from harness.written import write_json
 RESULTS = Path(__file__).resolve().parent / "results"
 TOKENS = 512
 OUTLIER_SHARE, OUTLIER_SIZE = 1 / 256, 16.0
-"""Of columns that are larger in the outlier-heavy weights, and how many times."""
+"""Of the larger columns of outlier-heavy weights, and how many times."""
 SPREAD, OFFSET = 1.0, 0.5
 """Of channels of inputs: deviation of the logarithm of their sizes, and of their means from zero in these."""
 Numbers = Callable[[int, int, torch.Generator], Tensor]

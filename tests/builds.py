@@ -19,7 +19,7 @@ from gemmill.space.selections import select
 
 
 class TableOnly(Build):
-    """What a build knows without its extension; the pin is kept here."""
+    """The facts of a build without its extension; the pin is kept here."""
 
     def __init__(self, manifest: Manifest, table: VariantTable) -> None:
         self.manifest = manifest

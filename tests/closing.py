@@ -1,4 +1,4 @@
-"""What a run says at its end beside pytest's own words, whichever process found it; and which tests a folder's name means."""
+"""Lines that a run adds to pytest's summary, from any of its processes; and the tests that a folder's name means."""
 
 from pathlib import Path
 

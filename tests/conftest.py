@@ -10,7 +10,7 @@ import pytest
 from closing import HERE, LINES
 
 _TOGETHER = ("gpu", "binding")
-"""Folders, of any family, whose tests share what is made once a process and dear: the memory of a GPU, an extension."""
+"""Folders, of any family, whose tests share an expensive fixture of the process: the memory of a GPU, an extension."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported and collected stays to the end: looking through it for garbage takes a fifth of the time."""
+    """Imported and collected objects stay to the end: to scan them for garbage takes a fifth of the time."""
     gc.disable()
     try:
         return (yield)

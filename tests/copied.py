@@ -33,7 +33,7 @@ class Tree:
             path.write_text(path.read_text().replace(old, new))
 
     def run(self, program: str, *arguments: str) -> str:
-        """What a program prints that imports the package of this tree."""
+        """The output of a program that imports the package of this tree."""
         environment = {
             **os.environ,
             "PYTHONPATH": str(self.folder / "generator"),

@@ -59,7 +59,7 @@ def quantised() -> Iterator[Any]:
 
 
 def packed() -> Iterator[Any]:
-    """By `prepack` and what orders its results; by the plugins."""
+    """By `prepack` and the functions that order its results; by the plugins."""
     for format in ("nvfp4", "mxfp4"):
         of = block_scaled(format)
         yield to_blocks(prepack(of, for_op="fp4_weight_mm")), prepack(of, for_op="fp4_weight_mm", activations="f16")
@@ -118,7 +118,7 @@ def sparse_back() -> Any:
 
 
 def layers() -> Iterator[Any]:
-    """Of all recipes, with what they compute."""
+    """Of all recipes, with their results."""
     for format, activations in recipes.RECIPES:
         absmax = drawn(5, K).abs().max() if activations == "nvfp4" else None
         layer = QuantLinear(

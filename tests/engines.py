@@ -1,4 +1,4 @@
-"""Stand-ins of serving engines, made of what was recorded of a release of each (tools/record_engines.py)."""
+"""Stand-ins of serving engines, made from recorded interfaces of a release of each (tools/record_engines.py)."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
 
 
 def recorded(name: str) -> dict[str, Any]:
-    """A record beside the tests of the runtime."""
+    """A record in the folder of the runtime's tests."""
     path = Path(__file__).parent / "unit" / "runtime" / "engines" / name
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -32,7 +32,7 @@ MXFP4_EXPERTS = vllm_fp4_experts.PREPARES_MXFP4
 
 
 class _Base:
-    """What all of vLLM's kernels do when they are made."""
+    """The construction that all of vLLM's kernels share."""
 
     def __init__(self, config: Any, layer_param_names: Any = None) -> None:
         self.config, self.layer_param_names = config, layer_param_names
@@ -183,7 +183,7 @@ def _attention() -> dict[str, dict[str, Any]]:
 
 
 def vllm_modules() -> dict[str, ModuleType]:
-    """Modules with vLLM's names, with what the plugin imports: its int8 kernel does what gemmill's does, by the CPU reference."""
+    """Modules with vLLM's names and the plugin's imports: its int8 kernel computes as gemmill's, by the CPU reference."""
     platform = Enum("PlatformEnum", ["CUDA", "ROCM", "CPU", "XPU"])
 
     def coded(input: torch.Tensor, scale: Any = None, azp: Any = None, symmetric: bool = True) -> Any:
@@ -307,7 +307,7 @@ class HookRegistry:
 
 
 def sglang_modules() -> dict[str, ModuleType]:
-    """Modules with SGLang's names, with what the plugin imports."""
+    """Modules with SGLang's names and the plugin's imports."""
     of = SGLANG["modules"]["sglang.srt.plugins.hook_registry"]
     given = [parameter[0] for parameter in of["HookRegistry"]["methods"]["register"]["parameters"]]
     assert given == ["cls", "target", "hook", "hook_type", "source"]

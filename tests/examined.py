@@ -1,4 +1,4 @@
-"""Whether what a family declares holds for its kernels' configs and its binding: what only names and sources can show."""
+"""Whether a family's declaration holds for its kernels' configs and its binding, as far as names and sources show it."""
 
 import json
 import re

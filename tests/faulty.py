@@ -17,14 +17,14 @@ from gemmill.tuner.protocol import Candidate, WorkerSpec
 from gemmill.tuner.subjects import Subject
 
 HERE = Path(__file__).parent
-"""What PYTHONPATH must have, for a process of this module to start."""
+"""The PYTHONPATH with which a process of this module starts."""
 HANG_CYCLES = 1 << 40
 """Ten minutes and more of an H200's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultySpec(WorkerSpec):
-    """What such a process is started with."""
+    """The arguments of such a process."""
 
     faults: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Faults to commit, by candidate name."""

@@ -1,4 +1,4 @@
-"""Scripts in processes of their own, forked from one that has imported torch: that import takes longer than most scripts."""
+"""Scripts in processes of their own, forked from one after its import of torch: that import takes longer than most scripts."""
 
 import atexit
 import multiprocessing
@@ -15,7 +15,7 @@ _FORKS.set_forkserver_preload(["torch"])
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What a process left."""
+    """The outcome of a process."""
 
     returncode: int
     stdout: str
@@ -23,7 +23,7 @@ class Done:
 
 
 def run_script(code: str, *arguments: str, environment: Mapping[str, str], folder: Path | None = None) -> Done:
-    """Run code as `python -c` would in an interpreter that has imported torch and nothing of gemmill."""
+    """Run code as `python -c` would in an interpreter after the import of torch and nothing of gemmill."""
     with TemporaryDirectory() as kept:
         written = [Path(kept, name) for name in ("stdout", "stderr")]
         process = _FORKS.Process(target=_run, args=(code, arguments, dict(environment), folder or Path.cwd(), written))

@@ -112,7 +112,7 @@ def make_manifest() -> Callable[..., Manifest]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run of the command left."""
+    """The outcome of a run of the command."""
 
     code: int
     out: str

@@ -29,7 +29,7 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _plain(inline: Token) -> str:
-    """What a reader sees of it, each piece of code as one word."""
+    """The text as a reader sees it, each piece of code as one word."""
     return "".join(_seen(child) for child in inline.children or ())
 
 

@@ -53,7 +53,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def model(tmp_path: Path) -> Path:
-    """Two shards: layers, and what is no layer."""
+    """Two shards: layers, and other tensors."""
     first = {
         "embed.weight": drawn(10, 32),
         "layers.0.up.weight": drawn(48, 64),
@@ -187,7 +187,7 @@ def _gpt_oss(before: str) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
-    """A layer as each project stores it in each format, by what follows its name, and its values.
+    """A layer as each project stores it in each format, by the suffixes of its name, and its values.
 
     compressed-tensors: vllm-project/compressed-tensors, src/compressed_tensors/compressors/{nvfp4,mxfp4,mxfp8,naive_quantized};
     LightX2V: ModelTC/LightX2V f8aee98, tools/convert/quant/quant.py and converter.py; ModelOpt: NVIDIA/Model-Optimizer,

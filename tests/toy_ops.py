@@ -95,7 +95,7 @@ REGISTRY = Registry((TOYS,))
 
 
 def results(call: Judged, given: dict[str, Any]) -> Any:
-    """Ones, zeros and sums: enough to see what is written where."""
+    """Ones, zeros and sums: enough to see each write."""
     if "sums" in given:
         yield given["values"], torch.ones(())
         yield given["sums"], given["codes"].float().sum(dim=1)

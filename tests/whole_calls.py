@@ -1,4 +1,4 @@
-"""A right call of every op with everything that it may be given, and what autograd must see of it."""
+"""A right call of every op with everything that it may be given, and autograd's view of it."""
 
 from functools import cache
 from typing import Any
@@ -89,12 +89,12 @@ def check_versions(namespace: Any, op: OpSchema, device: torch.device | str = "c
 
 
 def versions(call: Call) -> dict[str, int]:
-    """How often each tensor was written, as far as autograd was told."""
+    """How often each tensor was written, as far as autograd knows."""
     return {name: value._version for name, value in call.items() if isinstance(value, torch.Tensor)}
 
 
 def check_saved_tensors(namespace: Any, op: OpSchema, device: torch.device | str = "cpu") -> None:
-    """What autograd saved for a gradient may not be overwritten unseen."""
+    """A tensor that autograd saved for a gradient may not be overwritten unseen."""
     call = whole_call(op, device)
     name = next(p.name for p in op.parameters if p.written and call[p.name].dtype in (torch.float32, torch.bfloat16))
     weight = torch.ones((), dtype=call[name].dtype, requires_grad=True)

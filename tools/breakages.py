@@ -4,8 +4,8 @@
     python tools/breakages.py --only 'build-*' --only eps-unchecked --json
 
 A breakage is one line of one file, changed as a slip would change it, with the tests that should notice. The copy lies in
---work (never the checkout itself); so does the journal, from which a run that was cut off goes on: what was tried on the same
-tree is not tried again. Before the first breakage the tests must pass on the unbroken copy.
+--work (never the checkout itself); so does the journal, from which an interrupted run goes on: it tries
+no breakage again on the same tree. Before the first breakage the tests must pass on the unbroken copy.
 Exits with 1 where a breakage survived, 2 where the tests cannot be run.
 """
 
@@ -51,11 +51,11 @@ class Breakage:
     """Occurs once in the file."""
     new: str
     tests: tuple[str, ...]
-    """What pytest is given, paths or tests of them, which should fail."""
+    """Arguments of pytest: paths, or tests of them, which should fail."""
 
 
 class Outcome(StrEnum):
-    """What became of a breakage."""
+    """The outcome of a breakage."""
 
     FOUND = "found"
     SURVIVED = "survived"
@@ -72,7 +72,7 @@ class Result:
     name: str
     outcome: Outcome
     by: str
-    """The test that failed, if one did, or what ended them."""
+    """The first test that failed, or the reason why none ran to its end."""
     seconds: float
 
 
@@ -175,7 +175,7 @@ def _try_one(breakage: Breakage, tree: Path, key: str, work: Path) -> Result:
 
 
 def _run_tests(tests: Sequence[str], tree: Path, work: Path) -> tuple[Outcome, str]:
-    # No bytecode: Python tells a changed file by its size and second. A home of its own: a breakage of what keys the cache
+    # No bytecode: Python tells a changed file by its size and second. A home of its own: a breakage of the cache's keys
     # must not put its objects where later builds look.
     environment = os.environ | {
         "PYTHONPATH": str(tree / "generator"),
@@ -203,7 +203,7 @@ def _read_journal(path: Path) -> Iterator[Result]:
     if not path.is_file():
         return
     for line in path.read_bytes().splitlines():
-        with contextlib.suppress(msgspec.DecodeError):  # a line that was cut off
+        with contextlib.suppress(msgspec.DecodeError):  # the last line of an interrupted run
             yield msgspec.json.decode(line, type=Result)
 
 

@@ -4,7 +4,7 @@
     tools/cli_start.py            a table: verb, seconds until it ended, CPU seconds of it
     tools/cli_start.py --runs 20
 
-Nothing asserts a time: tests/unit/test_cli_usage.py holds what help imports.
+Nothing asserts a time: tests/unit/test_cli_usage.py checks the imports of help.
 """
 
 import argparse

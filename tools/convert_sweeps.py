@@ -72,7 +72,7 @@ def table_of(sweeps: Sequence[Sweep], allowed: set[str]) -> TunedTable:
     """At each shape the fastest variants, best first.
 
     Clocks differ from run to run, by several per cent where power limits them. So a file's times at a shape are scaled by
-    what its peers took there against the peers of the first file that has the shape.
+    its peers' times there over those of the first file with the shape.
     """
     times: dict[Shape, dict[str, float]] = {}
     latest: dict[Shape, str] = {}
@@ -105,7 +105,7 @@ def table_of(sweeps: Sequence[Sweep], allowed: set[str]) -> TunedTable:
 
 
 def against_peers(table: TunedTable, sweeps: Iterable[Sweep]) -> list[str]:
-    """For each op, the first variant of its rows against the fastest peer of the sweep that has both: by M up to 128 and above,
+    """For each op, the first variant of its rows against the fastest peer of the sweep with both: by M up to 128 and above,
     geometric mean and worst shape."""
     groups: dict[tuple[str, str], list[tuple[float, Shape]]] = {}
     chosen = {(row.op, *(row.sizes[name] for name in "mnk")): row.variants[0] for row in table.rows}
@@ -149,7 +149,7 @@ def peer_ratio(before: Mapping[str, float], now: Mapping[str, float]) -> float:
 
 
 def measured_as(name: str) -> set[str]:
-    """The kernel that was measured, and its siblings for other outputs and epilogues."""
+    """The measured kernel, and its siblings for other outputs and epilogues."""
     config = parse_name(name).compiled
     return {
         to_name(replace(config, operands=replace(config.operands, out_dtype=out), epilogue=kind))

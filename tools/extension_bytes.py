@@ -3,8 +3,8 @@
     gemmill build --select default
     python tools/extension_bytes.py --select default
 
-Bytes are those of the objects' sections that are loaded and that something refers to, machine code compressed as it is
-linked. The linker merges what objects have alike, and adds tables, so that the file's bytes are a few percent off.
+Counts the bytes of the objects' loaded and referenced sections, with machine code compressed as linked. The linker
+merges equal data and adds tables, so the sum differs from the file's bytes by a few percent.
 """
 
 import io

@@ -1,14 +1,14 @@
-"""Fit the analytic model's constants to measured times, and say what the choice loses with them.
+"""Fit the analytic model's constants to measured times, and print the loss of the choice with them.
 
     git show 2150082e:benchmarks/results/samples-h200-2026-11-21.jsonl.xz > samples.jsonl.xz
     python tools/fit_model.py samples.jsonl.xz benchmarks/results/tune-*.jsonl.xz                       # the loss today
     python tools/fit_model.py samples.jsonl.xz benchmarks/results/tune-*.jsonl.xz --evaluations 4000    # and fitted anew
     The same command with --write puts the fitted constants into both files of the model.
 
-Takes journals of `gemmill tune` and benchmarks/samples.py. A part of the weights is held out, never of the rows: what is printed
-of them was not fitted. The loss of a shape is (time of the variant that the model puts first) / (time of the fastest timed),
-less one. Fitted is its smooth form, in which variants have chances by what the model expects of them, with a little of the
-error of the times themselves, so that constants stay near what the machine has. The method is CMA-ES (Hansen 2016,
+Takes journals of `gemmill tune` and benchmarks/samples.py. A part of the weights is held out, never of the rows: the printed
+loss is theirs. The loss of a shape is (time of the variant that the model puts first) / (time of the fastest timed),
+less one. The fit minimises its smooth form, in which variants have chances by their modelled times, and a little of the
+error of the times themselves, so that constants stay near the machine's. The method is CMA-ES (Hansen 2016,
 arXiv:1604.00772) on the constants' logarithms. Needs numpy.
 """
 
@@ -41,13 +41,13 @@ MOST_RATIO = 3.0
 """More than so many times the fastest is not worse, so that no single shape decides."""
 NEAR = 1.5
 ERROR_SHARE = 0.3
-"""Of the squared logarithmic error, of variants that take up to NEAR times the fastest, in what is fitted."""
+"""Of the squared logarithmic error, of variants that take up to NEAR times the fastest, in the fitted loss."""
 M_RANGES = ((1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 1024), (1025, 1 << 31))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Times with what the model makes them of; those of a shape are neighbours."""
+    """Times and the model's inputs; those of a shape are neighbours."""
 
     workloads: tuple[Workload, ...]
     starts: np.ndarray
@@ -87,7 +87,7 @@ def samples_of(times: Times) -> Samples:
 
 
 def parts_of(times: Times, share: float, seed: int) -> tuple[Times, Times]:
-    """Shapes to fit to, and those of the weights that are held out, whatever their operands."""
+    """Shapes to fit to, and those of the held-out weights, whatever their operands."""
     weights = sorted({(p.n, p.k) for p in times})
     held = set(random.Random(seed).sample(weights, round(share * len(weights))))
     fitted = {p: us for p, us in times.items() if (p.n, p.k) not in held}
@@ -102,7 +102,7 @@ def losses(samples: Samples, constants: Constants) -> np.ndarray:
 
 
 def objective(samples: Samples) -> Callable[[Constants], float]:
-    """What is made small: every class of calls, few rows and many, counts the same."""
+    """The loss to minimise: every class of calls counts the same at small and large M."""
     of, ratios = samples.shape_of, np.minimum(samples.ratios, MOST_RATIO)
     groups = [(p.op, p.m > 128) for p in samples.workloads]
     sizes = {group: groups.count(group) for group in set(groups)}
@@ -159,7 +159,7 @@ def fitted(value: Callable[[Constants], float], begin: Constants, evaluations: i
 
 
 def loss_lines(samples: Samples, constants: Constants) -> Iterator[str]:
-    """What the choice loses, by class of calls and range of M."""
+    """The loss of the choice, by class of calls and range of M."""
     lost = losses(samples, constants)
     for op in sorted({p.op for p in samples.workloads}):
         for low, high in M_RANGES:

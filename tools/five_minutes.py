@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What somebody meets who has torch and gemmill's two packages: install them, run a quantised layer, use the verbs, serve engines.
+"""The first minutes of a user with torch and gemmill's two packages: install them, run a quantised layer, use the verbs, serve engines.
 
     tools/five_minutes.py dist/gemmill-0.1.0-py3-none-any.whl dist/gemmill_sm90a_cu13-0.1.0-py3-none-manylinux_2_34_x86_64.whl
     tools/five_minutes.py            of the build that serves, for which it writes both wheels first
     tools/five_minutes.py --all      with the verbs, and a tiny model that is converted, generates, is saved and loaded
 
-One wheel that has all in it will do as well. Each step is a process of an empty environment that has the wheels and the packages of
+One wheel with everything will do as well. Each step is a process of an empty environment with the wheels and the packages of
 this interpreter, torch among them, but not this checkout. Without a GPU layers run the reference, and `tune` is dry. Where vLLM
-and SGLang are not installed, the plugins register with stand-ins of what was recorded of a release of each.
+and SGLang are not installed, the plugins register with stand-ins made from recorded interfaces of a release of each.
 Tells the wheels' sizes, and the time from pip to the end of the first kernel's call. Exits with the code of the first step that fails.
 """
 
@@ -141,7 +141,7 @@ def _written(folder: Path) -> list[Path]:
 
 
 def _use(folder: Path, python: Path, environment: dict[str, str]) -> None:
-    """The verbs, and a tiny model from its conversion to what it generates."""
+    """The verbs, and a tiny model from its conversion to its generated tokens."""
     for verb, command in _verbs(folder, python).items():
         codes = (0, 1) if verb == "audit" else (0,)  # which exits with 1 where it finds something
         _step(verb, [python, "-m", "gemmill", verb, *command], environment, codes)
@@ -154,7 +154,7 @@ def _use(folder: Path, python: Path, environment: dict[str, str]) -> None:
 
 
 def _verbs(folder: Path, python: Path) -> dict[str, list[object]]:
-    """What verbs of the installed command are asked: those that read templates and kernels, and those that measure."""
+    """Calls of the installed command's verbs: those that read templates and kernels, and those that measure."""
     shapes = folder / "shapes.csv"
     shapes.write_text(SHAPES, encoding="utf-8")
     has_gpu = subprocess.run([python, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"], check=False)
@@ -181,7 +181,7 @@ def _made(folder: Path) -> Path:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Without this process's settings, and with an empty home: what serves is the wheel's build."""
+    """Without this process's settings, and with an empty home, so that the wheel's build serves."""
     kept = {
         name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("GEMMILL_")
     }

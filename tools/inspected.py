@@ -1,7 +1,7 @@
-"""Compile kernels one by one, and record what became of each: for architectures of which no GPU is at hand.
+"""Compile kernels one by one, and record each outcome: for architectures of which no GPU is at hand.
 
     python tools/inspected.py --arch sm100a --filter '*_blockscaled_*' --out benchmarks/results/inspected-sm100a.json
-    python tools/inspected.py --arch sm100a --filter '*_blockscaled_*' --out X --jobs 16 --limit-s 300   # what X lacks, so far as time goes
+    python tools/inspected.py --arch sm100a --filter '*_blockscaled_*' --out X --jobs 16 --limit-s 300   # the kernels that X lacks, while time is left
 
 No extension is linked and no cache written, so that a minute's kernel is all that a minute takes. A kernel whose source, headers or
 compiler differ from those of the file is compiled anew. The file has registers, spilled bytes and instructions of interest of each,
@@ -121,13 +121,13 @@ def kernels_of(options: argparse.Namespace, workshop: Workshop) -> list[Kernel]:
 
 
 def is_current(kernel: Kernel, found: dict[str, dict[str, object]]) -> bool:
-    """Whether the file has what was made of this source."""
+    """Whether the file has this source's outcome."""
     row = found.get(kernel.source.name)
     return row is not None and row["digest"] == kernel.digest and not row["error"]
 
 
 def row_of(kernel: Kernel, workshop: Workshop, end: float) -> dict[str, object] | None:
-    """What became of a kernel; None where time is over."""
+    """The outcome of a kernel; None where time is over."""
     if time.monotonic() > end:
         return None
     begun = time.monotonic()

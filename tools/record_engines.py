@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what gemmill's plugins rely on of a serving engine: parameters of functions and methods, orders of its lists.
+"""Records the parts of a serving engine on which gemmill's plugins rely: parameters of functions and methods, orders of its lists.
 
     tools/record_engines.py vllm FOLDER > tests/unit/runtime/engines/vllm-0.33.0.json      FOLDER: the sdist, unpacked
     tools/record_engines.py sglang FOLDER > tests/unit/runtime/engines/sglang-0.5.23.json  FOLDER: the wheel, unpacked
@@ -141,7 +141,7 @@ def version(folder: Path) -> str:
 
 
 def record(folder: Path, module: str, names: list[str]) -> dict[str, object]:
-    """What a module has under each of the names."""
+    """A module's value of each name."""
     path = folder / module.replace(".", "/")
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
     found: dict[str, object] = {}
@@ -158,7 +158,7 @@ def record(folder: Path, module: str, names: list[str]) -> dict[str, object]:
 
 
 def calls(tree: ast.AST, name: str) -> list[list[str]]:
-    """The arguments of each call of a function: the texts of those that are not named, then names with a `=`."""
+    """The arguments of each call of a function: the texts of positional ones, then names with a `=`."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
     return [
         [*map(ast.unparse, node.args), *(f"{given.arg}=" if given.arg else "**" for given in node.keywords)]
@@ -167,7 +167,7 @@ def calls(tree: ast.AST, name: str) -> list[list[str]]:
 
 
 def described(node: ast.AST, name: str) -> object | None:
-    """What a statement says of a name, if it defines it."""
+    """The value that a statement gives a name, if it defines it."""
     if isinstance(node, ast.FunctionDef) and node.name == name:
         return {"parameters": parameters(node)}
     if isinstance(node, ast.ClassDef) and node.name == name:

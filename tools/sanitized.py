@@ -4,9 +4,9 @@
     python tools/sanitized.py --tool racecheck --only 'sm90a_fused*' --json
     python tools/sanitized.py --list                               # without a GPU: bodies that passed, and those that wait
 
-A body is a template with what fills its holes, numbers above 1 and kinds of 16-bit floats left out. Of each body the
-variant of least machine code makes one call. What passed stands in tests/sanitized.json by the digest of its machine
-code: a later build runs only what changed. Bodies that a tool cannot check stand in tools/sanitized.toml, with the
+A body is a template with its holes' values, numbers above 1 and kinds of 16-bit floats left out. Of each body the
+variant of least machine code makes one call. tests/sanitized.json lists bodies that passed, by the digest of their machine
+code: a later build runs only changed ones. Bodies that a tool cannot check stand in tools/sanitized.toml, with the
 reason. Exits with 0 where all passed, 1 where a tool found something, 2 where nothing can be checked, 3 where bodies wait.
 """
 
@@ -171,7 +171,7 @@ def bodies_of(manifest: Manifest) -> list[Body]:
 
 
 def structure_of(config: Config) -> tuple[str, str]:
-    """A template, and what fills its holes without sizes: 0 and 1 stay, since they switch parts of a kernel on and off.
+    """A template, and the values of its holes without sizes: 0 and 1 stay, since they switch parts of a kernel on and off.
 
     The file of a kernel of the CuTe DSL is its name alone, so its family and tag stand for the template, and its fields for
     the holes.
@@ -195,7 +195,7 @@ def is_asked(body: Body, only: Sequence[str]) -> bool:
 
 
 def read_exceptions(path: Path) -> list[Unchecked]:
-    """What no tool can check. Raises Trouble for a file that says it in other words."""
+    """The exceptions from tools/sanitized.toml. Raises Trouble for a file with other fields."""
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8")).get("unchecked", [])
         found = [Unchecked(**row) for row in rows]
@@ -216,14 +216,14 @@ def excepted(body: Body, tool: str, exceptions: Iterable[Unchecked]) -> str:
 
 
 def read_record(path: Path) -> dict[str, Row]:
-    """What has passed, by digest."""
+    """Bodies that passed, by digest."""
     if not path.exists():
         return {}
     return {row["digest"]: Row(**row) for row in loads(path.read_text(encoding="utf-8"))["passed"]}
 
 
 def write_record(path: Path, rows: dict[str, Row], manifest: Manifest) -> None:
-    """Put what has passed into the file, a line each. Machine code that the default selection no longer has is left out."""
+    """Write bodies that passed into the file, a line each. Machine code that the default selection no longer has is left out."""
     if manifest.selection == "default":
         there = {entry.sass_digest for entry in manifest.entries}
         old = [x for x, row in rows.items() if row.name.startswith(f"{manifest.arch}_") and x not in there]
@@ -250,7 +250,7 @@ def run(
     exceptions: Sequence[Unchecked],
     rows: dict[str, Row],
 ) -> Iterator[tuple[str, Verdict]]:
-    """Check what waits, tool by tool. What passes is in the record at once."""
+    """Check waiting bodies, tool by tool. The record has each that passes at once."""
     sanitizer = find_sanitizer(options.sanitizer)
     limits = Limits(
         end=time.monotonic() + options.seconds,
@@ -311,7 +311,7 @@ def state_of(
 
 
 def summary(states: Sequence[State], manifest: Manifest) -> str:
-    """A table of tools, and what did not pass."""
+    """A table of tools, and the bodies that did not pass."""
     kinds = [*Outcome, "excepted", "waits"]
     lines = [f"build {manifest.build_id} for {manifest.arch}", f"{'':10}" + "".join(f"{kind:>10}" for kind in kinds)]
     for tool in dict.fromkeys(state.tool for state in states):

@@ -26,7 +26,7 @@ MARK = "@@sanitized "
 DEAD = 3
 """Exit code where the CUDA context is of no more use."""
 PLANTED = "gemmill_planted"
-"""Beginning of the names of kernels that are wrong on purpose: `gemmill`, as the filter of kernels has it."""
+"""Beginning of the names of deliberately wrong kernels: `gemmill`, as the filter of kernels has it."""
 THREADS = 64
 PTX = """
 .version 8.0
@@ -133,7 +133,7 @@ def call_once(name: str, case: Case, device: torch.device) -> str:
 
 
 def chosen(cases: Iterable[Case], most: int) -> Case:
-    """The call whose three largest tensors have the largest product, of those before the first that has too many bytes.
+    """The call whose three largest tensors have the largest product, of those before the first with too many bytes.
 
     Of a GEMM that is the square of M x N x K: large where no dimension is small. Families list calls from small ones to
     large ones, below, at and across tiles. Where the first call has too many bytes already, it is that one.

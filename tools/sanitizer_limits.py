@@ -1,4 +1,4 @@
-"""Launches a kernel of sanitizer_limits.cu, and one that reads what it stored: `sanitizer_limits.py CUBIN KERNEL`.
+"""Launches a kernel of sanitizer_limits.cu, and one that reads its output: `sanitizer_limits.py CUBIN KERNEL`.
 
 Set PYTORCH_NO_CUDA_MEMORY_CACHING=1 for initcheck, which else takes torch's cached memory for written.
 """
@@ -13,7 +13,7 @@ THREADS, WORDS = 96, 64 * 128
 
 
 def main() -> None:
-    """Prints whether the values that were read back are there."""
+    """Prints whether the second kernel read the stored values."""
     cubin, name = sys.argv[1:]
     driver, module = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     given = torch.arange(WORDS, dtype=torch.int32, device="cuda")

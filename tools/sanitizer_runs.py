@@ -1,4 +1,4 @@
-"""Runs of compute-sanitizer for sanitized.py: where the program lies, how it is started, and what its lines say of each call."""
+"""Runs of compute-sanitizer for sanitized.py: where the program lies, how it is started, and the verdict on each call in its output."""
 
 import json
 import os
@@ -37,7 +37,7 @@ MOST_KEPT = 20
 """Reports of one call whose lines are kept; a wrong kernel has one for each thread."""
 ENVIRONMENT = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # each tensor is an allocation of its own, with an end and unwritten at first
-    "GEMMILL_ENDLESS_WAITS": "1",  # a kernel that is checked takes minutes for what its waits have seconds for
+    "GEMMILL_ENDLESS_WAITS": "1",  # a checked kernel takes minutes where its waits end after seconds
     "PYTHONUNBUFFERED": "1",
 }
 _NO_REPORT = ("COMPUTE-SANITIZER", "Target application returned", "Error: Target application", "Error: process didn't")
@@ -49,7 +49,7 @@ class Trouble(Exception):  # noqa: N818 - it is no error of the program
 
 
 class Outcome(StrEnum):
-    """What became of a call under a tool."""
+    """The outcome of a call under a tool."""
 
     PASSED = "passed"
     REPORTED = "reported"
@@ -63,7 +63,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A call, judged."""
+    """The verdict on a call."""
 
     name: str
     """Of its variant."""
@@ -99,19 +99,19 @@ class Sanitizer:
     """Which options it has: they differ among releases."""
 
     def command(self, tool: str, spec: Path, place: int, jobs: int) -> list[str]:
-        """What checks the calls of a file, as the process at a place of so many that run at once. Names are mangled, so that
-        kernels are known by them."""
+        """The command that checks the calls of a file, as process `place` of `jobs`. It prints mangled names, by which
+        kernels are known."""
         given = ["--tool", tool, "--error-exitcode", str(ERRORS), "--print-limit", "0", "--launch-timeout", "0"]
         given += ["--target-processes", "application-only", "--demangle", "no", "--show-backtrace", "device"]
         if tool == "memcheck":
-            # torch asks the driver for what old drivers lack; what a launch returns, the op raises.
+            # torch asks the driver for functions that old drivers lack; the op raises a launch's error.
             given += ["--report-api-errors", "no"]
             given += ["--check-tensor-ops", "yes"] if "--check-tensor-ops" in self.help else []
         if tool == "racecheck" and "--racecheck-num-workers" in self.help:
             given += ["--racecheck-num-workers", str(max(1, len(os.sched_getaffinity(0)) // jobs))]
         if jobs > 1 and "--port" in self.help:
             given += ["--port", str(PORT + PORTS * place)]
-        # An old initcheck does not see what kernels write that are left out, and calls that unwritten.
+        # An old initcheck does not see writes of kernels outside the filter, and calls their output unwritten.
         if tool != "initcheck" or "--initcheck-track-filtered-global-memory" in self.help:
             given += ["--kernel-name", FILTER]
         return [str(self.program), *given, sys.executable, str(CALLS), str(spec)]
@@ -149,7 +149,7 @@ def _programs(given: Path | None) -> Iterator[Path]:
 
 
 def prove(sanitizer: Sanitizer, tool: str, limits: Limits) -> None:
-    """Raise Trouble unless the tool reports a kernel that is wrong on purpose: what it passes would mean nothing."""
+    """Raise Trouble unless the tool reports a deliberately wrong kernel: else a pass would mean nothing."""
     transcript = _run(sanitizer, {"planted": True, "tool": tool}, (), tool, limits, 0)
     if not transcript.planted or transcript.status != ERRORS:
         raise Trouble(
@@ -161,8 +161,8 @@ def prove(sanitizer: Sanitizer, tool: str, limits: Limits) -> None:
 def check(
     sanitizer: Sanitizer, tool: str, names: Sequence[str], limits: Limits, build: Path, device: str = "cuda"
 ) -> Iterator[Verdict]:
-    """Judge a call of each variant, so far as time goes, in several processes at once. What a process has not called when it
-    ends, another one calls.
+    """Check a call of each variant, while time is left, in several processes at once. Another process makes the calls that
+    a process had left when it ended.
 
     Raises Trouble where none can be made, or where the tool has something against no call: behind the verdicts of the others.
     """
@@ -189,7 +189,7 @@ def check(
 
 @dataclass(kw_only=True)
 class Transcript:
-    """What a process and compute-sanitizer have written, line by line."""
+    """The output of a process and of compute-sanitizer, line by line."""
 
     names: Sequence[str]
     """Of the variants whose calls were asked for."""
@@ -252,7 +252,7 @@ class Transcript:
         return " / ".join(self._last) or "it wrote nothing"
 
     def judged(self, tool: str, limits: Limits) -> Iterator[Verdict]:
-        """All calls that began, judged. Raises Trouble where a report is no call's, or none began in time."""
+        """The verdicts on all calls that began. Raises Trouble where a report is no call's, or none began in time."""
         if not self.calls and time.monotonic() < limits.end:
             raise Trouble(f"{tool}: no call began, and the process ended with {self.status}: {self.last_lines()}")
         told: dict[str, str] = {}

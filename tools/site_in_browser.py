@@ -4,8 +4,8 @@
     tools/site_in_browser.py --out /var/tmp/pages                  builds the site, then looks
     tools/site_in_browser.py --site .gemmill/site --out /var/tmp/pages --only 'index*' --only 'notes/*'
 
-Told of a page are errors of its console, files that it did not get, elements that stick out to the right of it, and text whose
-contrast with what lies behind it is less than 4.5 (3 for large text), as WCAG 2.1 asks. Exits with 1 where something was told.
+Reports a page's console errors, files that it did not get, elements that stick out to its right, and text whose
+contrast with its background is less than 4.5 (3 for large text), as WCAG 2.1 asks. Exits with 1 where it reports anything.
 Chromium is spoken to through a pipe (its DevTools protocol). Nothing is installed, and nothing comes from a network.
 """
 
@@ -35,7 +35,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HEIGHT, TALLEST = 900, 6000
 """Pixels of the window, and of a picture at most."""
 LOOK = Path(__file__).with_suffix(".js")
-"""What is asked of each page: a function that returns sentences."""
+"""The check of each page: a function that returns sentences."""
 
 
 class Browser:
@@ -63,7 +63,7 @@ class Browser:
     _session = None
 
     def ask(self, method: str, **parameters: Any) -> Any:
-        """The answer to a command; what happens meanwhile is kept."""
+        """The answer to a command; keeps events that arrive meanwhile."""
         number = next(self._numbers)
         command = {"id": number, "method": method, "params": parameters}
         command |= {"sessionId": self._session} if self._session else {}
@@ -131,7 +131,7 @@ class Browser:
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """What is asked for is not told."""
+        """Log no requests."""
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 def pages(site: Path, only: Sequence[str]) -> Iterator[str]:
-    """The pages of a site that are wanted, by their paths in it."""
+    """The wanted pages of a site, by their paths in it."""
     for path in sorted(site.rglob("*.html")):
         name = path.relative_to(site).as_posix()
         if name != "404.html" and any(fnmatch.fnmatch(name, pattern) for pattern in only or ["*"]):

@@ -1,4 +1,4 @@
-"""Pages of the docs site that are made of the project, and links that lead out of `docs/`: hooks of `mkdocs.yml`.
+"""Generated pages of the docs site, and links that lead out of `docs/`: hooks of `mkdocs.yml`.
 
 CONTRIBUTING, CHANGELOG, SECURITY and THIRD_PARTY become pages. `ops.md` lists every op that is declared, `api.md` and a page
 for each family every public name. A link to any other file of the repository becomes the file's path, since the site has no
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OF_THE_PROJECT = {
     f"{name}.md": f"{name.lower()}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY", "THIRD_PARTY")
 }
-"""Files beside `docs/`, and the pages that they become."""
+"""Files outside `docs/`, and the pages that they become."""
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 _OF_ALL = ("cli.md", "api.md", "index.md", "quickstart.md")
 """Pages that name ops by the way."""
@@ -44,7 +44,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in `docs/`."""
+    """Add the pages from outside `docs/`."""
     for name, page in OF_THE_PROJECT.items():
         files.append(File.generated(config, page, content=relinked((ROOT / name).read_text(encoding="utf-8"), "")))
     files.append(File.generated(config, "ops.md", content=ops_page()))
@@ -85,7 +85,7 @@ def relinked(text: str, folder: str) -> str:
 
 
 def title_of(page: Path) -> str:
-    """What a page calls itself."""
+    """A page's title."""
     return page.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
 
 
@@ -125,7 +125,7 @@ def heading_of(family: Family, pages: Mapping[str, str]) -> str:
 
 
 def page_of(op: str, pages: Mapping[str, str]) -> str:
-    """The page that tells most of an op. An op under vLLM's name is told of with its own."""
+    """The page that names an op most often. An op under vLLM's name counts as its own."""
     for name in (op, op.removeprefix("vllm_")):
         told = {page: len(re.findall(rf"(?<!\w){name}(?!\w)", text)) for page, text in pages.items()}
         page = max(told, key=lambda page: (told[page] > 0 and page not in _OF_ALL, told[page]))
@@ -215,7 +215,7 @@ def names_in(module: str, listed: str) -> list[str]:
 
 
 def shown(module: str, names: Sequence[str] = ()) -> str:
-    """What mkdocstrings is told of a module: to show its public names, or those that it takes from others."""
+    """The lines for mkdocstrings: show a module's public names, or those that it takes from others."""
     options = ["show_root_heading: false", "heading_level: 3", "show_root_toc_entry: false"]
     if names:
         options.append(f"members: [{', '.join(names)}]")

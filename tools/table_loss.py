@@ -1,12 +1,12 @@
-"""What a shape loses that no table has: each measured shape answered by the row of another, and by the model.
+"""The loss of a shape that no table has: each measured shape gets the choice of another's row, and the model's.
 
     python tools/table_loss.py benchmarks/results/tune-h200-2026-11-21.jsonl.xz
     git show 2150082e:benchmarks/results/scaled_mm-sweep-fp8-both-h200-2026-11-20.json > sweep.json && python tools/table_loss.py sweep.json
 
 Takes journals of `gemmill tune` and results of `benchmarks/run.py scaled_mm --variants`. Prints, by distance of the weights
 and for each pair of M, the geometric mean of (time of the variant that would be taken) / (time of the best). Variants
-that a sweep gave up on or did not try count as 1.6 times the best; the model chooses among those that were timed.
-docs/notes/tables.md has what came out.
+that a sweep gave up on or did not try count as 1.6 times the best; the model chooses among timed ones.
+docs/notes/tables.md has the result.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Compare the tensor maps and launches of Blackwell's block-scaled GEMMs with what a call means. The driver encodes the maps, if there is one.
+"""Compare the tensor maps and launches of Blackwell's block-scaled GEMMs with the call. The driver encodes the maps, if there is one.
 
     python tools/tensor_maps.py                            # all pairs, tiles and clusters of sm100a and sm120f
     python tools/tensor_maps.py --arch sm120f --jobs 16
@@ -35,7 +35,7 @@ ROLES = ("a", "b", "a_sf", "b_sf", "alpha", "bias", "d")
 ADDRESSES = {name: 4096 * (i + 1) for i, name in enumerate(ROLES)}
 BYTES, HALVES = 0, {DType.F16: 6, DType.BF16: 9}
 PACKED, SPREAD = {4: 13}, {4: 14, 6: 15}
-"""Numbers of CUtensorMapDataType: whole bytes and 16-bit floats; by their bits packed codes, and those that are spread to bytes in shared memory."""
+"""Numbers of CUtensorMapDataType: whole bytes and 16-bit floats; by their bits packed codes, and codes that TMA spreads to bytes in shared memory."""
 SPANS = (16, 32, 64, 128, 128, 128, 128)
 """Bytes of a swizzled row, by the number of CUtensorMapSwizzle."""
 TAIL = """}}

@@ -1,1 +1,1 @@
-"""What the benchmark programs share: workloads, contenders, timing, the record of what was measured on what."""
+"""Shared code of the benchmark programs: workloads, contenders, timing, and the record of device and build."""

@@ -12,7 +12,7 @@ from gemmill.tuner.protocol import first_line
 
 
 def compile_ahead(name: str, call: Callable[[Any], None], workloads: Sequence[Any], jobs: int, limit_s: float) -> str:
-    """Have `jobs` processes call a peer once for each workload; it keeps what it compiled on disk. Returns what came of it."""
+    """Have `jobs` processes call a peer once for each workload; it keeps its kernels on disk. Returns the outcomes."""
     begun = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         waiting = pool.map_async(partial(_called, call), workloads, chunksize=1)

@@ -1,4 +1,4 @@
-"""Who is timed: gemmill, pinned variants of it, and what a user would call instead."""
+"""The timed sides: gemmill, pinned variants of it, and the calls that a user would make instead."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,7 +27,7 @@ POISON = 0xFF
 
 
 class FieldError(Exception):
-    """Something that was asked for cannot be timed; the text is one sentence."""
+    """A requested side cannot be timed; the text is one sentence."""
 
 
 class WrongResult(Exception):
@@ -69,7 +69,7 @@ class LocalContender:
     pinned: Callable[[], AbstractContextManager] = nullcontext
     """Makes the context for its calls."""
     row: Row | None = None
-    """Of a variant: what the analytic model needs to guess its time."""
+    """Of a variant: the analytic model's inputs."""
 
     def takes(self, workload: Workload) -> bool:
         return self.suits(workload)

@@ -130,7 +130,7 @@ def _by_columns(scales: Tensor) -> Tensor:
 def compile_ahead(
     load: Callable[[str], ModuleType], folder: str, workloads: Sequence[MoeWorkload], jobs: int, limit_s: float
 ) -> str:
-    """Have `jobs` processes call both forms once for each workload; what they compile is kept on disk. Returns what came of it."""
+    """Have `jobs` processes call both forms once for each workload; they keep their kernels on disk. Returns the outcomes."""
     begun = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         waiting = pool.starmap_async(_compile, [(load, folder, workload) for workload in workloads], chunksize=1)

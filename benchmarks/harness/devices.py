@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""The device and software of a measurement."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""Shapes drawn at random, as a user's are who never tuned: log-uniform, of any number of rows, far from all that was measured."""
+"""Random shapes, like those of a user who never tuned: log-uniform, of any number of rows, far from all measured ones."""
 
 import math
 import random
@@ -29,14 +29,14 @@ Weights = tuple[str, int, int]
 
 @cache
 def drawings() -> dict[str, Drawing]:
-    """How weights are drawn, by family."""
+    """The ranges of random weights, by family."""
     found = {name: benchmark_of(name).drawing for name in families()}
     return {name: drawing for name, drawing in found.items() if drawing is not None}
 
 
 @cache
 def classes_of(family: str) -> tuple[str, ...]:
-    """All classes of calls of a family whose weights can be drawn."""
+    """All classes of calls of a family with random weights."""
     return tuple(op for op, (of, *_) in REGISTRY.measured.items() if of.name == family and family in drawings())
 
 
@@ -70,7 +70,7 @@ def is_held(weights: Weights, held: Iterable[Weights]) -> bool:
 
 
 def weights_of(op: str, generator: random.Random, held: Sequence[Weights]) -> tuple[int, int]:
-    """N and K, log-uniform among those that are not held."""
+    """N and K, log-uniform where no value is given."""
     drawing = drawings()[REGISTRY.measured[op][0].name]
     (step_n, step_k), code_bytes = drawing.steps(op), drawing.code_bytes(op)
     while True:
@@ -100,7 +100,7 @@ def ladders(op: str, count: int, seed: int, held: Sequence[Weights]) -> list[lis
 
 def designed(op: str, seed: int, rows: int, least_k: int = 0) -> Iterator[list[Workload]]:
     """Without end: weights, each at so many M, one in each equal part of the logarithm. Every other M is just above a whole
-    tile, where a model goes wrong most easily. Weights of less than `least_k` columns are drawn again."""
+    tile, where a model goes wrong most easily. Weights of less than `least_k` columns are replaced."""
     generator = random.Random(f"{seed} {op} designed")
     while True:
         n, k = weights_of(op, generator, ())

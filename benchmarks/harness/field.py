@@ -26,7 +26,7 @@ class Field:
     loaded: Build | None
     """The build that is timed; None where the reference stands in for it."""
     notes: tuple[str, ...] = ()
-    """Sentences for the record about what is not as one would expect."""
+    """Sentences for the record about unexpected conditions."""
 
     @property
     def build(self) -> dict[str, object] | None:
@@ -47,7 +47,7 @@ class Field:
 
 
 def make_field(benchmark: Benchmark, options: Namespace) -> Field:
-    """Load what is to be timed. Raises FieldError."""
+    """Load the sides to time. Raises FieldError."""
     notes: list[str] = []
     peers = [found for peer in PEERS for found in peer.contenders(options.family, options, notes)]
     sweep = options.variants or options.by_backend

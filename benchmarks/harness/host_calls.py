@@ -11,7 +11,7 @@ import torch
 
 Call = Callable[[], object]
 ROWS, COLUMNS, DEPTH, GROUP = 16, 128, 512, 128
-"""Small enough that the device is never what a loop of calls waits for."""
+"""Small enough that a loop of calls never waits for the device."""
 
 
 def calls(device: str) -> dict[str, Call]:

@@ -1,4 +1,4 @@
-"""Results that outlive the program: a line for each, on disk when it is known. A run goes on from what it finds."""
+"""Results that outlive the program: a line for each, on disk when it is known. A run goes on from the lines that it finds."""
 
 import json
 import os
@@ -11,7 +11,7 @@ _ADVICE = "take the line out, or name another file with --name"
 
 
 class _Line(TypedDict):
-    """What each line but the first says at least."""
+    """The fields that each line but the first has."""
 
     kind: str
     key: str
@@ -22,7 +22,7 @@ class LinesError(Exception):
 
 
 class Lines:
-    """A file of results by key. What was begun and never ended is not tried again: it hung, or ended the process."""
+    """A file of results by key. A key that began and never ended is not tried again: it hung, or ended the process."""
 
     def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
         """Begin, or go on with a file of the same setup. Raises LinesError."""
@@ -30,7 +30,7 @@ class Lines:
         self.begun: set[str] = set()
         path.parent.mkdir(parents=True, exist_ok=True)
         known = path.read_bytes().splitlines() if path.exists() else []
-        # A line of a killed run may be cut off: what it was about is begun and not ended.
+        # A line of a killed run may be incomplete: its key began and did not end.
         rows = [row for number, line in enumerate(known, start=1) if (row := _parsed(line, path, number)) is not None]
         if rows and rows[0] != dict(setup):
             differs = next(name for name in (*setup, *rows[0]) if rows[0].get(name) != setup.get(name))
@@ -51,7 +51,7 @@ class Lines:
 
     @property
     def lost(self) -> list[str]:
-        """Keys of what was begun and never ended."""
+        """Keys that began and never ended."""
         return sorted(self.begun - self.results.keys())
 
     def waits(self, key: str) -> bool:
@@ -64,7 +64,7 @@ class Lines:
         self._write({"kind": BEGUN, "key": key})
 
     def end(self, key: str, result: Mapping[str, Any]) -> None:
-        """Note what came out."""
+        """Write an outcome."""
         self.results[key] = {"key": key, **result}
         self._write(self.results[key])
 
@@ -79,7 +79,7 @@ class Lines:
 
 
 def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
-    """What a whole line says; None for one that was cut off. Raises LinesError."""
+    """The values of a whole line; None for an incomplete one. Raises LinesError."""
     from gemmill.typed_json import JsonError, MalformedError, as_kind, from_json
 
     where = f"{path}, line {number}"

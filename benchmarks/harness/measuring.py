@@ -14,11 +14,11 @@ from harness.timers import Prepared, Rounds, Timer
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What came out for one workload."""
+    """The outcome of one workload."""
 
     workload: Workload
     samples: dict[str, Sample]
-    """By contender; one round only for those that were dropped"""
+    """By contender; one round only for dropped ones"""
     failures: dict[str, str]
     """Contenders without a time, and why: the first line of their error"""
 

@@ -14,12 +14,12 @@ from gemmill.tuner.report import CEILINGS, environment
 from harness.results import SUBJECT, shape_of
 
 _SIZES = ("m", "n", "k", "hidden")
-"""Of rows of schema version 1, which do not say what theirs are called."""
+"""Of rows of schema version 1, which do not name theirs."""
 TOGETHER = 6
 """Ops that share a chart, told by colour; more have a chart each."""
 WIDE, SMALL = (760, 270), (376, 210)
 HEAD, BETWEEN = 56, 24
-"""Above the charts: what they show, and the legend. Above each of several: its op."""
+"""Above the charts: their title, and the legend. Above each of several: its op."""
 LABELS = {
     "fp8": "FP8, per token and channel",
     "fp8_groups": "FP8, groups of 128",
@@ -66,7 +66,7 @@ def _rows(record: dict) -> list[dict]:
 
 
 Dot = tuple[dict, float, str]
-"""A row, what is drawn of it, and what that is a share of."""
+"""A row, its plotted value, and the whole of which that is a share."""
 
 
 def _picture(record: dict, what: str, compared: Sequence[Dot]) -> str | None:
@@ -121,6 +121,6 @@ def _chart(dots: Sequence[Dot], ops: Sequence[str], size: tuple[int, int]) -> di
 
 
 def _told(row: dict, value: float, of: str) -> str:
-    """What is seen where one points at a dot."""
+    """The tooltip of a dot."""
     name, shape = LABELS.get(row["op"], row["op"]), " x ".join(map(str, shape_of(row)))
     return f"{name}: {shape}, {value:.2f} {of}"

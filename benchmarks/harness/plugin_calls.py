@@ -58,7 +58,7 @@ def calls(device: str) -> dict[str, Call]:
     def stub(*given: object, **named: object) -> Tensor:
         return out
 
-    # As in a build that has variants for all, whose calls pass.
+    # As in a build with variants for all, whose calls pass.
     linear.refusal = lambda layer: None
     linear.take = linear._kind = stub
     linear.served = SimpleNamespace(took=stub)

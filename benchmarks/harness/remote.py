@@ -1,4 +1,4 @@
-"""A contender whose library does not bear sharing a process with gemmill's: it runs beside, and rounds still alternate."""
+"""A contender whose library does not bear sharing a process with gemmill's: it runs in its own process, and rounds still alternate."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -17,7 +17,7 @@ START_SECONDS = 120
 
 
 class RemoteError(RuntimeError):
-    """What went wrong in the other process."""
+    """An error of the other process."""
 
 
 class RemoteContender:

@@ -9,7 +9,7 @@ from harness.statistics import Sample, geometric_mean, paired_ratio
 SCHEMA_VERSION = 2
 SUBJECT = "gemmill"
 DECODE_ROWS = 128
-"""Up to here, reading the weights or the launch is what takes the time; figures are given for both sides apart."""
+"""Up to here, reading the weights or the launch takes the time; figures are given for both sides apart."""
 
 
 def sample_record(found: Sample) -> dict[str, object]:
@@ -22,7 +22,7 @@ def sample_record(found: Sample) -> dict[str, object]:
 
 
 def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: float) -> dict[str, object]:
-    """One workload's row: times, by what factor gemmill is faster than each peer that computes the same and the fastest, and
+    """One workload's row: times, the factor by which gemmill is faster than each peer of the same arithmetic and the fastest, and
     its share of the bandwidth of copying."""
     workload, samples = measurement.workload, measurement.samples
     peers = [peer.name for peer in peers if peer.complete and peer.name in samples]

@@ -1,4 +1,4 @@
-"""What choosing a variant adds to a call: the extension's own choice, timed through ctypes."""
+"""The time that the choice of a variant adds to a call: the extension's own choice, timed through ctypes."""
 
 import ctypes
 import time
@@ -18,9 +18,9 @@ SM_COUNT = 132
 
 def selection_us(build: Build) -> dict[str, float]:
     """Microseconds of a choice by a loaded build's extension: `remembered`, as in all calls but the first of a shape, and
-    `first`, which asks table and model; each with what ctypes takes (`ctypes`, a call that only sets a thread's variable).
+    `first`, which asks table and model; each with the time of ctypes (`ctypes`, a call that only sets a thread's variable).
 
-    The least of seven rounds. What the op adds is `remembered` less `ctypes`, at most.
+    The least of seven rounds. The op adds `remembered` less `ctypes`, at most.
     """
     library = ctypes.CDLL(str(build.folder / build.manifest.extension))
     choose, pin = library.gemmill_choose, library.gemmill_pin

@@ -1,7 +1,7 @@
-"""Many variants timed on one workload in little time: which few are worth a careful comparison, and what a model is fitted to.
+"""Many variants timed on one workload in little time: which few are worth a careful comparison, and times for the fit of a model.
 
 Every variant's calls become one CUDA graph. Then each round enqueues all graphs in an order of its own and waits once, so the
-device is never idle between them and clocks are what the mixture draws. That tells variants apart by two or three per cent.
+device is never idle between them and clocks follow from the mixture's power. That tells variants apart by two or three per cent.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Sieve:
 
 @dataclass(frozen=True, kw_only=True)
 class Sieved:
-    """What came out."""
+    """The outcome."""
 
     rounds_us: Mapping[str, tuple[float, ...]]
     failures: Mapping[str, str]
@@ -63,7 +63,7 @@ class Sieved:
 
 @dataclass(frozen=True, kw_only=True)
 class Variants:
-    """The loaded variants, pinned, and what the model must know of each."""
+    """The loaded variants, pinned, and the model's inputs of each."""
 
     pinned: tuple[LocalContender, ...]
     rows: Mapping[tuple[int, str], Row]
@@ -76,7 +76,7 @@ class Variants:
         return cls(pinned=tuple(pinned), rows=rows)
 
     def guesses_us(self, workload: Workload) -> dict[str, float]:
-        """What the model expects of the variants that take a workload."""
+        """The modelled times of the variants that take a workload."""
         names = [variant.name for variant in self.pinned if variant.takes(workload)]
         if not self.rows:
             return dict.fromkeys(names, 1.0)
@@ -99,7 +99,7 @@ class QuickTimer(Protocol):
 
 
 def chosen_for(guesses: Mapping[str, float], workload: Workload, sieve: Sieve) -> list[str]:
-    """Names of the variants that are timed on a workload."""
+    """Names of the variants to time on a workload."""
     ranked = sorted(guesses, key=lambda name: (guesses[name], name))
     if sieve.best is None:
         limit = LONG_RATIO * guesses[ranked[0]] if ranked and guess_us(workload) > LONG_US else float("inf")
@@ -114,7 +114,7 @@ def chosen_for(guesses: Mapping[str, float], workload: Workload, sieve: Sieve) -
 def sieved(
     operands: Operands, variants: Variants, timer: QuickTimer, sieve: Sieve, also: Collection[str] = ()
 ) -> Sieved:
-    """Time the variants that are chosen for a workload, and those named in `also` that take it."""
+    """Time the variants chosen for a workload, and those named in `also` that take it."""
     workload = operands.workload
     guesses = variants.guesses_us(workload)
     names = {*chosen_for(guesses, workload, sieve), *(name for name in also if name in guesses)}
@@ -143,7 +143,7 @@ class QuickGraphs:
                 calls = [variant.call(operands, i) for i in range(operands.copies)]
                 try:
                     with variant.pinned():
-                        calls[0]()  # Loads what is loaded at a first call, which a capture does not bear.
+                        calls[0]()  # A first call loads machine code, which a capture does not bear.
                         graphs[variant.name] = self._captured(calls, count, pool)
                 except RuntimeError as error:
                     failures[variant.name] = first_line(error)

@@ -1,4 +1,4 @@
-"""Results as they lie on the disk, checked for what is made of them: pictures, tables of pages, lines of a run that goes on."""
+"""Results as they lie on the disk, with the fields of their readers checked: pictures, tables of pages, lines of a run that goes on."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ class Taken(Struct):
 
 
 class Row(Struct):
-    """A shape; its sizes stand beside these fields, by name."""
+    """A shape; its sizes are further fields, by name."""
 
     ratio: Positive | None = None
     best_peer: str | None = None
@@ -34,7 +34,7 @@ class Row(Struct):
 
 
 class Comparison(Struct):
-    """What a picture or a table is made of."""
+    """The fields of a result that pictures and tables read."""
 
     date: str
     environment: Environment

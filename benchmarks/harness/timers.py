@@ -45,7 +45,7 @@ class Prepared(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back what preparing took."""
+        """Frees the memory of preparation."""
         ...
 
 

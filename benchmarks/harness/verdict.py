@@ -1,4 +1,4 @@
-"""What is said of shapes that nobody tuned: against the best peer, against the fastest loaded variant, and in the order of M."""
+"""The verdict on shapes that nobody tuned: against the best peer, against the fastest loaded variant, and in the order of M."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a class of calls should reach at shapes that nobody tuned."""
+    """The goals of a class of calls at shapes that nobody tuned."""
 
     few_rows: float
     """Geometric mean over the best peer, up to DECODE_ROWS."""

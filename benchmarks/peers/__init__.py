@@ -1,4 +1,4 @@
-"""What users would call instead of gemmill: one plug-in a file, which says of which families it has something."""
+"""The calls that users would make instead of gemmill's: one plug-in a file, which names the families that it serves."""
 
 from peers import article, deep_gemm, flash_attention, humming, torch_ops, vllm, vllm_turboquant
 

@@ -80,7 +80,7 @@ def deep_gemm_contender(folder: str) -> LocalContender:
 
 
 def compiled_ahead(folder: str, workloads: Sequence[Workload], jobs: int, limit_s: float) -> str:
-    """Have `jobs` processes compile its dense GEMM for workloads. Returns what came of it."""
+    """Have `jobs` processes compile its dense GEMM for workloads. Returns the outcomes."""
     return compile_ahead("DeepGEMM", partial(_call_once, folder), workloads, jobs, limit_s)
 
 

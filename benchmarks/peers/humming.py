@@ -1,6 +1,6 @@
 """Humming as a contender: 4-bit weights by a folder of its package (humming-kernels).
 
-It compiles a kernel for every shape and kind of rows with NVRTC at its first call, for which it wants CUDA's headers beside the
+It compiles a kernel for every shape and kind of rows with NVRTC at its first call, for which it wants CUDA's headers next to the
 library: seconds each. Its layers are made of the same weights, and only its GEMM is timed.
 """
 

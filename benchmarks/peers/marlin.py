@@ -28,12 +28,12 @@ from timed.moe.contenders import MoePeer
 
 OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16)
 _E2M1 = 2 | 1 << 8 | 1 << 16 | 1 << 49
-"""What vLLM calls the type: bits of exponent and of mantissa, signed, finite values only."""
+"""vLLM's name of the type: bits of exponent and of mantissa, signed, finite values only."""
 _BLOCKS_OF_SM = 4
 _FRAGMENT = [i + 8 * j for i in range(8) for j in range(8)]
 _PAIRS = [0, 2, 1, 3]
 _BF16_OVER_E2M1 = 126
-"""What an exponent of e2m1 gains as bf16."""
+"""The offset of an exponent of e2m1 in bf16."""
 _RAISED = 7
 """Powers of two by which scales of nvfp4 are stored larger."""
 _LARGEST_SCALE = 448.0
@@ -80,7 +80,7 @@ _BLOCKS_OF_ROWS, _LARGEST_BLOCK, _FILLED = (8, 16, 32, 48), 64, 0.9
 
 
 def marlin_experts() -> MoePeer:
-    """Its grouped GEMM, without what sorts rows. Raises AttributeError where vLLM's library of experts was not loaded."""
+    """Its grouped GEMM, without the sort of rows. Raises AttributeError where vLLM's library of experts was not loaded."""
     multiply = torch.ops._moe_C.moe_wna16_marlin_gemm.default
     align = torch.ops._moe_C.moe_align_block_size.default
     made: list[tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] = []
@@ -188,7 +188,7 @@ def all_weights(format: Format, blocks: Tensor, bases: Tensor, k: int) -> BlockS
 
 
 def _packed_together(weights: BlockScaled, experts: int, alpha: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What `_packed_weights` gives, of all experts at once: fragments are of 64 rows, of which an expert has whole ones."""
+    """`_packed_weights` of all experts at once: fragments are of 64 rows, of which an expert has whole ones."""
     scales, factor = scales_of(weights, alpha)
     words, bytes_ = (
         rows.unflatten(1, (experts, -1)).transpose(0, 1).contiguous()
@@ -244,7 +244,7 @@ def words_of(codes: Tensor) -> Tensor:
 
 
 def scales_of(weights: BlockScaled, alpha: float) -> tuple[Tensor, Tensor | None]:
-    """Scales as the kernel reads them, and what it multiplies all by: alpha, a power of two, is in the scales of mxfp4."""
+    """Scales as the kernel reads them, and the factor of the product: alpha, a power of two, is in the scales of mxfp4."""
     if not weights.format.has_global_scale:
         moved = (weights.scales.int() + math.frexp(alpha)[1] - 1).to(torch.uint8)
         return permuted(moved).view(torch.float8_e8m0fnu), None

@@ -1,4 +1,4 @@
-"""What torch itself offers."""
+"""torch's own ops."""
 
 from argparse import ArgumentParser, Namespace
 

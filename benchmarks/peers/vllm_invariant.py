@@ -2,7 +2,7 @@
 
 With VLLM_BATCH_INVARIANT, vLLM 0.33.0 multiplies bf16 by `matmul_persistent`, whose tiles are tuned for some weights, and scales in blocks
 by `w8a8_triton_block_scaled_mm` with one tile. Codes with scales of rows take vLLM's CUTLASS kernels on NVIDIA's GPUs, by default;
-`triton_scaled_mm`, which it names batch-invariant too, is timed beside them.
+`triton_scaled_mm`, which it names batch-invariant too, is timed next to them.
 """
 
 from collections.abc import Callable

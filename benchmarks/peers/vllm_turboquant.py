@@ -84,7 +84,7 @@ def _kernels(folder: Path) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 class _Layout:
-    """What vLLM's kernels are told of a preset."""
+    """The arguments of vLLM's kernels for a preset."""
 
     def __init__(self, name: str, head_dim: int, device: torch.device) -> None:
         keys, values = preset(name).keys, preset(name).values

@@ -93,7 +93,7 @@ _NVFP4 = {
 
 @dataclass(frozen=True)
 class Model:
-    """What an engine serves."""
+    """A model that an engine serves."""
 
     name: str
     config: dict[str, Any]

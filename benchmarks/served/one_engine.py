@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class Engine:
-    """What an engine is asked."""
+    """A request to an engine."""
 
     def __init__(self, arguments: Json) -> None:
         from vllm import LLM
@@ -34,7 +34,7 @@ class Engine:
         self._vocabulary = self._llm.llm_engine.model_config.get_vocab_size()
 
     def outputs(self, request: Json) -> Json:
-        """Greedy tokens of `prompts` prompts of `length` tokens, the same prompts scored, and what was decoded scored as a prompt.
+        """Greedy tokens of `prompts` prompts of `length` tokens, the same prompts scored, and the decoded tokens scored as a prompt.
 
         `lora` names the folder of an adapter that all of it goes through.
         """
@@ -93,7 +93,7 @@ class Engine:
         return {}
 
     def served(self, request: Json) -> Json:
-        """Which classes serve the layers, with the number of each, and what gemmill counted."""
+        """Which classes serve the layers, with the number of each, and gemmill's counts."""
         classes, report = self._llm.apply_model(who_serves)[0]
         return {"classes": classes, "report": report}
 

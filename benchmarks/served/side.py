@@ -51,7 +51,7 @@ class Side:
         theirs.close()
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
-        """What the engine answers. Raises EngineError."""
+        """The engine's answer. Raises EngineError."""
         try:
             self._pipe.send_bytes(json.dumps({"do": do, **request}).encode())
         except OSError as error:
@@ -98,6 +98,6 @@ def _environment(name: str, folder: Path) -> dict[str, str]:
         **{variable: str(folder / variable.lower()) for variable in _CACHES},
         "PYTHONPATH": os.pathsep.join(path),
         "GEMMILL_VLLM": "1" if name == SUBJECT else "0",
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the process that has the model
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the model's process
         "VLLM_NO_USAGE_STATS": "1",
     }

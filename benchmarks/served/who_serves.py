@@ -1,4 +1,4 @@
-"""The classes that serve a model's layers, asked for in the process that has the model; vLLM's workers import it by this name."""
+"""The classes that serve a model's layers, listed in the model's process; vLLM's workers import it by this name."""
 
 import collections
 import json

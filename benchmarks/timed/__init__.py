@@ -1,4 +1,4 @@
-"""What is timed of each family: a module of its name, whose `BENCHMARK` the program reads.
+"""The timed calls of each family: a module of its name, whose `BENCHMARK` the program reads.
 
 A family whose workloads are not the tuner's has a folder: `calls.py` with workloads and operands, `contenders.py` with who computes them.
 """
@@ -21,7 +21,7 @@ class Workload(Protocol):
 
     @property
     def kind(self) -> str:
-        """What is called."""
+        """The op's name."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -33,17 +33,17 @@ class Workload(Protocol):
 
     @property
     def bytes(self) -> int:
-        """What must be read and written, each byte once."""
+        """The bytes that must be read and written, each once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """How weights [N, K] are drawn at random for calls of a family, whose choice is then judged."""
+    """The random weights [N, K] for calls of a family, at which its choice is compared."""
 
     classes: tuple[str, ...]
-    """Of calls, that are judged unless told otherwise; all have sizes m, n and k."""
+    """Of calls, which are compared by default; all have sizes m, n and k."""
     kin: Callable[[str], Hashable]
-    """What classes share whose variants are told apart by the same times: weights of one are then those of the other."""
+    """The key of classes that share times, and so weights."""
     code_bytes: Callable[[str], float]
     """Of a weight, scales included."""
     steps: Callable[[str], tuple[int, int]]
@@ -57,7 +57,7 @@ class Benchmark:
     add_options: Callable[[ArgumentParser], None]
     """Of its own."""
     workloads: Callable[[Namespace], list[Any]]
-    """Those that were asked for, those that share operands together. Raises ValueError."""
+    """The requested ones, those that share operands together. Raises ValueError."""
     tiny: Callable[[Any], Any]
     """The same workload cut down for a dry run."""
     host_workload: Callable[[str], Any]
@@ -67,7 +67,7 @@ class Benchmark:
     maker: Callable[[torch.device, int], Any]
     """Makes operands on a device, rotated over so many bytes."""
     data: str
-    """What operands are, for the reader of the results."""
+    """A description of the operands, for the reader of the results."""
     subject: Callable[[str, str], Any]
     """The contender of a name that calls the ops of a namespace."""
     also: Callable[[], Sequence[Any]] = tuple
@@ -75,11 +75,11 @@ class Benchmark:
     variants: Callable[[Build | None], Sequence[Any]] | None = None
     """Each variant pinned, of a build or in a dry run; None where one variant serves each call."""
     plausible: Callable[[Sequence[Any], Any], Sequence[Any]] = lambda variants, workload: variants
-    """Those of the variants that are worth timing on a workload."""
+    """The variants worth timing on a workload."""
     facts: Callable[[Build], Mapping[str, Any]] = lambda build: {}
-    """What is told of a build besides."""
+    """Further facts about a build."""
     drawing: Drawing | None = None
-    """Where shapes that nobody tuned are judged."""
+    """How the choice is compared at random shapes."""
 
 
 def families() -> list[str]:
@@ -88,5 +88,5 @@ def families() -> list[str]:
 
 
 def benchmark_of(family: str) -> Benchmark:
-    """What is timed of a family."""
+    """The timed calls of a family."""
     return import_module(f"timed.{family}").BENCHMARK

@@ -29,11 +29,11 @@ OPS_OF = {
     "all": tuple(Op),
 } | {op.value: (op,) for op in Op}
 WEIGHTS = ((8192, 8192), (4096, 14336), (28672, 4096))
-"""(N, K) that progress is judged by."""
+"""(N, K) by which progress is measured."""
 TABLE_M = (1, 16, 32, 64, 256, 1024, 4096)
 HOST_SHAPE, WARM_UP_M = (16, 128, 256), 512
 DRAWN_STEP = 16
-"""N and K of drawn shapes are multiples of it, K of the format's group too."""
+"""N and K of random shapes are multiples of it, K of the format's group too."""
 PLAUSIBLE = 4.0
 """Variants that the analytic model, which is not fitted, puts beyond this many times its best are not timed."""
 

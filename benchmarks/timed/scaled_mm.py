@@ -84,7 +84,7 @@ BF16_TABLE = (
     (4096, 4096, 4096),
     (8192, 8192, 8192),
 )
-"""(M, N, K) that progress is judged by."""
+"""(M, N, K) by which progress is measured."""
 
 TABLES = {
     Op.FP8: FP8_TABLE,
@@ -98,7 +98,7 @@ TABLES = {
 RAGGED_M = (3, 17, 61, 77, 127, 130, 1001, 4093)
 RAGGED_WEIGHTS = ((7168, 2048), (4096, 7168))
 RAGGED_STEP = 64
-"""With scales in groups, M that no TMA of A's scales takes, and the next multiple of this: what raggedness costs."""
+"""With scales in groups, M that no TMA of A's scales takes, and the next multiple of this: the cost of raggedness."""
 
 MODELS = ("llama-3-8b", "llama-3-70b", "qwen-2.5-7b", "qwen-2.5-32b", "mistral-7b")
 """Of gemmill's named models, those whose layers are compared."""
@@ -109,7 +109,7 @@ SWEEP_M = SWEEP.steps
 
 
 DRAWN_STEPS, DRAWN_GROUPS_STEPS = (16, 16), (64, 128)
-"""N and K of drawn shapes are multiples of; with scales in groups vLLM gives DeepGEMM no other weights."""
+"""N and K of random shapes are multiples of it; with scales in groups vLLM gives DeepGEMM no other weights."""
 
 
 def gemm(*, op: str, m: int, n: int, k: int) -> Workload:
@@ -118,12 +118,12 @@ def gemm(*, op: str, m: int, n: int, k: int) -> Workload:
 
 
 def table_workloads(ops: Iterable[Op]) -> list[Workload]:
-    """The shapes that progress is judged by."""
+    """The shapes by which progress is measured."""
     return [gemm(op=op, m=m, n=n, k=k) for op in ops for m, n, k in TABLES[op]]
 
 
 def ragged_workloads() -> list[Workload]:
-    """Ragged M with scales in groups, each with the next whole one beside it."""
+    """Ragged M with scales in groups, each next to the next whole one."""
     m_values = {m for ragged in RAGGED_M for m in (ragged, next_whole(ragged))}
     return [gemm(op=Op.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
 
@@ -233,7 +233,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def host_workload(kind: str) -> Workload:
-    """So small that the host is what takes the time."""
+    """So small that the host takes the time."""
     (m, n, k), op = HOST_SHAPE, Op(kind)
     return gemm(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size)
 

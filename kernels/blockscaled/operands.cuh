@@ -15,7 +15,7 @@ namespace gemmill::blockscaled {
 
 inline constexpr int kPieceOfRow = 32;  // elements that a thread holds at a time
 
-// What both operands become: pairs of numbers in 32 bits. kScaleBit and kScaleBias make a power of two of its byte of ue8m0.
+// The type of both upcast operands: pairs of numbers in 32 bits. kScaleBit and kScaleBias make a power of two of its byte of ue8m0.
 struct Bf16 {
   using Element = cutlass::bfloat16_t;
   static constexpr int kMantissa = 7, kBias = 127;
@@ -85,7 +85,7 @@ struct SmallCode {
     constexpr int bit = pair * 2 * bits, word = bit / 32, shift = X::kMantissa - mantissa;
     constexpr uint32_t code = (1u << bits) - 1, magnitude = code >> 1;
     uint32_t const x = __funnelshift_r(words[word], bit % 32 > 32 - 2 * bits ? words[word + 1] : 0u, bit % 32);
-    uint32_t const codes = (x & code) | x << (16 - bits);  // each at the low end of a half, and what no mask lets through
+    uint32_t const codes = (x & code) | x << (16 - bits);  // each at the low end of a half, and bits that no mask lets through
     return (codes << (16 - bits) & 0x80008000u) | (codes << shift & (magnitude << shift) * 0x10001u);
   }
 };
@@ -124,7 +124,7 @@ struct Scaled {
   static constexpr bool kOwnScales = !std::is_same_v<Layout, BehindCodes>;
   static constexpr int kBytes = kPieceOfRow * Code::kBits / 8;
   static constexpr int kScales = kPieceOfRow / group;
-  static constexpr float kShort = 1.0f;  // what products are short of
+  static constexpr float kShort = 1.0f;  // the missing factor of products
 
   uint64_t bytes[kBytes / 8];
   uint8_t scales[kScales];
@@ -170,7 +170,7 @@ struct Numbers {
   }
 };
 
-// An operand that is what both become already.
+// An operand that needs no upcast.
 struct Plain {
   static constexpr float kShort = 1.0f;
 
@@ -197,7 +197,7 @@ using MxFp6Codes = Scaled<E3m2, Ue8m0, 32, Layout>;
 template <class Layout>
 using MxFp8Codes = Scaled<E4m3, Ue8m0, 32, Layout>;
 
-// By what sums are multiplied: alpha; a base of B's row and alpha, or a scale of A's row; or such for each 128 columns, in f32.
+// The factor of sums: alpha; a base of B's row and alpha, or a scale of A's row; or such for each 128 columns, in f32.
 enum class Factors { OfTensor, OfRows, OfGroups };
 
 __device__ inline uint32_t multiply_bf16(uint32_t x, uint32_t y) {
@@ -222,7 +222,7 @@ struct NvFp4Words {
   static constexpr float kShort = 128.0f;  // 2^126 of the code, less 2^119 of the scale
 
   template <int half>
-  __device__ static uint32_t factor(Bytes bytes) {  // one conversion for both, and NaN is what it makes of NaN
+  __device__ static uint32_t factor(Bytes bytes) {  // one conversion for both, which keeps NaN
     uint32_t const scales = multiply_bf16(Bf16::widen_e4m3(bytes), 0x7B007B00u);
     return __byte_perm(scales, 0, half == 0 ? 0x1010 : 0x3232);
   }
@@ -243,7 +243,7 @@ struct MxFp4Words {
   __device__ static uint32_t scaled(uint32_t pair, uint32_t factor) { return multiply_bf16(multiply_bf16(pair, 0x7E807E80u), factor); }
 };
 
-// What a lane has of a row of 4-bit codes, where both operands are such: eight columns of a word, in an order of its own.
+// A lane's part of a row of 4-bit codes, where both operands are such: eight columns of a word, in an order of its own.
 template <class Format>
 struct PieceOfRow {
   static constexpr float kShort = Format::kShort;
@@ -285,7 +285,7 @@ struct InOrder : Operand {
   }
 };
 
-// What kernels that widen codes are given.
+// The arguments of kernels that upcast codes.
 template <class Output>
 struct WidenedParams {
   char const* a;
@@ -302,7 +302,7 @@ struct WidenedParams {
   bool constant_weights;
 };
 
-// Host code: what a call gives.
+// Host code: the arguments from a call.
 template <class Output>
 WidenedParams<Output> widened_params(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
   return {static_cast<char const*>(x.a),

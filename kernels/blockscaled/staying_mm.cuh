@@ -138,7 +138,7 @@ struct StayingMm : PackedMm<Products, Output_, row_groups, k_groups> {
     int const column = lane * 4;
     CUTLASS_PRAGMA_UNROLL
     for (int round = 0; round < 2; ++round) {
-      cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read what this overwrites
+      cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the values that this overwrites
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < 16; ++j) {  // eights of tokens
         auto* const to = reinterpret_cast<float*>(storage.tokens[last[j / 8]]);

@@ -1,4 +1,4 @@
-// What is done to a row before it is coded, in f32. Products and sums are not contracted, so that the same expression in torch on the
+// The activation of a row before quantisation, in f32. Products and sums are not contracted, so that the same expression in torch on the
 // same device has the same bits.
 #pragma once
 

@@ -87,7 +87,7 @@ __device__ __forceinline__ float reciprocal_of_normal(float x) {
 // 1 / x, correctly rounded, for every x.
 __device__ __forceinline__ float reciprocal_of(float x) { return __frcp_rn(x); }
 
-// Between these bounds no step of Quotient overflows, and what underflows is far below the smallest code.
+// Between these bounds no step of Quotient overflows, and underflow is far below the smallest code.
 inline constexpr float kSmallestPlain = 0x1p-60f;
 inline constexpr float kLargestPlain = 0x1p60f;
 
@@ -176,7 +176,7 @@ __device__ __forceinline__ void encode_scaled(float const (&values)[kElements], 
   }
 }
 
-// value / kDivisor, correctly rounded, for the divisors that are used: 127, 255 and 448.
+// value / kDivisor, correctly rounded, for the divisors 127, 255 and 448.
 template <int kDivisor>
 __device__ __forceinline__ float quotient_of(float value) {
   constexpr float divisor = kDivisor;

@@ -1,4 +1,4 @@
-// Calling a kernel that the CuTe DSL compiled ahead of time: what its emitted launch function needs. No CUDA headers, so
+// Calling a kernel that the CuTe DSL compiled ahead of time: the needs of its emitted launch function. No CUDA headers, so
 // that one compiles in no time.
 #pragma once
 

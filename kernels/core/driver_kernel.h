@@ -1,5 +1,5 @@
 // Host code: a kernel whose machine code gemmill loads and launches by itself, without the host code of the compiler that
-// made it. No CUDA headers, so that what is generated compiles in no time.
+// made it. No CUDA headers, so that generated code compiles in no time.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Host code: what kernels of generator/gemmill/gemm are launched with, as C++ that needs nothing of the CuTe DSL. Names are
+// Host code: the launch arguments of generator/gemmill/gemm's kernels, as C++ that needs nothing of the CuTe DSL. Names are
 // those of generator/gemmill/gemm: X is the operand whose rows fill WGMMA's 64 rows, Y the other.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace gemmill {
 
-// What is known of a kernel when it is compiled (generator/gemmill/gemm/host.py).
+// Compile-time facts of a kernel (generator/gemmill/gemm/host.py).
 struct GemmFacts {
   int32_t tile_x, tile_y, tile_k;
   int32_t cluster_x, cluster_y;

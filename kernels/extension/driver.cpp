@@ -122,7 +122,7 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType
   return CUDA_SUCCESS;
 }
 
-// Graphs of kernels that are launched together.
+// Graphs of kernels launched together.
 extern "C" CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   static auto const found = find<decltype(&cuStreamIsCapturing)>("cuStreamIsCapturing");
   return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(stream, status);

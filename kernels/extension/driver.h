@@ -1,11 +1,11 @@
-// What `driver.cpp` knows of the driver functions that kernels' launch code calls.
+// The driver functions that kernels' launch code calls, found by `driver.cpp`.
 #pragma once
 
 #include <string>
 
 namespace gemmill {
 
-// What the calling thread's last TMA descriptor that could not be made was to describe, in words, and forgets it; empty
+// Returns and forgets the description of the calling thread's last TMA descriptor that could not be made; empty
 // where there was none. Until it is asked, nothing is launched on this thread.
 std::string take_descriptor_failure();
 

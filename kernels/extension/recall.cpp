@@ -10,7 +10,7 @@ namespace gemmill {
 namespace {
 
 constexpr int64_t kMostFacts = 96, kPlaces = 64;
-constexpr uint64_t kAlignments = 16;  // what special checks may ask of an address is its remainder by this
+constexpr uint64_t kAlignments = 16;  // special checks may ask for an address's remainder by this alone
 
 struct Remembered {
   int64_t serial = 0;
@@ -28,7 +28,7 @@ int64_t packed(Operand const& x) {
 }
 
 // Shows all that a verdict hangs on, but for whole addresses and gradients, word by word, until `see` returns false. How many
-// words follow is told by words before them.
+// words follow is in the words before them.
 template <class See>
 bool facts_of(Operand const& x, See& see) {
   if (!see(packed(x))) return false;

@@ -74,7 +74,7 @@ char const* declare(gemmill_op_declaration const& declared) {
   op.class_of = places({"class"}, declared, declared.initial_count, declared.initial_count).front();
   op.result = std::find_if(op.arguments.begin(), op.arguments.end(), [](Argument const& x) { return x.written; }) - op.arguments.begin();
   op.serial = ++serials;
-  // A library that is loaded again, as after a load that failed, is the one that was there.
+  // A library that is loaded again, as after a failed load, is the same one.
   auto const before = std::find_if(ops.begin(), ops.end(), [&](Op const& known) { return known.name == op.name; });
   if (before != ops.end()) return *before = std::move(op), nullptr;
   if (ops.size() == kMostOps) return "there are too many ops";

@@ -104,7 +104,7 @@ bool same_place(FamilyRows const& family, TunedRow const& x, TunedRow const& y) 
   return std::all_of(family.near, family.near + family.near_count, [&](int64_t i) { return x.sizes[i] == y.sizes[i]; });
 }
 
-// Whether what was measured says something about a bucketed size. Mirrored by gemmill.family.Reach, which says why.
+// Whether a measured row holds for a bucketed size. Mirrored by gemmill.family.Reach, which says why.
 bool covers(FamilyRows const& family, int64_t measured, int64_t size) {
   if (size > measured) return measured >= family.endless || (measured >= family.many && size <= family.ratio * measured);
   return measured <= std::max(family.few, family.ratio * size);

@@ -5,7 +5,7 @@
 //   activate  activation(gate) up of each sorted row; then W2 gives parts
 //   combine   sums the parts of a token's experts, in the order of topk
 //
-// Beside weights of e4m3 both kinds of rows are codes with scales, beside weights of x's type they have that type.
+// With weights of e4m3 both kinds of rows are codes with scales, with weights of x's type they have that type.
 // Products are rounded to x's type, then biases and the router's weight are added and multiplied in float32. No launch waits within itself:
 // each CTA of the first counts pairs of all experts, as in ordered_experts.cuh. Each may start while the one before ends.
 #pragma once
@@ -110,7 +110,7 @@ struct ApartExperts {
   static __device__ int lane() { return threadIdx.x % 32; }
   static __device__ int64_t pairs_of(gemmill_fused_experts_args const& x) { return int64_t{x.tokens} * x.topk; }
 
-  // In this order: kernels that follow may read what the caller gives.
+  // In this order: later kernels may read the caller's tensors.
   static __device__ void wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,6 +1,6 @@
-// Fused experts of packed 4-bit weights beside bf16, with rows in order (ordered_experts.cuh) and a main loop of its own.
+// Fused experts of packed 4-bit weights with bf16 activations, rows in order (ordered_experts.cuh) and a main loop of its own.
 //
-// Where experts have few rows, weights are most of what is read. Where they have tens, rows that come anew with every tile weigh as much
+// Where experts have few rows, weights are most of the bytes. Where they have tens, rows that come anew with every tile weigh as much
 // on the way from L2. So a tile has 256 rows of weights, and rows come in boxes of eight, as many as a tile has. Only those are multiplied: up to 16
 // by warps (mma.sync), more by groups of 128 threads (WGMMA) with instructions of 32, 40, 48 or 64.
 //
@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply_eight(float* d, uint32_t const* a, uint
 // them. Sparse weights do otherwise (sparse_boxes.cuh).
 template <class Block>
 struct BoxedProducts {
-  static constexpr int kWords = 16;  // that are made of a block
+  static constexpr int kWords = 16;  // of a block's codes
 
   __device__ static void make(Block const& block, uint32_t told, uint32_t (&words)[kWords]) {
     block.template operand<0>(told, words);
@@ -157,7 +157,7 @@ struct BoxedMm {
   static constexpr int kSumRegisters = 104, kOtherRegisters = 64;                                // of 96 that many begin with
   static constexpr int kSums = std::max(kTileM / 2, 8);                                          // of a thread
   // K has two stages at least. So when the first stage of a tile is free for the last of so many tiles after it, all have ended it.
-  static constexpr int kEnds = (kStages + 1) / 2 + 1;       // tiles of which what their ends need is there
+  static constexpr int kEnds = (kStages + 1) / 2 + 1;       // tiles whose epilogue operands have arrived
   static constexpr int kOfEnd = std::max(kTileM, 32);       // rows of these
   static constexpr int kPitch = 20;                         // of sums that a warp passes on, from one row to the next: banks apart
   static constexpr int kCtas = kMany ? 1 : 4 / row_groups;  // on a multiprocessor
@@ -190,7 +190,7 @@ struct BoxedMm {
     Tile tiles[kEnds];
     Filled filled[kStages];
     Freed freed[kStages];
-    Filled told[kEnds];  // of what ends need
+    Filled told[kEnds];  // of epilogue operands
     int32_t all;         // tiles
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
@@ -283,13 +283,13 @@ struct BoxedMm {
     __syncwarp();
   }
 
-  // Rows that are loaded of a tile's: as boxes of eight, or of 32.
+  // Loaded rows of a tile: as boxes of eight, or of 32.
   __device__ static int loaded_of(Tile const& tile) {
     int const rows = tile.end - tile.m0;
     return rows > 16 && rows <= kManyRows ? kManyRows : rows > kTileM - kBoxRows ? kTileM : (rows + kBoxRows - 1) / kBoxRows * kBoxRows;
   }
 
-  // Whose tile it is, and what its end needs.
+  // The tile's expert, and its epilogue operands.
   __device__ static void begin_tile(Params const& params, SharedStorage& storage, Tile const& tile, int slot) {
     int const lane = threadIdx.x % 32;
     if (lane == 0) storage.tiles[slot] = tile;

@@ -1,4 +1,4 @@
-// What the second and the third launch share: rows of one expert times its weights, by mma.sync, weights as they lie in a checkpoint.
+// Shared by the second and the third launch: rows of one expert times its weights, by mma.sync, weights as they lie in a checkpoint.
 //
 // Weights are the instruction's 16 rows, which any rows of memory may be; 8 rows of activations are its columns. A sum over K is one
 // over any order of it: so a lane takes 16 bytes of a row for two instructions, the same 16 of weights and of activations. It copies
@@ -261,7 +261,7 @@ struct ExpertMm {
   }
 };
 
-// Whether this CTA is the last of `expected` that say so: what the others stored before is then visible to it. Asked by all threads;
+// Whether this CTA is the last of `expected` that arrive: the others' earlier stores are then visible to it. Asked by all threads;
 // nobody leaves before all have come.
 __device__ __forceinline__ bool is_last(int32_t* counter, int expected) {
   __shared__ int before;

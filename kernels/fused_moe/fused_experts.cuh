@@ -107,7 +107,7 @@ struct FusedExperts {
       if (mm.place.slice == 0) store_parts(p, tile, mm.unit_of(item) * kRowsOfUnit + mm.place.g, sums, mm.place.t);
       sum_tokens(p, tile, item % p.down.blocks, mm.units_of_cta() * kRowsOfUnit);
     };
-    // What `prepare` wrote may be read: the launch before this one waited for it, before it let this one start.
+    // The output of `prepare` may be read: the launch before this one waited for it, before it let this one start.
     mm.run(operands, *p.ws.tile_count, aim, [] { asm volatile("griddepcontrol.wait;" ::: "memory"); asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }, finish);
   }
 

@@ -1,4 +1,4 @@
-// Fused experts of packed 4-bit weights that are folded, for tiles of up to 16 rows, where the time of a call is that of reading weights. Rows are
+// Fused experts of folded packed 4-bit weights, for tiles of up to 16 rows, where the time of a call is that of reading weights. Rows are
 // in order as in ordered_experts.cuh.
 //
 // A CTA stays, and takes one tile after another. Rows come in boxes of eight: a tile of fewer rows loads and multiplies one. Two groups of 128 threads multiply 64 rows of weights each, a block of 128 columns at a time, two of them a stage: while one is multiplied the next is made. At the
@@ -63,7 +63,7 @@ struct HandedMm {
     Tile tiles[kStages];  // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
-    Freed handed[kHanded], ended[kHanded];  // between those who multiply tiles and those who end them
+    Freed handed[kHanded], ended[kHanded];  // between warps that multiply tiles and warps that finish them
     Tile ending[kHanded];                   // of those
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
@@ -117,7 +117,7 @@ struct HandedMm {
     }
   }
 
-  // Stages of tile after tile, by one lane of a warp: of an elected one all operands of copies are the same for all, and each is one instruction. Whose tile it is stands beside its first stage; behind the last tile comes a stage of none.
+  // Stages of tile after tile, by one lane of a warp: of an elected one all operands of copies are the same for all, and each is one instruction. The tile's expert lies with its first stage; behind the last tile comes a stage of none.
   // A tile is taken when as many stages as there are are left of the one before: who comes late takes fewer.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     int early = 0;  // stages whose weights are on their way
@@ -282,7 +282,7 @@ struct HandedMm {
     uint32_t const first_rows = fragment_t.data().desc_.reg32_[0];
     constexpr int kBlockRows = kTileM * 8;  // rows of a block, in pieces of 16 bytes
 
-    // The first or the second block of a stage. `at`: what descriptors of its rows begin with.
+    // The first or the second block of a stage. `at`: the base of its rows' descriptors.
     auto take = [&](Fragment (&fragment)[2], int i, uint32_t at) {
       Block block;
       block.load(own + ring.stage * static_cast<uint32_t>(sizeof(storage.weights[0])) + i * Block::kBytes, thread);
@@ -347,7 +347,7 @@ struct HandedMm {
   }
 };
 
-// The ending of the first product: a warp codes the rows of which it is told last.
+// The epilogue of the first product: a warp quantises the rows whose last part it takes.
 template <class Mm>
 struct HandedGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;

@@ -8,7 +8,7 @@ namespace gemmill::fused_moe {
 
 inline constexpr int kTogetherRows = 4, kLanesOfRow = 8;  // rows that a warp finishes at a time: a lane has two pieces of 16 bytes of one
 
-// Of a row that those who multiply have left: a piece.
+// A 16-byte vector of a row that the multiplying warps have stored.
 __device__ __forceinline__ uint4 left_piece(uint32_t ends, int row, int piece) {
   uint4 found;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "r"(ends + row * 256 + (piece ^ row % 8) * 16));
@@ -49,7 +49,7 @@ struct ManyGatedRows {
   static constexpr int kCounter = 1, kTaken = 4;
   static constexpr bool kPaired = false;
 
-  int share = -1;  // that was taken and is not coded
+  int share = -1;  // taken and not yet quantised
 
   __device__ static bool is_plain(Args const& x) { return x.bias == nullptr && !x.layer.x.weight_on_input; }
   __device__ static auto factors_of(Args const& x, int m) {
@@ -109,7 +109,7 @@ struct ManyGatedRows {
       code_share(x, false);
     }
   }
-  // All that are left. Tiles that are waited for are other CTAs', which run.
+  // All remaining ones. It waits for tiles of other CTAs, which run.
   __device__ void left(Args const& x) {
     if (share < 0) take(x);
     while (code_share(x, true)) take(x);
@@ -163,7 +163,7 @@ struct ManyGatedRows {
         if (first + i * 32 < pieces) codes[first + i * 32] = words[i];
       }
     }
-    __syncwarp();  // all have read what comes to be the scale
+    __syncwarp();  // all have read the values of the scale
     if (lane == 0) of.ws.inner_scales[row] = coding.scale;
   }
 };

@@ -1,11 +1,11 @@
-// Fused experts of packed 4-bit weights that are folded, for tiles of up to 32, 112 or 224 rows: rows in order as in ordered_experts.cuh, with a
+// Fused experts of folded packed 4-bit weights, for tiles of up to 32, 112 or 224 rows: rows in order as in ordered_experts.cuh, with a
 // main loop and endings of its own.
 //
 // A CTA stays, and takes one tile after another: 128 rows of weights by the rows of an expert. Two groups of 128 threads multiply 64 rows of
 // weights each by all rows of the tile, so that a weight becomes a number once. They leave a tile's sums in shared memory, scaled and
 // rounded to bf16, and multiply the next.
 //
-// Beside them one warp loads. Three finish tiles: activations and codes of the first product, parts of the second. They need as long as
+// One more warp loads. Three finish tiles: activations and codes of the first product, parts of the second. They need as long as
 // the others multiply, and no more. When all parts are stored, all threads of all CTAs sum tokens.
 #pragma once
 
@@ -32,7 +32,7 @@ struct ManyMm {
   static constexpr int kBoxRows = kTileM < 64 ? 32 : 64, kUnitsOfBox = kBoxRows / kUnitRows;
   static constexpr int kWeightBytes = 2 * Block::kBytes;
   static constexpr int kConsumers = 256, kFinishers = 3, kThreads = kConsumers + 32 + 32 * kFinishers;
-  static constexpr int kAhead = 4;         // tiles that are announced and not finished
+  static constexpr int kAhead = 4;         // announced and unfinished tiles
   static constexpr int kEndBytes = 2 * kRows;  // of a row that is left to finishers
   static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = kCtas == 1 ? 88 : 72;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;
@@ -63,7 +63,7 @@ struct ManyMm {
     __device__ int rows() const { return end - m0; }
     __device__ int units() const { return (rows() + kUnitRows - 1) / kUnitRows; }
   };
-  // What sums of a row are multiplied by: `first` where nothing lies between, else that and, behind the bias, `second`.
+  // The factors of a row's sums: `first` where nothing lies between, else that and, behind the bias, `second`.
   struct RowFactors {
     float first, second;
   };
@@ -253,7 +253,7 @@ struct ManyMm {
     if (thread % 32 == 0) storage.freed[before].arrive();
   }
 
-  // A warp's sums of 16 columns as numbers of bf16, row by row, to those who finish.
+  // A warp's sums of 16 columns as numbers of bf16, row by row, to the finishing warps.
   __device__ static void leave(Params const& params, SharedStorage& storage, Tile const& tile, int slot, float const (&sums)[kTileM / 2]) {
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = warp * 16 + lane / 4;
     float const factors[2] = {storage.columns[slot][column], storage.columns[slot][column + 8]};
@@ -334,7 +334,7 @@ struct ManyMm {
     ending.left(params.x);
   }
 
-  // What a tile's sums are multiplied by: of a warp's own rows, and of every third 32 columns.
+  // The factors of a tile's sums: of a warp's own rows, and of every third 32 columns.
   __device__ static void ask(Params const& params, SharedStorage& storage, Tile const& tile, int slot, int warp) {
     int const lane = threadIdx.x % 32;
     for (int i = lane; i / kTogetherRows * kTogetherRows * kFinishers < tile.rows(); i += 32) {
@@ -361,7 +361,7 @@ struct PrepareMany : PrepareOrdered<kTokens, kCoded, kUnitRows> {
 
 // Host code: three launches.
 
-// A product: what it is told, and how it is launched.
+// A product: its arguments and its launch.
 template <class Kernel, auto entry>
 struct ManyProduct {
   static constexpr auto kEntry = entry;

@@ -44,7 +44,7 @@ struct PackedParams {
   int32_t* tokens;
 };
 
-// What a grouped GEMM is given, and the layer that it is of.
+// The arguments of a grouped GEMM, and its layer.
 struct PackedArgs : gemmill_grouped_mm_args {
   Params layer;
 };
@@ -57,7 +57,7 @@ __device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index)
   return {words.y, words.y + words.z, words.x};
 }
 
-// What loaders of the first product find without that list, of few pairs: they do not wait for `prepare`.
+// The tiles that loaders of the first product find without that list, of few pairs: they do not wait for `prepare`.
 template <int kTokens>
 struct FewSpans : FewTiles<kTokens> {
   // `sources`: where the token of each sorted row is left.
@@ -104,7 +104,7 @@ struct Scaled {
   }
 };
 
-// What a row of results needs: its pair, what multiplies it, and its scale.
+// Of a row of results: its pair, its factor, and its scale.
 struct OfRow {
   int pair;
   float weight, scale;
@@ -138,7 +138,7 @@ struct GatedRows {
     put(x, quad, m, n, row.weight, row.scale);
   }
 
-  // `weight`: what gates and ups are multiplied by. `of_row`: the scale of the row's codes.
+  // `weight`: the factor of gates and ups. `of_row`: the scale of the row's codes.
   __device__ void put(Args const& x, float const (&quad)[4], int m, int n, float weight, float of_row) const {
     auto const& of = x.layer.x;
     quant::Gating const gating{of.activation, of.alpha, of.limit, of.beta};
@@ -246,7 +246,7 @@ struct PreparePacked {
 
 // Host code: three launches.
 
-// A product: what it is told, and how it is launched. `Boxes`: of rows in order.
+// A product: its arguments and its launch. `Boxes`: of rows in order.
 template <class Kernel, auto entry, class Boxes = Kernel>
 struct Product {
   static constexpr auto kEntry = entry;
@@ -280,7 +280,7 @@ int32_t launch_three(LaunchShape const& shape, Params& p, Up up, Down down, gemm
   return Together<prepare, Up::kEntry, Down::kEntry>::launch({{{shape, p}, {up.shape, up.params}, {down.shape, down.params}}}, how);
 }
 
-// What both products are told of sorted rows.
+// The arguments of both products about sorted rows.
 inline PackedArgs product_of(PackedParams const& p, int n, int k) {
   auto const& x = p.layer.x;
   PackedArgs args{{}, p.layer};
@@ -296,7 +296,7 @@ int64_t packed_workspace_of(gemmill_fused_experts_args const& x) {
   return x.workspace != nullptr ? 0 : PackedWorkspace(x, Up::Mm::kScaled, nullptr).bytes;
 }
 
-// What all three are told. `coded`: whether activations become codes.
+// The arguments of all three. `coded`: whether activations become codes.
 template <class Down>
 PackedParams packed_params(gemmill_fused_experts_args const& x, PackedWorkspace const& ws, bool coded) {
   PackedParams p{{x, ws.layer, {}, {}, 0, 0, 0, 0}, ws.tokens};

@@ -1,4 +1,4 @@
-// What all three kernels are given, and what they share: the experts of pairs, elements, and codes of rows and groups.
+// The arguments of all three kernels, and shared code: the experts of pairs, elements, and codes of rows and groups.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -90,7 +90,7 @@ struct Prepare {
 
   // `tokens`: where the token of each sorted row is wanted, or null.
   static __device__ void run(Params const& p, int32_t* tokens = nullptr) {
-    // In this order: kernels that follow may read what the caller gives.
+    // In this order: later kernels may read the caller's tensors.
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     if (blockIdx.x == 0) return sort(p, tokens);

@@ -4,7 +4,7 @@
 // Weights fill the tensor core's rows, an expert's rows are its columns: so few rows waste little, and weights go from memory to
 // shared memory by TMA. A CTA stays, and takes tiles in turn. One thread asks for weights, stage after stage and tile after tile;
 // other warps copy codes and scales of 16 rows each. Two groups of 128 threads multiply: each step of 128 along K has sums of its own,
-// which are added with their scales in float32. What a tile begins with is read while the one before is loaded.
+// which are added with their scales in float32. A tile's first operands are read while the one before is loaded.
 //
 //   up    a stage has 128 gates and their 128 ups. A thread has both of a result, and a tile has a whole group of 128 results: its CTA
 //         codes it. Of tiles of 8 rows, of which there may be few, two CTAs have half of the results each, and tell one another what is
@@ -91,7 +91,7 @@ struct StreamedMm {
     uint16_t experts[kFirst ? kMostFewTiles : 1];  // of tiles
     cutlass::arch::ClusterTransactionBarrier filled[kStages], met[2];
     cutlass::arch::ClusterBarrier freed[kStages];
-    cutlass::arch::ClusterBarrier stored[kSummers], seen[kSummers];  // of tiles, by who sums them
+    cutlass::arch::ClusterBarrier stored[kSummers], seen[kSummers];  // of tiles, by the summing warp
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
   static_assert(kSharedBytes + 256 <= 227 * 1024, "a multiprocessor has so much, and deal_tiles has some of its own");
@@ -216,7 +216,7 @@ struct StreamedMm {
   struct Source {
     int count;     // of this warp's rows
     int64_t row;   // of codes and scales, that of lane % kRowsEach
-    float router;  // what it is multiplied by at the end
+    float router;  // its factor in the epilogue
     float const* weight_scale;  // of lanes 0 and 1
 
     __device__ Source(StreamedParams const& params, Tile const& tile, int pair, int item, int first, int lane) : count(tile.count - first) {
@@ -279,7 +279,7 @@ struct StreamedMm {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }
 
-  // Codes of a warp's rows for one step, to where TMA would put them, and scales. What is beyond the rows that there are stays as it was:
+  // Codes of a warp's rows for one step, to where TMA would put them, and scales. Rows beyond the last keep their old bytes:
   // a column of the product is of one row alone.
   __device__ static void copy_step(Params const& p, SharedStorage& storage, Source const& source, int step, int stage, int first, int lane) {
     int const length = kFirst ? p.x.hidden : p.x.inner, groups = kFirst ? p.groups_of_hidden : p.groups_of_inner;
@@ -301,7 +301,7 @@ struct StreamedMm {
     if (first == 0 && lane < 2) copy_word(cute::cast_smem_ptr_to_uint(&storage.of_weights[stage][lane]), source.weight_scale + step * stride_k);
   }
 
-  // What a thread needs of its columns when a tile ends.
+  // Epilogue operands of a thread's columns.
   struct Ending {
     int count, pairs[kColumns];
     float router[kColumns];
@@ -335,7 +335,7 @@ struct StreamedMm {
   __device__ static void add_step(SharedStorage& storage, Sums& total, Ending& ending, Ring const& ring, int group, bool is_last) {
     int const stage = ring.stage, t = threadIdx.x % 4;
     storage.filled[stage].wait(ring.phase);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads what threads have copied
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads data that threads copied
     Sums sums;
     uint64_t const codes = descriptor_of(storage.codes[stage]);
     fence(sums);
@@ -552,7 +552,7 @@ struct StreamedMm {
   }
 
   // A token's sum over its experts, of a tile's columns, by a warp. Parts of several experts are asked for before the first is added, also
-  // of those whose weights are elsewhere: what stands there is not added.
+  // of pairs without weights here: their values are not added.
   __device__ static void sum_columns(Params const& p, int64_t token, int n0, int lane) {
     constexpr int kAhead = kTokens == 64 ? 4 : 8;  // whose warps have 56 registers a thread
     auto const& x = p.x;
@@ -592,7 +592,7 @@ struct StreamedMm {
     }
   }
 
-  // Tells all of what has been stored, and hears what others have.
+  // Publishes this CTA's stores, and reads the others' counters.
   __device__ static int add_one(int32_t* counter) {
     int before;
     asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
@@ -640,7 +640,7 @@ int32_t launch_streamed_experts(gemmill_fused_experts_args const& x, gemmill_lau
   Params params{x, ws, {}, {}, (x.hidden + 127) / 128, (x.inner + 127) / 128, 0, 0};
   params.down.blocks = (x.hidden + Down::kBlockRows - 1) / Down::kBlockRows;
   params.summed_count = int64_t(x.tokens) * params.down.blocks;
-  // Weights that are read once leave L2 to what is read again.
+  // Weights, read once, leave L2 to data that is read again.
   using Policy = cute::TMA::CacheHintSm90;
   auto const policy = static_cast<uint64_t>(pairs * 2 <= int64_t(x.weights) * Kernel::kTokens ? Policy::EVICT_FIRST : Policy::EVICT_NORMAL);
   StreamedParams of_up{{}, params, x.inner / Up::kBlockRows, params.groups_of_hidden, policy};

@@ -57,7 +57,7 @@ __device__ __forceinline__ AskedRow ask_row(Params const& p, int first, int coun
 }
 
 // Says of the `count` rows of a tile that `columns` columns from n0 on are stored, which this warp has been told; sums those of tokens
-// that now have all, in the order of their experts. `asked`: what was asked of the first 32.
+// that now have all, in the order of their experts. `asked`: the loads requested for the first 32.
 template <class Half, int columns>
 __device__ __forceinline__ void sum_stored(Params const& p, int first, int count, int n0, AskedRow const& asked) {
   auto const& x = p.x;

@@ -1,4 +1,4 @@
-// The gated GEMMs: what the choice depends on, and what a kernel is given.
+// The gated GEMMs: the inputs of the choice, and a kernel's arguments.
 #include <algorithm>
 
 #include "extension/family.h"

@@ -35,7 +35,7 @@ __device__ inline void fold(uint32_t codes, uint2 first, uint2 second, uint32_t&
   high = with_bits(__byte_perm(second.x, second.y, places >> 16), codes << 4, kSigns);
 }
 
-// Bytes as the high halves of f16: what e5m2 holds, f16 holds so.
+// Bytes as the high halves of f16: f16 has the same values as e5m2.
 __device__ inline void as_high_bytes(uint32_t four, uint32_t& first, uint32_t& last) {
   first = __byte_perm(four, 0, 0x1404), last = __byte_perm(four, 0, 0x3424);
 }
@@ -182,7 +182,7 @@ struct FoldedWeights {
   __device__ static uint2 table(int entry) { return magnitudes(Format::scale(entry)); }
 };
 
-// What a thread has of it: codes of four steps of 32 columns of its two rows, and their scales.
+// A thread's part: codes of four steps of 32 columns of its two rows, and their scales.
 template <class Format>
 struct FoldedBlock : FoldedWeights<Format> {
   using Weights = FoldedWeights<Format>;
@@ -209,7 +209,7 @@ struct FoldedBlock : FoldedWeights<Format> {
   }
 };
 
-// What a lane has of half of its columns, for a warp that multiplies f16: two steps of 32 columns.
+// Half of a lane's columns, for a warp that multiplies f16: two steps of 32 columns.
 template <class Format>
 struct FoldedHalf : FoldedWeights<Format> {
   using Weights = FoldedWeights<Format>;

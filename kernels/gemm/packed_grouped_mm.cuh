@@ -2,7 +2,7 @@
 // bias[e, n], e being the expert of row i, and r its row of A. A is of bf16, or of e4m3 with a scale for each row.
 //
 // Blocks of weights, and how threads make operands of them, are packed_mm.cuh's: weights fill the tensor core's rows, tokens its
-// columns. What differs is who works on what. A CTA stays, and takes tiles of all experts in turn. One warp, or four where tokens
+// columns. The scheduler differs: CTAs are persistent, and take tiles of all experts in turn. One warp, or four where tokens
 // are many, loads stages of one tile after another without a pause, while others multiply and store: so memory is read at the
 // beginning and at the end of a tile as in its middle.
 //
@@ -133,7 +133,7 @@ template <class Mm>
 struct StoredRows {
   using Args = gemmill_grouped_mm_args;
   using Output = typename Mm::Output;
-  // Threads that do what is left of a tile when it is stored, while others go on. Of none those who stored it do it.
+  // Threads that finish a stored tile while others go on. Without any, the storing threads finish it.
   static constexpr int kFinishers = 0;
   // Whether a launch before listed the tiles of rows, for Ending::tile_of.
   static constexpr bool kListed = false;
@@ -206,11 +206,11 @@ struct PackedGroupedMm {
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kBlocks = Mm::kBlocks, kStages = Mm::kStages;
   static constexpr int kColumns = Mm::kColumns, kTileK = Mm::kTileK, kPitch = Mm::kPitch, kConsumers = Mm::kConsumers;
   static constexpr int kThreads = kConsumers + loaders + Ending::kFinishers;
-  static constexpr int kEnds = 4;                                                          // tiles that are stored and not finished
+  static constexpr int kEnds = 4;                                                          // stored and unfinished tiles
   static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
   static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
-  static constexpr bool kRoomy = Products::kThreads == 32 || kTileM == 8;  // products leave registers for what is needed at the end
-  // Whether a thread stores one row of a tile at most, so that it can ask for what that needs before it multiplies.
+  static constexpr bool kRoomy = Products::kThreads == 32 || kTileM == 8;  // products leave registers for the epilogue
+  // Whether a thread stores one row of a tile at most, so that it can request its operands before it multiplies.
   static constexpr bool kOneRow = Ending::kAsks && kRoomy && kChunk == kTileM && kConsumers / (kRows / 4) >= kTileM;
   static constexpr int kRowsAtOnce = loaders / 8, kOwnRows = kTileM / kRowsAtOnce;         // eight threads copy a row
 
@@ -243,11 +243,11 @@ struct PackedGroupedMm {
     Tile tiles[kStages];              // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
-    Freed stored[kEnds], finished[kEnds];  // between those who store tiles and finishers
+    Freed stored[kEnds], finished[kEnds];  // between storing warps and finishers
     int32_t gathers;
     int32_t sources[std::max(Ending::Few::kMost, 1)];  // rows of A of few rows
 
-    // What other threads have copied is read by the tensor core, which TMA writes for as it is.
+    // The tensor core reads data copied by other threads, which TMA's writes need no fence for.
     __device__ void show_to_tensor_core() const {
       asm volatile("{.reg .pred p; setp.ne.s32 p, %0, 0; @p fence.proxy.async.shared::cta;}" ::"r"(gathers) : "memory");
     }
@@ -347,7 +347,7 @@ struct PackedGroupedMm {
     return false;
   }
 
-  // What is left of this CTA's tiles: warps of finishers take turns.
+  // Finishes this CTA's stored tiles: warps of finishers take turns.
   __device__ static void finish_tiles(Params const& params, SharedStorage& storage) {
     constexpr int kWarps = Ending::kFinishers / 32;
     static_assert(kEnds % kWarps == 0, "a warp has the same places in every round");
@@ -530,7 +530,7 @@ struct PackedGroupedMm {
       for (int b = 0; b < kBlocks; ++b) {
         int const column = k0 + b * kColumns + piece * kPiece;
         bool const inside = has && column < x.k;
-        // Those who read it wait for the barrier below: no clobber of memory here, which would have every copy wait for its number.
+        // Its readers wait for the barrier below: no clobber of memory here, which would have every copy wait for its number.
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + b * Mm::kBoxBytes + row * 128 + ((piece ^ row % 8) << 4)),
                        "l"(from + (inside ? column * static_cast<int64_t>(sizeof(Input)) : 0)), "r"(inside ? 16 : 0));

@@ -59,7 +59,7 @@ struct PackedMm {
   static constexpr int kTokenBytes = kBlocks * kBoxBytes;
   static constexpr int kConsumers = Products::kThreads * row_groups * k_groups;
   static constexpr int kTurns = Products::kEach * k_groups / Products::kParts, kTogether = k_groups / kTurns;
-  static constexpr bool kWide = Products::kWide;  // sums take registers that threads beside them give away, which only 128 together can
+  static constexpr bool kWide = Products::kWide;  // sums take registers that other threads give away, which only 128 together can
   static constexpr int kThreads = kConsumers + (kWide ? 128 : 32);  // and the warp that loads
   static constexpr int kPitch = kRows + 4;                          // of a row of partial sums: 16-byte rows, banks apart
   static constexpr int kFactors = kTileM + kRows;                   // of a block: of tokens, then of rows
@@ -223,7 +223,7 @@ struct PackedMm {
                  ::"r"(cute::cast_smem_ptr_to_uint(&storage.filled[stage])) : "memory");
   }
 
-  // What the sums of a thread's four columns are multiplied by and added to. It is brought near long before: the end of a
+  // The factors and addends of a thread's four columns. They are prefetched long before: the end of a
   // short kernel is no place to wait for memory. Loads before the last meeting made ptxas serialise products (C7515).
   struct Ends {
     float alpha, base[4];

@@ -12,7 +12,7 @@ struct WarpgroupTurns<blockscaled::SparseWarpgroupProducts<Block, blocks, each, 
     : WarpgroupTurns<blockscaled::WarpgroupProducts<Block, blocks, each, tile_m, stages, grouped>, k_groups> {
   using Products = blockscaled::WarpgroupProducts<Block, blocks, each, tile_m, stages, grouped>;
 
-  // What a thread has of a block while it is multiplied.
+  // A thread's part of a block while it is multiplied.
   struct Made {
     uint32_t operands[8], places;
 

@@ -1,4 +1,4 @@
-// The compressed cache's ops: what a kernel is given.
+// The compressed cache's ops: a kernel's arguments.
 #include <algorithm>
 
 #include "extension/family.h"

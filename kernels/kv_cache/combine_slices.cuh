@@ -15,7 +15,7 @@ constexpr float kNothing = -1e30f;  // a running maximum before any token: finit
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kCombineThreads = 128, kManyThreads = 256;
 
-// What slices leave: [batch, kv_heads, tiles, slices, rows of a tile], in the rotated basis.
+// Partial sums of slices: [batch, kv_heads, tiles, slices, rows of a tile], in the rotated basis.
 template <int kHeadDim>
 struct Partial {
   float* out;         // and [head dim]: not divided by the sum
@@ -28,7 +28,7 @@ struct Partial {
   }
 };
 
-// Where results go, and what takes sums back to the values' basis.
+// The outputs, and the rotation of sums back to the values' basis.
 template <int kHeadDim>
 struct ResultParams {
   void* out;                // [batch, rows, heads, head dim], vectors at one stride
@@ -37,7 +37,7 @@ struct ResultParams {
   int64_t batch, rows, heads, kv_heads, out_stride;
   Signs<kHeadDim> signs;
   bool rotates;
-  float const* projection;  // S, [d][d], of sums of signs that come beside the others; null for none
+  float const* projection;  // S, [d][d], of sums of signs, which follow the others; null for none
 };
 
 template <int kHeadDim>
@@ -81,7 +81,7 @@ __device__ __forceinline__ void projected_of_warp(float (&out)[kHeadDim / 32], f
   }
 }
 
-// The maximum of a row's scores in units of log 2, and the sum of its weights beside that.
+// The maximum of a row's scores in units of log 2, and the sum of its weights.
 struct RowState {
   float largest, sum;
   __device__ __forceinline__ RowState(float const* sinks, int64_t head) {

@@ -20,7 +20,7 @@
 //
 // Nothing beyond a length is used: a masked token's score and weight are replaced, not multiplied, so whatever lies in
 // its page, NaN included, does not show. A NaN norm of a visible token does. Pages that the cache has not are not read.
-// Barriers and the table are made before the predecessor has ended; what it may have written is read after.
+// Barriers and the table are made before the predecessor has ended; data that it may have written is read after.
 #pragma once
 
 #include "core/launch.cuh"
@@ -68,7 +68,7 @@ __device__ __forceinline__ void make_table(Centroids const& centroids, uint8_t* 
   }
 }
 
-// What a lane of the producer copies of each stage: a whole page, or a field of half a page.
+// A producer lane's copies of each stage: a whole page, or a field of half a page.
 template <class Shape>
 struct Pieces {
   int count;       // of a stage
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // Host code: launches.
 
-// What a launch is made of.
+// The configuration of a launch.
 struct DecodePlan {
   int64_t tiles;  // of rows, of one KV head and sequence
   int64_t all_tiles;

@@ -1,4 +1,4 @@
-// Keys or values to packed vectors, in any format that is told at run time (vector_coding.cuh): a warp takes a vector at a time.
+// Keys or values to packed vectors, in any format of a runtime argument (vector_coding.cuh): a warp takes a vector at a time.
 //
 // Element 32 k + l of a vector is lane l's. Codes pass through shared memory, a byte each, and are packed from there. A slot that
 // the packed tensor has not is not stored.

@@ -31,7 +31,7 @@ struct PackedAttentionParams {
   float scale, cap;  // as decode_attention has them
 };
 
-// What a block works at.
+// A block's work tile.
 struct PackedPlace {
   int64_t batch, kv_head, tile, first_row;  // the first of the tile's flat rows
   int part, length;
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kHeadDim > 128 ? 1 : 2)
 // Host code: launches. Of so many flat rows on, tiles have 128.
 constexpr int kRowsOfWideTiles = 33;
 
-// What a launch is made of.
+// The configuration of a launch.
 struct PackedPlan {
   bool is_wide;
   int rows, parts;

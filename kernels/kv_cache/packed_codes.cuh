@@ -8,7 +8,7 @@
 namespace gemmill::kv_cache {
 
 // A lane's part of a row of codes: `kElements` of them, two a pair. A pair comes to the low bits of a byte by a shift at most;
-// the byte's other bits are whatever lies beside it, so tables do not depend on them.
+// the byte's other bits belong to neighbours, so tables do not depend on them.
 template <int kBits, int kElements>
 struct PackedCodes {
   static_assert(kBits >= 1 && kBits <= 4, "Codes have 1 to 4 bits.");

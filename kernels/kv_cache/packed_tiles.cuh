@@ -1,6 +1,6 @@
-// Packed keys and values of any format to tiles of f16 in shared memory, and what tensor cores make of them.
+// Packed keys and values of any format to tiles of f16 in shared memory, and products of them on tensor cores.
 //
-// A tile is [tokens][d] of elements without their token's factor (a norm, a scale): those factors lie beside it in f32, and go
+// A tile is [tokens][d] of elements without their token's factor (a norm, a scale): those factors are separate, in f32, and go
 // into a score's column or a weight's. So elements stay small whatever was stored. Tokens behind a sequence's end have zeros.
 // Keys of turboquant_prod have two tiles: centroids, which meet rotated queries, and signs, which meet projected ones.
 #pragma once
@@ -54,7 +54,7 @@ struct PackedPages {
   }
 };
 
-// What a code of a side stands for, as f16, and its square, as lanes look them up.
+// The value of a side's code, as f16, and its square, as lanes look them up.
 struct CodeTables {
   __half* values;
   float* squares;
@@ -93,7 +93,7 @@ struct Scaling {
       factor = kE4m3Factor;
     }
   }
-  // Of a group of 32 of e2m1, beside the factor.
+  // Of a group of 32 of e2m1, besides the factor.
   __device__ __forceinline__ float of_group(uint32_t scale) const {
     return factor > 0.0f ? of_ue8m0(scale) / factor : 0.0f;
   }

@@ -81,7 +81,7 @@ struct TwoTokens {
     }
   }
   static __host__ __device__ constexpr int place(int n) { return n * kBits % 16; }
-  // By how much a half word is shifted for what would reach beyond the mantissa: to its first such code.
+  // The shift of a half word whose codes would reach beyond the mantissa: to its first such code.
   static __host__ __device__ constexpr int shift(int n) {
     if (place(n) + kBits <= kMantissa) return 0;
     int first = n;

@@ -189,7 +189,7 @@ struct E2m1Keys {
   static __device__ __forceinline__ void factor(float (&)[2], float const (&)[2], SlotTile const&, int) {}
 };
 
-// What readers of values have in common: lane g's elements, and where its four tokens lie, those of operand B's places.
+// Shared by readers of values: lane g's elements, and where its four tokens lie, those of operand B's places.
 template <int kHeadDim, int kBits>
 struct LaneValues {
   static constexpr bool kIsScaled = false;
@@ -291,7 +291,7 @@ struct E2m1Values : LaneValues<kHeadDim, 4> {
   static constexpr int kTableBits = 4, kCodeBytes = kHeadDim / 2, kGroups = kSlotShare<kHeadDim> / kE2m1Group;
   static constexpr int kBytes = kCodeBytes + kHeadDim / kE2m1Group;
   static constexpr bool kHasZeros = false, kIsRotated = false;
-  static constexpr float kLargest = 0x1p14f;  // a scale beside the unit
+  static constexpr float kLargest = 0x1p14f;  // a scale besides the unit
   float unit = 1.0f;                          // grows
 
   __device__ __forceinline__ float factor(int) const { return unit; }
@@ -334,7 +334,7 @@ struct E2m1Values : LaneValues<kHeadDim, 4> {
   }
 };
 
-// Of four e4m3 the bytes that are NaN, by their highest bit.
+// The NaN bytes of four e4m3, by their highest bit.
 __device__ __forceinline__ uint32_t nan_of_four_e4m3(uint32_t word) { return (word & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u; }
 
 // e4m3, whose scale of a head is for the sums. A NaN goes into its token's weights, and is 0 among the elements: rows that do not see

@@ -1,4 +1,4 @@
-// What attention over packed vectors in slots is made of: sizes, shared memory, arguments.
+// Attention over packed vectors in slots: sizes, shared memory, arguments.
 //
 // Slots of a page lie token by token, and of a token head by head, as vLLM's pages have them: keys and values in one slot, or keys and
 // values in tensors of their own. A block takes one, two, four or eight KV heads of up to 128 elements, so that what it reads lies
@@ -20,17 +20,17 @@ struct SlotSpan {
   uint8_t const* base;                // of page 0
   int64_t page_stride;
   int token_stride, heads_stride;     // bytes of memory from token to token, and from a block's heads to the next block's
-  int token_bytes;                    // that are read of a token
+  int token_bytes;                    // read of a token
   int begin, stride, tile_stride;     // in a stage: of tokens, and of 16 of them
 
   __device__ __forceinline__ uint8_t const* first(int64_t head_group) const { return base + head_group * heads_stride; }
-  // Bytes before a block's first that are copied too, back to a multiple of 16. They are nobody's.
+  // Bytes copied before a block's first, back to a multiple of 16. They are unused.
   __device__ __forceinline__ int misaligned(int64_t head_group) const {
     return static_cast<int>(reinterpret_cast<uintptr_t>(first(head_group)) % 16);
   }
 };
 
-// Where a side's vectors are in a stage, behind the bytes that are nobody's.
+// Where a side's vectors are in a stage, behind the unused bytes.
 struct SlotField {
   int begin, head_stride, stride, tile_stride;
 };
@@ -96,7 +96,7 @@ struct SlotBlock {
   }
 };
 
-// What it works at.
+// Its work tile.
 struct SlotPlace : SlotBlock {
   int length;
   int stage_tokens, first_stage, end_stage;

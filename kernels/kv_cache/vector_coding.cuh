@@ -19,7 +19,7 @@ constexpr int kUe8m0Bias = 127, kUe8m0Nan = 255;
 constexpr float kUniformLeastScale = 1e-8f, kUnitNormFloor = 1e-8f, kUnitSquareFloor = 1e-16f;
 constexpr float kE2m1ShareOfLargest = 0.156f;
 
-// Centroids of up to 16 codes, ascending, and the boundaries between them; what is behind the last is not looked at.
+// Centroids of up to 16 codes, ascending, and the boundaries between them; entries behind the last are not read.
 struct Book {
   float centroids[16];
   float boundaries[15];

@@ -31,7 +31,7 @@ struct gemmill_quant_args {
   int64_t is_swizzled;          // block-scaled: whether scales lie in tiles of 128 rows x 4, else in rows
   int64_t scales_stride;        // block-scaled, in rows: from one row's to the next's
   int64_t rounds_up;            // mx: whether a scale is rounded up, else down as the specification has it
-  int64_t rounds_to_input;      // GELU, modulated: whether what they make is rounded to in's type before it is coded
+  int64_t rounds_to_input;      // GELU, modulated: whether the result is rounded to in's type before it is coded
   int64_t padded;               // block-scaled: columns of the codes, of which those from hidden on are zeroed
   int64_t mod_scale_stride, mod_shift_stride;  // 0 where rows share one
   int64_t experts;

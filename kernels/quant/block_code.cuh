@@ -5,7 +5,7 @@
 
 namespace gemmill::quant {
 
-// A float whose last bit counts ones: what is added to it is rounded to a whole number, ties to even.
+// A float whose last bit counts ones: a sum with it rounds to a whole number, ties to even.
 inline constexpr float kWhole = 0x1p23f;
 
 // e2m1's code is the least of 2 v, v + 2 and v / 2 + 4, each rounded, and at most 7: of an eighth of v that is held to [0, 1]. It is
@@ -31,7 +31,7 @@ __host__ __device__ inline float fma_up(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   return __fmaf_ru(a, b, c);
 #else
-  double const exact = static_cast<double>(a) * b + c;  // of what it is used for here
+  double const exact = static_cast<double>(a) * b + c;  // of its uses here
   float const near = static_cast<float>(exact);
   return near < exact ? nextafterf(near, INFINITY) : near;
 #endif
@@ -199,7 +199,7 @@ struct NvFp4 {
   static constexpr int kGroup = 16, kBits = 4;
   static constexpr bool kHasNan = false, kHasGlobalScale = true;
 
-  // code(x global / scale): the product is rounded, and so is the quotient but for what no code feels.
+  // code(x global / scale): the product is rounded, and so is the quotient up to differences that no code shows.
   __host__ __device__ static void encode(Run const& run, Scale const& scale, float global_scale, uint32_t (&words)[2]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
@@ -267,7 +267,7 @@ struct MxFp6 {
     words[2] = quads[2] >> 16 | quads[3] << 8;
   }
 
-  // In pairs of bf16, which hold what is scaled as it is; signs go through the conversion.
+  // In pairs of bf16, which hold scaled values exactly; signs go through the conversion.
   __host__ __device__ static void encode(PairedRun<__nv_bfloat16> const& run, Scale const& scale, float, uint32_t (&words)[3]) {
     constexpr uint32_t kExponent = 0x800080u, kMost = 241;
     if (scale.byte > kMost || run.had_nan) [[unlikely]] return encode(run.widened(), scale, 0.0f, words);
@@ -307,7 +307,7 @@ struct MxFp8 {
 };
 
 // The formats as vLLM's kernels code them (csrc of vLLM 0.33.0, quantization/fp4), in the same operations. A factor that makes every
-// number's code zero stands for none: infinity and what was NaN have the largest code by it, too.
+// number's code zero stands for none: infinity and former NaN have the largest code by it, too.
 inline constexpr float kNoFactor = 0x1p-149f;
 
 // The power of two by the largest magnitude rounded to a bit behind its first: from 1.75 on it is the next one's.

@@ -28,7 +28,7 @@ struct CodeOf<MxFp6> : SmallFloat<6, 2, 3, false> {};
 template <>
 struct CodeOf<MxFp8> : SmallFloat<8, 3, 7, true> {};
 
-// NaN for bytes that are no number.
+// NaN for bytes of NaN.
 template <class Format>
 __host__ __device__ inline float scale_value(uint8_t byte) {
   if constexpr (Format::kHasGlobalScale) {

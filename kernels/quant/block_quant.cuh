@@ -1,4 +1,4 @@
-// Block-scaled quantisation, plain or of what an activation makes of a row: codes of 4, 6 or 8 bits and a scale of one byte for each
+// Block-scaled quantisation of a row or of its activation: codes of 4, 6 or 8 bits and a scale of one byte for each
 // group of 16 or 32. A thread holds runs of 16 consecutive elements, so a group is one lane's or two neighbours'. Scales are
 // swizzled, in tiles of 128 rows x 4 whose padding is zeroed, or plain. Rows sorted by expert have tiles of their expert's own.
 #pragma once
@@ -95,7 +95,7 @@ __device__ __forceinline__ void pad_rows(ScalesOf of, uint32_t tiles, uint32_t i
   }
 }
 
-// What the CTAs behind those of runs do: those of one matrix, or of each expert, follow one another.
+// The CTAs behind those of runs: those of one matrix, or of each expert, follow one another.
 template <bool kExperts>
 __device__ __forceinline__ void pad_last_tiles(BlockQuantParams const& p, uint32_t cta) {
   if constexpr (kExperts) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void unpack_run(uint32_t const (&words)[kRun / 2], fl
   for (int i = 0; i < kRun / 2; ++i) unpack_pair(words[i], values[2 * i], values[2 * i + 1], kind);
 }
 
-// One run of a row as it was loaded, and of what its activation needs beside it.
+// One loaded run of a row, and of the activation's second operand.
 template <class Activation, bool kAligned, class In>
 struct LoadedRun {
   static constexpr bool kModulates = std::is_same_v<Activation, Modulate>, kIsRaw = std::is_same_v<Activation, Identity>;
@@ -159,7 +159,7 @@ struct LoadedRun {
     }
   }
 
-  // What is coded. Table: of a GELU, or none. `rounds`: what is not gated is rounded to In first, GELU as torch's.
+  // The values to quantise. Table: of a GELU, or none. `rounds`: ungated values are rounded to In first, GELU as torch's.
   template <class Format, class Table>
   __device__ __forceinline__ auto run(Table const* table, bool rounds) {
     if constexpr (kIsRaw) {
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kTabulatedBlockThreads, kTabulatedBlockCtasOfS
   }
 }
 
-// Sets what follows from how many rows a thread takes and how many threads a CTA has. Returns how many CTAs there are.
+// Sets the launch for the rows of a thread and the threads of a CTA. Returns how many CTAs there are.
 template <bool kExperts>
 int64_t divide_work(BlockQuantParams& p, int rows_of_thread, int threads) {
   p.all_runs = static_cast<uint32_t>(ceil_divide(p.rows, rows_of_thread)) * p.runs_of_row.divisor;

@@ -26,7 +26,7 @@ __host__ __device__ __forceinline__ bool is_settled(uint64_t mean_bits, uint32_t
   return !is_finite || (!is_small && from_tie > 2 * values + 128);
 }
 
-// A sum of up to 2^30 finite f32 that are not negative, whatever their order, by all threads of a CTA or of a cluster's CTAs: all
+// A sum of up to 2^30 finite nonnegative f32, in any order, by all threads of a CTA or of a cluster's CTAs: all
 // call each function. Values of one exponent but its last three bits share an integer.
 template <bool kCluster>
 struct SumInAnyOrder {

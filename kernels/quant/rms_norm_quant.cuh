@@ -30,7 +30,7 @@ struct RmsNormParams {
   int64_t hidden, in_stride, out_stride, residual_stride, scale_stride_m, scale_stride_g;
   uint32_t chunks;       // of a row
   uint32_t rows, ahead;  // row + ahead is asked for from L2
-  bool few;              // CTAs: what they read is asked for early
+  bool few;              // CTAs: they prefetch
   double inverse_hidden, epsilon;
 };
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
   }
 }
 
-// What thread `thread` of vLLM's sums.
+// The sum of vLLM's thread `thread`.
 template <bool kAligned, bool kResidual, int kCount, bool kGiven = false, class In>
 __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint32_t thread, uint32_t threads, In const* in, In const* residual) {
   float sum = 0.0f;
@@ -93,7 +93,7 @@ __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint
 template <bool kAligned, bool kResidual, int kGroup, class In>
 __device__ __forceinline__ float inverse_rms_as_vllm(RmsNormParams const& p, In const* in, In const* residual, VllmSums& sums) {
   constexpr bool kGiven = kGroup == kGivenScale;
-  // By a scale that is given, 16 bytes at a time, or what divides a row; with a residual 8 elements, or one.
+  // By a given scale, 16 bytes at a time, or a divisor of the row; with a residual 8 elements, or one.
   bool const in_eights = (kAligned && sizeof(In) == 2) || (p.hidden % 8 == 0 && p.in_stride % 8 == 0);
   int64_t const low_bit = p.hidden & -p.hidden;
   uint32_t const width = low_bit < kChunkElements<In> ? static_cast<uint32_t>(low_bit) : kChunkElements<In>;
@@ -272,11 +272,11 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     store_residual(index_of(round, c), x);
   };
 
-  // With four chunks or more the weights would not fit beside the row: they are loaded when they are used, from L1.
+  // With four chunks or more registers do not hold weights and row: they are loaded when they are used, from L1.
   constexpr bool kKeepWeights = kResident && kChunks < 4;
   uint4 weights[kKeepWeights ? kChunks : 1];
   auto const load_weight = [&](uint32_t index) {
-    // Beyond the row any will do: what is normalised there is zero, or NaN, which does not count either.
+    // Beyond the row any will do: normalised values there are zero, or NaN, which does not count either.
     if constexpr (kAligned) return load_reused(weight + int64_t{kWhole ? index : min(index, p.chunks - 1)} * kElements);
     if (!inside(index)) return make_uint4(0, 0, 0, 0);
     return load_elements<Beyond::kZero>(weight, int64_t{index} * kElements, p.hidden);
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
           x_of(c, x);
           squares.add(sum_of_squares(x));
         }
-      } else {  // read again: what is in registers would make the compiler spill
+      } else {  // read again: kept registers would make the compiler spill
         for (uint32_t index = first; index < p.chunks; index += step) {
           float x[kElements];
           x_of_bits(load_at(in, index), kResidual ? load_at(residual, index) : uint4{}, x);
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
 
-  // Replaces a chunk by what it is normalised to, which is of the input's type.
+  // Replaces a chunk by its normalised values in the input's type.
   auto const normalise = [&](uint32_t round, int c) {
     float x[kElements];
     x_of(c, x);

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
   }
   wait_for_predecessor();
 
-  // Gated rows keep their products, others what was loaded.
+  // Gated rows keep their products, others the loaded values.
   typename Chunks::Raw raw[kChunks];
   float products[Activation::kGated ? kChunks : 1][kElements];
   for (uint32_t base = first; base < p.chunks; base += step * kChunks) {
@@ -180,7 +180,7 @@ inline TokenQuantShape token_quant_shape(gemmill_launch const& how, int64_t rows
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
   bool const many = rows * shape.cluster > how.sm_count;
   int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
-  // Many large rows: a CTA should take long to load beside what its launch and its reductions take.
+  // Many large rows: a CTA's loads should outlast its launch and its reductions.
   int64_t const loads = rows * chunks * loads_per_chunk;
   bool const wide = many && (symmetric ? is_large(loads, how.sm_count) : is_very_large(loads, how.sm_count));
   if (wide && chunks >= 256) shape.chunks = most_chunks;

@@ -1,4 +1,4 @@
-// In place of CUDA: what a kernel is launched with is recorded, by the runtime's call and by the driver's.
+// In place of CUDA: records the arguments of launches, by the runtime's call and by the driver's.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -47,7 +47,7 @@ CUresult cuLaunchKernelEx(CUlaunchConfig const* x, CUfunction, void** parameters
   return CUDA_SUCCESS;
 }
 
-// What a tensor map says, where the DSL's host code puts it. A map of more than two dimensions has more sizes and strides.
+// The fields of a tensor map, where the DSL's host code puts them. A map of more than two dimensions has more sizes and strides.
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, cuuint64_t const* dims,
                                 cuuint64_t const* strides, cuuint32_t const* box, cuuint32_t const*, CUtensorMapInterleave,
                                 CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill) {

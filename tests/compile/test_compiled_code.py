@@ -1,4 +1,4 @@
-"""What the compiler made of the smoke selection, inspected without a GPU."""
+"""The compiled smoke selection, inspected without a GPU."""
 
 import re
 import subprocess

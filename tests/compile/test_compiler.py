@@ -1,4 +1,4 @@
-"""What the build relies on in the real nvcc, tried on small sources."""
+"""Properties of the real nvcc on which the build relies, tried on small sources."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the build relies on in the real CuTe DSL, and the loading of its kernels."""
+"""Properties of the real CuTe DSL on which the build relies, and the loading of its kernels."""
 
 import ctypes
 import os
@@ -71,7 +71,7 @@ def test_a_build_of_dsl_kernels_alone(toolchain: ToolchainPaths, inspected: Path
 
 
 def test_a_build_that_links_nothing_of_the_dsl(toolchain: ToolchainPaths, inspected: Path, monkeypatch) -> None:
-    """The same machine code, launched by gemmill's host code; what that cannot launch is told."""
+    """The same machine code, launched by gemmill's host code, which names kernels that it cannot launch."""
     configs = tuple(parse_name(name) for name in (NAME, NAME.replace("128x128x128", "64x128x128")))
     selection = Selection(name="own_host_code", arch=Arch.SM90A, configs=configs, rejections=())
     monkeypatch.setattr(planning, "has_host_code", lambda name: name == NAME)

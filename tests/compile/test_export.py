@@ -1,4 +1,4 @@
-"""What `gemmill export` writes of a built kernel compiles by its own script; without a GPU it says so and ends."""
+"""The folder that `gemmill export` writes compiles by its own script; without a GPU the program says so and ends."""
 
 import os
 import re

@@ -50,7 +50,7 @@ class How(ctypes.Structure):
 
 
 class Launch(ctypes.Structure):
-    """What the stand-in records."""
+    """The stand-in's record."""
 
     _fields_ = [
         ("launches", ctypes.c_int),
@@ -94,7 +94,7 @@ class Recorded:
     """A library of one kernel's launch function and the stand-in for CUDA."""
 
     def __init__(self, library: Path, sizes: Sequence[int]) -> None:
-        self._library = ctypes.CDLL(str(library), mode=os.RTLD_LAZY)  # the stand-in lacks what nobody calls
+        self._library = ctypes.CDLL(str(library), mode=os.RTLD_LAZY)  # the stand-in lacks functions that nobody calls
         self._function = self._library.call
         self._sizes = sizes
         ctypes.c_int.in_dll(self._library, "count").value = len(sizes)

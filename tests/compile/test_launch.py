@@ -1,4 +1,4 @@
-"""How kernels are launched (kernels/core/launch.cuh), with a CUDA that only tells what it is asked for: so without a GPU."""
+"""How kernels are launched (kernels/core/launch.cuh), with a CUDA that only records calls, so without a GPU."""
 
 import subprocess
 from pathlib import Path
@@ -69,7 +69,7 @@ _NO_SUCH_DEVICE, _NO_FUNCTION, _INVALID_VALUE = 101, 98, 1
 
 
 def _told(calls: str, toolchain: ToolchainPaths, folder: Path) -> list[str]:
-    """What a program of these calls asks CUDA for, and the status that each ends with."""
+    """The calls of CUDA by a program of these launches, and the status of each."""
     (folder / "main.cpp").write_text(_PROGRAM.replace("CALLS", calls))
     flags = expand(flags_for(Arch.SM90A).host, roots_of(toolchain, kernels_dir()))
     command = [toolchain.gxx, *flags, folder / "main.cpp", "-o", folder / "main"]

@@ -1,4 +1,4 @@
-"""How long a kernel waits for what other CTAs count (kernels/core/patience.cuh), by a clock that a program sets: so without a GPU."""
+"""How long a kernel waits for other CTAs' counters (kernels/core/patience.cuh), by a clock that a program sets, so without a GPU."""
 
 import subprocess
 from pathlib import Path

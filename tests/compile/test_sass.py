@@ -1,4 +1,4 @@
-"""What cuobjdump says about a shared library that nvcc made."""
+"""The output of cuobjdump for a shared library of nvcc's."""
 
 import re
 import subprocess

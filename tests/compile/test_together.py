@@ -1,4 +1,4 @@
-"""How the kernels of one call are launched together (kernels/core/together.cuh), with a CUDA that only tells what it is asked for."""
+"""How the kernels of one call are launched together (kernels/core/together.cuh), with a CUDA that only records calls."""
 
 import subprocess
 from pathlib import Path
@@ -102,7 +102,7 @@ int main() {
 
 
 def _told(calls: str, toolchain: ToolchainPaths, folder: Path) -> list[str]:
-    """What a program of these calls asks CUDA for, and the status that each ends with."""
+    """The calls of CUDA by a program of these launches, and the status of each."""
     (folder / "main.cpp").write_text(_PROGRAM.replace("CALLS", calls))
     flags = expand(flags_for(Arch.SM90A).host, roots_of(toolchain, kernels_dir()))
     command = [toolchain.gxx, *flags, folder / "main.cpp", "-o", folder / "main"]

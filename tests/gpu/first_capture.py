@@ -1,4 +1,4 @@
-"""Captures the first launch of each kernel of a build in a CUDA graph, replays it, and prints what was wrong as JSON.
+"""Captures the first launch of each kernel of a build in a CUDA graph, replays it, and prints faults as JSON.
 
 `python -m gpu.first_capture [TEXT]`: only GEMM variants whose names contain TEXT.
 """
@@ -33,7 +33,7 @@ def replayed(call: Callable[[], None]) -> None:
 
 
 def first_of_all() -> list[str]:
-    """A capture whose call is also what loads the build."""
+    """A capture whose call also loads the build."""
     call = make_call(CallSpec(m=48, n=264, k=4096, data="integers"), DEVICE)
     replayed(lambda: torch.ops.gemmill.cutlass_scaled_mm.default(*call.arguments))
     comparison = compare(call, Accumulation.FAST)
@@ -41,7 +41,7 @@ def first_of_all() -> list[str]:
 
 
 def of_variants(match: str) -> tuple[int, list[str]]:
-    """Every GEMM variant, pinned; how many there are, and what was wrong."""
+    """Every GEMM variant, pinned; how many there are, and the faults."""
     count, faults = 0, []
     for entry in gemmill.variants():
         if entry.family != scaled_mm.NAME or match not in entry.name:

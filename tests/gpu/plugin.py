@@ -2,7 +2,7 @@
 
 Most are made from the manifest of the loaded build. L0 is one shape for each variant, L1 the shapes where kernels go
 wrong, L2 many. `--dry-run` runs the tests' own logic on a CPU, with the reference in the place of the kernels. Without a
-GPU all are left out, and their number is told.
+GPU all are left out, and their number is printed.
 """
 
 import pytest

@@ -31,7 +31,7 @@ class Made:
         getattr(torch.ops.gemmill, self.call.op).default(*self.arguments)
 
     def fault(self) -> str:
-        """What is wrong with the results or the memory around them; nothing if nothing is."""
+        """Faults of the results or the memory around them; empty if there are none."""
         changed = self.memory.changed(self.before, written=True)
         if changed.any():
             return self.memory.places(changed)

@@ -1,4 +1,4 @@
-"""Routings that every grouped GEMM is tried with, and calls that are captured once for all of them."""
+"""Routings with which every grouped GEMM is tried, and calls captured once for all of them."""
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate

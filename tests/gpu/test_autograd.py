@@ -1,4 +1,4 @@
-"""What autograd sees of the ops on a GPU, and calls of which one operand has no data."""
+"""Autograd's view of the ops on a GPU, and calls of which one operand has no data."""
 
 import re
 

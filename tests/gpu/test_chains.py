@@ -1,4 +1,4 @@
-"""Kernels behind one another on a stream, each reading what the one before it writes.
+"""Kernels behind one another on a stream, each reading the output of the one before it.
 
 Each may begin while its predecessor ends (programmatic dependent launch). A chain is made many times over in the same
 buffers with two inputs in turn, so that whoever reads too early reads the other input's values; what it must give is the
@@ -51,7 +51,7 @@ def empty(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32)
 
 
 def per_token(m: int, width: int, device: torch.device) -> Chain:
-    """Codes per token, GEMM, gate, codes, GEMM: what a layer of a model makes."""
+    """Codes per token, GEMM, gate, codes, GEMM, as in a layer of a model."""
     x, gate, out = (empty(device, m, w, dtype=torch.bfloat16) for w in (width, 2 * width, width))
     codes, gated = (empty(device, m, width, dtype=torch.float8_e4m3fn) for _ in range(2))
     scales, gate_scales = empty(device, m, 1), empty(device, m, 1)
@@ -136,7 +136,7 @@ def layer_of_experts(width: int, device: torch.device, packing: str | None) -> d
 
 
 def experts(m: int, width: int, device: torch.device, packing: str | None = None) -> Chain:
-    """Two layers of fused experts: each reads what the one before it summed."""
+    """Two layers of fused experts: each reads the sums of the one before it."""
     x, middle, out = (empty(device, m, width, dtype=torch.bfloat16) for _ in range(3))
     given = layer_of_experts(width, device, packing)
     routed = {name: given[name][:m] for name in ("topk_ids", "topk_weights")}

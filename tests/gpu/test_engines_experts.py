@@ -1,4 +1,4 @@
-"""Experts of serving engines through the plugins on a GPU: what they compute, eager and in graphs; engines' modules are stand-ins."""
+"""Experts of serving engines through the plugins on a GPU: their results, eager and in graphs; engines' modules are stand-ins."""
 
 import sys
 from collections.abc import Callable, Iterator

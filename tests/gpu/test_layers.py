@@ -1,4 +1,4 @@
-"""Layers of quantised weights on a GPU: what they compute on a CPU, in graphs, moved, and in turns."""
+"""Layers of quantised weights on a GPU: their results against a CPU, in graphs, moved, and in turns."""
 
 import copy
 
@@ -103,7 +103,7 @@ def test_blocks_in_turns_compute_what_they_compute_alone(slots: int, device: tor
 
 @pytest.mark.needs_cuda
 def test_a_converted_layer_comes_back_from_the_host(device: torch.device) -> None:
-    """Pinned memory of a bias that was bf16 would round it."""
+    """Pinned memory of a bias that is still bf16 would round it."""
     layer = made("channel", "e4m3").to(device).to_cpu().to_cuda(device).half()
     bias = layer.bias.clone()
     assert layer.to_cpu().bias.is_pinned() and layer.bias.dtype is torch.float16

@@ -32,7 +32,7 @@ def fresh() -> Iterator[None]:
 
 
 def check(call: Call, expected: Tensor, device: torch.device) -> None:
-    """A call writes what is expected, NaN standing for what was there; and so does a graph of it."""
+    """A call writes the expected values, NaN standing for old ones; and so does a graph of it."""
     out = torch.full_like(expected, torch.nan, device=device)
 
     def judge() -> None:

@@ -1,4 +1,4 @@
-"""Calls of its op, made and judged."""
+"""Calls of its op, and their checks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a kernel of it is, which calls it takes, and how one of several is chosen."""
+"""Its kernels' config, the calls that each takes, and the choice among them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

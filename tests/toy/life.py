@@ -1,7 +1,7 @@
 """The toy from its declaration to a called op: `python -m toy OBJECTS HOME NAME...`.
 
 OBJECTS has gemmill's own objects, compiled, and those of a machine that stands in for the functions of these names. Prints a
-line of JSON for each thing that was done.
+line of JSON for each step.
 """
 
 import json
@@ -93,7 +93,7 @@ def build(objects: Path, home: Path, wrapped: list[str]) -> Path:
 
 
 def write_table(path: Path) -> None:
-    """A table that says of 64 pages of 32 what the model would not."""
+    """A table whose choice for 64 pages of 32 differs from the model's."""
     row = TableRow(
         op="toy_pages",
         sizes={"length": 64, "page": 32},

@@ -1,4 +1,4 @@
-"""What can be asked of it."""
+"""Its op."""
 
 from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, OpSet, Require, Tensor
 from gemmill.vocab import DType

@@ -1,4 +1,4 @@
-"""What a command line can be told of its calls."""
+"""The options of a command line that describe its calls."""
 
 from gemmill.questions import Asked
 

@@ -1,4 +1,4 @@
-"""What its op computes."""
+"""The result of its op."""
 
 import torch
 from torch import Tensor

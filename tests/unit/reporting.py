@@ -1,4 +1,4 @@
-"""A report's process without a GPU: each variant is right, but for the faults that a file beside the build names."""
+"""A report's process without a GPU: each variant is right, but for the faults that a file next to the build names."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""plan, build and cache: what they ask of the layer below, and what they print of its answers."""
+"""plan, build and cache: their calls of the layer below, and their output."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ def configs(make_config, monkeypatch):
 
 
 class FakeLayer:
-    """Records what it is asked and answers with a plan and a result."""
+    """Records calls and answers with a plan and a result."""
 
     def __init__(self, manifest, configs) -> None:
         self.asked: list[tuple] = []

@@ -1,4 +1,4 @@
-"""`gemmill convert`: what it prints, and its exit codes."""
+"""`gemmill convert`: its output and its exit codes."""
 
 import errno
 import io

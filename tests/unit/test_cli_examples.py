@@ -38,7 +38,7 @@ WITHOUT_GPU = {
     "tune": "no GPU that torch can use",
     "verify": "verify runs kernels and torch finds no GPU: ",
 }
-"""What these verbs say on a CPU, with exit code 3."""
+"""The messages of these verbs on a CPU, with exit code 3."""
 
 
 @cache
@@ -82,7 +82,7 @@ def test_it_can_be_parsed(verb: str, line: str) -> None:
 
 @cache
 def _hints() -> set[str]:
-    """The commands that sentences tell people to run; what is filled in is written as X."""
+    """The commands that sentences tell people to run; values are written as X."""
     sources = "\n".join(path.read_text() for path in (ROOT / "generator").rglob("*.py"))
     return {re.sub(r"\{[^}]*\}", "X", hint) for hint in re.findall(r"`(gemmill [^`\n\"]+)`", sources)}
 
@@ -159,7 +159,7 @@ def test_it_runs(gemmill, stage, verb: str, line: str) -> None:
     if verb in WITHOUT_GPU:
         assert outcome.code == 3 and WITHOUT_GPU[verb] in outcome.err, outcome.err
         return
-    # doctor and audit find what is wrong with builds that hold no code.
+    # doctor and audit find the faults of builds without code.
     assert outcome.code in ((0, 1) if verb in ("doctor", "audit") else (0,)), outcome.err
     assert outcome.out
 
@@ -177,7 +177,7 @@ FILLED = {
     "make": "sweep.jsonl",
     "--out": "made.json",
 }
-"""What a hint's reader puts where it leaves a place, by the word before."""
+"""A value for each place that a hint leaves open, by the word before."""
 EPILOGUES = """
 from gemmill.epilogue import Column, Row, Value
 

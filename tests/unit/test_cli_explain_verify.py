@@ -1,4 +1,4 @@
-"""explain and verify: the calls they describe, and what they print of the answers."""
+"""explain and verify: the calls that they describe, and their output."""
 
 import json
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from gemmill.vocab import Arch, DType, EpilogueKind, KernelSchedule
 
 @pytest.fixture
 def asked(monkeypatch, make_manifest, make_config):
-    """Explains against a table of three variants, without an extension; records calls and the build that was named."""
+    """Explains against a table of three variants, without an extension; records calls and the named build."""
     asked: dict = {}
     manifest = make_manifest(
         make_config(),

@@ -1,4 +1,4 @@
-"""`gemmill export`: whose shape it takes, and what it refuses before it loads anything."""
+"""`gemmill export`: the shape that it takes, and its refusals before it loads anything."""
 
 from pathlib import Path
 from types import SimpleNamespace

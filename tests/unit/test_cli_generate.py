@@ -1,4 +1,4 @@
-"""generate: a folder that holds exactly what is emitted."""
+"""generate: a folder that holds exactly the emitted files."""
 
 import errno
 import hashlib
@@ -30,7 +30,7 @@ def sources(configs) -> dict[str, str]:
 
 @pytest.fixture
 def expected(configs, make_config) -> dict[str, str]:
-    """What lies in the folder: the sources of smoke, and an index of default's."""
+    """The contents of the folder: the sources of smoke, and an index of default's."""
     rows = [
         f"{Path(path).stem} scaled_mm/cutlass/scaled_mm.cu.jinja {hashlib.sha256(text.encode()).hexdigest()}"
         for path, text in sources([*configs, make_config(stages=4)]).items()

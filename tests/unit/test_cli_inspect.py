@@ -1,4 +1,4 @@
-"""list and show: what is in a build or a selection."""
+"""list and show: the contents of a build or a selection."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every switch of every verb beside every other option: what would do nothing is an error."""
+"""Every switch of every verb with every other option: an option without effect is an error."""
 
 from functools import cache
 from typing import Any
@@ -35,7 +35,7 @@ KEEPS: dict[tuple[str, str], set[str]] = {
     ("fuzz", "--cpu"): {"--op", "--seconds", "--calls", "--seed", "--only", "--jobs", "--timeout", "--json"},
     ("table show", "FILE"): {"--json"},
 }
-"""What means something beside a switch that leaves something out; all other options of its verb are refused there."""
+"""Options with an effect next to a switch that leaves something out; all other options of its verb are refused there."""
 ADDS = {
     "build": {"--retry-failed", "--emulate", "--own-host-code", "--use", "--trust-network"},
     "explain": {
@@ -67,7 +67,7 @@ ADDS = {
     "builds rm": {"--force"},
     "cache list": {"--json"},
 }
-"""Switches that change something whatever else is given; what they need or exclude is below."""
+"""Switches that always have an effect; their needs and exclusions are below."""
 VALUES = {
     "--arch": "sm90a",
     "--max-size": "60MB",

@@ -39,7 +39,7 @@ esac
 
 @pytest.fixture(autouse=True)
 def anonymous(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A user and a host with names that are found if they are told."""
+    """A user and a host with names that a search finds if the report has them."""
     (tmp_path / USER).mkdir()
     monkeypatch.setenv("LOGNAME", USER)
     monkeypatch.setenv("HOME", str(tmp_path / USER))

@@ -1,4 +1,4 @@
-"""The worked diffs apply to the tree, and what their pages say of the result holds: docs/contributing/op.md, docs/contributing/axis.md,
+"""The worked diffs apply to the tree, and the assertions of their pages hold: docs/contributing/op.md, docs/contributing/axis.md,
 docs/contributing/main_loop.md and docs/contributing/family.md."""
 
 import os

@@ -1,4 +1,4 @@
-"""The suite in several processes: what belongs together stays together, and what each has to say is said once."""
+"""The suite in several processes: tests that share a fixture stay together, and each message appears once."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""`python -m build`: what the source distribution and the wheel made of it hold, and that the wheel runs alone."""
+"""`python -m build`: the contents of the source distribution and of the wheel made of it, and that the wheel runs alone."""
 
 import email
 import os
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETTINGS = PROJECT["tool"]["gemmill"]
 DATA = ("kernels", "templates", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "THIRD_PARTY.md")
-"""What the generator reads beside its package."""
+"""The folders that the generator reads besides its package."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_the_contact_is_the_one_that_is_set() -> None:
 
 
 def test_measured_versions_are_those_of_the_environment() -> None:
-    """The extra cu130 says to others what constraints.txt says to make."""
+    """The extra cu130 has the versions of constraints.txt."""
     pinned = [line for line in PROJECT["project"]["optional-dependencies"]["cu130"] if "==" in line]
     known = (ROOT / "constraints.txt").read_text().splitlines()
     assert len(pinned) == 6 and {line.replace("[cu13]", "") for line in pinned} <= set(known)
@@ -75,7 +75,7 @@ def test_the_wheel_has_generator_and_data(written: tuple[Path, Path]) -> None:
 
 
 def test_the_wheel_generates_alone(written: tuple[Path, Path], tmp_path: Path) -> None:
-    """It emits the sources that the checkout has, with no checkout beside it."""
+    """It emits the sources that the checkout has, without a checkout."""
     with zipfile.ZipFile(written[1]) as archive:
         archive.extractall(tmp_path / "site")
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -111,7 +111,7 @@ def test_the_quick_start_runs() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_the_first_screen_answers_what_newcomers_ask(page: str) -> None:
-    """What it is stands in the first paragraph; what comes before the first program is as long as a screen."""
+    """The first paragraph says what gemmill is; the text before the first program is as long as a screen."""
     first = (ROOT / page).read_text().split("```")[0]
     asked = ("runs on my GPU", "do I install it", "do I serve a model", "fast is it", "do I add a kernel")
     assert [what for what in asked if f"{what}? |" not in first] == []
@@ -135,7 +135,7 @@ def test_the_picture_and_the_figures_are_of_one_run() -> None:
 
 
 def test_every_room_is_in_the_architecture() -> None:
-    """Packages and modules of gemmill, what each family may hold, folders of templates and kernels; none that is gone."""
+    """Packages and modules of gemmill, the modules of a family, folders of templates and kernels; none that is gone."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     tables = text.split("## Layers")[0].split("\n\n| ")
     folders, packages, _ = (set(re.findall(r"`([\w./<>]+)`", "".join(_cells(table)))) for table in tables[1:4])

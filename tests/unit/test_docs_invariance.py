@@ -18,7 +18,7 @@ def patterns(text: str) -> list[str]:
 
 
 def left_out(names: list[str], ops: list[str]) -> tuple[list[str], list[str]]:
-    """Ops that no name fits, and names that are the first of no op."""
+    """Ops that no name fits, and names that come first for no op."""
     first = {op: next((name for name in names if fnmatchcase(op, name)), None) for op in ops}
     return [op for op, name in first.items() if name is None], [name for name in names if name not in first.values()]
 

@@ -41,7 +41,7 @@ PATTERNS = {
     "format": r"gemmill convert \S+ \S+ --to ([a-z]\w*)|quantize_(?:weight|module)\([^()]*, \"(\w+)\"",
     "workload": r"gemmill tune [^`\n]*--op (\w+)",
 }
-"""How a page names them, beside tables whose first column is headed by the word."""
+"""How a page names them, besides tables whose first column is headed by the word."""
 
 
 def _columns(text: str, head: str) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _columns(text: str, head: str) -> Iterator[str]:
 
 
 def unknown(guide: Mapping[str, str]) -> list[str]:
-    """What the guide names and nothing has."""
+    """Names in the guide that nothing has."""
     found = []
     for page, text in guide.items():
         for kind, pattern in PATTERNS.items():
@@ -69,7 +69,7 @@ def _texts(groups: str | tuple[str, ...]) -> Iterable[str]:
 
 
 def untold(guide: Mapping[str, str]) -> list[str]:
-    """What exists and has no place in the guide. An op under vLLM's name is told of with its own. The
+    """Existing names without a place in the guide. An op under vLLM's name counts as its own. The
     page of peers' names lists, and tells of none."""
     words = set(
         re.findall(

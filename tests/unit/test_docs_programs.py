@@ -23,7 +23,7 @@ ELSEWHERE = {
     "docs/layers.md": "tests/unit/nn/test_guide.py",
     "docs/weights.md": "tests/unit/quantize/test_guide.py",
 }
-"""Pages whose programs a test runs that also looks at what comes out."""
+"""Pages whose programs another test runs, which also checks their results."""
 PAGES = [
     page.relative_to(ROOT).as_posix()
     for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -1,4 +1,4 @@
-"""A table of figures says in its head when they were found, and what they are of."""
+"""The head of a table of figures has their date, device and commit."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 STATE = re.compile(
     r"\b(?=[0-9a-f]*\d)[0-9a-f]{7,12}\b|throw-away|predicted|derived|compiled|runs?\b|profile|on a CPU", re.IGNORECASE
 )
-"""A commit or build; else what stands for one: a program that was thrown away, a prediction, several runs."""
+"""A commit or build; else its substitute: a throw-away program, a prediction, several runs."""
 FIGURE = re.compile(r"[*~]*-?[\d,]*\.?\d+")
 EXACT = {
     "docs/experts.md": {"packing"},
@@ -22,17 +22,17 @@ EXACT = {
     "docs/sparsity.md": {"layout"},
     "docs/quantisation.md": {"quantity"},
 }
-"""Tables of what is so by definition, or what a test computes: by the head of their first column."""
+"""Tables of definitions, or of figures that a test computes: by the head of their first column."""
 
 
 def tables(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The head of each table, and its cells beside the first column."""
+    """The head of each table, and its cells outside the first column."""
     for head, rows in re.findall(r"^(\|.*\|)\n\|[-: |]+\|\n((?:\|.*\n?)*)", text, re.MULTILINE):
         yield head, [cell.strip() for row in rows.splitlines() for cell in row.strip("|").split("|")[1:]]
 
 
 def undated(page: str, text: str) -> list[str]:
-    """Heads of tables of which a third of the cells are figures, without a date or without what was measured."""
+    """Heads of tables of which a third of the cells are figures, without a date or without a commit."""
     found = []
     for head, cells in tables(text):
         figures = sum(FIGURE.match(cell) is not None for cell in cells)

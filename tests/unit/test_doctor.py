@@ -1,4 +1,4 @@
-"""doctor: each finding from files and libraries that are right, wrong or missing."""
+"""doctor: each finding from right, wrong and missing files and libraries."""
 
 import ctypes
 import json

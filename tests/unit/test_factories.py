@@ -16,7 +16,7 @@ NAMED = ("dtype", "device")
 
 
 def unnamed(source: str) -> dict[int, str]:
-    """Lines of calls of torch's factories that leave out dtype or device, and what they leave out."""
+    """Lines of calls of torch's factories that leave out dtype or device, and the missing word."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return {
         call.lineno: f"torch.{call.func.attr} without {' and '.join(left_out)}"

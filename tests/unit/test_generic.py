@@ -26,7 +26,7 @@ SHOWN = re.compile(r"^ {8}gemmill (explain|fuzz) .*$", re.MULTILINE)
 OF_CHECKPOINTS = ("tuner/models.py", "checkpoints/stated.py")
 """Which read configurations of models: their words, and the files that they are from, are others'."""
 WORDS = {*Compiler, *Backend}
-"""Of the vocabulary: tags of kernels that are called after what compiles them."""
+"""Of the vocabulary: tags of kernels named after their compiler."""
 NAMES = sorted(
     {family.name for family in REGISTRY.families}
     | {op.schema.name for family in REGISTRY.families for op in family.asks.ops}

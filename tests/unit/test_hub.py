@@ -28,7 +28,7 @@ spec.loader.exec_module(module)
 codes, scales = module.per_token_group_fp8_quant(torch.ones(2, 256, dtype=torch.bfloat16), 128)
 print(module.__name__, module.__version__, codes.shape, scales.shape, sys.modules["gemmill"].__file__)
 """
-"""What `kernels` does with a folder that fits the machine (importer.py of 0.17), and a call."""
+"""The import of a fitting folder by `kernels` (importer.py of 0.17), and a call."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""tools/inspected.py: kernels compiled one by one, and what is recorded of them. No compiler runs here."""
+"""tools/inspected.py: kernels compiled one by one, and their records. No compiler runs here."""
 
 import importlib.util
 import json

@@ -155,7 +155,7 @@ FORMER = {
     "sm90a_widenedmany_mxfp4xmxfp4_bf16_t128x256": "sm90a_widened_mxfp4xmxfp4_bf16_t128x256_words",
     "sm90a_widenedmany_nvfp4xnvfp4_bf16_t128x128_s3_k2": "sm90a_widened_nvfp4xnvfp4_bf16_t128_ahead_s3_k2",
 }
-"""Names of earlier releases, one of each former tag at least, and what they are now."""
+"""Names of earlier releases, one of each former tag at least, and today's."""
 
 
 @pytest.mark.parametrize("old", FORMER)

@@ -1,4 +1,4 @@
-"""What a stranger meets first: names, help, types, licences, metadata."""
+"""A newcomer's first contact: names, help, types, licences, metadata."""
 
 import inspect
 import os
@@ -75,13 +75,13 @@ def test_the_command_has_the_same_names_and_imports_no_torch_for_them() -> None:
     ],
 )
 def test_a_program_that_is_run_as_a_module_has_ops(words: tuple[str, ...], is_ours: bool, tmp_path: Path) -> None:
-    """Packages are imported while the interpreter looks for the module: then no argument says yet what it is."""
+    """Packages are imported while the interpreter looks for the module: then no argument names it yet."""
     told = "import gemmill, sys; print('torch' in sys.modules, end=' ')\n"
     for name in ("package/__init__.py", "package/module.py", "gemmill_of_others/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(told)
     (tmp_path / "gemmill_of_others/__main__.py").touch()
-    # Our own module has to be beside gemmill's: a finder puts it there.
+    # Our own module has to lie in gemmill's folder: a finder puts it there.
     (tmp_path / "sitecustomize.py").write_text(
         "import os, importlib.machinery as m, sys\n"
         "class Finder:\n"

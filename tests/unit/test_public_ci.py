@@ -1,4 +1,4 @@
-"""The workflows, templates and hooks that are committed for a public forge: they parse, and say what the project says."""
+"""The committed workflows, templates and hooks for a public forge: they parse, and agree with the project."""
 
 import re
 import tomllib

@@ -81,7 +81,7 @@ sys.exit(told.get("exit", 9 if told.get("says") or told.get("late") else 0))
 
 @pytest.fixture
 def machine(tmp_path, make_config, make_manifest, put_build, monkeypatch):
-    """A build of three bodies with a stand-in. Its `run` takes what the stand-in does and more options."""
+    """A build of three bodies with a stand-in. Its `run` takes the stand-in's behaviour and more options."""
     configs = [make_config(a_dtype=x, b_dtype=x) for x in (DType.E4M3, DType.S8, DType.BF16)]
     configs.append(make_config(tile_shape_mnk=(128, 256, 128)))
     monkeypatch.setattr(program, "commit_of", lambda folder: "abcdef0123456789")

@@ -126,5 +126,5 @@ def test_nvcc_alone_makes_every_kernel_of_its_selection_and_of_each_family_that_
 
 
 def test_default_has_all_of_smoke() -> None:
-    """What the quick build taught a user is there in the real one."""
+    """The real build has every call of the quick one."""
     assert set(select("smoke").configs) <= set(select("default").configs)

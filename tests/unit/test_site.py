@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class _Page(HTMLParser):
-    """What a page points to, what can be pointed to in it, and what a browser would fetch."""
+    """A page's links, its anchors, and the files that a browser would fetch."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

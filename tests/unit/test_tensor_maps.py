@@ -1,4 +1,4 @@
-"""What tools/tensor_maps.py says of maps and launches: none of what CUTLASS 4.2 asks the driver for, and of each slip one sentence."""
+"""The sentences of tools/tensor_maps.py about maps and launches: none about CUTLASS 4.2's requests to the driver, one about each slip."""
 
 import ctypes
 import importlib.util

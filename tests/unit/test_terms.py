@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "generator/gemmill"
 TYPES = {"workload": {"Workload", "MeasuredWorkload"}, "spec": {"Spec"}}
-"""Endings of the types of parameters and fields so called, beside what crosses to another process as JSON."""
+"""Endings of the types of parameters and fields so called, besides values that cross to another process as JSON."""
 AS_JSON = ("Any", "list[Any]")
 ENDINGS = {"Plan": {"Plan", "BuildPlan", "PagePlan"}}
 """Classes whose names end so."""

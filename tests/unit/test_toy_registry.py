@@ -1,4 +1,4 @@
-"""What tests say of every family they say of the toy too: its folder is all that they are told."""
+"""The tests of every family hold for the toy too: they know its folder alone."""
 
 import os
 import re
@@ -16,7 +16,7 @@ GENERIC = (
     "unit/runtime/test_fakes.py",
 )
 OF_ITS_OPS = "toy or not runtime"
-"""Of what is said of one op after another, what is said of the toy's; the rest is about all families together."""
+"""Of tests over one op after another, those of the toy's; the rest are about all families together."""
 
 
 def test_generic_tests_hold_for_the_toy() -> None:

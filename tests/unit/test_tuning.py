@@ -1,4 +1,4 @@
-"""What a family declares of its sizes, and a choice among variants whose sizes are not m, n and k."""
+"""A family's declaration of its sizes, and a choice among variants whose sizes are not m, n and k."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""JSON of tools: what is right becomes a value of its type, what is wrong a sentence."""
+"""JSON of tools: right text becomes a value of its type, wrong text a sentence."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""vLLM's hadacore_transform under its own name: results, in place or not, and what it refuses."""
+"""vLLM's hadacore_transform under its own name: results, in place or not, and refusals."""
 
 import math
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The field's words: each has what the layers below read from it."""
+"""The field's words: each has the values that the layers below read from it."""
 
 from enum import EnumType
 

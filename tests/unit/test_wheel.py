@@ -1,4 +1,4 @@
-"""The wheel: what is in it, what it says of itself, what is refused, and that it runs alone."""
+"""The wheel: contents, metadata, refusals, and that it runs alone."""
 
 import base64
 import email

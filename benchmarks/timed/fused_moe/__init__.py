@@ -1,4 +1,4 @@
-"""What is timed of fused experts."""
+"""The timed calls of fused experts."""
 
 from dataclasses import replace
 

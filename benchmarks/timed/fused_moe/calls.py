@@ -24,7 +24,7 @@ LAYERS = {
 """Experts, experts of a token, columns of x, and results of the first product."""
 TOKENS = (1, 4, 16, 64, 256, 1024)
 PACKED = {str(packing): packing for packing in PACKINGS}
-"""Weights of 4 bits: beside activations of bf16, or folded into e4m3 for such activations; dense, or 2:4 sparse."""
+"""Weights of 4 bits: with activations of bf16, or folded into e4m3 for such activations; dense, or 2:4 sparse."""
 FINE = "fp8_groups_32"
 """Weights of e4m3 with scales of blocks of 32 x 32."""
 KINDS = ("fp8_groups", FINE, "fp8", "bf16", *PACKED)
@@ -32,7 +32,7 @@ BASE = 2.0**-4
 """Of all rows of packed weights."""
 DRAWN_EXPERTS, DRAWN_TOP, DRAWN_STEP = (8, 16, 32, 64, 128, 256, 512), (1, 2, 4, 6, 8, 10), 128
 DRAWN_HIDDEN, DRAWN_INNER, DRAWN_ELEMENTS = (1024, 8192), (256, 16384), 1 << 33
-"""Least and most of the sizes of drawn layers; elements of the weights of all experts at most."""
+"""Least and most of the sizes of random layers; elements of the weights of all experts at most."""
 FEWEST_COPIES, MOST_COPIES, COPIED_TOKENS = 2, 16, 64
 TINY = (4, 2, 256, 128)
 
@@ -107,7 +107,7 @@ class ExpertsWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsOperands:
-    """What one layer is computed of; copies differ in their routing."""
+    """The operands of one layer; copies differ in their routing."""
 
     workload: ExpertsWorkload
     out: Tensor
@@ -201,11 +201,11 @@ class ExpertsMaker:
 
 _SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_e4m3": (40, 8), "nvfp4_e4m3": (152, 8)}
 _SCALE_BYTES |= dict.fromkeys(("nvfp4_2to4", "nvfp4_2to4_8"), _SCALE_BYTES["nvfp4"])
-"""The byte of a scale of an eighth in blocks of each kind, and what doubles it (docs/formats.md)."""
+"""The byte of a scale of an eighth in blocks of each kind, and the step that doubles it (docs/formats.md)."""
 
 
 def workloads_of(options: Namespace) -> list[ExpertsWorkload]:
-    """Every layer, or those drawn, with every number of tokens. Raises ValueError."""
+    """Every layer, or random ones, with every number of tokens. Raises ValueError."""
     kinds, layers = options.op.split(","), options.layers.split(",")
     for what, asked, known in (("op", kinds, KINDS), ("layer", layers, LAYERS)):
         if unknown := [word for word in asked if word not in known]:

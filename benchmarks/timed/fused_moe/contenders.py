@@ -1,4 +1,4 @@
-"""Who is timed on layers of experts: gemmill's op, its other ops one after the other, and vLLM's Triton kernel with what goes with it."""
+"""The timed sides of layers of experts: gemmill's op, its other ops one after the other, and vLLM's Triton kernel with its helpers."""
 
 import json
 from collections.abc import Callable
@@ -128,7 +128,7 @@ class ExpertsPeer(_Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class OneAfterTheOther(_Timed):
-    """The layer by ops that do a part each: what a user of grouped GEMMs writes. Its result is rounded more often."""
+    """The layer by ops that do a part each, as a user of grouped GEMMs writes it. Its result is rounded more often."""
 
     name: str = "ops one after the other"
     complete: bool = False
@@ -174,7 +174,7 @@ def _coded(x: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True, kw_only=True)
 class VllmTriton(_Timed):
     """vLLM's fused_moe_kernel, read from its file, with the kernels that vLLM calls around it: codes, sorting, activation, codes, sum.
-    Tile sizes are those of the JSON file of this layer and device that lies beside it."""
+    Tile sizes are those of the JSON file of this layer and device next to it."""
 
     name: str
     source: Path

@@ -1,4 +1,4 @@
-"""What is timed of gated GEMMs."""
+"""The timed calls of gated GEMMs."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -26,7 +26,7 @@ INT8_DEVIATION = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GatedOperands:
-    """What one workload is computed of; copies differ in their weights."""
+    """The operands of one workload; copies differ in their weights."""
 
     workload: GatedWorkload
     out: Tensor
@@ -38,7 +38,7 @@ class GatedOperands:
     a_scales: Tensor
     b_scales: Tensor
     product: Tensor
-    """bf16 [M, 2 hidden]: what the product alone is written to."""
+    """bf16 [M, 2 hidden]: the output of the product alone."""
 
     op = "scaled_mm_act_quant"
 
@@ -63,7 +63,7 @@ class GatedOperands:
         return after(ops, self.out, self.product, self.out_scales, self.static_scale)
 
     def part(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The last rows and columns of the first call, as operands of their own, and what was found of them."""
+        """The last rows and columns of the first call, as operands of their own, and their results."""
         x, rows, columns = self, slice(-CHECKED_ROWS, None), min(CHECKED_COLUMNS, self.workload.hidden)
         of_b = x.b_scales[:, -(2 * columns // GROUP) :] if x.workload.in_groups else x.b_scales[-2 * columns :]
         given = {

@@ -63,7 +63,7 @@ class Separate(_Timed):
     complete: bool = False
 
     def takes(self, workload: GatedWorkload) -> bool:
-        """Whether there is an op for what is stored."""
+        """Whether there is an op for the stored result."""
         return not self.with_op or workload.result is not Result.BF16
 
     def prepare(self, operands: "GatedOperands | ExpertOperands", timer: Timer, fewest: int) -> Prepared:

@@ -30,7 +30,7 @@ class ExpertWorkload(GatedWorkload):
 
     @property
     def word(self) -> str:
-        """What is stored, and how, in the words of a kind without experts."""
+        """The stored result, in the words of a kind without experts."""
         return self.kind.removeprefix(PREFIX).removesuffix(GATHERED)
 
     @property
@@ -57,7 +57,7 @@ class ExpertWorkload(GatedWorkload):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertOperands:
-    """What one workload is computed of; copies differ in their routing."""
+    """The operands of one workload; copies differ in their routing."""
 
     workload: ExpertWorkload
     out: Tensor
@@ -73,7 +73,7 @@ class ExpertOperands:
     offsets: tuple[Tensor, ...]
     token_ids: Tensor | None
     product: Tensor
-    """bf16 [rows, 2 hidden]: what the product alone is written to."""
+    """bf16 [rows, 2 hidden]: the output of the product alone."""
 
     op = "grouped_mm_act_quant"
 
@@ -100,7 +100,7 @@ class ExpertOperands:
         return after(ops, self.out, self.product, self.out_scales, self.static_scale)
 
     def part(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The last rows and columns of the first call, as operands of one layer, and what was found of them."""
+        """The last rows and columns of the first call, as operands of one layer, and their results."""
         x, columns = self, min(CHECKED_COLUMNS, self.workload.hidden)
         ends = x.offsets[0].tolist()
         expert = max(e for e in range(x.workload.experts) if ends[e + 1] > ends[e])

@@ -1,4 +1,4 @@
-"""What is timed of a gated GEMM: its kind in words, and the ops beside it."""
+"""The timed calls of a gated GEMM: its kind in words, and the ops that do the same."""
 
 import math
 from collections.abc import Callable
@@ -34,12 +34,12 @@ class GatedWorkload:
 
     @property
     def word(self) -> str:
-        """What is stored, and how."""
+        """The stored result and its scales."""
         return self.kind
 
     @property
     def result(self) -> Result:
-        """What is stored."""
+        """The stored result."""
         return KINDS[self.word.partition("_")[0]]
 
     @property

@@ -1,4 +1,4 @@
-"""What is timed of the compressed cache's ops."""
+"""The timed calls of the compressed cache's ops."""
 
 from dataclasses import replace
 

@@ -79,7 +79,7 @@ class KvCacheWorkload:
 
     @property
     def op(self) -> str:
-        """What is called, without the bits."""
+        """The op, without the bits."""
         return self.kind.split()[0]
 
     @property
@@ -128,7 +128,7 @@ class KvCacheWorkload:
 
     @property
     def bytes(self) -> int:
-        """What must be read and written, each byte once."""
+        """The bytes that must be read and written, each once."""
         token = KV_HEADS * (2 * HEAD_DIM * self.bits // 8 + 4)
         if self.op == "pack":
             spec = PackCase(tokens=1, format=self.format).spec
@@ -177,7 +177,7 @@ class KvCacheMaker:
         return dict(zip(case.schema.arguments, values, strict=True))
 
     def _restored(self, case: DecompressCase) -> list[Any]:
-        """As the case's arguments, but for what fills the pages."""
+        """The case's arguments, except for the contents of pages."""
         pages = -(-case.tokens // case.page)
         slots = torch.randperm(pages, device=self._device)[:, None] * case.page + torch.arange(
             case.page, device=self._device

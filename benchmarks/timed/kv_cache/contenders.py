@@ -64,7 +64,7 @@ def check(operands: KvCacheOperands, call: Callable[[], object]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class KvCachePeer:
-    """What a user would call instead, on operands of its own of the same sizes: its results are not checked."""
+    """The calls that a user would make instead, on operands of its own of the same sizes: its results are not checked."""
 
     name: str
     op: str
@@ -154,7 +154,7 @@ def _bound_fa3(
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillPeer(KvCachePeer):
-    """Prefills over pages of our own formats, by keys and values that are restored first."""
+    """Prefills over pages of our own formats, by restored keys and values."""
 
     op: str = "prefill"
 

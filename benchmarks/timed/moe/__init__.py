@@ -1,4 +1,4 @@
-"""What is timed of grouped GEMMs."""
+"""The timed calls of grouped GEMMs."""
 
 from collections.abc import Sequence
 from dataclasses import replace

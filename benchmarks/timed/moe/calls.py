@@ -23,14 +23,14 @@ LAYERS = (
 )
 """Experts, experts of a token, N and K."""
 V41_LAYERS = ((384, 6, 4608, 5120), (384, 6, 5120, 2304))
-"""DeepSeek V4.1's experts, whose scales are in groups of 32. Beside them bf16 is timed."""
+"""DeepSeek V4.1's experts, whose scales are in groups of 32. bf16 is timed next to them."""
 SMALL_LAYERS = ((512, 10, 1024, 2048), (512, 10, 2048, 512))
 """Of packed weights too."""
 TOKENS = (1, 16, 128, 1024, 8192)
 NUMBERS = ("fp8", "fp8_groups", "bf16")
 FINE = "fp8_groups_32"
 PACKED = {"nvfp4": NVFP4, "mxfp4": MXFP4, "mxfp4_fp8": MXFP4}
-"""Weights beside bf16, the last beside e4m3."""
+"""Weights with bf16 activations, the last with e4m3."""
 KINDS = (*NUMBERS, FINE, *PACKED)
 ROUTINGS = ("even", "random", "skewed")
 """How tokens choose: in turn, any expert alike, or some experts far more often than others."""
@@ -69,7 +69,7 @@ class MoeWorkload:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations, and of weights that are not packed."""
+        """Of activations, and of unpacked weights."""
         return torch.bfloat16 if self.kind in ("bf16", "nvfp4", "mxfp4") else torch.float8_e4m3fn
 
     @property
@@ -112,7 +112,7 @@ class MoeWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class MoeOperands:
-    """What one layer is computed of; copies differ in their routing."""
+    """The operands of one layer; copies differ in their routing."""
 
     workload: MoeWorkload
     out: Tensor
@@ -212,11 +212,11 @@ class MoeMaker:
 _KINDS_OF = {**dict.fromkeys(SMALL_LAYERS, tuple(PACKED)), **dict.fromkeys(V41_LAYERS, (FINE, "bf16"))}
 """Kinds that layers of the table are timed with; all of them where it does not say."""
 _SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_fp8": (48, 8)}
-"""The byte of a scale of an eighth in blocks of each kind, and what doubles it (docs/formats.md)."""
+"""The byte of a scale of an eighth in blocks of each kind, and the step that doubles it (docs/formats.md)."""
 
 
 def workloads_of(options: Namespace) -> list[MoeWorkload]:
-    """Every layer with every number of tokens, or those drawn. Raises ValueError."""
+    """Every layer with every number of tokens, or random ones. Raises ValueError."""
     for what, asked, known in (("op", options.op, KINDS), ("routing", options.routing, ROUTINGS)):
         if unknown := [word for word in asked.split(",") if word not in known]:
             raise ValueError(f"{what} {unknown[0]!r} is none of {', '.join(known)}")
@@ -251,7 +251,7 @@ def _workloads(
 
 
 def _drawn(random: Random, count: int, kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
-    """Layers, tokens and routings drawn, each as likely to be twice as large at any size. All kinds have the same ones."""
+    """Random layers, tokens and routings, each as likely to be twice as large at any size. All kinds have the same ones."""
     drawn = 0
     while drawn < count:
         experts, top, routing = random.choice(DRAWN_EXPERTS), random.choice(DRAWN_TOP), random.choice(routings)

@@ -89,7 +89,7 @@ class MoeVariant(MoeContender):
 
 @dataclass(frozen=True, kw_only=True)
 class MoePeer(_Timed):
-    """What a user would call instead, of one kind of operands."""
+    """The calls that a user would make instead, of one kind of operands."""
 
     name: str
     bind: Callable[[MoeOperands, int], Callable[[], object]]
@@ -178,7 +178,7 @@ def torch_grouped_bf16(x: MoeOperands, i: int) -> Callable[[], object]:
 
 
 class Dequantised:
-    """torch's grouped GEMM of bf16 weights that were packed ones: dequantised once, which is in no time that is told."""
+    """torch's grouped GEMM of packed weights, dequantised to bf16 once, outside the measured time."""
 
     def __init__(self) -> None:
         self._of: torch.Tensor | None = None
@@ -196,7 +196,7 @@ class Dequantised:
 
 
 def vllm_grouped(x: MoeOperands, i: int) -> Callable[[], object]:
-    """vLLM's cutlass_moe_mm, with what get_cutlass_moe_mm_data would make."""
+    """vLLM's cutlass_moe_mm, with the output of get_cutlass_moe_mm_data."""
     p, offsets = x.workload, x.offsets[i]
     counts = offsets.diff()
     n, k = torch.full_like(counts, p.n), torch.full_like(counts, p.k)

@@ -1,4 +1,4 @@
-"""What is timed of the quantisation ops."""
+"""The timed calls of the quantisation ops."""
 
 from dataclasses import replace
 

@@ -20,13 +20,13 @@ LARGEST = 16.0
 GRID_M = (1, 16, 64, 256, 1024, 4096, 16384)
 GRID_HIDDEN = (2048, 4096, 7168, 14336, 28672)
 TABLE = ((1, 28672), (16, 14336), (1024, 4096), (4096, 14336))
-"""(M, hidden) that progress is judged by."""
+"""(M, hidden) by which progress is measured."""
 HOST_SHAPE, WARM_UP_SHAPE = (16, 1024), (4096, 4096)
 TINY_M, TINY_HIDDEN = 17, 256
 
 
 def _cases() -> Iterator[tuple[str, QuantCase]]:
-    """Every op once, of bf16 to its first codes, in groups of 128; with what some calls of it have besides."""
+    """Every op once, of bf16 to its first codes, in groups of 128; with further arguments of some calls."""
     for op in QUANT_OPS:
         case = _case(op)
         yield _label(case), case
@@ -85,7 +85,7 @@ class QuantWorkload:
 
     @property
     def bytes(self) -> int:
-        """What must be read and what must be written, each byte once."""
+        """The bytes that must be read and written, each once."""
         return self.case.bytes
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class QuantOperands:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the arguments are called."""
+        """The arguments' names."""
         return BY_NAME[self.workload.case.op].arguments
 
 

@@ -61,7 +61,7 @@ def check(operands: QuantOperands, call: Callable[[], object], codes_apart: floa
     """Hold the first and last rows of a result against the reference. Raises WrongResult."""
     given = dict(zip(operands.names, operands.copies[0], strict=True))
     out, scales = given[name_of(given, OUT_NAMES)], given[name_of(given, SCALE_NAMES)]
-    # What a row is coded by depends on its expert: then all rows are checked.
+    # A row's scale depends on its expert: then all rows are checked.
     of_experts = "input_offset_by_experts" in given
     rows = (
         torch.arange(operands.workload.m, device=out.device) if of_experts else _ends(operands.workload.m, out.device)
@@ -103,7 +103,7 @@ def _ends(rows: int, device: torch.device) -> Tensor:
 
 
 def _some_rows(value: object, rows: Tensor, of: int) -> object:
-    """Those rows of a tensor that has `of` rows, in memory laid out as it is; anything else as it is."""
+    """Those rows of a tensor of `of` rows, in memory laid out as it is; anything else as it is."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() < 2 or value.shape[0] != of:

@@ -1,4 +1,4 @@
-"""What is timed of sparse GEMMs."""
+"""The timed calls of sparse GEMMs."""
 
 from dataclasses import replace
 

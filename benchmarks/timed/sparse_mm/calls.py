@@ -19,7 +19,7 @@ TABLE = (
     (4096, 8192, 8192),
     (8192, 28672, 4096),
 )
-"""(M, N, K) that progress is judged by."""
+"""(M, N, K) by which progress is measured."""
 OPERAND_OF_KIND = {"fp8": DType.E4M3, "int8": DType.S8, "bf16": DType.BF16}
 FEWEST_COPIES, MOST_COPIES = 2, 8
 TINY = (5, 64, 128)
@@ -66,7 +66,7 @@ class SparseWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseOperands:
-    """What one GEMM is computed of; copies have weights of their own. Scales are 1: peers have none."""
+    """The operands of one GEMM; copies have weights of their own. Scales are 1: peers have none."""
 
     workload: SparseWorkload
     out: Tensor

@@ -78,7 +78,7 @@ class SparseContender(_Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class SparsePeer(_Timed):
-    """What a user would call instead. Scales of 1 need no call of their own."""
+    """The calls that a user would make instead. Scales of 1 need no call of their own."""
 
     name: str
     bind: Callable[[SparseOperands, int], Callable[[], object]]

@@ -74,7 +74,7 @@ cudaError_t __wrap_cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device
   return *value = 100 + device, cudaSuccess;
 }
 
-// As the driver does: strides are multiples of 16 bytes. The map begins with what it was made of.
+// As the driver does: strides are multiples of 16 bytes. The map begins with its arguments.
 static CUresult describe(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address, cuuint64_t const* dims,
                          cuuint64_t const* strides, cuuint32_t const* box, cuuint32_t const*, CUtensorMapInterleave,
                          CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {

@@ -30,7 +30,7 @@ PROBE_EXPORT int32_t probe_status;
 PROBE_EXPORT char probe_symbol[512];
 PROBE_EXPORT int64_t probe_workspace;  // bytes that kernels ask for
 PROBE_EXPORT int64_t probe_stride;     // bytes; of a descriptor that kernels make before they are launched, if it is not 0
-PROBE_EXPORT int32_t probe_current;   // the device that was current at the last launch
+PROBE_EXPORT int32_t probe_current;   // the current device at the last launch
 
 // As CUTLASS does: a descriptor that cannot be made is no reason not to launch.
 static int32_t launch_with_descriptor(gemmill_scaled_mm_args const& args) {
@@ -54,7 +54,7 @@ int32_t probe_record(char const* symbol, void const* args, gemmill_launch const*
   return probe_stride != 0 ? launch_with_descriptor(*static_cast<gemmill_scaled_mm_args const*>(args)) : probe_status;
 }
 
-// What a family's model says of a row of the table.
+// The estimate of a family's model for a row of the table.
 PROBE_EXPORT double probe_nanoseconds(char const* family, int64_t row, gemmill::Call const* call, int64_t sm_count) {
   return gemmill::Family::named(family)->model.nanoseconds(*gemmill::row_at(row), *call, sm_count);
 }
@@ -62,7 +62,7 @@ PROBE_EXPORT bool probe_wastes(char const* family, int64_t row, gemmill::Call co
   return gemmill::Family::named(family)->model.wastes(*gemmill::row_at(row), measured->sizes, call->sizes);
 }
 
-// Holds the lock of noted choices most of the time, until it is told to end.
+// Holds the lock of noted choices most of the time, until `stop`.
 PROBE_EXPORT void probe_take_noted_until(int32_t const volatile* end) {
   while (*end == 0) gemmill_take_noted(nullptr, 0);
 }

@@ -45,7 +45,7 @@ _OF_A_MACHINE = (
     "aoti_torch_get_device_type aoti_torch_delete_tensor_object aoti_torch_empty_strided "
     "aoti_torch_get_current_cuda_stream aoti_torch_create_cuda_guard aoti_torch_delete_cuda_guard"
 ).split()
-"""What machine.cpp stands in for."""
+"""The functions that machine.cpp replaces."""
 BUILD_IDS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 
 
@@ -98,7 +98,7 @@ class Probe:
         return symbol, struct.from_buffer_copy(struct.in_dll(self._library, "probe_args"))
 
     def nanoseconds(self, row: int, call: ShapedCall, sm_count: int) -> float:
-        """What the extension's model estimates for a call by a row of the table."""
+        """The estimate of the extension's model for a call by a row of the table."""
         model = self._library.probe_nanoseconds
         model.restype = ctypes.c_double
         packed = ctypes.byref(packed_call(call))
@@ -130,7 +130,7 @@ class Probe:
 
     @property
     def machine(self) -> Machine:
-        """What the binding takes for its machine."""
+        """The machine that the binding sees."""
         return Machine.in_dll(self._library, "probe_machine")
 
     def number(self, name: str, kind: type = ctypes.c_int64) -> Any:

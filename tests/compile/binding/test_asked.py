@@ -1,4 +1,4 @@
-"""What a choice depends on, as the binding of each family finds it out of a call, against Python's: class, sizes, alignments."""
+"""The inputs of a choice, as the binding of each family derives them from a call, against Python's: class, sizes, alignments."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What autograd sees of the extension's own calls, on CPU tensors: what it sees of the reference's."""
+"""Autograd sees the same of the extension's calls as of the reference's, on CPU tensors."""
 
 import pytest
 import torch

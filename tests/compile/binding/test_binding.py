@@ -142,7 +142,7 @@ class Mill:
 
 @pytest.mark.parametrize("op", (*GEMM_OPS, *VLLM_OPS), ids=lambda op: op.name)
 def test_refusals_agree(op: OpSchema, probe) -> None:
-    """C++ refuses what Python refuses, with Python's sentence, and nothing else."""
+    """C++ refuses the calls that Python refuses, with Python's sentence, and no others."""
     mill, refused = Mill(5, op), 0
     sentences = set()
     for _ in range(ROUNDS):
@@ -167,7 +167,7 @@ def test_refusals_agree(op: OpSchema, probe) -> None:
 
 @pytest.mark.parametrize("op", (*GEMM_OPS, *VLLM_OPS), ids=lambda op: op.name)
 def test_launches(op: OpSchema, probe) -> None:
-    """What a kernel is given is what the call said, and the variant is the one that Python chooses."""
+    """A kernel's arguments are the call's, and the variant is Python's choice."""
     mill, launched, grouped = Mill(6, op), set(), 0
     for _ in range(ROUNDS // 4):
         call = mill.call(op)
@@ -270,8 +270,8 @@ def call_of(entry, m: int, n: int, k: int) -> dict[str, torch.Tensor | None]:
 
 @pytest.mark.parametrize("k", [16, 64, 128, 256])
 def test_strides_that_are_never_used_reach_no_kernel(k: int, probe, draws: int) -> None:
-    """A variant of each predicate over every dimension of one element and a K of one group and less: what is launched does not
-    depend on their strides, and is what TMA takes."""
+    """A variant of each predicate over every dimension of one element and a K of one group and less: the launch does not
+    depend on their strides, and TMA takes it."""
     mill, taken, before = Mill(8), set(), probe.build.pin(-1)
     entries = list(
         {
@@ -311,7 +311,7 @@ def test_strides_that_are_never_used_reach_no_kernel(k: int, probe, draws: int) 
 
 
 def outcome(probe, op: str, call: dict[str, torch.Tensor | None]) -> dict[str, int] | str:
-    """What a kernel is given, or the first line of why it is given nothing."""
+    """A kernel's arguments, or the first line of the refusal."""
     try:
         _, args = probe.run(op, *call.values())
     except RuntimeError as error:

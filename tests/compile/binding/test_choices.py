@@ -191,7 +191,7 @@ def test_choices_agree_where_a_variant_is_pinned(probe) -> None:
 
 
 def test_estimates_agree(probe) -> None:
-    """Of every row, whichever would be chosen: a choice shows little of what its estimates rest on."""
+    """Of every row, whichever would be chosen: a choice shows little of its estimates."""
     rng = random.Random(12)
     calls = [replace(call, sizes=(*call.sizes[:2], max(call.sizes[2], 1))) for call in some_calls(12, ROUNDS)]
     wasteful = 0

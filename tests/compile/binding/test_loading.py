@@ -59,7 +59,7 @@ def test_two_builds_in_one_process(home_of_probes) -> None:
 
 
 def test_a_build_that_is_removed_while_it_is_loaded_goes_on_serving(home_of_probes, tmp_path) -> None:
-    """What is new in the process finds its sentence; calls of before and after reach the same kernels."""
+    """A new call of the process finds its sentence; calls of before and after reach the same kernels."""
     shutil.copytree(home_of_probes / "builds", tmp_path / "builds")
     code = """
         import shutil

@@ -1,4 +1,4 @@
-"""What the binding asks of a machine, on one that stands in for a machine with GPUs: devices, streams, memory, the driver."""
+"""The binding's calls of a machine, on one that stands in for a machine with GPUs: devices, streams, memory, the driver."""
 
 import ctypes
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def test_operand_on_another_device(position: int, probe, machine) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_no_tensor_is_kept(bias: bool, probe, machine) -> None:
-    """Boxed kernels own what they are given, also where they refuse it."""
+    """Boxed kernels own their arguments, also where they refuse them."""
     call = good_call(bias)
     probe.run("cutlass_scaled_mm", *call)
     assert machine.tensors_let_go == 5 + bias

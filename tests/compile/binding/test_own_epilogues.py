@@ -1,4 +1,4 @@
-"""What the binding gives to a kernel that ends in a user's epilogue: vectors and numbers, each in its place."""
+"""The arguments of a kernel that ends in a user's epilogue: vectors and numbers, each in its place."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Verdicts that the extension remembers: what may be taken from the last call of the same facts, and what must be asked again."""
+"""Verdicts that the extension remembers: the facts that it may take from the last equal call, and those that it must ask again."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""What `gemmill export` writes down of a call: the family's own struct as the binding fills it, and what the reference makes."""
+"""The record of a call by `gemmill export`: the family's own struct as the binding fills it, and the reference's results."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def sized(config, size: int = SIZE):
 
 @pytest.mark.parametrize("family", [family.name for family in REGISTRY.families])
 def test_every_variant_of_a_build_can_be_recorded(probe, family) -> None:
-    """Each pointer of its struct leads into a tensor of the call, and what is written has a value to hold results against."""
+    """Each pointer of its struct leads into a tensor of the call, and each output has a value to compare results with."""
     header = arguments_header(kernels_dir() / family / "abi.h")
     needs = REGISTRY.choices[family].needs
     for entry in {entry.symbol: entry for entry in probe.variants_of(family)}.values():
@@ -42,7 +42,7 @@ def test_every_variant_of_a_build_can_be_recorded(probe, family) -> None:
         _, fields = read_arguments(header, recorded.arguments)
         places = [recorded.place_of(field.value) for field in fields if field.is_pointer and field.value]
         assert None not in places, entry.name
-        # Of a tensor that begins within another, as values beside keys, the place is in that one.
+        # Of a tensor that begins within another, as values in a cache of keys, the place is in that one.
         alone = {i for i, tensor in enumerate(recorded.tensors) if recorded.place_of(tensor.address)[0] == i}
         assert {tensor for tensor, _ in places} == alone, entry.name
         written = [tensor for tensor in recorded.tensors if tensor.wanted is not None]

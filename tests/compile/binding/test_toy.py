@@ -15,7 +15,7 @@ MACHINE = (Path(__file__).parent / "machine.cpp").read_text()
 
 @pytest.fixture(scope="module")
 def life(home_of_probes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """What was done, by what it is called."""
+    """The steps done, by their names."""
     home = tmp_path_factory.mktemp("toy")
     environment = os.environ | {"PYTHONPATH": f"{TESTS.parent / 'generator'}:{TESTS}", "GEMMILL_HOME": str(home)}
     done = subprocess.run(

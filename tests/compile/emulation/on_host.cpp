@@ -10,7 +10,7 @@
 namespace gemmill::emulation {
 
 inline uint8_t* shared = nullptr;  // shared memory, from address 0 on
-inline uint32_t completed = 0;     // bytes that were told to the barrier
+inline uint32_t completed = 0;     // bytes that the barrier counted
 
 template <class Value>
 Value of_lane(Value value, int lane) { return __shfl_sync(0xFFFFFFFFu, value, lane); }
@@ -123,7 +123,7 @@ extern "C" void ldmatrix(uint8_t* memory, int bits, uint32_t const* addresses, u
   }, &given);
 }
 
-// Makes a map and loads a box by it. Returns the bytes that the barrier was told of, or a negative error of the driver's numbers.
+// Makes a map and loads a box by it. Returns the bytes that the barrier counted, or a negative error of the driver's numbers.
 extern "C" int load_packed(uint8_t* memory, uint32_t to, int type, int rank, void* address, uint64_t const* dims, uint64_t const* strides,
                            uint32_t const* box, int swizzle, int32_t const* at) {
   CUtensorMap map;

@@ -145,7 +145,7 @@ def test_mma(
     """Sums that double precision holds are exact, whichever bytes and threads hold the scales; other bytes and threads are not read."""
     draw = random.Random(f"{kind} {a_type} {b_type} {seed}")
     k = 32 if "f8f6f4" in kind else 64
-    # What a sum of doubles holds: wide types have few binades, so that nothing is rounded but at the end.
+    # Within a sum of doubles: wide types have few binades, so that only the end rounds.
     a_codes = [[finite(a_type, draw) for _ in range(k)] for _ in range(16)]
     b_codes = [[finite(b_type, draw) for _ in range(8)] for _ in range(k)]
     c = [float(draw.randrange(-64, 64)) for _ in range(128)]

@@ -1,4 +1,4 @@
-"""The order of folded weights against what the kernel's threads make of it: kernels/gemm/fold_e2m1.cuh, by hand on int64."""
+"""The order of folded weights against the kernel's decoding: kernels/gemm/fold_e2m1.cuh, by hand on int64."""
 
 import itertools
 import re
@@ -42,7 +42,7 @@ def nvfp4_tables(byte: torch.Tensor) -> torch.Tensor:
 
 
 def block_values(block: torch.Tensor, format: Format) -> torch.Tensor:
-    """What 128 threads put into operand A, float64 [64, 128]; rows and columns as PTX has those of m64k32."""
+    """Operand A of 128 threads, float64 [64, 128]; rows and columns as PTX has those of m64k32."""
     thread, of_row = torch.arange(128), 128 // format.group
     codes, scales = block[:CODE_BYTES].long().view(2, 128, 2, 2, 4), block[CODE_BYTES:].long().view(32, 2, of_row)
     out = torch.full((64, 128), torch.nan, dtype=torch.float64)
@@ -80,7 +80,7 @@ def half_tables(byte: torch.Tensor) -> torch.Tensor:
 
 
 def half_values(block: torch.Tensor) -> torch.Tensor:
-    """What four turns of 32 lanes put into operand A, float64 [64, 128] of f16: two products of m16n8k16 to a step of 32 columns."""
+    """Operand A of four turns of 32 lanes, float64 [64, 128] of f16: two products of m16n8k16 to a step of 32 columns."""
     lane, out = torch.arange(32), torch.full((64, 128), torch.nan, dtype=torch.float64)
     codes, scales = block[:CODE_BYTES].long().view(2, 128, 2, 2, 4), block[CODE_BYTES:].long().view(32, 2, 4)
     for half, i, step, lower in itertools.product(range(2), range(4), range(2), range(2)):

@@ -1,4 +1,4 @@
-"""4-bit weights in the order of Hopper's kernel: what its threads make of them is code times scale, and the way back."""
+"""4-bit weights in the order of Hopper's kernel: its threads decode code times scale, and the way back."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ FORMATS = pytest.mark.parametrize("format", [NVFP4, MXFP4], ids=str)
 
 
 def constants(format: Format) -> tuple[int, int, float]:
-    """Of the kernel's struct of a format: by what a byte is multiplied, what is added, and what sums are multiplied by."""
+    """Of the kernel's struct of a format: the factor of a byte, the addend, and the factor of sums."""
     struct = BODY[BODY.index(f"struct {'NvFp4' if format is NVFP4 else 'MxFp4'} {{") :]
     spread = 1 << int(re.search(r"kSpread = 1 << (\d+);", struct)[1])
     short = float(re.search(r"kShort = ([\d.]+)f", struct)[1])
@@ -50,7 +50,7 @@ def pairs_of(first: torch.Tensor, second: torch.Tensor) -> tuple[list[torch.Tens
 
 
 def block_values(block: torch.Tensor, format: Format) -> torch.Tensor:
-    """What 128 threads put into operand A, float64 [64, 64] and times kShort; rows and columns as PTX has those of m64k16."""
+    """Operand A of 128 threads, float64 [64, 64], times kShort; rows and columns as PTX has those of m64k16."""
     spread, added, short = constants(format)
     thread = torch.arange(128)
     code_bytes, scale_bytes = block[:2048].long().view(128, 4, 4), block[2048:].long()

@@ -1,4 +1,4 @@
-"""Names of kernels, those of earlier releases too, and those that are none."""
+"""Names of kernels, also of earlier releases, and texts that are no names."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

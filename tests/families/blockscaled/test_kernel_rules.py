@@ -271,7 +271,7 @@ def test_rules_of_pairs(config: AnyConfig, rule: str, reason: str) -> None:
 
 
 def names_of_fields(config: AnyConfig) -> set[str]:
-    """Those of its parts too, but what a launch and a compiler are told."""
+    """Those of its parts too, except launch settings and compiler."""
     return fields_of(config).keys() - {"family", "compiler", "splits", "arch"}
 
 

@@ -1,4 +1,4 @@
-"""Selections: which kernels there are, and what reports and sweeps say of them."""
+"""Selections: which kernels there are, and their words in reports and sweeps."""
 
 from dataclasses import replace
 from itertools import product
@@ -63,7 +63,7 @@ def test_the_default_selection_on_hopper() -> None:
 
 
 def test_bodies_that_load_ahead_are_beside_others() -> None:
-    """They take K in multiples; what others take they need not. Of e4m3 tiles of 256 rows are added up together too."""
+    """They take K in multiples, and need not take other calls. Of e4m3 tiles of 256 rows are added up together too."""
     ahead = of(FewConfig, FewLoop.RING) + of(ManyConfig, ManyLoop.AHEAD)
     usual = {(type(c), c.operands, c.epilogue) for c in default(Arch.SM90A) if c not in set(ahead)}
     assert {(type(c), c.operands, c.epilogue) for c in ahead} <= usual
@@ -90,7 +90,7 @@ def test_kernels_that_tma_feeds() -> None:
 
 
 def test_ctas_that_stay() -> None:
-    """Of packed weights of every kind that has tiles of 256 rows; K is whole."""
+    """Of packed weights of every kind with tiles of 256 rows; K is whole."""
     staying = of(PackedConfig, PackedLoop.STAYS)
     of_256 = {(c.pair, c.out_dtype) for c in of(PackedConfig) if c.design.tile_m == 256}
     assert {(c.pair, c.out_dtype) for c in staying} == of_256 and len(staying) == len(of_256) == 5
@@ -110,7 +110,7 @@ def test_every_class_on_hopper_has_a_kernel_for_few_rows() -> None:
 
 
 def test_every_class_of_weights_has_a_kernel_on_hopper() -> None:
-    """But mx formats of a checkpoint beside f16: what the scales make of codes may not fit it. And bases of groups are of mxfp4."""
+    """Except mx formats of a checkpoint with f16, which may not hold code times scale. And bases of groups are of mxfp4."""
     classes = {(c.pair, c.out_dtype, c.prepacked, c.grouped) for c in default(Arch.SM90A)}
     both = (False, True)
     for pair, out_dtype, prepacked, grouped in product(Pair, (DType.BF16, DType.F16), both, both):

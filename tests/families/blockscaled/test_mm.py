@@ -1,4 +1,4 @@
-"""The block-scaled GEMM, what is fused before quantisation, and the bounds of kernels that differ from both."""
+"""The block-scaled GEMM, ops fused before quantisation, and the bounds of kernels that differ from both."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The ops on the CPU: what they compute, what they refuse, and in which words."""
+"""The ops on the CPU: results, refusals and their sentences."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Weights made ready for Hopper: what folds exactly, what is refused, and what is lost where loss was asked for."""
+"""Weights packed for Hopper: exact folding, refusals, and the loss where the caller allows it."""
 
 import math
 from collections.abc import Callable

@@ -32,7 +32,7 @@ def slow_code(x: Fraction | float, kind: FloatType, negative: bool = False) -> i
 
 
 def probes(kind: FloatType) -> list[float]:
-    """Every number of a type, every boundary between two, one f32 beside each, and what no number is near."""
+    """Every number of a type, every boundary between two, the f32 neighbours of each, and values far from all."""
     numbers = sorted({abs(value) for value in kind.values if math.isfinite(value)})
     middles = [(low + high) / 2 for low, high in pairwise(numbers)]
     exact = [*numbers, *middles, kind.maximum * 1.03, kind.maximum * 4, 1e-30, 1e-42]

@@ -1,4 +1,4 @@
-"""Layers whose products are grouped GEMMs: when they are chosen, what their variants need of a build, and what their results may be."""
+"""Layers whose products are grouped GEMMs: when they are chosen, their variants' needs of a build, and the bounds of their results."""
 
 from dataclasses import replace
 

@@ -129,7 +129,7 @@ def test_a_map_says_whose_weights_an_expert_has() -> None:
     first = call(x | {"topk_ids": ids}).clone()
     mapped = torch.tensor([9, -1, 3, 2, 1, 0], dtype=torch.int32)
     assert torch.equal(call(x | {"topk_ids": 5 - ids, "expert_map": mapped}), first)
-    nobody = call(x | {"topk_ids": ids % 2, "expert_map": mapped})  # -1, and weights that are not there
+    nobody = call(x | {"topk_ids": ids % 2, "expert_map": mapped})  # -1, and absent weights
     assert torch.equal(nobody, torch.zeros_like(first))
 
 
@@ -345,7 +345,7 @@ def test_bounds_hold_for_products_summed_in_float32() -> None:
 
 
 def test_the_bound_has_room_for_sums_of_the_tensor_core_for_e4m3() -> None:
-    """Sums that keep 13 bits below the largest of what an instruction adds are within it, and not within that of warps."""
+    """Sums that keep 13 bits below the largest product of an instruction are within it, and not within that of warps."""
     x = given(replace(BLOCKS, hidden=1024, tokens=32))
     layer = layer_of(x)
     for rows in bounds.reference.rows_of(layer):

@@ -293,7 +293,7 @@ def test_a_tile_is_of_one_body_which_tells_all_of_it() -> None:
 
 
 def test_kernels_by_warps_on_sm120f() -> None:
-    """Their stages fit 99 KB beside sums; names and tiles are Hopper's."""
+    """Their stages and sums fit 99 KB; names and tiles are Hopper's."""
     found = [config for config in default(Arch.SM120F) if isinstance(config, PackedExpertsConfig)]
     assert len(found) == 9 and all(first_rejection(PACKED_RULES, config).ok for config in found)
     stages = {to_name(config).split("fp4experts_")[1]: config.stages for config in found}

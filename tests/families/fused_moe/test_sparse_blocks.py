@@ -1,4 +1,4 @@
-"""2:4 sparse weights as kernels read them: what threads of a warp make of a block's bytes, byte by byte."""
+"""2:4 sparse weights as kernels read them: how threads of a warp decode a block, byte by byte."""
 
 import pytest
 import torch

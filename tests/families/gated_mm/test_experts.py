@@ -65,7 +65,7 @@ def call(p: ExpertSpec, x: dict[str, Any]) -> Tensor:
 
 
 def product(p: ExpertSpec, x: dict[str, Any]) -> Tensor:
-    """Gates, then ups of every row in bf16, by the grouped GEMM of weights that are not packed."""
+    """Gates, then ups of every row in bf16, by the grouped GEMM of unpacked weights."""
     parts = []
     for weights, kind in ((x["b"], 0), (x["b"], 1)):
         half = torch.stack([unpack_gate_up(one)[kind].contiguous().view(torch.uint8) for one in weights])
@@ -83,7 +83,7 @@ def product(p: ExpertSpec, x: dict[str, Any]) -> Tensor:
 
 
 def kept(p: ExpertSpec) -> list[int]:
-    """Rows that are somebody's."""
+    """Rows of an expert."""
     if p.slot:
         return [e * p.slot + i for e, count in enumerate(p.counts) for i in range(count)]
     begin, rows = p.spare, []

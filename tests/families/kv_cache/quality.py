@@ -1,4 +1,4 @@
-"""Inputs on which the quality of a cache is measured, and what is measured.
+"""Inputs on which the quality of a cache is measured, and its measures.
 
 Every draw has one sequence of 1,024 tokens, 2 KV heads of 128 and 8 query heads, four query rows, all rounded to bf16.
 
@@ -39,7 +39,7 @@ class Case(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What a format costs and loses."""
+    """The size and the errors of a format."""
 
     bits: float
     """Bits a value: bytes of a page over its keys' and values' elements."""

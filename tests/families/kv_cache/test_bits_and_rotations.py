@@ -79,7 +79,7 @@ def test_splitmix64() -> None:
 
 
 def test_streams_are_fixed() -> None:
-    """What a seed means may never change: caches on disk depend on it."""
+    """A seed's rotation may never change: caches on disk depend on it."""
     assert seeds.signs(0, 12) == [-1, -1, 1, -1, -1, 1, -1, 1, 1, -1, 1, 1]
     assert seeds.normals(0, seeds.Purpose.PROJECTION, 4) == [
         1.477935791015625, 0.8922557830810547, 0.1272268295288086, -0.09241962432861328,

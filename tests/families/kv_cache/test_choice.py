@@ -1,4 +1,4 @@
-"""How many slices the tokens of a sequence are: a launch setting, chosen by a model or by what was measured."""
+"""How many slices the tokens of a sequence are: a launch setting, chosen by a model or by measured times."""
 
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -167,7 +167,7 @@ def tuned_row() -> Callable[..., Any]:
 
 
 def test_a_call_tells_what_the_choice_depends_on() -> None:
-    """Of lengths, which are on the device, the room in the page table; of a window what it shows."""
+    """Of lengths, which are on the device, the room in the page table; of a window its length."""
     decode = DecodeCase(lengths=(100, 3), rows=2, heads=8, kv_heads=2, page=32)
     assert asked(decode).sizes == (2, 2, 8, 2, 128)
     assert asked(DecodeCase(**(vars(decode) | {"window": 40}))).sizes == (2, 2, 8, 2, 42)

@@ -1,4 +1,4 @@
-"""Which sizes and options the calls have by which kernels are judged: each that docs/kv_cache.md promises is checked or drawn."""
+"""The sizes and options of the calls that check kernels: each that docs/kv_cache.md promises is a case or a random call's."""
 
 from functools import cache
 

@@ -219,7 +219,7 @@ def test_calls_in_slots_come_to_the_kernel_of_their_format(head_dim: int) -> Non
     ids=str,
 )
 def test_calls_that_lie_otherwise_come_to_the_kernel_of_any_format(sizes: dict[str, Any]) -> None:
-    """The last have pages that are no multiple of 16 bytes apart."""
+    """Pages of the last do not lie at multiples of 16 bytes."""
     case = AttendCase(**({"lengths": (20, 3), "format": cache_format_of(Slots.NC4)} | sizes))
     assert _slots(case, "cpu") is Slots.ANY
 
@@ -329,7 +329,7 @@ def test_schemas_are_torchs() -> None:
 
 @pytest.mark.parametrize(("case", "results"), [(TRANSFORM, ["out"]), (DECODE, ["out", "lse"])])
 def test_limits_are_those_that_results_are_judged_by(case: MadeCall, results: list[str]) -> None:
-    """What `gemmill export` writes beside a result: the result itself is right, what is off by thrice as much is wrong."""
+    """The bounds that `gemmill export` writes with a result: the result itself is right, a triple error is wrong."""
     after = given(case)
     call(case, after)
     found = limits(case.schema.name, after)

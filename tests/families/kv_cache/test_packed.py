@@ -244,7 +244,7 @@ def test_bad_input_is_one_sentence(case: Any, change: dict[str, Callable[[Any], 
 
 @pytest.mark.parametrize("format", ["eden3", "turboquant_prod3", "unit_centroids4", "e2m1", "e4m3", "uniform4"])
 def test_a_wrong_byte_is_seen(format: str) -> None:
-    """Of codes, signs and scalars alike: the judge of kernels takes no byte for right that is not."""
+    """Of codes, signs and scalars alike: the comparison with kernels accepts no wrong byte."""
     of_values = format == "uniform4"
     case = PackCase(tokens=3, format=format, heads=1, of_values=of_values, head_dim=64)
     x = normal(3, 1, 64).bfloat16()
@@ -280,7 +280,7 @@ def test_a_page_table_is_checked_on_request() -> None:
 
 
 def test_e4m3_pages_have_a_scale_for_each_head() -> None:
-    """As vLLM's fp8 cache: codes of x over the scale, saturated; attention is that over what the codes stand for."""
+    """As vLLM's fp8 cache: codes of x over the scale, saturated; attention is that over the decoded vectors."""
     k, v, q = normal(40, 2, 96, seed=1), normal(40, 2, 96, seed=2), normal(1, 3, 4, 96, seed=3).bfloat16()
     scales = torch.tensor([0.3, 0.001]), torch.tensor([1.7, 0.25])
     packed, restored = [], []

@@ -1,4 +1,4 @@
-"""Peers: what vLLM's Triton kernels are given, with files that stand for vLLM's sources; what prefilling by restored vectors gives."""
+"""Peers: the arguments of vLLM's Triton kernels, with files that stand for vLLM's sources; the result of prefilling by restored vectors."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -19,7 +19,7 @@ OPS = "vllm/v1/attention/ops"
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files that return what they are given."""
+    """Files that return their arguments."""
     (tmp_path / OPS).mkdir(parents=True)
     for what in ("decode", "store"):
         function = "triton_turboquant_" + ("decode_attention" if what == "decode" else "store")
@@ -36,7 +36,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def calls(folder: Path, kind: str, shape: tuple[int, ...]) -> list[object]:
-    """What each peer that takes a workload of this kind is given."""
+    """The arguments of each peer that takes a workload of this kind."""
     parser = ArgumentParser()
     vllm_turboquant.add_options(parser)
     options, notes = parser.parse_args(["--vllm-sources", str(folder)]), []

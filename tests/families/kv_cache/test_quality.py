@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "kv_cache.md"
 
 
 def plain(name: str, method: Method, bits: int) -> CacheFormat:
-    """Keys and values by one of vLLM's methods, not rotated: what the field compares with."""
+    """Keys and values by one of vLLM's methods, not rotated, as articles compare with them."""
     vectors = VectorFormat(method=method, bits=bits)
     none = RotationKind.NONE
     return CacheFormat(

@@ -174,7 +174,7 @@ def test_names_rules_and_facts() -> None:
 
 
 def test_calls_with_and_without_have_kernels_of_their_own() -> None:
-    """Every kind of operands that has kernels without alpha and bias has one with them, in `default` too."""
+    """Every kind of operands with kernels without alpha and bias has one with them, in `default` too."""
     for selection in (default, sweep):
         numbers = {with_ends: set() for with_ends in (False, True)}
         for config in selection(Arch.SM90A):

@@ -1,4 +1,4 @@
-"""Operands of what is measured of grouped GEMMs, and what their results are held against."""
+"""Operands of the measured calls of grouped GEMMs, and the references of their results."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Grouped GEMMs of 16-bit operands and of gathered rows on CPU tensors, and what is looked at when a caller asks for it."""
+"""Grouped GEMMs of 16-bit operands and of gathered rows on CPU tensors, and the checks of `check=True`."""
 
 from dataclasses import replace
 from typing import Any

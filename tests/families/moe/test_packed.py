@@ -67,7 +67,7 @@ def test_packed_experts_are_the_weights_that_they_were(activations: str) -> None
 
 @pytest.mark.parametrize(("format", "activations"), [(MXFP4, "bf16"), (NVFP4, "bf16"), (MXFP4, "e4m3")])
 def test_an_equal_format_is_packed_alike(format: Format, activations: str) -> None:
-    """One that was read from a manifest is another object."""
+    """A config read from a manifest is another object."""
     read = replace(format)
     assert read == format and read is not format
     g = torch.Generator().manual_seed(4)

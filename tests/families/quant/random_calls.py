@@ -105,7 +105,7 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
 def _some_scales(
     op: str, rows: int, hidden: int, wide: int, group: int, values: dict[str, Any], rng: random.Random
 ) -> tuple[torch.Tensor, tuple[int, int] | None]:
-    """Scales as the op takes them, and the shape of their groups; of experts `values` are told that scales are swizzled."""
+    """Scales as the op takes them, and the shape of their groups; of experts `values` learns that scales are swizzled."""
     quant = OP_OF[op]
     experts, transposed = quant.scaling is Scaling.EXPERTS, values["is_scale_transposed"]
     shape_of_groups = None

@@ -44,7 +44,7 @@ def test_codes_and_scales_are_the_definitions(format: Format, dtype: torch.dtype
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_padding_is_zeroed_and_rows_lie_apart(format: Format) -> None:
-    """Nothing else is written: what lies between rows stays."""
+    """Nothing else is written: bytes between rows stay."""
     group, rows = format.group, 130
     x = _rows(rows, 3 * group + 8)[:, : 3 * group]
     out = torch.full((rows, format.code_bytes(3 * group) + 5), 0x5A, dtype=torch.uint8)
@@ -95,7 +95,7 @@ def test_rows_are_modulated_in_f32(scale_rows: int, shift_rows: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_light_x2v_makes_of_rows_is_rounded_before_it_is_coded(dtype: torch.dtype) -> None:
-    """As LightX2V's own test has it, bit for bit: its plain op of what torch makes, and f32 all through is another."""
+    """As LightX2V's own test has it, bit for bit: its plain op of torch's result; f32 throughout gives another."""
     x, scale, shift = (_rows(257, 512).to(dtype) for _ in range(3))
     scale, shift = scale[0] * 0.1, shift[1]
     of_gelu = gelu(x.float(), by_tanh=True, contracted=True).to(dtype)
@@ -115,7 +115,7 @@ def test_what_light_x2v_makes_of_rows_is_rounded_before_it_is_coded(dtype: torch
 
 
 def test_gelu_is_torchs_where_it_is_rounded() -> None:
-    """The argument of tanh has a product and a sum that are rounded once."""
+    """In the argument of tanh product and sum are rounded once."""
     x = torch.linspace(-6, 6, 4096)
     cube = (x * x * x).double() * torch.tensor(0.044715).double()
     inner = torch.tensor(0.7978845608028654) * (cube + x.double()).float()

@@ -1,4 +1,4 @@
-"""What the bounds of gated values let pass, and what they do not."""
+"""The values that the bounds of gated values accept and reject."""
 
 import pytest
 import torch

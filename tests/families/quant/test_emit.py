@@ -15,7 +15,7 @@ def body(config: QuantConfig) -> str:
 def test_different_configs_have_different_sources() -> None:
     bodies: dict[str, str] = {}
     for config in all_configs():
-        # The launch function's name apart: what is instantiated must differ too.
+        # The launch function's name apart: instances must differ too.
         text = body(config)
         assert text not in bodies, f"{to_name(config)} and {bodies[text]} have the same source"
         bodies[text] = to_name(config)

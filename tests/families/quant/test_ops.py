@@ -1,4 +1,4 @@
-"""The quantisation ops on CPU tensors, their sentences for bad input, and what is asked of builds about them."""
+"""The quantisation ops on CPU tensors, their sentences for bad input, and the questions to builds about them."""
 
 import random
 from typing import Any

@@ -16,7 +16,7 @@ from gemmill.vocab import Arch
 
 pytestmark = [
     pytest.mark.usefixtures("home"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of NaN and of what overflows
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of NaN and of overflows
 ]
 Array = np.ndarray
 f32 = np.float32

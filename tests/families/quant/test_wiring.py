@@ -1,4 +1,4 @@
-"""What is different for a quantisation kernel on its way from a selection into a manifest."""
+"""The way of a quantisation kernel from a selection into a manifest, where it differs from a GEMM's."""
 
 import json
 from collections.abc import Callable

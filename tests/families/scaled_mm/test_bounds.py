@@ -21,7 +21,7 @@ def random_scales(count: int, seed: int) -> torch.Tensor:
 
 
 def cut_off(x: torch.Tensor, largest: torch.Tensor, bits: int) -> torch.Tensor:
-    """x without what lies `bits` below the exponent of `largest`, as in two's complement."""
+    """x without its bits from `bits` below the exponent of `largest`, as in two's complement."""
     unit = torch.exp2(torch.frexp(largest)[1].double() - 1 - bits)
     return torch.floor(x / unit) * unit
 

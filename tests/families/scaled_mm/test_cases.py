@@ -1,4 +1,4 @@
-"""Cases of the GEMM ops: that they cover what a variant takes, and see what is wrong."""
+"""Cases of the GEMM ops: that they cover a variant's calls, and find wrong results."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ def test_cases_are_rounded_up_to_the_alignment(make_config) -> None:
 
 @pytest.fixture
 def run(monkeypatch) -> Callable[..., Outcome]:
-    """Runs a case with another function in the ops' place, which is given what the reference is."""
+    """Runs a case with another function in the ops' place, with the reference's arguments."""
 
     def run(case: GemmCase, multiply: Callable) -> Outcome:
         def plain(out, a, b, a_scales, b_scales, bias):

@@ -83,7 +83,7 @@ def test_promoted_tiles_are_stored_at_one_go_where_three_stages_remain() -> None
     promoted = {"accumulation": Accumulation.PROMOTED}
     whole = Plan(config(tile_shape_mnk=(256, 128, 128), **promoted))
     assert (whole.stages, whole.store_buffers, whole.slabs * whole.tile_y // whole.store_columns) == (3, 4, 4)
-    assert Plan(config(tile_shape_mnk=(128, 128, 256), **promoted)).store_buffers == 1  # two stages beside two boxes
+    assert Plan(config(tile_shape_mnk=(128, 128, 256), **promoted)).store_buffers == 1  # two stages and two boxes
 
 
 def test_a_second_box_of_d_must_not_cost_a_stage() -> None:

@@ -1,4 +1,4 @@
-"""Users' epilogues on a CPU: what they compute, the op, its bounds, their kernels and the command."""
+"""Users' epilogues on a CPU: their results, the op, its bounds, their kernels and the command."""
 
 import subprocess
 import sys

@@ -27,7 +27,7 @@ def test_no_order_of_summation_leaves_what_the_tensor_core_adds_exactly(k: int, 
 
 
 def test_results_are_rounded_once() -> None:
-    """Sums, scales and bias in float32, in whatever order, are what they are in float64."""
+    """Sums, scales and bias in float32, in whatever order, equal those in float64."""
     a, b = (small_integers(16, 32768, torch.float8_e4m3fn, generator(seed)) for seed in (1, 2))
     a_scales, b_scales = powers_of_two((16, 1), generator(3)), powers_of_two((1, 16), generator(4))
     assert set(a_scales.flatten().tolist()) == {0.25, 0.5, 1.0}

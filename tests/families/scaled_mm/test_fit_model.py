@@ -1,4 +1,4 @@
-"""tools/fit_model.py: constants fitted to times, judged at weights that were held out."""
+"""tools/fit_model.py: constants fitted to times, and their loss at held-out weights."""
 
 import re
 from pathlib import Path

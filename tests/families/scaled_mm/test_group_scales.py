@@ -1,4 +1,4 @@
-"""Scales in groups: which kinds there are, in which layouts, and what the CPU op computes with them."""
+"""Scales in groups: which kinds there are, in which layouts, and the CPU op's results with them."""
 
 from dataclasses import replace
 

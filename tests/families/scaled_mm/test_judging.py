@@ -1,4 +1,4 @@
-"""What the fuzzer holds against the reference to the last bit, and what within a bound."""
+"""Results that the fuzzer compares with the reference to the last bit, and those within a bound."""
 
 import pytest
 import torch

@@ -50,7 +50,7 @@ def test_zero_point_wraps_in_32_bits():
 
 
 def test_e4m3_sum_is_exact():
-    """448 x 448 beside 2^-9 x 2^-9: float32 would lose the small product."""
+    """448 x 448 plus 2^-9 x 2^-9: float32 would lose the small product."""
     a = torch.tensor([[448.0, 2.0**-9, -448.0]]).to(torch.float8_e4m3fn)
     b = torch.tensor([[448.0], [2.0**-9], [448.0]]).to(torch.float8_e4m3fn)
     one = torch.ones(1)

@@ -72,7 +72,7 @@ def test_rows_measured_for_fewer_or_far_more_rows_do_not_serve(two_tiles, tiles,
     for m, tile, trust in (
         (31, None, Trust.MODEL),  # 64 is more than twice as many
         (32, 256, Trust.EXACT),
-        (65, None, Trust.MODEL),  # what is best for 64 is not for more
+        (65, None, Trust.MODEL),  # the best for 64 is not the best for more
         (511, None, Trust.MODEL),
         (512, 128, Trust.EXACT),
         (2048, 128, Trust.NEAREST),  # tiles by the hundred: more of them change little
@@ -109,7 +109,7 @@ def test_measured_variant_whose_bands_would_be_mostly_empty_is_passed_over(make_
         assert select(table, shaped_call(m=m), SMS).trust is trust, m
     assert select(table, shaped_call(m=1024), SMS).entry.config == plain  # the model knows of them too
     here = table_of(banded, plain, tuned=(measured(banded, 1024),))
-    assert select(here, shaped_call(m=1024), SMS).trust is Trust.EXACT  # what was measured was measured with them
+    assert select(here, shaped_call(m=1024), SMS).trust is Trust.EXACT  # rows were measured with them
 
 
 def test_measured_nearby(two_tiles, tiles, shaped_call) -> None:
@@ -300,7 +300,7 @@ def test_the_model_knows_that_slices_of_large_tiles_meet_slowly(make_config, tab
 
 
 def test_the_model_knows_that_groups_of_32_are_bound_by_adding_up(make_config, table_of, shaped_call) -> None:
-    """Groups of 64 and 128 are not: what was fitted to their times holds."""
+    """Groups of 64 and 128 are not: constants fitted to their times hold."""
     grouped = {
         "a_scale": ScaleGranularity.GROUP,
         "b_scale": ScaleGranularity.BLOCK,

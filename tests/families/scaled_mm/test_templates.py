@@ -96,7 +96,7 @@ OF_LAUNCH = [f.name for f in fields(Launch)]
 
 
 def body(config: KernelConfig) -> str:
-    """What is emitted, without the name, in which every field shows anyway."""
+    """The emitted text, without the name, in which every field shows anyway."""
     return emit(config).text.replace(to_name(config.compiled), "NAME")
 
 
@@ -121,7 +121,7 @@ def test_the_table_above_has_every_field() -> None:
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 @pytest.mark.parametrize("field", OF_KERNEL)
 def test_every_field_is_read_by_its_template(make_config, base: dict, field: str) -> None:
-    """Two configs that the rules accept and that are not compiled alike never have the same text, or other flags of the compiler."""
+    """Two legal configs that do not share a compilation never have the same text, or other flags of the compiler."""
     original = make_config(**base)
     assert REGISTRY.check(original)
     for config in neighbours(make_config, base, field):
@@ -140,7 +140,7 @@ def test_fields_that_the_rules_tie_together_are_read_one_by_one(make_config, bas
 
 @pytest.mark.parametrize("field", OF_KERNEL)
 def test_fields_that_cannot_vary_are_the_reserved_ones(make_config, field: str) -> None:
-    """What the two tests above cannot show: one value of these goes with each backend, schedule and granularity."""
+    """Beyond the two tests above: one value of these goes with each backend, schedule and granularity."""
     varies = field in TIED or any(neighbours(make_config, base, field) for base in BASES.values())
     assert varies != (field in ("a_scale", "scale_layout"))
 

@@ -1,4 +1,4 @@
-"""Functions that become epilogues: their steps, and what cannot be traced, with its line."""
+"""Functions that become epilogues: their steps, and functions that cannot be traced, with the line."""
 
 import math
 from collections.abc import Callable

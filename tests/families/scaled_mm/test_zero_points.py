@@ -1,4 +1,4 @@
-"""int8 GEMMs with zero points of weights: what they compute, how far exactly, what is refused, and their kernels."""
+"""int8 GEMMs with zero points of weights: results, how far they are exact, refusals, and kernels."""
 
 from typing import Any
 

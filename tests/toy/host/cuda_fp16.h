@@ -1,4 +1,4 @@
-// Numbers of 16 bits, of which the toy has none: what an exported host program says of them compiles.
+// Numbers of 16 bits, of which the toy has none: an exported host program that names them compiles.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What an exported host program asks of CUDA, on the host: for kernels that run where they are called.
+// The CUDA functions of an exported host program, on the host: for kernels that run where they are called.
 #pragma once
 
 #include <cstdlib>

@@ -38,7 +38,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 def goes_on(decoder: Decoder) -> None:
-    """Behind its own cache a decoder says what it says of all tokens at once, and another cache changes it."""
+    """Behind its own cache a decoder gives the output of all tokens at once, and another cache changes it."""
     nothing = [(x[:0], y[:0]) for x, y in decoder.prefill(TOKENS[:1])]
     whole = decoder.logits(TOKENS, nothing, as_it_is)[-8:]
     past = decoder.prefill(TOKENS[:-8])

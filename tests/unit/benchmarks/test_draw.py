@@ -1,4 +1,4 @@
-"""benchmarks/draw.py: the committed results, drawn."""
+"""benchmarks/draw.py: pictures of the committed results."""
 
 import json
 import re
@@ -106,6 +106,6 @@ def test_nothing_draws_but_the_reports_charts() -> None:
 
 @pytest.mark.parametrize("kind", ["svg", "png", "html"])
 def test_no_drawing_is_committed(kind: str) -> None:
-    """Those that a run leaves beside its JSON are ignored by git."""
+    """Git ignores those that a run leaves next to its JSON."""
     ignored = (RESULTS.parents[1] / ".gitignore").read_text().splitlines()
     assert f"/benchmarks/results/*.{kind}" in ignored

@@ -230,7 +230,7 @@ def test_engines_of_all_models_start_before_one_is_measured(paper_engine, tmp_pa
 
 
 def recorded(paper_engine, folder: Path, monkeypatch) -> dict:
-    """What the program writes, in the form that a device run has: two sides and another backend, and a model that fails."""
+    """The program's record, in the form of a device run: two sides and another backend, and a model that fails."""
     given = "llama-3.1-8b-fp8 qwen3-30b-a3b-nvfp4 --layers 2 --batches 1 3 --length 8 --tokens 4 --rounds 2".split()
     more = [
         "--other",
@@ -262,29 +262,35 @@ def test_the_page_has_a_table_of_each_result(paper_engine, tmp_path, monkeypatch
     monkeypatch.setattr(engine_tables, "RESULTS", tmp_path)
     results = engine_tables.committed()
     made = engine_tables.page(f"# Page\n\n{engine_tables.BEGIN}\n\nold\n\n{engine_tables.END}\n\nmore\n", results)
-    told, rates, outputs, who = made.split("\n\n")[2:6]
+    told, rates, outputs = made.split("\n\n")[2:5]
     assert told == (
         "[JSON](../engine-x.json): vllm 0.33.0, gemmill 1.0; prompts of 8 tokens, 4 new ones, medians of 2 rounds, with CUDA graphs "
         "and torch.compile."
     )
     one, other = "llama-3.1-8b-fp8-2-layers", "qwen3-30b-a3b-nvfp4-2-layers"
     assert rates.splitlines() == [
-        "| NVIDIA H200, 2026-11-24, abc1234: tokens per second | vLLM | with gemmill | ratio |",
+        "| NVIDIA H200, 2026-11-24, abc1234: tokens per second with gemmill (ratio to vLLM without it): decode at batch "
+        "| 1 | 16 | prefill of 8 x 4096 |",
         "| --- | --- | --- | --- |",
-        f"| {one}, decode at batch 1 | 285 | 308 | 1.08 |",
-        f"| {one}, decode at batch 16 | 4024 | - | - |",
-        f"| {one}, prefill of 8 x 4096 | 285 | 308 | 1.08 |",
-        f"| {other}: gemmill failed | gemmill: RuntimeError: b is bf16 / pass f32 | - | - |",
+        f"| {one} | 308 (1.08) | - (vLLM 4024) | 308 (1.08) |",
+        f"| {other} | - | - | - |",
+        f"| {other}: gemmill failed: gemmill: RuntimeError: b is bf16 / pass f32 | - | - | - |",
     ]
-    assert outputs.splitlines()[2:] == [
-        f"| {one}: gemmill and vLLM | 396 | 396 | 0 | 0 |",
-        f"| {one}: vLLM with linear_backend=triton and vLLM | 396 | 396 | 0 | 0 |",
-        *(
-            f"| {one}: {name}, decoded and scored | 128 | 128 | 0 | 0 |"
-            for name in ("vLLM", "gemmill", "vLLM with linear_backend=triton")
-        ),
+    triton = "vLLM with linear_backend=triton"
+    heads = " | ".join(
+        (
+            "gemmill and vLLM",
+            f"{triton} and vLLM",
+            *(f"{name}, decoded and scored" for name in ("vLLM", "gemmill", triton)),
+        )
+    )
+    assert outputs.splitlines() == [
+        "| NVIDIA H200, 2026-11-24, abc1234: most likely token equal (difference of log-probability: median, largest) "
+        f"| {heads} |",
+        "| --- | --- | --- | --- | --- | --- |",
+        f"| {one} | 396 of 396 (0, 0) | 396 of 396 (0, 0) | 128 of 128 (0, 0) | 128 of 128 (0, 0) | 128 of 128 (0, 0) |",
+        f"| {other} | - | - | - | - | - |",
     ]
-    assert who.splitlines()[2:] == [f"| {one} | 1 of `Layer: Kernel` |", f"| {other} | none |"]
     assert undated("docs/engine.md", made) == []
     assert made.endswith(f"\n\n{engine_tables.END}\n\nmore\n") and "old" not in made
     assert engine_tables.page(made, results) == made and engine_tables.NOTHING in engine_tables.page(made, [])

@@ -1,4 +1,4 @@
-"""Who is timed on layers of experts: vLLM's Triton kernel, read from its file, and the ways in which gemmill computes drawn layers."""
+"""The timed sides of layers of experts: vLLM's Triton kernel, read from its file, and the ways in which gemmill computes random layers."""
 
 import inspect
 import sys

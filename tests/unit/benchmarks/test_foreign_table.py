@@ -1,4 +1,4 @@
-"""Another device's table beside the model: what is drawn, and what the verdict counts."""
+"""Another device's table next to the model: the random shapes, and the counts of the verdict."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The program that holds host times of several revisions beside each other, on the CPU."""
+"""The program that compares host times of several revisions, on the CPU."""
 
 import json
 

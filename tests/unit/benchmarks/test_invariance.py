@@ -1,4 +1,4 @@
-"""The program that times batch invariance, without a GPU: what it reads of vLLM's wheel, and what it says of peers."""
+"""The program that times batch invariance, without a GPU: the files that it reads of vLLM's wheel, and its lines about peers."""
 
 import json
 import sys

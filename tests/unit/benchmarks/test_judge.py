@@ -1,4 +1,4 @@
-"""benchmarks/judge.py: shapes that nobody tuned, drawn, timed (dry) and judged."""
+"""benchmarks/judge.py: random shapes that nobody tuned, their times (dry) and the verdict."""
 
 import json
 import math

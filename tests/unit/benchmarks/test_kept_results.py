@@ -1,4 +1,4 @@
-"""benchmarks/results has what a page names, and stays small: history has the rest."""
+"""benchmarks/results has the files that pages name, and stays small: history has the rest."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ MOST_BYTES = 2_000_000
 
 
 def _kept() -> list[Path]:
-    """Pictures and reports that lie beside results are not committed."""
+    """Pictures and reports in the same folder are not committed."""
     return sorted(path for path in RESULTS.iterdir() if path.suffix in (".json", ".xz"))
 
 

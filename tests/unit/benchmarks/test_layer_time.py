@@ -1,4 +1,4 @@
-"""The program that tells what a layer adds to its ops, on the CPU."""
+"""The program that measures the time that a layer adds to its ops, on the CPU."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What benchmarks/profiled.py makes of ncu's table; ncu itself runs on a GPU alone."""
+"""benchmarks/profiled.py reads ncu's table; ncu itself runs on a GPU alone."""
 
 import argparse
 

@@ -39,7 +39,7 @@ def test_comparison_writes_its_record(tmp_path, capsys):
 
 
 def test_every_family_is_timed_by_the_same_program(tmp_path, capsys):
-    """The same keys in the record and in its rows, but for what sizes are called."""
+    """The same keys in the record and in its rows, except the names of sizes."""
     assert set(families()) == {family.name for family in REGISTRY.families}
     records = []
     for family, options in (
@@ -182,7 +182,7 @@ class HummingLayer(torch.nn.Module):
 
 
 def test_humming_is_given_the_same_weights(tmp_path, monkeypatch):
-    """A layer that computes what Humming's documentation says passes for right; a folder without one is refused."""
+    """A layer that computes as Humming's documentation says passes for right; a folder without one is refused."""
     for name in ("humming", "humming.layer"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))

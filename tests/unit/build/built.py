@@ -1,4 +1,4 @@
-"""What a build left, and what it said meanwhile."""
+"""The outcome of a build, and its messages."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from gemmill.build.options import BuildResult
 
 
 class Recorder:
-    """An observer that writes down what it is told."""
+    """An observer that writes messages down."""
 
     def __init__(self) -> None:
         self.events: list[tuple] = []
@@ -30,7 +30,7 @@ def builds(home: Path) -> list[str]:
 
 
 def left_over(home: Path) -> list[Path]:
-    """What a build that has ended must not leave."""
+    """Files that a finished build must not leave."""
     return [*home.glob("work/*"), *home.glob("builds/.*"), *home.glob("cache/*/.*"), *home.glob("**/.*")]
 
 

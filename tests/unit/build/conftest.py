@@ -25,14 +25,14 @@ _BINDING = '#include "scaled_mm/abi.h"\nextern "C" const int gemmill_kernel_coun
 
 @dataclass(frozen=True, kw_only=True)
 class FakeToolkit:
-    """A toolkit folder and what its compiler was asked."""
+    """A toolkit folder and the calls of its compiler."""
 
     home: Path
     cutlass: Path
 
     @property
     def control(self) -> Path:
-        """Files here change what nvcc does: see fake_nvcc.py."""
+        """Files here change nvcc's behaviour: see fake_nvcc.py."""
         return self.home / "control"
 
     def calls(self) -> list[list[str]]:

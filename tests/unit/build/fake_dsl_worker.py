@@ -1,14 +1,14 @@
-"""Stands in for gemmill.build.dsl_worker. Files in the control folder, named by the first argument, change what it does:
+"""Stands in for gemmill.build.dsl_worker. Files in the control folder, named by the first argument, change its behaviour:
 
 bad        a variant whose name this occurs in does not compile
-failure    what kind of a failure that is, instead of the source's
+failure    the kind of failure, instead of the source's
 error      the line that says why
 killed     a variant whose name this occurs in kills the process; with `once` after a blank, the first time only
 nostart    the process ends before it is ready
-header     what to write in place of a C header
+header     text in place of a C header
 slow       seconds to take
 parameter  another parameter of the exported function, such as `int64_t lda`
-wrapped    machine code lies in a section of its own, in a file as fatbinary makes them; what this holds comes after it
+wrapped    machine code lies in a section of its own, in a file as fatbinary makes them; this file's content comes after it
 """
 
 import json

@@ -1,11 +1,11 @@
-"""Stands in for nvcc. Files in ../control change what it does:
+"""Stands in for nvcc. Files in ../control change its behaviour:
 
 version    is printed for --version
 bad        a variant whose name this occurs in does not compile
 killed     a number: units of more variants are killed
 diskfull   there is no room
 edit       a file to write to, without changing its date
-says       an exit code and what is printed with it
+says       an exit code and the output with it
 slow       seconds to take
 """
 

@@ -1,4 +1,4 @@
-"""Faults that are not the source's: full disks, killed compilers, folders that cannot or must not be written."""
+"""Faults outside the source: full disks, killed compilers, folders that cannot or must not be written."""
 
 import os
 from collections.abc import Callable
@@ -66,7 +66,7 @@ ABOUT_THE_SOURCE = {
     256: (1, "kernels/a.cuh(88): Error: Formal parameter space overflowed"),
     320: (1, "a.cu:3:5: internal compiler error: in f, at g.cc:1"),
 }
-"""What the compiler says of tiles of so many rows, with its exit code."""
+"""The compiler's message about tiles of so many rows, with its exit code."""
 
 
 def test_what_is_about_the_source_is_remembered(

@@ -1,4 +1,4 @@
-"""Finding objects that together hold what is wanted, and looking after the cache."""
+"""Finding objects that together hold the wanted kernels, and looking after the cache."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def shelf(tmp_path: Path) -> Shelf:
     ("objects", "wanted", "expected"),
     [
         (["ab", "cd"], "abcd", (["ab", "cd"], "")),
-        (["ab", "cd"], "abc", (["ab"], "c")),  # cd holds what was not asked for
+        (["ab", "cd"], "abc", (["ab"], "c")),  # cd holds others than the requested ones
         (["abc", "ab", "cd"], "abcd", (["ab", "cd"], "")),  # the largest is not always the best
         (["abc", "a", "b", "c"], "abc", (["abc"], "")),
         (["ab", "bc", "cd", "a"], "abcd", (["ab", "cd"], "")),
@@ -83,7 +83,7 @@ def test_each_source_is_held_once(
 
 @pytest.mark.parametrize("kept", ["ab", "abc", "ab ab", "ab bc", "a", ""])
 def test_a_choice_that_was_kept_is_taken_if_it_holds_each_source_once(shelf: Shelf, kept: str) -> None:
-    """A note may be of another cache, or have been changed: it is one of what was linked, and no promise."""
+    """A note may be of another cache, or have been changed: it lists linked objects, and promises nothing."""
     for letters in ("ab", "abc", "bc", "a", "b"):
         shelf.put(letters)
     path = shelf.folder / "cache" / "choices" / f"{digest(['a', 'b'])}.json"

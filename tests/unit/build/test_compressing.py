@@ -33,7 +33,7 @@ Path(told["create"]).write_bytes(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(bod
 
 @pytest.fixture
 def asked(toolkit: FakeToolkit, fake_dsl: FakeDsl) -> Iterator[Path]:
-    """A DSL whose objects can be compressed, and the file with a line for each that was."""
+    """A DSL whose objects can be compressed, and the file with a line for each compressed one."""
     fake_dsl.set("wrapped")
     path = toolkit.home / "bin" / "fatbinary"
     path.write_text(f"#!{sys.executable}\n{_FATBINARY}")

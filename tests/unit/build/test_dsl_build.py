@@ -45,7 +45,7 @@ Make = Callable[..., Selection]
 
 @dataclass(frozen=True, kw_only=True)
 class FakeDsl:
-    """The stand-in, and what it was asked."""
+    """The stand-in, and its requests."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""What the CuTe DSL's objects hold, and the process that makes them, piece by piece."""
+"""The contents of the CuTe DSL's objects, and the process that makes them, piece by piece."""
 
 import struct
 from collections.abc import Callable

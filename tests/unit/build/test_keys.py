@@ -1,4 +1,4 @@
-"""What makes an object or an extension is in its key, or cannot reach it."""
+"""Every input of an object or an extension is in its key, or cannot reach it."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""How many compilers run at a time, and what a build is told."""
+"""How many compilers run at a time, and the options of a build."""
 
 from pathlib import Path
 from types import SimpleNamespace

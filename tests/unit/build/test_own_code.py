@@ -1,4 +1,4 @@
-"""What a compiler reads of gemmill's own C++: which changes make another digest."""
+"""gemmill's own C++ as a compiler reads it: which changes make another digest."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Several builds at once, and builds that are killed."""
+"""Several builds at once, and killed builds."""
 
 import json
 import os
@@ -43,7 +43,7 @@ print(json.dumps([str(result.folder), len(result.manifest.entries)]))
 def _start(options: BuildOptions, selection: Selection) -> subprocess.Popen[str]:
     # Named as gemmill's own command is: `import gemmill` then leaves torch alone.
     program = options.kernels_folder.parent / "program" / "gemmill"
-    if not program.is_file():  # once: a process that has just been started may be reading it
+    if not program.is_file():  # once: a new process may be reading it
         program.parent.mkdir()
         program.write_text(_PROGRAM)
     names = [to_name(config) for config in selection.configs]
@@ -89,7 +89,7 @@ def test_builds_that_overlap_at_once(
 
 
 def _compilers(toolkit: FakeToolkit, process: subprocess.Popen[str], count: int) -> list[int]:
-    """The compilers that were started, once there are so many."""
+    """The started compilers, once there are so many."""
     log = toolkit.home / "processes.log"
     while not log.is_file() or len(log.read_text().split()) < count:
         assert process.poll() is None, process.communicate()

@@ -1,4 +1,4 @@
-"""What a kernel is made from: what changes its digest, and what does not."""
+"""The sources of a kernel: changes that give another digest, and changes that do not."""
 
 import shutil
 from collections.abc import Callable
@@ -153,7 +153,7 @@ def test_a_dsl_kernel_does_not_depend_on_names_of_files(config: KernelConfig, ge
 
 
 def test_a_dsl_kernel_does_not_depend_on_where_definitions_stand(config: KernelConfig, generator: Path) -> None:
-    """A function moves to a new file, a module gets another name where it is imported, and readers are told more."""
+    """A function moves to a new file, a module gets another name where it is imported, and comments say more."""
     before = of_dsl(config, generator)
     walk = generator / SHARED / "walk.py"
     head, found, rest = walk.read_text().partition("@cute.jit\ndef tile_of(")

@@ -1,4 +1,4 @@
-"""Reading what compilers print and write, and remembering digests of files."""
+"""Reading the output and files of compilers, and remembering digests of files."""
 
 import os
 import time

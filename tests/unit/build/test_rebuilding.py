@@ -1,4 +1,4 @@
-"""What makes a build another one, and what of it is made again: damage, headers, compilers, the hand-written sources."""
+"""Changes that make a build another one, and the parts that are made again: damage, headers, compilers, the hand-written sources."""
 
 import ctypes
 import os
@@ -96,7 +96,7 @@ def test_a_header_that_moves_or_says_more_to_readers_compiles_nothing(
 def test_a_header_that_is_found_otherwise_is_recorded(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
-    """A key covers what sources name in quotes from the folders of kernels; the compiler's list has the rest."""
+    """A key covers headers that sources name in quotes from the folders of kernels; the compiler's list has the rest."""
     binding = kernels / "extension" / "binding.cpp"
     other = kernels / "extension" / "other.h"
     other.write_text("constexpr int kOther = 1;\n")
@@ -117,7 +117,7 @@ def test_a_header_of_others_leaves_the_source_digest_alone(
 
 
 def digests_of(result) -> set[str]:
-    """Of the emitted sources and what they include."""
+    """Of the emitted sources and their includes."""
     return {entry.source_digest for entry in result.manifest.entries}
 
 
@@ -223,7 +223,7 @@ def test_binding_that_does_not_compile(
 def test_undefined_symbol_is_found_when_linking(
     toolkit: FakeToolkit, options: BuildOptions, make_selection: Make, kernels: Path
 ) -> None:
-    # by an initialiser, as torch is told of ops: what nothing refers to is left out, with what it wants
+    # by an initialiser, as ops are registered with torch: the linker drops sections without references, with their needs
     text = 'extern "C" int cuTensorMapEncodeTiled();\nint binding = cuTensorMapEncodeTiled();\n'
     (kernels / "extension" / "binding.cpp").write_text(text)
     with pytest.raises(BuildError, match=r"^linking failed: .*undefined reference to `cuTensorMapEncodeTiled'$"):

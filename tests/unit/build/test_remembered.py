@@ -23,7 +23,7 @@ HOUR = 3600.0
 
 
 class Home:
-    """A folder of kernels as they were an hour ago, and what was rendered for it."""
+    """A folder of kernels as they were an hour ago, and its rendered sources."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kernels = folder / "kernels"

@@ -1,4 +1,4 @@
-"""The shipped table against this tree's kernels: what was measured is still served."""
+"""The shipped table against this tree's kernels: measured winners still serve."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from gemmill.vocab import Arch
 HELD = Path(__file__).with_name("held_choices.json")
 """The winners of all rows with digests, as commit bcd6e8f served them."""
 MEASURED_AGAIN = {"4f4869bcd4c4": "rows that leave a tile empty come in boxes", "1d488d643f22": "the same"}
-"""Builds whose kernels have been changed on purpose since: rows that were measured again with them may have another winner."""
+"""Builds whose kernels have been changed on purpose since: rows measured again with them may have another winner."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Where the toolchain is looked for, and what is said where something is missing."""
+"""The search for the toolchain, and the sentences where something is missing."""
 
 import os
 import shutil

@@ -58,7 +58,7 @@ def test_what_is_a_small_share_of_all_is_in_one_unit(jobs: int, sizes: list[int]
 
 
 def _tags(jobs: int, counts: dict[str, int], others: float = 1000.0) -> list[list[str]]:
-    """Of each unit, beside work that takes so many seconds."""
+    """Of each unit, next to work that takes so many seconds."""
     sources = [_source(f"{tag}{i}", tag=tag, seconds=1.0) for tag, count in counts.items() for i in range(count)]
     units = partition([*sources, _source("b", SourceKind.BINDING, others)], jobs)
     assert sorted(s.name for unit in units for s in unit.sources) == sorted(["b", *(s.name for s in sources)])

@@ -1,4 +1,4 @@
-"""Conversions: what becomes of which tensor, what happens when one is interrupted, and what is refused."""
+"""Conversions: the outcome for each tensor, interruption, and refusals."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Safetensors files are read as the format's package reads them, and damaged ones are told by a sentence."""
+"""Safetensors files are read as the format's package reads them, and damaged ones give a sentence."""
 
 import json
 from pathlib import Path

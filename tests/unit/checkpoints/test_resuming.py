@@ -1,4 +1,4 @@
-"""Conversions that are interrupted, killed or refused go on: what is done again, and what was on the disk."""
+"""Conversions that are interrupted, killed or refused go on: the repeated work, and the files on the disk."""
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ def test_an_interrupted_conversion_goes_on(
     convert(source, tmp_path / "whole", NVFP4)
     out, seen = tmp_path / "out", Seen(after)
     with monkeypatch.context() as patch:
-        if killed:  # without a chance to note what was done
+        if killed:  # without a chance to note its progress
             patch.setattr(Work, "leave", lambda work, close=True: work.journal.close(remove=False) if close else None)
         with pytest.raises(KeyboardInterrupt):
             convert(source, out, NVFP4, observer=seen)
@@ -86,7 +86,7 @@ def cut(path: Path) -> None:
 def test_a_shard_whose_file_is_gone_or_cut_off_is_made_again(
     lose: Callable[[Path], None], after: int, tmp_path: Path
 ) -> None:
-    """One that was being written, and one that was whole, while the journal says that its tensors were written."""
+    """An unfinished one, and a whole one, while the journal says that its tensors were written."""
     source, out = model(tmp_path), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         convert(source, out, NVFP4, observer=Seen(after))
@@ -98,7 +98,7 @@ def test_a_shard_whose_file_is_gone_or_cut_off_is_made_again(
 
 
 def test_a_file_is_on_the_disk_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that was written to a shard is synced by the time at which it gets its name."""
+    """All writes to a shard are synced by the time at which it gets its name."""
     unsynced, appeared = set[str](), list[str]()
     write, sync, replace = os.pwrite, os.fsync, Path.replace
 
@@ -136,7 +136,7 @@ def writing_of(path: Path) -> writing.Shard:
 
 
 def test_much_that_was_done_is_noted_while_a_shard_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a process that is killed, without a chance to note what was done."""
+    """Of a killed process, without a chance to note its progress."""
     source = save(tmp_path / "in.safetensors", {f"{i}.weight": drawn(4, 32) for i in range(8)})  # 256 bytes each
     monkeypatch.setattr(work, "SYNCED", 600)
     leave = Work.leave

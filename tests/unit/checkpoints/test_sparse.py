@@ -1,4 +1,4 @@
-"""Checkpoints whose layers are pruned to 2:4 sparse nvfp4: what is written, read again, told, refused, and gone on with."""
+"""Checkpoints whose layers are pruned to 2:4 sparse nvfp4: written, read again, reported, refused and resumed."""
 
 import json
 from pathlib import Path

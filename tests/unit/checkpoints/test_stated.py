@@ -1,7 +1,7 @@
 """`quantization_config` of config.json: read as each project writes it, written as its readers want it.
 
 The configs below are put together by hand. compressed-tensors: presets of `quantization/quant_scheme.py`, the fields of
-`quantization/quant_config.py`. ModelOpt: what vLLM 0.33.0's `quantization/modelopt.py` takes, of either file. DeepSeek V3 and V4,
+`quantization/quant_config.py`. ModelOpt: the keys that vLLM 0.33.0's `quantization/modelopt.py` takes, of either file. DeepSeek V3 and V4,
 gpt-oss: config.json of the models. Only keys that a reader looks at are held.
 """
 

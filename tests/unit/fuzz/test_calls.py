@@ -1,4 +1,4 @@
-"""Calls that are drawn: what they follow from, that they are legal, and what is broken about the others."""
+"""Random calls: that they follow from op, seed and index, that they are legal, and the one fault of broken ones."""
 
 from collections import Counter
 from dataclasses import replace
@@ -33,7 +33,7 @@ def made(op: str, seed: int, index: int):
 @pytest.mark.parametrize("op", NAMES)
 def test_a_call_follows_from_op_seed_and_index_alone(op: str) -> None:
     for index in range(20):
-        draw_call(op, 3, index + 1, CPU_LIMITS)  # whatever was drawn before
+        draw_call(op, 3, index + 1, CPU_LIMITS)  # whatever call came before
         (first, _, memory, _), (second, _, again, _) = made(op, 3, index), made(op, 3, index)
         assert first == second
         assert torch.equal(memory.bytes, again.bytes)

@@ -30,7 +30,7 @@ def sabotaged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def indices(count: int, *, broken: bool) -> list[int]:
-    """The first calls that are broken and have a sentence, or that are legal and write something."""
+    """The first broken calls with a sentence, or the first legal ones that write something."""
     found = []
     for index in range(200):
         call, breakage = draw_call(OPS[index % len(OPS)], SEED, index, CPU_LIMITS)

@@ -1,4 +1,4 @@
-"""What layers write between their ops is kept for calls that run in order, and for no others."""
+"""Tensors between the ops of layers are kept for calls that run in order, and for no others."""
 
 import threading
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def test_a_layer_computes_the_same_with_them(format: str, activations: str, stre
 def test_the_stream_of_x_is_asked_whether_it_captures(
     current: int, captured: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two GPUs, whichever is current: a call that is captured may not use memory of calls that are not."""
+    """Of two GPUs, whichever is current: a captured call may not use memory of others."""
     on = [current]
 
     @contextmanager
@@ -85,7 +85,7 @@ def test_the_stream_of_x_is_asked_whether_it_captures(
 
 
 class _OnGpu:
-    """What is asked of a tensor of a GPU."""
+    """The attributes of a tensor of a GPU."""
 
     is_cuda = True
 

@@ -1,4 +1,4 @@
-"""Pages of a compressed cache: handed out, shared, copied and given back; what is attended over is what was stored."""
+"""Pages of a compressed cache: handed out, shared, copied and given back; attention reads the stored tokens."""
 
 import re
 from dataclasses import replace

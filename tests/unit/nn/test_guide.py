@@ -1,4 +1,4 @@
-"""docs/layers.md: its programs run, and its table has what the first prints."""
+"""docs/layers.md: its programs run, and its table has the output of the first."""
 
 import re
 from pathlib import Path

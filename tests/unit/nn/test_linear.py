@@ -1,4 +1,4 @@
-"""QuantLinear over all formats: what it computes is its ops' result, and what does not go together is told."""
+"""QuantLinear over all formats: its output is its ops' result, and contradictions are refused."""
 
 import copy
 import io
@@ -52,7 +52,7 @@ def test_it_computes_the_product_of_the_quantised_weight(format: str, activation
 
 @pytest.mark.parametrize(("format", "activations"), RECIPES)
 def test_it_compiles_whole(format: str, activations: str) -> None:
-    """By dynamo and AOT autograd: the ops' fakes and what they write are what a compiler goes by."""
+    """By dynamo and AOT autograd: a compiler goes by the ops' fakes and mutated arguments."""
     layer, x = made(format, activations, drawn(N)), drawn(3, K)
     layer.set_lora(drawn(4, K), drawn(N, 4))
     torch._dynamo.reset()
@@ -124,7 +124,7 @@ def test_lora_is_added_beside_the_weight() -> None:
 
 @pytest.mark.parametrize(("format", "activations"), RECIPES)
 def test_it_computes_with_the_tensors_that_it_has_now(format: str, activations: str) -> None:
-    """After a first call, whose operands are kept: of copies, of a state dict that takes their places, of a module that was moved."""
+    """After a first call, whose operands are kept: of copies, of a state dict that takes their places, of a moved module."""
     layer, x = made(format, activations, drawn(N)), drawn(3, K)
     before, other = layer(x), made(format, activations, drawn(N))
     for name in ("weight", "weight_scale"):  # bytes of codes in another order are codes too

@@ -1,4 +1,4 @@
-"""Packing a layer holds two tensors: what is stored and what is packed; and a file of it is written part by part.
+"""Packing a layer holds two tensors: the stored and the packed one; and a file of it is written part by part.
 
 Tensors are counted as torch makes and drops them, so that weights may be small and the count is the same on every machine.
 """
@@ -24,7 +24,7 @@ from stored import save
 
 N, K = 4096, 256
 PART = 64 * K
-"""Weights, and bytes, that are looked at at a time: those of a tile of 64 rows."""
+"""Weights, and bytes, of one step: those of a tile of 64 rows."""
 IN_WORK = 24 * PART + 32 * N
 """Bytes that a part of a weight may take while it is packed, codes of a byte and numbers of eight, and some numbers of each row."""
 
@@ -38,8 +38,8 @@ class Memory(TorchDispatchMode):
         self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make the call, and count what it made."""
-        for tensor in tree_leaves((args, kwargs)):  # what was there before is not counted
+        """Make the call, and count its allocations."""
+        for tensor in tree_leaves((args, kwargs)):  # earlier allocations do not count
             self._note(tensor, is_new=False)
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
@@ -92,7 +92,7 @@ def test_a_layer_is_packed_and_kept_in_two_tensors(
         1.0 if activations == "nvfp4" else None,
     )
     more = {"format": format, "activations": activations, "cache": True, "input_absmax": absmax}
-    QuantLinear.from_checkpoint(checkpoint, "a", **more)  # tables that are made once
+    QuantLinear.from_checkpoint(checkpoint, "a", **more)  # tables made once
     (kept,) = (tmp_path / packed.CACHE).iterdir()
     kept.unlink()
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Blocks in turns compute what they compute alone; files of packed blocks are read when they are first needed."""
+"""Blocks in turns give the same results as alone; files of packed blocks are read when they are first needed."""
 
 import copy
 import os
@@ -90,7 +90,7 @@ def test_every_tensor_of_a_block_begins_at_a_multiple_of_256_bytes() -> None:
 
 
 class Stateful(nn.Linear):
-    """A layer whose extra state is what it is told."""
+    """A layer whose extra state is its argument."""
 
     def __init__(self, state: object) -> None:
         super().__init__(4, 4)

@@ -1,4 +1,4 @@
-"""Cases of all families: one maker for each op, and what comes of cases."""
+"""Cases of all families: one maker for each op, and the outcomes of cases."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What is packed, quantised and computed does not depend on the caller's default dtype and device: engines load models under
+"""Packed, quantised and computed tensors do not depend on the caller's default dtype and device: engines load models under
 bf16, with a GPU as the default device.
 """
 

@@ -1,4 +1,4 @@
-"""docs/weights.md: its programs run, and its table is what is made."""
+"""docs/weights.md: its programs run, and its table matches the results."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`quantize_weight`: codes are the nearest, memory is bounded, and what cannot be quantised is refused in a sentence."""
+"""`quantize_weight`: codes are the nearest, memory is bounded, and other weights are refused in a sentence."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_blocks_of_32_have_the_least_power_of_two(dtype: torch.dtype) -> None:
 
 
 def test_zero_points_are_those_of_compressed_tensors() -> None:
-    """Its arithmetic in f64: scales of the range with zero, a point that is a code, codes that are nearest."""
+    """Its arithmetic in f64: scales of the range with zero, a zero point among the codes, nearest codes."""
     weight = drawn(33, 200) * 3 + torch.linspace(-6, 6, 33).reshape(-1, 1)
     weight[5] = 0
     made = quantize_weight(weight, "int8_asymmetric")

@@ -24,7 +24,7 @@ def _choosing_freely() -> Iterator[None]:
 
 @pytest.fixture
 def modules_of_vllm(monkeypatch) -> Iterator[dict[str, ModuleType]]:
-    """Stand-ins of the modules of a vLLM that was just started, by name."""
+    """Stand-ins of the modules of a newly started vLLM, by name."""
     modules = vllm_modules()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)

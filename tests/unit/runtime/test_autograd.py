@@ -1,4 +1,4 @@
-"""What autograd sees of calls on CPU tensors: refusals and writes."""
+"""Autograd's view of calls on CPU tensors: refusals and writes."""
 
 import pytest
 import torch

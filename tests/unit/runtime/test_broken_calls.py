@@ -39,7 +39,7 @@ OF_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def broken_calls(parameters: dict[str, Kind], call: Call) -> Iterator[tuple[str, Call]]:
-    """What is broken, and the call."""
+    """The fault, and the call."""
     for name, kind in parameters.items():
         value = call[name]
         if isinstance(value, torch.Tensor):
@@ -120,7 +120,7 @@ ALIASES = {
 
 
 def function_call(function: Callable[..., Any], op: OpSchema) -> Call:
-    """What a function is given where its op is given its whole call: by the names that both have, and by what the op writes."""
+    """A function's arguments for a whole call of its op: by the names that both have, and by the op's outputs."""
     whole = whole_call(op)
     written = [whole[p.name] for p in op.parameters if p.written and isinstance(whole[p.name], torch.Tensor)]
     told = {
@@ -178,7 +178,7 @@ def test_functions_whose_result_the_data_tells(name: str, call: Call, where: str
 
 
 def under_vllms_names() -> dict[str, Call]:
-    """Ops that are made of others, with a call of each."""
+    """Ops made of others, with a call of each."""
     x = torch.randn(8, 64, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
     experts = dict.fromkeys(("a_strides", "b_strides", "c_strides"), torch.full((2,), 64))
     return {

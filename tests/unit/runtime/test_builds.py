@@ -1,4 +1,4 @@
-"""Which build serves: what makes one current, what does not, and each sentence."""
+"""Which build serves: the ways to make one current, and each sentence."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""DeepGEMM's names: each function, each argument, and the sentences of those that are refused.
+"""DeepGEMM's names: each function, each argument, and the sentences of refusals.
 
 Operands are such that results are exact: one expected value, rounded once.
 """
@@ -103,7 +103,7 @@ def eights() -> Iterator[None]:
 def test_contiguous_rows(
     kind: str, layout: Tensor, named: dict[str, Any], owners: list[int], padding: list[int], zeros: bool | None
 ) -> None:
-    """Rows of padding are zeros, as is the default, or what they were."""
+    """Rows of padding are zeros, as is the default, or unchanged."""
     of, out = Operands(M), poisoned(M, N)
     if zeros is not None:
         named = named | {"ensure_zero_padding": zeros}
@@ -300,7 +300,7 @@ def test_weights_are_packed_once(monkeypatch) -> None:
 
 
 def test_weights_are_not_packed_while_a_graph_is_captured(monkeypatch) -> None:
-    """Those that are packed already are taken."""
+    """Packed ones are taken too."""
 
     class OnGpu(Tensor):
         is_cuda = True

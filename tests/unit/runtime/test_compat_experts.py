@@ -1,4 +1,4 @@
-"""Grouped GEMMs under vLLM's names: cutlass_moe_mm, and what prepares its calls."""
+"""Grouped GEMMs under vLLM's names: cutlass_moe_mm, and the ops that prepare its calls."""
 
 from importlib import import_module
 

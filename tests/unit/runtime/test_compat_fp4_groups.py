@@ -43,7 +43,7 @@ def drawn(format: Format, rows: int, seed: int) -> BlockScaled:
 
 
 class Call:
-    """The arguments of a call, and what it writes."""
+    """The arguments of a call, and its output."""
 
     def __init__(self, format: Format, dtype: torch.dtype = torch.bfloat16) -> None:
         self.format = format
@@ -105,7 +105,7 @@ def test_rows_of_experts(vllm: Any, format: Format, dtype: torch.dtype) -> None:
 
 
 def test_as_vllms_layer_of_experts_calls(vllm: Any) -> None:
-    """Its data for the calls, its quantisation of each expert's rows, then the GEMM: of what was coded."""
+    """Its data for the calls, its quantisation of each expert's rows, then the GEMM of the codes."""
     tokens, top, experts, n = 11, 2, 3, 64
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(tokens, K, generator=generator).bfloat16()

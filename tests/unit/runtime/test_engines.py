@@ -1,4 +1,4 @@
-"""The plugins of serving engines, against what was recorded of a release of each (tools/record_engines.py)."""
+"""The plugins of serving engines, against recorded interfaces of a release of each (tools/record_engines.py)."""
 
 import importlib
 import importlib.metadata
@@ -179,7 +179,7 @@ def test_layers_are_taken_from_the_manifest_and_told_once(vllm, served, caplog, 
     layers = [(own(fp8_config(), PARAMETERS), fp8_layer()) for _ in range(3)]
     process = sys.modules["vllm.model_executor.model_loader.base_loader"].process_weights_after_loading
     process(layers, None, target_device=None)
-    process(layers[:1], None, target_device=None)  # as weights that are loaded again
+    process(layers[:1], None, target_device=None)  # as reloaded weights
     kind = "linear layer of N x K = 64 x 128, float8_e4m3fn to bfloat16, scales per token and channel"
     for message in caplog.messages:
         start = f"GemmillFP8Linear takes a {kind}, 3 of them: build {served.build_id} has "
@@ -397,7 +397,7 @@ def test_an_int8_layer_is_computed(vllm, served, symmetric, monkeypatch) -> None
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 def test_a_layer_of_4_bit_weights_is_computed(vllm, served_fp4, format, monkeypatch) -> None:
-    """Packed once it is loaded; Marlin's kernel serves what no variant fits, other dtypes and weights that cannot be packed."""
+    """Packed once it is loaded; Marlin's kernel serves calls that no variant fits, other dtypes and weights that cannot be packed."""
     own = getattr(kernels(), {"nvfp4": "GemmillNvFp4Linear", "mxfp4": "GemmillMxFp4Linear"}[format])
 
     def layer(n: int = 72, k: int = 256, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Who serves which rows of a layer of vLLM's, of kernels that are timed beside one another: times are given, kernels tell who they are."""
+"""Who serves which rows of a layer of vLLM's, of kernels timed in turn: times are given, kernels tell who they are."""
 
 import importlib
 import sys
@@ -156,7 +156,7 @@ def test_a_layer_that_is_never_faster_stays_with_vllm(timed, caplog) -> None:
 
 
 def test_what_is_not_timed_is_gemmills(timed, monkeypatch, caplog) -> None:
-    """On a CPU, where it is switched off, and where a time fails, which is told."""
+    """On a CPU, where it is switched off, and where a time fails, with a message."""
 
     def failing(*given: object) -> None:
         raise RuntimeError("no events\nhere")

@@ -1,4 +1,4 @@
-"""Experts with scales in blocks, and SGLang's 4-bit layers: which calls of the engines come to gemmill, and what they get."""
+"""Experts with scales in blocks, and SGLang's 4-bit layers: which calls of the engines come to gemmill, and their results."""
 
 import importlib
 import sys
@@ -40,7 +40,7 @@ def served(make_manifest, table_of, monkeypatch) -> None:
 
 @pytest.fixture
 def vllm(monkeypatch) -> ModuleType:
-    """vLLM's module of DeepGEMM, with another of vLLM's that has imported a function of it, as its experts do."""
+    """vLLM's module of DeepGEMM, with another of vLLM's that imports a function of it, as its experts do."""
     modules = vllm_modules()
     blocks = modules["vllm.utils.deep_gemm"]
     modules["vllm.experts"] = ModuleType("vllm.experts")
@@ -87,7 +87,7 @@ def check(out: Tensor, a: Tensor, a_scales: Tensor, begins: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("by_ends", [True, False])
 def test_vllms_contiguous_experts(vllm, served, caplog, by_ends: bool) -> None:
-    """Rows said by expert, or by where those of each end, as vLLM's experts do on Hopper; gaps hold what they held."""
+    """Rows said by expert, or by where those of each end, as vLLM's experts do on Hopper; gaps are unchanged."""
     caplog.set_level("INFO", logger="gemmill")
     for call in VLLM["modules"]["vllm.model_executor.layers.fused_moe.experts.deep_gemm_moe"][
         "m_grouped_fp8_gemm_nt_contiguous"

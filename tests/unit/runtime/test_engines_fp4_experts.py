@@ -290,7 +290,7 @@ def test_experts_stay_with_marlin_unless_they_are_asked_for(vllm, monkeypatch, c
 
 
 def mxfp4_prepared(modules: dict[str, ModuleType], layer: Any) -> tuple[Any, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """As vLLM's oracle calls it, with biases as gpt-oss has them: what it keeps; values of both weights; biases."""
+    """As vLLM's oracle calls it, with biases as gpt-oss has them: the kept weights; values of both weights; biases."""
     parameters = VLLM["modules"][MXFP4_EXPERTS[0]][MXFP4_EXPERTS[1]]["parameters"]
     assert [name for name, *_ in parameters] == "layer w13 w2 w13_scale w2_scale w13_bias w2_bias".split()
     both = [[quantize_weight(drawn(n, k + e)[:, :k], "mxfp4") for e in range(E)] for n, k in ((2 * N, K), (K, N))]

@@ -1,4 +1,4 @@
-"""What loading a layer of nvfp4 experts needs at its peak: the packed layer beside the dense one, and what one expert's conversion needs."""
+"""The peak memory of loading a layer of nvfp4 experts: the packed layer, the dense one, and one expert's conversion."""
 
 import gc
 import weakref
@@ -44,7 +44,7 @@ def checkpoint(experts: int) -> dict[str, Tensor]:
 
 
 def prepared(named: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """What the plugin keeps in the place of the engine's weights."""
+    """The weights that the plugin keeps in place of the engine's."""
     config = SimpleNamespace(activation=SimpleNamespace(value="silu"))
     layer = SimpleNamespace(moe_config=config, params_dtype=torch.bfloat16)
     made: tuple[Tensor, ...] = vllm_fp4_experts.before_preparation(lambda **given: None)(layer=layer, **named)
@@ -69,12 +69,12 @@ def peak_of(named: dict[str, Tensor]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("pruned", [False, True])
 def test_peak_is_one_layer_more(pruned: bool, monkeypatch) -> None:
-    """Beyond the packed layer is what one expert needs, or those that are packed together, however many experts there are."""
+    """Beyond the packed layer it holds one expert's conversion, or that of experts packed together, however many experts there are."""
     monkeypatch.setattr(experts_packing, "CHUNK", N * K)  # one at a time
     monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "2:4" if pruned else "1")
     # the first call is tried: by the reference, whose memory is none of the kernels'
     monkeypatch.setattr(gemmill, "fused_experts", lambda x, *given, **named: x)
-    prepared(checkpoint(2))  # what is made once
+    prepared(checkpoint(2))  # made once
     found = {experts: peak_of(checkpoint(experts)) for experts in (3, 12)}
     (peak, kept), (of_more, kept_of_more) = found.values()
     assert kept < peak < kept + 32 * 3 * N * K, (

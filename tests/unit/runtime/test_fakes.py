@@ -1,4 +1,4 @@
-"""Calls without data: meta tensors, fake tensors, and what torch.compile traces. They are checked as calls with data are."""
+"""Calls without data: meta tensors, fake tensors, and traces of torch.compile. They are checked as calls with data are."""
 
 import random
 import re
@@ -139,7 +139,7 @@ def test_guards_are_not_about_the_checks(fresh_compiler) -> None:
 
 
 def test_sizes_that_depend_on_data_are_compiled(fresh_compiler) -> None:
-    """Such a size has no value while it is traced: what depends on it is checked when the op runs."""
+    """Such a size has no value while it is traced: checks that depend on it run with the op."""
 
     def first_rows(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         rows = count.item()

@@ -72,7 +72,7 @@ def test_extension_that_is_no_library(refused, put_build, home) -> None:
 
 
 def test_an_id_is_never_a_folder_that_lies_about(refused, put_build, home, monkeypatch, tmp_path) -> None:
-    """What a working folder has of the name of a build is not what the name means."""
+    """A build's name never means a file of that name in the working folder."""
     put_build()
     for name in (BUILD, "mine"):
         shutil.copytree(home / "builds" / BUILD, tmp_path / "here" / name)
@@ -235,7 +235,7 @@ def test_folders_without_manifest_are_no_builds(put_build, home) -> None:
 
 
 def run_python(code: str, home: Path) -> str:
-    """What a new interpreter prints that runs this code in an empty folder."""
+    """The output of a new interpreter that runs this code in an empty folder."""
     folder = home.parent / "empty"
     folder.mkdir()
     source = Path(gemmill.__file__).parent.parent

@@ -1,4 +1,4 @@
-"""What a build loses, by the times of the tables' rows."""
+"""The loss of a build, by the times of the tables' rows."""
 
 from pathlib import Path
 
@@ -52,12 +52,12 @@ def test_without_the_fastest_the_table_says_how_much_longer(manifest) -> None:
 
 
 def test_no_loss_has_no_sign() -> None:
-    """A tie that today's choice won is a little faster than what the row has first."""
+    """A tie that today's choice won is a little faster than the row's first."""
     assert str(Loss(rows=2, none=0, estimated=0, mean=-0.0002, worst=0.0, worst_at="x")).startswith("loses 0.0% in")
 
 
 def test_what_was_not_timed_is_estimated(manifest, shaped_call) -> None:
-    """By the model, and never as fast as what was timed: the variant was not among those."""
+    """By the model, and never as fast as timed variants: it was not among those."""
     names = [entry.name for entry in manifest.entries]
     (other,) = manifest.entries[1:]
     (facts, *_) = REGISTRY.tunings[scaled_mm.NAME].rows(other.config, 0)

@@ -20,7 +20,7 @@ from gemms import Op, gemm
 
 
 class Noted:
-    """A build that has noted calls."""
+    """A build with noted calls."""
 
     def __init__(self, *calls) -> None:
         self.calls = list(calls)

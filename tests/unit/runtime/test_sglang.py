@@ -1,4 +1,4 @@
-"""SGLang's plugin: its hooks, what they take, and deterministic inference."""
+"""SGLang's plugin: its hooks, the calls that they take, and deterministic inference."""
 
 import inspect
 import sys

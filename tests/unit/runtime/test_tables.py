@@ -1,4 +1,4 @@
-"""Tuned tables: as files, as choices for a build, and what is refused."""
+"""Tuned tables: as files, as choices for a build, and refusals."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_tables_that_cannot_be_read(text: str, sentence: str, tmp_path) -> None:
 
 
 DAMAGE = (None, True, 0, -1, 5, 1.5, 1e400, 2**63, "", "x", "\ud800", [], [1], ["x"], [[]], {}, {"a": 1}, "deep")
-"""What a value may have become; "deep" is a list nested as deep as the reader of JSON bears, and deeper."""
+"""Damaged values; "deep" is a list nested as deep as the reader of JSON bears, and deeper."""
 
 
 def damaged(value: object) -> Iterator[object]:
@@ -136,7 +136,7 @@ def damaged(value: object) -> Iterator[object]:
 
 
 def survives(path: Path) -> bool:
-    """Whether the table is read. It is that or left out with a warning; what is read can be used to the end."""
+    """Whether the table is read. It is read or left out with a warning; a table that is read can be used to the end."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         tuned.load_tuned([], HERE)
@@ -266,7 +266,7 @@ def test_schedules_measured_with_bf16_operands_serve_f16(make_config, put) -> No
 
 @pytest.mark.parametrize("layout", [ScaleLayout.STRIDED, ScaleLayout.MN_MAJOR])
 def test_schedules_measured_with_scales_in_groups_serve_both_layouts(make_config, put, layout: ScaleLayout) -> None:
-    """Those of one kind of groups alone. What reads one layout only is not among the rows of the other."""
+    """Those of one kind of groups alone. A kernel of one layout is not among the rows of the other."""
     blocks = {"a_scale": ScaleGranularity.GROUP, "b_scale": ScaleGranularity.BLOCK, "group_size": 128}
     measured = make_config(**blocks, scale_layout=layout, accumulation=Accumulation.PROMOTED)
     put(table(row(to_name(measured), op="fp8_groups")))
@@ -336,7 +336,7 @@ def test_without_a_gpu_tables_of_any_device_of_the_architecture_serve(put, names
 
 
 def test_a_row_whose_winner_changed_since_is_not_exact(put, names, make_manifest, make_config) -> None:
-    """A runner-up that was nearly as fast serves in its place; one that was far behind does not."""
+    """A runner-up of nearly the same time serves in its place; one far behind does not."""
     entries = make_manifest(make_config(), make_config(tile_shape_mnk=(128, 64, 128))).entries
     near, far = (5.0, 5.0 * tuned.STALE_MARGIN), (5.0, 5.2)
     put(

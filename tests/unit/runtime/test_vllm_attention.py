@@ -1,4 +1,4 @@
-"""vLLM's TurboQuant backend with gemmill's kernels, against what was recorded of vLLM 0.33.0 (tools/record_engines.py)."""
+"""vLLM's TurboQuant backend with gemmill's kernels, against recorded interfaces of vLLM 0.33.0 (tools/record_engines.py)."""
 
 import importlib
 import inspect
@@ -23,7 +23,7 @@ OWN = "gemmill.compat.vllm_plugin.attention"
 
 @pytest.fixture
 def vllm(monkeypatch) -> SimpleNamespace:
-    """A stand-in of vLLM that was just started."""
+    """A stand-in of a newly started vLLM."""
     modules = vllm_modules()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -101,7 +101,7 @@ def test_it_is_switched_off(vllm, monkeypatch) -> None:
 
 
 def test_tokens_are_stored_and_attended_over(vllm, served) -> None:
-    """By the reference, on CPU tensors: what is stored is what the ops store, and slots of -1 are left alone."""
+    """By the reference, on CPU tensors: the backend stores the ops' bytes, and slots of -1 are left alone."""
     torch.manual_seed(3)
     impl, cache, layer = impl_of(), new_cache(), object()
     keys, values = torch.randn(2, 20, KV_HEADS, HEAD_DIM).bfloat16()
@@ -228,7 +228,7 @@ def one_by_one(impl, q: torch.Tensor, counts: list[int], cache, table, lengths) 
     [([3, 3], 0), ([3, 3], 2), ([1, 3, 2], 0), ([2, 1], 0), ([1, 3], 1), ([20, 20], 0), ([1, 1], 0)],
 )
 def test_rows_of_a_sequence_pass_the_cache_together(vllm, served, monkeypatch, counts, padding) -> None:
-    """Each row sees what it would see alone, and up to 32 rows of the heads of a KV head are one call."""
+    """Each row sees the same tokens as alone, and up to 32 rows of the heads of a KV head are one call."""
     torch.manual_seed(5)
     impl = impl_of()
     cache, table, lengths = stored_cache(impl, [40, 25, 33][: len(counts)])

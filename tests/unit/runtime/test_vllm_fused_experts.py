@@ -1,4 +1,4 @@
-"""vLLM's modular interface of experts: which layers and calls are gemmill's, and what it writes, against what was recorded."""
+"""vLLM's modular interface of experts: which layers and calls are gemmill's, and its output, against recorded interfaces."""
 
 import inspect
 from types import ModuleType, SimpleNamespace
@@ -51,7 +51,7 @@ def classes(oracle: ModuleType, backend: str = "TRITON") -> list[type]:
 
 
 def moe_config(**changes: object) -> Any:
-    """As vLLM 0.33 has it, of the fields that are asked."""
+    """As vLLM 0.33 has it, of the fields that the plugin reads."""
     parallel = {"use_all2all_kernels": False, "enable_eplb": False}
     config = {
         "num_local_experts": E,
@@ -337,7 +337,7 @@ def test_the_build_says_whether_many_tokens_are_taken(make_manifest, table_of, m
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("blocks", [True, False])
 def test_more_tokens_have_no_less_room(oracle, request, blocks: bool, many: bool) -> None:
-    """vLLM locks what the most tokens had."""
+    """vLLM locks the workspace of the most tokens."""
     if many:
         request.getfixturevalue("apart")
     experts, *_ = layer(oracle, blocks)

@@ -1,4 +1,4 @@
-"""vLLM's quantisation ops by gemmill's kernels: of a library of vLLM's names on the CPU, whose kernels mark what they write."""
+"""vLLM's quantisation ops by gemmill's kernels: of a library of vLLM's names on the CPU, whose kernels mark their outputs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What vLLM's ops are called with: callers that bind arguments by name, or leave defaults out, find the same here."""
+"""The arguments of vLLM's ops: callers that bind arguments by name, or leave defaults out, find the same here."""
 
 import pytest
 import torch

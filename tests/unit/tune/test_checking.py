@@ -1,4 +1,4 @@
-"""The gate of a sweep: what it must not let through, and the memory around results that it watches."""
+"""The gate of a sweep: the faults that it must find, and the memory around results that it watches."""
 
 import ctypes
 from collections.abc import Callable
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def faults_of(workload: Workload, **subjects: Subject) -> dict[str, dict[str, str] | None]:
-    """What a measuring process says of each."""
+    """A measuring process's verdict on each."""
     bench = Bench(WorkerSpec(builds=(), dry_run=True))
     bench._subjects = type("Given", (), {"find": lambda _, candidate: subjects[candidate.name]})()
     bench.open(workload_to_json(workload))
@@ -99,7 +99,7 @@ def test_writes_around_the_workspace_are_found_in_every_call(call: int, monkeypa
 
 
 def writing(place: Callable[[GemmOperands], int], call: int) -> Subject:
-    """Writes an element beside its output, at the given call."""
+    """Writes an element next to its output, at the given call."""
     calls = []
 
     def write(x: GemmOperands, i: int) -> None:

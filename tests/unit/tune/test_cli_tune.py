@@ -1,4 +1,4 @@
-"""`gemmill tune` as a command: its options, what it prints, and its sentences."""
+"""`gemmill tune` as a command: its options, its output, and its sentences."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The same sweep on a Dask cluster of this machine, with workers that are lost."""
+"""The same sweep on a Dask cluster of this machine, with lost workers."""
 
 import os
 import re

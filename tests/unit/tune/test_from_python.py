@@ -1,4 +1,4 @@
-"""`gemmill.tune`: what it asks of the sweep, and whose choices change."""
+"""`gemmill.tune`: its calls of the sweep, and the changed choices."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The second opinion: how the library is asked, what becomes of its answers, and what is said without it."""
+"""The second opinion: how the library is asked, the use of its answers, and the sentence without it."""
 
 import sys
 from types import SimpleNamespace

@@ -110,7 +110,7 @@ def put(home: Path, manifest: Manifest) -> None:
 
 
 def test_building_carries_the_homes_rows_over(home: Path, make_build: Callable, table: TunedTable, capsys) -> None:
-    """The first build measured them; the second one, of other sources, is what was just built."""
+    """The first build measured them; the second one, of other sources, is the newest."""
     put(home, make_build("1", SAME, SAME))
     put(home, make_build("2", SAME, SAME, build_id="89abcdef0123"))
     path, damaged = home / "tables" / "nvidia-h200.json", home / "tables" / "other.json"

@@ -1,4 +1,4 @@
-"""What is made of measurements: the report, the smallest selection, the audit, waves, and the verbs that show tables."""
+"""The products of measurements: the report, the smallest selection, the audit, waves, and the verbs that show tables."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Workloads from files and from model configs, and the sentences for what cannot be read."""
+"""Workloads from files and from model configs, and the sentences for unreadable ones."""
 
 import json
 import re

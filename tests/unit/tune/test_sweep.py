@@ -1,4 +1,4 @@
-"""A whole dry sweep: journal, interruption, resumption, tables, and what an executor loses."""
+"""A whole dry sweep: journal, interruption, resumption, tables, and an executor's lost tasks."""
 
 import errno
 import fcntl
@@ -48,7 +48,7 @@ def request_of(tmp_path, home):
 
 
 class DirectWorker:
-    """Answers in this process: for what is not about processes, which take seconds to start."""
+    """Answers in this process: other processes take seconds to start."""
 
     def __init__(self, spec) -> None:
         self._bench = FaultyBench(spec) if isinstance(spec, FaultySpec) else Bench(spec)

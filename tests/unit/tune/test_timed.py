@@ -1,4 +1,4 @@
-"""`gemmill time`, dry: which variants it times at which sizes, and what it prints."""
+"""`gemmill time`, dry: which variants it times at which sizes, and its output."""
 
 import csv
 import json

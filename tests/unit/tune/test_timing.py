@@ -1,4 +1,4 @@
-"""The order of a round, and what is timed of it."""
+"""The order of a round, and its timed part."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""What builds for Blackwell promise: block-scaled products on the tensor core, and no spills. Builds are read, none is made: a kernel
+"""Promises of builds for Blackwell: block-scaled products on the tensor core, and no spills. Builds are read, none is made: a kernel
 takes a minute to compile. `gemmill build --arch sm100a --filter 'sm100a_blockscaled_*' --no-use` makes one to be read."""
 
 from contextlib import suppress

@@ -45,7 +45,7 @@ LOGIC = ("LOP3", "SHF", "PRMT")
 
 @pytest.fixture(scope="module")
 def compiled(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
-    """What ptxas said, and the SASS of each instance."""
+    """ptxas's messages, and the SASS of each instance."""
     folder = tmp_path_factory.mktemp("fp4")
     source, binary = folder / "body.cu", folder / "body.cubin"
     source.write_text(
@@ -79,7 +79,7 @@ def _kernel(name: str) -> str:
 
 
 def _main_loop(sass: str) -> list[str]:
-    """Instructions of the smallest loop that has all of the tensor core's."""
+    """Instructions of the smallest loop with all of the tensor core's."""
     code = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", sass)]
     products = [at for at, text in code if re.search(r"\b[HQ]G?MMA\b", text)]
     back = [(at, int(found[1], 16)) for at, text in code if (found := re.search(r"BRA.* 0x([0-9a-f]+)", text))]

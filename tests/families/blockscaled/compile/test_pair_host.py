@@ -1,5 +1,5 @@
 """The host side of Blackwell's kernels, compiled and run without a GPU: arguments, strides, layouts of scales, CUTLASS's own verdict on a
-call, and workspaces. What needs the driver's encoder of tensor maps is not here."""
+call, and workspaces. Tensor maps need the driver's encoder, and are not here."""
 
 import ctypes
 import subprocess
@@ -58,7 +58,7 @@ def configs_of(arch: Arch) -> dict[str, PairConfig]:
 def host(
     request: pytest.FixtureRequest, toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ctypes.CDLL, dict[str, PairConfig]]:
-    """What kernels are declared to be, without the kernels, by the host compiler alone: words of device code stand for themselves."""
+    """The declared types of kernels, without the kernels, by the host compiler alone: words of device code stand for themselves."""
     folder, configs = tmp_path_factory.mktemp("pairs"), configs_of(request.param)
     source, library = folder / "pairs.cpp", folder / "pairs.so"
     texts = (emit(c).text.partition('extern "C" __global__')[0] + LOOK.format(name=name) for name, c in configs.items())
@@ -99,7 +99,7 @@ def look(
     offsets: ctypes.Array | None = None,
     **given: int,
 ) -> Found:
-    """What the host makes of a call. Into `offsets` it writes where it has the scales of A, then of B."""
+    """The host's arguments for a call. Into `offsets` it writes where it has the scales of A, then of B."""
     a_format, b_format = config.pair.a_format, config.pair.b_format
     assert a_format is not None
     strides = {"lda": k * a_format.code.bits // 8, "ldb": k * b_format.code.bits // 8, "ldd": n}
@@ -143,7 +143,7 @@ def test_scales_lie_where_they_are_swizzled_to(host: tuple[ctypes.CDLL, dict[str
 
 
 def test_cutlass_takes_what_we_take(host: tuple[ctypes.CDLL, dict[str, PairConfig]]) -> None:
-    """N a multiple of 8, K of what loads and groups take; not half of either."""
+    """N a multiple of 8, K of the units of loads and groups; not half of either."""
     library, configs = host
     for name, config in configs.items():
         k = least_k(config)

@@ -1,4 +1,4 @@
-"""Swizzled scales at any address, and scale bytes that are no numbers, by every variant that takes them."""
+"""Swizzled scales at any address, and NaN scale bytes, by every variant that takes them."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -84,7 +84,7 @@ def taking(op: str, given: list[torch.Tensor | None], device: torch.device) -> l
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("pair", [Pair.NVFP4, Pair.MXFP4], ids=str)
 def test_a_scale_that_is_no_number_makes_nan(pair: Pair, rows: int, device: torch.device) -> None:
-    """Of its row alone: whether a code beside it is 0 or not, and in the first and the last group of K."""
+    """Of its row alone: whether its code is 0 or not, and in the first and the last group of K."""
     op, byte, one = OPS[pair], 127 if pair is Pair.NVFP4 else 255, 0x38 if pair is Pair.NVFP4 else 127
     if device.type == "cuda" and not variants(op=op):
         pytest.skip("the build lacks the variants")

@@ -1,4 +1,4 @@
-"""Three kernels that are launched as one (kernels/core/together.cuh): from threads, in more streams than have graphs, and captured after."""
+"""Three kernels launched as one (kernels/core/together.cuh): from threads, in more streams than have graphs, and captured after."""
 
 import random
 import threading
@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of any output, and what it gives."""
+    """A call of any output, and its result."""
 
     into: Callable[[Tensor], None]
     like: Tensor

@@ -63,7 +63,7 @@ def _left_out_where_the_build_lacks_the_variants(name: str, device: torch.device
 
 
 def written_of(p: ExpertSpec, rows: int, device: torch.device) -> dict[str, Any]:
-    """What a call writes, poisoned, of so many rows."""
+    """Poisoned outputs of a call of so many rows."""
     out = torch.empty((rows, p.hidden), dtype=getattr(torch, p.result.dtype.torch_name), device=device)
     scales = torch.empty((rows, p.hidden // 128), device=device) if p.result is Result.GROUP else None
     return {name: x for name, x in (("out", poisoned(out)), ("out_scales", poisoned(scales))) if x is not None}

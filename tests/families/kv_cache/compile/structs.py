@@ -1,4 +1,4 @@
-"""What kernels are given of an op's call, as kernels/kv_cache/binding.cpp fills it: structs read from their header."""
+"""The arguments of kernels for an op's call, as kernels/kv_cache/binding.cpp fills them: structs read from their header."""
 
 import ctypes
 from typing import Any

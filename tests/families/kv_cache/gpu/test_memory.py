@@ -1,4 +1,4 @@
-"""Peak memory of a compressed cache that is filled and attended over, beside a bf16 cache that is only filled."""
+"""Peak memory of a compressed cache that is filled and attended over, next to that of a bf16 cache that is only filled."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ LAYERS, HEADS, KV_HEADS, HEAD_DIM, CHUNK = 4, 32, 8, 128, 128
 
 
 def peak_of(run: Callable[[], list[torch.Tensor]], device: torch.device) -> int:
-    """Bytes that a run needs at most beside what there was. On a CPU, those of the tensors that it returns: its caches."""
+    """Bytes that a run needs at most beyond those in use before. On a CPU, those of the tensors that it returns: its caches."""
     if device.type == "cpu":
         return sum(x.nbytes for x in run())
     torch.cuda.synchronize()

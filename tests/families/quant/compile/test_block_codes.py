@@ -111,7 +111,7 @@ def test_every_bf16_as_the_largest_and_alone(codes, format: Format, rounding: Sc
 
 @pytest.mark.parametrize(("format", "rounding"), ROUNDINGS, ids=str)
 def test_values_of_f32_near_boundaries(codes, format: Format, rounding: ScaleRounding | None) -> None:
-    """What an activation leaves: values within two units of every boundary between codes by every scale of nvfp4, or by powers of
+    """Values of an activation: those within two units of every boundary between codes by every scale of nvfp4, or by powers of
     two; then random ones, and NaN and infinity among them."""
     kind = format.code
     values = torch.tensor(sorted({v for v in kind.values if v == v and abs(v) != float("inf")}), dtype=torch.float64)
@@ -241,5 +241,5 @@ def test_values_by_a_scale_that_is_no_number_are_nan(codes, format: Format, glob
 
 
 def test_quotients_by_global_scales_are_correctly_rounded(codes) -> None:
-    """All mantissas of what an nvfp4 code and scale make, by all of a global scale."""
+    """All mantissas of an nvfp4 code times scale, by all of a global scale."""
     assert codes.wrong_quotients() == 0

@@ -1,4 +1,4 @@
-"""What the kernels of one scale for the tensor do on the host before they are launched, in a process that finds no GPU: the
+"""Host code of the kernels of one scale for the tensor before their launch, in a process that finds no GPU: the
 arithmetic of slices and shapes must end in a status for every size, empty ones too."""
 
 import os

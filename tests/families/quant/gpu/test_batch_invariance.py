@@ -1,4 +1,4 @@
-"""One row, one result: what `gemmill verify --batch-invariant` does not draw, ties of RMS norms and scales that lie in tiles of rows."""
+"""One row, one result: calls that `gemmill verify --batch-invariant` does not make, ties of RMS norms and scales that lie in tiles of rows."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ BATCHES = (1, 2, 33, 200, 257, 4096)
 def rows_at_ties() -> Tensor:
     """f32 rows whose mean square lies at a tie of f32, or so little above that the order of f64 sums decides.
 
-    In chunks of a row there are 2^24, 1, and two squares that are each less than half a unit of the sum's f64, 2^-28, and together more.
+    In chunks of a row there are 2^24, 1, and two squares, each less than half a unit of the sum's f64, 2^-28, and together more.
     The scale of e4m3 shows which of both the mean is rounded to. 128 or 256 threads meet 2^24 before both, and lose them; 1024 threads add them to each other first.
     """
     random = torch.Generator().manual_seed(1)

@@ -32,7 +32,7 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def assert_as_the_reference(op: str, arguments: list[Any], device: torch.device) -> None:
-    """The same bytes in the memory of every argument, and in what lies between and behind its elements."""
+    """The same bytes in the memory of every argument, and between and behind its elements."""
     config = config_of(check(BY_NAME[op], of_arguments(BY_NAME[op], arguments)), Arch.SM90A)
     if device.type == "cuda" and config not in {entry.config for entry in gemmill.variants(op=op)}:
         return
@@ -168,7 +168,7 @@ def test_by_a_global_scale_that_is_no_number_above_zero_all_scales_are_nan(op: s
 
 @pytest.mark.needs_cuda
 def test_scales_of_experts_beyond_their_tensor_are_not_written() -> None:
-    """Nor are those of an expert whose offset is negative; what fits is as ever."""
+    """Nor are those of an expert whose offset is negative; scales that fit are as ever."""
     if not gemmill.supports("scaled_fp4_experts_quant", dtype="bf16"):
         pytest.skip("the build lacks the variant")
     x, offsets = torch.randn(300, 96, device="cuda").bfloat16(), torch.tensor([0, 130, 140, 300], dtype=torch.int32)

@@ -44,7 +44,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     subject = _load(metafunc.config)
     match = metafunc.config.getoption("--match")
     entries = [] if subject is None else [entry for entry in subject.entries if match in entry.name]
-    # Those of epilogues have ops of their own, and cases by which `gemmill verify` judges them.
+    # Those of epilogues have ops of their own, and cases by which `gemmill verify` checks them.
     entries = [entry for entry in entries if not entry.epilogue]
     if "shape" not in metafunc.fixturenames:
         metafunc.parametrize("entry", entries, ids=lambda entry: entry.name)

@@ -46,7 +46,7 @@ def takes_any_rows(entry: KernelEntry) -> bool:
 
 
 RAGGED_M: tuple[Shape, ...] = tuple((m, 264, 400) for m in (*range(1, 9), 15, 17, 31, 33, 63, 65, 100, 130))
-"""For scales in groups: few rows, and numbers of rows that are no multiple of 4, as TMA would want A's scales."""
+"""For scales in groups: few rows, and numbers of rows other than multiples of 4, as TMA would want A's scales."""
 
 
 def with_groups(entry: KernelEntry, shape: Shape) -> Shape:

@@ -1,4 +1,4 @@
-"""Which calls a variant must take, by the words of its predicate, and specs cut to what it takes."""
+"""Which calls a variant must take, by the words of its predicate, and specs cut to such calls."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def acceptance(predicate: Predicate, call: Call) -> str:
 
 
 def of_variant(predicate: Predicate, spec: CallSpec) -> CallSpec:
-    """The spec in the types that a variant takes, without what it does not take."""
+    """The spec in a variant's types, without arguments that it does not take."""
     azp = spec.azp
     if azp not in predicate.azp:
         azp = predicate.azp[-1]
@@ -64,7 +64,7 @@ def of_variant(predicate: Predicate, spec: CallSpec) -> CallSpec:
 
 
 def sum_error_fraction(call: Call, accumulation: Accumulation) -> float:
-    """Largest error beyond the rounding of the stored result, as a fraction of what the bound allows beyond it."""
+    """Largest error beyond the rounding of the stored result, as a fraction of the bound beyond it."""
     _, exact = expected_of(call.spec, call.out.device)
     if exact is None or not call.out.numel():
         return 0.0

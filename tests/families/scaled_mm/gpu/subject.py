@@ -1,4 +1,4 @@
-"""What the tests call: the loaded build, or what stands in for it."""
+"""The subject of the tests: the loaded build, or its stand-in."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

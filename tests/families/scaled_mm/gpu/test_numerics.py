@@ -16,7 +16,7 @@ MIXES = tuple(product(("one", "each"), ("one", "each"), (False, True)))
 
 
 def check(subject, entry, spec, device, note_error=None):
-    """The variant gives what the spec must give, and writes nothing else."""
+    """The variant gives the spec's result, and writes nothing else."""
     call = make_call(spec, device)
     expected = acceptance(accepted(entry.config), call)
     assert expected != REFUSES, f"the test is wrong: {entry.name} does not take {spec}"
@@ -47,7 +47,7 @@ def test_integers_are_exact(subject, entry, shape, device):
 
 @pytest.mark.parametrize("k", [4096, 14336, 32768])
 def test_long_sums_of_integers_are_exact(subject, entry, k, device):
-    """The bound of random data grows with K, and from K = 4096 on hides what is missing; this hides nothing."""
+    """The bound of random data grows with K, and from K = 4096 on hides missing products; this hides nothing."""
     check(subject, entry, spec_of(entry, (77, 136, k), data="integers", bias=True), device)
 
 
@@ -67,7 +67,7 @@ def test_every_epilogue_argument(subject, entry, device, note_error):
 
 @pytest.mark.parametrize("layout", ["padded", "odd", "shifted"])
 def test_row_strides(subject, entry, layout, device):
-    """Rows longer than they must be are honoured by those who can, and refused by the others with nothing written."""
+    """Rows longer than they must be are honoured by variants that can, and refused by the others with nothing written."""
     for shape in (FIRST, (33, 48, 144), (5, 131, 67)):
         spec = spec_of(entry, shape, layout=layout, bias=True)
         call = make_call(spec, device)
@@ -80,7 +80,7 @@ def test_row_strides(subject, entry, layout, device):
 
 
 def test_rows_of_any_length(subject, entry, device):
-    """K, N and M that are no multiple of anything: the unaligned variants take them, the others refuse in words."""
+    """K, N and M with no even factor: the unaligned variants take them, the others refuse in words."""
     call = make_call(spec_of(entry, with_groups(entry, (7, 13, 17))), device)
     if takes_any_rows(entry):
         assert acceptance(accepted(entry.config), call) == MUST
@@ -134,7 +134,7 @@ def spoil(call, place, entry) -> bool:
 
 
 def reference_of(call):
-    """What the call must give with its operands as they are now."""
+    """The right result for the operands' present values."""
     return scaled_mm(
         call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp
     )
@@ -154,7 +154,7 @@ def test_repeats_to_the_last_bit(subject, entry, device):
 
 @pytest.mark.needs_cuda
 def test_graph_capture_and_replay(subject, entry, device):
-    """A replay reads what the operands hold then."""
+    """A replay reads the operands' values at that time."""
     spec = spec_of(entry, FIRST, data="integers", bias=True)
     call = make_call(spec, device)
     subject.run(call, entry.name)

@@ -70,7 +70,7 @@ def test_functional_form(kind, device):
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind))
 def test_compiles_without_a_graph_break(kind, backend, device):
-    """torch.compile(fullgraph=True), the result read by what follows."""
+    """torch.compile(fullgraph=True), the result read by a later op."""
     torch.compiler.reset()  # each kind and backend is a compilation of its own, of which torch allows eight
     call = make_call(spec_of(kind, FIRST, data="integers", bias=True), device)
     op = op_of(call)
@@ -96,7 +96,7 @@ def test_opcheck(kind, device):
 @pytest.mark.parametrize("of_a", ["none", "tensor", "token"])
 @pytest.mark.parametrize("shape", [(1, 128, 256), (16, 4096, 2048), (70, 136, 272), (257, 520, 4096), (2048, 256, 512)])
 def test_zero_points_of_weights(shape, of_a, out_dtype, device):
-    """What codes stand for, multiplied in float64: scales are powers of two, so that the result is rounded once."""
+    """Decoded operands, multiplied in float64: scales are powers of two, so that the result is rounded once."""
     if device.type != "cpu" and not gemmill.supports("scaled_mm_zero_points", dtype="s8", out_dtype=out_dtype):
         pytest.skip(f"the build has no kernels of scaled_mm_zero_points with {out_dtype} results")
     m, n, k = shape

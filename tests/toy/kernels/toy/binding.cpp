@@ -1,4 +1,4 @@
-// The toy's op: what the choice depends on, and what a kernel is given.
+// The toy's op: the inputs of its choice, and a kernel's arguments.
 #include "extension/family.h"
 #include "toy/abi.h"
 

@@ -21,7 +21,7 @@ ROUNDS = 250
 
 
 def wanted_of(call: Judged, row: Row) -> dict[str, int | None]:
-    """Every field of what a kernel is given, by what the call says."""
+    """Every field of a kernel's arguments, from the call."""
 
     def data(role: str) -> int | None:
         operand = call.program.values.get(role)

@@ -51,7 +51,7 @@ def scale_strides(call: Judged, role: str, rows: int) -> tuple[int, int, int]:
 
 
 def wanted_of(call: Judged, row: Row) -> dict[str, Any]:
-    """Every field of what a kernel is given, by what the call says."""
+    """Every field of a kernel's arguments, from the call."""
     inner, hidden, weights = call["inner"], call["K"], call["weights"]
     pointers = {name: None if call.get(name) is None else call.tensor(name).data or None for name in POINTERS}
     w13, w2 = (call.tensor(name).row_stride for name in ("w13", "w2"))

@@ -1,4 +1,4 @@
-"""What the binding gives to a kernel of gated GEMMs, field by field, for random calls."""
+"""The arguments of kernels of gated GEMMs, field by field, for random calls."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +28,7 @@ POINTERS = ("a", "b", "a_scales", "b_scales", "static_scale", "out_scales")
 
 
 def launches_of(op: str, probe) -> Iterator[tuple[dict[str, Any], Judged, dict[str, Any]]]:
-    """Arguments of legal calls, what the checks know of them, and what a kernel is given."""
+    """Arguments of legal calls, the sizes that the checks derive, and a kernel's arguments."""
     for index in range(ROUNDS):
         call, breakage = draw_call(op, 7, index, LIMITS)
         if breakage is not None:
@@ -67,7 +67,7 @@ def address(x: Tensor | None) -> int:
 
 
 def wanted_of(given: dict[str, Any], judged: Judged) -> dict[str, Any]:
-    """What is alike for layers and experts."""
+    """The fields that layers and experts share."""
     wanted = {name: address(given[name]) for name in POINTERS} | {"d": given["out"].data_ptr()}
     wanted |= {name: pytest.approx(given[name]) for name in ("alpha", "limit", "beta")}
     wanted |= {"m": judged["M"], "n": judged["N"], "k": judged["K"], "activation": judged["activation_index"]}
@@ -127,7 +127,7 @@ def test_every_field_of_experts(op: str, probe) -> None:
 
 
 def launch_of_three_weights(op: str, probe, slot: int = 4, experts: int = 3, **changes: Any) -> dict[str, Any]:
-    """What a kernel is given for rows of experts, 128 results and K of 256."""
+    """A kernel's arguments for rows of experts, 128 results and K of 256."""
     rows = (experts, slot) if op == EXPERT_NAMES[1] else (experts * slot,)
     call = dict.fromkeys(BY_NAME[op].arguments) | {
         "out": torch.zeros(*rows, 128, dtype=torch.bfloat16),

@@ -1,4 +1,4 @@
-"""What the binding gives to a kernel of compressed caches, field by field, and which addresses it takes."""
+"""The arguments of kernels of compressed caches, field by field, and the addresses that the binding takes."""
 
 from typing import Any
 

@@ -103,7 +103,7 @@ auto exchange(Value const& value, Read read) {
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace gemmill::kv_cache {
-alignas(1024) inline uint8_t shared[on_host::kSharedBytes];  // what kernels declare extern
+alignas(1024) inline uint8_t shared[on_host::kSharedBytes];  // extern declarations of kernels
 }
 
 namespace on_host {

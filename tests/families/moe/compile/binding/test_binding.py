@@ -23,7 +23,7 @@ POINTERS = "a b d a_scales b_scales offsets expert_map token_ids alpha bias".spl
 
 
 def wanted_of(call: Judged, row: Row) -> dict[str, int | None]:
-    """What a kernel is given, by what the call says; of strides those that are read."""
+    """A kernel's arguments, from the call; of strides those that it reads."""
 
     def data(role: str) -> int | None:
         return None if call.get(role) is None else call.tensor(role).data or None

@@ -62,7 +62,7 @@ def test_both_refuse_the_same_calls_with_the_same_sentence(op: str, probe) -> No
 
 
 def _compare_arguments(args: ctypes.Structure, family: Scaling, call: Judged) -> None:
-    """Every field of what a kernel was given is what the call says."""
+    """Every field of a kernel's arguments is the call's."""
     wanted = _wanted(family, call)
     for field, kind in args._fields_:
         found, name = getattr(args, field) or 0, CALLED.get(field, field)
@@ -75,7 +75,7 @@ def _compare_arguments(args: ctypes.Structure, family: Scaling, call: Judged) ->
 
 
 def _wanted(family: Scaling, call: Judged) -> dict[str, int]:
-    """What is not in the call by the field's name."""
+    """Fields that the call does not have by their names."""
     strides, group = (0, 0), (0, 0)
     if family.is_given:
         layout = static_scales(call)

@@ -30,7 +30,7 @@ STRIDES = {"lda": "a", "ldv": "bt_nzs", "ldd": "out"}
 
 
 def wanted_of(call: Judged, row: Row) -> dict[str, int | None]:
-    """Every field of what a kernel is given, by what the call says."""
+    """Every field of a kernel's arguments, from the call."""
 
     def data(role: str) -> int | None:
         return None if call.get(role) is None else call.tensor(role).data or None

@@ -9,7 +9,7 @@ constexpr int kReserved = on_host::kReservedBytes;
 
 struct Barrier {
   int16_t expected, pending;
-  int32_t state;  // twice the bytes that are to come, and the phase's parity
+  int32_t state;  // twice the expected bytes, and the phase's parity
 };
 static_assert(sizeof(Barrier) == sizeof(uint64_t));
 

@@ -53,7 +53,7 @@ void load_matrices(uint32_t (&words)[4], void const* row) {
     }
     return 0;
   });
-  on_host::meet(on_host::warp().meeting, 32);  // nobody goes on and overwrites what another reads
+  on_host::meet(on_host::warp().meeting, 32);  // no thread goes on and overwrites data that another reads
 }
 
 inline float power_of_two(float x) { return exp2f(x); }
