@@ -23,7 +23,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,24 +174,33 @@ def try_all(breakages: Sequence[Breakage], folder: Path, unbroken: str, results:
         tried.append(control)
         for breakage in breakages:
             if breakage.variant == variant:
-                tried.append(
-                    verified(breakage.name, variant, str((folder / breakage.name).resolve()), timeout_s)
-                    if control.outcome is Outcome.SURVIVED
-                    else Tried(
-                        name=breakage.name,
-                        variant=variant,
-                        outcome=Outcome.UNTRIED,
-                        by="the unbroken variant fails",
-                        cases=0,
-                        wrong=0,
-                        seconds=0.0,
-                    )
-                )
+                tried.append(_tried(breakage, control, folder / breakage.name, unbroken, timeout_s))
         results.write_text(report(tried, made), encoding="utf-8")
     of_breakages = [one for one in tried if one.name != UNBROKEN]
     found = sum(one.outcome is Outcome.FOUND for one in of_breakages)
     print(f"{found} of {len(of_breakages)} were found")
     return int(found < len(of_breakages))
+
+
+def _tried(breakage: Breakage, control: Tried, build: Path, unbroken: str, timeout_s: float) -> Tried:
+    if control.outcome is not Outcome.SURVIVED:
+        by = "the unbroken variant fails"
+        return replace(control, name=breakage.name, outcome=Outcome.UNTRIED, by=by, cases=0, wrong=0, seconds=0.0)
+    named = str(build.resolve())
+    one = verified(breakage.name, breakage.variant, named, timeout_s)
+    if one.outcome is not Outcome.SURVIVED:
+        return one
+    is_same = machine_code(named, one.variant) == machine_code(unbroken, one.variant)
+    return replace(one, by="its device code is that of the unbroken variant" if is_same else "")
+
+
+def machine_code(build: str, variant: str) -> str:
+    """The digest of a variant's device code in a build."""
+    from gemmill.manifest import read_manifest
+    from gemmill.runtime.builds import MANIFEST, resolve
+
+    manifest = read_manifest(resolve(build) / MANIFEST)
+    return next(entry.sass_digest for entry in manifest.entries if entry.name == variant)
 
 
 def report(tried: Sequence[Tried], made: dict[str, dict[str, str]]) -> str:

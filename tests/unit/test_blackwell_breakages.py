@@ -104,6 +104,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             return subprocess.CompletedProcess(command, int(code), "", f"Traceback\n{last}\n")
 
         monkeypatch.setattr(program.subprocess, "run", verify)
+        monkeypatch.setattr(program, "machine_code", lambda build, variant: told[Path(build).name][-4:])
         made = {one.name: program.asdict(one) for one in breakages_of}
         (tmp_path / program.MADE).write_text(json.dumps(made))
         code = program.try_all(breakages_of, tmp_path, "whole", tmp_path / "found.json", 5.0)
@@ -126,8 +127,10 @@ def test_what_verify_says_of_broken_kernels(tried, capsys: pytest.CaptureFixture
 
 
 def test_one_that_survives_is_told(tried) -> None:
-    code, rows = tried({"whole": "right", "one": "right"}, ONE)
+    code, rows = tried({"whole": "right", "one": "right:other"}, ONE)
     assert code == 1 and rows[1] == ("one", "survived", "", 0)
+    code, rows = tried({"whole": "right", "one": "right"}, ONE)
+    assert code == 1 and rows[1] == ("one", "survived", "its device code is that of the unbroken variant", 0)
 
 
 def test_nothing_is_found_by_a_variant_that_fails_unbroken(tried) -> None:
