@@ -115,7 +115,7 @@ def test_what_does_not_exist_is_found(page: str, text: str, found: str) -> None:
 @pytest.mark.parametrize(
     ("page", "gone", "found"),
     [
-        ("docs/kv_cache.md", "kv_attention_scores", "op kv_attention_scores"),
+        ("docs/kv_cache.md", "kv_decompress_keys", "op kv_decompress_keys"),
         ("docs/cli.md", "| `gemmill fuzz`", "verb fuzz"),
         ("docs/settings.md", "| `GEMMILL_NVTX` |", "setting GEMMILL_NVTX"),
         ("docs/formats.md", "| mxfp6_e2m3 |", "format mxfp6_e2m3"),

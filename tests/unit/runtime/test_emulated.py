@@ -100,6 +100,23 @@ def test_other_gpus_do_not_run_it(emulated, monkeypatch, capability: tuple[int, 
     )
 
 
+def test_verify_says_so_on_other_gpus(emulated, monkeypatch, gemmill) -> None:
+    on_gpu(monkeypatch, (12, 0))
+    outcome = gemmill("verify", "--build", BUILD)
+    assert (outcome.code, outcome.err) == (
+        3,
+        f"gemmill: build {BUILD} is for sm120f, emulated on sm90a, this GPU is sm120f: its kernels cannot run here; "
+        "run `gemmill build --arch sm120f`\n",
+    )
+
+
+def test_a_gpu_without_kernels_is_told_so(emulated, monkeypatch) -> None:
+    on_gpu(monkeypatch, (8, 0))
+    told = sentence(gemmill.load, BUILD)
+    assert told.startswith(f"build {BUILD} is for sm120f, emulated on sm90a: gemmill has no kernels for this GPU, ")
+    assert "\n" not in told
+
+
 def test_verify_runs_its_variants_on_hopper_alone(emulated, monkeypatch) -> None:
     class Loaded:
         manifest = emulated
