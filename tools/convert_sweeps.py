@@ -37,7 +37,7 @@ Shape = tuple[str, int, int, int]
 
 
 class Sweep(TypedDict):
-    """What is read of a sweep."""
+    """The fields that this program reads of a sweep."""
 
     date: str
     commit: str

@@ -83,7 +83,7 @@ def of_journal(path: Path) -> Iterator[tuple[Workload, dict[str, float]]]:
 
 
 class Sweep(TypedDict):
-    """What is read of a sweep."""
+    """The fields that this program reads of a sweep."""
 
     shapes: list[tuple[str, int, int, int]]
     contenders: list[str]

@@ -201,7 +201,7 @@ struct ManyParts {
     if (threadIdx.x % 32 == 0) atomicAdd(x.layer.ws.tile_count + kStored, tiles);
   }
 
-  // Tokens are summed when all tiles are stored. Whoever waits for that has found no tile left: CTAs that run have them all.
+  // Tokens are summed when all tiles are stored. A warp that waits for that found no tile left: running CTAs have them all.
   template <int threads>
   __device__ static void end(Args const& x) {
     auto meet = [] { cutlass::arch::NamedBarrier::sync(threads, 1); };

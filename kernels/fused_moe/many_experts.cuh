@@ -127,7 +127,7 @@ struct ManyMm {
     moe::Span const span = listed_tile(params.x, index / params.tiles_n);
     return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
   }
-  // The number of a CTA's next tile. Tiles are taken as CTAs come to them, the first too: so all that are taken are of CTAs that run.
+  // The number of a CTA's next tile. Tiles are taken as CTAs come to them, the first too: so running CTAs have all taken ones.
   __device__ static int take(Params const& params) { return atomicAdd(params.x.layer.ws.tile_count + Ending::kCounter, 1); }
 
   // Stages of tile after tile.

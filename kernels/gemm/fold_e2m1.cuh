@@ -112,7 +112,7 @@ struct MxFp4Folded {
 };
 
 // nvfp4, rounded: a byte for each 16 codes of a row, five bits of exponent and three of mantissa relative to the row's fold:
-// 2^(exponent - 22) * 1.mantissa. What is beyond e4m3 is of codes that the group has not. All tables come from shared memory.
+// 2^(exponent - 22) * 1.mantissa. Values beyond e4m3 belong to codes that the group lacks. All tables come from shared memory.
 struct NvFp4Rounded {
   static constexpr int kGroup = 16;
   static constexpr int kEntries = 256;
@@ -141,7 +141,7 @@ struct NvFp4Rounded {
     fold(codes[1], table(byte_of(lower, at), tables), table(byte_of(lower, at + 1), tables), out[1], out[3]);
   }
 
-  // Two steps of 32 columns, for f16. What is rounded to e4m3 has more bits than a byte of f16: so tables are those of e4m3.
+  // Two steps of 32 columns, for f16. Values rounded to e4m3 have more bits than a byte of f16, so the tables are e4m3's.
   struct Half {
     static constexpr int kEntries = NvFp4Rounded::kEntries;
 

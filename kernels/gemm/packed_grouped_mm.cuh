@@ -515,7 +515,7 @@ struct PackedGroupedMm {
   }
 
   // A stage's rows by their numbers, swizzled as TMA would: piece p of 16 bytes of row r lies at p ^ (r % 8). Zeros stand for rows
-  // that A has not, and for columns beyond K. What lies behind the `rows` rows of a tile is multiplied and not stored.
+  // that A has not, and for columns beyond K. Rows behind the `rows` rows of a tile are multiplied and not stored.
   __device__ static void copy_rows(gemmill_grouped_mm_args const& x, SharedStorage& storage, int32_t const (&sources)[kOwnRows], int rows,
                                    int k0, int stage, int thread) {
     int const piece = thread % 8;

@@ -64,7 +64,7 @@ struct PackedMm {
   static constexpr int kPitch = kRows + 4;                          // of a row of partial sums: 16-byte rows, banks apart
   static constexpr int kFactors = kTileM + kRows;                   // of a block: of tokens, then of rows
 
-  // That all threads begin with, and what becomes of them. More than these together would be waited for forever.
+  // That all threads begin with, and their redistribution. More than these together would be waited for forever.
   static constexpr int kEvenRegisters = 65536 / kThreads / 8 * 8, kLoaderRegisters = kGrouped ? 40 : 24;
   static constexpr int kSumRegisters = std::min((kEvenRegisters * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 

@@ -72,7 +72,7 @@ struct gemmill_kv_vectors_args {
   int64_t tokens, heads, slot_count;
   int64_t packed_slot_stride, packed_head_stride;
   int64_t token_stride, head_stride;
-  int64_t seed;                 // of rotation and projection; below 0, of what is packed: vectors come rotated
+  int64_t seed;                 // of rotation and projection; below 0: packed vectors come rotated
   int64_t format;               // its place among those of keys, or of values
   int64_t of_values;
   float const* scales;          // [heads], of e4m3; null for ones

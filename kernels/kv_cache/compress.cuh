@@ -260,7 +260,7 @@ __device__ __forceinline__ void fill_bins(Bins const& bins, uint8_t* shared) {
   }
 }
 
-// Bytes of a token and head, and shared memory: signs, bins of one or both sides, then what is on its way.
+// Bytes of a token and head, and shared memory: signs, bins of one or both sides, then loads in flight.
 template <class Element, int kHeadDim, class Keys, class Values>
 struct CompressPlan {
   static constexpr bool kAlike = std::is_same_v<Keys, Values>;

@@ -74,7 +74,7 @@ struct Pieces {
   int count;       // of a stage
   int page_shift;  // stages of a page, or pages of a stage, as a power of two
   bool is_half;
-  int bytes, to, from, from_odd;  // `from_odd`: beside `from`, of a page's second half
+  int bytes, to, from, from_odd;  // `from_odd`: as `from`, of a page's second half
 
   __device__ Pieces(int page_size, int lane) : is_half(page_size > kStageTokens) {
     page_shift = is_half ? 1 : __ffs(kStageTokens / page_size) - 1;

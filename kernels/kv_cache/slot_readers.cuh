@@ -139,7 +139,7 @@ struct E4m3Keys {
   static __device__ __forceinline__ void factor(float (&)[2], float const (&)[2], SlotTile const&, int) {}
 };
 
-// ue8m0 scales of up to four of a vector's groups, as powers of two that are looked at apart from NaN.
+// ue8m0 scales of up to four of a vector's groups, as powers of two, with NaN handled apart.
 template <int kGroups>
 struct GroupScales {
   uint32_t word;  // zeros beyond the groups

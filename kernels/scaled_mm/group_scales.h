@@ -18,7 +18,7 @@ inline bool is_vector_of(Operand const& x, int64_t length, int64_t dim, bool eit
   return x.rank == 2 && (x.sizes[dim] == length || (either && x.sizes[1 - dim] == length));
 }
 
-// Whether scales of float32 that are no vectors are in groups of a good call; stores their facts.
+// Whether float32 scales other than vectors are in groups of a legal call; stores their facts.
 bool find_groups(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k, int64_t* found);
 
 }  // namespace gemmill

@@ -22,7 +22,7 @@ E, TOP, K, N = 8, 3, 512, 256
 E4M3 = torch.float8_e4m3fn
 TOKENS = (1, 5, 64, 400)
 OF_CODES = 2**-6.4
-"""What may differ of a whole of which activated rows are codes with scales of blocks.
+"""The share by which a layer may differ whose activated rows are codes with scales of blocks.
 
 The tensor core's sums of e4m3 lose about 2^-10, which moves one code in 50 by a step. A step is a twelfth of a code in the mean, so the norm of
 the difference is about 2^-6.4 of the whole.

@@ -156,7 +156,7 @@ def export(folder: Path, home: Path, gxx: Path) -> None:
     ]
     subprocess.run(list(map(str, [gxx, *flags])), cwd=it, check=True)
     data = (it / "data.bin").read_bytes()
-    # Codes of 5 x 16 bytes and peaks of 5 x 4, each twice: the second copy is what must be found. Behind all, of 5 x 32 codes, stand
+    # Codes of 5 x 16 bytes and peaks of 5 x 4, each twice: the test must find the second copy. Behind all, of 5 x 32 codes, stand
     # the lowest and then the highest values, u16. In turn: nothing is changed, a byte of codes, a highest, a lowest, a peak.
     ends = len(data) - 4 * 5 * 32
     changed = [_with(data, at, bits) for at, bits in ((80, 0xF0), (ends + 320, 1), (ends + 1, 0x80), (180, 0xF0))]

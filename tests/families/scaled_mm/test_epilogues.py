@@ -36,7 +36,7 @@ from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Accumulation, DType, EpilogueKind
 from own_epilogues import OWN, biased, cases, configs, everything
 
-# What it computes ----------------------------------------------------------------------------------------------------
+# Its results ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", EpilogueKind)
