@@ -58,7 +58,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         "a": matrix(draw, dtype, m, k, values, tidy=tidy),
         "b": matrix(draw, dtype, k, 2 * hidden, values, transposed=True, tidy=tidy),
     }
-    kind = drawn_groups(draw, hidden) if tidy and dtype is torch.float8_e4m3fn and draw.chance(_IN_GROUPS) else None
+    kind = drawn_groups(draw, hidden, k) if tidy and dtype is torch.float8_e4m3fn and draw.chance(_IN_GROUPS) else None
     if kind is not None:
         spec = CallSpec(m=m, hidden=hidden, k=k, result=result, group_size=kind.size, rows_scaled=kind.rows_scaled)
         for name, (rows, columns) in zip(("a_scales", "b_scales"), group_shapes(spec), strict=True):
@@ -80,10 +80,14 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     )
 
 
-def drawn_groups(draw: Draw, hidden: int) -> Groups:
-    """Groups of operands' scales: blocks of 32 gates and ups are whole."""
-    fitting = [kind for kind in KINDS if hidden % kind.size == 0 or kind.rows_scaled or kind.size == GROUP]
-    return draw.one_of(tuple(fitting))
+def drawn_groups(draw: Draw, hidden: int, k: int) -> Groups:
+    """Groups of operands' scales: blocks of 32 gates and ups are whole, and one group of a row is a scale of the row."""
+    fine = [
+        kind
+        for kind in KINDS
+        if kind.size != GROUP and (k > kind.size if kind.rows_scaled else hidden % kind.size == 0)
+    ]
+    return draw.one_of((KINDS[0], *fine))
 
 
 def _matrix_of_scales(draw: Draw, rows: int, columns: int, values: str | None) -> Slot:
@@ -159,7 +163,8 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
 def _groups_of(call: LegalCall) -> Groups | None:
     of_b, b = call.slots["b_scales"], call.slots["b"]
     shape = of_b.rows, of_b.columns
-    return next((kind for kind in KINDS if shape == kind.b_shape(b.columns, b.rows)), None)
+    kinds = [kind for kind in KINDS if b.rows > kind.size or not kind.rows_scaled]
+    return next((kind for kind in kinds if shape == kind.b_shape(b.columns, b.rows)), None)
 
 
 def _is_aligned(x: Slot, *, by_columns: bool) -> bool:
