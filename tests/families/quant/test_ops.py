@@ -520,3 +520,19 @@ def test_of_several_scales_of_a_tensor_the_first_is_written() -> None:
         "dynamic_scaled_fp8_quant: scale has shape [0, 1]: expected one value, for the tensor, or more, of which the first "
         "is written"
     )
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_the_largest_scale_of_four_fine_groups_is_that_of_the_coarse_one(size: int) -> None:
+    x, weight = values(5, 512), values(1, 512)[0]
+    found = {
+        group: (
+            gemmill.rms_norm_per_block_quant(x, weight, 1e-6, E4M3, group)[1],
+            gemmill.silu_and_mul_per_block_quant(x, group)[1],
+        )
+        for group in (size, 128)
+    }
+    for fine, coarse in zip(found[size], found[128], strict=True):
+        assert fine.shape[1] == coarse.shape[1] * (128 // size)
+        assert torch.equal(fine.unflatten(1, (-1, 128 // size)).amax(dim=2), coarse)
+        assert not torch.equal(fine[:, :1].expand(-1, fine.shape[1]), fine), "the data shows it"
