@@ -2,15 +2,10 @@
 #include "gated_mm/driver_call.h"
 
 namespace gemmill {
-namespace {
-
-constexpr int32_t kResultGroup = 128;  // columns of D that share a scale
-
-}  // namespace
 
 int32_t launch_gemm(gemmill_driver_kernel& kernel, GatedFacts const& told, gemmill_gated_mm_args const& args, gemmill_launch const& how) {
   void* const none = nullptr;
-  int32_t const groups = args.n / (2 * kResultGroup);
+  int32_t const groups = args.n / (2 * told.result_group);
   int64_t const columns = args.n / 2;
   int32_t const rows_of_a = told.by_expert ? args.tokens : args.m;
   auto const add_vectors = [&](Parameters& all) {

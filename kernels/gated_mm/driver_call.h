@@ -10,6 +10,7 @@ struct GatedFacts {
   ExpertFacts expert;
   int32_t by_expert;  // whether rows belong to experts
   int32_t grouped;    // whether scales change along K
+  int32_t result_group;  // columns of D that share a scale
 };
 
 // Enqueues one call. Returns 0 or an error code.

@@ -24,13 +24,13 @@ def packed_rows(hidden: int, device: torch.device | None = None) -> tuple[Tensor
     return gate, gate + 8
 
 
-def packed_blocks(rows: int, device: torch.device | None = None) -> Tensor:
+def packed_blocks(rows: int, device: torch.device | None = None, block: int = GATE_UP_BLOCK) -> Tensor:
     """The number of the scale of blocks that each of `rows` packed rows has.
 
-    The first GATE_UP_BLOCK gates have the first, their ups the second, the next ones the third.
+    The first `block` gates have the first, their ups the second, the next ones the third.
     """
     row = torch.arange(rows, device=device, dtype=torch.int64)
-    return row // (2 * GATE_UP_BLOCK) * 2 + row % 16 // 8
+    return row // (2 * block) * 2 + row % 16 // 8
 
 
 def given_rows(hidden: int, order: str, device: torch.device | None = None) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,8 @@ GATE_UP_ROWS = 32
 """Packed rows that are gates and ups of half as many results (`gemmill.formats.gate_up`)."""
 GATE_UP_BLOCK = 128
 """Gates, or ups, that share a scale where scales come in blocks, and elements along K."""
+FINE_GATE_UP_BLOCK = 32
+"""The same in fine blocks."""
 
 
 def swizzled_shape(rows: int, scales: int) -> tuple[int, int]:

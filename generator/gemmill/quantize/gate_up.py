@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gemmill.formats.gate_up import ORDERS, pack_blocks, pack_gate_up
-from gemmill.formats.layout import GATE_UP_BLOCK, GATE_UP_ROWS
+from gemmill.formats.layout import FINE_GATE_UP_BLOCK, GATE_UP_BLOCK, GATE_UP_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,8 @@ class PackedGateUp:
     weights: Tensor
     """[2 hidden, K], contiguous, in the order of gemmill.formats.gate_up."""
     scales: Tensor
-    """float32, one value or [2 hidden], in the same order. Scales of blocks are [K groups, 2 blocks].
+    """float32, one value or [2 hidden], in the same order. Scales of blocks are [K groups, 2 blocks], of rows in groups
+    [K groups, 2 hidden].
 
     Blocks are the first gates', the first ups', and so on.
     """
@@ -40,8 +41,8 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
     order: "gate_up" where all gates come first, "up_gate" where all ups do, "interleaved" where gates and ups
     alternate.
 
-    Scales of blocks are [2 ceil(hidden / 128), ceil(K / 128)], each of 128 gates or of 128 ups. Interleaved weights
-    have none.
+    Scales of blocks are [2 ceil(hidden / g), ceil(K / g)], each of g gates or of g ups, with g = 128 or 32. Interleaved
+    weights have none. Scales of rows in groups are [2 hidden, ceil(K / 32)].
 
     Raises ValueError, in a sentence, for another order, for rows that are no multiple of 32, and for scales of other
     shapes.
@@ -53,15 +54,20 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
             f"weights have shape {list(weights.shape)}: gates and ups are [2 hidden, K], packed in blocks of {GATE_UP_ROWS} rows"
         )
     rows, k = weights.shape
-    blocks = (2 * -(-rows // (2 * GATE_UP_BLOCK)), -(-k // GATE_UP_BLOCK))
-    if scales.shape == blocks:
+    blocks, fine = ((2 * -(-rows // (2 * g)), -(-k // g)) for g in (GATE_UP_BLOCK, FINE_GATE_UP_BLOCK))
+    of_groups = rows, fine[1]
+    if scales.shape in (blocks, fine):
         return PackedGateUp(
             weights=pack_gate_up(weights, order), scales=pack_blocks(scales, order).t().contiguous(), order=order
         )
+    if scales.shape == of_groups and fine[1] > 1:
+        return PackedGateUp(
+            weights=pack_gate_up(weights, order), scales=pack_gate_up(scales, order).t().contiguous(), order=order
+        )
     if scales.numel() not in (1, rows):
         raise ValueError(
-            f"scales have shape {list(scales.shape)}: expected one value, one for each of {rows} rows, or {list(blocks)} of blocks of "
-            f"{GATE_UP_BLOCK} gates or ups"
+            f"scales have shape {list(scales.shape)}: expected one value, one for each of {rows} rows, {list(of_groups)} of rows in groups "
+            f"of {FINE_GATE_UP_BLOCK}, or of blocks of gates or ups {list(blocks)} ({GATE_UP_BLOCK}) or {list(fine)} ({FINE_GATE_UP_BLOCK})"
         )
     of_rows = scales.reshape(-1)
     return PackedGateUp(

@@ -22,7 +22,7 @@ from gemmill.families.gated_mm.cases.calls import (
     wrong_of,
 )
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU, GatedCase, of_config
-from gemmill.families.gated_mm.classes import classes_of
+from gemmill.families.gated_mm.classes import RESULTS, classes_of
 from gemmill.families.gated_mm.config import (
     Activation,
     AnyConfig,
@@ -33,10 +33,11 @@ from gemmill.families.gated_mm.config import (
     UnalignedGatedConfig,
 )
 from gemmill.families.gated_mm.dsl.plan import Plan
+from gemmill.families.gated_mm.facts import PairedBlocks
 from gemmill.families.gated_mm.model import model_ns
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
-from gemmill.families.gated_mm.selections import default, in_groups, of_int8, smoke, sweep
+from gemmill.families.gated_mm.selections import default, in_fine_groups, in_groups, of_int8, smoke, sweep
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import Row, ShapedCall, first_rejection
 from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_blocks, packed_rows, unpack_gate_up
@@ -69,7 +70,7 @@ FEW_OF_INT8 = [x for x in of_int8(Arch.SM90A) if x.epilogue.result is Result.GRO
 
 def given(p: CallSpec) -> dict[str, Any]:
     out = torch.zeros(p.m, p.hidden).to(getattr(torch, p.result.dtype.torch_name))
-    scales = torch.full((p.m, groups_of(p.hidden)), torch.nan) if p.result is Result.GROUP else None
+    scales = torch.full((p.m, groups_of(p)), torch.nan) if p.result.group else None
     return make_given(p, torch.device("cpu")) | {"out": out, "out_scales": scales}
 
 
@@ -132,13 +133,122 @@ def test_operands_in_groups_give_what_the_two_ops_give(hidden: int, transposed: 
     assert not torch.equal(call(swapped).view(torch.uint8), wanted), "the data shows whose scales they are"
 
 
+@pytest.mark.parametrize("rows_scaled", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_operands_in_groups_of_32_give_what_the_two_ops_give(transposed: bool, rows_scaled: bool) -> None:
+    """Codes, and a scale for each 32 of a row."""
+    changes: dict[str, Any] = {"group_size": 32, "rows_scaled": rows_scaled, "transposed": transposed}
+    x = given(replace(IN_GROUPS, result=Result.FINE_GROUP, m=33, hidden=192, k=200, **changes))
+    weights, of_weights = x["b"].t(), x["b_scales"].t()
+    parts = unpack_gate_up(of_weights) if rows_scaled else (of_weights[0::2], of_weights[1::2])
+    products = [
+        gemmill.cutlass_scaled_mm(x["a"], part.t(), x["a_scales"], scales.t().contiguous(), torch.bfloat16)
+        for part, scales in zip(unpack_gate_up(weights), parts, strict=True)
+    ]
+    wanted, scales = gemmill.silu_and_mul_per_block_quant(torch.cat(products, dim=1).contiguous(), 32)
+    assert torch.equal(call(x).view(torch.uint8), wanted.view(torch.uint8))
+    assert torch.equal(x["out_scales"], scales) and scales.shape == (33, 6)
+    swapped = x | {"b_scales": x["b_scales"].flip(1), "out": torch.zeros_like(x["out"])}
+    assert not torch.equal(call(swapped).view(torch.uint8), wanted.view(torch.uint8)), (
+        "the data shows whose scales they are"
+    )
+
+
+def test_a_column_of_a_tile_finds_its_block() -> None:
+    blocks = PairedBlocks(32)
+    assert [column // blocks for column in range(256)] == packed_blocks(256, block=32).tolist()
+    assert int(blocks) == 32 and 100 % blocks == 4, "else it is the number that it is"
+
+
+def test_kernels_of_groups_of_32() -> None:
+    found = list(in_fine_groups(Arch.SM90A))
+    assert not list(in_fine_groups(Arch.SM100A))
+    kinds = {(x.rows_scaled, x.operands.by_expert, x.operands.indexed, x.design.swap_ab) for x in found}
+    assert len(kinds) == 9, "blocks have tiles with weights as rows and as columns, rows of weights alone as rows"
+    for config in found:
+        assert first_rejection(RULES, config).ok and parse_name(to_name(config)) == config
+        plan = Plan(config)
+        assert plan.promotions == plan.mma_steps and plan.promotion_k == 32
+        assert plan.b_scales == (plan.tile_n if plan.swap_ab else plan.tile_n // 32)
+    least = {
+        x.design.tile_shape_mnk for x in found if x.epilogue.result is Result.FINE_GROUP and not x.operands.by_expert
+    }
+    assert least == {(64, 16, 256), (64, 64, 128), (128, 128, 128)} | {(128, 64, 128)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"tile_shape_mnk": (64, 96, 128)},
+            "tile of 96 columns: it begins within blocks of 32 gates and ups",
+        ),
+        (
+            {"tile_shape_mnk": (128, 64, 128), "kernel_schedule": KernelSchedule.BASIC, "swap_ab": True},
+            "tile (128, 64, 128) has 64 results of a row, 64 of them in a box: a scale belongs to 32 of one tile",
+        ),
+    ],
+)
+def test_what_a_kernel_of_groups_of_32_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
+    found = in_fine_groups(Arch.SM90A)
+    config = next(x for x in found if x.epilogue.result is Result.FINE_GROUP and not x.design.swap_ab)
+    with pytest.raises(ValueError) as error:
+        Plan(changed(config, **changes))
+    assert str(error.value) == reason
+    with pytest.raises(ValueError, match=r"^results in groups of 128 of operands in groups of 32: both have the same"):
+        Plan(replace(config, epilogue=replace(config.epilogue, result=Result.GROUP)))
+    with pytest.raises(ValueError, match=r"^rows_scaled=True contradicts group_size=128: gates and ups have scales"):
+        replace(config.operands, group_size=128, rows_scaled=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"a_scales": torch.ones(5, 4)},
+            "a_scales has shape [5, 4], expected [5, 13]: a scale of each row for each 32 along K, as b_scales of [13, 16] has them",
+        ),
+        (
+            {"out_scales": torch.ones(5, 2)},
+            "out_scales has shape [5, 2], expected [5, 8]: a scale for each 32 of a row; for one of a whole row store bfloat16, and "
+            "quantise that",
+        ),
+        (
+            {
+                "b": torch.zeros(480, 400).to(torch.float8_e4m3fn).t(),
+                "out": torch.zeros(5, 240).to(torch.float8_e4m3fn),
+            },
+            "b is [400, 480], 240 results: blocks of 32 gates and of 32 ups are whole, pad the weights with zeros",
+        ),
+    ],
+)
+def test_groups_of_32_that_do_not_fit_are_told_why(changes: dict[str, Any], said: str) -> None:
+    spec = replace(IN_GROUPS, result=Result.FINE_GROUP, group_size=32)
+    with pytest.raises(RuntimeError) as error:
+        call(given(spec) | changes)
+    assert str(error.value) == f"scaled_mm_act_quant: {said}"
+
+
+@pytest.mark.parametrize("order", ["gate_up", "up_gate"])
+def test_scales_of_rows_in_groups_follow_their_rows(order: str) -> None:
+    weights, scales = torch.randn(64, 96).to(torch.float8_e4m3fn), torch.rand(64, 3)
+    packed = prepack_gate_up(weights, scales, order)
+    assert packed.scales.shape == (3, 64) and packed.scales.is_contiguous()
+    scaled = packed.weights.float() * packed.scales.t().repeat_interleave(32, dim=1)
+    gate, up = (weights.float() * scales.repeat_interleave(32, dim=1)).chunk(2)
+    for found, wanted in zip(unpack_gate_up(scaled), (gate, up) if order == "gate_up" else (up, gate), strict=True):
+        assert torch.equal(found, wanted)
+    of_blocks = prepack_gate_up(weights, torch.tensor([[1.0, 2, 3], [4, 5, 6]]), order).scales
+    assert of_blocks.tolist() == ([[1, 4], [2, 5], [3, 6]] if order == "gate_up" else [[4, 1], [5, 2], [6, 3]])
+
+
 def test_codes_by_a_given_scale_are_those_of_the_two_ops() -> None:
     x = given(STATIC)
     wanted = gemmill.silu_and_mul_quant(torch.cat(plain(x), dim=1).contiguous(), x["static_scale"])
     assert torch.equal(call(x).view(torch.uint8), wanted.view(torch.uint8))
 
 
-@pytest.mark.parametrize("result", Result)
+@pytest.mark.parametrize("result", RESULTS)
 def test_results_of_int8_are_those_of_the_two_ops(result: Result) -> None:
     x = given(replace(INT8, result=result, m=33))
     assert x["a"].dtype is x["b"].dtype is torch.int8
@@ -253,7 +363,8 @@ def test_scales_of_blocks_go_with_their_gates_and_ups(order: str) -> None:
             (64, 8),
             (32,),
             "gate_up",
-            "scales have shape [32]: expected one value, one for each of 64 rows, or [2, 1] of blocks of 128 gates or ups",
+            "scales have shape [32]: expected one value, one for each of 64 rows, [64, 1] of rows in groups of 32, or of blocks of gates "
+            "or ups [2, 1] (128) or [2, 1] (32)",
         ),
         (
             (512, 256),
@@ -289,7 +400,7 @@ def test_functions_allocate() -> None:
     assert out.dtype is torch.float8_e4m3fn and scales is None
     with pytest.raises(ValueError) as error:
         gemmill.scaled_mm_act_quant(*operands, group_size=64)
-    assert str(error.value) == "group_size is 64, expected 128, or None for no scales of groups"
+    assert str(error.value) == "group_size is 64, expected 128 or 32, or None for no scales of groups"
 
 
 SENTENCES = {
@@ -327,14 +438,14 @@ SENTENCES = {
     "scales of gates alone": (
         BF16,
         {"b_scales": torch.ones(256)},
-        "b_scales has shape [256] and strides [1]: there is one value, or one for each of 512 columns, without gaps; or [2, 4], for "
-        "128 along K of 128 gates, then ups",
+        "b_scales has shape [256] and strides [1]: there is one value, or one for each of 512 columns, without gaps; or in groups "
+        "along K: [2, 4] of 128 gates, then ups, [5, 16] of 32, [5, 512] of each",
     ),
     "blocks of gates alone": (
         IN_GROUPS,
         {"b_scales": torch.ones(4, 2)},
-        "b_scales has shape [4, 2] and strides [2, 1]: there is one value, or one for each of 512 columns, without gaps; or [4, 4], "
-        "for 128 along K of 128 gates, then ups",
+        "b_scales has shape [4, 2] and strides [2, 1]: there is one value, or one for each of 512 columns, without gaps; or in "
+        "groups along K: [4, 4] of 128 gates, then ups, [13, 16] of 32, [13, 512] of each",
     ),
     "scales of rows beside blocks": (
         IN_GROUPS,
@@ -405,7 +516,7 @@ def test_cases_pass_on_a_cpu(config: AnyConfig) -> None:
 
 
 @pytest.mark.parametrize("group_size", [0, 128])
-@pytest.mark.parametrize("result", Result)
+@pytest.mark.parametrize("result", RESULTS)
 def test_a_wrong_result_is_found(result: Result, group_size: int) -> None:
     right = GatedCase(spec=replace(BF16, result=result, group_size=group_size, data="integers"))
     arguments, memory = right._made("cpu")
@@ -452,7 +563,7 @@ def test_bounds_of_int8_leave_no_room_for_sums(activation: Activation) -> None:
 def test_names_and_rules() -> None:
     assert {(x.group_size, x.operand_dtype) for x in default(Arch.SM90A)} == {(0, DType.E4M3), (0, DType.S8)}
     integers = [x for x in default(Arch.SM90A) if x.operand_dtype is DType.S8]
-    assert {x.epilogue.result for x in integers if isinstance(x, UnalignedGatedConfig)} == set(Result), (
+    assert {x.epilogue.result for x in integers if isinstance(x, UnalignedGatedConfig)} == set(RESULTS), (
         "all calls are served"
     )
     assert len(integers) == 6
@@ -521,7 +632,7 @@ def test_what_a_kernel_of_int8_cannot_be_made_of() -> None:
     config = next(of_int8(Arch.SM90A))
     with pytest.raises(ValueError, match=r"^sums of s8 are exact, not fast$"):
         Plan(changed(config, accumulation=Accumulation.FAST))
-    sentence = r"^group_size=128 of s8: scales are of 128 along K with e4m3, else 0$"
+    sentence = r"^group_size=128 of s8: scales are of 128 or 32 along K with e4m3, else 0$"
     with pytest.raises(ValueError, match=sentence):
         replace(config.operands, group_size=128)
     with pytest.raises(ValueError, match=r"^dtype=bf16: gated kernels multiply e4m3 or s8$"):
@@ -578,7 +689,7 @@ def rows_of(result: Result, activation: Activation) -> list[Row]:
     return [row for row in rows if row.call_class == number]
 
 
-@pytest.mark.parametrize("result", Result)
+@pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("activation", Activation)
 def test_one_kernel_takes_every_layout_and_is_chosen_last(result: Result, activation: Activation) -> None:
     rows = rows_of(result, activation)

@@ -220,7 +220,7 @@ SHARED = torch.zeros(4, 512, dtype=torch.bfloat16)
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"group_size": 32}, "group_size is 32, expected 64 or 128"),
+        ({"group_size": 16}, "group_size is 16, expected 32 or 64 or 128"),
         (
             {"out": torch.empty(4, 192, dtype=E4M3), "input": values(4, 384)},
             "rows of 192 values are not a multiple of group_size 128",
@@ -336,8 +336,8 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict, sentence: str) -> N
         ),
         (
             "act_and_mul_per_block_quant",
-            lambda x: [torch.empty(4, 256, dtype=E4M3), x, torch.ones(4, 2), "gelu", 32],
-            "group_size is 32, expected 64 or 128",
+            lambda x: [torch.empty(4, 256, dtype=E4M3), x, torch.ones(4, 2), "gelu", 16],
+            "group_size is 16, expected 32 or 64 or 128",
         ),
         (
             "act_and_mul_per_token_quant",
@@ -414,7 +414,7 @@ def test_explain_says_what_others_lack_and_pins_are_kept(quant_build) -> None:
 
 def test_supports_answers_from_the_manifest(quant_build) -> None:
     assert gemmill.supports("silu_and_mul_per_block_quant", dtype="bf16", out_dtype=S8, group_size=64)
-    assert not gemmill.supports("silu_and_mul_per_block_quant", group_size=32)
+    assert not gemmill.supports("silu_and_mul_per_block_quant", group_size=16)
     assert not gemmill.supports("silu_and_mul_quant", dtype=torch.float32)
     assert not gemmill.supports("cutlass_scaled_mm")
     config = QuantConfig.of(Scaling.TENSOR, DType.F16, out_dtype=DType.E4M3)
@@ -520,3 +520,19 @@ def test_of_several_scales_of_a_tensor_the_first_is_written() -> None:
         "dynamic_scaled_fp8_quant: scale has shape [0, 1]: expected one value, for the tensor, or more, of which the first "
         "is written"
     )
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_the_largest_scale_of_four_fine_groups_is_that_of_the_coarse_one(size: int) -> None:
+    x, weight = values(5, 512), values(1, 512)[0]
+    found = {
+        group: (
+            gemmill.rms_norm_per_block_quant(x, weight, 1e-6, E4M3, group)[1],
+            gemmill.silu_and_mul_per_block_quant(x, group)[1],
+        )
+        for group in (size, 128)
+    }
+    for fine, coarse in zip(found[size], found[128], strict=True):
+        assert fine.shape[1] == coarse.shape[1] * (128 // size)
+        assert torch.equal(fine.unflatten(1, (-1, 128 // size)).amax(dim=2), coarse)
+        assert not torch.equal(fine[:, :1].expand(-1, fine.shape[1]), fine), "the data shows it"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gemmill.arithmetic import FLOAT32_UNIT, OF_E4M3, half_unit_in_last_place, lost_in_sum
 from gemmill.families.gated_mm import reference
-from gemmill.families.gated_mm.config import GROUP, Activation
+from gemmill.families.gated_mm.config import Activation
 from gemmill.formats.gate_up import packed_rows
 from gemmill.formats.gating import group_codes, group_scales, slack_of
 
@@ -39,7 +39,7 @@ class Interval:
 
 def product_error(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
     """How far the product in bf16 may be from the reference's, float64 [M, N]."""
-    if reference.in_groups(b, b_scales):
+    if reference.groups_of(b, b_scales) is not None:
         return _error_in_groups(a, b, a_scales, b_scales)
     scales = a_scales.reshape(-1, 1).double().abs() * b_scales.reshape(1, -1).double().abs()
     exact = scales * reference.exact_mm(a, b).abs()
@@ -49,7 +49,7 @@ def product_error(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> T
 
 
 def _error_in_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
-    """The product's error, float64 [M, N], where sums of GROUP along K leave the tensor core.
+    """The product's error, float64 [M, N], where sums of a group along K leave the tensor core.
 
     They are added in float32 with their scales.
     """
@@ -100,14 +100,14 @@ def outside_of_static(found: Tensor, scale: Tensor, within: Interval) -> Tensor:
 
 
 def outside_of_groups(found: Tensor, scales: Tensor, within: Interval) -> tuple[Tensor, Tensor]:
-    """Which codes [M, hidden] and which scales [M, hidden / 128] are wrong. Codes are judged by the scales that were
-    found."""
+    """Which codes [M, hidden] and which scales [M, groups] are wrong. Codes are judged by the scales that were found."""
     low, high = within.low, within.high
+    size = found.shape[1] // max(scales.shape[1], 1) or 1
     least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
-    known = within.known.unflatten(1, (-1, GROUP)).all(dim=-1)
-    ends = [group_scales(end, GROUP) for end in (least, torch.maximum(low.abs(), high.abs()))]
+    known = within.known.unflatten(1, (-1, size)).all(dim=-1)
+    ends = [group_scales(end, size) for end in (least, torch.maximum(low.abs(), high.abs()))]
     wrong_scales = known & ~((scales >= ends[0]) & (scales <= ends[1]))
-    lowest, highest = (_rank(group_codes(end, scales, GROUP)) for end in (low, high))
+    lowest, highest = (_rank(group_codes(end, scales, size)) for end in (low, high))
     rank = _rank(found)
     return within.known & ((rank < lowest) | (rank > highest)), wrong_scales
 

@@ -13,7 +13,7 @@ from gemmill.vocab.activation import Activation as Activation
 
 OPERANDS = (DType.E4M3, DType.S8)
 """Types of operands. Scales in groups come with e4m3 alone."""
-GROUP = 128
+GROUP, FINE_GROUP = 128, 32
 """Results of a row that share a scale.
 
 It is also how many elements along K, and how many gates or ups, share a scale of the operands.
@@ -28,11 +28,18 @@ class Result(StrEnum):
     """codes, by a scale that is given"""
     GROUP = "e4m3group128"
     """codes, and a scale for each GROUP of a row"""
+    FINE_GROUP = "e4m3group32"
+    """codes, and a scale for each FINE_GROUP of a row: of operands in groups of as many"""
 
     @property
     def dtype(self) -> DType:
         """Type of an element."""
         return DType.BF16 if self is Result.BF16 else DType.E4M3
+
+    @property
+    def group(self) -> int:
+        """Results of a row that share a scale that the kernel finds; 0 where it finds none."""
+        return {Result.GROUP: GROUP, Result.FINE_GROUP: FINE_GROUP}.get(self, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +52,11 @@ class Operands:
     """Elements along K that share a scale of A, and gates or ups x elements along K that share one of the weights; 0: scales of
     rows and columns.
 
-    Rows of packed weights are gates and ups in turns. So the main loop gives each row its block's scale, as if it were the
-    row's own.
+    Rows of packed weights are gates and ups in turns. Where weights fill the tensor core's rows, the main loop gives each row its
+    block's scale, as if it were the row's own.
     """
+    rows_scaled: bool = False
+    """Whether each gate and up has scales of its own, in place of one for a block of them."""
     by_expert: bool = False
     """Whether rows belong to experts, each with weights of its own: their counts are on the device (gemmill.gemm.experts)."""
     indexed: bool = False
@@ -56,9 +65,14 @@ class Operands:
     def __post_init__(self) -> None:
         if self.dtype not in OPERANDS:
             raise ValueError(f"dtype={self.dtype}: gated kernels multiply {' or '.join(OPERANDS)}")
-        if self.group_size not in ((0, GROUP) if self.dtype is DType.E4M3 else (0,)):
+        if self.group_size not in ((0, GROUP, FINE_GROUP) if self.dtype is DType.E4M3 else (0,)):
             raise ValueError(
-                f"group_size={self.group_size} of {self.dtype}: scales are of {GROUP} along K with {DType.E4M3}, else 0"
+                f"group_size={self.group_size} of {self.dtype}: scales are of {GROUP} or {FINE_GROUP} along K with {DType.E4M3}, else 0"
+            )
+        if self.rows_scaled and self.group_size != FINE_GROUP:
+            raise ValueError(
+                f"rows_scaled={self.rows_scaled} contradicts group_size={self.group_size}: gates and ups have scales of their own in "
+                f"groups of {FINE_GROUP}"
             )
         if self.indexed and not self.by_expert:
             raise ValueError(
@@ -108,6 +122,11 @@ class _Common:
         """Elements along K that share a scale of the operands."""
         return self.operands.group_size
 
+    @property
+    def rows_scaled(self) -> bool:
+        """Whether each gate and up has scales of its own along K."""
+        return self.operands.rows_scaled
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnalignedGatedConfig(_Common):
@@ -135,13 +154,14 @@ class GatedConfig(_Common):
     def gemm_operands(self) -> GemmOperands:
         """The product, in the terms of a GEMM that stores it."""
         group = self.operands.group_size
+        of_b = ScaleGranularity.GROUP if self.design.swap_ab else ScaleGranularity.BLOCK
         return GemmOperands(
             a_dtype=self.operands.dtype,
             b_dtype=self.operands.dtype,
             accumulator_dtype=ACCUMULATOR_OF[self.operands.dtype],
             out_dtype=DType.BF16,
             a_scale=ScaleGranularity.GROUP if group else ScaleGranularity.CHANNEL,
-            b_scale=ScaleGranularity.GROUP if group else ScaleGranularity.CHANNEL,
+            b_scale=of_b if group else ScaleGranularity.CHANNEL,
             scale_layout=ScaleLayout.STRIDED if group else ScaleLayout.VECTOR,
             group_size=group,
         )

@@ -1,8 +1,8 @@
 """The ops of rows that belong to experts, and what must hold for a call of each."""
 
 from gemmill.families.gated_mm.classes import CLASSES
-from gemmill.families.gated_mm.config import GROUP, OPERANDS
-from gemmill.families.gated_mm.steps import HIDDEN, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, OPERANDS
+from gemmill.families.gated_mm.steps import HIDDEN, K_GROUPS, KINDS, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, Require, Same, Step, Tensor, When
 from gemmill.gemm.expert_rows import (
     IDS,
@@ -32,26 +32,35 @@ EXPERT_NAMES = (GROUPED_MM_ACT_QUANT.name, GROUPED_MM_ACT_QUANT_MASKED.name)
 _ROLES = "out out_scales a b a_scales b_scales static_scale expert_offsets expert_map token_ids"
 
 
+def _in_groups(blocks: str, k_groups: str) -> str:
+    return (
+        f"rank(b_scales) == 3 and size(b_scales, 0) == weights and size(b_scales, 1) == {blocks} and "
+        f"size(b_scales, 2) == {k_groups}"
+    )
+
+
 def _scales(shape: str, test: str) -> tuple[Step, ...]:
     """Steps for the scales of operands: of rows and columns, or in groups.
 
     `shape` says what A's scales in groups have; `test` must hold for them.
     """
     return (
-        Let("k_groups", f"ceil(K, {GROUP})"),
-        Let("blocks", f"2 * ceil(hidden, {GROUP})"),
+        *K_GROUPS,
         Let("channels", "weights * N"),
         OneOf(
             "in_groups",
             {
                 "channel": "rank(b_scales) <= 2 and dense(b_scales) == 1 and numel(b_scales) in (weights, channels)",
-                "groups": "rank(b_scales) == 3 and size(b_scales, 0) == weights and size(b_scales, 1) == blocks and "
-                "size(b_scales, 2) == k_groups",
+                "groups": _in_groups("blocks", "k_groups"),
+                "fine": _in_groups("fine_blocks", "fine_k_groups"),
+                "rows": _in_groups("N", "fine_k_groups"),
             },
             "{b_scales.name} has shape {b_scales.shape}: for weights of {b.shape} there are scales of each expert ([{weights}]), of "
-            f"each column ([{{weights}}, {{N}}], contiguous), or of {GROUP} gates or ups and {GROUP} along K ([{{weights}}, {{blocks}}, "
-            "{k_groups}])",
+            f"each column ([{{weights}}, {{N}}], contiguous), of {GROUP} gates or ups and {GROUP} along K ([{{weights}}, {{blocks}}, "
+            f"{{k_groups}}]), of {FINE_GROUP} and {FINE_GROUP} ([{{weights}}, {{fine_blocks}}, {{fine_k_groups}}]), or of each and "
+            f"{FINE_GROUP} along K ([{{weights}}, {{N}}, {{fine_k_groups}}])",
         ),
+        *KINDS,
         When(
             "in_groups == 0",
             (
@@ -63,12 +72,13 @@ def _scales(shape: str, test: str) -> tuple[Step, ...]:
             ),
         ),
         When(
-            "in_groups == 1",
+            "in_groups >= 1",
             (
                 OF_GROUPS,
+                Let("scales_of_row", "ceil(K, group)"),
                 Require(
                     test,
-                    f"{{a_scales.name}} has shape {{a_scales.shape}}, expected {shape}: a scale of each row for each {GROUP} along K, as "
+                    f"{{a_scales.name}} has shape {{a_scales.shape}}, expected {shape}: a scale of each row for each {{group}} along K, as "
                     "{b_scales.name} of {b_scales.shape} has them",
                 ),
             ),
@@ -79,7 +89,7 @@ def _scales(shape: str, test: str) -> tuple[Step, ...]:
 def _of_groups(shape: str, test: str, *more: Step) -> When:
     """Steps for results with scales in groups: `test` must hold for out_scales, whose shape is `shape`."""
     said = (
-        f"{{out_scales.name}} has shape {{out_scales.shape}}, expected {shape}: a scale for each {GROUP} of a row; for one of a whole "
+        f"{{out_scales.name}} has shape {{out_scales.shape}}, expected {shape}: a scale for each {{group}} of a row; for one of a whole "
         "row store bfloat16, and quantise that"
     )
     return When("result == 2", (*WHOLE_GROUPS, Require(test, said), *more))
@@ -120,8 +130,8 @@ _CONTIGUOUS = Op(
         *IN_ORDER_OR_GATHERED,
         *rows_at_one_stride("b"),
         *_scales(
-            "[{tokens}, {k_groups}]",
-            "rank(a_scales) == 2 and size(a_scales, 0) == tokens and size(a_scales, 1) == k_groups",
+            "[{tokens}, {scales_of_row}]",
+            "rank(a_scales) == 2 and size(a_scales, 0) == tokens and size(a_scales, 1) == scales_of_row",
         ),
         RESULTS,
         STATIC,
@@ -160,9 +170,9 @@ _MASKED = Op(
             "{out.name} has row stride {out_rows} for rows of {hidden}: its rows overlap",
         ),
         *_scales(
-            "[{experts}, {slot}, {k_groups}], all rows at one stride",
+            "[{experts}, {slot}, {scales_of_row}], all rows at one stride",
             "rank(a_scales) == 3 and size(a_scales, 0) == experts and size(a_scales, 1) == slot and "
-            "size(a_scales, 2) == k_groups and (experts <= 1 or slot <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
+            "size(a_scales, 2) == scales_of_row and (experts <= 1 or slot <= 1 or step(a_scales, 0) == slot * step(a_scales, 1))",
         ),
         RESULTS,
         STATIC,

@@ -5,10 +5,21 @@ from math import gcd
 
 from gemmill.families.gated_mm.config import GROUP, GatedConfig, Result
 from gemmill.gemm.expert_facts import ExpertFacts
-from gemmill.gemm.limits import SHARED_BYTES, SLAB, STORE_BUFFERS
+from gemmill.gemm.limits import PROMOTION, SHARED_BYTES, SLAB, STORE_BUFFERS
 
 _BOX_BYTES = 128
 """The most bytes of a box's row: what TMA's widest swizzle permutes."""
+
+
+class PairedBlocks(int):
+    """Gates, or ups, that share a scale: by it the main loop divides a packed column to find its block (gemmill.gemm.sums).
+
+    Blocks are the first gates', their ups', the next gates', and so on, and packed columns are gates and ups in turns of eight.
+    """
+
+    def __rfloordiv__(self, column: int) -> int:
+        """The number of a column's block, counted from a tile that begins with one."""
+        return column // (2 * int(self)) * 2 + column // 8 % 2
 
 
 @dataclass(frozen=True)
@@ -24,8 +35,31 @@ class Facts(ExpertFacts):
 
     @property
     def by_group(self) -> bool:
-        """Whether the kernel finds a scale for each GROUP of results."""
-        return self.result is Result.GROUP
+        """Whether the kernel finds a scale for each group of results."""
+        return bool(self.result.group)
+
+    @property
+    def result_group(self) -> int:
+        """Results of a row that share a scale."""
+        return self.result.group or GROUP
+
+    @property
+    def group_size(self) -> int:
+        """Elements along K that share a scale, and gates or ups: a number of their columns where weights are columns."""
+        size = self.config.operands.group_size
+        return PairedBlocks(size) if size and not self.swap_ab else size
+
+    @property
+    def promotion_k(self) -> int:
+        """Elements along K between two promotions."""
+        return self.config.operands.group_size or PROMOTION
+
+    @property
+    def b_scales(self) -> int:
+        """Scales of weights for one group of K: of each row, or of the blocks of a tile's columns."""
+        if self.grouped and not self.swap_ab:
+            return self.tile_n // self.config.operands.group_size
+        return super().b_scales
 
     @property
     def by_expert(self) -> bool:
@@ -100,8 +134,13 @@ class Facts(ExpertFacts):
 
     @property
     def has_whole_groups(self) -> bool:
-        """Whether every GROUP of results lies in one tile, and in one box where warps hold all of its row."""
-        return self.tile_columns == GROUP if self.swap_ab else self.store_columns == GROUP
+        """Whether every group of results lies in one tile, and in one box where warps hold all of its row.
+
+        With swap_ab all consumers have a group of 128, and each consumer group one of 32.
+        """
+        if not self.swap_ab:
+            return self.store_columns % self.result_group == 0
+        return (self.tile_columns if self.result_group == GROUP else self.group_columns) == self.result_group
 
     def _fixed_bytes(self, store_buffers: int) -> int:
         boxes = store_buffers * self.store_rows * self.store_columns * self.result_bytes

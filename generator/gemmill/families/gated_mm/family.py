@@ -29,6 +29,7 @@ GRAMMAR = Grammar(
         Field("{epilogue.result}"),
         Field("{epilogue.activation}"),
         Field("group{operands.group_size}", default=0),
+        mark("rows", "operands.rows_scaled"),
         mark("experts", "operands.by_expert"),
         mark("indexed", "operands.indexed"),
         Field("t{design.tile_shape_mnk}"),
@@ -66,7 +67,7 @@ def _host_facts(config: GatedConfig) -> dict[str, int | str]:
     """The fields of `GatedFacts`."""
     facts = Facts(config)
     of_rows = {"store_rows": facts.store_rows, "indexed": int(facts.indexed), "biased": 0}
-    own = {"by_expert": int(facts.by_expert), "grouped": int(facts.grouped)}
+    own = {"by_expert": int(facts.by_expert), "grouped": int(facts.grouped), "result_group": facts.result_group}
     return {**host_facts(facts, facts.result.dtype), **of_rows, **own}
 
 

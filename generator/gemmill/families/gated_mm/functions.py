@@ -33,17 +33,19 @@ def scaled_mm_act_quant(
     `a` is [M, K], row-major. `b` is [K, 2 hidden], column-major, in the order of gemmill.quantize.prepack_gate_up. Both
     are float8_e4m3fn, or both int8. Scales are float32, of rows and columns, or for float8_e4m3fn in groups. Of rows
     and columns: `a_scales` is one value or [M, 1], and `b_scales` is one value or [2 hidden] in b's order. In groups:
-    `a_scales` is [M, ceil(K / 128)], and `b_scales` is [ceil(K / 128), 2 ceil(hidden / 128)]. Its columns are the first
-    gates', their ups', the next gates', and so on.
+    `a_scales` is [M, ceil(K / g)], and `b_scales` is [ceil(K / g), 2 ceil(hidden / g)] with g = 128 or 32. Its columns
+    are the first gates', their ups', the next gates', and so on. Of each gate and up it is [ceil(K / 32), 2 hidden], in
+    b's order.
 
     `activation` is "silu", "gelu", "gelu_tanh" or "swiglu". swiglu holds a gate at `limit` at most, and an up between
     -limit and limit. Its result is gate * sigmoid(alpha gate) * (up + beta). Bits are those of the product in bfloat16,
     then the activation (gemmill.families.gated_mm.reference).
 
     The result is [M, hidden]. By default it is bfloat16, and its scales are None. With `static_scale`, float32 [1], it
-    is float8_e4m3fn, and its scales are None. With a `group_size` of 128 it is float8_e4m3fn, and its scales are
-    float32 [M, hidden / 128]. With `per_token` it is float8_e4m3fn, and its scales are float32 [M, 1]. A second launch
-    then codes the bfloat16 result, to the bits of dynamic_per_token_scaled_fp8_quant.
+    is float8_e4m3fn, and its scales are None. With a `group_size` of 128, or of 32 beside operands in groups of 32, it
+    is float8_e4m3fn, and its scales are float32 [M, hidden / group_size]. With `per_token` it is float8_e4m3fn, and its
+    scales are float32 [M, 1]. A second launch then codes the bfloat16 result, to the bits of
+    dynamic_per_token_scaled_fp8_quant.
 
     Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or
     for scales of two kinds.
@@ -81,8 +83,9 @@ def grouped_mm_act_quant(
     none. With token_ids `a` is [T, K], and its scales are of T rows. Above 1,024 rows they are selected first.
 
     Scales are float32. Of rows and columns: `a_scales` is one value or [M, 1], and `b_scales` is [E] or [E, 2 hidden]
-    in b's order. In groups, for float8_e4m3fn: `a_scales` is [M, ceil(K / 128)], and `b_scales` is [E, 2 ceil(hidden /
-    128), ceil(K / 128)]. Its rows are the first gates', their ups', the next gates', and so on.
+    in b's order. In groups, for float8_e4m3fn: `a_scales` is [M, ceil(K / g)], and `b_scales` is [E, 2 ceil(hidden /
+    g), ceil(K / g)] with g = 128 or 32. Its rows are the first gates', their ups', the next gates', and so on. Of each
+    gate and up it is [E, 2 hidden, ceil(K / 32)], in b's order.
 
     `activation`, alpha, limit, beta, `static_scale`, `group_size` and `per_token` mean what they mean to
     scaled_mm_act_quant. Rows of no expert are not written; with `per_token` their codes mean nothing. Bits are those of
@@ -128,9 +131,9 @@ def grouped_mm_act_quant_masked(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """grouped_mm_act_quant of a [E, max_m, K], whose first rows[e] rows are expert e's: (out, its scales).
 
-    `rows` is int32 or int64 [E], on the device. `a_scales` is one value, [E, max_m, 1], or [E, max_m, ceil(K / 128)]
-    with all rows at one stride. `expected_rows`, those of an expert, helps to choose a variant; 0 stands for max_m. The
-    result is [E, max_m, hidden], its scales [E, max_m, hidden / 128]. All else is as in grouped_mm_act_quant.
+    `rows` is int32 or int64 [E], on the device. `a_scales` is one value, [E, max_m, 1], or [E, max_m, ceil(K / g)] with
+    all rows at one stride. `expected_rows`, those of an expert, helps to choose a variant; 0 stands for max_m. The
+    result is [E, max_m, hidden], its scales [E, max_m, hidden / group_size]. All else is as in grouped_mm_act_quant.
 
     Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another group_size, or
     for scales of two kinds.
@@ -172,11 +175,11 @@ def _allocated(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Memory for the result of `rows`, or of a's rows, and for its scales or None.
 
-    Raises ValueError for another group_size than 128.
+    Raises ValueError for another group_size than 128 and 32.
     """
-    if group_size not in (None, 128):
-        raise ValueError(f"group_size is {group_size}, expected 128, or None for no scales of groups")
+    if group_size not in (None, 128, 32):
+        raise ValueError(f"group_size is {group_size}, expected 128 or 32, or None for no scales of groups")
     shape = a.shape[:-1] if rows is None else (rows,)
     coded = static_scale is not None or group_size is not None
     out = a.new_empty((*shape, hidden), dtype=torch.float8_e4m3fn if coded else torch.bfloat16)
-    return out, None if group_size is None else a.new_empty((*shape, hidden // 128), dtype=torch.float32)
+    return out, None if group_size is None else a.new_empty((*shape, hidden // group_size), dtype=torch.float32)

@@ -1,9 +1,9 @@
 """The op without experts, and what must hold for a call of it."""
 
 from gemmill.families.gated_mm.classes import CLASSES
-from gemmill.families.gated_mm.config import GROUP, OPERANDS
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, OPERANDS
 from gemmill.families.gated_mm.expert_ops import EXPERT_OPS
-from gemmill.families.gated_mm.steps import HIDDEN, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
+from gemmill.families.gated_mm.steps import HIDDEN, K_GROUPS, KINDS, OF_GROUPS, RESULTS, STATIC, WHOLE_GROUPS
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSchema, OpSet, Require, Same, Tensor, When
 from gemmill.family.operand import MOST_OF_TMA
 from gemmill.gemm.gates import KNOWN, NUMBERS
@@ -28,17 +28,25 @@ def _values(role: str, count: str, what: str, blocks: str = "") -> Require:
     )
 
 
+_IN_GROUPS = {
+    "groups": "size(b_scales, 0) == k_groups and size(b_scales, 1) == blocks",
+    "fine": "size(b_scales, 0) == fine_k_groups and size(b_scales, 1) == fine_blocks",
+    "rows": "size(b_scales, 0) == fine_k_groups and size(b_scales, 1) == N and fine_k_groups > 1",
+}
+"""The kinds of scales in groups, by what holds for b_scales."""
 _SCALES = (
-    Let("k_groups", f"ceil(K, {GROUP})"),
-    Let("blocks", f"2 * ceil(hidden, {GROUP})"),
+    *K_GROUPS,
     OneOf(
         "in_groups",
         {
-            "channel": "rank(b_scales) != 2 or size(b_scales, 0) != k_groups or size(b_scales, 1) != blocks",
-            "groups": "rank(b_scales) == 2",
+            "channel": "rank(b_scales) != 2 or (size(b_scales, 0) != k_groups or size(b_scales, 1) != blocks) and "
+            "(size(b_scales, 0) != fine_k_groups or size(b_scales, 1) != fine_blocks) and "
+            "(size(b_scales, 0) != fine_k_groups or size(b_scales, 1) != N or fine_k_groups <= 1)",
+            **{kind: f"rank(b_scales) == 2 and {test}" for kind, test in _IN_GROUPS.items()},
         },
         "{b_scales.name} has shape {b_scales.shape}",
     ),
+    *KINDS,
     When(
         "in_groups == 0",
         (
@@ -46,18 +54,20 @@ _SCALES = (
                 "b_scales",
                 "N",
                 "columns",
-                f"; or [{{k_groups}}, {{blocks}}], for {GROUP} along K of {GROUP} gates, then ups",
+                f"; or in groups along K: [{{k_groups}}, {{blocks}}] of {GROUP} gates, then ups, [{{fine_k_groups}}, {{fine_blocks}}] "
+                f"of {FINE_GROUP}, [{{fine_k_groups}}, {{N}}] of each",
             ),
             _values("a_scales", "M", "rows"),
         ),
     ),
     When(
-        "in_groups == 1",
+        "in_groups >= 1",
         (
             OF_GROUPS,
+            Let("scales_of_row", "ceil(K, group)"),
             Require(
-                "rank(a_scales) == 2 and size(a_scales, 0) == M and size(a_scales, 1) == k_groups",
-                f"{{a_scales.name}} has shape {{a_scales.shape}}, expected [{{M}}, {{k_groups}}]: a scale of each row for each {GROUP} "
+                "rank(a_scales) == 2 and size(a_scales, 0) == M and size(a_scales, 1) == scales_of_row",
+                "{a_scales.name} has shape {a_scales.shape}, expected [{M}, {scales_of_row}]: a scale of each row for each {group} "
                 "along K, as {b_scales.name} of {b_scales.shape} has them",
             ),
         ),
@@ -69,7 +79,7 @@ _GROUPS = When(
         *WHOLE_GROUPS,
         Require(
             "rank(out_scales) == 2 and size(out_scales, 0) == M and size(out_scales, 1) == groups",
-            f"{{out_scales.name}} has shape {{out_scales.shape}}, expected [{{M}}, {{groups}}]: a scale for each {GROUP} of a row; for "
+            "{out_scales.name} has shape {out_scales.shape}, expected [{M}, {groups}]: a scale for each {group} of a row; for "
             "one of a whole row store bfloat16, and quantise that",
         ),
         Require(

@@ -12,6 +12,6 @@ QUESTIONS = (
     word("activation", "Of the gates (silu)"),
     word("out", "Dtype of out (bf16)", "bf16", "e4m3"),
     number("group", "Results that share a scale"),
-    switch("in_groups", "Scales of operands are in groups of 128 along K"),
+    switch("in_groups", "Scales of operands are in groups along K: of 128, or of 32 with --group 32"),
     switch("indexed", "Gather rows of a by token_ids"),
 )

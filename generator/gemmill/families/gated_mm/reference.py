@@ -6,18 +6,19 @@ What is stored:
 
     bf16           the value, rounded once
     e4m3, static   the code of value * (1 / scale)
-    e4m3, groups   scale = max(amax / 448, 1 / (448 * 512)) of each 128 of a row, and the code of value / scale
+    e4m3, groups   scale = max(amax / 448, 1 / (448 * 512)) of each 128 or 32 of a row, and the code of value / scale
 
 A code is that of the nearest e4m3 number, ties to even, saturated at 448. NaN is 0x7f, and does not count for amax.
 Codes are those of silu_and_mul_quant and silu_and_mul_per_block_quant.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gemmill.families.gated_mm.config import GROUP
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP
 from gemmill.formats.gate_up import packed_blocks, packed_rows
 from gemmill.formats.gating import activated, encode
 from gemmill.vocab.activation import Activation
@@ -28,21 +29,42 @@ def exact_mm(a: Tensor, b: Tensor) -> Tensor:
     return a.double() @ b.double()
 
 
-def in_groups(b: Tensor, b_scales: Tensor) -> bool:
-    """Whether scales are in groups: b_scales [K / GROUP, 2 hidden / GROUP], rounded up."""
+@dataclass(frozen=True)
+class Groups:
+    """Groups of operands' scales."""
+
+    size: int
+    """Elements along K."""
+    rows_scaled: bool = False
+    """Whether each gate and up has scales of its own, in place of one for a block of `size`."""
+
+    def b_shape(self, n: int, k: int) -> tuple[int, int]:
+        """Shape of the scales of packed weights [N, K]: [K / size, 2 hidden / size], or [K / size, 2 hidden], rounded up."""
+        return -(-k // self.size), n if self.rows_scaled else 2 * -(-n // (2 * self.size))
+
+
+KINDS = (Groups(GROUP), Groups(FINE_GROUP), Groups(FINE_GROUP, rows_scaled=True))
+
+
+def groups_of(b: Tensor, b_scales: Tensor) -> Groups | None:
+    """The groups of the operands' scales; None where they are of rows and columns."""
     k, n = b.shape
-    return b_scales.shape == (-(-k // GROUP), 2 * -(-n // (2 * GROUP)))
+    found = next((kind for kind in KINDS if b_scales.shape == kind.b_shape(n, k)), None)
+    return None if found is not None and found.rows_scaled and k <= found.size else found
 
 
 def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each GROUP along K: its columns of a, its rows of b, and the scales of its sums, [M, N].
+    """For each group along K: its columns of a, its rows of b, and the scales of its sums, [M, N].
 
     A scale is the float32 product of a's and b's. All three are float64.
     """
-    block = packed_blocks(b.shape[1], b.device)
-    for g, start in enumerate(range(0, a.shape[1], GROUP)):
-        scale = a_scales[:, g, None] * b_scales[g][block]
-        yield a[:, start : start + GROUP].double(), b[start : start + GROUP].double(), scale.double()
+    kind = groups_of(b, b_scales)
+    assert kind is not None  # only scales in groups are asked about
+    size = kind.size
+    for g, start in enumerate(range(0, a.shape[1], size)):
+        of_b = b_scales[g] if kind.rows_scaled else b_scales[g][packed_blocks(b.shape[1], b.device, size)]
+        scale = a_scales[:, g, None] * of_b
+        yield a[:, start : start + size].double(), b[start : start + size].double(), scale.double()
 
 
 def exact_group_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
@@ -56,7 +78,7 @@ def exact_group_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> 
 def rounded_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
     """The product a_scales b_scales (a b) in bf16 [M, N], as a kernel of its own would have stored it: b's scale
     first."""
-    if in_groups(b, b_scales):
+    if groups_of(b, b_scales) is not None:
         return exact_group_mm(a, b, a_scales, b_scales).bfloat16()
     scaled = exact_mm(a, b).float() * b_scales.reshape(1, -1)
     return (a_scales.reshape(-1, 1) * scaled).bfloat16()

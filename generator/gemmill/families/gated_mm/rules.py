@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.gated_mm.config import GROUP, AnyConfig, GatedConfig
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, AnyConfig, GatedConfig
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.gemm.fitting import check_registers, check_stages
 from gemmill.gemm.limits import CONSUMER_GROUPS, SLAB
@@ -45,7 +45,7 @@ def _groups(c: GatedConfig) -> Iterator[str]:
     if c.design.kernel_schedule in CONSUMER_GROUPS and (facts := Facts(c)).by_group and not facts.has_whole_groups:
         yield (
             f"tile {c.design.tile_shape_mnk} has {facts.tile_columns} results of a row, {facts.store_columns} of them in a box: a scale "
-            f"belongs to {GROUP} of one tile"
+            f"belongs to {facts.result.group} of one tile"
         )
     if c.design.kernel_schedule is KernelSchedule.PINGPONG and Facts(c).by_group and c.design.swap_ab:
         yield "groups that take turns cannot wait for one another's maxima: cooperative or basic"
@@ -76,9 +76,14 @@ def _fits(c: GatedConfig) -> Iterator[str]:
 
 def _scales(c: GatedConfig) -> Iterator[str]:
     """Each row of weights has a scale. A thread has two where weights fill the tensor core's rows, else as many as
-    sums."""
-    if c.operands.group_size and not c.design.swap_ab:
-        yield f"scales in groups of {c.operands.group_size} with weights as columns: a thread would hold one for each, swap_ab has two"
+    sums. Blocks of 32 gates and ups begin with a tile of 64 columns."""
+    x = c.operands
+    if x.group_size and not c.design.swap_ab and (x.rows_scaled or x.group_size != FINE_GROUP):
+        yield f"scales in groups of {x.group_size} with weights as columns: a thread would hold one for each, swap_ab has two"
+    if x.group_size == FINE_GROUP and not c.design.swap_ab and c.design.tile_shape_mnk[1] % (2 * FINE_GROUP):
+        yield f"tile of {c.design.tile_shape_mnk[1]} columns: it begins within blocks of {FINE_GROUP} gates and ups"
+    if (of_results := c.epilogue.result.group) and of_results != (x.group_size or GROUP):
+        yield f"results in groups of {of_results} of operands in groups of {x.group_size or GROUP}: both have the same groups"
     if c.operands.group_size and c.design.accumulation is not Accumulation.PROMOTED:
         yield f"scales in groups of {c.operands.group_size} with {c.design.accumulation} sums: they are applied where sums are promoted"
 

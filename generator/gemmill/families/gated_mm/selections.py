@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from itertools import product
 
+from gemmill.families.gated_mm.classes import RESULTS
 from gemmill.families.gated_mm.config import (
+    FINE_GROUP,
     GROUP,
     Activation,
     AnyConfig,
@@ -46,13 +48,13 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
     """The kernels for operands that TMA does not take, one for each type and result."""
-    for dtype, result in product((DType.E4M3, DType.S8), Result) if arch is not Arch.SM100A else ():
+    for dtype, result in product((DType.E4M3, DType.S8), RESULTS) if arch is not Arch.SM100A else ():
         yield UnalignedGatedConfig(operands=Operands(dtype=dtype), epilogue=Epilogue(result=result), arch=arch)
 
 
 def tiled(arch: Arch) -> Iterator[GatedConfig]:
     """The kernels of e4m3 that load with TMA. GELU with erf has two of each result alone."""
-    for activation, result in product(Activation, Result) if arch is Arch.SM90A else ():
+    for activation, result in product(Activation, RESULTS) if arch is Arch.SM90A else ():
         rare, epilogue = activation is Activation.GELU, Epilogue(result=result, activation=activation)
         for tile, schedule in (*_FEW[result][: 1 if rare else 2], *(() if rare else (_SOME,))):
             yield _config(_DENSE, epilogue, (tile, schedule, True), arch)
@@ -76,10 +78,40 @@ _IN_GROUPS = {
 def in_groups(arch: Arch) -> Iterator[GatedConfig]:
     """The kernels of operands whose scales are in groups along K, with SiLU and SwiGLU: layers with such weights have
     these."""
-    for activation, result in product(_OFTEN, Result) if arch is Arch.SM90A else ():
+    for activation, result in product(_OFTEN, RESULTS) if arch is Arch.SM90A else ():
         for tile, schedule in _IN_GROUPS[result]:
             operands = Operands(dtype=DType.E4M3, group_size=GROUP)
             yield _config(operands, Epilogue(result=result, activation=activation), (tile, schedule, True), arch)
+
+
+_FINE_RESULTS = (Result.BF16, Result.STATIC, Result.FINE_GROUP)
+_FINE_BLOCKS: tuple[_Tile, ...] = (
+    ((64, 16, 256), BASIC, True),
+    ((64, 64, 128), BASIC, False),
+    ((128, 128, 128), COOPERATIVE, False),
+)
+_FINE_ROWS: tuple[_Tile, ...] = (((64, 16, 256), BASIC, True), ((128, 64, 128), COOPERATIVE, True))
+"""Tiles for operands in groups of 32: with blocks of 32 gates and ups, and with scales of each. Blocks as columns take one
+multiply-add a sum, where swap_ab takes a product besides."""
+
+
+def in_fine_groups(arch: Arch) -> Iterator[GatedConfig]:
+    """The kernels of operands in groups of 32, with SiLU and SwiGLU: dense ones, and those of experts' rows in order and
+    gathered."""
+    kinds = ((False, _FINE_BLOCKS), (True, _FINE_ROWS))
+    ways = ((False, False), (True, False), (True, True))
+    for activation, result, (rows_scaled, tiles), (by_expert, indexed) in (
+        product(_OFTEN, _FINE_RESULTS, kinds, ways) if arch is Arch.SM90A else ()
+    ):
+        for tile in tiles[: 2 if indexed else None]:
+            operands = Operands(
+                dtype=DType.E4M3,
+                group_size=FINE_GROUP,
+                rows_scaled=rows_scaled,
+                by_expert=by_expert,
+                indexed=indexed,
+            )
+            yield _config(operands, Epilogue(result=result, activation=activation), tile, arch)
 
 
 _OF_EXPERTS = {
@@ -119,7 +151,7 @@ _LEFT_OUT_ROWS = 32
 
 def of_experts(arch: Arch) -> Iterator[GatedConfig]:
     """The kernels of e4m3 whose rows belong to experts, with both kinds of scales, in order and gathered."""
-    for activation, result, indexed in product(Activation, Result, (False, True)) if arch is Arch.SM90A else ():
+    for activation, result, indexed in product(Activation, RESULTS, (False, True)) if arch is Arch.SM90A else ():
         tiles: list[tuple[int, _Tile]] = [(0, tile) for tile in _OF_EXPERTS[result]]
         if activation in _OFTEN:
             tiles += [(GROUP, (tile, COOPERATIVE, True)) for tile in _OF_EXPERTS_IN_GROUPS[result]]
@@ -166,7 +198,7 @@ def of_int8(arch: Arch) -> Iterator[GatedConfig]:
     """The kernels of s8 that load with TMA: dense ones, and those of experts' rows in order and gathered. Gathered rows have
     tiles for few and some of them."""
     ways = ((False, False), (True, False), (True, True))
-    for activation, result, (by_expert, indexed) in product(_OFTEN, Result, ways) if arch is Arch.SM90A else ():
+    for activation, result, (by_expert, indexed) in product(_OFTEN, RESULTS, ways) if arch is Arch.SM90A else ():
         operands = Operands(dtype=DType.S8, by_expert=by_expert, indexed=indexed)
         for tile in _OF_INT8[result][: 2 if indexed else 3]:
             yield _config(operands, Epilogue(result=result, activation=activation), tile, arch)
@@ -184,6 +216,7 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
     """The default kernels, those of operands in groups, all of experts' rows, and those of s8."""
     yield from default(arch)
     yield from in_groups(arch)
+    yield from in_fine_groups(arch)
     served = {*served_experts(arch), *served_int8(arch)}
     yield from (config for config in (*of_experts(arch), *of_int8(arch)) if config not in served)
 

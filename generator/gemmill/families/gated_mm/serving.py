@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gemmill.families.gated_mm import reference
+from gemmill.families.gated_mm.classes import RESULTS
 from gemmill.families.gated_mm.config import GROUP, Result
 from gemmill.families.gated_mm.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
@@ -40,7 +41,7 @@ def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
     slot, in_groups, ids = call["slot"], call["in_groups"], given.get("token_ids")
     a = given["a"].reshape(-1, call["K"])
     a_scales, b_scales = given["a_scales"], given["b_scales"]
-    a_scales = a_scales.reshape(-1, call["k_groups"]) if in_groups else a_scales.reshape(-1)
+    a_scales = a_scales.reshape(-1, call["scales_of_row"]) if in_groups else a_scales.reshape(-1)
     if ids is not None:
         a_scales = gathered(a_scales.expand(len(a), *a_scales.shape[1:]), ids)
         a = gathered(a, ids)
@@ -77,12 +78,14 @@ def results_of(given: dict[str, Any], result: Result) -> dict[str, Any]:
             return {"out": values.bfloat16()}
         case Result.STATIC:
             return {"out": reference.static_codes(values, given["static_scale"])}
-    scales = group_scales(values, GROUP)
-    return {"out": group_codes(values, scales, GROUP), "out_scales": scales}
+    groups = reference.groups_of(given["b"], given["b_scales"])
+    size = GROUP if groups is None else groups.size
+    scales = group_scales(values, size)
+    return {"out": group_codes(values, scales, size), "out_scales": scales}
 
 
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
-    result = list(Result)[call["result"]]
+    result = RESULTS[call["result"]]
     if call.get("of_experts"):
         for name in ("out", "out_scales"):  # a call counts as a write, where no expert has rows too
             if given[name] is not None:

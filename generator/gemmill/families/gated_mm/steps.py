@@ -1,6 +1,6 @@
 """Steps that a contract holds activations to, and what is stored."""
 
-from gemmill.families.gated_mm.config import GROUP
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP
 from gemmill.family import Aspect, Check, Let, OneOf, Require, Step, When
 from gemmill.formats.layout import GATE_UP_ROWS
 
@@ -25,12 +25,36 @@ HIDDEN: tuple[Step, ...] = (
         f"{{b.name}} is {{b.shape}}: gates and ups are packed in blocks of {GATE_UP_ROWS} columns by gemmill.quantize.prepack_gate_up",
     ),
     Let("hidden", "N // 2"),
-    Let("groups", f"hidden // {GROUP}"),
 )
+K_GROUPS: tuple[Step, ...] = (
+    Let("k_groups", f"ceil(K, {GROUP})"),
+    Let("blocks", f"2 * ceil(hidden, {GROUP})"),
+    Let("fine_k_groups", f"ceil(K, {FINE_GROUP})"),
+    Let("fine_blocks", f"2 * ceil(hidden, {FINE_GROUP})"),
+)
+"""How many scales operands in groups have: of 128, and of 32."""
+KINDS: tuple[Step, ...] = (
+    Let("group_sizes", "in_groups - in_groups // 3"),
+    Let("rows_scaled", "in_groups // 3"),
+    Let("group", f"{GROUP} - {GROUP - FINE_GROUP} * (in_groups // 2)"),
+    Let("groups", "hidden // group"),
+    When(
+        "in_groups == 2",
+        (
+            Require(
+                f"hidden % {FINE_GROUP} == 0",
+                f"{{b.name}} is {{b.shape}}, {{hidden}} results: blocks of {FINE_GROUP} gates and of {FINE_GROUP} ups are whole, pad the "
+                "weights with zeros",
+            ),
+        ),
+    ),
+)
+"""Which groups a call has: in_groups is 0 for scales of rows and columns, 1 for blocks of 128, 2 for blocks of 32, 3 for rows of
+32."""
 WHOLE_GROUPS: tuple[Step, ...] = (
     Require(
-        f"hidden % {GROUP} == 0",
-        f"{{b.name}} is {{b.shape}}, {{hidden}} results: scales are of {GROUP} each, store bfloat16 or give static_scale",
+        "hidden % group == 0",
+        "{b.name} is {b.shape}, {hidden} results: scales are of {group} each, store bfloat16 or give static_scale",
     ),
     Check(Aspect.DTYPE, "out_scales"),
 )

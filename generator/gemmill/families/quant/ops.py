@@ -113,7 +113,6 @@ _GATED = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU, Activatio
 _AZP_IF_ASKED = {"symmetric": (True, False)}
 _GROUPS = {"group_sizes": QUANT_GROUP_SIZES}
 _ANY_GROUPS = {"group_sizes": (0, *QUANT_GROUP_SIZES)}
-_LARGE_GROUPS = {"group_sizes": (64, 128)}
 _POWERS_TOO = {"scale_formats": (ScaleFormat.F32, ScaleFormat.POWER_OF_TWO)}
 _WORDS = {"scale_formats": (ScaleFormat.PACKED_UE8M0,)}
 
@@ -168,7 +167,7 @@ _OF_VLLMS_NAME = (
         "silu_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, "
         "Tensor? scale_ub=None, bool is_scale_transposed=False)",
         **_SILU,
-        **_LARGE_GROUPS,
+        **_GROUPS,
     ),
     _op(_STATIC, _FP8, "silu_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale)", **_SILU),
     _op(
@@ -182,7 +181,7 @@ _OF_VLLMS_NAME = (
         _EITHER,
         "rms_norm_per_block_quant(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, "
         "Tensor? scale_ub, Tensor(c!)? residual, int group_size, bool is_scale_transposed)",
-        **_LARGE_GROUPS,
+        **_GROUPS,
     ),
     _op(
         _RMS_STATIC,
@@ -211,7 +210,7 @@ _OWN = (
         "act_and_mul_per_block_quant(Tensor(a!) out, Tensor input, Tensor(b!) scales, str activation, int group_size, "
         "Tensor? scale_ub=None, bool scale_ue8m0=False)",
         **_GATED,
-        **_LARGE_GROUPS,
+        **_GROUPS,
         **_POWERS_TOO,
     ),
     _op(_STATIC, _EITHER, "act_and_mul_quant(Tensor(a!) result, Tensor input, Tensor scale, str activation)", **_GATED),

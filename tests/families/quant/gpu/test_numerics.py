@@ -273,7 +273,7 @@ def test_a_call_is_captured_in_a_graph() -> None:
 def test_bad_input_leaves_the_context_unharmed() -> None:
     x, out = torch.ones((4, 512), dtype=torch.bfloat16, device="cuda"), torch.zeros((4, 256), device="cuda")
     codes = out.to(torch.float8_e4m3fn)
-    with pytest.raises(RuntimeError, match="group_size is 32, expected 64 or 128"):
-        torch.ops.gemmill.silu_and_mul_per_block_quant(codes, x, torch.empty((4, 8), device="cuda"), 32)
+    with pytest.raises(RuntimeError, match="group_size is 16, expected 32 or 64 or 128"):
+        torch.ops.gemmill.silu_and_mul_per_block_quant(codes, x, torch.empty((4, 16), device="cuda"), 16)
     torch.cuda.synchronize()
     assert not codes.view(torch.uint8).any()

@@ -10,6 +10,7 @@ from torch import Tensor
 from gemmill.families.gated_mm import bounds
 from gemmill.families.gated_mm.config import GROUP, Activation, Result
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
+from gemmill.families.gated_mm.reference import Groups
 from gemmill.families.gated_mm.serving import OF_WORD
 from gemmill.vocab import DType
 
@@ -31,6 +32,8 @@ class CallSpec:
     """Type of A and of the weights."""
     group_size: int = 0
     """Elements along K that share a scale of the operands; 0: scales of rows and columns."""
+    rows_scaled: bool = False
+    """Whether each gate and up has scales of its own in groups."""
     one_value: bool = False
     """Whether scales are one value for A, and one for B, where they are not in groups."""
     data: str = "random"
@@ -52,7 +55,9 @@ class CallSpec:
         ]
         words += [f"alpha, limit, beta = {self.numbers}"] if self.numbers != NEUTRAL else []
         words += [str(self.dtype)] if self.dtype is not DType.E4M3 else []
-        words += ["scales of operands in groups"] if self.group_size else ["one scale"] if self.one_value else []
+        of_b = "1" if self.rows_scaled else self.group_size
+        groups = f"scales of operands in groups, {of_b} x {self.group_size} of weights"
+        words += [groups] if self.group_size else ["one scale"] if self.one_value else []
         return "; ".join(words)
 
 
@@ -118,13 +123,13 @@ def report_of(wrong: list[Tensor]) -> str:
 
 def group_shapes(p: CallSpec) -> tuple[tuple[int, int], tuple[int, int]]:
     """The shapes of the scales of A and of the weights, in groups."""
-    k_groups = -(-p.k // GROUP)
-    return (p.m, k_groups), (k_groups, 2 * -(-p.hidden // GROUP))
+    of_b = Groups(p.group_size or GROUP, rows_scaled=p.rows_scaled).b_shape(2 * p.hidden, p.k)
+    return (p.m, of_b[0]), of_b
 
 
-def groups_of(hidden: int) -> int:
+def groups_of(p: CallSpec) -> int:
     """How many scales a row of results has."""
-    return hidden // GROUP
+    return p.hidden // (p.result.group or GROUP)
 
 
 def codes_of(shape: tuple[int, ...], p: CallSpec, g: torch.Generator) -> Tensor:

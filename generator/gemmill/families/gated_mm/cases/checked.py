@@ -23,7 +23,14 @@ from gemmill.families.gated_mm.cases.experts import (
     of_counts,
     wrong_of_experts,
 )
-from gemmill.families.gated_mm.config import Activation, AnyConfig, GatedConfig, Result, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import (
+    FINE_GROUP,
+    Activation,
+    AnyConfig,
+    GatedConfig,
+    Result,
+    UnalignedGatedConfig,
+)
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.numerics.cases import Outcome, SpecCase
@@ -52,8 +59,8 @@ class GatedCase(SpecCase):
         p, where = self.spec, torch.device(device)
         dtype = getattr(torch, p.result.dtype.torch_name)
         slots = {"out": Slot.matrix(dtype, (p.m, p.hidden), (p.hidden + p.pad, 1), values=None, written=True)}
-        if p.result is Result.GROUP:
-            groups = groups_of(p.hidden)
+        if p.result.group:
+            groups = groups_of(p)
             strides = (1, p.m + p.pad) if p.transposed else (groups + p.pad, 1)
             slots["out_scales"] = Slot.matrix(torch.float32, (p.m, groups), strides, values=None, written=True)
         memory = Memory(slots, where, GUARD_BYTES + GUARD_ROWS * (p.hidden + p.pad) * dtype.itemsize)
@@ -145,7 +152,7 @@ def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
 def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
     first, facts = _first(config, config.epilogue.activations[0]), Facts(config)
     tile, columns = facts.tile_m, facts.tile_columns
-    step = 128 if config.epilogue.result is Result.GROUP else 16
+    step = _step(config)
     specs = (
         replace(first, m=tile, hidden=columns, k=256),
         replace(first, m=1, hidden=-(-3 * columns // step) * step, k=16),
@@ -166,7 +173,7 @@ def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
     maps."""
     facts, first = Facts(config), _first_of_experts(config)
     tile, columns = facts.tile_m, facts.tile_columns
-    step = 128 if config.epilogue.result is Result.GROUP else 16
+    step = _step(config)
     across = -(-(columns + step) // step) * step
     specs = (
         of_counts(first, (tile + 3,), hidden=step, k=160),
@@ -187,6 +194,12 @@ def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
     yield ExpertGatedCase(spec=replace(specs[1], data="large"))
     if not config.group_size:
         yield ExpertGatedCase(spec=of_counts(first, (3, tile), hidden=step, one_value=True, data="integers"))
+
+
+def _step(config: GatedConfig) -> int:
+    """How many results are whole groups of them, and whole blocks of gates."""
+    x = config.operands
+    return config.epilogue.result.group or (FINE_GROUP if x.group_size == FINE_GROUP and not x.rows_scaled else 16)
 
 
 def _first_of_experts(config: GatedConfig) -> ExpertSpec:
@@ -216,6 +229,7 @@ def _first(config: AnyConfig, activation: Activation) -> CallSpec:
         numbers=OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL,
         dtype=config.operands.dtype,
         group_size=config.group_size,
+        rows_scaled=config.rows_scaled,
     )
 
 

@@ -15,8 +15,10 @@ from gemmill.families.gated_mm.cases.experts_drawn import (
     is_lacking_experts,
     values_of,
 )
+from gemmill.families.gated_mm.classes import RESULTS
 from gemmill.families.gated_mm.config import GROUP, Activation, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
+from gemmill.families.gated_mm.reference import KINDS, Groups
 from gemmill.family.operand import TMA_BYTES
 from gemmill.formats.layout import GATE_UP_ROWS
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
@@ -37,7 +39,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A random call of one of the ops."""
     if op in EXPERT_NAMES:
         return drawn_experts(op, draw, limits)
-    result, activation = draw.one_of(tuple(Result)), draw.one_of(tuple(Activation))
+    result, activation = draw.one_of(RESULTS), draw.one_of(tuple(Activation))
     dtype = draw.one_of(DTYPES)
     exact, tidy = draw.chance(0.6), draw.chance(_SERVED)
     step = GROUP if result is Result.GROUP else GATE_UP_ROWS // 2
@@ -56,15 +58,16 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         "a": matrix(draw, dtype, m, k, values, tidy=tidy),
         "b": matrix(draw, dtype, k, 2 * hidden, values, transposed=True, tidy=tidy),
     }
-    if tidy and dtype is torch.float8_e4m3fn and draw.chance(_IN_GROUPS):
-        spec = CallSpec(m=m, hidden=hidden, k=k, result=result)
+    kind = drawn_groups(draw, hidden, k) if tidy and dtype is torch.float8_e4m3fn and draw.chance(_IN_GROUPS) else None
+    if kind is not None:
+        spec = CallSpec(m=m, hidden=hidden, k=k, result=result, group_size=kind.size, rows_scaled=kind.rows_scaled)
         for name, (rows, columns) in zip(("a_scales", "b_scales"), group_shapes(spec), strict=True):
             slots[name] = _matrix_of_scales(draw, rows, columns, scales)
     else:
         slots |= {"a_scales": _scales(draw, m, scales), "b_scales": _scales(draw, 2 * hidden, scales)}
     slots["b"] = replace(slots["b"], column_major=False)
     if result is Result.GROUP:
-        slots["out_scales"] = _matrix_of_scales(draw, m, hidden // GROUP, None)
+        slots["out_scales"] = _matrix_of_scales(draw, m, hidden // (kind.size if kind else GROUP), None)
     if result is Result.STATIC:
         slots["static_scale"] = one_value(draw, torch.float32, scales)
     alpha, limit, beta = OF_SWIGLU if activation is Activation.SWIGLU else NEUTRAL
@@ -75,6 +78,16 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         offsets={name: draw.below(1 << 30) for name in slots},
         judged=EXACT if exact else WITHIN,
     )
+
+
+def drawn_groups(draw: Draw, hidden: int, k: int) -> Groups:
+    """Groups of operands' scales: blocks of 32 gates and ups are whole, and one group of a row is a scale of the row."""
+    fine = [
+        kind
+        for kind in KINDS
+        if kind.size != GROUP and (k > kind.size if kind.rows_scaled else hidden % kind.size == 0)
+    ]
+    return draw.one_of((KINDS[0], *fine))
 
 
 def _matrix_of_scales(draw: Draw, rows: int, columns: int, values: str | None) -> Slot:
@@ -135,19 +148,23 @@ def is_lacking(call: LegalCall, _text: str) -> bool:
     )
     activation = names[call.plain["activation"]]
     aligned = all(_is_aligned(call.slots[role], by_columns=role == "b") for role in ("a", "b", "out"))
-    group_size = GROUP if _is_in_groups(call) else 0
+    kind = _groups_of(call)
     dtype = str(call.slots["a"].dtype).removeprefix("torch.")
     return not any(
-        (x.operands.dtype.torch_name, x.epilogue.result, x.group_size) == (dtype, result, group_size)
+        (x.operands.dtype.torch_name, bool(x.epilogue.result.group)) == (dtype, result is Result.GROUP)
+        and (result is Result.GROUP or x.epilogue.result is result)
+        and (x.group_size, x.rows_scaled) == ((kind.size, kind.rows_scaled) if kind else (0, False))
         and activation in x.epilogue.activations
         and (aligned or isinstance(x, UnalignedGatedConfig))
         for x in (entry.config for entry in variants(op=call.op))
     )
 
 
-def _is_in_groups(call: LegalCall) -> bool:
+def _groups_of(call: LegalCall) -> Groups | None:
     of_b, b = call.slots["b_scales"], call.slots["b"]
-    return (of_b.rows, of_b.columns) == (-(-b.rows // GROUP), 2 * -(-b.columns // (2 * GROUP)))
+    shape = of_b.rows, of_b.columns
+    kinds = [kind for kind in KINDS if b.rows > kind.size or not kind.rows_scaled]
+    return next((kind for kind in kinds if shape == kind.b_shape(b.columns, b.rows)), None)
 
 
 def _is_aligned(x: Slot, *, by_columns: bool) -> bool:

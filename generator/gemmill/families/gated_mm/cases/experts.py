@@ -7,8 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.gated_mm.cases.calls import CallSpec, codes_of, numbers_of, operand_dtype, scales_of, wrong_of
-from gemmill.families.gated_mm.config import GROUP, Result
+from gemmill.families.gated_mm.cases.calls import (
+    CallSpec,
+    codes_of,
+    group_shapes,
+    numbers_of,
+    operand_dtype,
+    scales_of,
+    wrong_of,
+)
+from gemmill.families.gated_mm.config import Result
 from gemmill.families.gated_mm.expert_ops import GROUPED_MM_ACT_QUANT, GROUPED_MM_ACT_QUANT_MASKED
 from gemmill.families.gated_mm.serving import parts_of
 from gemmill.runtime import checks
@@ -65,13 +73,14 @@ def of_counts(first: ExpertSpec, counts: tuple[int, ...], **changes: Any) -> Exp
 def make_expert_given(p: ExpertSpec, device: torch.device) -> dict[str, Any]:
     """Arguments by name, but for what is written; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
-    n, k_groups = 2 * p.hidden, -(-p.k // GROUP)
+    n = 2 * p.hidden
     a = torch.ones((p.tokens, p.k + p.pad), device=device, dtype=torch.float32).to(operand_dtype(p))[:, : p.k]
     a.copy_(codes_of((p.tokens, p.k), p, g))
     a_shape: tuple[int, ...] = (1,) if p.one_value else (p.tokens, 1)
     b_shape: tuple[int, ...] = (p.weights,) if p.one_value else (p.weights, n)
     if p.group_size:
-        a_shape, b_shape = (p.tokens, k_groups), (p.weights, 2 * -(-p.hidden // GROUP), k_groups)
+        _, (k_groups, of_b) = group_shapes(p)
+        a_shape, b_shape = (p.tokens, k_groups), (p.weights, of_b, k_groups)
     a_scales, b_scales = scales_of(a_shape, p, g), scales_of(b_shape, p, g)
     if p.slot:
         a = a.unflatten(0, (len(p.counts), p.slot))

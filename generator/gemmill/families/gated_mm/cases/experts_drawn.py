@@ -8,6 +8,7 @@ from torch import Tensor
 from gemmill.families.gated_mm.cases.calls import NEUTRAL, report_of
 from gemmill.families.gated_mm.cases.checked import OF_SWIGLU
 from gemmill.families.gated_mm.cases.experts import wrong_of_experts
+from gemmill.families.gated_mm.classes import RESULTS
 from gemmill.families.gated_mm.config import GROUP, Activation, Result
 from gemmill.families.gated_mm.expert_ops import GROUPED_MM_ACT_QUANT
 from gemmill.formats.layout import GATE_UP_ROWS
@@ -37,7 +38,7 @@ def values_of(dtype: torch.dtype, *, exact: bool) -> tuple[str, str]:
 
 def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A random call of one of the ops with experts."""
-    result, activation = draw.one_of(tuple(Result)), draw.one_of(_SERVED_ACTIVATIONS)
+    result, activation = draw.one_of(RESULTS), draw.one_of(_SERVED_ACTIVATIONS)
     dtype, exact, tidy = draw.one_of(DTYPES), draw.chance(0.6), draw.chance(_SERVED)
     in_groups = dtype is torch.float8_e4m3fn and draw.chance(0.5)
     is_masked = op != GROUPED_MM_ACT_QUANT.name

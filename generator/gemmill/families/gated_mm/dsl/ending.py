@@ -110,17 +110,18 @@ def write_box(
     values = cute.make_rmem_tensor(len(found), Float32)
     write_values(plan, sums, vectors, (ending.alpha, ending.limit, ending.beta), thread, box, values)
     if cutlass.const_expr(plan.by_group):
-        half = len(found) // 2
-        for row in cutlass.range_constexpr(2):
+        own = plan.result_group // 4  # a thread's of a group: four lanes have a row
+        for i in cutlass.range_constexpr(0, len(found), own):
+            row, first = divmod(i, len(found) // 2)
             maximum = Float32(0)
-            for i in cutlass.range_constexpr(half):
-                maximum = arithmetic.larger(maximum, values[row * half + i])
+            for j in cutlass.range_constexpr(own):
+                maximum = arithmetic.larger(maximum, values[i + j])
             for lanes in cutlass.range_constexpr(2):
                 maximum = arithmetic.larger(maximum, cute.arch.shuffle_sync_bfly(maximum, 1 << lanes))
             scale, shrink, divisor = arithmetic.scale_of(maximum)
-            divide(values, range(row * half, (row + 1) * half), shrink, divisor)
+            divide(values, range(i, i + own), shrink, divisor)
             at = origin[0] + row_offset(box[0], row, thread)
-            group = (origin[1] + box[1] * plan.store_columns) // GROUP
+            group = (origin[1] + box[1] * plan.store_columns) // plan.result_group + first // own
             if cutlass.const_expr(plan.by_expert):
                 if thread % 4 == 0 and at >= rows.begin and at < rows.end and group < ending.groups:
                     store_scale(ending, at, group, scale)
@@ -167,12 +168,15 @@ def store_groups_of_columns(
 ):
     """Finishes and stores a group's part of a tile where rows of D are columns of the tile.
 
-    All warps have results of a row, and tell each other their maxima.
+    Warps that have results of a group tell each other their maxima: all, or those of a consumer group.
     """
     boxes, vectors, _, maxima = target
     group, thread = place
     warp, lane = thread // 32, thread % 32
     columns, warps = plan.tile_y // 4, plan.consumers // 32
+    first, sharing, sends = Int32(0), warps, group == 0 and warp == 0
+    if cutlass.const_expr(plan.result_group != GROUP):
+        first, sharing, sends = group * 4, 4, warp == 0
     all_of_them = [places(plan, box, thread) for box in plan.boxes]
     values = [cute.make_rmem_tensor(len(found), Float32) for found in all_of_them]
     own = maxima + turn * (warps * plan.tile_y)
@@ -192,18 +196,18 @@ def store_groups_of_columns(
     for c in cutlass.range_constexpr(columns):
         y = column_offset(c, lane)
         maximum = Float32(0)
-        for other in cutlass.range_constexpr(warps):
-            maximum = arithmetic.larger(maximum, epilogue.element_at(own, other * plan.tile_y + y)[0])
+        for other in cutlass.range_constexpr(sharing):
+            maximum = arithmetic.larger(maximum, epilogue.element_at(own, (first + other) * plan.tile_y + y)[0])
         scale, shrink, divisor = arithmetic.scale_of(maximum)
         for i in cutlass.range_constexpr(len(plan.boxes)):
             for j in cutlass.range_constexpr(c, len(all_of_them[i]), columns):
                 divide(values[i], range(j, j + 1), shrink, divisor)
-        at, of_row = origin[0] + y, origin[1] // GROUP
+        at, of_row = origin[0] + y, origin[1] // plan.result_group
         if cutlass.const_expr(plan.by_expert):
-            if group == 0 and warp == 0 and lane < 4 and at >= rows.begin and at < rows.end and of_row < ending.groups:
+            if sends and lane < 4 and at >= rows.begin and at < rows.end and of_row < ending.groups:
                 store_scale(ending, at, of_row, scale)
         else:
-            if group == 0 and warp == 0 and lane < 4 and at < rows and of_row < ending.groups:
+            if sends and lane < 4 and at < rows and of_row < ending.groups:
                 store_scale(ending, at, of_row, scale)
     for i in cutlass.range_constexpr(len(plan.boxes)):
         write(plan, boxes, values[i], all_of_them[i], (plan.boxes[i], i))

@@ -5,15 +5,17 @@ share (`expert_mm.py` of gemmill.gemm, and what it names). Last are `expert_cons
 """
 
 # mypy: ignore-errors
+from functools import partial
+
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from gemmill.families.gated_mm.config import GROUP, GatedConfig
+from gemmill.families.gated_mm.config import GatedConfig
 from gemmill.families.gated_mm.dsl import expert_consumer
 from gemmill.families.gated_mm.dsl.ending import Ending, layout_of
 from gemmill.families.gated_mm.dsl.plan import Plan
-from gemmill.families.gated_mm.dsl.scales import block_of
+from gemmill.families.gated_mm.dsl.scales import scale_of
 from gemmill.gemm import epilogue, gather
 from gemmill.gemm import expert_producer as producer
 from gemmill.gemm.elements import ELEMENT_OF
@@ -24,10 +26,10 @@ from gemmill.gemm.experts import Experts, Vectors
 class ExpertGatedMm(ExpertMm):
     """One kernel, and the function that launches it. Raises ValueError for a config that it cannot be made of."""
 
-    of_column = staticmethod(block_of)
-
     def __init__(self, config: GatedConfig) -> None:
         super().__init__(Plan(config), ELEMENT_OF[config.out_dtype])
+        if self.plan.swap_ab:
+            self.of_column = partial(scale_of, self.plan)
 
     @cute.jit
     def __call__(
@@ -94,7 +96,14 @@ class ExpertGatedMm(ExpertMm):
                 b_scale_stride_expert,
             ),
             Ending(
-                static_scale, out_scales, out_scale_stride_m, out_scale_stride_g, n // (2 * GROUP), alpha, limit, beta
+                static_scale,
+                out_scales,
+                out_scale_stride_m,
+                out_scale_stride_g,
+                n // (2 * self.plan.result_group),
+                alpha,
+                limit,
+                beta,
             ),
             Experts(offsets, offset_words, expert_map, experts, weights, slot, m),
             gather.Tokens(token_ids, id_words, m, tokens, a, lda),

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from gemmill.families.gated_mm.config import GROUP, GatedConfig
+from gemmill.families.gated_mm.config import GatedConfig
 from gemmill.families.gated_mm.dsl import consumer
 from gemmill.families.gated_mm.dsl.ending import Ending, layout_of
 from gemmill.families.gated_mm.dsl.plan import Plan
@@ -110,7 +110,14 @@ class GatedMm:
             epilogue.Vectors(a_scales, b_scales, null, null, null, m, n, k, a_scale_per_row, b_scale_per_column),
             scales,
             Ending(
-                static_scale, out_scales, out_scale_stride_m, out_scale_stride_g, n // (2 * GROUP), alpha, limit, beta
+                static_scale,
+                out_scales,
+                out_scale_stride_m,
+                out_scale_stride_g,
+                n // (2 * plan.result_group),
+                alpha,
+                limit,
+                beta,
             ),
             walk_over(tiles_x, tiles_y, Int32(0), Int32(1)),
             constant_weights,

@@ -8,15 +8,17 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from gemmill.families.gated_mm.config import GROUP
+from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.producer import GroupScales, copy_scales
 from gemmill.gemm.walk import Job, Walk, advance, rows_back, tile_of
 
 
-def block_of(n: Int32) -> Int32:
+def scale_of(plan: Plan, n: Int32) -> Int32:
     """The number of the scale that a row of packed weights has (gemmill.formats.gate_up.packed_blocks)."""
-    return n // (2 * GROUP) * 2 + n % 16 // 8
+    if plan.config.operands.rows_scaled:
+        return n
+    return n // (2 * plan.promotion_k) * 2 + n % 16 // 8
 
 
 @cute.jit
@@ -25,25 +27,29 @@ def load_scales(
 ):
     """Warps copy scales as in gemmill.gemm.producer, but in the weights' order.
 
-    Beyond M and N they take the last valid scale.
+    Where weights are columns of the tile, these are scales of its blocks. Beyond M and N they take the last valid scale.
     """
     full, empty = barriers
     lanes = plan.copying_threads
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
-    last_group = (vectors.k + GROUP - 1) // GROUP - 1
+    g = plan.promotion_k
+    last_group = (vectors.k + g - 1) // g - 1
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
     stage, phase = Int32(0), Int32(1)
     tile = job.first
     while tile < walk.tiles():
-        at_n, at_m = tile_of(plan, walk, tile)  # the weights are X
+        at_x, at_y = tile_of(plan, walk, tile)
+        at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
         m_first = at_m * plan.tile_m - rows_back(plan, at_m, vectors.m)
         for i in cutlass.range_constexpr(cute.size(a_at)):
             m = cutlass.min(m_first + lane + lanes * i, vectors.m - 1)
             a_at[i] = scales.a.toint() + 4 * (Int64(m) * scales.a_stride_m)
         for i in cutlass.range_constexpr(cute.size(b_at)):
-            n = cutlass.min(at_n * plan.tile_n + lane + lanes * i, vectors.n - 1)
-            b_at[i] = scales.b.toint() + 4 * (Int64(block_of(n)) * scales.b_stride_n)
+            n = scale_of(plan, cutlass.min(at_n * plan.tile_n + lane + lanes * i, vectors.n - 1))
+            if cutlass.const_expr(not plan.swap_ab):
+                n = cutlass.min(at_n * plan.b_scales + lane + lanes * i, vectors.n // g - 1)
+            b_at[i] = scales.b.toint() + 4 * (Int64(n) * scales.b_stride_n)
         group = Int32(0)
         cute.arch.griddepcontrol_wait()
         for _ in cutlass.range(job.k_steps, unroll=1):

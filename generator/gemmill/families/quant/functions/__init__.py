@@ -211,7 +211,7 @@ def silu_and_mul_per_block_quant(
 ) -> Pair:
     """Return codes [..., hidden] of silu(gate) * up, and scales f32 [rows, hidden / group_size].
 
-    `input` is [..., 2 hidden] (bf16 or f16): gate, then up. Codes are float8_e4m3fn or int8. `group_size` is 64 or 128.
+    `input` is [..., 2 hidden] (bf16 or f16): gate, then up. Codes are float8_e4m3fn or int8. `group_size` is 32, 64 or 128.
     Scales are M-major if transposed. `scale_ub`, f32 [1], bounds the scales themselves, with float8_e4m3fn only.
     """
     codes = _codes(input, quant_dtype, gated=True)
@@ -324,7 +324,7 @@ def rms_norm_per_block_quant(
 ) -> Pair:
     """Quantise as rms_norm_dynamic_per_token_quant, with scales f32 [rows, hidden / group_size], M-major if transposed.
 
-    `group_size` is 64 or 128.
+    `group_size` is 32, 64 or 128.
     """
     result = _codes(input, quant_dtype)
     scales = _group_scales(input, parts(size(input, -1), group_size), is_scale_transposed)

@@ -7,6 +7,7 @@ import pytest
 
 from compile.binding.drawn import compare
 from gemmill.families import gated_mm
+from gemmill.families.gated_mm.classes import RESULTS
 from gemmill.families.gated_mm.config import Activation, Result, UnalignedGatedConfig
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
@@ -19,6 +20,13 @@ pytestmark = pytest.mark.compile
 SMS = 132
 """Multiprocessors of a device."""
 ROUNDS = 250
+KINDS = ((0, False), (128, False), (32, False), (32, True))
+"""group_size and rows_scaled of a kernel, by a call's in_groups."""
+
+
+def stored(result: Result) -> Result:
+    """A result as classes of calls tell it: in groups of whatever size."""
+    return Result.GROUP if result.group else result
 
 
 def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
@@ -28,8 +36,8 @@ def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
     kinds, any_layout, in_groups = set(), 0, 0
     for entry, judged in found.launched:
         config = entry.config
-        kinds.add((config.operand_dtype, config.epilogue.result, judged["activation_index"]))
-        assert config.group_size == (128 if judged["in_groups"] else 0)
+        kinds.add((config.operand_dtype, stored(config.epilogue.result), judged["activation_index"]))
+        assert (config.group_size, config.rows_scaled) == KINDS[judged["in_groups"]]
         in_groups += judged["in_groups"]
         any_layout += isinstance(config, UnalignedGatedConfig)
     assert len(found.refused) > 5 and len(kinds) == 24, "a class of calls was never launched"
@@ -43,10 +51,10 @@ def test_both_agree_on_calls_of_experts(probe, op: str) -> None:
     kinds = set()
     for entry, judged in found.launched:
         x, epilogue = entry.config.operands, entry.config.epilogue
-        assert x.by_expert and x.group_size == (128 if judged["in_groups"] else 0)
-        kinds.add((x.dtype, epilogue.result, epilogue.activation, x.group_size))
-    often = set(product((DType.E4M3,), Result, (Activation.SILU, Activation.SWIGLU), (0, 128)))
-    often |= set(product((DType.S8,), Result, (Activation.SILU, Activation.SWIGLU), (0,)))
+        assert x.by_expert and (x.group_size, x.rows_scaled) == KINDS[judged["in_groups"]]
+        kinds.add((x.dtype, stored(epilogue.result), epilogue.activation, x.group_size))
+    often = set(product((DType.E4M3,), RESULTS, (Activation.SILU, Activation.SWIGLU), (0, 128)))
+    often |= set(product((DType.S8,), RESULTS, (Activation.SILU, Activation.SWIGLU), (0,)))
     assert len(found.refused) > 5 and often <= kinds and len(found.lacking) > 3
 
 
