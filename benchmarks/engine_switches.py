@@ -4,8 +4,11 @@
     python benchmarks/engine_switches.py fp8-channel nvfp4 --at-once 2 --out-dir /tmp/short
     python benchmarks/engine_switches.py fp8-channel --ranks 2             # a tensor-parallel pair, on two GPUs
 
-Each kind has a small checkpoint on disk and four engines, which start together: vLLM alone and vLLM with the plugin, once as they
-come with sleep mode, once with chunked prefill, prefix caching and LoRA, all with torch.compile and CUDA graphs. Outputs of the two
+    python benchmarks/engine_switches.py fp8-channel --pairs "batch invariant"
+
+Each kind has a small checkpoint on disk and six engines, which start together: vLLM alone and vLLM with the plugin, once as they
+come with sleep mode, once with chunked prefill, prefix caching and LoRA, and once under VLLM_BATCH_INVARIANT=1, all with torch.compile
+and CUDA graphs. There a prompt's tokens and log-probabilities among 6 and 63 others are held, bit for bit, to those it has alone. Outputs of the two
 engines of a pair are held together over the same prompts; after a sleep or a reload, those of one engine to its own. The engines of
 all kinds of a turn share the GPU. An engine that fails is named with its error.
 """
@@ -24,7 +27,7 @@ from typing import Any
 from engine import RESULTS, version
 from harness import devices
 from harness.written import write_json
-from served.agreement import agreement
+from served.agreement import agreement, among_others
 from served.side import SUBJECT, EngineError, Side
 from served.tiny import KINDS, LORA_RANK, Kind, adapter, written
 
@@ -37,9 +40,15 @@ SWITCHES = {
     "chunked": "chunked prefill",
     "prefix": "prefix caching",
     "lora": "LoRA adapter",
+    "invariant": "batch invariance",
 }
 """The switches, in the order in which they are tried, and their columns."""
 PLAIN, MIXED = ("compiled", "sleep", "reload", "deep sleep"), ("chunked", "prefix", "lora")
+INVARIANT = ("invariant",)
+PAIRS = {"as it comes": PLAIN, "mixed": MIXED, "batch invariant": INVARIANT}
+"""The pairs of engines of a kind, and the switches that are tried on each."""
+AMONG = {"batches": [1, 7, 64], "length": 100, "tokens": 32, "seed": 5}
+"""A prompt alone, and among others. 64 of them are more than a step's tokens: some are cut into chunks."""
 PROMPTS = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
 LONG = {"prompts": 4, "length": 700, "tokens": 16, "seed": 2}
 CHUNK = 256
@@ -50,13 +59,18 @@ Json = dict[str, Any]
 
 def arguments(kind: Kind, folder: Path, options: argparse.Namespace, switches: Sequence[str]) -> Json:
     """Arguments of vLLM's LLM for one engine of a pair."""
-    mixed = switches == MIXED
+    mixed, invariant = switches == MIXED, switches == INVARIANT
+    used: Json = {"enable_sleep_mode": True}
+    if mixed:
+        used = {"enable_lora": True, "max_lora_rank": LORA_RANK, "max_loras": 1}
+    elif invariant:
+        used = {}
     return {
         "model": str(written(kind, folder, options.device)),
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
         "max_model_len": 1024,
-        "max_num_seqs": 8,
+        "max_num_seqs": max(AMONG["batches"]) if invariant else 8,
         "max_num_batched_tokens": CHUNK if mixed else 2048,
         "enable_prefix_caching": mixed,
         "seed": 0,
@@ -64,7 +78,7 @@ def arguments(kind: Kind, folder: Path, options: argparse.Namespace, switches: S
         "kv_cache_memory_bytes": 1 << 28,
         "disable_log_stats": True,
         "compilation_config": {"cudagraph_capture_sizes": [1, 4, 8]},
-        **({"enable_lora": True, "max_lora_rank": LORA_RANK, "max_loras": 1} if mixed else {"enable_sleep_mode": True}),
+        **used,
         **({"tensor_parallel_size": options.ranks} if options.ranks > 1 else {}),
         **kind.settings,
     }
@@ -77,12 +91,14 @@ class Pair:
         self, kind: Kind, folder: Path, options: argparse.Namespace, switches: Sequence[str], stack: ExitStack
     ) -> None:
         """`folder` holds the checkpoints; the stack ends the engines."""
+        self.name = next(name for name, tried in PAIRS.items() if tried == switches)
         self._switches, self._lora = switches, adapter(folder / "adapter")
         self._sides: dict[str, Side] = {}
         stack.callback(self.stop)
         for name in (ENGINE, SUBJECT):
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switches-")))
-            side = Side(name, arguments(kind, folder, options, switches), scratch / name)
+            asked = {"VLLM_BATCH_INVARIANT": "1"} if switches == INVARIANT else {}
+            side = Side(name, arguments(kind, folder, options, switches), scratch / name, variables=asked)
             self._sides[name] = side
         self.failures: dict[str, str] = {}
         self.served: Json = {}
@@ -124,6 +140,11 @@ class Pair:
             if ENGINE in self.failures:
                 return {"engine_failed": self.failures[ENGINE]}
             return {"with": "vLLM", "agreement": agreement(its.ask("outputs", **asked), found)}
+        if switch == "invariant":
+            found = {"with": "itself alone", "agreement": among_others(mine.ask("among", **AMONG))}
+            if ENGINE not in self.failures:
+                found["engine_agreement"] = among_others(its.ask("among", **AMONG))
+            return found
         if switch == "prefix":  # the second time, whole blocks of the prompts are in the cache
             before, after = (mine.ask("outputs", **LONG | {"seed": LONG["seed"] + 1}) for _ in range(2))
         else:
@@ -135,7 +156,8 @@ class Pair:
 
 def _row(kind: str, pairs: Sequence[Pair]) -> Json:
     row: Json = {"kind": kind, "layers": KINDS[kind].layers, "switches": {}, "failures": {}, "served": {}, "log": {}}
-    for pair, name in zip(pairs, ("as it comes", "mixed"), strict=True):
+    for pair in pairs:
+        name = pair.name
         row["switches"] |= dict(pair.tried())
         row["failures"][name], row["served"][name], row["log"][name] = pair.failures, pair.served, pair.log
     return row
@@ -157,6 +179,7 @@ def main(given: Sequence[str] | None = None) -> int:
             "prompts": PROMPTS,
             "long": LONG,
             "chunk": CHUNK,
+            "among": AMONG,
         },
         "rows": rows,
     }
@@ -170,7 +193,10 @@ def main(given: Sequence[str] | None = None) -> int:
         for first in range(0, len(kinds), options.at_once):
             with ExitStack() as stack:
                 begun = {
-                    kind: [Pair(KINDS[kind], folder, options, switches, stack) for switches in (PLAIN, MIXED)]
+                    kind: [
+                        Pair(KINDS[kind], folder, options, switches, stack)
+                        for switches in map(PAIRS.__getitem__, options.pairs)
+                    ]
                     for kind in kinds[first : first + options.at_once]
                 }
                 for row in stack.enter_context(ThreadPoolExecutor()).map(_row, begun, begun.values()):
@@ -188,7 +214,8 @@ def _told(row: Json) -> str:
 
 
 def outcome(row: Json, switch: str) -> str:
-    """A cell of the table: who served, and how many most likely tokens are equal, of how many positions."""
+    """A cell of the table: who served, and how many most likely tokens are equal, of how many positions; under batch invariance
+    how many tokens with their log-probabilities, to the last bit."""
     found = row.get("switches", {}).get(switch)
     if found is None:
         return "not run"
@@ -224,7 +251,7 @@ def sentences(row: Json) -> list[str]:
 
 
 def _pair_of(switch: str) -> str:
-    return "as it comes" if switch in PLAIN else "mixed"
+    return next(name for name, tried in PAIRS.items() if switch in tried)
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -236,6 +263,9 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("kinds", nargs="*", metavar="KIND", default=list(KINDS))
     parser.add_argument("--at-once", type=int, default=4, metavar="N", help="kinds whose engines share the GPU")
+    parser.add_argument(
+        "--pairs", type=lambda text: text.split(","), default=list(PAIRS), help=f"engines, of {', '.join(PAIRS)}"
+    )
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of tensor parallelism, on so many GPUs")
     parser.add_argument("--device", default="cuda", help="where checkpoints are quantised")
     parser.add_argument("--commit", help="of sources in no checkout")
@@ -244,6 +274,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(given)
     if unknown := sorted({*options.kinds} - KINDS.keys()):
         parser.error(f"no kind {', '.join(unknown)}: expected some of {', '.join(KINDS)}")
+    if unknown := [name for name in options.pairs if name not in PAIRS]:
+        parser.error(f"no pair {unknown[0]!r}: expected some of {', '.join(PAIRS)}")
     return options
 
 

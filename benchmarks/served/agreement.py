@@ -28,6 +28,20 @@ def agreement(one: Outputs, other: Outputs) -> dict[str, Any]:
     }
 
 
+def among_others(found: Outputs) -> dict[str, Any]:
+    """Of one prompt alone and in batches with others: positions whose token and log-probability are the same, to the last bit, and
+    those of each batch."""
+    alone, *batches = found["batches"]
+    equal = {
+        of["batch"]: sum(mine == its for mine, its in zip(of["values"], alone["values"], strict=True)) for of in batches
+    }
+    return {
+        "positions": len(alone["values"]) * len(batches),
+        "most_likely_equal": sum(equal.values()),
+        "equal_in_batches_of": equal,
+    }
+
+
 def with_itself(outputs: Outputs) -> dict[str, Any]:
     """Of decoded tokens that the same engine scored as a prompt: how many it still holds most likely, and the differences."""
     pairs = [

@@ -68,6 +68,31 @@ class Engine:
             ],
         }
 
+    def among(self, request: Json) -> Json:
+        """One prompt of `length` tokens in batches of `batches` prompts: its place in each, its `tokens` greedy tokens, and the
+        log-probabilities of those and of its own tokens."""
+        from vllm import SamplingParams
+
+        (prompt,) = self._prompts(1, request["length"], request["seed"])
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=request["tokens"],
+            ignore_eos=True,
+            logprobs=1,
+            prompt_logprobs=1,
+            detokenize=False,
+        )
+        found = []
+        for batch in request["batches"]:
+            others = self._prompts(batch - 1, request["length"], request["seed"] + batch)
+            place = random.Random(batch).randrange(batch)
+            together = [*others[:place], prompt, *others[place:]]
+            output = self._llm.generate(together, params, use_tqdm=False)[place]
+            decoded = zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+            values = [[*x[:2]] for x in _scored(output)] + [[token, of[token].logprob] for token, of in decoded]
+            found.append({"batch": batch, "place": place, "values": values})
+        return {"batches": found}
+
     def seconds(self, request: Json) -> Json:
         """Of `batch` prompts of `length` tokens until each has `tokens` more."""
         from vllm import SamplingParams
@@ -150,6 +175,7 @@ def main(pipe: str, arguments: str) -> int:
         answer({"engine_s": start, "first_token_s": time.perf_counter() - begun})
         requests: dict[str, Callable[[Json], Json]] = {
             "outputs": engine.outputs,
+            "among": engine.among,
             "seconds": engine.seconds,
             "served": engine.served,
             "slept": engine.slept,

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
@@ -32,8 +34,16 @@ class EngineError(RuntimeError):
 class Side:
     """An engine that starts at once; `answer` waits for it."""
 
-    def __init__(self, name: str, arguments: dict[str, Any], folder: Path, program: str = "served.one_engine") -> None:
-        """`folder` gets the process's log and caches. The plugin serves where the name is SUBJECT."""
+    def __init__(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        folder: Path,
+        program: str = "served.one_engine",
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`folder` gets the process's log and caches. The plugin serves where the name is SUBJECT. `variables` of the environment
+        are the process's besides."""
         self.name, self._log = name, folder / "log"
         package = folder / "served_random-0.dist-info"
         package.mkdir(parents=True)
@@ -43,7 +53,7 @@ class Side:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", program, str(theirs.fileno()), json.dumps(arguments)],
-                env=_environment(name, folder),
+                env=_environment(name, folder) | dict(variables),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),

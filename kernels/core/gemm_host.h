@@ -13,12 +13,13 @@ namespace gemmill {
 // Compile-time facts of a kernel (generator/gemmill/gemm/host.py).
 struct GemmFacts {
   int32_t tile_x, tile_y, tile_k;
+  int32_t slice_step;  // elements along K of which slices are multiples
   int32_t cluster_x, cluster_y;
   int32_t swap_ab;  // whether X holds the weights
   int32_t box_rows;  // of A, where it may be loaded box by box; 0 if never
   int32_t store_columns;  // rows of Y in a box of D
   int32_t ctas_of_sm;
-  int32_t split_k, split_k_parallel;
+  int32_t split_k, split_k_parallel, restarts;
   MapType operand, result;
 };
 

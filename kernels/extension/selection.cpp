@@ -81,7 +81,7 @@ Choice choose_by_model(Table const& table, Chooser const& family, Call const& ca
   auto const first = std::lower_bound(family.by_class.begin(), family.by_class.end(), std::pair{call.call_class, int64_t{0}});
   for (auto at = first; at != family.by_class.end() && at->first == call.call_class; ++at) {
     int64_t const i = at->second;
-    if (table.rows[i].quarantined || !accepts(model, table.rows[i], call)) continue;
+    if (table.rows[i].withheld || !accepts(model, table.rows[i], call)) continue;
     double ns = model.nanoseconds == nullptr ? 0.0 : model.nanoseconds(table.rows[i], call, sm_count);
     if (ns < best_ns) {
       best_ns = ns;

@@ -20,7 +20,7 @@ struct Call {
 struct Row {
   int64_t kernel;  // index into the extension's kernels
   int64_t call_class;
-  int64_t quarantined;               // whether it is never chosen, only pinned
+  int64_t withheld;                  // whether a free choice passes it over
   int64_t most;                      // of each size
   int64_t alignments[kMostAligned];  // bytes that it needs
   int64_t least[kMostSizes];

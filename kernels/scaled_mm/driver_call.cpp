@@ -50,8 +50,10 @@ int32_t launch_gemm(gemmill_driver_kernel& kernel, ScaledMmFacts const& told, ge
     slices = cluster;
     ctas = tiles_x * tiles_y * cluster;
   } else if (facts.split_k_parallel) {
-    slices = std::max<int64_t>(1, std::min<int64_t>(args.splits, ceil_div(args.k, facts.tile_k)));  // none is empty
+    slices = std::max<int64_t>(1, std::min<int64_t>(args.splits, ceil_div(args.k, facts.slice_step)));  // none is empty
     ctas = tiles_x * tiles_y * slices * cluster;
+  } else if (facts.restarts) {
+    slices = args.splits;
   }
   Walk const walk(tiles_x, tiles_y, args.raster_order, args.swizzle);
   Divisor const by_slices(slices);

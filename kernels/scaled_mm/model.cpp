@@ -29,9 +29,12 @@ int64_t tiles_of(GemmFacts const& row, int64_t m, int64_t n) {
   return round_up(tiles_m, band * row.sharers_b) * round_up(tiles_n, band * row.sharers_a);
 }
 
+// CTAs that divide a tile's K among them.
+int64_t ctas_of_tile(GemmFacts const& row) { return row.meets == kInRegisters ? 1 : std::max<int64_t>(row.splits, 1); }
+
 // CTAs that a call would take if each computed one tile.
 int64_t ctas_of(GemmFacts const& row, Call const& call) {
-  return tiles_of(row, call.sizes[kSizeM], call.sizes[kSizeN]) * std::max<int64_t>(row.splits, 1);
+  return tiles_of(row, call.sizes[kSizeM], call.sizes[kSizeN]) * ctas_of_tile(row);
 }
 
 }  // namespace
@@ -66,7 +69,7 @@ int64_t bytes_read(GemmFacts const& row, int64_t m, int64_t n, int64_t k, int64_
 
 // SMs in which clusters of a variant find room. Mirrored by gemmill.families.scaled_mm.model, which says why.
 int64_t room_of(GemmFacts const& row, int64_t sm_count) {
-  int64_t const cluster = row.sharers_a * row.sharers_b * (row.divides_k ? row.splits : 1);
+  int64_t const cluster = row.sharers_a * row.sharers_b * (row.meets == kInCluster ? row.splits : 1);
   int64_t const of_132 = cluster >= 5 ? 120 : cluster == 4 ? 124 : cluster == 3 ? 117 : 132;
   return std::max<int64_t>(1, sm_count * of_132 / 132);
 }
@@ -94,6 +97,7 @@ constexpr double kMeeting = 2107.0;
 constexpr double kMeetingElement = 0.1512;
 constexpr double kJoining = 2400.0;
 constexpr double kJoiningElement = 0.12;
+constexpr double kRestartingElement = 0.015;
 
 }  // namespace
 
@@ -101,7 +105,7 @@ constexpr double kJoiningElement = 0.12;
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   GemmFacts const& row = gemm_facts(of);
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN];
-  int64_t const splits = std::max<int64_t>(row.splits, 1), tiles = ctas_of(row, call), room = room_of(row, sm_count);
+  int64_t const splits = ctas_of_tile(row), tiles = ctas_of(row, call), room = room_of(row, sm_count);
   int64_t const k = call.sizes[kSizeK] * operand_bytes(call.call_class);  // bytes, as tile_k
   int64_t const per_sm = std::min(row.ctas_of_sm, ceil_div(tiles, room));
   int64_t const all_waves = ceil_div(tiles, room * per_sm), steps_of_one = ceil_div(ceil_div(k, row.tile_k), splits);
@@ -131,10 +135,11 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const memory = from_memory / kMemoryBytes;
   double const joined =
       std::sqrt(std::sqrt(fourth(body) + fourth(pipeline) + fourth(l2) + fourth(fetched) + fourth(memory)));
-  double const slices = waves * (row.divides_k ? kMeeting + kMeetingElement * elements : 0.0);
-  bool const in_memory = row.splits > 1 && !row.divides_k;
+  double const slices = waves * (row.meets == kInCluster ? kMeeting + kMeetingElement * elements : 0.0);
+  double const restarts = waves * (row.meets == kInRegisters ? static_cast<double>(row.splits) * kRestartingElement * elements : 0.0);
+  bool const in_memory = row.splits > 1 && row.meets == kInMemory;
   double const meets = waves * waves * (in_memory ? kJoining + kJoiningElement * elements : 0.0);
-  return (kBegin + joined + slices + meets) * (row.cost_permille / 1000.0);
+  return (kBegin + joined + slices + restarts + meets) * (row.cost_permille / 1000.0);
 }
 
 }  // namespace gemmill

@@ -8,12 +8,13 @@ namespace gemmill {
 // Row::facts; the order of fields is the interface. `Facts` there documents each.
 struct GemmFacts {
   int64_t raster_order, swizzle, splits, tile_m, tile_n, tile_k, columns, sharers_a, sharers_b;
-  int64_t pads, ctas_of_sm, overlaps, promotes, divides_k, stages, box_rows, cost_permille;
+  int64_t pads, ctas_of_sm, overlaps, promotes, meets, stages, box_rows, cost_permille;
 };
 static_assert(sizeof(GemmFacts) <= sizeof(Row::facts));
 
 inline GemmFacts const& gemm_facts(Row const& row) { return reinterpret_cast<GemmFacts const&>(row.facts); }
 
+enum Meeting { kInMemory, kInCluster, kInRegisters };  // where slices of K are added up
 enum GemmSize { kSizeM, kSizeN, kSizeK };         // places of a call's sizes
 enum GemmOperand { kAlignA, kAlignB, kAlignD };  // places of its alignments
 

@@ -1,6 +1,6 @@
 """The order in which a variant sums an output element along K, on which alone the element's bits depend."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmill.vocab import DType
 
@@ -31,6 +31,17 @@ class Order:
                 f"slices={self.slices} contradicts slice_step={self.slice_step} joined={self.joined!r}: both are given exactly "
                 "where there are several slices"
             )
+
+    def over(self, length: int) -> "Order":
+        """The same order of sums over `length` elements, in one form for all steps that divide it alike.
+
+        Slices of an equal number of steps are as long in any of them: 4 slices of 16384 are 4096 each in steps of 64 and of
+        256. So variants of different depth have one order there.
+        """
+        steps = -(-length // self.slice_step) if self.slice_step else 0
+        if not steps or steps % self.slices:
+            return self
+        return replace(self, slice_step=steps // self.slices * self.slice_step)
 
     def __str__(self) -> str:
         parts = [f"{self.instruction} to {self.accumulator}"]

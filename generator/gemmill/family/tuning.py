@@ -30,6 +30,13 @@ class Row:
     """What model and launch read: a tuple of numbers with names, in the order of the family's own struct in C++."""
     quarantined: bool = False
     """Whether it is never chosen, only pinned: it went wrong when it was measured."""
+    held_only: bool = False
+    """Whether it is chosen under batch invariance alone, or pinned: another variant without its order is as fast."""
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether a free choice passes it over."""
+        return self.quarantined or self.held_only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +110,8 @@ class Tuning:
     order: Callable[[Any], Order | None] = lambda config: None
     """The order in which a variant of a config sums along K; None where a row's bits may depend on the batch, or nobody has
     shown that they do not."""
+    summed: str = ""
+    """The size along which orders divide sums into slices (`Order.over`); none where the step decides in every call."""
     describe: Callable[[int], str]
     """A class of calls in words."""
     differs: Callable[[int, int], str]
@@ -117,6 +126,8 @@ class Tuning:
     squares of the logarithms give 0.15. Up to 128 rows the model says 1.030 in the mean and 1.77 at worst, measured were 1.005 and
     1.14 (207 shapes of tune-h200-2026-11-21 of which several orders were timed, 199 of e4m3 and 8 of bf16, H200). For bf16 and
     other GEMMs it is an assumption; 1.0 takes the model at its word."""
+    one_slice_most: int | None = None
+    """The largest bucketed size at which that power holds: beyond it the model is taken at its word; None: at each."""
     model_ns: Callable[[Row, ShapedCall, int], float] = lambda row, call, sm_count: 0.0
     """Estimated nanoseconds of a call, on a device of so many multiprocessors."""
     wastes: Callable[[Row, Sequence[int], Sequence[int]], bool] = lambda row, measured, sizes: False
@@ -145,7 +156,8 @@ class Tuning:
         told = ", ".join(self.sizes)
         if len(set(self.sizes)) < len(self.sizes):
             return f"sizes {told} name one of them twice"
-        for what, names in (("near", self.near), ("bucketed", (self.bucketed,)), ("result's", self.result)):
+        told_of = (("near", self.near), ("bucketed", (self.bucketed,)), ("result's", self.result))
+        for what, names in (*told_of, ("summed", (self.summed,) if self.summed else ())):
             for name in names:
                 if name not in self.sizes:
                     return f"{what} size {name!r} is none of {told}"

@@ -89,6 +89,9 @@ class Design:
     nothing."""
     stages: int | None = None
     """Shared-memory stages of the main loop; None lets CUTLASS fill what the epilogue leaves."""
+    slice_step: int | None = None
+    """Elements along K of which slices are multiples, where K is divided; None: those of a K step. Kernels of different depth
+    deal K alike with one step."""
     alignment_a: int = 16
     """Elements: every row of A starts at a multiple of this many."""
     alignment_b: int = 16

@@ -68,8 +68,11 @@ def consume(
         while tile < walk.tiles():
             x0, y0, n0 = origin(plan, walk, tile, part, vectors.m)
             held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-            begin = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
-            mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), None, begin)
+            if cutlass.const_expr(plan.restarts):
+                mainloop.accumulate_slices(plan, loop, done, job.k_steps, meeting[-1], (part, thread, n0))
+            else:
+                begin = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
+                mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), None, begin)
             epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
             tile, done = tile + job.step, done + job.k_steps
     if thread < 32:

@@ -137,7 +137,9 @@ class Facts:
     @property
     def partials(self) -> int:
         """Sets of partial sums, each of one unit. Where they are small they hold a whole K step, so that WGMMA waits
-        once; of groups of one WGMMA, as large a part of it as fits."""
+        once; of groups of one WGMMA, as large a part of it as fits. Of restarted sums, a slice's of all slabs."""
+        if self.restarts:
+            return self.slabs
         if not self.promoted:
             return 0
         if self.overlapped or self.alternates:
@@ -231,6 +233,16 @@ class Facts:
     def divides_k(self) -> bool:
         """Whether a tile's sums are those of several CTAs: they are not stored by TMA."""
         return self.split_k or self.split_k_parallel
+
+    @property
+    def restarts(self) -> bool:
+        """Whether one CTA sums a tile's slices of K one after the other, each from zero, and adds them in registers."""
+        return self.config.design.tile_scheduler is TileScheduler.RESTARTED
+
+    @property
+    def slice_step(self) -> int:
+        """Elements along K of which slices are multiples, where K is divided."""
+        return self.config.design.slice_step or self.tile_k
 
     @property
     def split_tile(self) -> tuple[int, int] | None:
@@ -362,7 +374,7 @@ class Facts:
     def meets_end(self) -> bool:
         """Whether the main loop knows its last K step, so that the epilogue begins while it is multiplied."""
         in_step = not self.promoted or self.overlapped or self.alternates or self.factors_ahead
-        return not self.divides_k and in_step
+        return not self.divides_k and not self.restarts and in_step
 
     @property
     def stores_early(self) -> bool:

@@ -6,6 +6,7 @@ from gemmill.vocab import DType
 
 _MAP_TYPES = {DType.F16: "kF16", DType.BF16: "kBf16"}
 _KIBIBYTE = 1024
+_SCHEDULERS = ("split_k", "split_k_parallel", "restarts")
 
 
 def map_type(dtype: DType) -> str:
@@ -15,8 +16,18 @@ def map_type(dtype: DType) -> str:
 
 def host_facts(facts: Facts, out: DType) -> dict[str, int | str]:
     """The fields of `GemmFacts`, in its order; `out` is D's type."""
-    names = ("tile_x", "tile_y", "tile_k", "cluster_x", "cluster_y", "swap_ab", "box_rows", "store_columns")
-    numbers = {name: int(getattr(facts, name)) for name in (*names, "ctas_of_sm", "split_k", "split_k_parallel")}
+    names = (
+        "tile_x",
+        "tile_y",
+        "tile_k",
+        "slice_step",
+        "cluster_x",
+        "cluster_y",
+        "swap_ab",
+        "box_rows",
+        "store_columns",
+    )
+    numbers = {name: int(getattr(facts, name)) for name in (*names, "ctas_of_sm", *_SCHEDULERS)}
     return {**numbers, "operand": map_type(facts.x_dtype), "result": map_type(out)}
 
 

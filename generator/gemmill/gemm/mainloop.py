@@ -10,7 +10,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from gemmill.gemm.barriers import wait
 from gemmill.gemm.sums import add, apply, read_factors
-from gemmill.gemm.walk import advance
+from gemmill.gemm.walk import advance, steps_before
 
 
 @cute.jit
@@ -69,7 +69,8 @@ class Mainloop:
     sums: list
     """Sums of each slab."""
     partials: list
-    """Sums that are not promoted yet, each of one slab and one promotion: one of the plan's units."""
+    """Sums that are not promoted yet, each of one slab and one promotion: one of the plan's units. Of restarted sums, those
+    of a slice, slab by slab."""
     factors: list
     """Scales of each partial sum."""
 
@@ -97,6 +98,26 @@ def accumulate(
             multiply_steps(plan, loop, done, count, place, turn, meanwhile)
     else:
         multiply_steps(plan, loop, done, count, place, turn, meanwhile)
+
+
+@cute.jit
+def accumulate_slices(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, done: Int32, count: Int32, slices: Int32, place: tuple
+):
+    """Multiplies a tile's `count` K steps slice by slice. Each slice is summed from zero, and added to those before it.
+
+    Slices are those that CTAs of the divided schedulers take, and an empty one adds nothing, so that the bits are theirs.
+    """
+    for slab in cutlass.range_constexpr(plan.slabs):
+        loop.sums[slab].fill(0)
+    first = Int32(0)
+    for s in cutlass.range(slices, unroll=1):
+        last = steps_before(plan, count, s + 1, slices)
+        if last > first:
+            multiply_steps(plan, loop, done + first, last - first, place, None, None)
+            for slab in cutlass.range_constexpr(plan.slabs):
+                add(loop.sums[slab], loop.partials[slab])
+        first = last
 
 
 @cute.jit
@@ -140,18 +161,20 @@ def accumulate_fast(
     """Sums stay in the tensor core's accumulator. One K step's multiplications are queued behind another's, and the
     next group's behind these. That gains 1 to 2 % of large problems (H200, 2026-11-21).
 
-    The first multiplications replace the sums of the tile before, but in split_k, where a slice may have none.
+    The first multiplications replace the sums of the tile before, but in split_k, where a slice may have none. Restarted
+    sums are a slice's.
     """
     full, empty = loop.barriers
     stage, phase = state
+    sums = loop.partials if plan.restarts else loop.sums
     slabs, steps = tuple(range(plan.slabs)), (0, plan.mma_steps)
     wait(full + stage, phase)
-    multiply(loop.mmas, loop.sums, loop.operands, slabs, steps, stage, not plan.split_k)
+    multiply(loop.mmas, sums, loop.operands, slabs, steps, stage, not plan.split_k)
     before = stage
     stage, phase = advance(plan, (stage, phase))
     for _ in cutlass.range(count - 1, unroll=1):
         wait(full + stage, phase)
-        multiply(loop.mmas, loop.sums, loop.operands, slabs, steps, stage, False)
+        multiply(loop.mmas, sums, loop.operands, slabs, steps, stage, False)
         warpgroup.wait_group(1)
         release(plan, empty, before)
         before = stage

@@ -12,6 +12,7 @@ from gemmill.vocab import Accumulation, DType, TileScheduler
 _JOINED = {
     TileScheduler.SPLIT_K: "float32, in the order of K",
     TileScheduler.SPLIT_K_PARALLEL: "float32, in the order of K",
+    TileScheduler.RESTARTED: "float32, in the order of K",
     TileScheduler.STREAM_K: "a workspace",
 }
 
@@ -38,6 +39,6 @@ def order_of_loop(
         accumulator=accumulator,
         promoted_k=group_size or promoted,
         slices=splits,
-        slice_step=design.tile_shape_mnk[2] if splits > 1 else 0,
+        slice_step=(design.slice_step or design.tile_shape_mnk[2]) if splits > 1 else 0,
         joined=_JOINED[scheduler] if splits > 1 else "",
     )

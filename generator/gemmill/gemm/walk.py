@@ -100,6 +100,14 @@ def rows_back(plan, at_m: Int32, m: Int32) -> Int32:
     return cutlass.max(Int32(0), (at_m + 1) * plan.tile_m - cutlass.max(m, Int32(plan.tile_m)))
 
 
+def steps_before(plan, k_steps: Int32, place: Int32, slices) -> Int32:
+    """K steps that lie before the `place`-th of a number of slices: whole slice steps are dealt out evenly."""
+    unit = plan.slice_step // plan.tile_k
+    if unit == 1:
+        return k_steps * place // slices
+    return cutlass.min(cute.ceil_div(k_steps, unit) * place // slices * unit, k_steps)
+
+
 @cute.jit
 def advance(plan: cutlass.Constexpr, state: tuple):
     """The (stage, phase) after this one."""

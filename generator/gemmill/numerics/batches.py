@@ -282,11 +282,11 @@ class Campaign:
         choice, table = subject.explained(), self._build.table
         if choice.row < 0 or choice.held is None:
             return []
-        number, orders = table.rows[choice.row].call_class, self._build.invariance.orders
+        number = table.rows[choice.row].call_class
         return [
             entry.name
-            for i, row, entry in table.of(subject.family)
-            if row.call_class == number and orders[i] == choice.held.order and not row.quarantined
+            for _, row, entry in table.of(subject.family)
+            if row.call_class == number and choice.held.is_kept_by(order_of(entry)) and not row.quarantined
         ]
 
 

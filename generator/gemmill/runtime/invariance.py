@@ -43,6 +43,12 @@ class Held:
     """The sizes of that batch; none for a family that does not choose by sizes."""
     over: str = ""
     """Those batches, in words."""
+    length: int = 0
+    """Elements that such calls sum, where slices follow from them; else 0."""
+
+    def is_kept_by(self, order: Order | None) -> bool:
+        """Whether a variant of an order gives these bits."""
+        return order is not None and (order.over(self.length) if self.length else order) == self.order
 
 
 def order_of(entry: KernelEntry) -> Order | None:
@@ -59,13 +65,17 @@ class Invariance:
         """`choices`: measured choices that this device uses, for the choice within an order. `shipped`: rows of shipped tables
         of the architecture, whatever device they were measured on, for the choice of an order."""
         self._table, self._choices, self._sm_count = table, choices, usual_sm_count
-        self.orders = tuple(map(order_of, table.entries))
-        """The order of each row of the table."""
+        self._orders = tuple(map(order_of, table.entries))
         self._shipped: dict[tuple[int, ...], list[TableRow]] = {}
         for row in shipped:
             self._shipped.setdefault(tuple(row.sizes.values()), []).append(row)
         self._held: dict[_Key, Held | None] = {}
-        self._views: dict[tuple[str, int, Order], tuple[VariantTable, tuple[int, ...]]] = {}
+        self._views: dict[tuple[str, int, Order, int], tuple[VariantTable, tuple[int, ...]]] = {}
+
+    def order(self, row: int, call: ShapedCall) -> Order | None:
+        """The order in which a row of the table sums a call; None where it promises nothing across batches."""
+        order, length = self._orders[row], _summed(call)
+        return order.over(length) if order is not None and length else order
 
     def choose(self, call: ShapedCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
         """As `select.choose`, within the order that is held; the row is -1 where none is, or none of its variants takes the
@@ -98,7 +108,7 @@ class Invariance:
                 f"{asked} the order {held.order} is held, of which the build has no variant that takes {_told(call)}: leave "
                 "`gemmill.batch_invariant`, or build more variants of that order"
             )
-        orders = {str(self.orders[i]) for i in self._of_class(call) if self.orders[i] is not None}
+        orders = {str(order) for i in self._of_class(call) if (order := self.order(i, call)) is not None}
         if not orders:
             return (
                 f"{asked} no variant of the build sums in an order that is independent of the batch: leave "
@@ -111,7 +121,7 @@ class Invariance:
 
     def differs(self, call: ShapedCall, row: int) -> str | None:
         """Why a row of the table may not answer a call: its order is not the one that is held; None where it is."""
-        held, order = self.held(call), self.orders[row]
+        held, order = self.held(call), self.order(row, call)
         if held is None:
             return f"{ASKED}, and no order can be held for such calls"
         if order == held.order:
@@ -128,7 +138,7 @@ class Invariance:
 
     def _best(self, call: ShapedCall) -> Held | None:
         tuning = REGISTRY.choices[call.family]
-        found = {order for i in self._of_class(call) if (order := self.orders[i]) is not None}
+        found = {order for i in self._of_class(call) if (order := self.order(i, call)) is not None}
         if not tuning.is_measured:
             # One variant serves each class, unless classes of different variants share a number.
             order = min(found, key=str, default=None) if len(found) == 1 else None
@@ -144,7 +154,14 @@ class Invariance:
         losses = {order: statistics.geometric_mean(ratios[order] for ratios in times.values()) for order in able}
         best = min(able, key=lambda order: (losses[order], str(order)))
         worst = max(times, key=lambda batch: times[batch][best])
-        return Held(order=best, loss=losses[best] - 1, worst=times[worst][best] - 1, worst_at=worst, over=_over(tuning))
+        return Held(
+            order=best,
+            loss=losses[best] - 1,
+            worst=times[worst][best] - 1,
+            worst_at=worst,
+            over=_over(tuning),
+            length=_summed(call),
+        )
 
     def _of_class(self, call: ShapedCall) -> list[int]:
         return [
@@ -157,11 +174,11 @@ class Invariance:
         fastest: dict[Order | None, float] = {}
         of_order: dict[str, Order | None] = {}
         for i in self._of_class(call):
-            row, order = self._table.rows[i], self.orders[i]
+            row, order = self._table.rows[i], self.order(i, call)
             of_order[self._table.entries[i].name] = order
             if rejection(row, call) is None:
                 fastest[order] = min(fastest.get(order, math.inf), model_ns(row, call, self._sm_count))
-        least, one_slice = min(fastest.values(), default=1.0), REGISTRY.choices[call.family].one_slice
+        least, one_slice = min(fastest.values(), default=1.0), _power(call)
         ratios = {
             # Models that know nothing of a class say 0 of all its variants.
             order: (ns / least) ** (one_slice if order is not None and order.slices == 1 else 1.0) if least else 1.0
@@ -193,9 +210,9 @@ class Invariance:
 
     def _view(self, call: ShapedCall, order: Order) -> tuple[VariantTable, tuple[int, ...]]:
         """The table of one class and order, and the place in the whole table of each of its rows."""
-        key = (call.family, call.call_class, order)
+        key = (call.family, call.call_class, order, _summed(call))
         if key not in self._views:
-            places = tuple(i for i in self._of_class(call) if self.orders[i] == order)
+            places = tuple(i for i in self._of_class(call) if self.order(i, call) == order)
             entries: tuple[KernelEntry, ...] = tuple(self._table.entries[i] for i in places)
             rows = {entry.name: at for at, entry in enumerate(entries)}
             tuning = REGISTRY.choices[call.family]
@@ -209,7 +226,8 @@ class Invariance:
                 for choice in sorted(self._choices_of(call), key=lambda choice: choice.key)
                 if any(name in rows for name in choice.names)
             ]
-            view = VariantTable(rows=tuple(self._table.rows[i] for i in places), entries=entries, tuned=tuple(tuned))
+            of_order = tuple(replace(self._table.rows[i], held_only=False) for i in places)
+            view = VariantTable(rows=of_order, entries=entries, tuned=tuple(tuned))
             self._views[key] = view, places
         return self._views[key]
 
@@ -222,6 +240,20 @@ class Invariance:
 def _across(tuning: Tuning) -> Mapping[str, tuple[int, ...]]:
     """The sizes that the batch decides, and their values by which orders are compared."""
     return tuning.across or {tuning.bucketed: ROWS}
+
+
+def _summed(call: ShapedCall) -> int:
+    """Elements that a call sums, where its family's slices follow from them; else 0."""
+    tuning = REGISTRY.choices[call.family]
+    return tuning.named(call.sizes)[tuning.summed] if tuning.summed else 0
+
+
+def _power(call: ShapedCall) -> float:
+    """The power of the model's ratio that one slice of K costs."""
+    tuning = REGISTRY.choices[call.family]
+    most = tuning.one_slice_most
+    is_beyond = most is not None and tuning.named(call.sizes)[tuning.bucketed] > most
+    return 1.0 if is_beyond else tuning.one_slice
 
 
 def _over(tuning: Tuning) -> str:

@@ -31,7 +31,7 @@ class _Noted(ctypes.Structure):
 
 class _Row(ctypes.Structure):
     _fields_ = [
-        *((name, _NUMBER) for name in ("kernel", "call_class", "quarantined", "most")),
+        *((name, _NUMBER) for name in ("kernel", "call_class", "withheld", "most")),
         ("alignments", _Alignments),
         ("least", _Sizes),
         ("facts", _Facts),
@@ -114,7 +114,7 @@ def _family(name: str, rows: range) -> _Family:
 
 def _row(row: Row) -> _Row:
     parts = (_Alignments(*row.alignments), _Sizes(*row.least), _Facts(*row.facts))
-    return _Row(row.kernel, row.call_class, row.quarantined, row.most, *parts)
+    return _Row(row.kernel, row.call_class, row.is_withheld, row.most, *parts)
 
 
 def _tuned_row(tuned: TunedRow) -> _TunedRow:

@@ -159,7 +159,7 @@ def choose(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, T
         return tuned.row, trust, tuned
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
-        if row.quarantined or row.call_class != call.call_class:  # before a sentence is made of it
+        if row.is_withheld or row.call_class != call.call_class:  # before a sentence is made of it
             continue
         if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
@@ -212,8 +212,11 @@ def _trace(
             )
         elif reason is None:
             us = model_ns(row, call, sm_count) / 1000
-            how = (invariance.differs(call, i) if invariance is not None else None) or (
-                "the model prefers another"
+            of_order = invariance.differs(call, i) if invariance is not None else None
+            how = of_order or (
+                "it is chosen under batch invariance alone"
+                if invariance is None and row.held_only
+                else "the model prefers another"
                 if trust is Trust.MODEL
                 else f"the table's {trust.name.lower()} row names another"
             )

@@ -78,9 +78,8 @@ def make_variant_table(
                     owners.append(entry)
         # Sorted by the choices: where two weights are equally near, the first is taken.
         for choice in sorted((c for c in chosen if c.family == family), key=lambda c: c.key):
-            found = next(
-                (place[choice.call_class, name] for name in choice.names if (choice.call_class, name) in place), None
-            )
+            places = (place.get((choice.call_class, name)) for name in choice.names)
+            found = next((at for at in places if at is not None and not rows[at].held_only), None)
             if found is not None:
                 sizes = tuning.ordered(choice.sizes)
                 tuned_rows.append(TunedRow(call_class=choice.call_class, sizes=sizes, row=found, exact=choice.exact))

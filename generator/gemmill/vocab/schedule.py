@@ -45,6 +45,9 @@ class TileScheduler(StrEnum):
     SPLIT_K_PARALLEL = "splitkparallel"
     """CTAs, or clusters that share loads, take equal slices of K of one tile; partial sums meet in global memory, and who
     comes last adds them in a fixed order"""
+    RESTARTED = "restarted"
+    """a CTA walks over whole tiles; it sums each slice of K from zero, and adds slices in registers, in the same order: bits
+    of the schedulers that divide K, for many rows"""
 
 
 class RasterOrder(StrEnum):

@@ -36,6 +36,7 @@ SPLIT_K = {
 }
 DSL = {"backend": Backend.CUTEDSL}
 PARALLEL = DSL | {"tile_scheduler": TileScheduler.SPLIT_K_PARALLEL, "kernel_schedule": KernelSchedule.COOPERATIVE}
+RESTARTED = PARALLEL | {"tile_scheduler": TileScheduler.RESTARTED}
 SPLIT_K_TAKES = (
     "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
 )
@@ -235,9 +236,35 @@ EXAMPLES = [
         "splitkparallel is a scheduler of the cutedsl backend",
     ),
     (
+        "restarted_sums",
+        RESTARTED | {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (64, 128, 128)},
+        "restarted runs with the cooperative or basic schedule, not pingpong",
+    ),
+    (
+        "restarted_sums",
+        RESTARTED | {"accumulation": Accumulation.PROMOTED},
+        "restarted adds slices of sums that stay in the tensor core, these are promoted",
+    ),
+    (
+        "accumulators_fit",
+        RESTARTED | {"tile_shape_mnk": (128, 208, 128)},
+        "tile 128x208 needs 208 accumulator registers a thread of 192",
+    ),
+    ("dsl_schedule", RESTARTED | {"backend": Backend.CUTLASS}, "restarted is a scheduler of the cutedsl backend"),
+    (
+        "slice_step",
+        {"slice_step": 256},
+        "slices of whole 256 are dealt out by the cutedsl backend's schedulers splitk, splitkparallel, restarted",
+    ),
+    (
+        "slice_step",
+        RESTARTED | {"slice_step": 128},
+        "slices of whole 128 are no multiple, from 2 on, of the tile's depth 128",
+    ),
+    (
         "launch_settings",
         PARALLEL | {"splits": 17},
-        "splits=17 with the splitkparallel scheduler: split_k takes 1 to 8, split_k_parallel 1 to 16, the others 1",
+        "splits=17 with the splitkparallel scheduler: split_k takes 1 to 8, split_k_parallel and restarted 1 to 16, the others 1",
     ),
     (
         "launch_settings",
@@ -256,17 +283,17 @@ EXAMPLES = [
     (
         "launch_settings",
         {"splits": 2},
-        "splits=2 with the persistent scheduler: split_k takes 1 to 8, split_k_parallel 1 to 16, the others 1",
+        "splits=2 with the persistent scheduler: split_k takes 1 to 8, split_k_parallel and restarted 1 to 16, the others 1",
     ),
     (
         "launch_settings",
         SPLIT_K | {"splits": 0},
-        "splits=0 with the splitk scheduler: split_k takes 1 to 8, split_k_parallel 1 to 16, the others 1",
+        "splits=0 with the splitk scheduler: split_k takes 1 to 8, split_k_parallel and restarted 1 to 16, the others 1",
     ),
     (
         "launch_settings",
         SPLIT_K | {"splits": 9},
-        "splits=9 with the splitk scheduler: split_k takes 1 to 8, split_k_parallel 1 to 16, the others 1",
+        "splits=9 with the splitk scheduler: split_k takes 1 to 8, split_k_parallel and restarted 1 to 16, the others 1",
     ),
     (
         "launch_settings",

@@ -21,7 +21,7 @@ from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.registry import REGISTRY
 from gemmill.space.names import to_name
-from gemmill.vocab import Arch, DType, TileScheduler
+from gemmill.vocab import Arch, DType, KernelSchedule, TileScheduler
 
 ROOT = Path(__file__).resolve().parents[3]
 PARALLEL = config(
@@ -128,3 +128,29 @@ def _best(op: str, sizes: tuple[int, int, int]) -> KernelConfig:
         if row.call_class == call.call_class
     }
     return times[min(times)]
+
+
+@pytest.mark.parametrize("slices", [2, 3, 4, 8])
+def test_a_kernel_deals_k_as_one_of_twice_its_depth(slices: int) -> None:
+    """And the slices that one CTA sums in turn end where those of a cluster's CTAs do."""
+    pytest.importorskip("cutlass")
+    from gemmill.gemm.walk import steps_before
+
+    few = Plan(
+        config(
+            tile_scheduler=TileScheduler.SPLIT_K,
+            tile_shape_mnk=(64, 16, 256),
+            kernel_schedule=KernelSchedule.BASIC,
+            swap_ab=True,
+            stages=4,
+        )
+    )
+    many = Plan(config(tile_scheduler=TileScheduler.RESTARTED, tile_shape_mnk=(128, 192, 128), slice_step=256))
+    assert (few.slice_step, many.slice_step, many.partials, many.accumulator_registers) == (256, 256, 1, 192)
+    for k in (16, 256, 257, 1000, 4096, 6800, 18480, 2**20 + 16):
+        steps_of_few, steps_of_many = -(-k // 256), -(-k // 128)
+        ends = [steps_before(few, steps_of_few, s, slices) * 256 for s in range(slices + 1)]
+        assert ends[0] == 0 and min(ends[-1], k) == k
+        assert [min(steps_before(many, steps_of_many, s, slices) * 128, k) for s in range(slices + 1)] == [
+            min(end, k) for end in ends
+        ]

@@ -1,6 +1,7 @@
 """The program that tries an engine's switches, with an engine made of paper, and its small checkpoints."""
 
 import json
+import textwrap
 
 import pytest
 from safetensors import safe_open
@@ -27,12 +28,12 @@ MORE = """
 def paper(tmp_path, monkeypatch):
     """Writes the package vllm; weights can or cannot be loaded again. No checkpoint is made."""
 
-    def write(reloads: bool = True) -> None:
+    def write(after: str = "", *, reloads: bool = True) -> None:
         folder = tmp_path / "site"
         (folder / "vllm" / "lora").mkdir(parents=True)
         code = VLLM.replace("params, use_tqdm)", "params, use_tqdm, lora_request=None)")
         more = MORE.replace("PLACE", str(not reloads))
-        (folder / "vllm" / "__init__.py").write_text(code + more)
+        (folder / "vllm" / "__init__.py").write_text(code + more + textwrap.dedent(after))
         (folder / "vllm" / "lora" / "__init__.py").write_text("")
         (folder / "vllm" / "lora" / "request.py").write_text(
             "class LoRARequest:\n    def __init__(self, *given): pass\n"
@@ -53,6 +54,8 @@ def test_each_switch_of_each_kind_has_an_outcome(paper, tmp_path, capsys):
     assert set(row["switches"]) == set(program.SWITCHES) and not any(row["failures"].values())
     assert row["switches"]["compiled"]["with"] == "vLLM" and row["switches"]["sleep"]["with"] == "itself before"
     assert row["switches"]["lora"]["agreement"]["positions"] == 4 * 699
+    assert row["switches"]["invariant"]["agreement"]["equal_in_batches_of"] == {"7": 131, "64": 131}
+    assert program.outcome(row, "invariant") == "refused, 262 of 262"
     assert "fp8-channel: compiled refused, 396 of 396, sleep refused" in capsys.readouterr().out
     assert program.outcome(rows["sparse-2-4"], "sleep") == "not run"
 
@@ -64,6 +67,34 @@ def test_a_switch_that_breaks_is_named_and_ends_its_pair(paper, tmp_path):
     assert row["switches"]["reload"] == {"failed": "gemmill: RuntimeError: no weights there"}
     assert program.outcome(row, "reload") == "broke" and program.outcome(row, "deep sleep") == "not run"
     assert program.outcome(row, "prefix") == "refused, 2796 of 2796"
+
+
+def test_a_row_that_others_change_is_counted_and_vllm_is_asked_for_invariance(paper, tmp_path):
+    paper(
+        """
+def generate(self, prompts, params, use_tqdm, lora_request=None, plain=LLM.generate):
+    made = plain(self, prompts, params, use_tqdm)
+    if len(prompts) == 64 and os.environ["GEMMILL_VLLM"] == "1" and os.environ["VLLM_BATCH_INVARIANT"] == "1":
+        for output in made:
+            output.outputs[0].logprobs[3][output.outputs[0].token_ids[3]].logprob = -0.5000001
+    return made
+LLM.generate = generate
+"""
+    )
+    given = ["int8", "--pairs", "batch invariant", "--out-dir", str(tmp_path), "--device", "cpu"]
+    assert program.main(given) == 0
+    (row,) = json.loads((tmp_path / "switches-engine.json").read_text())["rows"]
+    assert set(row["switches"]) == {"invariant"}
+    found = row["switches"]["invariant"]
+    assert found["agreement"]["equal_in_batches_of"] == {"7": 131, "64": 130}
+    assert found["engine_agreement"]["equal_in_batches_of"] == {"7": 131, "64": 131}
+    assert program.outcome(row, "invariant") == "refused, 261 of 262" and program.outcome(row, "sleep") == "not run"
+
+
+def test_an_unknown_pair_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        program.parse(["int8", "--pairs", "mixed,cold"])
+    assert "no pair 'cold': expected some of as it comes, mixed, batch invariant" in capsys.readouterr().err
 
 
 def test_an_unknown_kind_is_refused(capsys):

@@ -12,7 +12,7 @@ from gemmill.family import EXACT, Order, ShapedCall
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime import holding
-from gemmill.runtime.invariance import ROWS, Invariance
+from gemmill.runtime.invariance import ROWS, Invariance, order_of
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.tuned import Machine, load_tuned, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
@@ -81,12 +81,84 @@ def test_one_slice_of_split_k_has_the_order_of_no_slices_and_more_slices_another
     by_slices = {
         (config.launch.splits, config.design.tile_shape_mnk[2]): ORDER(config)
         for config in configs()
-        if config.operand_dtype is DType.BF16 and config.design.tile_scheduler is TileScheduler.SPLIT_K
+        if config.operand_dtype is DType.BF16
+        and config.design.tile_scheduler is TileScheduler.SPLIT_K
+        and config.design.slice_step is None
     }
     plain = Order(instruction="wgmma", accumulator=DType.F32)
     assert {order for (slices, _), order in by_slices.items() if slices == 1} == {plain}
     several = [order for (slices, _), order in by_slices.items() if slices > 1]
     assert len(set(several)) == len(several) > 5 and plain not in several
+
+
+def test_slices_have_one_order_in_a_cluster_in_memory_and_in_registers():
+    """Kernels of other depths deal K in the step of those that split it for few rows."""
+    found: dict[tuple[TileScheduler, int], Order | None] = {}
+    for config in configs():
+        design, splits = config.design, config.launch.splits
+        deals = (design.slice_step or design.tile_shape_mnk[2]) == 128
+        if config.operand_dtype is DType.BF16 and deals and splits > 1 and design.kernel_schedule.uses_tma:
+            assert found.setdefault((design.tile_scheduler, splits), ORDER(config)) == ORDER(config)
+    schedulers = {TileScheduler.SPLIT_K, TileScheduler.SPLIT_K_PARALLEL, TileScheduler.RESTARTED}
+    assert {scheduler for scheduler, _ in found} == schedulers
+    assert len({found[scheduler, 4] for scheduler in schedulers}) == 1
+    assert str(found[TileScheduler.RESTARTED, 4]) == (
+        "wgmma to f32, 4 slices of whole 128 joined in float32, in the order of K"
+    )
+
+
+def bounds(order: Order, length: int) -> list[int]:
+    """Where slices end, by the rule that the kernels have."""
+    steps = -(-length // order.slice_step)
+    return [min(steps * (s + 1) // order.slices * order.slice_step, length) for s in range(order.slices)]
+
+
+def test_an_order_over_a_length_is_that_of_its_bounds():
+    """No two orders become one whose slices end elsewhere, and those of equal slices do whatever their steps."""
+    lengths = (64, 128, 1000, 4096, 6800, 12224, 16384, 18480, 26096, 28672)
+    for length in lengths:
+        by_order: dict[Order, list[int]] = {}
+        for slices in range(2, 9):
+            for step in (64, 128, 256, 512):
+                order = Order(instruction="wgmma", accumulator=DType.F32, slices=slices, slice_step=step, joined="f32")
+                ends = bounds(order, length)
+                over = order.over(length)
+                assert by_order.setdefault(over, ends) == ends == bounds(over, length)
+    orders = [
+        Order(instruction="wgmma", accumulator=DType.F32, slices=4, slice_step=step, joined="f32")
+        for step in (64, 128, 256, 512)
+    ]
+    assert {order.over(16384).slice_step for order in orders} == {4096}
+    assert [order.over(18480).slice_step for order in orders] == [64, 128, 256, 512]
+    plain = Order(instruction="wgmma", accumulator=DType.F32)
+    assert plain.over(4096) == plain
+
+
+def test_variants_for_an_order_are_never_chosen_freely(gemms):
+    """Tables may name them, and the model may think them fast."""
+    from gemmill.runtime.tuned import TunedChoice
+
+    table, invariance = gemms
+    held_only = {i for i, row in enumerate(table.rows) if row.held_only}
+    assert {table.entries[i].config.design.tile_scheduler for i in held_only} >= {TileScheduler.RESTARTED}
+    chosen = set()
+    for n, k in ((2048, 16384), (3760, 26096), (1536, 18480), (8192, 8192)):
+        for m in (1, 100, 700, 4096):
+            call = call_of(m, n, k, operand="bfloat16")
+            free, held = select(table, call, SM_COUNT), select(table, call, SM_COUNT, None, invariance)
+            assert free.row not in held_only
+            chosen.add(held.row in held_only)
+    assert chosen == {True, False}
+    call = call_of(4096, 2048, 16384, operand="bfloat16")
+    names = [table.entries[i].name for i in sorted(held_only) if table.rows[i].call_class == call.call_class]
+    entries = [entry for entry in entries_of("scaled_mm") if entry.config.operand_dtype is DType.BF16]
+    choice = TunedChoice(
+        family="scaled_mm", call_class=call.call_class, sizes={"n": 2048, "k": 16384, "m": 4096}, names=tuple(names)
+    )
+    told = make_variant_table(entries, sorted({entry.symbol for entry in entries}), [choice])
+    assert not told.tuned and select(told, call, SM_COUNT).entry.name not in names
+    rejected = next(r for r in select(told, call, SM_COUNT).trace if r.name == names[0])
+    assert rejected.reason.startswith("it fits, it is chosen under batch invariance alone (model: ")
 
 
 def test_the_instruction_the_promotion_and_the_groups_of_scales_are_parts_of_an_order():
@@ -148,7 +220,7 @@ def test_calls_of_a_weight_have_one_order_whatever_their_rows(gemms):
             for m in (1, 3, 16, 17, 64, 200, 1000, 4096, 9000):
                 index, _, _ = invariance.choose(call_of(m, n, k, operand=operand), SM_COUNT)
                 assert index >= 0 and table.rows[index].call_class == call_of(m, n, k, operand=operand).call_class
-                found.add(invariance.orders[index])
+                found.add(invariance.order(index, call_of(m, n, k, operand=operand)))
             assert len(found) == 1 and None not in found
 
 
@@ -168,7 +240,7 @@ def test_each_family_of_gemms_holds_one_order_in_every_class(family):
             )
             index, _, _ = invariance.choose(call, SM_COUNT)
             assert index >= 0, invariance.refusal(call)
-            found.add(invariance.orders[index])
+            found.add(invariance.order(index, call))
         assert len(found) == 1
 
 
@@ -183,7 +255,7 @@ def test_the_order_is_the_same_on_devices_with_other_numbers_of_multiprocessors(
                 Invariance(table, (), (), usual),
                 [call_of(m, n, k, operand="bfloat16") for m in (1, 64, 2048)],
             )
-            orders = {fresh.orders[fresh.choose(call, chosen_on)[0]] for call in calls}
+            orders = {fresh.order(fresh.choose(call, chosen_on)[0], call) for call in calls}
             held = fresh.held(calls[0])
             assert held is not None and orders == {held.order}
             found.append(held)
@@ -206,7 +278,8 @@ def test_the_order_is_one_that_few_and_many_rows_can_have(gemms):
     assert held is not None
     assert str(held.order) == "wgmma to f32"  # slices take twice as long from 1000 rows on
     of_bf16 = invariance.held(call_of(1, 2048, 16384, operand="bfloat16"))
-    assert of_bf16 is not None and of_bf16.order == held.order
+    assert of_bf16 is not None
+    assert str(of_bf16.order) == "wgmma to f32, 4 slices of whole 4096 joined in float32, in the order of K"
     assert 0.0 <= held.loss <= held.worst and held.worst_at[0] in ROWS
     free = invariance.held(call_of(1, 8192, 8192))
     assert free is not None and free.loss < 0.01
@@ -219,7 +292,7 @@ def test_user_tables_choose_within_the_order_alone(gemms):
     assert measured.held(call) == invariance.held(call)
     index, trust, tuned = measured.choose(call, SM_COUNT)
     assert trust is Trust.EXACT and tuned is not None
-    assert measured.orders[index] == measured.held(call).order
+    assert measured.order(index, call) == measured.held(call).order
 
 
 def replace_choices(invariance: Invariance, table: VariantTable) -> Invariance:
@@ -228,8 +301,8 @@ def replace_choices(invariance: Invariance, table: VariantTable) -> Invariance:
 
     call = call_of(16, 2048, 16384)
     rows = [i for i, row, _ in table.of("scaled_mm") if row.call_class == call.call_class]
-    sliced = next(i for i in rows if (order := invariance.orders[i]) is not None and order.slices > 1)
-    whole = next(i for i in rows if str(invariance.orders[i]) == "wgmma to f32")
+    sliced = next(i for i in rows if (order := invariance.order(i, call)) is not None and order.slices > 1)
+    whole = next(i for i in rows if str(invariance.order(i, call)) == "wgmma to f32")
     choice = TunedChoice(
         family="scaled_mm",
         call_class=call.call_class,
@@ -247,14 +320,16 @@ def test_a_pinned_variant_of_another_order_is_refused_in_a_sentence(gemms):
     call = call_of(16, 4096, 4096)
     other = next(
         entry.name
-        for entry, order, row in zip(table.entries, invariance.orders, table.rows, strict=True)
-        if row.call_class == call.call_class and order is not None and (order.slices, order.slice_step) == (2, 256)
+        for i, (entry, row) in enumerate(zip(table.entries, table.rows, strict=True))
+        if row.call_class == call.call_class
+        and (order := invariance.order(i, call)) is not None
+        and (order.slices, order.slice_step) == (2, 2048)
     )
     assert select(table, call, SM_COUNT, other).entry is not None
     choice = select(table, call, SM_COUNT, other, invariance)
     assert (choice.entry, choice.trust) == (None, Trust.PINNED)
     assert choice.trace[0].reason == (
-        "its order is wgmma to f32, 2 slices of whole 256 joined in float32, in the order of K, batch invariance holds "
+        "its order is wgmma to f32, 2 slices of whole 2048 joined in float32, in the order of K, batch invariance holds "
         "wgmma to f32: pin a variant of that order, or leave `gemmill.batch_invariant`"
     )
     held = invariance.choose(call, SM_COUNT)[0]
@@ -341,7 +416,7 @@ def test_a_build_that_is_too_old_is_refused_in_a_sentence():
 def test_classes_whose_model_knows_no_times_hold_an_order() -> None:
     table, invariance = made(entries_of("kv_cache"))
     tuning = REGISTRY.choices["kv_cache"]
-    classes = {row.call_class for i, row, _ in table.of("kv_cache") if invariance.orders[i] is not None}
+    classes = {row.call_class for _, row, entry in table.of("kv_cache") if order_of(entry) is not None}
     assert classes
     for number in classes:
         sizes, alignments = (64,) * len(tuning.sizes), (16,) * len(tuning.aligned)

@@ -18,7 +18,8 @@ class Launch:
     swizzle: int = 1
     """Width in tiles of the band that CTAs sweep, for reuse in L2: 1, 2, 4 or 8."""
     splits: int = 1
-    """CTAs of a cluster that share one tile of the split_k scheduler, each with a slice of K: 1 to 8."""
+    """Slices of K: 1 to 8 CTAs of a cluster have one each by the split_k scheduler, up to 16 CTAs by split_k_parallel, and one
+    CTA has all of them by restarted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,10 @@ BANDS = ((8, 6), (4, 3), (2, 2))
 """Widths of the bands of CUTLASS's scheduler, and from how many tiles of the shorter side on it uses each."""
 
 
+IN_MEMORY, IN_CLUSTER, IN_REGISTERS = 0, 1, 2
+"""Where slices of K are added up: in memory, in the shared memory of a cluster, or by the one CTA that has them all."""
+
+
 class Facts(NamedTuple):
     """What the model reads of a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
 
@@ -55,8 +59,8 @@ class Facts(NamedTuple):
     """1 where a tile is stored while the next is multiplied."""
     promotes: int
     """How often sums leave the tensor core's accumulator in 128 bytes of K; 0 where they stay to the end of K."""
-    divides_k: int
-    """1 where slices of K are added up in the shared memory of a cluster."""
+    meets: int
+    """Where slices of K are added up, if there are several."""
     stages: int
     """Stages of the pipeline: steps whose operands are on their way at a time."""
     box_rows: int
@@ -115,6 +119,9 @@ class Constants(NamedTuple):
     """The time for CTAs of a tile to wait for one another, where slices of K meet in memory."""
     joining_element: float = 0.12
     """The part of that time for each element of a tile, which is stored and read there."""
+    restarting_element: float = 0.015
+    """The time to add one slice to those before it, for each element of a tile. It is predicted, not fitted: 128 x 192 of them
+    take 0.12 us of additions and 0.25 us until the tensor core is busy again."""
 
 
 class Terms(NamedTuple):
@@ -162,7 +169,7 @@ def model_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
 def terms_of(of: Row, call: ShapedCall, sm_count: int) -> Terms:
     """The terms of a call by a variant."""
     row, (m, n, k) = of.facts, call.sizes
-    splits = max(row.splits, 1)
+    splits = ctas_of_tile(row)
     tiles = ctas_of(row, m, n)
     k *= class_of(call.call_class).operand.bits // 8  # bytes, as tile_k
     room = _room(row, sm_count)
@@ -210,11 +217,12 @@ def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
     fetched = t.memory / (t.fetchers * c.fetched_bytes)
     memory = t.memory / c.memory_bytes
     joined = do.root(do.root(_fourth(body) + _fourth(pipeline) + _fourth(l2) + _fourth(fetched) + _fourth(memory)))
-    slices = t.waves * do.pick(v.divides_k, c.meeting + c.meeting_element * tile_elements, 0.0)
-    in_memory = (v.splits > 1) & (v.divides_k == 0)
+    slices = t.waves * do.pick(v.meets == IN_CLUSTER, c.meeting + c.meeting_element * tile_elements, 0.0)
+    restarts = t.waves * do.pick(v.meets == IN_REGISTERS, v.splits * c.restarting_element * tile_elements, 0.0)
+    in_memory = (v.splits > 1) & (v.meets == IN_MEMORY)
     # In a later wave CTAs of a tile begin at different times, and wait the longer for one another.
     waits = t.waves * t.waves
-    slices = slices + waits * do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
+    slices = slices + restarts + waits * do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
     return (c.begin + joined + slices) * (v.cost_permille / 1000.0)
 
 
@@ -224,13 +232,18 @@ def _fourth(x: Any) -> Any:
 
 def _room(row: Facts, sm_count: int) -> int:
     """SMs in which clusters of a variant find room."""
-    cluster = row.sharers_a * row.sharers_b * (row.splits if row.divides_k else 1)
+    cluster = row.sharers_a * row.sharers_b * (row.splits if row.meets == IN_CLUSTER else 1)
     return max(1, sm_count * next((room for least, room in ROOM if cluster >= least), 132) // 132)
 
 
 def ctas_of(row: Facts, m: int, n: int) -> int:
     """CTAs that a call would take if each computed one tile."""
-    return tiles_of(row, m, n) * max(row.splits, 1)
+    return tiles_of(row, m, n) * ctas_of_tile(row)
+
+
+def ctas_of_tile(row: Facts) -> int:
+    """CTAs that divide a tile's K among them."""
+    return 1 if row.meets == IN_REGISTERS else max(row.splits, 1)
 
 
 def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:

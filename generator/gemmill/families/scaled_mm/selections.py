@@ -207,7 +207,7 @@ def with_epilogue(text: str, operands: Sequence[DType], results: Sequence[DType]
     for operand, result in product(operands, results):
         if arch is Arch.SM90A and result in RESULTS_OF[operand]:
             tables = {DType.E4M3: sm90_cutedsl.CORE, DType.S8: sm90_cutedsl.FEW}.get(operand, sm90_cutedsl.PLAIN)
-            for config in _dsl_kernels(_gemm(operand, result), replace(tables, parallel=())):
+            for config in _dsl_kernels(_gemm(operand, result), replace(tables, parallel=(), held=None)):
                 yield with_own(config, traced)
         if operand.bits == 8 and result in OWN_RESULTS_OF[operand] and (operand.is_float or arch is Arch.SM90A):
             for config in _visitors(_gemm(operand, result), arch):
@@ -268,6 +268,21 @@ def _kernels(
         yield _split_k(gemm, tile, schedule, stages, splits)
     for row, splits in product(tables.parallel, sm90.PARALLEL_SPLITS):
         yield _config(gemm, row, tile_scheduler=TileScheduler.SPLIT_K_PARALLEL, launch=Launch(splits=splits))
+    if tables.held is not None and gemm.operands.a_dtype.is_float:  # sums of integers have one order
+        yield from _held_kernels(gemm, tables.held)
+
+
+def _held_kernels(gemm: Gemm, tables: sm90.Tables) -> Iterator[KernelConfig]:
+    rows = [(row, TileScheduler.RESTARTED) for row in tables.restarted]
+    rows += [(row, TileScheduler.SPLIT_K_PARALLEL) for row in tables.parallel]
+    for splits in sm90.HELD_SPLITS:
+        divided = [
+            _config(gemm, row, tile_scheduler=scheduler, launch=Launch(splits=splits)) for row, scheduler in rows
+        ]
+        divided += [_split_k(gemm, *row, splits) for row in tables.split_k]
+        for config in divided:
+            step = sm90.HELD_STEPS * config.design.tile_shape_mnk[2]
+            yield replace(config, design=replace(config.design, slice_step=step))
 
 
 def _dsl_kernels(gemm: Gemm, tables: sm90.Tables) -> Iterator[KernelConfig]:

@@ -12,8 +12,8 @@ from gemmill.families.scaled_mm.classes import (
     describe_class,
     scales_codes_of,
 )
-from gemmill.families.scaled_mm.config import RESULTS_OF, KernelConfig
-from gemmill.families.scaled_mm.model import Facts, ctas_of, model_ns, pads_more
+from gemmill.families.scaled_mm.config import RESULTS_OF, Design, KernelConfig
+from gemmill.families.scaled_mm.model import IN_CLUSTER, IN_MEMORY, IN_REGISTERS, Facts, ctas_of, model_ns, pads_more
 from gemmill.families.scaled_mm.own import operands_of, with_own
 from gemmill.families.scaled_mm.sweep import SWEEP, Op
 from gemmill.family import Reach, Row, ShapedCall, Tuning
@@ -42,6 +42,8 @@ _CUTLASS_PERMILLE = 1_053
 """The cost of CUTLASS's kernels, in thousandths of the model's time, beside the CuTe DSL's of the same tile: fitted
 with the model."""
 
+_MEETS = {TileScheduler.SPLIT_K: IN_CLUSTER, TileScheduler.RESTARTED: IN_REGISTERS}
+
 _MOST_CTAS, _MOST_STAGES = 4, 16
 _SHARED_BYTES = 227 * 1024
 
@@ -63,7 +65,13 @@ def _rows(config: KernelConfig, kernel: int) -> Iterator[Row]:
             ),
             least=(0, 0, accepts.min_k),
             facts=facts,
+            held_only=_is_held_only(config.design),
         )
+
+
+def _is_held_only(design: Design) -> bool:
+    """Whether a variant is there for its order: others with its tile are as fast."""
+    return design.tile_scheduler is TileScheduler.RESTARTED or design.slice_step is not None
 
 
 def _facts(config: KernelConfig) -> Facts:
@@ -76,7 +84,7 @@ def _facts(config: KernelConfig) -> Facts:
         tile_m, tile_n = tile_n, tile_m
         cluster_m, cluster_n = cluster_n, cluster_m
     of_cutlass = config.backend is Backend.CUTLASS and s.kernel_schedule.uses_tma
-    divides_k = s.tile_scheduler is TileScheduler.SPLIT_K
+    meets = _MEETS.get(s.tile_scheduler, IN_MEMORY)
     return Facts(
         raster_order=_RASTER_CODES[launch.raster_order],
         swizzle=launch.swizzle,
@@ -87,11 +95,11 @@ def _facts(config: KernelConfig) -> Facts:
         columns=columns,
         sharers_a=cluster_n,
         sharers_b=cluster_m,
-        pads=int(of_cutlass and not divides_k),
+        pads=int(of_cutlass and meets != IN_CLUSTER),
         ctas_of_sm=_ctas_of_sm(config, stage),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         promotes=_promotions(config),
-        divides_k=int(divides_k),
+        meets=meets,
         box_rows=KernelFacts(config).box_rows if config.backend is Backend.CUTEDSL else 0,
         # As many as shared memory has room for, unless told.
         stages=s.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage)),
@@ -183,6 +191,8 @@ TUNING = Tuning(
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1, abroad=256),
     rows=_rows,
     order=lambda config: order_of(config.operands, config.design, config.launch.splits),
+    summed="k",
+    one_slice_most=32,
     describe=describe_class,
     differs=lambda has, needs: f"it computes {describe_class(has)}, the call needs {describe_class(needs)}",
     refuses=_refuses,

@@ -32,6 +32,11 @@ class Tables:
     parallel: tuple[Row, ...] = ()
     """for few tiles and a long K, which is divided among CTAs that no cluster binds"""
 
+    restarted: tuple[Row, ...] = ()
+    """for many rows, with K divided in time: each CTA sums one slice after the other"""
+    held: "Tables | None" = None
+    """for batch invariance alone: schedules that divide K, and deal it out in one step whatever their depth (`HELD_STEPS`)"""
+
     def at_half_depth(self) -> "Tables":
         """The same schedules for operands of 16 bits, with half the elements along K: as many bytes."""
 
@@ -45,6 +50,8 @@ class Tables:
             narrow=tuple(map(halved, self.narrow)),
             parallel=tuple(map(halved, self.parallel)),
             shared=tuple(((m, n, k // 2), schedule, stages) for (m, n, k), schedule, stages in self.shared),
+            restarted=tuple(map(halved, self.restarted)),
+            held=self.held and self.held.at_half_depth(),
             split_k=tuple(((m, n, k // 2), schedule, stages) for (m, n, k), schedule, stages in self.split_k),
         )
 
@@ -119,6 +126,9 @@ SPLIT_K: tuple[SplitKRow, ...] = (
 
 SPLITS = (1, 2, 3, 4, 8)
 PARALLEL_SPLITS = (2, 3, 4, 6, 8)
+HELD_SPLITS = (3, 4, 8)
+HELD_STEPS = 2
+"""K steps of 128 bytes of which slices are multiples: the depth of the kernels that split K for up to 32 rows."""
 RASTERS = (
     (RasterOrder.HEURISTIC, 1),
     (RasterOrder.ALONG_M, 2),

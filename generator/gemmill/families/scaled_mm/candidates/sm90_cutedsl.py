@@ -30,8 +30,26 @@ PARALLEL = (
 )
 """Tiles for few of them and a long K: the fastest of ten at eight such shapes of e4m3 and bf16 (docs/notes/tables.md)."""
 
+HELD = Tables(
+    wide=(),
+    restarted=(
+        ((128, 192, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 160, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 128, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 96, 128), (2, 1, 1), COOPERATIVE),
+    ),
+    parallel=PARALLEL[:3],
+    split_k=(
+        ((128, 64, 128), COOPERATIVE, 6),
+        ((128, 96, 128), COOPERATIVE, 5),
+    ),
+)
+"""Schedules for the orders of kernels that split K for few rows, at 33 rows and more. A tile of restarted sums takes the registers
+of two: 192 columns are the most. They were chosen by the model, and are not measured yet (docs/notes/tables.md)."""
+
 CORE = Tables(
     parallel=PARALLEL,
+    held=HELD,
     wide=(
         ((128, 80, 128), (2, 1, 1), COOPERATIVE),
         ((128, 96, 128), (2, 1, 1), COOPERATIVE),
@@ -305,6 +323,7 @@ GROUP_32_WIDEST = Tables(
 
 PLAIN = Tables(
     parallel=Tables(wide=(), parallel=PARALLEL).at_half_depth().parallel,
+    held=HELD.at_half_depth(),
     wide=(
         ((128, 128, 64), (2, 1, 1), PINGPONG),
         ((128, 80, 64), (2, 1, 1), COOPERATIVE),

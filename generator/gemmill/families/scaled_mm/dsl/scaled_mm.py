@@ -17,7 +17,7 @@ from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.gemm import consumer, epilogue, producer
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.limits import SLAB
-from gemmill.gemm.walk import Job, Walk, rows_back, walk_over
+from gemmill.gemm.walk import Job, Walk, rows_back, steps_before, walk_over
 
 
 class ScaledMm:
@@ -122,13 +122,14 @@ class ScaledMm:
         tiles_x = cute.ceil_div(size_x, plan.tile_x * plan.cluster_x)
         tiles_y = cute.ceil_div(size_y, plan.tile_y * plan.cluster_y)
         if cutlass.const_expr(plan.split_k):
-            grid_x, cluster_size = tiles_x * tiles_y * splits, splits
+            grid_x, cluster_size, slices = tiles_x * tiles_y * splits, splits, splits
         elif cutlass.const_expr(plan.split_k_parallel):
             cluster_size = plan.cluster_size
-            slices = cutlass.max(1, cutlass.min(splits, cute.ceil_div(k, plan.tile_k)))  # none is empty
+            slices = cutlass.max(1, cutlass.min(splits, cute.ceil_div(k, plan.slice_step)))  # none is empty
             grid_x = tiles_x * tiles_y * slices * cluster_size
         else:
             cluster_size = plan.cluster_size
+            slices = splits if plan.restarts else cluster_size
             grid_x = cutlass.min(sm_count * plan.ctas_of_sm // cluster_size, tiles_x * tiles_y) * cluster_size
         self.kernel(
             load_x,
@@ -148,7 +149,7 @@ class ScaledMm:
             constant_weights,
             d,
             ldd,
-            cute.fast_divmod_create_divisor_v2(slices if plan.split_k_parallel else cluster_size),
+            cute.fast_divmod_create_divisor_v2(slices),
             workspace,
             ticket,
         ).launch(
@@ -283,11 +284,11 @@ class ScaledMm:
         rank = Int32(0)
         if cutlass.const_expr(plan.split_k):
             rank = cute.arch.block_idx_in_cluster()
-            begin, end = k_steps * rank // slices, k_steps * (rank + 1) // slices
+            begin, end = (steps_before(plan, k_steps, place, slices) for place in (rank, rank + 1))
             job = Job(block // slices, walk.tiles(), begin, end - begin)
         if cutlass.const_expr(plan.split_k_parallel):
             tile, rank = divmod(block // plan.cluster_size, slices)
-            begin, end = k_steps * rank // slices, k_steps * (rank + 1) // slices
+            begin, end = (steps_before(plan, k_steps, place, slices) for place in (rank, rank + 1))
             job = Job(tile, walk.tiles(), begin, end - begin)
 
         if warp >= first_producer:

@@ -27,7 +27,7 @@ def dsl_schedule(config: KernelConfig) -> Iterator[str]:
     """The DSL kernel moves operands by TMA, and divides K among CTAs in one way or another."""
     s = config.design
     if config.backend is not Backend.CUTEDSL:
-        if s.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL:
+        if s.tile_scheduler in (TileScheduler.SPLIT_K_PARALLEL, TileScheduler.RESTARTED):
             yield f"{s.tile_scheduler} is a scheduler of the cutedsl backend"
         return
     if isinstance(config, OwnConfig) and s.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL:

@@ -19,6 +19,9 @@ AZP_REGISTERS = 24
 """Registers that CUTLASS's epilogue takes besides for zero points of tokens: a tile of 192 accumulators spilled 84
 bytes."""
 
+DIVIDED = (TileScheduler.SPLIT_K, TileScheduler.SPLIT_K_PARALLEL, TileScheduler.RESTARTED)
+"""Schedulers that sum slices of K apart, in an order that does not depend on rows."""
+
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 1, KernelSchedule.BASIC: 1}
 
 
@@ -136,19 +139,44 @@ def split_k(config: KernelConfig) -> Iterator[str]:
         )
 
 
+def restarted_sums(config: KernelConfig) -> Iterator[str]:
+    """The tensor core's accumulator holds one slice's sums, registers those of the slices before. Groups that take turns
+    would wait for each other at every slice."""
+    s = config.design
+    if s.tile_scheduler is not TileScheduler.RESTARTED:
+        return
+    if s.kernel_schedule not in (KernelSchedule.COOPERATIVE, KernelSchedule.BASIC):
+        yield f"{s.tile_scheduler} runs with the cooperative or basic schedule, not {s.kernel_schedule}"
+    if s.accumulation is not Accumulation.FAST:
+        yield f"{s.tile_scheduler} adds slices of sums that stay in the tensor core, these are {s.accumulation}"
+
+
+def slice_step(config: KernelConfig) -> Iterator[str]:
+    """The DSL's kernels deal out whole K steps, several at a time if told so. A variant that deals as without is the same."""
+    s = config.design
+    if s.slice_step is None:
+        return
+    if config.backend is not Backend.CUTEDSL or s.tile_scheduler not in DIVIDED:
+        yield f"slices of whole {s.slice_step} are dealt out by the cutedsl backend's schedulers {', '.join(DIVIDED)}"
+    if s.slice_step <= s.tile_shape_mnk[2] or s.slice_step % s.tile_shape_mnk[2]:
+        yield f"slices of whole {s.slice_step} are no multiple, from 2 on, of the tile's depth {s.tile_shape_mnk[2]}"
+
+
 def launch_settings(config: KernelConfig) -> Iterator[str]:
     """Launch settings that the scheduler would ignore are refused, so that no two variants are the same."""
     launch, s = config.launch, config.design
     if launch.swizzle not in (1, 2, 4, 8):
         yield f"swizzle {launch.swizzle} is not 1, 2, 4 or 8"
     divides_k = s.tile_scheduler in (TileScheduler.SPLIT_K, TileScheduler.SPLIT_K_PARALLEL)
-    most = {TileScheduler.SPLIT_K: PORTABLE_CLUSTER, TileScheduler.SPLIT_K_PARALLEL: MOST_SLICES}.get(
-        s.tile_scheduler, 1
-    )
+    most = {
+        TileScheduler.SPLIT_K: PORTABLE_CLUSTER,
+        TileScheduler.SPLIT_K_PARALLEL: MOST_SLICES,
+        TileScheduler.RESTARTED: MOST_SLICES,
+    }.get(s.tile_scheduler, 1)
     if not 1 <= launch.splits <= most:
         yield (
             f"splits={launch.splits} with the {s.tile_scheduler} scheduler: split_k takes 1 to {PORTABLE_CLUSTER}, "
-            f"split_k_parallel 1 to {MOST_SLICES}, the others 1"
+            f"split_k_parallel and restarted 1 to {MOST_SLICES}, the others 1"
         )
     if divides_k and (launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1):
         yield "split_k walks tiles in one order: raster order and swizzle do not apply"

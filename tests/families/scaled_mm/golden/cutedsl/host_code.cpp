@@ -18,6 +18,7 @@ static constexpr gemmill::ScaledMmFacts facts = {
     128,  // tile_x
     256,  // tile_y
     128,  // tile_k
+    128,  // slice_step
     2,  // cluster_x
     1,  // cluster_y
     1,  // swap_ab
@@ -26,6 +27,7 @@ static constexpr gemmill::ScaledMmFacts facts = {
     1,  // ctas_of_sm
     0,  // split_k
     0,  // split_k_parallel
+    0,  // restarts
     gemmill::MapType::kBytes,  // operand
     gemmill::MapType::kBf16,  // result
     -1,  // own_rows
