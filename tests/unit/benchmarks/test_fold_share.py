@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-import fold_share
 import pytest
 import torch
 from safetensors.torch import save_file
+
+import fold_share
 
 
 def test_it_measures_drawn_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
