@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035  # names that the file imports
+from typing import Any, Optional, Tuple  # noqa: UP035  # names that the file imports
 
 import torch
 
@@ -87,8 +87,8 @@ def _function(source: Path) -> Callable[..., Any]:
         "_is_cuda": True,
         "_is_gfx1250": False,
         "Any": Any,
-        "Dict": Dict,
-        "List": List,
+        "Dict": dict,
+        "List": list,
         "Optional": Optional,
         "Tuple": Tuple,  # noqa: UP006
     }
