@@ -144,14 +144,19 @@ def _linear_kernels() -> dict[str, Any]:
     """vLLM's classes of linear kernels that gemmill's derive from, by name."""
     scaled = _stand_in("ScaledMMLinearKernel", _Base)
     block = _stand_in("Fp8BlockScaledMMLinearKernel", _stand_in("MMLinearKernel", _Base))
-    cutlass_block = _stand_in("CutlassFp8BlockScaledMMKernel", block)
-    cutlass_block.can_implement = classmethod(lambda cls, config: (True, None))
-    cutlass_block.process_weights_after_loading = lambda self, layer: None
-    cutlass_block._get_layer_params = lambda self, layer, **named: SimpleNamespace(
-        weight=layer.weight, block_scale=layer.weight_scale_inv
-    )
-    assert {"weight", "block_scale"} <= {*CLASSES["Params"]["fields"], *CLASSES["FP8BlockParams"]["methods"]}
-    cutlass_block.apply_block_scaled_mm = lambda self, *operands: "vLLM's"
+    in_blocks = {}
+    for name in ("CutlassFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel"):
+        of_kind = in_blocks[name] = _stand_in(name, block)
+        of_kind.can_implement = classmethod(lambda cls, config: (True, None))
+        of_kind.process_weights_after_loading = lambda self, layer: None
+        of_kind._get_layer_params = lambda self, layer, **named: SimpleNamespace(
+            weight=layer.weight, block_scale=layer.weight_scale_inv, block_scale_attr="weight_scale_inv"
+        )
+        of_kind.apply_block_scaled_mm = lambda self, *operands: "vLLM's"
+    assert {"weight", "block_scale", "block_scale_attr"} <= {
+        *CLASSES["Params"]["fields"],
+        *CLASSES["FP8BlockParams"]["methods"],
+    }
     fp8 = _stand_in("CutlassFP8ScaledMMLinearKernel", _stand_in("FP8ScaledMMLinearKernel", scaled))
     fp8.process_weights_after_loading = lambda self, layer: setattr(layer, "prepared", "vLLM's")
     fp8.apply_scaled_mm = lambda self, **operands: "vLLM's"
@@ -170,7 +175,7 @@ def _linear_kernels() -> dict[str, Any]:
         marlin[of_kind.__name__] = of_kind
     return {
         "CutlassFP8ScaledMMLinearKernel": fp8,
-        "CutlassFp8BlockScaledMMKernel": cutlass_block,
+        **in_blocks,
         "CutlassInt8ScaledMMLinearKernel": int8,
         **marlin,
     }

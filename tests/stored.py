@@ -169,6 +169,13 @@ def _fine_blocks() -> tuple[Tensor, Tensor, Tensor]:
     return codes, scales, values * scales.repeat_interleave(32, 0)[:N].repeat_interleave(32, 1)[:, :K]
 
 
+def _row_groups() -> tuple[Tensor, Tensor, Tensor]:
+    """A scale for each 1 x 128 of a row: the strategy "group" of compressed-tensors."""
+    codes, values = _e4m3(slice(0, None, 128))
+    scales = torch.exp2(_drawn(N, -(-K // 128), high=5).float() - 2)
+    return codes, scales, values * scales.repeat_interleave(128, 1)[:, :K]
+
+
 def _rows(kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     codes, values = _e4m3(slice(0, 1))
     if kind is torch.int8:
@@ -205,6 +212,7 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
     swizzled = {name: _swizzled(s).view(e8m0) for name, s in (("4", scales4), ("6", scales6), ("8", scales8))}
     blocks, block_scales, block_values = _blocks()
     fine, fine_scales, fine_values = _fine_blocks()
+    grouped, grouped_scales, grouped_values = _row_groups()
     channel, channel_scales, channel_values = _rows(torch.float8_e4m3fn)
     int8, int8_scales, int8_values = _rows(torch.int8)
     shifted, points = int8.clone(), torch.arange(-3, len(int8) - 3, dtype=torch.int8).reshape(-1, 1)
@@ -225,6 +233,7 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
             (shifted.float() - points) * int8_scales,
         ),
         "block128": ({".weight": blocks, ".weight_scale": block_scales}, block_values),
+        "group128": ({".weight": grouped, ".weight_scale": grouped_scales}, grouped_values),
     }
     of_lightx2v = {name: of_ct[name] for name in ("channel", "int8", "block128")} | {
         "nvfp4": ({".weight": nv, ".weight_scale": nv_swizzled, ".weight_global_scale": two}, nv_values),

@@ -37,6 +37,7 @@ WANTED = {
             "CutlassInt8ScaledMMLinearKernel",
             "MarlinNvFp4LinearKernel",
             "MarlinMxFp4LinearKernel",
+            "TritonFp8BlockScaledMMKernel",
         ],
         f"{_SCALED}.ScaledMMLinearKernel": [
             "Int8ScaledMMLinearLayerConfig",
@@ -51,6 +52,7 @@ WANTED = {
             "CutlassFP8ScaledMMLinearKernel",
             "CutlassFp8BlockScaledMMKernel",
         ],
+        f"{_SCALED}.triton": ["TritonFp8BlockScaledMMKernel"],
         "vllm.model_executor.kernels.linear.base": ["MMLinearKernel", "Params"],
         f"{_LINEAR}.nvfp4.base": ["NvFp4LinearKernel", "NvFp4LinearLayerConfig"],
         f"{_LINEAR}.nvfp4.marlin": ["MarlinNvFp4LinearKernel"],
@@ -99,7 +101,11 @@ WANTED = {
     "sglang": {
         "sglang.srt.plugins": ["GENERAL_PLUGINS_GROUP", "load_plugins"],
         "sglang.srt.plugins.hook_registry": ["HookRegistry", "HookType"],
-        "sglang.srt.layers.quantization.fp8_utils": ["fp8_scaled_mm", "w8a8_block_fp8_matmul_deepgemm"],
+        "sglang.srt.layers.quantization.fp8_utils": [
+            "fp8_scaled_mm",
+            "w8a8_block_fp8_matmul_deepgemm",
+            "w8a8_block_fp8_matmul_triton",
+        ],
         "sglang.srt.layers.quantization.w8a8_int8": ["int8_scaled_mm"],
         "sglang.srt.layers.quantization.marlin_utils_fp4": [
             "prepare_nvfp4_layer_for_marlin",
@@ -113,7 +119,7 @@ WANTED = {
         ],
         "sglang.srt.layers.moe.cutlass_moe": ["fp8_blockwise_scaled_grouped_mm"],
         "sglang.kernels.ops.gemm": ["fp8_scaled_mm"],
-        "sglang.kernels.ops.gemm.fp8_kernel": ["w8a8_block_fp8_matmul_deepgemm"],
+        "sglang.kernels.ops.gemm.fp8_kernel": ["w8a8_block_fp8_matmul_deepgemm", "w8a8_block_fp8_matmul_triton"],
     },
 }
 

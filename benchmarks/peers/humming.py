@@ -1,4 +1,4 @@
-"""Humming as a contender: 4-bit weights by a folder of its package (humming-kernels).
+"""Humming as a contender: 4-bit weights and FP8 in blocks of 32 x 32 by a folder of its package (humming-kernels).
 
 It compiles a kernel for every shape and kind of rows with NVRTC at its first call, for which it wants CUDA's headers next to the
 library: seconds each. Its layers are made of the same weights, and only its GEMM is timed.
@@ -16,7 +16,9 @@ import torch
 
 from gemmill.families.blockscaled.cases.measured import BlockScaledMaker, BlockScaledOperands
 from gemmill.families.blockscaled.sweep import Op
+from gemmill.families.scaled_mm.sweep import Op as GemmOp
 from gemmill.formats.quantise import BlockScaled
+from gemmill.numerics.measured import Operands
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.workloads import Workload
 from harness.compile_ahead import compile_ahead
@@ -28,21 +30,25 @@ WEIGHTS = {
     "mxfp4": {"quant_method": "mxfp4"},
 }
 FP8_TOKENS = {"dtype": "float8e4m3", "quant_mode": "dynamic_token"}
+FINE_BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+FP8_GROUPS = {"dtype": "float8e4m3", "quant_mode": "dynamic_group", "group_size": 32}
 OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16, Op.MXFP4_E4M3)
 COMPILE_LIMIT_S = 60.0
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Where its package is."""
-    parser.add_argument("--humming", metavar="FOLDER", help="the folder that has Humming's package, for 4-bit weights")
+    parser.add_argument("--humming", metavar="FOLDER", help="the folder that has Humming's package")
     parser.add_argument("--humming-jobs", type=int, default=0, metavar="N", help="processes that compile it beforehand")
 
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
     """Its GEMM, if a package was named. Raises FieldError."""
-    if not options.humming or family != "blockscaled":
+    if not options.humming or family not in ("blockscaled", "scaled_mm"):
         return []
     try:
+        if family == "scaled_mm":
+            return [groups_contender(options.humming)]
         found = humming_contender(options.humming)
         if options.humming_jobs:
             asked = options.drawn if "drawn" in options else workloads_of(options)
@@ -57,11 +63,7 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
 
 def humming_contender(folder: str) -> LocalContender:
     """Its dense GEMM. Raises OSError, ImportError or RuntimeError where it cannot be loaded."""
-    sys.path.insert(0, folder)
-    try:
-        layer_type = importlib.import_module("humming.layer").HummingLayer
-    finally:
-        sys.path.remove(folder)
+    layer_type = _layer_type(folder)
     layers: dict[int, tuple[BlockScaled, Any]] = {}
     kinds: list[tuple[str, int, int]] = []
 
@@ -80,6 +82,40 @@ def humming_contender(folder: str) -> LocalContender:
         return partial(layer_of(x, i), inputs=x.made.given["a"], outputs=x.out, **scale)
 
     return LocalContender(name="humming", bind=bind, suits=lambda workload: workload.op in OPS)
+
+
+def groups_contender(folder: str) -> LocalContender:
+    """Its dense GEMM of FP8 in blocks of 32 x 32. It keeps weights' scales as bf16, so its result is compared with nothing. Raises as
+    `humming_contender`."""
+    layer_type = _layer_type(folder)
+    layers: dict[tuple[int, int, int], Any] = {}
+
+    def bind(x: Operands, i: int) -> Callable[[], object]:
+        out, a, b, a_scales, b_scales, _ = x.arguments(i)
+        n, k = out.shape[1], a.shape[1]
+        key = b.data_ptr(), n, k
+        if key not in layers:
+            if any(other[1:] != (n, k) for other in layers):
+                layers.clear()
+            config, inputs = dict(FINE_BLOCKS), dict(FP8_GROUPS)
+            layer = layer_type(shape_n=n, shape_k=k, weight_config=config, input_config=inputs, torch_dtype=out.dtype)
+            layer = layer.to(a.device)
+            layer.load_from_tensors({"weight": b.t(), "weight_scale_inv": b_scales.t().contiguous()})
+            layer.transform()
+            layers[key] = layer
+        return partial(layers[key], inputs=a, outputs=out, input_scale=a_scales.contiguous())
+
+    return LocalContender(
+        name="humming", bind=bind, suits=lambda workload: workload.op == GemmOp.FP8_GROUPS_32, complete=False
+    )
+
+
+def _layer_type(folder: str) -> Any:
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("humming.layer").HummingLayer
+    finally:
+        sys.path.remove(folder)
 
 
 def _layer(layer_type: Any, x: BlockScaledOperands, weights: BlockScaled) -> Any:

@@ -1,7 +1,7 @@
 """Small checkpoints on disk, of every kind of layers that docs/serving.md names, as an engine loads and loads them again.
 
 Two layers of random weights, as transformers initialises them, converted by `gemmill.quantize.quantize_checkpoint` under
-compressed-tensors' key names; kinds that the engine quantises itself keep the bf16 checkpoint.
+compressed-tensors' key names, or DeepSeek's of blocks of 32; kinds that the engine quantises itself keep the bf16 checkpoint.
 """
 
 import json
@@ -25,6 +25,8 @@ class Kind:
     """The kind in words, as the first column of docs/serving.md has it."""
     to: str | None = None
     """The format of `quantize_checkpoint`; without one the weights stay bf16."""
+    names: str = "compressed-tensors"
+    """The project whose key names the checkpoint has."""
     experts: bool = False
     depth: int = LAYERS
     """Layers; vLLM leaves the first and last two out of TurboQuant caches."""
@@ -40,6 +42,7 @@ KINDS = {
     "fp8-tensor": Kind(layers="FP8, a scale per tensor", settings={"quantization": "fp8"}),
     "fp8-channel": Kind(layers="FP8, scales per token and channel", to="channel"),
     "fp8-block": Kind(layers="FP8, scales of 1 x 128 and 128 x 128", to="block128"),
+    "fp8-block32": Kind(layers="FP8, scales of 1 x 32 and 32 x 32", to="block32", names="deepseek"),
     "int8": Kind(layers="INT8, scales per token and channel", to="int8"),
     "int8-zero-points": Kind(layers="INT8 with zero points", to="int8", asymmetric=True),
     "nvfp4": Kind(layers="nvfp4 weights", to="nvfp4"),
@@ -49,6 +52,7 @@ KINDS = {
         layers="FP8 experts, `moe_backend=cutlass`", to="channel", experts=True, settings={"moe_backend": "cutlass"}
     ),
     "fp8-experts-block": Kind(layers="FP8 experts, scales of 1 x 128 and 128 x 128", to="block128", experts=True),
+    "fp8-experts-block32": Kind(layers="FP8 experts, blocks of 32 x 32", to="block32", names="deepseek", experts=True),
     "fp8-experts-deep-gemm": Kind(
         layers="FP8 experts, `moe_backend=deep_gemm`",
         to="block128",
@@ -79,7 +83,7 @@ def written(kind: Kind, folder: Path, device: str = "cpu") -> Path:
             floats,
             out,
             kind.to,
-            names="compressed-tensors",
+            names=kind.names,
             keep=("*lm_head*", "*embed_tokens*", "*mlp.gate.weight"),
             device=device,
         )

@@ -73,7 +73,7 @@ GROUPS_TABLE = (
 GROUPS_32_TABLE = tuple(
     (m, n, k)
     for n, k in ((1280, 5120), (8192, 4096), (25600, 6144), (5120, 1024), (576, 5120))
-    for m in (1, 16, 64, 4096)
+    for m in (1, 16, 64, 512, 4096)
 )
 """DeepSeek V4.1's dense layers."""
 BF16_TABLE = (

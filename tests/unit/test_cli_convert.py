@@ -150,7 +150,7 @@ def test_rows_that_do_not_fold_are_named(gemmill, tmp_path: Path) -> None:
         (["--to", "int8", "--pack", "x"], "--pack x: int8 weights take activations int8, got 'x'"),
         (
             ["--to", "bf16", "--pack", "bf16"],
-            "--pack bf16: there is no layer of format 'bf16': the formats are channel, int8, int8_asymmetric, block128, block32, nvfp4, mxfp4, mxfp6, mxfp8",
+            "--pack bf16: there is no layer of format 'bf16': the formats are channel, int8, int8_asymmetric, block128, block32, group128, nvfp4, mxfp4, mxfp6, mxfp8",
         ),
         (
             ["--to", "nvfp4", "--pack", "nvfp4"],
@@ -162,7 +162,7 @@ def test_rows_that_do_not_fold_are_named(gemmill, tmp_path: Path) -> None:
         ),
         (
             ["--to", "mxfp4", "--from", "fp4"],
-            "--from: there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, nvfp4, mxfp4, mxfp6, mxfp8",
+            "--from: there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, group128, nvfp4, mxfp4, mxfp6, mxfp8",
         ),
         (
             ["--to", "mxfp4", "--from", "nvfp4"],

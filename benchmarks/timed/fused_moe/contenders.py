@@ -19,7 +19,7 @@ from harness import foreign_source
 from harness.contenders import WrongResult
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-from timed.fused_moe.calls import ExpertsOperands, ExpertsWorkload
+from timed.fused_moe.calls import FINE, ExpertsOperands, ExpertsWorkload
 
 CHECKED_TOKENS = 2
 """The last ones: whole layers take float64 too long."""
@@ -182,13 +182,18 @@ class VllmTriton(_Timed):
     loosely = True
 
     def takes(self, workload: ExpertsWorkload) -> bool:
-        """Whether there are sizes of tiles for it."""
-        return (workload.grouped or workload.kind == "bf16") and self._sizes(workload).is_file()
+        """Whether there are sizes of tiles for it; for blocks of 32, of which vLLM has no files, those are its default."""
+        return workload.kind == FINE or (
+            (workload.grouped or workload.kind == "bf16") and self._sizes(workload).is_file()
+        )
 
     def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        sizes = json.loads(self._sizes(operands.workload).read_text())
-        nearest = min((int(m) for m in sizes if m.isdigit()), key=lambda m: abs(m - operands.workload.tokens))
+        p = operands.workload
+        if p.kind == FINE:
+            return partial(self._layer, _kernel(self.source), _default_sizes(p), operands, operands.ids[i])
+        sizes = json.loads(self._sizes(p).read_text())
+        nearest = min((int(m) for m in sizes if m.isdigit()), key=lambda m: abs(m - p.tokens))
         return partial(self._layer, _kernel(self.source), sizes[str(nearest)], operands, operands.ids[i])
 
     def _sizes(self, p: ExpertsWorkload) -> Path:
@@ -199,17 +204,24 @@ class VllmTriton(_Timed):
     def _layer(kernel: Any, sizes: dict[str, int], x: ExpertsOperands, ids: Tensor) -> None:
         p, ops = x.workload, torch.ops._C
         sorted_ids, experts, padded = _aligned(ids, p.experts, sizes["BLOCK_SIZE_M"])
-        codes, scales = _coded_by_vllm(x.x) if p.grouped else (x.x, None)
+        codes, scales = _coded_by_vllm(x.x, p.group_size) if p.group_size else (x.x, None)
         product = x.x.new_empty((p.tokens, p.top, 2 * p.inner))
-        _multiply(
-            kernel, sizes, (codes, scales, x.w13, x.w13_scales, product), (sorted_ids, experts, padded), None, p.top
-        )
+        routing, first = (sorted_ids, experts, padded), (codes, scales, x.w13, x.w13_scales, product)
+        _multiply(kernel, sizes, first, routing, None, p.top, p.group_size)
         inner = x.x.new_empty((p.tokens * p.top, p.inner))
         ops.silu_and_mul.default(inner, product.view(-1, 2 * p.inner))
-        codes, scales = _coded_by_vllm(inner) if p.grouped else (inner, None)
+        codes, scales = _coded_by_vllm(inner, p.group_size) if p.group_size else (inner, None)
         parts = x.x.new_empty((p.tokens, p.top, p.hidden))
-        _multiply(kernel, sizes, (codes, scales, x.w2, x.w2_scales, parts), (sorted_ids, experts, padded), x.weights, 1)
+        second = codes, scales, x.w2, x.w2_scales, parts
+        _multiply(kernel, sizes, second, routing, x.weights, 1, p.group_size)
         torch.ops._moe_C.moe_sum.default(parts, x.out)
+
+
+def _default_sizes(p: ExpertsWorkload) -> dict[str, int]:
+    """Tiles as vLLM 0.33.0 takes them for FP8 in blocks where it has no file."""
+    of_warps = {"num_warps": 4, "num_stages": 3}
+    rows = {"BLOCK_SIZE_M": 16 if p.tokens <= 64 else 64, "GROUP_SIZE_M": 1 if p.tokens <= 16 else 32}
+    return {**rows, "BLOCK_SIZE_N": p.group_size, "BLOCK_SIZE_K": p.group_size, **of_warps}
 
 
 def _kernel(source: Path) -> Any:
@@ -234,10 +246,10 @@ def _aligned(ids: Tensor, experts: int, block: int) -> tuple[Tensor | None, Tens
     return sorted_ids, whose, padded
 
 
-def _coded_by_vllm(x: Tensor) -> tuple[Tensor, Tensor]:
+def _coded_by_vllm(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((x.shape[0], x.shape[1] // 128), device=x.device)
-    torch.ops._C.per_token_group_fp8_quant.default(x, codes, scales, 128, 1e-10, -448.0, 448.0, False, False, False)
+    scales = torch.empty((x.shape[0], x.shape[1] // size), device=x.device)
+    torch.ops._C.per_token_group_fp8_quant.default(x, codes, scales, size, 1e-10, -448.0, 448.0, False, False, False)
     return codes, scales
 
 
@@ -248,6 +260,7 @@ def _multiply(
     routing: tuple[Tensor | None, Tensor, Tensor],
     weights: Tensor | None,
     top: int,
+    group: int,
 ) -> None:
     import triton.language as tl
 
@@ -260,7 +273,7 @@ def _multiply(
         (*a.stride(), b.stride(0), b.stride(2), b.stride(1), c.stride(1), c.stride(2)),
     )
     if coded:
-        strides += (*a_scales.stride(), b_scales.stride(0), b_scales.stride(2), b_scales.stride(1), 0, 0, 128, 128)
+        strides += (*a_scales.stride(), b_scales.stride(0), b_scales.stride(2), b_scales.stride(1), 0, 0, group, group)
     else:
         strides += (0,) * 9
     kernel[grid](

@@ -108,11 +108,12 @@ class Spelling:
         )
 
     def _scales_shape(self, n: int, code_bytes: int) -> tuple[int, int] | None:
-        """The shape of the scales, by the shape of the codes. None where a row is no whole number of groups."""
+        """The shape of the scales, by the shape of the codes. None where a row is no whole number of groups, or one group, which is a channel."""
         if self.format in ROWWISE:
             return n, 1
-        if (side := BLOCKS.get(self.format)) is not None:
-            return -(-n // side), -(-code_bytes // side)
+        if (block := BLOCKS.get(self.format)) is not None:
+            high, wide = block
+            return (-(-n // high), -(-code_bytes // wide)) if high > 1 or code_bytes > wide else None
         format = BLOCK_SCALED[self.format]
         if code_bytes % (format.group * format.code.bits // 8):
             return None
@@ -231,6 +232,7 @@ SPELLINGS = (
     _ct(ASYMMETRIC, codes_dtype=torch.int8, zero_points=_ZERO_POINTS),
     _ct("block128", codes_dtype=E4M3),
     _ct("block32", codes_dtype=E4M3, read_only=True),
+    _ct("group128", codes_dtype=E4M3),
     _ct("mxfp8", codes_dtype=E4M3, scales_dtype=U8),
     _lightx2v("channel", codes_dtype=E4M3),
     _lightx2v("int8", codes_dtype=torch.int8),

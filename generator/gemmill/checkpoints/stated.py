@@ -88,8 +88,8 @@ def _stated(project: str, format: str, kept: list[str], has_inputs: bool) -> dic
         told = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": 16}
         return told | {"config_groups": groups, "ignore": kept}
     if project in ("deepseek", "deepseek-v4"):
-        side = BLOCKS.get(format, BLOCKS["block128"])  # V4's config states its other layers, which are not mxfp4
-        blocks = {"weight_block_size": [side, side]}
+        block = BLOCKS.get(format, BLOCKS["block128"])  # V4's config states its other layers, which are not mxfp4
+        blocks = {"weight_block_size": list(block)}
         scales = {"scale_fmt": "ue8m0"} if project == "deepseek-v4" or format == "block32" else {}
         return _FP8_BLOCKS | blocks | scales | {"modules_to_not_convert": kept}
     return {"quant_method": "mxfp4", "modules_to_not_convert": kept} if project.startswith("gpt-oss") else None
@@ -126,6 +126,9 @@ def _scheme(format: str, has_inputs: bool) -> dict[str, Any]:
         case "block128":
             weights = args(8, "block", False, block_structure=[128, 128])
             return {"weights": weights, "input_activations": args(8, "group", True, group_size=128)}
+        case "group128":
+            weights, inputs = (args(8, "group", dynamic, group_size=128) for dynamic in (False, True))
+            return {"weights": weights, "input_activations": inputs}
     weights = args(8, "channel", False) | {"symmetric": format != ASYMMETRIC}
     return {"weights": weights, "input_activations": args(8, "token", True)}
 
@@ -152,12 +155,14 @@ def _of_compressed_tensors(stated: dict[str, Any]) -> str | None:
 def _of_strategy(weights: dict[str, Any]) -> str | None:
     if weights.get("strategy") == "block":
         return _of_blocks(weights.get("block_structure", [128, 128]))
+    if weights.get("strategy") == "group":
+        return _of_blocks([1, weights.get("group_size")])
     return "channel" if weights.get("strategy") == "channel" else None
 
 
 def _of_blocks(sides: object) -> str | None:
     """The format whose scales are of blocks of these rows and columns."""
-    return next((format for format, side in BLOCKS.items() if sides == [side, side]), None)
+    return next((format for format, block in BLOCKS.items() if sides == list(block)), None)
 
 
 def _read(path: Path) -> dict[str, Any]:

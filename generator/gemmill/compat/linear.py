@@ -20,8 +20,9 @@ from gemmill.vocab import Arch
 
 ROWS = (1, 64, 4096)
 """The rows of whose calls a layer's variants are told when it is taken."""
-BLOCK = 128
-"""The elements that share a scale along K, and the rows of a weight that do."""
+BLOCK, FINE_BLOCK = 128, 32
+"""The elements that share a scale along K, and the rows of a weight that do: DeepSeek V3's, and V4.1's."""
+BLOCKS = (BLOCK, FINE_BLOCK)
 
 
 class Layer(Protocol):
@@ -52,8 +53,8 @@ class Linear:
     codes: torch.dtype
     """The dtype of activations and weight."""
     out_dtype: torch.dtype
-    blocks: bool = False
-    """Whether scales are 1 x 128 of activations and 128 x 128 of the weight; else per token and channel, or one value."""
+    blocks: int = 0
+    """Of BLOCKS, where scales are 1 x blocks of activations and blocks x blocks of the weight; 0 per token and channel, or one value."""
     azp: bool = False
     """Whether activations have zero points."""
     format: str = ""
@@ -71,7 +72,7 @@ class Linear:
         if self.format:
             what = f"layer of {self.experts} experts" if self.experts else "linear layer"
             return f"{what} of N x K = {self.n} x {self.k}, {self.format} weights, {_name(self.codes)} activations"
-        scales = f"scales of blocks of {BLOCK}" if self.blocks else "scales per token and channel"
+        scales = f"scales of blocks of {self.blocks}" if self.blocks else "scales per token and channel"
         names = " to ".join(_name(kind) for kind in (self.codes, self.out_dtype))
         what = f"layer of {self.experts} experts" if self.experts else "linear layer"
         return f"{what} of N x K = {self.n} x {self.k}, {names}, {scales}{', zero points' * self.azp}"
@@ -266,13 +267,13 @@ def _call(linear: Linear, m: int) -> tuple[Any, ...]:
         ends, owners = (empty(2 * linear.experts - less, kind=torch.int32) for less in (0, 1))
         scales = (empty(m, 1), empty(linear.experts, linear.n))
         if linear.blocks:
-            groups = -(-linear.k // BLOCK)
-            scales = (empty(m, groups), empty(linear.experts, -(-linear.n // BLOCK), groups))
+            groups = -(-linear.k // linear.blocks)
+            scales = (empty(m, groups), empty(linear.experts, -(-linear.n // linear.blocks), groups))
         return "grouped_mm", empty(m, linear.n, kind=linear.out_dtype), a, b, *scales, ends, owners
-    groups = -(-linear.k // BLOCK)
     scales = (empty(m, 1), empty(1, linear.n))
     if linear.blocks:
-        scales = (empty(m, groups), empty(-(-linear.n // BLOCK), groups).t())
+        groups = -(-linear.k // linear.blocks)
+        scales = (empty(m, groups), empty(-(-linear.n // linear.blocks), groups).t())
     codes = (empty(m, linear.k, kind=linear.codes), empty(linear.n, linear.k, kind=linear.codes).t())
     out = empty(m, linear.n, kind=linear.out_dtype)
     if not linear.azp:
@@ -300,6 +301,13 @@ def packed_fp4(format: str, codes: torch.Tensor, scales: torch.Tensor) -> tuple[
         served.left(layer, _in_a_line(error), level=logging.WARNING)
         return None
     return made.blocks, made.base
+
+
+def block_of(weight: torch.Size, scales: torch.Size) -> int:
+    """The size of BLOCKS that scales [..., N / size, K / size] of a weight [..., N, K] are of, by their shapes; 0 where they are of none.
+    Where shapes fit both, they mean the same."""
+    found = tuple(scales[-2:])
+    return next((size for size in BLOCKS if found == tuple(-(-extent // size) for extent in weight[-2:])), 0)
 
 
 def row_of(scales: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ def transposed(weight: Tensor, scales: Tensor) -> Pair:
 
 
 def both_transposed(weight: Tensor, scales: Tensor) -> Pair:
-    """The weight [N, K] and its scales of blocks [N / b, K / b] as [K, N] and [K / b, N / b]."""
+    """The weight [N, K] and its scales of blocks [N / r, K / c] as [K, N] and [K / c, N / r]."""
     return weight.t(), scales.t()
 
 
@@ -172,8 +172,8 @@ def int8_asymmetric(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, b
 
 
 def by_blocks(format: str) -> Run:
-    """The function that multiplies x in e4m3 in groups by the weight in blocks as large."""
-    size = BLOCKS[format]
+    """The function that multiplies x in e4m3 in groups by the weight in blocks as wide."""
+    size = BLOCKS[format][1]
     make = _e4m3_groups_of(size)
 
     def run(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
@@ -186,7 +186,7 @@ def by_blocks(format: str) -> Run:
     return run
 
 
-block128, block32 = by_blocks("block128"), by_blocks("block32")
+block128, block32, group128 = map(by_blocks, BLOCKS)
 
 
 def weights_of(format: str) -> Run:

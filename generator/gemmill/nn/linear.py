@@ -36,7 +36,7 @@ class QuantLinear(nn.Module):
 
         activations: what x is quantised to before the product. The first is the default.
 
-        - channel, block128 and block32 weights take e4m3, int8 weights int8;
+        - channel, block128, block32 and group128 weights take e4m3, int8 weights int8;
         - nvfp4 weights take bf16 (x as it is), e4m3 (weights are rounded to it) or nvfp4;
         - mxfp4 weights take bf16, e4m3, mxfp4 or mxfp8;
         - mxfp6 and mxfp8 weights take mxfp8 or bf16.

@@ -66,7 +66,7 @@ def _rowwise(weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def _whole_groups(weight: QuantizedWeight) -> dict[str, Tensor]:
-    size = BLOCKS[weight.format]
+    size = BLOCKS[weight.format][1]
     if weight.k % size:
         raise ValueError(
             f"{weight.format} multiplies activations in groups of {size} columns, and the layer has K = {weight.k}: use 'channel', "
@@ -120,6 +120,7 @@ RECIPES = {
     (ASYMMETRIC, "int8"): Recipe(pack=_rowwise, run=calls.int8_asymmetric, operands=calls.transposed),
     ("block128", "e4m3"): Recipe(pack=_whole_groups, run=calls.block128, operands=calls.both_transposed),
     ("block32", "e4m3"): Recipe(pack=_whole_groups, run=calls.block32, operands=calls.both_transposed),
+    ("group128", "e4m3"): Recipe(pack=_whole_groups, run=calls.group128, operands=calls.both_transposed),
     ("nvfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("nvfp4"), inputs=(torch.bfloat16,)),
     ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=calls.by_fp8("nvfp4_fp8_mm_rounded")),
     ("nvfp4", "nvfp4"): Recipe(pack=_swizzled, run=calls.nvfp4, calibrated=True),

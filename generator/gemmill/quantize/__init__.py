@@ -7,6 +7,7 @@ Type checkers read the names from `__init__.pyi`.
 
 from importlib import import_module
 
+from gemmill.quantize.block_folding import PrepackedBlocks, folding_share, prepack_blocks
 from gemmill.quantize.errors import LayerError, layer_error
 from gemmill.quantize.experts import PackedExperts, PackedGatedExperts, prepack_experts, prepack_gated_experts
 from gemmill.quantize.gate_up import PackedGateUp, PackedGateUpExperts, prepack_gate_up, prepack_gate_up_experts
@@ -22,9 +23,12 @@ __all__ = [
     "PackedGateUp",
     "PackedGateUpExperts",
     "PackedGatedExperts",
+    "PrepackedBlocks",
     "QuantizedWeight",
     "fold_rotation",
+    "folding_share",
     "layer_error",
+    "prepack_blocks",
     "prepack_experts",
     "prepack_gate_up",
     "prepack_gate_up_experts",

@@ -1,5 +1,8 @@
 from gemmill.checkpoints.convert import quantize_checkpoint as quantize_checkpoint
 from gemmill.nn.model import quantize_module as quantize_module
+from gemmill.quantize.block_folding import PrepackedBlocks as PrepackedBlocks
+from gemmill.quantize.block_folding import folding_share as folding_share
+from gemmill.quantize.block_folding import prepack_blocks as prepack_blocks
 from gemmill.quantize.errors import LayerError as LayerError
 from gemmill.quantize.errors import layer_error as layer_error
 from gemmill.quantize.experts import PackedExperts as PackedExperts

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gemmill.formats.quantise import BlockScaled
+from gemmill.quantize.weights import QuantizedWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,11 @@ class Tally:
         self.largest_change = max(self.largest_change, float(relative.max()))
 
     def report(
-        self, weights: BlockScaled, *, spread: Tensor | None = None, subnormal: Tensor | None = None
+        self,
+        weights: BlockScaled | QuantizedWeight,
+        *,
+        spread: Tensor | None = None,
+        subnormal: Tensor | None = None,
     ) -> PrepackReport:
         """The report on all the rows counted."""
         return PrepackReport(

@@ -5,6 +5,7 @@
     int8_asymmetric    s8 with a zero point for each row, and a scale f32: (largest - smallest) / 255, of the row and zero
     block128    e4m3, a scale f32 for each 128 x 128 block: amax / 448 (DeepSeek V3's inference code)
     block32     e4m3, a scale f32 for each 32 x 32 block: amax / 448 rounded up to a power of two (DeepSeek V4.1's ue8m0)
+    group128    e4m3, a scale f32 for each 1 x 128 of a row: amax / 448
     nvfp4, mxfp4, mxfp6, mxfp8    block-scaled along K, as `gemmill.formats.quantise` defines them
 
 A code is the nearest to weight / scale, ties to even. A row or block of zeros has scale 1. Equal inputs have equal bits
@@ -25,7 +26,7 @@ from gemmill.formats.quantise import LARGEST_PRODUCT, check_global_scale, power_
 from gemmill.vocab.float_type import E4M3, UE8M0
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4, Format, ScaleRounding
 
-BLOCKS = {"block128": 128, "block32": 32}
+BLOCKS = {"block128": (128, 128), "block32": (32, 32), "group128": (1, 128)}
 """Formats with a scale for each block, and the rows and columns that share one."""
 ASYMMETRIC = "int8_asymmetric"
 """The format that has zero points."""
@@ -33,7 +34,7 @@ ROWWISE = {"channel": torch.float8_e4m3fn, "int8": torch.int8, ASYMMETRIC: torch
 """Formats with a scale for each row, and the dtype of their codes."""
 BLOCK_SCALED = {str(format): format for format in (NVFP4, MXFP4, MXFP6, MXFP8)}
 WEIGHT_FORMATS = (*ROWWISE, *BLOCKS, *BLOCK_SCALED)
-"""Formats that `quantize_weight` makes: scales of rows, of square blocks, and of 16 or 32 elements along K."""
+"""Formats that `quantize_weight` makes: scales of rows, of blocks, and of 16 or 32 elements along K."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 _LOWEST, _STEPS = -128, 255
@@ -51,7 +52,7 @@ class QuantizedWeight:
     codes: Tensor
     """[N, K] float8_e4m3fn (channel, blocks, mxfp8) or int8 (both of int8); uint8 [N, K / 2] (4 bits) or [N, 3 K / 4] (6 bits)."""
     scales: Tensor
-    """f32 [N, 1]; of blocks of b x b f32 [N / b, K / b] rounded up; of block-scaled formats uint8 [N, K / group]."""
+    """f32 [N, 1]; of blocks of r x c f32 [N / r, K / c] rounded up; of block-scaled formats uint8 [N, K / group]."""
     global_scale: Tensor | None = None
     """f32 [1], of nvfp4 only: 2688 / amax, divides when values are decoded."""
     zero_points: Tensor | None = None
@@ -102,11 +103,11 @@ class QuantizedWeight:
         return products if self.global_scale is None else products / self.global_scale
 
     def _spread_scales(self, rows: slice) -> Tensor:
-        if (side := BLOCKS.get(self.format)) is None:
+        if (block := BLOCKS.get(self.format)) is None:
             return self.scales[rows]
         start, stop, _ = rows.indices(self.n)
-        of_blocks = self.scales[torch.arange(start, stop, device=self.scales.device, dtype=torch.int64) // side]
-        return of_blocks.repeat_interleave(side, dim=1)[:, : self.k]
+        of_blocks = self.scales[torch.arange(start, stop, device=self.scales.device, dtype=torch.int64) // block[0]]
+        return of_blocks.repeat_interleave(block[1], dim=1)[:, : self.k]
 
 
 def quantize_weight(
@@ -152,8 +153,8 @@ def empty_weight(format: str, n: int, k: int) -> QuantizedWeight:
     def empty(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    if (side := BLOCKS.get(format)) is not None:
-        scales = empty(-(-n // side), -(-k // side), dtype=torch.float32)
+    if (block := BLOCKS.get(format)) is not None:
+        scales = empty(-(-n // block[0]), -(-k // block[1]), dtype=torch.float32)
         return QuantizedWeight(format=format, codes=empty(n, k, dtype=torch.float8_e4m3fn), scales=scales)
     if format in ROWWISE:
         codes, scales = empty(n, k, dtype=ROWWISE[format]), empty(n, 1, dtype=torch.float32)
@@ -234,18 +235,18 @@ def _with_zero_points(weight: Tensor) -> QuantizedWeight:
     return QuantizedWeight(format=ASYMMETRIC, codes=codes, scales=scales, zero_points=points)
 
 
-def _by_blocks(weight: Tensor, format: str, side: int) -> QuantizedWeight:
-    n, k = weight.shape
+def _by_blocks(weight: Tensor, format: str, block: tuple[int, int]) -> QuantizedWeight:
+    (n, k), (high, wide) = weight.shape, block
     dtype = torch.float8_e4m3fn
     codes = weight.new_empty((n, k), dtype=dtype)
-    scales = weight.new_ones((-(-n // side), -(-k // side)), dtype=torch.float32)
-    for rows in chunks(weight, side):
+    scales = weight.new_ones((-(-n // high), -(-k // wide)), dtype=torch.float32)
+    for rows in chunks(weight, high):
         part = weight[rows].float()
-        padded = torch.nn.functional.pad(part, (0, -k % side, 0, -len(part) % side))
-        blocks = padded.unflatten(1, (-1, side)).unflatten(0, (-1, side))
+        padded = torch.nn.functional.pad(part, (0, -k % wide, 0, -len(part) % high))
+        blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high))
         amax = blocks.abs().amax(dim=(1, 3))
         of_blocks = _power_of_two(amax) if format == "block32" else _scale(amax, dtype)
-        scales[rows.start // side : -(-rows.stop // side)] = of_blocks
+        scales[rows.start // high : -(-rows.stop // high)] = of_blocks
         divided = (blocks / of_blocks[:, None, :, None]).flatten(2).flatten(0, 1)
         codes[rows] = _nearest(divided[: len(part), :k], dtype)
     return QuantizedWeight(format=format, codes=codes, scales=scales)

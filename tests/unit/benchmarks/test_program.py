@@ -204,6 +204,48 @@ def test_humming_is_given_the_same_weights(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
+HUMMING_FP8 = """
+import torch
+
+
+class HummingLayer(torch.nn.Module):
+    def __init__(self, shape_n, shape_k, weight_config, input_config, torch_dtype):
+        super().__init__()
+        assert weight_config == {"quant_method": "fp8", "weight_block_size": [32, 32]}
+        assert input_config == {"dtype": "float8e4m3", "quant_mode": "dynamic_group", "group_size": 32}
+        self.shape = shape_n, shape_k
+
+    def load_from_tensors(self, tensors):
+        self.values = tensors["weight"].double() * self.spread(tensors["weight_scale_inv"], 0)[: self.shape[0]]
+
+    def spread(self, scales, rows):
+        scales = scales.double() if rows else scales.double().repeat_interleave(32, 0)
+        return scales.repeat_interleave(32, 1)[:, : self.shape[1]]
+
+    def transform(self):
+        self.is_ready = True
+
+    def forward(self, inputs, outputs, input_scale):
+        assert self.is_ready
+        return outputs.copy_((inputs.double() * self.spread(input_scale, 1)) @ self.values.t())
+"""
+
+
+def test_humming_is_given_blocks_of_32(tmp_path, monkeypatch):
+    for name in ("humming", "humming.layer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "humming").mkdir()
+    (tmp_path / "humming" / "__init__.py").touch()
+    (tmp_path / "humming" / "layer.py").write_text(HUMMING_FP8)
+    (contender,) = humming.contenders("scaled_mm", Namespace(humming=str(tmp_path)), [])
+    x = GemmMaker(torch.device("cpu"), 0).make(workload_of("fp8_groups_32", {"m": 8, "n": 72, "k": 128}))
+    assert contender.takes(x.workload) and not contender.takes(workload_of("fp8_groups", {"m": 8, "n": 72, "k": 128}))
+    contender.call(x, 0)()
+    assert x.expected().compare({"out": x.out}).ok
+    for name in ("humming", "humming.layer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
 def test_folder_of_deep_gemm_that_is_none(tmp_path, capsys):
     assert program.main(["scaled_mm", "--dry-run", "--deep-gemm", str(tmp_path), "--out-dir", str(tmp_path)]) == 2
     sentence = f"DeepGEMM in {tmp_path} cannot be used: {tmp_path} is no folder of a Python package"

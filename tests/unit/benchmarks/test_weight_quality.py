@@ -13,7 +13,7 @@ KINDS = ("weights", "normal", "uneven")
 def test_all_formats_are_measured_on_all_weights() -> None:
     rows = weight_quality.measured(8, 256)
     found = {(row["distribution"], row["format"]): row for row in rows}
-    assert len(found) == len(rows) == 3 * 13
+    assert len(found) == len(rows) == 3 * 14
     for name in weight_quality.WEIGHTS:
         errors = {format: found[name, format]["weights"] for format in ("mxfp8", "nvfp4", "pruned", "sparse nvfp4")}
         assert list(errors) == sorted(errors, key=errors.__getitem__)

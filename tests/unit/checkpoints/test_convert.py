@@ -303,7 +303,7 @@ BAD = {
                 "*lm_head*, head.*, *router*, *.gate.weight, *.gate.wg.weight",
                 "{} has no layer to convert: a layer is a float matrix whose key ends in .weight, that fits b*",
                 "a.weight_packed would be written twice, for a tensor of that name and for a layer: leave one out with --keep",
-                "there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4, and bf16",
+                "there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, group128, nvfp4, mxfp4, mxfp6, mxfp8, nvfp4_2to4, and bf16",
                 "30 layers are quantised already, and their scales are missing: expected layers.{{0-29}}.up.weight_scale or another "
                 "project's name for it",
                 "{{0-2}}.weight_scale_2 are scales of layers whose weight is missing: expected {{0-2}}.weight",

@@ -39,6 +39,7 @@ def in_blocks(sides: list[int]) -> dict[str, Any]:
 
 GROUP16 = {"strategy": "tensor_group", "group_size": 16}
 GROUP32 = {"strategy": "group", "group_size": 32}
+GROUP128 = {"strategy": "group", "group_size": 128}
 FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 STATED = {
     ("compressed-tensors", "nvfp4"): of_compressed_tensors("nvfp4-pack-quantized", FLOAT4 | FIXED | GROUP16, None),
@@ -58,6 +59,9 @@ STATED = {
         INT8 | {"strategy": "token", "dynamic": True},
     ),
     ("compressed-tensors", "block128"): in_blocks([128, 128]),
+    ("compressed-tensors", "group128"): of_compressed_tensors(
+        "float-quantized", FLOAT8 | FIXED | GROUP128, FLOAT8 | GROUP128 | {"dynamic": True}
+    ),
     ("modelopt", "nvfp4"): {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "group_size": 16},
     ("deepseek", "block128"): FP8_BLOCKS,
     ("deepseek", "block32"): FP8_BLOCKS | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0"},

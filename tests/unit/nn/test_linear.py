@@ -290,7 +290,7 @@ def test_a_layer_is_made_from_a_linear() -> None:
 
 
 REFUSED = {
-    "there is no layer of format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, nvfp4, mxfp4, mxfp6, mxfp8": (
+    "there is no layer of format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, group128, nvfp4, mxfp4, mxfp6, mxfp8": (
         "fp4",
         {},
     ),

@@ -179,7 +179,7 @@ def test_a_global_scale_may_be_shared() -> None:
         (
             torch.zeros(2, 32),
             "fp4",
-            "there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, nvfp4, mxfp4, mxfp6, mxfp8",
+            "there is no weight format 'fp4': the formats are channel, int8, int8_asymmetric, block128, block32, group128, nvfp4, mxfp4, mxfp6, mxfp8",
         ),
         (torch.zeros(32), "channel", "the weight has shape [32], expected [N, K], two dimensions"),
         (

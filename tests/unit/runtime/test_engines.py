@@ -49,6 +49,7 @@ def kernels() -> ModuleType:
 OURS = {
     "GemmillFP8Linear": ["CutlassFP8ScaledMMLinearKernel", "FP8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
     "GemmillBlockFP8Linear": ["CutlassFp8BlockScaledMMKernel", "Fp8BlockScaledMMLinearKernel", "MMLinearKernel"],
+    "GemmillFineBlockFP8Linear": ["TritonFp8BlockScaledMMKernel", "Fp8BlockScaledMMLinearKernel", "MMLinearKernel"],
     "GemmillInt8Linear": ["CutlassInt8ScaledMMLinearKernel", "Int8ScaledMMLinearKernel", "ScaledMMLinearKernel"],
     "GemmillNvFp4Linear": ["MarlinNvFp4LinearKernel", "NvFp4LinearKernel"],
     "GemmillMxFp4Linear": ["MarlinMxFp4LinearKernel", "MxFp4LinearKernel"],
@@ -92,15 +93,15 @@ def test_the_kernels_are_asked_first_and_once(vllm, served) -> None:
     for _ in range(2):
         vllm_plugin.register()
     ours = kernels()
-    for list_, own in (
+    for list_, *own in (
         ("_POSSIBLE_FP8_KERNELS", ours.GemmillFP8Linear),
-        ("_POSSIBLE_FP8_BLOCK_KERNELS", ours.GemmillBlockFP8Linear),
+        ("_POSSIBLE_FP8_BLOCK_KERNELS", ours.GemmillFineBlockFP8Linear, ours.GemmillBlockFP8Linear),
         ("_POSSIBLE_INT8_KERNELS", ours.GemmillInt8Linear),
         ("_POSSIBLE_NVFP4_KERNELS", ours.GemmillNvFp4Linear),
         ("_POSSIBLE_MXFP4_KERNELS", ours.GemmillMxFp4Linear),
     ):
         names = [kernel.__name__ for kernel in getattr(vllm, list_)[vllm.cuda]]
-        assert names == [own.__name__, *LINEAR[list_]["value"]["PlatformEnum.CUDA"]]
+        assert names == [*(kernel.__name__ for kernel in own), *LINEAR[list_]["value"]["PlatformEnum.CUDA"]]
 
 
 def test_nvfp4_layers_of_plain_activations_come_to_gemmill_where_vllm_names_marlin(
@@ -211,7 +212,10 @@ def linears(packs: bool) -> dict[str, tuple[Any, Any]]:
     ours, blocks = kernels(), fp8_config(weight=(128, 128), activation=(1, 128), shape=(128, 256))
     int8 = SimpleNamespace(weight=torch.ones(48, 32, dtype=torch.int8).t(), weight_scale=torch.ones(48, 1), bias=None)
     in_blocks = SimpleNamespace(weight=torch.ones(128, 256).to(E4M3), weight_scale_inv=torch.ones(1, 2), bias=None)
+    fine = fp8_config(weight=(32, 32), activation=(1, 32), shape=(128, 256))
+    in_fine_blocks = SimpleNamespace(weight=torch.ones(128, 256).to(E4M3), weight_scale_inv=torch.ones(4, 8), bias=None)
     made = {
+        "GemmillFineBlockFP8Linear": (ours.GemmillFineBlockFP8Linear(fine), in_fine_blocks),
         "GemmillFP8Linear": (ours.GemmillFP8Linear(fp8_config(), PARAMETERS), fp8_layer()),
         "GemmillBlockFP8Linear": (ours.GemmillBlockFP8Linear(blocks), in_blocks),
         "GemmillInt8Linear": (ours.GemmillInt8Linear(int8_config(), [*PARAMETERS, "azp_adj"]), int8),
@@ -239,8 +243,9 @@ def applied(kernel: Any, layer: Any) -> Any:
             "Bs": layer.weight_scale,
         }
         return kernel.apply_scaled_mm(**operands, out_dtype=torch.bfloat16, bias=None, output_shape=[1, 64])
-    if name == "GemmillBlockFP8Linear":
-        return kernel.apply_block_scaled_mm(x.to(E4M3), layer.weight, torch.ones(1, 2), layer.weight_scale_inv)
+    if name.endswith("BlockFP8Linear"):
+        groups = layer.weight_scale_inv.shape[1]
+        return kernel.apply_block_scaled_mm(x.to(E4M3), layer.weight, torch.ones(1, groups), layer.weight_scale_inv)
     return kernel.apply_weights(layer, x[:, :32] if name == "GemmillInt8Linear" else x)
 
 
@@ -295,8 +300,17 @@ def test_what_is_not_compiled_in_is_not_taken(vllm, served) -> None:
     assert own.can_implement(config)[0] == compiled
     assert own.can_implement(fp8_config(weight=(64, 64), activation=(1, 128))) == (
         False,
-        "it takes scales of float32 of 128 x 128 of the weight",
+        "it takes scales of float32 of 128 x 128 or 32 x 32 of the weight",
     )
+    fine = kernels().GemmillFineBlockFP8Linear
+    assert own.can_implement(fp8_config(weight=(32, 32), activation=(1, 32))) == (False, "it takes blocks of 128")
+    assert fine.can_implement(config) == (False, "it takes blocks of 32")
+    assert fine.can_implement(fp8_config(weight=(32, 32), activation=(1, 128))) == (
+        False,
+        "it takes scales of 1 x 32 of the activations",
+    )
+    (left,) = {told["layer"] for told in gemmill.serving_report()["left"] if "1 x 32" in told["why"]}
+    assert left.endswith("with scales of blocks")
     assert linear.refusal(Linear(n=64, k=64, codes=E4M3, out_dtype=torch.bfloat16, azp=True)) is not None
 
 
@@ -376,6 +390,19 @@ def test_a_layer_in_blocks_is_computed(vllm, served) -> None:
     b_scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     out = own.apply_block_scaled_mm(a, b, torch.ones(4, 2), b_scales)
     assert out[0, 0] == 128 * 3 and out[0, 255] == 128 * 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e8m0fnu])
+def test_a_layer_in_blocks_of_32_is_computed(vllm, served, monkeypatch, dtype: torch.dtype) -> None:
+    """DeepSeek V4's checkpoints have ue8m0 scales, which become float32 once."""
+    monkeypatch.setattr(kernels(), "refusal", lambda layer: None)
+    own = kernels().GemmillFineBlockFP8Linear(fp8_config(weight=(32, 32), activation=(1, 32), shape=(64, 96)))
+    scales = torch.tensor([[1.0, 2.0, 4.0], [0.5, 0.25, 8.0]])
+    layer = SimpleNamespace(weight=torch.ones(64, 96).to(E4M3), weight_scale_inv=scales.to(dtype), bias=None)
+    own.process_weights_after_loading(layer)
+    assert own._taken and layer.weight_scale_inv.dtype is torch.float32
+    out = own.apply_block_scaled_mm(torch.ones(5, 96).to(E4M3), layer.weight, torch.ones(5, 3), layer.weight_scale_inv)
+    assert torch.equal(out, torch.tensor([224.0, 280.0]).repeat_interleave(32).bfloat16().expand(5, 64))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

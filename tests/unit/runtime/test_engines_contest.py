@@ -73,9 +73,11 @@ def timed(monkeypatch, smoke_build) -> SimpleNamespace:
         return torch.full(given["output_shape"], THEIRS, dtype=torch.bfloat16)
 
     vllm.CutlassFP8ScaledMMLinearKernel.apply_scaled_mm = theirs
-    vllm.CutlassFp8BlockScaledMMKernel.apply_block_scaled_mm = lambda self, A, B, As, Bs: torch.full(
-        (A.shape[0], B.shape[0]), THEIRS, dtype=torch.bfloat16
-    )
+    for name in ("CutlassFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel"):
+        getattr(vllm, name).apply_block_scaled_mm = lambda self, A, B, As, Bs: torch.full(
+            (A.shape[0], B.shape[0]), THEIRS, dtype=torch.bfloat16
+        )
+    monkeypatch.setattr(kernels, "_triton_of_vllm", result(THEIRS))
     given.kernels = kernels
     yield given
     sys.modules.pop("gemmill.compat.vllm_plugin.kernels", None)
@@ -96,12 +98,13 @@ def fp8(timed: SimpleNamespace) -> Any:
     return call
 
 
-def blocks(timed: SimpleNamespace) -> Any:
-    kernel = timed.kernels.GemmillBlockFP8Linear(fp8_config(weight=(128, 128), activation=(1, 128), shape=(128, 128)))
-    layer = SimpleNamespace(weight=torch.ones(128, 128).to(E4M3), weight_scale_inv=torch.ones(1, 1))
+def blocks(timed: SimpleNamespace, size: int = 128) -> Any:
+    own = {128: timed.kernels.GemmillBlockFP8Linear, 32: timed.kernels.GemmillFineBlockFP8Linear}[size]
+    kernel, count = own(fp8_config(weight=(size, size), activation=(1, size), shape=(128, 128))), 128 // size
+    layer = SimpleNamespace(weight=torch.ones(128, 128).to(E4M3), weight_scale_inv=torch.ones(count, count))
     kernel.process_weights_after_loading(layer)
     return lambda x: kernel.apply_block_scaled_mm(
-        x.to(E4M3), layer.weight, x.new_ones(x.shape[0], 1), layer.weight_scale_inv
+        x.to(E4M3), layer.weight, x.new_ones(x.shape[0], count), layer.weight_scale_inv
     )
 
 
@@ -114,7 +117,13 @@ def int8(timed: SimpleNamespace, symmetric: bool = True) -> Any:
     return lambda x: kernel.apply_weights(layer, x.bfloat16())
 
 
-KINDS = {"fp8": fp8, "blocks": blocks, "int8": int8, "int8 with zero points": lambda timed: int8(timed, False)}
+KINDS = {
+    "fp8": fp8,
+    "blocks": blocks,
+    "blocks of 32": lambda timed: blocks(timed, 32),
+    "int8": int8,
+    "int8 with zero points": lambda timed: int8(timed, False),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -91,6 +91,12 @@ def test_a_call_comes_to_gemmill_or_to_sglangs_own(sglang, served, monkeypatch) 
         return "SGLang's"
 
     assert sglang_plugin.around_block_scaled_mm(own_blocks, *blocks, [64, 64], torch.bfloat16) == "SGLang's"
+    fine = (*blocks[:2], torch.ones(4, 8), torch.full((4, 8), 0.5))
+    by_triton = sglang_plugin.around_triton_block_scaled_mm
+    for around in (sglang_plugin.around_block_scaled_mm, by_triton):
+        out = around(None, *fine, [32, 32], output_dtype=torch.bfloat16)
+        assert torch.equal(out, torch.full((4, 128), 128.0, dtype=torch.bfloat16))
+    assert by_triton(own_blocks, *blocks, [128, 128], torch.bfloat16) == "SGLang's", "Triton is asked for on purpose"
 
 
 def test_sglangs_deterministic_inference_is_gemmills_contract(served, monkeypatch) -> None:

@@ -20,14 +20,15 @@ from gemmill.vocab import Arch, DType
 
 E, K, N, TOP = 4, 256, 128, 2
 E4M3 = torch.float8_e4m3fn
-BLOCKS, ROWS = ((128, 128), (1, 128)), ((-1, 1), (1, -1))
+BLOCKS, FINE, ROWS = ((128, 128), (1, 128)), ((32, 32), (1, 128)), ((-1, 1), (1, -1))
+SIZES = {BLOCKS: 128, FINE: 32, ROWS: 0}
 FORMAT = "standard"
 
 
 @pytest.fixture(autouse=True)
 def served(make_manifest, table_of, monkeypatch) -> None:
-    """A loaded build of fused experts."""
-    configs = tuple(selections.default(Arch.SM90A))
+    """A loaded build of fused experts, with the grouped GEMMs that those of groups of 32 need."""
+    configs = (*selections.default(Arch.SM90A), *(c for c in tiled(Arch.SM90A) if c.group_size == 32))
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
     linear.forget()
 
@@ -94,21 +95,21 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def scales_of(shape: tuple[int, int], blocks: bool) -> Tensor:
+def scales_of(shape: tuple[int, int], blocks: int) -> Tensor:
     """As vLLM's checkpoints have them: [E, rows, 1] where they are of rows."""
-    n, k = (-(-size // 128) for size in shape) if blocks else (shape[0], 1)
+    n, k = (-(-size // blocks) for size in shape) if blocks else (shape[0], 1)
     return torch.rand((E, n, k), generator=torch.Generator().manual_seed(n + k)) * 0.02 + 0.005
 
 
-def whole(codes: Tensor, scales: Tensor, blocks: bool) -> Tensor:
+def whole(codes: Tensor, scales: Tensor, blocks: int) -> Tensor:
     if blocks:
-        scales = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+        scales = scales.repeat_interleave(blocks, 1).repeat_interleave(blocks, 2)
     return codes.double() * scales
 
 
-def coded(x: Tensor, blocks: bool) -> Tensor:
+def coded(x: Tensor, blocks: int) -> Tensor:
     """Activations as codes, and back."""
-    parts = x.double().reshape(len(x), -1, 128 if blocks else x.shape[1])
+    parts = x.double().reshape(len(x), -1, blocks or x.shape[1])
     scale = (parts.abs().amax(2, keepdim=True) / 448).float().double()
     return ((parts / scale).float().to(E4M3).double() * scale).view(x.shape)
 
@@ -117,7 +118,7 @@ def failing(*given: object, **named: object) -> None:
     raise RuntimeError("scales are bf16,\nnot f32")
 
 
-def layer(oracle: ModuleType, blocks: bool) -> tuple[Any, Tensor, Tensor]:
+def layer(oracle: ModuleType, blocks: int) -> tuple[Any, Tensor, Tensor]:
     w1, w2 = drawn(E, 2 * N, K).to(E4M3), drawn(E, K, N).to(E4M3)
     scales = scales_of((2 * N, K), blocks), scales_of((K, N), blocks)
     experts = classes(oracle)[0](
@@ -159,7 +160,7 @@ def applied(experts: Any, x: Tensor, w1: Tensor, w2: Tensor, **changes: object) 
     return experts.apply(**call), output
 
 
-def wanted(experts: Any, x: Tensor, w1: Tensor, w2: Tensor, blocks: bool, own: dict[int, int], by: Tensor) -> Tensor:
+def wanted(experts: Any, x: Tensor, w1: Tensor, w2: Tensor, blocks: int, own: dict[int, int], by: Tensor) -> Tensor:
     """Each token's experts one by one; of experts that `own` numbers."""
     full1, full2 = whole(w1, experts.w1_scale, blocks), whole(w2, experts.w2_scale, blocks)
     out, codes = torch.zeros(x.shape, dtype=torch.float64), coded(x, blocks)
@@ -200,24 +201,24 @@ def test_vllms_prepare_leaves_activations_to_experts_that_ask_for_it() -> None:
     assert "TRITON" in VLLM["modules"][vllm_fused_experts.CHOOSES[0]]["Fp8MoeBackend"]["members"]
 
 
-@pytest.mark.parametrize("groups", [BLOCKS, ROWS])
+@pytest.mark.parametrize("groups", SIZES)
 def test_layers_that_are_taken(oracle, groups, caplog) -> None:
     """Told when one is first called."""
     caplog.set_level("INFO")
     for _ in range(3):
         assert asked(oracle, moe_config(), keys(groups)) == (True, None)
-    experts, w1, w2 = layer(oracle, groups is BLOCKS)
+    experts, w1, w2 = layer(oracle, SIZES[groups])
     for _ in range(2):
         applied(experts, drawn(1, K).bfloat16(), w1, w2)
     (message,) = caplog.messages
-    scales = "blocks of 128" if groups is BLOCKS else "rows"
-    assert " for 1 rows" in message and (" for 256 rows" in message) == (groups is BLOCKS)
+    scales = f"blocks of {SIZES[groups]}" if SIZES[groups] else "rows"
+    assert " for 1 rows" in message and (" for 256 rows" in message) == (groups is not ROWS)
     start = f"GemmillExperts takes a layer of 4 experts of 256 x 128, e4m3 weights with scales of {scales}, all in one call: build "
     assert message.startswith(start) and " has sm90a_fusedexp" in message
 
 
 def test_a_layer_whose_call_fails_stays_vllms(oracle, caplog, monkeypatch) -> None:
-    experts, w1, w2 = layer(oracle, True)
+    experts, w1, w2 = layer(oracle, 128)
     monkeypatch.setattr(gemmill, "fused_experts", failing)
     for _ in range(2):
         assert applied(experts, drawn(1, K).bfloat16(), w1, w2)[0][0] == "vLLM's"
@@ -254,7 +255,7 @@ def test_layers_that_stay_vllms(oracle, changes, why) -> None:
 
 
 def test_scales_that_stay_vllms(oracle) -> None:
-    why = "gemmill takes float8_e4m3fn with float32 scales of channels and tokens, or of blocks of 128"
+    why = "gemmill takes float8_e4m3fn with float32 scales of channels and tokens, or of blocks of 128 or 32"
     static = quant_key((-1, -1)), quant_key((-1, -1))
     zero_points, integers = keys(BLOCKS, symmetric=False), keys(ROWS, dtype=torch.int8)
     for given in (keys(((64, 64), (1, 64))), keys((BLOCKS[0], ROWS[1])), static, zero_points, integers, (None, None)):
@@ -263,8 +264,8 @@ def test_scales_that_stay_vllms(oracle) -> None:
     assert not classes(oracle)[0]._supports_batch_invariance()
 
 
-@pytest.mark.parametrize(("blocks", "m"), [(True, 1), (True, 9), (False, 1)])
-def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int) -> None:
+@pytest.mark.parametrize(("blocks", "m"), [(128, 1), (128, 9), (32, 1), (32, 9), (0, 1)])
+def test_few_tokens_are_gemmills(oracle, blocks: int, m: int) -> None:
     experts, w1, w2 = layer(oracle, blocks)
     assert experts.expects_unquantized_inputs
     x = drawn(m, K).bfloat16()
@@ -274,30 +275,30 @@ def test_few_tokens_are_gemmills(oracle, blocks: bool, m: int) -> None:
 
 
 def test_experts_of_a_rank_and_weights_on_the_input(oracle) -> None:
-    experts, w1, w2 = layer(oracle, True)
+    experts, w1, w2 = layer(oracle, 128)
     x, expert_map = drawn(9, K).bfloat16(), torch.tensor([2, -1, 0, -1], dtype=torch.int32)
     _, output = applied(experts, x, w1, w2, expert_map=expert_map, apply_router_weight_on_input=True)
-    assert near(output, wanted(experts, x, w1, w2, True, {0: 2, 2: 0}, torch.ones(9, TOP)))
+    assert near(output, wanted(experts, x, w1, w2, 128, {0: 2, 2: 0}, torch.ones(9, TOP)))
 
 
 def test_the_most_tokens_are_gemmills(oracle, monkeypatch) -> None:
     taken: list[int] = []
     monkeypatch.setattr(gemmill, "fused_experts", lambda x, *_, **named: taken.append(len(x)))
-    experts, w1, w2 = layer(oracle, True)
+    experts, w1, w2 = layer(oracle, 128)
     returned, _ = applied(experts, drawn(256, K).bfloat16(), w1, w2)
     assert returned is None and taken == [256]
 
 
-@pytest.mark.parametrize(("blocks", "m"), [(True, 257), (False, 2)])
-def test_many_tokens_are_vllms(oracle, blocks: bool, m: int) -> None:
+@pytest.mark.parametrize(("blocks", "m"), [(128, 257), (0, 2)])
+def test_many_tokens_are_vllms(oracle, blocks: int, m: int) -> None:
     experts, w1, w2 = layer(oracle, blocks)
     returned, output = applied(experts, drawn(m, K).bfloat16(), w1, w2)
     assert returned[0] == "vLLM's" and len(returned) == 16 and bool(output.isnan().all())
 
 
-@pytest.mark.parametrize(("blocks", "few"), [(True, 256), (False, 511)])
+@pytest.mark.parametrize(("blocks", "few"), [(128, 256), (32, 256), (0, 511)])
 def test_many_tokens_are_gemmills_in_pieces_where_grouped_gemms_compute_them(
-    oracle, apart, monkeypatch, blocks: bool, few: int
+    oracle, apart, monkeypatch, blocks: int, few: int
 ) -> None:
     taken: list[tuple[int, ...]] = []
     x = (torch.arange(5000.0) // 4096)[:, None].expand(5000, K).bfloat16()
@@ -312,7 +313,7 @@ def test_many_tokens_are_gemmills_in_pieces_where_grouped_gemms_compute_them(
     monkeypatch.setattr(gemmill, "fused_experts", fused_experts)
     experts, w1, w2 = layer(oracle, blocks)
     returned, _ = applied(experts, x[:few], w1, w2)
-    assert (returned is None) == blocks
+    assert (returned is None) == bool(blocks)
     taken.clear()
     returned, _ = applied(experts, x, w1, w2, output=output)
     assert returned is None and taken == [(4096, 0, 0), (904, 1, 4096)]
@@ -328,15 +329,15 @@ def test_the_build_says_whether_many_tokens_are_taken(make_manifest, table_of, m
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
     vllm_fused_experts._goes_apart.cache_clear()
     sizes = {"experts": 32, "hidden": 7168, "inner": 2048, "topk": 8}
-    for blocks in (True, False):
+    for blocks in (128, 32, 0):
         experts = vllm_fused_experts.Experts(**sizes, dtype=torch.bfloat16, blocks=blocks)
         assert experts.takes(1) and experts.takes(8192) == bool(by), blocks
     vllm_fused_experts._goes_apart.cache_clear()
 
 
 @pytest.mark.parametrize("many", [False, True])
-@pytest.mark.parametrize("blocks", [True, False])
-def test_more_tokens_have_no_less_room(oracle, request, blocks: bool, many: bool) -> None:
+@pytest.mark.parametrize("blocks", [128, 32, 0])
+def test_more_tokens_have_no_less_room(oracle, request, blocks: int, many: bool) -> None:
     """vLLM locks the workspace of the most tokens."""
     if many:
         request.getfixturevalue("apart")

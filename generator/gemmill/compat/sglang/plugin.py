@@ -16,7 +16,7 @@ from gemmill import settings
 from gemmill.compat import deep_gemm, invariance
 from gemmill.compat.deep_gemm.grouped import by_segments
 from gemmill.compat.experts import Scaled, experts_called
-from gemmill.compat.linear import BLOCK, Linear, called, guarded, packed_fp4, refusal, row_of, serves
+from gemmill.compat.linear import BLOCKS, FINE_BLOCK, Linear, called, guarded, packed_fp4, refusal, row_of, serves
 from gemmill.compat.sglang import experts
 from gemmill.runtime import served
 
@@ -80,7 +80,7 @@ def around_block_scaled_mm(
     block_size: Sequence[int],
     output_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """A [M, K] and B [N, K] of e4m3, with scales [M, K/128] and [N/128, K/128] of float32; [M, N]."""
+    """A [M, K] and B [N, K] of e4m3, with scales [M, K/s] and [N/s, K/s] of float32, s = 128 or 32; [M, N]."""
 
     def ours() -> torch.Tensor:
         return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), output_dtype, None)
@@ -91,12 +91,28 @@ def around_block_scaled_mm(
     shape, codes, scales = B.shape, A.dtype, (As.dtype, Bs.dtype)
 
     def layer() -> Linear | None:
-        if not _may_serve() or list(block_size) != [BLOCK, BLOCK] or scales != (torch.float32, torch.float32):
+        is_known = any(list(block_size) == [size, size] for size in BLOCKS)
+        if not is_known or scales != (torch.float32, torch.float32) or not _may_serve():
             return None
-        return Linear(n=shape[0], k=shape[1], codes=codes, out_dtype=output_dtype, blocks=True)
+        return Linear(n=shape[0], k=shape[1], codes=codes, out_dtype=output_dtype, blocks=block_size[0])
 
     key = ("block_scaled_mm", shape, codes, output_dtype, scales, *block_size)
     return called(key, layer, "w8a8_block_fp8_matmul_deepgemm", ours, theirs)
+
+
+def around_triton_block_scaled_mm(
+    original: Gemm,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    As: torch.Tensor,
+    Bs: torch.Tensor,
+    block_size: Sequence[int],
+    output_dtype: torch.dtype = torch.float16,
+) -> torch.Tensor:
+    """The same in blocks of 32 x 32, which SGLang's Triton kernel takes where DeepGEMM's does not; other blocks are Triton's."""
+    if list(block_size) != [FINE_BLOCK, FINE_BLOCK]:
+        return original(A, B, As, Bs, block_size, output_dtype=output_dtype)
+    return around_block_scaled_mm(original, A, B, As, Bs, block_size, output_dtype)
 
 
 def around_fp4_preparation(original: Callable[[Layer], None], layer: Layer) -> None:
@@ -215,6 +231,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     f"{_GEMMS}.fp8_utils.fp8_scaled_mm": around_scaled_mm,
     f"{_GEMMS}.w8a8_int8.int8_scaled_mm": around_scaled_mm,
     "sglang.kernels.ops.gemm.fp8_kernel.w8a8_block_fp8_matmul_deepgemm": around_block_scaled_mm,
+    "sglang.kernels.ops.gemm.fp8_kernel.w8a8_block_fp8_matmul_triton": around_triton_block_scaled_mm,
     f"{_GEMMS}.marlin_utils_fp4.prepare_nvfp4_layer_for_marlin": around_fp4_preparation,
     f"{_GEMMS}.marlin_utils_fp4.apply_fp4_marlin_linear": around_fp4_linear,
     f"{_GEMMS}.marlin_utils_fp4.prepare_moe_nvfp4_layer_for_marlin": experts.around_fp4_experts_preparation,

@@ -29,6 +29,7 @@ _LOADING, _PROCESSES = "vllm.model_executor.model_loader.utils", "process_weight
 _LISTS = {
     "GemmillFP8Linear": "_POSSIBLE_FP8_KERNELS",
     "GemmillBlockFP8Linear": "_POSSIBLE_FP8_BLOCK_KERNELS",
+    "GemmillFineBlockFP8Linear": "_POSSIBLE_FP8_BLOCK_KERNELS",
     "GemmillInt8Linear": "_POSSIBLE_INT8_KERNELS",
     "GemmillNvFp4Linear": "_POSSIBLE_NVFP4_KERNELS",
     "GemmillMxFp4Linear": "_POSSIBLE_MXFP4_KERNELS",

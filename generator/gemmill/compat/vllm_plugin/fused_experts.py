@@ -17,26 +17,32 @@ from torch import Tensor
 
 import gemmill
 from gemmill.compat import invariance
-from gemmill.compat.linear import BLOCK, called, refusal
+from gemmill.compat.linear import BLOCK, FINE_BLOCK, block_of, called, refusal
 from gemmill.compat.vllm_plugin.blocks import replace
 from gemmill.runtime import ops, served
 
 CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_cls"
 """vLLM's function that names the classes of a backend, of which it takes the first that supports a layer."""
 BACKEND = "TRITON"
-MOST_TOKENS: Mapping[bool, int] = {True: 256, False: 1}
-"""The most tokens of a call that gemmill's kernels take, by whether scales are of blocks. vLLM's Triton kernels take 1.08 to 1.46
+MOST_TOKENS: Mapping[int, int] = {BLOCK: 256, FINE_BLOCK: 256, 0: 1}
+"""The most tokens of a call that gemmill's kernels take, by the blocks of scales; those of 32 have not been timed beside Triton's. vLLM's Triton kernels take 1.08 to 1.46
 times their time up to 256 tokens of Qwen3-30B-A3B with blocks (H200, 2026-11-23). Scales of rows have kernels by warps, and those
 of blocks were slower than Triton from two tokens on.
 """
-MANY_TOKENS: Mapping[bool, int] = {True: 257, False: 512}
+MANY_TOKENS: Mapping[int, int] = {BLOCK: 257, FINE_BLOCK: 257, 0: 512}
 """From so many tokens on calls are gemmill's again, where its build computes them by grouped GEMMs. Without an entry none are."""
 AT_ONCE = 4096
 """Tokens that are computed at once: more come in pieces, so that their workspace is that of so many."""
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 _CODES = torch.float8_e4m3fn
-_BLOCKS, _ROWS = ((BLOCK, BLOCK), (1, BLOCK)), ((-1, 1), (1, -1))
-"""Groups that share a scale, of weights and of activations: blocks, or whole rows of both."""
+_GROUPS = {
+    ((BLOCK, BLOCK), (1, BLOCK)): BLOCK,
+    ((FINE_BLOCK, FINE_BLOCK), (1, BLOCK)): FINE_BLOCK,
+    ((FINE_BLOCK, FINE_BLOCK), (1, FINE_BLOCK)): FINE_BLOCK,
+    ((-1, 1), (1, -1)): 0,
+}
+"""Blocks, by groups that share a scale, of weights and of activations; 0 for whole rows of both. vLLM says 128 of activations whatever the
+weights' blocks are, and quantises in groups as wide as those."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +56,8 @@ class Experts:
     topk: int
     dtype: torch.dtype
     """The dtype of x and of the result."""
-    blocks: bool
-    """Whether scales are of blocks of 128 x 128; else they are of rows."""
+    blocks: int
+    """Rows and columns of the blocks that share a scale; 0 where they are of rows."""
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -59,7 +65,7 @@ class Experts:
         return tuple(sorted({1, MOST_TOKENS[self.blocks]}))
 
     def __str__(self) -> str:
-        scales = f"blocks of {BLOCK}" if self.blocks else "rows"
+        scales = f"blocks of {self.blocks}" if self.blocks else "rows"
         return f"layer of {self.experts} experts of {self.hidden} x {self.inner}, e4m3 weights with scales of {scales}, all in one call"
 
     def call(self, m: int) -> tuple[Any, ...]:
@@ -71,7 +77,8 @@ class Experts:
         e, k, inner = self.experts, self.hidden, self.inner
         scales = empty(e, 2 * inner), empty(e, k)
         if self.blocks:
-            scales = empty(e, -(-2 * inner // BLOCK), -(-k // BLOCK)), empty(e, -(-k // BLOCK), -(-inner // BLOCK))
+            across, down, back = (-(-extent // self.blocks) for extent in (2 * inner, k, inner))
+            scales = empty(e, across, down), empty(e, down, back)
         weights = empty(e, 2 * inner, k, kind=_CODES), empty(e, k, inner, kind=_CODES)
         ids, by = empty(m, self.topk, kind=torch.int32), empty(m, self.topk)
         x, out = (empty(m, k, kind=self.dtype) for _ in range(2))
@@ -117,8 +124,8 @@ def refusal_of(moe_config: Any, weight_key: Any, activation_key: Any) -> str | N
     numbers = [getattr(config, f"swiglu_{name}", None) for name in ("limit", "alpha", "beta")]
     if not config.is_act_and_mul or config.activation.value not in ACTIVATIONS or numbers != [None] * 3:
         return f"gemmill takes gates of {', '.join(ACTIVATIONS)} without limits here"
-    if (blocks := _has_blocks(weight_key, activation_key)) is None:
-        return "gemmill takes float8_e4m3fn with float32 scales of channels and tokens, or of blocks of 128"
+    if (blocks := _blocks_of(weight_key, activation_key)) is None:
+        return "gemmill takes float8_e4m3fn with float32 scales of channels and tokens, or of blocks of 128 or 32"
     experts = Experts(
         experts=config.num_local_experts,
         hidden=config.hidden_dim,
@@ -130,19 +137,22 @@ def refusal_of(moe_config: Any, weight_key: Any, activation_key: Any) -> str | N
     return invariance.of_vllm() or refusal(experts)
 
 
-def _has_blocks(weight: Any, activation: Any) -> bool | None:
-    """Whether scales are of blocks, by vLLM's keys of both operands; None where gemmill does not have them."""
+def _blocks_of(weight: Any, activation: Any) -> int | None:
+    """The blocks of scales, by vLLM's keys of both operands; None where gemmill does not have them."""
     if weight is None or activation is None or activation.scale.static or not weight.scale.static:
         return None
     kinds = [(key.dtype, key.scale.dtype, key.symmetric) for key in (weight, activation)]
     groups = tuple((key.scale.group_shape.row, key.scale.group_shape.col) for key in (weight, activation))
-    if kinds != [(_CODES, torch.float32, True)] * 2 or groups not in (_BLOCKS, _ROWS):
-        return None
-    return groups == _BLOCKS
+    return _GROUPS.get(groups) if kinds == [(_CODES, torch.float32, True)] * 2 else None
+
+
+def _blocks_in(w13: torch.Size, scales: Tensor) -> int:
+    """The blocks of scales of w13 [E, 2 I, K]; 0 where they are of rows, [E, 2 I] or [E, 2 I, 1]."""
+    return 0 if scales.shape[1] == w13[1] else block_of(w13, scales.shape)
 
 
 @cache
-def experts_of(shape: torch.Size, topk: int, dtype: torch.dtype, blocks: bool) -> Experts:
+def experts_of(shape: torch.Size, topk: int, dtype: torch.dtype, blocks: int) -> Experts:
     """The layer of w13 [E, 2 I, K], the same object for the same arguments."""
     experts, rows, hidden = shape
     return Experts(experts=experts, hidden=hidden, inner=rows // 2, topk=topk, dtype=dtype, blocks=blocks)
@@ -156,7 +166,7 @@ def _or_left(moe_config: Any, weight_key: Any, activation_key: Any) -> tuple[boo
     return reason is None, reason
 
 
-def _workspace_of(tokens: int, rows: int, hidden: int, topk: int, experts: int, *, blocks: bool) -> int:
+def _workspace_of(tokens: int, rows: int, hidden: int, topk: int, experts: int, *, blocks: int) -> int:
     """Elements of 16 bits that gemmill's calls of so many tokens need, w13 being [experts, rows, hidden]."""
     from gemmill import fused_experts_workspace
 
@@ -231,7 +241,8 @@ def before(theirs: type) -> type:
             """vLLM's, the second with room for gemmill's: more tokens need no less, for vLLM locks the room that most had."""
             given = M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
             first, second, out = super().workspace_shapes(*given)
-            needed = _workspace_of(M, N, K, topk, local_num_experts, blocks=self.w1_scale.shape[1] != N)
+            blocks = _blocks_in(torch.Size((local_num_experts, N, K)), self.w1_scale)
+            needed = _workspace_of(M, N, K, topk, local_num_experts, blocks=blocks)
             return first, second if math.prod(second) >= needed else (needed,), out
 
         def apply(
@@ -266,7 +277,7 @@ def before(theirs: type) -> type:
                 layer = w1, w2, self.w1_scale, self.w2_scale
                 _in_pieces(output, hidden_states, layer, topk_ids, weights, activation.value, expert_map, workspace2)
 
-            layer = experts_of(w1.shape, topk_ids.shape[1], hidden_states.dtype, self.w1_scale.shape[1] != w1.shape[1])
+            layer = experts_of(w1.shape, topk_ids.shape[1], hidden_states.dtype, _blocks_in(w1.shape, self.w1_scale))
             if not layer.takes(hidden_states.shape[0]):
                 return theirs()
             return called(("GemmillExperts", id(layer)), lambda: layer, "GemmillExperts", ours, theirs)

@@ -14,12 +14,15 @@ from vllm.model_executor.kernels.linear import (
     CutlassInt8ScaledMMLinearKernel,
     MarlinMxFp4LinearKernel,
     MarlinNvFp4LinearKernel,
+    TritonFp8BlockScaledMMKernel,
 )
 
 import gemmill
 from gemmill.compat import invariance
 from gemmill.compat.linear import (
     BLOCK,
+    BLOCKS,
+    FINE_BLOCK,
     Linear,
     absence,
     first_call_passes,
@@ -47,6 +50,13 @@ def _left(what: str, why: str) -> Answer:
     return False, why
 
 
+def _mm_of_vllm(a, b, a_scales, b_scales, out_dtype, azp_adj, azp, bias) -> torch.Tensor:
+    """vLLM's kernel of the operands of `own_mm`."""
+    if azp_adj is None:
+        return _custom_ops.cutlass_scaled_mm(a, b, a_scales, b_scales, out_dtype, bias)
+    return _custom_ops.cutlass_scaled_mm_azp(a, b, a_scales, b_scales, out_dtype, azp_adj, azp, bias)
+
+
 class _OnThisGpu:
     _taken = True
     """Whether gemmill serves the layer. It is known when its weights are processed."""
@@ -64,6 +74,7 @@ class _OnThisGpu:
 
 def _contest(kernel: _OnThisGpu, kind: Linear, layer, *operands: torch.Tensor | None) -> None:
     """Try a layer's first call, of `own_mm`'s operands but for out_dtype, and find out which rows gemmill serves."""
+    theirs = _triton_of_vllm if kind.blocks == FINE_BLOCK else _mm_of_vllm
 
     def call(a, b, a_scales, b_scales, *more):
         return own_mm(a, b, a_scales, b_scales, kind.out_dtype, *more)
@@ -73,7 +84,7 @@ def _contest(kernel: _OnThisGpu, kind: Linear, layer, *operands: torch.Tensor | 
     if not kernel._taken:
         return
     # Rows of one layer are not dealt out to two kernels under the contract.
-    found = None if invariance.vllm_asks() else split(kind, _mm_of_vllm, *operands[1:])
+    found = None if invariance.vllm_asks() else split(kind, theirs, *operands[1:])
     if found is not None and found.is_engines:
         kernel._taken = False
         served.left(str(kind), f"its kernel takes less time ({found.times})")
@@ -82,14 +93,13 @@ def _contest(kernel: _OnThisGpu, kind: Linear, layer, *operands: torch.Tensor | 
     take(kind, type(kernel).__name__, layer, "" if found is None else str(found))
 
 
-def _mm_of_vllm(a, b, a_scales, b_scales, out_dtype, azp_adj, azp, bias) -> torch.Tensor:
-    """vLLM's kernel of the operands of `own_mm`."""
-    if azp_adj is None:
-        return _custom_ops.cutlass_scaled_mm(a, b, a_scales, b_scales, out_dtype, bias)
-    return _custom_ops.cutlass_scaled_mm_azp(a, b, a_scales, b_scales, out_dtype, azp_adj, azp, bias)
+def _triton_of_vllm(a, b, a_scales, b_scales, out_dtype, azp_adj, azp, bias) -> torch.Tensor:
+    """vLLM's Triton kernel of the same operands, in blocks of 32."""
+    sizes = [FINE_BLOCK, FINE_BLOCK]
+    return torch.ops.vllm.w8a8_triton_block_scaled_mm_func(a, b.t(), a_scales, b_scales.t(), sizes, out_dtype)
 
 
-def _fp8(c, n: int, k: int, blocks: bool = False) -> Linear:
+def _fp8(c, n: int, k: int, blocks: int = 0) -> Linear:
     return Linear(n=n, k=k, codes=c.weight_quant_key.dtype, out_dtype=c.out_dtype or c.input_dtype, blocks=blocks)
 
 
@@ -140,37 +150,60 @@ class GemmillFP8Linear(_OnThisGpu, CutlassFP8ScaledMMLinearKernel):
         return out if len(output_shape) == 2 else out.view(*output_shape)
 
 
-class GemmillBlockFP8Linear(_OnThisGpu, CutlassFp8BlockScaledMMKernel):
-    """FP8 with scales of 1 x 128 of the activations and 128 x 128 of the weight."""
+class _BlockFP8(_OnThisGpu):
+    """The common part of layers whose scales are of blocks. The other base is vLLM's kernel."""
+
+    size: int
 
     @classmethod
     def can_implement(cls, config) -> Answer:
         """Whether the build has variants for the layer."""
-        layer, weight = _fp8(config, *config.weight_shape, blocks=True), config.weight_quant_key
+        layer, weight = _fp8(config, *config.weight_shape, blocks=cls.size), config.weight_quant_key
         what = f"linear layer of N x K = {layer.n} x {layer.k} with scales of blocks"
+        block, group = tuple(weight.scale.group_shape), tuple(config.activation_quant_key.scale.group_shape)
+        if block != (cls.size, cls.size) and block in [(size, size) for size in BLOCKS]:
+            return False, f"it takes blocks of {cls.size}"  # and another class of gemmill's takes these
         fits, why = super().can_implement(config)
         if not fits:
             return _left(what, why)
-        if tuple(weight.scale.group_shape) != (BLOCK, BLOCK) or weight.scale.dtype != torch.float32:
-            return _left(what, f"it takes scales of float32 of {BLOCK} x {BLOCK} of the weight")
+        if block != (cls.size, cls.size) or weight.scale.dtype != torch.float32:
+            known = " or ".join(f"{size} x {size}" for size in BLOCKS)
+            return _left(what, f"it takes scales of float32 of {known} of the weight")
+        if group != (1, cls.size):
+            return _left(what, f"it takes scales of 1 x {cls.size} of the activations")
         return _answer(refusal(layer))
 
     def process_weights_after_loading(self, layer) -> None:
-        """As vLLM's kernel, which serves where the first call fails, and rows for which it is faster."""
+        """As vLLM's kernel, which serves where the first call fails, and rows for which it is faster. Scales of ue8m0 become float32."""
         super().process_weights_after_loading(layer)
         found = self._get_layer_params(layer)
+        if found.block_scale.dtype is torch.float8_e8m0fnu:
+            setattr(layer, found.block_scale_attr, torch.nn.Parameter(found.block_scale.float(), requires_grad=False))
+            found = self._get_layer_params(layer)
         n, k = found.weight.shape
-        scales = _ones(-(-k // BLOCK), 1, like=found.weight).t()
+        scales = _ones(-(-k // self.size), 1, like=found.weight).t()
         operands = (found.weight.new_zeros(1, k), found.weight.t(), scales, found.block_scale.t(), None, None, None)
-        _contest(self, _fp8(self.config, n, k, blocks=True), layer, *operands)
+        _contest(self, _fp8(self.config, n, k, blocks=self.size), layer, *operands)
 
     def apply_block_scaled_mm(self, A, B, As, Bs) -> torch.Tensor:
-        """A [M, K] and B [N, K] with scales [M, K/128] and [N/128, K/128]; the result is [M, N]."""
+        """A [M, K] and B [N, K] with scales [M, K/size] and [N/size, K/size]; the result is [M, N]."""
         if self._split is not None and torch.compiler.is_compiling():
             return by_rows(A, B.t(), As, Bs.t(), self.config.out_dtype, None, None, None, self._name)
         if self._taken and (self._split is None or self._split.is_ours(A.shape[0])):
             return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), self.config.out_dtype)
         return super().apply_block_scaled_mm(A, B, As, Bs)
+
+
+class GemmillBlockFP8Linear(_BlockFP8, CutlassFp8BlockScaledMMKernel):
+    """FP8 with scales of 1 x 128 of the activations and 128 x 128 of the weight."""
+
+    size = BLOCK
+
+
+class GemmillFineBlockFP8Linear(_BlockFP8, TritonFp8BlockScaledMMKernel):
+    """FP8 with scales of 1 x 32 of the activations and 32 x 32 of the weight, which of vLLM's kernels Triton's takes."""
+
+    size = FINE_BLOCK
 
 
 class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
