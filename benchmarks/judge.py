@@ -3,6 +3,7 @@
     python benchmarks/judge.py --seed 7 --vllm-so .../_C_stable_libtorch.abi3.so --deep-gemm .../deep_gemm
     python benchmarks/judge.py --seed 7 --classes fp8,bf16 --shapes 20 --ladders 1 --sieve 24+12
     python benchmarks/judge.py --seed 7 --family blockscaled --classes nvfp4_bf16,mxfp4_e4m3 --humming DIR --humming-jobs 12
+    python benchmarks/judge.py --seed 7 --only compiler=nvcc --shapes 15 --rows 15 --ladders 0 --sieve 16+4 --limit-s 140
     python benchmarks/judge.py --seed 7 --limit-s 0             # the figures of an earlier run of this seed
     python benchmarks/judge.py --seed 7 --dry-run --out-dir /tmp/dry
 
@@ -11,6 +12,9 @@ carefully, interleaved in one run (`harness/timers.py`). Prints for each class o
 regret of the choice against the fastest variant, and on ladders of M whether any M takes longer than a larger one. Classes
 take turns, so that a run cut short by --limit-s says something of each; each figure is on disk at once, and the same
 command goes on from there. A shape that hangs ends the process after --shape-s; the next run leaves it out.
+
+With --only, the fastest of the variants that fit a filter run beside the others: time of the best of them over the best of all,
+at drawn shapes and at --rows of the shipped table.
 """
 
 import argparse
@@ -18,8 +22,8 @@ import faulthandler
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -29,17 +33,21 @@ import torch
 from gemmill.families.scaled_mm.sweep import Op
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
+from gemmill.space.filters import FilterError, apply
+from gemmill.space.names import parse_name
+from gemmill.space.selections import Selection
 from gemmill.tuner.device import now
 from gemmill.tuner.timing import shuffled
 from gemmill.tuner.workloads import Workload, tiny
+from gemmill.vocab import Arch
 from harness import devices
 from harness.contenders import SM_COUNT, FieldError, LocalContender
-from harness.drawing import classes_of, drawings, drawn, held_weights, ladders
+from harness.drawing import classes_of, drawings, drawn, held_weights, ladders, table_rows
 from harness.field import Field, make_field
 from harness.lines import Lines, LinesError
 from harness.measuring import Measurement, measure
 from harness.results import SCHEMA_VERSION, SUBJECT, sample_record
-from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Sieved, Variants, sieved
+from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Sieved, Variants, chosen_for, sieved
 from harness.statistics import paired_ratio, sample
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
 from harness.verdict import class_record, verdict_text
@@ -69,16 +77,26 @@ class Judge:
     timer: Timer
     quick: QuickTimer
     sieve: Sieve
+    only: frozenset[str] = frozenset()
+    """Names of the variants that fit --only."""
 
     def shape(self, workload: Workload) -> dict[str, Any]:
         """Time a shape: the variants quickly, then the choice, the fastest and the peers."""
         operands = self.maker.make(workload)
         choice, trust = choice_of(self.field.loaded, workload)
-        quick = sieved(operands, self.variants, self.quick, self.sieve, [] if choice is None else [choice])
+        guesses = {name: us for name, us in self.variants.guesses_us(workload).items() if name in self.only}
+        also = chosen_for(guesses, workload, self.sieve) if guesses else []
+        quick = sieved(operands, self.variants, self.quick, self.sieve, [*also, *filter(None, [choice])])
         fastest = [name for name in quick.us if name != choice][:FINALISTS]
-        finalists = [variant for variant in self.variants.pinned if variant.name in fastest]
+        fitting = [name for name in quick.us if name in self.only][:FINALISTS]
+        finalists = [variant for variant in self.variants.pinned if variant.name in {*fastest, *fitting}]
         found = measure(operands, [self.field.subject, *finalists, *self.field.peers], self.timer, CAREFUL)
-        return shape_record(found, quick, choice, trust, fastest, self.field)
+        return shape_record(found, quick, choice, trust, fastest, self.field) | self.comparison(found, finalists)
+
+    def comparison(self, found: Measurement, finalists: Sequence[LocalContender]) -> dict[str, Any]:
+        """What the variants that fit --only lose; nothing without it."""
+        names = [SUBJECT, *(variant.name for variant in finalists)]
+        return {"only": only_record(found, names, self.only)} if self.only else {}
 
     def ladder(self, rungs: Sequence[Workload]) -> dict[str, Any]:
         """Time gemmill's choice at every M of the same weights, rounds alternating between them."""
@@ -139,6 +157,17 @@ def shape_record(
     }
 
 
+def only_record(found: Measurement, names: Sequence[str], only: Collection[str]) -> dict[str, Any] | None:
+    """The fastest of some of the variants beside the fastest of all; None where none of them was timed."""
+    timed = {name: found.samples[name] for name in names if name in found.samples}
+    fitting = [name for name in timed if name in only]
+    if not fitting:
+        return None
+    fastest, best = (min(of, key=lambda name: timed[name].median_us) for of in (fitting, list(timed)))
+    loss = max(0.0, paired_ratio(timed[fastest], timed[best]) - 1)
+    return {"variant": fastest, "fastest": best, "loss": round(loss, 4)}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; returns the exit code: 0, 1 where no shape was compared, 2 where this machine, a library or a file is not fit."""
     options = parse(arguments)
@@ -193,6 +222,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--sieve", default="all", help='variants timed quickly: "all", or B+R: the model\'s B best, R others'
     )
+    parser.add_argument(
+        "--only", metavar="PATTERN", help="also judge the variants that fit this filter alone; no peers run"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=0, help="shapes of each class from the shipped table, beside the drawn"
+    )
     parser.add_argument("--fitted", nargs="*", type=Path, default=sorted(RESULTS.glob("*.jsonl.xz")), metavar="JOURNAL")
     parser.add_argument(
         "--tables", nargs="*", type=Path, default=[], help="tables besides the shipped ones: no shape of theirs"
@@ -226,6 +261,9 @@ def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tu
     best, _, others = options.sieve.partition("+")
     sieve = Sieve() if options.sieve == "all" else Sieve(best=int(best), others=int(others), seed=options.seed)
     table = None if field.loaded is None else field.loaded.table
+    only = frozenset[str]()
+    if options.only:
+        field, only = replace(field, peers=()), fitting(options.only, [variant.name for variant in field.variants])
     judge = Judge(
         field=field,
         variants=Variants.of([v for v in field.variants if isinstance(v, LocalContender)], table),
@@ -233,6 +271,7 @@ def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tu
         timer=DryTimer() if dry else GraphTimer(),
         quick=QuickDry() if dry else QuickGraphs(),
         sieve=sieve,
+        only=only,
     )
     setup = {
         "program": "benchmarks/judge.py",
@@ -242,6 +281,8 @@ def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tu
         "classes": options.classes,
         "shapes_each": options.shapes,
         "ladders_each": options.ladders,
+        "rows_each": options.rows,
+        "only": options.only,
         "build": field.build,
         "peers": [peer.name for peer in field.peers],
         "commit": options.commit or devices.commit_of(RESULTS.parent),
@@ -259,11 +300,23 @@ def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tu
     return judge, setup
 
 
+def fitting(pattern: str, names: Sequence[str]) -> frozenset[str]:
+    """The names that fit a filter of `gemmill list`. Raises FieldError."""
+    configs = {name: parse_name(name) for name in names if name.startswith("sm")}
+    loaded = Selection(name="loaded", arch=Arch.SM90A, configs=tuple(configs.values()), rejections=())
+    try:
+        kept = set(apply(loaded, [pattern]).configs)
+    except FilterError as error:
+        raise FieldError(f"--only: {error}") from None
+    return frozenset(name for name, config in configs.items() if config in kept)
+
+
 def workloads_of(options: argparse.Namespace) -> tuple[list[Workload], list[list[Workload]]]:
-    """Shapes and ladders, classes taking turns."""
+    """Shapes and ladders, classes taking turns, drawn shapes and rows of the table too."""
     held = sorted(held_weights(options.fitted, options.tables))
     classes = options.classes.split(",")
-    shapes = turns([drawn(op, options.shapes, options.seed, held) for op in classes])
+    of_table = [table_rows(op, options.rows, options.seed) for op in classes]
+    shapes = turns([*(drawn(op, options.shapes, options.seed, held) for op in classes), *of_table])
     rungs = turns([ladders(op, options.ladders, options.seed, held) for op in classes])
     if options.dry_run:
         shapes = list(dict.fromkeys(map(tiny, shapes)))

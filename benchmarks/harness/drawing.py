@@ -91,6 +91,15 @@ def drawn(op: str, count: int, seed: int, held: Sequence[Weights]) -> list[Workl
     return [_gemm(op, rows_of(generator), n, k) for n, k in weights]
 
 
+def table_rows(op: str, count: int, seed: int) -> list[Workload]:
+    """So many rows of a class of the shipped tables, at random; all where there are no more."""
+    rows = [
+        row for path in sorted(runtime_tables_dir().glob("*.json")) for row in read_table(path).rows if row.op == op
+    ]
+    found = sorted({workload_of(row.op, row.sizes) for row in rows})
+    return random.Random(f"{seed} {op} rows").sample(found, min(count, len(found)))
+
+
 def ladders(op: str, count: int, seed: int, held: Sequence[Weights]) -> list[list[Workload]]:
     """So many weights of a class, each at all rows of LADDER."""
     generator = random.Random(f"{seed} {op} ladder")

@@ -48,6 +48,7 @@ def class_record(op: str, shapes: Sequence[Mapping[str, Any]], ladders: Sequence
         "sides": sides,
         "all": side_record(modelled),
         "ladders": len(ladders),
+        "only": only_record([row["only"] for row in shapes if "only" in row]),
         "worst_step": max((step["ratio"] for step in steps), default=None),
         "steps": [
             {"n": ladder["n"], "k": ladder["k"], **step}
@@ -77,6 +78,20 @@ def side_record(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def only_record(rows: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """What some variants alone lose; None where that was not asked. A row is None where none of them was timed."""
+    if not rows:
+        return None
+    losses = [row["loss"] for row in rows if row is not None]
+    mean = geometric_mean([1 + loss for loss in losses])
+    return {
+        "shapes": len(losses),
+        "without": len(rows) - len(losses),
+        "loss": None if mean is None else _rounded(mean - 1),
+        "worst": _rounded(max(losses, default=None)),
+    }
+
+
 def worst_step(rungs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The M that takes longest in proportion to a larger one, and the two choices; None of less than two."""
     pairs = [(low, high) for i, low in enumerate(rungs) for high in rungs[i + 1 :]]
@@ -92,7 +107,24 @@ def verdict_text(classes: Iterable[Mapping[str, Any]], shapes: Sequence[Mapping[
     for found in classes:
         of_class = [row for row in shapes if row["op"] == found["op"] and row["trust"] == "model"]
         lines += [*_figures(found), *_worst_ratios(of_class), *_worst_regrets(of_class), *_steps(found["steps"])]
+        lines += _only(found["only"], [row for row in shapes if row["op"] == found["op"] and row.get("only")])
     return "\n".join(lines)
+
+
+def _only(found: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not found:
+        return []
+    lines = [f"no variant of --only takes {found['without']} shapes"] if found["without"] else []
+    if found["shapes"]:
+        lines.append(
+            f"--only: {found['loss']:.1%} behind the best of all in the mean of {found['shapes']}, {found['worst']:.1%} at worst"
+        )
+    worst = sorted(rows, key=lambda row: -row["only"]["loss"])[:SHOWN]
+    return lines + [
+        f"  +{row['only']['loss']:.0%} at {_shape(row)}: {row['only']['variant']}; fastest {row['only']['fastest']}"
+        for row in worst
+        if row["only"]["loss"]
+    ]
 
 
 def _figures(found: Mapping[str, Any]) -> list[str]:

@@ -37,22 +37,22 @@ struct SplitKMm {
 
   static constexpr int kTileN = tile_n, kTileM = tile_m;
   static constexpr int kSlab = 128;  // bytes along K that one swizzled TMA box covers
-  static constexpr int kSlabs = tile_k / kSlab;
+  static constexpr int kDepthBytes = tile_k * sizeof(Element);
+  static constexpr int kSlabs = kDepthBytes / kSlab;
   static constexpr int kConsumerGroups = tile_n / 64;
   static constexpr int kConsumers = 128 * kConsumerGroups;
   static constexpr int kThreads = kConsumers + 32;  // and the warp that loads
-  static constexpr int kWeightBytes = tile_n * tile_k;
-  static constexpr int kTokenBytes = tile_m * tile_k;
+  static constexpr int kWeightBytes = tile_n * kDepthBytes;
+  static constexpr int kTokenBytes = tile_m * kDepthBytes;
   static constexpr int kPitch = tile_n + 4;  // of a row of partial sums: 16-byte rows, banks apart
   static constexpr int kPrefetchBytes = 32 * 1024;  // more delays the loads themselves (H200, 2026-11-20)
 
-  static_assert(sizeof(Element) == 1, "operands are one byte wide");
   static_assert(tile_n % 64 == 0, "a consumer group multiplies 64 columns of B");
-  static_assert(tile_k % kSlab == 0, "a K step is whole swizzle rows");
+  static_assert(kDepthBytes % kSlab == 0, "a K step is whole swizzle rows");
   static_assert(tile_m * kPitch * 4 <= stages * (kWeightBytes + kTokenBytes), "partial sums reuse the stages");
 
   using Op = decltype(cute::GMMA::ss_op_selector<Element, Element, Accumulator,
-                                                 cute::Shape<cute::_64, cute::Int<tile_m>, cute::_32>>());
+                                                 cute::Shape<cute::_64, cute::Int<tile_m>, cute::Int<32 / sizeof(Element)>>>());
   using TiledMma = decltype(cute::make_tiled_mma(Op{}, cute::Layout<cute::Shape<cute::Int<kConsumerGroups>, cute::_1, cute::_1>>{}));
   using Atom = cute::GMMA::Layout_K_SW128_Atom<Element>;
   using WeightLayout = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<tile_n>, cute::Int<tile_k>, cute::Int<stages>>{}));
@@ -69,8 +69,8 @@ struct SplitKMm {
   };
 
   struct alignas(1024) SharedStorage {
-    alignas(1024) Element weights[stages][kWeightBytes];
-    alignas(1024) Element tokens[stages][kTokenBytes];
+    alignas(1024) uint8_t weights[stages][kWeightBytes];
+    alignas(1024) uint8_t tokens[stages][kTokenBytes];
     Barrier full[stages];
     EmptyBarrier empty[stages];
   };
@@ -138,7 +138,7 @@ struct SplitKMm {
       int const ahead = min(slice.count, kPrefetchBytes / kWeightBytes);
       for (int t = 0; t < ahead; ++t) {
         for (int s = 0; s < kSlabs; ++s) {
-          cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.weights, (slice.first + t) * tile_k + s * kSlab, n0);
+          cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.weights, (slice.first + t) * kDepthBytes + s * kSlab, n0);
         }
       }
     }
@@ -158,7 +158,7 @@ struct SplitKMm {
     storage.full[stage].arrive_and_expect_tx(kWeightBytes + kTokenBytes);
     for (int s = 0; s < kSlabs; ++s) {
       cute::SM90_TMA_LOAD_2D::copy(&params.weights, reinterpret_cast<uint64_t*>(&storage.full[stage]),
-                                   policy, storage.weights[stage] + s * tile_n * kSlab, (first + t) * tile_k + s * kSlab, n0);
+                                   policy, storage.weights[stage] + s * tile_n * kSlab, (first + t) * kDepthBytes + s * kSlab, n0);
     }
   }
 
@@ -167,15 +167,15 @@ struct SplitKMm {
     for (int s = 0; s < kSlabs; ++s) {
       cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&storage.full[stage]),
                                    static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                   storage.tokens[stage] + s * tile_m * kSlab, (first + t) * tile_k + s * kSlab, m0);
+                                   storage.tokens[stage] + s * tile_m * kSlab, (first + t) * kDepthBytes + s * kSlab, m0);
     }
   }
 
   // The sums of this CTA's slice of K, in the registers of the consumers.
   __device__ static auto consume(SharedStorage& storage, Slice const& slice) {
     using namespace cute;
-    auto weights = make_tensor(make_smem_ptr(&storage.weights[0][0]), WeightLayout{});
-    auto tokens = make_tensor(make_smem_ptr(&storage.tokens[0][0]), TokenLayout{});
+    auto weights = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(&storage.weights[0][0])), WeightLayout{});
+    auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(&storage.tokens[0][0])), TokenLayout{});
     TiledMma mma;
     auto thread_mma = mma.get_thread_slice(threadIdx.x);
     auto fragment_w = thread_mma.make_fragment_A(thread_mma.partition_A(weights));
@@ -183,7 +183,7 @@ struct SplitKMm {
     auto sums = partition_fragment_C(mma, Shape<Int<tile_n>, Int<tile_m>>{});
     auto partial = make_fragment_like(sums);
     clear(sums);
-    constexpr int kDepth = decltype(size<2>(fragment_w))::value;  // MMA steps of 32 along one K tile
+    constexpr int kDepth = decltype(size<2>(fragment_w))::value;  // MMA steps of 32 bytes along one K tile
 
     for (int t = 0; t < slice.count; ++t) {
       int const stage = t % stages;
@@ -291,7 +291,7 @@ struct SplitKMm {
   }
 };
 
-// Host code: a launch. A K-major operand of `rows` rows for TMA boxes of `box_rows` rows and 128 bytes.
+// Host code: a launch. A K-major operand of `rows` rows of `k` bytes for TMA boxes of `box_rows` rows and 128 bytes.
 inline CUresult describe_operand(CUtensorMap& map, void const* data, int64_t rows, int64_t k, int64_t stride, int box_rows) {
   cuuint64_t const dims[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)};
   cuuint64_t const strides[1] = {static_cast<cuuint64_t>(stride)};
@@ -305,10 +305,11 @@ inline CUresult describe_operand(CUtensorMap& map, void const* data, int64_t row
 template <class Kernel, auto entry>
 int32_t launch_split_k(gemmill_scaled_mm_args const& x, gemmill_launch const& how) {
   constexpr int tile_n = Kernel::kTileN, tile_m = Kernel::kTileM;
+  constexpr int64_t kBytes = sizeof(typename Kernel::Element);
   if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
   typename Kernel::Params params{{}, {}, EpilogueVectors(x), static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, how.constant_weights != 0};
-  if (describe_operand(params.weights, x.b, x.n, x.k, x.ldb, tile_n) != CUDA_SUCCESS ||
-      describe_operand(params.tokens, x.a, x.m, x.k, x.lda, tile_m) != CUDA_SUCCESS) {
+  if (describe_operand(params.weights, x.b, x.n, x.k * kBytes, x.ldb * kBytes, tile_n) != CUDA_SUCCESS ||
+      describe_operand(params.tokens, x.a, x.m, x.k * kBytes, x.lda * kBytes, tile_m) != CUDA_SUCCESS) {
     return GEMMILL_CANNOT_IMPLEMENT;
   }
   int64_t const tiles = int64_t((x.n + tile_n - 1) / tile_n) * ((x.m + tile_m - 1) / tile_m);

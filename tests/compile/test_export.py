@@ -25,7 +25,7 @@ from gemmill.runtime.select import Choice
 EXAMPLES = [
     line.strip()
     for line in re.findall(r"^ *gemmill .*$", export.__doc__ or "", re.MULTILINE)
-    if "--hf" not in line and "--from" not in line
+    if "--hub" not in line and "--from" not in line
 ]
 SAVED = "gemmill export --from saved.safetensors"
 OF_THE_DSL = 'gemmill export "*cutedsl_e4m3*groupblock128strided_t64x16x256*" -m 64 -n 256 -k 512'

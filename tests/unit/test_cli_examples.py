@@ -60,7 +60,7 @@ EXAMPLES = _examples()
 RUN = [
     (verb, line)
     for verb, line in EXAMPLES
-    if "--hf" in line or not any(set(name.split()) <= set(line.split()) for name in COMPILED)
+    if "--hub" in line or not any(set(name.split()) <= set(line.split()) for name in COMPILED)
 ]
 
 

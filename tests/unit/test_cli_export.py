@@ -97,7 +97,7 @@ def test_what_is_not_built_is_refused(gemmill, home, put_build, make_config) -> 
         f"gemmill: {name} is not in a build: `gemmill build --filter {name}` makes one to export it from\n",
     )
     assert gemmill("export").err == (
-        "gemmill: name a variant, a saved call by --from, or builds by --hf: `gemmill list` has the names\n"
+        "gemmill: name a variant, a saved call by --from, or builds by --hub: `gemmill list` has the names\n"
     )
 
 
@@ -106,7 +106,7 @@ def test_what_is_not_built_is_refused(gemmill, home, put_build, make_config) -> 
     [
         (("--from", "x", "-m", 5), "--from with -m: the file says which call it is, leave -m out"),
         (("x", "--from", "x"), "--from with NAME: the file says which call it is, leave NAME out"),
-        (("--hf", "--from", "x"), "--hf with --from: it writes whole builds, leave --from out"),
+        (("--hub", "--from", "x"), "--hub with --from: it writes whole builds, leave --from out"),
         (("--from", "x"), "x cannot be read: No such file or directory; check the name, or bring the file back"),
     ],
 )

@@ -28,7 +28,7 @@ KEEPS: dict[tuple[str, str], set[str]] = {
     ("show", "--json"): {"--select", "--arch", "--build"},
     ("show", "--source"): {"--sass", "--select", "--arch", "--build"},
     ("show", "--sass"): {"--source", "--select", "--arch", "--build"},
-    ("export", "--hf"): {"--out", "--build", "--experimental"},
+    ("export", "--hub"): {"--out", "--build", "--experimental"},
     ("verify", "--quick"): {"--build", "--json"},
     ("verify", "--batch-invariant"): {"--pairs", "--seconds", "--seed", "--family", "--build", "--json"},
     ("fuzz", "--only"): {"--op", "--seed", "--gpu", "--timeout", "--build", "--json"},
@@ -114,7 +114,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ),
     (
         ["export", "x", "--experimental"],
-        "--experimental without --hf: it is about whole builds, leave it out",
+        "--experimental without --hub: it is about whole builds, leave it out",
     ),
     (
         ["verify", "--quick", "--pairs", "5"],

@@ -146,7 +146,7 @@ def test_it_runs_as_a_module() -> None:
         (["show"], "gemmill: Missing argument 'NAME'; see `gemmill show --help`\n"),
         (
             ["plan", "--select", "all"],
-            "gemmill: no selection 'all': there are smoke, default, nvcc, sweep, and files that `gemmill prune` writes (*.json)\n",
+            "gemmill: no selection 'all': there are smoke, default, nvcc, serving, sweep, and files that `gemmill prune` writes (*.json)\n",
         ),
         (
             ["build", "--arch", "sm_70"],

@@ -1,4 +1,4 @@
-"""`gemmill export --hf`: a folder as Hugging Face's kernels load it."""
+"""`gemmill export --hub`: a folder as Hugging Face's kernels load it."""
 
 import base64
 import hashlib
@@ -40,7 +40,7 @@ def fits(monkeypatch) -> None:
 def hub(gemmill, put_build, fits, tmp_path) -> Path:
     put_build(build_id="hopper", torch_target="2.11")
     put_build(build_id="blackwell", arch="sm100a", torch_target="2.11")
-    outcome = gemmill("export", "--hf", "--experimental", "--out", tmp_path / "hub")
+    outcome = gemmill("export", "--hub", "--experimental", "--out", tmp_path / "hub")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(f"{tmp_path / 'hub' / 'build' / MACHINE} (")
     assert outcome.out.endswith("): hopper for sm90a, blackwell for sm100a\n")
@@ -156,7 +156,7 @@ def test_a_folder_is_replaced_whole(hub, gemmill) -> None:
     other = hub / "build" / "torch-stable-abi211-cu135-aarch64-linux"
     other.mkdir()
     (hub / "build" / MACHINE / "left.py").touch()
-    assert gemmill("export", "--hf", "--build", "hopper", "--out", hub).code == 0
+    assert gemmill("export", "--hub", "--build", "hopper", "--out", hub).code == 0
     assert sorted(path.name for path in (hub / "build").iterdir()) == ["torch-cpu", other.name, MACHINE]
     assert not (hub / "build" / MACHINE / "left.py").exists()
     assert [path.name for path in (hub / "build" / MACHINE / "gemmill" / "_builds").iterdir()] == ["hopper"]
@@ -181,7 +181,7 @@ def test_an_older_folder_stays_where_a_new_one_cannot_come(hub, home, monkeypatc
 def test_a_newer_c_library_is_told(gemmill, put_build, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(package, "audit", lambda path: Abi(machine="x86_64", glibc=(2, 34)))
     put_build()
-    assert gemmill("export", "--hf", "--out", tmp_path / "hub").err == (
+    assert gemmill("export", "--hub", "--out", tmp_path / "hub").err == (
         "gemmill: it asks for glibc 2.34, and kernels of the Hub may ask for 2.28: build on a machine with 2.28 before you "
         "publish it\n"
     )
@@ -190,9 +190,9 @@ def test_a_newer_c_library_is_told(gemmill, put_build, monkeypatch, tmp_path) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("*", "--hf"), "--hf with NAME: it writes whole builds, leave NAME out"),
-        (("--hf", "-m", "16"), "--hf with -m: it writes whole builds, leave -m out"),
-        ((), "name a variant, a saved call by --from, or builds by --hf: `gemmill list` has the names"),
+        (("*", "--hub"), "--hub with NAME: it writes whole builds, leave NAME out"),
+        (("--hub", "-m", "16"), "--hub with -m: it writes whole builds, leave -m out"),
+        ((), "name a variant, a saved call by --from, or builds by --hub: `gemmill list` has the names"),
     ],
 )
 def test_what_does_not_go_together(gemmill, arguments, sentence) -> None:

@@ -1,5 +1,8 @@
 """Named sets: distinct, allowed by every rule, and between them an answer to every call."""
 
+import re
+from collections.abc import Iterable
+
 import pytest
 
 from gemmill.families import scaled_mm
@@ -8,6 +11,7 @@ from gemmill.families.quant.ops import QUANT_OPS, ops_of
 from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP, accepted
 from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.families.scaled_mm.selections import with_dsl, with_promotion
+from gemmill.family import Config
 from gemmill.registry import REGISTRY
 from gemmill.space import selections
 from gemmill.space.names import to_name
@@ -25,9 +29,9 @@ def test_configs_are_distinct_allowed_and_of_the_arch(name: str, arch: Arch) -> 
     assert all(REGISTRY.check(config) for config in REGISTRY.configs_of(scaled_mm.NAME, selection.configs))
 
 
-def test_there_are_four() -> None:
-    assert list(SELECTIONS) == ["smoke", "default", "nvcc", "sweep"]
-    with pytest.raises(ValueError, match="no selection 'all': there are smoke, default, nvcc, sweep"):
+def test_there_are_five() -> None:
+    assert list(SELECTIONS) == ["smoke", "default", "nvcc", "serving", "sweep"]
+    with pytest.raises(ValueError, match="no selection 'all': there are smoke, default, nvcc, serving, sweep"):
         select("all")
 
 
@@ -61,6 +65,20 @@ def test_operands_of_16_bits_have_kernels_of_the_dsl(name: str, dtypes: set[str]
     plain = [c for c in REGISTRY.configs_of(scaled_mm.NAME, select(name).configs) if c.operands.a_dtype.bits == 16]
     assert {c.operands.a_dtype for c in plain if c.backend is Backend.CUTEDSL} == dtypes
     assert all(c.design.alignment_a in (1, 8) and c.operands.out_dtype is c.operands.a_dtype for c in plain)
+
+
+def _classes_of(configs: Iterable[Config]) -> set[tuple[str, int]]:
+    families = ((REGISTRY.family_of(config), config) for config in configs)
+    return {(family.name, row.call_class) for family, config in families for row in family.tuning.rows(config, 0)}
+
+
+def test_serving_answers_what_default_answers_in_bf16() -> None:
+    """Where a kernel has another name, or is new: `gemmill prune` as docs/tuning.md has it writes the file again."""
+    serving, default = select("serving").configs, select("default").configs
+    assert set(serving) <= set(default)
+    in_bf16 = [config for config in default if not re.search(r"(?<!b)f16", to_name(config))]
+    assert _classes_of(serving) == _classes_of(in_bf16)
+    assert len({to_name(config.compiled) for config in serving}) < 800 < len({to_name(c.compiled) for c in in_bf16})
 
 
 def test_every_call_of_a_quantisation_op_has_one_variant() -> None:

@@ -248,7 +248,7 @@ def test_kernels_that_no_gpu_has_run_stay(gemmill, put_build, fits, tmp_path) ->
     sentence = (
         "gemmill: no GPU has run the kernels of blackwell for sm100a: add --experimental to ship them all the same\n"
     )
-    for arguments in (("wheel",), ("wheel", "blackwell"), ("wheel", "--kernels", "blackwell"), ("export", "--hf")):
+    for arguments in (("wheel",), ("wheel", "blackwell"), ("wheel", "--kernels", "blackwell"), ("export", "--hub")):
         outcome = gemmill(*arguments, "--out", tmp_path / "dist")
         assert (outcome.code, outcome.out, outcome.err) == (2, "", sentence) and not (tmp_path / "dist").exists()
     put_build(build_id="hopper")

@@ -34,8 +34,8 @@ def export(
     ] = None,
     arch: o.MaybeArchOption = None,
     build: o.BuildOption = None,
-    hf: Annotated[
-        bool, typer.Option("--hf", help="A folder for Hugging Face's kernels, of the builds that serve or of --build.")
+    hub: Annotated[
+        bool, typer.Option("--hub", help="A folder for Hugging Face's kernels, of the builds that serve or of --build.")
     ] = False,
     saved: Annotated[
         Path | None,
@@ -50,7 +50,7 @@ def export(
 
     With --from, the call is one that a program made under GEMMILL_DUMP=FOLDER. The results are held against those that it wrote then, and these against the reference.
 
-    With --hf, runtime and builds are written as Hugging Face's package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
+    With --hub, runtime and builds are written as Hugging Face's package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
 
     Examples:
 
@@ -60,22 +60,22 @@ def export(
 
         gemmill export --from calls/first.safetensors --out replay
 
-        gemmill export --hf --out hub
+        gemmill export --hub --out hub
     """
     asked = {size: value for size, value in told.items() if value is not None}
-    if hf:
-        _refuse("--hf", "it writes whole builds", asked, {"NAME": name, "--arch": arch, "--from": saved})
+    if hub:
+        _refuse("--hub", "it writes whole builds", asked, {"NAME": name, "--arch": arch, "--from": saved})
         _export_builds(build, out or Path("hub"), experimental=experimental)
         return
     if experimental:
-        raise UsageError("--experimental without --hf: it is about whole builds, leave it out")
+        raise UsageError("--experimental without --hub: it is about whole builds, leave it out")
     if saved is not None:
         _refuse("--from", "the file says which call it is", asked, {"NAME": name, "--arch": arch})
         folder = _export_saved(saved, build, out)
         typer.echo(f"{folder / 'build.sh'} compiles and runs it")
         return
     if name is None:
-        raise UsageError("name a variant, a saved call by --from, or builds by --hf: `gemmill list` has the names")
+        raise UsageError("name a variant, a saved call by --from, or builds by --hub: `gemmill list` has the names")
     variant = variants.variant_of(name, None, arch, build)
     folder = out or Path(variant.name)
     _export_variant(variant, asked, folder)

@@ -17,7 +17,7 @@ def generate(
         typer.Option(
             "--select",
             metavar="NAME",
-            help="A named set of variants, whose sources are written: smoke, default, nvcc or sweep.",
+            help="A named set of variants, whose sources are written: smoke, default, nvcc, serving or sweep.",
         ),
     ] = None,
     arch: o.ArchOption = Arch.SM90A,

@@ -69,21 +69,24 @@ MaybeArchOption = Annotated[
     ),
 ]
 SelectOption = Annotated[
-    str, typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default, nvcc or sweep.")
+    str,
+    typer.Option("--select", metavar="NAME", help="A named set of variants: smoke, default, nvcc, serving or sweep."),
 ]
 OwnSelectOption = Annotated[
     str | None,
     typer.Option(
         "--select",
         metavar="NAME",
-        help="A named set of variants: smoke, default, nvcc or sweep.",
+        help="A named set of variants: smoke, default, nvcc, serving or sweep.",
         show_default="default, or nvcc without the CuTe DSL",
     ),
 ]
 MaybeSelectOption = Annotated[
     str | None,
     typer.Option(
-        "--select", metavar="NAME", help="Look in this named set (smoke, default, nvcc, sweep), not in a build."
+        "--select",
+        metavar="NAME",
+        help="Look in this named set (smoke, default, nvcc, serving, sweep), not in a build.",
     ),
 ]
 FilterOption = Annotated[

@@ -21,7 +21,8 @@ def prune(
     measured: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="What `gemmill tune` measured: journals, packed or not, and tables (*.json)."
+            metavar="FILE...",
+            help="What was measured: journals of `gemmill tune`, packed or not, tables (*.json), and results of benchmarks/judge.py (*.json.xz).",
         ),
     ],
     out: Annotated[
@@ -37,6 +38,12 @@ def prune(
     select: Annotated[
         str, typer.Option("--select", metavar="NAME", help="Take the variants from this set.")
     ] = "default",
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter", metavar="PATTERN", help="Of that set the variants that fit all of these, as in `gemmill list`."
+        ),
+    ] = None,
     arch: Annotated[str, typer.Option("--arch", metavar="ARCH")] = "sm90a",
     shapes: ShapesOption = None,
     models: ModelOption = None,
@@ -75,7 +82,7 @@ def prune(
         times = {workload: times[workload] for workload in wanted}
     if not times:
         raise UsageError(f"{measured[0]} has no measured shape: `gemmill tune` writes some")
-    everything = variants.selection_of(select, Arch(arch), None)
+    everything = variants.selection_of(select, Arch(arch), filters)
     pruned = choose(times, within, everything)
     if not pruned.losses:
         raise UsageError(
@@ -100,11 +107,13 @@ def prune(
 
 
 def _times_in(path: Path) -> "Times":
-    """The times that a journal or a table holds. Raises JournalError, TableError."""
+    """The times that a journal, a table or a result of the judge holds. Raises JournalError, TableError, JsonError."""
     from gemmill.runtime.table_file import read_table
     from gemmill.tuner.journal import read_journal
-    from gemmill.tuner.prune import times_of, times_of_table
+    from gemmill.tuner.prune import times_of, times_of_drawn, times_of_table
 
+    if path.name.endswith(".json.xz"):
+        return times_of_drawn(path)
     if path.suffix == ".json":
         return times_of_table(read_table(path))
     record = read_journal(path)

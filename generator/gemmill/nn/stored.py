@@ -2,6 +2,9 @@
 
     model = AutoModelForCausalLM.from_pretrained(folder, config=stored_config(folder))
 
+    serve_stored("compressed-tensors")  # from now on
+    model = AutoModelForCausalLM.from_pretrained(folder)
+
 Neither compressed-tensors nor ModelOpt is needed. The config has a `quant_method` of its own, which importing this registers.
 """
 
@@ -14,6 +17,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from gemmill.checkpoints import Checkpoint, CheckpointError
@@ -49,6 +53,22 @@ class StoredConfig(QuantizationConfigMixin):
     def __init__(self, activations: str | None = None, quant_method: str = METHOD) -> None:
         """activations: as of QuantLinear."""
         self.quant_method, self.activations = quant_method, activations
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Of another quant method nothing is read: the files say how layers are stored."""
+        own = config_dict if config_dict.get("quant_method") == METHOD else {}
+        return super().from_dict(own, return_unused_kwargs, **kwargs)
+
+
+def serve_stored(*methods: str) -> None:
+    """Let plain `from_pretrained` calls of this process give checkpoints of these quant methods to QuantLinear.
+
+    methods: such as "compressed-tensors", "modelopt" or "fp8", as config.json names them. transformers' own quantizers
+    no longer see such checkpoints, and layers that `stored_config` does not read are errors.
+    """
+    for method in methods:
+        AUTO_QUANTIZATION_CONFIG_MAPPING[method] = StoredConfig
 
 
 @register_quantizer(METHOD)

@@ -1,4 +1,4 @@
-"""Named sets of configs: smoke, default, nvcc, sweep."""
+"""Named sets of configs: smoke, default, nvcc, serving, sweep."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -106,9 +106,19 @@ def _without_dsl(arch: Arch) -> Iterable[Config]:
         yield from (c for c in enumerate_configs(arch) if REGISTRY.kernels_of(c).compiler is Compiler.NVCC)
 
 
+def _serving(arch: Arch) -> Iterable[Config]:
+    """The default configs that suffice for models in bf16, as `gemmill prune` listed them (docs/notes/tables.md). Nothing was measured
+    on other architectures: there they are the default ones."""
+    if arch is not Arch.SM90A:
+        return _of_families("default", arch)
+    return read_selection(SERVING, arch).configs
+
+
+SERVING = Path(__file__).with_name("serving.json")
 SELECTIONS: dict[str, Callable[[Arch], Iterable[Config]]] = {
     "smoke": partial(_of_families, "smoke"),
     "default": partial(_of_families, "default"),
     "nvcc": _without_dsl,
+    "serving": _serving,
     "sweep": partial(_of_families, "sweep"),
 }

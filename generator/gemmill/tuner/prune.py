@@ -1,8 +1,11 @@
 """The fewest compiled kernels that come within a share of the best at every measured shape, and what a model would lack."""
 
+import lzma
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypedDict
 
 from gemmill.family import Config, Sweep
 from gemmill.registry import REGISTRY
@@ -14,6 +17,7 @@ from gemmill.tuner.candidates import BuildFacts
 from gemmill.tuner.record import Record
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.tuner.workloads import Workload, workload_of
+from gemmill.typed_json import from_json
 
 Times = dict[Workload, dict[str, float]]
 """Microseconds by workload and variant."""
@@ -41,6 +45,33 @@ def times_of(record: Record, repeats: int = 1) -> Times:
                 if us:
                     known[name] = min(known.get(name, math.inf), sorted(us)[len(us) // 2])
     return {workload: us for workload, us in times.items() if us}
+
+
+class _DrawnShape(TypedDict):
+    """A shape that benchmarks/judge.py drew."""
+
+    op: str
+    m: int
+    n: int
+    k: int
+    sieved_us: dict[str, float]
+
+
+class _Drawn(TypedDict):
+    """What is read of a result of benchmarks/judge.py."""
+
+    rows: list[_DrawnShape]
+
+
+def times_of_drawn(path: Path) -> Times:
+    """The times of a result of benchmarks/judge.py, packed by xz: quick ones, of each shape those of all variants that were tried.
+    Raises JsonError."""
+    found = from_json(lzma.decompress(path.read_bytes()), _Drawn, str(path), "name a result of benchmarks/judge.py")
+    return {
+        workload_of(row["op"], {"m": row["m"], "n": row["n"], "k": row["k"]}): row["sieved_us"]
+        for row in found["rows"]
+        if row["sieved_us"]
+    }
 
 
 def times_of_table(table: TunedTable) -> Times:
@@ -94,8 +125,8 @@ def _compiled(name: str) -> str:
 
 def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
     """The pruned variants among `everything`, and what was not measured: the same schedules for other
-    outputs and epilogues. Variants without alignment needs and the other families always stay, so that every call that
-    was answered still is."""
+    outputs and epilogues. Variants without alignment needs, the other families, and all variants of classes of calls that
+    would have none always stay, so that every call that was answered still is."""
     measured = {workload.family for workload in pruned.losses}
     kin = {_kin(parse_name(variant)) for variant in pruned.variants}
     wanted = set(pruned.variants)
@@ -105,7 +136,16 @@ def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
             return True
         return _sweep(config).is_last_resort(config) or _kin(config) in kin
 
-    return replace(everything, name=name, configs=tuple(config for config in everything.configs if keeps(config)))
+    kept = set(filter(keeps, everything.configs))
+    served = {served for config in kept for served in _classes(config)}
+    configs = tuple(config for config in everything.configs if config in kept or not _classes(config) <= served)
+    return replace(everything, name=name, configs=configs)
+
+
+def _classes(config: Config) -> frozenset[tuple[str, int]]:
+    """The classes of calls that a variant serves."""
+    family = REGISTRY.family_of(config)
+    return frozenset((family.name, row.call_class) for row in family.tuning.rows(config, 0))
 
 
 def _sweep(config: Config) -> Sweep:

@@ -58,11 +58,6 @@ EXAMPLES = [
     ),
     (
         "operands_of_16_bits",
-        {"a_dtype": DType.F16},
-        "the cutlass backend has f16 operands in its unaligned kernel only: cutedsl has the fast ones",
-    ),
-    (
-        "operands_of_16_bits",
         DSL | GROUPED | {"a_dtype": DType.BF16, "accumulation": Accumulation.FAST},
         "scales in groups of 128 belong to codes of 8 bits, operands are bf16",
     ),
@@ -116,8 +111,8 @@ EXAMPLES = [
     (
         "scale_layout",
         COLLECTIVE | {"swap_ab": True},
-        "scales mnmajor with cooperative, persistent, swap_ab=True: only CUTLASS's persistent blockwise main loops want "
-        "them so, the others read them strided",
+        "scales mnmajor with cooperative, persistent, swap_ab=True: only CUTLASS's persistent blockwise main loops take "
+        "them so, without swap_ab",
     ),
     (
         "blockwise_collective",
@@ -135,9 +130,9 @@ EXAMPLES = [
         "tile columns 96 are not whole blocks of 128",
     ),
     (
-        "strided_scales",
-        GROUPED,
-        "the cutlass backend reads scales by their strides in its unaligned kernel only: cutedsl has the fast ones",
+        "blockwise_collective",
+        GROUPED | {"group_size": 64},
+        "groups of 64 with tile depth 128: CUTLASS's blockwise main loops take 128 and 128",
     ),
     (
         "tile_rows",

@@ -26,6 +26,7 @@ from harness.drawing import (
     held_weights,
     is_held,
     ladders,
+    table_rows,
 )
 from harness.lines import Lines, LinesError
 from harness.measuring import Measurement
@@ -208,6 +209,60 @@ def test_ratio_and_regret_are_those_of_the_same_rounds(monkeypatch):
     assert row["sieved_us"] == {"sm90a_a": 7.0, "sm90a_b": 9.0, "sm90a_c": 12.0} and row["failures"] == {
         "sm90a_d": "no"
     }
+
+
+def test_the_loss_of_some_variants_is_that_of_the_same_rounds():
+    samples = {
+        "gemmill": sample([10.0, 20.0, 30.0]),
+        "sm90a_a": sample([8.0, 16.0, 24.0]),
+        "sm90a_b": sample([12.0, 20.0, 24.0]),
+        "torch mm": sample([1.0]),
+    }
+    found = Measurement(workload=gemm(op=Op.FP8, m=3, n=1024, k=2048), samples=samples, failures={"sm90a_c": "no"})
+    names = ["gemmill", "sm90a_a", "sm90a_b", "sm90a_c"]
+    assert program.only_record(found, names, {"sm90a_b", "sm90a_c"}) == {
+        "variant": "sm90a_b",
+        "fastest": "sm90a_a",
+        "loss": 0.25,
+    }
+    assert program.only_record(found, names, {"sm90a_a"}) == {"variant": "sm90a_a", "fastest": "sm90a_a", "loss": 0.0}
+    assert program.only_record(found, names, {"sm90a_c"}) is None
+
+
+def test_figures_of_some_variants_alone():
+    only = {"variant": "mine", "fastest": "theirs"}
+    rows = [
+        shape(16, None, None, only=only | {"loss": loss}, trust=trust)
+        for loss, trust in ((0.0, "model"), (0.21, "exact"))
+    ]
+    found = class_record("fp8", [*rows, shape(17, None, None, only=None)], [])
+    assert found["only"] == {"shapes": 2, "without": 1, "loss": 0.1, "worst": 0.21}
+    text = verdict_text([found], rows)
+    assert "no variant of --only takes 1 shapes" in text
+    assert "--only: 10.0% behind the best of all in the mean of 2, 21.0% at worst" in text
+    assert "  +21% at 16 x 1024 x 2048: mine; fastest theirs" in text and text.count("mine") == 1
+    assert class_record("fp8", [shape(16, None, None)], [])["only"] is None
+
+
+def test_rows_of_the_shipped_table_are_judged_with_the_variants_of_a_filter(tmp_path, capsys):
+    arguments = [*ARGUMENTS, "--out-dir", str(tmp_path), "--classes", "fp8,bf16", "--shapes", "1", "--rows", "2"]
+    assert program.main([*arguments, "--ladders", "0", "--only", "compiler=nvcc"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("behind the best of all in the mean of") == 2 and "best peer" not in out
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert (record["only"], record["rows_each"], record["peers"]) == ("compiler=nvcc", 2, [])
+    assert all("cutlass" in row["only"]["variant"] for row in record["rows"])
+    assert program.main([*arguments, "--only", "compiler=gcc", "--name", "y"]) == 2
+    assert (
+        "--only: filter compiler=gcc: no variant has that compiler; the values are cutedsl, nvcc"
+        in capsys.readouterr().err
+    )
+
+
+def test_rows_of_a_table_are_the_same_of_the_same_seed():
+    found = table_rows(Op.FP8, 5, 3)
+    assert len(set(found)) == 5 and found == table_rows(Op.FP8, 5, 3) != table_rows(Op.FP8, 5, 4)
+    assert set(table_rows(Op.INT8, 10**6, 3)) >= set(table_rows(Op.INT8, 5, 3))
 
 
 ARGUMENTS = ["--seed", "7", "--dry-run", "--name", "x", "--shapes", "4", "--ladders", "1", "--commit", "abc"]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 import compressed_checkpoints  # noqa: E402
 from gemmill.checkpoints import CheckpointError  # noqa: E402
 from gemmill.nn import QuantLinear  # noqa: E402
-from gemmill.nn.stored import stored_config  # noqa: E402
+from gemmill.nn.stored import serve_stored, stored_config  # noqa: E402
 
 TOKENS = torch.arange(12, device="cpu").view(2, 6)
 READ = [
@@ -104,6 +104,17 @@ def test_the_logits_are_those_of_compressed_tensors(tmp_path, scheme, format, ac
     logits = made(TOKENS).logits
     assert error(logits, load(tmp_path)(TOKENS).logits) < most
     assert error(logits, model()(TOKENS).logits) < 0.5
+
+
+@torch.no_grad()
+def test_a_quant_method_that_gemmill_serves_from_now_on(gemmill, floats, tmp_path, monkeypatch) -> None:
+    gemmill("convert", floats, tmp_path, "--to", "channel", "--names", "compressed-tensors", "--keep", "lm_head*")
+    known = transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+    monkeypatch.setitem(known, "compressed-tensors", known["compressed-tensors"])
+    serve_stored("compressed-tensors")
+    made = load(tmp_path)
+    assert sum(isinstance(layer, QuantLinear) for layer in made.modules()) == 14
+    assert torch.equal(made(TOKENS).logits, load(tmp_path, config=stored_config(tmp_path))(TOKENS).logits)
 
 
 @torch.no_grad()

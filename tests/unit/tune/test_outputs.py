@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from lzma import compress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,6 +12,8 @@ import pytest
 
 from gemmill.build.errors import BuildError
 from gemmill.families.scaled_mm.sweep import SWEEP
+from gemmill.family import Config
+from gemmill.registry import REGISTRY
 from gemmill.runtime.table_file import Source, TableRow, make_table, read_table, table_text
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import parse_name, to_name
@@ -22,10 +25,12 @@ from gemmill.tuner.choice import agreement
 from gemmill.tuner.journal import Entry, Record
 from gemmill.tuner.measure import Outcome
 from gemmill.tuner.program import TuneRequest, stand_in_build
-from gemmill.tuner.prune import audit, prune, selection_of, times_of, worst_first
+from gemmill.tuner.prune import audit, prune, selection_of, times_of, times_of_drawn, worst_first
 from gemmill.tuner.report import WINNER_COLOURS, environment, report_text, shapes_of
 from gemmill.tuner.sweep import SweepOptions, decisions
 from gemmill.tuner.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
+from gemmill.tuner.workloads import workload_of
+from gemmill.typed_json import JsonError
 from gemmill.vocab import Arch
 from gemms import Op, Workload, gemm
 
@@ -175,6 +180,32 @@ def test_pruned_selection_keeps_what_was_not_measured(measured) -> None:
     assert f"{BASE}t128x256x128_c1x2x1_cooperative_fast_persistent_ab_sauto_a16b16d8" not in names
     assert any("_mmasync_" in name for name in names) and any("_quant_" in name for name in names)
     assert len(pruned.configs) < len(everything.configs)
+
+
+def test_classes_of_calls_that_nothing_measured_keep_their_variants() -> None:
+    """A journal has nvfp4 weights of bf16 activations alone: mxfp8's kernels stay, though their family was measured."""
+    everything = select("default")
+    name = next(to_name(c) for c in everything.configs if "fp4weight_floatsxnvfp4" in to_name(c))
+    shape = workload_of("nvfp4_bf16", {"m": 16, "n": 4096, "k": 4096})
+    kept = selection_of(prune({shape: {name: 1.0}}, 0.02, everything), everything, "small").configs
+    assert _classes(kept) == _classes(everything.configs) and len(kept) < len(everything.configs)
+
+
+def _classes(configs: Iterable[Config]) -> set[tuple[str, int]]:
+    families = ((REGISTRY.family_of(config), config) for config in configs)
+    return {(family.name, row.call_class) for family, config in families for row in family.tuning.rows(config, 0)}
+
+
+def test_prune_reads_drawn_shapes_and_takes_variants_of_a_filter(gemmill, tmp_path: Path) -> None:
+    row = {"op": "fp8", "m": 16, "n": 1024, "k": 1024, "sieved_us": {PREFILL: 1.0, DECODE: 2.0}}
+    path, out = tmp_path / "drawn.json.xz", tmp_path / "small.json"
+    path.write_bytes(compress(json.dumps({"rows": [row, row | {"m": 17, "sieved_us": {}}]}).encode()))
+    assert times_of_drawn(path) == {workload_of("fp8", {"m": 16, "n": 1024, "k": 1024}): row["sieved_us"]}
+    told = gemmill("prune", path, "--select", "sweep", "--filter", "compiler=cutedsl", "--out", out)
+    assert told.err.startswith("gemmill: no variant of sweep was measured at any of 1 shape")
+    path.write_bytes(compress(b'{"rows": [{"op": "fp8"}]}'))
+    with pytest.raises(JsonError, match=r"drawn.json.xz, rows\[0\]: object missing required field `m`"):
+        times_of_drawn(path)
 
 
 def test_prune_writes_a_selection_that_build_takes(gemmill, measured, tmp_path: Path, monkeypatch) -> None:

@@ -144,6 +144,7 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
         yield _unaligned(gemm)
         yield from _dsl_kernels(gemm, sm90_cutedsl.WIDEST)
     yield from _dsl_kernels(_gemm(DType.BF16, DType.BF16), sm90_cutedsl.PLAIN_WIDEST)
+    yield from _kernels(_gemm(DType.BF16, DType.BF16), sm90.PLAIN)
     yield _unaligned(_gemm(DType.BF16, DType.BF16))
     blocks = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
     by_columns = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR)
@@ -151,8 +152,8 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
     fine = _in_groups(DType.E4M3, DType.BF16, FINE_BLOCKS, ScaleLayout.STRIDED)
     yield from _dsl_kernels(fine, sm90_cutedsl.GROUP_32_WIDEST)
     yield _unaligned(blocks)
-    for row in sm90.BLOCKWISE:
-        yield _config(by_columns, row)
+    for gemm, row in product((by_columns, blocks), sm90.BLOCKWISE):
+        yield _config(gemm, row)
 
 
 def default(arch: Arch) -> Iterator[KernelConfig]:
@@ -185,9 +186,12 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
         yield from default(arch)
         return
     for gemm in _gemms(OUT_DTYPES):
-        yield from _kernels(gemm, sm90.CORE if gemm.operands.out_dtype is DType.BF16 else sm90.FEW)
-    for row in sm90.BLOCKWISE:
-        yield _config(_in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.MN_MAJOR), row)
+        frequent = sm90.FOR_AZP if gemm.epilogue.takes_azp else sm90.CORE
+        yield from _kernels(gemm, frequent if gemm.operands.out_dtype is DType.BF16 else sm90.FEW)
+    for dtype in PLAIN_DTYPES:
+        yield from _kernels(_gemm(dtype, dtype), sm90.PLAIN if dtype is DType.BF16 else sm90.PLAIN_FEW)
+    for layout, row in product((ScaleLayout.MN_MAJOR, ScaleLayout.STRIDED), sm90.BLOCKWISE):
+        yield _config(_in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], layout), row)
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_gemm(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
     for built_in in BUILT_IN.values():

@@ -10,18 +10,20 @@ TENSOR_CORE_K = 128
 
 
 def _is_collective(config: KernelConfig) -> bool:
-    return config.backend is Backend.CUTLASS and config.operands.scale_layout is ScaleLayout.MN_MAJOR
+    x, s = config.operands, config.design
+    by_tma = x.group_size > 0 and s.kernel_schedule.uses_tma
+    return config.backend is Backend.CUTLASS and (by_tma or x.scale_layout is ScaleLayout.MN_MAJOR)
 
 
 def scale_layout(config: KernelConfig) -> Iterator[str]:
-    """Only CUTLASS's blockwise collectives load A's scales by TMA; kernels of our own read both by their strides."""
+    """CUTLASS's blockwise collectives load A's scales by TMA or by their strides; kernels of our own know strides alone."""
     s = config.design
     if not _is_collective(config):
         return
     if not s.kernel_schedule.uses_tma or s.tile_scheduler is not TileScheduler.PERSISTENT or s.swap_ab:
         yield (
             f"scales {config.operands.scale_layout} with {s.kernel_schedule}, {s.tile_scheduler}, swap_ab={s.swap_ab}: only "
-            "CUTLASS's persistent blockwise main loops want them so, the others read them strided"
+            "CUTLASS's persistent blockwise main loops take them so, without swap_ab"
         )
 
 
@@ -43,13 +45,3 @@ def fallback_depth(config: KernelConfig) -> Iterator[str]:
     x, (_, _, k) = config.operands, config.design.tile_shape_mnk
     if x.group_size and not config.design.kernel_schedule.uses_tma and x.group_size % k:
         yield f"tile depth {k} with groups of {x.group_size}: the unaligned kernel takes a depth that divides a group"
-
-
-def strided_scales(config: KernelConfig) -> Iterator[str]:
-    """CUTLASS's own main loops load scales by TMA, as it wants them to lie. cp.async and plain loads take any
-    stride."""
-    strided = config.backend is Backend.CUTLASS and config.operands.scale_layout is ScaleLayout.STRIDED
-    if strided and config.design.kernel_schedule.uses_tma:
-        yield (
-            "the cutlass backend reads scales by their strides in its unaligned kernel only: cutedsl has the fast ones"
-        )

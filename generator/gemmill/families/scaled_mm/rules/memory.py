@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.gemm.facts import Facts
-from gemmill.vocab import Backend, ScaleLayout, TileScheduler
+from gemmill.vocab import Backend, TileScheduler
 
 FEWEST_STAGES = 2
 BARRIERS = 1024
@@ -34,8 +34,6 @@ def epilogue_bytes(config: KernelConfig) -> int:
     m, n, _ = config.design.tile_shape_mnk
     if config.design.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
-    if config.operands.scale_layout is ScaleLayout.STRIDED:
-        return m * 64 * config.operands.out_dtype.bits // 8  # a strip of 64 columns at a time
     buffers = min(4, max(1, m * n // (64 * 32)))
     return buffers * 64 * 32 * config.operands.out_dtype.bits // 8 + 3 * 4 * n
 

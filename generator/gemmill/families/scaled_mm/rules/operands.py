@@ -57,15 +57,10 @@ def _is_visitor(config: KernelConfig) -> TypeGuard[OwnConfig]:
 
 
 def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
-    """Operands of 16 bits are for comparisons, and for layers that are not quantised. One fast backend and the fallback
-    do."""
+    """Operands of 16 bits are for comparisons, and for layers that are not quantised."""
     x = config.operands
-    if x.a_dtype.bits == 8:
-        return
-    if x.group_size:
+    if x.a_dtype.bits != 8 and x.group_size:
         yield f"scales in groups of {x.group_size} belong to codes of 8 bits, operands are {x.a_dtype}"
-    if config.backend is Backend.CUTLASS and config.design.kernel_schedule.uses_tma:
-        yield f"the cutlass backend has {x.a_dtype} operands in its unaligned kernel only: cutedsl has the fast ones"
 
 
 def zero_points_are_integers(config: KernelConfig) -> Iterator[str]:

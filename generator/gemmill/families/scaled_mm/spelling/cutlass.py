@@ -4,7 +4,7 @@ from typing import Any
 
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import Spelled
-from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, TileScheduler
+from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
 _MAINLOOP_SM90 = {
     KernelSchedule.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
@@ -52,6 +52,7 @@ def _values(config: KernelConfig) -> dict[str, Any]:
             "group_size": x.group_size,
             "b_in_blocks": _bool(x.b_scale is ScaleGranularity.BLOCK),
             "takes_bias": _bool(config.epilogue.takes_bias),
+            "strided": x.scale_layout is ScaleLayout.STRIDED,
         }
     if not s.kernel_schedule.uses_tma:
         return values
