@@ -1,4 +1,4 @@
-"""The workshop: what a build works with, found and opened once."""
+"""The workshop: the tools and folders of a build, found and opened once."""
 
 import time
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def keys_for(
 
 
 def _kind_of(arch: Arch, options: BuildOptions) -> str:
-    """What tells builds apart whose sources have other keys."""
+    """Distinguishes builds whose sources have other keys."""
     return f"{arch}{'-emulated' * options.emulate}{'-own-host-code' * options.own_host_code}"
 
 

@@ -47,7 +47,7 @@ class Dumped:
     device: str
     """The name of the GPU."""
     plain: Mapping[str, Any]
-    """The arguments that are no tensors, by name."""
+    """The arguments other than tensors, by name."""
     layouts: Mapping[str, Layout]
     """The tensors, by their names in the file."""
     data: Mapping[str, Tensor]
@@ -60,7 +60,7 @@ class Dumped:
 
     @property
     def wrote(self) -> dict[str, Tensor]:
-        """What the call left in its outputs, by argument; empty where it failed."""
+        """The outputs as the call left them, by argument; empty where it failed."""
         names = [name for name in self.layouts if name.startswith(WROTE)]
         return {name.removeprefix(WROTE): self._tensor(name) for name in names}
 

@@ -30,7 +30,7 @@ def shift_of(draw: Draw, tidy: bool) -> int:
 
 
 def free_stride(draw: Draw, size: int, stride: int) -> int:
-    """The stride of a dimension. It is anything, now and then, where it is never stepped along."""
+    """The stride of a dimension. Now and then it is a random number, where no access steps along the dimension."""
     return draw.one_of(MEANINGLESS) if size == 1 and draw.chance(0.3) else stride
 
 

@@ -1,6 +1,4 @@
-"""A call's record: what it gives to a kernel and what the kernel must write. It is taken on the CPU, for `gemmill
-export`.
-"""
+"""A call's record on the CPU, for `gemmill export`: a kernel's inputs and its expected outputs."""
 
 import math
 from collections.abc import Iterator, Sequence
