@@ -15,9 +15,9 @@ from gemmill.checkpoints.file import CheckpointError, Stored, bytes_of, header_o
 from gemmill.writing import hold
 
 _COPIED = 1 << 24
-"""The most bytes that are copied at a time."""
+"""The most bytes in one copy."""
 SYNCED = 1 << 30
-"""Bytes after which what was written is brought to the disk and noted as done."""
+"""Bytes after which the writer syncs its output to the disk and notes it as done."""
 
 
 class Layout:
@@ -39,7 +39,7 @@ class Shard:
     """One output file. Its place on the disk is taken before the first tensor is written."""
 
     def __init__(self, path: Path, layout: Layout, *, goes_on: bool) -> None:
-        """`goes_on`: what an earlier process wrote is kept."""
+        """`goes_on`: keep the output of an earlier process."""
         self.path, self._places, self._partial = path, layout.places, partial_of(path)
         self._file = self._partial.open("r+b" if goes_on else "w+b", buffering=0)
         if not goes_on:
@@ -73,7 +73,7 @@ class Shard:
                 data, at = data[count:], at + count
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Sync the output to the disk."""
         with told_of_space(self.path):
             os.fsync(self._file.fileno())
 
@@ -83,7 +83,7 @@ class Shard:
         self._partial.replace(self.path)
 
     def close(self) -> None:
-        """Sync, and keep what was written for a later process."""
+        """Sync, and keep the output for a later process."""
         if not self._file.closed:
             self.sync()
             self._file.close()
@@ -94,7 +94,7 @@ _GOES_ON = "free some and run the same again, which goes on where this ended"
 
 @contextmanager
 def told_of_space(path: Path, remedy: str = _GOES_ON) -> Iterator[None]:
-    """A full disk in a sentence, with what to do."""
+    """A full disk in a sentence, with the remedy."""
     try:
         yield
     except OSError as error:
@@ -104,7 +104,7 @@ def told_of_space(path: Path, remedy: str = _GOES_ON) -> Iterator[None]:
 
 
 def refuse_without_space(folder: Path, needed: int) -> None:
-    """Refuse a folder that has less room than will be written. Raises CheckpointError."""
+    """Refuse a folder that has less room than the output needs. Raises CheckpointError."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise CheckpointError(
@@ -113,7 +113,7 @@ def refuse_without_space(folder: Path, needed: int) -> None:
 
 
 class Journal:
-    """The journal of a conversion: the steps that are done, on disk. One process at a time has it."""
+    """The journal of a conversion: the finished steps, on disk. One process at a time holds it."""
 
     def __init__(self, path: Path, digest: str) -> None:
         """Open or begin a journal. Raises CheckpointError where another process has it, or where it is of another
@@ -137,7 +137,7 @@ class Journal:
                 f"{path} is of another conversion, which did not end: remove it and start anew, or ask for the same as then"
             )
         self.done = {line["step"]: line.get("error") for line in lines[1:] if line and "step" in line}
-        """The figures of each step that is done, by its key; None for one that has none."""
+        """The figures of each finished step, by its key; None for a step without figures."""
         if is_new:
             self._file.truncate(0)
             self._write([{"digest": digest}])
@@ -148,7 +148,7 @@ class Journal:
         self._pending.append({"step": step, "error": error})
 
     def commit(self) -> None:
-        """Bring all that was noted to the disk."""
+        """Sync all notes to the disk."""
         self._write(self._pending)
         self._pending = []
 
@@ -166,6 +166,6 @@ class Journal:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """The row of a line; None for one that was cut off."""
+    """The row of a line; None for a truncated one."""
     parsed = parsed_json(line)
     return parsed if isinstance(parsed, dict) else None

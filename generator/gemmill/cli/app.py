@@ -1,4 +1,4 @@
-"""The command as a whole, and what happens to its errors."""
+"""The command as a whole, and the handling of its errors."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The command's verbs, each imported when it is asked for: `gemmill --help` imports none."""
+"""The command's verbs, each imported at its first use: `gemmill --help` imports none."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -103,6 +103,6 @@ class Verbs(Group):
         return list(TEXTS)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """What help says of the verbs."""
+        """The list of verbs in help."""
         with formatter.section("Commands"):
             formatter.write_dl(list(TEXTS.items()))

@@ -20,7 +20,7 @@ _listeners: list[Callable[[str, str], None]] = []
 
 
 def hand_on(op: str, handed: Handed) -> None:
-    """Hand on what an op refuses, in builds that are loaded and in those to come."""
+    """Hand on calls that an op refuses, in loaded builds and in those to come."""
     HANDED[op] = handed
     for tell in _listeners:
         tell(op, handed.to)

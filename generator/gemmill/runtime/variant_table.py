@@ -60,7 +60,7 @@ def make_variant_table(
 ) -> VariantTable:
     """The table for the kernels of an extension, `kernels` being their symbols in its order.
 
-    `quarantined` has variants that are never chosen, and why; no measured choice names one.
+    `quarantined` has the variants that no call gets, and why; no measured choice names one.
     """
     index = {symbol: i for i, symbol in enumerate(kernels)}
     known, chosen = list(entries), list(tuned)
