@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 NONE = "none"
-"""A choice that says what leaving the option out says."""
+"""A choice with the meaning of an omitted option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Asked:
 
     @property
     def spelled(self) -> str:
-        """What who gave it has typed."""
+        """The option as its user typed it."""
         return self.flags.split("/")[-1]
 
     def is_given(self, question: Mapping[str, Any]) -> bool:
@@ -86,5 +86,5 @@ def merged(options: Iterable[Asked]) -> dict[str, Asked]:
 
 
 def _joined(before: str, added: str) -> str:
-    """What several families say of an option, a sentence each, and each once."""
+    """The help of an option that several families have, a sentence each, and each once."""
     return before if added in before.split(". ") else f"{before}. {added}"

@@ -13,9 +13,9 @@ _PROC = Path("/proc")
 
 
 def write_whole(path: Path, data: str | bytes | Iterable[bytes | memoryview]) -> None:
-    """Write beside `path`, sync, rename: a reader sees the old file or the new one. Raises OSError.
+    """Write a file next to `path`, sync, rename: a reader sees the old file or the new one. Raises OSError.
 
-    Of parts one at a time is made and written.
+    It makes and writes one part at a time.
     """
     data = data.encode() if isinstance(data, str) else data
     temporary = beside(path)
@@ -61,7 +61,7 @@ def is_left(folder: Path) -> bool:
 
 
 def _machine() -> str:
-    """A digest of what numbers processes: the machine since it was started, and in it the container."""
+    """A digest of the scope of process numbers: the machine since it was started, and in it the container."""
     parts = [os.uname().nodename]
     with suppress(OSError):
         parts += [(_PROC / "sys/kernel/random/boot_id").read_text(), str((_PROC / "self/ns/pid").readlink())]

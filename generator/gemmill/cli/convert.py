@@ -92,7 +92,7 @@ def convert(
     activations: PackOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Convert a safetensors checkpoint, and print the error of each layer.
+    """Convert a safetensors checkpoint, and print each layer's error.
 
     Two layers are in memory at a time. An output file appears whole or not at all; after an interruption the same
     command continues. The errors of all layers go to conversion.json next to the output, the worst ten are printed. A

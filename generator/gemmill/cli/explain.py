@@ -32,7 +32,7 @@ def explain(
     ] = False,
     **told: Any,
 ) -> None:
-    """Say which variant a call gets, and why.
+    """Print which variant a call gets, and why.
 
     With the measured row that it rests on, the five that come nearest, and how many others which rule rejected.
     Allocates nothing: reads only shapes, strides and dtypes.

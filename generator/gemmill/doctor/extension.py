@@ -1,4 +1,4 @@
-"""Findings on whether the builds on this machine can be loaded. Their files are judged before anything loads them."""
+"""Findings on whether the builds on this machine can be loaded. Checks read their files before anything loads them."""
 
 import ctypes
 import importlib.metadata
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 TOLERABLE_LOSS = 0.03
-"""The loss of a build that is tolerable: about what the model loses where all variants are built
-(docs/notes/tables.md).
-"""
+"""The tolerable loss of a build: about the model's where all variants are built (docs/notes/tables.md)."""
 
 
 def examine_builds() -> Iterator[Finding]:

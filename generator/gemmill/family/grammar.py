@@ -212,7 +212,7 @@ class Grammar:
         return kind
 
     def words(self, config: Any, tag: str = "") -> list[str]:
-        """The fields of a config's name after architecture and tag, as a former tag had them where one is named."""
+        """The fields of a config's name after architecture and tag; `tag` selects the spelling of a former tag."""
         fields = self._compiled[tag if tag in self.aliases else ""]
         return [text for one in fields if (text := one.text(config))]
 
@@ -252,7 +252,7 @@ class Grammar:
 
     @cached_property
     def _parts(self) -> list[str]:
-        """Attributes that are dataclasses with attributes of their own in names."""
+        """Attributes that are dataclasses whose own attributes appear in names."""
         paths = (path.partition(".") for one in self.fields for path in one.paths)
         return list(dict.fromkeys(part for part, dot, _ in paths if dot))
 

@@ -1,4 +1,4 @@
-"""What must hold for a call, in words that are compiled: the steps of a contract."""
+"""The conditions on a call, in words that compile to a program: the steps of a contract."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Let:
 
 @dataclass(frozen=True)
 class Require:
-    """Something that must hold, and the sentence that says what does not."""
+    """A condition, and the sentence for a call that breaks it."""
 
     test: str
     """Comparisons of such expressions, `and`, `or`, and of tensors `dtype(x) in (float32, ...)`, `like(x, y, last)`,
@@ -33,7 +33,7 @@ class Require:
 
 @dataclass(frozen=True)
 class When:
-    """What must hold where a test does; an optional argument's name alone asks whether it is given."""
+    """Conditions that apply where a test holds; the bare name of an optional argument tests whether the call has it."""
 
     test: str
     steps: tuple["Step", ...]
@@ -58,7 +58,7 @@ class Special:
 
 
 class Aspect(StrEnum):
-    """What is judged of tensors, as they are declared."""
+    """The aspect of the declared tensors to check."""
 
     RANK = "rank"
     SHAPE = "shape"
@@ -69,18 +69,18 @@ class Aspect(StrEnum):
     DEVICE = "device"
     """that each is on the device of the first"""
     APART = "apart"
-    """that what is written shares no byte with another"""
+    """that no output shares a byte with another tensor"""
 
 
 @dataclass(frozen=True)
 class Check:
-    """That tensors are as they are declared (`Tensor`)."""
+    """A check that tensors are as declared (`Tensor`)."""
 
     aspect: Aspect
     roles: str
-    """In the order in which they are judged, with spaces between; those that the op lacks are passed over."""
+    """In the order of the checks, with spaces between; roles that the op lacks are skipped."""
     unread: str = "what is"
-    """What an overlapping result would overwrite before it is read, in the sentence."""
+    """The words of the sentence for data that an overlapping result would overwrite."""
 
 
 Step = Union[Let, Require, When, OneOf, Special, Check, Classes]  # noqa: UP007 (a forward reference stands in When)

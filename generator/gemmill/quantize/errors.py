@@ -28,7 +28,7 @@ class LayerError:
     weights: float
     """Sum of the squared changes of weights over the sum of their squares; 0 where all weights are zero."""
     outputs: float | None = None
-    """The same ratio for the layer's outputs, for inputs that were given."""
+    """The same ratio for the layer's outputs, for inputs from the caller."""
     unfolded: int | None = None
     """How many rows of mxfp4 have scales that do not fold exactly into e4m3; None for other formats."""
     spread: int | None = None
@@ -59,8 +59,8 @@ class LayerError:
 
 
 def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: Tensor | None = None) -> LayerError:
-    """The error of a weight [N, K] in a format, in bounded memory. `inputs` [tokens, K] are what the layer was seen to
-    get.
+    """The error of a weight [N, K] in a format, in bounded memory. `inputs` [tokens, K] are recorded inputs of the
+    layer.
 
     Changes are taken in f32 and summed in f64. Raises ValueError where shapes disagree.
     """

@@ -1,4 +1,4 @@
-"""The report on packing weights: what it found out about them, and what it changed."""
+"""The report on packing weights: their range, and the changes."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from gemmill.formats.quantise import BlockScaled
 
 @dataclass(frozen=True, kw_only=True)
 class PrepackReport:
-    """What packing found out about a tensor, and what it changed."""
+    """The facts of a packed tensor, and the changes to it."""
 
     rows: int
     k: int
@@ -22,7 +22,7 @@ class PrepackReport:
     requantised_rows: int
     """Rows whose smallest scales were clamped."""
     changed: int
-    """How many weights differ from what they were."""
+    """How many weights have a new value."""
     added_error: float
     """Sum of the squared changes over the sum of the squared weights."""
     largest_change: float
@@ -30,7 +30,7 @@ class PrepackReport:
 
     @property
     def exact(self) -> bool:
-        """Whether every weight is what it was."""
+        """Whether every weight has its old value."""
         return self.changed == 0
 
     @property
@@ -54,7 +54,7 @@ class PrepackReport:
 
 @dataclass(kw_only=True)
 class Tally:
-    """Sums of what changed, over chunks of rows."""
+    """Sums of changes, over chunks of rows."""
 
     requantised_rows: int = 0
     changed: int = 0

@@ -15,7 +15,7 @@ _KEY_VALUE = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)=(.*)")
 
 
 class FilterError(ValueError):
-    """A pattern that cannot be read or that nothing fits; the text says what exists."""
+    """An unreadable pattern, or one without a match; the text lists the possible values."""
 
 
 def apply(selection: Selection, patterns: Sequence[str]) -> Selection:

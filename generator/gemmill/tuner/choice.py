@@ -1,10 +1,10 @@
 """Which candidate was the fastest, as far as the rounds can tell.
 
-Rounds alternate between candidates, so a round is a fair comparison and its ranks are free of how the clocks were. The
-least mean rank wins. Whoever was faster than it in a quarter of the rounds and slower by no more than the margin is
-tied with it. So is whoever was slower by less than half a per cent. Ties go to what is chosen today, else to the first
-name. So the same rounds always give the same choice and noise seldom gives another. What is chosen today stays unless
-it is beaten by the margin.
+Rounds alternate between candidates, so a round is a fair comparison and its ranks do not depend on the clocks. The
+least mean rank wins. A candidate that was faster than it in a quarter of the rounds and slower by no more than the
+margin is tied with it. So is whoever was slower by less than half a per cent. Ties go to today's choice, else to the
+first name. So the same rounds always give the same choice and noise seldom gives another. Today's choice stays unless
+another beats it by the margin.
 """
 
 import statistics
@@ -20,13 +20,13 @@ MARGIN = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What was chosen for a workload, and how clearly."""
+    """The choice for a workload, and how clear it is."""
 
     chosen: str
     ranked: tuple[str, ...]
     """Every variant that ran to the end. The choice stands first, the others by time."""
     us: Mapping[str, float]
-    """Their medians in microseconds. What clocks did to a whole round is taken out."""
+    """Their medians in microseconds. Changes of the clocks over a whole round are taken out."""
     tied: tuple[str, ...]
     """The fastest variant, and those as fast as it."""
     fastest: str

@@ -35,10 +35,9 @@ class ClusterExecutor(Executor):
         self._starting: list[Future] = []
 
     def facts(self) -> Mapping[str, Any]:
-        """The device of the first worker that tells. Raises TuneError.
+        """The device of the first worker that answers. Raises TuneError.
 
-        All are asked, so that their measuring processes start at the same time, and not each when its first task
-        comes.
+        It asks all, so that their measuring processes start at the same time, and not each when its first task comes.
         """
         self._starting = [
             self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES, workers=[address])

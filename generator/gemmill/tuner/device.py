@@ -18,7 +18,7 @@ _THROTTLES = {
     "SwThermalSlowdown": "heat, by the driver",
     "HwPowerBrakeSlowdown": "power brake",
 }
-"""Reasons for clocks below what was asked for, by the end of their names in NVML."""
+"""Reasons for clocks below the requested ones, by the end of their names in NVML."""
 
 
 def now() -> str:
@@ -84,8 +84,9 @@ class Monitor:
             self._thread.join()
 
     def summary(self) -> dict[str, Any]:
-        """Minimum, median and maximum of each quantity (MHz, W, degrees C), and in which share of the samples clocks were
-        held down, by reason. Empty where nothing was sampled."""
+        """Minimum, median and maximum of each quantity (MHz, W, degrees C), and the share of samples with reduced
+        clocks, by reason. Empty without samples.
+        """
         samples = list(self._samples)
         if not samples:
             return {}

@@ -1,4 +1,6 @@
-"""The lines of a journal, decoded as what each says: by msgspec, which a machine that begins a sweep can do without."""
+"""The lines of a journal, decoded into a class for each kind: by msgspec, which a machine that begins a sweep can do
+without.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ class _SweepLine(Struct, tag_field="kind", tag="sweep"):
 
 
 class _BuildLine(Struct, tag_field="kind", tag="build"):
-    """What is said of a build before it is measured."""
+    """The line on a build before its measurement."""
 
     folder: str
     build_id: str

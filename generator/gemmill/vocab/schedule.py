@@ -22,12 +22,14 @@ class KernelSchedule(StrEnum):
 
 
 class Accumulation(StrEnum):
-    """What happens to partial sums of FP8 products on Hopper's tensor core, which keeps 13 bits below the largest (FP22)."""
+    """The treatment of partial sums of FP8 products on Hopper's tensor core, which keeps 13 bits below the largest
+    (FP22).
+    """
 
     FAST = "fast"
     """sums stay in the tensor core over the whole of K; so do those of 16-bit operands, which are FP32 there"""
     PROMOTED = "promoted"
-    """sums are added to FP32 registers after every 128 along K"""
+    """FP32 registers add up the sums after every 128 along K"""
     EXACT = "exact"
     """sums are integers: nothing is lost"""
 
@@ -38,7 +40,7 @@ class TileScheduler(StrEnum):
     PERSISTENT = "persistent"
     """a CTA walks over whole tiles"""
     STREAM_K = "streamk"
-    """CTAs share the K iterations of all tiles evenly; partial sums are added in a fixed order"""
+    """CTAs share the K iterations of all tiles evenly, and add partial sums in a fixed order"""
     SPLIT_K = "splitk"
     """a cluster's CTAs take equal slices of K of one tile; partial sums meet in distributed shared memory, in a fixed
     order"""
@@ -56,7 +58,7 @@ class RasterOrder(StrEnum):
 
 
 class EpilogueKind(StrEnum):
-    """What happens to an accumulator before it is stored.
+    """The operations on an accumulator before the kernel stores it.
 
     Formulas are in the guide of the GEMM ops; `acc` is the raw accumulator of quantised operands.
     """
