@@ -1,14 +1,14 @@
-"""The analytic model that chooses where nothing was measured. Mirrors kernels/scaled_mm/model.cpp.
+"""The analytic model that chooses among variants without measurements. Mirrors kernels/scaled_mm/model.cpp.
 
 Clusters of CTAs run in waves, as many at a time as a device has room for. Five things limit them. The first two are the
-tensor core with its stores, and how soon a stage of the pipeline is filled again. The others are L2, what SMs fetch
-from memory, and memory. The fourth root of the sum of their fourth powers joins their times: a smooth maximum. Slices
-of K are added up after that.
+tensor core with its stores, and how soon a stage of the pipeline fills again. The others are L2, the fetches of SMs
+from memory, and memory. The fourth root of the sum of their fourth powers joins their times: a smooth maximum. The time
+to add up slices of K comes after that.
 
-The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the weights that were timed
-(H200, 2026-11-21). The fit is for the loss of the variant that comes out first (docs/notes/tables.md).
-tools/fit_model.py fits them anew. They are near what the machine has, but not measurements of it: a smooth maximum of
-equals exceeds each of them.
+The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the measured weights (H200,
+2026-11-21). The fit is for the loss of the variant that comes out first (docs/notes/tables.md). tools/fit_model.py fits
+them anew. They are near the machine's rates, but not measurements of it: a smooth maximum of equals exceeds each of
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ BANDS = ((8, 6), (4, 3), (2, 2))
 
 
 class Facts(NamedTuple):
-    """What the model reads of a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
+    """The inputs of the model for a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
 
     raster_order: int
     swizzle: int
@@ -52,17 +52,17 @@ class Facts(NamedTuple):
     ctas_of_sm: int
     """CTAs that fit on an SM."""
     overlaps: int
-    """1 where a tile is stored while the next is multiplied."""
+    """1 where the kernel stores a tile while it multiplies the next."""
     promotes: int
     """How often sums leave the tensor core's accumulator in 128 bytes of K; 0 where they stay to the end of K."""
     divides_k: int
-    """1 where slices of K are added up in the shared memory of a cluster."""
+    """1 where the CTAs of a cluster add up slices of K in shared memory."""
     stages: int
     """Stages of the pipeline: steps whose operands are on their way at a time."""
     box_rows: int
-    """Rows of the boxes in which A is loaded where it leaves a box or more of a tile empty.
+    """Rows of a TMA box, where A comes box by box because it leaves a box or more of a tile empty.
 
-    It is 0 where such a tile is filled up with zeros.
+    It is 0 where TMA fills such a tile up with zeros.
     """
     cost_permille: int
     """How long its schedule takes, in thousandths of the model's time."""
@@ -80,8 +80,9 @@ class Constants(NamedTuple):
     promotion: float = 0.8044
     """The time to add up one tile's sums, for each 128 bytes of K."""
     promoted_elements: float = 142.0
-    """Sums that an SM multiplies by their scales and adds up. It binds groups of 32 alone, and is predicted, not fitted:
-    64 x 128 of them take each scheduler 64 multiply-adds and 30 other instructions, at 1.63 GHz."""
+    """Sums that an SM multiplies by their scales and adds up. It binds groups of 32 alone, and is a prediction, not a
+    fit: 64 x 128 of them take each scheduler 64 multiply-adds and 30 other instructions, at 1.63 GHz.
+    """
     l2_bytes: float = 11470.0
     """Bytes from L2, of all SMs."""
     straddling: float = 1.136
@@ -90,7 +91,7 @@ class Constants(NamedTuple):
     A step's part of such a row lies in two lines.
     """
     parting: float = 0.6285
-    """The share that is added where rows are no multiples of 32 bytes: half of them begin within a sector."""
+    """The share to add where rows are no multiples of 32 bytes: half of them begin within a sector."""
     filling: float = 3.178
     """Bytes from L2 that one byte of zeros, in the place of rows beyond A, counts as (docs/notes/tiles.md)."""
     fetched_bytes: float = 58.77
@@ -112,7 +113,7 @@ class Constants(NamedTuple):
     joining: float = 2400.0
     """The time for CTAs of a tile to wait for one another, where slices of K meet in memory."""
     joining_element: float = 0.12
-    """The part of that time for each element of a tile, which is stored and read there."""
+    """The part of that time for each element of a tile, which the kernel stores and reads there."""
 
 
 class Terms(NamedTuple):
@@ -232,8 +233,8 @@ def ctas_of(row: Facts, m: int, n: int) -> int:
 def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
     """Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time.
 
-    Tiles are visited band by band. Operands across a band stay in L2 while it is swept. Operands along it are read
-    again for every band, unless all of them stay in L2 as well.
+    The tile scheduler visits tiles band by band. Operands across a band stay in L2 during its sweep. Every band reads
+    the operands along it again, unless all of them stay in L2 as well.
     """
     of_m, of_n = row.tile_m * row.sharers_b, row.tile_n * row.sharers_a
     clusters_m, clusters_n = _ceil_div(m, of_m), _ceil_div(n, of_n)

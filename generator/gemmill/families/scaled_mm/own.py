@@ -1,4 +1,4 @@
-"""Kernels that end in a user's own epilogue: what they are, the op that calls them, and how both are named."""
+"""Kernels that end in a user's own epilogue: their configs, the op that calls them, and the names of both."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -137,7 +137,7 @@ def with_others(traced: Traced) -> Mapping[str, str]:
 
 
 def _together(traced: Traced, roles: Mapping[str, str]) -> Iterator[Step]:
-    """That what an input is meaningless without is given too."""
+    """That a call has the inputs without which another input means nothing."""
     for name, other in with_others(traced).items():
         say = f"{name} is given and {other} is not: {name} has no effect without it, so give both, or neither"
         yield When(roles[name], (Require(roles[other], say),))

@@ -1,4 +1,6 @@
-"""Calls of the quantisation ops by their sizes and options. Outputs are poisoned, and held against the reference."""
+"""Calls of the quantisation ops by their sizes and options. Outputs hold poison before a call; the reference checks
+them after it.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -61,13 +63,13 @@ class QuantCase:
     bounded: bool = False
     """Whether there is a scale_ub that bites, for e4m3."""
     residual: bool = False
-    """Whether there is a residual, and whether what modulates has a value for each element."""
+    """Whether there is a residual, and whether the modulation has a value for each element."""
     plain: bool = False
     """Whether block scales lie in rows, not swizzled."""
     rounding: ScaleRounding = ScaleRounding.UP
-    """How mx scales are rounded."""
+    """The rounding of mx scales."""
     rounded: bool = False
-    """Whether GELU and what is modulated are rounded to the input's type before they are coded."""
+    """Whether GELU and modulated values round to the input's type before they are coded."""
 
     def __str__(self) -> str:
         extras = [name for name in ("m_major", "bounded", "residual", "plain", "rounded") if getattr(self, name)]
@@ -116,7 +118,7 @@ class QuantCase:
 
     @property
     def is_modulated(self) -> bool:
-        """Whether rows are modulated."""
+        """Whether the call modulates rows."""
         return self.declared.activations == (Activation.MODULATE,)
 
     @property

@@ -28,7 +28,7 @@ class Tables:
     split_k: tuple[SplitKRow, ...] = ()
     """for few rows, with K divided among the CTAs of a cluster"""
     parallel: tuple[Row, ...] = ()
-    """for few tiles and a long K, which is divided among CTAs that no cluster binds"""
+    """for few tiles and a long K, which CTAs without a cluster share"""
 
     def at_half_depth(self) -> "Tables":
         """The same schedules for operands of 16 bits, with half the elements along K: as many bytes."""
@@ -143,7 +143,7 @@ CORE = Tables(
         ((64, 16, 256), BASIC, 4),
     ),
 )
-"""The schedules that are compiled for users who lack the CuTe DSL."""
+"""The schedules of the default build for users who lack the CuTe DSL."""
 
 FEW = Tables(wide=(CORE.wide[0], CORE.wide[3]), split_k=CORE.split_k[2:])
 """The schedules that the less frequent problems make do with there."""
@@ -152,7 +152,7 @@ VISITORS = Tables(wide=(CORE.wide[4], CORE.wide[3]), narrow=(((64, 16, 256), (1,
 """The schedules of kernels that end in a user's epilogue by CUTLASS's visitors."""
 
 BESIDE_DSL = Tables(wide=(CORE.wide[0], CORE.wide[2], CORE.wide[4]), split_k=(CORE.split_k[1], CORE.split_k[3]))
-"""The schedules that are compiled beside the CuTe DSL's kernels for e4m3 to bf16.
+"""The schedules of the default build next to the CuTe DSL's kernels for e4m3 to bf16.
 
 Without the rest of CORE no row of the H200's table is 1 % slower (2026-11-22). The default selection then compiles in
 half the time.
@@ -161,7 +161,7 @@ half the time.
 BESIDE_DSL_FOR_INT8 = Tables(wide=(CORE.wide[0], CORE.wide[4]))
 
 WIDEST = Tables(wide=PREFILL + BETWEEN, narrow=DECODE, split_k=SPLIT_K)
-"""The schedules that are worth timing."""
+"""The schedules worth timing."""
 
 BLOCKWISE: tuple[Row, ...] = (
     ((128, 128, 128), (1, 2, 1), COOPERATIVE),
