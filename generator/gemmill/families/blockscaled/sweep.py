@@ -1,4 +1,4 @@
-"""What is measured of the block-scaled GEMMs."""
+"""The measurements of the block-scaled GEMMs."""
 
 from enum import StrEnum
 
@@ -14,7 +14,7 @@ from gemmill.vocab import DType
 
 
 class Op(StrEnum):
-    """Classes of calls that are measured; results are bf16."""
+    """Measured classes of calls; results are bf16."""
 
     NVFP4_BF16 = "nvfp4_bf16"
     """packed nvfp4 weights and bf16 activations"""
@@ -35,12 +35,12 @@ class Op(StrEnum):
 
     @property
     def pair(self) -> Pair:
-        """What is multiplied."""
+        """The operands of the product."""
         return dict(zip(Op, Pair, strict=True))[self]
 
     @property
     def prepacked(self) -> bool:
-        """Whether weights are packed."""
+        """Whether the call has packed weights."""
         return self.pair.a_format is None
 
     @property

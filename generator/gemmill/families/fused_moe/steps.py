@@ -1,4 +1,4 @@
-"""What must hold for a layer of experts, however its weights are stored."""
+"""Conditions on a layer of experts, for any storage of its weights."""
 
 from gemmill.families.fused_moe.config import MOST_WEIGHTS
 from gemmill.families.fused_moe.workspace import EXPRESSIONS, SHARED

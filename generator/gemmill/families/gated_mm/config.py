@@ -1,4 +1,4 @@
-"""What a gated kernel is: one that multiplies by gate and up weights, and whose epilogue is their activation."""
+"""The config of a gated kernel: it multiplies by gate and up weights, and its epilogue is their activation."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +21,7 @@ It is also how many elements along K, and how many gates or ups, share a scale o
 
 
 class Result(StrEnum):
-    """What a kernel stores."""
+    """The results of a kernel."""
 
     BF16 = "bf16"
     STATIC = "e4m3static"
@@ -37,7 +37,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What is multiplied."""
+    """The operands of the product."""
 
     dtype: DType
     """Type of A and of the weights."""
@@ -51,7 +51,7 @@ class Operands:
     by_expert: bool = False
     """Whether rows belong to experts, each with weights of its own: their counts are on the device (gemmill.gemm.experts)."""
     indexed: bool = False
-    """Whether rows of A, of experts, are gathered by their numbers as they are loaded."""
+    """Whether the kernel gathers rows of A, of experts, by their numbers as it loads them."""
 
     def __post_init__(self) -> None:
         if self.dtype not in OPERANDS:
@@ -68,7 +68,7 @@ class Operands:
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogue:
-    """What becomes of sums."""
+    """The operations on sums."""
 
     result: Result
     activation: Activation | None = None
@@ -95,7 +95,7 @@ class _Common:
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that a call is asked by."""
+        """Dtype of the operand that identifies a call."""
         return self.operands.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""The ops of rows that belong to experts, and what must hold for a call of each."""
+"""The ops of rows that belong to experts, and the contract of each."""
 
 from gemmill.families.gated_mm.classes import CLASSES
 from gemmill.families.gated_mm.config import GROUP, OPERANDS
@@ -35,7 +35,7 @@ _ROLES = "out out_scales a b a_scales b_scales static_scale expert_offsets exper
 def _scales(shape: str, test: str) -> tuple[Step, ...]:
     """Steps for the scales of operands: of rows and columns, or in groups.
 
-    `shape` says what A's scales in groups have; `test` must hold for them.
+    `shape` is that of A's scales in groups; `test` must hold for them.
     """
     return (
         Let("k_groups", f"ceil(K, {GROUP})"),

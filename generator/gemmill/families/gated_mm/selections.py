@@ -29,7 +29,7 @@ _MANY = {
     Result.STATIC: ((128, 192, 128), (1, 1, 1)),
     Result.GROUP: ((64, 256, 128), (2, 1, 1)),
 }
-"""Tiles in pingpong: a tile ends while the next one is multiplied (docs/notes/gated_mm.md)."""
+"""Tiles in pingpong: a tile ends while the tensor core multiplies the next one (docs/notes/gated_mm.md)."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:

@@ -1,4 +1,4 @@
-"""The compressed cache's ops, and what must hold for a call of each, in the order in which a call is judged."""
+"""The compressed cache's ops, and the contract of each, in the order of the checks."""
 
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (

@@ -1,4 +1,4 @@
-"""The ops of packed vectors, one side of a cache at a time or both, and what must hold for a call of each."""
+"""The ops of packed vectors, one side of a cache at a time or both, and the contract of each."""
 
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
@@ -52,7 +52,7 @@ _E4M3_PLACE = list(KEY_FORMATS).index("e4m3")
 
 
 def one_of_words(offered: tuple[str, ...]) -> Require:
-    """The step that holds a format to the names that are offered."""
+    """The step that requires one of the possible names of a format."""
     return Require(
         f"format in {offered}", f"format is {{format!r}}, expected {any_word([repr(name) for name in offered])}"
     )
@@ -109,7 +109,7 @@ def _holds(name: str, dims: int, side: str) -> Require:
 
 
 def _scales(name: str, place: str) -> tuple[Check | When, ...]:
-    """Steps that hold scales of heads to the format that has them."""
+    """Steps that require scales of heads to belong to the format that has them."""
     return (
         Check(Aspect.WHOLE, name),
         When(
@@ -289,7 +289,7 @@ _SLOTS = (
     ),
     Let("value_alignment", f"2 + 2 * (value_format // {_E4M3_PLACE})"),
 )
-"""Steps that name the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
+"""Steps that name the number of the compile-time format, where keys and values lie in slots; 0 otherwise."""
 _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))
 _SCORES_TENSORS = "q keys scores key_scales"
 _SCORES_OP = Op(
