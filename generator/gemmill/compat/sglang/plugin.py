@@ -173,8 +173,9 @@ def around_masked_experts(
     recipe_a: Recipe = None,
     recipe_b: Recipe = None,
 ) -> Any:
-    """lhs [E, rows, K] and rhs [E, N, K] as DeepGEMM takes them; of each expert the first masked_m rows, int32 [E]. Calls that are
-    to overlap with others stay with SGLang's own."""
+    """lhs [E, rows, K] and rhs [E, N, K] as DeepGEMM takes them; of each expert the first masked_m rows, int32 [E].
+    Calls that overlap with others stay with SGLang's own.
+    """
 
     def ours() -> Any:
         return deep_gemm.m_grouped_fp8_gemm_nt_masked(lhs, rhs, out, masked_m, expected_m)
@@ -227,7 +228,9 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 
 def _may_serve() -> bool:
-    """Whether SGLang does not ask for deterministic inference, or the build can hold one order, which is asked for then."""
+    """Whether SGLang does not require deterministic inference, or the build can hold one order, which this then
+    requests.
+    """
     if (why := invariance.of_sglang()) is not None:
         served.left("layer of SGLang's", why)
     return why is None

@@ -1,7 +1,7 @@
 """vLLM's TurboQuant backend of attention, with gemmill's kernels: they store new tokens in vLLM's slots and decode over them.
 
-Imported by vLLM alone, where a cache of `--kv-cache-dtype turboquant_...` is asked for. The classes derive from vLLM's. What is
-not overridden stays vLLM's: prefilling, and its kernels wherever gemmill refuses a layer, in one sentence.
+Only vLLM imports it, for a cache of `--kv-cache-dtype turboquant_...`. The classes derive from vLLM's. The rest stays
+vLLM's: prefill, and its kernels wherever gemmill refuses a layer, in one sentence.
 
 With speculative decoding a sequence has a query row for its last token and one for each draft. The builder counts such
 sequences as decodes, and their rows pass the cache together. vLLM's own builder leaves them to its prefilling, whose calls

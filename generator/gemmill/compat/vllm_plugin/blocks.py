@@ -59,7 +59,7 @@ BEFORE = {
     _CONTIGUOUS: _before_contiguous,
     _MASKED: _before_masked,
 }
-"""The functions that are put before vLLM's."""
+"""The functions before vLLM's."""
 
 
 def _stays() -> bool:

@@ -1,4 +1,5 @@
-"""The rows of a layer that gemmill serves, and those that an engine's own kernel does: both are timed when weights are processed.
+"""The rows of a layer that gemmill serves, and those that an engine's own kernel serves: the plugin times both after
+loading.
 
 Both multiply by the same weights, so a call may go to either by its rows. Within torch.compile an op asks, so that one graph is right
 for any number of rows. It names the layer: a cached graph gets the split of the process that runs it.
@@ -76,7 +77,7 @@ _splits: dict[str, tuple[Split, Gemm]] = {}
 
 
 def split(layer: Linear, theirs: Gemm, *operands: Tensor | None) -> Split | None:
-    """Who serves which rows of a layer, timed once for each shape. None where nothing is timed: gemmill serves all rows.
+    """Who serves which rows of a layer, timed once for each shape. None without a measurement: gemmill serves all rows.
 
     `operands` are b, and for one row a_scales, b_scales, azp_adj, azp and bias. Raises nothing.
     """
@@ -94,7 +95,7 @@ def split(layer: Linear, theirs: Gemm, *operands: Tensor | None) -> Split | None
 
 
 def can_time(weight: Tensor) -> bool:
-    """Whether kernels are to be timed beside one another here."""
+    """Whether to time both kernels here."""
     return weight.is_cuda and settings.times_layers()
 
 
@@ -127,7 +128,7 @@ def times_us(layer: Linear, rows: int, theirs: Gemm, *operands: Tensor | None) -
 
 
 def _of_rows(of_one: Tensor, rows: int) -> Tensor:
-    """What is given of each row, [1, ...], for more of them, groups along K M-major; one value for all stays."""
+    """The inputs of one row, [1, ...], repeated for more rows, groups along K M-major; one value for all stays."""
     return of_one if of_one.dim() < 2 else of_one.t().repeat_interleave(rows, dim=1).t()
 
 

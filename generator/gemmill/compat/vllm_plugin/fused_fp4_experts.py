@@ -1,7 +1,8 @@
-"""Experts of 4-bit weights in three launches: what stands in the place of engines' Marlin experts where a build has the kernels.
+"""Experts of 4-bit weights in three launches, in place of engines' Marlin experts where a build has the kernels.
 
-Weights are packed expert by expert, each gate before its up, dense or pruned to 2:4. Bases have a dimension more than those of grouped
-GEMMs (`gemmill.compat.fp4_experts`): [E, 1, N]. By that and by the bytes of a block such weights are known afterwards.
+Packing takes expert by expert, each gate before its up, dense or pruned to 2:4. Bases have a dimension more than those
+of grouped GEMMs (`gemmill.compat.fp4_experts`): [E, 1, N]. That and the bytes of a block identify such weights
+afterwards.
 """
 
 import logging
@@ -184,7 +185,7 @@ def multiplied(
     expert_map: Tensor | None,
     out: Tensor,
 ) -> Tensor:
-    """Write into out [M, K] what the experts topk_ids [M, top] of each token give, weighed and summed."""
+    """Write the weighted sum of the experts topk_ids [M, top] of each token into out [M, K]."""
     columns = -(-x.shape[1] // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
     of_block = first.blocks.shape[2] // columns
     format = next(name for name, size in _BLOCK_BYTES.items() if size == of_block)

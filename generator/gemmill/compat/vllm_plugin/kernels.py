@@ -1,7 +1,8 @@
 """vLLM's linear kernels with gemmill's GEMMs: as vLLM 0.33's own, which quantise the activations and prepare the weights.
 
-Each class derives from the kernel of vLLM's that goes on serving what no variant fits, and layers whose first call fails when it is
-tried. Where both read the same weights they are timed, and each serves the rows for which it is faster. 4-bit weights are multiplied by activations as they are, as Marlin's kernels do it.
+Each class derives from the kernel of vLLM's that goes on serving calls without a variant, and layers whose trial call
+fails. Where both read the same weights the plugin times both, and each serves the rows for which it is faster. 4-bit
+weights multiply activations as they are, as in Marlin's kernels.
 """
 
 from functools import partial
@@ -49,7 +50,7 @@ def _left(what: str, why: str) -> Answer:
 
 class _OnThisGpu:
     _taken = True
-    """Whether gemmill serves the layer. It is known when its weights are processed."""
+    """Whether gemmill serves the layer. The processing of its weights decides."""
     _split: Split | None = None
     """Which rows it serves, where it does not serve all."""
     _name = ""
@@ -94,7 +95,7 @@ def _fp8(c, n: int, k: int, blocks: bool = False) -> Linear:
 
 
 def _ones(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    """Scales of activations for a call that is tried."""
+    """Scales of activations for a trial call."""
     return torch.ones(shape, dtype=torch.float32, device=like.device)
 
 

@@ -1,4 +1,4 @@
-"""The grouped GEMMs of packed 4-bit weights, and what must hold for a call of each."""
+"""The grouped GEMMs of packed 4-bit weights, and the contract of each."""
 
 from gemmill.families.moe.config import FP4_FORMATS, FP4_PAIRS
 from gemmill.families.moe.steps import ALPHA_AND_BIAS, end_of

@@ -63,7 +63,7 @@ _GROUP_32_INDEXED = (_GROUP_32[0], _GROUP_32[2], _GROUP_32[4])
 _FEW_OF_32 = (_GROUP_32[0], _GROUP_32[3])
 """Of groups of 32 those of float16 results."""
 _ROWS_OF_32 = (_GROUP_32[0], ((64, 96, 128), (1, 1, 1), BASIC, False, None))
-"""Those of weights whose rows have scales of their own, for which registers of a second set of sums are left beside 96 columns."""
+"""Those of weights whose rows have scales of their own, for which 96 columns leave registers of a second set of sums."""
 
 
 _PLAIN, _WITH_BIAS = Epilogue(), Epilogue(biased=True)
@@ -83,8 +83,8 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     """The default selection, on sm90a: e4m3 with all kinds of scales, s8, operands of 16 bits, packed 4-bit weights, and kernels with
     alpha and bias. On sm120f it has the kernels of these that multiply without WGMMA.
 
-    Kernels have tiles for few and for many rows. All but those of packed weights have one beside them that takes operands as
-    TMA does not.
+    Kernels have tiles for a small and for a large M. All but those of packed weights also have one for operands that
+    TMA does not take.
     """
     yield from tiled(arch)
     yield from unaligned(arch)

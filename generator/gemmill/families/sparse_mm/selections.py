@@ -62,8 +62,7 @@ _PROMOTED = Candidate(tile=(64, 64, 256), schedule=BASIC, accumulation=Accumulat
 
 
 def sweep(arch: Arch) -> Iterator[SparseConfig]:
-    """All kernels that are worth timing for bf16 results, also with promoted sums, and the rest of the default
-    selection."""
+    """All kernels worth timing for bf16 results, also with promoted sums, and the rest of the default selection."""
     if arch is not Arch.SM90A:
         return
     found = list(default(arch))
