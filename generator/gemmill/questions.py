@@ -27,7 +27,7 @@ class Asked:
     required: bool = False
     """Whether the family's calls cannot do without it."""
     is_size: bool = False
-    """Whether it is a size of the call, which `gemmill export` must be told."""
+    """Whether it is a size of the call, which `gemmill export` needs."""
 
     @property
     def spelled(self) -> str:

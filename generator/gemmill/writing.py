@@ -48,7 +48,7 @@ def beside(path: Path) -> Path:
 
 
 def work_folder(home: Path) -> Path:
-    """A name below a home's work/ that no other process uses. It tells whose it is: machine, process, and its start."""
+    """A name below a home's work/ that no other process uses. It names its owner: machine, process, and its start."""
     return home / "work" / f"{_machine()}.{os.getpid()}.{_start_of(os.getpid())}.{uuid.uuid4().hex}"
 
 

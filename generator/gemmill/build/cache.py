@@ -1,4 +1,4 @@
-"""The object cache: compiled objects, each named by the digest of what made it.
+"""The object cache: compiled objects, each named by the digest of its inputs.
 
     objects/<key>/object.o, entry.json   one translation unit; the key covers the sources' keys (`sources.Keys`) and headers
     headers/<digest>.json                a list of toolchains' headers with digests, shared by the objects made from the same ones

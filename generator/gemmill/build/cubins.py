@@ -64,7 +64,7 @@ def code_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _size_of_cubin(data: bytes, at: int) -> int:
-    """Bytes of the CUDA file that begins at `at`, 0 if none does. Its tables come last, so they tell where it ends."""
+    """Bytes of the CUDA file that begins at `at`, 0 if none does. Its tables come last, so they give its end."""
     try:
         header = ELFFile(io.BytesIO(data[at : at + _HEADER_BYTES])).header
     except ELFError:

@@ -69,7 +69,7 @@ class Worker:
         """CPU seconds of the DSL's import; None where the process ended before it was done."""
 
     def compile(self, **asked: str) -> dict[str, Any] | None:
-        """The reply for one file, asked as dsl_worker.py reads it; None where the process has ended."""
+        """The reply for one file, requested in the form that dsl_worker.py reads; None where the process has ended."""
         assert self._process.stdin is not None  # Popen opened a pipe
         try:
             self._process.stdin.write(json.dumps(asked) + "\n")

@@ -11,7 +11,9 @@ from itertools import accumulate
 SASS_OF_INTEREST = frozenset(
     "QGMMA IGMMA HGMMA IMMA HMMA QMMA OMMA UTCQMMA UTCOMMA UTCHMMA UTMALDG UTMASTG UBLKCP LDGSTS LDSM STSM LDL STL REDG ATOMG".split()
 )
-"""Opcodes that tell which units of the machine a kernel uses: tensor cores, TMA, asynchronous copies, local memory."""
+"""Opcodes of interest: the units of the machine that a kernel uses, as tensor cores, TMA, asynchronous copies, local
+memory.
+"""
 _INSTRUCTION_BYTES = 16
 
 _PROPERTIES = re.compile(r"Function properties for (\w+)")

@@ -93,7 +93,7 @@ class BuildPlan:
     selection: str
     arch: Arch
     configs: tuple[Config, ...]
-    """Every variant asked for, also those that share a kernel."""
+    """Every variant of the selection, also those that share a kernel."""
     kernels: tuple[Source, ...]
     """The kernels to have, one for each different machine code."""
     units: tuple[Unit, ...]

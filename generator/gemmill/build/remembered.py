@@ -59,7 +59,7 @@ class KnownSources:
 
 
 def _states(folders: Iterable[Path]) -> list[list[str | int]] | None:
-    """Size and time of each file; None where one cannot be looked at, or changed within the last tick of the clock."""
+    """Size and time of each file; None where one cannot be read, or changed within the last tick of the clock."""
     latest = (time.time() - RACY_SECONDS) * 1e9
     states: list[list[str | int]] = []
     for folder in folders:

@@ -84,7 +84,7 @@ def keys_for(
     dsl: DslPackage | None = None,
     memo: FileMemo | None = None,
 ) -> Keys:
-    """The keys of a build's sources. Without a toolchain they tell sources apart, and name no object."""
+    """The keys of a build's sources. Without a toolchain they distinguish sources, and name no object."""
     memo_path = options.home_dir / "memo" / "files.json"
     return Keys(
         flags=flags_for(arch, emulate=options.emulate),

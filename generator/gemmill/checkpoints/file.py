@@ -52,7 +52,7 @@ _SHOWN = 200
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read or written as asked: one sentence."""
+    """A checkpoint that cannot be read or written as requested: one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)

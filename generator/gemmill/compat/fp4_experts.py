@@ -53,7 +53,9 @@ class Weights:
 
 
 def are_asked_for() -> bool:
-    """Whether gemmill is to have experts whose kernels were not measured to be faster than Marlin's; tells once where it is not."""
+    """Whether gemmill is to have experts whose kernels were not measured to be faster than Marlin's; logs once that it
+    is not.
+    """
     if not (asked := settings.takes_fp4_experts()):
         _tell()
     return asked

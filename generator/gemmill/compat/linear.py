@@ -184,7 +184,7 @@ def take(layer: Layer, by: str, of: object | None = None, rows: str = "") -> Non
 
 Result = TypeVar("Result")
 _calls: dict[Hashable, bool] = {}
-"""Whether calls of a layer come to gemmill: asked at each call, and so remembered."""
+"""Whether calls of a layer come to gemmill, remembered because each call needs it."""
 
 
 def called(
@@ -232,7 +232,7 @@ def _failed_call(key: Hashable, layer: Layer | None, error: Exception, theirs: C
 
 
 def forget() -> None:
-    """Ask and tell anew, as a process does that begins."""
+    """Ask and log again, as a new process does."""
     _answer_of_build.cache_clear()
     _calls.clear()
     _passed.clear()

@@ -129,7 +129,7 @@ def torch_libraries() -> Path | None:
 
 
 def undefined_in(library: "Library", torch_lib: Path, symbols: frozenset[str]) -> set[str]:
-    """Those of `symbols` that neither torch's libraries nor the system's, as far as the library asks for them, define."""
+    """Those of `symbols` that neither torch's libraries nor the system's that the library needs define."""
     from gemmill.doctor.elf import defined_in
 
     left = set(symbols)

@@ -36,5 +36,5 @@ def note(subject: str, found: str, advice: str) -> Finding:
 
 
 def problem(subject: str, found: str, advice: str) -> Finding:
-    """A finding that asks for a change."""
+    """A finding that requires a change."""
     return Finding(subject=subject, state=State.PROBLEM, found=found, advice=advice)

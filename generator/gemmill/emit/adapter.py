@@ -89,7 +89,7 @@ def emit_host_code(symbol: str, name: str, code: MachineCode) -> str:
     """
     config = parse_name(name)
     dsl = REGISTRY.kernels_of(config).dsl
-    assert dsl is not None and dsl.host is not None  # the caller has asked
+    assert dsl is not None and dsl.host is not None  # the caller checks that
     host = dsl.host
     values = {
         "header": host.header,

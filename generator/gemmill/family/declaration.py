@@ -65,7 +65,9 @@ class Spelled:
 
 
 def of_dsl(entry: str) -> Callable[[Any], Spelled]:
-    """The file of a kernel of the CuTe DSL: the module that compiles it, and the kernel's name, which tells its config."""
+    """The file of a kernel of the CuTe DSL: the module that compiles it, and the kernel's name, which encodes its
+    config.
+    """
     spelled = Spelled(template="dsl/kernel.py.jinja", values={"entry": entry})
     return lambda config: spelled
 

@@ -1,7 +1,8 @@
 """Names of configs: a config's fields as words, and back. One grammar serves names, parsing and filters.
 
-A field is a pattern with the attributes that it tells, such as `t{design.tile_m}x{design.tile_n}`. The types of the attributes
-say how values are written: a number, `MxNxK` of a tuple, the value of an enumeration, `auto` of None. Other values have words.
+A field is a pattern with its attributes, such as `t{design.tile_m}x{design.tile_n}`. The types of the attributes say
+how values are written: a number, `MxNxK` of a tuple, the value of an enumeration, `auto` of None. Other values have
+words.
 """
 
 import dataclasses
@@ -94,11 +95,11 @@ class Field:
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     """Spellings of attributes whose types do not say how they are written."""
     only: Mapping[str, Any] = field(default_factory=dict)
-    """Values of other attributes with which alone the field is in a name, which therefore tells them."""
+    """Values of other attributes with which alone the field is in a name, which therefore implies them."""
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The attributes that the field tells."""
+        """The attributes of the field."""
         return tuple(path for _, path, _, _ in Formatter().parse(self.pattern) if path)
 
     @property
@@ -160,7 +161,7 @@ class _Compiled:
         return _ATTRIBUTE.sub(lambda _: next(texts), self.field.pattern)
 
     def values(self, word: str) -> dict[str, Any] | None:
-        """The attributes that a word tells; None where the word is no word of this field."""
+        """The attributes that a word gives; None where the word is no word of this field."""
         if word in self.field.instead:
             return self.field.defaults
         if (match := self._regex.fullmatch(word)) is None:
@@ -174,11 +175,11 @@ class Former:
     """How names of a former tag are read."""
 
     told: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that such a tag tells, in place of fields."""
+    """Attributes that such a tag implies, in place of fields."""
     only: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that every name of the tag has, and its fields tell."""
+    """Attributes that every name of the tag has, and its fields give."""
     fields: tuple[Field, ...] = ()
-    """The fields of its names; by default today's without those that the tag tells."""
+    """The fields of its names; by default today's without those that the tag implies."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class Grammar:
     config: type[Any]
     fields: tuple[Field, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that the tag tells."""
+    """Attributes that the tag implies."""
     aliases: Mapping[str, Former] = field(default_factory=dict)
     """Tags of former names."""
 
@@ -257,7 +258,7 @@ class Grammar:
         return list(dict.fromkeys(part for part, dot, _ in paths if dot))
 
     def filters(self, config: Any) -> dict[str, Any]:
-        """The attributes of a config and of its parts, as `--filter name=value` asks for them."""
+        """The attributes of a config and of its parts, by the names of `--filter name=value`."""
         told: dict[str, Any] = {}
         for own in dataclasses.fields(self.config):
             value = getattr(config, own.name)

@@ -170,7 +170,7 @@ class Program:
     results: tuple[Result, ...]
     """The tensors to return. Among the values their places follow those of the arguments."""
     specials: tuple[str, ...]
-    """Hand-written checks, which instructions tell by their position here."""
+    """Hand-written checks, to which instructions refer by position."""
 
     @property
     def numbers(self) -> list[int]:

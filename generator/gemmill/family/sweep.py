@@ -37,7 +37,7 @@ class Sweep:
     steps: tuple[int, ...]
     """Bucketed sizes at which to measure weights by default; a row of a table serves up to its own."""
     example: Mapping[str, Any]
-    """A row of a file of shapes, for who wrote none."""
+    """A row of a file of shapes, for users without one."""
     tiny: Mapping[str, int]
     """Sizes of a dry run on a CPU, at most."""
     is_last_resort: Callable[[Any], bool]
@@ -45,7 +45,7 @@ class Sweep:
     kin: Callable[[Any], Hashable]
     """The common key of configs of which a measurement of one stands for all."""
     kinds: Mapping[str, str]
-    """Kinds of variants that reports tell apart, with words for each."""
+    """Kinds of variants in reports, with words for each."""
     shown: Callable[[Any], tuple[str, str]]
     """A config's kind, and the few characters that a map of winners shows of it."""
     losses: Mapping[str, float] = field(default_factory=dict)

@@ -58,7 +58,7 @@ class Tensor:
     are expressions, such as `up(M,128)`. Of VALUES: their number.
     """
     dtypes: tuple[DType | Format, ...] | Same | ResultOf
-    """Of formats that share a dtype, an argument or fixed value `format` tells which it is."""
+    """Of formats that share a dtype, an argument or fixed value `format` selects one."""
     layout: Layout = Layout.FREE
     said: str = ""
     """The text for its dtypes, where it is not a list."""

@@ -66,7 +66,7 @@ def as_float32(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int], *, c
 
 
 def _size_of_words(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int]) -> int:
-    """The elements along K of a group, which words do not tell. Both operands have the same."""
+    """The elements along K of a group, which words do not determine. Both operands have the same."""
     fitting = [size for size in sizes if a.fits(k, size) and b.fits(k, size)]
     if len(fitting) == 1:
         return fitting[0]

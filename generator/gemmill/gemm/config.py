@@ -124,4 +124,4 @@ class GemmConfig(Protocol):
 
     @property
     def backend(self) -> Backend:
-        """Who compiles it."""
+        """The compiler and language of its kernel."""

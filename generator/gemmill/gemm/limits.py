@@ -27,8 +27,9 @@ PARTIAL_REGISTERS = 64
 """Registers a thread may spend on partial sums of several groups at once."""
 PREFETCH_BYTES = 128 * 1024
 PREFETCH_SHARE = 4
-"""The part of its first tile's weights that each CTA asks for: a quarter of their K steps, up to 128 KB
-(docs/notes/tiles.md)."""
+"""The part of its first tile's weights that each CTA prefetches: a quarter of their K steps, up to 128 KB
+(docs/notes/tiles.md).
+"""
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 2, KernelSchedule.BASIC: 1}
 SMALL_BOX = 8
 """Rows of A in the boxes of tiles of SMALL_TILE rows at most: as few as the swizzle of shared memory repeats after."""

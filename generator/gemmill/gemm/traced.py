@@ -123,7 +123,7 @@ class Traced:
 
     @cached_property
     def key(self) -> str:
-        """The part of kernels' names that tells it: letters and digits of its own name, then the digest."""
+        """Its part of kernels' names: letters and digits of its own name, then the digest."""
         return "".join(self.name.split("_")).lower() + "x" + self.digest
 
 

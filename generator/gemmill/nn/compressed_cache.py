@@ -1,7 +1,7 @@
 """A compressed KV cache of many sequences, which hands pages out, shares them between forks, and takes them back.
 
-Page tables are lists on the host; kernels see them as tensors that each step makes anew. Forks share pages until one of
-them writes into a page that is not full: then it gets a copy.
+Page tables are lists on the host; each step makes new tensors of them for kernels. Forks share pages until one of them
+writes into a page that is not full: then it gets a copy.
 """
 
 import operator
@@ -329,7 +329,7 @@ class CompressedKVCache:
         return bool(sequence.length % self.spec.page_size) and self._users[sequence.pages[-1]] > 1
 
     def _count(self, sequence: int, count: Any) -> int:
-        """A number of new tokens as an int: a tensor would be shared by who counts with it."""
+        """A number of new tokens as an int, since callers would share a tensor."""
         self._of(sequence)
         number = _as_index(count)
         if not isinstance(number, int) or number < 0:

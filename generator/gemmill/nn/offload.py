@@ -254,7 +254,7 @@ class InTurns(nn.Module):
         self._copied += 1
 
     def _begin_anew(self) -> None:
-        """Begin anew, after a call that ended with an error."""
+        """Reset all slots, after a call that ended with an error."""
         if self._is_cuda:
             torch.cuda.synchronize(self.device)
         self._copied = self._run = 0

@@ -201,8 +201,7 @@ def _parts(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def told_by(path: Path) -> dict[str, Any]:
-    """The fields that a file of packed weights tells of them. Raises CheckpointError where it was packed for other
-    kernels."""
+    """The metadata of a file of packed weights. Raises CheckpointError where it was packed for other kernels."""
     text = read_metadata(path).get("gemmill")
     if text is None:
         raise CheckpointError(f"{path} has no weights packed by gemmill: load it as a checkpoint")

@@ -27,7 +27,7 @@ from gemmill.runtime.schemas import NAMESPACE
 from gemmill.space.selections import select
 
 POOL = 509
-"""Rows of a subject: a prime that is no other size of a call, so that it tells which dimension of a tensor counts rows."""
+"""Rows of a subject: a prime that is no other size of a call, so that it identifies the dimension of rows."""
 TILE_ROWS = 128
 """Rows to whose multiples block-scaled formats pad their scales."""
 BATCHES = 24

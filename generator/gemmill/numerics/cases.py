@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Case(Protocol):
-    """One call of an op, told by sizes and options. Its text says which."""
+    """One call of an op, described by sizes and options. Its text says which."""
 
     @property
     def op(self) -> str:
@@ -54,7 +54,7 @@ class Case(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SpecCase:
-    """The part of a `Case` that a spec of its call tells."""
+    """The part of a `Case` that a spec of its call describes."""
 
     spec: Any
 

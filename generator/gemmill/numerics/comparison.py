@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A result held against its reference."""
+    """A result compared with its reference."""
 
     ok: bool
     wrong: int

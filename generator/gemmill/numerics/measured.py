@@ -33,16 +33,14 @@ class MeasuredWorkload(Protocol):
 
 
 class Expected(Protocol):
-    """The expected results of a workload's first copy, made once for all who compute it."""
+    """The expected results of a workload's first copy, made once for all contenders."""
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
         """Hold results, by the names of the outputs, against the reference."""
 
 
 class Operands(Protocol):
-    """The operands of one call, for anyone who computes a workload. Copies differ in the operands that a call reads
-    most.
-    """
+    """The operands of one call, for all contenders of a workload. Copies differ in the operands that a call reads most."""
 
     @property
     def workload(self) -> Any:

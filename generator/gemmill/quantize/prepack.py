@@ -94,7 +94,7 @@ def prepack(
 
     fallback: "bf16" packs all for bf16 where a row does not fold exactly, of mxfp4_fp8_mm only.
 
-    allow_requant: clamps the smallest scales of rows that do not fold, and codes their weights anew, of mx formats.
+    allow_requant: clamps the smallest scales of rows that do not fold, and codes their weights again, of mx formats.
 
     Raises ValueError, in a sentence, for arguments that do not go together, and for weights that are NaN. It names a
     row whose scales spread too far by its number.

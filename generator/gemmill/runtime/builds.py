@@ -148,7 +148,7 @@ def use(folder: Path, home: Path | None = None) -> Manifest:
 
 
 def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> None:
-    """Delete a build. Whoever has it loaded keeps it.
+    """Delete a build. A process that uses it keeps it.
 
     Raises ManifestError for a build that serves, unless forced, and for one that pip installed. Raises OSError.
     """
@@ -165,7 +165,7 @@ def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> No
         )
     for arch in served:
         _marker(arch, home).unlink(missing_ok=True)
-    # Renamed first: whoever lists the builds sees it whole or not at all.
+    # Renamed first: a listing of the builds sees it whole or not at all.
     gone = work_folder(home or settings.home())
     gone.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(gone)

@@ -10,11 +10,11 @@ from gemmill.runtime.notices import LOG
 from gemmill.runtime.select import Noted, Trust
 
 MOST_TOLD = 10_000
-"""The most shapes that a process tells of."""
+"""The most shapes that a process logs."""
 
 
 class ChoiceLog:
-    """Tells each shape's choice once for each bucket of its rows, at level INFO."""
+    """Logs each shape's choice once for each bucket of its rows, at level INFO."""
 
     least_trust = Trust.EXACT
 

@@ -27,7 +27,7 @@ def hand_on(op: str, handed: Handed) -> None:
 
 
 def listen(tell: Callable[[str, str], None]) -> None:
-    """Have a build told of all such ops, each with the op that gets its calls."""
+    """Call `tell` with all such ops, each with the op that gets its calls."""
     _listeners.append(tell)
     for op, handed in HANDED.items():
         tell(op, handed.to)

@@ -15,7 +15,7 @@ _NUMBER = ctypes.c_int64
 _CHOOSE = ctypes.CFUNCTYPE(None, _NUMBER, ctypes.POINTER(PackedCall), _NUMBER, ctypes.POINTER(PackedChoice))
 _ASK = ctypes.CFUNCTYPE(_NUMBER)
 _AS_PROCESS = -1
-"""Of a thread that asks for nothing itself. Mirrored by kernels/extension/selection.h."""
+"""Of a thread without a request of its own. Mirrored by kernels/extension/selection.h."""
 
 
 class _Thread(threading.local):

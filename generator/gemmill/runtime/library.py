@@ -103,7 +103,7 @@ class Build:
         return tuple(found.values())
 
     def declare(self, family: Family, op: Op) -> None:
-        """Tell the extension of an op that came after it was loaded. The next namespace registers it."""
+        """Declare an op to the extension that came after it was loaded. The next namespace registers it."""
         declare(self._library, family, op)
 
     @property
@@ -184,7 +184,7 @@ class Build:
         return select(self.table, call, sm_count, self.pinned_name(), invariance)
 
     def _choose_held(self, family: int, call: packed.PackedCall, sm_count: int) -> tuple[int, Trust]:
-        """The choice under the contract that the extension asks for, which it remembers for the calling thread."""
+        """The choice for a call of the extension under the contract, which it remembers for the calling thread."""
         shaped = packed.shaped_call(list(self.table.families)[family], call)
         pinned = self.pinned_name()
         if pinned is None:

@@ -1,4 +1,4 @@
-"""Choices that extensions note, handed to whoever listens.
+"""Choices that extensions note, passed on to listeners.
 
 An extension notes a call when it chooses for it; calls whose choice it remembers cost nothing more. A background thread
 collects the notes, so a killed process loses a few seconds of them.

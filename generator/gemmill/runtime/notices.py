@@ -1,4 +1,4 @@
-"""The messages of gemmill to whoever runs it, through `logging.getLogger("gemmill")`."""
+"""gemmill's messages to its users, through `logging.getLogger("gemmill")`."""
 
 import copy
 import logging

@@ -284,10 +284,10 @@ def table_digest() -> str:
 
 
 def check_ranks() -> None:
-    """Check that this process chooses as the other ranks of torch.distributed's default group that have asked.
+    """Check that this process chooses as the other ranks of torch.distributed's default group that have called it.
 
-    It compares build and table digest with those of the first rank that asked, and waits for none. Plugins of engines ask when
-    they take their first layer, and log a warning. Raises RuntimeError, which names both.
+    It compares build and table digest with those of the first rank that called it, and waits for none. Plugins of
+    engines ask when they take their first layer, and log a warning. Raises RuntimeError, which names both.
     """
     build = active()
     if (sentence := agreement.disagreement(build.build_id, build.tuned.digest)) is not None:
@@ -320,8 +320,9 @@ def overload(op: str) -> Callable[..., Any]:
 
 
 def define_in_python(schema: str, answer: Callable[..., Any]) -> None:
-    """Define an op that a function answers on every device. It is for ops whose result only their data tells, as no
-    contract can."""
+    """Define an op that a function answers on every device. It is for ops whose result only their data decides, as no
+    contract can.
+    """
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define(schema)
     library.impl(OpSchema(schema).name, answer, "CompositeExplicitAutograd")

@@ -162,7 +162,7 @@ def choose(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, T
         return tuned.row, trust, tuned
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
-        if row.quarantined or row.call_class != call.call_class:  # before a sentence is made of it
+        if row.quarantined or row.call_class != call.call_class:  # before the search for its sentence
             continue
         if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns

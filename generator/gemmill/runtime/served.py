@@ -1,4 +1,4 @@
-"""The layers of a serving engine that gemmill takes, and those that it leaves: told in the log, and by `serving_report`."""
+"""The layers of a serving engine that gemmill takes, and those that it leaves: in the log, and from `serving_report`."""
 
 import logging
 from dataclasses import dataclass, field
@@ -47,21 +47,21 @@ def took(kind: Kind, layer: object | None = None) -> None:
 
 
 def left(layer: str, why: str, *, level: int = logging.INFO) -> None:
-    """Tell that a layer stays with the engine: once for a shape and a reason."""
+    """Log that a layer stays with the engine: once for a shape and a reason."""
     if (layer, why) not in _log.refusals:
         _log.refusals[layer, why] = None
         LOG.log(level, "%s", _refused(layer, why))
 
 
 def tell() -> None:
-    """Tell of each kind of layers that came since the last time, and how many layers it has by now."""
+    """Log each kind of layers that came since the last time, and how many layers it has by now."""
     for kind in _log.untold:
         LOG.info("%s", _sentence(kind, len(_log.layers[kind])))
     _log.untold.clear()
 
 
 def forget() -> None:
-    """Begin anew, as a process does."""
+    """Forget everything, as in a new process."""
     for part in (_log.layers, _log.untold, _log.refusals):
         part.clear()
 

@@ -295,7 +295,7 @@ def times_of(row: TableRow, family: str, call_class: int) -> dict[str, float]:
 def _offers(variant: str, _ops: int) -> tuple[str, dict[int, tuple[str, ...]]]:
     """A variant's family, and by class the names of the variants that its measurement stands for.
 
-    `_ops` is how many ops there are to be asked. Raises ValueError.
+    `_ops` is the number of ops. Raises ValueError.
     """
     config = parse_name(variant)
     family = REGISTRY.family_of(config)

@@ -134,7 +134,7 @@ class Bench:
         operands = self._opened
         if subject.workspace and self._arena is None:
             self._arena = GuardedArena(ARENA_BYTES, self._device)
-        # The poison differs: whoever leaves elements alone, or adds to them, is seen.
+        # The poison differs, which shows a kernel that leaves elements alone, or adds to them.
         first = self._call(subject, operands, 0, POISONS[0])
         if isinstance(first, Finding):
             return first

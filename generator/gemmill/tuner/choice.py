@@ -1,8 +1,8 @@
-"""Which candidate was the fastest, as far as the rounds can tell.
+"""The choice of the fastest candidate, as far as the rounds can tell.
 
 Rounds alternate between candidates, so a round is a fair comparison and its ranks do not depend on the clocks. The
 least mean rank wins. A candidate that was faster than it in a quarter of the rounds and slower by no more than the
-margin is tied with it. So is whoever was slower by less than half a per cent. Ties go to today's choice, else to the
+margin is tied with it. So is one that was slower by less than half a per cent. Ties go to today's choice, else to the
 first name. So the same rounds always give the same choice and noise seldom gives another. Today's choice stays unless
 another beats it by the margin.
 """

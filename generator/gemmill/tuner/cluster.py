@@ -1,6 +1,6 @@
 """Tasks on a Dask cluster that is there already, with one worker for each GPU.
 
-A task asks for the resource GPU=1. Its Dask worker keeps a measuring process, which may be killed without the worker
+A task requires the resource GPU=1. Its Dask worker keeps a measuring process, which may be killed without the worker
 noticing. Where a worker is lost, its tasks are run again, each alone; one that takes another down with it is given up.
 """
 

@@ -52,7 +52,7 @@ def gpu_count() -> int:
 
 
 class Monitor:
-    """A context manager that samples a GPU in the background. Without the library or a GPU it has nothing to tell."""
+    """A context manager that samples a GPU in the background. Without the library or a GPU it has no samples."""
 
     def __init__(self, read: Callable[[], dict[str, float | tuple[str, ...]]] | None) -> None:
         self._read = read

@@ -49,7 +49,7 @@ class LocalExecutor(Executor):
                     left -= 1
                     yield news
             finally:
-                _drain(waiting)  # who was interrupted waits for the tasks under way, not for all
+                _drain(waiting)  # an interrupted run waits for the tasks under way, not for all
 
     def close(self) -> None:
         """End the processes."""

@@ -50,7 +50,7 @@ def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
 
 
 def answer(shapes: Sequence[Shape]) -> list[list[Tile]]:
-    """The library's answer, asked in this process."""
+    """The library's answer, in this process."""
     library = importlib.import_module(MODULE)
     asked = library.NvMatmulHeuristicsInterface(library.NvMatmulHeuristicsTarget.CUTLASS3, precision="OOT")
     _KEPT.append(asked)

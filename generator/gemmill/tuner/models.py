@@ -72,7 +72,7 @@ def layers_of(config: Config, tensor_parallel: int = 1) -> list[Layer]:
 
 
 def knows(config: Config) -> bool:
-    """Whether the layers of its architecture can be told from the config alone."""
+    """Whether the config alone determines the layers of its architecture."""
     return _family(config) is not None
 
 

@@ -35,8 +35,8 @@ FP8_FLOPS, BYTES_PER_S = 1.4e15, 4.2e12
 def shuffled(names: Sequence[str], turn: int) -> list[str]:
     """The order of a round: another in each round, and the same in every run.
 
-    Where power limits the clocks, a kernel's time depends on how much the one before it drew. Whoever always follows
-    the same one gains or loses by it (7 % at 8192 x 28672 x 4096, H200, 2026-11-20).
+    Where power limits the clocks, a kernel's time depends on how much the one before it drew. A candidate that always
+    follows the same one gains or loses by it (7 % at 8192 x 28672 x 4096, H200, 2026-11-20).
     """
     return random.Random(turn).sample(list(names), len(names))  # noqa: S311  (an order, no secret)
 

@@ -9,7 +9,7 @@ class ScaleGranularity(StrEnum):
     """The part of an operand that shares one scale."""
 
     CHANNEL = "channel"
-    """one scale for the tensor, or one for each row of A (column of B): told at run time by the same binary"""
+    """one scale for the tensor, or one for each row of A (column of B): a run-time argument of the same binary"""
     GROUP = "group"
     """one scale for each group of `group_size` along K"""
     BLOCK = "block"

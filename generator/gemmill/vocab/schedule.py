@@ -13,11 +13,11 @@ class KernelSchedule(StrEnum):
     BASIC = "basic"
     """one producer warp, one consumer warp group (TMA, WGMMA)"""
     MMA_SYNC = "mmasync"
-    """every warp loads and multiplies (mma.sync): no alignment asked of any operand"""
+    """every warp loads and multiplies (mma.sync), at any alignment of operands"""
 
     @property
     def uses_tma(self) -> bool:
-        """Whether operands travel by the tensor memory accelerator, which asks for 16-byte rows."""
+        """Whether operands travel by the tensor memory accelerator, which requires 16-byte rows."""
         return self is not KernelSchedule.MMA_SYNC
 
 
@@ -45,8 +45,9 @@ class TileScheduler(StrEnum):
     """a cluster's CTAs take equal slices of K of one tile; partial sums meet in distributed shared memory, in a fixed
     order"""
     SPLIT_K_PARALLEL = "splitkparallel"
-    """CTAs, or clusters that share loads, take equal slices of K of one tile; partial sums meet in global memory, and who
-    comes last adds them in a fixed order"""
+    """CTAs, or clusters that share loads, take equal slices of K of one tile; partial sums meet in global memory, and
+    the last CTA adds them in a fixed order
+    """
 
 
 class RasterOrder(StrEnum):

@@ -64,7 +64,7 @@ def audit(extension: Path) -> Abi:
 
 
 def _glibc_of(version: str) -> tuple[int, int]:
-    """The C library that a version of a symbol asks for, as GLIBC_2.34 or GLIBCXX_3.4.21."""
+    """The C library that a version of a symbol needs, as GLIBC_2.34 or GLIBCXX_3.4.21."""
     name, _, number = version.partition("_")
     parts = [int(part) for part in number.split(".") if part.isdecimal()]
     if name == "GLIBC" and len(parts) >= 2:

@@ -82,7 +82,7 @@ def write_kernels(folder: Path, out: Path) -> Shipped:
 
     Its version is gemmill's, which it requires. An entry point names its module, in which the runtime finds the build.
 
-    Raises WheelError where the build asks for more than every machine has, ManifestError, OSError.
+    Raises WheelError where the build needs more than every machine has, ManifestError, OSError.
     """
     manifests, abi = read_builds([folder])
     (manifest,) = manifests.values()

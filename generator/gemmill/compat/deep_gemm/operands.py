@@ -39,7 +39,7 @@ def pair_of(name: str, operand: str, given: Scaled, rank: int) -> tuple[Tensor, 
 
 
 def check_endings(name: str, alpha: object, epilogue: object) -> None:
-    """Raises RuntimeError where a call asks for an ending that DeepGEMM has since 2.8, and gemmill has not."""
+    """Raises RuntimeError for alpha and epilogue, which DeepGEMM has since 2.8, and gemmill has not."""
     for argument, given in (("alpha", alpha), ("epilogue", epilogue)):
         if given is not None:
             raise RuntimeError(

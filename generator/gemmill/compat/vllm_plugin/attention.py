@@ -33,16 +33,16 @@ from gemmill.runtime import ops, served
 
 
 class GemmillTurboQuantBackend(TurboQuantAttentionBackend):
-    """vLLM's, but for who computes."""
+    """vLLM's backend with gemmill's kernels."""
 
     @staticmethod
     def get_impl_cls() -> type[TurboQuantAttentionImpl]:
-        """Who computes."""
+        """The class that computes."""
         return GemmillTurboQuantImpl
 
     @staticmethod
     def get_builder_cls() -> type[TurboQuantMetadataBuilder]:
-        """Who tells decodes from prefills."""
+        """The class that separates decodes from prefills."""
         return GemmillTurboQuantBuilder
 
 
@@ -205,7 +205,7 @@ class GemmillTurboQuantImpl(TurboQuantAttentionImpl):
         _told(self._failed)
 
     def _is_served(self, dtype: torch.dtype, kv_cache: Tensor) -> bool:
-        """Whether gemmill has variants for the layer. Tells once why not. Raises nothing."""
+        """Whether gemmill has variants for the layer. Logs once why not. Raises nothing."""
         if self._failed:
             return False
         _, page, _, slot = kv_cache.shape

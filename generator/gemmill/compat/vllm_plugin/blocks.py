@@ -63,7 +63,7 @@ BEFORE = {
 
 
 def _stays() -> bool:
-    """Whether vLLM asks for batch invariance, and the build cannot hold it."""
+    """Whether vLLM requires batch invariance, and the build cannot hold it."""
     if (why := invariance.of_vllm()) is not None:
         served.left("layer of experts with scales in blocks", why)
     return why is not None

@@ -35,7 +35,7 @@ Gemm = Callable[..., Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Who serves which rows of a layer."""
+    """The server of each range of a layer's rows."""
 
     ours_first: bool
     """Whether gemmill serves one row."""
@@ -65,7 +65,7 @@ class Split:
 
 
 def split_of(times_us: dict[int, tuple[float, float]]) -> Split:
-    """Who serves which rows, by the times of gemmill's kernel and the engine's at each of TIMED_ROWS."""
+    """The server of each range of rows, by the times of gemmill's kernel and the engine's at each of TIMED_ROWS."""
     mine = [theirs >= MARGIN * ours for ours, theirs in times_us.values()]
     changes = [bound for bound, (one, other) in zip(_BOUNDS, pairwise(mine), strict=True) if one != other]
     told = ", ".join(f"{rows}: {ours:.1f} and {theirs:.1f}" for rows, (ours, theirs) in times_us.items())
@@ -73,11 +73,12 @@ def split_of(times_us: dict[int, tuple[float, float]]) -> Split:
 
 
 _splits: dict[str, tuple[Split, Gemm]] = {}
-"""Of layers by their names: who serves which rows, and the engine's kernel."""
+"""By a layer's name: its split, and the engine's kernel."""
 
 
 def split(layer: Linear, theirs: Gemm, *operands: Tensor | None) -> Split | None:
-    """Who serves which rows of a layer, timed once for each shape. None without a measurement: gemmill serves all rows.
+    """The server of each range of a layer's rows, timed once for each shape. None without a measurement: gemmill serves
+    all rows.
 
     `operands` are b, and for one row a_scales, b_scales, azp_adj, azp and bias. Raises nothing.
     """
@@ -100,7 +101,7 @@ def can_time(weight: Tensor) -> bool:
 
 
 def forget() -> None:
-    """Time anew, as a process does that begins."""
+    """Time again, as a new process does."""
     _splits.clear()
 
 

@@ -84,8 +84,8 @@ def packed(first: Part, second: Part, dtype: torch.dtype, sparse: bool, of: obje
     """Both GEMMs' weights for gemmill's kernels; None where a build has no variant, an expert's weights do not fit, or the first
     call fails.
 
-    The first GEMM's rows are all gates, then all ups. `sparse` prunes nvfp4 to 2:4, and tells the error of the experts. `of` is the
-    engine's layer.
+    The first GEMM's rows are all gates, then all ups. `sparse` prunes nvfp4 to 2:4, and logs the error of the experts.
+    `of` is the engine's layer.
     """
     codes, _, multipliers = first
     format = SPARSE if sparse else "mxfp4" if multipliers is None else "nvfp4"
@@ -150,7 +150,7 @@ def _made(part: Part, gated: bool, layer: Layer) -> Weights:
 
 
 def _pruned(codes: Tensor, scales: Tensor, multipliers: Tensor | None, order: Tensor | None, layer: Layer) -> Weights:
-    """One GEMM's nvfp4 weights pruned to 2:4, an expert after another, and the errors told. Raises ValueError."""
+    """One GEMM's nvfp4 weights pruned to 2:4, an expert after another, with their errors in the log. Raises ValueError."""
     from gemmill.quantize import QuantizedWeight, prune_to_fp4
     from gemmill.quantize.experts import rows_in_turns
     from gemmill.quantize.sparse_blocks import to_sparse_blocks

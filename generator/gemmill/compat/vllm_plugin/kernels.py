@@ -43,7 +43,7 @@ def _answer(why: str | None) -> Answer:
 
 
 def _left(what: str, why: str) -> Answer:
-    """vLLM tells nobody why its kernels serve."""
+    """vLLM does not say why its kernels serve."""
     served.left(what, why)
     return False, why
 
@@ -54,7 +54,7 @@ class _OnThisGpu:
     _split: Split | None = None
     """Which rows it serves, where it does not serve all."""
     _name = ""
-    """The layer's, to the op that asks for its split."""
+    """The layer's name, for the op that looks up its split."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:

@@ -21,7 +21,7 @@ from gemmill.vocab.format import MXFP8
 NARROW = 64
 """Columns of a tile of sm120f that takes half of a tile of scales."""
 RING_COLUMNS = 128
-"""Columns of a stage that a warp asks for ahead."""
+"""Columns of a stage that a warp prefetches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class _HopperConfig(_Common):
     """The fields of kernels that upcast or fold codes."""
 
     splits: int = 1
-    """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
+    """CTAs of a cluster that share one tile, each with a slice of K: a launch setting."""
     arch: Arch = Arch.SM90A
     sms: ClassVar[int] = 1
 

@@ -49,7 +49,7 @@ class ManyLoop(StrEnum):
     WORDS = "words"
     """4-bit codes of both operands in words of eight: widened_many_mm.cuh"""
     AHEAD = "ahead"
-    """the same, asked for two steps ahead, nvfp4 to f16: ahead_many_mm.cuh"""
+    """the same, with a prefetch distance of two steps, nvfp4 to f16: ahead_many_mm.cuh"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class PackedLoop(StrEnum):
     TILE = "tile"
     """one tile each: kernels/gemm/packed_mm.cuh"""
     BATCHED = "batched"
-    """the same; a thread asks for eight quads of partial sums at a time, not for one after another: batched_mm.cuh"""
+    """the same; a thread reads eight quads of partial sums at a time, not one after another: batched_mm.cuh"""
     STAYS = "stays"
     """as many CTAs as multiprocessors take tiles in turns, and load the next while they end one: staying_mm.cuh"""
 

@@ -94,8 +94,7 @@ class Facts(ExpertFacts):
 
     @property
     def maximum_words(self) -> int:
-        """Words of shared memory, in two buffers, by which warps tell one another the maxima of groups that they
-        share."""
+        """Words of shared memory, in two buffers, in which warps exchange the maxima of groups that they share."""
         return 2 * self.consumers // 32 * self.tile_y if self.by_group and self.swap_ab else 0
 
     @property

@@ -131,7 +131,7 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """Codes and norms that float32 arithmetic may make of vectors: from the lowest to the highest."""
+    """Codes and norms that float32 arithmetic may give for vectors: from the lowest to the highest."""
 
     codes: tuple[Tensor, Tensor]
     """int64 [..., head_dim]."""

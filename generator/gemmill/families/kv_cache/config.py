@@ -36,7 +36,7 @@ class Slots(StrEnum):
     """Compile-time formats of packed keys and values in slots."""
 
     ANY = "any"
-    """formats told at run time, wherever vectors lie"""
+    """formats as run-time arguments, wherever vectors lie"""
     K8V4 = "k8v4"
     NC4 = "4bitnc"
     K3V4 = "k3v4nc"

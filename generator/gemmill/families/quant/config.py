@@ -204,7 +204,9 @@ class Epilogue:
     out_dtype: DType
     """Type of the codes."""
     group_size: int = 0
-    """Elements of a row that share a scale; 0 where no scale belongs to a group, or where the call tells."""
+    """Elements of a row that share a scale; 0 where no scale belongs to a group, or where the size is a run-time
+    argument.
+    """
     scale_format: ScaleFormat = ScaleFormat.F32
     symmetric: bool = True
     """Whether codes have no zero point."""
@@ -218,7 +220,8 @@ class Epilogue:
 class QuantConfig:
     """One variant. The same binary serves all layouts of scales: row-major, M-major, and M-major padded to 4 rows.
 
-    Strides and addresses tell the layout and the alignment of rows at run time. The scaling tells the design: a template.
+    Strides and addresses decide the layout and the alignment of rows at run time. The scaling decides the design: a
+    template.
     """
 
     scaling: Scaling
@@ -297,7 +300,7 @@ class QuantConfig:
 
     @property
     def is_of_any_group(self) -> bool:
-        """Whether a call tells how large its groups are."""
+        """Whether the size of groups is a run-time argument."""
         return self.scaling is Scaling.GROUP and not self.group_size
 
     @property

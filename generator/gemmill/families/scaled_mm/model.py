@@ -6,8 +6,8 @@ from memory, and memory. The fourth root of the sum of their fourth powers joins
 to add up slices of K comes after that.
 
 The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the measured weights (H200,
-2026-11-21). The fit is for the loss of the variant that comes out first (docs/notes/tables.md). tools/fit_model.py fits
-them anew. They are near the machine's rates, but not measurements of it: a smooth maximum of equals exceeds each of
+2026-11-21). The fit is for the loss of the variant that comes out first (docs/notes/tables.md). tools/fit_model.py
+repeats it. They are near the machine's rates, but not measurements of it: a smooth maximum of equals exceeds each of
 them.
 """
 

@@ -94,7 +94,7 @@ def _facts(config: KernelConfig) -> Facts:
         promotes=_promotions(config),
         divides_k=int(divides_k),
         box_rows=KernelFacts(config).box_rows if config.backend is Backend.CUTEDSL else 0,
-        # As many as shared memory has room for, unless told.
+        # By default as many as shared memory has room for.
         stages=s.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage)),
         cost_permille=_CUTLASS_PERMILLE
         if of_cutlass

@@ -272,7 +272,7 @@ def once() -> Iterator[tuple[str, QuantCase]]:
 
 
 def _group_in(config: QuantConfig, size: int) -> dict[str, int]:
-    """The size of groups, which calls of a kernel of any group tell."""
+    """The size of groups, an argument of calls of a kernel of any group."""
     return {"group_size": size if config.is_of_any_group else config.group_size}
 
 
@@ -298,7 +298,7 @@ _OF_ANY_GROUP = (
     *((3, 32 * group, group) for group in (1, 3, 8, 24, 48, 96, 1000)),  # lanes beyond the group, and single elements
     *((9, 3 * group, group) for group in (1024, 1032, 4608)),  # from where a group does not fit its lanes on
 )
-"""Rows, columns and size of groups, where calls tell it."""
+"""Rows, columns and size of groups, where that is an argument."""
 
 
 def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:

@@ -211,7 +211,7 @@ class _Maker:
             m, g = 1, least + draw.one_of((0, 0, 4, 8))
         else:
             m, g = columns + draw.one_of(PADS), 1
-        # A dimension of size 1 may have any stride, but where both layouts need the other's to tell them apart.
+        # A dimension of size 1 may have any stride, except where only its stride distinguishes the two layouts.
         m, g = (
             (m if rows > 1 else draw.one_of((m, *MEANINGLESS))),
             (g if columns > 1 else draw.one_of((g, *MEANINGLESS))),

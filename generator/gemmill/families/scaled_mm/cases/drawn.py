@@ -140,8 +140,9 @@ class GemmJudge:
         return Wanted(rounded=rounded, exact=exact_scaled_mm(*self._operands, bias), bound=bound)
 
     def _is_exact(self) -> bool:
-        """Whether the reference repeats every rounding: not with scales in groups, which strides may tell where shapes
-        do not."""
+        """Whether the reference repeats every rounding: not with scales in groups, which strides may mark where shapes
+        do not.
+        """
         if self._call.judged == EXACT:
             return True
         given = [self._memory.tensor(name) for name in ("out", "a", "b", "a_scales", "b_scales")]
