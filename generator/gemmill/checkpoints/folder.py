@@ -14,7 +14,7 @@ INDEX = ".safetensors.index.json"
 _NAME_MAX = 255
 """The most bytes of a file's name."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
-"""Endings of files that hold a model's weights, in one format or another."""
+"""Suffixes of files that hold a model's weights, in one format or another."""
 
 
 @dataclass(frozen=True, kw_only=True)

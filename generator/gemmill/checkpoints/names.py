@@ -41,16 +41,16 @@ class Spelling:
     swizzled: bool = False
     global_scale: str | None = None
     zero_points: str | None = None
-    """The ending of the tensor of zero points, int8 [N, 1]."""
+    """The suffix of the tensor of zero points, int8 [N, 1]."""
     multiplies: bool = False
     """Whether decoding multiplies by the global scale; ours divides."""
     global_shape: tuple[int, ...] = (1,)
     input: str | None = None
-    """The ending of the tensor of the calibrated range of the layer's input."""
+    """The suffix of the tensor of the calibrated range of the layer's input."""
     input_holds: str = "absmax"
     """The meaning of its input's number: absmax, 2688 / absmax ("divides") or absmax / 2688 ("multiplies")."""
     expert_layers: tuple[str, ...] = ()
-    """The ending of names of layers whose tensors have all experts, [E, N, ...]; else empty."""
+    """The suffix of names of layers whose tensors have all experts, [E, N, ...]; else empty."""
     transposed: bool = False
     """Whether unquantised experts are [E, K, N]; else [E, N, K]."""
     read_only: bool = False
@@ -242,9 +242,9 @@ SPELLINGS = (
 """All spellings, in the order of trial."""
 PROJECTS = tuple(dict.fromkeys(spelling.project for spelling in SPELLINGS))
 ENDINGS = tuple(sorted({spelling.codes for spelling in SPELLINGS}))
-"""The endings of names of tensors of codes."""
+"""The suffixes of names of tensors of codes."""
 PARTS = frozenset(part for s in SPELLINGS for part in (*s.parts, s.input) if part is not None)
-"""All endings that may follow a layer's name."""
+"""All suffixes of a layer's name."""
 
 
 def spelling_of(format: str, project: str | None = None) -> Spelling:

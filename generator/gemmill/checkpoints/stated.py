@@ -4,7 +4,7 @@ read it.
     compressed-tensors    vllm-project/compressed-tensors, `quantization/quant_config.py` and the schemes of `quant_scheme.py`
     modelopt              vLLM 0.33.0's `quantization/modelopt.py`; older exports have `hf_quant_config.json` instead
     deepseek              DeepSeek-V3's config.json; vLLM's `quantization/fp8.py`
-    deepseek-v4           DeepSeek-V4's config.json: the same, scales as powers of two, and `expert_dtype` beside it
+    deepseek-v4           DeepSeek-V4's config.json: the same, scales as powers of two, and `expert_dtype`
     gpt-oss               gpt-oss-120b's config.json; Transformers' `Mxfp4Config`
 
 LightX2V reads none of it: its command line names the format.

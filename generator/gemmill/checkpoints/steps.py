@@ -61,7 +61,7 @@ class Step:
     """A layer, or a tensor that stays."""
 
     name: str
-    """The layer's key, without its ending; of a tensor that stays its whole key."""
+    """The layer's key, without its suffix; of a tensor that stays its whole key."""
     shard: str
     """The file that it is written to, named as the one that it was read from."""
     reads: dict[str, Stored]

@@ -24,7 +24,7 @@ class Layout:
     """The places of an output file's tensors."""
 
     def __init__(self, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> None:
-        """tensors: dtype (a word) and shape by key. metadata: those of the file that it is made of."""
+        """tensors: dtype (a word) and shape by key. metadata: those of the source file."""
         self.header, self.places = header_of(tensors, metadata)
         self.size = max((stop for _, stop in self.places.values()), default=len(self.header))
         self.data_bytes = self.size - len(self.header)

@@ -145,7 +145,7 @@ def quantise(
     """x [rows, K] of any float type in a block-scaled format.
 
     global_scale: f32 [1] or [rows, 1], for nvfp4 and only there. `rounding` is that of mx scales. Raises ValueError for K that
-    is no multiple of the group. So it does for a global scale that is missing, not asked for, or no number above zero.
+    is no multiple of the group. So it does for a global scale that is missing, superfluous, or no number above zero.
     """
     scales = block_scales(x, format, global_scale=global_scale, rounding=rounding)
     return BlockScaled(format=format, codes=codes_by(x, scales, format, global_scale=global_scale), scales=scales)

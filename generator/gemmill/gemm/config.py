@@ -86,8 +86,8 @@ class Design:
     accumulation: Accumulation
     tile_scheduler: TileScheduler = TileScheduler.PERSISTENT
     swap_ab: bool = False
-    """Whether the kernel computes the transpose: B's columns fill the tensor core's 64 rows, so that few rows of A
-    waste nothing.
+    """Whether the kernel computes the transpose: B's columns fill the tensor core's 64 rows, so that a small M wastes
+    nothing.
     """
     stages: int | None = None
     """Shared-memory stages of the main loop; None lets CUTLASS fill the room that the epilogue leaves."""

@@ -16,7 +16,7 @@ ROTATED_BYTES = 128 << 20
 EDGE_ROWS = 8
 STRIPE, LARGE_STRIPE, MANY_ROWS = 16, 64, 4096
 """The rows of a stripe. No tile has fewer than 16 and none begins within a stripe, so the comparison sees a row of each
-tile. Kernels whose tiles have fewer than 64 are made for few rows.
+tile. Kernels whose tiles have fewer than 64 are for a small M.
 """
 
 

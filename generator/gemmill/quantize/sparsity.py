@@ -216,7 +216,7 @@ def _shape(weight: Tensor | QuantizedWeight) -> tuple[int, ...]:
 
 
 def _check_part(weight: Tensor | QuantizedWeight) -> None:
-    """Raise ValueError for a part that no sparse FP4 is made of."""
+    """Raise ValueError for a part from which no sparse FP4 can be made."""
     if isinstance(weight, QuantizedWeight):
         if weight.format != str(NVFP4):
             raise ValueError(f"the weight is {weight.format}: 2:4 sparse FP4 is made of floats or of {NVFP4}")

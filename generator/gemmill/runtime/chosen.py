@@ -75,8 +75,8 @@ class Chosen:
     times: int
     """The number of choices.
 
-    A thread chooses when it meets a shape and alignments on a kind of GPU, and remembers 512 of them. A repeated call
-    whose choice it remembers does not count, nor does one of a pinned variant.
+    A thread chooses at the first call of a shape and alignments on a kind of GPU, and remembers 512 of them. A repeated
+    call whose choice it remembers does not count, nor does one of a pinned variant.
     """
 
 

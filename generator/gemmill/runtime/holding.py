@@ -141,5 +141,5 @@ class Holding:
 
 
 def _asked_here() -> int:
-    """The request of a thread that an extension meets for the first time."""
+    """The request of a thread at its first call of an extension."""
     return _AS_PROCESS if _thread.asks is None else int(_thread.asks)

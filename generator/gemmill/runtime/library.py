@@ -268,7 +268,7 @@ def _check_torch(manifest: Manifest) -> None:
 
 
 def _check_driver(manifest: Manifest) -> None:
-    """Refuse a driver that is too old, before a call meets it.
+    """Refuse a driver that is too old, before any call.
 
     A driver runs no machine code of a later major release of CUDA than its own.
     """

@@ -243,7 +243,7 @@ def use_variant(name: str) -> Iterator[KernelEntry]:
 
 
 def assume_constant_weights(assumed: bool = True) -> None:
-    """Promise that no kernel still under way writes the `b` of a GEMM; kernels for few rows then read it early.
+    """Promise that no kernel still under way writes the `b` of a GEMM; kernels for a small M then read it early.
 
     Under programmatic dependent launch a kernel begins while its predecessors drain. With this promise it loads its
     weights in that time, which in a chain of GEMMs hides most of the latency that decoding consists of. The promise

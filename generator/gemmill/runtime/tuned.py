@@ -47,7 +47,7 @@ class TableTrust(IntEnum):
     COMPILER_CHANGED = 2
     """this device, and kernels of another release of nvcc, whose machine code is another or not known"""
     OTHER_DEVICE = 3
-    """another device of the same architecture: many rows are left to the model there"""
+    """another device of the same architecture: there the model decides at a large M"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
 
 
 def _tell_after_loading() -> None:
-    """Log who serves which layers when vLLM has processed the weights of all; then replace ops that quantise, if the
+    """Log the kernel of each layer when vLLM has processed the weights of all; then replace ops that quantise, if the
     settings ask for it.
     """
     module = import_module(_LOADING)

@@ -147,7 +147,7 @@ class GemmillTurboQuantImpl(TurboQuantAttentionImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """vLLM's, which hands on decodes without saying how many rows each has."""
+        """vLLM's, which passes decodes on without the number of rows of each."""
         self._rows = getattr(attn_metadata, "rows", None)
         result: Tensor = super().forward(
             layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale

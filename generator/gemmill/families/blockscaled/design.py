@@ -7,7 +7,7 @@ from gemmill.formats.layout import SIDE
 
 
 class FewLoop(StrEnum):
-    """How codes come to the registers of warps that multiply few rows of A."""
+    """The path of codes into the registers of warps, for a small M."""
 
     REGISTERS = "registers"
     """straight from memory: kernels/blockscaled/widened_few_mm.cuh"""

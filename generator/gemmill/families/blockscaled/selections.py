@@ -97,8 +97,8 @@ _TILES = _by_warpgroups(
     (192, 1, 2, 3),
     (256, 1, 2, 3),
 )
-"""Two groups of 96 rows and more leave too few registers, as do wider stages of few rows. The tensor core's products would be
-serialised. docs/notes/blockscaled.md has the times of others too.
+"""Two groups of 96 rows and more leave too few registers, as do wider stages for a small M. The tensor core's products
+would be serialised. docs/notes/blockscaled.md has the times of others too.
 """
 
 
@@ -142,8 +142,9 @@ def _folded() -> Iterator[PackedConfig]:
 
 
 def _pieces() -> Iterator[ManyConfig]:
-    """Kernels that widen all pairs, in tiles for few rows and for many. Weights are both a checkpoint's and those packed in
-    rows."""
+    """Kernels that upcast all pairs, in tiles for a small and for a large M. Weights are both a checkpoint's and those
+    packed in rows.
+    """
     for pair, epilogue, tile in product(Pair, (BF16, F16), (SIDE, 2 * SIDE)):
         config = ManyConfig(operands=Operands(pair=pair), design=ManyDesign(tile_mn=(tile, tile)), epilogue=epilogue)
         if pair is Pair.E4M3_MXFP4:
@@ -160,7 +161,7 @@ def _pieces() -> Iterator[ManyConfig]:
 
 
 def _few() -> Iterator[FewConfig]:
-    """Kernels for few rows: of 4-bit codes of both operands, then of the other pairs that `_pieces` has."""
+    """Kernels for a small M: of 4-bit codes of both operands, then of the other pairs that `_pieces` has."""
     for pair, epilogue, tile_m, warps in product(WORD_PAIRS, (BF16, F16), (8, 16), (4, 8)):
         if pair is Pair.MXFP4 and (tile_m, warps) == (16, 4):
             continue  # spills 8 bytes
@@ -187,7 +188,7 @@ _TMA_FEW = {
 
 
 def _staged() -> Iterator[FewConfig]:
-    """Kernels for few rows whose warps ask for codes ahead, then those that TMA feeds."""
+    """Kernels for a small M whose warps prefetch codes, then those that TMA feeds."""
     for loop, tiles_of in ((FewLoop.RING, _RINGS), (FewLoop.TMA, _TMA_FEW)):
         for pair, tiles in tiles_of.items():
             operands = Operands(pair=pair, prepacked=pair in WEIGHT_PAIRS)

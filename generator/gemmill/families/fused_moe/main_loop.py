@@ -36,7 +36,7 @@ class Body:
     product: str
     """Type of a product, of a `block`'s class and of an `ending`'s."""
     endings: tuple[str, str]
-    """Classes of the endings of both products."""
+    """Classes of the epilogues of both products."""
     products: tuple[str, str] = ("", "")
     """Classes of products of 64 rows of dense and of sparse weights; empty where the body has its own."""
     by_warps: bool = False

@@ -52,7 +52,7 @@ def _groups(c: GatedConfig) -> Iterator[str]:
 
 
 def _cluster(c: GatedConfig) -> Iterator[str]:
-    """CTAs of a pair share the loads of either. With few rows nothing is worth sharing."""
+    """CTAs of a pair share the loads of either. A small M leaves nothing worth sharing."""
     if c.design.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (
         c.design.swap_ab and c.design.cluster_shape_mnk != (1, 1, 1)
     ):

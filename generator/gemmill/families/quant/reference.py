@@ -5,7 +5,7 @@ All arithmetic is f32, every operation rounded on its own (no contraction), and 
     e4m3(x)   nearest e4m3 value, ties to even, saturated at 448; NaN is 0x7f
     s8(x)     nearest integer, ties to even, saturated to [-128, 127]; NaN is 0
     amax      largest absolute value; NaN elements do not count
-    scale_ub  the smaller of it and what it bounds; NaN bounds nothing
+    scale_ub  the smaller of it and its operand; NaN bounds nothing
 
 Codes and scales of the kernels equal these bit for bit where both run on the same device. Across devices exp, tanh and
 erf differ by an ulp or two. A gated code may then differ where its quotient lies that close to a boundary between

@@ -1,4 +1,4 @@
-"""Attention over keys and values, plain or compressed: the yardstick and the definition of the fused op.
+"""Attention over keys and values, plain or compressed: the exact result, and the definition of the fused op.
 
 Query rows are the last tokens of their sequence: row i of R stands at position length - R + i. A key at position j is
 visible to a row at p if

@@ -17,16 +17,16 @@ SplitKRow = tuple[tuple[int, int, int], KernelSchedule, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The schedules of one kind of problem, by how many rows of A they are for."""
+    """The schedules of one kind of problem, by the range of M."""
 
     wide: tuple[Row, ...]
-    """for many rows of A"""
+    """for a large M"""
     low: tuple[Row, ...] = ()
     """for up to some hundreds: a wave or two of tiles of 64 rows, which no raster order helps"""
     narrow: tuple[Row, ...] = ()
-    """for few rows, computed with swap_ab"""
+    """for a small M, with swap_ab"""
     split_k: tuple[SplitKRow, ...] = ()
-    """for few rows, with K divided among the CTAs of a cluster"""
+    """for a small M, where the CTAs of a cluster share K"""
     parallel: tuple[Row, ...] = ()
     """for few tiles and a long K, which CTAs without a cluster share"""
 
@@ -61,7 +61,7 @@ PREFILL: tuple[Row, ...] = (
     ((256, 128, 128), (2, 1, 1), COOPERATIVE),
     ((256, 128, 128), (1, 2, 1), COOPERATIVE),
 )
-"""Rows of the table for many rows of A: bound by the tensor core."""
+"""Rows of the table for a large M (prefill): bound by the tensor core."""
 
 BETWEEN: tuple[Row, ...] = (
     ((64, 160, 128), (1, 1, 1), PINGPONG),
@@ -91,7 +91,7 @@ DECODE: tuple[Row, ...] = (
     ((128, 64, 256), (2, 1, 1), COOPERATIVE),
     ((128, 128, 128), (1, 1, 1), PINGPONG),
 )
-"""Schedules for few rows of A, computed with swap_ab: bound by reading the weights."""
+"""Schedules for a small M (decode), with swap_ab: bound by reading the weights."""
 
 STREAM_K: tuple[Row, ...] = (((128, 128, 128), (1, 1, 1), COOPERATIVE),)
 """Schedules for fewer tiles than SMs, computed with swap_ab."""
@@ -112,7 +112,7 @@ SPLIT_K: tuple[SplitKRow, ...] = (
     ((128, 128, 128), COOPERATIVE, 3),
     ((128, 128, 128), COOPERATIVE, 6),
 )
-"""Schedules for few rows of A, as (tile, schedule, stages). One or two CTAs fit an SM."""
+"""Schedules for a small M, as (tile, schedule, stages). One or two CTAs fit an SM."""
 
 SPLITS = (1, 2, 3, 4, 8)
 PARALLEL_SPLITS = (2, 3, 4, 6, 8)

@@ -86,9 +86,9 @@ CORE = Tables(
 """The schedules of the default build.
 
 Most are the greedy choice over a sweep of e4m3 to bf16 at 52 shapes, with the kernels of WIDEST and CUTLASS's (H200,
-2026-11-20). The last five of `wide` and the last of `narrow` were faster later (2026-11-21). By then groups that take
-turns handed over early, and the prefetch distance of weights was longer. AT_DRAWN_SHAPES and the last two of `split_k`
-were chosen at shapes that no table has (2026-11-22, docs/notes/tables.md).
+2026-11-20). The last five of `wide` and the last of `narrow` were faster later (2026-11-21). By then groups in pingpong
+handed the tensor core over earlier, and the prefetch distance of weights was longer. AT_DRAWN_SHAPES and the last two
+of `split_k` were chosen at shapes that no table has (2026-11-22, docs/notes/tables.md).
 """
 
 FEW = Tables(

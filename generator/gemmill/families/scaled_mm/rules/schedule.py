@@ -122,7 +122,7 @@ def scheduler_fits_schedule(config: KernelConfig) -> Iterator[str]:
 
 
 def split_k(config: KernelConfig) -> Iterator[str]:
-    """The split_k kernel is written for few rows: transposed, a stage count of its own, 64 columns of B a group."""
+    """The split_k kernel is for a small M: transposed, a stage count of its own, 64 columns of B a group."""
     s = config.design
     if s.tile_scheduler is not TileScheduler.SPLIT_K:
         return
