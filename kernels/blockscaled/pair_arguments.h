@@ -1,4 +1,4 @@
-// Host code: what CUTLASS's block-scaled GEMMs are given.
+// Host code: the arguments of CUTLASS's block-scaled GEMMs.
 #pragma once
 
 #include "blockscaled/abi.h"

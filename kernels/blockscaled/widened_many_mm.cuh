@@ -29,7 +29,7 @@ struct WidenedManyMm {
 
   static constexpr int kTileM = tile_m, kTileN = tile_n;
   static constexpr int kThreads = 256, kStages = 2;
-  static constexpr int kStep = 64;  // columns: rows of 128 bytes, which is what the tensor core's swizzle takes
+  static constexpr int kStep = 64;  // columns: rows of 128 bytes, the span of the tensor core's swizzle
   static constexpr int kPiecesA = tile_m * 2, kPiecesB = tile_n * 2;
   static constexpr int kOfA = (kPiecesA + kThreads - 1) / kThreads, kOfB = kPiecesB / kThreads;  // of a thread
   static constexpr int kBytesA = tile_m * kStep * 2, kBytesB = tile_n * kStep * 2;

@@ -28,7 +28,7 @@ struct WidenedMm {
   using X = typename Wide::Element;
 
   static constexpr int kTile = tile;
-  static constexpr int kStep = 2 * kPieceOfRow;  // columns: rows of 128 bytes, which is what the tensor core's swizzle takes
+  static constexpr int kStep = 2 * kPieceOfRow;  // columns: rows of 128 bytes, the span of the tensor core's swizzle
   static constexpr int kThreads = 2 * tile;      // two for a row of each operand; 128 multiply 64 rows of A
   static constexpr int kStages = 2;
   static constexpr int kOperandBytes = tile * kStep * 2;

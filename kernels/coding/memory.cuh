@@ -43,8 +43,8 @@ __device__ __forceinline__ void fetch_row_to_l2(void const* row, uint32_t bytes)
 
 enum class Beyond { kZero, kFirst };
 
-// A chunk that begins in the row, but may be misaligned or reach beyond it. What lies beyond reads as zero, or as the
-// chunk's first element, which leaves any extent as it is.
+// A chunk that begins in the row, but may be misaligned or reach beyond it. Elements beyond it read as zero, or as the chunk's first
+// element, which leaves any extent as it is.
 template <Beyond kBeyond, class In>
 __device__ __forceinline__ uint4 load_elements(In const* row, int64_t column, int64_t hidden) {
   union {
@@ -63,8 +63,8 @@ __device__ __forceinline__ uint4 load_elements(In const* row, int64_t column, in
   return chunk;
 }
 
-// kStream: past L1, which shortens the way where latency is what counts. Where there is much to load, the way through L1
-// is 2 to 5 % faster (measured on an H200, 2026-11-20).
+// kStream: past L1, which shortens the way where latency counts. Where there is much to load, the way through L1 is 2 to 5 % faster
+// (measured on an H200, 2026-11-20).
 template <bool kAligned, bool kStream, Beyond kBeyond = Beyond::kFirst, class In>
 __device__ __forceinline__ uint4 load_chunk(In const* row, int64_t column, int64_t hidden) {
   if constexpr (kAligned) {

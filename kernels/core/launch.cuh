@@ -1,4 +1,4 @@
-// Host code: launching kernels, with what is constant for a device asked once and not on every call.
+// Host code: launching kernels, with a device's constants queried once and not on every call.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A contract interpreted, and what of its verdict hangs on more than how the tensors lie.
+// A contract interpreted, and the parts of its verdict that depend on more than the layouts of tensors.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class OfAddresses {
   bool all_held_ = true;
 };
 
-// Whether the call keeps to its op's contract; what it finds out goes to the call.
+// Whether the call keeps to its op's contract; its values go to the call.
 bool interpreted(OpCall& call, OfAddresses& tests);
 // Whether tests that held for another call of the op hold for this one.
 bool still_hold(OpCall& call, OfAddresses const& tests);

@@ -1,4 +1,4 @@
-// What is asked of the CUDA runtime around a launch.
+// Queries of the CUDA runtime around a launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ cudaStream_t current_stream(int32_t device);
 bool programmatic_launch();
 // Whether b may be read before earlier kernels have ended; off unless the user has said so.
 bool constant_weights();
-// Whether kernels may wait for ever for what other CTAs count; off unless the user has said so.
+// Whether kernels may wait for ever for counts of other CTAs; off unless the user has said so.
 bool endless_waits();
 
 // Makes a device current for a scope, which costs nothing where it already is. By torch's guard: to set back a device that

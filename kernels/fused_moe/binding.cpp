@@ -1,4 +1,4 @@
-// Fused experts: what the choice depends on, and what a kernel is given.
+// Fused experts: the inputs of the choice, and the arguments of a kernel.
 #include "fused_moe/abi.h"
 #include "fused_moe/apart_workspace.h"
 #include "fused_moe/model.h"

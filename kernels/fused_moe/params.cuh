@@ -1,4 +1,4 @@
-// What all three kernels are given, and what they share: the experts of pairs, elements, and codes of rows and groups.
+// The common parameters and functions of all three kernels: the experts of pairs, elements, and codes of rows and groups.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-// Where each part of a call's workspace lies. Mirrors gemmill.families.fused_moe.workspace: what a caller reserves is for any kernel.
+// Where each part of a call's workspace lies. Mirrors gemmill.families.fused_moe.workspace: a caller reserves for any kernel.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +22,13 @@ struct Workspace {
   int32_t* local;     // of pairs: the weights, -1 for none
   int32_t* needed;    // of tokens: pairs that have weights
   int32_t* finished;  // of tiles and groups of results: CTAs that have stored theirs
-  int32_t* summed;    // of tokens and blocks of columns: pairs that are stored
+  int32_t* summed;    // of tokens and blocks of columns: stored pairs
   uint8_t* codes;     // of x
   float* scales;
   float* results;     // activation(gate) up of sorted rows
   uint8_t* inner_codes;
   float* inner_scales;
-  float* parts;       // of pairs: what is summed, [pairs, hidden]
+  float* parts;       // of pairs: addends of the sums, [pairs, hidden]
   int64_t bytes;
 
   Workspace(gemmill_fused_experts_args const& x, bool coded, char* base) {

@@ -13,7 +13,7 @@ struct gemmill_gated_mm_args {
   void* d;
   float const* a_scales;      // one value, or m where a_scale_per_row; or of each row and 128 of K
   float const* b_scales;      // one value, or n where b_scale_per_column; or of 128 gates or ups and 128 of K
-  float const* static_scale;  // one value, by which D is coded; null for others
+  float const* static_scale;  // one value, the scale of D's codes; null for others
   float* out_scales;          // of each row and 128 columns of D; null where the kernel finds none
   int64_t lda, ldb, ldd;
   int64_t out_scale_stride_m;

@@ -14,7 +14,7 @@
 
 namespace gemmill::blockscaled {
 
-// What a thread has of a block of 64 rows and 64 columns: kept codes of two instructions, places, and scales of its two rows. `group`
+// A thread's part of a block of 64 rows and 64 columns: kept codes of two instructions, places, and scales of its two rows. `group`
 // columns share a scale.
 template <int group>
 struct SparseFp4Block {

@@ -12,7 +12,7 @@ namespace gemmill::kv_cache {
 
 constexpr int kProjectionThreads = 256;
 
-// What kernels are given of S: rows and columns in turn, so that lanes read beside one another either way.
+// S for kernels: rows and columns in turn, so that lanes read neighbouring words either way.
 struct Projection {
   float const* rows;     // [d][d]: S
   float const* columns;  // [d][d]: its transpose

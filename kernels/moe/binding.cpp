@@ -1,4 +1,4 @@
-// The grouped GEMMs: what the choice depends on, and what a kernel is given.
+// The grouped GEMMs: the inputs of the choice, and the arguments of a kernel.
 #include "extension/family.h"
 #include "extension/layout.h"
 #include "moe/abi.h"

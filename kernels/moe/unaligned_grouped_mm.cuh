@@ -12,9 +12,9 @@
 
 namespace gemmill::moe {
 
-// What sums are multiplied by.
+// The factors of sums.
 enum class Factors { none, of_channels, of_groups };
-// What they are multiplied by besides, and what is added.
+// Their further factors and addends.
 enum class Ends { none, alpha_bias };
 
 // Scales in groups are of `group_size` elements along K, those of weights of `group_rows` of their rows, too. A step lies in one group.

@@ -28,7 +28,7 @@ struct CodeOf<MxFp6> : SmallFloat<6, 2, 3, false> {};
 template <>
 struct CodeOf<MxFp8> : SmallFloat<8, 3, 7, true> {};
 
-// NaN for bytes that are no number.
+// NaN for bytes of NaN.
 template <class Format>
 __host__ __device__ inline float scale_value(uint8_t byte) {
   if constexpr (Format::kHasGlobalScale) {
@@ -38,7 +38,8 @@ __host__ __device__ inline float scale_value(uint8_t byte) {
   }
 }
 
-// value / divisor for products of an nvfp4 code and scale, correctly rounded: those have 6 bits, and are tried with every mantissa.
+// value / divisor for products of an nvfp4 code and scale, correctly rounded: those have 6 bits, and a test tries them with every
+// mantissa.
 struct GlobalQuotient {
   float divisor, reciprocal;
   bool is_plain;

@@ -46,7 +46,7 @@ __host__ __device__ inline float saturated(float x) {
 #endif
 }
 
-// 1 / x but for a unit in the last place, where a subnormal number counts as zero. On the host it is correctly rounded.
+// 1 / x but for a unit in the last place, where a subnormal number counts as zero. On the host it rounds correctly.
 __host__ __device__ inline float about_inverse(float x) {
 #ifdef __CUDA_ARCH__
   float y;

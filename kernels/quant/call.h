@@ -1,4 +1,4 @@
-// What the binding reads of a call of a quantisation op, by the places in binding.cpp's lists of names.
+// The binding's view of a call of a quantisation op, by the places in binding.cpp's lists of names.
 #pragma once
 
 #include "extension/call.h"
@@ -13,10 +13,10 @@ enum Value {
   kExperts, kGroupSize, kRoundsToInput
 };
 
-// What the special checks leave behind.
+// The results of the special checks.
 enum Found { kGroupM, kGroupN, kScaleStrideM, kScaleStrideN };
 
-// The special checks: whether scales that are given, or scales of groups, fit the call.
+// The special checks: whether given scales, or scales of groups, fit the call.
 bool static_scales_fit(OpCall& call);
 bool group_scales_fit(OpCall& call);
 

@@ -1,4 +1,4 @@
-// Quantisation by scales that are given, plain or of activation(gate) * up.
+// Quantisation by given scales, plain or of activation(gate) * up.
 #pragma once
 
 #include "coding/activation.cuh"
