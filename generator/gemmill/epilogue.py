@@ -91,7 +91,7 @@ class Epilogue:
     function: Callable[..., Any]
     traced: Traced
     operands: tuple[DType, ...]
-    """Dtypes of a and b for which kernels are built."""
+    """Dtypes of a and b that kernels exist for."""
     results: tuple[DType, ...]
     """Dtypes of out for which they are."""
 

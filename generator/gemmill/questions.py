@@ -15,7 +15,7 @@ class Asked:
     name: str
     """By which the family's cases read it."""
     flags: str
-    """As typed; one that is on unless it is given has both spellings, with a slash between them."""
+    """As typed; one that is on by default has both spellings, with a slash between them."""
     help: str
     """Begins with a capital and ends without a full stop."""
     kind: type = int

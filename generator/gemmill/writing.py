@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the folders in which they are made."""
+"""Files that appear whole or not at all, and the folders for making them."""
 
 import fcntl
 import hashlib
@@ -53,7 +53,9 @@ def work_folder(home: Path) -> Path:
 
 
 def is_left(folder: Path) -> bool:
-    """Whether the process of this machine that made a work folder has ended. Of another machine's nothing is known."""
+    """Whether the process of this machine that made a work folder has ended. False for another machine's, of which it
+    knows nothing.
+    """
     machine, _, rest = folder.name.partition(".")
     process, _, rest = rest.partition(".")
     is_ours = machine == _machine() and process.isdecimal()

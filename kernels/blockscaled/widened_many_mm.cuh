@@ -1,7 +1,7 @@
-// Both operands of 4-bit codes with block scales, on Hopper, many rows of A: D[m, n] = alpha * sum over k of A[m, k] B[n, k] +
-// bias[n], with both widened to bf16 on their way into shared memory.
+// Both operands of 4-bit codes with block scales, on Hopper, large M: D[m, n] = alpha * sum over k of A[m, k] B[n, k] +
+// bias[n], with both upcast to bf16 on their way into shared memory.
 //
-// While the tensor core multiplies 64 columns, threads widen the next 64, whose codes they asked for a step before. A word of
+// While the tensor core multiplies 64 columns, threads upcast the next 64, whose codes they loaded a step before. A word of
 // eight codes becomes four pairs in an order of its own, which is that of both operands: sums do not see it.
 #pragma once
 

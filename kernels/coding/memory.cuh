@@ -32,11 +32,11 @@ __device__ __forceinline__ uint4 load_reused(void const* address) {
   return value;
 }
 
-// Starts to bring a line to L2 while the preceding kernel still runs: safe whoever writes it, for L2 is where all writes meet.
+// Starts to bring a line to L2 while the preceding kernel still runs: safe whichever thread writes it, for L2 is where all writes meet.
 // For kernels of few CTAs, which wait longer for memory than for anything else.
 __device__ __forceinline__ void fetch_to_l2(void const* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
-// The same for a whole row, asked for by one thread. Address and size are multiples of 16.
+// The same for a whole row, by one thread. Address and size are multiples of 16.
 __device__ __forceinline__ void fetch_row_to_l2(void const* row, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(bytes) : "memory");
 }

@@ -7,7 +7,7 @@ namespace gemmill::emulation {
 
 #ifdef __CUDACC__
 
-// The value of each lane, asked for by its number: all lanes of the warp call this together.
+// The value of each lane, by its number: all lanes of the warp call this together.
 template <class Value>
 __device__ __forceinline__ Value of_lane(Value value, int lane) { return __shfl_sync(0xFFFFFFFFu, value, lane); }
 

@@ -9,7 +9,7 @@ struct CUDAGuardOpaque;  // of torch's C interface
 
 namespace gemmill {
 
-// Multiprocessors of a device, asked once. Returns 0 where the device cannot be asked.
+// Multiprocessors of a device, from one query. Returns 0 where the query fails.
 int64_t sm_count(int32_t device);
 // torch's current stream on a device.
 cudaStream_t current_stream(int32_t device);

@@ -40,7 +40,7 @@ struct ManyMm {
   static_assert(sizeof(Input) == 1 && Block::kBytes % 16 == 0, "blocks of 64 rows and 128 columns fold into e4m3");
   static_assert(kTileM % kUnitRows == 0 && kUnits <= 15, "there is a product of so many rows");
 
-  struct Boxes {  // of rows, as describe_rows wants to be told of them
+  struct Boxes {  // of rows, as describe_rows takes them
     using Input = typename Block::Input;
     static constexpr int kColumns = 128, kTileM = kBoxRows;
   };

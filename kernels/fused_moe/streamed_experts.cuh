@@ -7,9 +7,9 @@
 // scales in float32. The loader reads a tile's first data while it loads the one before.
 //
 //   up    a stage has 128 gates and their 128 ups. A thread has both of a result, and a tile has a whole group of 128 results: its CTA
-//         codes it. Of tiles of 8 rows, of which there may be few, two CTAs have half of the results each, and tell one another what is
-//         largest in it
-//   down  a stage has 256 rows of W2. More warps take turns to tell of what is stored and to sum, while others multiply the next tiles
+//         codes it. Of tiles of 8 rows, of which there may be few, two CTAs have half of the results each, and exchange their
+//         maxima
+//   down  a stage has 256 rows of W2. More warps take turns to report stores and to sum, while others multiply the next tiles
 //
 // It loads weights of `down` before `up` has ended, and so reads the list of tiles, past L1. For few pairs it loads weights of `up`
 // before that list is there: each CTA counts the pairs of experts itself.

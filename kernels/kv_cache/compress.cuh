@@ -49,7 +49,7 @@ struct Side {
   int64_t begin;       // of its fields in a head's page
   uint32_t lane_bins;  // shared address of the lane's copies
   float scale;
-  bool is_rotated;     // by whoever made the vectors
+  bool is_rotated;     // by the caller
 };
 
 // Where a lane's pieces of the next vectors land: [stages][parts of 16 bytes or one of 8][lanes].

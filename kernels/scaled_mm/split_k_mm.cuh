@@ -5,8 +5,8 @@
 // CTA adds up its part of the tile in a fixed order. So there is no workspace, nothing to clear and no second kernel,
 // and the result does not depend on timing.
 //
-// Time goes to reading the weights. While the kernel before this one still runs, the weights' first slices are already being fetched into
-// L2, which is safe whoever writes them: L2 is where all of them meet. It reads nothing before the predecessor has ended, unless the
+// Time goes to reading the weights. While the kernel before this one still runs, it already fetches the weights' first slices into
+// L2, which is safe whichever kernel writes them: L2 is where all of them meet. It reads nothing before the predecessor has ended, unless the
 // caller has said that weights are constant: then it loads every stage of them early, and in a chain of such kernels the memory is never
 // idle.
 #pragma once

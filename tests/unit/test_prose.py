@@ -23,7 +23,7 @@ BANNED = {
     r"drawn": "random",
     r"anew": "again",
     r"whoever|those who|who (?:loads|multiplies|sums|ends|codes|stores|waits|computes|serves)": "the thread, class or program that does it",
-    r"(?:few|many) rows of A|for (?:few|many) rows": "a small M, a large M",
+    r"(?:few|many) rows of (?-i:A)|for (?:few|many) rows": "a small M, a large M",
 }
 """Private words and phrases of docstrings and comments, with the plain form."""
 PATTERNS = {
@@ -114,16 +114,17 @@ def banned(program, path: Path) -> list[str]:
 
 
 def packages() -> list[Path]:
-    """Folders of gemmill that have modules, but for the CuTe DSL's, whose text names builds."""
-    return sorted({path.parent for path in GEMMILL.rglob("*.py")} - {GEMMILL / "dsl"})
+    """Folders of gemmill and of its kernels, but for the CuTe DSL's, whose text names builds."""
+    files = [*GEMMILL.rglob("*.py"), *(ROOT / "kernels").rglob("*.*")]
+    return sorted({path.parent for path in files} - {GEMMILL / "dsl"})
 
 
-@pytest.mark.parametrize("package", packages(), ids=lambda package: str(package.relative_to(GEMMILL)))
+@pytest.mark.parametrize("package", packages(), ids=lambda package: str(package.relative_to(ROOT)))
 def test_docstrings_and_comments_have_plain_words(package: Path, program) -> None:
     """All but the bodies of CuTe DSL kernels, whose text names builds."""
     of_body = re.compile(r"^\s*(?:import|from) cutlass\b", re.MULTILINE)
-    files = [path for path in sorted(package.glob("*.py")) if not of_body.search(path.read_text())]
-    assert [found for path in files for found in banned(program, path)] == []
+    files = [path for path in sorted(package.glob("*.*")) if path.suffix in (".py", *program.C_LIKE)]
+    assert [found for path in files if not of_body.search(path.read_text()) for found in banned(program, path)] == []
 
 
 def test_a_banned_word_of_a_docstring_is_found_with_its_line_and_its_plain_form(program, tmp_path) -> None:

@@ -71,7 +71,7 @@ def _compressed_object(entry: Entry, folder: Path, workshop: Workshop) -> Path |
     section, _, cubin = next(sections_of_code(path.read_bytes()), ("", b"", b""))
     if not section:
         return None
-    assert workshop.dsl is not None  # its objects were found by its digest
+    assert workshop.dsl is not None  # its digest is part of its objects' keys
     plain, packed, made = (folder / f"{entry.key}.{kind}" for kind in ("cubin", "fatbin", "o"))
     plain.write_bytes(cubin)
     number = workshop.arch.sm.removeprefix("sm_")

@@ -1,4 +1,4 @@
-"""The definitions that a kernel of the CuTe DSL is made from, read as syntax, without the DSL.
+"""The definitions of a CuTe DSL kernel, read as syntax, without the DSL.
 
 They are the functions, classes and constants that an entry function reaches through names of gemmill's modules. Each
 refers to others by numbers, in the order of first reference. So names of modules, places in them and docstrings do not
@@ -64,7 +64,7 @@ class Module:
     definitions: Mapping[str, Sequence[ast.stmt]]
     statements: Sequence[ast.stmt]
     imports: Mapping[str, Sequence[Place]]
-    """By the name under which it is known in the module."""
+    """By their names in the module."""
     is_for_dsl: bool
 
 
@@ -186,7 +186,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, Place]]:
-    """Each import of a module or of a function in it, with the name under which it is known then."""
+    """Each import of a module or of a function in it, with its name there."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.asname or alias.name, Place(alias.name, "")) for alias in node.names)

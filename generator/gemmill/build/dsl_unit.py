@@ -46,7 +46,7 @@ class DslRequest(Request):
     machine: str
     """The architecture as nvdisasm spells it."""
     own_host_code: bool
-    """Whether gemmill's host code launches the kernels; that of the DSL's objects is left out then."""
+    """Whether gemmill's host code launches the kernels, in place of that in the DSL's objects."""
 
 
 class Worker:

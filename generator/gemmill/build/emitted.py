@@ -1,4 +1,4 @@
-"""The emitted sources of a set of configs, kept as files in a folder. Of a larger set, an index is kept."""
+"""The emitted sources of a set of configs, kept as files in a folder. For a larger set it keeps an index."""
 
 import hashlib
 from collections.abc import Iterable, Sequence

@@ -9,7 +9,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class BuildError(Exception):
-    """The text names the request, the obstacle and the remedy. Nothing half-written is left behind."""
+    """The text names the request, the obstacle and the remedy. A failed build leaves nothing half-written."""
 
 
 def disk_full(doing: str) -> BuildError:

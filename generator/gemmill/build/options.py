@@ -107,7 +107,7 @@ class BuildPlan:
     estimated_bytes: int
     """Bytes of the extension."""
     without_toolchain: str = ""
-    """Why no toolchain, and so nothing in the cache, was found. The build would end with this text."""
+    """Why the search found no toolchain, and so nothing in the cache. The build would end with this text."""
 
 
 @dataclass(frozen=True, kw_only=True)

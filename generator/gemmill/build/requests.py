@@ -92,7 +92,7 @@ Asked = TypeVar("Asked", bound=Request)
 def answer(kind: type[Asked], compiles: Callable[[Asked], CompileOutcome]) -> int:
     """Serve the request that the process was started with, and return its exit status.
 
-    The outcome is written to a file, unless the disk does not allow it: then raises OSError. The exit status is 0 where
+    It writes the outcome to a file, unless the disk does not allow it: then raises OSError. The exit status is 0 where
     every source has an object or a reason.
     """
     end_group_with_parent()

@@ -26,7 +26,7 @@ _TORCH_TARGET_VERSION = "0x020b000000000000"
 OWN_ROOT = "gemmill"
 """The name of the root folder of gemmill's own headers."""
 EXPORTS = "{ global: gemmill_*; local: *; };\n"
-"""The linker's version script. No other symbol is seen from outside, templates of the C++ library included."""
+"""The linker's version script. It hides every other symbol, templates of the C++ library included."""
 _PROGRAMMATIC_LAUNCH = {
     Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
     Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
@@ -188,7 +188,7 @@ def is_of_dsl(config: Config) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """Makes the keys of sources, as the files are that they are made from. A key has no place of a file in it."""
+    """Makes the keys of sources, from the files as they are. A key has no place of a file in it."""
 
     flags: Flags
     code: OwnCode
@@ -220,7 +220,7 @@ class KnownRows(Protocol):
     """Rows of path, key and body, kept from an earlier build (gemmill.build.remembered)."""
 
     def get(self, name: str) -> list[str] | None:
-        """The row of a variant; None where it is not known."""
+        """The row of a variant; None for an unknown name."""
 
     def keep(self, name: str, row: list[str]) -> None:
         """Keep a row for the next build."""

@@ -53,12 +53,12 @@ class Unit:
 
     @property
     def file_name(self) -> str:
-        """The file that a C++ or CUDA compiler is given."""
+        """The name of the file for a C++ or CUDA compiler."""
         return f"unit_{self.key[:16]}" + (".cpp" if self.kind is SourceKind.BINDING else ".cu")
 
     @property
     def text(self) -> str:
-        """The text of the file that a C++ or CUDA compiler is given."""
+        """The text of the file for a C++ or CUDA compiler."""
         return emit_unit([EmittedFile(path=source.path, text=source.text) for source in self.sources])
 
 

@@ -43,7 +43,7 @@ class Workshop:
 
 
 def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
-    """Find the toolchain, and open cache and ledger of a build. Nothing is written. Raises BuildError."""
+    """Find the toolchain, and open cache and ledger of a build. Writes nothing. Raises BuildError."""
     home, kernels = options.home_dir, options.kernels_folder
     if options.emulate and arch.emulated_on is None:
         raise BuildError(cannot_emulate(arch))

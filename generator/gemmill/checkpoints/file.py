@@ -81,7 +81,7 @@ class Stored:
         return DTYPES[self.dtype]
 
     def read(self, into: Tensor | None = None) -> Tensor:
-        """The tensor, contiguous and on the CPU; into one of the same size that is given, such as a pinned one.
+        """The tensor, contiguous and on the CPU; into a given one of the same size, such as a pinned one.
 
         Raises CheckpointError where the file has become shorter or is gone.
         """

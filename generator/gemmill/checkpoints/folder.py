@@ -19,7 +19,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The tensors of a checkpoint by name, of all its files; nothing is read but headers."""
+    """The tensors of a checkpoint by name, of all its files; reads nothing but headers."""
 
     path: Path
     files: tuple[Path, ...]

@@ -8,7 +8,7 @@
     gpt-oss               Transformers' `integrations/mxfp4.py`: experts of a layer in one tensor [E, N, K / 32, 16]; in bf16 [E, K, N]
     gpt-oss-torch         openai/gpt-oss, `gpt_oss/torch/weights.py` and `model.py`: the same; in bf16 [E, N, K]
 
-A layer's project is known by the names, dtypes and shapes of its tensors.
+The names, dtypes and shapes of a layer's tensors identify its project.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""Steps of a conversion: every tensor of a checkpoint is in one, and every output's place is known before."""
+"""Steps of a conversion: each tensor of a checkpoint belongs to one, and every output has its place before the first
+step.
+"""
 
 import fnmatch
 from dataclasses import dataclass, field, replace
@@ -63,7 +65,7 @@ class Step:
     name: str
     """The layer's key, without its suffix; of a tensor that stays its whole key."""
     shard: str
-    """The file that it is written to, named as the one that it was read from."""
+    """The output file, with the name of its source."""
     reads: dict[str, Stored]
     """The tensors, by the suffix after the layer's name; a tensor that stays has ""."""
     spelling: Spelling | None = None
@@ -71,7 +73,7 @@ class Step:
     kept: Spelling | None = None
     """The spelling of a quantised layer that stays."""
     changes: bool = False
-    """Whether codes are made, or made bf16."""
+    """Whether it makes codes, or bf16 of codes."""
     writes: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Dtype (a word of the format) and shape of each output, by key."""
 

@@ -29,7 +29,7 @@ class Conversion:
     report: Path
     """The file of JSON with the figures of every layer."""
     layers: tuple[LayerError, ...]
-    """The layers whose codes were made, the one with the largest error of weights first."""
+    """The layers with new codes, the one with the largest error of weights first."""
     renamed: int
     """The number of layers whose codes are those of the source."""
     read_bytes: int
@@ -41,7 +41,7 @@ class Conversion:
 
 
 def report_at(checkpoint: Checkpoint, out: Path) -> Path:
-    """Where a conversion's figures are written."""
+    """The file for a conversion's figures."""
     return out.with_name(f"{out.name}.{REPORT}") if checkpoint.path.is_file() else out / REPORT
 
 
@@ -144,7 +144,7 @@ class Work:
         return self.open[step.shard]
 
     def note(self, index: int, error: LayerError | None) -> None:
-        """Note that a step is written. Its file appears with its last step."""
+        """Note a finished step. Its file appears with its last step."""
         step = self.steps[index]
         self.journal.note(self.keys[index], None if error is None else asdict(error))
         self.unsynced += step.nbytes

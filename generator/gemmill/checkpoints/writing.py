@@ -1,4 +1,4 @@
-"""A shard that is written tensor by tensor and appears whole, and the journal of a conversion that can go on."""
+"""A shard written tensor by tensor that appears whole, and the journal of a conversion that can continue."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def partial_of(path: Path) -> Path:
 
 
 class Shard:
-    """One output file. Its place on the disk is taken before the first tensor is written."""
+    """One output file. It takes its place on the disk before it writes the first tensor."""
 
     def __init__(self, path: Path, layout: Layout, *, goes_on: bool) -> None:
         """`goes_on`: keep the output of an earlier process."""
@@ -143,7 +143,7 @@ class Journal:
             self._write([{"digest": digest}])
 
     def note(self, step: str, error: dict[str, Any] | None) -> None:
-        """Note a step whose data is written, though not yet on the disk."""
+        """Note a step with written data, though not yet on the disk."""
         self.done[step] = error
         self._pending.append({"step": step, "error": error})
 

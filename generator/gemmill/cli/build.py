@@ -152,7 +152,7 @@ def publish(
 
 
 def _let_tables_name_machine_code(home: Path) -> None:
-    """Carry the home's tuned rows over to builds that run the same machine code, whatever it is made from."""
+    """Carry the home's tuned rows over to builds that run the same machine code, whatever its sources."""
     paths = sorted((home / "tables").glob("*.json"))
     if not paths:
         return

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A variant, and where it is built if it is."""
+    """A variant, and its build if it has one."""
 
     name: str
     config: "Config"

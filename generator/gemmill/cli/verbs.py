@@ -81,9 +81,9 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options before a verb. Where a verb comes first, those of help and completion are left out.
+        """The options before a verb. Where a verb comes first, it leaves out those of help and completion.
 
-        For such an option, if it is not given, typer imports pydantic, which takes longer than all else.
+        For such an omitted option, typer imports pydantic, which takes longer than all else.
         """
         options = super().get_params(ctx)
         if not self._verb_is_first:

@@ -17,7 +17,7 @@ from gemmill.quantize.experts import PackedExperts
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """A copy, and the weights of which it was made."""
+    """A copy, and its source weights."""
 
     memory: tuple[StorageWeakRef, ...]
     versions: tuple[int, ...]

@@ -106,7 +106,7 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
 
 
 def examine_tables(manifest: Manifest) -> Iterator[Finding]:
-    """The loss of the build by the tables' own times, and its variants that went wrong there, which are never chosen."""
+    """The loss of the build by the tables' own times, and its quarantined variants."""
     if torch_libraries() is None:  # which another finding says
         return
     from gemmill.runtime.loss import loss_of

@@ -92,7 +92,7 @@ class _Compiler:
         """Values of facts that hold at every place that the program has reached."""
 
     def steps(self, steps: Sequence[Step]) -> Block:
-        """Their instructions. Tests of places that follow one another are made all at once, and one by one where that fails."""
+        """Their instructions. One instruction tests places that follow one another, and one by one where that fails."""
         block: Block = []
         for is_place, run in groupby(steps, _is_place):
             found = [x for step in run for x in self.step(step)]

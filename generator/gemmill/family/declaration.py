@@ -13,7 +13,7 @@ from gemmill.vocab import OK, Arch, Compiler, DType, Status
 
 
 class Config(Protocol):
-    """One variant: a frozen dataclass that refuses contradictions when it is made."""
+    """One variant: a frozen dataclass whose constructor refuses contradictions."""
 
     def __hash__(self) -> int: ...
 

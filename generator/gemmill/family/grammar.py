@@ -1,8 +1,7 @@
 """Names of configs: a config's fields as words, and back. One grammar serves names, parsing and filters.
 
-A field is a pattern with its attributes, such as `t{design.tile_m}x{design.tile_n}`. The types of the attributes say
-how values are written: a number, `MxNxK` of a tuple, the value of an enumeration, `auto` of None. Other values have
-words.
+A field is a pattern with its attributes, such as `t{design.tile_m}x{design.tile_n}`. The types of the attributes decide
+their spelling: a number, `MxNxK` of a tuple, the value of an enumeration, `auto` of None. Other values have words.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ _ATTRIBUTE = re.compile(r"\{[^}]*\}")
 
 @dataclass(frozen=True)
 class Spelling:
-    """How the values of an attribute are written."""
+    """The spelling of an attribute's values."""
 
     regex: str
     """Of all texts, without groups."""
@@ -93,7 +92,7 @@ class Field:
     which: Callable[[Any], str] | None = None
     """Which of several such words a config has."""
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
-    """Spellings of attributes whose types do not say how they are written."""
+    """Spellings of attributes whose types do not decide it."""
     only: Mapping[str, Any] = field(default_factory=dict)
     """Values of other attributes with which alone the field is in a name, which therefore implies them."""
 
@@ -172,7 +171,7 @@ class _Compiled:
 
 @dataclass(frozen=True, kw_only=True)
 class Former:
-    """How names of a former tag are read."""
+    """The grammar of a former tag's names."""
 
     told: Mapping[str, Any] = field(default_factory=dict)
     """Attributes that such a tag implies, in place of fields."""

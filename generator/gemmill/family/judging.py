@@ -98,7 +98,7 @@ class Judged:
         return self.values[place]
 
     def tensor(self, role: str) -> Operand:
-        """A tensor that is given."""
+        """A present tensor."""
         found = self.arguments[self.program.values[role]]
         assert isinstance(found, Operand)
         return found
@@ -166,7 +166,7 @@ def _apart(x: Operand, y: Operand) -> bool:
 
 
 def _number(value: Any, kind: Kind) -> int:
-    """An argument among the values: itself, or whether it is given."""
+    """An argument among the values: itself, or whether the call has it."""
     return int(value) if kind in (Kind.INT, Kind.BOOL) else int(value is not None)
 
 

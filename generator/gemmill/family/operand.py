@@ -56,7 +56,7 @@ class Operand:
         return max(least, self.element_bytes)
 
     def is_aligned(self, least: int) -> bool:
-        """Whether it does, or nothing is read."""
+        """Whether it does, or has no element."""
         return self.data % self.pieces(least) == 0 or not self.numel
 
     @property

@@ -1,4 +1,4 @@
-"""The instructions that a contract is made of: the extension interprets the same numbers (kernels/extension/contract.cpp)."""
+"""The instructions of a contract: the extension interprets the same numbers (kernels/extension/contract.cpp)."""
 
 import operator
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class Fact(IntEnum):
     ROW_STRIDE = 4
     """of those rows, -1 where elements or rows do not follow one another"""
     STEP = 5
-    """the stride of a dimension, 1 where it is never taken"""
+    """the stride of a dimension, 1 where no access takes it"""
     LONGER = 6
     """how many dimensions have more than one element; 0 where there are no elements"""
     DENSE = 7

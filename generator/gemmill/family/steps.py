@@ -52,7 +52,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Special:
-    """A check that is written by hand in both languages, by its name in the family's OpSet."""
+    """A hand-written check in both languages, by its name in the family's OpSet."""
 
     name: str
 
@@ -65,7 +65,7 @@ class Aspect(StrEnum):
     DTYPE = "dtype"
     LAYOUT = "layout"
     WHOLE = "whole"
-    """needs, dtype, shape and layout of one tensor after another, where it is given"""
+    """needs, dtype, shape and layout of one tensor after another, if the call has it"""
     DEVICE = "device"
     """that each is on the device of the first"""
     APART = "apart"

@@ -105,7 +105,7 @@ class Size:
 
     @classmethod
     def of(cls, text: str) -> "Size":
-        """The size that is written so."""
+        """The size with this text."""
         match = re.fullmatch(r"(?:(\d+)\*)?([A-Za-z_]\w*)(?:/(\d+))?", text)
         if match is None:
             return cls(text=text, name="")

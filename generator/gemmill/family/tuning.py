@@ -29,7 +29,7 @@ class Row:
     facts: Any
     """The inputs of model and launch: a tuple of numbers with names, in the order of the family's own struct in C++."""
     quarantined: bool = False
-    """Whether it is never chosen, only pinned: it went wrong when it was measured."""
+    """Whether tuning saw it fail: no call gets it unless pinned."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class BlockScaled:
         )
 
     def values(self) -> Tensor:
-        """code * scale, exact, float64 [rows, K]; the global scale is left out."""
+        """code * scale, exact, float64 [rows, K], without the global scale."""
         return products(self.format, self.codes, self.scales)
 
 

@@ -55,7 +55,7 @@ class Child:
         self._tally: Counter[str] = Counter()
 
     def hello(self) -> str:
-        """The device on which calls are made, in words."""
+        """The device of the calls, in words."""
         if not self._spec.gpu:
             return "on the CPU, where the ops run the reference"
         return f"on {torch.cuda.get_device_name()} with build {gemmill.load(self._spec.build).build_id}"

@@ -27,7 +27,7 @@ class ExpertFacts(facts.Facts):
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of shared memory by which experts are found."""
+        """Bytes of shared memory for the search of experts."""
         return 4 * (3 * self.most_experts + 32) if self.by_expert else 0
 
     @property

@@ -27,7 +27,7 @@ E4M3, F32 = torch.float8_e4m3fn, torch.float32
 _E4M3_MAX = 448.0
 _EPS = 1e-10
 _MOST_KEPT = 1 << 20
-"""The most elements of inputs whose codes and scales are kept."""
+"""The most elements of inputs whose codes and scales a layer keeps."""
 _MOST_PAIRS = 64
 """The most pairs of codes and scales kept in a thread, of all shapes and streams: some tens of megabytes."""
 _FP8_QUANT, _INT8_QUANT = overload("dynamic_per_token_scaled_fp8_quant"), overload("dynamic_scaled_int8_quant")

@@ -130,7 +130,7 @@ class QuantLinear(nn.Module):
         return ready
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move or convert the module's tensors, as torch asks. Tensors made of the old ones are not kept.
+        """Move or convert the module's tensors, as torch asks. Replaces tensors made of the old ones.
 
         Packed tensors keep their types, which are their meaning. Bias and adapter follow to types that x may have.
         """

@@ -214,7 +214,7 @@ class InTurns(nn.Module):
         """How many blocks were ever copied, and how many ever ran. Block i % blocks lies in slot i % slots."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InTurns":
-        """A copy with slots of its own, whose modules lie in its own memory. It shares the blocks, which are only read."""
+        """A copy with slots of its own, whose modules lie in its own memory. It shares the blocks, which it only reads."""
         memo |= {id(block): block for block in self._blocks}
         made = memo[id(self)] = self.__class__.__new__(self.__class__)
         made.__dict__ = copy.deepcopy({name: x for name, x in self.__dict__.items() if name not in _OF_SLOTS}, memo)

@@ -48,11 +48,11 @@ class Pairs:
     pairs: dict[str, int]
     """Compared pairs, by family."""
     of_two_variants: int
-    """Those of them whose batch had another variant than the row alone was given, of the same order."""
+    """Those of them whose batch had another variant than the row alone, of the same order."""
     poisoned: int
     """Rows of batches with NaN or infinity."""
     left_out: dict[str, int]
-    """Subjects of which no call was made, by the reason."""
+    """Subjects without a call, by the reason."""
     different: int
     """Pairs whose bits differ."""
     examples: tuple[str, ...]
@@ -84,7 +84,7 @@ class _LeftOut(Exception):  # noqa: N818  (it is no error)
 
 
 class Subject:
-    """One op with a pool of rows, each of whose results alone is known."""
+    """One op with a pool of rows, and the result of each row alone."""
 
     def __init__(self, entry: KernelEntry, rng: random.Random, limits: Limits, device: str) -> None:
         self.entry = entry

@@ -17,11 +17,11 @@ from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, POISON, Memory, Slo
 from gemmill.registry import REGISTRY
 
 Question = Mapping[str, Any]
-"""A call in the words of `gemmill explain`: its options by name, None where they are not given."""
+"""A call in the words of `gemmill explain`: its options by name, None for omitted ones."""
 
 
 def refuse_unused(op: str, question: Question) -> None:
-    """Raise ValueError where options were given that mean nothing to an op's family."""
+    """Raise ValueError for options that mean nothing to an op's family."""
     own = {option.name for option in REGISTRY.ops[op][0].questions}
     given = [o.spelled for o in REGISTRY.questions.values() if o.name not in own and o.is_given(question)]
     if given:

@@ -35,7 +35,7 @@ def free_stride(draw: Draw, size: int, stride: int) -> int:
 
 
 def row_stride(draw: Draw, columns: int, *, written: bool, tidy: bool) -> int:
-    """The elements from row to row. Rows may be apart and, where they are only read, over one another."""
+    """The elements from row to row. Rows may be apart and, in inputs, over one another."""
     if not written and draw.chance(0.02):
         return draw.below(columns + 1)
     return columns + draw.one_of(TIDY_PADS if tidy else PADS)

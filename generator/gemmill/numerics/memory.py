@@ -39,9 +39,9 @@ class Slot:
     shift: int = 0
     """The elements by which the tensor lies behind an aligned address."""
     column_major: bool = False
-    """Whether the reference is given the tensor with columns together, at multiples of four elements."""
+    """Whether the reference gets the tensor with columns together, at multiples of four elements."""
     reference_shape: tuple[int, ...] | None = None
-    """The shape that the reference is given; None for [rows, columns]."""
+    """The tensor's shape for the reference; None for [rows, columns]."""
     padding_rows: int = 0
     """The rows behind the last, of all columns but the last, that the op may write."""
 
@@ -134,7 +134,7 @@ class Memory:
         return self._view(name, kind, (slot.rows, slot.columns), (slot.row_stride, slot.column_stride), source)
 
     def dense(self, name: str, source: Tensor | None = None) -> Tensor:
-        """A slot's elements in memory of their own, as the reference is given them."""
+        """A slot's elements in memory of their own, for the reference."""
         slot, bits = self.slots[name], self.bits(name, source)
         if slot.column_major:  # columns at multiples of four elements: packed scales want no less
             columns = bits.new_zeros((slot.columns, -(-slot.rows // 4) * 4))

@@ -29,7 +29,7 @@ class RecordedTensor:
     before: bytes
     """The bytes from its first element to its last, with the gaps between."""
     wanted: bytes | None
-    """The same bytes after the call; None where the tensor is only read."""
+    """The same bytes after the call; None for an input."""
     limit: bytes | None = None
     """The distance by which each element of a right result may be off, as f32 in the order of indices. None where it
     is equal.

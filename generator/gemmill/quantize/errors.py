@@ -19,7 +19,7 @@ SHOWN_ROWS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class LayerError:
-    """How far a quantised layer is from the one it was made from."""
+    """The error of a quantised layer relative to its source."""
 
     name: str
     format: str
@@ -62,7 +62,7 @@ def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: T
     """The error of a weight [N, K] in a format, in bounded memory. `inputs` [tokens, K] are recorded inputs of the
     layer.
 
-    Changes are taken in f32 and summed in f64. Raises ValueError where shapes disagree.
+    Changes are in f32, their sums in f64. Raises ValueError where shapes disagree.
     """
     n, k, weight = quantized.n, quantized.k, weight.detach()
     if tuple(weight.shape) != (n, k):

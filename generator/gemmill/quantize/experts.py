@@ -209,7 +209,7 @@ def _sparse(weights: SparseFp4, order: str) -> PackedExperts:
 
 
 def _woven(weights: BlockScaled, order: str) -> BlockScaled:
-    """Weights whose rows in `order` are put in turns: each gate before its up."""
+    """Weights whose rows in `order` alternate: each gate before its up."""
     if order == "interleaved":
         return weights
     rows = rows_in_turns(weights.codes.shape[0], order, weights.codes.device)

@@ -41,7 +41,7 @@ class ExpertError:
 
 
 def pruned(weight: Tensor) -> Tensor:
-    """A weight [N, K] with the two smallest of each four along K set to zero. Of equal ones the first are kept.
+    """A weight [N, K] with the two smallest of each four along K set to zero. Of equal ones it keeps the first.
 
     Raises ValueError where K is no multiple of four, and for the first weight that is NaN or infinite.
     """

@@ -1,4 +1,4 @@
-"""The arguments that an op is given by a call of it, or of the function that allocates its results."""
+"""The arguments of an op in a call of it, or of the function that allocates its results."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ from gemmill.writing import work_folder, write_whole
 
 MANIFEST = "manifest.json"
 ENTRY_POINTS = "gemmill.builds"
-"""The group of entry points by which installed packages of kernels are found."""
+"""The group of entry points of installed packages of kernels."""
 _INSIDE = Path(__file__).resolve().parent.parent / "_builds"
 
 

@@ -113,7 +113,7 @@ class Holding:
         _all.add(self)
 
     def check(self) -> None:
-        """Raise ManifestError where the build was made before there was such a contract."""
+        """Raise ManifestError for a build older than the contract."""
         if not self._is_able:
             raise ManifestError(
                 f"build {self._build_id} cannot hold batch invariance, which is asked for: it is too old, make it again with "

@@ -1,4 +1,4 @@
-"""Which kernel a measured time is of: the one that is made from the same, or the one with the same machine code."""
+"""The kernel of a measured time: the one with the same inputs, or the one with the same machine code."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ DIGEST_CHARACTERS = 16
 
 
 def machine_code(entry: KernelEntry) -> str:
-    """The digest of a variant's machine code as rows keep it, with its registers; empty where neither is known."""
+    """The digest of a variant's machine code as rows keep it, with its registers; empty where either is unknown."""
     return f"{entry.sass_digest[:DIGEST_CHARACTERS]}r{entry.registers}" if entry.sass_digest else ""
 
 

@@ -269,7 +269,7 @@ def stats() -> list[Chosen]:
     """Return how often each variant was chosen in this process, by class of calls and by the evidence for the choice.
 
     These are numbers of choices, not of calls: see `Chosen.times`. A quantisation op has one kernel for a call, so
-    nothing is chosen. GEMMILL_LOG=choices logs each shape's choice, within seconds.
+    there is no choice to count. GEMMILL_LOG=choices logs each shape's choice, within seconds.
     """
     return chosen_in(_loaded.values())
 

@@ -1,4 +1,4 @@
-"""The choice of a variant for a call, and why the others were not chosen.
+"""The choice of a variant for a call, and why the others lost.
 
 It is pure: the extension makes the same choice on the hot path.
 """
@@ -87,7 +87,7 @@ def select(
 
     With `invariance`, the choice follows the contract: it keeps the order of the class.
 
-    The op launches nothing for an empty result, so no variant is chosen for one.
+    The op launches nothing for an empty result, so there is no choice for one.
     """
     sizes = REGISTRY.choices[call.family].named(call.sizes)
     if any(sizes[name] == 0 for name in REGISTRY.choices[call.family].result):

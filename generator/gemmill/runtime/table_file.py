@@ -58,7 +58,7 @@ class TableRow:
     digests: tuple[str, ...] = ()
     """Digests of the variants' inputs at the measurement; empty where the sweep did not record them."""
     codes: tuple[str, ...] = ()
-    """Digests of their machine code (`machine_code.py`), an empty one where it is not known."""
+    """Digests of their machine code (`machine_code.py`), empty for unknown ones."""
     tied: int = 1
     """How many of the first variants were as fast as one another."""
     source: str
@@ -88,7 +88,7 @@ class Quarantined:
     digest: str
     """The digest of its inputs, or the beginning of it."""
     code: str = ""
-    """The digest of its machine code, where it is known."""
+    """The digest of its machine code, if known."""
     why: str
     """The fault, its shape and its date."""
 

@@ -43,7 +43,7 @@ class TableTrust(IntEnum):
     EXACT = 0
     """this device and driver"""
     DRIVER_CHANGED = 1
-    """this device, another driver (or one that is not known)"""
+    """this device, another driver (or an unknown one)"""
     COMPILER_CHANGED = 2
     """this device, and kernels of another release of nvcc, whose machine code is another or not known"""
     OTHER_DEVICE = 3

@@ -34,7 +34,7 @@ class VariantTable:
     """The entry of each row."""
     tuned: tuple[TunedRow, ...]
     quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Why each variant that is never chosen is not, by name."""
+    """Why no call gets each quarantined variant, by name."""
 
     @cached_property
     def families(self) -> dict[str, range]:
@@ -88,7 +88,7 @@ def make_variant_table(
 
 
 def _without_needed(entries: Sequence[KernelEntry]) -> dict[str, str]:
-    """Variants that launch another family's, of which the build has none: why they are never chosen, by name."""
+    """Variants that launch another family's, of which the build has none: why no call gets them, by name."""
     found = {}
     for entry in entries:
         needs = REGISTRY.choices[entry.family].needs(entry.config)

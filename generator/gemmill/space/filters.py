@@ -20,7 +20,8 @@ class FilterError(ValueError):
 
 def apply(selection: Selection, patterns: Sequence[str]) -> Selection:
     """The configs of a selection that fit every pattern. Raises FilterError for a key or value that the selection does
-    not have, and where nothing is left."""
+    not have, and for an empty result.
+    """
     configs = selection.configs
     for pattern in patterns:
         fits = _compile(pattern, selection.configs)

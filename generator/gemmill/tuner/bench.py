@@ -211,7 +211,7 @@ class _Invented:
         return self._us * slowness * (1 + 0.01 * _fraction(self._name, self._turn))
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """It holds nothing."""
 
 
 def _fraction(*parts: object) -> float:
@@ -249,7 +249,7 @@ def end_with(lifeline: int) -> None:
 
 
 def run(make: Callable[..., Any]) -> None:
-    """Serve as a program: `make` takes the fields of the spec that the Worker was given."""
+    """Serve as a program: `make` takes the fields of the Worker's spec."""
     spec = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(sys.argv[1]).items()}
     end_with(spec.pop("lifeline"))
     with os.fdopen(spec.pop("answers"), "w", encoding="utf-8") as answers:

@@ -52,7 +52,7 @@ class Field:
 
     candidates: tuple[Candidate, ...]
     present: str | None
-    """The variant of the first build that is chosen today."""
+    """The first build's choice of today."""
 
 
 def field_of(

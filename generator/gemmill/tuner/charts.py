@@ -23,7 +23,7 @@ class Line:
     """The CSS class that gives its colour."""
     points: Sequence[tuple[float, float]]
     told: Sequence[str] = ()
-    """The text of each point's tooltip, where it is not made of the values."""
+    """The text of each point's tooltip, in place of the values."""
     beside: float = 0.0
     """Units to the right of their places by which to plot points, so that lines of dots do not hide one another."""
 

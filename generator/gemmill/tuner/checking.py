@@ -63,6 +63,6 @@ class GuardedArena:
         self._memory.fill_(GUARD)
 
     def is_intact(self) -> bool:
-        """Whether nothing was written around the bytes that the last workspace had, `used`."""
+        """Whether the bytes around the `used` ones of the last workspace are unchanged."""
         bands = (self._memory[:GUARD_BYTES], self._memory[GUARD_BYTES + self.used :])
         return all(bool((band == GUARD).all()) for band in bands)

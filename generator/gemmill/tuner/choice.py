@@ -26,7 +26,7 @@ class Decision:
     ranked: tuple[str, ...]
     """Every variant that ran to the end. The choice stands first, the others by time."""
     us: Mapping[str, float]
-    """Their medians in microseconds. Changes of the clocks over a whole round are taken out."""
+    """Their medians in microseconds. It takes out the changes of the clocks over a whole round."""
     tied: tuple[str, ...]
     """The fastest variant, and those as fast as it."""
     fastest: str
@@ -68,7 +68,9 @@ def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin
 
 
 def steady_us(rounds_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The median of each contender. The rounds' common drift is taken out by the contenders that ran in all rounds."""
+    """The median of each contender. The contenders that ran in all rounds give the rounds' common drift, which it takes
+    out.
+    """
     rounds = max(map(len, rounds_us.values()), default=0)
     whole = [[us / statistics.median(taken) for us in taken] for taken in rounds_us.values() if len(taken) == rounds]
     drift = [statistics.geometric_mean(turn) for turn in zip(*whole, strict=True)]

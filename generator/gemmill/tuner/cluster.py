@@ -1,7 +1,8 @@
 """Tasks on a Dask cluster that is there already, with one worker for each GPU.
 
 A task requires the resource GPU=1. Its Dask worker keeps a measuring process, which may be killed without the worker
-noticing. Where a worker is lost, its tasks are run again, each alone; one that takes another down with it is given up.
+noticing. The tasks of a lost worker run again, each alone; the scheduler gives up one that takes another worker down
+with it.
 """
 
 import atexit

@@ -96,6 +96,6 @@ def facts_of(worker: Worker) -> Mapping[str, Any]:
 
 
 def visible_device(index: int) -> str:
-    """The name by which another process is given the index-th of the GPUs that this process may use."""
+    """The index-th of the GPUs that this process may use, by its name for another process."""
     visible = settings.visible_devices()
     return visible[index] if visible else str(index)

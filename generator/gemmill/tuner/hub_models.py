@@ -122,7 +122,7 @@ def _layers(model: Any, config: Any, plan: Mapping[str, str], ranks: int) -> Ite
 
 
 def _sizes(model: Any) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Outputs and inputs of each layer that multiplies, by name; the output head is left out."""
+    """Outputs and inputs of each layer that multiplies, by name, without the output head."""
     import torch
     from transformers.pytorch_utils import Conv1D
 

@@ -45,7 +45,7 @@ class TuneRequest:
     label: str = ""
     """A part of the journal's name and setup, where a selection that compiles meanwhile has the candidates."""
     fresh: bool = False
-    """Whether the journal is begun again."""
+    """Whether to begin the journal again."""
     table: Path | None = None
     """The file whose rows the run replaces; None for the device's in the home."""
     dry_run: bool = False
@@ -69,7 +69,7 @@ class TuneResult:
     journal: Path
     record: Record
     tables: tuple[tuple[Path | None, TunedTable], ...]
-    """The tables, each with the file that it was merged into; None where none was written."""
+    """The tables, each with the file that it was merged into; None without a file."""
     agreements: tuple[Agreement, ...]
     """The agreement of each further run with the first."""
     overlap: Overlap | None = None

@@ -40,7 +40,7 @@ class MeasuredBuild:
     build_id: str
     arch: str
     nvcc: str
-    """The version of its CUDA compiler; empty where it is not known."""
+    """The version of its CUDA compiler; empty if unknown."""
     digests: Mapping[str, tuple[str, str]]
     """By variant, the digests of its sources and of its machine code, as rows of tables keep them."""
 

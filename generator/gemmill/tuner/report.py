@@ -40,7 +40,7 @@ class Shape:
     peers: Mapping[str, float]
     """Medians in microseconds of the contenders that compute the same."""
     floor_us: float | None
-    """The roofline's microseconds. None for a device whose ceilings are not known."""
+    """The roofline's microseconds. None for a device with unknown ceilings."""
 
     @property
     def tuning(self) -> Tuning:

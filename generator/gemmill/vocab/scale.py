@@ -59,7 +59,7 @@ SCALE_GROUPS = tuple(
     for size in GROUP_SIZES
     for b_scale in (ScaleGranularity.BLOCK, ScaleGranularity.GROUP)
 )
-"""The kinds that exist; where shapes fit several, all of them mean the same and the first is taken."""
+"""The kinds that exist; where shapes fit several, all of them mean the same and the first counts."""
 
 
 def scale_groups_of(a_shape: Sequence[int], b_shape: Sequence[int], m: int, n: int, k: int) -> ScaleGroups | None:

@@ -35,7 +35,7 @@ class Accumulation(StrEnum):
 
 
 class TileScheduler(StrEnum):
-    """How output tiles and slices of K are given to CTAs."""
+    """The distribution of output tiles and slices of K over CTAs."""
 
     PERSISTENT = "persistent"
     """a CTA walks over whole tiles"""
@@ -75,7 +75,7 @@ class EpilogueKind(StrEnum):
 
     @property
     def takes_bias(self) -> bool:
-        """Whether the kernel reads a bias row when one is given."""
+        """Whether the kernel reads a bias row of the call."""
         return self is not EpilogueKind.SCALED
 
     @property

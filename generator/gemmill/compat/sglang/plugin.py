@@ -224,7 +224,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_masked": around_masked_experts,
     "sglang.srt.layers.moe.cutlass_moe.fp8_blockwise_scaled_grouped_mm": around_cutlass_experts,
 }
-"""The hooks, by the function that each is put around."""
+"""The hooks, by the function that each wraps."""
 
 
 def _may_serve() -> bool:

@@ -32,7 +32,7 @@ _LISTS = {
     "GemmillNvFp4Linear": "_POSSIBLE_NVFP4_KERNELS",
     "GemmillMxFp4Linear": "_POSSIBLE_MXFP4_KERNELS",
 }
-"""vLLM's list that each class is put into."""
+"""vLLM's list for each class."""
 _CHOOSES_NVFP4, _BACKEND_OF, _NVFP4_WEIGHTS = "init_nvfp4_linear_kernel", "_get_linear_backend", "nvfp4_w4a16"
 """vLLM's choice of a kernel for nvfp4 layers, its reading of `--linear-backend`, and the kind of layers with quantised
 weights and plain activations.

@@ -35,7 +35,7 @@ from gemmill.runtime import served
 
 Answer = tuple[bool, str | None]
 _SOME = 4096
-"""The N and K of a layer that stands for those whose sizes are not known yet."""
+"""The N and K of a layer in place of unknown ones."""
 
 
 def _answer(why: str | None) -> Answer:
@@ -179,7 +179,7 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
 
     @classmethod
     def can_implement(cls, c) -> Answer:
-        """Whether the build has variants for such layers; of which size is not known yet."""
+        """Whether the build has variants for such layers, whose size is unknown yet."""
         return _answer(refusal(_int8(_SOME, _SOME, torch.bfloat16, not c.input_symmetric)))
 
     def process_weights_after_loading(self, layer) -> None:
@@ -224,7 +224,7 @@ class _Fp4Linear(_OnThisGpu):
 
     @classmethod
     def can_implement(cls, config) -> Answer:
-        """Whether the build has variants for such layers; of which size is not known yet."""
+        """Whether the build has variants for such layers, whose size is unknown yet."""
         fits, why = super().can_implement(config)
         return _answer(refusal(_fp4(cls.format, _SOME, _SOME, torch.bfloat16))) if fits else (fits, why)
 

@@ -121,7 +121,7 @@ class ExpertsConfig:
 
     @property
     def compiled(self) -> "ExpertsConfig":
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property
@@ -214,7 +214,7 @@ class PackedExpertsConfig:
 
     @property
     def compiled(self) -> "PackedExpertsConfig":
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property

@@ -9,7 +9,7 @@ A pair is a token and one of its experts. For each pair:
     part      (scales (results W2), plus bias) times the router's weight, in float32
     out       parts of a token's experts, summed in their order in float32, and rounded once
 
-Packed weights decode first: the product of each code, scale and base is exact in float64. Sums of products are made in
+Packed weights decode first: the product of each code, scale and base is exact in float64. Sums of products are in
 float64. Scales of rows multiply last: a_scale * (sum * b_scale).
 """
 

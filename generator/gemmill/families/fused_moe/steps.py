@@ -64,7 +64,7 @@ PARTS: tuple[Step, ...] = (
     *(Let(name, said) for name, said in EXPRESSIONS.items() if name != "inner_groups"),
     Let("shared_bytes", SHARED),
 )
-"""Values that the sizes of a workspace are made of, and the bytes of those parts that every call has."""
+"""Values in the sizes of a workspace, and the bytes of those parts that every call has."""
 WORKSPACE: tuple[Step, ...] = (
     Check(Aspect.DTYPE, "workspace"),
     Require(

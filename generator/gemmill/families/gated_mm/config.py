@@ -25,7 +25,7 @@ class Result(StrEnum):
 
     BF16 = "bf16"
     STATIC = "e4m3static"
-    """codes, by a scale that is given"""
+    """codes, by a given scale"""
     GROUP = "e4m3group128"
     """codes, and a scale for each GROUP of a row"""
 
@@ -90,7 +90,7 @@ class _Common:
 
     @property
     def compiled(self) -> Self:
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property

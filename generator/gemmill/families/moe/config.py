@@ -97,7 +97,7 @@ class UnpackedConfig:
 
     @property
     def compiled(self) -> Self:
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property
@@ -210,7 +210,7 @@ class PackedGroupedConfig:
 
     @property
     def compiled(self) -> "PackedGroupedConfig":
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property

@@ -36,7 +36,7 @@ class OwnConfig(KernelConfig):
 
     @property
     def traced(self) -> Traced:
-        """The steps of the epilogue. Raises ValueError where it is not known here."""
+        """The steps of the epilogue. Raises ValueError for one that this process does not know."""
         return known(self.own)
 
     @property
@@ -132,7 +132,7 @@ def op_of(traced: Traced) -> Op:
 
 
 def with_others(traced: Traced) -> Mapping[str, str]:
-    """Inputs that mean nothing where another is left out, each with that one's name."""
+    """Inputs that mean nothing without another one, each with that one's name."""
     return BUILT_IN[traced.key].with_others if traced.key in BUILT_IN else {}
 
 

@@ -104,8 +104,8 @@ def decode_attention(
     """Attention over a compressed cache: out [batch, rows, heads, head_dim] and lse [batch, heads, rows], in `dtype`.
 
     q is [batch, rows, heads, head_dim], and cache u8 [pages, ...]. sinks are [heads]. block_table is whole numbers
-    [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. Nothing
-    beyond a length is read.
+    [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. It reads
+    nothing beyond a length.
 
     Raises ValueError for a page table that does not fit, and where heads is no multiple of the KV heads.
     """

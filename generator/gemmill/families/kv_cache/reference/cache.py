@@ -31,7 +31,7 @@ def write(
     numbers [tokens]. A slot is page * page_size + place in the page, or -1 for a token without a place. `dtype` is that
     of `compress`. `sides` are the specs of keys and values, where some come rotated.
 
-    Raises ValueError for another shape, dtype or slot, before anything is written.
+    Raises ValueError for another shape, dtype or slot, before it writes anything.
     """
     pages = _pages(cache, spec)
     expected = (slot_mapping.shape[0], spec.kv_heads, spec.head_dim)
@@ -88,7 +88,9 @@ def check_page_table(spec: CacheSpec, pages: int, block_table: Tensor, seq_lens:
 
 
 def read(cache: Tensor, spec: CacheSpec, side: str, pages_of_sequence: Tensor, length: int) -> Fields:
-    """Fields u8 [length, kv_heads, bytes] of the first `length` tokens of a sequence; nothing behind them is read."""
+    """Fields u8 [length, kv_heads, bytes] of the first `length` tokens of a sequence, without reading anything behind
+    them.
+    """
     _pages(cache, spec)
     tokens = torch.arange(length, device=cache.device, dtype=torch.int64)
     page, place = pages_of_sequence.to(torch.int64)[tokens // spec.page_size], tokens % spec.page_size

@@ -1,4 +1,4 @@
-"""Packed vectors of keys and values in tensors of their own: they are written, restored, and attended over."""
+"""Packed vectors of keys and values in tensors of their own: writing, restoring, attending over them."""
 
 import torch
 from torch import Tensor
