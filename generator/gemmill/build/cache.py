@@ -201,7 +201,7 @@ def read_entry(folder: Path) -> Entry | None:
     from gemmill.typed_json import JsonError, read_json
 
     try:
-        entry = read_json(folder / "entry.json", Entry, "what it holds is compiled again")
+        entry = read_json(folder / "entry.json", Entry, "its objects compile again")
     except JsonError:
         return None
     return entry if entry.format == FORMAT and entry.key == folder.name else None

@@ -20,7 +20,7 @@ class ProgressObserver:
     def __init__(self, progress: Progress, jobs: int) -> None:
         self._progress = progress
         self._jobs = jobs
-        self._task = progress.add_task("looking for what is compiled already", total=None, finish=None)
+        self._task = progress.add_task("looking for compiled objects", total=None, finish=None)
         self._total = self._completed = 0.0
         self._units = 0
         self._begun = monotonic()

@@ -63,7 +63,7 @@ RescaleOption = Annotated[
 InputsOption = Annotated[
     Path | None,
     typer.Option(
-        "--inputs", metavar="FILE", help="Inputs of layers, [tokens, K] by name: the error of outputs is told too."
+        "--inputs", metavar="FILE", help="Inputs of layers, [tokens, K] by name: also prints the error of outputs."
     ),
 ]
 PackOption = Annotated[

@@ -79,7 +79,7 @@ class Check:
     aspect: Aspect
     roles: str
     """In the order of the checks, with spaces between; roles that the op lacks are skipped."""
-    unread: str = "what is"
+    unread: str = "values"
     """The words of the sentence for data that an overlapping result would overwrite."""
 
 

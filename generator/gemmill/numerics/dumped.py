@@ -100,7 +100,7 @@ def read_dump(path: Path) -> Dumped:
         layouts = {name: _layout(facts) for name, facts in call["tensors"].items()}
         fields = {name: call[name] for name in ("op", "variant", "build", "device", "plain")}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is malformed: what it tells of its call cannot be read ({error!r})") from None
+        raise CheckpointError(f"{path} is malformed: its description of the call cannot be read ({error!r})") from None
     if version != SCHEMA_VERSION or call["op"] not in BY_NAME:
         raise CheckpointError(
             f"{path} is of gemmill {call.get('gemmill_version')} (schema {version}, op {call['op']}), which this one does not read: "

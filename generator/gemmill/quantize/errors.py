@@ -66,7 +66,7 @@ def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: T
     """
     n, k, weight = quantized.n, quantized.k, weight.detach()
     if tuple(weight.shape) != (n, k):
-        raise ValueError(f"{name} is {list(weight.shape)} and what was made of it {n} x {k}: they are not one layer's")
+        raise ValueError(f"{name} is {list(weight.shape)} and its quantised form {n} x {k}: they are not one layer's")
     if inputs is not None and (inputs.dim() != 2 or inputs.shape[1] != k):
         raise ValueError(f"inputs of {name} are {list(inputs.shape)}, expected [tokens, {k}]")
     sums = torch.zeros(4, dtype=torch.float64, device=weight.device)

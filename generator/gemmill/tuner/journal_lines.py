@@ -16,7 +16,7 @@ from gemmill.tuner.workloads import Workload
 from gemmill.typed_json import JsonError, MalformedError, as_kind, from_json
 
 _BEGIN_ANOTHER = "begin another with --journal, or delete it"
-_MEASURE_AGAIN = "take the line out, and what it tells is measured again"
+_MEASURE_AGAIN = "take the line out, and the sweep measures its subject again"
 
 
 class _SweepLine(Struct, tag_field="kind", tag="sweep"):

@@ -57,7 +57,7 @@ def read_misses(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()
     """
     workloads: dict[Workload, None] = {}
     unusable = []
-    text = _text(path, "--misses takes what GEMMILL_RECORD_MISSES named", errors="replace")
+    text = _text(path, "--misses takes the file that GEMMILL_RECORD_MISSES names", errors="replace")
     for number, line in enumerate(text.splitlines(), start=1):
         where = f"{path}, line {number}"
         if not line.strip():

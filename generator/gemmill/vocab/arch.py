@@ -107,7 +107,9 @@ def without_kernels(gpu_arch: str) -> str:
 def cannot_emulate(arch: Arch) -> str:
     """The sentence for `--emulate` with an architecture that has no emulation."""
     emulated = ", ".join(f"{other} on {other.emulated_on}" for other in Arch if other.emulated_on)
-    return f"{arch} cannot be emulated: what is emulated is {emulated}; leave --emulate out, or name --arch {emulated.split()[0]}"
+    return (
+        f"{arch} cannot be emulated: only {emulated} can be; leave --emulate out, or name --arch {emulated.split()[0]}"
+    )
 
 
 class Backend(StrEnum):

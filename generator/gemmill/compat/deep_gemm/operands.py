@@ -96,6 +96,6 @@ def _exponents(name: str, scales: Tensor, shape: tuple[int, int, int], group: Gr
     if (wrong := (bits & ((1 << 23) - 1) != 0) | (bits < 0)).any():
         place = wrong.nonzero()[0].tolist()
         raise RuntimeError(
-            f"{name}: scale {place} of b is {float(values[tuple(place)]):g}, expected a power of two beside 4-bit codes"
+            f"{name}: scale {place} of b is {float(values[tuple(place)]):g}, expected a power of two with 4-bit codes"
         )
     return (bits >> 23).to(torch.uint8)

@@ -57,7 +57,7 @@ def _scales(shape: str, test: str) -> tuple[Step, ...]:
             (
                 Require(
                     "numel(a_scales) in (1, tokens) and dense(a_scales) == 1",
-                    "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: beside scales of columns there is one "
+                    "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: with scales of columns there is one "
                     "value, or one for each of {tokens} rows, without gaps",
                 ),
             ),

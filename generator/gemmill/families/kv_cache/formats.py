@@ -239,7 +239,7 @@ def check_tag(found: str, spec: CacheSpec) -> None:
     if found != spec.tag:
         raise ValueError(
             f"A cache written as {found} was to be read as {spec.tag}; format, sizes, rotations and seed are those that it "
-            "was written with: read it as what it is, or compress it again."
+            "was written with: read it in its own format, or compress it again."
         )
 
 

@@ -96,7 +96,7 @@ def _head_dim(kind: Kind) -> Require:
 def _beside(name: str, dims: int) -> Require:
     return Require(
         f"step({name}, {dims - 1}) == 1",
-        f"{{{name}.name}} has strides {{{name}.strides}}: what belongs to a vector must lie beside one another (last stride 1)",
+        f"{{{name}.name}} has strides {{{name}.strides}}: the elements of a vector must be contiguous (last stride 1)",
     )
 
 
@@ -131,13 +131,13 @@ _ROTATED = (
     ),
     Require(
         f"rotated == 0 or format_index < {SEEDED} or of_values == 0 and format_index != {_E4M3_PLACE}",
-        "rotated with {format}: what has this format is not rotated, so leave it out",
+        "rotated with {format}: vectors of this format are not rotated, so leave it out",
     ),
 )
 _WRITTEN_PACKED = Require(
     "step(packed, 1) >= packed_bytes and step(packed, 0) >= heads * step(packed, 1) or slot_count * heads <= 1 or "
     "slot_count == 1 and step(packed, 1) >= packed_bytes or heads == 1 and step(packed, 0) >= packed_bytes",
-    "{packed.name} of {packed.shape} has strides {packed.strides}: its vectors must not overlap, those of a token beside one another",
+    "{packed.name} of {packed.shape} has strides {packed.strides}: its vectors must not overlap, and those of a token must be neighbours",
 )
 _WRITTEN_VECTORS = Require(
     "row_stride(vectors) >= head_dim",

@@ -47,7 +47,7 @@ _FORMAT: tuple[Step, ...] = (
     ),
     Require(
         "scaled == 0 or packed == 2",
-        f"{{a.name}} is {{a.dtype}} and format {{format!r}}: beside e4m3 weights are {MXFP4}, which fold into it exactly",
+        f"{{a.name}} is {{a.dtype}} and format {{format!r}}: with e4m3, weights are {MXFP4}, which fold into it exactly",
     ),
     When(
         "scaled == 0",

@@ -52,7 +52,7 @@ class AttentionOptions:
             )
         if self.sink_tokens and self.window is None:
             raise ValueError(
-                f"{self.sink_tokens} sink tokens without a window were asked for; they are what stays visible beside one: "
+                f"{self.sink_tokens} sink tokens without a window were asked for; they stay visible in addition to one: "
                 "give a window."
             )
         if self.soft_cap is not None and not self.soft_cap > 0:
