@@ -1,8 +1,8 @@
 """Quantised GEMM and quantisation kernels for NVIDIA GPUs, as torch ops.
 
 Importing it defines the ops under `torch.ops.gemmill`; the first call on a GPU loads a build. On CPU tensors the same
-functions run the reference. The functions below allocate what they return; the ops of the same names write into tensors
-that they are given. `explain` says which kernel a call gets and why, `use_variant` pins one.
+functions run the reference. The functions below allocate their results; the ops of the same names write into tensors of
+the caller. `explain` says which kernel a call gets and why, `use_variant` pins one.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ def _runs_own_command() -> bool:
     program = sys.argv[0] if sys.argv else ""
     if program != "-m":
         return Path(program).name == "gemmill"
-    # `python -m MODULE` finds MODULE, for which packages are imported. Only the command line says until then which one it is.
+    # `python -m MODULE` imports packages to find MODULE. Only the command line says until then which one it is.
     word = sys.orig_argv[-len(sys.argv)]
     module = word.partition("m")[2] if word.startswith("-") else word  # as -mMODULE, -ImMODULE
     return module.partition(".")[0] == "gemmill"

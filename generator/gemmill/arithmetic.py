@@ -1,10 +1,10 @@
 """Arithmetic that references and bounds of several families share: streams of codes, sums on tensor cores, units in the last place.
 
-bf16 and f16 on Hopper's tensor core: products are exact. An instruction adds 16 of them and the running sum, aligned to the
-largest. At least 23 bits below its exponent are kept, and what lies below is cut off. Source: Fasi, Higham, Mikaitis and
-Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper. So each of
-17 terms loses less than 2^-23 of the largest. The result, cut off to float32, loses as much of itself, which is at most
-twice that: 19 x 2^-23 in all.
+bf16 and f16 on Hopper's tensor core: products are exact. An instruction adds 16 of them and the running sum, aligned to
+the largest. It keeps at least 23 bits below its exponent, and cuts off the rest. Source: Fasi, Higham, Mikaitis and
+Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 2021, and its successors for Hopper. So
+each of 17 terms loses less than 2^-23 of the largest. The result, cut off to float32, loses as much of itself, which is
+at most twice that: 19 x 2^-23 in all.
 """
 
 import math
@@ -25,7 +25,7 @@ class TensorCore:
     instruction_k: int
     """Products that one instruction adds to a sum."""
     losses: int
-    """Times that it loses less than a unit of the largest of what it adds."""
+    """How many times it loses less than a unit of the largest term."""
     unit: float
 
 
@@ -35,9 +35,10 @@ OF_E4M3 = TensorCore(instruction_k=32, losses=33, unit=2.0**-13)
 
 
 def lost_in_sum(a: Tensor, b: Tensor, core: TensorCore, *, promoted_k: int | None = None) -> Tensor:
-    """Bound on what a tensor core loses of the sum a [M, K] b [K, N] along K, in ascending order; all of float64.
+    """Bound on a tensor core's loss in the sum a [M, K] b [K, N] along K, in ascending order; all of float64.
 
-    `promoted_k`: products after which the sum is added to a float32 register and starts from zero; None: never.
+    `promoted_k`: products after which the hardware adds the sum to a float32 register and starts from zero; None:
+    never.
     """
     register = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     running, error = register.clone(), register.clone()
@@ -71,8 +72,8 @@ def scaled_sums(
 ) -> Tensor:
     """a_scales b_scales (total - zero point) + bias of `out_dtype`, as GEMMs' epilogues round it.
 
-    total [M, N] float64, exact sums; a_scales of 1 or M values, b_scales of 1 or N; bias [N]; azp_adj int32 [N]. Where azp of M
-    values is given, azp_adj is multiplied by it.
+    total [M, N] float64, exact sums; a_scales of 1 or M values, b_scales of 1 or N; bias [N]; azp_adj int32 [N]. An azp
+    of M values multiplies azp_adj.
     """
     if azp_adj is not None:
         total = _subtract_zero_point(total, azp_adj, azp)
@@ -120,9 +121,9 @@ def _subtract_zero_point(total: Tensor, azp_adj: Tensor, azp: Tensor | None) -> 
 def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """x y + z of float32 tensors, rounded once, as the hardware's FMA does.
 
-    The product is exact in float64. Its sum with z is not always, and rounding that again to float32 can go astray at a tie. So
-    the float64 sum is first rounded to odd, with the error that Knuth's two-sum gives (Boldo and Melquiond, "Emulation of
-    FMA and correctly rounded sums", 2008).
+    The product is exact in float64. Its sum with z is not always, and rounding that again to float32 can go astray at a
+    tie. So the float64 sum first rounds to odd, with the error that Knuth's two-sum gives (Boldo and Melquiond,
+    "Emulation of FMA and correctly rounded sums", 2008).
     """
     product, z = torch.broadcast_tensors(x.to(torch.float64) * y.to(torch.float64), z.to(torch.float64))
     total = product + z

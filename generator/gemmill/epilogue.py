@@ -9,8 +9,9 @@
 
     out = leaky(a, b, a_scale, b_scale, bias, 0.1)
 
-`gemmill build --epilogue MODULE:FUNCTION` compiles its kernels. The function is called once, with values that write down what
-is done to them; the reference for CPU tensors computes the same steps. The op is `torch.ops.gemmill.mm_<name>_<digest>`.
+`gemmill build --epilogue MODULE:FUNCTION` compiles its kernels. gemmill calls the function once, with values that
+record the operations on them; the reference for CPU tensors computes the same steps. The op is
+`torch.ops.gemmill.mm_<name>_<digest>`.
 """
 
 import sys
@@ -85,12 +86,12 @@ _RUNTIME = "gemmill.runtime.ops"
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A function that was traced, and the op that ends in it."""
+    """A traced function, and the op that ends in it."""
 
     function: Callable[..., Any]
     traced: Traced
     operands: tuple[DType, ...]
-    """Dtypes of a and b for which kernels are built."""
+    """Dtypes of a and b that kernels exist for."""
     results: tuple[DType, ...]
     """Dtypes of out for which they are."""
 
@@ -108,9 +109,10 @@ class Epilogue:
     def __call__(self, a: Any, b: Any, *given: Any, out_dtype: Any = None, **named: Any) -> Any:
         """The epilogue of a b: [M, N] of out_dtype, which is bfloat16 unless a is float16, or results are float8_e4m3fn alone.
 
-        a is [M, K] row-major, b [K, N] column-major, of one dtype: float8_e4m3fn, bfloat16 or float16, or int8 where the epilogue
-        takes int32 sums. Then comes what the function takes after the accumulator: a vector has one value, or one for each row
-        or column, without gaps. Raises RuntimeError with one sentence where the arguments do not fit.
+        a is [M, K] row-major, b [K, N] column-major, of one dtype: float8_e4m3fn, bfloat16 or float16, or int8 where
+        the epilogue takes int32 sums. Then come the function's arguments after the accumulator: a vector has one value,
+        or one for each row or column, without gaps. Raises RuntimeError with one sentence where the arguments do not
+        fit.
         """
         torch = import_module("torch")
         told = signature(self.function).bind(None, *given, **named).arguments
@@ -141,12 +143,12 @@ def epilogue(
 ) -> Any:
     """Trace a function, and define the op that ends in it. As decorator, with or without arguments.
 
-    The function's first argument is the accumulator. The others are annotated as Row, Column, RowOut, ColumnOut, RowS32,
-    ColumnS32 or Scalar: up to four along rows, along columns, and scalars. A vector with a number as its default may be left out
-    of a call. It returns the value that is stored. `operands`
-    (e4m3, bf16, f16, or s8 alone, whose sums are int32) and `results` (bf16, f16; of e4m3 operands e4m3 too) are what kernels are built for.
-    Raises UntraceableError, with file and line, for a function that uses what cannot be traced; ValueError for other dtypes, and for
-    names that schemas of torch's ops cannot have.
+    The function's first argument is the accumulator. Annotate the others as Row, Column, RowOut, ColumnOut, RowS32,
+    ColumnS32 or Scalar: up to four along rows, along columns, and scalars. A call may omit a vector with a number as
+    its default. It returns the value to store. `operands` (e4m3, bf16, f16, or s8 alone, whose sums are int32) and
+    `results` (bf16, f16; of e4m3 operands e4m3 too) are the dtypes of the kernels to build. Raises UntraceableError,
+    with file and line, for a function that cannot be traced; ValueError for other dtypes, and for names that schemas of
+    torch's ops cannot have.
     """
     if function is None:
         return lambda given: _made(given, tuple(map(DType, operands)), tuple(map(DType, results)))
@@ -181,13 +183,14 @@ def _made(function: Callable[..., Any], operands: tuple[DType, ...], results: tu
     if _RUNTIME in sys.modules:
         sys.modules[_RUNTIME].add(_FAMILY, made.op)
     else:
-        REGISTRY.add(_FAMILY, made.op)  # the ops are defined with all others when the runtime is imported
+        REGISTRY.add(_FAMILY, made.op)  # importing the runtime defines the op with all others
     return made
 
 
 def named(text: str) -> Epilogue:
-    """The epilogue that `MODULE:FUNCTION` names, a function as it is or under `epilogue`. The module is looked for from the current
-    folder on too. Raises ValueError for another text, and where there is none."""
+    """The epilogue that `MODULE:FUNCTION` names, a function as it is or under `epilogue`. The search for the module
+    includes the current folder. Raises ValueError for another text, and where there is none.
+    """
     module, _, name = text.partition(":")
     if not module or not name.isidentifier():
         raise ValueError(f"epilogue {text!r} is not spelled MODULE:FUNCTION")

@@ -1,4 +1,4 @@
-"""Where gemmill's own files lie: beside the package in a checkout, inside it in a wheel."""
+"""Places of gemmill's own files: next to the package in a checkout, inside it in a wheel."""
 
 import importlib.util
 from pathlib import Path
@@ -13,13 +13,13 @@ def checkout() -> Path | None:
 
 
 def own_file(name: str) -> Path:
-    """A file or folder of the project beside the package, as its licence."""
+    """A file or folder of the project next to the package, as its licence."""
     inside = _PACKAGE / "_data" / name
     return inside if inside.exists() else _CHECKOUT / name
 
 
 def installed(package: str) -> list[Path]:
-    """The folders of a package that is installed, found without importing it."""
+    """The folders of an installed package, found without importing it."""
     spec = importlib.util.find_spec(package)
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
@@ -35,7 +35,7 @@ def templates_dir() -> Path:
 
 
 def kernels_dir() -> Path:
-    """The folder of hand-written kernels, one for each family: what to give a compiler with `-I`."""
+    """The folder of hand-written kernels, one for each family: the argument of a compiler's `-I`."""
     return own_file("kernels")
 
 

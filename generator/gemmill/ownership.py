@@ -1,4 +1,4 @@
-"""Whether other users of the machine can write what gemmill runs: builds, and the objects that builds are linked from."""
+"""Whether other users of the machine can write the code that gemmill runs: builds, and the objects that builds link."""
 
 import grp
 import os
@@ -12,8 +12,9 @@ from gemmill import settings
 
 
 def distrust(path: Path, status: os.stat_result) -> str:
-    """Why others could put their code into a file or folder, with what to do, or nothing. Trusted are this user, root, who
-    installed gemmill and what was installed with it: that code is running anyway."""
+    """Why others could put their code into a file or folder, with the remedy, or nothing. It trusts this user, root,
+    and the owner of the installed gemmill and its dependencies: their code runs anyway.
+    """
     if settings.shared_home() or path.is_relative_to(Path(__file__).parent):
         return ""
     if status.st_uid not in (0, os.geteuid(), Path(__file__).stat().st_uid):
@@ -44,7 +45,7 @@ def own_files() -> Iterator[None]:
 
 
 def _open_to(status: os.stat_result, writers: int) -> bool:
-    # In a folder as /tmp is, others add files and cannot touch these: each file is looked at by itself.
+    # In a folder as /tmp is, others add files and cannot touch these: check each file by itself.
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     return bool(status.st_mode & writers) and not sticky
 

@@ -1,4 +1,4 @@
-"""The public names: what is asked of builds and calls, and the functions of all families.
+"""The public names: the questions on builds and calls, and the functions of all families.
 
 Type checkers read them from `__init__.pyi`.
 """

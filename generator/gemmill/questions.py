@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 NONE = "none"
-"""A choice that says what leaving the option out says."""
+"""A choice with the meaning of an omitted option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class Asked:
     name: str
     """By which the family's cases read it."""
     flags: str
-    """As typed; one that is on unless it is given has both spellings, with a slash between them."""
+    """As typed; one that is on by default has both spellings, with a slash between them."""
     help: str
     """Begins with a capital and ends without a full stop."""
     kind: type = int
@@ -27,11 +27,11 @@ class Asked:
     required: bool = False
     """Whether the family's calls cannot do without it."""
     is_size: bool = False
-    """Whether it is a size of the call, which `gemmill export` must be told."""
+    """Whether it is a size of the call, which `gemmill export` needs."""
 
     @property
     def spelled(self) -> str:
-        """What who gave it has typed."""
+        """The option as its user typed it."""
         return self.flags.split("/")[-1]
 
     def is_given(self, question: Mapping[str, Any]) -> bool:
@@ -86,5 +86,5 @@ def merged(options: Iterable[Asked]) -> dict[str, Asked]:
 
 
 def _joined(before: str, added: str) -> str:
-    """What several families say of an option, a sentence each, and each once."""
+    """The help of an option that several families have, a sentence each, and each once."""
     return before if added in before.split(". ") else f"{before}. {added}"

@@ -1,7 +1,7 @@
 """The families of kernels: the only place that lists them.
 
-`REGISTRY` has their declarations, which are imported when it is first asked for. What a command line says of them before that is
-read of their `questions.py` alone: help waits for no declaration.
+`REGISTRY` imports their declarations at its first use. Before that, a command line reads their `questions.py` alone:
+help waits for no declaration.
 """
 
 from importlib import import_module
@@ -18,21 +18,21 @@ FAMILIES = tuple(
     f"gemmill.families.{name}"
     for name in ("scaled_mm", "quant", "blockscaled", "kv_cache", "moe", "gated_mm", "sparse_mm", "fused_moe")
 )
-"""Their packages, in the order in which options and ops are listed."""
+"""Their packages, in the order of options and ops in lists."""
 
 
 def questions() -> dict[str, Asked]:
-    """What can be told of calls of any family, by name, as in the declarations."""
+    """The options of calls of any family, by name, as in the declarations."""
     return merged(option for family in FAMILIES for option in _of(family, "questions").QUESTIONS)
 
 
 def questions_by_family() -> dict[str, tuple[Asked, ...]]:
-    """What can be told of calls of each family, in its own words, by the family's title."""
+    """The options of calls of each family, in its own words, by the family's title."""
     return {_of(family, "questions").TITLE: _of(family, "questions").QUESTIONS for family in FAMILIES}
 
 
 def measured() -> dict[str, tuple[str, ...]]:
-    """Classes of calls that are measured, by the names that tables know them by, with the names of their sizes."""
+    """Measured classes of calls, by the names that tables know them by, with the names of their sizes."""
     found: dict[str, tuple[str, ...]] = {}
     for family in FAMILIES:
         found |= getattr(_of(family, "questions"), "MEASURED", {})

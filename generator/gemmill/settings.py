@@ -1,4 +1,4 @@
-"""The only reader of environment variables. Each is read when it is asked for, so that a change takes effect at once."""
+"""The only reader of environment variables. Each use reads its variable again, so that a change takes effect at once."""
 
 import os
 import re
@@ -8,13 +8,13 @@ from pathlib import Path
 from gemmill import locations
 
 _COMPILERS_OWN = re.compile(
-    r"NVCC_.*|\w+_FLAGS|CICC_PATH|NVVMIR_LIBRARY_DIR|(SYSTEM_)?INCLUDES|LIBRARIES"  # nvcc, and what its nvcc.profile adds to
+    r"NVCC_.*|\w+_FLAGS|CICC_PATH|NVVMIR_LIBRARY_DIR|(SYSTEM_)?INCLUDES|LIBRARIES"  # nvcc, and the variables that its nvcc.profile extends
     r"|CPATH|\w+_INCLUDE_PATH|LIBRARY_PATH|COMPILER_PATH|GCC_.*|SOURCE_DATE_EPOCH|(SUNPRO_)?DEPENDENCIES(_OUTPUT)?"  # gcc
     r"|LD_RUN_PATH|LDEMULATION|GNUTARGET"  # ld, objcopy
     r"|CUTE_.*|PYTHONOPTIMIZE"  # the CuTe DSL, whose kernels' assertions are Python's
     r"|LANG|LANGUAGE|LC_.*"  # errors are read, and kept in manifests
 )
-"""Variables that change what compilers and linkers make of the same command, or in which words they fail."""
+"""Variables that change the output of compilers and linkers for the same command, or the words of their errors."""
 
 
 def home() -> Path:
@@ -58,12 +58,14 @@ def jobs() -> int | None:
 
 
 def compiler_launcher() -> str | None:
-    """GEMMILL_COMPILER_LAUNCHER: what to put before each compiler call; `none` for nothing; None to look for ccache or sccache."""
+    """GEMMILL_COMPILER_LAUNCHER: the program to put before each compiler call; `none` for nothing; None to look for
+    ccache or sccache.
+    """
     return os.environ.get("GEMMILL_COMPILER_LAUNCHER") or None
 
 
 def programmatic_launch() -> bool:
-    """GEMMILL_PROGRAMMATIC_LAUNCH: 0 makes every kernel wait for its predecessor's end before it is launched."""
+    """GEMMILL_PROGRAMMATIC_LAUNCH: 0 makes every kernel wait for its predecessor's end before its launch."""
     return os.environ.get("GEMMILL_PROGRAMMATIC_LAUNCH") != "0"
 
 
@@ -74,12 +76,12 @@ def endless_waits() -> bool:
 
 
 def constant_weights() -> bool:
-    """GEMMILL_CONSTANT_WEIGHTS: 1 promises what `gemmill.assume_constant_weights` does."""
+    """GEMMILL_CONSTANT_WEIGHTS: 1 makes the promise of `gemmill.assume_constant_weights`."""
     return os.environ.get("GEMMILL_CONSTANT_WEIGHTS") == "1"
 
 
 def batch_invariant() -> bool:
-    """GEMMILL_BATCH_INVARIANT: 1 asks for what `gemmill.batch_invariant` does, in all threads."""
+    """GEMMILL_BATCH_INVARIANT: 1 asks for batch invariance, as `gemmill.batch_invariant` does, in all threads."""
     return os.environ.get("GEMMILL_BATCH_INVARIANT") == "1"
 
 
@@ -91,12 +93,12 @@ def tables() -> list[Path]:
 
 
 def record_misses() -> Path | None:
-    """GEMMILL_RECORD_MISSES: the file to which calls are added whose shape no table has; `gemmill tune --misses` reads it."""
+    """GEMMILL_RECORD_MISSES: the file for calls whose shape no table has; `gemmill tune --misses` reads it."""
     return _path("GEMMILL_RECORD_MISSES")
 
 
 def dump() -> Path | None:
-    """GEMMILL_DUMP: the folder in which calls are saved with their data, for `gemmill export --from`."""
+    """GEMMILL_DUMP: the folder for calls with their data, which `gemmill export --from` reads."""
     return _path("GEMMILL_DUMP")
 
 
@@ -121,17 +123,21 @@ def ranges() -> bool:
 
 
 def serves(engine: str) -> bool:
-    """GEMMILL_VLLM and GEMMILL_SGLANG: 0 leaves an engine's linear layers to its own kernels, where the plugin is installed."""
+    """GEMMILL_VLLM and GEMMILL_SGLANG: 0 leaves an engine's linear layers to its own kernels, with the plugin
+    installed.
+    """
     return os.environ.get({"vLLM": "GEMMILL_VLLM", "SGLang": "GEMMILL_SGLANG"}[engine]) != "0"
 
 
 def times_layers() -> bool:
-    """GEMMILL_TIME_LAYERS: 0 gives layers to gemmill that its build has variants for, without timing the engine's kernel beside it."""
+    """GEMMILL_TIME_LAYERS: 0 gives layers to gemmill that its build has variants for, without timing the engine's
+    kernel.
+    """
     return os.environ.get("GEMMILL_TIME_LAYERS") != "0"
 
 
 def quantises(engine: str) -> bool:
-    """GEMMILL_VLLM_OPS: 1 has gemmill's kernels quantise wherever vLLM's ops are called, of those measured to be faster."""
+    """GEMMILL_VLLM_OPS: 1 lets gemmill's kernels quantise in calls of vLLM's ops, of those measured to be faster."""
     return os.environ.get({"vLLM": "GEMMILL_VLLM_OPS"}[engine]) == "1"
 
 
@@ -148,7 +154,7 @@ def takes_fp4_experts(*, measured: bool = False) -> bool:
 
 
 def prunes_fp4_experts() -> bool:
-    """GEMMILL_FP4_EXPERTS: 2:4 prunes nvfp4 experts to 2:4 when they are loaded, where a build has kernels for them."""
+    """GEMMILL_FP4_EXPERTS: 2:4 prunes nvfp4 experts to 2:4 as they load, where a build has kernels for them."""
     return os.environ.get("GEMMILL_FP4_EXPERTS") == "2:4"
 
 

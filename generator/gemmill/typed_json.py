@@ -1,6 +1,6 @@
-"""JSON that gemmill's tools wrote, read as the type that says what is in it: by msgspec, which names the field that is wrong.
+"""JSON that gemmill's tools wrote, read as a type with its fields: by msgspec, which names the wrong field.
 
-The runtime does without: what it reads is checked in `manifest` and in `runtime.table_file`, with the standard library.
+The runtime does without: `manifest` and `runtime.table_file` check their input with the standard library.
 """
 
 import re
@@ -14,7 +14,7 @@ _PLACE = re.compile(r" - at `(key in )?\$\.?(.*)`$")
 
 
 class JsonError(ValueError):
-    """JSON that is not what was expected; the text is one sentence, with the field, what was found and what to do."""
+    """Unexpected JSON; the text is one sentence, with the field, its contents and the remedy."""
 
 
 class MalformedError(JsonError):
@@ -24,7 +24,7 @@ class MalformedError(JsonError):
 def from_json(data: bytes, kind: type[Kind], where: str, advice: str) -> Kind:
     """`data` as a `kind`: a dataclass, msgspec's Struct, or anything else that msgspec knows.
 
-    `where` names the file and line, `advice` what to do about one that is wrong. Raises JsonError.
+    `where` names the file and line, `advice` the remedy for a wrong one. Raises JsonError.
     """
     try:
         return msgspec.json.decode(data, type=kind)
@@ -35,7 +35,7 @@ def from_json(data: bytes, kind: type[Kind], where: str, advice: str) -> Kind:
 
 
 def as_kind(value: Any, kind: type[Kind], where: str, advice: str) -> Kind:
-    """The same of what was read before. Raises JsonError."""
+    """The same for a decoded value. Raises JsonError."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

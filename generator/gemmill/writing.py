@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the folders in which they are made."""
+"""Files that appear whole or not at all, and the folders for making them."""
 
 import fcntl
 import hashlib
@@ -13,9 +13,9 @@ _PROC = Path("/proc")
 
 
 def write_whole(path: Path, data: str | bytes | Iterable[bytes | memoryview]) -> None:
-    """Write beside `path`, sync, rename: a reader sees the old file or the new one. Raises OSError.
+    """Write a file next to `path`, sync, rename: a reader sees the old file or the new one. Raises OSError.
 
-    Of parts one at a time is made and written.
+    It makes and writes one part at a time.
     """
     data = data.encode() if isinstance(data, str) else data
     temporary = beside(path)
@@ -48,12 +48,14 @@ def beside(path: Path) -> Path:
 
 
 def work_folder(home: Path) -> Path:
-    """A name below a home's work/ that no other process uses. It tells whose it is: machine, process, and its start."""
+    """A name below a home's work/ that no other process uses. It names its owner: machine, process, and its start."""
     return home / "work" / f"{_machine()}.{os.getpid()}.{_start_of(os.getpid())}.{uuid.uuid4().hex}"
 
 
 def is_left(folder: Path) -> bool:
-    """Whether the process of this machine that made a work folder has ended. Of another machine's nothing is known."""
+    """Whether the process of this machine that made a work folder has ended. False for another machine's, of which it
+    knows nothing.
+    """
     machine, _, rest = folder.name.partition(".")
     process, _, rest = rest.partition(".")
     is_ours = machine == _machine() and process.isdecimal()
@@ -61,7 +63,7 @@ def is_left(folder: Path) -> bool:
 
 
 def _machine() -> str:
-    """A digest of what numbers processes: the machine since it was started, and in it the container."""
+    """A digest of the scope of process numbers: the machine since it was started, and in it the container."""
     parts = [os.uname().nodename]
     with suppress(OSError):
         parts += [(_PROC / "sys/kernel/random/boot_id").read_text(), str((_PROC / "self/ns/pid").readlink())]

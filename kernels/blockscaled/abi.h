@@ -10,7 +10,7 @@ struct gemmill_blockscaled_args {
   void const* a;              // 16-bit numbers, or codes
   void const* b;              // codes, or packed blocks of codes and scales
   void const* a_sf;           // scales of A, swizzled; with folded weights f32, of rows or of 128 columns each; null where it has none
-  void const* b_sf;           // scales of B; of packed blocks f32, the factors of rows, or of 128 columns of each
+  void const* b_sf;           // scales of B; of packed blocks the f32 factors of rows, or of 128 columns of each
   float const* alpha;         // one value, or null for 1
   void const* bias;           // n values of D's type, or null for none
   void* d;

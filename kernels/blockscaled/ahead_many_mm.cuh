@@ -1,6 +1,6 @@
-// Both operands of 4-bit codes with block scales, on Hopper, large M, K a multiple of 64: computes as widened_many_mm.cuh does.
+// Both operands of 4-bit codes with block scales, on Hopper, large M, K a multiple of 64: the computation of widened_many_mm.cuh.
 //
-// Codes are asked for two steps ahead, by turns into two sets of registers, so none is moved. nvfp4 becomes f16, whose scales one
+// Codes have a prefetch distance of two steps, by turns into two sets of registers, so none is moved. nvfp4 becomes f16, whose scales one
 // conversion makes. Shared memory is written by its own addresses. With three stages a product is still under way when threads meet.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace gemmill::blockscaled {
 
-// The columns of the tensor core's step, their upcast type, and the offset of a row's scales of step t from those of step 0.
+// The columns of the tensor core's step, their type there, and where a row's scales of step t lie behind those of step 0.
 template <class Format>
 struct AheadOf;
 template <>
@@ -23,7 +23,7 @@ struct AheadOf<MxFp4Words> {
   __device__ static int place(int step) { return step / 2 * 512 + step % 2 * 2 + threadIdx.x % 2; }
 };
 
-// WidenedManyMm's epilogue follows the last product.
+// The rest after the last product is WidenedManyMm's.
 template <class Format, class Output_, int tile_m, int tile_n, int stages>
 struct AheadManyMm : WidenedManyMm<Format, Output_, tile_m, tile_n> {
   using Base = WidenedManyMm<Format, Output_, tile_m, tile_n>;

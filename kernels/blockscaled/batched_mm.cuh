@@ -16,7 +16,7 @@ __device__ inline void load_remote(float (&quad)[4], uint32_t address, int rank)
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(quad[0]), "=f"(quad[1]), "=f"(quad[2]), "=f"(quad[3]) : "r"(remote));
 }
 
-// As `add_up`. `before(token)` gives `take` its argument.
+// As `add_up`. `before(token)` makes the argument of `take` for it.
 template <int tokens, int rows, int pitch, int threads, class Before, class Take>
 __device__ void add_up_together(float const* buffer, int rank, int splits, Before const& before, Take const& take) {
   static_assert(threads % (rows / 4) == 0, "a thread has the same four columns of every row");
@@ -67,7 +67,7 @@ struct BatchedMm : PackedMm<Products, Output_, row_groups, k_groups> {
 
   static_assert(k_groups == 1 && Base::kWide && Base::kScaled && !Base::kGrouped, "sums of many tokens, each with a scale");
 
-  // PackedMm's, up to the cluster's reduction: tuned rows hold for that text.
+  // PackedMm's, up to the cluster reduction: tuned shapes depend on that text.
   __device__ static void run(Params const& params, char* shared) {
     auto base = reinterpret_cast<uintptr_t>(shared);
     auto& storage = *reinterpret_cast<SharedStorage*>((base + 1023) & ~uintptr_t(1023));

@@ -1,4 +1,4 @@
-// The block-scaled GEMMs: the inputs of the choice, and a kernel's arguments.
+// The block-scaled GEMMs: the inputs of the choice, and the arguments of a kernel.
 #include "blockscaled/abi.h"
 #include "blockscaled/model.h"
 #include "extension/dtypes.h"
@@ -11,7 +11,7 @@ namespace {
 enum Role { kOut, kA, kB, kASf, kBSf, kAlpha, kBias };
 enum Value { kM, kN, kK };
 
-// Of a matrix's rows. The stride of a single row is never used: any will do that TMA takes. Packed blocks have none.
+// Of a matrix's rows. No access uses the stride of a single row: any will do that TMA takes. Packed blocks have none.
 int64_t row_stride_of(Operand const& x) {
   return x.rank == 2 && x.sizes[0] > 1 ? x.strides[0] : round_up(x.sizes[x.rank - 1], kTmaBytes);
 }
@@ -29,7 +29,7 @@ int64_t alignment_of_b(OpCall const& x) {
   return whole && found == kTmaBytes && (reinterpret_cast<uint64_t>(b.data) | static_cast<uint64_t>(row_stride_of(b))) % (2 * kTmaBytes) == 0 ? 2 * kTmaBytes : found;
 }
 
-// Of the scales of both operands. Swizzled ones have no rows, and absent ones no address.
+// Of the scales of both operands. Swizzled ones have no rows, and a missing one has no address.
 int64_t alignment_of_scales(OpCall const& x) {
   auto const address = [&](Role role) { return reinterpret_cast<uint64_t>(x.tensor(role).data); };
   uint64_t const bits = address(kASf) | address(kBSf) | kTmaBytes;

@@ -1,11 +1,11 @@
-// Facts of a block-scaled GEMM's variants besides their rows. Mirrors gemmill.families.blockscaled.model.
+// The facts of a block-scaled GEMM's variants in addition to their rows. Mirrors gemmill.families.blockscaled.model.
 #pragma once
 
 #include "extension/selection.h"
 
 namespace gemmill::blockscaled {
 
-// Row::facts; the order of fields is the interface. `Facts` there documents each.
+// Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
   int64_t splits, tile_m, tile_n, sms, ctas_of_sm, step_columns, step_ps, shared_permille, a_bits, b_bits, memory, k_multiple;
 };

@@ -1,7 +1,7 @@
 // Operands of block-scaled codes, or of numbers, as a thread reads 32 elements of a row and makes bf16 or f16 of them.
 //
-// code * scale is exact in bf16 and f16 while it is a normal number: it has six significant bits at most. Weights that were packed
-// have a base for each row, or for 128 columns of it, so that it is one.
+// code * scale is exact in bf16 and f16 while it is a normal number: it has six significant bits at most. Packed weights have a base for
+// each row, or for 128 columns of it, so that it is one.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -15,7 +15,7 @@ namespace gemmill::blockscaled {
 
 inline constexpr int kPieceOfRow = 32;  // elements that a thread holds at a time
 
-// The type of both upcast operands: pairs of numbers in 32 bits. kScaleBit and kScaleBias make a power of two of its byte of ue8m0.
+// The common type of both operands: pairs of numbers in 32 bits. kScaleBit and kScaleBias make a power of two of its byte of ue8m0.
 struct Bf16 {
   using Element = cutlass::bfloat16_t;
   static constexpr int kMantissa = 7, kBias = 127;
@@ -70,8 +70,8 @@ struct Ue8m0 {  // 0 is 2^-127, which is subnormal in bf16; 255 is NaN
   }
 };
 
-// Codes of `bits` bits as numbers that are too small by a power of two, which `raised` undoes: the exponent's bits are where the
-// wider type has its lowest. Two at a time, the first in the low half.
+// Codes of `bits` bits as numbers that are too small by a power of two, which `raised` undoes: the exponent's bits lie at the wider
+// type's lowest. Two at a time, the first in the low half.
 template <int bits, int mantissa, int bias>
 struct SmallCode {
   static constexpr int kBits = bits;
@@ -85,7 +85,7 @@ struct SmallCode {
     constexpr int bit = pair * 2 * bits, word = bit / 32, shift = X::kMantissa - mantissa;
     constexpr uint32_t code = (1u << bits) - 1, magnitude = code >> 1;
     uint32_t const x = __funnelshift_r(words[word], bit % 32 > 32 - 2 * bits ? words[word + 1] : 0u, bit % 32);
-    uint32_t const codes = (x & code) | x << (16 - bits);  // each at the low end of a half, and bits that no mask lets through
+    uint32_t const codes = (x & code) | x << (16 - bits);  // each at the low end of a half, and bits outside of all masks
     return (codes << (16 - bits) & 0x80008000u) | (codes << shift & (magnitude << shift) * 0x10001u);
   }
 };
@@ -124,7 +124,7 @@ struct Scaled {
   static constexpr bool kOwnScales = !std::is_same_v<Layout, BehindCodes>;
   static constexpr int kBytes = kPieceOfRow * Code::kBits / 8;
   static constexpr int kScales = kPieceOfRow / group;
-  static constexpr float kShort = 1.0f;  // the missing factor of products
+  static constexpr float kShort = 1.0f;  // the factor that products lack
 
   uint64_t bytes[kBytes / 8];
   uint8_t scales[kScales];
@@ -170,7 +170,7 @@ struct Numbers {
   }
 };
 
-// An operand that needs no upcast.
+// An operand that has the common type already.
 struct Plain {
   static constexpr float kShort = 1.0f;
 
@@ -197,7 +197,7 @@ using MxFp6Codes = Scaled<E3m2, Ue8m0, 32, Layout>;
 template <class Layout>
 using MxFp8Codes = Scaled<E4m3, Ue8m0, 32, Layout>;
 
-// The factor of sums: alpha; a base of B's row and alpha, or a scale of A's row; or such for each 128 columns, in f32.
+// The factors of sums: alpha; a base of B's row and alpha, or a scale of A's row; or such for each 128 columns, in f32.
 enum class Factors { OfTensor, OfRows, OfGroups };
 
 __device__ inline uint32_t multiply_bf16(uint32_t x, uint32_t y) {
@@ -206,7 +206,7 @@ __device__ inline uint32_t multiply_bf16(uint32_t x, uint32_t y) {
   return z;
 }
 
-// Eight codes of a word as four pairs of bf16 that are code * 2^-126: codes 0 and 4, 1 and 5, 2 and 6, 3 and 7.
+// Eight codes of a word as four pairs of bf16 code * 2^-126: codes 0 and 4, 1 and 5, 2 and 6, 3 and 7.
 __device__ inline void widen_word(uint32_t word, uint32_t (&x)[4]) {
   constexpr uint32_t kMagnitude = 0x01C001C0u, kSign = 0x80008000u;
   x[0] = (word << 6 & kMagnitude) | (word << 12 & kSign);
@@ -222,7 +222,7 @@ struct NvFp4Words {
   static constexpr float kShort = 128.0f;  // 2^126 of the code, less 2^119 of the scale
 
   template <int half>
-  __device__ static uint32_t factor(Bytes bytes) {  // one conversion for both, which keeps NaN
+  __device__ static uint32_t factor(Bytes bytes) {  // one conversion for both, and NaN becomes NaN
     uint32_t const scales = multiply_bf16(Bf16::widen_e4m3(bytes), 0x7B007B00u);
     return __byte_perm(scales, 0, half == 0 ? 0x1010 : 0x3232);
   }
@@ -285,7 +285,7 @@ struct InOrder : Operand {
   }
 };
 
-// The arguments of kernels that upcast codes.
+// The parameters of kernels that upcast codes.
 template <class Output>
 struct WidenedParams {
   char const* a;
@@ -302,7 +302,7 @@ struct WidenedParams {
   bool constant_weights;
 };
 
-// Host code: the arguments from a call.
+// Host code: the arguments of a call.
 template <class Output>
 WidenedParams<Output> widened_params(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
   return {static_cast<char const*>(x.a),

@@ -1,7 +1,7 @@
-// Block-scaled codes on Hopper, skinny M, K a multiple of 128: computes as widened_few_mm.cuh does, with prefetch.
+// Block-scaled codes on Hopper, small M, K a multiple of 128: the computation of widened_few_mm.cuh, with prefetched loads.
 //
-// A warp requests its operands some steps before it multiplies them, by cp.async into stages of its own: no register waits for memory, and no
-// warp for another. Rows begin at multiples of 16 bytes. A step is 128 columns, of which each of the four lanes of a row has 32.
+// A warp loads its operands some steps ahead, by cp.async into stages of its own: no register waits for memory, and no warp for another.
+// Rows begin at multiples of 16 bytes. A step is 128 columns, of which each of the four lanes of a row has 32.
 #pragma once
 
 #include "blockscaled/ring_pieces.cuh"
@@ -20,7 +20,7 @@ __device__ void copy_ahead(uint32_t to, void const* from, bool inside) {
   }
 }
 
-// `A` is a piece too, or Plain: numbers of 16 bits as they are. WidenedFewMm's epilogue follows the last product.
+// `A` is a piece too, or Plain: numbers of 16 bits as they are. The rest after the last product is WidenedFewMm's.
 template <class A, class B, class Output_, int tile_m, int warps, int stages, Factors factors, int ctas>
 struct RingFewMm : WidenedFewMm<A, B, typename B::X, Output_, tile_m, warps, factors, ctas> {
   using Base = WidenedFewMm<A, B, typename B::X, Output_, tile_m, warps, factors, ctas>;
@@ -38,8 +38,8 @@ struct RingFewMm : WidenedFewMm<A, B, typename B::X, Output_, tile_m, warps, fac
   static_assert(stages >= 2, "a stage is filled while another is read");
   static_assert(!kCodes || (std::is_same_v<A, B> && !B::kBehind), "both operands agree on a lane's columns");
 
-  // A lane's requests: codes of its first row, and scales; rows are `stride` bytes apart, eight at a time. Codes of 128 bytes to a
-  // step are asked for by eight lanes, so that a request has whole lines; of less by four.
+  // A lane's loads: codes of its first row, and scales; rows are `stride` bytes apart, eight at a time. Eight lanes load codes of 128
+  // bytes to a step, so that a request has whole lines; four load fewer.
   struct Source {
     char const* codes;
     char const* scales;
@@ -151,7 +151,7 @@ struct RingFewMm : WidenedFewMm<A, B, typename B::X, Output_, tile_m, warps, fac
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
-  // Of numbers four lanes copy 64 bytes of a row at a time: their place decides which lane multiplies them.
+  // For numbers four lanes copy 64 bytes of a row at a time, to the lanes that multiply them.
   __device__ static void ask_rows(Source const& from, uint32_t to, int e, int step, int rows) {
     if constexpr (kCodes) {
       ask_codes(from, to, e, step, rows);

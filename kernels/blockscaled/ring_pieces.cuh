@@ -1,7 +1,7 @@
 // A lane's part of a row of block-scaled codes in a warp's own stages of shared memory: 32 columns, as pairs of bf16 or f16.
 //
-// PRMT repeats the sign of a byte above it, so a pair of codes takes PRMT, a shift and a mask. The result is too small by a power
-// of two, since the exponent's bits are where the wider type has its lowest.
+// PRMT repeats the sign of a byte above it, so a pair of codes takes PRMT, a shift and a mask. The results are too small by a power of
+// two, since the exponent's bits lie at the wider type's lowest.
 #pragma once
 
 #include "blockscaled/operands.cuh"

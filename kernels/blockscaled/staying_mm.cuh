@@ -1,6 +1,6 @@
-// Packed 4-bit weights on Hopper as in packed_mm.cuh, for many rows, by CTAs that stay: as many as multiprocessors take tiles in turns.
-// Sums pass through the last two stages of a tile, 64 tokens in each at a time, while the next tile's first stages are loaded into the
-// others. K comes in one slice.
+// Packed 4-bit weights on Hopper as in packed_mm.cuh, for a large M, by persistent CTAs: as many as multiprocessors take tiles in turns.
+// Sums pass through the last two stages of a tile, 64 tokens in each at a time, while the loader fills the others with the next tile's
+// first stages. K comes in one slice.
 #pragma once
 
 #include "blockscaled/packed_launch.cuh"
@@ -130,7 +130,8 @@ struct StayingMm : PackedMm<Products, Output_, row_groups, k_groups> {
     }
   }
 
-  // A lane's four columns of a token lie apart from those of its neighbours, so that no banks meet: places are exchanged by pairs of tokens.
+  // A lane's four columns of a token lie apart from those of its neighbours, and pairs of tokens exchange places, so that no banks
+  // conflict.
   template <class Sums>
   __device__ static void store(Params const& params, SharedStorage& storage, Sums const& sums, int const (&last)[2], int row_group, Tile const& at) {
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = row_group * 64 + warp % 4 * 16 + lane / 4, pair = lane % 4;
@@ -138,7 +139,7 @@ struct StayingMm : PackedMm<Products, Output_, row_groups, k_groups> {
     int const column = lane * 4;
     CUTLASS_PRAGMA_UNROLL
     for (int round = 0; round < 2; ++round) {
-      cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the values that this overwrites
+      cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the bytes that this overwrites
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < 16; ++j) {  // eights of tokens
         auto* const to = reinterpret_cast<float*>(storage.tokens[last[j / 8]]);

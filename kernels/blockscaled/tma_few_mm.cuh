@@ -1,7 +1,7 @@
-// Packed rows of block-scaled weights on Hopper, skinny M of 16-bit numbers: computes as ring_few_mm.cuh does, with loads by TMA.
+// Packed rows of block-scaled weights on Hopper with a small M of 16-bit numbers: the computation of ring_few_mm.cuh, with loads by TMA.
 //
-// Codes, scales and rows of A come by tensor maps into stages of each warp, so that one lane asks for 64 rows at a time. A stage has
-// 256 columns of 4-bit codes, else 128. Codes of 128 bytes a row and rows of A are swizzled by as many; 96 bytes a row need not be.
+// Codes, scales and rows of A come by tensor maps into stages of each warp, so that one lane asks for 64 rows at a time. A stage has 256
+// columns of 4-bit codes, else 128. TMA swizzles codes of 128 bytes a row and rows of A by as many; 96 bytes a row need no swizzle.
 #pragma once
 
 #include <cuda.h>

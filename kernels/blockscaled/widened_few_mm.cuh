@@ -1,7 +1,7 @@
-// Block-scaled codes on Hopper, few rows of A: D[m, n] = alpha * sum over k of A[m, k] B[n, k] + bias[n], with codes widened to bf16,
+// Block-scaled codes on Hopper, small M: D[m, n] = alpha * sum over k of A[m, k] B[n, k] + bias[n], with codes upcast to bf16,
 // or f16, in registers.
 //
-// A warp multiplies 64 rows of weights, by mma.sync, by the few rows of A of a tile. Codes are read where they lie: a sum over
+// A warp multiplies 64 rows of weights, by mma.sync, by a tile's rows of A. Lanes read codes where they lie: a sum over
 // K may be taken in any order, so the four lanes that share a row take 32 columns each, and both operands agree on which columns
 // make a step. Nothing lies in shared memory and no warp waits for another, until the partial sums of a CTA's warps meet there,
 // and then those of a cluster, in the order of their parts.

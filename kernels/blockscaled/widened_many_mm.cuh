@@ -1,7 +1,7 @@
-// Both operands of 4-bit codes with block scales, on Hopper, many rows of A: D[m, n] = alpha * sum over k of A[m, k] B[n, k] +
-// bias[n], with both widened to bf16 on their way into shared memory.
+// Both operands of 4-bit codes with block scales, on Hopper, large M: D[m, n] = alpha * sum over k of A[m, k] B[n, k] +
+// bias[n], with both upcast to bf16 on their way into shared memory.
 //
-// While the tensor core multiplies 64 columns, threads widen the next 64, whose codes they asked for a step before. A word of
+// While the tensor core multiplies 64 columns, threads upcast the next 64, whose codes they loaded a step before. A word of
 // eight codes becomes four pairs in an order of its own, which is that of both operands: sums do not see it.
 #pragma once
 
@@ -29,7 +29,7 @@ struct WidenedManyMm {
 
   static constexpr int kTileM = tile_m, kTileN = tile_n;
   static constexpr int kThreads = 256, kStages = 2;
-  static constexpr int kStep = 64;  // columns: rows of 128 bytes, as the tensor core's swizzle takes them
+  static constexpr int kStep = 64;  // columns: rows of 128 bytes, the span of the tensor core's swizzle
   static constexpr int kPiecesA = tile_m * 2, kPiecesB = tile_n * 2;
   static constexpr int kOfA = (kPiecesA + kThreads - 1) / kThreads, kOfB = kPiecesB / kThreads;  // of a thread
   static constexpr int kBytesA = tile_m * kStep * 2, kBytesB = tile_n * kStep * 2;

@@ -1,8 +1,8 @@
 // Block-scaled codes on Hopper, which multiplies none: D[m, n] = alpha * sum over k of A[m, k] B[n, k] + bias[n], with both
-// operands widened to bf16, or f16, on their way into shared memory. Nothing is written out in full, and there is no workspace.
+// operands upcast to bf16, or f16, on their way into shared memory. Nothing is written out in full, and there is no workspace.
 //
-// A CTA computes tile x tile of D, 64 columns of K a step. While the tensor core multiplies one step, each thread widens
-// 32 codes of a row of A and 32 of a row of B for the next, whose bytes it asked for before. So operands need no TMA: rows
+// A CTA computes tile x tile of D, 64 columns of K a step. While the tensor core multiplies one step, each thread upcasts
+// 32 codes of a row of A and 32 of a row of B for the next, whose bytes it loaded before. So operands need no TMA: rows
 // begin at multiples of 8 bytes, and M, N and K are any.
 #pragma once
 
@@ -28,7 +28,7 @@ struct WidenedMm {
   using X = typename Wide::Element;
 
   static constexpr int kTile = tile;
-  static constexpr int kStep = 2 * kPieceOfRow;  // columns: rows of 128 bytes, as the tensor core's swizzle takes them
+  static constexpr int kStep = 2 * kPieceOfRow;  // columns: rows of 128 bytes, the span of the tensor core's swizzle
   static constexpr int kThreads = 2 * tile;      // two for a row of each operand; 128 multiply 64 rows of A
   static constexpr int kStages = 2;
   static constexpr int kOperandBytes = tile * kStep * 2;

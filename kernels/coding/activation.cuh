@@ -1,5 +1,5 @@
-// The activation of a row before quantisation, in f32. Products and sums are not contracted, so that the same expression in torch on the
-// same device has the same bits.
+// The operations on a row before its coding, in f32. Products and sums do not contract, so that the same expression in torch on the same
+// device has the same bits.
 #pragma once
 
 #include <type_traits>
@@ -26,7 +26,7 @@ struct Silu {
   }
 };
 
-// 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))). Contracted, the sum and its product are rounded once, as in torch.
+// 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))). Contracted, the sum and its product round once, as in torch.
 struct GeluTanh {
   static constexpr bool kGated = true;
   static __device__ __forceinline__ float odd(float gate, bool contracted = false) {
@@ -44,7 +44,7 @@ struct GeluErf {
 
 __device__ __forceinline__ float gelu(float gate, float odd) { return __fmul_rn(__fmul_rn(0.5f, gate), __fadd_rn(1.0f, odd)); }
 
-// A GELU that nothing is multiplied by.
+// A GELU without a product.
 template <class Odd>
 struct Only {
   using Gelu = Odd;

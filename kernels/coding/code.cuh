@@ -87,7 +87,7 @@ __device__ __forceinline__ float reciprocal_of_normal(float x) {
 // 1 / x, correctly rounded, for every x.
 __device__ __forceinline__ float reciprocal_of(float x) { return __frcp_rn(x); }
 
-// Between these bounds no step of Quotient overflows, and underflow is far below the smallest code.
+// Between these bounds no step of Quotient overflows, and any underflow is far below the smallest code.
 inline constexpr float kSmallestPlain = 0x1p-60f;
 inline constexpr float kLargestPlain = 0x1p60f;
 
@@ -104,7 +104,7 @@ struct Quotient {
   // |value| <= kLargestPlain, or NaN. The residual is taken as guess * divisor - value: that way round a negative zero
   // stays one.
   __device__ __forceinline__ float operator()(float value) const { return corrected(__fmul_rn(value, reciprocal), value); }
-  // Any value: the guess is held finite so that the correction has the right sign.
+  // Any value: a clamp keeps the guess finite so that the correction has the right sign.
   __device__ __forceinline__ float bounded(float value) const {
     return corrected(fminf(fmaxf(__fmul_rn(value, reciprocal), -1024.0f), 1024.0f), value);
   }
@@ -176,7 +176,7 @@ __device__ __forceinline__ void encode_scaled(float const (&values)[kElements], 
   }
 }
 
-// value / kDivisor, correctly rounded, for the divisors 127, 255 and 448.
+// value / kDivisor, correctly rounded, for the divisors in use: 127, 255 and 448.
 template <int kDivisor>
 __device__ __forceinline__ float quotient_of(float value) {
   constexpr float divisor = kDivisor;
@@ -194,7 +194,7 @@ __device__ __forceinline__ uint32_t ue8m0_above(float scale) {
   return (__float_as_uint(fmaxf(scale, 1e-10f)) + 0x007fffffu) >> 23;
 }
 
-// vLLM's of f32 rows: the power of two below, where the logarithm of a scale just above it is rounded to its exponent.
+// vLLM's of f32 rows: the power of two below, where the logarithm of a scale just above it rounds to its exponent.
 __device__ __forceinline__ float power_of_two_by_logarithm(float scale) { return exp2f(ceilf(log2f(fmaxf(scale, 1e-10f)))); }
 
 }  // namespace gemmill::quant

@@ -50,9 +50,8 @@ struct SymmetricCoding {
 // the sums without the zero point's share fit 32 bits. Rows that reach down to zero never meet it below 61,000 columns.
 inline float least_step_of(int64_t hidden) { return static_cast<float>(hidden) * (1.0f / 15728640.0f); }
 
-// s8 codes over a range, with the zero point such that its low end is -128. A range of one value is coded
-// symmetrically, which keeps the value; the formula would divide by zero. The scale is held above `least_step` of the largest
-// absolute value: see least_step_of.
+// s8 codes over a range, with the zero point such that its low end is -128. A range of one value has symmetric codes, which keep the
+// value; the formula would divide by zero. The scale is at least `least_step` of the largest absolute value: see least_step_of.
 struct AsymmetricCoding {
   static constexpr bool kSymmetric = false;
   static constexpr int32_t kLargestPlainZeroPoint = 1 << 24;
@@ -132,7 +131,7 @@ struct VllmAsymmetricCoding {
   }
 };
 
-// Rows whose s8 codes are summed as well.
+// Rows with the sum of their s8 codes.
 template <class Coding>
 struct WithRowSums : Coding {
   using Coding::Coding;
@@ -154,8 +153,7 @@ __device__ __forceinline__ int32_t sum_of_codes(uint32_t const (&words)[kWords],
   return sum;
 }
 
-// Symmetric codes of a whole tensor: the scale is held above the smallest, which vLLM has not, and values multiplied by its
-// reciprocal.
+// Symmetric codes of a whole tensor: the scale is at least the smallest, which vLLM has not, and its reciprocal multiplies values.
 template <class Out>
 struct TensorCoding {
   static constexpr bool kSymmetric = true;

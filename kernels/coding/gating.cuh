@@ -1,4 +1,4 @@
-// Gate and up of one result, by an activation chosen at run time. Products and sums are not contracted.
+// Gate and up of one result, by an activation that is a run-time argument. Products and sums do not contract.
 #pragma once
 
 #include "coding/activation.cuh"

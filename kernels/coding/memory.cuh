@@ -32,19 +32,19 @@ __device__ __forceinline__ uint4 load_reused(void const* address) {
   return value;
 }
 
-// Starts to bring a line to L2 while the preceding kernel still runs: safe whoever writes it, for L2 is where all writes meet.
+// Starts to bring a line to L2 while the preceding kernel still runs: safe whichever thread writes it, for L2 is where all writes meet.
 // For kernels of few CTAs, which wait longer for memory than for anything else.
 __device__ __forceinline__ void fetch_to_l2(void const* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
-// The same for a whole row, asked for by one thread. Address and size are multiples of 16.
+// The same for a whole row, by one thread. Address and size are multiples of 16.
 __device__ __forceinline__ void fetch_row_to_l2(void const* row, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(bytes) : "memory");
 }
 
 enum class Beyond { kZero, kFirst };
 
-// A chunk that begins in the row, but may be misaligned or reach beyond it. Elements beyond read as zero, or as the
-// chunk's first element, which leaves any extent as it is.
+// A chunk that begins in the row, but may be misaligned or reach beyond it. Elements beyond it read as zero, or as the chunk's first
+// element, which leaves any extent as it is.
 template <Beyond kBeyond, class In>
 __device__ __forceinline__ uint4 load_elements(In const* row, int64_t column, int64_t hidden) {
   union {
@@ -63,8 +63,8 @@ __device__ __forceinline__ uint4 load_elements(In const* row, int64_t column, in
   return chunk;
 }
 
-// kStream: past L1, which shortens the way where latency counts. Where there is much to load, the way through L1
-// is 2 to 5 % faster (measured on an H200, 2026-11-20).
+// kStream: past L1, which shortens the way where latency counts. Where there is much to load, the way through L1 is 2 to 5 % faster
+// (measured on an H200, 2026-11-20).
 template <bool kAligned, bool kStream, Beyond kBeyond = Beyond::kFirst, class In>
 __device__ __forceinline__ uint4 load_chunk(In const* row, int64_t column, int64_t hidden) {
   if constexpr (kAligned) {

@@ -55,8 +55,8 @@ __device__ __forceinline__ T reduce_lanes_upwards(T value, Operation operation) 
   return value;
 }
 
-// Of the chunks that a thread loads, how many belong to one group: the more, the fewer shuffles and scales are computed.
-// At least two lanes hold a group, so that its codes are written in runs of 16 bytes or more.
+// How many of a thread's chunks belong to one group: the more, the fewer shuffles and scales it computes. At least two lanes share a
+// group, so that they write its codes in runs of 16 bytes or more.
 constexpr int parts_of_group(int chunks_of_thread, int chunks_of_group) {
   int parts = chunks_of_thread < 4 ? chunks_of_thread : 4;
   while (parts > chunks_of_group / 2) parts /= 2;

@@ -1,5 +1,5 @@
-// Host code: the plain C boundary between compiled kernels and the code that calls them, whatever the family.
-// Kernels are compiled without torch headers; the extension's binding is compiled without CUTLASS.
+// Host code: the plain C boundary between compiled kernels and the code that calls them, whatever the family. Kernels compile without
+// torch headers, the extension's binding without CUTLASS.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Calling a kernel that the CuTe DSL compiled ahead of time: the needs of its emitted launch function. No CUDA headers, so
-// that one compiles in no time.
+// Calling a kernel that the CuTe DSL compiled ahead of time: the needs of its emitted launch function. No CUDA headers, so that one
+// compiles in no time.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct gemmill_cutedsl_module {
   uint64_t devices;  // bit d: device d, of the first 64
 };
 
-// Makes a kernel ready on a device. Thread-safe, also while a graph is captured. Returns 0 or a cudaError_t.
+// Makes a kernel ready on a device. Thread-safe, also during the capture of a graph. Returns 0 or a cudaError_t.
 int32_t gemmill_cutedsl_load(gemmill_cutedsl_module* module, int32_t device);
 
 // A number that no earlier call of any process is likely to have had: 63 bits, then 1 where a wait for other CTAs is to end

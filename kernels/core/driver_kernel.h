@@ -1,5 +1,5 @@
-// Host code: a kernel whose machine code gemmill loads and launches by itself, without the host code of the compiler that
-// made it. No CUDA headers, so that generated code compiles in no time.
+// Host code: a kernel whose machine code gemmill loads and launches by itself, without the host code of the compiler that made it. No
+// CUDA headers, so that generated code compiles in no time.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct alignas(64) TensorMap {
 struct MapShape {
   void const* address;
   int64_t rows, columns, row_stride;  // elements
-  int32_t box_rows, box_columns;      // a box's row is 16, 32, 64 or 128 bytes, which it is swizzled by
+  int32_t box_rows, box_columns;      // a box's row is 16, 32, 64 or 128 bytes, the span of its swizzle
   MapType type;
   int64_t matrices = 0, matrix_stride = 0;  // of several, from one to the next in elements; 0 for a map of two dimensions
 };
@@ -40,8 +40,8 @@ struct MapShape {
 // Makes a tensor map. Returns 0 or an error code; the next launch of the thread fails too where one could not be made.
 int32_t make_map(TensorMap& map, MapShape const& shape);
 
-// Enqueues a kernel with its parameters' addresses, in clusters of `cluster` CTAs along x; loads it on a device at its first
-// launch there. Thread-safe, also while a graph is captured. Returns 0 or an error code, whose numbers driver and runtime share.
+// Enqueues a kernel with its parameters' addresses, in clusters of `cluster` CTAs along x; loads it on a device at its first launch
+// there. Thread-safe, also during the capture of a graph. Returns 0 or an error code, whose numbers driver and runtime share.
 int32_t launch(gemmill_driver_kernel& kernel, int64_t ctas, int32_t cluster, gemmill_launch const& how, void** parameters);
 
 }  // namespace gemmill

@@ -11,7 +11,7 @@ namespace gemmill::epilogue {
 using cutlass::epilogue::fusion::Sm90AccFetch;
 using Accumulator = Sm90AccFetch;
 
-// A vector over the rows of the kernel's tile, or one value for all of them, by a runtime argument.
+// A vector over the rows of the kernel's tile, or one value for all of them, as a run-time argument says.
 template <class Tile, class T>
 using Column = cutlass::epilogue::fusion::Sm90ColBroadcast<0, Tile, T, T, cute::Stride<bool, cute::_0, int64_t>>;
 

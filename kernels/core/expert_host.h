@@ -1,4 +1,4 @@
-// Host code: the launch arguments of kernels for rows of experts (generator/gemmill/gemm/expert_mm.py).
+// Host code: the launch of kernels of rows that belong to experts (generator/gemmill/gemm/expert_mm.py).
 #pragma once
 
 #include "core/gemm_host.h"
@@ -19,7 +19,7 @@ struct ExpertExtent {
   int32_t rows, columns, experts;
 };
 
-// Parameters of one call. D is [m, columns of D]; Ending adds further arguments of the family's consumers.
+// Parameters of one call. D is [m, columns of D]; Ending adds the further inputs of the family's consumers.
 template <class Args, class AddVectors, class AddEnding>
 int32_t launch_experts(gemmill_driver_kernel& kernel, ExpertFacts const& told, Args const& args, gemmill_launch const& how, int64_t columns,
                        AddVectors const& add_vectors, AddEnding const& add_ending) {

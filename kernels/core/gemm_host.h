@@ -1,5 +1,5 @@
-// Host code: the launch arguments of generator/gemmill/gemm's kernels, as C++ that needs nothing of the CuTe DSL. Names are
-// those of generator/gemmill/gemm: X is the operand whose rows fill WGMMA's 64 rows, Y the other.
+// Host code: the launch of kernels of generator/gemmill/gemm, as C++ that needs nothing of the CuTe DSL. Names are those of
+// generator/gemmill/gemm: X is the operand whose rows fill WGMMA's 64 rows, Y the other.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace gemmill {
 
-// Compile-time facts of a kernel (generator/gemmill/gemm/host.py).
+// The compile-time facts of a kernel (generator/gemmill/gemm/host.py).
 struct GemmFacts {
   int32_t tile_x, tile_y, tile_k;
   int32_t slice_step;  // elements along K of which slices are multiples
@@ -46,7 +46,7 @@ struct Divisor {
 };
 static_assert(sizeof(Divisor) == 16);
 
-// The order in which tiles are visited (generator/gemmill/gemm/walk.py).
+// The order of tiles (generator/gemmill/gemm/walk.py).
 struct Walk {
   int32_t tiles_x, tiles_y, along_x, swizzle;
   Divisor band, width, last_width;

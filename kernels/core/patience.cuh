@@ -1,4 +1,4 @@
-// Bounded waits for counters of other CTAs in memory.
+// Waits for counts of other CTAs in memory, which end.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct DeviceClock {
 #endif
 };
 
-// Told of every look at a counter that is not there yet. Each 256th asks the clock; 20 s after the first that did, the kernel
-// ends with an error: another call in the same workspace has cleared this one's counters. `endless`: it never does, for
-// debuggers and sanitizers, under which kernels stop or are slow.
+// The loop calls it at every look at a counter that is not there yet. Each 256th reads the clock; 20 s after the first that did, the
+// kernel ends with an error: another call in the same workspace has cleared this one's counters. `endless`: it never does, for debuggers
+// and sanitizers, under which kernels stop or are slow.
 template <class Clock = DeviceClock>
 class Patience {
  public:

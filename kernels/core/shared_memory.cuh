@@ -1,4 +1,4 @@
-// Shared memory of the architecture that kernels are compiled for. An emulated build keeps to that of the emulated one.
+// Shared memory of the architecture that kernels compile for. An emulated build keeps to that of the emulated one.
 #pragma once
 
 namespace gemmill {

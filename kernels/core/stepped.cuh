@@ -15,7 +15,7 @@ CUTLASS_DEVICE auto number(T const& x) {
   }
 }
 
-// `Function` has `Arguments`, and of these and an element of each input makes a float. The results are stored as `Output`.
+// `Function` has `Arguments`, and of these and an element of each input makes a float. It stores the results as `Output`.
 template <class Function, class Output>
 struct Stepped {
   template <class>

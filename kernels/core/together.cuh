@@ -1,8 +1,9 @@
-// Host code: kernels of one call, launched together.
+// Host code: the common launch of one call's kernels.
 //
-// A launch takes the host 2.8 us, and a graph of three kernels with parameters of their own 1.9 (docs/notes/host_time.md). So a graph is kept for
-// each of a few streams of a device. Where there are more, the graph that was launched longest ago is another stream's from then on: CUDA has a
-// graph begin behind its own launch before, in whatever stream that was. Kernels that are captured are launched one by one: a graph cannot be.
+// A launch takes the host 2.8 us, and a graph of three kernels with parameters of their own 1.9 (docs/notes/host_time.md). So a graph is
+// kept for each of a few streams of a device. Where there are more, the graph with the oldest launch becomes another stream's: CUDA has a
+// graph begin behind its own launch before, in whatever stream that was. During a capture kernels launch one by one, since no graph can
+// launch there.
 #pragma once
 
 #include <array>
@@ -79,7 +80,7 @@ class Together {
     return launch_kernel<entry>(launch.shape, how, parameters);
   }
 
-  // Updates the differences from the call before; a repeated call spares the host 0.2 us a kernel.
+  // It updates only parameters that differ from the call before; a repeated call spares the host 0.2 us a kernel.
   static CUresult tell(Kept& kept, size_t i, Launch const& launch) {
     auto& told = kept.told[i];
     auto& before = kept.parameters[i];
@@ -102,7 +103,7 @@ class Together {
     Kept& kept = place_of(how);
     kept.used = ++calls;
     if (kept.graph != nullptr || kept.without++ % kCallsOfATry != 0) return kept;
-    auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // other threads' captures go on
+    auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // the captures of other threads go on
     if (cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) return kept;
     make(kept, launches, how);
     cuThreadExchangeStreamCaptureMode(&mode);

@@ -1,6 +1,6 @@
 // `clusterlaunchcontrol` of sm_100 and later in device code, for clusters of one CTA. A GPU with it lets a running CTA cancel one that
-// has not begun, and take over its work. Here the whole grid begins: of every three CTAs, or of as many as a multiprocessor has,
-// one stays. It "cancels" those that follow it at fixed distances, and these end at their first question.
+// has not begun, and take over its work. Here the whole grid begins: of every three CTAs, or of as many as a multiprocessor has, one
+// stays. It "cancels" those that follow it at fixed distances, and these end at their first question.
 #pragma once
 
 #include "emulation/warp.cuh"

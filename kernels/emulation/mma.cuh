@@ -159,9 +159,9 @@ GEMMILL_EMULATED Sums mma_mxf8f6f4(Operands own, Sums c, uint32_t scale_a, uint3
   return rounded(sum, c);
 }
 
-// mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::{2X, 4X}.m16n8k64.row.col.f32.e2m1.e2m1.f32.{ue8m0, ue4m3}; with 2X
-// and ue8m0 it is also kind::mxf4. Codes are packed, eight to a register: register r of the thread q has columns 8 * q + 32 * (r / 2)
-// and seven more of A. So a scale of 32 columns belongs to a register of each thread of a quad, one of 16 to those of two.
+// mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::{2X, 4X}.m16n8k64.row.col.f32.e2m1.e2m1.f32.{ue8m0, ue4m3}; with 2X and ue8m0 it
+// is also kind::mxf4. Codes come packed, eight to a register: register r of the thread q has columns 8 * q + 32 * (r / 2) and seven more
+// of A. So a scale of 32 columns belongs to a register of each thread of a quad, one of 16 to those of two.
 template <int kVectors, bool kUe4m3>
 GEMMILL_EMULATED Sums mma_mxf4nvf4(Operands own, Sums c, uint32_t scale_a, uint32_t scale_b, int byte_id_a = 0, int thread_id_a = 0,
                                    int byte_id_b = 0, int thread_id_b = 0) {

@@ -15,7 +15,7 @@ GEMMILL_EMULATED_INLINE bool is_packed_map(void const* map) {
   return packed->mark[0] == kMarkLow && packed->mark[1] == kMarkHigh;
 }
 
-// Where a byte of a box lies: bits 4 to 6 of an address, or fewer, are changed by those three above them.
+// The place of a byte of a box: the three bits above bits 4 to 6 of an address, or fewer, change them.
 GEMMILL_EMULATED_INLINE uint32_t swizzled(uint32_t address, uint32_t bytes) {
   return bytes == 0 ? address : address ^ (address >> 3 & (bytes - 16));
 }

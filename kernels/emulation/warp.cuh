@@ -1,4 +1,4 @@
-// The emulated instructions' interface to a warp, so that a test can give it to threads on a CPU.
+// The needs of the emulated instructions from a warp, so that a test can give it to threads on a CPU.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace gemmill::emulation {
 
 #ifdef __CUDACC__
 
-// The value of each lane, asked for by its number: all lanes of the warp call this together.
+// The value of each lane, by its number: all lanes of the warp call this together.
 template <class Value>
 __device__ __forceinline__ Value of_lane(Value value, int lane) { return __shfl_sync(0xFFFFFFFFu, value, lane); }
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t x, uint3
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
-// Makes this thread's stores visible to threads that wait on the barrier, and adds so many bytes to its count.
+// Makes this thread's stores visible to those that wait on the barrier, and reports so many bytes to it.
 __device__ __forceinline__ void complete_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("fence.acq_rel.cta;" ::: "memory");
   asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

@@ -1,5 +1,5 @@
-// Autograd's state of a tensor, which the stable C interface does not show. A dispatch key of its own would cost every
-// call a second way through the dispatcher; these are three reads and a write.
+// autograd's facts of a tensor, which the stable C interface does not show. A dispatch key of its own would cost every call a second way
+// through the dispatcher; these are three reads and a write.
 //
 // The names are torch's C++ ones, weak: where a later torch lacks one, calls are made as if no tensor required grad, and
 // `gemmill doctor` says so.

@@ -1,5 +1,5 @@
-// One call of an op, whichever it is: its arguments off the dispatcher's stack, and the facts that its contract derives.
-// Python declares each op to an extension that it has loaded (gemmill.runtime.declaring).
+// One call of any op: its arguments off the dispatcher's stack, and the values that its contract computes for them. Python declares each
+// op to an extension that it has loaded (gemmill.runtime.declaring).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -34,7 +34,7 @@ struct Instruction {
   int64_t code, otherwise, x, y, z, last;
 };
 
-// A tensor that is returned. Mirrors gemmill.family.program.Result.
+// A tensor to return. Mirrors gemmill.family.program.Result.
 struct Result {
   int64_t dtype, source, leading, is_column_major, count, sizes[kMostResultSizes];
 };
@@ -57,14 +57,14 @@ struct Op {
   std::vector<int64_t> initial;           // values before the call; the last is 0, for those that the op has not
   std::vector<Instruction> program;
   std::vector<Result> results;
-  std::vector<std::string> words;         // its legal texts
+  std::vector<std::string> words;         // the possible values of its text argument
   std::vector<Special> specials;          // as the program numbers them
   std::vector<int64_t> tensors, values;   // places of those that the family names
   int64_t lists = 0;                      // a bit for each argument that is a list of tensors
   int64_t class_of = 0;                   // place of the number of a call's class
   int64_t result = 0;                     // place of the first tensor that is written
   int64_t serial = 0;                     // of its declaration
-  std::string handed_to;                  // the dispatcher's op that gets refused calls, and says whether it took them
+  std::string handed_to;                  // the dispatcher's op that gets the calls that this one refuses, and says whether it took them
 };
 
 // Tensors of a call in place: as many as it has, then one that is not given.
@@ -100,34 +100,33 @@ class OpCall {
 
   // By position: the arguments come first, then the results, and the last tensor is none.
   Operands tensors;
-  std::array<char const*, kMostArguments> ends;  // of given tensors: one past the last byte
+  std::array<char const*, kMostArguments> ends;  // of present tensors: one past the last byte
   // Of an argument: the number, its bits, whether the tensor is given, the index of a text, or one more than that of a list.
   std::array<int64_t, kMostValues> values;
   std::vector<std::string> texts;
   std::vector<std::vector<int64_t>> lists;
   std::vector<std::vector<Operand>> tensor_lists;
-  std::array<int64_t, kMostFound> found{};       // values that special checks leave to the family
+  std::array<int64_t, kMostFound> found{};       // results of special checks, for the family
 
  private:
   Op const& op_;
 };
 
-// Whether the call keeps to its op's contract; then it holds the contract's facts.
+// Whether the call keeps to its op's contract; then the values of the contract are in it.
 bool holds(OpCall& call);
-// Allocates the results of such a call.
+// Makes the results of a legal call.
 void allocate(OpCall& call);
 
-// Hands a call on to the op that gets refused calls. Where there is none, or that does not take it either, throws
-// std::runtime_error with the sentence for the call, which Python writes from the same facts.
+// Hands a refused call on to the op that gets those. Where there is none, or that does not take it either, throws std::runtime_error with
+// the sentence for the call, which Python writes from the same facts.
 void refuse(OpCall& call);
 
 }  // namespace gemmill
 
 extern "C" {
-// Writes the sentence for a refused call of the op of this name. `facts` holds for each tensor: given, dtype, device type,
-// device index, data pointer, whether it is differentiated, rank, sizes, strides; for an integer or truth value itself; for a
-// real number the bits of the double; for a list of integers: given, length, values; for a text: length, bytes; for a list of
-// tensors: length, tensors.
+// Writes the sentence for a refused call of the op of this name. `facts` holds for each tensor: given, dtype, device type, device index,
+// data pointer, whether autograd records it, rank, sizes, strides; for an integer or truth value itself; for a real number the bits of
+// the double; for a list of integers: given, length, values; for a text: length, bytes; for a list of tensors: length, tensors.
 typedef void (*gemmill_describe)(char const* op, int64_t const* facts, int64_t count, char* text, int64_t capacity);
 __attribute__((visibility("default"))) void gemmill_set_describe(gemmill_describe describe);
 
@@ -153,10 +152,10 @@ struct gemmill_op_declaration {
 };
 // Declares an op, before any namespace is registered. Returns null, or why it cannot be.
 __attribute__((visibility("default"))) char const* gemmill_declare(gemmill_op_declaration const* declared);
-// An op's refused calls go to another op of the dispatcher from now on, which has the same arguments and returns whether it took
-// the call. Returns null, or why that cannot be.
+// Calls that an op refuses go to another op of the dispatcher from now on, which has the same arguments and returns whether it took the
+// call. Returns null, or why that cannot be.
 __attribute__((visibility("default"))) char const* gemmill_hand_on(char const* op, char const* to);
-// Gives the declared ops under a namespace their kernels on a device ("CUDA"); the returned object takes them away again.
+// Gives the declared ops under a namespace their kernels on a device ("CUDA"); the returned handle takes them away again.
 __attribute__((visibility("default"))) void* gemmill_register(char const* ns, char const* device);
 __attribute__((visibility("default"))) void gemmill_unregister(void* library);
 }

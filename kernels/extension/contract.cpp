@@ -93,7 +93,7 @@ bool take_word(OpCall& call, Instruction const& i) {
   return word != words.end();
 }
 
-// Executes an instruction; false where it is a test that fails, or goes elsewhere.
+// Executes an instruction; false for a test that fails, or goes elsewhere.
 bool done(OpCall& call, Instruction const& i) {
   auto& values = call.values;
   auto const& tensors = call.tensors;

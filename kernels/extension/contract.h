@@ -1,4 +1,4 @@
-// The interpreter of contracts, and the parts of a verdict that depend on more than sizes and strides.
+// A contract interpreted, and the parts of its verdict that depend on more than the layouts of tensors.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class OfAddresses {
   bool all_held_ = true;
 };
 
-// Whether the call keeps to its op's contract; stores its facts in the call.
+// Whether the call keeps to its op's contract; its values go to the call.
 bool interpreted(OpCall& call, OfAddresses& tests);
 // Whether tests that held for another call of the op hold for this one.
 bool still_hold(OpCall& call, OfAddresses const& tests);

@@ -1,4 +1,4 @@
-// Loading kernels that the CuTe DSL compiled, each on each device when it is first launched there.
+// Loading kernels that the CuTe DSL compiled, each on each device at its first launch there.
 #include "core/cutedsl.h"
 
 #include <cuda_runtime.h>

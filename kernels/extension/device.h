@@ -9,7 +9,7 @@ struct CUDAGuardOpaque;  // of torch's C interface
 
 namespace gemmill {
 
-// Multiprocessors of a device, asked once. Returns 0 where the device cannot be asked.
+// Multiprocessors of a device, from one query. Returns 0 where the query fails.
 int64_t sm_count(int32_t device);
 // torch's current stream on a device.
 cudaStream_t current_stream(int32_t device);
@@ -17,7 +17,7 @@ cudaStream_t current_stream(int32_t device);
 bool programmatic_launch();
 // Whether b may be read before earlier kernels have ended; off unless the user has said so.
 bool constant_weights();
-// Whether kernels may wait for ever for other CTAs' counters; off unless the user has said so.
+// Whether kernels may wait for ever for counts of other CTAs; off unless the user has said so.
 bool endless_waits();
 
 // Makes a device current for a scope, which costs nothing where it already is. By torch's guard: to set back a device that

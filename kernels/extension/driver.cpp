@@ -86,8 +86,8 @@ extern "C" CUresult cuLaunchKernelEx(CUlaunchConfig const* config, CUfunction fu
   return launch == nullptr ? CUDA_ERROR_NOT_FOUND : launch(config, function, parameters, extra);
 }
 
-// Answers are remembered: a descriptor depends on nothing but its arguments, CUTLASS asks for two or three on every
-// launch, and weights keep their address for as long as a model lives.
+// The cache keeps answers: a descriptor depends on nothing but its arguments, CUTLASS asks for two or three on every launch, and weights
+// keep their address for as long as a model lives.
 extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
                                            cuuint64_t const* dims, cuuint64_t const* strides, cuuint32_t const* box,
                                            cuuint32_t const* element_strides, CUtensorMapInterleave interleave,
@@ -122,7 +122,7 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType
   return CUDA_SUCCESS;
 }
 
-// Graphs of kernels launched together.
+// Graphs of kernels with a common launch.
 extern "C" CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   static auto const found = find<decltype(&cuStreamIsCapturing)>("cuStreamIsCapturing");
   return found == nullptr ? CUDA_ERROR_NOT_FOUND : found(stream, status);

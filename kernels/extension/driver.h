@@ -1,12 +1,12 @@
-// The driver functions that kernels' launch code calls, found by `driver.cpp`.
+// The facts that `driver.cpp` has of the driver functions that kernels' launch code calls.
 #pragma once
 
 #include <string>
 
 namespace gemmill {
 
-// Returns and forgets the description of the calling thread's last TMA descriptor that could not be made; empty
-// where there was none. Until it is asked, nothing is launched on this thread.
+// Describes the calling thread's last TMA descriptor that failed, in words, and forgets it; empty where there was none. Until this call,
+// nothing launches on this thread.
 std::string take_descriptor_failure();
 
 }  // namespace gemmill

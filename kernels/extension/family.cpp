@@ -22,7 +22,7 @@ namespace {
 
 Family const* first_family = nullptr;
 
-// Memory that stands in for the allocator's while a variant is tested: its owner sees writes around `used`.
+// Memory in place of the allocator's in a variant's test, whose owner sees writes around `used`.
 struct Arena {
   char* data = nullptr;
   int64_t bytes = 0;
@@ -30,7 +30,7 @@ struct Arena {
 };
 thread_local Arena arena;
 
-// Takes the arguments of the thread's kernels, which are then not launched.
+// Takes the parameters of the thread's kernels, which then do not launch.
 using Recorder = void(char const* symbol, void const* args, int64_t bytes);
 thread_local Recorder* recorder = nullptr;
 
@@ -38,7 +38,7 @@ thread_local Recorder* recorder = nullptr;
   throw std::runtime_error("gemmill: no memory for a workspace of " + std::to_string(bytes) + " bytes");
 }
 
-// Throws for a kernel's status that is not 0; `why` replaces the status's text.
+// Throws for a kernel's status that is not 0; `why` replaces the text of the status.
 void check_launch(char const* symbol, int32_t status, std::string why) {
   if (status == 0) return;
   if (why.empty()) why = status > 0 ? cudaGetErrorString(static_cast<cudaError_t>(status)) : "it refuses these arguments";

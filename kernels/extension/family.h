@@ -1,4 +1,4 @@
-// A family as its own files declare it, and a call of it on its way to a kernel.
+// A family's own files as generic code sees them, and a call of it on its way to a kernel.
 #pragma once
 
 #include <string_view>
@@ -24,7 +24,7 @@ class Workspace {
   void *lent_ = nullptr, *raw_ = nullptr;
 };
 
-// A checked call, and its chosen row.
+// A checked call, and its row of the table.
 struct Chosen {
   Row const& row;
   int32_t device, sm_count;
@@ -40,11 +40,10 @@ struct Chosen {
   void launch(void const* args, int64_t bytes) const;
 };
 
-// The object that answers the ops of a family. One exists for each, as long as the library; all are in a list, and generic code knows no
-// other. It receives the names of arguments and values from the family's declaration, once at load.
+// The code that answers the ops of a family. One exists for each, as long as the library; all are in a list, and generic code knows no
+// other. It looks arguments and values up by their names in the family's declaration, once at load.
 struct Family {
-  // The inputs of the choice; the class is the contract's, unless this sets another. False where there
-  // is nothing to do.
+  // The inputs of the choice; the class is that of the contract, unless this sets another. False where there is nothing to do.
   using Asks = bool(OpCall const& call, Call& asked);
   using Launches = void(OpCall const& call, Chosen const& chosen);
 

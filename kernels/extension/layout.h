@@ -43,7 +43,7 @@ inline int64_t stride_of_rows(Operand const& x) {
   return stride;
 }
 
-// The same for rows with contiguous elements: -1 where they do not.
+// The same for rows of contiguous elements: -1 where they are not.
 inline int64_t row_stride(Operand const& x) {
   bool const gaps = x.numel() > 0 && x.sizes[x.rank - 1] > 1 && x.strides[x.rank - 1] != 1;
   return gaps ? -1 : stride_of_rows(x);

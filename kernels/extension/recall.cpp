@@ -1,5 +1,5 @@
-// Verdicts remembered. A server makes the same calls again and again: where numbers, dtypes, devices, sizes, strides and the
-// alignment of addresses are those of a call that held, only what asks for whole addresses or gradients is asked again.
+// Verdicts remembered. A server makes the same calls again and again: where numbers, dtypes, devices, sizes, strides and the alignment of
+// addresses are those of a call that held, only tests of whole addresses or gradients run again.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -10,7 +10,7 @@ namespace gemmill {
 namespace {
 
 constexpr int64_t kMostFacts = 96, kPlaces = 64;
-constexpr uint64_t kAlignments = 16;  // special checks may ask for an address's remainder by this alone
+constexpr uint64_t kAlignments = 16;  // special checks may read an address's remainder by this
 
 struct Remembered {
   int64_t serial = 0;
@@ -27,8 +27,8 @@ int64_t packed(Operand const& x) {
          static_cast<int64_t>(x.device) << 32;
 }
 
-// Shows all that a verdict hangs on, but for whole addresses and gradients, word by word, until `see` returns false. How many
-// words follow is in the words before them.
+// Shows everything that a verdict depends on, but for whole addresses and gradients, word by word, until `see` returns false. Words say
+// how many words follow.
 template <class See>
 bool facts_of(Operand const& x, See& see) {
   if (!see(packed(x))) return false;
@@ -79,7 +79,7 @@ bool is_known(OpCall const& call, Remembered const& before) {
   return before.serial == call.op().serial && facts_of(call, [&](int64_t x) { return x == *word++; });
 }
 
-// Where a call of these sizes is remembered.
+// The place of a call of these sizes.
 std::unique_ptr<Remembered>& place_of(OpCall const& call) {
   uint64_t hash = static_cast<uint64_t>(call.op().serial);
   for (size_t i = 0; i < call.op().arguments.size(); ++i) {

@@ -1,5 +1,5 @@
-// The ops that Python has declared, and registering them under a namespace when it asks for it: several builds can be
-// loaded, and each op name belongs to one of them at a time. Schemas are defined in Python.
+// The ops that Python has declared, and registering them under a namespace when it asks for it: several builds can be loaded, and each op
+// name belongs to one of them at a time. Python defines the schemas.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -74,7 +74,7 @@ char const* declare(gemmill_op_declaration const& declared) {
   op.class_of = places({"class"}, declared, declared.initial_count, declared.initial_count).front();
   op.result = std::find_if(op.arguments.begin(), op.arguments.end(), [](Argument const& x) { return x.written; }) - op.arguments.begin();
   op.serial = ++serials;
-  // A library that is loaded again, as after a failed load, is the same one.
+  // A second load of a library, as after a load that failed, finds the first.
   auto const before = std::find_if(ops.begin(), ops.end(), [&](Op const& known) { return known.name == op.name; });
   if (before != ops.end()) return *before = std::move(op), nullptr;
   if (ops.size() == kMostOps) return "there are too many ops";

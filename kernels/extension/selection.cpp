@@ -33,7 +33,7 @@ struct Table {
   std::unique_ptr<std::atomic<int64_t>[]> chosen;  // how often, by row and trust
 };
 
-// Tables are replaced seldom and read on every call: old ones are kept, so that readers need no lock.
+// Tables change seldom, and every call reads them: old ones stay, so that readers need no lock.
 std::atomic<Table const*> current_table{nullptr};
 std::atomic<uint64_t> generations{0};
 thread_local int64_t pinned_row = -1;
@@ -59,7 +59,7 @@ std::atomic<int64_t> most_noted{0}, least_trust_noted{0};
 std::mutex noted_mutex;
 std::vector<Noted> noted;
 
-// A process that is forked while another thread holds the mutex would wait for that thread, which it does not have.
+// A process forked while another thread holds the mutex would wait for that thread, which it does not have.
 [[maybe_unused]] int const kept_over_forks = pthread_atfork([] { noted_mutex.lock(); }, [] { noted_mutex.unlock(); },
                                                             [] { noted_mutex.unlock(); });
 
@@ -104,7 +104,7 @@ bool same_place(FamilyRows const& family, TunedRow const& x, TunedRow const& y) 
   return std::all_of(family.near, family.near + family.near_count, [&](int64_t i) { return x.sizes[i] == y.sizes[i]; });
 }
 
-// Whether a measured row holds for a bucketed size. Mirrored by gemmill.family.Reach, which says why.
+// Whether a measurement applies to a bucketed size. Mirrored by gemmill.family.Reach, which says why.
 bool covers(FamilyRows const& family, int64_t measured, int64_t size) {
   if (size > measured) return measured >= family.endless || (measured >= family.many && size <= family.ratio * measured);
   return measured <= std::max(family.few, family.ratio * size);
@@ -150,7 +150,7 @@ Choice choose_in_order(Table const& table, Chooser const& family, Call const& ca
   return choice;
 }
 
-// Only where a choice is made, not where one is remembered: the hot path does not come here.
+// For new choices alone: a remembered one, on the hot path, does not come here.
 void note(Table const& table, Chooser const& family, Call const& call, Choice const& choice) {
   if (choice.trust >= kTrusts) return;
   table.chosen[choice.row * kTrusts + choice.trust].fetch_add(1, std::memory_order_relaxed);

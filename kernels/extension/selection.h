@@ -5,11 +5,10 @@
 
 namespace gemmill {
 
-// The capacities of a call and a row. Mirrored by gemmill.family.tuning, as the structures are by gemmill.runtime.packed.
+// The capacity of a call and of a row. Mirrored by gemmill.family.tuning, as the structures are by gemmill.runtime.packed.
 constexpr int kMostSizes = 6, kMostAligned = 4, kMostFacts = 17;
 
-// A call's inputs of the choice. Sizes and aligned operands are in the order in which its family
-// names them, and 0 beyond them.
+// The inputs of a choice in a call. Sizes and aligned operands are in the order in which its family names them, and 0 beyond them.
 struct Call {
   int64_t call_class;  // the number of its class, which its family gives; the same as in Row::call_class
   int64_t sizes[kMostSizes];
@@ -24,7 +23,7 @@ struct Row {
   int64_t most;                      // of each size
   int64_t alignments[kMostAligned];  // bytes that it needs
   int64_t least[kMostSizes];
-  int64_t facts[kMostFacts];  // facts for the family's model and launch: a struct of its own
+  int64_t facts[kMostFacts];  // the inputs of the family's model and launch: a struct of its own
 };
 
 // A measured choice: at these sizes, `row` was the fastest. It serves calls of a smaller bucketed size too, as far as `covers`
@@ -36,26 +35,27 @@ struct TunedRow {
   int64_t exact;  // whether it was the fastest: 0 where that one has changed since, and this was nearly as fast
 };
 
-// Python's description of a family: where its rows are, and how far its measured choices reach (gemmill.family.Reach).
+// Python's facts of a family: where its rows are, and how far its measured choices reach (gemmill.family.Reach).
 struct FamilyRows {
   char const* name;
   int64_t first, end;
   int64_t near_count;
   int64_t near[kMostSizes];  // places of the sizes that a row must match nearly
-  int64_t bucketed;          // place of the size at which weights are measured in steps
+  int64_t bucketed;          // place of the size along which sweeps measure weights in steps
   int64_t few, many, endless, ratio;
   double distance;
 };
 
-// A family's own functions for its variants; none where a single variant serves each class of calls.
+// The functions of a family's own file on its variants; none where a single variant serves each class of calls.
 struct Model {
-  bool (*takes)(Row const&, Call const&) = nullptr;  // beyond the row's facts
+  bool (*takes)(Row const&, Call const&) = nullptr;  // in addition to the limits in the row
   double (*nanoseconds)(Row const&, Call const&, int64_t sm_count) = nullptr;
   bool (*wastes)(Row const&, int64_t const* measured, int64_t const* sizes) = nullptr;  // see gemmill.family.Tuning
 };
 struct Family;
 
-// The thread's setting: the process's, or not yet asked of Python. See gemmill.runtime.holding.
+// A thread's request; the value for threads that follow the process; and that for a thread that Python has not answered yet. See
+// gemmill.runtime.holding.
 constexpr int64_t kAsProcess = -1, kNotAsked = -2;
 
 struct Choice {
@@ -87,7 +87,7 @@ __attribute__((visibility("default"))) int64_t gemmill_pin(int64_t row);
 __attribute__((visibility("default"))) void gemmill_hold(int64_t asks);
 // The same for threads that do not say.
 __attribute__((visibility("default"))) void gemmill_hold_everywhere(int64_t asks);
-// Who makes choices under that contract, for the family at a place in the table, and the source of a thread's setting.
+// The function that makes choices under that contract, for the family at a place in the table, and the one with a thread's request.
 __attribute__((visibility("default"))) void gemmill_set_holding(void (*choose)(int64_t family, gemmill::Call const*, int64_t sm_count,
                                                                                gemmill::Choice*),
                                                                 int64_t (*asked)());
@@ -96,8 +96,8 @@ __attribute__((visibility("default"))) void gemmill_choose(int64_t family, gemmi
                                                            gemmill::Choice* choice);
 // Notes choices from now on whose trust is `least_trust` or a higher number, `most` of them until they are taken; 0 ends that.
 __attribute__((visibility("default"))) void gemmill_note_choices(int64_t most, int64_t least_trust);
-// Moves up to `capacity` noted choices out and returns how many.
+// Moves up to `capacity` of the notes out and returns how many.
 __attribute__((visibility("default"))) int64_t gemmill_take_noted(gemmill::Noted* noted, int64_t capacity);
-// How often a row of the table was chosen with a trust of 1 to 3; calls whose choice is remembered are not counted.
+// The number of choices of a row of the table with a trust of 1 to 3; calls whose choice it remembers do not count.
 __attribute__((visibility("default"))) int64_t gemmill_times_chosen(int64_t row, int64_t trust);
 }

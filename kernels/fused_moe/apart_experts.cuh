@@ -1,13 +1,13 @@
-// Fused experts whose two products are grouped GEMMs (family moe): launches of their own, on the GEMMs' main loops, for experts with
-// many rows. Kernels here stand before, between and behind them.
+// Fused experts whose two products are grouped GEMMs (family moe): launches of their own, on the GEMMs' main loops, for experts with a
+// large M. Kernels here stand before, between and behind them.
 //
 //   permute   sorts pairs of token and expert by expert, and puts rows of x in that order; then W13 gives gates and ups
 //   activate  activation(gate) up of each sorted row; then W2 gives parts
 //   combine   sums the parts of a token's experts, in the order of topk
 //
-// With weights of e4m3 both kinds of rows are codes with scales, with weights of x's type they have that type.
-// Products are rounded to x's type, then biases and the router's weight are added and multiplied in float32. No launch waits within itself:
-// each CTA of the first counts pairs of all experts, as in ordered_experts.cuh. Each may start while the one before ends.
+// With weights of e4m3 both kinds of rows are codes with scales, with weights of x's type they have that type. Products round to x's
+// type, then biases and the router's weight follow in float32. No launch waits within itself: each CTA of the first counts pairs of all
+// experts, as in ordered_experts.cuh. Each may start while the one before ends.
 #pragma once
 
 #include <climits>
@@ -110,7 +110,7 @@ struct ApartExperts {
   static __device__ int lane() { return threadIdx.x % 32; }
   static __device__ int64_t pairs_of(gemmill_fused_experts_args const& x) { return int64_t{x.tokens} * x.topk; }
 
-  // In this order: later kernels may read the caller's tensors.
+  // In this order: kernels that follow may read the caller's inputs.
   static __device__ void wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -287,8 +287,8 @@ struct ApartExperts {
     return words;
   }
 
-  // A token's sum over its experts, of eight columns. Parts of some experts are asked for together: where there is none another's is read, for
-  // of loads with conditions nvcc 13.0 has each wait for the one before.
+  // A token's sum over its experts, of eight columns. It loads parts of some experts together: in place of a missing one another's, for
+  // of conditional loads nvcc 13.0 has each wait for the one before.
   static __device__ void sum_piece(ApartParams const& p, int token, int piece) {
     constexpr int kTogether = 4;
     auto const& x = p.x;

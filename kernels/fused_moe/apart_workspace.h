@@ -1,4 +1,4 @@
-// Host code: a layer whose two products are grouped GEMMs. The arguments of its own kernels, and where each part of its workspace lies.
+// Host code: a layer whose two products are grouped GEMMs. The parameters of its own kernels, and where each part of its workspace lies.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct gemmill_apart_experts_args {
 
 namespace gemmill::fused_moe {
 
-// A test compares its bytes with gemmill.families.fused_moe.workspace: a caller reserves them for any kernel.
+// A test compares its bytes with gemmill.families.fused_moe.workspace: a caller reserves for any kernel.
 struct ApartWorkspace {
   static constexpr int64_t kAligned = 128;
 
@@ -31,7 +31,7 @@ struct ApartWorkspace {
   float* scales;          // of codes, [groups of hidden, pairs]; of rows [pairs]
   void* inner_rows;       // the same of activated rows, [pairs, inner]
   float* inner_scales;
-  void* parts;            // of sorted rows: addends of tokens in x's type, [pairs, hidden]
+  void* parts;            // of sorted rows: addends of the weighted sums, in x's type, [pairs, hidden]
   int64_t bytes;
 
   // `group` elements of a row share a scale; all of them where it is 0.

@@ -1,4 +1,4 @@
-// Fused experts: the inputs of the choice, and a kernel's arguments.
+// Fused experts: the inputs of the choice, and the arguments of a kernel.
 #include "fused_moe/abi.h"
 #include "fused_moe/apart_workspace.h"
 #include "fused_moe/model.h"

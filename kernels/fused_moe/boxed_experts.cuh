@@ -1,12 +1,12 @@
-// Fused experts of packed 4-bit weights with bf16 activations, rows in order (ordered_experts.cuh) and a main loop of its own.
+// Fused experts of packed 4-bit weights with bf16, with rows in order (ordered_experts.cuh) and a main loop of its own.
 //
-// Where experts have few rows, weights are most of the bytes. Where they have tens, rows that come anew with every tile weigh as much
-// on the way from L2. So a tile has 256 rows of weights, and rows come in boxes of eight, as many as a tile has. Only those are multiplied: up to 16
-// by warps (mma.sync), more by groups of 128 threads (WGMMA) with instructions of 32, 40, 48 or 64.
+// Where experts have few rows, weights are most of the bytes. Where they have tens, rows that every tile loads again weigh as much on the
+// way from L2. So a tile has 256 rows of weights, and rows come in boxes of eight, as many as a tile has. The tensor core multiplies only
+// those: up to 16 by warps (mma.sync), more by groups of 128 threads (WGMMA) with instructions of 32, 40, 48 or 64.
 //
-// A warp has 16 rows of weights from their beginning to their end: it stores by itself, and waits for no other. What it needs for that comes
-// with a tile's first stage. Tokens are summed by all warps when all parts are stored. Those who wait for that have no tile that is not stored: a
-// tile is a CTA's that runs. So a call ends wherever some of its CTAs run.
+// A warp has 16 rows of weights from their beginning to their end: it stores by itself, and waits for no other. The data for its epilogue
+// come with a tile's first stage. After the last part is stored, all warps sum tokens. Warps that wait for that have stored all of their
+// tiles: an unstored tile belongs to a CTA that runs. So a call ends wherever some of its CTAs run.
 #pragma once
 
 #include "fused_moe/ordered_experts.cuh"
@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply_eight(float* d, uint32_t const* a, uint
 // them. Sparse weights do otherwise (sparse_boxes.cuh).
 template <class Block>
 struct BoxedProducts {
-  static constexpr int kWords = 16;  // of a block's codes
+  static constexpr int kWords = 16;  // made of a block
 
   __device__ static void make(Block const& block, uint32_t told, uint32_t (&words)[kWords]) {
     block.template operand<0>(told, words);
@@ -157,7 +157,7 @@ struct BoxedMm {
   static constexpr int kSumRegisters = 104, kOtherRegisters = 64;                                // of 96 that many begin with
   static constexpr int kSums = std::max(kTileM / 2, 8);                                          // of a thread
   // K has two stages at least. So when the first stage of a tile is free for the last of so many tiles after it, all have ended it.
-  static constexpr int kEnds = (kStages + 1) / 2 + 1;       // tiles whose epilogue operands have arrived
+  static constexpr int kEnds = (kStages + 1) / 2 + 1;       // tiles whose epilogue data are there
   static constexpr int kOfEnd = std::max(kTileM, 32);       // rows of these
   static constexpr int kPitch = 20;                         // of sums that a warp passes on, from one row to the next: banks apart
   static constexpr int kCtas = kMany ? 1 : 4 / row_groups;  // on a multiprocessor
@@ -190,7 +190,7 @@ struct BoxedMm {
     Tile tiles[kEnds];
     Filled filled[kStages];
     Freed freed[kStages];
-    Filled told[kEnds];  // of epilogue operands
+    Filled told[kEnds];  // for the epilogue's data
     int32_t all;         // tiles
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
@@ -239,7 +239,7 @@ struct BoxedMm {
       int4 const words = __ldcg(reinterpret_cast<int4 const*>(ws.tiles + row));  // weights, first and count
       return {words.x, words.y, words.y + words.z, n * kRows};
     };
-    // Where tokens are summed, even its first tile is not a CTA's before it runs.
+    // For the sums of tokens even its first tile is not a CTA's before it runs.
     int const dealt = Ending::kFollows ? 0 : gridDim.x;
     auto const take = [&] {
       int taken = 0;
@@ -260,7 +260,7 @@ struct BoxedMm {
       begin_after();
     }
     for (int index = take(); tile.weights >= 0;) {
-      Tile const next = tile_at(index);  // while stages of this one are loaded
+      Tile const next = tile_at(index);  // while this one's stages load
       index = take();
       for (int t = 0; t < stages; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
@@ -283,13 +283,13 @@ struct BoxedMm {
     __syncwarp();
   }
 
-  // Loaded rows of a tile: as boxes of eight, or of 32.
+  // A tile's loaded rows: as boxes of eight, or of 32.
   __device__ static int loaded_of(Tile const& tile) {
     int const rows = tile.end - tile.m0;
     return rows > 16 && rows <= kManyRows ? kManyRows : rows > kTileM - kBoxRows ? kTileM : (rows + kBoxRows - 1) / kBoxRows * kBoxRows;
   }
 
-  // The tile's expert, and its epilogue operands.
+  // The tile, and the data of its epilogue.
   __device__ static void begin_tile(Params const& params, SharedStorage& storage, Tile const& tile, int slot) {
     int const lane = threadIdx.x % 32;
     if (lane == 0) storage.tiles[slot] = tile;
@@ -405,7 +405,7 @@ struct BoxedMm {
     }
   }
 
-  // A group's 64 rows of weights by more rows. While one block is multiplied, the next is made.
+  // A group's 64 rows of weights by more rows. While the tensor core multiplies one block, the group makes the next.
   __device__ static void multiply_many(SharedStorage& storage, uint32_t told, Ringed& ring, int count, int group, int rows, float (&sums)[kSums]) {
     int const thread = threadIdx.x % 128;
     uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + group * Mm::kGroupBytes;
@@ -432,7 +432,8 @@ struct BoxedMm {
     if (thread % 32 == 0) storage.freed[before].arrive();
   }
 
-  // `at`: where rows of a block begin, as a descriptor has it; rows of 128 bytes are swizzled, and eight of them lie 1024 bytes after eight.
+  // `at`: where rows of a block begin, as a descriptor has it; the swizzle spans rows of 128 bytes, and eight of them lie 1024 bytes
+  // after eight.
   __device__ static void multiply_block(uint32_t (&words)[Multiplies::kWords], uint32_t at, int rows, float (&sums)[kSums]) {
     constexpr uint64_t kLayout = uint64_t{1} << 62 | uint64_t{1024 / 16} << 32;
     fence(words);
@@ -505,7 +506,7 @@ struct BoxedParts : WeighedParts<Mm> {
     this->put(x, quad, pair, n, x.layer.x.weight_on_input ? 1.0f : router, 1.0f);
   }
 
-  // Sums all tokens, by all CTAs' first `warps` warps: 128 columns of one at a time, whose parts are asked for together.
+  // Sums all tokens, by all CTAs' first `warps` warps: 128 columns of one at a time, with common loads of its parts.
   template <int warps>
   __device__ static void sum_tokens(Params const& p) {
     constexpr int kColumns = 128, kTogether = 10;

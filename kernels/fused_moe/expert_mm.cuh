@@ -1,12 +1,13 @@
-// Shared by the second and the third launch: rows of one expert times its weights, by mma.sync, weights as they lie in a checkpoint.
+// The common part of the second and the third launch: rows of one expert times its weights, by mma.sync, weights as they lie in a
+// checkpoint.
 //
-// Weights are the instruction's 16 rows, which any rows of memory may be; 8 rows of activations are its columns. A sum over K is one
-// over any order of it: so a lane takes 16 bytes of a row for two instructions, the same 16 of weights and of activations. It copies
-// them to shared memory asynchronously, and reads none but its own: only scales are shared between lanes. A warp's loads run ahead of
-// its products by kStages steps, across tiles too.
+// Weights are the instruction's 16 rows, which any rows of memory may be; 8 rows of activations are its columns. A sum over K is one over
+// any order of it: so a lane takes 16 bytes of a row for two instructions, the same 16 of weights and of activations. It copies them to
+// shared memory asynchronously, and reads none but its own: lanes share only scales. A warp's loads run ahead of its products by kStages
+// steps, across tiles too.
 //
-// Warps of a CTA share a unit's K in slices, whose sums are added in the order of slices: a result has the same bits whatever tile
-// its row came to.
+// Warps of a CTA share a unit's K in slices, whose sums add up in the order of slices: a result has the same bits whatever tile its row
+// came to.
 #pragma once
 
 #include <algorithm>
@@ -99,7 +100,7 @@ struct ExpertMm {
     bool has[2];
   };
 
-  // The step that is loaded next.
+  // The step to load next.
   struct Cursor {
     int item, group;
     Sources from;
@@ -199,8 +200,8 @@ struct ExpertMm {
     }
   }
 
-  // Multiplies all tiles of this CTA. `aim(sources, item)` finds a lane's sources; `wait()` comes when weights are on their way;
-  // `finish(item, sums)` is called by all threads, with the whole sums where the warp's slice is the first.
+  // Multiplies all tiles of this CTA. `aim(sources, item)` finds a lane's sources; `wait()` comes when weights are on their way; all
+  // threads call `finish(item, sums)`, with the whole sums where the warp's slice is the first.
   template <class Aim, class Wait, class Finish>
   __device__ void run(Operands const& x, int tile_count, Aim const& aim, Wait const& wait, Finish const& finish) {
     deal(tile_count);
@@ -225,7 +226,7 @@ struct ExpertMm {
 #pragma unroll 1
       for (int i = 0; i < groups; ++i) {
         asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
-        __syncwarp();  // scales are other lanes' copies, and all have read the stage that is loaded next
+        __syncwarp();  // scales are other lanes' copies, and all have read the stage that loads next
         int const next = stage == 0 ? kStages - 1 : stage - 1;
         load_weights(at, x, next);
         load_activations(at, x, next);
@@ -261,8 +262,8 @@ struct ExpertMm {
   }
 };
 
-// Whether this CTA is the last of `expected` that arrive: the others' earlier stores are then visible to it. Asked by all threads;
-// nobody leaves before all have come.
+// Whether this CTA is the last of `expected` to call this: then it sees all earlier stores of the others. All threads call it; nobody
+// leaves before all have come.
 __device__ __forceinline__ bool is_last(int32_t* counter, int expected) {
   __shared__ int before;
   __threadfence();

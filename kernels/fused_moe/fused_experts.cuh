@@ -68,7 +68,7 @@ struct FusedExperts {
         int const expected = kGrouped ? (min(kGroup, x.inner - group * kGroup) + cta_results - 1) / cta_results : p.up.blocks;
         if (is_last(p.ws.finished + int64_t(index) * p.groups_of_inner + group, expected)) code_results(p, tile, group);
       } else {
-        __syncthreads();  // before sums of the next tile are added
+        __syncthreads();  // before the sums of the next tile
       }
     };
     mm.run(operands, *p.ws.tile_count, aim, [] {}, finish);
@@ -170,7 +170,7 @@ struct FusedExperts {
     }
   }
 
-  // Rows n and n + 8 of W2 times a tile's rows, as they are summed.
+  // Rows n and n + 8 of W2 times a tile's rows, in the order of the sum.
   static __device__ void store_parts(Params const& p, Tile const& tile, int n, typename Mm::Sums const& sums, int t) {
     auto const& x = p.x;
 #pragma unroll
@@ -197,7 +197,7 @@ struct FusedExperts {
     }
   }
 
-  // Says of a tile's rows that a block of their columns is stored; sums those of tokens that now have all.
+  // Counts a stored block of columns for a tile's rows; sums those of tokens that now have all.
   static __device__ void sum_tokens(Params const& p, Tile const& tile, int block, int columns) {
     __shared__ int whole[kTokens];  // the token, or -1
     auto const& x = p.x;

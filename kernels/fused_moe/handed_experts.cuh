@@ -1,12 +1,14 @@
-// Fused experts of folded packed 4-bit weights, for tiles of up to 16 rows, where the time of a call is that of reading weights. Rows are
-// in order as in ordered_experts.cuh.
+// Fused experts of packed 4-bit weights that fold, for tiles of up to 16 rows, where the time of a call is that of reading weights. Rows
+// are in order as in ordered_experts.cuh.
 //
-// A CTA stays, and takes one tile after another. Rows come in boxes of eight: a tile of fewer rows loads and multiplies one. Two groups of 128 threads multiply 64 rows of weights each, a block of 128 columns at a time, two of them a stage: while one is multiplied the next is made. At the
-// end of a tile they hand its sums over in shared memory, and go on. Three warps end tiles: results, codes of whole rows, sums of whole
-// tokens.
+// CTAs are persistent. Rows come in boxes of eight: a tile of fewer rows loads and multiplies one. Two groups of 128 threads multiply 64
+// rows of weights each, a block of 128 columns at a time, two of them a stage: while the tensor core multiplies one, they make the next.
+// At the end of a tile they hand its sums over in shared memory, and go on. Three warps end tiles: results, codes of whole rows, sums of
+// whole tokens.
 //
-// Memory is read from the first launch's beginning to the last one's end. Loaders of the first product count pairs themselves, so they know their
-// first tile before it is listed; those of the second read the list while the first product ends. Both load weights of as many stages as there are.
+// Memory is read from the first launch's beginning to the last one's end. Loaders of the first product count pairs themselves, so they
+// know their first tile before the list has it; those of the second read the list while the first product ends. Both load weights of as
+// many stages as there are.
 #pragma once
 
 #include "fused_moe/ordered_experts.cuh"
@@ -33,7 +35,7 @@ struct HandedMm {
   static constexpr int kPitch = kRows + 4;       // sums from one row to the next: 16-byte rows, banks apart
   static constexpr int kHanded = kTileM == 8 ? 4 : 3;    // tiles whose sums wait for their end
   static constexpr int kPairBytes = 2 * Block::kBytes, kPairColumns = 2 * kColumns;  // of 64 rows of weights in a stage
-  static constexpr int kMostCounted = 1024;      // pairs that a warp counts sooner than they are listed
+  static constexpr int kMostCounted = 1024;      // pairs that a warp counts sooner than the list has them
   static constexpr int kUnknown = -2;            // the weights of a tile that is not yet taken
 
   static_assert(Mm::kBlocks == 1 && !Products::kGrouped && Mm::kScaled && kConsumers == 256, "two groups, and codes of rows");
@@ -63,7 +65,7 @@ struct HandedMm {
     Tile tiles[kStages];  // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
-    Freed handed[kHanded], ended[kHanded];  // between warps that multiply tiles and warps that finish them
+    Freed handed[kHanded], ended[kHanded];  // between the groups that multiply tiles and the warps of their epilogue
     Tile ending[kHanded];                   // of those
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
@@ -107,7 +109,7 @@ struct HandedMm {
   }
   __device__ static int boxes_of(Tile const& tile) { return (tile.end - tile.m0 + kBoxRows - 1) / kBoxRows; }
 
-  // The number of a CTA's next tile. Tiles are taken as CTAs come to them: who codes or sums for others takes fewer.
+  // The number of a CTA's next tile. CTAs take tiles as they come: one that codes or sums for others takes fewer.
   __device__ static int take(Params const& params) { return gridDim.x + atomicAdd(params.x.layer.ws.tile_count + Ending::kCounter, 1); }
 
   // Into L2, where all writes meet.
@@ -117,8 +119,9 @@ struct HandedMm {
     }
   }
 
-  // Stages of tile after tile, by one lane of a warp: of an elected one all operands of copies are the same for all, and each is one instruction. The tile's expert lies with its first stage; behind the last tile comes a stage of none.
-  // A tile is taken when as many stages as there are are left of the one before: who comes late takes fewer.
+  // Stages of tile after tile, by one lane of a warp: of an elected one all operands of copies are the same for all, and each is one
+  // instruction. A stage's tile is named next to the tile's first stage; behind the last tile comes a stage of none. A loader takes a
+  // tile when the one before has as many stages left as there are: a CTA that comes late takes fewer.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     int early = 0;  // stages whose weights are on their way
     if constexpr (!Ending::kFollows) {
@@ -282,7 +285,7 @@ struct HandedMm {
     uint32_t const first_rows = fragment_t.data().desc_.reg32_[0];
     constexpr int kBlockRows = kTileM * 8;  // rows of a block, in pieces of 16 bytes
 
-    // The first or the second block of a stage. `at`: the base of its rows' descriptors.
+    // The first or the second block of a stage. `at`: the beginning of descriptors of its rows.
     auto take = [&](Fragment (&fragment)[2], int i, uint32_t at) {
       Block block;
       block.load(own + ring.stage * static_cast<uint32_t>(sizeof(storage.weights[0])) + i * Block::kBytes, thread);
@@ -347,7 +350,7 @@ struct HandedMm {
   }
 };
 
-// The epilogue of the first product: a warp quantises the rows whose last part it takes.
+// The epilogue of the first product: the warp with the last part of a row codes it.
 template <class Mm>
 struct HandedGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;

@@ -1,5 +1,5 @@
-// How tiles of many rows end, by warps that do not multiply (many_experts.cuh): activations and codes of the first product, parts of the second,
-// and sums of tokens when all parts are stored.
+// The epilogues of tiles with a large M, by warps that do not multiply (many_experts.cuh): activations and codes of the first product,
+// parts of the second, and sums of tokens after the last part.
 #pragma once
 
 #include "fused_moe/ordered_experts.cuh"
@@ -8,7 +8,7 @@ namespace gemmill::fused_moe {
 
 inline constexpr int kTogetherRows = 4, kLanesOfRow = 8;  // rows that a warp finishes at a time: a lane has two pieces of 16 bytes of one
 
-// A 16-byte vector of a row that the multiplying warps have stored.
+// A piece of a row that the multiplying groups have left.
 __device__ __forceinline__ uint4 left_piece(uint32_t ends, int row, int piece) {
   uint4 found;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "r"(ends + row * 256 + (piece ^ row % 8) * 16));
@@ -40,8 +40,8 @@ __device__ __forceinline__ void gate_all(quant::Gating const& gating, float cons
   for (int i = 0; i < count; ++i) results[i] = gating(gates[i], ups[i]);
 }
 
-// The ending of the first product. Results are float32 until the last columns of their rows are stored; then they become codes. A share of a
-// tile's rows is coded by whoever takes its number: there are as many as finishers store parts of tiles, in the order of tiles. So
+// The ending of the first product. Results are float32 until the last columns of their rows are there; then they become codes. The warp
+// that takes its number codes a share of a tile's rows: there are as many as finishers store parts of tiles, in the order of tiles. So
 // nobody codes for others, and comes late.
 template <class Kernel>
 struct ManyGatedRows {
@@ -49,7 +49,7 @@ struct ManyGatedRows {
   static constexpr int kCounter = 1, kTaken = 4;
   static constexpr bool kPaired = false;
 
-  int share = -1;  // taken and not yet quantised
+  int share = -1;  // taken, and without codes yet
 
   __device__ static bool is_plain(Args const& x) { return x.bias == nullptr && !x.layer.x.weight_on_input; }
   __device__ static auto factors_of(Args const& x, int m) {
@@ -58,7 +58,7 @@ struct ManyGatedRows {
   }
 
   __device__ void finish(Args const& x, uint32_t ends, int32_t const*, int first, int rows, int n0, int row, int piece) {
-    if (share < 0) take(x);  // which is known when results are stored
+    if (share < 0) take(x);  // known after the store of results
     switch (x.layer.x.activation) {
       case quant::kSiluGate:
         return gate<quant::kSiluGate>(x, ends, first, rows, n0, row, piece);
@@ -109,7 +109,7 @@ struct ManyGatedRows {
       code_share(x, false);
     }
   }
-  // All remaining ones. It waits for tiles of other CTAs, which run.
+  // All the rest. Other CTAs, which run, have the tiles that it waits for.
   __device__ void left(Args const& x) {
     if (share < 0) take(x);
     while (code_share(x, true)) take(x);
@@ -163,7 +163,7 @@ struct ManyGatedRows {
         if (first + i * 32 < pieces) codes[first + i * 32] = words[i];
       }
     }
-    __syncwarp();  // all have read the values of the scale
+    __syncwarp();  // all have read the place of the scale
     if (lane == 0) of.ws.inner_scales[row] = coding.scale;
   }
 };
@@ -201,7 +201,7 @@ struct ManyParts {
     if (threadIdx.x % 32 == 0) atomicAdd(x.layer.ws.tile_count + kStored, tiles);
   }
 
-  // Tokens are summed when all tiles are stored. A warp that waits for that found no tile left: running CTAs have them all.
+  // The sums of tokens follow the store of all tiles. A warp that waits for that has found no tile left: CTAs that run have them all.
   template <int threads>
   __device__ static void end(Args const& x) {
     auto meet = [] { cutlass::arch::NamedBarrier::sync(threads, 1); };
@@ -234,8 +234,8 @@ struct ManyParts {
     }
   }
 
-  // A token's parts, in the order of its experts. A thread has eight columns. Parts of some experts are asked for together, also where there
-  // are none: loads with conditions wait for one another.
+  // A token's parts, in the order of its experts. A thread has eight columns. It loads parts of some experts together, also where there
+  // are none: conditional loads wait for one another.
   template <int threads, int together>
   __device__ static void sum(gemmill::fused_moe::Params const& of) {
     constexpr int kColumns = 8;

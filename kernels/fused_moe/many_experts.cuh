@@ -1,12 +1,12 @@
-// Fused experts of folded packed 4-bit weights, for tiles of up to 32, 112 or 224 rows: rows in order as in ordered_experts.cuh, with a
-// main loop and endings of its own.
+// Fused experts of packed 4-bit weights that fold, for tiles of up to 32, 112 or 224 rows: rows in order as in ordered_experts.cuh, with
+// a main loop and epilogues of its own.
 //
-// A CTA stays, and takes one tile after another: 128 rows of weights by the rows of an expert. Two groups of 128 threads multiply 64 rows of
-// weights each by all rows of the tile, so that a weight becomes a number once. They leave a tile's sums in shared memory, scaled and
-// rounded to bf16, and multiply the next.
+// CTAs are persistent; a tile is 128 rows of weights by the rows of an expert. Two groups of 128 threads multiply 64 rows of weights each
+// by all rows of the tile, so that a weight becomes a number once. They leave a tile's sums in shared memory, scaled and rounded to bf16,
+// and multiply the next.
 //
-// One more warp loads. Three finish tiles: activations and codes of the first product, parts of the second. They need as long as
-// the others multiply, and no more. When all parts are stored, all threads of all CTAs sum tokens.
+// Next to them one warp loads. Three finish tiles: activations and codes of the first product, parts of the second. They need as long as
+// the others multiply, and no more. After the last part is there, all threads of all CTAs sum tokens.
 #pragma once
 
 #include "fused_moe/many_endings.cuh"
@@ -14,7 +14,7 @@
 
 namespace gemmill::fused_moe {
 
-inline constexpr int kUnitRows = 16;  // rows of a tile are multiplied in multiples of so many
+inline constexpr int kUnitRows = 16;  // multiplications take multiples of so many rows of a tile
 
 template <class Block_, int tile_m, int stages, template <class> class Ending_>
 struct ManyMm {
@@ -32,7 +32,7 @@ struct ManyMm {
   static constexpr int kBoxRows = kTileM < 64 ? 32 : 64, kUnitsOfBox = kBoxRows / kUnitRows;
   static constexpr int kWeightBytes = 2 * Block::kBytes;
   static constexpr int kConsumers = 256, kFinishers = 3, kThreads = kConsumers + 32 + 32 * kFinishers;
-  static constexpr int kAhead = 4;         // announced and unfinished tiles
+  static constexpr int kAhead = 4;         // announced tiles without an epilogue yet
   static constexpr int kEndBytes = 2 * kRows;  // of a row that is left to finishers
   static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = kCtas == 1 ? 88 : 72;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;
@@ -40,7 +40,7 @@ struct ManyMm {
   static_assert(sizeof(Input) == 1 && Block::kBytes % 16 == 0, "blocks of 64 rows and 128 columns fold into e4m3");
   static_assert(kTileM % kUnitRows == 0 && kUnits <= 15, "there is a product of so many rows");
 
-  struct Boxes {  // of rows, as describe_rows wants to be told of them
+  struct Boxes {  // of rows, as describe_rows takes them
     using Input = typename Block::Input;
     static constexpr int kColumns = 128, kTileM = kBoxRows;
   };
@@ -127,7 +127,7 @@ struct ManyMm {
     moe::Span const span = listed_tile(params.x, index / params.tiles_n);
     return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
   }
-  // The number of a CTA's next tile. Tiles are taken as CTAs come to them, the first too: so running CTAs have all taken ones.
+  // The number of a CTA's next tile. CTAs take tiles as they come, the first too: so all taken tiles belong to CTAs that run.
   __device__ static int take(Params const& params) { return atomicAdd(params.x.layer.ws.tile_count + Ending::kCounter, 1); }
 
   // Stages of tile after tile.
@@ -140,7 +140,7 @@ struct ManyMm {
       storage.tiles[tiles.stage] = tile;
       storage.announced[tiles.stage].arrive();
       if (tile.weights < 0) return;
-      Tile const next = find(params, index);  // while stages of this one are loaded
+      Tile const next = find(params, index);  // while this one's stages load
       index = take(params);
       char const* weights[2];
       for (int g = 0; g < 2; ++g) {
@@ -216,7 +216,7 @@ struct ManyMm {
     for (int i = 0; i < count; ++i) asm volatile("" : "+f"(sums[i])::"memory");
   }
 
-  // All stages of a tile of some rows. While one half of a block is multiplied, the other is made.
+  // All stages of a tile of some rows. While the tensor core multiplies one half of a block, the group makes the other.
   template <int rows>
   __device__ __forceinline__ static void multiply(Params const& params, SharedStorage& storage, Stages& ring, float (&sums)[kTileM / 2]) {
     CUTLASS_PRAGMA_UNROLL
@@ -253,7 +253,7 @@ struct ManyMm {
     if (thread % 32 == 0) storage.freed[before].arrive();
   }
 
-  // A warp's sums of 16 columns as numbers of bf16, row by row, to the finishing warps.
+  // A warp's sums of 16 columns as numbers of bf16, row by row, for the finishers.
   __device__ static void leave(Params const& params, SharedStorage& storage, Tile const& tile, int slot, float const (&sums)[kTileM / 2]) {
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = warp * 16 + lane / 4;
     float const factors[2] = {storage.columns[slot][column], storage.columns[slot][column + 8]};
@@ -274,7 +274,7 @@ struct ManyMm {
     });
   }
 
-  // A lane has two columns, eight apart, of two rows in each eight. Eights of columns by eights of rows are stored transposed.
+  // A lane has two columns, eight apart, of two rows in each eight. The store transposes eights of columns by eights of rows.
   template <class Value>
   __device__ static void put(SharedStorage& storage, Tile const& tile, uint32_t rows, float const (&sums)[kTileM / 2], Value const& value) {
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, piece = warp * 2 + lane / 8 % 2, row = lane / 16 * 8 + lane % 8;
@@ -361,7 +361,7 @@ struct PrepareMany : PrepareOrdered<kTokens, kCoded, kUnitRows> {
 
 // Host code: three launches.
 
-// A product: its arguments and its launch.
+// A product: its parameters, and its launch.
 template <class Kernel, auto entry>
 struct ManyProduct {
   static constexpr auto kEntry = entry;

@@ -1,11 +1,11 @@
-// Facts of a variant of fused experts besides its row. Mirrors gemmill.families.fused_moe.model.
+// The facts of a variant of fused experts in addition to its row. Mirrors gemmill.families.fused_moe.model.
 #pragma once
 
 #include "extension/selection.h"
 
 namespace gemmill::fused_moe {
 
-// Row::facts; the order of fields is the interface. `Facts` there documents each.
+// Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
   int64_t tile_tokens, bits, tile_ps, begin_ns, apart, streamed;
 };

@@ -1,5 +1,5 @@
-// Fused experts of packed 4-bit weights for tiles of many rows: as packed_experts.cuh, but the first launch leaves rows of x in the order
-// of their experts, codes where weights are folded. So both products load rows by TMA, and what their ends need of a row lies in that order.
+// Fused experts of packed 4-bit weights for tiles of a large M: as packed_experts.cuh, but the first launch leaves rows of x in the order
+// of their experts, as codes where weights fold. So both products load rows by TMA, and the epilogue's data of a row lie in that order.
 //
 // No launch waits within itself, and no flag tells of the sort. Each CTA of the first has some tokens, and counts pairs of all experts
 // before its own and behind them. So it knows where its own come, and where an expert's rows begin.
@@ -44,7 +44,7 @@ __device__ __forceinline__ void find_weights(gemmill_fused_experts_args const& x
   for (int i = 0; i < count; ++i) ids[i] = ids[i] >= 0 && ids[i] < x.weights ? ids[i] : -1;
 }
 
-// Calls put(pair, weights) of every pair with weights, by `threads` threads, each of which asks for `ahead` ids at once.
+// Calls put(pair, weights) for every pair with weights, by `threads` threads, each of which loads `ahead` ids at once.
 template <int threads, int ahead, class Put>
 __device__ __forceinline__ void visit_weights(gemmill_fused_experts_args const& x, int thread, Put const& put) {
   int const pairs = x.tokens * x.topk, tokens = threads / x.topk, slots = threads % x.topk;  // tokens and slots: a step
@@ -75,7 +75,7 @@ struct PrepareOrdered {
   static_assert(kMostWeights == kThreads, "a thread counts the rows of one expert");
 
   static __device__ void run(OrderedParams const& p) {
-    // In this order: later kernels may read the caller's tensors.
+    // In this order: kernels that follow may read the caller's inputs.
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     auto const& of = p.layer;
@@ -198,7 +198,7 @@ struct PrepareOrdered {
       if (blockIdx.x == 0) p.layer.ws.tiles[index] = tile;
     });
     if (blockIdx.x == 0 && thread == kThreads - 1) *p.layer.ws.tile_count = tiles;
-    if (blockIdx.x == 0 && thread < 4) p.layer.ws.tile_count[1 + thread] = 0;  // tiles taken, of both products; stored, of the second; and shares of rows
+    if (blockIdx.x == 0 && thread < 4) p.layer.ws.tile_count[1 + thread] = 0;  // taken tiles of both products; stored ones; shares of rows
     next[thread] += counts[thread];
     __syncthreads();
   }

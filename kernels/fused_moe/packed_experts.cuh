@@ -6,8 +6,8 @@
 //            tile's rows codes them
 //   down     multiplies by W2 and the router's weight; the last CTA of a token's columns sums over its experts in their order
 //
-// Both products have the main loop of grouped GEMMs (gemm/packed_grouped_mm.cuh) and end otherwise. Rows of W13 are packed with each
-// gate before its up, so the four sums that a thread ends with are two results. Rows of scales are bases, of float32.
+// Both products have the main loop of grouped GEMMs (gemm/packed_grouped_mm.cuh) and end otherwise. W13 has each gate before its up, so
+// the last four sums of a thread are two results. Rows of scales are bases, of float32.
 #pragma once
 
 #include <climits>
@@ -21,7 +21,7 @@
 
 namespace gemmill::fused_moe {
 
-// A layer's workspace, and behind it what grouped GEMMs want to be told of sorted rows. Mirrored by `packed_expression` in
+// A layer's workspace, and behind it the facts of sorted rows that grouped GEMMs want. Mirrored by `packed_expression` in
 // gemmill.families.fused_moe.workspace.
 struct PackedWorkspace {
   Workspace layer;
@@ -44,7 +44,7 @@ struct PackedParams {
   int32_t* tokens;
 };
 
-// The arguments of a grouped GEMM, and its layer.
+// The parameters of a grouped GEMM, and its layer.
 struct PackedArgs : gemmill_grouped_mm_args {
   Params layer;
 };
@@ -57,7 +57,7 @@ __device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index)
   return {words.y, words.y + words.z, words.x};
 }
 
-// The tiles that loaders of the first product find without that list, of few pairs: they do not wait for `prepare`.
+// The facts that loaders of the first product find without that list, for few pairs: they do not wait for `prepare`.
 template <int kTokens>
 struct FewSpans : FewTiles<kTokens> {
   // `sources`: where the token of each sorted row is left.
@@ -104,7 +104,7 @@ struct Scaled {
   }
 };
 
-// Of a row of results: its pair, its factor, and its scale.
+// The needs of a row of results: its pair, its factor, and its scale.
 struct OfRow {
   int pair;
   float weight, scale;
@@ -162,7 +162,7 @@ struct GatedRows {
     }
   }
 
-  // Rows of results become codes where their last columns are stored.
+  // Rows of results become codes after the store of their last columns.
   template <class Kernel>
   __device__ static void finish(Args const& x, int m0, int end, int) {
     if constexpr (Mm::kScaled) {
@@ -246,7 +246,7 @@ struct PreparePacked {
 
 // Host code: three launches.
 
-// A product: its arguments and its launch. `Boxes`: of rows in order.
+// A product: its parameters, and its launch. `Boxes`: of rows in order.
 template <class Kernel, auto entry, class Boxes = Kernel>
 struct Product {
   static constexpr auto kEntry = entry;
@@ -280,7 +280,7 @@ int32_t launch_three(LaunchShape const& shape, Params& p, Up up, Down down, gemm
   return Together<prepare, Up::kEntry, Down::kEntry>::launch({{{shape, p}, {up.shape, up.params}, {down.shape, down.params}}}, how);
 }
 
-// The arguments of both products about sorted rows.
+// The common facts of sorted rows for both products.
 inline PackedArgs product_of(PackedParams const& p, int n, int k) {
   auto const& x = p.layer.x;
   PackedArgs args{{}, p.layer};
@@ -296,7 +296,7 @@ int64_t packed_workspace_of(gemmill_fused_experts_args const& x) {
   return x.workspace != nullptr ? 0 : PackedWorkspace(x, Up::Mm::kScaled, nullptr).bytes;
 }
 
-// The arguments of all three. `coded`: whether activations become codes.
+// The common parameters of all three. `coded`: whether activations become codes.
 template <class Down>
 PackedParams packed_params(gemmill_fused_experts_args const& x, PackedWorkspace const& ws, bool coded) {
   PackedParams p{{x, ws.layer, {}, {}, 0, 0, 0, 0}, ws.tokens};

@@ -1,4 +1,4 @@
-// The arguments of all three kernels, and shared code: the experts of pairs, elements, and codes of rows and groups.
+// The common parameters and functions of all three kernels: the experts of pairs, elements, and codes of rows and groups.
 #pragma once
 
 #include <cuda_bf16.h>

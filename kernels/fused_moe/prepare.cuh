@@ -1,9 +1,9 @@
-// The first of three launches: pairs of token and expert are sorted by expert, and rows of x become codes.
+// The first of three launches: it sorts pairs of token and expert by expert, and makes codes of rows of x.
 //
-// One CTA sorts: it counts pairs of each expert in shared memory, lists tiles of rows, and deals pairs to places. Others take one
-// token after another: which of its experts have weights, its codes and scales. They also clear what the two launches after this
-// one count in, so that a workspace may hold anything before. Which place a pair has among its expert's rows may differ from call
-// to call: no result depends on it.
+// One CTA sorts: it counts pairs of each expert in shared memory, lists tiles of rows, and deals pairs to places. Others take one token
+// after another: which of its experts have weights, its codes and scales. They also clear the counters of the two launches after this
+// one, so that a workspace may hold anything before. Which place a pair has among its expert's rows may differ from call to call: no
+// result depends on it.
 #pragma once
 
 #include "fused_moe/params.cuh"
@@ -86,11 +86,11 @@ struct FewTiles {
 template <class Half, bool kCoded, bool kGrouped, int kTokens>
 struct Prepare {
   static constexpr int kThreads = 512, kWarps = kThreads / 32, kPiece = 4;
-  static constexpr int kKept = 2;  // pairs that a thread keeps: of so few each is looked at once
+  static constexpr int kKept = 2;  // pairs that a thread keeps: it reads each of so few once
 
-  // `tokens`: where the token of each sorted row is wanted, or null.
+  // `tokens`: the wanted places of the sorted rows' tokens, or null.
   static __device__ void run(Params const& p, int32_t* tokens = nullptr) {
-    // In this order: later kernels may read the caller's tensors.
+    // In this order: kernels that follow may read the caller's inputs.
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     if (blockIdx.x == 0) return sort(p, tokens);

@@ -1,4 +1,4 @@
-// How 2:4 sparse weights are multiplied where rows come in boxes (boxed_experts.cuh): an instruction takes 32 columns, of which 16 are kept.
+// The product of 2:4 sparse weights and rows in boxes (boxed_experts.cuh): an instruction takes 32 columns, and 16 kept codes.
 #pragma once
 
 #include "gemm/sparse_e2m1.cuh"

@@ -1,18 +1,18 @@
 // Fused experts of e4m3 with scales in groups, by the tensor core of 128 threads (WGMMA): launches, lists and workspace are those of
 // fused_experts.cuh.
 //
-// Weights fill the tensor core's rows, an expert's rows are its columns: so few rows waste little, and weights go from memory to
-// shared memory by TMA. A CTA stays, and takes tiles in turn. One thread asks for weights, stage after stage and tile after tile;
-// other warps copy codes and scales of 16 rows each. Two groups of 128 threads multiply: each step of 128 along K has sums of its own,
-// which are added with their scales in float32. A tile's first operands are read while the one before is loaded.
+// Weights fill the tensor core's rows, an expert's rows are its columns: so few rows waste little, and weights go from memory to shared
+// memory by TMA. CTAs are persistent. One thread loads weights, stage after stage and tile after tile; other warps copy codes and scales
+// of 16 rows each. Two groups of 128 threads multiply: each step of 128 along K has sums of its own, which join the others with their
+// scales in float32. The loader reads a tile's first data while it loads the one before.
 //
 //   up    a stage has 128 gates and their 128 ups. A thread has both of a result, and a tile has a whole group of 128 results: its CTA
-//         codes it. Of tiles of 8 rows, of which there may be few, two CTAs have half of the results each, and tell one another what is
-//         largest in it
-//   down  a stage has 256 rows of W2. More warps take turns to tell of what is stored and to sum, while others multiply the next tiles
+//         codes it. Of tiles of 8 rows, of which there may be few, two CTAs have half of the results each, and exchange their
+//         maxima
+//   down  a stage has 256 rows of W2. More warps take turns to report stores and to sum, while others multiply the next tiles
 //
-// Weights of `down` are asked for before `up` has ended: who asks reads the list of tiles, past L1. Of few pairs weights of `up` are asked
-// for before that list is there: each CTA counts the pairs of experts itself.
+// It loads weights of `down` before `up` has ended, and so reads the list of tiles, past L1. For few pairs it loads weights of `up`
+// before that list is there: each CTA counts the pairs of experts itself.
 #pragma once
 
 #include <climits>
@@ -83,7 +83,7 @@ struct StreamedMm {
     alignas(16) uint32_t results[kFirst ? kTokens : 1][kPitch];  // gate and up, rounded
     float scales[kStages][kTokens];     // of rows
     float of_weights[kStages][2];       // of gates and of ups, or of the rows of either group of threads
-    int pairs[kStages][kTokens];        // beside a tile's last step, as what follows
+    int pairs[kStages][kTokens];        // next to a tile's last step, as the rest
     float router[kStages][kTokens];
     int count[kStages];
     float maxima[2][kTokens];           // of the other CTA's results
@@ -91,7 +91,7 @@ struct StreamedMm {
     uint16_t experts[kFirst ? kMostFewTiles : 1];  // of tiles
     cutlass::arch::ClusterTransactionBarrier filled[kStages], met[2];
     cutlass::arch::ClusterBarrier freed[kStages];
-    cutlass::arch::ClusterBarrier stored[kSummers], seen[kSummers];  // of tiles, by the summing warp
+    cutlass::arch::ClusterBarrier stored[kSummers], seen[kSummers];  // of tiles, by their summing warp
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
   static_assert(kSharedBytes + 256 <= 227 * 1024, "a multiprocessor has so much, and deal_tiles has some of its own");
@@ -216,7 +216,7 @@ struct StreamedMm {
   struct Source {
     int count;     // of this warp's rows
     int64_t row;   // of codes and scales, that of lane % kRowsEach
-    float router;  // its factor in the epilogue
+    float router;  // its factor at the end
     float const* weight_scale;  // of lanes 0 and 1
 
     __device__ Source(StreamedParams const& params, Tile const& tile, int pair, int item, int first, int lane) : count(tile.count - first) {
@@ -234,8 +234,8 @@ struct StreamedMm {
     }
   };
 
-  // Copies rows of tile after tile, from a tile's `part`-th 16 on. The tile after the next and the next one's pairs are asked for before
-  // they are wanted.
+  // Copies rows of tile after tile, from a tile's `part`-th 16 on. It requests the tile after the next and the next one's pairs before it
+  // needs them.
   __device__ static void gather(StreamedParams const& params, SharedStorage& storage, int part) {
     int const lane = threadIdx.x % 32, first = part * kRowsEach;
     if constexpr (kFirst) begin();
@@ -279,8 +279,8 @@ struct StreamedMm {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }
 
-  // Codes of a warp's rows for one step, to where TMA would put them, and scales. Rows beyond the last keep their old bytes:
-  // a column of the product is of one row alone.
+  // Codes of a warp's rows for one step, to where TMA would put them, and scales. Bytes beyond the rows stay as they were: a column of
+  // the product is of one row alone.
   __device__ static void copy_step(Params const& p, SharedStorage& storage, Source const& source, int step, int stage, int first, int lane) {
     int const length = kFirst ? p.x.hidden : p.x.inner, groups = kFirst ? p.groups_of_hidden : p.groups_of_inner;
     uint8_t const* const codes = kFirst ? p.ws.codes : p.ws.inner_codes;
@@ -301,7 +301,7 @@ struct StreamedMm {
     if (first == 0 && lane < 2) copy_word(cute::cast_smem_ptr_to_uint(&storage.of_weights[stage][lane]), source.weight_scale + step * stride_k);
   }
 
-  // Epilogue operands of a thread's columns.
+  // A thread's data of its columns at the end of a tile.
   struct Ending {
     int count, pairs[kColumns];
     float router[kColumns];
@@ -335,7 +335,7 @@ struct StreamedMm {
   __device__ static void add_step(SharedStorage& storage, Sums& total, Ending& ending, Ring const& ring, int group, bool is_last) {
     int const stage = ring.stage, t = threadIdx.x % 4;
     storage.filled[stage].wait(ring.phase);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads data that threads copied
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads bytes that threads have copied
     Sums sums;
     uint64_t const codes = descriptor_of(storage.codes[stage]);
     fence(sums);
@@ -397,7 +397,7 @@ struct StreamedMm {
   // Row of a thread's i-th of two, among 64.
   __device__ static int row_of(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i; }
 
-  // activation(gate) up of a tile's rows, and their codes. First gates and ups are rounded, in shared memory.
+  // activation(gate) up of a tile's rows, and their codes. First gates and ups round, in shared memory.
   __device__ static void end_up(Params const& p, SharedStorage& storage, Sums const& total, Ending const& ending, Tile const& tile, int block,
                                 StageRing<2>& meetings) {
     auto const& x = p.x;
@@ -492,7 +492,7 @@ struct StreamedMm {
     }
   }
 
-  // Rows of W2 times a tile's rows, as they are summed.
+  // Rows of W2 times a tile's rows, in the order of the sum.
   __device__ static void store_parts(Params const& p, Sums const& total, Ending const& ending, int expert, int block, int group) {
     auto const& x = p.x;
     int const t = threadIdx.x % 4;
@@ -514,8 +514,8 @@ struct StreamedMm {
     }
   }
 
-  // Tells of every kSummers-th tile that its rows are stored, and sums those of tokens that now have all, in the order of their experts.
-  // Whom it tells of is read before they are stored.
+  // Reports every kSummers-th tile as stored, and sums rows of tokens that now have all parts, in the order of their experts. It reads
+  // the counters to report to before the store.
   __device__ static void sum(StreamedParams const& params, SharedStorage& storage, int which) {
     constexpr int kEach = (kTokens + 31) / 32;
     Params const& p = params.p;
@@ -551,8 +551,8 @@ struct StreamedMm {
     }
   }
 
-  // A token's sum over its experts, of a tile's columns, by a warp. Parts of several experts are asked for before the first is added, also
-  // of pairs without weights here: their values are not added.
+  // A token's sum over its experts, of a tile's columns, by a warp. It loads parts of several experts before it adds the first, also of
+  // those whose weights are elsewhere, whose values it does not add.
   __device__ static void sum_columns(Params const& p, int64_t token, int n0, int lane) {
     constexpr int kAhead = kTokens == 64 ? 4 : 8;  // whose warps have 56 registers a thread
     auto const& x = p.x;
@@ -592,7 +592,7 @@ struct StreamedMm {
     }
   }
 
-  // Publishes this CTA's stores, and reads the others' counters.
+  // Reports all stores so far, and reads those of others.
   __device__ static int add_one(int32_t* counter) {
     int before;
     asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
@@ -640,7 +640,7 @@ int32_t launch_streamed_experts(gemmill_fused_experts_args const& x, gemmill_lau
   Params params{x, ws, {}, {}, (x.hidden + 127) / 128, (x.inner + 127) / 128, 0, 0};
   params.down.blocks = (x.hidden + Down::kBlockRows - 1) / Down::kBlockRows;
   params.summed_count = int64_t(x.tokens) * params.down.blocks;
-  // Weights, read once, leave L2 to data that is read again.
+  // Weights with a single use leave L2 to data with more.
   using Policy = cute::TMA::CacheHintSm90;
   auto const policy = static_cast<uint64_t>(pairs * 2 <= int64_t(x.weights) * Kernel::kTokens ? Policy::EVICT_FIRST : Policy::EVICT_NORMAL);
   StreamedParams of_up{{}, params, x.inner / Up::kBlockRows, params.groups_of_hidden, policy};

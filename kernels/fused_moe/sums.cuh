@@ -1,14 +1,13 @@
-// What the last of three launches ends with where its main loop is that of packed weights: parts of a token's experts are summed by who is
-// told of the last of them. FusedExperts has the same for a whole CTA.
+// The end of the last of three launches with the main loop of packed weights: the warp that hears of the last of a token's parts sums
+// them. FusedExperts has the same for a whole CTA.
 #pragma once
 
 #include "fused_moe/params.cuh"
 
 namespace gemmill::fused_moe {
 
-// A token's sum over its experts, of the `columns` columns from n0 on, by a warp. Parts of some experts are asked for together: where there is
-// none another's is read, for of loads with conditions nvcc 13.0 has each wait for the one before.
-// `all`: whether all experts have weights.
+// A token's sum over its experts, of the `columns` columns from n0 on, by a warp. It loads parts of some experts together: in place of a
+// missing one another's, for of conditional loads nvcc 13.0 has each wait for the one before. `all`: whether all experts have weights.
 template <class Half, int columns, int together = 20 / (columns / 32)>
 __device__ __forceinline__ void sum_token(Params const& p, int64_t token, bool all, int n0, int lane) {
   constexpr int kEach = columns / 32, kTogether = together;
@@ -56,8 +55,8 @@ __device__ __forceinline__ AskedRow ask_row(Params const& p, int first, int coun
   return {token, p.ws.needed[token]};
 }
 
-// Says of the `count` rows of a tile that `columns` columns from n0 on are stored, which this warp has been told; sums those of tokens
-// that now have all, in the order of their experts. `asked`: the loads requested for the first 32.
+// Counts `columns` columns from n0 on as stored for the `count` rows of a tile, which this warp knows; sums those of tokens that now have
+// all, in the order of their experts. `asked`: the answer for the first 32.
 template <class Half, int columns>
 __device__ __forceinline__ void sum_stored(Params const& p, int first, int count, int n0, AskedRow const& asked) {
   auto const& x = p.x;

@@ -1,5 +1,5 @@
-// A warp multiplies 64 dense rows of weights by few tokens, as WarpProducts does: products of different rows take turns, so that none waits
-// for the one before, and all rows' codes are on their way before the first are used. WarpProducts stays as it was timed.
+// A warp multiplies 64 dense rows of weights by few tokens, as WarpProducts does: products of different rows take turns, so that none
+// waits for the one before, and all rows' codes are on their way before the first product. WarpProducts stays as it was timed.
 #pragma once
 
 #include "gemm/warp_products.cuh"

@@ -1,4 +1,4 @@
-// Where each part of a call's workspace lies. Mirrors gemmill.families.fused_moe.workspace: a caller reserves it for any kernel.
+// Where each part of a call's workspace lies. Mirrors gemmill.families.fused_moe.workspace: a caller reserves for any kernel.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct Workspace {
   float* results;     // activation(gate) up of sorted rows
   uint8_t* inner_codes;
   float* inner_scales;
-  float* parts;       // of pairs: addends, [pairs, hidden]
+  float* parts;       // of pairs: addends of the sums, [pairs, hidden]
   int64_t bytes;
 
   Workspace(gemmill_fused_experts_args const& x, bool coded, char* base) {

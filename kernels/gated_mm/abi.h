@@ -11,10 +11,10 @@ struct gemmill_gated_mm_args {
   void const* a;
   void const* b;
   void* d;
-  float const* a_scales;      // one value, or m where a_scale_per_row; or of each row and 128 or 32 of K
-  float const* b_scales;      // one value, or n where b_scale_per_column; or of blocks of gates or ups and of K, or of each and 32 of K
-  float const* static_scale;  // one value, by which D is coded; null for others
-  float* out_scales;          // of each row and 128 or 32 columns of D; null where the kernel finds none
+  float const* a_scales;      // one value, or m where a_scale_per_row; or of each row and 128 of K
+  float const* b_scales;      // one value, or n where b_scale_per_column; or of 128 gates or ups and 128 of K
+  float const* static_scale;  // one value, the scale of D's codes; null for others
+  float* out_scales;          // of each row and 128 columns of D; null where the kernel finds none
   int64_t lda, ldb, ldd;
   int64_t out_scale_stride_m;
   int64_t out_scale_stride_g;

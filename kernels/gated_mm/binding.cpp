@@ -1,4 +1,4 @@
-// The gated GEMMs: the inputs of the choice, and a kernel's arguments.
+// The gated GEMMs: the inputs of the choice, and the arguments of a kernel.
 #include <algorithm>
 
 #include "extension/family.h"
@@ -12,7 +12,7 @@ namespace {
 enum Role { kOut, kOutScales, kA, kB, kAScales, kBScales, kStaticScale, kOffsets, kMap, kIds };
 enum Value { kM, kN, kK, kAlpha, kLimit, kBeta, kActivation, kInGroups, kOfExperts, kExperts, kWeights, kSlot, kExpectedRows, kTokens };
 
-// Leading dimensions. That of a single row or column is never used: any will do that TMA takes.
+// Leading dimensions. No access uses that of a single row or column: any will do that TMA takes.
 struct Strides {
   int64_t a, b, d;
 

@@ -1,4 +1,4 @@
-// Sums of s8 for kernels that work on sums in float32: exact integers, converted once when all of K is added.
+// Sums of s8 for kernels that work on sums in float32: exact integers, converted once after all of K.
 #pragma once
 
 #include "gemm/unaligned_mm.cuh"

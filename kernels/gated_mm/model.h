@@ -1,11 +1,11 @@
-// Facts of a gated GEMM's variants besides their rows. Mirrors gemmill.families.gated_mm.model.
+// The facts of a gated GEMM's variants in addition to their rows. Mirrors gemmill.families.gated_mm.model.
 #pragma once
 
 #include "extension/selection.h"
 
 namespace gemmill::gated_mm {
 
-// Row::facts; the order of fields is the interface. `Facts` there documents each.
+// Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
   int64_t tile_m, tile_n, ctas_of_sm, step_ps, overlaps;
 };

@@ -15,7 +15,7 @@
 
 namespace gemmill::gated_mm {
 
-// The stored result.
+// The form of the results.
 enum class Result { bf16, e4m3static, e4m3group128 };
 
 template <class Element_, Result result>
@@ -106,7 +106,7 @@ struct UnalignedGatedMm : UnalignedLoop<Element_, float, 64, 64, 64> {
     }
   }
 
-  // The product as a separate kernel would have stored it.
+  // The product as a kernel of its own would have stored it.
   static __device__ float product(Params const& params, float sum, int64_t m, int64_t n) {
     return static_cast<float>(finish<EpilogueKind::scaled, cutlass::bfloat16_t>(params.vectors, sum, m, n));
   }

@@ -35,7 +35,7 @@ __device__ inline void fold(uint32_t codes, uint2 first, uint2 second, uint32_t&
   high = with_bits(__byte_perm(second.x, second.y, places >> 16), codes << 4, kSigns);
 }
 
-// Bytes as the high halves of f16: f16 has the same values as e5m2.
+// Bytes as the high halves of f16: every e5m2 value is the same f16.
 __device__ inline void as_high_bytes(uint32_t four, uint32_t& first, uint32_t& last) {
   first = __byte_perm(four, 0, 0x1404), last = __byte_perm(four, 0, 0x3424);
 }
@@ -111,8 +111,8 @@ struct MxFp4Folded {
   };
 };
 
-// nvfp4, rounded: a byte for each 16 codes of a row, five bits of exponent and three of mantissa relative to the row's fold:
-// 2^(exponent - 22) * 1.mantissa. Values beyond e4m3 belong to codes that the group lacks. All tables come from shared memory.
+// nvfp4, rounded: a byte for each 16 codes of a row, five bits of exponent and three of mantissa relative to the row's fold: 2^(exponent
+// - 22) * 1.mantissa. Entries beyond e4m3 belong to codes that the group has not. All tables come from shared memory.
 struct NvFp4Rounded {
   static constexpr int kGroup = 16;
   static constexpr int kEntries = 256;
@@ -141,7 +141,7 @@ struct NvFp4Rounded {
     fold(codes[1], table(byte_of(lower, at), tables), table(byte_of(lower, at + 1), tables), out[1], out[3]);
   }
 
-  // Two steps of 32 columns, for f16. Values rounded to e4m3 have more bits than a byte of f16, so the tables are e4m3's.
+  // Two steps of 32 columns, for f16. Values rounded to e4m3 have more bits than a byte of f16: so tables are those of e4m3.
   struct Half {
     static constexpr int kEntries = NvFp4Rounded::kEntries;
 
@@ -182,7 +182,7 @@ struct FoldedWeights {
   __device__ static uint2 table(int entry) { return magnitudes(Format::scale(entry)); }
 };
 
-// A thread's part: codes of four steps of 32 columns of its two rows, and their scales.
+// A thread's part of it: codes of four steps of 32 columns of its two rows, and their scales.
 template <class Format>
 struct FoldedBlock : FoldedWeights<Format> {
   using Weights = FoldedWeights<Format>;
@@ -209,7 +209,7 @@ struct FoldedBlock : FoldedWeights<Format> {
   }
 };
 
-// Half of a lane's columns, for a warp that multiplies f16: two steps of 32 columns.
+// A lane's part of half of its columns, for a warp that multiplies f16: two steps of 32 columns.
 template <class Format>
 struct FoldedHalf : FoldedWeights<Format> {
   using Weights = FoldedWeights<Format>;

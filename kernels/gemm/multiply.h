@@ -12,8 +12,8 @@ struct Multiplied {
   int32_t dtype, out_dtype, groups;
 };
 
-// Enqueues the variant that is chosen for rows in order, without alpha and bias, where `of` is launched. All operands begin at multiples of
-// 16 bytes, and so do their rows. Throws std::runtime_error where the build has none.
+// Enqueues the chosen variant for rows in order, without alpha and bias, on the stream of `of`. All operands begin at multiples of 16
+// bytes, and so do their rows. Throws std::runtime_error where the build has none.
 void multiply(gemmill_grouped_mm_args const& args, Multiplied const& what, Chosen const& of);
 
 }  // namespace gemmill::moe

@@ -1,16 +1,16 @@
 // Grouped GEMMs of packed 4-bit weights on Hopper: D[i, n] = alpha[e] * base[e, n] * scale[r] * sum over k of A[r, k] W[e, n, k] +
 // bias[e, n], e being the expert of row i, and r its row of A. A is of bf16, or of e4m3 with a scale for each row.
 //
-// Blocks of weights, and how threads make operands of them, are packed_mm.cuh's: weights fill the tensor core's rows, tokens its
-// columns. The scheduler differs: CTAs are persistent, and take tiles of all experts in turn. One warp, or four where tokens
-// are many, loads stages of one tile after another without a pause, while others multiply and store: so memory is read at the
-// beginning and at the end of a tile as in its middle.
+// Blocks of weights, and how threads make operands of them, are packed_mm.cuh's: weights fill the tensor core's rows, tokens its columns.
+// The division of the work differs. CTAs are persistent, and take tiles of all experts in turn. One warp, or four for a large M, loads
+// stages of one tile after another without a pause, while others multiply and store: so the kernel reads memory at the beginning and at
+// the end of a tile as in its middle.
 //
-// Tiles of the same weights and of different rows are neighbours, so that these weights come from memory once. Rows in order are
-// loaded by TMA. Rows by their numbers are copied by threads, 16 bytes each, to where TMA would have put them; those who
-// multiply make what they have waited for visible to the tensor core.
+// Tiles of the same weights and of different rows are neighbours, so that these weights come from memory once. TMA loads rows in order.
+// Threads copy rows by their numbers, 16 bytes each, to where TMA would have put them; the multiplying groups make those bytes visible to
+// the tensor core after they have waited for them.
 //
-// Before the kernel ahead of this one has ended nothing is read: whose weights are wanted is not known. An ending may know tiles before.
+// Before the kernel ahead of this one has ended it reads nothing: which weights it needs is unknown. An epilogue may know tiles before.
 #pragma once
 
 #include "core/shared_memory.cuh"
@@ -68,7 +68,7 @@ template <class Products, int k_groups>
 struct WarpgroupTurns {
   static_assert(k_groups == 1, "a group of 128 threads multiplies all columns of a stage");
 
-  // The same in a group's registers. While one half of a block is multiplied, the other is made.
+  // The same in a group's registers. While the tensor core multiplies one half of a block, the group makes the other.
   template <class Storage>
   __device__ static auto consume(Storage& storage, uint32_t told, Ring<Products::kStages>& ring, int count, int row_group, int) {
     using namespace cute;
@@ -127,17 +127,17 @@ struct WarpgroupTurns {
   }
 };
 
-// How a tile ends: sums of a thread's four columns are scaled, and stored as they are. Another ending has the same functions, and
-// arguments that begin with a grouped GEMM's.
+// The epilogue of a tile: it scales sums of a thread's four columns, and stores them as they are. Another ending has the same functions,
+// and arguments that begin with a grouped GEMM's.
 template <class Mm>
 struct StoredRows {
   using Args = gemmill_grouped_mm_args;
   using Output = typename Mm::Output;
-  // Threads that finish a stored tile while others go on. Without any, the storing threads finish it.
+  // Threads that do the rest of a stored tile, while others go on. Without any, the threads that stored it do it.
   static constexpr int kFinishers = 0;
   // Whether a launch before listed the tiles of rows, for Ending::tile_of.
   static constexpr bool kListed = false;
-  // Whether those tiles can be read before the last launch has ended: then weights are loaded, too.
+  // Whether those tiles can be read before the last launch has ended: then the kernel loads weights, too.
   static constexpr bool kFollows = false;
   // Whether there is a function ask, of the row that a thread stores.
   static constexpr bool kAsks = false;
@@ -206,11 +206,11 @@ struct PackedGroupedMm {
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kBlocks = Mm::kBlocks, kStages = Mm::kStages;
   static constexpr int kColumns = Mm::kColumns, kTileK = Mm::kTileK, kPitch = Mm::kPitch, kConsumers = Mm::kConsumers;
   static constexpr int kThreads = kConsumers + loaders + Ending::kFinishers;
-  static constexpr int kEnds = 4;                                                          // stored and unfinished tiles
+  static constexpr int kEnds = 4;                                                          // stored tiles with work left
   static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
   static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
-  static constexpr bool kRoomy = Products::kThreads == 32 || kTileM == 8;  // products leave registers for the epilogue
-  // Whether a thread stores one row of a tile at most, so that it can request its operands before it multiplies.
+  static constexpr bool kRoomy = Products::kThreads == 32 || kTileM == 8;  // products leave registers for the epilogue's data
+  // Whether a thread stores one row of a tile at most, so that it can load that row's data before it multiplies.
   static constexpr bool kOneRow = Ending::kAsks && kRoomy && kChunk == kTileM && kConsumers / (kRows / 4) >= kTileM;
   static constexpr int kRowsAtOnce = loaders / 8, kOwnRows = kTileM / kRowsAtOnce;         // eight threads copy a row
 
@@ -243,11 +243,11 @@ struct PackedGroupedMm {
     Tile tiles[kStages];              // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
-    Freed stored[kEnds], finished[kEnds];  // between storing warps and finishers
+    Freed stored[kEnds], finished[kEnds];  // between the threads that store tiles and finishers
     int32_t gathers;
     int32_t sources[std::max(Ending::Few::kMost, 1)];  // rows of A of few rows
 
-    // The tensor core reads data copied by other threads, which TMA's writes need no fence for.
+    // Copies by other threads need a fence before the tensor core reads them, unlike TMA's.
     __device__ void show_to_tensor_core() const {
       asm volatile("{.reg .pred p; setp.ne.s32 p, %0, 0; @p fence.proxy.async.shared::cta;}" ::"r"(gathers) : "memory");
     }
@@ -341,13 +341,13 @@ struct PackedGroupedMm {
     cutlass::arch::launch_dependent_grids();
   }
 
-  // Whether who gathers rows finds tiles before they are listed.
+  // Whether threads that gather rows find tiles before the list has them.
   __device__ static bool finds_tiles(Params const& params) {
     if constexpr (Ending::Few::kMost > 0 && loaders == 32) return params.x.token_ids != nullptr && params.x.m <= Ending::Few::kMost;
     return false;
   }
 
-  // Finishes this CTA's stored tiles: warps of finishers take turns.
+  // The rest of this CTA's tiles: warps of finishers take turns.
   __device__ static void finish_tiles(Params const& params, SharedStorage& storage) {
     constexpr int kWarps = Ending::kFinishers / 32;
     static_assert(kEnds % kWarps == 0, "a warp has the same places in every round");
@@ -410,9 +410,9 @@ struct PackedGroupedMm {
     return {span.weights, span.begin + inside % tiles_m * kTileM, span.end, inside / tiles_m * kRows};
   }
 
-  // Stages of tile after tile. One thread asks for weights, and for rows in order; rows by their numbers all loaders copy. Whose tile
-  // it is stands beside its first stage; behind the last tile comes a stage of none. The tile after the next is asked for when stages
-  // of one are on their way.
+  // Stages of tile after tile. One thread asks for weights, and for rows in order; rows by their numbers all loaders copy. A stage's tile
+  // is named next to the tile's first stage; behind the last tile comes a stage of none. The loader requests the tile after the next when
+  // stages of one are on their way.
   __device__ static void produce(Params const& params, SharedStorage& storage, bool finds) {
     Ringed ring;
     bool const gathers = params.x.token_ids != nullptr;
@@ -514,8 +514,8 @@ struct PackedGroupedMm {
     }
   }
 
-  // A stage's rows by their numbers, swizzled as TMA would: piece p of 16 bytes of row r lies at p ^ (r % 8). Zeros stand for rows
-  // that A has not, and for columns beyond K. Rows behind the `rows` rows of a tile are multiplied and not stored.
+  // A stage's rows by their numbers, swizzled as TMA would: piece p of 16 bytes of row r lies at p ^ (r % 8). Zeros stand for rows that A
+  // has not, and for columns beyond K. Multiplications cover bytes behind the `rows` rows of a tile, and no store does.
   __device__ static void copy_rows(gemmill_grouped_mm_args const& x, SharedStorage& storage, int32_t const (&sources)[kOwnRows], int rows,
                                    int k0, int stage, int thread) {
     int const piece = thread % 8;
@@ -530,7 +530,7 @@ struct PackedGroupedMm {
       for (int b = 0; b < kBlocks; ++b) {
         int const column = k0 + b * kColumns + piece * kPiece;
         bool const inside = has && column < x.k;
-        // Its readers wait for the barrier below: no clobber of memory here, which would have every copy wait for its number.
+        // Readers wait for the barrier below: no clobber of memory here, which would have every copy wait for its number.
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + b * Mm::kBoxBytes + row * 128 + ((piece ^ row % 8) << 4)),
                        "l"(from + (inside ? column * static_cast<int64_t>(sizeof(Input)) : 0)), "r"(inside ? 16 : 0));
@@ -547,7 +547,7 @@ struct PackedGroupedMm {
     }
   }
 
-  // Sums of some tokens at a time meet in shared memory, are added up in order of K, and become rows of D.
+  // Sums of some tokens at a time meet in shared memory, add up in order of K, and become rows of D.
   template <int chunk, class Sums>
   __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums, Ending const& ending, int row, int part) {
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // all have read those before

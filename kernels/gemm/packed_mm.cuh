@@ -6,12 +6,12 @@
 // and the partial sums meet in distributed shared memory in a fixed order: no workspace, no second kernel, and a result
 // that does not depend on timing.
 //
-// Time goes to reading the weights, and next to making numbers of them, which is work for the logic unit. So what a thread
-// reads lies together in 16 bytes, the bits of a code lie where few instructions find them, and while the tensor core
-// multiplies one half of a block, the other is made.
+// Time goes to reading the weights, and next to making numbers of them, which is work for the logic unit. So a thread's data lie together
+// in 16 bytes, the bits of a code lie where few instructions find them, and while the tensor core multiplies one half of a block, threads
+// make the other.
 //
-// Before the kernel ahead of this one has ended only weights are read, and those only if the caller has said that they are
-// constant: then every stage of them is loaded early.
+// Before the kernel ahead of this one has ended it reads only weights, and those only if the caller has said that they are constant: then
+// it loads every stage of them early.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@
 
 namespace gemmill::blockscaled {
 
-inline constexpr int64_t kStageColumns = 256;  // to a multiple of which K is padded where weights are packed
+inline constexpr int64_t kStageColumns = 256;  // K is padded to a multiple of it in packed weights
 inline constexpr int kGroupColumns = 128;      // that share a scale of activations and a base
 
 // row_groups times k_groups groups of threads multiply: 64 rows of weights each, and a part of the columns of a stage. More than
@@ -59,12 +59,12 @@ struct PackedMm {
   static constexpr int kTokenBytes = kBlocks * kBoxBytes;
   static constexpr int kConsumers = Products::kThreads * row_groups * k_groups;
   static constexpr int kTurns = Products::kEach * k_groups / Products::kParts, kTogether = k_groups / kTurns;
-  static constexpr bool kWide = Products::kWide;  // sums take registers that other threads give away, which only 128 together can
+  static constexpr bool kWide = Products::kWide;  // sums take registers that threads next to them give away, which only 128 together can
   static constexpr int kThreads = kConsumers + (kWide ? 128 : 32);  // and the warp that loads
   static constexpr int kPitch = kRows + 4;                          // of a row of partial sums: 16-byte rows, banks apart
   static constexpr int kFactors = kTileM + kRows;                   // of a block: of tokens, then of rows
 
-  // That all threads begin with, and their redistribution. More than these together would be waited for forever.
+  // The first steps of all threads, and their roles. More than these together would be waited for forever.
   static constexpr int kEvenRegisters = 65536 / kThreads / 8 * 8, kLoaderRegisters = kGrouped ? 40 : 24;
   static constexpr int kSumRegisters = std::min((kEvenRegisters * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 
@@ -223,8 +223,8 @@ struct PackedMm {
                  ::"r"(cute::cast_smem_ptr_to_uint(&storage.filled[stage])) : "memory");
   }
 
-  // The factors and addends of a thread's four columns. They are prefetched long before: the end of a
-  // short kernel is no place to wait for memory. Loads before the last meeting made ptxas serialise products (C7515).
+  // The factors and addends of the sums of a thread's four columns. Threads fetch them long before: the end of a short kernel is no place
+  // to wait for memory. Loads before the last meeting made ptxas serialise products (C7515).
   struct Ends {
     float alpha, base[4];
     Output bias[4];

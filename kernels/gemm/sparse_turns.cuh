@@ -12,7 +12,7 @@ struct WarpgroupTurns<blockscaled::SparseWarpgroupProducts<Block, blocks, each, 
     : WarpgroupTurns<blockscaled::WarpgroupProducts<Block, blocks, each, tile_m, stages, grouped>, k_groups> {
   using Products = blockscaled::WarpgroupProducts<Block, blocks, each, tile_m, stages, grouped>;
 
-  // A thread's part of a block while it is multiplied.
+  // A thread's part of a block during its product.
   struct Made {
     uint32_t operands[8], places;
 
@@ -29,7 +29,7 @@ struct WarpgroupTurns<blockscaled::SparseWarpgroupProducts<Block, blocks, each, 
     }
   };
 
-  // The sums of `count` stages from the ring's place on. While one block is multiplied, the next is made.
+  // The sums of `count` stages from the ring's place on. While the tensor core multiplies one block, the group makes the next.
   template <class Storage>
   __device__ static auto consume(Storage& storage, uint32_t told, Ring<Products::kStages>& ring, int count, int row_group, int) {
     using namespace cute;

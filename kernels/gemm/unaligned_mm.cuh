@@ -1,8 +1,8 @@
 // The main loop of variants that take everything: any M, N, K, any row stride, any address.
 //
-// One CTA of four warps computes 64 x 64 of a product with mma.sync, 32 bytes along K at a time. Rows are read in 16-byte pieces
-// where address and stride allow it and element by element where they do not; which, is the same for a whole operand,
-// so nothing diverges. The next K step is read into registers while this one is multiplied.
+// One CTA of four warps computes 64 x 64 of a product with mma.sync, 32 bytes along K at a time. Rows are read in 16-byte pieces where
+// address and stride allow it and element by element where they do not; which, is the same for a whole operand, so nothing diverges.
+// Threads read the next K step into registers while they multiply this one.
 #pragma once
 
 #include <climits>
@@ -57,8 +57,8 @@ struct UnalignedLoop {
   static_assert(tile_m * kPieces % kThreads == 0, "every thread reads the same number of pieces");
 
  protected:
-  // Adds the products of k columns to a tile's sums. `fetch_a` and `fetch_b` read a thread's pieces of a step along K; `added` is told
-  // where a step began whose products have been added, and whether it was the last.
+  // Adds the products of k columns to a tile's sums. `fetch_a` and `fetch_b` read a thread's pieces of a step along K; `added` learns
+  // where a step began whose products are in the sums, and whether it was the last.
   template <class FetchA, class FetchB, class Added>
   static __device__ void accumulate(Accumulator (&sums)[kMmaM][kMmaN][4], int k, FetchA const& fetch_a, FetchB const& fetch_b,
                                     Added const& added) {

@@ -1,6 +1,6 @@
-// A warp multiplies 64 rows of weights by the few tokens of a tile, by mma.sync: activations that it has loaded serve four
-// times 16 rows. Nothing is shared between warps but stages, so each goes at its own pace. Hopper's mma.sync has no e4m3: beside
-// such activations both operands become f16, which holds them exactly.
+// A warp multiplies 64 rows of weights by the few tokens of a tile, by mma.sync: activations that it has loaded serve four times 16 rows.
+// Warps share nothing but stages, so each goes at its own pace. Hopper's mma.sync has no e4m3: with such activations both operands become
+// f16, which holds them exactly.
 #pragma once
 
 #include <type_traits>
@@ -47,8 +47,8 @@ __device__ void put_sums(float const (&sums)[4][eights][4], float* to) {
   }
 }
 
-// A block has one or two parts of 64 columns. Of a stage with `parts` along K, a warp multiplies `each`. `grouped`: sums of a part
-// are multiplied by scales of tokens and bases of rows, which the stage has, and added in f32.
+// A block has one or two parts of 64 columns. Of a stage with `parts` along K, a warp multiplies `each`. `grouped`: scales of tokens and
+// bases of rows, which the stage has, multiply sums of a part, which then join f32 sums.
 template <class Part, int parts, int each, int tile_m, int stages, bool grouped>
 struct WarpProducts {
   using Block = Part;
@@ -95,7 +95,7 @@ struct WarpProducts {
     return sums;
   }
 
-  // `row` is that of the lane among the block's first eight tokens. Rows of 128 bytes are swizzled: piece p of 16 bytes of row r
+  // `row` is that of the lane among the block's first eight tokens. The swizzle spans rows of 128 bytes: piece p of 16 bytes of row r
   // lies at p ^ (r % 8). Of 8-bit numbers a piece is a step, whose columns operand A has in the same order.
   __device__ static void load_tokens(Tokens& x, uint32_t row, int half, int lane) {
     CUTLASS_PRAGMA_UNROLL

@@ -7,8 +7,8 @@
 
 namespace gemmill::blockscaled {
 
-// Of a stage with `blocks` blocks along K, a group multiplies `each`. `grouped`: sums of a block are multiplied by scales of tokens
-// and bases of rows, which the stage has, and added in f32.
+// Of a stage with `blocks` blocks along K, a group multiplies `each`. `grouped`: scales of tokens and bases of rows, which the stage has,
+// multiply sums of a block, which then join f32 sums.
 template <class Block_, int blocks, int each, int tile_m, int stages, bool grouped>
 struct WarpgroupProducts {
   using Block = Block_;
@@ -41,7 +41,7 @@ struct WarpgroupProducts {
     auto fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens));
     auto sums = partition_fragment_C(mma, Shape<_64, Int<tile_m>>{});
     clear(sums);
-    // While one is multiplied, the other is made.
+    // While the tensor core multiplies one, the group makes the other.
     auto left = make_tensor<Input>(Fragment{}), right = make_tensor<Input>(Fragment{});
     uint32_t const own = cast_smem_ptr_to_uint(&storage.weights[0][0]) + (row_group * blocks + first_block) * Block::kBytes;
 

@@ -1,5 +1,5 @@
-// Codes of e2m1 and their scales in registers, to bf16. The upcast is exact: code times scale has six significant bits
-// at most, bf16 eight. The order in memory is that of gemmill/quantize/fp4_blocks.py, which names every bit's place.
+// Codes of e2m1 and their scales in registers, to bf16. The results are exact: code times scale has six significant bits at most, bf16
+// eight. The order in memory is that of gemmill/quantize/fp4_blocks.py, which names every bit's place.
 #pragma once
 
 #include <cstdint>
@@ -61,11 +61,11 @@ __device__ uint32_t two_bytes(uint32_t word) {
   return __byte_perm(word, 0, first == 0 ? 0x4240 : 0x4341);
 }
 
-// A scale for each 16 codes of a row, as a byte: five bits of exponent and three of mantissa, 2^(exponent - 10) * 1.mantissa.
-// Every ue4m3 scale is such a number, subnormal ones too, but zero: its codes are packed as zeros.
+// A scale for each 16 codes of a row, as a byte: five bits of exponent and three of mantissa, 2^(exponent - 10) * 1.mantissa. Every ue4m3
+// scale is such a number, subnormal ones too, but zero, whose codes are zeros.
 struct NvFp4 {
   static constexpr int kScaleBytes = 64 * 4;  // of a block of 64 rows and 64 columns
-  static constexpr float kShort = 128.0f;      // the missing factor of code * scale: 2^126 of the code, less 2^119 of the scale
+  static constexpr float kShort = 128.0f;      // the factor that code * scale lacks: 2^126 of the code, less 2^119 of the scale
   static constexpr uint32_t kSpread = 1 << 4;  // Params::spread
 
   // Two scales times 2^119.

@@ -68,11 +68,11 @@ struct gemmill_kv_attention_args {
 struct gemmill_kv_vectors_args {
   uint8_t* packed;              // [slots, heads, bytes of a vector], at any byte
   void* vectors;                // [tokens, heads, head dim]
-  int64_t const* slots;         // [tokens]; those that are none: not stored, or zeros. Null: token t's is t
+  int64_t const* slots;         // [tokens]; a token without a slot: not stored, or zeros. Null: token t's is t
   int64_t tokens, heads, slot_count;
   int64_t packed_slot_stride, packed_head_stride;
   int64_t token_stride, head_stride;
-  int64_t seed;                 // of rotation and projection; below 0: packed vectors come rotated
+  int64_t seed;                 // of rotation and projection; below 0, for packed outputs: vectors come rotated
   int64_t format;               // its place among those of keys, or of values
   int64_t of_values;
   float const* scales;          // [heads], of e4m3; null for ones

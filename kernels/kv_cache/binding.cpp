@@ -1,4 +1,4 @@
-// The compressed cache's ops: a kernel's arguments.
+// The compressed cache's ops: the arguments of a kernel.
 #include <algorithm>
 
 #include "extension/family.h"

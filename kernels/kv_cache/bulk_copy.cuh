@@ -5,7 +5,7 @@
 
 namespace gemmill::kv_cache {
 
-constexpr int kReserved = 1024;  // reserved by the system below a block's shared memory
+constexpr int kReserved = 1024;  // the system's part below a block's shared memory
 
 __device__ __forceinline__ uint32_t shared_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -39,7 +39,7 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int phase) {
       : "memory");
 }
 
-// Of data that no longer changes: the compiler may move it, but not before the address is known.
+// For constant data: the compiler may move it, but not before the inputs of its address.
 __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
   uint32_t word;
   asm("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));

@@ -15,7 +15,7 @@ constexpr float kNothing = -1e30f;  // a running maximum before any token: finit
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kCombineThreads = 128, kManyThreads = 256;
 
-// Partial sums of slices: [batch, kv_heads, tiles, slices, rows of a tile], in the rotated basis.
+// The sums of slices: [batch, kv_heads, tiles, slices, rows of a tile], in the rotated basis.
 template <int kHeadDim>
 struct Partial {
   float* out;         // and [head dim]: not divided by the sum
@@ -28,7 +28,7 @@ struct Partial {
   }
 };
 
-// The outputs, and the rotation of sums back to the values' basis.
+// The addresses of results, and the factors that take sums back to the values' basis.
 template <int kHeadDim>
 struct ResultParams {
   void* out;                // [batch, rows, heads, head dim], vectors at one stride
@@ -37,7 +37,7 @@ struct ResultParams {
   int64_t batch, rows, heads, kv_heads, out_stride;
   Signs<kHeadDim> signs;
   bool rotates;
-  float const* projection;  // S, [d][d], of sums of signs, which follow the others; null for none
+  float const* projection;  // S, [d][d], for separate sums of signs; null for none
 };
 
 template <int kHeadDim>
@@ -81,7 +81,7 @@ __device__ __forceinline__ void projected_of_warp(float (&out)[kHeadDim / 32], f
   }
 }
 
-// The maximum of a row's scores in units of log 2, and the sum of its weights.
+// The maximum of a row's scores in units of log 2, and the sum of its weights relative to that.
 struct RowState {
   float largest, sum;
   __device__ __forceinline__ RowState(float const* sinks, int64_t head) {
@@ -143,8 +143,7 @@ __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int
   }
 }
 
-// A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four. Where sums of signs come beside the others, a tile
-// has its slices twice.
+// A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four. With separate sums of signs, a tile has its slices twice.
 template <class Variant, class Element, int kHeadDim>
 __global__ void __launch_bounds__(kCombineThreads, kHeadDim > 256 ? 4 : 8) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
   constexpr int kOwn = kHeadDim / 32;

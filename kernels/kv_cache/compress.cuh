@@ -1,10 +1,10 @@
 // New tokens' keys and values to pages of the layout heads, both in one launch: rotated, quantised, packed (eden and
 // turboquant_mse, 2 to 4 bits).
 //
-// A warp takes eight vectors at a time. They are rotated on the tensor core (hadamard_tile.cuh), their norms are those of the
-// rotated vectors, and each coordinate finds its centroid by one look-up (nearest_centroid.cuh). A lane then has pieces of two
-// vectors and packs their codes. Blocks stay for many vectors, since they fill the tables; the next eight vectors are copied to
-// the lane's part of shared memory meanwhile. A slot outside of the cache stores nothing.
+// A warp takes eight vectors at a time. The tensor core rotates them (hadamard_tile.cuh), their norms are those of the rotated vectors,
+// and each coordinate finds its centroid by one look-up (nearest_centroid.cuh). A lane then has pieces of two vectors and packs their
+// codes. Blocks stay for many vectors, since they fill the tables; meanwhile the next eight vectors come to the lane's part of shared
+// memory. A slot outside of the cache stores nothing.
 #pragma once
 
 #include <cmath>
@@ -25,7 +25,7 @@ constexpr int kBlocksOfSm = kHeadDim > 128 ? 1 : 2;  // as registers allow
 constexpr int kBinsBegin = kBinsBytes - kReserved;  // behind the signs
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-// How one side of the cache is stored.
+// The storage of one side of the cache.
 template <int kBitsOfCode>
 struct Coded {
   static constexpr int kBits = kBitsOfCode;
@@ -49,7 +49,7 @@ struct Side {
   int64_t begin;       // of its fields in a head's page
   uint32_t lane_bins;  // shared address of the lane's copies
   float scale;
-  bool is_rotated;     // by whoever made the vectors
+  bool is_rotated;     // by the caller
 };
 
 // Where a lane's pieces of the next vectors land: [stages][parts of 16 bytes or one of 8][lanes].
@@ -149,7 +149,7 @@ __device__ __forceinline__ Element const* row_of(Side<Element> const& side, Vect
 }
 
 struct StoredRow {
-  uint8_t* codes;  // null where nothing is stored
+  uint8_t* codes;  // null where the side is not stored
   uint8_t* norm;
 };
 
@@ -250,7 +250,7 @@ __device__ __forceinline__ uint32_t store_side(gemmill_kv_compress_args const& a
     StoredRow const stored = stored_row<kBytes>(args, slot, at.head, side.begin, token_bytes);
     store_vectors<Coding>(piece, stored, side, tile, flips, args.unbiased != 0);
   }
-  wait_for_copies<0>();  // of vectors that are not: the stage is free
+  wait_for_copies<0>();  // of other vectors: the stage is free
   return group;
 }
 
@@ -260,7 +260,7 @@ __device__ __forceinline__ void fill_bins(Bins const& bins, uint8_t* shared) {
   }
 }
 
-// Bytes of a token and head, and shared memory: signs, bins of one or both sides, then loads in flight.
+// Bytes of a token and head, and shared memory: signs, bins of one or both sides, then copies in flight.
 template <class Element, int kHeadDim, class Keys, class Values>
 struct CompressPlan {
   static constexpr bool kAlike = std::is_same_v<Keys, Values>;

@@ -10,17 +10,16 @@
 //   softmax   online, in f32; each key's norm is a factor of its row
 //   output    O^T[d x rows] += V^T P    each value's norm is a factor of P's row, so values are centroids as well
 //
-// Elements are decoded once for all rows, two by one load: a byte that begins with two codes indexes a table of pairs of
-// centroids in shared memory (packed_codes.cuh). The table has a copy for each lane's bank
-// and begins at a multiple of 64 KiB, entries of keys and values in turn, so that one byte permutation of codes and the
-// lane's base makes the whole address. The order of summed elements is free where both operands agree, so codes are read
-// as they lie and never moved to where an instruction wants them.
+// Warps decode elements once for all rows, two by one load: a byte that begins with two codes indexes a table of pairs of centroids in
+// shared memory (packed_codes.cuh). The table has a copy for each lane's bank and begins at a multiple of 64 KiB, entries of keys and
+// values in turn, so that one byte permutation of codes and the lane's base makes the whole address. The order of summed elements is free
+// where both operands agree, so codes are read as they lie and never moved to where an instruction wants them.
 //
 // Slices write sums in the rotated basis; combine_slices adds them in their order, rotates back and rounds.
 //
-// Nothing beyond a length is used: a masked token's score and weight are replaced, not multiplied, so whatever lies in
-// its page, NaN included, does not show. A NaN norm of a visible token does. Pages that the cache has not are not read.
-// Barriers and the table are made before the predecessor has ended; data that it may have written is read after.
+// Nothing beyond a length counts: a replacement takes the place of a masked token's score and weight, so whatever lies in its page, NaN
+// included, does not show. A NaN norm of a visible token does. Pages that the cache has not are not read. Blocks make barriers and the
+// table before the predecessor has ended, and read its possible outputs after.
 #pragma once
 
 #include "core/launch.cuh"
@@ -68,13 +67,13 @@ __device__ __forceinline__ void make_table(Centroids const& centroids, uint8_t* 
   }
 }
 
-// A producer lane's copies of each stage: a whole page, or a field of half a page.
+// The copies of a lane of the producer in each stage: a whole page, or a field of half a page.
 template <class Shape>
 struct Pieces {
   int count;       // of a stage
   int page_shift;  // stages of a page, or pages of a stage, as a power of two
   bool is_half;
-  int bytes, to, from, from_odd;  // `from_odd`: as `from`, of a page's second half
+  int bytes, to, from, from_odd;  // `from_odd`: in addition to `from`, of a page's second half
 
   __device__ Pieces(int page_size, int lane) : is_half(page_size > kStageTokens) {
     page_shift = is_half ? 1 : __ffs(kStageTokens / page_size) - 1;
@@ -265,7 +264,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // Host code: launches.
 
-// The configuration of a launch.
+// The parts of a launch.
 struct DecodePlan {
   int64_t tiles;  // of rows, of one KV head and sequence
   int64_t all_tiles;

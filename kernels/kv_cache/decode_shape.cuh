@@ -1,4 +1,4 @@
-// An attention over a compressed cache: sizes, shared memory, arguments.
+// The shape of an attention over a compressed cache: sizes, shared memory, arguments.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ struct DecodeShape {
   static constexpr int kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
   static constexpr int kScoreParts = kQueries + kQueryBytes, kSharedBytes = kScoreParts + kPartsBytes;
-  static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write contiguously
+  static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write to neighbouring words
   static_assert(kStages >= kGroups && kSharedBytes <= kMostShared, "Stages fit beside the table.");
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");
 
@@ -81,7 +81,7 @@ struct DecodeParams {
   float cap;                  // times log2(e); 0 for none
 };
 
-// A block's work tile.
+// A block's part of the work.
 struct Place {
   int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
   int length;                         // of the sequence

@@ -43,7 +43,7 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t base, Codes const& codes, i
   return pair_of(base, codes.word_of(pair), Codes::byte_of(pair));
 }
 
-// The same where tables are stepped.
+// The same for stepped tables.
 template <bool kIsStepped, class Codes>
 __device__ __forceinline__ uint32_t pair_of(uint32_t base, Codes const& codes, int pair) {
   if constexpr (kIsStepped) return pair_of(base + 128 * (pair % 2), codes.stepped_word_of(pair), Codes::stepped_byte_of(pair));
@@ -186,7 +186,7 @@ __device__ __forceinline__ void weigh_scores(float (&s)[Shape::kRowTiles][4], Ru
   }
 }
 
-// Weights times a factor of their token as operand B. Tokens that a row does not see are replaced, whatever the factor is.
+// Weights times a factor of their token as operand B. Zero replaces the weight of an invisible token, whatever the factor is.
 template <bool kPlain, class Shape>
 __device__ __forceinline__ void pack_weights(uint32_t (&p)[Shape::kRowTiles][2], float const (&weight)[Shape::kRowTiles][4],
                                              float const (&of_value)[2], Seen<Shape> const& seen, int token, int g) {

@@ -1,9 +1,9 @@
 // Stored keys and values to plain vectors, both in one launch: unpacked, scaled, rotated back (eden and turboquant_mse).
 //
-// A warp takes eight vectors at a time. A byte that begins with two codes indexes a table of pairs of centroids, of which each
-// lane has a copy; the pairs go to the tensor core as they are (hadamard_tile.cuh), norm and scale are factors of its sums, and
-// the rotation's signs are flipped in the rounded words. Codes of the next eight vectors, and slots of those behind them, are on
-// their way meanwhile. A slot outside of the cache gives zeros. Memory sets the time.
+// A warp takes eight vectors at a time. A byte that begins with two codes indexes a table of pairs of centroids, of which each lane has a
+// copy; the pairs go to the tensor core as they are (hadamard_tile.cuh), norm and scale are factors of its sums, and the rotation's signs
+// flip in the rounded words. Codes of the next eight vectors, and slots of those behind them, are on their way meanwhile. A slot outside
+// of the cache gives zeros. Memory sets the time.
 #pragma once
 
 #include <algorithm>

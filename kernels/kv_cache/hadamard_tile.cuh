@@ -70,7 +70,7 @@ __device__ __forceinline__ void butterflies(float (&x)[kCount]) {
   }
 }
 
-// Contiguous elements, two in a word. They are read and written once, so they need not stay in L2.
+// Neighbouring elements in memory, two in a word. Each has one read or write, so they need not stay in L2.
 template <class Element, int kElements>
 struct Piece {
   uint32_t words[kElements / 2];

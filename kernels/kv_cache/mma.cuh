@@ -1,4 +1,4 @@
-// Instructions of the cache's kernels: D[16 x 8] += A[16 x 16] B[16 x 8] on the tensor core, in f32, and their operands' loads.
+// Instructions of the cache's kernels: D[16 x 8] += A[16 x 16] B[16 x 8] on the tensor core, in f32, and the loads of its operands.
 //
 // Of lane l, with g = l / 4 and t = l % 4: a0 and a1 are rows g and g + 8 of columns 2t and 2t + 1, a2 and a3 the same of
 // columns 2t + 8 and 2t + 9; b0 and b1 are those rows of column g; d0 and d1 are row g, d2 and d3 row g + 8, of columns

@@ -1,11 +1,11 @@
-// Facts of an attention's variants besides their rows. Mirrors gemmill.families.kv_cache.model.
+// The facts of an attention's variants in addition to their rows. Mirrors gemmill.families.kv_cache.model.
 #pragma once
 
 #include "extension/selection.h"
 
 namespace gemmill::kv_cache {
 
-// Row::facts; the order of fields is the interface. `Facts` there documents each.
+// Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
   int64_t half_waves, most_narrow, narrow_rows, wide_rows, narrow_tokens, wide_tokens, heads, blocks_of_sm;
   int64_t narrow_ps, wide_ps, start_ps, slice_ps, slices;

@@ -1,8 +1,8 @@
 // The nearest centroid of a coordinate, by one look-up and one comparison.
 //
-// A line of bins spans the codebook, so narrow that none has two boundaries. A coordinate's bin tells which boundary is the only
-// one that can still lie on either side of it. A bin's place is computed in floats, but monotonously: a boundary of an earlier
-// bin lies below, one of a later bin above, whatever was rounded.
+// A line of bins spans the codebook, so narrow that none has two boundaries. A coordinate's bin tells which boundary is the only one that
+// can still lie on either side of it. A bin's place comes from float arithmetic, but monotonously: a boundary of an earlier bin lies
+// below, one of a later bin above, whatever the rounding.
 #pragma once
 
 #include <cstdint>

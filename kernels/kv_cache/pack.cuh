@@ -1,6 +1,6 @@
-// Keys or values to packed vectors, in any format of a runtime argument (vector_coding.cuh): a warp takes a vector at a time.
+// Keys or values to packed vectors, in any format as a run-time argument (vector_coding.cuh): a warp takes a vector at a time.
 //
-// Element 32 k + l of a vector is lane l's. Codes pass through shared memory, a byte each, and are packed from there. A slot that
+// Element 32 k + l of a vector is lane l's. Codes pass through shared memory, a byte each, and become packed there. A vector whose slot
 // the packed tensor has not is not stored.
 #pragma once
 
@@ -127,7 +127,7 @@ __device__ __forceinline__ void pack_centroids(VectorsParams<kHeadDim> const& pa
   __syncwarp();  // codes are free
 }
 
-// vLLM's values: steps from the least to the largest element, truncated after a half is added.
+// vLLM's values: steps from the least to the largest element, truncated after the addition of a half.
 template <int kHeadDim>
 __device__ __forceinline__ void pack_uniform(VectorCoding const& coding, uint8_t* to, uint8_t* codes,
                                              float const (&x)[kHeadDim / 32]) {
@@ -226,7 +226,7 @@ int64_t vectors_workspace(gemmill_kv_vectors_args const& args) {
   return coding_of<kHeadDim>(args.format, args.of_values != 0, Books{}).has_signs() ? kProjectionBytes<kHeadDim> : 0;
 }
 
-// Vectors that come rotated are not turned. The kernel's factor of d^-1/2 makes their units too small: boundaries become as small, and
+// Vectors that come rotated keep their basis. The kernel's factor of d^-1/2 makes their units too small: boundaries become as small, and
 // centroids as much larger, so that products of both stay.
 template <int kHeadDim>
 void keep_rotated(VectorCoding& coding) {

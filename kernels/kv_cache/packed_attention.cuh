@@ -1,4 +1,4 @@
-// Attention over packed keys and values of any format, told at run time (vector_coding.cuh).
+// Attention over packed keys and values of any format as a run-time argument (vector_coding.cuh).
 //
 // A block takes one KV head of one sequence, a tile of 16 or 128 flat rows (query rows times the query heads of the KV head) and a
 // slice of the tokens. All its warps decode a tile of keys and one of values to f16 (packed_tiles.cuh); then a warp takes 16 rows,
@@ -8,9 +8,9 @@
 //   softmax   online, in f32
 //   output    O[16 x d] += P V            a value's factor is one of P's column
 //
-// Values of turboquant_prod have two tiles as well: blocks come in pairs, of which one sums centroids and the other signs.
-// A tile of one slice writes its result; slices leave sums, which combine_slices adds in their order. Other blocks of an SM work
-// while one waits for memory. Nothing beyond a length is used, and pages that the cache has not are not read.
+// Values of turboquant_prod have two tiles as well: blocks come in pairs, of which one sums centroids and the other signs. A tile of one
+// slice writes its result; slices leave sums, which combine_slices adds in their order. Other blocks of an SM work while one waits for
+// memory. Nothing beyond a length counts, and the kernel reads no page that the cache has not.
 #pragma once
 
 #include "kv_cache/packed_tiles.cuh"
@@ -31,7 +31,7 @@ struct PackedAttentionParams {
   float scale, cap;  // as decode_attention has them
 };
 
-// A block's work tile.
+// A block's part of the work.
 struct PackedPlace {
   int64_t batch, kv_head, tile, first_row;  // the first of the tile's flat rows
   int part, length;
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kHeadDim > 128 ? 1 : 2)
 // Host code: launches. Of so many flat rows on, tiles have 128.
 constexpr int kRowsOfWideTiles = 33;
 
-// The configuration of a launch.
+// The parts of a launch.
 struct PackedPlan {
   bool is_wide;
   int rows, parts;

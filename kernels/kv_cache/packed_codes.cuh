@@ -7,8 +7,8 @@
 
 namespace gemmill::kv_cache {
 
-// A lane's part of a row of codes: `kElements` of them, two a pair. A pair comes to the low bits of a byte by a shift at most;
-// the byte's other bits belong to neighbours, so tables do not depend on them.
+// A lane's part of a row of codes: `kElements` of them, two a pair. A pair comes to the low bits of a byte by a shift at most; the byte's
+// other bits are those of its neighbours, so tables do not depend on them.
 template <int kBits, int kElements>
 struct PackedCodes {
   static_assert(kBits >= 1 && kBits <= 4, "Codes have 1 to 4 bits.");
@@ -48,9 +48,9 @@ struct PackedCodes {
     if (place + 2 * kBits > 32) return __funnelshift_r(words[word], words[(word + 1) % kWords], place);
     return words[word] >> (place % 8);
   }
-  // Of 3 bits, where a table has entries of pairs that begin at bit 2 of a byte beside those that begin at bit 0: odd pairs begin
-  // there. Eight codes are 24 bits: pairs 0 and 3 are in bytes 0 and 2 of them, 1 and 2 in bytes 0 and 1 of them without their first
-  // four bits. So one shift is enough for eight codes, where three bring each pair to bit 0.
+  // For 3 bits, where a table also has entries of pairs that begin at bit 2 of a byte: odd pairs begin there. Eight codes are 24 bits:
+  // pairs 0 and 3 are in bytes 0 and 2 of them, 1 and 2 in bytes 0 and 1 of them without their first four bits. So one shift is enough
+  // for eight codes, where three bring each pair to bit 0.
   __device__ __forceinline__ uint32_t stepped_word_of(int pair) const {
     int const word = stepped_place(pair) / 4;
     if (pair % 4 == 0 || pair % 4 == 3) return words[word];

@@ -1,8 +1,8 @@
-// Packed keys and values of any format to tiles of f16 in shared memory, and products of them on tensor cores.
+// Packed keys and values of any format to tiles of f16 in shared memory, and the products of tensor cores with them.
 //
-// A tile is [tokens][d] of elements without their token's factor (a norm, a scale): those factors are separate, in f32, and go
-// into a score's column or a weight's. So elements stay small whatever was stored. Tokens behind a sequence's end have zeros.
-// Keys of turboquant_prod have two tiles: centroids, which meet rotated queries, and signs, which meet projected ones.
+// A tile is [tokens][d] of elements without their token's factor (a norm, a scale): those factors lie next to it in f32, and go into a
+// score's column or a weight's. So elements stay small whatever was stored. Tokens behind a sequence's end have zeros. Keys of
+// turboquant_prod have two tiles: centroids, which meet rotated queries, and signs, which meet projected ones.
 #pragma once
 
 #include "kv_cache/mma.cuh"
@@ -93,14 +93,14 @@ struct Scaling {
       factor = kE4m3Factor;
     }
   }
-  // Of a group of 32 of e2m1, besides the factor.
+  // Of a group of 32 of e2m1, in addition to the factor.
   __device__ __forceinline__ float of_group(uint32_t scale) const {
     return factor > 0.0f ? of_ue8m0(scale) / factor : 0.0f;
   }
 };
 
-// Eight elements from their codes, two in a word. NaN of e4m3 is 0, and NaN in `square`: rows that do not see the token have a weight
-// of 0, which is multiplied all the same.
+// Eight elements from their codes, two in a word. NaN of e4m3 is 0, and NaN in `square`: rows that do not see the token have a weight of
+// 0, which takes part all the same.
 __device__ __forceinline__ uint4 eight_elements(VectorCoding const& coding, Scaling const& scaling, CodeTables const& tables,
                                                 uint8_t const* vector, int unit, float& square) {
   uint16_t halves[8];
@@ -232,7 +232,7 @@ __device__ __forceinline__ void multiply_pair(float (&first)[4], float (&second)
   }
 }
 
-// Of all its tokens: s[n] are those of tokens 8 n + 2 t and the next. Queries are loaded once for all.
+// Of all its tokens: s[n] are those of tokens 8 n + 2 t and the next. One load of the queries serves all.
 template <class Shape>
 __device__ __forceinline__ void multiply_keys(float (&s)[Shape::kWarpTokens / 8][4], __half const* queries, __half const* keys) {
   int const matrix = threadIdx.x % 32 / 8, i = threadIdx.x % 8;

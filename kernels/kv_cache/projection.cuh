@@ -12,7 +12,7 @@ namespace gemmill::kv_cache {
 
 constexpr int kProjectionThreads = 256;
 
-// S as kernels get it: rows and columns in turn, so that lanes read contiguously either way.
+// S for kernels: rows and columns in turn, so that lanes read neighbouring words either way.
 struct Projection {
   float const* rows;     // [d][d]: S
   float const* columns;  // [d][d]: its transpose

@@ -7,7 +7,7 @@
 
 namespace gemmill::kv_cache {
 
-// Bit j of word w: element 32 w + j is negated.
+// Bit j of word w: the negative of element 32 w + j.
 template <int kHeadDim>
 struct Signs {
   static_assert(kHeadDim % 32 == 0, "Words are whole.");

@@ -1,14 +1,14 @@
-// Attention over packed keys and values in slots, of a format that is compiled in (slot_readers.cuh): decode_attention's work, on
-// vectors that may begin at any even byte.
+// Attention over packed keys and values in slots, of a compile-time format (slot_readers.cuh): decode_attention's work, on vectors that
+// may begin at any even byte.
 //
-// A block takes up to eight KV heads of one sequence, a tile of eight rows and a slice of the tokens. Two groups of eight consumer
-// warps take stages in turn, a warp 16 tokens of a head; vectors of more than 128 elements have several warps (shares.cuh). Each group has a producer warp, which brings its stages by bulk copies:
-// 16 tokens with all their heads at a time, or token by token, where rows of memory would meet in shared memory's banks or a token
-// has more heads than a block takes. Copies begin and end at multiples of 16 bytes, so they may read up to 15 bytes beside what is
-// asked for, never beyond the 16 bytes that the first or last of it lies in.
+// A block takes up to eight KV heads of one sequence, a tile of eight rows and a slice of the tokens. Two groups of eight consumer warps
+// take stages in turn, a warp 16 tokens of a head; vectors of more than 128 elements have several warps (shares.cuh). Each group has a
+// producer warp, which brings its stages by bulk copies: 16 tokens with all their heads at a time, or token by token, where rows of
+// memory would meet in shared memory's banks or a token has more heads than a block takes. Copies begin and end at multiples of 16 bytes,
+// so they may read up to 15 bytes more than needed, never beyond the 16 bytes of the first or last needed one.
 //
 // Slices write sums in the values' basis; combine_many_slices adds them in their order, rotates back and rounds. Nothing beyond a length
-// is used, and pages that the cache has not are not read.
+// counts, and the kernel reads no page that the cache has not.
 #pragma once
 
 #include "core/launch.cuh"
@@ -18,7 +18,7 @@
 
 namespace gemmill::kv_cache {
 
-// A number of which nothing is worked out ahead: registers of loops are few.
+// A number from which the compiler precomputes nothing: registers of loops are few.
 template <class Number>
 __device__ __forceinline__ Number fresh(Number x) {
   asm volatile("" : "+r"(x));
@@ -107,7 +107,7 @@ __device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, S
   }
 }
 
-// Scores to output. Which tokens a row sees is worked out anew where it matters: few tiles need it, and registers are few.
+// Scores to output. Each use computes again which tokens a row sees: few tiles need it, and registers are few.
 template <bool kPlain, class Shape>
 __device__ __forceinline__ void weigh_slots(float (&s)[1][4], Running<Shape>& running, typename Shape::Values& values,
                                             SlotParams<Shape> const& params, SlotPlace const& at, float const (&of_key)[2],

@@ -1,7 +1,8 @@
 // A lane's part of a stored vector that may begin at any even byte of shared memory.
 //
-// A warp takes up to 128 elements of a vector, and four or eight of its lanes share them. Codes are read half a word at a time and used where they lie: which elements a lane has is
-// free where both operands of a product agree, so no alignment is asked for and codes are not moved to where they would be natural.
+// A warp takes up to 128 elements of a vector, and four or eight of its lanes share them. Lanes read codes half a word at a time and use
+// them where they lie: which elements a lane has is free where both operands of a product agree, so codes need neither alignment nor a
+// move to a natural place.
 #pragma once
 
 #include <algorithm>
@@ -63,8 +64,8 @@ struct LaneCodes {
   }
 };
 
-// Codes of two tokens that are numbers themselves, as f16: a code at bits b to b + kBits of an f16's mantissa is code 2^(b - 24).
-// Element n of a lane, of both tokens, is in one word; by factor(n) it becomes the code.
+// Codes of two tokens as numbers themselves, in f16: a code at bits b to b + kBits of an f16's mantissa is code 2^(b - 24). Element n of
+// a lane, of both tokens, is in one word; by factor(n) it becomes the code.
 template <int kBits, int kCodes>
 struct TwoTokens {
   static constexpr int kHalves = kBits * kCodes / 16;  // half words of a lane's codes

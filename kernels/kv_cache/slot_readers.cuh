@@ -1,7 +1,7 @@
-// How keys and values of a format are multiplied, of 16 tokens by a warp: lane 4 g + t has rows g and g + 8 of the tensor core's tiles.
+// Products of a format's keys and values, for 16 tokens by a warp: lane 4 g + t has rows g and g + 8 of the tensor core's tiles.
 //
 // A reader of keys says which element of a query stands at which summed place, makes raw scores of the warp's share of the elements and
-// then the keys' factors; one of values adds weights times values, and says which element a lane's sums are of. Elements are counted
+// then the keys' factors; one of values adds weights times values, and says which element a lane's sums are of. Elements have numbers
 // within the share.
 #pragma once
 
@@ -23,8 +23,8 @@ constexpr int kSlotSteps = kSlotShare<kHeadDim> / 16;
 template <int kHeadDim>
 using SlotQuery = uint2[kSlotSteps<kHeadDim>];  // of a step, at places 2t and 2t + 1, then 2t + 8 and 2t + 9
 
-// Centroids times a norm: ours, and vLLM's, which are divided by their own norm as well. The tensor core sums the squares: of a tile
-// times its own transpose the diagonal.
+// Centroids times a norm: ours, and vLLM's, which their own norm divides as well. The tensor core sums the squares: of a tile times its
+// own transpose the diagonal.
 template <int kHeadDim, int kBits, bool kIsUnit>
 struct CentroidKeys {
   static constexpr int kDim = kHeadDim, kShare = kSlotShare<kHeadDim>, kShareBytes = kShare * kBits / 8;
@@ -139,7 +139,7 @@ struct E4m3Keys {
   static __device__ __forceinline__ void factor(float (&)[2], float const (&)[2], SlotTile const&, int) {}
 };
 
-// ue8m0 scales of up to four of a vector's groups, as powers of two, with NaN handled apart.
+// ue8m0 scales of up to four of a vector's groups, as powers of two apart from NaN.
 template <int kGroups>
 struct GroupScales {
   uint32_t word;  // zeros beyond the groups
@@ -189,7 +189,7 @@ struct E2m1Keys {
   static __device__ __forceinline__ void factor(float (&)[2], float const (&)[2], SlotTile const&, int) {}
 };
 
-// Shared by readers of values: lane g's elements, and where its four tokens lie, those of operand B's places.
+// The common part of readers of values: lane g's elements, and the places of its four tokens, those of operand B's places.
 template <int kHeadDim, int kBits>
 struct LaneValues {
   static constexpr bool kIsScaled = false;
@@ -240,8 +240,8 @@ struct CentroidValues : LaneValues<kHeadDim, kBits> {
   }
 };
 
-// vLLM's: code scale + zero. Codes are multiplied as they lie. The middle of the steps is added apart, for what the weights' rounding
-// leaves of it too, so that a value's error is that of its distance from the middle.
+// vLLM's: code scale + zero. Codes multiply as they lie. The middle of the steps joins separately, together with the remainder of the
+// weights' rounding, so that a value's error is that of its distance from the middle.
 template <int kHeadDim, int kBits>
 struct UniformValues : LaneValues<kHeadDim, kBits> {
   using Codes = TwoTokens<kBits, kSlotShare<kHeadDim> / 8>;
@@ -291,7 +291,7 @@ struct E2m1Values : LaneValues<kHeadDim, 4> {
   static constexpr int kTableBits = 4, kCodeBytes = kHeadDim / 2, kGroups = kSlotShare<kHeadDim> / kE2m1Group;
   static constexpr int kBytes = kCodeBytes + kHeadDim / kE2m1Group;
   static constexpr bool kHasZeros = false, kIsRotated = false;
-  static constexpr float kLargest = 0x1p14f;  // a scale besides the unit
+  static constexpr float kLargest = 0x1p14f;  // a scale relative to the unit
   float unit = 1.0f;                          // grows
 
   __device__ __forceinline__ float factor(int) const { return unit; }
@@ -334,7 +334,7 @@ struct E2m1Values : LaneValues<kHeadDim, 4> {
   }
 };
 
-// The NaN bytes of four e4m3, by their highest bit.
+// The bytes of NaN among four e4m3, by their highest bit.
 __device__ __forceinline__ uint32_t nan_of_four_e4m3(uint32_t word) { return (word & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u; }
 
 // e4m3, whose scale of a head is for the sums. A NaN goes into its token's weights, and is 0 among the elements: rows that do not see

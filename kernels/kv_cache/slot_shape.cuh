@@ -1,8 +1,8 @@
-// Attention over packed vectors in slots: sizes, shared memory, arguments.
+// The shape of attention over packed vectors in slots: sizes, shared memory, arguments.
 //
 // Slots of a page lie token by token, and of a token head by head, as vLLM's pages have them: keys and values in one slot, or keys and
-// values in tensors of their own. A block takes one, two, four or eight KV heads of up to 128 elements, so that what it reads lies
-// together: of 256 elements up to four, whose vectors two warps share, of 512 up to two, whose vectors four share.
+// values in tensors of their own. A block takes one, two, four or eight KV heads of up to 128 elements, so that its bytes lie together:
+// of 256 elements up to four, whose vectors two warps share, of 512 up to two, whose vectors four share.
 #pragma once
 
 #include "kv_cache/pack.cuh"
@@ -20,17 +20,17 @@ struct SlotSpan {
   uint8_t const* base;                // of page 0
   int64_t page_stride;
   int token_stride, heads_stride;     // bytes of memory from token to token, and from a block's heads to the next block's
-  int token_bytes;                    // read of a token
+  int token_bytes;                    // that a block reads of a token
   int begin, stride, tile_stride;     // in a stage: of tokens, and of 16 of them
 
   __device__ __forceinline__ uint8_t const* first(int64_t head_group) const { return base + head_group * heads_stride; }
-  // Bytes copied before a block's first, back to a multiple of 16. They are unused.
+  // Copied bytes before a block's first, back to a multiple of 16. They are nobody's.
   __device__ __forceinline__ int misaligned(int64_t head_group) const {
     return static_cast<int>(reinterpret_cast<uintptr_t>(first(head_group)) % 16);
   }
 };
 
-// Where a side's vectors are in a stage, behind the unused bytes.
+// The place of a side's vectors in a stage, behind the extra bytes.
 struct SlotField {
   int begin, head_stride, stride, tile_stride;
 };
@@ -70,7 +70,7 @@ struct SlotParams {
   SlotSpan spans[2];
   SlotField keys, values;
   int span_count;
-  bool by_token;               // whether each token is copied apart
+  bool by_token;               // whether each token has a copy of its own
   int stage_bytes, stages, stages_below;
   int tiles, slices, group;    // as decode_attention has them
   int heads, head_groups;      // KV heads of a block, and how many such there are
@@ -96,7 +96,7 @@ struct SlotBlock {
   }
 };
 
-// Its work tile.
+// Its part of the work.
 struct SlotPlace : SlotBlock {
   int length;
   int stage_tokens, first_stage, end_stage;

@@ -1,4 +1,4 @@
-// Codebooks as the kernels get them, and code shared by stored vectors.
+// Codebooks as the kernels get them, and the common parts of stored vectors.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace gemmill::kv_cache {
 
 constexpr int kNormBytes = 2;
-constexpr int kVectorsOfWarp = 8;  // stored or restored at a time
+constexpr int kVectorsOfWarp = 8;  // in one store or load
 
 // Centroids of keys and of values, ascending, as bits of f16; of fewer than 16 the rest is 0.
 struct Centroids {

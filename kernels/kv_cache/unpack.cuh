@@ -6,7 +6,7 @@
 
 namespace gemmill::kv_cache {
 
-// Element 32 k + l of a packed vector as it is stored, without its rotation or its signs.
+// Element 32 k + l of a packed vector in its stored basis, without its rotation or its signs.
 template <int kHeadDim>
 __device__ __forceinline__ void stored_of_warp(float (&y)[kHeadDim / 32], VectorCoding const& coding, float const* centroids,
                                                uint8_t const* from, float of_head) {

@@ -1,4 +1,5 @@
-// How one vector is stored, told at run time: every method of generator/gemmill/families/kv_cache/formats.py but the split layout's.
+// The storage of one vector as a run-time argument: every method of generator/gemmill/families/kv_cache/formats.py but the split
+// layout's.
 //
 // A packed vector is its fields, one after the other: codes (little-endian, code j of b bits is bits j b to (j + 1) b), signs,
 // then float16 scalars or ue8m0 scales. It may begin at any byte.
@@ -19,7 +20,7 @@ constexpr int kUe8m0Bias = 127, kUe8m0Nan = 255;
 constexpr float kUniformLeastScale = 1e-8f, kUnitNormFloor = 1e-8f, kUnitSquareFloor = 1e-16f;
 constexpr float kE2m1ShareOfLargest = 0.156f;
 
-// Centroids of up to 16 codes, ascending, and the boundaries between them; entries behind the last are not read.
+// Centroids of up to 16 codes, ascending, and the boundaries between them; no code reads entries behind the last.
 struct Book {
   float centroids[16];
   float boundaries[15];
@@ -126,7 +127,7 @@ __device__ __forceinline__ float of_e4m3(uint32_t byte) {
 
 __device__ __forceinline__ bool is_nan_of_e4m3(uint32_t byte) { return (byte & 0x7F) == 0x7F; }
 
-// The factor of a head's elements of e4m3, which is not stored with them.
+// The factor of a head's elements of e4m3, which the vectors do not store.
 __device__ __forceinline__ float scale_of_head(float const* scales, int64_t head) { return scales == nullptr ? 1.0f : scales[head]; }
 
 // Nearest, ties to even, saturated at 448; NaN is 0x7f.

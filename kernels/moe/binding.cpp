@@ -1,4 +1,4 @@
-// The grouped GEMMs: the inputs of the choice, and a kernel's arguments.
+// The grouped GEMMs: the inputs of the choice, and the arguments of a kernel.
 #include "extension/family.h"
 #include "extension/layout.h"
 #include "moe/abi.h"

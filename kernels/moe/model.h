@@ -1,11 +1,11 @@
-// Facts of a grouped GEMM's variants besides their rows. Mirrors gemmill.families.moe.model.
+// The facts of a grouped GEMM's variants in addition to their rows. Mirrors gemmill.families.moe.model.
 #pragma once
 
 #include "extension/selection.h"
 
 namespace gemmill::moe {
 
-// Row::facts; the order of fields is the interface. `Facts` there documents each.
+// Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
   int64_t tile_m, tile_n, tiles_together, ctas_of_sm, step_ps, step_of_band_ps, bits, end_ns, n_multiple;
 };

@@ -14,7 +14,7 @@ namespace gemmill::moe {
 
 // The factors of sums.
 enum class Factors { none, of_channels, of_groups };
-// Further factors, and addends.
+// Their further factors and addends.
 enum class Ends { none, alpha_bias };
 
 // Scales in groups are of `group_size` elements along K, those of weights of `group_rows` of their rows, too. A step lies in one group.

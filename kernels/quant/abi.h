@@ -6,8 +6,8 @@
 
 extern "C" {
 
-// out = code(x / scale), where x is in, activation(gate) * up of in = [rows, 2 hidden] = gate then up, the RMS norm of in
-// (+ residual, which is replaced by the sum, rounded) times weight, GELU of in, or in * (1 + mod_scale) + mod_shift.
+// out = code(x / scale), where x is in, activation(gate) * up of in = [rows, 2 hidden] = gate then up, the RMS norm of in (+ residual,
+// into which the rounded sum goes) times weight, GELU of in, or in * (1 + mod_scale) + mod_shift.
 struct gemmill_quant_args {
   void const* in;
   void* out;
@@ -26,13 +26,13 @@ struct gemmill_quant_args {
   // Given, and of groups, which have group_n elements each: the scale of (row, column) is at
   // row / group_m * scale_stride_m + column / group_n * scale_stride_n; packed: words of four groups, at group / 4 * scale_stride_n.
   int64_t scale_stride_m, scale_stride_n, group_m, group_n;
-  int64_t scale_rows;           // packed: rows up to which padding is zeroed, the last word column excepted
-  int64_t out_rows;             // packed: rows of out, of which those from rows to scale_rows are zeroed
+  int64_t scale_rows;           // packed: rows up to which zeros are the padding, the last word column excepted
+  int64_t out_rows;             // packed: rows of out, of which those from rows to scale_rows become zeros
   int64_t is_swizzled;          // block-scaled: whether scales lie in tiles of 128 rows x 4, else in rows
   int64_t scales_stride;        // block-scaled, in rows: from one row's to the next's
-  int64_t rounds_up;            // mx: whether a scale is rounded up, else down as the specification has it
-  int64_t rounds_to_input;      // GELU, modulated: whether the result is rounded to in's type before it is coded
-  int64_t padded;               // block-scaled: columns of the codes, of which those from hidden on are zeroed
+  int64_t rounds_up;            // mx: whether a scale rounds up, else down as the specification has it
+  int64_t rounds_to_input;      // GELU, modulated: whether the values round to in's type before coding
+  int64_t padded;               // block-scaled: columns of the codes, of which those from hidden on become zeros
   int64_t mod_scale_stride, mod_shift_stride;  // 0 where rows share one
   int64_t experts;
   int32_t* row_sums;            // of the codes of each row, or null

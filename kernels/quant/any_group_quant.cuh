@@ -1,6 +1,6 @@
-// Group quantisation where the call tells how many elements a group has. A group is held by a team of neighbouring lanes of one warp,
-// a power of two of them: in registers, up to four 16-byte chunks a lane, where rows are aligned and groups are whole chunks; else
-// the team reads its group twice, by chunks or by single elements.
+// Group quantisation with the size of groups as a run-time argument. A team of neighbouring lanes of one warp, a power of two of them,
+// has a group: in registers, up to four 16-byte chunks a lane, where rows are aligned and groups are whole chunks; else the team reads
+// its group twice, by chunks or by single elements.
 #pragma once
 
 #include "quant/group_quant.cuh"

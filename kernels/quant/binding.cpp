@@ -1,4 +1,4 @@
-// The quantisation ops: a kernel's arguments.
+// The quantisation ops: the arguments of a kernel.
 #include "extension/family.h"
 #include "quant/abi.h"
 #include "quant/call.h"

@@ -5,11 +5,11 @@
 
 namespace gemmill::quant {
 
-// A float whose last bit counts ones: a sum with it rounds to a whole number, ties to even.
+// A float whose last bit counts ones: an addend rounds to a whole number, ties to even.
 inline constexpr float kWhole = 0x1p23f;
 
-// e2m1's code is the least of 2 v, v + 2 and v / 2 + 4, each rounded, and at most 7: of an eighth of v that is held to [0, 1]. It is
-// in the low bits, and may be 8.
+// e2m1's code is the least of 2 v, v + 2 and v / 2 + 4, each rounded, and at most 7: for an eighth of v clamped to [0, 1]. It is in the
+// low bits, and may be 8.
 __host__ __device__ inline uint32_t e2m1_or_eight(float eighth) {
   uint32_t const a = bits_of(fmaf(eighth, 16.0f, kWhole)), b = bits_of(fmaf(eighth, 8.0f, kWhole + 2.0f));
   uint32_t const c = bits_of(fmaf(eighth, 4.0f, kWhole + 4.0f)), least = a < b ? a : b;
@@ -31,15 +31,15 @@ __host__ __device__ inline float fma_up(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   return __fmaf_ru(a, b, c);
 #else
-  double const exact = static_cast<double>(a) * b + c;  // of its uses here
+  double const exact = static_cast<double>(a) * b + c;  // for its uses here
   float const near = static_cast<float>(exact);
   return near < exact ? nextafterf(near, INFINITY) : near;
 #endif
 }
 
-// The same of eighths that are above a tie where it is rounded up, and on it where it is rounded down. So a code is how many ties are
-// exceeded. Seen as whole numbers, floats from 1 on and (1 + v) / 2 below have ties at a quarter and three quarters of a code's two
-// bits, whatever the exponent.
+// The same for eighths that lie above a tie that rounds up, and on one that rounds down. So a code is how many ties are exceeded. Seen as
+// whole numbers, floats from 1 on and (1 + v) / 2 below have ties at a quarter and three quarters of a code's two bits, whatever the
+// exponent.
 __host__ __device__ inline uint32_t pack_e2m1_above(float const (&eighths)[8], uint32_t first_signs, uint32_t last_signs, uint32_t sign_mask) {
   constexpr uint32_t kNone = 0x3d800000u, kUp = 0x1fffffu;  // a sixteenth; all but a quarter of a code
   uint32_t top[8];  // a code in the last byte, which may be 8
@@ -86,7 +86,7 @@ __host__ __device__ inline uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c
 #endif
 }
 
-// a b of both, for powers of two b by which nothing is rounded that a code would feel.
+// a b of both, for powers of two b without a rounding that a code would feel.
 __host__ __device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) { return fma_pairs(a, b, 0x80008000u, __nv_bfloat16{}); }
 
 // The smaller of each 16 bits, as whole numbers.
@@ -157,7 +157,7 @@ __host__ __device__ inline uint32_t pack_fp8(float a, float b, float c, float d)
   return low | high << 16;
 }
 
-// The mx formats: a scale is a power of two, and values are multiplied by its inverse.
+// The mx formats: a scale is a power of two, whose inverse multiplies values.
 template <class Format>
 struct MxScale {
   uint8_t byte;
@@ -199,7 +199,7 @@ struct NvFp4 {
   static constexpr int kGroup = 16, kBits = 4;
   static constexpr bool kHasNan = false, kHasGlobalScale = true;
 
-  // code(x global / scale): the product is rounded, and so is the quotient up to differences that no code shows.
+  // code(x global / scale): the product rounds, and so does the quotient but where no code feels it.
   __host__ __device__ static void encode(Run const& run, Scale const& scale, float global_scale, uint32_t (&words)[2]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
@@ -279,7 +279,7 @@ struct MxFp6 {
       widen(multiply_pairs(run.words[2 * q], factor), x[0], x[1], __nv_bfloat16{});
       widen(multiply_pairs(run.words[2 * q + 1], factor), x[2], x[3], __nv_bfloat16{});
       uint32_t bytes = pack_fp8<__NV_E5M2>(x[0], x[1], x[2], x[3]);
-      if (!scale.rounds_up) bytes -= (bytes & 0x20202020u) >> 5;  // 32 is held to 28
+      if (!scale.rounds_up) bytes -= (bytes & 0x20202020u) >> 5;  // 32 becomes 28
       uint32_t const codes = (bytes & 0x1f1f1f1fu) | (bytes >> 2 & 0x20202020u);
       uint32_t const pairs = (codes & 0x003f003fu) + ((codes & 0x3f003f00u) >> 2);
       quads[q] = (pairs & 0xfffu) | (pairs >> 4 & ~0xfffu);
@@ -306,8 +306,8 @@ struct MxFp8 {
   }
 };
 
-// The formats as vLLM's kernels code them (csrc of vLLM 0.33.0, quantization/fp4), in the same operations. A factor that makes every
-// number's code zero stands for none: infinity and former NaN have the largest code by it, too.
+// The formats as vLLM's kernels code them (csrc of vLLM 0.33.0, quantization/fp4), in the same operations. A factor by which every
+// number's code is zero stands for none: infinity and a former NaN have the largest code by it, too.
 inline constexpr float kNoFactor = 0x1p-149f;
 
 // The power of two by the largest magnitude rounded to a bit behind its first: from 1.75 on it is the next one's.
@@ -356,7 +356,7 @@ struct VllmNvFp4 {
 template <class Format>
 inline constexpr bool kIsVllms = std::is_same_v<Format, VllmNvFp4> || std::is_same_v<Format, VllmMxFp4>;
 
-// How runs of packed elements are coded: in pairs where the format knows how, else in f32.
+// The coding of runs of packed elements: in pairs where the format knows how, else in f32.
 template <class Format, class In>
 struct RunOf {
   using Type = Run;

@@ -38,7 +38,8 @@ __host__ __device__ inline float scale_value(uint8_t byte) {
   }
 }
 
-// value / divisor for products of an nvfp4 code and scale, correctly rounded: those have 6 bits, and are tried with every mantissa.
+// value / divisor for products of an nvfp4 code and scale, correctly rounded: those have 6 bits, and a test tries them with every
+// mantissa.
 struct GlobalQuotient {
   float divisor, reciprocal;
   bool is_plain;

@@ -1,6 +1,6 @@
-// Block-scaled quantisation of a row or of its activation: codes of 4, 6 or 8 bits and a scale of one byte for each
-// group of 16 or 32. A thread holds runs of 16 consecutive elements, so a group is one lane's or two neighbours'. Scales are
-// swizzled, in tiles of 128 rows x 4 whose padding is zeroed, or plain. Rows sorted by expert have tiles of their expert's own.
+// Block-scaled quantisation, plain or after an activation of a row: codes of 4, 6 or 8 bits and a scale of one byte for each group of 16
+// or 32. A thread holds runs of 16 consecutive elements, so a group is one lane's or two neighbours'. Scales are swizzled, in tiles of
+// 128 rows x 4 with zeros as padding, or plain. Rows sorted by expert have tiles of their expert's own.
 #pragma once
 
 #include "coding/activation.cuh"
@@ -14,7 +14,7 @@ namespace gemmill::quant {
 
 inline constexpr int kBlockQuantThreads = 128;
 
-// Rows that a thread takes of large tensors, where instructions count and CTAs are launched no faster than one in 1.2 ns. Where a run
+// Rows that a thread takes of large tensors, where instructions count and the GPU launches no more than one CTA in 1.2 ns. Where a run
 // has few instructions, or they are not in pairs, two rows lose (H200, 2026-11-22).
 template <class In, class Format, class Activation>
 constexpr int most_rows() {
@@ -25,7 +25,7 @@ constexpr int most_rows() {
 
 inline constexpr int kTileRows = 128, kTileScales = 4;
 
-// Whether GELU is looked up where there is much to do.
+// Whether a table gives GELU where there is much to do.
 template <class In, class Activation>
 inline constexpr bool kIsTabulated = false;
 template <class In, class Gelu>
@@ -43,7 +43,7 @@ struct BlockQuantParams {
   int64_t hidden, in_stride, out_stride, scale_stride;  // the last of plain scales
   int64_t mod_scale_stride, mod_shift_stride;
   int64_t first_row, scale_rows;         // experts: of the slice; of all scales
-  uint32_t rows, groups, padded_groups;  // groups of a row, and with those whose codes and scales are zeroed
+  uint32_t rows, groups, padded_groups;  // groups of a row, and those groups plus the ones with zeros as codes and scales
   uint32_t tiles, experts;               // tiles along a row, 0: scales are plain
   uint32_t all_runs, ctas_of_runs, ctas_of_padding;  // the latter pad the rows of the last tiles
   FastDivision runs_of_row;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void pad_rows(ScalesOf of, uint32_t tiles, uint32_t i
   }
 }
 
-// The CTAs behind those of runs: those of one matrix, or of each expert, follow one another.
+// The work of the CTAs behind those of runs: those of one matrix, or of each expert, follow one another.
 template <bool kExperts>
 __device__ __forceinline__ void pad_last_tiles(BlockQuantParams const& p, uint32_t cta) {
   if constexpr (kExperts) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void unpack_run(uint32_t const (&words)[kRun / 2], fl
   for (int i = 0; i < kRun / 2; ++i) unpack_pair(words[i], values[2 * i], values[2 * i + 1], kind);
 }
 
-// One loaded run of a row, and of the activation's second operand.
+// One loaded run of a row, and the further inputs of its activation.
 template <class Activation, bool kAligned, class In>
 struct LoadedRun {
   static constexpr bool kModulates = std::is_same_v<Activation, Modulate>, kIsRaw = std::is_same_v<Activation, Identity>;
@@ -159,7 +159,7 @@ struct LoadedRun {
     }
   }
 
-  // The values to quantise. Table: of a GELU, or none. `rounds`: ungated values are rounded to In first, GELU as torch's.
+  // The values to code. Table: of a GELU, or none. `rounds`: values without a gate round to In first, GELU as torch's.
   template <class Format, class Table>
   __device__ __forceinline__ auto run(Table const* table, bool rounds) {
     if constexpr (kIsRaw) {
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kTabulatedBlockThreads, kTabulatedBlockCtasOfS
   }
 }
 
-// Sets the launch for the rows of a thread and the threads of a CTA. Returns how many CTAs there are.
+// Sets the consequences of a thread's number of rows and a CTA's number of threads. Returns how many CTAs there are.
 template <bool kExperts>
 int64_t divide_work(BlockQuantParams& p, int rows_of_thread, int threads) {
   p.all_runs = static_cast<uint32_t>(ceil_divide(p.rows, rows_of_thread)) * p.runs_of_row.divisor;
@@ -292,7 +292,7 @@ int32_t launch_tabulated_block_quant(BlockQuantParams p, gemmill_launch const& h
   return launch<&tabulated_block_quant_kernel<Variant, In, Format, Gelu>>(p, ctas < stay ? ctas : stay, kTabulatedBlockThreads, how);
 }
 
-// A slice whose rows are aligned.
+// A slice with aligned rows.
 template <class Variant, class In, class Format, class Activation, bool kExperts>
 int32_t launch_aligned_block_quant(BlockQuantParams const& p, gemmill_launch const& how) {
   int64_t const chunks = int64_t{p.rows} * p.runs_of_row.divisor * 2;

@@ -37,7 +37,7 @@ __host__ __device__ inline float two_to(int exponent) {
   return float_of(exponent < -126 ? 1u << (exponent + 149) : static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// Held to [0, 1]; 0 for NaN.
+// Clamped to [0, 1]; 0 for NaN.
 __host__ __device__ inline float saturated(float x) {
 #ifdef __CUDA_ARCH__
   return __saturatef(x);
@@ -46,7 +46,7 @@ __host__ __device__ inline float saturated(float x) {
 #endif
 }
 
-// 1 / x but for a unit in the last place, where a subnormal number counts as zero. On the host it is correctly rounded.
+// 1 / x but for a unit in the last place, where a subnormal number counts as zero. On the host it rounds correctly.
 __host__ __device__ inline float about_inverse(float x) {
 #ifdef __CUDA_ARCH__
   float y;

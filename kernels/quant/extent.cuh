@@ -1,5 +1,5 @@
-// The extent of raw chunks, before they are unpacked: elements of 16 bits are compared two at a time. NaN elements do
-// not count, as everywhere.
+// The extent of raw chunks, before they are unpacked: elements of 16 bits compare two at a time. NaN elements do not count, as
+// everywhere.
 #pragma once
 
 #include <type_traits>

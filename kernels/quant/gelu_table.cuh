@@ -14,7 +14,7 @@ namespace gemmill::quant {
 template <class In, class Activation>
 inline constexpr bool kHasTable = std::is_same_v<In, __nv_bfloat16> && (std::is_same_v<Activation, GeluTanh> || std::is_same_v<Activation, GeluErf>);
 
-// In its place where gates are not looked up.
+// In its place where gates need no table.
 struct NoTable {};
 
 template <class Activation>

@@ -1,5 +1,5 @@
-// Group quantisation, plain or of activation(gate) * up: each group of a row gets its own scale. A group is held by
-// neighbouring lanes of one warp, one to four 16-byte chunks each, so its maximum needs shuffles only.
+// Group quantisation, plain or of activation(gate) * up: each group of a row gets its own scale. Neighbouring lanes of one warp have a
+// group, one to four 16-byte chunks each, so its maximum needs shuffles only.
 #pragma once
 
 #include "coding/activation.cuh"
@@ -63,8 +63,8 @@ __device__ __forceinline__ float gated_group_scale_as_vllm(GroupQuantParams cons
   return fmaxf(p.scale_ub == nullptr ? scale : fminf(scale, *p.scale_ub), p.smallest_scale);
 }
 
-// A thread's work on kUnroll chunks. Groups `first`, `first + step`, ... are its own; a thread holds chunks `lane`,
-// `lane + kLanes`, ... of each.
+// A thread's work on kUnroll chunks. Groups `first`, `first + step`, ... are its own; a thread holds chunks `lane`, `lane + kLanes`, ...
+// of each.
 template <class In, class Out, class Activation, ScaleFormat kFormat, int kGroup, bool kSymmetric, int kUnroll, bool kAligned>
 struct GroupQuant {
   static constexpr int kElements = kChunkElements<In>;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kGroupQuantThreads) group_quant_kernel(__grid_
   work.template run<NoTable>(nullptr);
 }
 
-// Persistent CTAs, so that each fills its table once. They request their first data before. Shape measured on an H200.
+// Persistent CTAs, so that each fills its table once. They request their first chunks before. Shape measured on an H200.
 inline constexpr int kTabulatedThreads = 768;
 inline constexpr int kTabulatedCtasOfSm = 2;
 inline constexpr int kTabulatedUnroll = 2;

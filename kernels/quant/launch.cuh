@@ -11,7 +11,7 @@
 
 namespace gemmill::quant {
 
-// Chunks that one launch takes, so that indices stay below 2^31; larger tensors are launched in slices of rows.
+// Chunks that one launch takes, so that indices stay below 2^31; larger tensors take one launch for each slice of rows.
 inline constexpr int64_t kMostChunks = int64_t{1} << 30;
 
 // Tensors of 17 and of 35 MB (of 16-byte loads, on 132 SMs): from one or the other on, it pays to give a thread much to do,
@@ -59,7 +59,7 @@ inline int cluster_for(int64_t rows, int64_t row_size, int64_t size_of_cta, int6
   return pairs ? 2 : cluster;
 }
 
-// How many rows ahead of its own a CTA asks L2 for one, so that memory has work while rows are reduced: 28 KB of rows an SM. Twice
+// How many rows ahead of its own a CTA asks L2 for one, so that memory has work during the reduction of rows: 28 KB of rows an SM. Twice
 // as much costs more than it brings, half brings less (H200, 2026-11-21).
 inline uint32_t rows_ahead(int32_t sm_count, int64_t row_bytes) {
   return static_cast<uint32_t>((int64_t{sm_count} * (28 << 10) + row_bytes - 1) / row_bytes);

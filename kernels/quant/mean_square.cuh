@@ -5,8 +5,8 @@
 //     mean = f32(f64(sum) / hidden + eps),   sum = the values by exponent, as integers, then 32 f64 by halves
 //
 // whose integers are exact, so that no order enters. Both sums are within (values + 64) / 2^53 of the row's, relatively. So where the
-// threads' f64 lies further than twice that from a tie of f32, it is rounded to the same f32, and nothing else is done. A row
-// of 512 chunks is nearer in 4 of 10^6 cases; it is summed again, as integers.
+// threads' f64 lies further than twice that from a tie of f32, it rounds to the same f32, and no more work follows. A row of 512 chunks
+// is nearer in 4 of 10^6 cases; then threads sum it again, as integers.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace gemmill::quant {
 
-// Whether f64 within (values + 64) units of `mean` are all rounded to one f32. `mean` is positive, or zero, infinite or NaN. The
-// f64 below 2^-126, which have fewer bits as f32, are said to be unsettled; zero costs little there.
+// Whether all f64 within (values + 64) units of `mean` round to one f32. `mean` is positive, or zero, infinite or NaN. The f64 below
+// 2^-126, which have fewer bits as f32, are said to be unsettled; zero costs little there.
 __host__ __device__ __forceinline__ bool is_settled(uint64_t mean_bits, uint32_t values) {
   constexpr int32_t kTie = 1 << 28;  // of the 29 bits that f32 lacks
   uint32_t const high = static_cast<uint32_t>(mean_bits >> 32);
@@ -26,8 +26,8 @@ __host__ __device__ __forceinline__ bool is_settled(uint64_t mean_bits, uint32_t
   return !is_finite || (!is_small && from_tie > 2 * values + 128);
 }
 
-// A sum of up to 2^30 finite nonnegative f32, in any order, by all threads of a CTA or of a cluster's CTAs: all
-// call each function. Values of one exponent but its last three bits share an integer.
+// A sum of up to 2^30 nonnegative finite f32, whatever their order, by all threads of a CTA or of a cluster's CTAs: all call each
+// function. Values of one exponent but its last three bits share an integer.
 template <bool kCluster>
 struct SumInAnyOrder {
   static constexpr int kBins = 32;

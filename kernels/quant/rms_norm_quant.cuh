@@ -29,8 +29,8 @@ struct RmsNormParams {
   float const* scale_ub;
   int64_t hidden, in_stride, out_stride, residual_stride, scale_stride_m, scale_stride_g;
   uint32_t chunks;       // of a row
-  uint32_t rows, ahead;  // row + ahead is asked for from L2
-  bool few;              // CTAs: they prefetch
+  uint32_t rows, ahead;  // row + ahead is the row to prefetch into L2
+  bool few;              // CTAs: they prefetch their rows
   double inverse_hidden, epsilon;
 };
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_some(In const* from, float (&x)[kCount]) {
   }
 }
 
-// The sum of vLLM's thread `thread`.
+// Thread `thread` of vLLM's sums.
 template <bool kAligned, bool kResidual, int kCount, bool kGiven = false, class In>
 __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint32_t thread, uint32_t threads, In const* in, In const* residual) {
   float sum = 0.0f;
@@ -87,9 +87,9 @@ __device__ __forceinline__ float vllm_sum_of_thread(RmsNormParams const& p, uint
   return sum;
 }
 
-// 1 / rms of a row, by all threads of a CTA: sums of vLLM's threads, of neighbours within its warps, of warps one after another.
-// Where vLLM is asked for results that do not depend on the batch, its CTAs of rows with groups have 512 threads. (The parameters
-// of the kernel are not more than ours: two more, and the compiler spills registers of ours.)
+// 1 / rms of a row, by all threads of a CTA: sums of vLLM's threads, of neighbours within its warps, of warps one after another. In
+// vLLM's batch-invariant mode, its CTAs of rows with groups have 512 threads. (The parameters of the kernel are not more than ours: two
+// more, and the compiler spills registers of ours.)
 template <bool kAligned, bool kResidual, int kGroup, class In>
 __device__ __forceinline__ float inverse_rms_as_vllm(RmsNormParams const& p, In const* in, In const* residual, VllmSums& sums) {
   constexpr bool kGiven = kGroup == kGivenScale;
@@ -145,8 +145,7 @@ __device__ __forceinline__ float sum_of_squares(float const (&x)[kElements]) {
   return sums[0];
 }
 
-// Codes of values of type In. Those of s8 (vLLM's of groups too) are multiplied by the scale's reciprocal, those of e4m3 divided
-// by the scale.
+// Codes of values of type In. The scale's reciprocal multiplies those of s8 (vLLM's of groups too), the scale divides those of e4m3.
 template <class In, class Out, int kGroup>
 struct NormedCoding {
   static constexpr bool kByReciprocal = std::is_base_of_v<S8, Out> || kGroup == kGivenScale || (Out::kAsVllm && kGroup != 0);
@@ -272,11 +271,11 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     store_residual(index_of(round, c), x);
   };
 
-  // With four chunks or more registers do not hold weights and row: they are loaded when they are used, from L1.
+  // With four chunks or more the weights would not fit next to the row: threads load them at their use, from L1.
   constexpr bool kKeepWeights = kResident && kChunks < 4;
   uint4 weights[kKeepWeights ? kChunks : 1];
   auto const load_weight = [&](uint32_t index) {
-    // Beyond the row any will do: normalised values there are zero, or NaN, which does not count either.
+    // Beyond the row any will do: its normalised values are zero, or NaN, which does not count either.
     if constexpr (kAligned) return load_reused(weight + int64_t{kWhole ? index : min(index, p.chunks - 1)} * kElements);
     if (!inside(index)) return make_uint4(0, 0, 0, 0);
     return load_elements<Beyond::kZero>(weight, int64_t{index} * kElements, p.hidden);
@@ -327,14 +326,14 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
     if (__builtin_expect(!is_settled(static_cast<uint64_t>(__double_as_longlong(threads_mean)), p.chunks), 0)) {
       __shared__ SumInAnyOrder<kCluster> squares;
       squares.clear();
-      if constexpr (kResident && kResidual) {  // the residual is replaced already
+      if constexpr (kResident && kResidual) {  // the residual holds the sum already
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) {
           float x[kElements];
           x_of(c, x);
           squares.add(sum_of_squares(x));
         }
-      } else {  // read again: kept registers would make the compiler spill
+      } else {  // read again: keeping the registers would make the compiler spill
         for (uint32_t index = first; index < p.chunks; index += step) {
           float x[kElements];
           x_of_bits(load_at(in, index), kResidual ? load_at(residual, index) : uint4{}, x);
@@ -348,7 +347,7 @@ __global__ void __launch_bounds__(rms_norm_threads(kChunks), rms_norm_ctas(kChun
   }
   float const scale_ub = p.scale_ub == nullptr ? __int_as_float(0x7f800000) : *p.scale_ub;
 
-  // Replaces a chunk by its normalised values in the input's type.
+  // Normalises a chunk in place, in the input's type.
   auto const normalise = [&](uint32_t round, int c) {
     float x[kElements];
     x_of(c, x);

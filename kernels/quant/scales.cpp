@@ -49,7 +49,7 @@ bool group_scales_fit(OpCall& x) {
   x.found[kGroupM] = 1, x.found[kGroupN] = x.value(kGroupSize);
   bool const as_rows = (s.rank == 2 && s.sizes[0] == rows && s.sizes[1] == columns) ||
                        (s.rank >= 1 && s.rank == in.rank && s.sizes[s.rank - 1] == columns && std::equal(s.sizes, s.sizes + s.rank - 1, in.sizes));
-  // Unused strides become those of the layout: padding is written at the second row of the only one.
+  // Strides that no access takes become those of the layout: padding goes to the place of a second row.
   auto fits = [&](int64_t m, int64_t g, bool m_major) {
     if (rows <= 1 || columns == 0) m = m_major ? 1 : columns;
     if (columns <= 1 || rows == 0) g = m_major ? padded : 1;

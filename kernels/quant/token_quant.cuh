@@ -1,6 +1,6 @@
-// Dynamic quantisation with one scale a row, plain or of activation(gate) * up. A row is shared by the threads of a
-// CTA, or of a cluster when there are few rows. It stays in registers between maximum and codes; a row too long for
-// them is read twice, the second time from L2.
+// Dynamic quantisation with one scale a row, plain or of activation(gate) * up. The threads of a CTA share a row, or those of a cluster
+// when there are few rows. It stays in registers between maximum and codes; a row too long for them is read twice, the second time from
+// L2.
 #pragma once
 
 #include "coding/activation.cuh"
@@ -23,7 +23,7 @@ struct TokenQuantParams {
   float const* scale_ub;
   int64_t hidden, in_stride, out_stride;
   uint32_t chunks;       // of a row
-  uint32_t rows, ahead;  // row + ahead is asked for from L2; 0: none is
+  uint32_t rows, ahead;  // row + ahead is the row to prefetch into L2; 0: none is
   float least_step;      // of asymmetric codes
 };
 
@@ -50,7 +50,7 @@ struct RowOfChunks {
     uint4 up;
   };
 
-  // Beyond the row: zeros. A chunk is loaded whole or not at all where rows are aligned.
+  // Beyond the row: zeros. With aligned rows a load takes a whole chunk or nothing.
   __device__ __forceinline__ Raw load(uint32_t index) const {
     Raw raw{};
     if (inside(index)) {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(token_quant_threads(kChunks), token_quant_ctas
   }
   wait_for_predecessor();
 
-  // Gated rows keep their products, others the loaded values.
+  // Gated rows keep their products, others their loads.
   typename Chunks::Raw raw[kChunks];
   float products[Activation::kGated ? kChunks : 1][kElements];
   for (uint32_t base = first; base < p.chunks; base += step * kChunks) {
@@ -180,7 +180,7 @@ inline TokenQuantShape token_quant_shape(gemmill_launch const& how, int64_t rows
   int64_t const of_cta = ceil_divide(chunks, shape.cluster);
   bool const many = rows * shape.cluster > how.sm_count;
   int64_t const most_threads = many ? 256 * loads_per_chunk : kMostTokenQuantThreads;
-  // Many large rows: a CTA's loads should outlast its launch and its reductions.
+  // Many large rows: a CTA should take long to load compared with its launch and its reductions.
   int64_t const loads = rows * chunks * loads_per_chunk;
   bool const wide = many && (symmetric ? is_large(loads, how.sm_count) : is_very_large(loads, how.sm_count));
   if (wide && chunks >= 256) shape.chunks = most_chunks;
@@ -237,7 +237,7 @@ int32_t token_quant(gemmill_quant_args const& x, gemmill_launch const& how) {
   for (int64_t row = 0; row < x.rows; row += kSlice) {
     int64_t const rows = x.rows - row < kSlice ? x.rows - row : kSlice;
     TokenQuantShape const shape = token_quant_shape(how, rows, chunks_of_shape, Activation::kGated ? 2 : 1, Coding::kSymmetric);
-    // Where a row takes half an SM, little is loaded while it is reduced. Plain symmetric rows are reduced quickly (H200, 2026-11-21).
+    // Where a row takes half an SM, the SM loads little during its reduction. Plain symmetric rows reduce quickly (H200, 2026-11-21).
     bool const fetches_ahead = (Activation::kGated || !Coding::kSymmetric) && shape.threads >= 448;
     TokenQuantParams const p{
         static_cast<In const*>(x.in) + row * x.in_stride,

@@ -1,4 +1,4 @@
-// The GEMM ops: the special check, the inputs of the choice, and a kernel's arguments.
+// The GEMM ops: the special check, the inputs of the choice, and the arguments of a kernel.
 #include "extension/family.h"
 #include "extension/layout.h"
 #include "scaled_mm/abi.h"
@@ -20,7 +20,7 @@ bool scales_fit(OpCall& x) {
   return x.value(kGroups) && codes && find_groups(a_scales, b_scales, m, n, k, x.found.data());
 }
 
-// Leading dimensions. The stride of a single row is never used: any will do that TMA takes.
+// Leading dimensions. No access uses the stride of a single row: any will do that TMA takes.
 struct Strides {
   int64_t a, b, d;
 
@@ -48,7 +48,7 @@ bool asks(OpCall const& x, Call& asked) {
   return true;
 }
 
-// The operands of a user's epilogue.
+// The inputs of a user's epilogue.
 void fill_own(gemmill_scaled_mm_args& args, OpCall const& x) {
   void const** const vectors[] = {&args.row0, &args.row1, &args.row2, &args.row3, &args.column0, &args.column1, &args.column2, &args.column3};
   int32_t* const steps[] = {&args.row0_step, &args.row1_step, &args.row2_step, &args.row3_step,

@@ -1,4 +1,4 @@
-// The number of a class of calls, as in Row::call_class and Call::call_class. Mirrors gemmill.families.scaled_mm.classes.
+// The number of a class of calls, in Row::call_class and Call::call_class. Mirrors gemmill.families.scaled_mm.classes.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace gemmill {
 
-// The epilogue of a class.
+// The features of the epilogue.
 enum Need : int64_t { kScale = 0, kBias = 1, kAzpRow = 2, kAzpToken = 3 };
 
 // By torch's numbers for dtypes; the contract has refused others.
@@ -17,10 +17,10 @@ inline OperandType operand_type(int32_t dtype) {
   return dtype == d.s8 ? kS8 : dtype == d.e4m3 ? kE4m3 : dtype == d.bf16 ? kBf16 : kF16;
 }
 
-// Numbers of classes with each user's epilogue: the lower digits have operand and result as in other classes.
+// Numbers of classes with each user's epilogue: the lower part says the same of operand and result.
 constexpr int64_t kOwnClasses = 4096;
 
-// The offset of a result; only a user's epilogue stores codes.
+// The addend for a result; only a user's epilogue ends in codes.
 enum OutType : int64_t { kToBf16 = 0, kToF16 = 1, kToE4m3 = kOwnClasses / 2 };
 inline OutType out_type(int32_t dtype) {
   Dtypes const& d = dtypes();

@@ -6,7 +6,7 @@
 namespace gemmill {
 namespace {
 
-// The operands of a user's epilogue: of each kind the first so many of four.
+// The inputs of a user's epilogue: of each kind the first so many of four.
 void add_own(Parameters& all, ScaledMmFacts const& told, gemmill_scaled_mm_args const& args) {
   auto const add = [&](int32_t count, auto const&... of_kind) {
     int32_t i = 0;

@@ -8,7 +8,7 @@ namespace gemmill {
 
 struct ScaledMmFacts {
   GemmFacts gemm;
-  int32_t own_rows, own_columns, own_scalars;  // operands of a user's epilogue; -1 for gemmill's epilogues
+  int32_t own_rows, own_columns, own_scalars;  // the inputs of a user's epilogue; -1 for gemmill's epilogues
 };
 
 // Enqueues one GEMM. Returns 0 or an error code.

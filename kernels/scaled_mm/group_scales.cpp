@@ -13,7 +13,7 @@ bool has_shape(Operand const& x, int64_t rows, int64_t columns) {
   return x.rank == 2 && x.sizes[0] == rows && x.sizes[1] == columns;
 }
 
-// Of a dimension of one element, which is never stepped along, 1.
+// 1 for a dimension of one element, along which no access steps.
 int64_t stride_of(Operand const& x, int64_t dim) { return x.sizes[dim] <= 1 ? 1 : x.strides[dim]; }
 
 // CUTLASS's blockwise kernels count in 32 bits where a scale lies.
@@ -51,7 +51,7 @@ bool find_groups(Operand const& a_scales, Operand const& b_scales, int64_t m, in
   if (b_stride_n != 1 && b_stride_k != 1) return false;
   bool const mn_major = lies_for_tma(a_scales) && counts_in_32_bits(a_scales) && counts_in_32_bits(b_scales);
   found[kScaleGroups] = 1 + kind * 2 + !mn_major;
-  // The stride of a single group is never used, but a descriptor has it: any will do that TMA takes.
+  // No access uses the stride of a single group, but a descriptor has it: any will do that TMA takes.
   found[kAScaleStrideM] = a_stride_m;
   found[kAScaleStrideK] = a_scales.sizes[1] <= 1 ? round_up(m, kTmaBytes / kScaleBytes) : a_stride_k;
   found[kBScaleStrideN] = b_stride_n, found[kBScaleStrideK] = b_stride_k;

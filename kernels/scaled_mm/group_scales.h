@@ -7,7 +7,7 @@
 
 namespace gemmill {
 
-// Facts of scales in groups: their part of Call::call_class (classes.h), 0 where there are none, and strides.
+// The facts of scales in groups: their part of Call::call_class (classes.h), 0 where there are none, and strides.
 enum FoundScales { kScaleGroups, kAScaleStrideM, kAScaleStrideK, kBScaleStrideN, kBScaleStrideK };
 
 // Whether scales are one value, or one for each row of A (column of B), as [length] or [length, 1] ([1, length]); with `either`
@@ -18,7 +18,7 @@ inline bool is_vector_of(Operand const& x, int64_t length, int64_t dim, bool eit
   return x.rank == 2 && (x.sizes[dim] == length || (either && x.sizes[1 - dim] == length));
 }
 
-// Whether float32 scales other than vectors are in groups of a legal call; stores their facts.
+// Whether scales of float32 other than vectors are the groups of a legal call; leaves their facts behind.
 bool find_groups(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k, int64_t* found);
 
 }  // namespace gemmill

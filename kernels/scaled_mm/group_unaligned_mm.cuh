@@ -1,7 +1,7 @@
 // The variant with scales in groups that takes everything: any M, N, K, any row stride, any address.
 //
-// The main loop is unaligned_mm.cuh's, and so are its tiles; at the end of each group its sum is multiplied by
-// its scales and added in FP32.
+// The main loop is unaligned_mm.cuh's, and so are its tiles; at the end of each group the kernel multiplies its sum by its scales and
+// adds it in FP32.
 #pragma once
 
 #include "core/launch.cuh"

@@ -41,7 +41,7 @@ int64_t ctas_of(GemmFacts const& row, Call const& call) {
 
 bool takes(Row const& row, Call const& call) { return ctas_of(gemm_facts(row), call) <= kMostCtas; }
 
-// Whether empty tiles would be a larger share of the tiles, by a quarter or more, than when the row was measured.
+// Whether empty tiles would add a quarter or more to their share of the tiles of the measured row.
 bool pads_more(Row const& of, int64_t const* then, int64_t const* now) {
   GemmFacts const& row = gemm_facts(of);
   auto const full_tiles = [&](int64_t const* sizes) { return ceil_div(sizes[kSizeM], row.tile_m) * ceil_div(sizes[kSizeN], row.tile_n); };
@@ -51,7 +51,7 @@ bool pads_more(Row const& of, int64_t const* then, int64_t const* now) {
 
 namespace {
 
-constexpr int64_t kL2Kept = 40'000'000;  // the part of L2 that operands can keep
+constexpr int64_t kL2Kept = 40'000'000;  // the part of the L2 for operands
 
 // Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time. Mirrored by
 // gemmill.families.scaled_mm.model, which says why.
@@ -76,7 +76,7 @@ int64_t room_of(GemmFacts const& row, int64_t sm_count) {
 
 double fourth(double x) { return (x * x) * (x * x); }
 
-// Fitted (tools/fit_model.py). Mirrors gemmill.families.scaled_mm.model.Constants, which documents each.
+// Fitted (tools/fit_model.py). Mirrors gemmill.families.scaled_mm.model.Constants, which describes each.
 constexpr double kProducts = 6232.0;
 constexpr double kSharedBytes = 241.7;
 constexpr double kPromoting = 1.091;

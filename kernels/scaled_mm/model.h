@@ -1,11 +1,11 @@
-// Facts of a scaled GEMM's variants besides their rows. Mirrors gemmill.families.scaled_mm.model.
+// The facts of a scaled GEMM's variants in addition to their rows. Mirrors gemmill.families.scaled_mm.model.
 #pragma once
 
 #include "extension/selection.h"
 
 namespace gemmill {
 
-// Row::facts; the order of fields is the interface. `Facts` there documents each.
+// Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct GemmFacts {
   int64_t raster_order, swizzle, splits, tile_m, tile_n, tile_k, columns, sharers_a, sharers_b;
   int64_t pads, ctas_of_sm, overlaps, promotes, meets, stages, box_rows, cost_permille;

@@ -5,10 +5,10 @@
 // CTA adds up its part of the tile in a fixed order. So there is no workspace, nothing to clear and no second kernel,
 // and the result does not depend on timing.
 //
-// Time goes to reading the weights. While the kernel before this one still runs, the weights' first slices are already
-// being fetched into L2, which is safe whoever writes them: L2 is where all of them meet. Nothing is read before the
-// predecessor has ended, unless the caller has said that weights are constant: then every stage of them is loaded early,
-// and in a chain of such kernels the memory is never idle.
+// Time goes to reading the weights. While the kernel before this one still runs, it already fetches the weights' first slices into
+// L2, which is safe whichever kernel writes them: L2 is where all of them meet. It reads nothing before the predecessor has ended, unless the
+// caller has said that weights are constant: then it loads every stage of them early, and in a chain of such kernels the memory is never
+// idle.
 #pragma once
 
 #include <climits>
@@ -95,8 +95,8 @@ struct SplitKMm {
     unsigned const tile = blockIdx.x / static_cast<unsigned>(splits);
     unsigned const tiles_m = (params.m + tile_m - 1) / tile_m;  // neighbours in time share weights
     int const n0 = static_cast<int>(tile / tiles_m) * tile_n;
-    // The last tile moves back to lie within A; rows of two tiles are stored twice, with the same bits. To fill what is
-    // beyond A with zeros takes TMA longer than to load it (docs/notes/tiles.md).
+    // The last tile moves back to lie within A; both tiles store their common rows, with the same bits. TMA takes longer to fill the rows
+    // beyond A with zeros than to load them (docs/notes/tiles.md).
     int const m0 = min(static_cast<int>(tile % tiles_m) * tile_m, max(params.m - tile_m, 0));
     Slice const slice(params.k, rank, splits);
 

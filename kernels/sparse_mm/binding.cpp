@@ -1,4 +1,4 @@
-// The sparse GEMMs: the inputs of the choice, and a kernel's arguments.
+// The sparse GEMMs: the inputs of the choice, and the arguments of a kernel.
 #include "extension/family.h"
 #include "extension/layout.h"
 #include "sparse_mm/abi.h"
@@ -10,7 +10,7 @@ namespace {
 enum Role { kOut, kA, kValues, kMeta, kAScales, kBScales, kAzpAdj, kAzp, kBias };
 enum Value { kM, kN, kK, kKept };
 
-// That of a single row is never used: any will do that TMA takes.
+// No access uses that of a single row: any will do that TMA takes.
 int64_t stride_of(Operand const& x) {
   int64_t const columns = x.sizes[1];
   return x.sizes[0] == 1 ? round_up(columns, kTmaBytes / element_bytes(x.dtype)) : row_stride(x);

@@ -1,4 +1,4 @@
-// Host code: the arguments of a CUTLASS 3.x sparse kernel.
+// Host code: the arguments of a CUTLASS 3.x sparse kernel for a call.
 #pragma once
 
 #include "cute/tensor.hpp"

@@ -1,11 +1,11 @@
-// Facts of a sparse GEMM's variants besides their rows. Mirrors gemmill.families.sparse_mm.model.
+// The facts of a sparse GEMM's variants in addition to their rows. Mirrors gemmill.families.sparse_mm.model.
 #pragma once
 
 #include "extension/selection.h"
 
 namespace gemmill::sparse_mm {
 
-// Row::facts; the order of fields is the interface. `Facts` there documents each.
+// Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
   int64_t raster_order, swizzle, tile_m, tile_n, step_ps, bits;
 };

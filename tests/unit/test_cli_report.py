@@ -198,7 +198,7 @@ def test_an_interrupt_leaves_what_is_there(gemmill, owner, tmp_path, monkeypatch
     path = tmp_path / "r.json"
     outcome = gemmill("verify", "--report", path)
     assert outcome.code == 130
-    assert outcome.err.endswith(f"gemmill: interrupted: {path} has what was found until then\n")
+    assert outcome.err.endswith(f"gemmill: interrupted: {path} has the results until then\n")
     told = read(path)
     assert (told["complete"], told["ok"], len(told["verify"])) == (False, False, 3)
 

@@ -1,4 +1,4 @@
-"""The object cache: compiled objects, each named by the digest of what made it.
+"""The object cache: compiled objects, each named by the digest of its inputs.
 
     objects/<key>/object.o, entry.json   one translation unit; the key covers the sources' keys (`sources.Keys`) and headers
     headers/<digest>.json                a list of toolchains' headers with digests, shared by the objects made from the same ones
@@ -25,7 +25,7 @@ from gemmill.build.inspect import KernelFacts
 from gemmill.ownership import is_trusted
 from gemmill.writing import beside, write_whole
 
-if TYPE_CHECKING:  # what compiles one unit needs no registry
+if TYPE_CHECKING:  # compiling one unit needs no registry
     from gemmill.build.sources import Source
 
 FORMAT = 3
@@ -34,7 +34,7 @@ _SEARCH_STEPS = 20_000
 
 @dataclass(kw_only=True)
 class Entry:
-    """One object and what is known about it."""
+    """One object and its facts."""
 
     key: str
     members: dict[str, str]
@@ -73,9 +73,9 @@ class ObjectCache:
         return self.folder / "objects" / entry.key / "object.o"
 
     def lookup(self, sources: Sequence["Source"]) -> Lookup:
-        """The objects to link for these sources; none holds a source that is not asked for.
+        """The objects to link for these sources; none holds any other source.
 
-        An object that is damaged, or was made from other headers, is not found.
+        The lookup skips an object that is damaged, or was made from other headers.
         """
         wanted = {source.key for source in sources}
         holders = {
@@ -93,7 +93,7 @@ class ObjectCache:
     def keep_choice(self, sources: Sequence["Source"], entries: Sequence[Entry]) -> None:
         """Let the next lookup of these sources find these objects again, so that the same request stays the same build.
 
-        Objects that are published later may hold the same sources. Raises OSError.
+        Objects published later may hold the same sources. Raises OSError.
         """
         path = self._choice_path({source.key for source in sources})
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class ObjectCache:
         return entries if sorted(held) == sorted(wanted) else []
 
     def forget(self) -> None:
-        """Forget what was read of the folder: other processes have added to it."""
+        """Forget the folder's contents as read before: other processes have added to it."""
         self._entries.clear()
         self._current.clear()
 
@@ -201,14 +201,14 @@ def read_entry(folder: Path) -> Entry | None:
     from gemmill.typed_json import JsonError, read_json
 
     try:
-        entry = read_json(folder / "entry.json", Entry, "what it holds is compiled again")
+        entry = read_json(folder / "entry.json", Entry, "its objects compile again")
     except JsonError:
         return None
     return entry if entry.format == FORMAT and entry.key == folder.name else None
 
 
 def read_headers(cache: Path, header_digest: str) -> HeaderSet | None:
-    """A recorded header set, or None where it is gone or is not what its digest says."""
+    """A recorded header set, or None where it is gone or does not match its digest."""
     try:
         headers = json.loads((cache / "headers" / f"{header_digest}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -230,7 +230,7 @@ def _search(wanted: Sequence[str], holders: Mapping[str, Sequence[Entry]]) -> li
     best: list[Entry] = []
     fewest = len(wanted) + 1
     steps = 0
-    # Rows: position in `wanted`, chosen so far, sources they hold, sources left out. The last row is looked at first.
+    # Rows: position in `wanted`, chosen so far, sources they hold, sources left out. The search takes the last row first.
     stack: list[tuple[int, tuple[Entry, ...], frozenset[str], int]] = [(0, (), frozenset(), 0)]
     while stack and fewest > 0 and steps < _SEARCH_STEPS:
         steps += 1

@@ -19,9 +19,9 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 def run_on_cluster(
     scheduler: Scheduler, folder: Path, requests: Mapping[str, str], ended: Callable[[], None]
 ) -> dict[str, str]:
-    """Run each request file, with the module that takes it, on some worker. `ended` is called as each ends.
+    """Run each request file, with the module that takes it, on some worker. It calls `ended` as each ends.
 
-    Returns, by request, what was printed for those that ended badly. Raises SchedulerError where there is no cluster.
+    Returns the printed text of each request that failed. Raises SchedulerError where there is no cluster.
     """
     client = scheduler.connect(
         "start one with `dask scheduler`, and workers with `dask worker ADDRESS --nthreads 1`, each with memory for a compiler"
@@ -40,7 +40,7 @@ def run_on_cluster(
 
 
 def compile_here(folder: str, module: str, request: str) -> str:
-    """Compile one unit on this worker. Returns what was printed if that failed, else an empty text."""
+    """Compile one unit on this worker. Returns the compiler's output if that failed, else an empty text."""
     if not (Path(folder) / request).is_file():
         return f"{folder} is not to be seen on a worker: the home (GEMMILL_HOME) must lie on a file system that workers share"
     with own_files():

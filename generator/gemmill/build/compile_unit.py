@@ -1,6 +1,7 @@
 """One translation unit from request to cache: `python -m gemmill.build.compile_unit REQUEST.json`, run by ninja.
 
-The process runs the compiler, inspects the object, publishes it in the cache and writes the outcome beside the request.
+The process runs the compiler, inspects the object, publishes it in the cache and writes the outcome next to the
+request.
 """
 
 import os
@@ -16,7 +17,7 @@ from gemmill.build.requests import CompileOutcome, Request, answer
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest(Request):
-    """What to compile with nvcc or the host compiler."""
+    """A unit to compile with nvcc or the host compiler."""
 
     command: list[str]
     file_name: str
@@ -38,7 +39,7 @@ def compile_unit(request: CompileRequest) -> CompileOutcome:
         text=True,
         errors="replace",
     )
-    assert process.stdout is not None  # a pipe was asked for
+    assert process.stdout is not None  # Popen opened a pipe
     message = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -1,4 +1,4 @@
-"""Compilation of what is missing, in rounds of ninja. Units that fail are split until the bad variants are known."""
+"""Compilation of missing units, in rounds of ninja. A failing unit splits until the bad variants are known."""
 
 import shutil
 import uuid
@@ -20,7 +20,7 @@ from gemmill.writing import work_folder
 
 @dataclass(kw_only=True)
 class _Round:
-    """What came of the units that ran together."""
+    """The results of the units that ran together."""
 
     retry: list[Unit] = field(default_factory=list)
     bad: dict[Source, str] = field(default_factory=dict)
@@ -32,8 +32,8 @@ class _Round:
 def compile_missing(missing: Sequence[Source], workshop: Workshop, observer: BuildObserver) -> dict[str, str]:
     """Put objects of all these sources in the cache.
 
-    Sources that do not compile are recorded in the ledger. Their first error lines are returned, by name.
-    Raises BuildError, OSError.
+    Records in the ledger the sources that do not compile, and returns their first error lines, by name. Raises
+    BuildError, OSError.
     """
     units = partition(missing, workshop.options.job_count, workshop.options.dsl_job_count)
     total = sum(unit.seconds for unit in units)
@@ -108,7 +108,7 @@ def _explain(unit: Unit, outcome: CompileOutcome, workshop: Workshop) -> str:
 
 
 def look_again(work: Sequence[Source], workshop: Workshop) -> Lookup:
-    """What the cache has after compilation. Raises BuildError where an object is gone again."""
+    """The cache's contents after compilation. Raises BuildError where an object is gone again."""
     workshop.memo.forget_checks()
     workshop.cache.forget()
     found = workshop.cache.lookup(work)

@@ -1,7 +1,8 @@
 """Machine code of the CuTe DSL's objects, compressed as nvcc compresses its own.
 
-The DSL wraps a kernel's machine code as `fatbinary` does, and leaves it as it is. What the CUDA runtime loads may be
-compressed. So each object is linked with a compressed file in its place. The cache keeps that object beside the first.
+The DSL wraps a kernel's machine code as `fatbinary` does, and leaves it as it is. The CUDA runtime also loads
+compressed code, so this module links each object with a compressed file in its place. The cache keeps that object next
+to the first.
 """
 
 import shutil
@@ -20,7 +21,7 @@ from gemmill.build.workshop import Workshop
 from gemmill.writing import work_folder
 
 COMPRESSION = ("-64", "--compress-mode=size")
-"""What fatbinary is told: a quarter of the bytes. It takes `balance` and `speed`, and compresses no machine code by them."""
+"""Flags of fatbinary that leave a quarter of the bytes."""
 _SECONDS = 0.05
 
 
@@ -70,7 +71,7 @@ def _compressed_object(entry: Entry, folder: Path, workshop: Workshop) -> Path |
     section, _, cubin = next(sections_of_code(path.read_bytes()), ("", b"", b""))
     if not section:
         return None
-    assert workshop.dsl is not None  # its objects were found by its digest
+    assert workshop.dsl is not None  # its digest is part of its objects' keys
     plain, packed, made = (folder / f"{entry.key}.{kind}" for kind in ("cubin", "fatbin", "o"))
     plain.write_bytes(cubin)
     number = workshop.arch.sm.removeprefix("sm_")

@@ -16,10 +16,10 @@ _CODE = ".text."
 _HEADER_BYTES = 64
 """Of a 64-bit file."""
 _FATBIN = struct.Struct("<IHHQ")
-"""What a file that wraps machine code begins with: magic number, version, bytes of this, and of all that follows."""
+"""Head of a file that wraps machine code: magic number, version, bytes of this head, and of all that follows."""
 _FATBIN_BEGINS = struct.pack("<IHH", 0xBA55ED50, 1, _FATBIN.size)
 _FATBIN_FACTS = slice(_FATBIN.size + 24, _FATBIN.size + 32)
-"""Release and architecture of the first code that is wrapped."""
+"""Release and architecture of the first machine code in the file."""
 
 
 def embedded_cubins(data: bytes) -> Iterator[bytes]:
@@ -43,12 +43,12 @@ def embedded_fatbins(data: bytes) -> Iterator[bytes]:
 
 
 def facts_of_fatbin(fatbin: bytes) -> bytes:
-    """Bytes that tell what a file's code was made for: the same for the same architecture and assembler."""
+    """Bytes that identify the target of a file's code: the same for the same architecture and assembler."""
     return fatbin[_FATBIN_FACTS]
 
 
 def sections_of_code(data: bytes) -> Iterator[tuple[str, bytes, bytes]]:
-    """Sections of an object that are one file of machine code and nothing else: name, that file, and what it wraps."""
+    """Sections of an object that are one file of machine code and nothing else: name, that file, and its contents."""
     for section in ELFFile(io.BytesIO(data)).iter_sections():
         held = section.data()
         files, cubins = list(embedded_fatbins(held)), list(embedded_cubins(held))
@@ -64,7 +64,7 @@ def code_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _size_of_cubin(data: bytes, at: int) -> int:
-    """Bytes of the CUDA file that begins at `at`, 0 if none does. Its tables come last, so they tell where it ends."""
+    """Bytes of the CUDA file that begins at `at`, 0 if none does. Its tables come last, so they give its end."""
     try:
         header = ELFFile(io.BytesIO(data[at : at + _HEADER_BYTES])).header
     except ELFError:

@@ -28,10 +28,10 @@ _BUILD_ID_DIGITS = 12
 
 
 def build(selection: Selection, options: BuildOptions, observer: BuildObserver | None = None) -> BuildResult:
-    """Compile what the cache lacks, link it, and publish the build below `options.home_dir`/builds.
+    """Compile the units that the cache lacks, link them, and publish the build below `options.home_dir`/builds.
 
-    The same build is made once. Variants that do not compile are left out and listed.
-    Raises BuildError; every earlier build is then as it was.
+    A second call with the same build returns the first. Leaves out and lists the variants that do not compile. Raises
+    BuildError; every earlier build is then as it was.
     """
     observer = observer or BuildObserver()
     started = time.monotonic()
@@ -51,7 +51,7 @@ def build(selection: Selection, options: BuildOptions, observer: BuildObserver |
         with suppress(OSError):  # costs at most another link
             workshop.cache.keep_choice(_good(work, errors), found.entries)
         manifest, folder, reused = _finish(selection, work, found.entries, errors, workshop, observer)
-        with suppress(OSError):  # the next build computes again what could not be kept
+        with suppress(OSError):  # the next build computes the lost facts again
             workshop.memo.save()
             workshop.known.save()
     result = BuildResult(

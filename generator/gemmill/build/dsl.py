@@ -1,4 +1,4 @@
-"""The search for the CuTe DSL. It is not imported here: it runs in processes of its own."""
+"""The search for the CuTe DSL. This process does not import it: it runs in processes of its own."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ class DslPackage:
     objcopy: Path
     """The program that gives the objects the symbols that they have in an extension."""
     build: str
-    """Digest of the DSL and of Python: its kernels' syntax trees are what Python reads."""
+    """Digest of the DSL and of Python, whose parser reads the kernels' syntax trees."""
 
 
 def is_installed() -> bool:
@@ -41,7 +41,7 @@ def is_installed() -> bool:
 
 
 def find_dsl(cuda_major: int) -> DslPackage:
-    """The DSL to compile with. Raises BuildError, which says what to install."""
+    """The DSL to compile with. Raises BuildError, whose sentence names the package to install."""
     try:
         found = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:

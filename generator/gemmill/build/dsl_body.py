@@ -1,7 +1,8 @@
-"""The digest of what the CuTe DSL makes a kernel's machine code from, found without the DSL.
+"""The digest of all inputs from which the CuTe DSL makes a kernel's machine code, found without the DSL.
 
-That is the syntax of what the entry function reaches (`dsl_syntax.py`), and those facts of a config and its plan that are read
-there, as values. A dtype, a format, a file or a class that a kernel has nothing to do with changes neither.
+It covers the syntax of all definitions that the entry function reaches (`dsl_syntax.py`), and, as values, the facts of
+a config and its plan that these definitions read. A dtype, a format, a file or a class that a kernel does not use
+changes neither.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,11 +21,11 @@ from gemmill.registry import REGISTRY
 
 _ROOT = Path(__file__).resolve().parents[2]
 _EXPORT = "export"
-"""The function of an entry module that has a kernel compiled: emitted files and dsl_worker.py call it."""
+"""The function of an entry module that compiles a kernel: emitted files and dsl_worker.py call it."""
 
 
 class Bodies:
-    """The kernels' bodies below `root`, as their files are when they are first asked for."""
+    """The kernels' bodies below `root`, as their files are at the first read."""
 
     def __init__(self, root: Path = _ROOT) -> None:
         self._root = root
@@ -37,11 +38,11 @@ class Bodies:
         Raises ValueError for a config that no kernel can be made of, and OSError, SyntaxError.
         """
         dsl = REGISTRY.kernels_of(config).dsl
-        assert dsl is not None  # only kernels of the DSL are asked about
+        assert dsl is not None  # callers pass configs of the DSL alone
         return self._body(dsl.entry).digest_for(config.compiled, dsl.facts(config.compiled))
 
     def what_makes(self, config: Config) -> str:
-        """What tells a config's kernel from others: its digest, or why the DSL can make none.
+        """The identity of a config's kernel: its digest, or why the DSL can make none.
 
         Raises OSError, SyntaxError.
         """
@@ -60,7 +61,7 @@ class Bodies:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Body:
-    """What all kernels of one entry share."""
+    """The definitions that all kernels of one entry share."""
 
     library: Library
     entry: Place
@@ -76,7 +77,7 @@ class Body:
 
     @cached_property
     def _read(self) -> frozenset[str]:
-        """Names of all attributes that are read, and of the classes that are named."""
+        """Names of all attributes that the definitions read, and of all classes that they name."""
         classes = {place.name for place, found in self._all.items() if isinstance(found.value, type)}
         return frozenset(classes).union(*(found.attributes for found in self._all.values()))
 
@@ -98,7 +99,7 @@ class Body:
 
     def _digest_of(self, found: Definition) -> str:
         if isinstance(found.value, type):
-            return found.value.__name__  # the facts have what is read of it
+            return found.value.__name__  # the facts have these names
         return found.digest if found.value is None else digest(_values(found.value, self._read))
 
     def _reached(self, members: Members | None) -> dict[Place, Definition]:
@@ -112,7 +113,7 @@ class Body:
         return found
 
     def _definition(self, place: Place, members: Members | None) -> Definition:
-        """What stands at a place. It is read again for members only where its tables have rows for others."""
+        """The definition at a place. A second read for members happens only where its tables have rows for others."""
         keys = frozenset() if members is None else self._all[place].keys
         return self.library.definition(place, None if members is None or members >= keys else members & keys)
 
@@ -138,7 +139,9 @@ def _parts(value: Any, read: frozenset[str]) -> list[Any]:
 
 @cache
 def _names_of(kind: type, read: frozenset[str]) -> tuple[list[str], list[Any]]:
-    """The fields and properties of a type that are read, and the names of its classes and the methods that are."""
+    """The fields and properties of a type that the definitions read, and the names of its classes and methods among
+    them.
+    """
     fields = {field.name for field in fields_of(kind)} if is_dataclass(kind) else set()
     facts, code, waiting = set[str](), list[Any](), sorted(read)
     for name in waiting:

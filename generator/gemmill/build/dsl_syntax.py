@@ -1,8 +1,8 @@
-"""The definitions that a kernel of the CuTe DSL is made from, read as syntax, without the DSL.
+"""The definitions of a CuTe DSL kernel, read as syntax, without the DSL.
 
 They are the functions, classes and constants that an entry function reaches through names of gemmill's modules. Each
-refers to others by numbers, in the order in which these are met. So names of modules, places in them and what readers
-are told do not count.
+refers to others by numbers, in the order of first reference. So names of modules, places in them and docstrings do not
+count.
 """
 
 import ast
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(kw_only=True)
 class Definition:
-    """What one place says, and what was met in it."""
+    """The content of one place, and the places that it refers to."""
 
     tree: Any = None
     """Its syntax as lists; None for a value."""
@@ -58,13 +58,13 @@ class Definition:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A module's statements by the names that they define, and what it imports."""
+    """A module's statements by the names that they define, and its imports."""
 
     name: str
     definitions: Mapping[str, Sequence[ast.stmt]]
     statements: Sequence[ast.stmt]
     imports: Mapping[str, Sequence[Place]]
-    """By the name under which it is known in the module."""
+    """By their names in the module."""
     is_for_dsl: bool
 
 
@@ -100,7 +100,7 @@ class Library:
         return Path(found.origin) if found is not None and found.origin is not None else None
 
     def definition(self, place: Place, members: Members | None) -> Definition:
-        """What stands at a place. Rows of tables for members that are not among `members` are left out, unless it is None."""
+        """The definition at a place. Leaves out the rows of tables for members outside `members`, unless that is None."""
         if (place, members) not in self._definitions:
             self._definitions[place, members] = self._read(place, members)
         return self._definitions[place, members]
@@ -123,9 +123,9 @@ class Library:
         return Definition(value=value)
 
     def resolve(self, place: Place) -> list[Place]:
-        """Where the definitions stand that a name of a module means; none for what others have made.
+        """The places of the definitions that a name of a module means; none for other packages' names.
 
-        A module that is used as a value means all that it defines.
+        A module as a value means all of its definitions.
         """
         if place not in self._resolved:
             self._resolved[place] = self._meant(place)
@@ -186,7 +186,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, Place]]:
-    """Each import of a module or of a function in it, with the name under which it is known then."""
+    """Each import of a module or of a function in it, with its name there."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.asname or alias.name, Place(alias.name, "")) for alias in node.names)
@@ -259,7 +259,7 @@ class _Reader:
 
 
 def _spelled(node: ast.expr) -> str:
-    """A name with dots as it is written; empty for what is none."""
+    """A name with dots as the source spells it; empty for any other node."""
     if isinstance(node, ast.Attribute):
         return f"{before}.{node.attr}" if (before := _spelled(node.value)) else ""
     return node.id if isinstance(node, ast.Name) else ""

@@ -1,9 +1,9 @@
 """Emitted files of the CuTe DSL from request to cache: `python -m gemmill.build.dsl_unit REQUEST.json`, run by ninja.
 
-The process starts a worker (dsl_worker.py), which compiles one file after another. Each object is given the symbols that
-the extension's table calls. Objects are inspected and published in the cache some at a time. A worker that dies is
-replaced. A file on which workers died twice does not compile. Where they were killed, most likely for want of memory, the
-file is left out.
+The process starts a worker (dsl_worker.py), which compiles one file after another. Each object gets the symbols that
+the extension's table calls. The process inspects and publishes objects in groups, and replaces a worker that dies. A
+file on which workers died twice does not compile. Where the system killed them, most likely for want of memory, the
+build leaves the file out.
 """
 
 import json
@@ -27,18 +27,18 @@ from gemmill.emit.adapter import MachineCode, emit_adapter, emit_host_code, read
 
 _ATTEMPTS = 2
 _TOGETHER = 8
-"""Objects that are inspected at a time: nvdisasm takes 0.3 s to begin, and a tenth of that for a kernel."""
+"""Objects in one inspection: nvdisasm takes 0.3 s to begin, and a tenth of that for a kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DslRequest(Request):
-    """What to compile with the CuTe DSL, in a folder of the request's own."""
+    """A list of files to compile with the CuTe DSL, in a folder of the request's own."""
 
     worker: list[str]
     sources: str
     """The folder of the emitted files."""
     members: list[dict[str, str]]
-    """Of each file: `key`, `name`, `symbol`, its `path` below `sources`, and the `digest` of what it was keyed as."""
+    """Of each file `key`, `name`, `symbol`, its `path` below `sources`, and the `digest` that its key covers."""
     adapter: list[str]
     """The C++ compiler with its flags."""
     objcopy: str
@@ -46,7 +46,7 @@ class DslRequest(Request):
     machine: str
     """The architecture as nvdisasm spells it."""
     own_host_code: bool
-    """Whether gemmill's host code launches the kernels; that of the DSL's objects is left out then."""
+    """Whether gemmill's host code launches the kernels, in place of that in the DSL's objects."""
 
 
 class Worker:
@@ -69,8 +69,8 @@ class Worker:
         """CPU seconds of the DSL's import; None where the process ended before it was done."""
 
     def compile(self, **asked: str) -> dict[str, Any] | None:
-        """The reply for one file, asked as dsl_worker.py reads it; None where the process has ended."""
-        assert self._process.stdin is not None  # a pipe was asked for
+        """The reply for one file, requested in the form that dsl_worker.py reads; None where the process has ended."""
+        assert self._process.stdin is not None  # Popen opened a pipe
         try:
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
@@ -80,7 +80,7 @@ class Worker:
 
     def end(self) -> str:
         """Let the process end. Returns how it ended, and the last line that it wrote."""
-        assert self._process.stdin is not None and self._process.stdout is not None  # pipes were asked for
+        assert self._process.stdin is not None and self._process.stdout is not None  # Popen opened both pipes
         with suppress(OSError):  # it is gone, and its last request with it
             self._process.stdin.close()
         self._process.stdout.close()
@@ -91,11 +91,11 @@ class Worker:
 
     @property
     def was_killed(self) -> bool:
-        """Whether the process that has ended was killed, as one is that asks for too much memory."""
+        """Whether a signal killed the process, as the system kills one that asks for too much memory."""
         return self._process.returncode == -signal.SIGKILL
 
     def _reply(self) -> dict[str, Any] | None:
-        assert self._process.stdout is not None  # a pipe was asked for
+        assert self._process.stdout is not None  # Popen opened a pipe
         line = self._process.stdout.readline()
         return json.loads(line) if line.endswith("\n") else None
 
@@ -108,7 +108,7 @@ class _Batch:
     waiting: deque[dict[str, str]]
     attempts: dict[str, int] = field(default_factory=dict)
     exported: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
-    """Members whose objects exist, and what the cache is to know of them."""
+    """Members whose objects exist, with their facts for the cache."""
     bad: dict[str, str] = field(default_factory=dict)
     """First error line by source key."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def compile_batch(request: DslRequest) -> CompileOutcome:
 
 
 def _use(worker: Worker, batch: _Batch, share: float) -> dict[str, str] | None:
-    """Compile until nothing is waiting, or until the worker ends on the member that is returned."""
+    """Compile until no member waits, or until the worker dies: returns the member on which it died."""
     while batch.waiting:
         member = batch.waiting[0]
         batch.attempts[member["key"]] = batch.attempts.get(member["key"], 0) + 1
@@ -204,7 +204,7 @@ def _publish(member: Mapping[str, str], request: DslRequest, facts: KernelFacts 
 
 
 def _adapted(exported: Path, symbol: str, name: str, *, own: bool) -> tuple[str, list[str]]:
-    """The C++ that launches an exported kernel, and the objects that it is linked with.
+    """The C++ that launches an exported kernel, and the objects to link it with.
 
     gemmill's own host code takes the machine code out of the object, and nothing else. Raises OSError, and ValueError for an
     object that cannot be used.
@@ -225,7 +225,7 @@ def _adapted(exported: Path, symbol: str, name: str, *, own: bool) -> tuple[str,
 
 
 def _inspect(symbols: Sequence[str], request: DslRequest) -> dict[str, KernelFacts]:
-    """What is known of each object's machine code, by symbol. Objects without any are left out.
+    """The facts of each object's machine code, by symbol. Objects without any are left out.
 
     Raises OSError, CompileError.
     """

@@ -1,9 +1,9 @@
 """A process that imports the CuTe DSL once and compiles emitted files, one after another: the DSL is not thread-safe.
 
 It reads a line of JSON for each file, `{"source": PATH, "folder": PATH, "digest": TEXT}`. It answers each with a line
-`{"failure", "error", "cpu_seconds", "peak_memory_bytes"}`. A first line says what the import took. The object and its C header
-go to the folder. The digest is of what the build keyed the kernel by: where this process has imported something else, a
-file was changed meanwhile.
+`{"failure", "error", "cpu_seconds", "peak_memory_bytes"}`. A first line gives the cost of the import. The object and
+its C header go to the folder. The build keyed the kernel by that digest: where this process has imported something
+else, a file changed meanwhile.
 """
 
 import importlib
@@ -26,10 +26,10 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 def main() -> int:
     """Serve until the input ends."""
-    # What the DSL prints goes the way of its warnings: replies have the standard output for themselves.
+    # The DSL's prints go the way of its warnings: replies have the standard output for themselves.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
-        importlib.import_module("cutlass.cute")  # what all files share
+        importlib.import_module("cutlass.cute")  # all files import it
         _reply(replies, "", "")
         for line in sys.stdin:
             request, since = json.loads(line), _cpu_seconds()

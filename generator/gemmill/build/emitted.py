@@ -1,4 +1,4 @@
-"""The emitted sources of a set of configs, kept as files in a folder. Of a larger set, an index is kept."""
+"""The emitted sources of a set of configs, kept as files in a folder. For a larger set it keeps an index."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ _SUFFIXES = (".cu", ".py")
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What must happen to a folder so that it holds exactly the emitted files."""
+    """The changes that make a folder hold exactly the emitted files."""
 
     missing: tuple[EmittedFile, ...]
     changed: tuple[EmittedFile, ...]
     stale: tuple[PurePosixPath, ...]
-    """Generated files of the same architectures that are emitted no more."""
+    """Files of the same architectures that gemmill generated before and emits no more."""
     unchanged: int
 
     def __bool__(self) -> bool:
@@ -50,9 +50,9 @@ def index_of(selection: str, arch: Arch, configs: Iterable[Config]) -> EmittedFi
 
 
 def compare_folder(files: Sequence[EmittedFile], folder: Path) -> Difference:
-    """What differs between a folder and the emitted files.
+    """The differences between a folder and the emitted files.
 
-    Files without gemmill's mark, and files of other architectures, are not looked at. Raises BuildError.
+    Skips files without gemmill's mark, and files of other architectures. Raises BuildError.
     """
     missing, changed = [], []
     with reported(folder, "reading the emitted files"):
@@ -80,7 +80,7 @@ def compare_folder(files: Sequence[EmittedFile], folder: Path) -> Difference:
 
 
 def update_folder(difference: Difference, folder: Path) -> None:
-    """Write what is missing or changed, each file whole or not at all, and remove what is stale. Raises BuildError."""
+    """Write missing and changed files, each whole or not at all, and remove stale ones. Raises BuildError."""
     with reported(folder, "writing the emitted files"):
         for file in difference.missing + difference.changed:
             path = folder / file.path

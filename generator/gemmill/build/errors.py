@@ -1,4 +1,4 @@
-"""Errors of a build: each is one sentence that says why there is none and what to do."""
+"""Errors of a build: each is one sentence that says why there is none and how to get one."""
 
 import errno
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class BuildError(Exception):
-    """The text says what was asked, what was found and what to do. Nothing half-written is left behind."""
+    """The text names the request, the obstacle and the remedy. A failed build leaves nothing half-written."""
 
 
 def disk_full(doing: str) -> BuildError:
-    """The error of a full disk; `doing` says what there was no room for."""
+    """The error of a full disk; `doing` names the step that ran out of room."""
     return BuildError(f"the disk is full ({doing}): free some space, or name another folder with GEMMILL_HOME")
 
 
@@ -34,7 +34,7 @@ def reported(folder: Path, doing: str) -> Iterator[None]:
 
 
 def first_error(message: str) -> str:
-    """The line of a compiler's output that says what is wrong."""
+    """The line of a compiler's output that names the fault."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     marks = ("error:", "error   :", "fatal   :", "Error:", "ERROR:")
     return next(

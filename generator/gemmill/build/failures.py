@@ -1,4 +1,4 @@
-"""Why a compilation gave no object: only what the compiler says about the source is the source's fault."""
+"""Reasons why a compilation gave no object: only the compiler's own words on a source blame the source."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ class Failure(StrEnum):
 
 
 class CompileError(Exception):
-    """There is no object; the text is what a compiler printed, or what is wrong with the machine or its tools."""
+    """There is no object; the text is the compiler's output, or the fault of the machine or its tools."""
 
     def __init__(self, message: str, failure: Failure = Failure.TOOL) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class CompileError(Exception):
 
 
 def failure_of_compiler(exit_code: int, message: str) -> Failure:
-    """What a compiler's end means, judged by its exit code and by what it printed in English."""
+    """The meaning of a compiler's end, by its exit code and its English output."""
     if any(text in message for text in _FULL):
         return Failure.DISK_FULL
     if exit_code < 0 or any(text in message for text in _KILLED):
@@ -60,7 +60,7 @@ def failure_of_compiler(exit_code: int, message: str) -> Failure:
 
 
 def failure_of_exception(error: BaseException) -> Failure:
-    """What an exception means that a compiler written in Python raised, or the handling of files."""
+    """The meaning of an exception from a compiler in Python, or from the handling of files."""
     text = str(error)
     if getattr(error, "errno", None) in DISK_FULL or any(sentence in text for sentence in _FULL):
         return Failure.DISK_FULL

@@ -1,4 +1,4 @@
-"""Digests of files, which are remembered, and files that must be on the disk."""
+"""Digests of files, with a memo, and files that must reach the disk."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def file_digest(path: Path) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Put on the disk what another program wrote, so that a rename cannot publish an empty file after a crash.
+    """Sync another program's file to the disk, so that a rename cannot publish an empty file after a crash.
 
     Raises OSError.
     """
@@ -44,7 +44,7 @@ class FileMemo:
         self._known: dict[str, list[Any]] = _read_memo(path)
 
     def get(self, path: Path, compute: Any = file_digest, *, kind: str = "sha256") -> Any:
-        """`compute(path)`, or what it gave before. Raises OSError where the file is gone."""
+        """`compute(path)`, or its earlier value while the file is unchanged. Raises OSError where the file is gone."""
         key = f"{kind}:{path}"
         if key in self._checked:
             return self._checked[key]
@@ -67,7 +67,7 @@ class FileMemo:
         self._checked.clear()
 
     def save(self) -> None:
-        """Write what was learnt. The last of several processes wins; the others compute theirs again. Raises OSError."""
+        """Write the new digests. The last of several processes wins; the others compute theirs again. Raises OSError."""
         if self._changed:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, json.dumps({"known": self._known, "digest": digest(self._known)}))
@@ -75,7 +75,9 @@ class FileMemo:
 
 
 def _read_memo(path: Path) -> dict[str, list[Any]]:
-    """What a memo wrote, or nothing where the file is damaged or may be other users'. All of it can be computed again."""
+    """The contents of a memo, or nothing where the file is damaged or may be other users'. All of it can be computed
+    again.
+    """
     try:
         if not is_trusted(path):
             return {}

@@ -31,7 +31,7 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 def run_graph(
     units: Sequence[Unit], folder: Path, workshop: Workshop, done: Callable[[Unit, CompileOutcome], None]
 ) -> None:
-    """Compile the units in `folder`, which is new, as many at a time as the options say. `done` is called as each ends.
+    """Compile the units in `folder`, which is new, as many at a time as the options say. Calls `done` as each ends.
 
     Raises BuildError where ninja cannot run, and OSError where files cannot be written.
     """
@@ -87,7 +87,7 @@ def _write_sources(unit: Unit, folder: Path) -> None:
 
 
 def _common(outcome: Path, workshop: Workshop) -> dict[str, Any]:
-    """What every request says."""
+    """The part that all requests have in common."""
     return {
         "roots": {name: str(path) for name, path in workshop.roots.items()},
         "own_headers": [str(folder) for folder in kernel_folders(workshop.options.kernels_folder).values()],
@@ -100,13 +100,13 @@ def _common(outcome: Path, workshop: Workshop) -> dict[str, Any]:
 
 
 def compile_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> CompileRequest:
-    """What compile_unit.py is asked for a unit whose files are in `folder`."""
+    """The request to compile_unit.py for a unit whose files are in `folder`."""
     tools = workshop.toolchain
     host = unit.kind is SourceKind.BINDING
     stem = Path(unit.file_name).stem
     flags = expand(workshop.flags.for_kind(unit.kind), workshop.roots)
     outputs = ["-MD", "-MF", f"{stem}.d", "-c", unit.file_name, "-o", f"{stem}.o"]
-    # nvcc would take the first gcc on PATH: the key covers the g++ that was found.
+    # nvcc would take the first gcc on PATH: the key covers the g++ of the toolchain.
     compiler = [str(tools.gxx)] if host else [str(tools.nvcc), f"-ccbin={tools.gxx}"]
     return CompileRequest(
         **_common(outcome, workshop),
@@ -120,12 +120,12 @@ def compile_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop)
 
 
 def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> DslRequest:
-    """What dsl_unit.py is asked for a unit whose files are in `folder`. The unit gets a folder of its own there.
+    """The request to dsl_unit.py for a unit whose files are in `folder`. The unit gets a folder of its own there.
 
     Raises OSError.
     """
     dsl, tools = workshop.dsl, workshop.toolchain
-    assert dsl is not None  # without one, no source of its kind is asked for
+    assert dsl is not None  # without a DSL, no unit has sources of its kind
     own = folder / unit.key
     own.mkdir()
     return DslRequest(
@@ -153,7 +153,9 @@ def dsl_request(unit: Unit, folder: Path, outcome: Path, workshop: Workshop) -> 
 
 
 def _run_ninja(folder: Path, jobs: int, ended: Callable[[], None]) -> list[str]:
-    """What ninja printed. `ended` is called as each edge ends; the file that the edge wrote says how it ended."""
+    """Run ninja, and return its output. Calls `ended` as each edge ends; the file that the edge wrote says how it
+    ended.
+    """
     command = [str(_find_ninja()), "-k", "0", "-j", str(jobs)]
     printed = []
     try:
@@ -170,7 +172,7 @@ def _run_ninja(folder: Path, jobs: int, ended: Callable[[], None]) -> list[str]:
     except OSError as error:
         raise BuildError(f"cannot run {command[0]} ({error.strerror}): install it with `pip install ninja`") from None
     with process:
-        assert process.stdout is not None  # a pipe was asked for
+        assert process.stdout is not None  # Popen opened a pipe
         try:
             for line in process.stdout:
                 printed.append(line.rstrip())
@@ -182,7 +184,7 @@ def _run_ninja(folder: Path, jobs: int, ended: Callable[[], None]) -> list[str]:
 
 
 def _why_no_outcome(printed: Sequence[str]) -> str:
-    """The line that says most of what ninja and a failed process printed: a traceback ends with its error."""
+    """The most telling line of the output of ninja and a failed process: a traceback ends with its error."""
     lines = [line for line in printed if line.strip() and not line.startswith(("[", "FAILED:", "ninja: build stopped"))]
     return lines[-1] if lines else "ninja printed no reason"
 

@@ -1,6 +1,6 @@
-"""The headers that an object was made from, gemmill's own apart, which keys of sources cover (`own_code.py`).
+"""The headers of an object, except for gemmill's own, which keys of sources cover (`own_code.py`).
 
-They are read from the compiler's list, and kept by name and digest.
+They come from the compiler's list, by name and digest.
 """
 
 import re

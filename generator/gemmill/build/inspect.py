@@ -1,4 +1,4 @@
-"""What ptxas and cuobjdump say about compiled kernels, by kernel symbol."""
+"""The output of ptxas and cuobjdump on compiled kernels, by kernel symbol."""
 
 import hashlib
 import re
@@ -11,7 +11,9 @@ from itertools import accumulate
 SASS_OF_INTEREST = frozenset(
     "QGMMA IGMMA HGMMA IMMA HMMA QMMA OMMA UTCQMMA UTCOMMA UTCHMMA UTMALDG UTMASTG UBLKCP LDGSTS LDSM STSM LDL STL REDG ATOMG".split()
 )
-"""Opcodes that tell which units of the machine a kernel uses: tensor cores, TMA, asynchronous copies, local memory."""
+"""Opcodes of interest: the units of the machine that a kernel uses, as tensor cores, TMA, asynchronous copies, local
+memory.
+"""
 _INSTRUCTION_BYTES = 16
 
 _PROPERTIES = re.compile(r"Function properties for (\w+)")
@@ -48,12 +50,12 @@ def is_of_variant(function: str, name: str) -> bool:
 
 
 def facts_of(name: str, facts: Mapping[str, KernelFacts]) -> KernelFacts:
-    """What is known of a variant: the largest register count of its kernels, and sums of the rest."""
+    """The facts of a variant: the largest register count of its kernels, and sums of the rest."""
     return merged(found for function, found in facts.items() if is_of_variant(function, name))
 
 
 def merged(kernels: Iterable[KernelFacts]) -> KernelFacts:
-    """What is known of several kernels together: the largest register count, and sums of the rest."""
+    """The facts of several kernels together: the largest register count, and sums of the rest."""
     own = list(kernels)
     digests = sorted(found.sass_digest for found in own if found.sass_digest)
     sass: Counter[str] = sum((Counter(found.sass) for found in own), Counter())
@@ -112,7 +114,7 @@ def _digest(words: Iterable[str]) -> str:
 def listings(listing: str, codes: Sequence[tuple[str, bytes]]) -> Iterator[str]:
     """Each function's listing, as `cuobjdump -sass` would give it.
 
-    `listing` is what `nvdisasm -hex` printed of the functions' code, one after another.
+    `listing` is the output of `nvdisasm -hex` on the functions' code, one after another.
     """
     ends = list(accumulate(len(code) for _, code in codes))
     lines: list[list[str]] = [[f"Function : {name}"] for name, _ in codes]
@@ -127,7 +129,7 @@ def listings(listing: str, codes: Sequence[tuple[str, bytes]]) -> Iterator[str]:
 def read_cubin(text: str) -> KernelFacts:
     """The facts of a machine-code file whose kernels all belong to one variant, from `cuobjdump -sass -res-usage`.
 
-    Spills are bytes of the instructions that reach local memory, which is what ptxas counts too.
+    Spills are bytes of the instructions that reach local memory, the same count as that of ptxas.
     """
     facts: dict[str, KernelFacts] = {}
     read_sass(text, facts)

@@ -1,4 +1,4 @@
-"""The ledger of variants that do not compile. They are not tried again with the same source and toolchain."""
+"""The ledger of variants that do not compile. A build does not try them again with the same source and toolchain."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _FORMAT = 2
 class Ledger:
     """Failures below the cache folder, one file each.
 
-    A failed compilation leaves no list of headers. So a failure is remembered under the source's key, which covers
+    A failed compilation leaves no list of headers, so the ledger files a failure under the source's key, which covers
     gemmill's own headers, and the CUTLASS version. Editing a header gives the variants that include it another try.
     """
 

@@ -53,7 +53,7 @@ def publish(manifest: Manifest, target: Path, objects: Sequence[Path], workshop:
 
     Raises BuildError, OSError; `target` is then as it was.
     """
-    # Not beside the target: whoever lists the builds must not see one that is half made, or its folder vanish.
+    # In another folder than the target: a listing of the builds must not see one that is half made, or its folder vanish.
     temporary = work_folder(workshop.options.home_dir)
     temporary.mkdir(parents=True)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def _link(extension: Path, objects: Sequence[Path], workshop: Workshop) -> None:
     response.write_text("".join(f'"{path}"\n' for path in objects), encoding="utf-8")
     exports = extension.with_suffix(".exports")
     exports.write_text(EXPORTS, encoding="utf-8")
-    # Objects first: a static library gives only what was asked for before it.
+    # Objects first: a static library resolves only symbols that an earlier file refers to.
     flags = [*expand(workshop.flags.link, workshop.roots), f"-Wl,--version-script={exports}"]
     command = [str(tools.gxx), f"@{response}", *flags, "-o", str(extension)]
     try:
@@ -152,7 +152,7 @@ def describe(
     sources: Mapping[str, Source],
     workshop: Workshop,
 ) -> Manifest:
-    """The manifest of a build, without what is known only of the linked file. `sources` are by symbol."""
+    """The manifest of a build, without the facts of the linked file. `sources` are by symbol."""
     by_kernel = {name: entry for entry in entries for name in entry.members.values()}
     left_out = {row.name for row in rejected}
     tools = workshop.toolchain
@@ -209,7 +209,7 @@ def describe(
 def _own_version() -> str:
     """gemmill's version; of a checkout also its commit, and whether its files were changed.
 
-    So builds of one release are told apart.
+    So builds of one release differ by it.
     """
     folder = checkout()
     if folder is None or not (folder / ".git").exists():  # unpacked, perhaps inside another repository

@@ -1,4 +1,4 @@
-"""Maintenance of the cache: what is in it, what is damaged, what can go."""
+"""Maintenance of the cache: its contents, damaged files, and files to remove."""
 
 import shutil
 import time
@@ -31,7 +31,7 @@ class CachedObject:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """What a verb kept in a cache, and what it removed."""
+    """The files that a verb kept in a cache, and those that it removed."""
 
     kept: int
     removed: tuple[str, ...]
@@ -58,9 +58,10 @@ def cache_list(home: Path | None = None) -> tuple[CachedObject, ...]:
 
 
 def cache_verify(home: Path | None = None) -> CacheReport:
-    """Read every object, and remove those that are not what their entry says.
+    """Read every object, and remove those that do not match their entry, and lists of headers that do not match their
+    name.
 
-    Lists of headers that are not what their name says are removed too. Raises BuildError.
+    Raises BuildError.
     """
     cache = _cache(home)
     with reported(cache, "verifying the cache"):
@@ -74,7 +75,7 @@ def cache_verify(home: Path | None = None) -> CacheReport:
 def cache_gc(
     home: Path | None = None, *, max_age_days: float | None = 30.0, max_bytes: int | None = None
 ) -> CacheReport:
-    """Remove objects that no build has used for `max_age_days`, and what killed builds left.
+    """Remove objects that no build has used for `max_age_days`, and the remains of killed builds.
 
     The longest unused objects then go until the rest has `max_bytes` or less. Builds stay: they do not need the cache.
     Raises BuildError.
@@ -89,14 +90,14 @@ def cache_gc(
             too_much = room is not None and item.object_bytes > room
             if too_old or too_much:
                 goes.append(cache / "objects" / item.key)
-                room = 0 if too_much else room  # what was used earlier goes too, however small
+                room = 0 if too_much else room  # objects with an earlier last use go too, however small
             elif room is not None:
                 room -= item.object_bytes
         return _remove(cache, goes)
 
 
 def remove_stale(home: Path) -> None:
-    """Delete what killed builds left: working folders of processes that have ended, and what is older than a day."""
+    """Delete the remains of killed builds: working folders of processes that have ended, and files older than a day."""
     for folder in [*home.glob("work/*"), *home.glob("cache/objects/.*")]:
         with suppress(OSError):  # another process was quicker
             if is_left(folder) or time.time() - folder.stat().st_mtime > _DAY:
@@ -134,7 +135,7 @@ def _remove(cache: Path, folders: list[Path]) -> CacheReport:
             marker.unlink(missing_ok=True)
     headers = {entry.headers for folder in _object_folders(cache) if (entry := read_entry(folder))}
     for path in cache.glob("headers/*.json"):
-        # One that was just written may belong to an object that is about to be published.
+        # A new one may belong to an object that another process is about to publish.
         if path.stem not in headers and time.time() - path.stat().st_mtime > _DAY:
             path.unlink(missing_ok=True)
     return CacheReport(kept=len(kept), removed=tuple(sorted(folder.name for folder in folders)), freed_bytes=freed)

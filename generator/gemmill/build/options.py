@@ -1,4 +1,4 @@
-"""What a build is told, and what it tells."""
+"""The options of a build, its plan, its result and its observer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class BuildOptions:
     scheduler: Scheduler | None = None
     """The scheduler of a Dask cluster that compiles; None for this machine."""
     max_size: int | None = None
-    """Bytes that an extension may have: a larger one is not published."""
+    """Bytes that an extension may have: the build does not publish a larger one."""
     retry_failed: bool = False
     """Try variants again that the ledger knows as failed."""
     kernels: Path | None = None
@@ -64,7 +64,7 @@ class BuildOptions:
 
     @property
     def dsl_job_count(self) -> int:
-        """Processes of the CuTe DSL at a time, where nothing else is compiled. Raises BuildError."""
+        """Processes of the CuTe DSL at a time, while nothing else compiles. Raises BuildError."""
         return self._asked_jobs or automatic_jobs(DSL_JOB_MEMORY_BYTES)
 
     @property
@@ -88,16 +88,16 @@ class BuildOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """What a build would do."""
+    """The outcome that a build would have."""
 
     selection: str
     arch: Arch
     configs: tuple[Config, ...]
-    """Every variant asked for, also those that share a kernel."""
+    """Every variant of the selection, also those that share a kernel."""
     kernels: tuple[Source, ...]
     """The kernels to have, one for each different machine code."""
     units: tuple[Unit, ...]
-    """What would be compiled."""
+    """The units that a build would compile."""
     cached: tuple[str, ...]
     """Names of kernels and hand-written files whose objects are in the cache."""
     known_bad: tuple[RejectedEntry, ...]
@@ -107,7 +107,7 @@ class BuildPlan:
     estimated_bytes: int
     """Bytes of the extension."""
     without_toolchain: str = ""
-    """Why no toolchain, and so nothing in the cache, was found. The build would end with this text."""
+    """Why the search found no toolchain, and so nothing in the cache. The build would end with this text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class BuildResult:
     reused: bool
     """Whether the same build was there before."""
     remembered: int = 0
-    """Variants that were not tried, since they did not compile in an earlier build."""
+    """Variants that a build skips, since they did not compile in an earlier one."""
 
     @property
     def rejected(self) -> tuple[RejectedEntry, ...]:
@@ -130,10 +130,10 @@ class BuildResult:
 
 
 class BuildObserver:
-    """An observer is told how a build goes on. Weights are estimated CPU seconds."""
+    """An observer follows a build. Weights are estimated CPU seconds."""
 
     def started(self, total_weight: float) -> None:
-        """Compilation begins. This is called again, with a larger total, where a failed unit is split."""
+        """Compilation begins. The build calls this again, with a larger total, where it splits a failed unit."""
 
     def unit_done(self, label: str, weight: float, ok: bool) -> None:
         """A unit has been compiled, or has failed."""
@@ -146,7 +146,9 @@ class BuildObserver:
 
 
 def automatic_jobs(memory: int, *, beside: int = 0, least: int = 1) -> int:
-    """Processes of `memory` bytes that cores and free memory allow beside `beside` processes of nvcc; at least `least`."""
+    """Processes of `memory` bytes that cores and free memory allow next to `beside` processes of nvcc; at least
+    `least`.
+    """
     import psutil
 
     cores = len(psutil.Process().cpu_affinity()) - beside

@@ -1,8 +1,8 @@
-"""What a compiler reads of gemmill's own C++ and CUDA: texts without comments, and the headers that they name in quotes.
+"""gemmill's own C++ and CUDA as a compiler reads it: texts without comments, and the headers that they name in quotes.
 
-The digest of a text has the digests of these headers in place of their names, and a header that only names another counts
-as that one. So a comment, and a header that is renamed or moved, make no other object. Preprocessing would say the same of the conditions that hold, and takes seconds for
-each unit; here all that a text names counts.
+The digest of a text has the digests of these headers in place of their names, and a header that only names another
+counts as that one. So a comment, and a header with a new name or place, make no other object. Preprocessing would say
+the same of the conditions that hold, and takes seconds for each unit; here all that a text names counts.
 """
 
 import re
@@ -25,7 +25,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 _NAMES_ANOTHER = digest("#pragma once\n#include")
-"""Digest of the code of a header that has one `#include`, and no more."""
+"""Digest of the code of a header with one `#include` and no more."""
 
 
 def without_comments(text: str) -> str:
@@ -47,7 +47,7 @@ def included(text: str, folders: Sequence[Path]) -> set[Path]:
 
 
 class OwnCode:
-    """Digests of texts that include headers below `folders`, as these are when they are first asked for."""
+    """Digests of texts that include headers below `folders`, as these are at the first read."""
 
     def __init__(self, folders: Sequence[Path], memo: FileMemo) -> None:
         self._folders = folders

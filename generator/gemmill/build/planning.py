@@ -1,4 +1,4 @@
-"""From a selection to the units that are still to be compiled."""
+"""From a selection to the units that its build must still compile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ NO_HOST_CODE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A selection's sources, and what is known of each."""
+    """A selection's sources, and the facts of each."""
 
     variants: tuple[Source, ...]
     files: tuple[Source, ...]
@@ -36,7 +36,7 @@ class Work:
     remembered: frozenset[str]
     """Names that are bad by the ledger alone: `retry_failed` tries them again."""
     found: Lookup
-    """The lookup of all sources that are not bad."""
+    """The cached objects of all sources but the bad ones."""
 
 
 def variant_sources(configs: Sequence[Config], keys: Keys, known: KnownSources | None = None) -> tuple[Source, ...]:
@@ -49,7 +49,7 @@ def variant_sources(configs: Sequence[Config], keys: Keys, known: KnownSources |
 
 
 def survey(selection: Selection, workshop: Workshop) -> Work:
-    """What the selection needs, what the cache has of it and what is known to fail. Raises BuildError."""
+    """The sources that the selection needs, their cached objects, and the known failures. Raises BuildError."""
     if not selection.configs:
         raise BuildError(
             f"selection {selection.name!r} has no variant for {selection.arch}: see `gemmill list` for what there is"
@@ -73,7 +73,7 @@ def survey(selection: Selection, workshop: Workshop) -> Work:
 
 
 def plan(selection: Selection, options: BuildOptions) -> BuildPlan:
-    """What `build` would do. Nothing is compiled or written.
+    """The plan that `build` would follow. Compiles and writes nothing.
 
     Without a toolchain, the plan is for an empty cache. Raises BuildError.
     """

@@ -1,7 +1,8 @@
-"""Compilers end with the build that started them, also where it is killed and cannot stop them.
+"""Compilers end with the build that started them, even where a signal kills it before it can stop them.
 
-On Linux the kernel sends a process a signal when the one that started it ends. A build's ninja gets it, and stops its compilers.
-Where ninja is killed too, each process that compiles a unit gets it, and stops its own compilers, which are in its group.
+On Linux the kernel sends a process a signal when the one that started it ends. A build's ninja gets it, and stops its
+compilers. Where a signal kills ninja too, each process that compiles a unit gets it, and stops its own compilers, which
+are in its group.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def ends_with_parent() -> Callable[[], None]:
-    """What a new process runs before its program (`preexec_fn`): SIGTERM comes when this one ends."""
+    """The function that a new process runs before its program (`preexec_fn`): SIGTERM comes when this one ends."""
     parent = os.getpid()
 
     def ask() -> None:

@@ -1,9 +1,9 @@
-"""The digest of what a kernel's machine code is made from. A measured time holds as long as the digest is the same.
+"""The digest of the inputs of a kernel's machine code. A measured time holds as long as the digest is the same.
 
-Of CUDA it covers the device code of the compiled text and of gemmill's own headers, and the compiler's flags. What a file
-has after a line `// Host code: ...` is left out. So are comments, layout and names of files: they say nothing to a
-compiler. `dsl_body.py` has the digest of the CuTe DSL's kernels. Where the digest changes and the machine code does not,
-measured times hold all the same (`runtime/machine_code.py`).
+Of CUDA it covers the device code of the compiled text and of gemmill's own headers, and the compiler's flags. It leaves
+out everything after a line `// Host code: ...`, and comments, layout and names of files, since they say nothing to a
+compiler. `dsl_body.py` has the digest of the CuTe DSL's kernels. Where the digest changes and the machine code does
+not, measured times hold all the same (`runtime/machine_code.py`).
 """
 
 import re
@@ -16,11 +16,11 @@ from gemmill.build.sources import Flags, Source, SourceKind, kernel_folders
 _HOST_CODE = re.compile(r"^// Host code: .*", re.MULTILINE | re.DOTALL)
 _NAMES_A_FILE = re.compile(r"^[ \t]*#[ \t]*(?:include|pragma once)\b[^\n]*$", re.MULTILINE)
 _NOT_OF_THE_CODE = ("-I", "-isystem", "-Xcompiler", "--compress-mode")
-"""Beginnings of flags that tell where headers lie, what the host compiler does, or how machine code is stored."""
+"""Beginnings of flags for the places of headers, the host compiler and the storage of machine code."""
 
 
 def source_digest(source: Source, kernels: Path, flags: Flags) -> str:
-    """The digest of a variant's kernel. Headers are named from the folder `kernels`. Raises OSError."""
+    """The digest of a variant's kernel. It names headers from the folder `kernels`. Raises OSError."""
     if source.kind is SourceKind.DSL:
         return source.body
     paths = included(source.text, tuple(kernel_folders(kernels).values()))

@@ -23,9 +23,9 @@ Row = list[str]
 
 
 class KnownSources:
-    """What the file `path` keeps of sources, by the names of their kernels.
+    """The facts of sources that the file `path` keeps, by the names of their kernels.
 
-    Nothing is kept where a family lies outside gemmill's own folders, or a file changed within the last seconds.
+    It keeps nothing where a family lies outside gemmill's own folders, or a file changed within the last seconds.
     """
 
     def __init__(self, path: Path, keys: Keys, kernels: Path) -> None:
@@ -41,7 +41,7 @@ class KnownSources:
         self._rows = _read(path, self._stamp) if self._stamp else {}
 
     def get(self, name: str) -> Row | None:
-        """What is known of a kernel's source."""
+        """The facts of a kernel's source."""
         return self._rows.get(name)
 
     def keep(self, name: str, row: Row) -> None:
@@ -50,7 +50,7 @@ class KnownSources:
         self._changed = True
 
     def save(self) -> None:
-        """Write what was learnt. Raises OSError."""
+        """Write the new facts. Raises OSError."""
         if self._stamp and self._changed:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             kept = {"stamp": self._stamp, "rows": self._rows}
@@ -59,7 +59,7 @@ class KnownSources:
 
 
 def _states(folders: Iterable[Path]) -> list[list[str | int]] | None:
-    """Size and time of each file; None where one cannot be looked at, or changed within the last tick of the clock."""
+    """Size and time of each file; None where one cannot be read, or changed within the last tick of the clock."""
     latest = (time.time() - RACY_SECONDS) * 1e9
     states: list[list[str | int]] = []
     for folder in folders:
@@ -81,7 +81,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _read(path: Path, stamp: str) -> dict[str, Row]:
-    """What was kept under a stamp, or nothing where the file is damaged, or may be other users'."""
+    """The facts under a stamp, or nothing where the file is damaged, or may be other users'."""
     try:
         if not is_trusted(path):
             return {}

@@ -1,4 +1,4 @@
-"""What a process that compiles a unit is asked, and what it answers.
+"""The request to a process that compiles a unit, and its answer.
 
 Both are JSON files, so that ninja or a cluster can run the process.
 """
@@ -43,13 +43,13 @@ class Request:
     """The file to write: a CompileOutcome."""
 
     def run(self, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-        """How a program ended, and what it printed. Raises OSError."""
+        """Run a program: its end and its output. Raises OSError."""
         return subprocess.run(
             list(map(str, command)), cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
         )
 
     def output(self, command: Sequence[str | Path]) -> str:
-        """What a tool prints. Raises CompileError, OSError."""
+        """The output of a tool. Raises CompileError, OSError."""
         done = self.run(command)
         if done.returncode != 0:
             raise CompileError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()}")
@@ -58,10 +58,10 @@ class Request:
     def publish(
         self, object_file: Path, depfile: Path, compiled: Path, members: Mapping[str, str], **known: Any
     ) -> None:
-        """Move an object into the cache, with the headers that it was made from beside those that its key covers.
+        """Move an object into the cache, with its headers other than those that its key covers.
 
-        `compiled` is the file that the compiler was given. Raises OSError. Raises CompileError where a header was changed
-        after the key was made.
+        `compiled` is the file that the compiler read. Raises OSError. Raises CompileError where a header changed after
+        the key was made.
         """
         folder, roots = Path(self.folder), {name: Path(path) for name, path in self.roots.items()}
         memo, read = FileMemo(Path(self.memo)), dependencies(depfile, folder)
@@ -76,7 +76,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOutcome:
-    """What became of a unit. `failure` is empty where objects were published."""
+    """The result of a unit. `failure` is empty where it published objects."""
 
     failure: str = ""
     message: str = ""
@@ -92,7 +92,7 @@ Asked = TypeVar("Asked", bound=Request)
 def answer(kind: type[Asked], compiles: Callable[[Asked], CompileOutcome]) -> int:
     """Serve the request that the process was started with, and return its exit status.
 
-    The outcome is written to a file, unless the disk does not allow it: then raises OSError. The exit status is 0 where
+    It writes the outcome to a file, unless the disk does not allow it: then raises OSError. The exit status is 0 where
     every source has an object or a reason.
     """
     end_group_with_parent()

@@ -1,4 +1,4 @@
-"""What cuobjdump says about a finished extension."""
+"""cuobjdump's output on a finished extension."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from gemmill.build.inspect import is_of_variant
 _ELF = re.compile(r"^ELF file\s+\d+: .*\.(sm_\w+)\.cubin$", re.MULTILINE)
 
 _NO_CODE = "does not contain device code"
-"""What cuobjdump says of a library whose kernels are all the DSL's, which is no failure."""
+"""cuobjdump's words on a library whose kernels are all the DSL's, which is no failure."""
 _LISTED = re.compile(r"^[ \t]*Function : (\S+)$", re.MULTILINE)
 _NEXT_FILE = re.compile(r"^Fatbin ", re.MULTILINE)
 _FUNCTION = re.compile(r"^\s*(?:STT_)?FUNC\s.*?(\w+)$", re.MULTILINE)
@@ -40,7 +40,7 @@ def disassemble(extension: Path, cuobjdump: Path, name: str) -> str:
 
 
 def _only(listing: str, name: str) -> str:
-    """A listing without kernels of other variants that were compiled, and so are listed, together with this one."""
+    """A listing without the kernels of other variants in the same file of machine code."""
     head, *parts = _LISTED.split(listing)
     listed = zip(parts[::2], parts[1::2], strict=True)
     own = [(function, _NEXT_FILE.split(code)[0]) for function, code in listed if is_of_variant(function, name)]

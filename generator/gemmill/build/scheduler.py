@@ -1,7 +1,7 @@
 """The Dask scheduler of a cluster that compiles or measures.
 
-A scheduler runs what anybody sends it, and sends it on to its workers. So an address is taken where only this machine
-reaches it, or where certificates show who speaks. Any other address is taken only if the user says that everybody on its
+A scheduler accepts code from anybody, and sends it on to its workers. So `gemmill` takes an address that only this
+machine reaches, or whose certificates show who speaks. It takes any other only if the user says that everybody on its
 network may run code.
 """
 
@@ -67,9 +67,9 @@ class Scheduler:
 
 
 def gathered(client: Any, submitted: Mapping[Any, T]) -> Iterator[tuple[T, Any, Exception | None]]:
-    """For each of a client's futures, as it ends: what it was submitted for, its result and its error.
+    """For each of a client's futures, as it ends: the submitted item, its result and its error.
 
-    Whoever stops taking them cancels the rest.
+    A caller that stops iterating cancels the rest.
     """
     from distributed import as_completed
 

@@ -1,4 +1,4 @@
-"""Sources: the texts that are compiled, their flags, and the digest that names the result."""
+"""Sources: the texts to compile, their flags, and the digest that names the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,15 @@ _TORCH_TARGET_VERSION = "0x020b000000000000"
 OWN_ROOT = "gemmill"
 """The name of the root folder of gemmill's own headers."""
 EXPORTS = "{ global: gemmill_*; local: *; };\n"
-"""The linker's version script. No other symbol is seen from outside, templates of the C++ library included."""
+"""The linker's version script. It hides every other symbol, templates of the C++ library included."""
 _PROGRAMMATIC_LAUNCH = {
     Arch.SM90A: ("-DCUTLASS_ENABLE_GDC_FOR_SM90=1",),
     Arch.SM100A: ("-DCUTLASS_ENABLE_GDC_FOR_SM100=1",),
     Arch.SM120F: ("-DCUTLASS_GDC_ENABLED=1",),
 }
-"""Kernels are launched while their predecessors drain, so all must wait for these. Of sm120f an emulated build must, too, on
-another architecture (docs/notes/toolchain.md)."""
+"""A kernel launches while its predecessors drain, so all must wait for these. An emulated sm120f build on another
+architecture must, too (docs/notes/toolchain.md).
+"""
 _EMULATION = ("-DCUDA_CTA_RECONFIG_ACTIVATED=0", f"-I<{OWN_ROOT}>/emulation/include")
 """Emulated instructions are calls, for which ptxas has no registers where a warpgroup gave its own away. The headers that
 have them come before CUTLASS's."""
@@ -45,7 +46,7 @@ BINDING_SECONDS = 3.0
 
 
 class SourceKind(StrEnum):
-    """Which compiler reads a source, and what is asked of its object."""
+    """The compiler that reads a source, and the facts to take from its object."""
 
     VARIANT = "variant"
     """An emitted CUDA kernel: compiled with others, inspected."""
@@ -67,15 +68,15 @@ class Source:
     path: PurePosixPath
     """Path of the written file, relative to the folder in which the compiler runs."""
     key: str
-    """What makes the object, toolchains' headers apart: see Keys."""
+    """The inputs of the object, except for toolchains' headers: see Keys."""
     body: str = ""
-    """Of a kernel of the CuTe DSL the digest of what it is made from (`dsl_body.py`), which its key covers."""
+    """For a kernel of the CuTe DSL, the digest of its inputs (`dsl_body.py`), which its key covers."""
     symbol: str = ""
     """A variant's launch function."""
     tag: str = ""
-    """Tag of a variant's kernels. Those of one tag are compiled together, for they include the same headers."""
+    """Tag of a variant's kernels. The build compiles those of one tag together, for they include the same headers."""
     seconds: float
-    """CPU seconds that compiling it may take, beside the cost of its unit."""
+    """CPU seconds that compiling it may take on top of the cost of its unit."""
     written: str = ""
     """The text of a file."""
     config: Config | None = None
@@ -83,7 +84,7 @@ class Source:
 
     @property
     def text(self) -> str:
-        """What the compiler reads. Raises TemplateError."""
+        """The text that the compiler reads. Raises TemplateError."""
         return emit(self.config).text if self.config is not None else self.written
 
     @property
@@ -103,18 +104,18 @@ class Flags:
     link: tuple[str, ...]
 
     def for_kind(self, kind: SourceKind) -> tuple[str, ...]:
-        """The flags that a source of this kind is compiled with."""
+        """The compiler flags of a source of this kind."""
         return {SourceKind.BINDING: self.host, SourceKind.DSL: self.adapter}.get(kind, self.cuda)
 
 
 def kernel_folders(kernels: Path) -> dict[str, Path]:
-    """The folders from which headers are included, by name: gemmill's own, and one for each family that lies elsewhere."""
+    """The folders that `#include` searches, by name: gemmill's own, and one for each family that lies elsewhere."""
     outside = {family.name: family.home / "kernels" for family in REGISTRY.families if family.home is not None}
     return {OWN_ROOT: kernels, **outside}
 
 
 def roots_of(toolchain: ToolchainPaths, kernels: Path) -> dict[str, Path]:
-    """Folders that are called by name in flags and header lists, since each machine has them elsewhere."""
+    """Folders with a name in flags and header lists, since each machine has them elsewhere."""
     return {
         **{name: folder.resolve() for name, folder in kernel_folders(kernels).items()},
         "cutlass": toolchain.cutlass_include.resolve(),
@@ -140,7 +141,7 @@ def flags_for(arch: Arch, *, emulate: bool = False) -> Flags:
             *_PROGRAMMATIC_LAUNCH.get(arch, ()),
             "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
             *("-Xcompiler=-fvisibility=hidden,-fPIC", "-Xptxas=-v"),
-            # A third of the bytes, unpacked when a kernel is first called. nvcc 13.0 takes `balance` and compresses nothing.
+            # A third of the bytes, which the driver unpacks when a program first calls a kernel.
             "--compress-mode=size",
             *("-I.", *own, "-isystem=<cutlass>"),
         ),
@@ -152,9 +153,8 @@ def flags_for(arch: Arch, *, emulate: bool = False) -> Flags:
             *("-isystem<torch>", "-isystem<torch>/torch/csrc/api/include", "-isystem<cuda>/include"),
         ),
         adapter=("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", *own),
-        # -Bsymbolic: two builds in one process keep to their own symbols, which have the same names.
-        # Nothing reads the table of local symbols, a fifth of the bytes, nor what the CuTe DSL would tell its own loader.
-        # libtorch's libraries must be named even where the linker sees no use of them: the registration runs at load.
+        # -Bsymbolic: two builds in one process keep to their own symbols, which have the same names. Nothing reads the table of
+        # local symbols, a fifth of the bytes, nor the CuTe DSL's data for its own loader.
         link=(
             *(
                 "-shared",
@@ -188,7 +188,7 @@ def is_of_dsl(config: Config) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """Makes the keys of sources, as the files are that they are made from. A key has no place of a file in it."""
+    """Makes the keys of sources, from the files as they are. A key has no place of a file in it."""
 
     flags: Flags
     code: OwnCode
@@ -200,7 +200,7 @@ class Keys:
     dsl: str
     """Digest of the CuTe DSL; empty without one."""
     own_host_code: bool = False
-    """Whether kernels of the DSL are launched by gemmill's host code, where it has some."""
+    """Whether gemmill's host code launches kernels of the DSL, where it has some."""
 
     def of_text(self, kind: SourceKind, text: str) -> str:
         """The key of a C++ or CUDA text: its code and that of gemmill's headers, flags and compiler. Raises OSError."""
@@ -208,7 +208,7 @@ class Keys:
         return digest(kind.value, self.code.digest(text), self.flags.for_kind(kind), compiler)
 
     def of_dsl(self, name: str, symbol: str, body: str) -> str:
-        """The key of a kernel of the CuTe DSL: what it is made from, the DSL, and the C++ that calls it. Raises OSError."""
+        """The key of a kernel of the CuTe DSL: its inputs, the DSL, and the C++ that calls it. Raises OSError."""
         own = self.own_host_code and has_host_code(name)
         text = emit_host_code(symbol, name, ANY_CODE) if own else emit_adapter(symbol, name, ANY_EXPORTED)
         adapter = self.code.digest(text)
@@ -220,7 +220,7 @@ class KnownRows(Protocol):
     """Rows of path, key and body, kept from an earlier build (gemmill.build.remembered)."""
 
     def get(self, name: str) -> list[str] | None:
-        """The row of a variant; None where it is not known."""
+        """The row of a variant; None for an unknown name."""
 
     def keep(self, name: str, row: list[str]) -> None:
         """Keep a row for the next build."""

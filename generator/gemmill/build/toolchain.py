@@ -1,6 +1,6 @@
 """The toolchain: a CUDA compiler, the CUTLASS headers, torch's headers and a host compiler.
 
-None of them is imported to find it.
+The search imports none of them.
 """
 
 import re
@@ -59,7 +59,7 @@ class ToolchainPaths:
 
 
 def find_toolchain(*, memo: FileMemo | None = None) -> ToolchainPaths:
-    """The toolchain to build with. Raises BuildError, which says what to install."""
+    """The toolchain to build with. Raises BuildError, whose sentence names the package to install."""
     memo = memo or FileMemo(settings.home() / "memo" / "files.json")
     home, found_by = _find_cuda()
     nvcc = home / "bin" / "nvcc"

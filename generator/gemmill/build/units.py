@@ -1,4 +1,4 @@
-"""Translation units: which sources are compiled together."""
+"""Translation units: which sources compile together."""
 
 import re
 from collections.abc import Sequence
@@ -41,24 +41,24 @@ class Unit:
 
     @property
     def fullness(self) -> Fraction:
-        """How much it has of what its variants' kernels allow: at most 1."""
+        """The filled share of a unit, by the unit size of each variant's kernels: at most 1."""
         shares = (Fraction(1, REGISTRY.tagged(source.tag).unit_size) for source in self.sources if source.is_variant)
         return sum(shares, Fraction())
 
     @property
     def label(self) -> str:
-        """What to call it in a progress report."""
+        """Its name in a progress report."""
         first = self.sources[0].name
         return first if len(self.sources) == 1 else f"{first} and {len(self.sources) - 1} more"
 
     @property
     def file_name(self) -> str:
-        """The file that a C++ or CUDA compiler is given."""
+        """The name of the file for a C++ or CUDA compiler."""
         return f"unit_{self.key[:16]}" + (".cpp" if self.kind is SourceKind.BINDING else ".cu")
 
     @property
     def text(self) -> str:
-        """The text of the file that a C++ or CUDA compiler is given."""
+        """The text of the file for a C++ or CUDA compiler."""
         return emit_unit([EmittedFile(path=source.path, text=source.text) for source in self.sources])
 
 
@@ -84,7 +84,7 @@ def partition(sources: Sequence[Source], jobs: int, dsl_jobs: int | None = None)
 
 
 def _joined(units: Sequence[Unit], most_seconds: float) -> list[Unit]:
-    """Units together, each in the first that has room and stays within `most_seconds`."""
+    """Fewer units: each joins the first that has room and stays within `most_seconds`."""
     result: list[Unit] = []
     for unit in sorted(units, key=lambda unit: (-unit.seconds, unit.key)):
         for i, other in enumerate(result):
@@ -98,7 +98,7 @@ def _joined(units: Sequence[Unit], most_seconds: float) -> list[Unit]:
 
 
 def _shared_units(whole: Unit, jobs: int, share: float) -> list[Unit]:
-    """Units of a tag that has so large a share of all that is to be done."""
+    """Units of a tag that has so large a share of the whole build."""
     count, largest = len(whole.sources), REGISTRY.tagged(whole.sources[0].tag).unit_size
     rounds = -(-count // (largest * jobs))
     groups: list[list[Source]] = [[] for _ in range(min(max(-(-count // largest), ceil(share * rounds * jobs)), count))]
@@ -112,7 +112,8 @@ def _shared_units(whole: Unit, jobs: int, share: float) -> list[Unit]:
 def split(unit: Unit, message: str) -> list[Unit]:
     """Smaller units, to find which source of a failed one is bad.
 
-    Each source that the message names is a unit alone, the rest are one together. Where it names none, the unit is halved.
+    Each source that the message names is a unit alone, the rest are one together. Where it names none, the unit splits
+    into halves.
     """
     named = [s for s in unit.sources if re.search(rf"(?<!\w)(gemmill_)?{re.escape(s.name)}(?=\W|_kernel|$)", message)]
     rest = [s for s in unit.sources if s not in named]

@@ -1,4 +1,4 @@
-"""The workshop: what a build works with, found and opened once."""
+"""The workshop: the tools and folders of a build, found and opened once."""
 
 import time
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Workshop:
 
 
 def open_workshop(arch: Arch, options: BuildOptions) -> Workshop:
-    """Find the toolchain, and open cache and ledger of a build. Nothing is written. Raises BuildError."""
+    """Find the toolchain, and open cache and ledger of a build. Writes nothing. Raises BuildError."""
     home, kernels = options.home_dir, options.kernels_folder
     if options.emulate and arch.emulated_on is None:
         raise BuildError(cannot_emulate(arch))
@@ -84,7 +84,7 @@ def keys_for(
     dsl: DslPackage | None = None,
     memo: FileMemo | None = None,
 ) -> Keys:
-    """The keys of a build's sources. Without a toolchain they tell sources apart, and name no object."""
+    """The keys of a build's sources. Without a toolchain they distinguish sources, and name no object."""
     memo_path = options.home_dir / "memo" / "files.json"
     return Keys(
         flags=flags_for(arch, emulate=options.emulate),
@@ -98,7 +98,7 @@ def keys_for(
 
 
 def _kind_of(arch: Arch, options: BuildOptions) -> str:
-    """What tells builds apart whose sources have other keys."""
+    """Distinguishes builds whose sources have other keys."""
     return f"{arch}{'-emulated' * options.emulate}{'-own-host-code' * options.own_host_code}"
 
 

@@ -1,8 +1,8 @@
-"""A conversion writes a checkpoint in another format, or under other names. It is read, made and written a layer at a
-time.
+"""A conversion writes a checkpoint in another format, or under other names.
 
-The next layer is read while one is made, so two are in memory. What is done is noted: a conversion that was
-interrupted goes on where it was. Every output file appears whole or not at all, an index after its shards.
+It reads, converts and writes a layer at a time, and reads the next one meanwhile, so two are in memory. A journal lists
+the finished layers: an interrupted conversion continues from there. Every output file appears whole or not at all, an
+index after its shards.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ from gemmill.quantize.weights import QuantizedWeight, chunks, quantize_weight
 
 
 class Observer(Protocol):
-    """An observer is told how far a conversion is."""
+    """An observer follows a conversion."""
 
     def planned(self, total: int, done: int) -> None:
         """The conversion has so many bytes to read. An earlier process read `done` of them."""
@@ -45,14 +45,15 @@ def convert(
     inputs: Checkpoint | None = None,
     observer: Observer | None = None,
 ) -> Conversion:
-    """Convert a checkpoint: a file to a file, a folder to a folder. Of a folder *.safetensors, their index and config.json are written,
-    and files that hold no weights are copied.
+    """Convert a checkpoint: a file to a file, a folder to a folder. Of a folder, writes *.safetensors, their index and
+    config.json, and copies files without weights.
 
-    device: where codes are made. inputs: of layers, [tokens, K] by the layer's name without `.weight`, from which the error of
-    outputs is told.
+    device: computes the codes. inputs: of layers, [tokens, K] by the layer's name without `.weight`, for the error of
+    outputs.
 
-    Raises CheckpointError, in a sentence, for a source that is damaged or incomplete, and for what cannot be converted as asked.
-    It does for an output that exists, and where no space is left. Nothing is written where the source's headers already say no.
+    Raises CheckpointError, in a sentence, for a source that is damaged or incomplete, for a conversion that does not
+    exist, for an output that exists, and where no space is left. Writes nothing where the source's headers already say
+    no.
     """
     checkpoint = open_checkpoint(source)
     steps = steps_of(checkpoint, asked)
@@ -86,10 +87,11 @@ def quantize_checkpoint(
     """A safetensors checkpoint, a file or a folder of shards, with its layers in a format of WEIGHT_FORMATS or under a
     name of FP8_NAMES, pruned to "nvfp4_2to4", or decoded to "bf16".
 
-    names: the project whose key names are written, by default the first that has the format. source_format: of layers that are quantised
-    already, where shapes do not tell. only, keep: patterns over keys of layers that alone change, or that stay. requantize: layers of
-    another format are rounded again. scale_rounding: of mx formats, "up" or "ocp". rescale: fit scales of pruned floats to what is kept. device, observer: as of `convert`. inputs: a checkpoint
-    of layers' inputs, [tokens, K] by name, from which the error of outputs is told. Errors are those of `convert`.
+    names: the project whose key names OUT has, by default the first with the format. source_format: of quantised
+    layers, where shapes do not tell. only, keep: patterns over keys of layers that alone change, or that stay.
+    requantize: round layers of another format again. scale_rounding: of mx formats, "up" or "ocp". rescale: fit scales
+    of pruned floats to the weights that remain. device, observer: as of `convert`. inputs: a checkpoint of layers'
+    inputs, [tokens, K] by name, for the error of outputs. Errors are those of `convert`.
     """
     asked = Asked(
         to=format,
@@ -146,7 +148,8 @@ def _run(
 def _read_ahead(
     steps: list[Step], left: list[int], reader: ThreadPoolExecutor, device: torch.device
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Each step with its tensors; those of the next are read meanwhile. What only stays is not read.
+    """Each step with its tensors; a thread reads those of the next meanwhile. It does not read a tensor that only
+    stays.
 
     Tensors are good until the next step: two pieces of memory, pinned for a GPU, take turns.
     """
@@ -183,7 +186,7 @@ def _aligned(nbytes: int) -> int:
 def _made(
     step: Step, tensors: dict[str, Tensor], asked: Asked, device: torch.device, inputs: Checkpoint | None
 ) -> tuple[dict[str, Tensor], LayerError | None]:
-    """The tensors that a step writes, by key, and the error of what was quantised."""
+    """The tensors that a step writes, by key, and the error of its quantised layer."""
     source, tensors = step.spelling, {part: tensor.to(device) for part, tensor in tensors.items()}
     stored = None if source is None else source.read(tensors)
     if asked.to == BF16:

@@ -52,7 +52,7 @@ _SHOWN = 200
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read or written as asked: one sentence."""
+    """A checkpoint that cannot be read or written as requested: one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Stored:
         return DTYPES[self.dtype]
 
     def read(self, into: Tensor | None = None) -> Tensor:
-        """The tensor, contiguous and on the CPU; into one of the same size that is given, such as a pinned one.
+        """The tensor, contiguous and on the CPU; into a given one of the same size, such as a pinned one.
 
         Raises CheckpointError where the file has become shorter or is gone.
         """
@@ -155,8 +155,8 @@ def _first(path: Path) -> tuple[int, bytes]:
 
 
 def parsed_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of JSON text. None where it is no JSON, is nested too deep or has an integer that Python does not
-    read.
+    """The value of JSON text. None for a text that is no JSON, or that has too deep nesting or an integer that Python
+    does not read.
     """
     try:
         return json.loads(text, object_pairs_hook=pairs)
@@ -204,7 +204,7 @@ def _short(text: str) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata that a file has beside its tensors.
+    """The metadata in a file's header.
 
     Raises CheckpointError as `read_header`, and where they are no map from text to text.
     """

@@ -14,18 +14,18 @@ INDEX = ".safetensors.index.json"
 _NAME_MAX = 255
 """The most bytes of a file's name."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
-"""Endings of files that hold a model's weights, in one format or another."""
+"""Suffixes of files that hold a model's weights, in one format or another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The tensors of a checkpoint by name, of all its files; nothing is read but headers."""
+    """The tensors of a checkpoint by name, of all its files; reads nothing but headers."""
 
     path: Path
     files: tuple[Path, ...]
     tensors: dict[str, Stored]
     stated: str | None = None
-    """The format of its quantised layers, where a config.json beside them states one that we know."""
+    """The format of its quantised layers, where its config.json states one that gemmill knows."""
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
@@ -43,8 +43,8 @@ class Checkpoint:
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """The headers of a checkpoint's files.
 
-    Raises CheckpointError, in a sentence, where there is none, for a damaged file, and for a shard that is not there. It names
-    keys that are missing, unknown to the index or doubled. A config.json that is none is refused too.
+    Raises CheckpointError, in a sentence, where there is none, for a damaged file, and for a shard that is not there.
+    The error names keys that are missing, unknown to the index or doubled. So it does for a malformed config.json.
     """
     path = Path(path)
     if not path.exists():
@@ -68,9 +68,9 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def companions(folder: Path) -> list[Path]:
-    """The files of a checkpoint's folder that are neither weights nor an index of them: tokenizer, generation config, licence.
+    """The files of a checkpoint's folder other than weights and their index: tokenizer, generation config, licence.
 
-    Hidden files and folders are left out.
+    It leaves out hidden files and folders.
     """
     return sorted(
         path

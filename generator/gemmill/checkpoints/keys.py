@@ -1,4 +1,4 @@
-"""Keys in a sentence: each is named, those of many layers and experts together."""
+"""Keys in a sentence: one by one, but those of many layers and experts together."""
 
 import re
 from collections.abc import Iterable

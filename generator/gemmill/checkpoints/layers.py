@@ -1,4 +1,4 @@
-"""Single layers of a checkpoint, for those who run them."""
+"""Single layers of a checkpoint, for programs that run them."""
 
 from dataclasses import dataclass, replace
 
@@ -38,7 +38,9 @@ def read_layer(checkpoint: Checkpoint, name: str, format: str | None = None, *, 
 
 
 def spelling_in(checkpoint: Checkpoint, name: str, format: str | None = None) -> Spelling:
-    """How a layer is stored. Raises CheckpointError where it is not there or not quantised; `format` as of `read_layer`."""
+    """The storage of a layer. Raises CheckpointError where it is not there or not quantised; `format` as of
+    `read_layer`.
+    """
     stored = stored_parts(checkpoint, name)
     spelling = recognised(name, stored, format, checkpoint.stated)
     if spelling is None:
@@ -79,7 +81,7 @@ def _row(tensor: Stored, index: int, count: int) -> Stored:
 
 
 def quantised_layers(checkpoint: Checkpoint, format: str | None = None) -> list[str]:
-    """The names of a checkpoint's quantised layers that are matrices, in its order; `format` as of `read_layer`."""
+    """The names of a checkpoint's quantised matrices, in its order; `format` as of `read_layer`."""
     names = dict.fromkeys(key.removesuffix(ending) for key in checkpoint for ending in ENDINGS if key.endswith(ending))
     return [
         name for name in names if _is_layer(recognised(name, stored_parts(checkpoint, name), format, checkpoint.stated))
@@ -91,5 +93,5 @@ def _is_layer(spelling: Spelling | None) -> bool:
 
 
 def stored_parts(checkpoint: Checkpoint, name: str) -> dict[str, Stored]:
-    """The tensors of a layer, by what follows its name."""
+    """The tensors of a layer, by the suffix after its name."""
     return {part: checkpoint.tensors[name + part] for part in PARTS if name + part in checkpoint}

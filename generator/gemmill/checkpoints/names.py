@@ -8,7 +8,7 @@
     gpt-oss               Transformers' `integrations/mxfp4.py`: experts of a layer in one tensor [E, N, K / 32, 16]; in bf16 [E, K, N]
     gpt-oss-torch         openai/gpt-oss, `gpt_oss/torch/weights.py` and `model.py`: the same; in bf16 [E, N, K]
 
-A layer's project is known by the names, dtypes and shapes of its tensors.
+The names, dtypes and shapes of a layer's tensors identify its project.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ E4M3, E8M0, U8, F32 = torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8, to
 
 @dataclass(frozen=True, kw_only=True)
 class Spelling:
-    """How a project stores a layer of one format. Names are what follows the layer's, with their dot."""
+    """How a project stores a layer of one format. Names are suffixes of the layer's name, with their dot."""
 
     project: str
     format: str
@@ -41,18 +41,18 @@ class Spelling:
     swizzled: bool = False
     global_scale: str | None = None
     zero_points: str | None = None
-    """The ending of the tensor of zero points, int8 [N, 1]."""
+    """The suffix of the tensor of zero points, int8 [N, 1]."""
     multiplies: bool = False
-    """Whether the global scale multiplies when values are decoded; ours divides."""
+    """Whether decoding multiplies by the global scale; ours divides."""
     global_shape: tuple[int, ...] = (1,)
     input: str | None = None
-    """The ending of the tensor of the calibrated range of the layer's input."""
+    """The suffix of the tensor of the calibrated range of the layer's input."""
     input_holds: str = "absmax"
-    """The number that is stored there: absmax, 2688 / absmax ("divides") or absmax / 2688 ("multiplies")."""
+    """The meaning of its input's number: absmax, 2688 / absmax ("divides") or absmax / 2688 ("multiplies")."""
     expert_layers: tuple[str, ...] = ()
-    """The ending of names of layers whose tensors have all experts, [E, N, ...]; else empty."""
+    """The suffix of names of layers whose tensors have all experts, [E, N, ...]; else empty."""
     transposed: bool = False
-    """Whether experts that are not quantised are [E, K, N]; else [E, N, K]."""
+    """Whether unquantised experts are [E, K, N]; else [E, N, K]."""
     read_only: bool = False
 
     @property
@@ -83,7 +83,7 @@ class Spelling:
         return values.transpose(1, 2) if self.transposed else values
 
     def fits(self, stored: Mapping[str, Stored]) -> bool:
-        """Whether tensors of these dtypes and shapes, by what follows the layer's name, are a layer of this kind."""
+        """Whether tensors of these dtypes and shapes, by suffix, are a layer of this kind."""
         if any(name not in stored for name in self.parts):
             return False
         codes, scales = stored[self.codes], stored[self.scales]
@@ -143,7 +143,7 @@ class Spelling:
         )
 
     def write(self, weight: QuantizedWeight, experts: int | None = None) -> dict[str, Tensor]:
-        """The tensors of a layer by what follows its name; `experts` says how many share the rows."""
+        """The tensors of a layer by suffix; `experts` says how many share the rows."""
         codes, scales = weight.codes, weight.scales
         if experts is not None:
             codes = codes.view(experts, -1, scales.shape[1], codes.shape[1] // scales.shape[1])
@@ -160,7 +160,7 @@ class Spelling:
         return written
 
     def absmax(self, stored: Tensor) -> Tensor:
-        """The largest magnitude of the input, f32 [1], by what is stored as `input`."""
+        """The largest magnitude of the input, f32 [1], from the stored `input`."""
         return _INPUT[self.input_holds](stored.float().reshape(-1)[:1])
 
     def stored_input(self, absmax: Tensor) -> Tensor:
@@ -241,16 +241,18 @@ SPELLINGS = (
     _lightx2v("mxfp6", **_SWIZZLED, scales_dtype=E8M0),
     _lightx2v("mxfp8", **_SWIZZLED, scales_dtype=E8M0),
 )
-"""All spellings, in the order in which they are tried."""
+"""All spellings, in the order of trial."""
 PROJECTS = tuple(dict.fromkeys(spelling.project for spelling in SPELLINGS))
 ENDINGS = tuple(sorted({spelling.codes for spelling in SPELLINGS}))
-"""The endings of names of tensors of codes."""
+"""The suffixes of names of tensors of codes."""
 PARTS = frozenset(part for s in SPELLINGS for part in (*s.parts, s.input) if part is not None)
-"""All endings that may follow a layer's name."""
+"""All suffixes of a layer's name."""
 
 
 def spelling_of(format: str, project: str | None = None) -> Spelling:
-    """How a format is written under a project's names, or under those of the first project that has it. Raises CheckpointError."""
+    """The spelling of a format under a project's names, or under those of the first project that has it. Raises
+    CheckpointError.
+    """
     if project is not None and project not in PROJECTS:
         raise CheckpointError(f"there are no names of {project!r}: names are those of {', '.join(PROJECTS)}")
     of_format = [s for s in SPELLINGS if s.format == format and not s.read_only and (project or not s.experts)]
@@ -264,9 +266,9 @@ def spelling_of(format: str, project: str | None = None) -> Spelling:
 def recognised(
     name: str, stored: Mapping[str, Stored], format: str | None = None, stated: str | None = None
 ) -> Spelling | None:
-    """How a layer is stored, by its tensors' names, dtypes and shapes; None where no project stores one so.
+    """The spelling of a layer, by its tensors' names, dtypes and shapes; None where no project stores one so.
 
-    stated: what decides where several formats fit. Raises CheckpointError where they cannot be told apart and none is named.
+    stated: the format to prefer where several fit. Raises CheckpointError where several fit and none is stated.
     """
     fitting = [s for s in SPELLINGS if s.fits(stored) and format in (None, s.format)]
     if any(spelling.format == stated for spelling in fitting):

@@ -17,7 +17,7 @@ from gemmill.quantize.weights import QuantizedWeight
 from gemmill.vocab.format import NVFP4
 
 SPARSE = "nvfp4_2to4"
-"""What --to takes for it."""
+"""Its word in --to."""
 PARTS = (".comp_T", ".meta_T", ".scale_T", ".weight_scale_2")
 
 
@@ -30,7 +30,7 @@ def check(name: str, shape: Sequence[int]) -> None:
 
 
 def written(name: str, n: int, k: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of what a layer [n, k] becomes, by key."""
+    """Dtypes and shapes of the tensors made from a layer [n, k], by key."""
     codes = WORD_OF[torch.uint8]
     shapes = (
         (codes, (k // 4, n)),
@@ -44,7 +44,9 @@ def written(name: str, n: int, k: int) -> dict[str, tuple[str, tuple[int, ...]]]
 def made(
     name: str, weight: Tensor | QuantizedWeight, inputs: Tensor | None, *, rescale: bool
 ) -> tuple[dict[str, Tensor], LayerError]:
-    """What a layer becomes, by key, and its error. Raises ValueError for weights that are not finite, by their place."""
+    """The tensors made from a layer, by key, and its error. Raises ValueError for infinite or NaN weights, by their
+    place.
+    """
     sparse, (error,) = prune_to_fp4([[weight]], rescale=rescale, inputs=None if inputs is None else [inputs])
     tensors = sparse.transposed_2to4()
     _, n, k = sparse.shape

@@ -1,12 +1,13 @@
-"""What a model's config.json says of its quantisation, read and written: the key `quantization_config`, as Transformers and vLLM read it.
+"""The quantisation in a model's config.json, read and written: the key `quantization_config`, as Transformers and vLLM
+read it.
 
     compressed-tensors    vllm-project/compressed-tensors, `quantization/quant_config.py` and the schemes of `quant_scheme.py`
     modelopt              vLLM 0.33.0's `quantization/modelopt.py`; older exports have `hf_quant_config.json` instead
     deepseek              DeepSeek-V3's config.json; vLLM's `quantization/fp8.py`
-    deepseek-v4           DeepSeek-V4's config.json: the same, scales as powers of two, and `expert_dtype` beside it
+    deepseek-v4           DeepSeek-V4's config.json: the same, scales as powers of two, and `expert_dtype`
     gpt-oss               gpt-oss-120b's config.json; Transformers' `Mxfp4Config`
 
-LightX2V reads none of it: its formats are named on its command line.
+LightX2V reads none of it: its command line names the format.
 """
 
 from collections.abc import Sequence
@@ -68,9 +69,10 @@ def stated_format(folder: Path) -> str | None:
 def with_quantization(
     config: dict[str, Any], project: str, format: str | None, kept: Sequence[str], *, has_inputs: bool
 ) -> dict[str, Any]:
-    """A model's config whose layers are stored in a format under a project's names; `format` None: none is quantised.
+    """A model's config after its layers are stored in a format under a project's names; `format` None: without
+    quantised layers.
 
-    kept: modules whose matrices stay, by name. has_inputs: whether the range of every layer's input is stored.
+    kept: names of modules whose matrices stay. has_inputs: whether the file has the range of every layer's input.
     """
     stated = None if format is None else _stated(project, format, list(kept), has_inputs)
     made = {key: value for key, value in config.items() if key not in (KEY, _EXPERTS)}
@@ -134,8 +136,9 @@ def _scheme(format: str, has_inputs: bool) -> dict[str, Any]:
 
 
 def _of_compressed_tensors(stated: dict[str, Any]) -> str | None:
-    """The weight format that compressed-tensors' config states. Of e4m3 it depends on how scales are shared, of int8 on
-    whether there are zero points."""
+    """The weight format that compressed-tensors' config states. For e4m3 the sharing of scales decides, for int8 the
+    presence of zero points.
+    """
     name = stated.get("format")
     if name not in (_INT, _FLOAT):
         return _FORMATS_OF_CT.get(str(name))

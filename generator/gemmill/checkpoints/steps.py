@@ -1,4 +1,6 @@
-"""Steps of a conversion: every tensor of a checkpoint is in one, and every output's place is known before."""
+"""Steps of a conversion: each tensor of a checkpoint belongs to one, and every output has its place before the first
+step.
+"""
 
 import fnmatch
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,7 @@ KEPT = ("*embed*", "*norm*", "*lm_head*", "head.*", "*router*", "*.gate.weight",
 """Patterns over keys of layers that no project quantises."""
 FLOATS = ("BF16", "F16", "F32", "F64")
 BF16 = "bf16"
-"""The word that --to takes beside formats: weights are decoded."""
+"""The word of --to for decoded weights, next to the formats."""
 _CODES_OF = {
     ".weight_scale": (".weight", ".weight_packed"),
     ".weight_scale_inv": (".weight",),
@@ -25,7 +27,7 @@ _CODES_OF = {
     ".weight_global_scale": (".weight", ".weight_packed"),
     "_scales": ("_blocks",),
 }
-"""The endings that scales alone have, and what must be there beside them."""
+"""The suffixes that scales alone have, and the codes that must accompany them."""
 
 
 FP8_NAMES = {"fp8": "channel", "fp8_channel": "channel", "fp8_block": "block128"}
@@ -39,18 +41,18 @@ class Asked:
     to: str
     """A weight format, nvfp4_2to4, or bf16; a name of FP8_NAMES becomes the format that it stands for."""
     names: str | None = None
-    """The project whose key names are written; None: the first that has the format."""
+    """The project whose key names OUT has; None: the first that has the format."""
     source: str | None = None
-    """The format of layers that are quantised already, where shapes do not tell."""
+    """The format of quantised layers, where shapes do not tell."""
     only: tuple[str, ...] = ()
     """Patterns over layers' keys: others stay as they are."""
     keep: tuple[str, ...] = ()
-    """Patterns over layers' keys that stay as they are, beside KEPT."""
+    """Patterns over keys of layers that stay as they are, in addition to KEPT."""
     requantize: bool = False
-    """Whether layers of another format are decoded and quantised anew."""
+    """Whether layers of another format are to be decoded and quantised again."""
     scale_rounding: str = "up"
     rescale: bool = False
-    """Whether scales of pruned weights are fitted to what is kept."""
+    """Whether to fit scales of pruned weights to the weights that remain."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", FP8_NAMES.get(self.to, self.to))
@@ -61,23 +63,23 @@ class Step:
     """A layer, or a tensor that stays."""
 
     name: str
-    """The layer's key, without its ending; of a tensor that stays its whole key."""
+    """The layer's key, without its suffix; of a tensor that stays its whole key."""
     shard: str
-    """The file that it is written to, named as the one that it was read from."""
+    """The output file, with the name of its source."""
     reads: dict[str, Stored]
-    """The tensors, by what follows the layer's name; of a tensor that stays by ""."""
+    """The tensors, by the suffix after the layer's name; a tensor that stays has ""."""
     spelling: Spelling | None = None
-    """The way in which it is quantised already."""
+    """The spelling of a quantised layer."""
     kept: Spelling | None = None
-    """The way in which a layer that stays is quantised."""
+    """The spelling of a quantised layer that stays."""
     changes: bool = False
-    """Whether codes are made, or made bf16."""
+    """Whether it makes codes, or bf16 of codes."""
     writes: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """Dtype (a word of the format) and shape of what is written, by key."""
+    """Dtype (a word of the format) and shape of each output, by key."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are read."""
+        """The bytes to read."""
         return sum(tensor.nbytes for tensor in self.reads.values())
 
     @property
@@ -91,8 +93,8 @@ class Step:
 def steps_of(checkpoint: Checkpoint, asked: Asked) -> list[Step]:
     """The steps of a conversion, in the order of the files' bytes.
 
-    Raises CheckpointError, in a sentence, for names and formats that do not exist or do not go together. So it does for a shape
-        that the format cannot take, for layers that are quantised already, and for scales without their weight.
+    Raises CheckpointError, in a sentence, for names and formats that do not exist or do not go together. So it does for
+    a shape that the format cannot take, for quantised layers, and for scales without their weight.
     """
     _check_options(asked)
     if asked.to != BF16:
@@ -177,7 +179,7 @@ def _stays(key: str, asked: Asked) -> bool:
 
 
 def _refuse_incomplete(left: dict[str, Stored], asked: Asked) -> None:
-    """Refuse codes that are no layer, and scales without codes, each by its key. Raises CheckpointError."""
+    """Refuse codes without a layer, and scales without codes, each by its key. Raises CheckpointError."""
     lacking: dict[str, str] = {}
     for name, tensor in left.items():
         ending = next((ending for ending in ENDINGS if name.endswith(ending)), None)
@@ -207,7 +209,7 @@ def _refuse_incomplete(left: dict[str, Stored], asked: Asked) -> None:
 
 
 def _plain(name: str, tensor: Stored, asked: Asked) -> Step:
-    """A tensor that is not quantised: a layer to be, or one that stays."""
+    """An unquantised tensor: a layer to be, or one that stays."""
     stays = Step(name=name, shard=tensor.path.name, reads={"": tensor}, writes={name: (tensor.dtype, tensor.shape)})
     if asked.to == BF16 or tensor.dtype not in FLOATS or _stays(name, asked):
         return stays
@@ -237,7 +239,7 @@ def _plain(name: str, tensor: Stored, asked: Asked) -> Step:
 
 
 def _to_sparse(step: Step, shape: tuple[int, ...]) -> Step:
-    """The step that prunes a layer [N, K]. Raises CheckpointError for a shape that has no whole patterns."""
+    """The step that prunes a layer [N, K]. Raises CheckpointError for a shape without whole patterns."""
     sparse.check(f"{step.name}.weight", shape)
     return replace(step, changes=True, writes=sparse.written(step.name, *shape))
 
@@ -255,7 +257,7 @@ def _check_layer(tensor: Stored, name: str, shape: tuple[int, ...], asked: Asked
 
 
 def _quantised(layer: str, spelling: Spelling, group: dict[str, Stored], asked: Asked) -> Step:
-    """A layer that is quantised already."""
+    """A layer that the source has in a format."""
     parts = (*spelling.parts, *((spelling.input,) if spelling.input in group else ()))
     reads = {part: group[part] for part in parts}
     codes = reads[spelling.codes]
@@ -309,7 +311,7 @@ def experts_of(step: Step) -> int | None:
 def _written(
     step: Step, target: Spelling, n: int, k: int, *, has_input: bool
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The shapes and dtypes that are found by writing a weight that has shapes and no values."""
+    """The shapes and dtypes of the outputs, found by writing a weight that has a shape and no values."""
     tensors = target.write(empty_weight(target.format, n, k), experts_of(step))
     written = {step.name + part: (WORD_OF[tensor.dtype], tuple(tensor.shape)) for part, tensor in tensors.items()}
     if has_input:

@@ -1,4 +1,4 @@
-"""The files of a conversion: its shards, its journal, and what is written when all shards are there."""
+"""The files of a conversion: its shards, its journal, and the index and config that follow all shards."""
 
 import hashlib
 import json
@@ -29,24 +29,24 @@ class Conversion:
     report: Path
     """The file of JSON with the figures of every layer."""
     layers: tuple[LayerError, ...]
-    """The layers whose codes were made, the one with the largest error of weights first."""
+    """The layers with new codes, the one with the largest error of weights first."""
     renamed: int
     """The number of layers whose codes are those of the source."""
     read_bytes: int
     written_bytes: int
     is_stated: bool
-    """Whether its config.json, if it has one, says how its layers are quantised. It cannot where some keep another
+    """Whether its config.json, if it has one, states the format of its layers. It cannot where some keep another
     format.
     """
 
 
 def report_at(checkpoint: Checkpoint, out: Path) -> Path:
-    """Where a conversion's figures are written."""
+    """The file for a conversion's figures."""
     return out.with_name(f"{out.name}.{REPORT}") if checkpoint.path.is_file() else out / REPORT
 
 
 def digest_of(checkpoint: Checkpoint, asked: Asked, steps: list[Step]) -> str:
-    """The identity of a conversion: what is read, how, and what becomes of it."""
+    """The identity of a conversion: its input, its options and its output."""
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
     plan = [(step.name, step.shard, step.writes) for step in steps]
     text = json.dumps([__version__, asdict(asked), files, plan])
@@ -83,7 +83,7 @@ class Work:
         try:
             if not journal.exists():
                 refuse_without_space(folder, sum(stop for stop in self._sizes().values()))
-            # What is kept is no part of it: shards in which the same is kept go on.
+            # --only and --keep are no part of it: shards in which the same layers stay continue.
             of_all = replace(asked, only=(), keep=())
             self.journal = Journal(journal, digest_of(checkpoint, of_all, []))
         except BaseException:
@@ -144,7 +144,7 @@ class Work:
         return self.open[step.shard]
 
     def note(self, index: int, error: LayerError | None) -> None:
-        """Note that a step is written. Its file appears with its last step."""
+        """Note a finished step. Its file appears with its last step."""
         step = self.steps[index]
         self.journal.note(self.keys[index], None if error is None else asdict(error))
         self.unsynced += step.nbytes
@@ -154,7 +154,7 @@ class Work:
             self.open.pop(step.shard).publish()
 
     def leave(self, *, close: bool = True) -> None:
-        """Bring all that was noted to the disk; `close`: for a later process."""
+        """Sync all notes to the disk; `close`: for a later process."""
         for shard in self.open.values():
             shard.sync()
         self.journal.commit()
@@ -202,7 +202,7 @@ class Work:
                 partial.replace(copied)
 
     def _state(self) -> bool:
-        """Write the model's config with what its layers are now; whether one project can say it."""
+        """Write the model's config with the formats that its layers have now; whether one project can state them."""
         target = None if self.asked.to in (BF16, SPARSE) else spelling_of(self.asked.to, self.asked.names)
         others = [step.kept for step in self.steps if step.kept is not None and step.kept != target]
         if self.config is not None:

@@ -1,4 +1,4 @@
-"""A shard that is written tensor by tensor and appears whole, and the journal of a conversion that can go on."""
+"""A shard written tensor by tensor that appears whole, and the journal of a conversion that can continue."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from gemmill.checkpoints.file import CheckpointError, Stored, bytes_of, header_o
 from gemmill.writing import hold
 
 _COPIED = 1 << 24
-"""The most bytes that are copied at a time."""
+"""The most bytes in one copy."""
 SYNCED = 1 << 30
-"""Bytes after which what was written is brought to the disk and noted as done."""
+"""Bytes after which the writer syncs its output to the disk and notes it as done."""
 
 
 class Layout:
     """The places of an output file's tensors."""
 
     def __init__(self, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> None:
-        """tensors: dtype (a word) and shape by key. metadata: those of the file that it is made of."""
+        """tensors: dtype (a word) and shape by key. metadata: those of the source file."""
         self.header, self.places = header_of(tensors, metadata)
         self.size = max((stop for _, stop in self.places.values()), default=len(self.header))
         self.data_bytes = self.size - len(self.header)
@@ -36,10 +36,10 @@ def partial_of(path: Path) -> Path:
 
 
 class Shard:
-    """One output file. Its place on the disk is taken before the first tensor is written."""
+    """One output file. It takes its place on the disk before it writes the first tensor."""
 
     def __init__(self, path: Path, layout: Layout, *, goes_on: bool) -> None:
-        """`goes_on`: what an earlier process wrote is kept."""
+        """`goes_on`: keep the output of an earlier process."""
         self.path, self._places, self._partial = path, layout.places, partial_of(path)
         self._file = self._partial.open("r+b" if goes_on else "w+b", buffering=0)
         if not goes_on:
@@ -73,7 +73,7 @@ class Shard:
                 data, at = data[count:], at + count
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Sync the output to the disk."""
         with told_of_space(self.path):
             os.fsync(self._file.fileno())
 
@@ -83,7 +83,7 @@ class Shard:
         self._partial.replace(self.path)
 
     def close(self) -> None:
-        """Sync, and keep what was written for a later process."""
+        """Sync, and keep the output for a later process."""
         if not self._file.closed:
             self.sync()
             self._file.close()
@@ -94,7 +94,7 @@ _GOES_ON = "free some and run the same again, which goes on where this ended"
 
 @contextmanager
 def told_of_space(path: Path, remedy: str = _GOES_ON) -> Iterator[None]:
-    """A full disk in a sentence, with what to do."""
+    """A full disk in a sentence, with the remedy."""
     try:
         yield
     except OSError as error:
@@ -104,7 +104,7 @@ def told_of_space(path: Path, remedy: str = _GOES_ON) -> Iterator[None]:
 
 
 def refuse_without_space(folder: Path, needed: int) -> None:
-    """Refuse a folder that has less room than will be written. Raises CheckpointError."""
+    """Refuse a folder that has less room than the output needs. Raises CheckpointError."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise CheckpointError(
@@ -113,7 +113,7 @@ def refuse_without_space(folder: Path, needed: int) -> None:
 
 
 class Journal:
-    """The journal of a conversion: the steps that are done, on disk. One process at a time has it."""
+    """The journal of a conversion: the finished steps, on disk. One process at a time holds it."""
 
     def __init__(self, path: Path, digest: str) -> None:
         """Open or begin a journal. Raises CheckpointError where another process has it, or where it is of another
@@ -137,18 +137,18 @@ class Journal:
                 f"{path} is of another conversion, which did not end: remove it and start anew, or ask for the same as then"
             )
         self.done = {line["step"]: line.get("error") for line in lines[1:] if line and "step" in line}
-        """The figures of each step that is done, by its key; None for one that has none."""
+        """The figures of each finished step, by its key; None for a step without figures."""
         if is_new:
             self._file.truncate(0)
             self._write([{"digest": digest}])
 
     def note(self, step: str, error: dict[str, Any] | None) -> None:
-        """Note a step whose data is written, though not yet on the disk."""
+        """Note a step with written data, though not yet on the disk."""
         self.done[step] = error
         self._pending.append({"step": step, "error": error})
 
     def commit(self) -> None:
-        """Bring all that was noted to the disk."""
+        """Sync all notes to the disk."""
         self._write(self._pending)
         self._pending = []
 
@@ -166,6 +166,6 @@ class Journal:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """The row of a line; None for one that was cut off."""
+    """The row of a line; None for a truncated one."""
     parsed = parsed_json(line)
     return parsed if isinstance(parsed, dict) else None

@@ -1,4 +1,4 @@
-"""The `gemmill` command: one file a verb. Each verb calls the layer that does the work, and prints what that says."""
+"""The `gemmill` command: one file a verb. Each verb calls the layer that does the work, and prints its result."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command, which ends the process. Where a package that the command alone needs is missing, it is named."""
+    """Run the command, which ends the process. It names a missing package that only the command needs."""
     try:
         from gemmill.cli.app import main as run
     except ModuleNotFoundError as error:

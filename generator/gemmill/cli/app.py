@@ -1,4 +1,4 @@
-"""The command as a whole, and what happens to its errors."""
+"""The command as a whole, and the handling of its errors."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=[text for text in given if text != "--debug"], prog_name="gemmill", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the pipe has gone: there is nobody to tell, and Python must not complain at exit either.
+        # The reader of the pipe has gone: a message has no reader, and Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.CHECK_FAILED
     except (KeyboardInterrupt, typer.Abort):

@@ -31,7 +31,7 @@ def audit(
     tensor_parallel: TensorParallelOption = "1",
     m: MOption = None,
     build: o.BuildOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Print the shapes that are served well too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print the well-served shapes too.")] = False,
     as_json: o.JsonOption = False,
 ) -> None:
     """List shapes without a variant or a measured row.

@@ -69,10 +69,14 @@ def build(
 ) -> None:
     """Compile a selection of variants into an extension.
 
-    The selection is default, or nvcc where the CuTe DSL is not installed. The extension and its manifest appear together below --home. Compiles only what is not in the cache. A variant that does not compile is left out and listed (exit code 5). A build that fails or is killed leaves the last good one in place. Needs no GPU.
+    The selection is default, or nvcc where the CuTe DSL is not installed. The extension and its manifest appear
+    together below --home. Compiles only sources that are missing from the cache. Leaves out and lists a variant that
+    does not compile (exit code 5). A build that fails, or that a signal kills, leaves the last good one in place. Needs
+    no GPU.
 
-    The build becomes the current one, which serves, if it is as complete as that one. That is the same selection without
-    a filter, or as many variants. Otherwise the current one goes on serving, and the command that changes that is printed.
+    The build becomes the current one, which serves, if it is as complete as that one. That is the same selection
+    without a filter, or as many variants. Otherwise the current one goes on serving, and the output has the command
+    that changes that.
 
     Examples:
 
@@ -148,7 +152,7 @@ def publish(
 
 
 def _let_tables_name_machine_code(home: Path) -> None:
-    """Carry the home's tuned rows over to builds that run the same machine code, whatever it is made from."""
+    """Carry the home's tuned rows over to builds that run the same machine code, whatever its sources."""
     paths = sorted((home / "tables").glob("*.json"))
     if not paths:
         return
@@ -169,7 +173,7 @@ def _let_tables_name_machine_code(home: Path) -> None:
 
 
 def what_can_be_compiled() -> str:
-    """The selection that is built where none is named."""
+    """The selection to build where the command names none."""
     from gemmill.build.dsl import DISTRIBUTION, INSTALL, is_installed
 
     if is_installed():

@@ -1,4 +1,4 @@
-"""`gemmill builds`: what is built, and which build serves."""
+"""`gemmill builds`: the builds of this machine, and which one serves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ builds = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """A build as it is printed."""
+    """A row of `gemmill builds list`."""
 
     build: str
     folder: Path
     serves: bool
-    """Whether it is what its architecture's calls get, unless GEMMILL_BUILD names another."""
+    """Whether its architecture's calls use it, unless GEMMILL_BUILD names another."""
     arch: str = ""
     selection: str = ""
     variants: int = 0
@@ -46,7 +46,7 @@ class _Listed:
     """Whether it cannot be read because another version made it."""
 
     emulated: bool = False
-    """Whether it emulates its architecture, so that it serves only where it is named."""
+    """Whether it emulates its architecture, so that it serves only by name."""
 
     @property
     def commit(self) -> str:
@@ -67,7 +67,8 @@ class _Listed:
 def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> None:
     """List builds, the newest first, with the one that serves each architecture.
 
-    Builds of a checkout have its commit. Builds that another version or commit made in another form are listed with that version, or as other, and cannot serve.
+    Builds of a checkout have its commit. A build that another version or commit made in another form is listed with
+    that version, or as other, and cannot serve.
 
     Examples:
 
@@ -94,7 +95,7 @@ def list_builds(home: o.HomeOption = None, as_json: o.JsonOption = False) -> Non
 
 
 def _print_rows(found: Sequence[_Listed]) -> None:
-    """Print a line for each build. On a narrow terminal, what all of them are for is told once."""
+    """Print a line for each build. A narrow terminal has the part that all share once."""
     archs = {listed.arch for listed in found if listed.arch}
     is_shared = is_narrow() and len(archs) == 1
     columns = ["build", "arch", "set", "variants", "size", "made (UTC)", "commit", ""]
@@ -132,7 +133,7 @@ def remove_builds(
     force: Annotated[bool, typer.Option("--force", help="Remove a build that serves, too.")] = False,
     home: o.HomeOption = None,
 ) -> None:
-    """Remove builds. A process that has one loaded keeps it; compiled objects stay in the cache.
+    """Remove builds. A process that uses one keeps it; compiled objects stay in the cache.
 
     Examples:
 
@@ -157,7 +158,7 @@ def _look(folder: Path, home: Path | None) -> _Listed:
         return _Listed(build=folder.name, folder=folder, serves=False, error=str(error))
     try:
         serves = serving(manifest.arch, home)[0] == folder
-    except ManifestError:  # what is current is not there: nothing serves
+    except ManifestError:  # the current build is missing: nothing serves
         serves = False
     return _Listed(
         build=manifest.build_id,
@@ -174,7 +175,7 @@ def _look(folder: Path, home: Path | None) -> _Listed:
 
 
 def _of_another_version(folder: Path, error: "OtherVersionError") -> _Listed:
-    """A build of another version, as far as its fields are what they are in this one."""
+    """A build of another version, as far as its fields agree with those of this one."""
 
     def told(name: str, kind: type[T]) -> T:
         value = error.data.get(name)

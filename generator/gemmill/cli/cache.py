@@ -1,4 +1,4 @@
-"""`gemmill cache`: what is kept between builds."""
+"""`gemmill cache`: the files that gemmill keeps between builds."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -13,7 +13,7 @@ from gemmill.cli.verbs import Group
 cache = typer.Typer(
     name="cache",
     cls=Group,
-    help="Look after what is kept between builds.",
+    help="Look after the files kept between builds.",
     rich_markup_mode=None,
     add_completion=False,
 )
@@ -54,7 +54,8 @@ def list_objects(home: o.HomeOption = None, as_json: o.JsonOption = False) -> No
 @cache.command("gc")
 def collect(
     max_age: Annotated[
-        float, typer.Option("--max-age", min=0, metavar="DAYS", help="Remove what no build has used for this long.")
+        float,
+        typer.Option("--max-age", min=0, metavar="DAYS", help="Remove objects that no build has used for this long."),
     ] = 30.0,
     max_size: Annotated[
         int | None,
@@ -64,7 +65,7 @@ def collect(
     ] = None,
     home: o.HomeOption = None,
 ) -> None:
-    """Remove compiled objects that are no longer used. Builds stay: they do not need the cache.
+    """Remove compiled objects that no build uses any longer. Builds stay: they do not need the cache.
 
     Examples:
 
@@ -80,7 +81,7 @@ def collect(
 
 @cache.command("verify")
 def verify_objects(home: o.HomeOption = None) -> None:
-    """Read every compiled object and remove those that are damaged; exits 1 if there were any.
+    """Read every compiled object and remove damaged ones; exits 1 if there were any.
 
     Examples:
 

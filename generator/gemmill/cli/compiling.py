@@ -20,7 +20,7 @@ class ProgressObserver:
     def __init__(self, progress: Progress, jobs: int) -> None:
         self._progress = progress
         self._jobs = jobs
-        self._task = progress.add_task("looking for what is compiled already", total=None, finish=None)
+        self._task = progress.add_task("looking for compiled objects", total=None, finish=None)
         self._total = self._completed = 0.0
         self._units = 0
         self._begun = monotonic()
@@ -33,7 +33,7 @@ class ProgressObserver:
         self._update()
 
     def unit_done(self, label: str, weight: float, ok: bool) -> None:
-        """Advance the bar by the unit's estimated CPU seconds, and keep a line for what failed."""
+        """Advance the bar by the unit's estimated CPU seconds, and keep a line for a failure."""
         self._units += 1
         self._completed += weight
         self._update()
@@ -63,8 +63,8 @@ class ProgressObserver:
 def seconds_left(total: float, completed: float, units: int, elapsed: float, jobs: int) -> float:
     """Estimated seconds of wall time to the end.
 
-    `total` and `completed` are estimated CPU seconds, `elapsed` is the wall time so far, in seconds.
-    The units in flight count as half done: there are `jobs` of them, and one of them has just ended.
+    `total` and `completed` count estimated CPU seconds, `elapsed` the wall time so far, in seconds. The units in flight
+    count as half done: there are `jobs` of them, and one of them has just ended.
     """
     if not units or not elapsed:
         return total / jobs

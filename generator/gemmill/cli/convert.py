@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from gemmill.quantize import LayerError
 
 WORST = 10
-"""Layers that are printed."""
+"""Layers that the command prints."""
 
 
 SourceArgument = Annotated[Path, typer.Argument(metavar="IN", help="A safetensors file, or a folder of shards.")]
 OutArgument = Annotated[
-    Path, typer.Argument(metavar="OUT", help="What is made: a file of a file, a folder of a folder.")
+    Path, typer.Argument(metavar="OUT", help="The converted checkpoint: a file from a file, a folder from a folder.")
 ]
 ToOption = Annotated[
     str,
@@ -58,12 +58,12 @@ RoundingOption = Annotated[
     str, typer.Option("--rounding", metavar="up|ocp", help="How scales of mx formats are rounded.")
 ]
 RescaleOption = Annotated[
-    bool, typer.Option("--rescale", help="With nvfp4_2to4: fit scales of floats to the weights that are kept.")
+    bool, typer.Option("--rescale", help="With nvfp4_2to4: fit scales of floats to the weights that remain.")
 ]
 InputsOption = Annotated[
     Path | None,
     typer.Option(
-        "--inputs", metavar="FILE", help="Inputs of layers, [tokens, K] by name: the error of outputs is told too."
+        "--inputs", metavar="FILE", help="Inputs of layers, [tokens, K] by name: also prints the error of outputs."
     ),
 ]
 PackOption = Annotated[
@@ -71,7 +71,7 @@ PackOption = Annotated[
     typer.Option(
         "--pack",
         metavar="KIND",
-        help="Pack layers for kernels too, beside OUT, for activations bf16, e4m3, int8, nvfp4, mxfp4 or mxfp8.",
+        help="Pack layers for kernels too, next to OUT, for activations bf16, e4m3, int8, nvfp4, mxfp4 or mxfp8.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="NAME", help="Where codes are made: cpu or cuda.")]
@@ -92,9 +92,12 @@ def convert(
     activations: PackOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Convert a safetensors checkpoint, and say what each layer loses.
+    """Convert a safetensors checkpoint, and print each layer's error.
 
-    Two layers are in memory at a time. An output file appears whole or not at all, and an interrupted conversion goes on where it was when the same is asked again. The errors of all layers are written to conversion.json beside the output, the worst ten are printed. A config.json in IN is written to OUT with what its layers are now. Files of IN that hold no weights are copied, such as a tokenizer.
+    Two layers are in memory at a time. An output file appears whole or not at all; after an interruption the same
+    command continues. The errors of all layers go to conversion.json next to the output, the worst ten are printed. A
+    config.json in IN goes to OUT, with the formats that its layers have now. Files of IN without weights, such as a
+    tokenizer, are copied.
 
     Examples:
 
@@ -141,7 +144,7 @@ def convert(
 
 
 class _Bar:
-    """A bar that begins when the conversion is planned: what is refused before leaves none."""
+    """A bar that begins after planning: a refused conversion leaves none."""
 
     def __init__(self, progress: "Progress") -> None:
         self._progress = progress

@@ -9,7 +9,7 @@ from gemmill.cli.output import plain
 
 
 class ExitCode(IntEnum):
-    """What scripts can rely on; docs/cli.md lists them."""
+    """Exit codes for scripts; docs/cli.md lists them."""
 
     OK = 0
     CHECK_FAILED = 1
@@ -21,12 +21,12 @@ class ExitCode(IntEnum):
     BUILD_FAILED = 4
     """nothing was built; the last good build is still in place"""
     INCOMPLETE = 5
-    """built, without some of the variants that were asked for"""
+    """built, without some of the requested variants"""
     INTERRUPTED = 130
 
 
 class UsageError(Exception):
-    """What was asked for does not exist; the text says what does."""
+    """A request for something that does not exist; the text names the possible ones."""
 
 
 class UnavailableError(Exception):
@@ -34,7 +34,7 @@ class UnavailableError(Exception):
 
 
 _PACKAGES = {"elftools": "pyelftools"}
-"""What pip calls a package, where that is not what Python calls it."""
+"""pip's name of a package, where Python's differs."""
 _CODES_OF_LAYERS = {
     "gemmill.emit": ExitCode.BUILD_FAILED,
     "gemmill.build": ExitCode.BUILD_FAILED,
@@ -48,7 +48,7 @@ _CODES_OF_LAYERS = {
 
 
 def code_of(error: BaseException) -> ExitCode | None:
-    """The exit code of an error that has a sentence of its own; None for one that is a fault of gemmill."""
+    """The exit code of an error that has a sentence of its own; None for a fault of gemmill itself."""
     if isinstance(error, (typer.TyperException, UsageError)):
         return ExitCode.USAGE
     if isinstance(error, (UnavailableError, OSError)):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from gemmill.runtime.select import Choice, Evidence
 
 NEAREST = 5
-"""Variants that are listed one by one."""
+"""Variants that the output lists one by one."""
 MOST_REASONS = 5
-"""Reasons that are listed one by one."""
+"""Reasons that the output lists one by one."""
 
 
 def explain(
@@ -28,15 +28,14 @@ def explain(
     as_json: o.JsonOption = False,
     invariant: Annotated[
         bool,
-        typer.Option(
-            "--batch-invariant", help="Hold one order of sums for every number of rows, and say what that costs."
-        ),
+        typer.Option("--batch-invariant", help="Keep one order of sums for every number of rows, and print its cost."),
     ] = False,
     **told: Any,
 ) -> None:
-    """Say which variant a call gets, and why.
+    """Print which variant a call gets, and why.
 
-    With the measured row that it rests on, the five that come nearest, and how many others which rule rejected. Allocates nothing: only shapes, strides and dtypes are looked at.
+    With the measured row that it rests on, the five that come nearest, and how many others which rule rejected.
+    Allocates nothing: reads only shapes, strides and dtypes.
 
     Examples:
 
@@ -107,7 +106,7 @@ COMMAND = Panels
 
 
 def _of_order(choice: "Choice") -> str:
-    """The order that is held, and its expected cost."""
+    """The order of K that a batch-invariant call keeps, and its expected cost."""
     held = choice.held
     if held is None:
         return ""

@@ -46,9 +46,12 @@ def export(
 ) -> None:
     """Write a kernel that compiles on its own, or builds for the Hub.
 
-    A kernel is written as its source, a call of it with the reference's result, and a host program that checks and times it. A script compiles both. Needs no GPU. The sizes of the call are those of options. What they leave out comes from the first row of a tuned table that timed the variant, with the time there.
+    A kernel is written as its source, a call of it with the reference's result, and a host program that checks and
+    times it. A script compiles both. Needs no GPU. The sizes of the call are those of options. Sizes that they leave
+    out come from the first row of a tuned table that timed the variant, with the time there.
 
-    With --from, the call is one that a program made under GEMMILL_DUMP=FOLDER. The results are held against those that it wrote then, and these against the reference.
+    With --from, the call is one that a program made under GEMMILL_DUMP=FOLDER. The script compares the results with
+    those of that call, and these with the reference.
 
     With --hub, runtime and builds are written as Hugging Face's package `kernels` loads them, from a repository of the Hub or by get_local_kernel.
 
@@ -86,7 +89,7 @@ take(export, _SIZES)
 
 
 def _refuse(mode: str, why: str, sizes: Mapping[str, int], others: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option that was given beside `mode`, which has no use for it."""
+    """Raise UsageError for an option that has no use together with `mode`."""
     flags = {size.name: size.flags for size in _SIZES}
     given = [option for option, value in others.items() if value is not None]
     if unused := [*given, *(flags[size] for size in sizes)]:
@@ -149,7 +152,7 @@ def _write(variant: variants.Variant, call: "Case | Dumped", expected: str, fold
 def _sizes_of(variant: variants.Variant, asked: dict[str, int]) -> "tuple[dict[str, int], TableRow | None]":
     """The sizes of the call, and the row of a tuned table that they come from.
 
-    The row timed the variant at the sizes that were asked for. Raises UsageError.
+    The row timed the variant at the requested sizes. Raises UsageError.
     """
     from gemmill.registry import REGISTRY
 
@@ -182,7 +185,7 @@ def _export_builds(build: str | None, out: Path, *, experimental: bool) -> None:
 
 
 def _measured(name: str, arch: str, asked: dict[str, int]) -> "TableRow | None":
-    """The first row of a table that timed the variant, at the sizes that were asked for."""
+    """The first row of a table that timed the variant, at the requested sizes."""
     from gemmill.runtime.tuned import find_tables
 
     rows = (row for _, table in find_tables(arch) for row in table.rows if name in row.variants)

@@ -41,11 +41,11 @@ def fuzz(
 ) -> None:
     """Make random calls, right ones and broken ones.
 
-    Holds every result against the reference and watches the memory around it; a broken call must raise its sentence and
+    Compares every result with the reference and watches the memory around it; a broken call must raise its sentence and
     write nothing.
 
-    Calls are made in processes of their own: one that crashes or hangs is a finding. Each finding has a command that
-    makes its call alone. On the CPU the ops run the reference, and no build is needed. Exits 1 if anything was found.
+    Processes of their own make the calls: one that crashes or hangs is a finding. Each finding has a command that makes
+    its call alone. On the CPU the ops run the reference, without a build. Exits 1 for any finding.
 
     Examples:
 

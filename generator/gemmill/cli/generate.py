@@ -29,9 +29,9 @@ def generate(
 ) -> None:
     """Write the sources of a selection, CUDA or Python.
 
-    One file a variant. Writes only what differs and removes generated files that are emitted no more. Variants that differ in launch
-    settings alone share a file. Without --select and --filter it writes the sources of smoke, and a file INDEX with name,
-    template and SHA-256 of each of default's.
+    One file a variant. Writes only files that differ, and removes generated files that gemmill emits no more. Variants
+    that differ in launch settings alone share a file. Without --select and --filter it writes the sources of smoke, and
+    a file INDEX with name, template and SHA-256 of each of default's.
 
     Examples:
 

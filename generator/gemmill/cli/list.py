@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _ALIAS_COLUMNS = 12
-"""Columns of a terminal that an alias, with what parts it from a name, takes."""
+"""Columns of a terminal that an alias takes, with the gap to its name."""
 
 
 def list_variants(
@@ -27,7 +27,8 @@ def list_variants(
 ) -> None:
     """List variants of a build or selection.
 
-    Reads the manifest of the current build, or with --select enumerates a named set. Loads nothing, needs no GPU. A terminal of less than 160 columns has names cut: every verb takes the alias beside.
+    Reads the manifest of the current build, or with --select enumerates a named set. Loads nothing, needs no GPU. A
+    terminal of less than 160 columns has cut names: every verb takes the alias next to them.
 
     Examples:
 

@@ -144,9 +144,9 @@ TrustNetworkOption = Annotated[
 
 
 def refuse_beside(mode: str, why: str, **given: object) -> None:
-    """Refuse options that do nothing beside `mode`; `given` has them by their names in Python.
+    """Refuse options that do nothing together with `mode`; `given` has them by their names in Python.
 
-    Raises UsageError for the first that was given, with the reason `why`.
+    Raises UsageError for the first of them in the command, with the reason `why`.
     """
     for name, value in given.items():
         if value not in (None, False, [], ()):
@@ -155,7 +155,9 @@ def refuse_beside(mode: str, why: str, **given: object) -> None:
 
 
 def refuse_without(mode: str, **given: object) -> None:
-    """Refuse options that mean something with `mode` alone, as `refuse_beside`. Raises UsageError for the first that was given."""
+    """Refuse options that mean something with `mode` alone, as `refuse_beside`. Raises UsageError for the first of them
+    in the command.
+    """
     for name, value in given.items():
         if value not in (None, False, [], ()):
             option = f"--{name.strip('_').replace('_', '-')}"
@@ -163,7 +165,7 @@ def refuse_without(mode: str, **given: object) -> None:
 
 
 def scheduler_of(address: str | None, *, trust_network: bool) -> "Scheduler | None":
-    """The cluster that was named. Raises UsageError for one that anybody could use, and for trust without a cluster."""
+    """The cluster at the address. Raises UsageError for one that anybody could use, and for trust without a cluster."""
     from gemmill.build.scheduler import Scheduler, SchedulerError
 
     if address is None:

@@ -1,4 +1,4 @@
-"""How values are printed: tables for people, JSON for scripts."""
+"""The output of values: tables for people, JSON for scripts."""
 
 import dataclasses
 import json
@@ -17,13 +17,13 @@ if TYPE_CHECKING:  # imported where it prints: `--help` begins sooner
     from gemmill.manifest import KernelEntry, RejectedEntry
 
 HOW_TO_MEASURE = "`gemmill tune --shapes FILE` measures shapes, `gemmill.tune(shapes)` does from Python"
-"""The advice that is printed with a choice of the model."""
+"""The advice that follows a choice of the model."""
 
 _WIDE = 10_000
 """Columns of a table that does not go to a terminal. Programs read its lines, and want them whole."""
 
 _WIDE_ENOUGH = 160
-"""Columns of a terminal on which names, of up to 130 characters, leave room for what is said of them."""
+"""Columns of a terminal on which names, of up to 130 characters, leave room for further columns."""
 _OTHER_COLUMNS = 45
 """Columns of a terminal that alias, registers, spills and size of code take."""
 _VARIANT = re.compile(r"sm\d+a_")
@@ -35,12 +35,12 @@ def console(*, stderr: bool = False) -> "Console":
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _WIDE
-    # Names are anybody's: what looks like markup in them is none.
+    # Names are anybody's: anything in them that looks like markup is none.
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=not stream.isatty())
 
 
 def plain(text: str) -> str:
-    """A text whose control characters, which a terminal would obey, are spelled as Python spells them."""
+    """A text in which control characters, which a terminal would obey, have Python's spelling."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -53,7 +53,7 @@ def print_json(value: Any) -> None:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()
 ) -> "Table":
-    """A plain table; columns named in `right` are aligned to the right."""
+    """A plain table; the columns `right` align to the right."""
     from rich import box
     from rich.table import Table
 
@@ -68,21 +68,21 @@ def table(
 
 
 def short(name: str) -> str:
-    """What a table with further columns calls a variant: its name, or its alias where the terminal is narrow."""
+    """A variant in a table with further columns: its name, or its alias where the terminal is narrow."""
     from gemmill.space.names import alias_of
 
     return name if not is_narrow() or not _VARIANT.match(name) else alias_of(name)
 
 
 def is_narrow() -> bool:
-    """Whether the output goes to a terminal on which whole names leave no room for what is said of them."""
+    """Whether the output goes to a terminal on which whole names leave no room for further columns."""
     return sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE_ENOUGH
 
 
 def cut(name: str, others: int) -> str:
     """A variant's name, cut to its beginning and its end where the terminal is narrow.
 
-    `others` is how many columns of the terminal are taken by what stands beside it.
+    `others` counts the columns of the terminal that the rest of its line takes.
     """
     room = shutil.get_terminal_size().columns - others
     if not is_narrow() or len(name) <= room:
@@ -91,9 +91,9 @@ def cut(name: str, others: int) -> str:
 
 
 def entries_table(title: str, entries: Iterable["KernelEntry"]) -> "Table":
-    """A table of what compiling each variant gave and cost.
+    """A table of each variant's machine code and cost of compilation.
 
-    On a narrow terminal each variant has one line, without the time that it took.
+    On a narrow terminal each variant has one line, without its compile time.
     """
     from gemmill.space.names import alias_of
 
@@ -128,7 +128,7 @@ def families_table(title: str, entries: Iterable["KernelEntry"]) -> "Table":
 
 
 def rejected_lines(rejected: Iterable["RejectedEntry"]) -> list[str]:
-    """Name and error of what was not built, a line for each different error."""
+    """Name and error of each variant without a build, a line for each different error."""
     names: dict[str, list[str]] = {}
     for row in rejected:
         names.setdefault(row.error, []).append(row.name)

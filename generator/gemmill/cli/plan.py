@@ -1,4 +1,4 @@
-"""`gemmill plan`: what a build would do, without doing it."""
+"""`gemmill plan`: the kernels that a build would compile, without compiling them."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -24,10 +24,10 @@ def plan(
     home: o.HomeOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
-    """Say what a build would compile and cost.
+    """Print the kernels that a build would compile, and their cost.
 
-    Counts variants, kernels and translation units, estimates CPU time and size, and says what the rules keep out.
-    Compiles nothing and writes nothing.
+    Counts variants, kernels and translation units, estimates CPU time and size, and lists the configs that the rules
+    reject. Compiles nothing and writes nothing.
 
     Examples:
 

@@ -36,7 +36,7 @@ class ProgressObserver:
         self._describe("")
 
     def measured(self, entry: "Entry", decision: "Decision | None") -> None:
-        """Advance the bar by a workload, and tell its result."""
+        """Advance the bar by a workload, and print its result."""
         workload = entry.outcome.workload
         if decision is None:
             text = f"{workload}: {entry.outcome.error or 'no variant takes it'}"

@@ -53,7 +53,8 @@ def prune(
 ) -> None:
     """Write the smallest selection that is near the best everywhere.
 
-    It is within --within of the best at each of the shapes that were measured, or of those that are named. A table has the times of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay.
+    It is within --within of the best at each measured shape, or at each shape that options name. A table has the times
+    of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay.
 
     Examples:
 

@@ -54,7 +54,7 @@ def _parameter(option: Asked) -> inspect.Parameter:
 
 
 def _record(option: Asked) -> tuple[str, str]:
-    """An option as help lists it: how it is typed, and what it says."""
+    """A line of help: the option as typed, and its text."""
     taken = "" if option.kind is bool else f" <{'|'.join(option.choices) or option.kind.__name__}>"
     default = f"  [default: {option.flags.split('/')[0].lstrip('-')}]" if option.kind is bool and option.default else ""
     required = "  [required]" if option.required else ""

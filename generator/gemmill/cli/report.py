@@ -50,7 +50,7 @@ def write_report(path: Path, build: str | None, *, as_json: bool) -> None:
                 making.time_calls(content, folder, manifest, _tell)
     except KeyboardInterrupt:
         kept()
-        _tell(f"interrupted: {path} has what was found until then")
+        _tell(f"interrupted: {path} has the results until then")
         raise
     content.complete, content.ok = True, not content.failures
     kept()

@@ -61,7 +61,7 @@ def workloads_of(
     tensor_parallel: str,
     m: str | None,
 ) -> "list[Workload]":
-    """The workloads that were asked for. Those that share weights stand beside each other. Raises UsageError."""
+    """The workloads of the options. Those that share weights are neighbours. Raises UsageError."""
     from gemmill.tuner.hub_models import layers_named
     from gemmill.tuner.models import named_models
     from gemmill.tuner.shapes import read_misses, read_shapes

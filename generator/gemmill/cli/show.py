@@ -24,7 +24,7 @@ def show(
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
-    """Show all that is known about a variant.
+    """Show all facts of a variant.
 
     Its config, the calls that it takes, and as compiled: registers, spills, size, instructions.
 

@@ -33,14 +33,14 @@ tables = typer.Typer(
 @tables.command("show")
 def show(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A table; without one, what a build loads.")
+        Path | None, typer.Argument(metavar="[FILE]", help="A table; by default those that a build loads.")
     ] = None,
     build: o.BuildOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
     """Print a table, or the tables that a build chooses by.
 
-    With their digest, which ranks of a server may compare, and how far each table is trusted on this machine.
+    With their digest, which ranks of a server may compare, and the trust in each table on this machine.
 
     Examples:
 
@@ -76,7 +76,7 @@ def show(
 
 
 def rows_table(title: str, rows: "Sequence[TableRow]", *more: str) -> "Table":
-    """What rows of a tuned table say, as a table for people. `more` names further fields of the rows."""
+    """Rows of a tuned table, as a table for people. `more` names further fields of the rows."""
     from gemmill.runtime.table_file import shape_heading
 
     columns = ["op", shape_heading(rows), "us", "runner-up", "tied", "variant", *more]
@@ -188,7 +188,7 @@ def merge_tables(
     ] = False,
     current: Annotated[
         str | None,
-        typer.Option("--current", metavar="BUILD", help="Leave out kernels that are no longer as they were measured."),
+        typer.Option("--current", metavar="BUILD", help="Leave out kernels that changed since their measurement."),
     ] = None,
     *,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the merged table is written.")],
@@ -228,15 +228,16 @@ def merge_tables(
 
 @tables.command("make")
 def make(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="What `gemmill tune` measured, finished or not.")],
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="The journal of `gemmill tune`, finished or not.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The table whose rows are replaced.")],
     margin: MarginOption = 0.03,
     report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the HTML report too.")] = None,
 ) -> None:
     """Make a table from a journal, without measuring anything.
 
-    As `gemmill tune` does at its end, for a sweep that was interrupted or for another margin, on any machine. A journal may be packed
-    with xz. An older journal has no digests of its builds: those that are on this machine give them, and rows of others have none.
+    As `gemmill tune` does at its end, for an interrupted sweep or for another margin, on any machine. A journal may be
+    packed with xz. An older journal has no digests of its builds: builds on this machine give them, and rows of others
+    have none.
 
     Examples:
 

@@ -28,7 +28,7 @@ def time_variants(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="A variant's name, alias, or a glob over names; by default what the model likes."
+            metavar="[NAME]", help="A variant's name, alias, or a glob over names; by default the model's choices."
         ),
     ] = None,
     m: Annotated[str | None, typer.Option("-m", metavar="M,M", help=f"Rows of a. {_SIZES}")] = None,
@@ -96,7 +96,7 @@ def _workloads(
     manifest: "Manifest",
     names: frozenset[str] | None,
 ) -> "list[Workload]":
-    """The workloads in the order of the sizes that were named. Raises UsageError."""
+    """The workloads in the order of the named sizes. Raises UsageError."""
     from gemmill.tuner.workloads import workload_of
 
     given = {"-m": m, "-n": n, "-k": k}

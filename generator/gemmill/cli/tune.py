@@ -54,11 +54,14 @@ SecondOpinionOption = Annotated[
 BatchInvariantOption = Annotated[
     bool, typer.Option("--batch-invariant", help="Time the fastest of each order of K to the end, too.")
 ]
-PeersOption = Annotated[bool, typer.Option("--peers/--no-peers", help="Time torch's own beside, for the report.")]
+PeersOption = Annotated[bool, typer.Option("--peers/--no-peers", help="Time torch's own kernels too, for the report.")]
 VllmOption = Annotated[
-    Path | None, typer.Option("--vllm-so", metavar="FILE", help="vLLM's _C_stable_libtorch.abi3.so, timed beside.")
+    Path | None,
+    typer.Option("--vllm-so", metavar="FILE", help="vLLM's _C_stable_libtorch.abi3.so, to time its kernels too."),
 ]
-JournalOption = Annotated[Path | None, typer.Option("--journal", metavar="FILE", help="Where what is known is kept.")]
+JournalOption = Annotated[
+    Path | None, typer.Option("--journal", metavar="FILE", help="The file that keeps the outcomes.")
+]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Begin the journal again instead of going on from it.")]
 TableOption = Annotated[
     Path | None,
@@ -100,8 +103,8 @@ def tune(
 ) -> None:
     """Time variants on shapes and write the table to choose by.
 
-    The runtime chooses by that table. Each variant is checked before it is timed, in a process that may crash or hang. What is known is on disk at once: after
-    an interruption the same command goes on.
+    The runtime chooses by that table. A process that may crash or hang checks each variant before it times it. Each
+    outcome reaches the disk at once: after an interruption the same command continues.
 
     Examples:
 
@@ -150,13 +153,13 @@ def tune(
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidates:
-    """The variants that are timed."""
+    """The variants to time."""
 
     builds: "Sequence[tuple[Path, Manifest]]" = ()
     names: frozenset[str] | None = None
     """Of the builds' variants; None for all."""
     compiled: "Selection | None" = None
-    """Variants that are compiled while others are timed."""
+    """Variants that compile while others are timed."""
 
 
 def _candidates_of(
@@ -188,7 +191,7 @@ def _run(request: "TuneRequest", selection: "Selection | None", scheduler: "Sche
 
 
 def _executor(spec: "WorkerSpec", scheduler: "Scheduler | None") -> "Executor":
-    """What measures: the cluster that is named, else a process for each GPU of this machine."""
+    """The executor: the named cluster, else a process for each GPU of this machine."""
     if scheduler is not None:
         from gemmill.tuner.cluster import connect
 
@@ -209,7 +212,7 @@ def _advice(workloads: "Sequence[Workload]") -> "Mapping[Shape, Sequence[Tile]]"
 
 
 def _tell(result: "TuneResult", options: "SweepOptions", report: Path | None) -> None:
-    """Write the report, if one is wanted, and print the result."""
+    """Write the report, if the options name one, and print the result."""
     if report is not None:
         from gemmill.tuner.report import write_report
 

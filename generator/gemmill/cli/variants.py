@@ -1,4 +1,4 @@
-"""The search for builds and variants by what a user typed."""
+"""The search for builds and variants by a user's words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A variant, and where it is built if it is."""
+    """A variant, and its build if it has one."""
 
     name: str
     config: "Config"
     status: Status
-    """What the rules say of the variant's config."""
+    """The rules' verdict on the variant's config."""
     entry: "KernelEntry | None" = None
     manifest: "Manifest | None" = None
     folder: Path | None = None
@@ -44,7 +44,7 @@ def selection_of(
 
 
 def _with_epilogues(selection: "Selection", epilogues: Sequence[str]) -> "Selection":
-    """A selection with the kernels of what MODULE:FUNCTION names. Raises ValueError."""
+    """A selection with the kernels of each MODULE:FUNCTION. Raises ValueError."""
     if not epilogues:
         return selection
     from gemmill.epilogue import named
@@ -63,8 +63,8 @@ def _with_epilogues(selection: "Selection", epilogues: Sequence[str]) -> "Select
 def build_of(named: str | None, arch: Arch | None = None) -> "tuple[Path, Manifest]":
     """The build with this id or path.
 
-    Without one, it is the build that serves `arch`. Without `arch` too, it is that of GEMMILL_BUILD, else the one that serves.
-    Raises ManifestError. Raises UsageError where both a build and an architecture are named.
+    Without one, it is the build that serves `arch`. Without `arch` too, it is that of GEMMILL_BUILD, else the one that
+    serves. Raises ManifestError. Raises UsageError for a build together with an architecture.
     """
     from gemmill import settings
     from gemmill.manifest import read_manifest
@@ -108,7 +108,7 @@ def filter_entries(manifest: "Manifest", filters: Sequence[str] | None) -> "list
 
 
 def refuse_both(selection: str | None, build: str | None) -> None:
-    """Check that variants are not asked for from both a selection and a build. Raises UsageError where they are."""
+    """Check that the command does not name both a selection and a build. Raises UsageError where it does."""
     if selection is not None and build is not None:
         raise UsageError("--select with --build: a variant is looked for in one of them, leave the other out")
 
@@ -116,7 +116,7 @@ def refuse_both(selection: str | None, build: str | None) -> None:
 def variant_of(wanted: str, selection: str | None, arch: Arch | None, build: str | None) -> Variant:
     """The one variant that a name or glob means: in a build, else in a selection, else as the name says.
 
-    Raises UsageError, and ManifestError where a build is named and cannot be read.
+    Raises UsageError, and ManifestError where it cannot read a named build.
     """
     from gemmill.manifest import ManifestError
     from gemmill.registry import REGISTRY

@@ -1,4 +1,4 @@
-"""The command's verbs, each imported when it is asked for: `gemmill --help` imports none."""
+"""The command's verbs, each imported at its first use: `gemmill --help` imports none."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -9,24 +9,24 @@ from typer.core import TyperGroup
 
 TEXTS = {
     "list": "List variants of a build or selection.",
-    "plan": "Say what a build would compile and cost.",
+    "plan": "Print the kernels that a build would compile, and their cost.",
     "generate": "Write the sources of a selection, CUDA or Python.",
     "build": "Compile a selection of variants into an extension.",
-    "show": "Show all that is known about a variant.",
+    "show": "Show all facts of a variant.",
     "export": "Write a kernel that compiles on its own, or builds for the Hub.",
-    "explain": "Say which variant a call gets, and why.",
+    "explain": "Print which variant a call gets, and why.",
     "verify": "Check the numerics of every variant.",
     "fuzz": "Make random calls, right ones and broken ones.",
     "time": "Time variants on sizes, and print times, TFLOP/s and GB/s.",
     "tune": "Time variants on shapes and write the table to choose by.",
     "audit": "List shapes without a variant or a measured row.",
     "prune": "Write the smallest selection that is near the best everywhere.",
-    "convert": "Convert a safetensors checkpoint, and say what each layer loses.",
+    "convert": "Convert a safetensors checkpoint, and print each layer's error.",
     "wheel": "Write a wheel of gemmill with builds, or of a build alone.",
     "doctor": "Report whether machine and build fit.",
     "table": "Look at tuned tables, compare and merge them.",
     "builds": "Look at builds, choose which one serves, remove them.",
-    "cache": "Look after what is kept between builds.",
+    "cache": "Look after the files kept between builds.",
 }
 """The text of each verb in the help of the whole command.
 
@@ -81,9 +81,9 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options before a verb. Where a verb comes first, those of help and completion are left out.
+        """The options before a verb. Where a verb comes first, it leaves out those of help and completion.
 
-        For such an option, if it is not given, typer imports pydantic, which takes longer than all else.
+        For such an omitted option, typer imports pydantic, which takes longer than all else.
         """
         options = super().get_params(ctx)
         if not self._verb_is_first:
@@ -103,6 +103,6 @@ class Verbs(Group):
         return list(TEXTS)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """What help says of the verbs."""
+        """The list of verbs in help."""
         with formatter.section("Commands"):
             formatter.write_dl(list(TEXTS.items()))

@@ -1,4 +1,4 @@
-"""`gemmill verify`: numerics of what is built."""
+"""`gemmill verify`: numerics of a build's kernels."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from gemmill.cli.output import console, print_json, short, table
 from gemmill.cli.report import write_report
 
 PAIRS = 100_000
-"""Pairs that are compared where no end is given."""
+"""Pairs to compare without --pairs or --seconds."""
 
 
 def verify(
@@ -52,10 +52,10 @@ def verify(
 ) -> None:
     """Check the numerics of every variant.
 
-    Holds each variant of a build against the reference, at shapes below, at and across tile edges.
+    Compares each variant of a build with the reference, at shapes below, at and across tile edges.
 
     Needs a GPU of the build's architecture, except with --quick. INT8 must be equal to the last bit, FP8 within the
-    bound that its accumulation allows. --report first builds what is missing. Exits 1 if anything is wrong.
+    bound that its accumulation allows. --report first builds missing kernels. Exits 1 if anything is wrong.
 
     Examples:
 

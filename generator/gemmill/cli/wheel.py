@@ -39,9 +39,10 @@ def wheel(
 ) -> None:
     """Write a wheel of gemmill with builds, or of a build alone.
 
-    A wheel with all in one is for your own machines: builds of several architectures lie side by side in it. A wheel of --kernels has
-    one build, gemmill's version, and gemmill of that version as a requirement. `pip install` of either needs Python 3.11 and torch:
-    no compiler and no CUDA toolkit. What the binaries ask of a machine is audited first and named by the wheel's tag.
+    A wheel with all in one is for your own machines: builds of several architectures lie side by side in it. A wheel of
+    --kernels has one build, gemmill's version, and gemmill of that version as a requirement. `pip install` of either
+    needs Python 3.11 and torch: no compiler and no CUDA toolkit. The command first audits the requirements of the
+    binaries on a machine; the wheel's tag names them.
 
     Examples:
 
@@ -60,7 +61,7 @@ def wheel(
 
 
 def tell(shipped: "Shipped", how_large: str) -> None:
-    """Say what was written, and whose licences to read before it is given to others."""
+    """Print the files written, and whose licences to read before giving them to others."""
     builds = ", ".join(f"{manifest.build_id} for {manifest.arch}" for manifest in shipped.manifests)
     typer.echo(f"{shipped.path} ({how_large}): {builds}")
     if shipped.dsl_variants:
@@ -72,7 +73,8 @@ def tell(shipped: "Shipped", how_large: str) -> None:
 
 
 def to_ship(named: list[Path], home: Path | None = None, *, experimental: bool) -> list[Path]:
-    """The builds to give away: those that were named, or those that serve. Kernels that have run on no GPU stay unless `experimental`.
+    """The builds to give away: those that the command names, or those that serve. Kernels that have run on no GPU stay
+    unless `experimental`.
 
     Raises UsageError for a named build that stays, and ManifestError.
     """

@@ -24,8 +24,8 @@ def experts_called(
 ) -> Result:
     """The result of a call as DeepGEMM takes it: gemmill's where the build has variants and calls of the layer pass, else the engine's.
 
-    a is [..., K] with scales [..., K/s], b [E, N, K] with scales [E, N/s, K/s] and s = 128 or 32, all scales float32, and out [..., N].
-    `is_engines` is asked at a layer's first call whether the engine keeps it.
+    a is [..., K] with scales [..., K/128], b [E, N, K] with scales [E, N/128, K/128], all scales float32, and out [...,
+    N]. A layer's first call evaluates `is_engines`: whether the engine keeps it.
     """
     (codes, a_scales), (weights, b_scales) = a, b
     dtypes = codes.dtype, out.dtype, a_scales.dtype, b_scales.dtype

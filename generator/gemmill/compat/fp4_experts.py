@@ -1,6 +1,7 @@
-"""Experts of nvfp4 and mxfp4 weights, with activations of bf16: what stands in the place of engines' Marlin experts.
+"""Experts of nvfp4 and mxfp4 weights, with activations of bf16, in place of engines' Marlin experts.
 
-Weights are packed where an engine would pack them for Marlin, and are known by their dtype afterwards: uint8, where Marlin's are int32.
+They pack weights where an engine would pack them for Marlin, and know them by their dtype afterwards: uint8, where
+Marlin's are int32.
 """
 
 from collections.abc import Callable
@@ -35,24 +36,26 @@ class Weights:
     base: Tensor
     """f32 [E, N]."""
     alpha: Tensor | None
-    """f32 [E]: what each expert's product is multiplied by; None with mxfp4."""
+    """f32 [E]: the factor of each expert's product; None with mxfp4."""
     bias: Tensor | None = None
     """bf16 [E, N]."""
 
     @property
     def format(self) -> str:
-        """Of the two, the one that has multipliers is nvfp4."""
+        """nvfp4 if there is an alpha, else mxfp4."""
         return "mxfp4" if self.alpha is None else "nvfp4"
 
     @property
     def of_op(self) -> tuple[Tensor, dict[str, Any]]:
-        """Blocks as the op takes them, [E, N / 64, K / 64, bytes], and what it is told of them."""
+        """Blocks as the op takes them, [E, N / 64, K / 64, bytes], and the op's further arguments on them."""
         blocks = self.blocks.unflatten(2, (-1, CODE_BYTES + SIDE * SIDE // _GROUPS[self.format]))
         return blocks, {"format": self.format, "alpha": self.alpha, "bias": self.bias}
 
 
 def are_asked_for() -> bool:
-    """Whether gemmill is to have experts whose kernels were not measured to be faster than Marlin's; tells once where it is not."""
+    """Whether gemmill is to have experts whose kernels were not measured to be faster than Marlin's; logs once that it
+    is not.
+    """
     if not (asked := settings.takes_fp4_experts()):
         _tell()
     return asked

@@ -33,7 +33,7 @@ def sglang_asks() -> bool:
 
 
 def refusal(asked: bool, by: str) -> str | None:
-    """Ask for the contract in all threads where an engine asks for it; why that cannot be, in one sentence, or None.
+    """Request the contract in all threads where an engine does; returns why that cannot be, in one sentence, or None.
 
     Raises nothing.
     """

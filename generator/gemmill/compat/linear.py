@@ -30,7 +30,7 @@ class Layer(Protocol):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The rows of whose calls its variants are told when it is taken."""
+        """The rows for which the log names its variants when gemmill takes it."""
         ...
 
     def call(self, m: int) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ class Linear:
     azp: bool = False
     """Whether activations have zero points."""
     format: str = ""
-    """The format of packed weights beside activations of 16 bits, "nvfp4" or "mxfp4". It is empty where both have one
+    """The format of packed weights with activations of 16 bits, "nvfp4" or "mxfp4". It is empty where both have one
     dtype.
     """
     experts: int = 0
@@ -86,7 +86,7 @@ def absence(capability: int | None = None) -> str | None:
     """The reason why gemmill takes no layer on a GPU of a compute capability such as 90, in one sentence; None if
     there is a build.
 
-    Loads a build if none is yet. One that is removed afterwards goes on serving. Raises nothing.
+    Loads a build if none is yet. A removed build goes on serving. Raises nothing.
     """
     try:
         arch = Arch(ops.active().manifest.arch)
@@ -98,7 +98,7 @@ def absence(capability: int | None = None) -> str | None:
 
 
 def refusal(layer: Layer) -> str | None:
-    """The reason why gemmill does not take a layer, in one sentence, which is told once; None if it does.
+    """The reason why gemmill does not take a layer, in one sentence, which goes to the log once; None if it does.
 
     Loads a build if none is yet. Raises nothing.
     """
@@ -112,7 +112,7 @@ def refusal(layer: Layer) -> str | None:
 
 
 def unusable(error: Exception) -> str:
-    """One sentence about what keeps gemmill from serving."""
+    """One sentence on the obstacle that keeps gemmill from serving."""
     return f"gemmill cannot serve here ({_in_a_line(error)})"
 
 
@@ -149,10 +149,10 @@ def serves(layer: Layer, by: str, of: object, call: Callable[..., Any], *tensors
 
 
 def first_call_passes(layer: Layer, call: Callable[..., Any], *tensors: torch.Tensor | None) -> bool:
-    """Whether a layer's first call passes, which is tried; a failure is told. Raises nothing.
+    """Whether a trial of a layer's first call passes; a failure goes to the log. Raises nothing.
 
-    The call is made of fake tensors, as torch.compile makes it and once for layers that are alike, and of these. So an
-    engine has its weights until both have passed.
+    The trial makes the call with fake tensors, as torch.compile does and once for layers that are alike, and with
+    these. So an engine has its weights until both have passed.
     """
     given = [None if tensor is None else tensor.data for tensor in tensors]  # without engines' subclasses
     alike = layer, *(None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
@@ -185,7 +185,7 @@ def take(layer: Layer, by: str, of: object | None = None, rows: str = "") -> Non
 
 Result = TypeVar("Result")
 _calls: dict[Hashable, bool] = {}
-"""Whether calls of a layer come to gemmill: asked at each call, and so remembered."""
+"""Whether calls of a layer come to gemmill, remembered because each call needs it."""
 
 
 def called(
@@ -197,8 +197,8 @@ def called(
 ) -> Result:
     """The result of an engine's call: gemmill's where the build has variants and no call of the layer has failed yet.
 
-    `key` tells layers apart, and is hashed at each call: a tuple of what is at hand. `layer` is called once for each
-    key, and is None for one that stays with the engine. `by` is the kernel's name.
+    `key` identifies a layer, and is hashed at each call: a tuple of values at hand. `layer` runs once for each key, and
+    is None for one that stays with the engine. `by` is the kernel's name.
     """
     serves = _calls.get(key)
     if serves is None:
@@ -233,7 +233,7 @@ def _failed_call(key: Hashable, layer: Layer | None, error: Exception, theirs: C
 
 
 def forget() -> None:
-    """Ask and tell anew, as a process does that begins."""
+    """Ask and log again, as a new process does."""
     _answer_of_build.cache_clear()
     _calls.clear()
     _passed.clear()

@@ -1,7 +1,7 @@
-"""vLLM's grouped GEMM, cutlass_moe_mm, and what prepares its calls, by gemmill's grouped_mm.
+"""vLLM's grouped GEMM, cutlass_moe_mm, and the ops that prepare its calls, by gemmill's grouped_mm.
 
-Names and schemas are vLLM 0.33.0's. What prepares calls is made of torch's ops, in a captured graph too; where vLLM's library is
-loaded, its own kernels prepare them.
+Names and schemas are vLLM 0.33.0's. torch's ops prepare calls, in a captured graph too; where vLLM's library is loaded,
+its own kernels prepare them.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ SCHEMAS = {
 SWAPPED_ROWS = 64
 """The number of rows up to which vLLM takes each problem transposed, as N x M x K (run_cutlass_moe_mm_sm90)."""
 SCALE_ROWS = 128
-"""Multiples to which rows of block scales are padded."""
+"""Rows of block scales are padded to multiples of it."""
 
 
 def cutlass_moe_mm(

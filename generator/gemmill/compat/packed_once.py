@@ -1,7 +1,8 @@
-"""Packed copies of 4-bit weights that callers give at each call as a checkpoint has them: made at the first call, then kept.
+"""Packed copies of 4-bit weights that callers pass at each call in a checkpoint's layout: made at the first call, then
+kept.
 
-A copy is kept for as long as the memory of its weights is allocated. Weights that changed in place are packed anew: torch's version
-counters tell. Nothing tells of writes through `.data`, after which `forget_packed_weights` is to be called.
+A copy lives for as long as the memory of its weights. Weights that changed in place get a new copy: torch's version
+counters tell. Nothing tells of writes through `.data`: call `forget_packed_weights` after them.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,7 +17,7 @@ from gemmill.quantize.experts import PackedExperts
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """A copy, and the weights of which it was made."""
+    """A copy, and its source weights."""
 
     memory: tuple[StorageWeakRef, ...]
     versions: tuple[int, ...]
@@ -32,17 +33,17 @@ _kept: dict[Hashable, _Kept] = {}
 
 
 def forget_packed_weights() -> None:
-    """Free every packed copy: weights are packed anew at their next call."""
+    """Free every packed copy: the next call packs its weights again."""
     _kept.clear()
 
 
 def packed_once(
     name: str, tensors: tuple[Tensor, ...], how: Hashable, pack: Callable[[], PackedExperts]
 ) -> PackedExperts:
-    """What `pack` makes of the tensors, or made of them at an earlier call; `how` tells apart what else it depends on.
+    """The result of `pack` on the tensors, from now or from an earlier call; `how` identifies the other inputs.
 
-    Tensors of torch.inference_mode have no version counter, and are packed at every call. Raises RuntimeError, in a sentence that
-    begins with `name`, while a CUDA graph is captured, and for weights that cannot be packed.
+    Tensors of torch.inference_mode have no version counter, so every call packs them. Raises RuntimeError, in a
+    sentence that begins with `name`, during the capture of a CUDA graph, and for weights that cannot be packed.
     """
     place = (how, *((x.data_ptr(), x.dtype, x.shape, x.stride(), x.device) for x in tensors))
     memory = tuple(StorageWeakRef(x.untyped_storage()) for x in tensors)

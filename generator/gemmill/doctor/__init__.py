@@ -1,4 +1,4 @@
-"""Findings on what this machine has, what a build needs, and whether the two fit."""
+"""Findings on the hardware and software of this machine, the needs of a build, and whether the two fit."""
 
 from gemmill.doctor.extension import examine_builds
 from gemmill.doctor.finding import Finding
@@ -6,6 +6,6 @@ from gemmill.doctor.machine import examine_driver, examine_python, examine_toolc
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order in which one depends on another. No extension is loaded, and no kernel starts."""
+    """All findings, each after those that it depends on. It loads no extension, and starts no kernel."""
     examinations = (examine_python, examine_torch, examine_driver, examine_toolchain, examine_builds)
     return [finding for examination in examinations for finding in examination()]

@@ -18,6 +18,6 @@ except ModuleNotFoundError as error:
         """Raises BuildError."""
         raise BuildError(_WHY)
 
-    find_dsl = architectures = BuildOptions = free_memory = find_toolchain  # none is asked where there is no toolchain
+    find_dsl = architectures = BuildOptions = free_memory = find_toolchain  # without a toolchain nothing calls them
 
 __all__ = ["BuildError", "BuildOptions", "architectures", "find_dsl", "find_toolchain", "free_memory"]

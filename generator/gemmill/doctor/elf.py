@@ -1,4 +1,6 @@
-"""The ELF tables of a shared library, read by pyelftools: what it asks of others and gives to them. It is not loaded."""
+"""The ELF tables of a shared library, read by pyelftools: the symbols that it needs and those that it exports. The
+reader does not load it.
+"""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -74,7 +76,7 @@ def _opened(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         try:
             yield ELFFile(file)
-        # What pyelftools and the parser below it meet in a file that was cut or is none.
+        # Errors of pyelftools and the parser below it on a truncated file, or one that is no ELF file.
         except (ELFError, ConstructError, struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
             reason = str(error) or type(error).__name__
             raise ElfError(f"{path} is not a whole shared library ({reason})") from None

@@ -1,4 +1,4 @@
-"""Findings on whether the builds on this machine can be loaded. Their files are judged before anything loads them."""
+"""Findings on whether the builds on this machine can be loaded. Checks read their files before anything loads them."""
 
 import ctypes
 import importlib.metadata
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 TOLERABLE_LOSS = 0.03
-"""The loss of a build that is tolerable: about what the model loses where all variants are built
-(docs/notes/tables.md).
-"""
+"""The tolerable loss of a build: about the model's where all variants are built (docs/notes/tables.md)."""
 
 
 def examine_builds() -> Iterator[Finding]:
@@ -108,7 +106,7 @@ def examine_symbols(extension: Path) -> Iterator[Finding]:
 
 
 def examine_tables(manifest: Manifest) -> Iterator[Finding]:
-    """The loss of the build by the tables' own times, and its variants that went wrong there, which are never chosen."""
+    """The loss of the build by the tables' own times, and its quarantined variants."""
     if torch_libraries() is None:  # which another finding says
         return
     from gemmill.runtime.loss import loss_of
@@ -131,7 +129,7 @@ def torch_libraries() -> Path | None:
 
 
 def undefined_in(library: "Library", torch_lib: Path, symbols: frozenset[str]) -> set[str]:
-    """Those of `symbols` that neither torch's libraries nor the system's, as far as the library asks for them, define."""
+    """Those of `symbols` that neither torch's libraries nor the system's that the library needs define."""
     from gemmill.doctor.elf import defined_in
 
     left = set(symbols)

@@ -9,7 +9,7 @@ class State(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """worth knowing; something that is not needed for what the machine has is absent"""
+    """worth knowing; something is absent that this machine does not need"""
     PROBLEM = "problem"
     """the ops will not run, or not as they should"""
 
@@ -36,5 +36,5 @@ def note(subject: str, found: str, advice: str) -> Finding:
 
 
 def problem(subject: str, found: str, advice: str) -> Finding:
-    """A finding that asks for a change."""
+    """A finding that requires a change."""
     return Finding(subject=subject, state=State.PROBLEM, found=found, advice=advice)

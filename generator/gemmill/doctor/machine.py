@@ -27,7 +27,7 @@ def examine_python() -> Iterator[Finding]:
 
 
 def examine_torch() -> Iterator[Finding]:
-    """torch, the CUDA release that it was built for, and the GPUs that it sees."""
+    """torch, its CUDA release, and the GPUs that it sees."""
     try:
         import torch
     except ImportError as error:

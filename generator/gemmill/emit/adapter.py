@@ -20,7 +20,7 @@ _LAUNCH = ("stream", "workspace", "device", "sm_count", "programmatic_launch", "
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What a C header of the DSL declares."""
+    """The declarations of a DSL's C header."""
 
     entry: str
     """The function that launches the kernel: it takes the addresses of its arguments and of a status."""
@@ -29,7 +29,7 @@ class Exported:
 
 
 ANY_EXPORTED = Exported(entry="entry", parameters=(("void*", "a"), ("int32_t", "m"), ("cudaStream_t", "stream")))
-"""A function with a parameter of each kind. What it makes of an adapter changes where adapters do."""
+"""A function with a parameter of each kind. The adapter of it changes where adapters do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class MachineCode:
 
 
 ANY_CODE = MachineCode(file="code", kernel="kernel")
-"""What stands for machine code where only the C++ around it matters."""
+"""A stand-in for machine code where only the C++ around it matters."""
 
 
 def read_header(header: str) -> Exported:
@@ -89,7 +89,7 @@ def emit_host_code(symbol: str, name: str, code: MachineCode) -> str:
     """
     config = parse_name(name)
     dsl = REGISTRY.kernels_of(config).dsl
-    assert dsl is not None and dsl.host is not None  # the caller has asked
+    assert dsl is not None and dsl.host is not None  # the caller checks that
     host = dsl.host
     values = {
         "header": host.header,

@@ -65,7 +65,7 @@ def emit(config: Config) -> EmittedFile:
     config = config.compiled
     name, spelled = to_name(config), REGISTRY.kernels_of(config).spell(config)
     text = render(spelled.template, {"name": name, "symbol": symbol_of(config), **spelled.values})
-    # Templates are called after what they make, with the suffix of its language.
+    # A template is named after its output, with the suffix of its language.
     suffix = PurePosixPath(spelled.template).suffixes[-2]
     return EmittedFile(path=PurePosixPath(config.arch) / REGISTRY.family_of(config).name / (name + suffix), text=text)
 

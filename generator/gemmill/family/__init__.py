@@ -1,4 +1,4 @@
-"""What a family of kernels is: the values by which it is declared, and that all generic code reads."""
+"""The declaration of a family of kernels: the values that all generic code reads."""
 
 from gemmill.family.classes import ClassAxis, Classes
 from gemmill.family.declaration import (

@@ -1,4 +1,4 @@
-"""What splits calls of a family into classes, and the number of a class: the same of a call and of a config."""
+"""Axes that split calls of a family into classes, and the number of a class: the same for a call and for a config."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class ClassAxis:
     name: str
     """Of the config's field."""
     expression: str
-    """What it is of a call, in the words of its contract: a number. A name that the op has not is 0."""
+    """Its number for a call, in the words of the call's contract. A name that the op has not is 0."""
     values: Mapping[Any, int]
-    """That number, by what the config's field is."""
+    """Its number for each value of the config's field."""
 
     def __post_init__(self) -> None:
         if (different := len(set(self.values.values()))) < len(self.values):

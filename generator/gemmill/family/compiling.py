@@ -18,7 +18,7 @@ from gemmill.family.steps import Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.tensor import Layout, Same, Tensor
 
 Returned = tuple[Tensor, str, Sequence[str]]
-"""A tensor that is returned, that whose dimensions but the last it has, if any, and the names of its own sizes."""
+"""A returned tensor, the tensor whose leading dimensions it has, if any, and the names of its own sizes."""
 _CALC = {
     ast.Add: Calc.ADD,
     ast.Sub: Calc.SUBTRACT,
@@ -89,10 +89,10 @@ class _Compiler:
         self.specials: list[str] = []
         self._constants: dict[int, int] = {}
         self._facts: dict[tuple[int, ...], int] = {}
-        """Values of facts that are known wherever the program has come to."""
+        """Values of facts that hold at every place that the program has reached."""
 
     def steps(self, steps: Sequence[Step]) -> Block:
-        """Their instructions. Tests of places that follow one another are made all at once, and one by one where that fails."""
+        """Their instructions. One instruction tests places that follow one another, and one by one where that fails."""
         block: Block = []
         for is_place, run in groupby(steps, _is_place):
             found = [x for step in run for x in self.step(step)]
@@ -122,7 +122,7 @@ class _Compiler:
                 raise ValueError(f"{step} was not expanded")
 
     def _class_number(self, classes: Classes) -> str:
-        """What the op fixes of it as one number, and the rest as a call has it."""
+        """The fixed part of the op's class as one number, and the rest as expressions of the call."""
         constant, terms = 0, []
         for axis, weight in zip(classes.axes, classes.weights, strict=True):
             if axis.expression.isidentifier() and axis.expression not in self.values:
@@ -156,7 +156,7 @@ class _Compiler:
 
     @contextmanager
     def _branch(self) -> Iterator[None]:
-        """What is compiled meanwhile may be passed over."""
+        """Instructions compiled inside may be skipped at run time."""
         known = dict(self._facts)
         yield
         self._facts = known
@@ -178,7 +178,7 @@ class _Compiler:
         return len(self.initial) - 1
 
     def _value(self, node: ast.expr) -> tuple[Block, int]:
-        """What computes an expression, and the value that it ends in."""
+        """The instructions that compute an expression, and their value."""
         match node:
             case ast.Constant(value=int(number)):
                 if number not in self._constants:

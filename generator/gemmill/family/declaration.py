@@ -1,4 +1,4 @@
-"""A family of kernels, declared once: what its configs are, how they are named, built and chosen for a build."""
+"""A family of kernels, declared once: its configs, their names, their build and the choice for a call."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from gemmill.vocab import OK, Arch, Compiler, DType, Status
 
 
 class Config(Protocol):
-    """One variant: a frozen dataclass that refuses contradictions when it is made."""
+    """One variant: a frozen dataclass whose constructor refuses contradictions."""
 
     def __hash__(self) -> int: ...
 
     @property
     def arch(self) -> Arch:
-        """What it is compiled for."""
+        """Its architecture."""
 
     @property
     def tag(self) -> str:
@@ -31,7 +31,7 @@ class Config(Protocol):
 
     @property
     def operand_dtype(self) -> DType:
-        """Of the operand that a call is asked by."""
+        """The dtype of the operand that identifies a call."""
 
     @property
     def out_dtype(self) -> DType:
@@ -59,13 +59,15 @@ class Spelled:
     """A config as a template prints it."""
 
     template: str
-    """Path below templates/; what comes before `.jinja` ends the emitted file's name."""
+    """Path below templates/; the part before `.jinja` ends the emitted file's name."""
     values: Mapping[str, Any]
-    """What fills the template's holes, beside name and symbol."""
+    """The values of the template's holes, in addition to name and symbol."""
 
 
 def of_dsl(entry: str) -> Callable[[Any], Spelled]:
-    """The file of a kernel of the CuTe DSL: the module that compiles it, and the kernel's name, which tells its config."""
+    """The file of a kernel of the CuTe DSL: the module that compiles it, and the kernel's name, which encodes its
+    config.
+    """
     spelled = Spelled(template="dsl/kernel.py.jinja", values={"entry": entry})
     return lambda config: spelled
 
@@ -79,7 +81,7 @@ class HostCode:
     struct: str
     """The C++ type of its facts."""
     facts: Callable[[Any], Mapping[str, int | str]]
-    """What it is told of a kernel: by a config, the fields of its facts in C++, in their order."""
+    """The facts of a kernel at run time: by a config, the fields of its struct in C++, in their order."""
     threads: Callable[[Any], int]
     """By a config, the threads of a CTA."""
     shared_bytes: Callable[[Any], int]
@@ -91,11 +93,11 @@ class DslBody:
     """Where the CuTe DSL reads a kernel."""
 
     entry: str
-    """The module that has a kernel compiled: its imports lead to all bodies."""
+    """The module that compiles a kernel: its imports lead to all bodies."""
     arguments: str
     """The C struct of the family's `abi.h` by whose fields a kernel names its arguments."""
     facts: Callable[[Any], Any]
-    """What a body reads of a config. Raises ValueError for a config that no kernel can be made of."""
+    """The facts that a body reads of a config. Raises ValueError for a config without a possible kernel."""
     split: Callable[[Any], Any] = lambda config: None
     """By a config, the tile (rows and columns of D of a cluster) whose slices of K meet in a workspace; None where none do."""
     host: "HostCode | None" = None
@@ -104,7 +106,7 @@ class DslBody:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """What can answer: one kind of kernel, made by one compiler from configs of one type."""
+    """One kind of kernel, made by one compiler from configs of one type."""
 
     tag: str
     """In names, after the architecture."""
@@ -117,7 +119,7 @@ class Kernels:
     spell: Callable[[Any], Spelled]
     compiler: Compiler
     seconds: Callable[[Any], float]
-    """CPU seconds that compiling a config may take, beside the cost of its unit."""
+    """CPU seconds that compiling a config may take on top of the cost of its unit."""
     unit_seconds: float
     """CPU seconds of a unit's headers and host passes, or of a process's imports."""
     unit_size: int
@@ -133,10 +135,10 @@ class Kernels:
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogues:
-    """What a family makes of a user's epilogue, which is told by the text of its steps (gemmill.gemm.traced)."""
+    """A family's op and kernels for a user's epilogue, given by the text of its steps (gemmill.gemm.traced)."""
 
     op: Callable[[str], Op]
-    """The op by which it is called."""
+    """The op that calls it."""
     operands: Callable[[str], tuple[DType, ...]]
     """The operands whose sums it takes."""
     configs: Callable[[str, Sequence[DType], Sequence[DType], Arch], Iterable[Any]]
@@ -144,7 +146,7 @@ class Epilogues:
     text_of: Callable[[Any], str]
     """The epilogue of a config; empty where it has none."""
     learn: Callable[[str], object]
-    """Makes an epilogue known, so that the configs of its kernels can say what they compute."""
+    """Registers an epilogue, so that the configs of its kernels can describe their computation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,14 +156,14 @@ class Family:
     name: str
     doc: str
     asks: OpSet
-    """What can be asked of it."""
+    """Its ops and their contracts."""
     kernels: tuple[Kernels, ...]
     cases: str
     """The module whose `CASES` makes and judges its ops' calls. It needs torch, which declarations do not."""
     serving: str
-    """The module whose `SERVING` is what the runtime does for it."""
+    """The module whose `SERVING` has its part of the runtime."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
-    """By a selection's name, the configs that the family has in it; none where it is not named."""
+    """By a selection's name, the family's configs in it; none for other selections."""
     tuning: Tuning
     """How a call comes to a variant."""
     epilogues: Epilogues | None = None
@@ -169,8 +171,10 @@ class Family:
     home: Path | None = None
     """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""
     questions: tuple[Asked, ...] = ()
-    """What `gemmill explain` can be told of a call, for the cases to read."""
+    """The options of `gemmill explain` for a call, which the cases read."""
     functions: str | None = None
-    """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate what they return."""
+    """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate their results."""
     peers: str | None = None
-    """The module of what users would call instead: `PEERS` and `vllm_takes`, whether vLLM's op of the same name takes a workload."""
+    """The module of the calls that users would make without gemmill: `PEERS`, and `vllm_takes`, whether vLLM's op of
+    the same name takes a workload.
+    """

@@ -28,7 +28,7 @@ class Expansion:
         """Sizes, and the tensor that named each."""
         self._returns = returns
         self.results: list[Returned] = []
-        """What is returned, once all steps were made."""
+        """The results, complete after all steps."""
         self._leading = ""
         """The tensor whose dimensions `...` stands for."""
         self._told: set[str] = set()
@@ -52,7 +52,7 @@ class Expansion:
             )
 
     def _agree(self, x: Tensor, fixed: Mapping[str, int | Format]) -> None:
-        """Raises ValueError where what is said of dtypes contradicts itself."""
+        """Raises ValueError where the declared dtypes contradict one another."""
         match x.dtypes:
             case Same(other) | ResultOf(other) if other not in self._tensors:
                 raise ValueError(
@@ -75,7 +75,9 @@ class Expansion:
                         )
 
     def steps(self, contract: Sequence[Step]) -> Iterator[Step]:
-        """What a contract stands for; then what names the sizes of `results`. Raises ValueError where it contradicts itself."""
+        """The steps of a contract without abbreviations, then steps that name the sizes of `results`. Raises ValueError
+        where it contradicts itself.
+        """
         for step in contract:
             yield from self._expanded(step)
         for role in self._parameters:
@@ -90,7 +92,7 @@ class Expansion:
             self.results.append((yield from self._result(role)))
 
     def _expanded(self, step: Step) -> Iterator[Step]:
-        """The step, or what it stands for."""
+        """The step, or the steps that it abbreviates."""
         match step:
             case Check():
                 for inner in self._check(step):
@@ -206,7 +208,7 @@ class Expansion:
         yield Let(size.name, f"{width} * {size.over} // {size.times}" if size.over > 1 else f"{width} // {size.times}")
 
     def _whole(self, size: Size) -> Iterator[Step]:
-        """That a part of a named size is a whole number, which is asked once."""
+        """A requirement, once for each, that a part of a named size is a whole number."""
         if size.over > 1 and (asked := f"{size.text} is whole") not in self._named:
             self._named[asked] = ""
             times = f" * {size.times}" if size.times > 1 else ""
@@ -317,7 +319,7 @@ class Expansion:
         )
 
     def _result(self, role: str) -> Generator[Step, None, Returned]:
-        """Names the sizes of a tensor that is returned; returns how it is told to the compiler."""
+        """Names the sizes of a returned tensor; returns its description for the compiler."""
         x = self._tensors[role]
         kinds = len(x.dtypes) if isinstance(x.dtypes, tuple) else int(isinstance(x.dtypes, Same))
         if kinds != 1 or x.layout not in (Layout.ROWS, Layout.COLUMNS, Layout.VALUES, Layout.VECTOR):

@@ -1,7 +1,7 @@
 """Names of configs: a config's fields as words, and back. One grammar serves names, parsing and filters.
 
-A field is a pattern with the attributes that it tells, such as `t{design.tile_m}x{design.tile_n}`. The types of the attributes
-say how values are written: a number, `MxNxK` of a tuple, the value of an enumeration, `auto` of None. Other values have words.
+A field is a pattern with its attributes, such as `t{design.tile_m}x{design.tile_n}`. The types of the attributes decide
+their spelling: a number, `MxNxK` of a tuple, the value of an enumeration, `auto` of None. Other values have words.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _ATTRIBUTE = re.compile(r"\{[^}]*\}")
 
 @dataclass(frozen=True)
 class Spelling:
-    """How the values of an attribute are written."""
+    """The spelling of an attribute's values."""
 
     regex: str
     """Of all texts, without groups."""
@@ -92,13 +92,13 @@ class Field:
     which: Callable[[Any], str] | None = None
     """Which of several such words a config has."""
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
-    """Spellings of attributes whose types do not say how they are written."""
+    """Spellings of attributes whose types do not decide it."""
     only: Mapping[str, Any] = field(default_factory=dict)
-    """Values of other attributes with which alone the field is in a name, which therefore tells them."""
+    """Values of other attributes with which alone the field is in a name, which therefore implies them."""
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The attributes that the field tells."""
+        """The attributes of the field."""
         return tuple(path for _, path, _, _ in Formatter().parse(self.pattern) if path)
 
     @property
@@ -160,7 +160,7 @@ class _Compiled:
         return _ATTRIBUTE.sub(lambda _: next(texts), self.field.pattern)
 
     def values(self, word: str) -> dict[str, Any] | None:
-        """The attributes that a word tells; None where the word is no word of this field."""
+        """The attributes that a word gives; None where the word is no word of this field."""
         if word in self.field.instead:
             return self.field.defaults
         if (match := self._regex.fullmatch(word)) is None:
@@ -171,14 +171,14 @@ class _Compiled:
 
 @dataclass(frozen=True, kw_only=True)
 class Former:
-    """How names of a former tag are read."""
+    """The grammar of a former tag's names."""
 
     told: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that such a tag tells, in place of fields."""
+    """Attributes that such a tag implies, in place of fields."""
     only: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that every name of the tag has, and its fields tell."""
+    """Attributes that every name of the tag has, and its fields give."""
     fields: tuple[Field, ...] = ()
-    """The fields of its names; by default today's without those that the tag tells."""
+    """The fields of its names; by default today's without those that the tag implies."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Grammar:
     config: type[Any]
     fields: tuple[Field, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that the tag tells."""
+    """Attributes that the tag implies."""
     aliases: Mapping[str, Former] = field(default_factory=dict)
     """Tags of former names."""
 
@@ -212,7 +212,7 @@ class Grammar:
         return kind
 
     def words(self, config: Any, tag: str = "") -> list[str]:
-        """The fields of a config's name after architecture and tag, as a former tag had them where one is named."""
+        """The fields of a config's name after architecture and tag; `tag` selects the spelling of a former tag."""
         fields = self._compiled[tag if tag in self.aliases else ""]
         return [text for one in fields if (text := one.text(config))]
 
@@ -252,12 +252,12 @@ class Grammar:
 
     @cached_property
     def _parts(self) -> list[str]:
-        """Attributes that are dataclasses with attributes of their own in names."""
+        """Attributes that are dataclasses whose own attributes appear in names."""
         paths = (path.partition(".") for one in self.fields for path in one.paths)
         return list(dict.fromkeys(part for part, dot, _ in paths if dot))
 
     def filters(self, config: Any) -> dict[str, Any]:
-        """The attributes of a config and of its parts, as `--filter name=value` asks for them."""
+        """The attributes of a config and of its parts, by the names of `--filter name=value`."""
         told: dict[str, Any] = {}
         for own in dataclasses.fields(self.config):
             value = getattr(config, own.name)

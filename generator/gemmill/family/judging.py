@@ -37,11 +37,11 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One call with what is found out about it."""
+    """One call with the facts that its contract computes."""
 
     schema: OpSchema
     roles: Sequence[str]
-    """Of its arguments, then of what it returns."""
+    """The roles of its arguments, then of its results."""
     program: Program
     call: Call
     specials: Mapping[str, Callable[["Judged"], str | None]]
@@ -49,7 +49,7 @@ class Judged:
 
     @cached_property
     def values(self) -> list[int]:
-        """What the program has computed so far."""
+        """The values that the program has computed so far."""
         given = [_number(self.call[parameter.name], parameter.kind) for parameter in self.schema.parameters]
         return [*given, *self.program.initial[len(given) :]]
 
@@ -59,7 +59,7 @@ class Judged:
         return [self.call[name] for name in self.schema.arguments]
 
     def __getitem__(self, name: str) -> Any:
-        """What a sentence calls by this name: an argument by its role, or a size."""
+        """The value of a name in a sentence: an argument by its role, or a size."""
         place = self.program.values[name]
         if place >= len(self.arguments):
             return self.values[place]
@@ -74,7 +74,7 @@ class Judged:
 
     @property
     def results(self) -> tuple["Dense", ...]:
-        """What the call returns. Sizes may be symbolic: they are computed again, without a comparison."""
+        """The results of the call. Sizes may be symbolic: this computes them again, without a comparison."""
         return tuple(self._result(result) for result in self.program.results)
 
     def _result(self, result: Result) -> "Dense":
@@ -98,7 +98,7 @@ class Judged:
         return self.values[place]
 
     def tensor(self, role: str) -> Operand:
-        """A tensor that is given."""
+        """A present tensor."""
         found = self.arguments[self.program.values[role]]
         assert isinstance(found, Operand)
         return found
@@ -120,7 +120,7 @@ class Judged:
         return None
 
     def _done(self, instruction: Instruction) -> bool:
-        """Do what it says; False where it is a test that fails."""
+        """Execute the instruction; False for a test that fails."""
         x, y, z, last = (*instruction.operands, 0, 0, 0)[:4]
         values, arguments = self.values, self.arguments
         match instruction.code:
@@ -156,7 +156,7 @@ class Judged:
         return True
 
     def _given(self, bits: int) -> list[Operand]:
-        """Those tensors that are given, of those that have a bit."""
+        """The present tensors among those that have a bit."""
         chosen = (x for i, x in enumerate(self.arguments) if bits >> i & 1 and x is not None)
         return [one for x in chosen for one in (x if isinstance(x, tuple | list) else (x,))]
 
@@ -166,7 +166,7 @@ def _apart(x: Operand, y: Operand) -> bool:
 
 
 def _number(value: Any, kind: Kind) -> int:
-    """An argument among the values: itself, or whether it is given."""
+    """An argument among the values: itself, or whether the call has it."""
     return int(value) if kind in (Kind.INT, Kind.BOOL) else int(value is not None)
 
 

@@ -1,4 +1,4 @@
-"""What a family can be asked: ops, and what must hold for a call of each, declared once for all who judge calls."""
+"""The ops of a family, and the contract of each, declared once for all code that checks calls."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ class Op:
 
     schema: OpSchema
     contract: tuple[Step, ...]
-    """In the order in which a call is judged: the first sentence is the one to say."""
+    """The steps in the order of the checks: the first that fails gives the sentence."""
     tensors: tuple[Tensor, ...] = ()
-    """What the contract's checks of tensors judge by."""
+    """The declarations that the contract's checks of tensors use."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """What the family calls an argument, by the argument's name, where these differ."""
+    """The family's names of arguments, by the argument's name, where these differ."""
     fixed: Mapping[str, int | Format] = field(default_factory=dict)
     """Sizes and choices that the op itself stands for; `format` may be one, whose number is its place in FORMATS."""
 
@@ -62,14 +62,14 @@ class Op:
 
 @dataclass(frozen=True, kw_only=True)
 class OpSet:
-    """What can be asked of a family."""
+    """The ops of a family."""
 
     ops: tuple[Op, ...]
     specials: Mapping[str, Callable[[Judged], str | None]] = field(default_factory=dict)
     """Checks written by hand, each with its twin of the same name in the extension: the sentence, or None."""
 
     def judged(self, op: Op, call: Call) -> Judged:
-        """A call with what is found out about it."""
+        """A call with the facts that its contract computes."""
         return Judged(
             schema=op.schema, roles=(*op.role_of, *op.returned), program=op.program, call=call, specials=self.specials
         )

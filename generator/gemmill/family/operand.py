@@ -1,4 +1,4 @@
-"""What is known of a tensor argument without touching its data: enough to check a call and to choose a variant."""
+"""The facts of a tensor argument apart from its data: enough to check a call and to choose a variant."""
 
 import math
 import re
@@ -33,7 +33,7 @@ class Operand:
     data: int
     """Address of the first element; 0 where there is none (fake tensors)."""
     is_differentiated: bool
-    """Whether autograd would have to record the call for it: it requires grad, and grad mode is enabled."""
+    """Whether autograd would have to record the call for it: it requires grad in grad mode."""
 
     @property
     def numel(self) -> int:
@@ -42,7 +42,7 @@ class Operand:
 
     @property
     def meaningful_strides(self) -> tuple[int, ...]:
-        """The strides that are ever taken: of dimensions of more than one element, in a tensor that has any."""
+        """The strides that an access can take: of dimensions of more than one element, in a tensor that has any."""
         return tuple(s for n, s in zip(self.shape, self.strides, strict=True) if self.numel and n > 1)
 
     @property
@@ -56,7 +56,7 @@ class Operand:
         return max(least, self.element_bytes)
 
     def is_aligned(self, least: int) -> bool:
-        """Whether it does, or nothing is read."""
+        """Whether it does, or has no element."""
         return self.data % self.pieces(least) == 0 or not self.numel
 
     @property
@@ -99,7 +99,7 @@ class Operand:
 
     @property
     def row_stride(self) -> int:
-        """The same for rows whose elements lie beside one another; -1 where they do not, or there is none."""
+        """The same for rows of contiguous elements; -1 where they are not contiguous, or there is none."""
         apart = self.numel and self.shape[-1] > 1 and self.strides[-1] != 1
         stride = None if apart else self.stride_of_rows
         return -1 if stride is None else stride
@@ -117,7 +117,7 @@ class Operand:
 
 Value = Operand | int | float | bool | str | tuple[int, ...] | tuple[Operand, ...] | None
 Call = dict[str, Any]
-"""Arguments of one call by name, each a Value: an Operand for a tensor, None for what is optional and not given."""
+"""Arguments of one call by name, each a Value: an Operand for a tensor, None for an omitted optional one."""
 
 TMA_BYTES = 16
 """Multiples at which TMA wants data and rows to begin."""
@@ -131,6 +131,6 @@ MOST_OF_TMA = 2**31 - 2**16
 def tma_alignment(operand: Operand, row_stride: int, columns: int) -> int:
     """The largest power of two, up to TMA_BYTES, of which data and rows begin at multiples: mirrors kernels/extension/layout.h."""
     if row_stride < columns or row_stride >= TMA_FARTHEST // operand.element_bytes:
-        row_stride = 1  # TMA takes no rows that overlap (expanded tensors), nor such that are too far apart
+        row_stride = 1  # TMA takes no rows that overlap (expanded tensors), nor rows too far apart
     bits = operand.data | (row_stride * operand.element_bytes) | TMA_BYTES
     return bits & -bits

@@ -17,7 +17,7 @@ class Order:
     promoted_k: int = 0
     """Elements along K after which a sum moves to an FP32 register; 0: never."""
     slices: int = 1
-    """Slices of K that are summed apart."""
+    """Slices of K with sums of their own."""
     slice_step: int = 0
     """Elements along K of which slices are multiples, the last aside; 0 where there is one slice."""
     joined: str = ""

@@ -1,4 +1,4 @@
-"""The instructions that a contract is made of: the extension interprets the same numbers (kernels/extension/contract.cpp)."""
+"""The instructions of a contract: the extension interprets the same numbers (kernels/extension/contract.cpp)."""
 
 import operator
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ MOST_RESULT_SIZES = 4
 
 
 class Code(IntEnum):
-    """What an instruction does with its four operands. Those from COMPARE on are tests, which hold or fail."""
+    """The meaning of an instruction's four operands. Those from COMPARE on are tests, which hold or fail."""
 
     FACT = 0
     """value, which Fact, tensor, dimension (from the end where negative)"""
@@ -45,7 +45,7 @@ class Code(IntEnum):
 
 
 class Fact(IntEnum):
-    """What is asked of a tensor."""
+    """A fact of a tensor."""
 
     RANK = 0
     SIZE = 1
@@ -55,7 +55,7 @@ class Fact(IntEnum):
     ROW_STRIDE = 4
     """of those rows, -1 where elements or rows do not follow one another"""
     STEP = 5
-    """the stride of a dimension, 1 where it is never taken"""
+    """the stride of a dimension, 1 where no access takes it"""
     LONGER = 6
     """how many dimensions have more than one element; 0 where there are no elements"""
     DENSE = 7
@@ -63,7 +63,7 @@ class Fact(IntEnum):
 
 
 class Calc(IntEnum):
-    """Of whole numbers; what is divided by zero is zero."""
+    """An operation on whole numbers; a division by zero gives zero."""
 
     ADD = 0
     SUBTRACT = 1
@@ -111,7 +111,7 @@ class Instruction:
 
     @property
     def refuses(self) -> bool:
-        """Whether the call is refused where the test fails."""
+        """Whether a failing test refuses the call."""
         return self.code >= Code.COMPARE and not self.otherwise
 
     @property
@@ -124,7 +124,7 @@ Block = list[Instruction]
 
 
 def unless(test: Block, more: int) -> Block:
-    """The same tests; where one fails, what follows them goes on after `more` instructions, instead of a refusal."""
+    """The same tests; where one fails, execution continues `more` instructions after them, instead of a refusal."""
     last = len(test) - 1
     return [replace(x, otherwise=last - i + more) if x.refuses else x for i, x in enumerate(test)]
 
@@ -136,7 +136,7 @@ def either(first: Block, second: Block) -> Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A tensor that is returned, dense: how it is allocated."""
+    """A dense tensor to return, and how to allocate it."""
 
     dtype: str
     """Empty: that of another tensor."""
@@ -158,19 +158,19 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A contract, ready to be interpreted. Arguments are told by their position, values by an index."""
+    """A contract, ready to be interpreted. Instructions refer to arguments by position, to values by index."""
 
     instructions: tuple[Instruction, ...]
     values: dict[str, int]
     """Index of each value by its name; the arguments come first."""
     initial: tuple[int, ...]
-    """Of the values: what is fixed for the op and what is constant, 0 for the others."""
+    """The initial values: the constants and the op's fixed values, 0 for the others."""
     words: tuple[str, ...]
-    """What its text argument may be."""
+    """The words that its text argument may be."""
     results: tuple[Result, ...]
-    """What is returned. Among the values their places follow those of the arguments."""
+    """The tensors to return. Among the values their places follow those of the arguments."""
     specials: tuple[str, ...]
-    """Hand-written checks, which instructions tell by their position here."""
+    """Hand-written checks, to which instructions refer by position."""
 
     @property
     def numbers(self) -> list[int]:

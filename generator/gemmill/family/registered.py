@@ -1,4 +1,4 @@
-"""All families together: what a config belongs to, and whether the declarations agree."""
+"""All families together: the family of a config, and whether the declarations agree."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -86,8 +86,9 @@ class Registry:
         return {op.schema.name: (family, op) for family in self.families for op in family.asks.ops}
 
     def add(self, family: Family, op: Op) -> None:
-        """Let an op be asked that is declared nowhere else: a user's epilogue. Adding it again changes nothing. Raises ValueError
-        where another has its name."""
+        """Register an op that no declaration has: a user's epilogue. Adding it again changes nothing. Raises ValueError
+        where another has its name.
+        """
         known = self.ops.setdefault(op.schema.name, (family, op))
         if known[1].schema != op.schema:
             raise ValueError(f"op {op.schema.name!r} is {known[1].schema.schema!r} already, not {op.schema.schema!r}")
@@ -133,12 +134,12 @@ class Registry:
 
     @cached_property
     def tunings(self) -> Mapping[str, Tuning]:
-        """The same of those families that choose among several variants, by what was measured."""
+        """The tunings of those families that choose among several variants by measurements."""
         return {name: tuning for name, tuning in self.choices.items() if tuning.is_measured}
 
     @cached_property
     def measured(self) -> Mapping[str, tuple[Family, Tuning, Sweep, Measured]]:
-        """Classes of calls that are measured, by the names that tables know them by, with whose they are."""
+        """Measured classes of calls, by the names that tables know them by, with family, tuning and sweep."""
         return {
             measured.name: (family, family.tuning, family.tuning.sweep, measured)
             for family in self.families
@@ -148,11 +149,11 @@ class Registry:
 
     @cached_property
     def questions(self) -> Mapping[str, Asked]:
-        """What can be told of calls of any family, by name."""
+        """The options of calls of any family, by name."""
         return merged(option for family in self.families for option in family.questions)
 
     def configs_of(self, name: str, configs: Iterable[Any]) -> tuple[Any, ...]:
-        """Those configs that are of the family of a name."""
+        """Those configs that belong to the family of a name."""
         return tuple(config for config in configs if self.family_of(config).name == name)
 
 
@@ -169,7 +170,7 @@ def _check_program(family: Family, op: Op) -> None:
 
 
 def _axis_of_no_op(family: Family) -> str | None:
-    """What is wrong with the first class axis that would be 0 for every op, if one is."""
+    """The fault of the first class axis that would be 0 for every op, if there is one."""
     named = {name for op in family.asks.ops for name in op.program.values}
     for step in (step for op in family.asks.ops for step in op.contract if isinstance(step, Classes)):
         for axis in step.axes:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 
 VLLM_PREFIX = "vllm_"
-"""Before vLLM's name of an op that does what vLLM's does, where ours does something else."""
+"""The prefix of vLLM's name for an op that computes as vLLM's does, where ours computes something else."""
 
 
 class Kind(StrEnum):
@@ -31,7 +31,7 @@ class Parameter:
     optional: bool
     """Whether None may be given."""
     default: bool | int | float | str | None
-    """What stands in for an argument that is not given; None too where `required`."""
+    """The value of an omitted argument; None too where `required`."""
     required: bool
 
 
@@ -43,7 +43,7 @@ _DEFAULTS = {"None": None, "True": True, "False": False}
 
 @dataclass(frozen=True)
 class OpSchema:
-    """An op, by its schema in torch's language. What it returns are tensors, which have names where there are several."""
+    """An op, by its schema in torch's language. It returns tensors, which have names where there are several."""
 
     schema: str
 

@@ -1,4 +1,4 @@
-"""What must hold for a call, in words that are compiled: the steps of a contract."""
+"""The conditions on a call, in words that compile to a program: the steps of a contract."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Let:
 
 @dataclass(frozen=True)
 class Require:
-    """Something that must hold, and the sentence that says what does not."""
+    """A condition, and the sentence for a call that breaks it."""
 
     test: str
     """Comparisons of such expressions, `and`, `or`, and of tensors `dtype(x) in (float32, ...)`, `like(x, y, last)`,
@@ -33,7 +33,7 @@ class Require:
 
 @dataclass(frozen=True)
 class When:
-    """What must hold where a test does; an optional argument's name alone asks whether it is given."""
+    """Conditions that apply where a test holds; the bare name of an optional argument tests whether the call has it."""
 
     test: str
     steps: tuple["Step", ...]
@@ -52,35 +52,35 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Special:
-    """A check that is written by hand in both languages, by its name in the family's OpSet."""
+    """A hand-written check in both languages, by its name in the family's OpSet."""
 
     name: str
 
 
 class Aspect(StrEnum):
-    """What is judged of tensors, as they are declared."""
+    """The aspect of the declared tensors to check."""
 
     RANK = "rank"
     SHAPE = "shape"
     DTYPE = "dtype"
     LAYOUT = "layout"
     WHOLE = "whole"
-    """needs, dtype, shape and layout of one tensor after another, where it is given"""
+    """needs, dtype, shape and layout of one tensor after another, if the call has it"""
     DEVICE = "device"
     """that each is on the device of the first"""
     APART = "apart"
-    """that what is written shares no byte with another"""
+    """that no output shares a byte with another tensor"""
 
 
 @dataclass(frozen=True)
 class Check:
-    """That tensors are as they are declared (`Tensor`)."""
+    """A check that tensors are as declared (`Tensor`)."""
 
     aspect: Aspect
     roles: str
-    """In the order in which they are judged, with spaces between; those that the op lacks are passed over."""
-    unread: str = "what is"
-    """What an overlapping result would overwrite before it is read, in the sentence."""
+    """In the order of the checks, with spaces between; roles that the op lacks are skipped."""
+    unread: str = "values"
+    """The words of the sentence for data that an overlapping result would overwrite."""
 
 
 Step = Union[Let, Require, When, OneOf, Special, Check, Classes]  # noqa: UP007 (a forward reference stands in When)

@@ -1,4 +1,4 @@
-"""What a sweep of a family's variants needs: the classes of calls that are measured, and what its plans and reports ask."""
+"""A sweep of a family's variants: its measured classes of calls, and the facts that its plans and reports need."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A class of calls that is measured, and that tables and journals know by name."""
+    """A measured class of calls, which tables and journals know by name."""
 
     name: str
     call: Callable[[Sizes], ShapedCall]
@@ -20,9 +20,9 @@ class Measured:
     flops: Callable[[Sizes], float]
     """Multiplications and additions of a call; 0 where memory alone counts."""
     operand_bits: int
-    """Of the wider operand of those: what a device can do depends on it."""
+    """Of the wider operand of those, on which the device's peak rate depends."""
     bytes: Callable[[Sizes], int]
-    """What a call must read and write, each byte once."""
+    """The bytes that a call must read and write, each once."""
     serves: Callable[[Any], bool]
     """Whether a config's kernel serves it."""
     least: Mapping[str, int] = field(default_factory=dict)
@@ -31,24 +31,24 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is measured of a family, and how its variants are told apart."""
+    """The measurements of a family, and the kinds of its variants."""
 
     measured: tuple[Measured, ...]
     steps: tuple[int, ...]
-    """Bucketed sizes at which weights are measured unless told otherwise; a row of a table serves up to its own."""
+    """Bucketed sizes at which to measure weights by default; a row of a table serves up to its own."""
     example: Mapping[str, Any]
-    """A row of a file of shapes, for who wrote none."""
+    """A row of a file of shapes, for users without one."""
     tiny: Mapping[str, int]
     """Sizes of a dry run on a CPU, at most."""
     is_last_resort: Callable[[Any], bool]
-    """Whether a config's kernel is slow and takes what no other does: it stays in every selection."""
+    """Whether a config's kernel is slow and the only one for some calls: it stays in every selection."""
     kin: Callable[[Any], Hashable]
-    """What configs share that differ only in what a measurement stands for."""
+    """The common key of configs of which a measurement of one stands for all."""
     kinds: Mapping[str, str]
-    """Kinds of variants that reports tell apart, with words for each."""
+    """Kinds of variants in reports, with words for each."""
     shown: Callable[[Any], tuple[str, str]]
     """A config's kind, and the few characters that a map of winners shows of it."""
     losses: Mapping[str, float] = field(default_factory=dict)
-    """Mean loss of a choice by what it rests on, `nearest` or `model`, as it was measured; nothing where it was not."""
+    """Measured mean loss of a choice by its evidence, `nearest` or `model`; empty without measurements."""
     tile: Callable[[Any], tuple[int, ...]] | None = None
-    """What a second opinion calls the tile of a row, by its facts; None where there is no such opinion."""
+    """The tile that a second opinion names for a row, by its facts; None where there is no such opinion."""

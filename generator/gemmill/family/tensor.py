@@ -16,9 +16,9 @@ class Layout(StrEnum):
     """How the elements of a tensor lie."""
 
     ROWS = "rows"
-    """those of a row beside one another, rows at one stride; apart where they are written"""
+    """rows of contiguous elements, at one stride; apart in outputs"""
     COLUMNS = "columns"
-    """of a matrix: those of a column beside one another"""
+    """of a matrix: columns of contiguous elements"""
     VECTOR = "vector"
     """in order without gaps, along the one dimension that has more than one element"""
     VALUES = "values"
@@ -42,29 +42,32 @@ class ResultOf:
 
     role: str
     results: Mapping[Any, tuple[DType, ...]] = field(hash=False)
-    """By what that tensor may be."""
+    """Its dtypes for each dtype of that tensor."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a tensor must be, by its role. Whether it is optional, written or returned is its schema's to say."""
+    """The required dtypes, shape and layout of a tensor, by its role. Its schema says whether it is optional, written
+    or returned.
+    """
 
     role: str
     shape: str
-    """Sizes with spaces between, `M K` or `... hidden`, where `...` stands for the dimensions of the first tensor that has it.
-    A new size is named, by a multiple or part of it too (`2*hidden`, `K/2` of packed codes); others are expressions, such as
-    `up(M,128)`. Of VALUES: their number."""
+    """Sizes with spaces between, `M K` or `... hidden`, where `...` stands for the dimensions of the first tensor that
+    has it. A new size takes its name from a multiple or part of it too (`2*hidden`, `K/2` of packed codes); others
+    are expressions, such as `up(M,128)`. Of VALUES: their number.
+    """
     dtypes: tuple[DType | Format, ...] | Same | ResultOf
-    """Of formats that share a dtype, an argument or fixed value `format` tells which it is."""
+    """Of formats that share a dtype, an argument or fixed value `format` selects one."""
     layout: Layout = Layout.FREE
     said: str = ""
-    """How its dtypes are told, where not as a list."""
+    """The text for its dtypes, where it is not a list."""
     each: str = ""
-    """What each of several values belongs to."""
+    """The owner of each of several values, in sentences."""
     parts: str = ""
-    """What the parts of its rows are, where they have several (`... 2*hidden`)."""
+    """The names of the parts of its rows, where they have several (`... 2*hidden`)."""
     needs: tuple[Step, ...] = ()
-    """What must hold where it is given, before it is judged itself."""
+    """Conditions on a call that has it, checked before the tensor itself."""
     alignment: int = 1
     """Bytes, up to 16, at a multiple of which each kernel of the op wants the first element; always that of an element."""
 
@@ -96,13 +99,13 @@ class Size:
 
     text: str
     name: str
-    """What stands in it as `times * name / over`; empty where it is another expression."""
+    """The name in `times * name / over`; empty for another expression."""
     times: int = 1
     over: int = 1
 
     @classmethod
     def of(cls, text: str) -> "Size":
-        """The size that is written so."""
+        """The size with this text."""
         match = re.fullmatch(r"(?:(\d+)\*)?([A-Za-z_]\w*)(?:/(\d+))?", text)
         if match is None:
             return cls(text=text, name="")

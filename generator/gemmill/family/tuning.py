@@ -9,7 +9,7 @@ from gemmill.family.shaped_call import ShapedCall
 from gemmill.family.sweep import Sweep
 
 MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 17
-"""What a call and a row have room for; mirrored by kernels/extension/selection.h."""
+"""The capacity of a call and of a row; mirrored by kernels/extension/selection.h."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Row:
     least: tuple[int, ...]
     """Of each size."""
     facts: Any
-    """What model and launch read: a tuple of numbers with names, in the order of the family's own struct in C++."""
+    """The inputs of model and launch: a tuple of numbers with names, in the order of the family's own struct in C++."""
     quarantined: bool = False
     """Whether it is never chosen, only pinned: it went wrong when it was measured."""
     held_only: bool = False
@@ -73,40 +73,43 @@ class Reach:
     better (docs/notes/tables.md)."""
 
     def covers(self, measured: int, size: int) -> bool:
-        """Whether what was measured says something about a bucketed size. Mirrors `covers` in kernels/extension/selection.cpp."""
+        """Whether a row at the size `measured` applies to a bucketed size. Mirrors `covers` in
+        kernels/extension/selection.cpp.
+        """
         if size > measured:
             return measured >= self.endless or (measured >= self.many and size <= self.ratio * measured)
         return measured <= max(self.few, self.ratio * size)
 
     def bucket(self, size: int) -> int:
-        """The bucketed size of a row that serves `size`, where rows are measured for powers of two."""
+        """The bucketed size of a row that serves `size`, where sweeps measure powers of two."""
         return max(self.few, 1 << (size - 1).bit_length() if size > 0 else 0)
 
     def speaks_abroad(self, measured: int) -> bool:
-        """Whether what was measured on one device says something about another of its architecture."""
+        """Whether a row at the size `measured` applies to another device of its architecture."""
         return self.abroad is None or measured <= self.abroad
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How one of several variants is chosen for a call: by what was measured nearby, else by a model. Where one variant serves each
-    class of calls there are no sizes, and nothing to choose."""
+    """The choice of one of several variants for a call: by near measurements, else by a model. Where one variant serves
+    each class of calls there are no sizes, and nothing to choose.
+    """
 
     sizes: tuple[str, ...] = ()
-    """Names of what calls of a class differ in."""
+    """Names of the sizes in which calls of a class differ."""
     result: tuple[str, ...] = ()
-    """Sizes of the result: nothing is launched where one is 0."""
+    """Sizes of the result: a call launches nothing where one is 0."""
     aligned: tuple[str, ...] = ()
     """Operands whose alignment decides which variants take a call."""
     near: tuple[str, ...] = ()
-    """Sizes that a row must match nearly, in the order in which rows are sorted."""
+    """Sizes that a row must match nearly, in the sort order of rows."""
     bucketed: str = ""
-    """The size at which weights are measured in steps: a row serves up to its own."""
+    """The size along which sweeps measure weights in steps: a row serves up to its own."""
     reach: Reach = Reach(few=0, many=0, endless=0, ratio=0, distance=0.0)
     rows: Callable[[Any, int], Iterable[Row]]
     """Of a config and its kernel's index: a row for each class of calls."""
     needs: Callable[[Any], Needs | None] = lambda config: None
-    """What a variant of a config launches of another family: without that it serves no call."""
+    """The kernel of another family that a variant of a config launches, and without which it serves no call."""
     order: Callable[[Any], Order | None] = lambda config: None
     """The order in which a variant of a config sums along K; None where a row's bits may depend on the batch, or nobody has
     shown that they do not."""
@@ -117,10 +120,11 @@ class Tuning:
     differs: Callable[[int, int], str]
     """Why a variant of the first class takes no call of the second."""
     refuses: Callable[[Row, ShapedCall], str | None] = lambda row, call: None
-    """Why a variant takes no call of such sizes, beside what its row says."""
+    """Why a variant takes no call of such sizes, apart from the limits in its row."""
     across: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Sizes that a batch decides, so that an order is held for all of their values, and those at which its expected loss is taken;
-    the bucketed size at 1, 2, 4 to 4096 where none are named."""
+    """Sizes that a batch decides, so that one order serves all of their values, and those at which its expected loss is
+    computed; the bucketed size at 1, 2, 4 to 4096 by default.
+    """
     one_slice: float = 0.2
     """The power of the model's ratio that one slice of K costs against the best number of slices. Chosen by hand, not a fit: least
     squares of the logarithms give 0.15. Up to 128 rows the model says 1.030 in the mean and 1.77 at worst, measured were 1.005 and
@@ -131,13 +135,13 @@ class Tuning:
     model_ns: Callable[[Row, ShapedCall, int], float] = lambda row, call, sm_count: 0.0
     """Estimated nanoseconds of a call, on a device of so many multiprocessors."""
     wastes: Callable[[Row, Sequence[int], Sequence[int]], bool] = lambda row, measured, sizes: False
-    """Whether a variant that was measured at the first sizes does much worse for its kind at the second."""
+    """Whether a variant measured at the first sizes does much worse for its kind at the second."""
     offers: Callable[[Any], Mapping[int, tuple[Any, ...]]] = lambda config: {}
     """The configs that a measured one stands for, best first, by the class that they serve."""
     measured_as: Callable[[ShapedCall], str | None] = lambda call: None
-    """The class by which tables know a call; None for one that is not tuned."""
+    """The class by which tables know a call; None for a class without tuning."""
     sweep: Sweep | None = None
-    """What is measured; None where nothing is."""
+    """The sweep of the family; None without measurements."""
 
     @property
     def is_measured(self) -> bool:
@@ -146,11 +150,11 @@ class Tuning:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Sizes in the order in which rows of tables are sorted."""
+        """Sizes in the sort order of tables' rows."""
         return (*self.near, self.bucketed)
 
     def contradiction(self) -> str | None:
-        """What in the names of sizes cannot be; None where they agree."""
+        """A contradiction in the names of sizes; None where they agree."""
         if not self.is_measured:
             return None
         told = ", ".join(self.sizes)

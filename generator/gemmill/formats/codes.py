@@ -18,7 +18,7 @@ def two_to(exponent: Tensor) -> Tensor:
 
 
 def encode(x: Tensor, kind: FloatType) -> Tensor:
-    """The codes, uint8, of values f32 in a type of 8 bits or fewer that has a zero."""
+    """The codes, uint8, of values f32 in a type of 8 bits or fewer with a zero."""
     magnitude = x.abs().clamp(max=kind.maximum) if kind.signed else x.clamp(0.0, kind.maximum)
     magnitude = magnitude.nan_to_num(nan=kind.maximum)
     exponent = (torch.frexp(magnitude).exponent - 1).clamp(min=kind.least_exponent)

@@ -13,8 +13,8 @@ A scale of mxfp4 is 8 (shift + 8), code * 2^shift is the operand. A block with s
 operands may be subnormal. One of nvfp4 has five bits of exponent and three of mantissa, 2^(exponent - 22) * 1.mantissa; the
 operand is code * scale rounded to e4m3.
 
-Weights that do not fold are packed for bf16 instead, and stay in rows. A row has codes as in a checkpoint, then ue8m0
-scales, then zeros to a multiple of 16 bytes.
+Weights that do not fold are packed for bf16 instead, in rows. A row has codes as in a checkpoint, then ue8m0 scales,
+then zeros to a multiple of 16 bytes.
 """
 
 from dataclasses import dataclass

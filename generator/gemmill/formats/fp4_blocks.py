@@ -30,7 +30,7 @@ from gemmill.vocab.format import NVFP4, Format
 CODE_BYTES = SIDE * SIDE // 2
 """Bytes of a block's codes."""
 CHUNK = 1 << 24
-"""The number of weights that are moved at a time, so that memory is bounded."""
+"""The number of weights in one pass, so that memory is bounded."""
 _SIGN, _HIGH, _MIDDLE, _LOW = 3, 2, 1, 0
 """The numbers of a code's bits."""
 
@@ -113,7 +113,7 @@ def _words_of_bytes() -> tuple[tuple[int, ...], ...]:
 def in_words(codes: Tensor) -> Tensor:
     """The codes [rows, K], two in a byte, as bytes [rows / 64, K / 64, 2048].
 
-    A byte's bits are looked up, so a few passes over the weights are all.
+    It looks a byte's bits up, in a few passes over the weights.
     """
     tiles, blocks = codes.shape[0] // SIDE, 2 * codes.shape[1] // SIDE
     table = torch.tensor(_words_of_bytes(), dtype=torch.int64, device=codes.device)

@@ -1,8 +1,9 @@
-"""The order of packed weights that are gates and ups: rows of both beside one another, so that one thread of a kernel has both.
+"""The order of packed weights that are gates and ups: neighbouring rows of both, so that one thread of a kernel has
+both.
 
-Each 32 packed rows are 16 results: eight gates, the eight ups of the same results, and that again. A thread of the tensor core
-has two neighbouring rows (or columns) of each eight, 2q and 2q + 1. Of 16 results they are 4q to 4q + 3, which lie beside one
-another in a row of the result.
+Each 32 packed rows are 16 results: eight gates, the eight ups of the same results, and that again. A thread of the
+tensor core has two neighbouring rows (or columns) of each eight, 2q and 2q + 1. Of 16 results they are 4q to 4q + 3,
+which are neighbours in a row of the result.
 """
 
 import torch
@@ -34,7 +35,7 @@ def packed_blocks(rows: int, device: torch.device | None = None, block: int = GA
 
 
 def given_rows(hidden: int, order: str, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """The rows of weights in one of ORDERS that are the gates and the ups of `hidden` results. Raises ValueError for
+    """The rows of weights in one of ORDERS that hold the gates and the ups of `hidden` results. Raises ValueError for
     another order.
     """
     result = torch.arange(hidden, device=device, dtype=torch.int64)

@@ -1,8 +1,8 @@
 """Bounds between which codes and scales may lie where quantisation follows exp, tanh or erf.
 
-A version of the CUDA library may differ from torch's by two units in the last place. A fused value then lies within GATE_STEPS
-units of the one computed here. Its scale lies between those of the two ends, and its code between the codes of the two ends by
-the scale that was found.
+A version of the CUDA library may differ from torch's by two units in the last place. A fused value then lies within
+GATE_STEPS units of the one computed here. Its scale lies between those of the two ends, and its code between the codes
+of the two ends by the found scale.
 """
 
 import torch
@@ -15,14 +15,13 @@ from gemmill.vocab.float_type import FloatType
 from gemmill.vocab.format import ScaleRounding
 
 GATE_STEPS = 4.0
-"""Units (2^-24 of what the library function is multiplied by) between two versions of a fused value."""
+"""Units (2^-24 of the library function's factor) between two versions of a fused value."""
 
 
 def fused_interval(value: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
     """The lowest and the highest f32 that a fused value may have.
 
-    `magnitude` is what the library function is multiplied by. It is the value itself for silu, and gate * up or x for
-    GELU.
+    `magnitude` is the library function's factor: the value itself for silu, and gate * up or x for GELU.
     """
     slack = torch.where(torch.isfinite(value), magnitude.abs() * (GATE_STEPS * FLOAT32_UNIT), 0.0)
     return value - slack, value + slack

@@ -2,7 +2,7 @@
 
 Swizzled is CUTLASS's Sm1xxBlockScaledConfig (K-major) and torch's SWIZZLE_32_4_4. Tiles of 128 rows x 4 scales are 512
 bytes in which row r, scale c is at (r % 32) * 16 + (r / 32) * 4 + c. Tiles follow one another along K, then along rows.
-Rows are padded to 128 and scales of a row to 4, with zero bytes. All scales are single bytes, so offsets are in bytes.
+Zero bytes pad rows to 128 and scales of a row to 4. All scales are single bytes, so offsets are in bytes.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ SIDE = 64
 BLOCK_COLUMNS = 128
 """Columns of a block of folded weights (`gemmill.formats.folded_blocks`), and of those that share a scale of activations."""
 ROW_BYTES = 16
-"""The multiple to which rows of codes and scales are padded (`gemmill.formats.packed_rows`)."""
+"""Rows of codes and scales are padded to a multiple of it (`gemmill.formats.packed_rows`)."""
 STAGE_COLUMNS = 256
-"""The multiple to which their K is padded, so that every kernel's stage is a whole number of blocks."""
+"""Their K is padded to a multiple of it, so that every kernel's stage is a whole number of blocks."""
 META_ROWS, META_COLUMNS = 64, 128
 """Rows and columns of a block of the metadata of 2:4 sparse weights (`gemmill.formats.two_to_four`)."""
 
 GATE_UP_ROWS = 32
-"""Packed rows that are gates and ups of half as many results (`gemmill.formats.gate_up`)."""
+"""Packed rows of gates and ups, of half as many results (`gemmill.formats.gate_up`)."""
 GATE_UP_BLOCK = 128
 """Gates, or ups, that share a scale where scales come in blocks, and elements along K."""
 FINE_GATE_UP_BLOCK = 32

@@ -7,8 +7,8 @@ It is f32, every operation rounded on its own, and starts from the input's value
     mx, up     scale = 2^ceil(log2(amax / largest code)), code = code(x / scale)
     mx, ocp    scale = 2^(floor(log2 amax) - exponent of the largest code), code = code(x / scale)
 
-`global` is 2688 / amax of the tensor, and divides when values are decoded. Powers of two are exact, and lie within 2^-127
-(also for a group of zeros) to 2^127. Sources: OCP MX specification 1.0, section 6.3 (ocp); LightX2V's mx kernels (up);
+`global` is 2688 / amax of the tensor, and decoding divides by it. Powers of two are exact, and lie within 2^-127 (also
+for a group of zeros) to 2^127. Sources: OCP MX specification 1.0, section 6.3 (ocp); LightX2V's mx kernels (up);
 NVIDIA's NVFP4 recipe, as in vLLM's kernel, which multiplies by approximate reciprocals instead.
 
 A division by an nvfp4 scale never moves a code: x * global has 24 bits, scales and boundaries between codes have 7 together.
@@ -102,7 +102,7 @@ class BlockScaled:
         )
 
     def values(self) -> Tensor:
-        """code * scale, exact, float64 [rows, K]; the global scale is left out."""
+        """code * scale, exact, float64 [rows, K], without the global scale."""
         return products(self.format, self.codes, self.scales)
 
 
@@ -145,7 +145,7 @@ def quantise(
     """x [rows, K] of any float type in a block-scaled format.
 
     global_scale: f32 [1] or [rows, 1], for nvfp4 and only there. `rounding` is that of mx scales. Raises ValueError for K that
-    is no multiple of the group. So it does for a global scale that is missing, not asked for, or no number above zero.
+    is no multiple of the group. So it does for a global scale that is missing, superfluous, or no number above zero.
     """
     scales = block_scales(x, format, global_scale=global_scale, rounding=rounding)
     return BlockScaled(format=format, codes=codes_by(x, scales, format, global_scale=global_scale), scales=scales)
@@ -172,7 +172,7 @@ def block_scales(
 
 
 def codes_by(x: Tensor, scales: Tensor, format: Format, *, global_scale: Tensor | None = None) -> Tensor:
-    """Packed codes of x [rows, K] by scales that are known; arguments as in quantise."""
+    """Packed codes of x [rows, K] by known scales; arguments as in quantise."""
     groups = grouped(x.float(), format.group)
     if global_scale is None:
         scaled = groups * two_to(UE8M0.bias - scales.int())[..., None]
@@ -183,7 +183,7 @@ def codes_by(x: Tensor, scales: Tensor, format: Format, *, global_scale: Tensor 
 
 
 def power_of_two(amax: Tensor, code: FloatType, rounding: ScaleRounding) -> Tensor:
-    """ue8m0 bytes of amax f32. Exponents are compared with those of the type's largest value, so nothing is rounded."""
+    """ue8m0 bytes of amax f32. It compares exponents with those of the type's largest value, so nothing rounds."""
     fraction, exponent = torch.frexp(amax)
     largest_fraction, largest_exponent = math.frexp(code.maximum)
     exponent = exponent - largest_exponent
@@ -218,9 +218,9 @@ def quantise_experts(
 ) -> QuantisedExperts:
     """x [rows, K] whose rows expert_offsets[e] to expert_offsets[e + 1] are expert e's; global_scales f32 [experts].
 
-    Rows outside of all experts are not coded: their codes are zero. So are those of columns from K up to `columns`, and their
-    scales. As vLLM's kernel for experts. `by` quantises instead of `quantise`, without a rounding. Raises ValueError for
-    offsets that descend or lie beyond the rows.
+    Rows outside of all experts have zero codes. So are those of columns from K up to `columns`, and their scales. As
+    vLLM's kernel for experts. `by` quantises instead of `quantise`, without a rounding. Raises ValueError for offsets
+    that descend or lie beyond the rows.
     """
     quantised = by or partial(quantise, rounding=rounding)
     ends, width = expert_offsets.tolist(), x.shape[1] if columns is None else columns
@@ -258,8 +258,9 @@ def checked_scale_offsets(experts: QuantisedExperts, scale_offsets: Tensor, rows
 
 
 def dequantise(x: BlockScaled, *, global_scale: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values [rows, K]. code * scale is exact; a global scale, f32 [1] or [rows, 1], divides in f32, rounded once; then the
-    f32 value is rounded to `dtype`. float64 keeps all that is exact. Values beyond f32 are infinite in f32."""
+    """Values [rows, K]. code * scale is exact; a global scale, f32 [1] or [rows, 1], divides in f32, which rounds once;
+    then the f32 value rounds to `dtype`. float64 keeps all that is exact. Values beyond f32 are infinite in f32.
+    """
     values = x.values()
     if global_scale is not None:
         check_global_scale(global_scale)

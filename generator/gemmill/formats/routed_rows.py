@@ -1,16 +1,19 @@
-"""Rows that belong to experts, before an op is called: rows selected by their numbers, and values looked at on request."""
+"""Rows that belong to experts, before a call of an op: selection of rows by their numbers, and checks of values on
+request.
+"""
 
 from itertools import pairwise
 
 import torch
 
 MOST_GATHERED = 1024
-"""Most rows that the kernel gathers as it loads them. More rows are selected first. Gathering 8,192 took 954 us where both
-steps take 553 (H200, 2026-11-22; notes of grouped GEMMs)."""
+"""Most rows that the kernel gathers as it loads them. A copy selects more rows first. Gathering 8,192 took 954 us where
+both steps take 553 (H200, 2026-11-22; notes of grouped GEMMs).
+"""
 
 
 def can_be_selected(a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor) -> bool:
-    """Whether rows can be selected before the op is called. Where they cannot, the op says why not."""
+    """Whether rows can be selected before the call of the op. Where they cannot, the op says why not."""
     is_scaled_by_row = a_scales is None or a_scales.numel() == 1 or (a_scales.dim() > 0 and len(a_scales) == len(a))
     is_number = token_ids.dtype in (torch.int32, torch.int64) and token_ids.device == a.device
     return a.dim() == 2 and len(a) > 0 and is_scaled_by_row and is_number

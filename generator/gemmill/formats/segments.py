@@ -14,16 +14,16 @@ class Segment:
     begin: int
     end: int
     weights: int
-    """The number of the weights by which they are multiplied."""
+    """The number of the weights that multiply them."""
 
 
 def segments(
     offsets: Tensor, rows: int, weights: int, *, slot: int = 0, expert_map: Tensor | None = None
 ) -> Iterator[Segment]:
-    """Whose rows are whose, of `rows` rows: of experts that have some, and weights.
+    """The owners of `rows` rows: experts that have some, and their weights.
 
-    offsets: [experts + 1], where segments follow one another; of `slot` rows for each expert, the rows used [experts]. What
-    lies outside of the rows, or of a slot, is cut off. expert_map: of each expert its weights, -1 for none.
+    offsets: [experts + 1], where segments follow one another; of `slot` rows for each expert, the rows used [experts].
+    It cuts off rows outside of the tensor, or of a slot. expert_map: of each expert its weights, -1 for none.
     """
     told = offsets.reshape(-1).tolist()
     known = None if expert_map is None else expert_map.reshape(-1).tolist()

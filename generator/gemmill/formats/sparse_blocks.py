@@ -8,7 +8,7 @@
     scales    as of a dense block; where 8 columns share one, those of the first 8 of each 16 columns, then those of the last
     padding   N to 64 and K to a stage's multiple: codes and scales zero, places 0 and 1
 
-A row's base is the `weight_scale_2` of its part. Zeros that were pruned are neither stored nor made.
+A row's base is the `weight_scale_2` of its part. Pruned zeros are neither stored nor made.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class SparseFp4Blocks:
     blocks: Tensor
     """uint8 [N / 64 rounded up, padded K / 64, bytes of a block]."""
     base: Tensor
-    """f32 [N]: what rows are multiplied by."""
+    """f32 [N]: the factors of rows."""
 
     def weights(self) -> tuple[SparseFp4, Tensor]:
         """The weights as one expert's, with factors of 1, and bases [N]: the inverse of packing.

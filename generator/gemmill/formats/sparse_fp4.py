@@ -23,7 +23,7 @@ from gemmill.formats.two_to_four import GROUP, KEPT, pattern_fault
 from gemmill.vocab.float_type import E2M1, UE4M3
 
 PATTERNS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
-"""The places of the two values that are kept."""
+"""The places of the two kept values."""
 PATTERN_BITS = 3
 SPAN = 32
 """The multiple of K: columns whose patterns are whole bytes."""
@@ -33,8 +33,9 @@ SCALE_GROUPS = (16, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class SparseFp4:
-    """Weights [E, N, K], checked. Raises ValueError, in a sentence, for shapes that disagree, for scales that are no numbers, and
-    for patterns that there are not, by their place."""
+    """Weights [E, N, K], checked. Raises ValueError, in a sentence, for shapes that disagree, for NaN scales, and for
+    patterns that do not exist, by their place.
+    """
 
     codes: Tensor
     """uint8 [E, N, K / 4]: two e2m1 codes, that of the lower place in the low nibble."""
@@ -96,12 +97,12 @@ class SparseFp4:
             )
 
     def places(self, expert: int) -> Tensor:
-        """The places that are kept, int64 [N, K / 4, 2], ascending."""
+        """The kept places, int64 [N, K / 4, 2], ascending."""
         table = torch.tensor(PATTERNS, device=self.patterns.device, dtype=torch.int64)
         return table[unpack(self.patterns[expert], PATTERN_BITS).long()]
 
     def values(self, expert: int) -> Tensor:
-        """The values of an expert's weights, f32 [N, K]. Code times scale is exact, the factor is rounded once."""
+        """The values of an expert's weights, f32 [N, K]. Code times scale is exact, the factor rounds once."""
         _, n, k = self.shape
         kept = decode(unpack(self.codes[expert], E2M1.bits).unflatten(1, (-1, KEPT)), E2M1)
         scales = decode(self.scales[expert], UE4M3).repeat_interleave(self.group // GROUP, dim=1)

@@ -1,9 +1,9 @@
-"""2:4 sparsity: of each four values along K at most two are not zero. Those two are kept, and where they were.
+"""2:4 sparsity: of each four values along K at most two are not zero. The format keeps those two, and their places.
 
-Values lie as [N, K/2], and the places of each four in 4 bits. Those are two bits for the first kept value's, then two for
-the second's, of which the first is lower. Of fewer than two values that are not zero one is the fourth of the four: 0 0 x 0
-is kept as x at 2 and 0 at 3. It is the first where the fourth is all there is (0 0 0 x is 0 at 0 and x at 3). Of four zeros
-both places are 0. A negative zero is a zero.
+Values lie as [N, K/2], and the places of each four in 4 bits. Those are two bits for the first kept value's, then two
+for the second's, of which the first is lower. With fewer than two nonzero values, one kept value is the fourth of the
+four: 0 0 x 0 keeps x at 2 and 0 at 3. It is the first where the fourth alone is nonzero (0 0 0 x keeps 0 at 0 and x at
+3). Of four zeros both places are 0. A negative zero is a zero.
 
 Metadata lies as Hopper's sparse tensor core loads it: blocks of 64 rows and 128 columns follow one another along N, then along K.
 In a block of 8-bit elements a row's 16 bytes lie in order. In one of 16-bit elements two rows eight apart share words, as the
@@ -18,7 +18,7 @@ from gemmill.formats.layout import META_COLUMNS, META_ROWS
 
 GROUP, KEPT = 4, 2
 ROW_BITS = 256
-"""The bits of the elements to a multiple of which K is padded. Of them 16 bytes are kept."""
+"""K is padded to a multiple of these bits of elements. Of them a row keeps 16 bytes."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16}
 
 

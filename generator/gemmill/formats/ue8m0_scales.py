@@ -1,4 +1,4 @@
-"""Scales as ue8m0 bytes, or as int32 words of four of them, made float32 before an op is called.
+"""Scales as ue8m0 bytes, or as int32 words of four of them, converted to float32 before the call of an op.
 
 A byte stands for 2^(byte - 127), 255 for NaN. DeepSeek packs four bytes along K into a word, the first in its low bits.
 """
@@ -49,8 +49,8 @@ class Scales:
 def as_float32(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int], *, check: bool) -> tuple[Tensor, Tensor]:
     """Scales of A and of B in float32. Bytes keep their shape and layout.
 
-    Scales that are float32 already, and those of other dtypes, come back as they are: the op judges them. `sizes` are those of groups
-    that the op has. Raises RuntimeError with one sentence for words of groups that there are not, or of several alike, and with `check`
+    Scales in float32, and those of other dtypes, come back as they are: the op checks them. `sizes` are the op's sizes
+    of groups. Raises RuntimeError with one sentence for words of unknown groups, or of several alike, and with `check`
     for a byte of 255, which waits for the device.
     """
     size = _size_of_words(op, a, b, k, sizes) if a.are_words or b.are_words else 0
@@ -66,7 +66,7 @@ def as_float32(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int], *, c
 
 
 def _size_of_words(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int]) -> int:
-    """The elements along K of a group, which words do not tell. Both operands have the same."""
+    """The elements along K of a group, which words do not determine. Both operands have the same."""
     fitting = [size for size in sizes if a.fits(k, size) and b.fits(k, size)]
     if len(fitting) == 1:
         return fitting[0]

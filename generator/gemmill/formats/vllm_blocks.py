@@ -6,8 +6,9 @@ It is f32, every operation rounded on its own, and starts from the input's value
     nvfp4      scale = ue4m3(global * (amax * r(6))), code = e2m1(x * r(scale * r(global))), 0 where the scale is 0
     mxfp4      scale = 2^(floor(log2 of amax, rounded to two bits) - 2), code = e2m1(x / scale), 0 where the scale's byte is 0
 
-r is the GPU's approximate reciprocal, which a unit in the last place may part from 1 / x. Here it is 1 / x, rounded once.
-Subnormal operands and results of it are zero. `outside_of_vllm_interval` allows what that unit can move.
+r is the GPU's approximate reciprocal, which a unit in the last place may part from 1 / x. Here it is 1 / x, rounded
+once. Subnormal operands and results of it are zero. `outside_of_vllm_interval` allows the changes that this unit can
+cause.
 """
 
 import torch
@@ -21,8 +22,9 @@ from gemmill.vocab.float_type import UE8M0
 from gemmill.vocab.format import Format
 
 SCALE_STEPS, CODE_STEPS = 3.0, 6.0
-"""Units (2^-24 of the value) between what two approximate reciprocals make of a scale before it is rounded, and of a code: of one
-reciprocal two and a rounding, and of two reciprocals four and two roundings."""
+"""Units (2^-24 of the value) by which two approximate reciprocals may part a scale before it is rounded, and a code:
+for one reciprocal two and a rounding, and for two reciprocals four and two roundings.
+"""
 _UNIT = 2.0**-24
 _NO_FACTOR = 2.0**-149
 """Makes the code of every number zero, and of NaN and infinity the largest."""
@@ -35,7 +37,7 @@ def quantise_as_vllm(x: Tensor, format: Format, *, global_scale: Tensor | None =
 
 
 def scales_as_vllm(x: Tensor, format: Format, *, global_scale: Tensor | None = None, factor: float = 1.0) -> Tensor:
-    """Scales of x, uint8 [rows, K / group], plain; `factor` multiplies what is rounded to a scale of nvfp4."""
+    """Scales of x, uint8 [rows, K / group], plain; `factor` multiplies the value that rounds to a scale of nvfp4."""
     format.scale_count(x.shape[-1])
     amax = grouped(x.float(), format.group).abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(dim=-1)
     if global_scale is None:
@@ -49,7 +51,7 @@ def scales_as_vllm(x: Tensor, format: Format, *, global_scale: Tensor | None = N
 def codes_as_vllm(
     x: Tensor, scales: Tensor, format: Format, *, global_scale: Tensor | None = None, factor: float = 1.0
 ) -> Tensor:
-    """Packed codes of x [rows, K] by scales that are known; `factor` multiplies what is rounded to a code of nvfp4."""
+    """Packed codes of x [rows, K] by known scales; `factor` multiplies the value that rounds to a code of nvfp4."""
     groups = grouped(x.float(), format.group)
     if global_scale is None:
         by = two_to(UE8M0.bias - scales.int())

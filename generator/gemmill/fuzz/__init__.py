@@ -1,4 +1,5 @@
-"""Random calls of every op. Right ones are held against the reference, broken ones against their sentence.
+"""Random calls of every op. The fuzzer compares results of right calls with the reference, and errors of broken ones
+with their sentence.
 
-The op's family makes a call and judges it (its `cases`). The parts here break, run and guard calls, and know no op.
+The op's family makes a call and checks it (its `cases`). The parts here break, run and guard calls, and know no op.
 """

@@ -18,7 +18,7 @@ from gemmill.runtime import checks, operands
 from gemmill.runtime.schemas import BY_NAME, Kind, Parameter
 
 BROKEN = 0.2
-"""The share of calls that are broken."""
+"""The share of broken calls."""
 MOST_TRIES = 12
 Arguments = dict[str, Any]
 
@@ -134,7 +134,7 @@ def _must_fail(what: str, op: Op, name: str) -> bool:
 
 
 def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> BrokenCall | None:
-    """The call with one argument broken. None where nothing that was tried is wrong with it."""
+    """The call with one argument broken. None where no breakage that it tried makes the call illegal."""
     schema, (_, declared) = BY_NAME[op], REGISTRY.ops[op]
     for _ in range(MOST_TRIES):
         parameter = draw.one_of(schema.parameters)

@@ -1,7 +1,7 @@
 """A run gives batches of calls to processes under a watchdog.
 
-A process that dies of a call is replaced. The batch is made again call by call, so that the call is known and the
-others are made.
+It replaces a process that dies of a call. Then it makes the batch again call by call, so that it finds the call and
+makes the others.
 """
 
 import threading
@@ -48,7 +48,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Single:
-    """The result of one call that was made alone."""
+    """The result of one call in a process of its own."""
 
     where: str
     call: str
@@ -58,7 +58,9 @@ class Single:
 
 
 def fuzz(spec: FuzzSpec, budget: Budget, found: Callable[[Finding], None] = lambda finding: None) -> Report:
-    """Make calls until there were enough; `found` is told of every finding at once. Raises FuzzError where none can be made."""
+    """Make random calls up to the budget, and call `found` for every finding at once. Raises FuzzError where none can
+    be made.
+    """
     return _Campaign(spec, budget, found).run()
 
 
@@ -78,7 +80,7 @@ def _hello(worker: Worker) -> str:
 
 
 def _alone(worker: Worker, index: int, seconds: float) -> dict[str, Any]:
-    """The process's answer to a call. For one that dies of it or cannot answer, it is what the process would say."""
+    """The process's answer to a call. For one that dies of it or cannot answer, the answer that the process would give."""
     try:
         answer: dict[str, Any] = worker.ask("only", seconds, index=index)
         return answer

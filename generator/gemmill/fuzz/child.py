@@ -1,7 +1,7 @@
 """The process that makes calls: `python -m gemmill.fuzz.child SPEC`. It may crash, hang or be killed at any time.
 
-Commands and answers are those of `gemmill.tuner.bench.serve`. A batch of calls waits for the device once, at its end. What
-each did wrong is counted on the device, a row of one tensor for each call. Those that have counts are made again, alone.
+Commands and answers are those of `gemmill.tuner.bench.serve`. A batch of calls waits for the device once, at its end.
+The device counts the faults of each call, in a row of one tensor. Calls with a fault are made again, alone.
 """
 
 import contextlib
@@ -55,13 +55,13 @@ class Child:
         self._tally: Counter[str] = Counter()
 
     def hello(self) -> str:
-        """The device on which calls are made, in words."""
+        """The device of the calls, in words."""
         if not self._spec.gpu:
             return "on the CPU, where the ops run the reference"
         return f"on {torch.cuda.get_device_name()} with build {gemmill.load(self._spec.build).build_id}"
 
     def run(self, first: int, count: int) -> dict[str, Any]:
-        """Make `count` calls. Returns what was found, and how many calls of each kind there were."""
+        """Make `count` calls. Returns the findings, and how many calls of each kind there were."""
         counts = torch.zeros((count, 2), dtype=torch.int64, device=self._device)
         self._tally = Counter()
         found: list[Found] = []
@@ -75,7 +75,7 @@ class Child:
         return {"tally": tally, "found": found}
 
     def only(self, index: int) -> dict[str, Any]:
-        """Make one call alone. Returns what was found, and the call in words."""
+        """Make one call alone. Returns the findings, and the call in words."""
         call, breakage = self._draw(index)
         self._tally = Counter()
         found: list[Found] = []
@@ -88,7 +88,7 @@ class Child:
         return draw_call(self._spec.op_of(index), self._spec.seed, index, self._limits)
 
     def _make(self, index: int, counts: Tensor | None) -> None:
-        """Make a call. Counts what is wrong or, where there is nothing to count in, raises it."""
+        """Make a call. Counts its faults or, without `counts`, raises the first."""
         call, breakage = self._draw(index)
         memory = Memory(call.slots, self._device)
         self._pools.fill(memory, call.offsets)
@@ -155,7 +155,7 @@ class Child:
 
     @contextlib.contextmanager
     def _noting(self, index: int, found: list[Found]) -> Iterator[None]:
-        """Keep what a call raises as a finding. The error of a dead CUDA context ends this process instead."""
+        """Keep a call's error as a finding. The error of a dead CUDA context ends this process instead."""
         try:
             yield
         except _LeftOut:
@@ -170,7 +170,7 @@ class Child:
 
     def _not_repeated(self, index: int, counted: list[int]) -> list[Found]:
         if counted[1] == 0 and not cases_of_op(self._spec.op_of(index)).counts_are_final:
-            return []  # other bits than the reference's, within what the arithmetic leaves open
+            return []  # other bits than the reference's, within the error bound of the arithmetic
         detail = f"{counted[0]} elements were wrong and {counted[1]} bytes changed that are no output's, and none when called alone"
         return [{"kind": Kind.NOT_REPEATABLE, "index": index, "detail": detail}]
 

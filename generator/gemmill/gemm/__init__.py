@@ -1,1 +1,1 @@
-"""What families of GEMMs share: the parts of a config, and the parts of which their CuTe DSL kernels are made."""
+"""The shared base of GEMM families: the parts of a config, and the parts of their CuTe DSL kernels."""

@@ -1,4 +1,4 @@
-"""What a GEMM computes, and how: the parts of a config that families of GEMMs share."""
+"""The computation of a GEMM and its design: the parts of a config that families of GEMMs share."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,14 +25,15 @@ RESULTS_OF = {
     DType.BF16: (DType.BF16,),
     DType.F16: (DType.F16,),
 }
-"""What results can be stored as, by operand: 16 bits, which the next layer reads; of 16-bit operands their own type."""
+"""The types of results, by operand: 16 bits, which the next layer reads; for 16-bit operands their own type."""
 GROUPED = (ScaleGranularity.GROUP, ScaleGranularity.BLOCK)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What a GEMM multiplies, and the type of results: D[M, N] = epilogue(A[M, K] B[K, N]). A is row-major, B column-major, D
-    row-major."""
+    """The operands of a GEMM, and the type of results: D[M, N] = epilogue(A[M, K] B[K, N]). A is row-major, B
+    column-major, D row-major.
+    """
 
     a_dtype: DType
     b_dtype: DType
@@ -69,14 +70,14 @@ class Operands:
 
 
 def steps_of(operands: Operands, epilogue: EpilogueKind) -> Traced:
-    """What an epilogue does with a sum over all of K. Scales in groups have been applied by the main loop before."""
+    """The operations of an epilogue on a sum over all of K. The main loop has applied scales in groups before."""
     integers = operands.accumulator_dtype is DType.S32 and not operands.group_size
     return standard(epilogue, Kind.S32 if integers else Kind.F32, with_scales=not operands.group_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """How a GEMM is computed: everything that changes the machine code."""
+    """The design of a GEMM: everything that changes the machine code."""
 
     tile_shape_mnk: tuple[int, int, int]
     """Output tile and K step of one CTA (of the kernel as compiled: with swap_ab, M counts columns of D)."""
@@ -85,8 +86,9 @@ class Design:
     accumulation: Accumulation
     tile_scheduler: TileScheduler = TileScheduler.PERSISTENT
     swap_ab: bool = False
-    """Whether the transpose is computed: B's columns fill the tensor core's 64 rows, so that few rows of A waste
-    nothing."""
+    """Whether the kernel computes the transpose: B's columns fill the tensor core's 64 rows, so that a small M wastes
+    nothing.
+    """
     stages: int | None = None
     """Shared-memory stages of the main loop; None lets CUTLASS fill what the epilogue leaves."""
     slice_step: int | None = None
@@ -109,7 +111,7 @@ class GemmConfig(Protocol):
 
     @property
     def gemm_operands(self) -> Operands:
-        """What it multiplies, and the type of what it stores, in the terms of one GEMM."""
+        """Its operands and the type of its stored results, in the terms of one GEMM."""
 
     @property
     def traced(self) -> Traced:
@@ -117,12 +119,12 @@ class GemmConfig(Protocol):
 
     @property
     def design(self) -> Design:
-        """How it is computed."""
+        """Its design."""
 
     @property
     def arch(self) -> Arch:
-        """What it is compiled for."""
+        """Its architecture."""
 
     @property
     def backend(self) -> Backend:
-        """Who compiles it."""
+        """The compiler and language of its kernel."""

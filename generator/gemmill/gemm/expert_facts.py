@@ -1,4 +1,4 @@
-"""What a kernel of rows that belong to experts knows when it is compiled, beside a GEMM's facts."""
+"""The compile-time facts of a kernel for rows of experts, in addition to a GEMM's."""
 
 from dataclasses import dataclass
 
@@ -27,12 +27,12 @@ class ExpertFacts(facts.Facts):
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of shared memory by which experts are found."""
+        """Bytes of shared memory for the search of experts."""
         return 4 * (3 * self.most_experts + 32) if self.by_expert else 0
 
     @property
     def copying_threads(self) -> int:
-        """Threads beside TMA that bring a part of each stage: scales, or rows that are gathered, or both."""
+        """Threads that load a part of each stage without TMA: scales, or gathered rows, or both."""
         return 32 * self.scale_warps if self.grouped or self.indexed else 0
 
     @property
@@ -59,9 +59,10 @@ class ExpertFacts(facts.Facts):
 
     @property
     def copies_behind(self) -> int:
-        """Stages of gathered rows that are on their way when the one before them is handed over: half of all stages.
+        """Stages of gathered rows in flight when the one before them is handed over: half of all stages.
 
-        With all stages but two, the most that consumers allow, consumers waited for copies to be begun (notes of grouped GEMMs).
+        With all stages but two, the most that consumers allow, consumers waited for copies to begin (notes of grouped
+        GEMMs).
         """
         return (self.stages - 1) // 2
 

@@ -1,4 +1,4 @@
-"""What must hold for rows of experts, whatever they are multiplied by."""
+"""Conditions on rows of experts, for any weights."""
 
 from gemmill.family import Aspect, Check, Layout, Let, Require, Step, Tensor
 from gemmill.family.operand import MOST_OF_TMA

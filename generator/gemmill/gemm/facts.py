@@ -1,4 +1,4 @@
-"""What a DSL kernel knows when it is compiled: a config's shapes, split among warp groups and shared memory.
+"""The compile-time facts of a DSL kernel: a config's shapes, split among warp groups and shared memory.
 
 Names of the kernel: X is the operand whose rows fill WGMMA's 64 rows, Y the one whose rows are its columns. Without
 swap_ab X is A (tokens) and Y is B's columns (weights); with it they change places. Nothing here needs the DSL.
@@ -42,7 +42,7 @@ class Facts:
 
     config: GemmConfig
 
-    # What is computed ------------------------------------------------------------------------------------------------
+    # The computation --------------------------------------------------------------------------------------------------
 
     @property
     def mma_steps(self) -> int:
@@ -116,7 +116,7 @@ class Facts:
 
     @property
     def overlapped(self) -> bool:
-        """Whether a group promotes one K step's sums while its next one's multiplications run: two sets are needed."""
+        """Whether a group promotes one K step's sums while its next one's multiplications run, which needs two sets."""
         registers = 3 * self.unit_registers + (2 * self.factors if self.grouped else 0)
         alone = self.divides_k or self.pingpong
         return self.promoted and self.units == 1 and not alone and registers <= OVERLAP_REGISTERS
@@ -128,7 +128,7 @@ class Facts:
 
     @property
     def alternates(self) -> bool:
-        """Whether one WGMMA's sums are promoted while the next one's run, in two sets by turns, several in a K step."""
+        """Whether it promotes one WGMMA's sums while the next one's run, in two sets by turns, several in a K step."""
         registers = (self.slabs + 2) * self.unit_registers + self.factors
         alone = self.divides_k or self.pingpong
         small = self.units * self.unit_registers <= PARTIAL_REGISTERS
@@ -156,7 +156,7 @@ class Facts:
 
     @property
     def factors_ahead(self) -> bool:
-        """Whether a unit's scales are read while the one before is multiplied, where they take few registers."""
+        """Whether it reads a unit's scales while it multiplies the one before, where they take few registers."""
         few = self.factors <= FEW_FACTORS and not self.promotes_each_mma
         return self.grouped and self.partials == 1 and few
 
@@ -167,7 +167,7 @@ class Facts:
             return 1
         return 2 if self.factors_ahead else self.partials
 
-    # How it is divided -----------------------------------------------------------------------------------------------
+    # The division of the work -----------------------------------------------------------------------------------------
 
     @property
     def tile_x(self) -> int:
@@ -231,7 +231,7 @@ class Facts:
 
     @property
     def divides_k(self) -> bool:
-        """Whether a tile's sums are those of several CTAs: they are not stored by TMA."""
+        """Whether several CTAs compute a tile's sums: then TMA does not store them."""
         return self.split_k or self.split_k_parallel
 
     @property
@@ -299,9 +299,9 @@ class Facts:
 
     @property
     def box_rows(self) -> int:
-        """Rows of one box, where A is loaded box by box because it leaves boxes of the tile empty; 0 if never.
+        """Rows of one TMA box, where A comes box by box because it leaves boxes of the tile empty; 0 if never.
 
-        TMA takes longer to fill what is beyond A with zeros than to load it (docs/notes/tiles.md).
+        TMA takes longer to fill the rows beyond A with zeros than to load them (docs/notes/tiles.md).
         """
         if not self.swap_ab or self.cluster_size > 1:
             return 0
@@ -372,14 +372,15 @@ class Facts:
 
     @property
     def meets_end(self) -> bool:
-        """Whether the main loop knows its last K step, so that the epilogue begins while it is multiplied."""
+        """Whether the main loop knows its last K step, so that the epilogue begins while the tensor core multiplies it."""
         in_step = not self.promoted or self.overlapped or self.alternates or self.factors_ahead
         return not self.divides_k and not self.restarts and in_step
 
     @property
     def stores_early(self) -> bool:
-        """Whether a slab's boxes are written while the next slab is multiplied: each box of the tile has a buffer
-        then."""
+        """Whether the epilogue writes a slab's boxes while the next slab is multiplied: each box of the tile has a
+        buffer then.
+        """
         whole = self.store_buffers == self.slabs * self.tile_y // self.store_columns
         return self.meets_end and self.factors_ahead and whole
 
@@ -405,12 +406,12 @@ class Facts:
 
     @property
     def m_fields(self) -> tuple[Input, ...]:
-        """What the epilogue reads of each row of A."""
+        """The epilogue's inputs for each row of A."""
         return self.traced.along(Along.ROW)
 
     @property
     def n_fields(self) -> tuple[Input, ...]:
-        """What the epilogue reads of each column of B."""
+        """The epilogue's inputs for each column of B."""
         return self.traced.along(Along.COLUMN)
 
     @property
@@ -425,8 +426,7 @@ class Facts:
 
     @property
     def prefetched(self) -> int:
-        """K steps of weights, at most, that are asked for before the kernel before this one has ended: where rows are
-        few."""
+        """K steps of weights, at most, to prefetch before the kernel before this one has ended: for a small M."""
         return PREFETCH_BYTES * self.cluster_y // self.x_bytes if self.swap_ab else 0
 
     @property
@@ -443,7 +443,7 @@ class Facts:
 
     @property
     def stage_room(self) -> int:
-        """Bytes of shared memory that are left for stages."""
+        """Bytes of shared memory for stages."""
         return SHARED_BYTES - self._fixed_bytes(self.store_buffers)
 
     @property

@@ -1,4 +1,4 @@
-"""What a tile of a CuTe DSL kernel takes of an SM: the checks that families of GEMMs share."""
+"""The resources of an SM that a tile of a CuTe DSL kernel takes: the checks that families of GEMMs share."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What must hold for activations of gates, and for their numbers: `activation`, its index, `alpha`, `limit` and `beta`."""
+"""Conditions on activations of gates, and on their numbers: `activation`, its index, `alpha`, `limit` and `beta`."""
 
 from gemmill.family import Require, Step, When, any_of
 from gemmill.vocab.activation import Activation

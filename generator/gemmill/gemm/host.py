@@ -1,4 +1,6 @@
-"""What gemmill's own host code (kernels/core/gemm_host.h) is told of a kernel of the CuTe DSL. Nothing here needs the DSL."""
+"""The facts of a kernel of the CuTe DSL that gemmill's own host code (kernels/core/gemm_host.h) reads. Nothing here
+needs the DSL.
+"""
 
 from gemmill.gemm.expert_facts import ExpertFacts
 from gemmill.gemm.facts import Facts

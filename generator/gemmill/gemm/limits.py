@@ -1,4 +1,4 @@
-"""What the hardware and these kernels can do: the numbers that plans are made with."""
+"""The limits of the hardware and of these kernels: the numbers of their plans."""
 
 from gemmill.vocab import KernelSchedule
 
@@ -10,7 +10,7 @@ SHARED_BYTES_OF_SM = 228 * 1024
 SHARED_BYTES_RESERVED = 1024
 """Shared memory that the system takes of each CTA."""
 PROMOTION = 128
-"""Elements along K whose products stay in the tensor core's narrower accumulator before they are promoted."""
+"""Elements along K whose products stay in the tensor core's narrower accumulator before promotion."""
 STORE_COLUMNS = 64
 """Columns of Y in one box of D at most."""
 FEW_FACTORS = 8
@@ -22,13 +22,14 @@ ACCUMULATOR_REGISTERS = 192
 A tile of 128x208 in pingpong spilled 4,640 bytes and took twelve times as long (H200, 2026-11-21).
 """
 OVERLAP_REGISTERS = 208
-"""Registers for sums and scales, where a K step's sums are promoted while the next one's multiplications run."""
+"""Registers for sums and scales, where the promotion of a K step's sums overlaps the next one's multiplications."""
 PARTIAL_REGISTERS = 64
 """Registers a thread may spend on partial sums of several groups at once."""
 PREFETCH_BYTES = 128 * 1024
 PREFETCH_SHARE = 4
-"""The part of its first tile's weights that each CTA asks for: a quarter of their K steps, up to 128 KB
-(docs/notes/tiles.md)."""
+"""The part of its first tile's weights that each CTA prefetches: a quarter of their K steps, up to 128 KB
+(docs/notes/tiles.md).
+"""
 CONSUMER_GROUPS = {KernelSchedule.COOPERATIVE: 2, KernelSchedule.PINGPONG: 2, KernelSchedule.BASIC: 1}
 SMALL_BOX = 8
 """Rows of A in the boxes of tiles of SMALL_TILE rows at most: as few as the swizzle of shared memory repeats after."""

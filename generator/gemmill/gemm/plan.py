@@ -1,4 +1,4 @@
-"""What a DSL kernel is compiled with."""
+"""The compile-time plan of a DSL kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

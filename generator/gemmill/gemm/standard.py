@@ -50,7 +50,7 @@ _OF_KIND: dict[EpilogueKind, Callable[..., Value]] = {
 
 @cache
 def standard(kind: EpilogueKind, accumulator: Kind, *, with_scales: bool) -> Traced:
-    """An epilogue, of sums that are `accumulator`; without scales where these are applied elsewhere."""
+    """An epilogue, of sums that are `accumulator`; without scales where the main loop applies them."""
     if with_scales:
         return trace(_OF_KIND[kind], accumulator)
     return trace(summed_bias if kind.takes_bias else summed, accumulator)

@@ -1,7 +1,6 @@
-"""An epilogue as a list of steps: what a Python function of an accumulator and vectors did when it was traced.
+"""An epilogue as a list of steps: the operations of a Python function on an accumulator and vectors, as traced.
 
-The steps are all that a kernel is made of, that the reference computes and that the digest is of. Nothing here needs torch
-or the DSL.
+The steps alone determine the kernel, the reference's computation and the digest. Nothing here needs torch or the DSL.
 """
 
 import hashlib
@@ -21,12 +20,12 @@ COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 class Kind(StrEnum):
-    """What a step's value is."""
+    """The kind of a step's value."""
 
     F32 = "f32"
     S32 = "s32"
     TRUTH = "truth"
-    """what a comparison gives"""
+    """the result of a comparison"""
 
 
 class Along(StrEnum):
@@ -62,12 +61,12 @@ class Input:
     along: Along
     stored: Stored
     absent: float | None = None
-    """What each of its values is where a call gives none; None where a call must give them."""
+    """The default of each of its values in a call without it; None for a required input."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation. Values are counted: the accumulator is 0, then come the inputs, then the steps."""
+    """One operation. Values have numbers: the accumulator is 0, then come the inputs, then the steps."""
 
     word: str
     of: tuple[int, ...]
@@ -85,7 +84,7 @@ class Traced:
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
     result: int
-    """The value that is stored."""
+    """The value to store."""
 
     def along(self, along: Along) -> tuple[Input, ...]:
         """Its inputs of one kind, in order."""
@@ -124,7 +123,7 @@ class Traced:
 
     @cached_property
     def key(self) -> str:
-        """The part of kernels' names that tells it: letters and digits of its own name, then the digest."""
+        """Its part of kernels' names: letters and digits of its own name, then the digest."""
         return "".join(self.name.split("_")).lower() + "x" + self.digest
 
 
@@ -150,8 +149,7 @@ _KNOWN: dict[str, Traced] = {}
 
 
 def learn(traced: Traced) -> Traced:
-    """Lets an epilogue be found by its key: from a function that was traced, or from a build that has kernels with
-    it."""
+    """Makes an epilogue known by its key: from a traced function, or from a build that has kernels with it."""
     return _KNOWN.setdefault(traced.key, traced)
 
 
@@ -166,5 +164,5 @@ def known(key: str) -> Traced:
 
 
 def all_known() -> Iterator[Traced]:
-    """Every epilogue that was learnt."""
+    """Every known epilogue."""
     yield from tuple(_KNOWN.values())

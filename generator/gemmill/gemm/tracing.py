@@ -1,4 +1,4 @@
-"""Tracing an epilogue: the function is called once, with values that write down what is done to them."""
+"""Tracing an epilogue: gemmill calls the function once, with values that record the operations on them."""
 
 import inspect
 import linecache
@@ -17,11 +17,11 @@ _FUNCTION_HELP = "`gemmill.epilogue` has the functions that can be traced"
 
 
 class UntraceableError(ValueError):
-    """Why a function is no epilogue: one sentence, with the file and line of what cannot be traced."""
+    """Why a function is no epilogue: one sentence, with the file and line of the fault."""
 
 
 class _MisuseError(TypeError):
-    """What a value was used for, and what to do instead."""
+    """The wrong use of a value, and the remedy."""
 
 
 @dataclass
@@ -45,7 +45,9 @@ class _Writer:
 
 
 class Value:
-    """The accumulator, an element of a vector, a scalar, or what was computed of these, while an epilogue is traced."""
+    """The accumulator, an element of a vector, a scalar, or a value computed from these, while gemmill traces an
+    epilogue.
+    """
 
     __slots__ = ("at", "kind", "writer")
     __hash__ = None  # type: ignore[assignment]
@@ -155,7 +157,7 @@ def _number(value: Value) -> Value:
 
 
 def _pair(x: Value | float, y: object) -> tuple[Value, Value]:
-    """Both operands as values of one kind: a number takes the other's, int32 becomes float32 beside float32."""
+    """Both operands as values of one kind: a number takes the other's, int32 becomes float32 next to float32."""
     of = x if isinstance(x, Value) else y
     assert isinstance(of, Value)
     both = []
@@ -251,7 +253,7 @@ def sigmoid(x: Value) -> Value:
 
 
 def trace(function: Callable[..., Any], accumulator: Kind) -> Traced:
-    """What a function does with an accumulator and its other arguments. Raises UntraceableError."""
+    """The operations of a function on an accumulator and its other arguments. Raises UntraceableError."""
     inputs = _inputs(function)
     writer = _Writer(first=1 + len(inputs))
     values = [Value(writer, 1 + at, given.stored.kind) for at, given in enumerate(inputs)]
@@ -325,7 +327,7 @@ def _told(error: Exception) -> str:
 
 
 def _line_of(function: Callable[..., Any], error: Exception) -> int:
-    """The last line of the function's own file that was under way."""
+    """The line of the function's own file that ran last."""
     own = function.__code__.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     return lines[-1] if lines and lines[-1] else function.__code__.co_firstlineno

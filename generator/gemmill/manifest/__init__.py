@@ -1,4 +1,4 @@
-"""What a build holds: one JSON beside the extension, the only thing that anything else reads about variants."""
+"""The contents of a build: one JSON next to the extension, from which alone all other code reads about variants."""
 
 from gemmill.manifest.reading import check_extension, open_extension, read_manifest
 from gemmill.manifest.schema import (

@@ -58,7 +58,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return _manifest_of(data, path)
     except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
-        # The dataclasses check what they are given, but not against values that nobody would write.
+        # The dataclasses check their fields, but not against values that nobody would write.
         raise ManifestError(
             f"{path} is not a valid manifest: {_one_line(error)}; delete its folder and run `gemmill build`"
         ) from None
@@ -80,7 +80,7 @@ def _manifest_of(data: dict[str, Any], path: Path) -> Manifest:
     for entry in manifest.entries:
         if entry.epilogue:
             _learn(entry)
-    # Last: what is wrong with a field says more. A flipped bit often leaves a value that means something else.
+    # Last: a fault of a field says more. A flipped bit often leaves a value that means something else.
     if data.get(DIGEST) != own_digest(fields):
         raise ValueError("it was changed since it was written, by its digest")
     return manifest
@@ -95,7 +95,7 @@ def _learn(entry: KernelEntry) -> None:
 
 
 def _check_texts(manifest: Manifest) -> None:
-    """Refuse what would be taken for a GPU, a namespace, a path or a version and is none."""
+    """Refuse texts that readers would take for a GPU, a namespace, a path or a version and that are none."""
     if manifest.arch not in set(Arch):
         raise ValueError(f"manifest.arch is {manifest.arch!r}, expected one of {', '.join(Arch)}")
     for name, form, wanted in _FORMS:
@@ -115,8 +115,9 @@ def check_extension(manifest: Manifest, folder: Path) -> Path:
 
 
 def open_extension(manifest: Manifest, folder: Path) -> BinaryIO:
-    """The manifest's extension as a file, its SHA-256 checked: what is loaded by its descriptor is what was checked.
-    Raises ManifestError."""
+    """The manifest's extension as a file, its SHA-256 checked: a caller that loads it by its descriptor loads the
+    checked bytes. Raises ManifestError.
+    """
     path = folder / manifest.extension
     try:
         file = path.open("rb")

@@ -10,7 +10,7 @@ from gemmill.vocab import Arch
 
 
 class ManifestError(Exception):
-    """Why a manifest or its extension cannot be used: the file, what was found, what was expected and what to do."""
+    """Why a manifest or its extension cannot be used: the file, its contents, the expected ones and the remedy."""
 
 
 class OtherVersionError(ManifestError):
@@ -19,7 +19,7 @@ class OtherVersionError(ManifestError):
     def __init__(self, text: str, data: Mapping[str, Any]) -> None:
         super().__init__(text)
         self.data = data
-        """What stands in it, of which nothing is checked."""
+        """Its unchecked contents."""
 
 
 SCHEMA_VERSION = 11
@@ -29,7 +29,7 @@ EMULATION = "-DGEMMILL_EMULATION"
 """The compiler flag of builds whose machine code emulates instructions of another architecture."""
 
 DIGEST = "digest"
-"""The key beside a manifest's fields whose value is the digest of them all."""
+"""The key next to a manifest's fields whose value is the digest of them all."""
 
 
 def own_digest(data: Mapping[str, Any]) -> str:
@@ -41,7 +41,7 @@ def own_digest(data: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEntry:
-    """One variant of the extension: what it is, which ops it serves and, as soon as it is compiled, what that cost."""
+    """One variant of the extension: its config, the ops that it serves and, after compilation, its cost."""
 
     name: str
     family: str
@@ -51,11 +51,11 @@ class KernelEntry:
     symbol: str
     """C symbol of the launch function; variants that differ in launch settings alone share it."""
     ops: tuple[str, ...]
-    """Ops that it can serve; none where it is called by its symbol only."""
+    """Ops that it can serve; none for a kernel that only its symbol calls."""
     epilogue: str = ""
     """The user's epilogue that it ends in, as its family writes it; empty for none."""
     source_digest: str = ""
-    """SHA-256 of what the machine code is made from (gemmill.build.provenance): tuned rows are held against it."""
+    """SHA-256 of the inputs of the machine code (gemmill.build.provenance), which tuned rows record."""
     compile_seconds: float = 0.0
     """CPU seconds, a shared translation unit's divided evenly."""
     peak_memory_bytes: int = 0
@@ -74,7 +74,7 @@ class KernelEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class RejectedEntry:
-    """A variant that was asked for and is not in the extension."""
+    """A requested variant that the extension lacks."""
 
     name: str
     error: str
@@ -83,7 +83,7 @@ class RejectedEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
-    """What made a build."""
+    """The tools that made a build."""
 
     nvcc: str
     """Version string of the CUDA compiler."""
@@ -98,7 +98,7 @@ class Toolchain:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One build. A manifest that is read has every field; one of a selection that was never built has no extension."""
+    """One build. A manifest from a file has every field; one of a selection without a build has no extension."""
 
     schema_version: int
     build_id: str
@@ -108,7 +108,7 @@ class Manifest:
     arch: str
     selection: str
     extension: str = ""
-    """File name of the extension, beside the manifest."""
+    """File name of the extension, next to the manifest."""
     extension_sha256: str = ""
     extension_bytes: int = 0
     torch_target: str = ""
@@ -119,7 +119,7 @@ class Manifest:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether it emulates `arch` on GPUs of another architecture: it serves only where it is named."""
+        """Whether it emulates `arch` on GPUs of another architecture: it serves only by name."""
         return EMULATION in self.toolchain.flags
 
     @property

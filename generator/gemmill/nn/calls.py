@@ -1,7 +1,7 @@
-"""The calls of a layer: x [M, K] is quantised and multiplied, by ops that are bound once.
+"""The calls of a layer: quantise x [M, K] and multiply it, by ops bound once.
 
-The functions of `gemmill` would do the same. Here nothing stands between a layer and its ops: in a call of a few
-microseconds the host's work is seen. A weight and its scales come as the ops take them, other tensors of the layer by
+The functions of `gemmill` would do the same. Here nothing stands between a layer and its ops, because a call of a few
+microseconds shows the host's work. A weight and its scales come as the ops take them, other tensors of the layer by
 name. A bias is [N], of x's dtype.
 """
 
@@ -27,7 +27,7 @@ E4M3, F32 = torch.float8_e4m3fn, torch.float32
 _E4M3_MAX = 448.0
 _EPS = 1e-10
 _MOST_KEPT = 1 << 20
-"""The most elements of inputs whose codes and scales are kept."""
+"""The most elements of inputs whose codes and scales a layer keeps."""
 _MOST_PAIRS = 64
 """The most pairs of codes and scales kept in a thread, of all shapes and streams: some tens of megabytes."""
 _FP8_QUANT, _INT8_QUANT = overload("dynamic_per_token_scaled_fp8_quant"), overload("dynamic_scaled_int8_quant")
@@ -38,7 +38,7 @@ _SCALED_MM_AZP, _NVFP4_MM = overload("cutlass_scaled_mm_azp"), overload("cutlass
 
 
 def as_they_are(weight: Tensor, scales: Tensor) -> Pair:
-    """Operands that ops take as they are stored."""
+    """Operands that ops take in their stored form."""
     return weight, scales
 
 
@@ -63,10 +63,9 @@ _kept = _Kept()
 
 
 def _stream_of(x: Tensor) -> int | None:
-    """The stream of calls on x where their codes and scales may be kept, since its own calls run in order.
+    """The stream of calls on x whose codes and scales may be kept, since its own calls run in order.
 
-    It is None for calls that are captured or traced, and on a CPU. It is None where x is large too: such calls hide
-    what the host does.
+    It is None for captured or traced calls, on a CPU, and for a large x: such calls hide the host's work.
     """
     if not x.is_cuda or x.numel() > _MOST_KEPT or type(x) is not Tensor or torch.compiler.is_compiling():
         return None

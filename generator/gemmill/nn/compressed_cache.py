@@ -1,7 +1,7 @@
-"""A compressed KV cache of many sequences: pages are handed out, shared by forks, and given back.
+"""A compressed KV cache of many sequences, which hands pages out, shares them between forks, and takes them back.
 
-Page tables are lists on the host; kernels see them as tensors that each step makes anew. Pages are shared between forks
-until one of them writes into a page that is not full: then it gets a copy.
+Page tables are lists on the host; each step makes new tensors of them for kernels. Forks share pages until one of them
+writes into a page that is not full: then it gets a copy.
 """
 
 import operator
@@ -24,7 +24,7 @@ _generations = counting()
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """New tokens of some sequences: where they are stored, and what they attend over."""
+    """New tokens of some sequences: the slots that store them, and the tokens that they attend over."""
 
     sequences: tuple[int, ...]
     """The sequences by number, in the order of the tensors."""
@@ -120,7 +120,7 @@ class CompressedKVCache:
         seed: int = 0,
         device: torch.device | str = "cuda",
     ) -> None:
-        """Allocates all pages. Raises ValueError for a format, head dim or page that is not offered.
+        """Allocates all pages. Raises ValueError for an unknown format, head dim or page.
 
         It also raises it for no pages, layers or KV heads, for a seed that is no whole number from 0 to 2^63 - 1, and
         for a GPU where torch finds none.
@@ -138,7 +138,7 @@ class CompressedKVCache:
         )
         size = sum(vectors.format.size(head_dim) for vectors in (self.spec.keys, self.spec.values))
         self.data = torch.zeros((layers, pages, kv_heads, page, size), dtype=torch.uint8, device=device)
-        """u8 [layers, pages, kv_heads, page, bytes of a key and a value]; `data[layer]` is what the ops take."""
+        """u8 [layers, pages, kv_heads, page, bytes of a key and a value]; `data[layer]` is an operand of the ops."""
         self._free = list(range(pages - 1, -1, -1))
         self._users = [0] * pages
         self._sequences: dict[int, _Sequence] = {}
@@ -182,8 +182,9 @@ class CompressedKVCache:
     def append(self, counts: Mapping[int, int]) -> Step:
         """Make places for so many new tokens of each sequence.
 
-        A step ends where one of its sequences is freed, or gets a copy of a page that a fork shares: store and attend
-        before. Raises RuntimeError where pages are too few, ValueError for a count that is negative or not whole.
+        A step ends when the cache frees one of its sequences, or gives it a copy of a page that a fork shares: store
+        and attend before. Raises RuntimeError where pages are too few, ValueError for a count that is negative or not
+        whole.
         """
         counts = {sequence: self._count(sequence, count) for sequence, count in counts.items()}
         needed = self._needed(counts)
@@ -220,7 +221,7 @@ class CompressedKVCache:
         """Store keys and values [new tokens of all sequences, kv_heads, head_dim] (bf16 or f16) of a step.
 
         With `rotated_keys` or `rotated_values` those come rotated by the cache's seed: see
-        gemmill.quantize.fold_rotation. Raises ValueError for a step that has ended.
+        gemmill.quantize.fold_rotation. Raises ValueError for an ended step.
         """
         self._check_step(step)
         rotated = {"rotated_keys": rotated_keys, "rotated_values": rotated_values}
@@ -244,7 +245,7 @@ class CompressedKVCache:
 
         With `rotated` q comes rotated by the cache's seed, and the output stays so. With `rotated_out` only the output
         does. Other options and results are those of `gemmill.kv_decode_attention`. Raises ValueError unless all have as
-        many new tokens, and for a step that has ended.
+        many new tokens, and for an ended step.
         """
         self._check_step(step)
         _check_queries(step, q)
@@ -263,11 +264,11 @@ class CompressedKVCache:
         causal: bool = True,
         attention: Attention | None = None,
     ) -> Tensor:
-        """Attend as `attend` does, by keys and values that are restored first: the way for many new tokens.
+        """Attend as `attend` does, by restored keys and values: the way for many new tokens.
 
-        q is [sequences, new tokens of each, heads, head_dim], as is the result. One sequence after the other is
-        restored. It is attended over by `attention`, or by torch's scaled_dot_product_attention. Neither q nor the
-        result is rotated. Raises ValueError as `attend`.
+        q is [sequences, new tokens of each, heads, head_dim], as is the result. It restores one sequence after the
+        other, and attends over it by `attention`, or by torch's scaled_dot_product_attention. Neither q nor the result
+        is in the rotated basis. Raises ValueError as `attend`.
         """
         self._check_step(step)
         _check_queries(step, q)
@@ -306,7 +307,7 @@ class CompressedKVCache:
     def _check_step(self, step: Step) -> None:
         """Raise ValueError for a step whose places may be other sequences' by now.
 
-        What is traced is not asked: its guards would fail with every new sequence.
+        A traced call skips the check: its guards would fail with every new sequence.
         """
         if torch.compiler.is_compiling():
             return
@@ -328,7 +329,7 @@ class CompressedKVCache:
         return bool(sequence.length % self.spec.page_size) and self._users[sequence.pages[-1]] > 1
 
     def _count(self, sequence: int, count: Any) -> int:
-        """A number of new tokens as an int: a tensor would be shared by who counts with it."""
+        """A number of new tokens as an int, since callers would share a tensor."""
         self._of(sequence)
         number = _as_index(count)
         if not isinstance(number, int) or number < 0:

@@ -23,8 +23,9 @@ class FP8Linear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """The outputs [..., N] of input [..., K], bf16 or f16, for the layer's `weight` e4m3 [N, K] in blocks of 128 x 128.
 
-        `weight_scale_inv` is f32 [N / 128, K / 128], or one value, where `block_size` is None. Raises ValueError for another
-        block size, scales that are not f32, and static activations. A weight that is not quantised is multiplied by torch.
+        `weight_scale_inv` is f32 [N / 128, K / 128], or one value, where `block_size` is None. Raises ValueError for
+        another block size, scales of another dtype than f32, and static activations. torch multiplies an unquantised
+        weight.
         """
         return _fp8_linear(self, input)
 
@@ -62,7 +63,7 @@ def _fp8_linear(layer: Any, x: Tensor) -> Tensor:
 
 
 def _rowwise(layer: Any, x: Tensor, scales: Any) -> Tensor:
-    """The product by a weight with a scale for each row, or one for all; x is quantised per token."""
+    """The product by a weight with a scale for each row, or one for all; quantises x per token."""
     weight = layer.weight.detach().t()
     return _shaped(x, calls.channel(_rows(x), weight, scales.detach(), {}, _bias(layer, x)))
 

@@ -19,9 +19,8 @@ _OF_INPUTS = ("bias", "lora_down", "lora_up")
 class QuantLinear(nn.Module):
     """x [..., K] times a quantised weight [N, K], plus a bias [N] of x's dtype.
 
-    The weight is packed for the ops once, when the layer is made. What is packed are buffers: a state dict has them,
-    and what order they are in. Layers have no gradients. `.to(dtype)` and its like convert the bias and the adapter
-    alone.
+    The constructor packs the weight for the ops, once. Buffers hold the packed tensors: a state dict has them, and the
+    order that they are in. Layers have no gradients. `.to(dtype)` and its like convert the bias and the adapter alone.
     """
 
     def __init__(
@@ -34,10 +33,10 @@ class QuantLinear(nn.Module):
     ) -> None:
         """weight: from `quantize_weight`, or packed. bias: [N] or [1, N].
 
-        activations: what x is quantised to before the product. The first is the default.
+        activations: the format of x in the product. The first is the default.
 
-        - channel, block128, block32 and group128 weights take e4m3, int8 weights int8;
-        - nvfp4 weights take bf16 (x as it is), e4m3 (weights are rounded to it) or nvfp4;
+        - channel, block128 and block32 weights take e4m3, int8 weights int8;
+        - nvfp4 weights take bf16 (x as it is), e4m3 (which rounds the weights to e4m3) or nvfp4;
         - mxfp4 weights take bf16, e4m3, mxfp4 or mxfp8;
         - mxfp6 and mxfp8 weights take mxfp8 or bf16.
 
@@ -74,11 +73,10 @@ class QuantLinear(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, name: str, **more: Any) -> "QuantLinear":
-        """The layer `name` of a checkpoint that is quantised under any project's names, with its bias and calibrated
-        range.
+        """The layer `name` of a checkpoint in any project's format and names, with its bias and calibrated range.
 
-        `more` as of `load_layer`: cache=True keeps what was packed beside the checkpoint. Raises CheckpointError where
-        the layer is not there or not quantised.
+        `more` as of `load_layer`: cache=True keeps the packed weight next to the checkpoint. Raises CheckpointError
+        where the layer is not there or not quantised.
         """
         return cls(*load_layer(checkpoint, name, **more))
 
@@ -124,7 +122,7 @@ class QuantLinear(nn.Module):
         )
 
     def _make_ready(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The tensors for the buffers that are there now. They are others once the layer is moved."""
+        """The tensors for the buffers of the moment. Moving the layer replaces them."""
         own = self._buffers["weight"], self._buffers["weight_scale"]
         ready = (*own, *self._recipe.operands(*own))
         if not torch.compiler.is_compiling():
@@ -132,9 +130,9 @@ class QuantLinear(nn.Module):
         return ready
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move or convert the module's tensors, as torch asks. Tensors made of the old ones are not kept.
+        """Move or convert the module's tensors, as torch asks. Replaces tensors made of the old ones.
 
-        What is packed keeps its types, which are its meaning. Bias and adapter follow to types that x may have.
+        Packed tensors keep their types, which are their meaning. Bias and adapter follow to types that x may have.
         """
         self._ready = None
         own = {id(tensor): name for name, tensor in self._buffers.items()}
@@ -148,8 +146,9 @@ class QuantLinear(nn.Module):
         return super()._apply(moved, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state without views of the buffers, and without what format and activations tell. Copies of views would
-        be no views."""
+        """The state without views of the buffers, and without values that format and activations imply. Copies of views
+        would be no views.
+        """
         return {key: value for key, value in self.__dict__.items() if key not in ("_ready", "_recipe", "_run")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -158,7 +157,7 @@ class QuantLinear(nn.Module):
         self._run = self._recipe.run
 
     def set_lora(self, down: Tensor, up: Tensor, *, alpha: float | None = None, strength: float = 1.0) -> None:
-        """Put an adapter beside the weight: strength * alpha / rank * (x down^T) up^T, with down [rank, K] and up [N,
+        """Add an adapter to the weight: strength * alpha / rank * (x down^T) up^T, with down [rank, K] and up [N,
         rank].
 
         Without alpha the factor is strength. The adapter takes the place of another. Raises ValueError for shapes that
@@ -182,7 +181,7 @@ class QuantLinear(nn.Module):
     def to_cpu(self, *, non_blocking: bool = False) -> "QuantLinear":
         """Move the layer into pinned memory, which is kept for the next time.
 
-        The copies are waited for, unless `non_blocking`: then synchronise before reading.
+        Waits for the copies, unless `non_blocking`: then synchronise before reading.
         """
         self._ready = None
         for name, tensor in self._buffers.items():
@@ -194,8 +193,9 @@ class QuantLinear(nn.Module):
         return self
 
     def to_cuda(self, device: torch.device | str = "cuda", *, non_blocking: bool = False) -> "QuantLinear":
-        """Move the layer onto a GPU. If `non_blocking`, copies from pinned memory run on the current stream, beside the
-        host."""
+        """Move the layer onto a GPU. If `non_blocking`, copies from pinned memory run on the current stream,
+        concurrently with the host.
+        """
         self._ready = None
         for name, tensor in self._buffers.items():
             if tensor is not None:
@@ -203,11 +203,12 @@ class QuantLinear(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """What print shows of the layer."""
+        """The layer as print shows it."""
         return f"{self.in_features} -> {self.out_features}, {self.format} weights, {self.activations} activations"
 
     def get_extra_state(self) -> Tensor:
-        """What a state dict must agree on, and the factor of the adapter: JSON in UTF-8, uint8 [bytes] on the CPU.
+        """The facts on which a state dict must agree with the layer, and the factor of the adapter: JSON in UTF-8,
+        uint8 [bytes] on the CPU.
 
         As a tensor it goes into safetensors files, with the rest of the state dict.
         """
@@ -218,8 +219,9 @@ class QuantLinear(nn.Module):
         return {**self._packing(), "lora_scale": self.lora_scale}
 
     def set_extra_state(self, state: Tensor | dict[str, Any]) -> None:
-        """Take over a state: a tensor, or the dict that it stands for. Raises CheckpointError for weights that were packed for other
-        kernels, and for a tensor that is no such state."""
+        """Take over a state: a tensor, or the dict that it stands for. Raises CheckpointError for weights packed for
+        other kernels, and for a tensor that is no such state.
+        """
         if isinstance(state, Tensor):
             state = _told(state)
         own = self._packing()
@@ -231,8 +233,9 @@ class QuantLinear(nn.Module):
         return {"format": self.format, "activations": self.activations, "packing": PACKING}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
-        """Load a state. Weights of other kernels are refused before any is copied. The state's adapter takes the place
-        of the layer's."""
+        """Load a state. It refuses weights of other kernels before it copies any. The state's adapter takes the place
+        of the layer's.
+        """
         if (extra := state_dict.get(f"{prefix}_extra_state")) is not None:
             self.set_extra_state(extra)
             for name in ("lora_down", "lora_up"):

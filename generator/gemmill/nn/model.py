@@ -25,9 +25,9 @@ def quantize_module(
 ) -> list[LayerError]:
     """Make every nn.Linear of a module a QuantLinear. Return their errors, the worst first.
 
-    keep: patterns over names of layers that stay. input_absmax: `Calibration.absmax`. A layer is replaced as soon as it
-    is made, so memory grows by one layer's codes. A layer that has several names stays one layer under all of them. Its
-    error has the first, and it stays where `keep` has any.
+    keep: patterns over names of layers that stay. input_absmax: `Calibration.absmax`. Each QuantLinear replaces its
+    layer at once, so memory grows by one layer's codes. A layer with several names stays one layer under all of them.
+    Its error has the first, and it stays where `keep` has any.
 
     Raises ValueError, by the layer's name, as `quantize_weight` and QuantLinear.
     """
@@ -50,12 +50,11 @@ def quantize_module(
 def load_linears(
     model: nn.Module, checkpoint: Checkpoint, *, prefix: str = "", format: str | None = None, **more: Any
 ) -> list[str]:
-    """Replace linear layers of a module by those of a checkpoint that are quantised there. Return their names in the
-    module.
+    """Replace linear layers of a module by a checkpoint's quantised ones. Return their names in the module.
 
-    prefix: what the checkpoint's names have before the module's. format: of its layers, where shapes do not tell it.
-    `more` as of `QuantLinear.from_checkpoint`. The model may be on torch's meta device: its own weights are not read. A
-    layer that has several names is read by the first that the checkpoint has, and stays one layer under all of them.
+    prefix: precedes the module's names in the checkpoint. format: of its layers, where shapes do not tell it. `more` as
+    of `QuantLinear.from_checkpoint`. The model may be on torch's meta device: nothing reads its own weights. A layer
+    with several names takes the first that the checkpoint has, and stays one layer under all of them.
 
     Raises CheckpointError for layers of the checkpoint below the prefix that the module has not, by name.
     """

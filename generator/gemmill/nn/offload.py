@@ -1,8 +1,7 @@
 """Blocks of a model whose weights stay on the host, and lie on the GPU in turns.
 
-The tensors of a block are one piece of pinned memory, so it is one copy. GPU memory for some blocks is made once; while
-a block computes, the copy of a later one runs beside it. What modules keep beside tensors, their extra states, goes with
-each block.
+The tensors of a block are one piece of pinned memory, so it is one copy. GPU memory for some blocks is allocated once;
+while a block computes, a later one is copied. The extra states of modules, which are no tensors, go with each block.
 """
 
 import copy
@@ -22,7 +21,7 @@ from gemmill.nn.recipes import PACKING
 _ALIGNED = 256
 """Bytes to a multiple of which each tensor begins, as torch's allocator has it."""
 _EXTRA = "extra"
-"""The field of a file that has extra states."""
+"""The field of a file for extra states."""
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -140,7 +139,7 @@ class Block:
 
 
 class FileBlock:
-    """A module's tensors in a file that `save_packed` wrote. It is read when the block is first needed."""
+    """A module's tensors in a file that `save_packed` wrote. The first use reads it."""
 
     def __init__(self, path: Path | str, like: nn.Module) -> None:
         """like: a module of the same structure. Raises CheckpointError as `load_packed`."""
@@ -161,7 +160,7 @@ class FileBlock:
 
 
 _OF_SLOTS = frozenset({"_memory", "_slots", "_copying", "_filled", "_free", "_copied", "_run"})
-"""What `InTurns` makes with its slots."""
+"""The attributes that `InTurns` makes with its slots."""
 
 
 class InTurns(nn.Module):
@@ -175,10 +174,10 @@ class InTurns(nn.Module):
         device: torch.device | str = "cuda",
         slots: int = 2,
     ) -> None:
-        """like: a module of the blocks' structure; its own tensors are not used. slots: blocks that have GPU memory.
+        """like: a module of the blocks' structure, without use of its own tensors. slots: blocks that have GPU memory.
 
-        A block's extra states are set before it runs. Raises ValueError for blocks that differ from `like`, or whose
-        extra states it refuses, and for fewer than two slots.
+        Sets a block's extra states before it runs. Raises ValueError for blocks that differ from `like`, or whose extra
+        states it refuses, and for fewer than two slots.
         """
         super().__init__()
         if slots < 2:
@@ -215,7 +214,7 @@ class InTurns(nn.Module):
         """How many blocks were ever copied, and how many ever ran. Block i % blocks lies in slot i % slots."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InTurns":
-        """A copy with slots of its own, whose modules lie in its own memory. It shares the blocks, which are only read."""
+        """A copy with slots of its own, whose modules lie in its own memory. It shares the blocks, which it only reads."""
         memo |= {id(block): block for block in self._blocks}
         made = memo[id(self)] = self.__class__.__new__(self.__class__)
         made.__dict__ = copy.deepcopy({name: x for name, x in self.__dict__.items() if name not in _OF_SLOTS}, memo)
@@ -223,7 +222,7 @@ class InTurns(nn.Module):
         return made
 
     def forward(self, x: Tensor, *more: Any) -> Tensor:
-        """Run the blocks: return what the last one gives. Copies of the first blocks of the next call are begun."""
+        """Run the blocks: return the last one's result. Begins the copies of the first blocks for the next call."""
         if self._run % max(len(self._blocks), 1):
             self._begin_anew()
         for block in self._blocks:
@@ -255,7 +254,7 @@ class InTurns(nn.Module):
         self._copied += 1
 
     def _begin_anew(self) -> None:
-        """Begin anew, after a call that ended with an error."""
+        """Reset all slots, after a call that ended with an error."""
         if self._is_cuda:
             torch.cuda.synchronize(self.device)
         self._copied = self._run = 0
@@ -266,7 +265,7 @@ def _kind(tensor: Tensor | None) -> tuple[torch.dtype, tuple[int, ...]] | None:
 
 
 def _on(like: nn.Module, views: dict[str, Tensor]) -> nn.Module:
-    """A copy of a module whose tensors are views. Its own tensors are not copied."""
+    """A copy of a module whose tensors are views. It does not copy the module's own tensors."""
     memo = {id(tensor): _placed(tensor, views[name]) for name, tensor in _all_tensors(like)}
     return copy.deepcopy(like, memo)
 

@@ -1,4 +1,4 @@
-"""Weights packed for the ops of a layer, and kept: in a file, or beside the checkpoint that they come from."""
+"""Weights packed for the ops of a layer, and kept: in a file, or next to their checkpoint."""
 
 import hashlib
 import json
@@ -31,9 +31,9 @@ from gemmill.quantize.weights import QuantizedWeight
 from gemmill.writing import write_whole
 
 CACHE = ".gemmill-packed"
-"""The folder beside a checkpoint's files."""
+"""The folder next to a checkpoint's files."""
 _WRITTEN = 1 << 24
-"""Bytes of a tensor that are brought to the host and written at a time."""
+"""Bytes of a tensor that go to the host and into the file at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,8 @@ def load_layer(
     """Load a quantised layer of a checkpoint: return it packed, and its bias.
 
     format, expert: as of `read_layer`. input_absmax: a range of the input that takes the place of the checkpoint's.
-    cache: what was packed before is read from beside the checkpoint, or written there. Its name is a digest of the
-    layer's files, of what it is packed for, and of the orders that kernels read. Raises CheckpointError as
-    `read_layer`.
+    cache: read the packed weight from next to the checkpoint, or write it there. A digest of the layer's files, of its
+    activations, and of the orders that kernels read names the file. Raises CheckpointError as `read_layer`.
     """
     spelling = spelling_in(checkpoint, name, format)
     activations, recipe = recipe_of(spelling.format, activations)
@@ -102,10 +101,10 @@ def load_layer(
 
 
 def keep_packed(checkpoint: Checkpoint, activations: str | None = None) -> list[str]:
-    """Pack the quantised matrices of a checkpoint beside it, one at a time, for layers that are loaded with cache=True.
+    """Pack the quantised matrices of a checkpoint next to it, one at a time, for layers loaded with cache=True.
 
-    Return their names. What is there already stays. Raises CheckpointError, by the layer's name, where activations do
-    not go with its weight, and where no space is left.
+    Return their names. Existing files stay. Raises CheckpointError, by the layer's name, where activations do not go
+    with its weight, and where no space is left.
     """
     names = quantised_layers(checkpoint)
     for name in names:
@@ -136,7 +135,7 @@ def refuse_unpackable(checkpoint: Checkpoint, asked: Asked, activations: str) ->
 
 
 def _kept_at(checkpoint: Checkpoint, name: str, *what: object) -> Path:
-    """Where a layer lies that was packed for `what`."""
+    """The file of a layer packed for `what`."""
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     return folder / CACHE / f"{_digest(checkpoint, name, *what)}.safetensors"
 
@@ -151,7 +150,7 @@ def _digest(checkpoint: Checkpoint, name: str, *what: object) -> str:
 
 
 def write_packed(packed: PackedWeight, path: Path) -> None:
-    """Write a safetensors file that says what it is packed for, whole or not at all."""
+    """Write a safetensors file that names the recipe of its tensors, whole or not at all."""
     told = {
         "format": packed.format,
         "activations": packed.activations,
@@ -163,8 +162,7 @@ def write_packed(packed: PackedWeight, path: Path) -> None:
 
 
 def read_packed(path: Path) -> PackedWeight:
-    """Read packed weights. Raises CheckpointError for a damaged file, and for weights that were packed for other
-    kernels."""
+    """Read packed weights. Raises CheckpointError for a damaged file, and for weights packed for other kernels."""
     told = told_by(path)
     tensors = {name: stored.read() for name, stored in read_header(path).items()}
     sizes = {key: told.get(key) for key in ("format", "activations", "n", "k")}
@@ -176,7 +174,7 @@ def read_packed(path: Path) -> PackedWeight:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], told: dict[str, Any]) -> None:
-    """Write tensors of any device, with what is told of them. The file appears whole or not at all.
+    """Write tensors of any device, with `told` as metadata. The file appears whole or not at all.
 
     A part of one tensor is on its way at a time. Raises CheckpointError where no space is left, and where the folder
     cannot be written.
@@ -203,8 +201,7 @@ def _parts(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def told_by(path: Path) -> dict[str, Any]:
-    """The fields that a file of packed weights tells of them. Raises CheckpointError where it was packed for other
-    kernels."""
+    """The metadata of a file of packed weights. Raises CheckpointError where it was packed for other kernels."""
     text = read_metadata(path).get("gemmill")
     if text is None:
         raise CheckpointError(f"{path} has no weights packed by gemmill: load it as a checkpoint")

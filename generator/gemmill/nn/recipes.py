@@ -1,5 +1,5 @@
-"""How a layer is computed: by format of the weights and of the activations, what is packed once and which ops are
-called.
+"""The computation of a layer: by format of the weights and of the activations, the tensors to pack once and the ops to
+call.
 
 A recipe has three parts. `pack` makes the tensors that its ops read, by name. `operands` makes the weight and its
 scales as the ops take them. `run` gives x [M, K] to the ops (`calls.py`).
@@ -38,7 +38,7 @@ _NUMBERS = (
     NVFP4_BIAS,
 )
 PACKING = hashlib.sha256(json.dumps([1, BITS, SCALE_BYTES, *_NUMBERS]).encode()).hexdigest()[:12]
-"""A digest of the orders in which kernels read weights. The first number changes with what `pack` makes of them."""
+"""A digest of the orders in which kernels read weights. The first number changes with the results of `pack`."""
 
 
 NAMES = ("weight", "weight_scale", "alpha", "input_global_scale", "zero_points")
@@ -93,8 +93,7 @@ def _rows(weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def _folded(op: str) -> Callable[[QuantizedWeight], dict[str, Tensor]]:
-    """The weight in the order of Hopper's FP8 kernel for 4-bit weights. mxfp4 folds exactly or is refused, nvfp4 is
-    rounded."""
+    """The weight in the order of Hopper's FP8 kernel for 4-bit weights. mxfp4 folds exactly or raises, nvfp4 rounds."""
 
     def fold(weight: QuantizedWeight) -> dict[str, Tensor]:
         packed = to_folded_blocks(prepack(_block_scaled(weight), for_op=op, global_scale=weight.global_scale))

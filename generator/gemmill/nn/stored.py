@@ -2,10 +2,8 @@
 
     model = AutoModelForCausalLM.from_pretrained(folder, config=stored_config(folder))
 
-    serve_stored("compressed-tensors")  # from now on
-    model = AutoModelForCausalLM.from_pretrained(folder)
-
-Neither compressed-tensors nor ModelOpt is needed. The config has a `quant_method` of its own, which importing this registers.
+It needs neither compressed-tensors nor ModelOpt. The config has a `quant_method` of its own, which importing this
+registers.
 """
 
 import re
@@ -37,9 +35,10 @@ _FLOATS = ("F32", "BF16", "F16")
 def stored_config(folder: Path | str, *, activations: str | None = None, **more: Any) -> PreTrainedConfig:
     """The config by which `from_pretrained` gives a checkpoint's quantised layers to QuantLinear.
 
-    They are those that `gemmill convert` reads: FP8 per channel and in blocks of 128 x 128, INT8, nvfp4, mxfp4 and mxfp8, under
-    the names of compressed-tensors, ModelOpt or DeepSeek. activations: as of QuantLinear, for all layers. `more` as of
-    AutoConfig.from_pretrained, which reads the folder. Loading raises CheckpointError for layers that are stored otherwise.
+    They are those that `gemmill convert` reads: FP8 per channel and in blocks of 128 x 128, INT8, nvfp4, mxfp4 and
+    mxfp8, under the names of compressed-tensors, ModelOpt or DeepSeek. activations: as of QuantLinear, for all layers.
+    `more` as of AutoConfig.from_pretrained, which reads the folder. Loading raises CheckpointError for layers in any
+    other form.
     """
     config = AutoConfig.from_pretrained(folder, **more)
     config.quantization_config = {"quant_method": METHOD, "activations": activations}
@@ -48,7 +47,7 @@ def stored_config(folder: Path | str, *, activations: str | None = None, **more:
 
 @register_quantization_config(METHOD)
 class StoredConfig(QuantizationConfigMixin):
-    """What `stored_config` puts in place of a checkpoint's own `quantization_config`."""
+    """The replacement that `stored_config` puts for a checkpoint's own `quantization_config`."""
 
     def __init__(self, activations: str | None = None, quant_method: str = METHOD) -> None:
         """activations: as of QuantLinear."""
@@ -118,7 +117,9 @@ class StoredQuantizer(HfQuantizer):
             model.hf_quantizer = GemmillQuantizer(made, pre_quantized=True)
 
     def is_serializable(self) -> bool:
-        """False: layers of several formats, or with calibrated inputs, are saved by the checkpoint that they came from."""
+        """False: saving is left to the checkpoint that the layers came from, since they may differ in format or have
+        calibrated inputs.
+        """
         return False
 
     @property
@@ -128,14 +129,14 @@ class StoredQuantizer(HfQuantizer):
 
 
 def _opened(files: Sequence[Path]) -> Checkpoint:
-    """The files that transformers found, as one checkpoint. Others beside them, of other programs, are left alone."""
+    """The files that transformers found, as one checkpoint. It ignores files of other programs next to them."""
     tensors = {name: stored for file in files for name, stored in read_header(file).items()}
     folder = files[0].parent
     return Checkpoint(path=folder, files=tuple(files), tensors=tensors, stated=stated_format(folder))
 
 
 def _placed(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[str, list[str]]:
-    """What checkpoint's names have before the model's, and the model's names of layers that are quantised there.
+    """The prefix of the model's names in the checkpoint, and the model's names of the layers that it has quantised.
 
     Raises CheckpointError for layers that the model does not have.
     """
@@ -157,7 +158,7 @@ def _placed(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[str, list[s
 
 
 def _refuse_others(model: PreTrainedModel, checkpoint: Checkpoint, prefix: str, found: Iterable[str]) -> None:
-    """Raise CheckpointError for linear layers that are quantised in a way that gemmill does not read."""
+    """Raise CheckpointError for quantised linear layers in a form that gemmill does not read."""
     linear = {name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)} - set(found)
     other = []
     for key, stored in checkpoint.tensors.items():
@@ -172,7 +173,7 @@ def _refuse_others(model: PreTrainedModel, checkpoint: Checkpoint, prefix: str, 
 
 
 def _device_near(model: PreTrainedModel, name: str) -> torch.device:
-    """The device of the first parameter of the smallest module around a layer that has one."""
+    """The device of the first parameter of the smallest module with one around a layer."""
     while name:
         name = name.rpartition(".")[0]
         for parameter in model.get_submodule(name).parameters():

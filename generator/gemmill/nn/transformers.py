@@ -36,8 +36,8 @@ class GemmillConfig(QuantizationConfigMixin):
     ) -> None:
         """format, activations: as of QuantLinear. modules_to_not_convert: patterns over names of layers that stay.
 
-        packing: the order of packed weights that was saved. Raises ValueError for a format or activations that do not
-        exist, for activations that need calibrated inputs, and for another packing.
+        packing: the order of the saved packed weights. Raises ValueError for a format or activations that do not exist,
+        for activations that need calibrated inputs, and for another packing.
         """
         self.quant_method = quant_method
         self.activations, recipe = recipe_of(format, activations)
@@ -54,7 +54,7 @@ class GemmillConfig(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class GemmillQuantizer(HfQuantizer):
-    """Quantises the linear layers of a model after its floats are loaded, or makes places for layers that were saved."""
+    """Quantises the linear layers of a model after its floats are loaded, or makes places for saved layers."""
 
     requires_calibration = False
 

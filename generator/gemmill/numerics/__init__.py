@@ -1,1 +1,3 @@
-"""Calls of every op: how they are made, and how they are held against the reference. No family is named."""
+"""Calls of every op: how to make them, and how to compare their results with the reference. No module here names a
+family.
+"""

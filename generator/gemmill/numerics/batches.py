@@ -1,8 +1,9 @@
 """Batch invariance on real tensors: rows alone, and the same rows anywhere in batches of any size, bits compared.
 
-A subject is one op with weights and a pool of rows. Each row is called alone once. Then batches are drawn: so many rows of the pool,
-in any place, some of whose neighbours are NaN or infinite. Each row that is neither is one pair with its lone result. A batch may
-pin another variant of the order that is held: then the pair holds two variants to one order.
+A subject is one op with weights and a pool of rows. The run calls each row alone once, then draws random batches: some
+number of rows of the pool, in any place, next to rows of NaN or infinity. Each finite row of a batch is one pair with
+its lone result. A batch may pin another variant with the same order of K: then the pair compares two variants of one
+order.
 """
 
 import random
@@ -26,17 +27,17 @@ from gemmill.runtime.schemas import NAMESPACE
 from gemmill.space.selections import select
 
 POOL = 509
-"""Rows of a subject: a prime that is no other size of a call, so that it tells which dimension of a tensor counts rows."""
+"""Rows of a subject: a prime that is no other size of a call, so that it identifies the dimension of rows."""
 TILE_ROWS = 128
 """Rows to whose multiples block-scaled formats pad their scales."""
 BATCHES = 24
-"""Batches that are drawn of a subject."""
+"""Random batches of each subject."""
 FRUITLESS = 20
-"""Subjects after which a family is left out of which no call was made."""
+"""Subjects without a single call after which the run leaves a family out."""
 MOST_DIFFERENT = 20
-"""Differences that are told; more are counted."""
+"""Differences that the report quotes; it counts the others."""
 _READ_TOO = ("residual",)
-"""Names of what is written that is an input as well."""
+"""Arguments that a call both reads and writes."""
 _POISONS = (float("nan"), float("inf"), float("-inf"))
 
 
@@ -45,13 +46,13 @@ class Pairs:
     """The result of a run."""
 
     pairs: dict[str, int]
-    """Pairs that were compared, by family."""
+    """Compared pairs, by family."""
     of_two_variants: int
-    """Those of them whose batch had another variant than the row alone was given, of the same order."""
+    """Those of them whose batch had another variant than the row alone, of the same order."""
     poisoned: int
-    """Rows of batches that were NaN or infinite."""
+    """Rows of batches with NaN or infinity."""
     left_out: dict[str, int]
-    """Subjects of which no call was made, by the reason."""
+    """Subjects without a call, by the reason."""
     different: int
     """Pairs whose bits differ."""
     examples: tuple[str, ...]
@@ -83,7 +84,7 @@ class _LeftOut(Exception):  # noqa: N818  (it is no error)
 
 
 class Subject:
-    """One op with a pool of rows, each of whose results alone is known."""
+    """One op with a pool of rows, and the result of each row alone."""
 
     def __init__(self, entry: KernelEntry, rng: random.Random, limits: Limits, device: str) -> None:
         self.entry = entry
@@ -207,7 +208,7 @@ class Campaign:
         )
 
     def _entries(self) -> Iterator[KernelEntry]:
-        """One variant of each family in turns, for ever: what it is asked for tells the call."""
+        """One variant of each family in turns, for ever: its config decides which call to make."""
         by_family: dict[str, list[Any]] = {}
         for entry in self._known():
             if order_of(entry) is not None and (not self._families or entry.family in self._families):
@@ -276,7 +277,7 @@ class Campaign:
             )
 
     def _of_one_order(self, subject: Subject) -> list[str]:
-        """Names of the build's variants that answer the subject's class of calls in the order that is held."""
+        """Names of the build's variants that answer the subject's class of calls in the same order of K."""
         if self._build is None:
             return []
         choice, table = subject.explained(), self._build.table
@@ -317,7 +318,7 @@ def _rows_at(x: Any) -> int | None:
 
 
 def _is_padded(name: str, x: Any) -> bool:
-    """Whether scales of rows have more rows than the pool: they are swizzled, or padded."""
+    """Whether scales of rows have more rows than the pool, as swizzled or padded scales have."""
     is_scale = ("scale" in name or name.endswith("sf")) and not name.startswith("w")
     return is_scale and isinstance(x, Tensor) and -(-POOL // TILE_ROWS) * TILE_ROWS in x.shape
 

@@ -31,12 +31,12 @@ class LegalCall:
 
     op: str
     slots: Mapping[str, Slot]
-    """The tensors by argument. Arguments that are not given are missing."""
+    """The tensors by argument. An omitted argument has no slot."""
     plain: Mapping[str, Any]
     """The other arguments."""
     offsets: Mapping[str, int]
     judged: str = EXACT
-    """EXACT where the result equals the reference, WITHIN where it lies within what its arithmetic may lose."""
+    """EXACT where the result equals the reference, WITHIN where it lies within the error bound of its arithmetic."""
 
     def __str__(self) -> str:
         tensors = [f"{name} {slot}" for name, slot in self.slots.items()]

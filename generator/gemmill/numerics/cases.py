@@ -17,11 +17,11 @@ from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, POISON, Memory, Slo
 from gemmill.registry import REGISTRY
 
 Question = Mapping[str, Any]
-"""A call in the words of `gemmill explain`: its options by name, None where they are not given."""
+"""A call in the words of `gemmill explain`: its options by name, None for omitted ones."""
 
 
 def refuse_unused(op: str, question: Question) -> None:
-    """Raise ValueError where options were given that mean nothing to an op's family."""
+    """Raise ValueError for options that mean nothing to an op's family."""
     own = {option.name for option in REGISTRY.ops[op][0].questions}
     given = [o.spelled for o in REGISTRY.questions.values() if o.name not in own and o.is_given(question)]
     if given:
@@ -30,7 +30,7 @@ def refuse_unused(op: str, question: Question) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a call that was held against the reference."""
+    """The result of a call, compared with the reference."""
 
     report: str
     """The fault in a sentence; empty if there is none."""
@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Case(Protocol):
-    """One call of an op, told by sizes and options. Its text says which."""
+    """One call of an op, described by sizes and options. Its text says which."""
 
     @property
     def op(self) -> str:
@@ -49,12 +49,12 @@ class Case(Protocol):
         """Fresh operands in the order of the op's schema, outputs poisoned."""
 
     def run(self, device: str) -> Outcome:
-        """Make the call on fresh operands of that device, outputs poisoned. Raises what the op raises."""
+        """Make the call on fresh operands of that device, outputs poisoned. Raises whatever the op raises."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecCase:
-    """The part of a `Case` that a spec of its call tells."""
+    """The part of a `Case` that a spec of its call describes."""
 
     spec: Any
 
@@ -99,7 +99,7 @@ class CodeRange:
 
 
 class Judge(Protocol):
-    """The expected results of one drawn call, made before the call is."""
+    """The expected results of one random call, computed before the call."""
 
     def wrong(self) -> Tensor:
         """The number of wrong elements, on the device. It waits for nothing."""
@@ -119,7 +119,7 @@ class Cases:
     once: Callable[[], Iterable[tuple[str, Case]]]
     """One small call of each kind that users make, with a name."""
     asked: Callable[[str, Question], list[Any]]
-    """An op's arguments without data. Raises ValueError for what the op does not take."""
+    """An op's arguments without data. Raises ValueError for a question that the op does not accept."""
     drawn: Callable[[str, Draw, Limits], LegalCall]
     """A random call that an op must take."""
     judge: Callable[[LegalCall, Memory, Tensor], Judge]
@@ -132,14 +132,14 @@ class Cases:
     """The distance by which each element of a right kernel's result may be from the reference's, of an op and its
     arguments by name.
 
-    The arguments are as the reference left them. Results that are not named are equal, but for steps of codes. None
-    where none is named.
+    The arguments are as the reference left them. An output without an entry must equal the reference, but for steps of
+    codes. None if every output must.
     """
     ranges: Callable[[str, Mapping[str, Any]], Mapping[str, Sequence[CodeRange]]] | None = None
-    """The codes in a result's bytes that may be one of several. Bytes that are in none are equal."""
+    """The codes in a result's bytes that may be one of several. Bytes outside every range must equal the reference."""
     measured: Callable[[torch.device, int], Maker] | None = None
-    """The maker of operands on a device. Copies of what calls read most take so many bytes together. None where
-    nothing is measured.
+    """The maker of operands on a device. The copies of the most-read operands take this many bytes together. None for
+    an op that is never timed.
     """
 
 

@@ -1,4 +1,4 @@
-"""A result beside its reference: whether it is right and, if not, where it is wrong first and worst."""
+"""A result compared with its reference: whether it is right and, if not, its first and its worst wrong element."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A result held against its reference."""
+    """A result compared with its reference."""
 
     ok: bool
     wrong: int
@@ -19,7 +19,7 @@ class Comparison:
     report: str
     """One sentence; empty if all is right."""
     unwritten: bool = False
-    """Whether NaN is where the reference has none: most often elements that were never written."""
+    """Whether NaN is where the reference has none: most often the kernel never wrote these elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Wanted:
         )
 
     def _error(self, actual: Tensor) -> Tensor:
-        assert self.exact is not None  # beside the bound
+        assert self.exact is not None  # next to the bound
         return (actual.to(torch.float64) - self.exact).abs()
 
 

@@ -47,7 +47,7 @@ class Dumped:
     device: str
     """The name of the GPU."""
     plain: Mapping[str, Any]
-    """The arguments that are no tensors, by name."""
+    """The arguments other than tensors, by name."""
     layouts: Mapping[str, Layout]
     """The tensors, by their names in the file."""
     data: Mapping[str, Tensor]
@@ -60,7 +60,7 @@ class Dumped:
 
     @property
     def wrote(self) -> dict[str, Tensor]:
-        """What the call left in its outputs, by argument; empty where it failed."""
+        """The outputs as the call left them, by argument; empty where it failed."""
         names = [name for name in self.layouts if name.startswith(WROTE)]
         return {name.removeprefix(WROTE): self._tensor(name) for name in names}
 
@@ -100,7 +100,7 @@ def read_dump(path: Path) -> Dumped:
         layouts = {name: _layout(facts) for name, facts in call["tensors"].items()}
         fields = {name: call[name] for name in ("op", "variant", "build", "device", "plain")}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is malformed: what it tells of its call cannot be read ({error!r})") from None
+        raise CheckpointError(f"{path} is malformed: its description of the call cannot be read ({error!r})") from None
     if version != SCHEMA_VERSION or call["op"] not in BY_NAME:
         raise CheckpointError(
             f"{path} is of gemmill {call.get('gemmill_version')} (schema {version}, op {call['op']}), which this one does not read: "

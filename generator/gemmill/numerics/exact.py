@@ -1,7 +1,7 @@
 """Operands of which no right kernel loses a bit before it stores the result, so that there is no tolerance.
 
-The bound on e4m3 sums (in the bounds of the scaled GEMMs) is the worst case and grows with every instruction. Beyond
-K = 4096 a result that is 0.9 of the truth lies within it. So results are held against these operands too, to the last
+The bound on e4m3 sums (in the bounds of the scaled GEMMs) is the worst case and grows with every instruction. Beyond K
+= 4096 a result that is 0.9 of the truth lies within it. So the tests compare results of these operands too, to the last
 bit. Values are whole numbers, and so are all partial sums.
 
 The e4m3 instruction keeps 13 bits below the exponent of the largest number that it adds. Whole numbers whose sum
@@ -10,8 +10,8 @@ less than 2^14, so that no order and no slicing of K leaves that range. For valu
 4096. From there on values are -1, 0 and 1, with so many zeros that 14500 products in the mean are not 0. Their number
 varies by 120, and 2^14 is 15 times that away.
 
-Scales are 1/4, 1/2 and 1. A result is a multiple of 1/16 below 2^14, which float32 holds, with a whole number below
-2^8 as bias too. It is rounded once, when it is stored.
+Scales are 1/4, 1/2 and 1. A result is a multiple of 1/16 below 2^14, which float32 holds, with a whole number below 2^8
+as bias too. The kernel rounds it once, as it stores it.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch import Tensor
 EXACT_BELOW = 2**14
 """Whole numbers that an e4m3 instruction adds without loss."""
 _PRODUCTS = 14_500
-"""Products of an element that are not 0, in the mean."""
+"""Nonzero products of an element, in the mean."""
 _LARGEST_SHARE = 2 / 3
 
 

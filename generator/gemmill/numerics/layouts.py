@@ -30,12 +30,12 @@ def shift_of(draw: Draw, tidy: bool) -> int:
 
 
 def free_stride(draw: Draw, size: int, stride: int) -> int:
-    """The stride of a dimension. It is anything, now and then, where it is never stepped along."""
+    """The stride of a dimension. Now and then it is a random number, where no access steps along the dimension."""
     return draw.one_of(MEANINGLESS) if size == 1 and draw.chance(0.3) else stride
 
 
 def row_stride(draw: Draw, columns: int, *, written: bool, tidy: bool) -> int:
-    """The elements from row to row. Rows may be apart and, where they are only read, over one another."""
+    """The elements from row to row. Rows may be apart and, in inputs, over one another."""
     if not written and draw.chance(0.02):
         return draw.below(columns + 1)
     return columns + draw.one_of(TIDY_PADS if tidy else PADS)

@@ -1,4 +1,4 @@
-"""Operands of one workload in as many copies as keep the L2 cache from holding them: what tune and benchmarks time."""
+"""Operands of one workload, which tune and benchmarks time: as many copies as keep them out of the L2 cache."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ ROTATED_BYTES = 128 << 20
 """The bytes of all copies: more than twice the 60 MB of L2 of an H200."""
 EDGE_ROWS = 8
 STRIPE, LARGE_STRIPE, MANY_ROWS = 16, 64, 4096
-"""The rows of a stripe. No tile has fewer than 16 and none begins within a stripe, so each has a row that is looked
-at. Kernels whose tiles have fewer than 64 are made for few rows.
+"""The rows of a stripe. No tile has fewer than 16 and none begins within a stripe, so the comparison sees a row of each
+tile. Kernels whose tiles have fewer than 64 are for a small M.
 """
 
 
@@ -33,14 +33,14 @@ class MeasuredWorkload(Protocol):
 
 
 class Expected(Protocol):
-    """The expected results of a workload's first copy, made once for all who compute it."""
+    """The expected results of a workload's first copy, made once for all contenders."""
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
         """Hold results, by the names of the outputs, against the reference."""
 
 
 class Operands(Protocol):
-    """The operands of one call, for anyone who computes a workload. Copies differ in what a call reads most of."""
+    """The operands of one call, for all contenders of a workload. Copies differ in the operands that a call reads most."""
 
     @property
     def workload(self) -> Any:
@@ -52,7 +52,7 @@ class Operands(Protocol):
 
     @property
     def words(self) -> str:
-        """The sentence on a wrong result of operands that are not random."""
+        """The sentence on a wrong result of constant operands."""
 
     @property
     def op(self) -> str:
@@ -148,7 +148,7 @@ def through(namespace: Any) -> Bind:
 
 
 def results_of(operands: Operands, returned: Any) -> dict[str, Tensor]:
-    """The results by the names of the outputs: what a call returned, or wrote."""
+    """The results by the names of the outputs, whether a call returned or wrote them."""
     if returned is None:
         return dict(operands.outputs)
     tensors = returned if isinstance(returned, tuple) else (returned,)
@@ -156,7 +156,7 @@ def results_of(operands: Operands, returned: Any) -> dict[str, Tensor]:
 
 
 def sampled_rows(rows: int, device: torch.device) -> Tensor:
-    """The rows that are looked at, sorted: all of few, else the edges and one of every stripe, another in each."""
+    """The rows to compare, sorted: all of few, else the edges and one of every stripe, another in each."""
     stripe = STRIPE if rows <= MANY_ROWS else LARGE_STRIPE
     if rows <= 2 * LARGE_STRIPE:
         return torch.arange(rows, device=device, dtype=torch.int64)
@@ -166,7 +166,7 @@ def sampled_rows(rows: int, device: torch.device) -> Tensor:
 
 
 def take(matrix: Tensor, rows: Tensor) -> Tensor:
-    """The matrix at these rows. It is indexed as bytes where an element is one, because not every torch can index FP8
+    """The matrix at these rows. Elements of one byte are indexed as bytes, because not every torch can index FP8
     tensors.
     """
     return matrix.view(torch.uint8)[rows].view(matrix.dtype) if matrix.dtype.itemsize == 1 else matrix[rows]

@@ -1,6 +1,6 @@
 """The memory of one call: every tensor in one block of bytes, guards around each, poison wherever there is no operand.
 
-What is watched is the whole block: a byte may change only where an output has an element.
+The check covers the whole block: a byte may change only where an output has an element.
 """
 
 import math
@@ -16,7 +16,7 @@ ALIGNMENT = 256
 GUARD_BYTES = 512
 """The guard's bytes between two tensors, and after a tensor's last byte."""
 GUARD_ROWS = 2
-"""Rows of a matrix beside its guards."""
+"""Guard rows next to a matrix."""
 POISON = 0xFF
 """The byte of poison: NaN in all float types."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -34,14 +34,14 @@ class Slot:
     row_stride: int
     column_stride: int
     values: str | tuple[int, ...] | None
-    """The kind of values, of values.py, or the values themselves. None for what is written only, which is poisoned."""
+    """The kind of values, of values.py, or the values themselves. None for pure outputs, which begin as poison."""
     written: bool = False
     shift: int = 0
     """The elements by which the tensor lies behind an aligned address."""
     column_major: bool = False
-    """Whether the reference is given the tensor with columns together, at multiples of four elements."""
+    """Whether the reference gets the tensor with columns together, at multiples of four elements."""
     reference_shape: tuple[int, ...] | None = None
-    """The shape that the reference is given; None for [rows, columns]."""
+    """The tensor's shape for the reference; None for [rows, columns]."""
     padding_rows: int = 0
     """The rows behind the last, of all columns but the last, that the op may write."""
 
@@ -59,7 +59,7 @@ class Slot:
 
     @property
     def span(self) -> int:
-        """The elements from the first to the last, with what lies between rows."""
+        """The elements from the first to the last, including the gaps between rows."""
         if not self.numel:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
@@ -76,9 +76,7 @@ class Slot:
 
     @property
     def poison(self) -> int:
-        """The byte that fills its gaps, and all of it where it is written only. It is NaN, and what no right code of
-        s8 is likely to be.
-        """
+        """The byte that fills the gaps of a tensor, and all of a pure output. It is NaN, and an unlikely code of s8."""
         if self.dtype.itemsize > 1:
             return POISON
         return 0x55 if self.written and self.dtype is torch.int8 else 0x7F
@@ -136,7 +134,7 @@ class Memory:
         return self._view(name, kind, (slot.rows, slot.columns), (slot.row_stride, slot.column_stride), source)
 
     def dense(self, name: str, source: Tensor | None = None) -> Tensor:
-        """A slot's elements in memory of their own, as the reference is given them."""
+        """A slot's elements in memory of their own, for the reference."""
         slot, bits = self.slots[name], self.bits(name, source)
         if slot.column_major:  # columns at multiples of four elements: packed scales want no less
             columns = bits.new_zeros((slot.columns, -(-slot.rows // 4) * 4))

@@ -1,6 +1,4 @@
-"""A call's record: what it gives to a kernel and what the kernel must write. It is taken on the CPU, for `gemmill
-export`.
-"""
+"""A call's record on the CPU, for `gemmill export`: a kernel's inputs and its expected outputs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,7 +29,7 @@ class RecordedTensor:
     before: bytes
     """The bytes from its first element to its last, with the gaps between."""
     wanted: bytes | None
-    """The same bytes after the call; None where the tensor is only read."""
+    """The same bytes after the call; None for an input."""
     limit: bytes | None = None
     """The distance by which each element of a right result may be off, as f32 in the order of indices. None where it
     is equal.

@@ -1,4 +1,4 @@
-"""Values of operands, cut from pools that are made once. A call takes a piece of one, which costs a copy and no
+"""Values of operands, cut from pools filled once. A call takes a piece of one, which costs a copy and no
 generator.
 """
 
@@ -64,7 +64,7 @@ _SPARSE_BYTES = tuple(
 
 
 def _sparse_blocks(count: int, g: Generator) -> Tensor:
-    """Bytes that are places of two groups, two codes, and a scale."""
+    """Bytes with the places of two groups, two codes, and a scale."""
     return torch.tensor(_SPARSE_BYTES, device=g.device, dtype=torch.int64)[_whole(0, len(_SPARSE_BYTES))(count, g)]
 
 

@@ -1,6 +1,6 @@
-"""Weights made ready for kernels: quantised, reported on, packed.
+"""Weights made ready for kernels: quantisation, reports, packing.
 
-A tensor, a module or a checkpoint is quantised by one function each.
+One function each quantises a tensor, a module or a checkpoint.
 
 Type checkers read the names from `__init__.pyi`.
 """
@@ -40,7 +40,7 @@ __all__ = [
     "quantize_weight",
 ]
 _ABOVE = {"quantize_checkpoint": "gemmill.checkpoints.convert", "quantize_module": "gemmill.nn.model"}
-"""Functions of layers that are made of this one, imported when they are asked for."""
+"""Functions of higher layers, imported at their first use."""
 
 
 def __getattr__(name: str) -> object:

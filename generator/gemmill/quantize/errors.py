@@ -19,7 +19,7 @@ SHOWN_ROWS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class LayerError:
-    """How far a quantised layer is from the one it was made from."""
+    """The error of a quantised layer relative to its source."""
 
     name: str
     format: str
@@ -28,7 +28,7 @@ class LayerError:
     weights: float
     """Sum of the squared changes of weights over the sum of their squares; 0 where all weights are zero."""
     outputs: float | None = None
-    """The same ratio for the layer's outputs, for inputs that were given."""
+    """The same ratio for the layer's outputs, for inputs from the caller."""
     unfolded: int | None = None
     """How many rows of mxfp4 have scales that do not fold exactly into e4m3; None for other formats."""
     spread: int | None = None
@@ -59,14 +59,14 @@ class LayerError:
 
 
 def layer_error(name: str, weight: Tensor, quantized: QuantizedWeight, inputs: Tensor | None = None) -> LayerError:
-    """The error of a weight [N, K] in a format, in bounded memory. `inputs` [tokens, K] are what the layer was seen to
-    get.
+    """The error of a weight [N, K] in a format, in bounded memory. `inputs` [tokens, K] are recorded inputs of the
+    layer.
 
-    Changes are taken in f32 and summed in f64. Raises ValueError where shapes disagree.
+    Changes are in f32, their sums in f64. Raises ValueError where shapes disagree.
     """
     n, k, weight = quantized.n, quantized.k, weight.detach()
     if tuple(weight.shape) != (n, k):
-        raise ValueError(f"{name} is {list(weight.shape)} and what was made of it {n} x {k}: they are not one layer's")
+        raise ValueError(f"{name} is {list(weight.shape)} and its quantised form {n} x {k}: they are not one layer's")
     if inputs is not None and (inputs.dim() != 2 or inputs.shape[1] != k):
         raise ValueError(f"inputs of {name} are {list(inputs.shape)}, expected [tokens, {k}]")
     sums = torch.zeros(4, dtype=torch.float64, device=weight.device)

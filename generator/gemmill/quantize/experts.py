@@ -19,7 +19,7 @@ from gemmill.quantize.sparse_blocks import to_sparse_blocks
 from gemmill.vocab.format import MXFP4, NVFP4, Format
 
 ACTIVATIONS = ("bf16", "e4m3")
-"""The activations that packed weights are multiplied by."""
+"""The activations that multiply packed weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,11 @@ def prepack_experts(
     allow_requant: bool = False,
     rounded: bool = False,
 ) -> PackedExperts:
-    """Pack the weights [N, K] of experts of one format and size, one after another. The input is not changed.
+    """Pack the weights [N, K] of experts of one format and size, one after another. It does not change its input.
 
-    activations: "bf16" of nvfp4 and mxfp4; "e4m3" of mxfp4, whose scales then fold into the weights exactly.
-    rounded: pack nvfp4 for "e4m3", to which products of codes and scales are rounded. Reports say what that costs.
-    allow_requant: as of `gemmill.quantize.prepack.prepack`. A global scale is no part of this: its inverse is the
-    expert's alpha.
+    activations: "bf16" of nvfp4 and mxfp4; "e4m3" of mxfp4, whose scales then fold into the weights exactly. rounded:
+    pack nvfp4 for "e4m3", which rounds products of codes and scales to e4m3. Reports give the error. allow_requant: as
+    of `gemmill.quantize.prepack.prepack`. A global scale is no part of this: its inverse is the expert's alpha.
 
     Raises ValueError, in a sentence, for no experts, for experts that differ, and for arguments that do not go
     together. It names a row whose scales spread too far by its expert and number.
@@ -91,8 +90,8 @@ def prepack_experts(
 def stacked_blocks(format: Format, codes: Tensor, scales: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Blocks and bases as `prepack_experts` makes them for bf16, of codes [E, N, K / 2] and scales [E, N, K / group].
 
-    Experts are packed together, some at a time, so that a layer of small experts takes few passes. `order` says which row comes where.
-    Raises ValueError as `prepack` does, and names the experts whose rows were together.
+    It packs some experts at a time, so that a layer of small experts takes few passes. `order` lists the source row of
+    each packed row. Raises ValueError as `prepack` does, and names the experts whose rows were together.
     """
     experts, n, half = codes.shape
     at_once = max(CHUNK // max(2 * n * half, 1), 1) if n % SIDE == 0 else 1  # blocks hold no rows of two experts
@@ -123,7 +122,9 @@ class PackedGatedExperts:
 
     @property
     def format(self) -> str:
-        """What `gemmill.fused_experts` is told: the format, with "_2to4" of sparse weights, or "_e4m3" of folded ones."""
+        """The format's name in `gemmill.fused_experts`: the format, with "_2to4" of sparse weights, or "_e4m3" of
+        folded ones.
+        """
         return f"{self.w13.format}{self.w13.sparse}{'_e4m3' if self.w13.activations == 'e4m3' else ''}"
 
 
@@ -147,8 +148,8 @@ def prepack_gated_experts(
     They become part of the bases. 2:4 sparse weights have their own factors: give no global scales, and both sparse.
     `activations` and `rounded` are as of `prepack_experts`; sparse weights are for "bf16".
 
-    Raises ValueError, in a sentence, for another order, for sizes that disagree, for sparse weights beside dense ones,
-    and as `prepack_experts`.
+    Raises ValueError, in a sentence, for another order, for sizes that disagree, for sparse weights together with dense
+    ones, and as `prepack_experts`.
     """
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}, expected {', '.join(map(repr, ORDERS[:-1]))} or {ORDERS[-1]!r}")
@@ -208,7 +209,7 @@ def _sparse(weights: SparseFp4, order: str) -> PackedExperts:
 
 
 def _woven(weights: BlockScaled, order: str) -> BlockScaled:
-    """Weights whose rows in `order` are put in turns: each gate before its up."""
+    """Weights whose rows in `order` alternate: each gate before its up."""
     if order == "interleaved":
         return weights
     rows = rows_in_turns(weights.codes.shape[0], order, weights.codes.device)

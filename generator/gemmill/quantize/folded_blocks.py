@@ -30,7 +30,7 @@ OPS = ("mxfp4_fp8_mm", "nvfp4_fp8_mm_rounded")
 def to_folded_blocks(weights: Prepacked) -> FoldedBlocks:
     """The blocks of weights that `prepack` made for mxfp4_fp8_mm or nvfp4_fp8_mm_rounded, in the kernel's order.
 
-    The input is not changed. Weights that `fallback="bf16"` left unfolded stay in rows, scales behind codes. Raises
+    It does not change its input. Weights that `fallback="bf16"` left unfolded stay in rows, scales behind codes. Raises
     ValueError for weights of another op.
     """
     if weights.op not in OPS:

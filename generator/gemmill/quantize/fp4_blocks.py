@@ -16,10 +16,10 @@ from gemmill.vocab.format import MXFP4, NVFP4
 
 
 def to_blocks(weights: Prepacked, *, k_multiple: int = STAGE_COLUMNS) -> Fp4Blocks:
-    """The blocks of weights that `prepack` made for fp4_weight_mm and bf16, in the kernel's order. The input is not
-    changed.
+    """The blocks of weights that `prepack` made for fp4_weight_mm and bf16, in the kernel's order. It does not change
+    its input.
 
-    k_multiple: K is padded to a multiple of it, and it is a multiple of 64. The op takes STAGE_COLUMNS.
+    k_multiple: pads K to a multiple of it, and is a multiple of 64. The op takes STAGE_COLUMNS.
 
     Raises ValueError, in a sentence, for weights that no kernel reads, and for a row of mxfp4 whose scales spread too
     far.

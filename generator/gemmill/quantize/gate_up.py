@@ -22,7 +22,7 @@ class PackedGateUp:
     Blocks are the first gates', the first ups', and so on.
     """
     order: str
-    """The order of the weights that were given."""
+    """The order of the caller's weights."""
 
     @property
     def b(self) -> Tensor:
@@ -86,14 +86,14 @@ class PackedGateUpExperts:
     scales: Tensor
     """float32 [E], [E, 2 hidden], or of blocks [E, 2 blocks, K groups], the first gates', the first ups', and so on."""
     order: str
-    """The order of the weights that were given."""
+    """The order of the caller's weights."""
 
 
 def prepack_gate_up_experts(weights: Tensor, scales: Tensor, order: str = "gate_up") -> PackedGateUpExperts:
     """Pack weights [E, 2 hidden, K] of experts for grouped_mm_act_quant, each as prepack_gate_up does.
 
     Scales are of one value for each expert, [E] or [E, 1], of each row, or of blocks, with the experts first. Raises
-    ValueError, in a sentence, for what prepack_gate_up refuses, and for other numbers of experts.
+    ValueError, in a sentence, as prepack_gate_up does, and for other numbers of experts.
     """
     if weights.dim() != 3 or scales.dim() < 1 or len(scales) != len(weights):
         raise ValueError(

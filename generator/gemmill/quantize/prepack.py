@@ -1,17 +1,17 @@
 """Block-scaled weights made ready for Hopper, which multiplies e4m3, f16 and bf16 but no block scales.
 
-A kernel makes an operand of code and scale in registers. What it makes is exact, or said not to be:
+A kernel makes an operand of code and scale in registers. The operand is exact, or the op's name says that it is not:
 
     fp4_weight_mm         code * scale in the activations' type, f16 or bf16: zero or a normal number
     mxfp4_fp8_mm          code * 2^shift in e4m3, where shifts that share a base spread over at most 14 binary orders
     nvfp4_fp8_mm_rounded  code * scale / fold rounded to e4m3: by its own name only, and its error is reported
 
-Scales that are powers of two are made relative to a base. That is a factor of each row in the epilogue, or of each 128
-columns where activations have a scale for those. Of the bases on which all is exact, one that makes normal numbers only
-comes first, since a kernel may make those by two multiplications. Then comes the one nearest to 1. Groups of zeros take
-no part. So what is packed is a tensor of the same format: codes as they were, and ue8m0 scales relative to the base.
-The order in which the kernel of 4-bit weights reads both is made in `fp4_blocks`. Peers (Humming, Marlin) clamp scales
-silently where they spread too far.
+Powers of two as scales become relative to a base. That is a factor of each row in the epilogue, or of each 128 columns
+where activations have a scale for those. Of the bases on which all is exact, one that makes normal numbers only comes
+first, since a kernel may make those by two multiplications. Then comes the one nearest to 1. Groups of zeros take no
+part. So the packed tensor has the same format: codes as they were, and ue8m0 scales relative to the base. `fp4_blocks`
+makes the order in which the kernel of 4-bit weights reads both. Peers (Humming, Marlin) clamp scales silently where
+they spread too far.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ WIDENED = {"bf16": BF16, "f16": F16}
 BASE_COLUMNS = 128
 """Columns that share a base where activations have a scale for each 128 of them."""
 _CHUNK = 1 << 22
-"""Weights that are looked at at a time, so that memory is bounded."""
+"""Weights in one pass, so that memory is bounded."""
 _NOWHERE = 1 << 20
 """An exponent beyond every other."""
 
@@ -56,7 +56,7 @@ class Prepacked:
     base: Tensor
     """f32 [N], or [N, K / 128] rounded up."""
     fold: Tensor
-    """f32 [N]: powers of two by which code * scale of nvfp4 is divided before it is rounded to e4m3; ones elsewhere."""
+    """f32 [N]: powers of two that divide code * scale of nvfp4 before it is rounded to e4m3; ones elsewhere."""
     report: PrepackReport
 
     def operand_values(self) -> Tensor:
@@ -81,7 +81,7 @@ def prepack(
     fallback: str | None = None,
     allow_requant: bool = False,
 ) -> Prepacked:
-    """Pack weights [N, K] for an op. It is decided once for the whole tensor; the input is not changed.
+    """Pack weights [N, K] for an op. One decision covers the whole tensor; it does not change its input.
 
     for_op: a key of FORMATS_OF.
 
@@ -94,10 +94,10 @@ def prepack(
 
     fallback: "bf16" packs all for bf16 where a row does not fold exactly, of mxfp4_fp8_mm only.
 
-    allow_requant: clamps the smallest scales of rows that do not fold, and codes their weights anew, of mx formats.
+    allow_requant: clamps the smallest scales of rows that do not fold, and codes their weights again, of mx formats.
 
-    Raises ValueError, in a sentence, for arguments that do not go together, and for weights that are no numbers. It
-    names a row whose scales spread too far by its number.
+    Raises ValueError, in a sentence, for arguments that do not go together, and for weights that are NaN. It names a
+    row whose scales spread too far by its number.
     """
     _check_op(weights, for_op, activations, global_scale)
     _check_choices(for_op, base_per_group, fallback, allow_requant)
@@ -138,7 +138,7 @@ class _Folding:
         """Scales that share a base."""
         normal = exact_shifts(weights.format.code, operand, normal=True)
         self.shifts = exact_shifts(weights.format.code, operand) if operand is E4M3 else normal
-        """Exponents relative to a base that are exact. Widening is for normal numbers only."""
+        """Exponents relative to a base that keep the operand exact. Upcasting takes normal numbers only."""
         if not self.shifts:
             raise ValueError(
                 f"{operand} does not hold all {weights.format.code} codes of {weights.format} as normal numbers, whatever "
@@ -190,7 +190,7 @@ class _Folding:
         )
 
     def apply(self) -> tuple[BlockScaled, Tally]:
-        """The weights on their bases, and what changed. Only rows that do not fit get new codes."""
+        """The weights on their bases, and a tally of the changes. Only rows that do not fit get new codes."""
         weights, tally = self.weights, Tally(requantised_rows=int((~self.fits).any(dim=1).sum()))
         codes, scales = weights.codes, torch.empty_like(weights.scales)
         if tally.requantised_rows:

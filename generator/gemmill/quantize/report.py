@@ -1,4 +1,4 @@
-"""The report on packing weights: what it found out about them, and what it changed."""
+"""The report on packing weights: their range, and the changes."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from gemmill.quantize.weights import QuantizedWeight
 
 @dataclass(frozen=True, kw_only=True)
 class PrepackReport:
-    """What packing found out about a tensor, and what it changed."""
+    """The facts of a packed tensor, and the changes to it."""
 
     rows: int
     k: int
@@ -23,7 +23,7 @@ class PrepackReport:
     requantised_rows: int
     """Rows whose smallest scales were clamped."""
     changed: int
-    """How many weights differ from what they were."""
+    """How many weights have a new value."""
     added_error: float
     """Sum of the squared changes over the sum of the squared weights."""
     largest_change: float
@@ -31,7 +31,7 @@ class PrepackReport:
 
     @property
     def exact(self) -> bool:
-        """Whether every weight is what it was."""
+        """Whether every weight has its old value."""
         return self.changed == 0
 
     @property
@@ -55,7 +55,7 @@ class PrepackReport:
 
 @dataclass(kw_only=True)
 class Tally:
-    """Sums of what changed, over chunks of rows."""
+    """Sums of changes, over chunks of rows."""
 
     requantised_rows: int = 0
     changed: int = 0

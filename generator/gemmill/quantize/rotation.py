@@ -9,8 +9,7 @@ SIDES = ("out", "in")
 
 
 def fold_rotation(weight: Tensor, *, head_dim: int, seed: int | None, side: str) -> Tensor:
-    """A weight whose heads are rotated as a cache of `seed` rotates them, in the weight's dtype (rounded once from
-    float64).
+    """A weight with heads rotated as a cache of `seed` rotates them, in the weight's dtype (rounded once from float64).
 
     side "out" is for weights that make queries, keys or values: [heads * head_dim, hidden], or a bias [heads *
     head_dim]. Give such queries to attention with a seed of -1. Store such keys with rotated_keys, and such values with

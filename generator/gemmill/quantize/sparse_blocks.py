@@ -18,9 +18,9 @@ from gemmill.formats.two_to_four import GROUP, KEPT
 
 
 def to_sparse_blocks(weights: SparseFp4, expert: int, rows: Tensor | None = None) -> SparseFp4Blocks:
-    """The blocks of one expert's weights, and their bases. The input is not changed.
+    """The blocks of one expert's weights, and their bases. It does not change its input.
 
-    rows: int64, the order in which rows are packed; as they are by default.
+    rows: int64, the source row of each packed row; in order by default.
     """
     _, n, k = weights.shape
     order = torch.arange(n, device=weights.codes.device, dtype=torch.int64) if rows is None else rows

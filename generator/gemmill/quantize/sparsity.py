@@ -1,7 +1,6 @@
-"""2:4 magnitude pruning: of each four weights along K the two largest are kept.
+"""2:4 magnitude pruning: each four weights along K keep their two largest.
 
-Pruning is not free: it loses several times what quantisation to FP4 loses (docs/sparsity.md). So whoever prunes is told
-the error.
+Pruning loses several times as much as quantisation to FP4 (docs/sparsity.md), so its functions return the error.
 """
 
 from collections.abc import Sequence
@@ -19,12 +18,14 @@ from gemmill.vocab.float_type import E2M1, UE4M3
 from gemmill.vocab.format import NVFP4
 
 _REFITS = 2
-"""How many times scales are fitted to codes, and codes made by scales. More times change nothing that can be seen."""
+"""How many times least squares fits scales to codes, and scales make new codes. More times change nothing that can be
+seen.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertError:
-    """How far one expert's sparse weights are from what they were made from."""
+    """The error of one expert's sparse weights relative to their source."""
 
     expert: int
     weights: float
@@ -32,7 +33,7 @@ class ExpertError:
     pruned: float
     """The part of that sum which pruning alone costs, with the kept weights as they were."""
     outputs: float | None = None
-    """The same ratio as `weights`, for outputs of inputs that were given."""
+    """The same ratio as `weights`, for outputs of inputs from the caller."""
 
     def __str__(self) -> str:
         outputs = "" if self.outputs is None else f", outputs {self.outputs:.2e}"
@@ -40,7 +41,7 @@ class ExpertError:
 
 
 def pruned(weight: Tensor) -> Tensor:
-    """A weight [N, K] with the two smallest of each four along K set to zero. Of equal ones the first are kept.
+    """A weight [N, K] with the two smallest of each four along K set to zero. Of equal ones it keeps the first.
 
     Raises ValueError where K is no multiple of four, and for the first weight that is NaN or infinite.
     """
@@ -74,13 +75,12 @@ def prune_to_fp4(
     An expert is its parts [N, K], whose rows follow one another: gate and up, or down alone. Each part has a global
     scale of its own. Parts are bf16, f16, f32 or f64, or nvfp4 of `quantize_weight`.
 
-    Weights of floats are pruned by their magnitudes, then quantised. Of nvfp4 the codes are kept as they are. With
-    `rescale`, scales of floats are fitted to the kept weights by least squares, where that lessens the error. `inputs`
-    are [tokens, K] of each expert. With them every part is also multiplied by the factor for which its outputs are
-    nearest.
+    It prunes weights of floats by their magnitudes, then quantises them. Codes of nvfp4 stay as they are. With
+    `rescale`, least squares fits scales of floats to the kept weights, where that lessens the error. `inputs` are
+    [tokens, K] of each expert. With them every part also gets the factor that brings its outputs nearest.
 
-    Raises ValueError for parts that disagree, and for K that is no multiple of 32. It also raises it for weights that
-    are not finite, by their place.
+    Raises ValueError for parts that disagree, and for K that is no multiple of 32. It also raises it for infinite or
+    NaN weights, by their place.
     """
     if not experts or not experts[0]:
         raise ValueError(f"there are {len(experts)} experts of no parts: each has one weight or more")
@@ -121,7 +121,7 @@ class _Sums:
         self.after += float(second.square().sum())
 
     def changed(self, factor: float) -> float:
-        """The sum of squared changes where new values are multiplied by `factor`."""
+        """The sum of squared changes for new values times `factor`."""
         return max(self.before - 2 * factor * self.product + factor * factor * self.after, 0.0)
 
 
@@ -133,10 +133,10 @@ class _Part:
     factor: Tensor
     """f32 [1]: it multiplies."""
     multiplied: float
-    """The factor by which it differs from what the global scale says."""
+    """The factor on top of the global scale."""
     weights: _Sums
     kept: float
-    """The sum of the squares of the weights that were kept."""
+    """The sum of the squares of the kept weights."""
     outputs: _Sums
 
 
@@ -177,7 +177,7 @@ def _part(weight: Tensor | QuantizedWeight, rescale: bool, inputs: Tensor | None
 
 
 def _fitted(kept: Tensor, scales: Tensor, numbers: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales [N, K / 16] and codes [N, K / 4, 2] that are nearer to kept weights, or what they were where none are."""
+    """Scales [N, K / 16] and codes [N, K / 4, 2] nearer to the kept weights, or the old ones where none are."""
     wanted = grouped(kept.flatten(1) * global_scale, NVFP4.group * KEPT // GROUP)
     codes = numbers.flatten(1).reshape(wanted.shape)
     best = (wanted - decode(codes, E2M1) * decode(scales, UE4M3)[..., None]).square().sum(dim=-1)
@@ -216,7 +216,7 @@ def _shape(weight: Tensor | QuantizedWeight) -> tuple[int, ...]:
 
 
 def _check_part(weight: Tensor | QuantizedWeight) -> None:
-    """Raise ValueError for a part that no sparse FP4 is made of."""
+    """Raise ValueError for a part from which no sparse FP4 can be made."""
     if isinstance(weight, QuantizedWeight):
         if weight.format != str(NVFP4):
             raise ValueError(f"the weight is {weight.format}: 2:4 sparse FP4 is made of floats or of {NVFP4}")

@@ -10,7 +10,7 @@
 
 A code is the nearest to weight / scale, ties to even. A row or block of zeros has scale 1. Equal inputs have equal bits
 on every device. Zero points are those of compressed-tensors' `calculate_qparams`: the code nearest to -128 - smallest /
-scale stands for zero, and is added to weight / scale before that is rounded.
+scale stands for zero, and joins weight / scale before rounding.
 """
 
 import math
@@ -29,7 +29,7 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4, Format, ScaleRoundi
 BLOCKS = {"block128": (128, 128), "block32": (32, 32), "group128": (1, 128)}
 """Formats with a scale for each block, and the rows and columns that share one."""
 ASYMMETRIC = "int8_asymmetric"
-"""The format that has zero points."""
+"""The format with zero points."""
 ROWWISE = {"channel": torch.float8_e4m3fn, "int8": torch.int8, ASYMMETRIC: torch.int8}
 """Formats with a scale for each row, and the dtype of their codes."""
 BLOCK_SCALED = {str(format): format for format in (NVFP4, MXFP4, MXFP6, MXFP8)}
@@ -38,14 +38,14 @@ WEIGHT_FORMATS = (*ROWWISE, *BLOCKS, *BLOCK_SCALED)
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 _LOWEST, _STEPS = -128, 255
-"""The lowest code beside zero points, and how far the highest is from it."""
+"""The lowest code with zero points, and the distance of the highest from it."""
 CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Weights that are looked at at a time, so that memory is bounded. On a CPU so many stay in its cache."""
+"""Weights in one pass, so that memory is bounded. On a CPU so many stay in its cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedWeight:
-    """A weight [N, K] as codes and scales, in the order of a checkpoint; nothing is swizzled or packed for a kernel."""
+    """A weight [N, K] as codes and scales, in the order of a checkpoint: neither swizzled nor packed for a kernel."""
 
     format: str
     """One of WEIGHT_FORMATS."""
@@ -54,7 +54,7 @@ class QuantizedWeight:
     scales: Tensor
     """f32 [N, 1]; of blocks of r x c f32 [N / r, K / c] rounded up; of block-scaled formats uint8 [N, K / group]."""
     global_scale: Tensor | None = None
-    """f32 [1], of nvfp4 only: 2688 / amax, divides when values are decoded."""
+    """f32 [1], of nvfp4 only: 2688 / amax, by which decoding divides."""
     zero_points: Tensor | None = None
     """int32 [N, 1] from -128 to 127, of int8_asymmetric only: the code of each row that stands for zero."""
 
@@ -92,7 +92,8 @@ class QuantizedWeight:
 
     def values(self, rows: slice = slice(None)) -> Tensor:
         """The values of rows, f32 [rows, K]: (code - zero point) * scale, over the global scale where there is one.
-        Each is rounded once."""
+        Each rounds once.
+        """
         codes, format = self.codes[rows], BLOCK_SCALED.get(self.format)
         if format is None:
             shifted = codes.float() if self.zero_points is None else codes.float() - self.zero_points[rows]
@@ -121,7 +122,7 @@ def quantize_weight(
 
     scale_rounding: of mx formats, "up" or "ocp", as the quantisation ops have it.
 
-    A weight that requires grad is taken as it is: what is made of it has no gradients.
+    A weight that requires grad is taken as it is: the result has no gradients.
 
     Raises ValueError, in a sentence, for a format that does not exist, and for a tensor that is no float matrix. It
     also raises it for a K that the format cannot take, and for a weight that is NaN, infinite or beyond f32.
@@ -148,7 +149,7 @@ def quantize_weight(
 
 
 def empty_weight(format: str, n: int, k: int) -> QuantizedWeight:
-    """A weight [N, K] that has dtypes and shapes alone, on torch's meta device."""
+    """A weight [N, K] of dtypes and shapes alone, on torch's meta device."""
 
     def empty(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")

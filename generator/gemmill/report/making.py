@@ -1,4 +1,4 @@
-"""The steps of a report on a build that is there. Each leaves its part in the content, and `kept` is called after it."""
+"""The steps of a report on an existing build. Each adds its part to the content, and then calls `kept`."""
 
 from collections.abc import Callable
 from pathlib import Path

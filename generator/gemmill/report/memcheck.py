@@ -17,7 +17,7 @@ from gemmill.report.content import Checked
 NOT_FOUND = "not run: compute-sanitizer is not found"
 CALL_SECONDS = 300.0
 BODIES = 4
-"""The most variants whose calls are checked."""
+"""The most variants to call under memcheck."""
 _FOLDER = Path("/usr/local/cuda/bin")
 _CLEAN = "ERROR SUMMARY: 0 errors"
 _OPTIONS = (
@@ -25,7 +25,7 @@ _OPTIONS = (
     *("--target-processes", "application-only", "--kernel-name", "kernel_substring=gemmill"),
 )
 _ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "GEMMILL_ENDLESS_WAITS": "1"}
-"""Each tensor is an allocation of its own, and a kernel that is checked takes minutes."""
+"""Each tensor is an allocation of its own, and a kernel under memcheck takes minutes."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,7 +50,7 @@ def few(entries: Sequence[KernelEntry]) -> list[KernelEntry]:
 
 
 def check(program: str, build: Path, name: str, seconds: float = CALL_SECONDS) -> Checked:
-    """Make a variant's call under memcheck. One that hangs is killed with all that it started. Raises OSError."""
+    """Make a variant's call under memcheck. It kills one that hangs, with all of its processes. Raises OSError."""
     command = [program, *_OPTIONS, sys.executable, "-m", "gemmill.report.child", ONCE, str(build), name]
     process = subprocess.Popen(
         command,

@@ -1,4 +1,4 @@
-"""Texts that tell nothing of whose machine it is: names of users, hosts and folders are replaced."""
+"""Texts that do not identify a machine: replaces names of users, hosts and folders."""
 
 import getpass
 import platform
@@ -18,7 +18,7 @@ _PUBLIC = {"root", "user", "localhost"}
 
 
 class Places:
-    """What may not be told, and its replacements."""
+    """The names to hide, and their replacements."""
 
     def __init__(self, folders: Iterable[Path] = ()) -> None:
         """`folders` are hidden besides those that this process knows."""
@@ -33,7 +33,7 @@ class Places:
         self._names = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, told))})(?![\w-])") if told else None
 
     def hide(self, value: Any) -> Any:
-        """The value, of JSON's types, in whose texts nothing is told. Keys stay."""
+        """The value, of JSON's types, with the names in its texts replaced. Keys stay."""
         if isinstance(value, dict):
             return {key: self.hide(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):

@@ -1,1 +1,1 @@
-"""What users import: loading builds, choosing variants, the torch ops."""
+"""The part that users import: loading builds, choosing variants, the torch ops."""

@@ -13,7 +13,7 @@ _KEY = "gemmill/choices"
 
 
 def disagreement(build_id: str, digest: str) -> str | None:
-    """A sentence where another rank has another build or other choices; None where none was found, or there is one rank."""
+    """A sentence where another rank has another build or other choices; None for agreement, or for one rank."""
     store, rank = _store()
     if store is None:
         return None

@@ -1,4 +1,6 @@
-"""What happens around the calls of a namespace's ops, as settings ask for it. Without such a setting there is nothing in between."""
+"""Wrappers around the calls of a namespace's ops, as settings ask for them. Without such a setting there is nothing in
+between.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,8 +19,9 @@ class Wrapper(Protocol):
 
 
 class Around:
-    """The ops of a namespace with wrappers around each call, the last outermost, as long as it is not ended. A call costs some
-    microseconds more."""
+    """The ops of a namespace with wrappers around each call, the last outermost, until it ends. A call costs some
+    microseconds more.
+    """
 
     def __init__(self, namespace: str, build_id: str, wrappers: Sequence[Wrapper], key: str = "CUDA") -> None:
         self._library = torch.library.Library(namespace, "IMPL", key)

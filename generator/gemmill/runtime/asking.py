@@ -1,4 +1,4 @@
-"""The arguments that an op is given by a call of it, or of the function that allocates its results."""
+"""The arguments of an op in a call of it, or of the function that allocates its results."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from gemmill.runtime.schemas import NAMESPACE, Kind, OpSchema, Parameter
 
 
 def given_to(op: OpSchema, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """The op's arguments, in its schema's order. Raises TypeError where neither op nor function takes what is given."""
+    """The op's arguments, in its schema's order. Raises TypeError where neither op nor function takes these arguments."""
     if (bound := _bound(op, args, named)) is not None:
         return bound
     function = _function(op)
@@ -31,7 +31,7 @@ def given_to(op: OpSchema, args: Sequence[Any], named: Mapping[str, Any]) -> lis
 
 
 class _Asking(TorchDispatchMode):
-    """The mode that notes what an op is given, instead of running it."""
+    """The mode that notes an op's arguments, instead of running it."""
 
     def __init__(self, op: OpSchema) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from gemmill.writing import work_folder, write_whole
 
 MANIFEST = "manifest.json"
 ENTRY_POINTS = "gemmill.builds"
-"""The group of entry points by which installed packages of kernels are found."""
+"""The group of entry points of installed packages of kernels."""
 _INSIDE = Path(__file__).resolve().parent.parent / "_builds"
 
 
@@ -81,7 +81,7 @@ def resolve(named: str | Path, home: Path | None = None) -> Path:
 def serving(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
     """The build that serves an architecture, or the first one with a build if it is None.
 
-    That is the current build, else the newest that can be read. Raises ManifestError with what was found.
+    That is the current build, else the newest that can be read. Raises ManifestError with a list of the builds found.
     """
     for known in Arch if arch is None else [arch]:
         if (named := current(known, home)) is not None:
@@ -90,7 +90,7 @@ def serving(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]
 
 
 def current(arch: str, home: Path | None = None) -> str | None:
-    """The id of the build that was made current for an architecture. Raises ManifestError where that cannot be read."""
+    """The id of an architecture's current build. Raises ManifestError where it cannot read the file."""
     marker = _marker(arch, home)
     try:
         return marker.read_text(encoding="ascii").strip()
@@ -103,7 +103,9 @@ def current(arch: str, home: Path | None = None) -> str | None:
 
 
 def newest(arch: str | None, home: Path | None = None) -> tuple[Path, Manifest]:
-    """The newest readable build for an architecture (any, if None). Raises ManifestError with what was found."""
+    """The newest readable build for an architecture (any, if None). Raises ManifestError with a list of the builds
+    found.
+    """
     if arch is not None and arch not in set(Arch):
         raise ManifestError(without_kernels(arch))
     refused, unfit = [], None
@@ -146,7 +148,7 @@ def use(folder: Path, home: Path | None = None) -> Manifest:
 
 
 def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> None:
-    """Delete a build. Whoever has it loaded keeps it.
+    """Delete a build. A process that uses it keeps it.
 
     Raises ManifestError for a build that serves, unless forced, and for one that pip installed. Raises OSError.
     """
@@ -163,7 +165,7 @@ def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> No
         )
     for arch in served:
         _marker(arch, home).unlink(missing_ok=True)
-    # Renamed first: whoever lists the builds sees it whole or not at all.
+    # Renamed first: a listing of the builds sees it whole or not at all.
     gone = work_folder(home or settings.home())
     gone.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(gone)
@@ -173,10 +175,10 @@ def remove(folder: Path, home: Path | None = None, *, force: bool = False) -> No
 def settle(
     folder: Path, made: Manifest, before: Manifest | None, *, filtered: bool, wanted: bool | None, home: Path
 ) -> str:
-    """Decide whether a build that was just made serves from now on, write that down, and say it.
+    """Decide whether a new build serves from now on, record the decision, and return a sentence on it.
 
-    `before` is what served until now. `wanted` decides where it is given. Else a build takes over that is as complete:
-    it has the same selection, whole, or as many variants. Raises ManifestError, OSError.
+    `before` served until now. A `wanted` that is not None decides. Else a build takes over that is as complete: it has
+    the same selection, whole, or as many variants. Raises ManifestError, OSError.
     """
     if made.is_emulated:
         return _only_named(made)
@@ -232,7 +234,7 @@ def _listed(folders: list[Path]) -> str:
 
 
 def _shipped() -> Iterator[_Shipped]:
-    """The folder of a wheel that has all in one, and those of packages of kernels."""
+    """The folder of a wheel with all in one, and those of packages of kernels."""
     yield _Shipped(package="gemmill", version=__version__, folder=_INSIDE)
     for point in metadata.entry_points(group=ENTRY_POINTS):
         if point.dist is not None:

@@ -7,9 +7,9 @@ from gemmill.runtime.schemas import OpSchema
 
 
 def check(op: OpSchema, call: Call) -> Judged:
-    """What is found out about a call. It touches no data.
+    """The facts of a legal call. It touches no data.
 
-    Raises RuntimeError with one sentence for the first thing that is wrong with the call.
+    Raises RuntimeError with one sentence for the first fault of the call.
     """
     found = judged(op, call)
     if found.fault is not None:
@@ -18,6 +18,6 @@ def check(op: OpSchema, call: Call) -> Judged:
 
 
 def judged(op: OpSchema, call: Call) -> Judged:
-    """A call with what is found out about it where it is asked."""
+    """A call whose facts are computed at their first use."""
     family, declared = REGISTRY.ops[op.name]
     return family.asks.judged(declared, call)

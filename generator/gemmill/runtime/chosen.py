@@ -1,4 +1,4 @@
-"""The variants that were chosen: told as they are chosen, and counted."""
+"""The choices of this process: logged as they happen, and counted."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +10,11 @@ from gemmill.runtime.notices import LOG
 from gemmill.runtime.select import Noted, Trust
 
 MOST_TOLD = 10_000
-"""The most shapes that a process tells of."""
+"""The most shapes that a process logs."""
 
 
 class ChoiceLog:
-    """Tells each shape's choice once for each bucket of its rows, at level INFO."""
+    """Logs each shape's choice once for each bucket of its rows, at level INFO."""
 
     least_trust = Trust.EXACT
 
@@ -22,7 +22,7 @@ class ChoiceLog:
         self._told: set[tuple[ShapedCall, str]] = set()
 
     def hear(self, noted: Sequence[Noted]) -> bool:
-        """Tell the choices that are new. The result says whether more are told."""
+        """Log new choices. Returns whether the log wants more."""
         for choice in noted:
             shape = _bucketed(choice.call), choice.variant
             if shape not in self._told and len(self._told) < MOST_TOLD:
@@ -32,7 +32,7 @@ class ChoiceLog:
 
 
 def _bucketed(call: ShapedCall) -> ShapedCall:
-    """The call of its bucket's size: calls between have the same choice, or one that is told for its variant."""
+    """The call of its bucket's size: calls between have the same choice, or one that the log has under its variant."""
     tuning = REGISTRY.tunings[call.family]
     sizes = tuning.named(call.sizes)
     sizes |= {name: tuning.reach.bucket(size) for name, size in sizes.items() if name == tuning.bucketed}
@@ -75,8 +75,8 @@ class Chosen:
     times: int
     """The number of choices.
 
-    A thread chooses when it meets a shape and alignments on a kind of GPU, and remembers 512 of them. A call whose
-    choice is remembered is not counted, nor is one of a pinned variant.
+    A thread chooses at the first call of a shape and alignments on a kind of GPU, and remembers 512 of them. A repeated
+    call whose choice it remembers does not count, nor does one of a pinned variant.
     """
 
 

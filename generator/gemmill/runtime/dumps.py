@@ -1,7 +1,7 @@
 """Calls saved with their data, a file each, from which `gemmill export --from` makes a kernel that compiles on its own.
 
-A file is safetensors. Each tensor is the bytes from its first element to its last, with the gaps between: `given.NAME` before
-the call, `wrote.NAME` what the call left in an output. The header says dtypes, shapes, strides and the other arguments.
+A file is safetensors. Each tensor is the bytes from its first element to its last, with the gaps between: `given.NAME`
+before the call, `wrote.NAME` an output after it. The header says dtypes, shapes, strides and the other arguments.
 """
 
 import ctypes
@@ -23,10 +23,10 @@ from gemmill.writing import write_whole
 
 SCHEMA_VERSION = 1
 METADATA = "gemmill"
-"""The name in a file's metadata under which a call is told, as JSON."""
+"""The name in a file's metadata under which a call is described, as JSON."""
 GIVEN, WROTE = "given.", "wrote."
 ALIGNMENT = 256
-"""Addresses are told as the bytes behind a multiple of this."""
+"""A record of an address has the bytes past a multiple of this."""
 
 
 class Dumps:
@@ -40,7 +40,7 @@ class Dumps:
         most_bytes: int,
         capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
     ) -> None:
-        """`explain` tells build and choice of an op's arguments; so many calls and bytes are saved at most."""
+        """`explain` returns build and choice for an op's arguments; `calls` and `most_bytes` limit the saved files."""
         self._folder = folder
         self._explain = explain
         self._calls, self._bytes = calls, most_bytes
@@ -51,7 +51,7 @@ class Dumps:
         self._lock = threading.Lock()
 
     def around(self, op: OpSchema, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call of the op that is saved if it is the first of its kind. One that fails is saved without what it wrote."""
+        """A call of the op that saves itself if it is the first of its kind. The file of a failed call has no outputs."""
 
         def run(*args: Any) -> Any:
             told = self._wanted(op, args)
@@ -71,7 +71,7 @@ class Dumps:
         return run
 
     def _wanted(self, op: OpSchema, args: Sequence[Any]) -> dict[str, Any] | None:
-        """What a file tells of a call beside its tensors; None where it is not saved."""
+        """The header of a call's file, without its tensors; None for a call that is not to be saved."""
         if self._saved >= self._calls:
             return None
         kind = (op.name, *map(_kind, args))

@@ -20,14 +20,14 @@ _listeners: list[Callable[[str, str], None]] = []
 
 
 def hand_on(op: str, handed: Handed) -> None:
-    """Hand on what an op refuses, in builds that are loaded and in those to come."""
+    """Hand on calls that an op refuses, in loaded builds and in those to come."""
     HANDED[op] = handed
     for tell in _listeners:
         tell(op, handed.to)
 
 
 def listen(tell: Callable[[str, str], None]) -> None:
-    """Have a build told of all such ops, each with the op that gets its calls."""
+    """Call `tell` with all such ops, each with the op that gets its calls."""
     _listeners.append(tell)
     for op, handed in HANDED.items():
         tell(op, handed.to)

@@ -1,4 +1,4 @@
-"""Whether batch invariance is asked for: by the calling thread, else by the process; and how an extension is told."""
+"""Requests for batch invariance, by the calling thread, else by the process; and how an extension learns of them."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ _NUMBER = ctypes.c_int64
 _CHOOSE = ctypes.CFUNCTYPE(None, _NUMBER, ctypes.POINTER(PackedCall), _NUMBER, ctypes.POINTER(PackedChoice))
 _ASK = ctypes.CFUNCTYPE(_NUMBER)
 _AS_PROCESS = -1
-"""Of a thread that asks for nothing itself. Mirrored by kernels/extension/selection.h."""
+"""Of a thread without a request of its own. Mirrored by kernels/extension/selection.h."""
 
 
 class _Thread(threading.local):
@@ -45,7 +45,8 @@ def batch_invariant(asked: bool = True) -> Iterator[None]:
 
 
 def set_batch_invariant(asked: bool = True) -> None:
-    """Ask for what `batch_invariant` gives in all threads that are in no block of it; also GEMMILL_BATCH_INVARIANT=1.
+    """Ask for batch invariance, as `batch_invariant` does, in all threads that are in no block of it; also
+    GEMMILL_BATCH_INVARIANT=1.
 
     Raises ManifestError, and changes nothing, where a loaded build is too old for it.
     """
@@ -58,14 +59,14 @@ def holds_here() -> bool:
 
 
 def holds_everywhere() -> bool:
-    """Whether it is asked for in threads that do not say otherwise."""
+    """Whether threads that do not say otherwise are under the contract."""
     return _everywhere
 
 
 def hold_here(asks: bool | None) -> bool | None:
-    """Let this thread ask for it or not, or leave it to the process (None). Returns what it asked for before.
+    """Let this thread ask for it or not, or leave it to the process (None). Returns its request before.
 
-    Raises ManifestError, and changes nothing, where a loaded build cannot be asked.
+    Raises ManifestError, and changes nothing, where a loaded build is too old for it.
     """
     if asks:
         _check_all()
@@ -91,12 +92,14 @@ def _check_all() -> None:
 
 
 class Holding:
-    """What one extension is told. It asks Python for each choice under the contract, and remembers the answer with the mode."""
+    """The requests that one extension has received. It asks Python for each choice under the contract, and remembers
+    the answer with the mode.
+    """
 
     def __init__(
         self, library: ctypes.CDLL, choose: Callable[[int, PackedCall, int], tuple[int, Trust]], build_id: str
     ) -> None:
-        """Raises ManifestError where the contract is asked for, and the build is too old for it."""
+        """Raises ManifestError where the contract is in force, and the build is too old for it."""
         self._library, self._decide, self._build_id = library, choose, build_id
         self._is_able = hasattr(library, "gemmill_hold")
         if self._is_able:
@@ -110,7 +113,7 @@ class Holding:
         _all.add(self)
 
     def check(self) -> None:
-        """Raise ManifestError where the build was made before there was such a contract."""
+        """Raise ManifestError for a build older than the contract."""
         if not self._is_able:
             raise ManifestError(
                 f"build {self._build_id} cannot hold batch invariance, which is asked for: it is too old, make it again with "
@@ -118,12 +121,12 @@ class Holding:
             )
 
     def tell_thread(self, asks: bool | None) -> None:
-        """Tell what the calling thread asks for."""
+        """Pass on the request of the calling thread."""
         if self._is_able:
             self._library.gemmill_hold(_AS_PROCESS if asks is None else int(asks))
 
     def tell_process(self, asks: bool) -> None:
-        """Tell what other threads ask for."""
+        """Pass on the request of other threads."""
         if self._is_able:
             self._library.gemmill_hold_everywhere(int(asks))
 
@@ -138,5 +141,5 @@ class Holding:
 
 
 def _asked_here() -> int:
-    """What a thread asks for that an extension meets for the first time."""
+    """The request of a thread at its first call of an extension."""
     return _AS_PROCESS if _thread.asks is None else int(_thread.asks)

@@ -1,10 +1,11 @@
 """Batch invariance: a row's result has the same bits whatever the batch, its place there, and its neighbours.
 
-An element's bits depend on the order in which it is summed along K (`Tuning.order`), and on nothing else that differs between
-variants. Under the contract a choice holds one order for each class of calls, its sizes but those that the batch decides, and
-the alignment of its operands. The order is that of the least expected loss over a fixed set of batches, by the shipped tables
-and the model, on a device with the architecture's usual number of multiprocessors. So it is the same on every device of the
-architecture, and whichever batch comes first. Within the order a call gets the fastest variant, by all tables.
+An element's bits depend on the order of its sum along K (`Tuning.order`), and on no other difference between variants.
+Under the contract a choice holds one order for each class of calls, its sizes but those that the batch decides, and the
+alignment of its operands. The order is that of the least expected loss over a fixed set of batches, by the shipped
+tables and the model, on a device with the architecture's usual number of multiprocessors. So it is the same on every
+device of the architecture, and whichever batch comes first. Within the order a call gets the fastest variant, by all
+tables.
 """
 
 import math
@@ -25,7 +26,7 @@ ROWS = tuple(1 << i for i in range(13))
 """The bucketed sizes, 1 to 4096, over which an order's expected loss is the geometric mean."""
 
 ASKED = "batch invariance is asked for"
-"""What every refusal under the contract has in it."""
+"""Words in every refusal under the contract."""
 
 _Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 
@@ -78,8 +79,9 @@ class Invariance:
         return order.over(length) if order is not None and length else order
 
     def choose(self, call: ShapedCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
-        """As `select.choose`, within the order that is held; the row is -1 where none is, or none of its variants takes the
-        call."""
+        """As `select.choose`, within the order that the class keeps; the row is -1 where it has none, or no variant of
+        that order takes the call.
+        """
         held = self.held(call)
         if held is None:
             return -1, Trust.MODEL, None
@@ -99,7 +101,7 @@ class Invariance:
         return self._held[key]
 
     def refusal(self, call: ShapedCall) -> str:
-        """Why a call has no variant under the contract: a sentence that names what was asked, and what to do."""
+        """Why a call has no variant under the contract: a sentence that names the request and the remedy."""
         tuning = REGISTRY.choices[call.family]
         asked = f"{ASKED}, and of {tuning.describe(call.call_class)}"
         held = self.held(call)
@@ -130,7 +132,9 @@ class Invariance:
         return f"{found}, batch invariance holds {held.order}"
 
     def cost(self, call: ShapedCall) -> float | None:
-        """The expected ratio of the held choice's time to the free choice's for this call; None where no order is held."""
+        """The expected ratio of the held choice's time to the free choice's for this call; None where the class has no
+        order.
+        """
         held = self.held(call)
         if held is None or not REGISTRY.choices[call.family].is_measured:
             return None if held is None else 1.0
@@ -238,7 +242,7 @@ class Invariance:
 
 
 def _across(tuning: Tuning) -> Mapping[str, tuple[int, ...]]:
-    """The sizes that the batch decides, and their values by which orders are compared."""
+    """The sizes that the batch decides, and the values at which the choice of an order compares."""
     return tuning.across or {tuning.bucketed: ROWS}
 
 
@@ -257,7 +261,7 @@ def _power(call: ShapedCall) -> float:
 
 
 def _over(tuning: Tuning) -> str:
-    """The batches by which orders are compared, in words."""
+    """The batches at which the choice of an order compares, in words."""
     return " and ".join(f"{name} of {v[0]} to {v[-1]}" for name, v in tuning.across.items()) or f"1 to {ROWS[-1]} rows"
 
 

@@ -1,5 +1,4 @@
-"""The loading of an extension: it is checked before it is opened, and registered when an op namespace is given to
-it."""
+"""The loading of an extension: it checks the file before it opens it, and registers the ops of each new namespace."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -104,7 +103,7 @@ class Build:
         return tuple(found.values())
 
     def declare(self, family: Family, op: Op) -> None:
-        """Tell the extension of an op that came after it was loaded. It is registered with the next namespace."""
+        """Declare an op to the extension that came after it was loaded. The next namespace registers it."""
         declare(self._library, family, op)
 
     @property
@@ -145,7 +144,7 @@ class Build:
         return list(packed.noted(self._library, self.table, most))
 
     def times_chosen(self, row: int, trust: Trust) -> int:
-        """How often a row of the table was chosen; calls whose choice is remembered are not counted."""
+        """The number of choices of a row of the table; calls whose choice it remembers do not count."""
         return self._library.gemmill_times_chosen(row, trust.value)
 
     def set_arena(self, address: int | None, size: int = 0) -> None:
@@ -158,10 +157,10 @@ class Build:
 
     @contextmanager
     def recording(self) -> Iterator[list[tuple[str, bytes]]]:
-        """Record launches: meanwhile the calling thread's reach no kernel. Their symbols and the bytes of their
-        arguments are taken.
+        """Record launches: meanwhile the calling thread's reach no kernel. It takes their symbols and the bytes of
+        their arguments.
 
-        Raises ManifestError for a build that was made before there was such a thing.
+        Raises ManifestError for a build that is too old to record.
         """
         if not hasattr(self._library, "gemmill_set_recorder"):
             raise ManifestError(
@@ -185,7 +184,7 @@ class Build:
         return select(self.table, call, sm_count, self.pinned_name(), invariance)
 
     def _choose_held(self, family: int, call: packed.PackedCall, sm_count: int) -> tuple[int, Trust]:
-        """The choice under the contract that the extension asks for, which it remembers for the calling thread."""
+        """The choice for a call of the extension under the contract, which it remembers for the calling thread."""
         shaped = packed.shaped_call(list(self.table.families)[family], call)
         pinned = self.pinned_name()
         if pinned is None:
@@ -201,7 +200,7 @@ class Build:
         return self.table.entries[row].name if row >= 0 else None
 
     def needs_workspace(self, row: int) -> bool:
-        """Whether a row's kernel is asked for how much workspace it needs."""
+        """Whether a row's kernel computes the size of its workspace."""
         return bool(self._kernels[self.table.rows[row].kernel].workspace)
 
     def _declare(self) -> None:
@@ -269,7 +268,7 @@ def _check_torch(manifest: Manifest) -> None:
 
 
 def _check_driver(manifest: Manifest) -> None:
-    """Refuse a driver that is too old, before a call meets it.
+    """Refuse a driver that is too old, before any call.
 
     A driver runs no machine code of a later major release of CUDA than its own.
     """

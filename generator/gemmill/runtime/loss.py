@@ -13,7 +13,7 @@ from gemmill.runtime.tuned import Tuned, current_row, siblings
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 
 ALIGNED = 16
-"""Bytes at multiples of which operands lie: measured calls are aligned as the best variants need it."""
+"""Operands begin at multiples of this many bytes: tuning measures calls aligned as the best variants need it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,7 @@ class Loss:
     none: int
     """Rows for which it has no variant at all."""
     estimated: int
-    """Rows whose choice the table did not time. Their time is the model's, or that of the slowest variant that was
-    timed."""
+    """Rows whose choice the table did not time. Their time is the model's, or that of the slowest measured variant."""
     mean: float
     """The mean loss of all rows, from the geometric mean of ratios: 0.34 takes 34 % longer."""
     worst: float
@@ -73,7 +72,7 @@ def _answered(
     estimate."""
     current = current_row(row, built)
     if current is not None and current.variants[0] == row.variants[0] and row.variants[0] in built:
-        return row, 1.0, False  # what choosing comes to, a thousand times as fast
+        return row, 1.0, False  # the result of choosing, a thousand times as fast
     first = siblings(row, exact=True)[0]
     tuning, table = REGISTRY.tunings[first.family], parts.get((first.family, first.call_class))
     if table is None:
@@ -90,7 +89,9 @@ def _answered(
 
 
 def _by_class(table: VariantTable) -> dict[tuple[str, int], VariantTable]:
-    """A table for each class of calls: hundreds of calls are answered, and each looks at all rows that there are."""
+    """A table for each class of calls, since an audit answers hundreds of calls, and each looks at all rows of its
+    table.
+    """
     members: dict[tuple[str, int], list[int]] = {}
     for i, (row, entry) in enumerate(zip(table.rows, table.entries, strict=True)):
         members.setdefault((entry.family, row.call_class), []).append(i)

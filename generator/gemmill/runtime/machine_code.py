@@ -1,4 +1,4 @@
-"""Which kernel a measured time is of: the one that is made from the same, or the one with the same machine code."""
+"""The kernel of a measured time: the one with the same inputs, or the one with the same machine code."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,19 +11,19 @@ DIGEST_CHARACTERS = 16
 
 
 def machine_code(entry: KernelEntry) -> str:
-    """The digest of a variant's machine code as rows keep it, with its registers; empty where neither is known."""
+    """The digest of a variant's machine code as rows keep it, with its registers; empty where either is unknown."""
     return f"{entry.sass_digest[:DIGEST_CHARACTERS]}r{entry.registers}" if entry.sass_digest else ""
 
 
 def is_same(entry: KernelEntry, digest: str, code: str) -> bool:
-    """Whether a variant is as it was measured: what it is made from, or else its machine code."""
+    """Whether a variant is the measured one: by the digest of its sources, or else by its machine code."""
     return entry.source_digest.startswith(digest) or (code != "" and code == machine_code(entry))
 
 
 def noted(table: TunedTable, builds: Sequence[Manifest]) -> TunedTable:
-    """The table with the machine code of its variants, where one of the builds has them as they were measured.
+    """The table with the machine code of its variants, where one of the builds has the measured ones.
 
-    So rows follow the code into builds that are made from other sources. The first build counts.
+    So rows follow the code into builds from other sources. The first build counts.
     """
     entries = [{entry.name: entry for entry in build.entries} for build in builds]
     rows = [_noted_row(row, entries) for row in table.rows]
@@ -46,7 +46,7 @@ def _noted_fault(fault: Quarantined, builds: Iterable[Mapping[str, KernelEntry]]
 
 
 def _noted(name: str, digest: str, code: str, builds: Iterable[Mapping[str, KernelEntry]]) -> tuple[str, str]:
-    """Digest and machine code of a measured variant, as the first build has it that has it at all."""
+    """Digest and machine code of a measured variant, from the first build with that digest."""
     entries = [build[name] for build in builds if name in build and is_same(build[name], digest, code)]
     exact = [entry for entry in entries if entry.source_digest.startswith(digest) and machine_code(entry)]
     for entry in exact or entries:

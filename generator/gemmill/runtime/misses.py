@@ -11,9 +11,9 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime.select import Noted, Trust
 
 MOST_BYTES = 1 << 20
-"""The most bytes of the file, and of what one process writes: about ten thousand shapes. Then recording ends.
+"""The most bytes of the file, and of one process's part: about ten thousand shapes.
 
-What it remembered is given up.
+Then recording ends, and the process frees its memory of shapes.
 """
 
 
@@ -28,7 +28,7 @@ class MissFile:
         self._left = MOST_BYTES
 
     def hear(self, noted: Sequence[Noted]) -> bool:
-        """Write the shapes that are new. The result says whether there is room for more."""
+        """Write new shapes. The result says whether there is room for more."""
         lines = dict.fromkeys(line for choice in noted if (line := _line(choice)) is not None)
         new = [line for line in lines if line not in self._written]
         if new:
@@ -63,8 +63,9 @@ def _after_cut_line(file: IO[bytes], size: int) -> bytes:
 
 
 def _line(noted: Noted) -> str | None:
-    """The line of a noted choice; None for a call of a class that is not tuned, or of nothing, since neither can be
-    measured."""
+    """The line of a noted choice; None for an empty call, or one of a class without tuning, since neither can be
+    measured.
+    """
     call = noted.call
     tuning = REGISTRY.tunings[call.family]
     op = tuning.measured_as(call)

@@ -1,7 +1,7 @@
-"""Choices that extensions note, handed to whoever listens.
+"""Choices that extensions note, passed on to listeners.
 
 An extension notes a call when it chooses for it; calls whose choice it remembers cost nothing more. A background thread
-takes what was noted, so a process that is killed loses a few seconds of it.
+collects the notes, so a killed process loses a few seconds of them.
 """
 
 import atexit
@@ -15,23 +15,22 @@ from gemmill.runtime.select import Noted, Trust
 
 PERIOD_SECONDS = 5.0
 MOST_NOTED = 1024
-"""The most choices that an extension notes between two periods. More are dropped, and noted when they are chosen for
-again."""
+"""The most choices that an extension notes between two periods. It drops more, and notes them at their next choice."""
 
 
 class Listener(Protocol):
     """A receiver of noted choices."""
 
     least_trust: Trust
-    """The trust of the choices that are wanted: those that rest on no more than this."""
+    """The trust of the wanted choices: those that rest on no more than this."""
 
     def hear(self, noted: Sequence[Noted]) -> bool:
-        """Take the choices that are new. The result says whether more are wanted."""
+        """Take new choices. Returns whether it wants more."""
         ...
 
 
 class Notes:
-    """The notes of all builds given to it, in a process that is forked too."""
+    """The notes of all builds added to it, also in a forked process."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = list(listeners)
@@ -56,7 +55,7 @@ class Notes:
                 self._builds.append(build)
 
     def flush(self) -> None:
-        """Hand on what was noted since."""
+        """Hand on the notes since the last time."""
         with self._lock:
             noted = [choice for build in self._builds for choice in build.take_noted(MOST_NOTED)]
             for listener in list(self._listeners) if noted else ():

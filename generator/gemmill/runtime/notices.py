@@ -1,4 +1,4 @@
-"""The messages of gemmill to whoever runs it, through `logging.getLogger("gemmill")`."""
+"""gemmill's messages to its users, through `logging.getLogger("gemmill")`."""
 
 import copy
 import logging
@@ -62,7 +62,7 @@ def tell_loaded(manifest: Manifest, tuned: Tuned, folder: Path) -> None:
 
 
 def tell_quarantined(manifest: Manifest, tuned: Tuned) -> None:
-    """Warn of variants that are never chosen, because they went wrong when they were measured."""
+    """Warn of variants that no call gets, because tuning saw them fail."""
     for name, why in tuned.quarantined.items():
         LOG.warning("build %s: %s is quarantined, so it is not chosen: %s", manifest.build_id, name, why)
 

@@ -1,4 +1,4 @@
-"""The ops by their families' references, on tensors of any device: the CPU path, and what kernels are held against."""
+"""The ops by their families' references, on tensors of any device: the CPU path, and the reference for kernels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from gemmill.runtime.serving import serving_of
 
 
 def by_reference(op: OpSchema, arguments: Sequence[Any]) -> Any:
-    """Check a call like the op, write its results by the reference, and return what the op returns.
+    """Check a call like the op, write its results by the reference, and return the op's result.
 
     Raises RuntimeError as the op would.
     """

@@ -39,8 +39,8 @@ def of_symbolic_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call:
 def of_fake_arguments(op: OpSchema, arguments: Sequence[Any]) -> Call | None:
     """The call with these arguments, whose tensors have no memory. None where a size has no value yet.
 
-    A number that torch keeps symbolic stands with the value that it has in the call that is traced. To compare it
-    itself would put a guard into the compiled code, for a check that the op makes again whenever it runs.
+    A number that torch keeps symbolic has its value in the traced call. To compare it itself would put a guard into the
+    compiled code, for a check that the op makes again whenever it runs.
     """
 
     def described(value: Any) -> Any:
@@ -74,8 +74,7 @@ def _call(op: OpSchema, arguments: Sequence[Any], of: Callable[[Any], Any]) -> C
 
 
 def complete(op: OpSchema, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments with defaults for those at the end that are not given. Raises TypeError if their number is
-    wrong."""
+    """The arguments, completed by the defaults of omitted ones at the end. Raises TypeError if their number is wrong."""
     rest = op.parameters[len(arguments) :]
     if len(arguments) > len(op.parameters) or any(parameter.required for parameter in rest):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""The torch ops: schemas, fakes, the CPU reference, and CUDA kernels that come with the first build that is loaded."""
+"""The torch ops: schemas, fakes, the CPU reference, and, from the first loaded build on, CUDA kernels."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ _served: dict[str, int | None] = {}
 """Namespaces whose ops have the active build's kernels, with its registration; None while there is no active build."""
 _libraries: list[torch.library.Library] = []
 _bootstrap: list[torch.library.Library] = []
-"""What CUDA calls reach until the first build is loaded."""
+"""The target of CUDA calls until the first build is loaded."""
 
 
 def load(build: str | Path | None = None) -> Build:
@@ -74,7 +74,7 @@ def load(build: str | Path | None = None) -> Build:
 
 
 def _replace_kernels(build: Build) -> None:
-    """Give all served namespaces a build's kernels, then take away what they had.
+    """Give all served namespaces a build's kernels, then take the old ones away.
 
     A call of another thread finds the one or the other.
     """
@@ -94,7 +94,7 @@ def _replace_kernels(build: Build) -> None:
 
 
 def _wrappers() -> list[Wrapper]:
-    """What settings put around calls. Files of calls are limited for the whole process."""
+    """The wrappers that settings put around calls. Limits on saved calls hold for the whole process."""
     global _dumps
     found: list[Wrapper] = [Ranges(explain)] if settings.ranges() else []
     if (folder := settings.dump()) is not None:
@@ -186,7 +186,7 @@ def supports(
     group_size: int | None = None,
     batch_invariant: bool = False,
 ) -> bool:
-    """Whether a variant is compiled in for an op, operand (input) dtype, output dtype, architecture and group size.
+    """Whether the build has a variant for an op, operand (input) dtype, output dtype, architecture and group size.
 
     batch_invariant: whether one is that can answer under `gemmill.batch_invariant`.
 
@@ -210,8 +210,8 @@ def supports(
 def explain(op: str, *args: Any, **named: Any) -> Choice:
     """The variant that a call would get and, for every other one, the first rule that rejected it.
 
-    Arguments are those of the function of this name in `gemmill`, or of the op, which is given what it writes too.
-    Raises RuntimeError where the op itself would refuse the call, TypeError where neither takes such arguments.
+    Arguments are those of the function of this name in `gemmill`, or of the op, which takes its outputs too. Raises
+    RuntimeError where the op itself would refuse the call, TypeError where neither takes such arguments.
     """
     schema = _schema(op)
     given = given_to(schema, args, named)
@@ -223,9 +223,9 @@ def explain(op: str, *args: Any, **named: Any) -> Choice:
 def use_variant(name: str) -> Iterator[KernelEntry]:
     """Pin a variant by its name, of this release or an earlier one, or by the alias that `gemmill list` prints, for the calling thread.
 
-    Inside the block, an op of the variant's family raises RuntimeError for a call that the variant cannot take. One
-    variant is pinned at a time. One that is pinned inside takes the other's place until its block ends, whatever its
-    family. Raises ValueError if the variant is not loaded.
+    Inside the block, an op of the variant's family raises RuntimeError for a call that the variant cannot take. Each
+    block pins one variant. An inner block replaces the pinned variant, of whatever family, until it ends. Raises
+    ValueError if no loaded build has the variant.
     """
     build = active()
     if is_alias(name):
@@ -243,7 +243,7 @@ def use_variant(name: str) -> Iterator[KernelEntry]:
 
 
 def assume_constant_weights(assumed: bool = True) -> None:
-    """Promise that no kernel still under way writes the `b` of a GEMM; kernels for few rows then read it early.
+    """Promise that no kernel still under way writes the `b` of a GEMM; kernels for a small M then read it early.
 
     Under programmatic dependent launch a kernel begins while its predecessors drain. With this promise it loads its
     weights in that time, which in a chain of GEMMs hides most of the latency that decoding consists of. The promise
@@ -266,10 +266,10 @@ def read_tables() -> None:
 
 
 def stats() -> list[Chosen]:
-    """Return how often each variant was chosen in this process, by class of calls and by what the choice rests on.
+    """Return how often each variant was chosen in this process, by class of calls and by the evidence for the choice.
 
-    Choices are counted, not calls: see `Chosen.times`. A quantisation op has one kernel for a call, so nothing is
-    chosen. GEMMILL_LOG=choices logs each shape's choice, within seconds.
+    These are numbers of choices, not of calls: see `Chosen.times`. A quantisation op has one kernel for a call, so
+    there is no choice to count. GEMMILL_LOG=choices logs each shape's choice, within seconds.
     """
     return chosen_in(_loaded.values())
 
@@ -284,10 +284,10 @@ def table_digest() -> str:
 
 
 def check_ranks() -> None:
-    """Check that this process chooses as the other ranks of torch.distributed's default group that have asked.
+    """Check that this process chooses as the other ranks of torch.distributed's default group that have called it.
 
-    It compares build and table digest with those of the first rank that asked, and waits for none. Plugins of engines ask when
-    they take their first layer, and log a warning. Raises RuntimeError, which names both.
+    It compares build and table digest with those of the first rank that called it, and waits for none. Plugins of
+    engines ask when they take their first layer, and log a warning. Raises RuntimeError, which names both.
     """
     build = active()
     if (sentence := agreement.disagreement(build.build_id, build.tuned.digest)) is not None:
@@ -320,8 +320,9 @@ def overload(op: str) -> Callable[..., Any]:
 
 
 def define_in_python(schema: str, answer: Callable[..., Any]) -> None:
-    """Define an op that a function answers on every device. It is for ops whose result only their data tells, as no
-    contract can."""
+    """Define an op that a function answers on every device. It is for ops whose result only their data decides, as no
+    contract can.
+    """
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define(schema)
     library.impl(OpSchema(schema).name, answer, "CompositeExplicitAutograd")

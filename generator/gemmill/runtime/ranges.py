@@ -9,7 +9,7 @@ from gemmill.runtime.schemas import NAMESPACE, OpSchema
 from gemmill.runtime.select import Choice
 
 MOST_REMEMBERED = 4096
-"""The most texts of ranges that are remembered."""
+"""The most texts of ranges that the memo keeps."""
 
 
 class Ranges:

@@ -1,4 +1,4 @@
-"""Names and schemas of the ops that are declared, and the families whose they are."""
+"""Names and schemas of the declared ops, and the families that own them."""
 
 from gemmill.family import Family, Kind, Op, OpSchema, Parameter
 from gemmill.registry import REGISTRY

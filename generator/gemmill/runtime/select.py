@@ -1,4 +1,4 @@
-"""The choice of a variant for a call, and why the others were not chosen.
+"""The choice of a variant for a call, and why the others lost.
 
 It is pure: the extension makes the same choice on the hot path.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Trust(Enum):
-    """What a choice rests on. Values are those of kernels/extension/selection.h."""
+    """The evidence for a choice. Values are those of kernels/extension/selection.h."""
 
     PINNED = 0
     EXACT = 1
@@ -44,7 +44,7 @@ class Noted:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A variant that was not chosen, and the first reason."""
+    """A variant that lost, and the first reason."""
 
     name: str
     reason: str
@@ -63,9 +63,11 @@ class Choice:
     measured: Mapping[str, int] | None = None
     """The sizes, by name, of the row of a tuned table that the choice rests on."""
     held: "Held | None" = None
-    """The order of K that batch invariance holds for such calls; None where it was not asked for, or none can be held."""
+    """The order of K that batch invariance holds for such calls; None for a call without the request, or where no order
+    serves.
+    """
     cost: float | None = None
-    """The expected ratio of the chosen variant's time to that of the free choice; None where no order is held."""
+    """The expected ratio of the chosen variant's time to that of the free choice; None where the class has no order."""
     refused: str | None = None
     """Why batch invariance leaves the call without a variant."""
 
@@ -81,11 +83,11 @@ def select(
     pinned: str | None = None,
     invariance: "Invariance | None" = None,
 ) -> Choice:
-    """The choice for a call on a device of `sm_count` multiprocessors, where the variant `pinned` is pinned if named.
+    """The choice for a call on a device of `sm_count` multiprocessors; `pinned` names a pinned variant.
 
-    With `invariance`, batch invariance is asked for: the choice holds its order.
+    With `invariance`, the choice follows the contract: it keeps the order of the class.
 
-    The op launches nothing for an empty result, so no variant is chosen for one.
+    The op launches nothing for an empty result, so there is no choice for one.
     """
     sizes = REGISTRY.choices[call.family].named(call.sizes)
     if any(sizes[name] == 0 for name in REGISTRY.choices[call.family].result):
@@ -151,8 +153,9 @@ def _same_for_all(table: VariantTable, family: str, reason: str) -> tuple[Reject
 
 
 def choose(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
-    """The row for a call where nothing is pinned, or -1; what the choice rests on; the measured row, if there is
-    one."""
+    """The row for a call without a pinned variant, or -1; the evidence for the choice; the measured row, if there is
+    one.
+    """
     tuning = REGISTRY.choices[call.family]
     tuned, trust = _choose_tuned(table, call) if tuning.is_measured else (None, Trust.ONLY)
     if tuned is not None:
@@ -230,7 +233,7 @@ def _trace(
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The measurement behind a choice: what was measured, where and when."""
+    """The measurement behind a choice: its workload, device and date."""
 
     table: Path
     row: TableRow

@@ -1,4 +1,4 @@
-"""The layers of a serving engine that gemmill takes, and those that it leaves: told in the log, and by `serving_report`."""
+"""The layers of a serving engine that gemmill takes, and those that it leaves: in the log, and from `serving_report`."""
 
 import logging
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ class Kind:
     by: str
     """The kernel's class or function, by its name."""
     variants: str
-    """The variants of some calls, and what each choice rests on."""
+    """The variants of some calls, and the evidence for each choice."""
     rows: str = ""
     """The rows of calls that it serves, and why; empty for all."""
 
 
 @dataclass(kw_only=True)
 class _Log:
-    """What this process has told, and is to tell."""
+    """The lines that this process has logged, and those to come."""
 
     layers: dict[Kind, set[int]] = field(default_factory=dict)
     """The layers of each kind, by their identity; none where calls alone are known."""
@@ -36,7 +36,7 @@ _log = _Log()
 
 
 def took(kind: Kind, layer: object | None = None) -> None:
-    """Note a layer that gemmill takes; `tell` tells of it. A call, whose layer is not known, is told at once, and once."""
+    """Note a layer that gemmill takes; `tell` logs it. A call of an unknown layer is logged at once, and once."""
     if layer is None and kind not in _log.layers:
         LOG.info("%s", _sentence(kind, 0))
     elif layer is not None:
@@ -47,27 +47,27 @@ def took(kind: Kind, layer: object | None = None) -> None:
 
 
 def left(layer: str, why: str, *, level: int = logging.INFO) -> None:
-    """Tell that a layer stays with the engine: once for a shape and a reason."""
+    """Log that a layer stays with the engine: once for a shape and a reason."""
     if (layer, why) not in _log.refusals:
         _log.refusals[layer, why] = None
         LOG.log(level, "%s", _refused(layer, why))
 
 
 def tell() -> None:
-    """Tell of each kind of layers that came since the last time, and how many layers it has by now."""
+    """Log each kind of layers that came since the last time, and how many layers it has by now."""
     for kind in _log.untold:
         LOG.info("%s", _sentence(kind, len(_log.layers[kind])))
     _log.untold.clear()
 
 
 def forget() -> None:
-    """Begin anew, as a process does."""
+    """Forget everything, as in a new process."""
     for part in (_log.layers, _log.untold, _log.refusals):
         part.clear()
 
 
 def serving_report() -> dict[str, list[dict[str, Any]]]:
-    """Print and return what gemmill serves in this process's engine, and what it left to the engine.
+    """Print and return the layers that gemmill serves in this process's engine, and those that it left to the engine.
 
     `served` has layer, kernel, variants, rows and number of layers for each kind; the number is 0 where the engine's calls came to
     gemmill, and not its layers. Rows are those of calls that gemmill serves, empty for all. `left` has layer and reason.

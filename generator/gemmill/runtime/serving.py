@@ -1,4 +1,4 @@
-"""The part of the runtime that a family hands in beside its contracts."""
+"""The part of the runtime that a family adds to its contracts."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,15 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How calls of a family's ops are computed without a kernel, and how their choice is told."""
+    """The reference of a family's ops, and the description of their choices."""
 
     results: Callable[[Judged, dict[str, Any]], Iterable[Result]]
-    """The results of the reference for a call that has passed the checks, each with its tensor. Arguments are by
-    role."""
+    """The results of the reference for a legal call, each with its tensor. Arguments are by role."""
     asked: Callable[[Judged], ShapedCall]
-    """The shaped call of a call that has passed the checks: all that a choice depends on."""
+    """The shaped call of a legal call: all inputs of a choice."""
     lacks: Callable[["Build", OpSchema, Call, Choice], str]
-    """The text that says why a build serves no such call, and what to do."""
+    """The text on why a build serves no such call, and the remedy."""
 
 
 def serving_of(op: OpSchema) -> Serving:

@@ -1,6 +1,6 @@
-"""Sizes for what a function allocates, of arguments that no contract has judged yet.
+"""Sizes of a function's results, from arguments that no contract has checked yet.
 
-A size that an argument does not have is zero here. So the op is reached whatever is wrong, and says it in its sentence.
+A size that an argument does not have is zero here. So the call reaches the op whatever is wrong, and gets its sentence.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def size(x: Tensor, dim: int) -> int:
 
 
 def sizes(x: Tensor, count: int) -> tuple[int, ...]:
-    """The first dimensions of a tensor, as many as are asked for."""
+    """The first `count` dimensions of a tensor."""
     return (*x.shape, *(0,) * count)[:count]
 
 
@@ -37,7 +37,7 @@ def has_values(x: Tensor) -> bool:
 
 
 def check_call(op: str, arguments: Sequence[Any]) -> None:
-    """Raise RuntimeError as the op does, and where a tensor has no values: before values of a call are looked at."""
+    """Raise RuntimeError as the op does, also for tensors without values; for callers that then read values."""
     schema = BY_NAME[op]
     for name, x in zip(schema.arguments, arguments, strict=True):
         if isinstance(x, Tensor) and not has_values(x):

@@ -16,10 +16,10 @@ from gemmill.space.names import current_name
 SCHEMA_VERSION = 3
 LARGEST_SIZE = 2**31 - 1
 _SIZES_OF_SCHEMA_1 = ("n", "k", "m")
-"""The sizes that were fields of a row in schema 1."""
+"""The sizes that schema 1 had as fields of a row."""
 
 Key = tuple[str | int, ...]
-"""The op, then the sizes in the order in which rows are sorted: a table has one row for each."""
+"""The op, then the sizes in the sort order of rows: a table has one row for each."""
 
 
 class TableError(ValueError):
@@ -46,19 +46,19 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """The variants that were fastest at these sizes, the choice first. The bucketed size of a call may be less."""
+    """The fastest variants at these sizes, the choice first. The bucketed size of a call may be less."""
 
     op: str
-    """The class of calls that was measured, as the family's sweep names it."""
+    """The measured class of calls, by its name in the family's sweep."""
     sizes: Mapping[str, int]
-    """Sizes by name, in the order in which rows are sorted: `in_order`."""
+    """Sizes by name, in the sort order of rows: `in_order`."""
     variants: tuple[str, ...]
     us: tuple[float, ...]
     """The variants' times, in microseconds."""
     digests: tuple[str, ...] = ()
-    """Digests of what the variants were made from when they were measured; empty where that was not recorded."""
+    """Digests of the variants' inputs at the measurement; empty where the sweep did not record them."""
     codes: tuple[str, ...] = ()
-    """Digests of their machine code (`machine_code.py`), an empty one where it is not known."""
+    """Digests of their machine code (`machine_code.py`), empty for unknown ones."""
     tied: int = 1
     """How many of the first variants were as fast as one another."""
     source: str
@@ -86,11 +86,11 @@ class Quarantined:
 
     variant: str
     digest: str
-    """The digest of what it was made from, or the beginning of it."""
+    """The digest of its inputs, or the beginning of it."""
     code: str = ""
-    """The digest of its machine code, where it is known."""
+    """The digest of its machine code, if known."""
     why: str
-    """What went wrong, at which shape and when."""
+    """The fault, its shape and its date."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,7 @@ class TunedTable:
 
 
 def in_order(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes in the order in which their family's rows are sorted, or in that of the alphabet where no family has such
-    sizes."""
+    """Sizes in the sort order of their family's rows, or in that of the alphabet where no family has such sizes."""
     tuning = _tuning_of(sizes)
     return {name: sizes[name] for name in (tuning.key if tuning is not None else sorted(sizes))}
 

@@ -1,10 +1,10 @@
 """The measured choices that a build selects by: from the user's tables and the shipped ones, row by row.
 
-A row says what was fastest on one device with one driver and one source of a kernel. How far that holds here is its
-trust. Where several tables have a row for a shape, the most trusted is taken, then the one found first. A row whose
-winner has changed since is served by a variant that was nearly as fast, and no longer called exact. A row without one
-is refused, and so is a table that cannot be read. A row of another device speaks up to a size that its family names.
-Calls are then answered by other rows.
+A row has the fastest variants on one device with one driver and one source of a kernel. How far that holds here is its
+trust. Where several tables have a row for a shape, the most trusted is taken, then the one found first. A variant that
+was nearly as fast serves a row whose winner has changed since, no longer as exact. The reader refuses a row without
+one, and a table that it cannot read. A row of another device speaks up to a size that its family names; other rows
+answer larger calls.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ STALE_MARGIN = 1.03
 """How many times the winner's time a variant may have taken to serve in its place, once the winner's kernel has
 changed.
 
-It is about what the analytic model loses (docs/notes/tables.md).
+It is about the loss of the analytic model (docs/notes/tables.md).
 """
 
 
@@ -43,16 +43,16 @@ class TableTrust(IntEnum):
     EXACT = 0
     """this device and driver"""
     DRIVER_CHANGED = 1
-    """this device, another driver (or one that is not known)"""
+    """this device, another driver (or an unknown one)"""
     COMPILER_CHANGED = 2
     """this device, and kernels of another release of nvcc, whose machine code is another or not known"""
     OTHER_DEVICE = 3
-    """another device of the same architecture: many rows are left to the model there"""
+    """another device of the same architecture: there the model decides at a large M"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine that tables are held against."""
+    """The machine whose device and driver decide the trust in tables."""
 
     arch: str
     device: str | None
@@ -72,24 +72,24 @@ class TunedChoice:
     sizes: Mapping[str, int]
     names: tuple[str, ...]
     exact: bool = True
-    """Whether the first is what was measured to be the fastest. Else the winner's kernel has changed since."""
+    """Whether the first was the fastest at the measurement. Else the winner's kernel has changed since."""
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The class and sizes of the choice, in the order in which choices of a family are sorted."""
+        """The class and sizes of the choice, in the sort order of the family's choices."""
         return (self.call_class, *(self.sizes[name] for name in REGISTRY.tunings[self.family].key))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedTable:
-    """A table that was found, and how its rows are used."""
+    """A table found on this machine, and the use of its rows."""
 
     path: Path
     table: TunedTable
     trusts: Mapping[TableTrust, int]
     """How many rows have each trust."""
     stale: int
-    """Rows whose winner has changed since, and is replaced by a variant that was nearly as fast."""
+    """Rows whose winner has changed since, so that a variant that was nearly as fast serves in its place."""
     refused: int
     """Rows whose winner has changed since, without such a variant."""
 
@@ -101,7 +101,7 @@ class Tuned:
     choices: tuple[TunedChoice, ...]
     tables: tuple[LoadedTable, ...]
     quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Variants of the build that are never chosen, and why, by name."""
+    """Variants of the build that no call gets, and why, by name."""
 
     @property
     def digest(self) -> str:
@@ -179,7 +179,7 @@ def shipped_rows(arch: str) -> Iterator[TableRow]:
 
 
 def table_files() -> list[Path]:
-    """Files that hold tables, in the order in which they are preferred."""
+    """Files of tables, the most preferred first."""
     named = [path for place in settings.tables() for path in (_tables_in(place) if _is_folder(place) else [place])]
     return [*named, *_tables_in(settings.home() / "tables"), *_tables_in(_SHIPPED)]
 
@@ -262,7 +262,7 @@ def siblings(row: TableRow, *, exact: bool) -> list[TunedChoice]:
         family, first = _offers(row.variants[0], ops)
         others = [_offers(variant, ops)[1] for variant in row.variants[1:]]
     except ValueError:
-        return []  # of a later gemmill, or of a family that is not tuned: nothing that this build has
+        return []  # of a later gemmill, or of a family without tuning: nothing that this build has
     if row.sizes.keys() != set(REGISTRY.tunings[family].sizes):
         return []  # the same
     return [
@@ -295,7 +295,7 @@ def times_of(row: TableRow, family: str, call_class: int) -> dict[str, float]:
 def _offers(variant: str, _ops: int) -> tuple[str, dict[int, tuple[str, ...]]]:
     """A variant's family, and by class the names of the variants that its measurement stands for.
 
-    `_ops` is how many ops there are to be asked. Raises ValueError.
+    `_ops` is the number of ops. Raises ValueError.
     """
     config = parse_name(variant)
     family = REGISTRY.family_of(config)

@@ -34,7 +34,7 @@ class VariantTable:
     """The entry of each row."""
     tuned: tuple[TunedRow, ...]
     quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Why each variant that is never chosen is not, by name."""
+    """Why no call gets each quarantined variant, by name."""
 
     @cached_property
     def families(self) -> dict[str, range]:
@@ -60,7 +60,7 @@ def make_variant_table(
 ) -> VariantTable:
     """The table for the kernels of an extension, `kernels` being their symbols in its order.
 
-    `quarantined` has variants that are never chosen, and why; no measured choice names one.
+    `quarantined` has the variants that no call gets, and why; no measured choice names one.
     """
     index = {symbol: i for i, symbol in enumerate(kernels)}
     known, chosen = list(entries), list(tuned)
@@ -87,7 +87,7 @@ def make_variant_table(
 
 
 def _without_needed(entries: Sequence[KernelEntry]) -> dict[str, str]:
-    """Variants that launch another family's, of which the build has none: why they are never chosen, by name."""
+    """Variants that launch another family's, of which the build has none: why no call gets them, by name."""
     found = {}
     for entry in entries:
         needs = REGISTRY.choices[entry.family].needs(entry.config)

@@ -1,1 +1,1 @@
-"""What a kernel is, which combinations can exist, and which ones we want."""
+"""Configs of kernels, the rules on which combinations can exist, and the selections to build."""

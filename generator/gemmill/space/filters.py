@@ -15,12 +15,13 @@ _KEY_VALUE = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)=(.*)")
 
 
 class FilterError(ValueError):
-    """A pattern that cannot be read or that nothing fits; the text says what exists."""
+    """An unreadable pattern, or one without a match; the text lists the possible values."""
 
 
 def apply(selection: Selection, patterns: Sequence[str]) -> Selection:
     """The configs of a selection that fit every pattern. Raises FilterError for a key or value that the selection does
-    not have, and where nothing is left."""
+    not have, and for an empty result.
+    """
     configs = selection.configs
     for pattern in patterns:
         fits = _compile(pattern, selection.configs)

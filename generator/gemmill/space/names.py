@@ -1,4 +1,4 @@
-"""The only place where a kernel's name is made, and read back.
+"""The only place that makes a kernel's name, and reads it back.
 
 A name is a C identifier: architecture, tag of its kernels, and the words of their grammar, joined by `_`.
 """

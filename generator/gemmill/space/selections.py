@@ -22,7 +22,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What is to be built, and what the rules kept out of it."""
+    """The configs to build, and those that the rules rejected."""
 
     name: str
     arch: Arch
@@ -32,7 +32,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionFile:
-    """What a file of `gemmill prune` lists; it tells more, which is for readers."""
+    """The list in a file of `gemmill prune`; the file has more, for readers."""
 
     name: str
     arch: Arch

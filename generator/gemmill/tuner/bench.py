@@ -1,8 +1,8 @@
 """The process that runs candidates: `python -m gemmill.tuner.bench SPEC`. It may be killed at any time.
 
-Commands come as JSON lines on stdin. Answers go as JSON lines to the file descriptor named in SPEC, so that nothing that a
-library prints can be taken for one. What goes wrong with a candidate is an answer. What goes wrong with this process, as an
-abort or a context that died, is seen by the sweep.
+Commands come as JSON lines on stdin. Answers go as JSON lines to the file descriptor named in SPEC, so that nothing
+that a library prints can be taken for one. A candidate's fault is an answer; the sweep sees faults of this process, as
+an abort or a dead context.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ from gemmill.tuner.workloads import Workload
 
 DRY_ROTATED_BYTES = 4096
 POISONS = (0xFF, 0xBF)
-"""The bytes that memory is filled with: 0xFF makes NaN of all float types, 0xBF of none."""
+"""The bytes that fill memory: 0xFF makes NaN of all float types, 0xBF of none."""
 DEAD_CONTEXT = ("CUDA error", "CUDA driver error", "device-side assert", "illegal memory access")
 """Words in the text of an error after which a CUDA context is of no more use."""
 
@@ -60,7 +60,7 @@ class Bench:
         self._prepared: dict[str, Graph | _Invented] = {}
 
     def hello(self) -> dict[str, Any]:
-        """What this process runs on."""
+        """The device and software of this process."""
         facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver_version()}
         if self._device.type == "cpu":
             return facts | {"gpu": None}
@@ -93,7 +93,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def check(self, name: str, build: str) -> dict[str, str] | None:
-        """What is wrong with a candidate's result on poisoned memory, if anything is."""
+        """The fault of a candidate's result on poisoned memory, if there is one."""
         subject = self._subjects.find(Candidate(name=name, build=build))
         finding = self._check(subject)
         return None if finding is None else {"fault": finding.fault.value, "detail": finding.detail}
@@ -115,12 +115,12 @@ class Bench:
         return self._prepared[name].round()
 
     def drop(self, name: str) -> None:
-        """Give back what preparing a candidate took."""
+        """Free the memory of a candidate's preparation."""
         if (prepared := self._prepared.pop(name, None)) is not None:
             prepared.close()
 
     def close(self) -> None:
-        """Give back what preparing took."""
+        """Free the memory of the preparation."""
         for name in list(self._prepared):
             self.drop(name)
 
@@ -134,7 +134,7 @@ class Bench:
         operands = self._opened
         if subject.workspace and self._arena is None:
             self._arena = GuardedArena(ARENA_BYTES, self._device)
-        # The poison differs: whoever leaves elements alone, or adds to them, is seen.
+        # The poison differs, which shows a kernel that leaves elements alone, or adds to them.
         first = self._call(subject, operands, 0, POISONS[0])
         if isinstance(first, Finding):
             return first
@@ -155,7 +155,7 @@ class Bench:
         return third if isinstance(third, Finding) else self._judge(subject, self._exact, third)
 
     def _call(self, subject: Subject, operands: Operands, pad: int, poison: int) -> Results | Finding:
-        """The results on poisoned memory, their rows `pad` elements apart, or what was written outside it."""
+        """The results on poisoned memory, their rows `pad` elements apart, or the writes outside them."""
         memory = Memory(operands.slots(pad), self._device, GUARD_BYTES)
         memory.bytes.fill_(poison)
         before = memory.bytes.clone()
@@ -173,7 +173,7 @@ class Bench:
         return results_of(given, returned)
 
     def _judge(self, subject: Subject, operands: Operands, results: Results) -> Finding | None:
-        """What is wrong with results, if anything is."""
+        """The fault of results, if there is one."""
         key = operands is self._exact, subject.given
         if key not in self._expected:
             self._expected[key] = subject.given(operands).expected()
@@ -211,7 +211,7 @@ class _Invented:
         return self._us * slowness * (1 + 0.01 * _fraction(self._name, self._turn))
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """It holds nothing."""
 
 
 def _fraction(*parts: object) -> float:
@@ -237,10 +237,10 @@ def serve(commands: IO[str], answers: IO[str], make: Callable[[], Any]) -> None:
 
 
 def end_with(lifeline: int) -> None:
-    """The kernel ends this process when the other end of the pipe is closed, whatever it does then.
+    """The kernel ends this process when the other end of the pipe closes, whatever it does then.
 
-    A hung candidate may hold the interpreter, so no thread is asked to end it. PR_SET_PDEATHSIG would end it with the
-    thread that started it. SIGIO, unhandled, ends a process.
+    A hung candidate may hold the interpreter, so no thread could end it. PR_SET_PDEATHSIG would end it with the thread
+    that started it. SIGIO, unhandled, ends a process.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
@@ -249,7 +249,7 @@ def end_with(lifeline: int) -> None:
 
 
 def run(make: Callable[..., Any]) -> None:
-    """Serve as a program: `make` takes the fields of the spec that the Worker was given."""
+    """Serve as a program: `make` takes the fields of the Worker's spec."""
     spec = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(sys.argv[1]).items()}
     end_with(spec.pop("lifeline"))
     with os.fdopen(spec.pop("answers"), "w", encoding="utf-8") as answers:

@@ -1,4 +1,4 @@
-"""`gemmill.tune`: variants timed beside a server's warm-up, and taken up by the builds of the same process."""
+"""`gemmill.tune`: times variants during a server's warm-up, and lets the builds of the same process use the results."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

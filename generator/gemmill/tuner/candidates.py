@@ -1,4 +1,6 @@
-"""Which variants are worth trying on a workload: what the rules allow, what the table names, what the model thinks well of."""
+"""The variants worth trying on a workload: those that the rules allow, that a table names, and that the model ranks
+high.
+"""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,14 +20,16 @@ from gemmill.tuner.workloads import Workload
 
 MOST = 60
 PLAUSIBLE = 2.5
-"""Variants that the analytic model puts beyond this many times its best are not tried. The model is wrong by less."""
+"""A sweep does not try variants that the analytic model puts beyond this many times its best. The model is wrong by
+less.
+"""
 OF_AN_ORDER = 3
-"""Variants of each order of K that are tried where orders are asked for."""
+"""Variants of each order of K to try, on request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildFacts:
-    """A build that candidates come from, as far as planning needs it: no extension is loaded."""
+    """A build with candidates, as far as planning needs it, without its extension."""
 
     folder: Path
     manifest: Manifest
@@ -34,7 +38,7 @@ class BuildFacts:
 
 
 def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozenset[str] | None = None) -> BuildFacts:
-    """What planning needs of a build; only the variants in `names`, if given, are candidates."""
+    """The facts of a build that planning needs; only the variants in `names`, if given, are candidates."""
     entries = [e for e in manifest.entries if e.family in REGISTRY.tunings and (names is None or e.name in names)]
     symbols = sorted({entry.symbol for entry in entries})
     tuned = load_tuned(entries, here)
@@ -48,7 +52,7 @@ class Field:
 
     candidates: tuple[Candidate, ...]
     present: str | None
-    """The variant of the first build that is chosen today."""
+    """The first build's choice of today."""
 
 
 def field_of(
@@ -62,8 +66,8 @@ def field_of(
     vllm: bool = False,
     orders: bool = False,
 ) -> Field:
-    """Up to `most` variants, the most promising first, those of the tiles that a second opinion advises among them. Then the
-    peers that take the workload, torch's own and vLLM's library if they are wanted.
+    """Up to `most` variants, the most promising first, those of the tiles that a second opinion advises among them.
+    Then the peers that take the workload, torch's own and vLLM's library on request.
 
     With `orders` the model's best of each order of K are among them, however slow.
     """

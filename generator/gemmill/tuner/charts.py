@@ -11,7 +11,7 @@ from typing import Any
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 18, 10, 30
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
-"""Marks of an axis of ratios, of which 1 is drawn darker."""
+"""Marks of an axis of ratios, of which 1 is darker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,9 @@ class Line:
     """The CSS class that gives its colour."""
     points: Sequence[tuple[float, float]]
     told: Sequence[str] = ()
-    """The text of each point's tooltip, where it is not made of the values."""
+    """The text of each point's tooltip, in place of the values."""
     beside: float = 0.0
-    """Units by which points are drawn to the right of their places, so that lines of dots do not hide one another."""
+    """Units to the right of their places by which to plot points, so that lines of dots do not hide one another."""
 
 
 def log_chart(
@@ -80,7 +80,7 @@ class Cell:
 
 
 def winner_map(rows: Sequence[str], columns: Sequence[int], cells: Mapping[tuple[str, int], Cell]) -> dict[str, Any]:
-    """Rows of weights, columns of M, a square for each shape that was measured and None for each that was not."""
+    """Rows of weights, columns of M, a square for each measured shape and None for any other."""
     return {
         "columns": list(columns),
         "rows": [(row, [cells.get((row, column)) for column in columns]) for row in rows],

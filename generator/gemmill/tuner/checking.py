@@ -1,8 +1,9 @@
-"""A time is worth nothing if the result is wrong: what may be found out about a candidate, and the memory that is watched.
+"""A time is worth nothing if the result is wrong: the possible faults of a candidate, and the memory under watch.
 
-Results are held against the reference by the family's cases, and memory around them is watched. Calling twice and comparing
-all of both results finds what rows that are looked at miss. Operands whose results no right kernel rounds before it stores
-them are held against the reference besides. Of a long K the tolerance of random ones hides what is missing.
+The family's cases compare results with the reference, and guards watch the memory around them. Calling twice and
+comparing all of both results finds faults outside the compared rows. The check also compares results of exact operands,
+of which no right kernel loses a bit before it stores the result. For a long K the tolerance of random operands hides
+missing products.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ PAD = 64
 
 
 class Fault(StrEnum):
-    """What is wrong with a candidate; it is not timed, and never chosen."""
+    """The fault of a candidate; no sweep times it, and no call gets it."""
 
     CRASH = "crash"
     """its process or its CUDA context died"""
@@ -26,7 +27,7 @@ class Fault(StrEnum):
     REFUSED = "refused"
     """it raised an error"""
     NAN = "nan"
-    """NaN where the reference has none: most often elements that were never written"""
+    """NaN where the reference has none: most often the kernel never wrote these elements"""
     WRONG = "wrong"
     """elements beyond the op's tolerance"""
     OUT_OF_BOUNDS = "out of bounds"
@@ -44,7 +45,7 @@ class Finding:
 
 
 class GuardedArena:
-    """Memory for a workspace, with guard bytes before it and behind what of it is used."""
+    """Memory for a workspace, with guard bytes before it and behind its used part."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
@@ -57,11 +58,11 @@ class GuardedArena:
         return self._memory.data_ptr() + GUARD_BYTES
 
     def reset(self) -> None:
-        """Poison all of it: what a kernel reads before it writes is no zero."""
+        """Poison all of it, so that a kernel that reads before it writes finds no zero."""
         self.used = 0
         self._memory.fill_(GUARD)
 
     def is_intact(self) -> bool:
-        """Whether nothing was written around the bytes that the last workspace had, `used`."""
+        """Whether the bytes around the `used` ones of the last workspace are unchanged."""
         bands = (self._memory[:GUARD_BYTES], self._memory[GUARD_BYTES + self.used :])
         return all(bool((band == GUARD).all()) for band in bands)

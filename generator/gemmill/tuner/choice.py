@@ -1,10 +1,10 @@
-"""Which candidate was the fastest, as far as the rounds can tell.
+"""The choice of the fastest candidate, as far as the rounds can tell.
 
-Rounds alternate between candidates, so a round is a fair comparison and its ranks are free of how the clocks were. The
-least mean rank wins. Whoever was faster than it in a quarter of the rounds and slower by no more than the margin is
-tied with it. So is whoever was slower by less than half a per cent. Ties go to what is chosen today, else to the first
-name. So the same rounds always give the same choice and noise seldom gives another. What is chosen today stays unless
-it is beaten by the margin.
+Rounds alternate between candidates, so a round is a fair comparison and its ranks do not depend on the clocks. The
+least mean rank wins. A candidate that was faster than it in a quarter of the rounds and slower by no more than the
+margin is tied with it. So is one that was slower by less than half a per cent. Ties go to today's choice, else to the
+first name. So the same rounds always give the same choice and noise seldom gives another. Today's choice stays unless
+another beats it by the margin.
 """
 
 import statistics
@@ -20,13 +20,13 @@ MARGIN = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What was chosen for a workload, and how clearly."""
+    """The choice for a workload, and how clear it is."""
 
     chosen: str
     ranked: tuple[str, ...]
     """Every variant that ran to the end. The choice stands first, the others by time."""
     us: Mapping[str, float]
-    """Their medians in microseconds. What clocks did to a whole round is taken out."""
+    """Their medians in microseconds. It takes out the changes of the clocks over a whole round."""
     tied: tuple[str, ...]
     """The fastest variant, and those as fast as it."""
     fastest: str
@@ -68,7 +68,9 @@ def decide(rounds_us: Mapping[str, Sequence[float]], present: str | None, margin
 
 
 def steady_us(rounds_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The median of each contender. The rounds' common drift is taken out by the contenders that ran in all rounds."""
+    """The median of each contender. The contenders that ran in all rounds give the rounds' common drift, which it takes
+    out.
+    """
     rounds = max(map(len, rounds_us.values()), default=0)
     whole = [[us / statistics.median(taken) for us in taken] for taken in rounds_us.values() if len(taken) == rounds]
     drift = [statistics.geometric_mean(turn) for turn in zip(*whole, strict=True)]

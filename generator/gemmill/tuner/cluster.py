@@ -1,7 +1,8 @@
 """Tasks on a Dask cluster that is there already, with one worker for each GPU.
 
-A task asks for the resource GPU=1. Its Dask worker keeps a measuring process, which may be killed without the worker
-noticing. Where a worker is lost, its tasks are run again, each alone; one that takes another down with it is given up.
+A task requires the resource GPU=1. Its Dask worker keeps a measuring process, which may be killed without the worker
+noticing. The tasks of a lost worker run again, each alone; the scheduler gives up one that takes another worker down
+with it.
 """
 
 import atexit
@@ -35,10 +36,9 @@ class ClusterExecutor(Executor):
         self._starting: list[Future] = []
 
     def facts(self) -> Mapping[str, Any]:
-        """The device of the first worker that tells. Raises TuneError.
+        """The device of the first worker that answers. Raises TuneError.
 
-        All are asked, so that their measuring processes start at the same time, and not each when its first task
-        comes.
+        It asks all, so that their measuring processes start at the same time, and not each when its first task comes.
         """
         self._starting = [
             self._client.submit(facts_here, self._spec, pure=False, resources=RESOURCES, workers=[address])

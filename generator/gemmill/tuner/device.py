@@ -18,7 +18,7 @@ _THROTTLES = {
     "SwThermalSlowdown": "heat, by the driver",
     "HwPowerBrakeSlowdown": "power brake",
 }
-"""Reasons for clocks below what was asked for, by the end of their names in NVML."""
+"""Reasons for clocks below the requested ones, by the end of their names in NVML."""
 
 
 def now() -> str:
@@ -52,7 +52,7 @@ def gpu_count() -> int:
 
 
 class Monitor:
-    """A context manager that samples a GPU in the background. Without the library or a GPU it has nothing to tell."""
+    """A context manager that samples a GPU in the background. Without the library or a GPU it has no samples."""
 
     def __init__(self, read: Callable[[], dict[str, float | tuple[str, ...]]] | None) -> None:
         self._read = read
@@ -84,8 +84,9 @@ class Monitor:
             self._thread.join()
 
     def summary(self) -> dict[str, Any]:
-        """Minimum, median and maximum of each quantity (MHz, W, degrees C), and in which share of the samples clocks were
-        held down, by reason. Empty where nothing was sampled."""
+        """Minimum, median and maximum of each quantity (MHz, W, degrees C), and the share of samples with reduced
+        clocks, by reason. Empty without samples.
+        """
         samples = list(self._samples)
         if not samples:
             return {}

@@ -19,7 +19,7 @@ class LocalExecutor(Executor):
     def __init__(
         self, spec: WorkerSpec, program: str = "gemmill.tuner.bench", devices: Sequence[str | None] = (None,)
     ) -> None:
-        """`devices` as CUDA_VISIBLE_DEVICES names them; None leaves a process what this one sees."""
+        """`devices` as CUDA_VISIBLE_DEVICES names them; None leaves a process all devices of this one."""
         self._workers = [Worker(spec, program, device) for device in devices]
 
     def facts(self) -> Mapping[str, Any]:
@@ -29,7 +29,7 @@ class LocalExecutor(Executor):
         return first
 
     def run(self, tasks: Sequence[Task], found: Found) -> Iterator[Event]:
-        """The outcomes in the order in which they come. Faults are told as they are found, in this thread."""
+        """The outcomes in the order in which they come. Calls `found` for each fault at once, in this thread."""
         waiting: SimpleQueue[Task] = SimpleQueue()
         told: SimpleQueue[partial[None] | Event | BaseException] = SimpleQueue()
         for task in tasks:
@@ -49,7 +49,7 @@ class LocalExecutor(Executor):
                     left -= 1
                     yield news
             finally:
-                _drain(waiting)  # who was interrupted waits for the tasks under way, not for all
+                _drain(waiting)  # an interrupted run waits for the tasks under way, not for all
 
     def close(self) -> None:
         """End the processes."""
@@ -63,7 +63,7 @@ def _serve(
     told: "SimpleQueue[partial[None] | Event | BaseException]",
     found: Found,
 ) -> None:
-    """Measure tasks until none waits; what is found is told to the thread that runs the sweep."""
+    """Measure tasks until none waits; the thread that runs the sweep gets each result."""
 
     def fault(task: Task, *what: Any) -> None:
         told.put(partial(found, task.workload, *what))
@@ -96,6 +96,6 @@ def facts_of(worker: Worker) -> Mapping[str, Any]:
 
 
 def visible_device(index: int) -> str:
-    """The name by which another process is given the index-th of the GPUs that this process may use."""
+    """The index-th of the GPUs that this process may use, by its name for another process."""
     visible = settings.visible_devices()
     return visible[index] if visible else str(index)

@@ -1,9 +1,9 @@
-"""A second opinion on which tiles suit a shape: NVIDIA's nvidia-matmul-heuristics, where it is installed.
+"""A second opinion on which tiles suit a shape: that of NVIDIA's nvidia-matmul-heuristics, where it is installed.
 
-It is asked for CUTLASS 3 kernels on an H200 with e4m3 operands, row-major A and column-major B (precision "OOT", layout TN).
-What it answers is taken as tiles and clusters that should be among the candidates, never as an order. Its library crashes in
-its destructor (0.1.0.27), so it has a process of its own that never comes there. This module, run as a program, reads shapes
-and writes tiles as JSON.
+The query is for CUTLASS 3 kernels on an H200 with e4m3 operands, row-major A and column-major B (precision "OOT",
+layout TN). Its answers add tiles and clusters to the candidates, and never rank them. Its library crashes in its
+destructor (0.1.0.27), so it has a process of its own that never comes there. This module, run as a program, reads
+shapes and writes tiles as JSON.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from gemmill.tuner.protocol import TuneError
 
 PACKAGE, MODULE = "nvidia-matmul-heuristics", "nvMatmulHeuristics"
 ANSWERS = 8
-"""The number of tiles that are asked for each shape; fewer may come."""
+"""The number of tiles to request for each shape; fewer may come."""
 LIMIT_SECONDS = 600
 _KEPT: list[object] = []
 """Objects that must not be destroyed before the process ends."""
@@ -29,7 +29,7 @@ Tile = tuple[int, int, int, int]
 
 
 def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
-    """The tiles that are named for each shape. Raises TuneError without the package, or where it fails."""
+    """The recommended tiles of each shape. Raises TuneError without the package, or where it fails."""
     from gemmill.typed_json import JsonError, from_json
 
     if importlib.util.find_spec(MODULE) is None:
@@ -50,7 +50,7 @@ def advice(shapes: Sequence[Shape]) -> Mapping[Shape, tuple[Tile, ...]]:
 
 
 def answer(shapes: Sequence[Shape]) -> list[list[Tile]]:
-    """The library's answer, asked in this process."""
+    """The library's answer, in this process."""
     library = importlib.import_module(MODULE)
     asked = library.NvMatmulHeuristicsInterface(library.NvMatmulHeuristicsTarget.CUTLASS3, precision="OOT")
     _KEPT.append(asked)

@@ -1,7 +1,7 @@
-"""Layers of any model that transformers knows: it is made on torch's meta device, without weights, and its modules are listed.
+"""Layers of any model that transformers knows: makes it on torch's meta device, without weights, and lists its modules.
 
-A folder or config.json at hand needs no network. A model's id at Hugging Face is fetched as transformers does it, which is
-the config alone. Code that comes with a model is not run.
+A folder or config.json at hand needs no network. transformers fetches the config alone of a model's id at Hugging Face.
+Code that comes with a model does not run.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ _STYLES: Mapping[str, str] = dict.fromkeys(
 _OF_HEADS = ("k_proj", "v_proj")
 """With more ranks than key-value heads, each rank keeps a copy of one."""
 _LEFT_OUT = re.compile(r"(^|\.)experts\.|\.(gate|router|shared_expert_gate)$")
-"""Routed experts, which are grouped GEMMs, and what routes to them."""
+"""Routed experts, which are grouped GEMMs, and their routers."""
 
 
 def is_id(named: str) -> bool:
@@ -73,7 +73,7 @@ def layers_by_transformers(named: str, ranks: int = 1) -> list[Layer]:
         )
     try:
         model, config = _on_meta(named)
-    except Exception as error:  # transformers raises what its parts raise
+    except Exception as error:  # transformers raises errors of its parts
         told = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             f"transformers cannot make {named!r} ({told[0]}): name another, or list the shapes in a file for --shapes"
@@ -122,7 +122,7 @@ def _layers(model: Any, config: Any, plan: Mapping[str, str], ranks: int) -> Ite
 
 
 def _sizes(model: Any) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Outputs and inputs of each layer that multiplies, by name; the output head is left out."""
+    """Outputs and inputs of each layer that multiplies, by name, without the output head."""
     import torch
     from transformers.pytorch_utils import Conv1D
 

@@ -1,8 +1,8 @@
-"""A sweep's facts, a line each, on the disk as soon as they are known. An interrupted sweep goes on from them.
+"""A sweep's facts, a line each, each on the disk at once. An interrupted sweep continues from them.
 
-The first line says what was measured on what. A candidate's fault and a workload's outcome are lines of their own. A
-line that a kill cut off is left out, and what it was about is measured again. A whole line whose fields are not those
-of a journal is refused.
+The first line names the device and the workloads. A candidate's fault and a workload's outcome are lines of their own.
+The reader skips a line that a kill cut off, and the sweep measures its subject again. It refuses a whole line whose
+fields are not those of a journal.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _FIRST = b'{"kind": "sweep", '
 
 
 def read_journal(path: Path) -> Record:
-    """The record of a journal's whole lines. One whose name ends in .xz is unpacked. Raises JournalError."""
+    """The record of a journal's whole lines. It unpacks one whose name ends in .xz. Raises JournalError."""
     from gemmill.tuner.journal_lines import record_of
 
     try:
@@ -119,7 +119,7 @@ class Journal:
         return bool(line) and (line.endswith(b"\n") or not (line.startswith(_FIRST) or _FIRST.startswith(line)))
 
     def build(self, folder: str, build: MeasuredBuild) -> None:
-        """Note a build that is measured from now on, so that a table can be made of the journal alone."""
+        """Note a build before its measurement, so that the journal alone suffices for a table."""
         if self.record.builds.get(folder) != build:
             self.record.builds[folder] = build
             self._write({"kind": "build", "folder": folder} | asdict(build))

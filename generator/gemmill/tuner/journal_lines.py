@@ -1,4 +1,6 @@
-"""The lines of a journal, decoded as what each says: by msgspec, which a machine that begins a sweep can do without."""
+"""The lines of a journal, decoded into a class for each kind: by msgspec, which a machine that begins a sweep can do
+without.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from gemmill.tuner.workloads import Workload
 from gemmill.typed_json import JsonError, MalformedError, as_kind, from_json
 
 _BEGIN_ANOTHER = "begin another with --journal, or delete it"
-_MEASURE_AGAIN = "take the line out, and what it tells is measured again"
+_MEASURE_AGAIN = "take the line out, and the sweep measures its subject again"
 
 
 class _SweepLine(Struct, tag_field="kind", tag="sweep"):
@@ -26,7 +28,7 @@ class _SweepLine(Struct, tag_field="kind", tag="sweep"):
 
 
 class _BuildLine(Struct, tag_field="kind", tag="build"):
-    """What is said of a build before it is measured."""
+    """The line on a build before its measurement."""
 
     folder: str
     build_id: str

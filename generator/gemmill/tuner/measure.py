@@ -27,7 +27,7 @@ MOST_OPENINGS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Some rounds for all candidates that are left. Those within `ratio` of the fastest go on."""
+    """Some rounds for all remaining candidates. Those within `ratio` of the fastest go on."""
 
     rounds: int
     ratio: float
@@ -43,7 +43,7 @@ class Task:
     """The candidate that no stage drops: today's choice."""
     stages: tuple[Stage, ...]
     known: Mapping[str, Finding] = field(default_factory=dict)
-    """Faults found before: these candidates are not tried again."""
+    """Faults found before: the sweep does not try these candidates again."""
     orders: bool = False
     """Whether no stage drops the fastest of an order of K either."""
 
@@ -57,7 +57,7 @@ class Outcome:
     """A time for each round in which a candidate took part, by candidate. The first rounds come first."""
     findings: Mapping[str, Finding]
     builds: Mapping[str, str] = field(default_factory=dict)
-    """The build of each candidate that was timed."""
+    """The build of each measured candidate."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """The device of the process."""
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def halving(rounds: int) -> tuple[Stage, ...]:
 
 
 def measure(worker: Worker, task: Task, found: Callable[[str, Finding], None] = lambda name, finding: None) -> Outcome:
-    """Measure a task; `found` is told of every fault at once. Raises only what the machine itself is at fault for."""
+    """Measure a task, and call `found` for every fault at once. Raises only for faults of the machine itself."""
     return _Measuring(worker, task, found).run()
 
 
@@ -191,7 +191,7 @@ class _Measuring:
         return kept
 
     def _try(self, name: str, command: str, timeout: float, /, **arguments: Any) -> Any:
-        """The answer of the process. None where the candidate is at fault, which is noted then."""
+        """The answer of the process. None for a faulty candidate, whose fault it notes."""
         try:
             return self._worker.ask(command, timeout, **arguments)
         except WorkerError as error:

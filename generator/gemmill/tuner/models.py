@@ -1,7 +1,7 @@
 """From a Hugging Face model config to its linear layers as one rank of a tensor-parallel group computes them.
 
-Dense parts only: the projections of attention, dense feed-forward layers and shared experts. Routed experts are grouped
-GEMMs, which are another op. Embedding and output head are left out: they are seldom quantised.
+Dense parts only: the projections of attention, dense feed-forward layers and shared experts. It leaves out routed
+experts, which are grouped GEMMs and another op, and embedding and output head, which are seldom quantised.
 """
 
 import json
@@ -18,7 +18,7 @@ _NAMED = Path(__file__).parent / "models.json"
 
 
 class ModelError(ValueError):
-    """A config that layers cannot be derived from; the text says what it lacks."""
+    """A config without the facts from which to derive layers; the text names the missing ones."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -72,7 +72,7 @@ def layers_of(config: Config, tensor_parallel: int = 1) -> list[Layer]:
 
 
 def knows(config: Config) -> bool:
-    """Whether the layers of its architecture can be told from the config alone."""
+    """Whether the config alone determines the layers of its architecture."""
     return _family(config) is not None
 
 

@@ -1,4 +1,4 @@
-"""Variants by the order in which they sum along K: under batch invariance a call is answered by those of one order."""
+"""Variants by the order of their sums along K: under batch invariance, variants of one order answer a call."""
 
 from collections.abc import Mapping
 from functools import cache

@@ -1,4 +1,4 @@
-"""The calls that users would make without gemmill. Their times stand beside those of the variants; each family hands
+"""The calls that users would make without gemmill. Their times stand next to those of the variants; each family hands
 in its own.
 """
 

@@ -36,18 +36,18 @@ class TuneRequest:
 
     workloads: Sequence[Workload]
     builds: Sequence[tuple[Path, Manifest]]
-    """Folders with their manifests; candidates come from all, what is chosen today from the first."""
+    """Folders with their manifests; candidates come from all, today's choices from the first."""
     names: frozenset[str] | None = None
     """Variants to try; None for all."""
     options: SweepOptions = field(default_factory=SweepOptions)
     journal: Path | None = None
     """The journal's file; None for one in the home, by device and build."""
     label: str = ""
-    """A part of the journal's name and setup, where candidates are of a selection that is compiled meanwhile."""
+    """A part of the journal's name and setup, where a selection that compiles meanwhile has the candidates."""
     fresh: bool = False
-    """Whether the journal is begun again."""
+    """Whether to begin the journal again."""
     table: Path | None = None
-    """The file whose rows are replaced; None for the device's in the home."""
+    """The file whose rows the run replaces; None for the device's in the home."""
     dry_run: bool = False
     vllm_library: str | None = None
 
@@ -69,7 +69,7 @@ class TuneResult:
     journal: Path
     record: Record
     tables: tuple[tuple[Path | None, TunedTable], ...]
-    """The tables, each with the file that it was merged into; None where none was written."""
+    """The tables, each with the file that it was merged into; None without a file."""
     agreements: tuple[Agreement, ...]
     """The agreement of each further run with the first."""
     overlap: Overlap | None = None
@@ -81,9 +81,9 @@ def tune(
     observer: Observer | None = None,
     executor_of: Callable[[WorkerSpec], Executor] = LocalExecutor,
 ) -> TuneResult:
-    """Measure what the journal lacks, write tables. Raises TuneError, JournalError, TableError, OSError.
+    """Measure the workloads that the journal lacks, write tables. Raises TuneError, JournalError, TableError, OSError.
 
-    After an interruption the journal has all that was known; the same request goes on from it.
+    After an interruption the journal has every outcome so far; the same request continues from it.
     """
     spec = worker_spec(request)
     with executor_of(spec) as executor:
@@ -97,7 +97,7 @@ def tune(
 
 
 def worker_spec(request: TuneRequest, builds: Sequence[Path] | None = None) -> WorkerSpec:
-    """The spec with which measuring processes are started."""
+    """The spec that starts measuring processes."""
     folders = [folder for folder, _ in request.builds] if builds is None else builds
     return WorkerSpec(
         builds=() if request.dry_run else tuple(map(str, folders)),
@@ -153,7 +153,7 @@ def _commit() -> str:
 
 
 def note_builds(journal: Journal, builds: Sequence[tuple[Path, Manifest]]) -> None:
-    """Let the journal say what tables say of builds."""
+    """Copy the facts of builds that tables need into the journal."""
     for folder, manifest in builds:
         journal.build(str(folder), measured_build(manifest))
 
@@ -187,7 +187,7 @@ def conclude(request: TuneRequest, journal: Journal) -> TuneResult:
 
 
 def stand_in_build(selection: Selection) -> tuple[Path, Manifest]:
-    """A build of a selection that was never made, for a dry run."""
+    """A stand-in for a selection's build, for a dry run."""
     entries = tuple(_stand_in_entry(config) for config in selection.configs)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,

@@ -35,7 +35,7 @@ class WorkerSpec:
     builds: tuple[str, ...]
     """Folders of the builds to load; empty in a dry run without one."""
     dry_run: bool = False
-    """Whether the reference runs on the CPU in the place of the variants, and times are invented."""
+    """Whether the reference runs on the CPU in the place of the variants, with invented times."""
     vllm_library: str | None = None
 
 

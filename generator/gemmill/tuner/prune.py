@@ -1,4 +1,6 @@
-"""The fewest compiled kernels that come within a share of the best at every measured shape, and what a model would lack."""
+"""The fewest compiled kernels that come within a share of the best at every measured shape, and the losses of a model's
+shapes.
+"""
 
 import lzma
 import math
@@ -28,7 +30,7 @@ class Pruned:
     """A set of variants that suffices."""
 
     variants: tuple[str, ...]
-    """The variants that are best for some workload. Launch settings that no workload wants are left out."""
+    """The best variant of each workload, once. It leaves out launch settings that no workload wants."""
     kernels: tuple[str, ...]
     """The compiled kernels behind them."""
     losses: Mapping[Workload, float]
@@ -84,10 +86,10 @@ def times_of_table(table: TunedTable) -> Times:
 
 
 def prune(times: Times, within: float, among: Selection | None = None) -> Pruned:
-    """The fewest kernels such that every workload has a variant within `within` of the best of a selection (None: of all).
-    They are chosen greedily: the one that serves most workloads that are left, then the fastest.
+    """The fewest kernels such that every workload has a variant within `within` of the best of a selection (None: of
+    all). It chooses greedily: first the kernel that serves most of the remaining workloads, then the fastest.
 
-    A workload of which the selection has no measured variant is left out. Losses are against the best of all.
+    It leaves out a workload of which the selection has no measured variant. Losses are against the best of all.
     """
     allowed = None if among is None else {to_name(config.compiled) for config in among.configs}
     fit: Times = {}
@@ -124,9 +126,9 @@ def _compiled(name: str) -> str:
 
 
 def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
-    """The pruned variants among `everything`, and what was not measured: the same schedules for other
-    outputs and epilogues. Variants without alignment needs, the other families, and all variants of classes of calls that
-    would have none always stay, so that every call that was answered still is."""
+    """The pruned variants among `everything`, with unmeasured ones: the same schedules for other outputs and epilogues.
+    Variants without alignment needs and the other families always stay, so that every call keeps an answer.
+    """
     measured = {workload.family for workload in pruned.losses}
     kin = {_kin(parse_name(variant)) for variant in pruned.variants}
     wanted = set(pruned.variants)
@@ -160,7 +162,7 @@ def _kin(config: Config) -> Hashable:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """The way in which a workload is answered today."""
+    """The answer of today to a workload."""
 
     workload: Workload
     variant: str | None
@@ -197,9 +199,7 @@ def _expected_loss(choice: Choice) -> float | None:
 
 
 def worst_first(audited: Sequence[Audited]) -> list[Audited]:
-    """The answers that are not exact. Workloads without a variant come first, then those of the largest expected
-    loss.
-    """
+    """The inexact answers. Workloads without a variant come first, then those of the largest expected loss."""
     return sorted(
         (a for a in audited if a.trust != "exact" or a.unaligned),
         key=lambda a: (a.variant is not None, -(a.expected_loss or 0.0), a.workload),

@@ -9,7 +9,7 @@ from gemmill.tuner.measure import Outcome
 from gemmill.tuner.workloads import Workload
 
 SCHEMA_VERSION = 3
-"""The version of journals that are written."""
+"""The version of journals that this module writes."""
 READ_VERSIONS = (1, 2, SCHEMA_VERSION)
 
 
@@ -23,7 +23,7 @@ Key = tuple[Workload, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An outcome with what was decided on when it was measured."""
+    """An outcome with the inputs of the decision on it."""
 
     outcome: Outcome
     repeat: int
@@ -35,12 +35,12 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredBuild:
-    """What a table says of a build that was measured."""
+    """The facts of a measured build in a table."""
 
     build_id: str
     arch: str
     nvcc: str
-    """The version of its CUDA compiler; empty where it is not known."""
+    """The version of its CUDA compiler; empty if unknown."""
     digests: Mapping[str, tuple[str, str]]
     """By variant, the digests of its sources and of its machine code, as rows of tables keep them."""
 

@@ -23,8 +23,9 @@ from gemmill.writing import write_whole
 
 TEMPLATE = "report/report.html.jinja"
 CEILINGS = {"NVIDIA H200": (4.21e12, {8: 1.979e15, 16: 0.9895e15})}
-"""Bytes a second (measured: copying through torch), and operations a second by bits of the operands (data sheet, dense), by device.
-Narrower operands are multiplied as the next wider ones at best."""
+"""Bytes a second (measured: copying through torch), and operations a second by bits of the operands (data sheet,
+dense), by device. Narrower operands run at the rate of the next wider ones at best.
+"""
 PEER_KINDS = ("peer1", "peer2", "peer3", "peer4")
 WINNER_COLOURS = tuple(f"k{i}" for i in range(1, 9))
 """The template's CSS classes of the kinds of variants that won. With more kinds they begin again."""
@@ -39,11 +40,11 @@ class Shape:
     peers: Mapping[str, float]
     """Medians in microseconds of the contenders that compute the same."""
     floor_us: float | None
-    """The roofline's microseconds. None for a device whose ceilings are not known."""
+    """The roofline's microseconds. None for a device with unknown ceilings."""
 
     @property
     def tuning(self) -> Tuning:
-        """The tuning of the workload's family, as it is declared."""
+        """The tuning of the workload's family."""
         return REGISTRY.measured[self.workload.op][1]
 
     @property
@@ -204,7 +205,7 @@ def _numbers(shapes: Sequence[Shape]) -> dict[str, int]:
 
 
 def _kind(shape: Shape) -> tuple[str, str]:
-    """The kind of a shape's winner in words, and what a square shows of it."""
+    """The kind of a shape's winner in words, and the text of its square."""
     kind, text = shape.sweep.shown(parse_name(shape.decision.chosen))
     return shape.sweep.kinds[kind], text
 

@@ -1,7 +1,7 @@
-"""Workloads from files: a table of shapes that a user wrote, or the misses that the runtime recorded.
+"""Workloads from files: a user's table of shapes, or the misses that the runtime recorded.
 
-JSON is a list of objects, JSON lines an object each, CSV has a header. Fields: a family's sizes, in JSON each a number or, for
-the bucketed one, a list. `op` is a measured class, which may be left out where the caller says which are meant.
+JSON is a list of objects, JSON lines an object each, CSV has a header. Fields: a family's sizes, in JSON each a number
+or, for the bucketed one, a list. `op` is a measured class, which a row may omit where the caller passes the classes.
 """
 
 import csv
@@ -57,7 +57,7 @@ def read_misses(path: Path, ops: Sequence[str], steps: Sequence[int] | None = ()
     """
     workloads: dict[Workload, None] = {}
     unusable = []
-    text = _text(path, "--misses takes what GEMMILL_RECORD_MISSES named", errors="replace")
+    text = _text(path, "--misses takes the file that GEMMILL_RECORD_MISSES names", errors="replace")
     for number, line in enumerate(text.splitlines(), start=1):
         where = f"{path}, line {number}"
         if not line.strip():

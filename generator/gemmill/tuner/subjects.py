@@ -33,12 +33,12 @@ class Subject:
     """Whether it computes all of the op."""
     build: Build | None = None
     row: int = -1
-    """The row of the build's table that is pinned; -1 where none is."""
+    """The row of the build's table to pin; -1 for none."""
     workspace: bool = False
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Calls inside are answered by this variant."""
+        """This variant answers the calls inside."""
         if self.build is None or self.row < 0:
             yield
             return

@@ -25,30 +25,30 @@ class SweepOptions:
 
     rounds: int = ROUNDS
     most: int = MOST
-    """The most variants that are tried for a workload."""
+    """The most variants to try for a workload."""
     margin: float = MARGIN
     repeats: int = 1
     peers: bool = True
-    """Whether torch's own calls are timed beside."""
+    """Whether to time torch's own calls too."""
     vllm: bool = False
-    """Whether vLLM's kernels are timed beside."""
+    """Whether to time vLLM's kernels too."""
     orders: bool = False
-    """Whether the fastest variants of each order of K are tried and timed to the end, for calls that hold one."""
+    """Whether to try the fastest variants of each order of K and time them to the end, for batch-invariant calls."""
     advice: Mapping[tuple[int, ...], Sequence[Tile]] = field(default_factory=dict)
-    """Tiles of a second opinion, by sizes. They are tried beside those that the model thinks well of."""
+    """Tiles of a second opinion, by sizes. The sweep tries them in addition to the model's."""
 
 
 class TaskLost(Exception):  # noqa: N818  (it is what happened)
-    """A task that was not finished: its machine is gone, or its worker failed."""
+    """An unfinished task: its machine is gone, or its worker failed."""
 
 
 Event = tuple[Task, Outcome | TaskLost]
 Found = Callable[[Workload, str, Finding], None]
-"""A function that is told of a workload's fault, with the candidate's name."""
+"""A function that receives a workload's fault, with the candidate's name."""
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Runs tasks somewhere, and is closed at the end."""
+    """Runs tasks somewhere, until closed."""
 
     def facts(self) -> Mapping[str, Any]:
         """The device that a worker runs on. Raises TuneError where there is none."""
@@ -59,7 +59,7 @@ class Executor(AbstractContextManager["Executor"], Protocol):
         ...
 
     def close(self) -> None:
-        """End what was started."""
+        """End all started processes."""
         ...
 
     def __exit__(self, *error: object) -> None:
@@ -67,7 +67,7 @@ class Executor(AbstractContextManager["Executor"], Protocol):
 
 
 class Observer:
-    """An observer is told how a sweep goes on."""
+    """An observer follows a sweep."""
 
     def planned(self, total: int, done: int) -> None:
         """The sweep has so many workloads, of which `done` were measured before."""
@@ -92,7 +92,7 @@ def run_sweep(
     observer: Observer | None = None,
     wave: int = 0,
 ) -> None:
-    """Measure what the journal lacks. What is lost on the way is told to the observer and left for the next run."""
+    """Measure the workloads that the journal lacks. The observer hears of lost tasks, which wait for the next run."""
     observer = observer or Observer()
     keys = [(workload, repeat, wave) for repeat in range(options.repeats) for workload in workloads]
     observer.planned(len(keys), sum(key in journal.record.entries for key in keys))
@@ -144,7 +144,7 @@ def _task(
 
 
 def champions(record: Record, workload: Workload, repeat: int, wave: int) -> list[Candidate]:
-    """The fastest of earlier waves, to be timed beside those of this one."""
+    """The fastest of earlier waves, to time next to those of this one."""
     found = []
     for before in range(wave):
         entry = record.entries.get((workload, repeat, before))

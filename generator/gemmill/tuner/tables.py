@@ -37,7 +37,7 @@ NO_DEVICE = "dry run"
 
 
 def measured_build(manifest: Manifest) -> MeasuredBuild:
-    """What journals and tables say of a build."""
+    """The facts of a build for journals and tables."""
     return MeasuredBuild(
         build_id=manifest.build_id,
         arch=manifest.arch,
@@ -51,7 +51,7 @@ def measured_build(manifest: Manifest) -> MeasuredBuild:
 
 
 def builds_measured(record: Record) -> dict[str, MeasuredBuild]:
-    """The builds that were measured, by folder: of one that the journal says nothing of, what its variants' names say."""
+    """The measured builds, by folder: for one without a line in the journal, the facts that its variants' names give."""
     builds = dict(record.builds)
     for entry in record.entries.values():
         for name, folder in entry.outcome.builds.items():
@@ -62,9 +62,9 @@ def builds_measured(record: Record) -> dict[str, MeasuredBuild]:
 
 
 def tables_of(record: Record, repeats: int, margin: float = MARGIN) -> list[TunedTable]:
-    """A table for each device, with a row for each workload of which a variant was timed.
+    """A table for each device, with a row for each workload that has a measured variant.
 
-    A row of a build of which the journal says nothing has no digests: it is trusted whatever its kernels are.
+    A row of a build without a line in the journal has no digests: it counts whatever its kernels are.
     """
     builds = builds_measured(record)
     sources: dict[str, dict[str, Source]] = {}
@@ -103,7 +103,7 @@ def decide_all(entries: Sequence[Entry], margin: float = MARGIN) -> Decision | N
 
 
 def write_table(table: TunedTable, path: Path) -> TunedTable:
-    """Replace the rows that the table has in the file's; returns what was written. Raises TableError, OSError.
+    """Replace the rows that the table has in the file's; returns the merged table. Raises TableError, OSError.
 
     One process after another, so that two sweeps that end together both have their rows in it.
     """
@@ -126,10 +126,10 @@ def note_machine_code(path: Path, builds: Sequence[Manifest]) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """A lock that one process or thread holds, and that one which is killed gives up.
+    """A lock that one process or thread holds, and that it gives up when a signal kills it.
 
-    It is a file beside the table, which stays. The table itself is replaced, and a lock on a file that is removed
-    would let two in. NFS locks it for all its clients.
+    It is a file next to the table, which stays. Writers replace the table itself, and a lock on a removed file would
+    let two in. NFS locks it for all its clients.
     """
     beside = path.with_name(f".{path.name}.lock")
     with beside.open("ab") as file:

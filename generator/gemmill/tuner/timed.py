@@ -50,8 +50,8 @@ def time_variants(
 ) -> list[Timed]:
     """Time variants in rounds that alternate between them, the fastest of each workload first.
 
-    names: the variants to time, of which those are left out that do not take a size, unless none does; None for the `most`
-    that the model thinks best of. Raises TuneError.
+    names: the variants to time, without those that do not take a size, unless none does; None for the `most` that the
+    model thinks best of. Raises TuneError.
     """
     folder, manifest = build
     spec = WorkerSpec(builds=() if dry_run else (str(folder),), dry_run=dry_run)

@@ -12,29 +12,31 @@ from gemmill.tuner.workloads import Workload
 Call = Callable[[], object]
 
 FEWEST_CALLS = 20
-"""The fewest calls in a graph: what lies between graphs is spread over many."""
+"""The fewest calls in a graph, which spread the gap between graphs over many."""
 LEAD_CYCLES = 300_000
-"""The GPU is kept busy for about 150 us while the host enqueues events and graph, so that none of that is timed."""
+"""Cycles, about 150 us, that keep the GPU busy while the host enqueues events and graph, so that the time excludes
+them.
+"""
 STEADY_FROM_US = 30.0
 STEADY_US = 8_000.0
-"""Calls of 30 us and more may be limited by power, so they run untimed for 8 ms first. Each contender is then timed
-at the clocks that it brings about itself, and not at those that the one before it left behind.
+"""Calls of 30 us and more may be limited by power, so they run untimed for 8 ms first. Each contender then runs at the
+clocks that it causes itself, not at those that the one before it left behind.
 """
 TIMED_SHARE = 5
-"""Of the untimed replays, one in so many is repeated timed."""
+"""The inverse share of untimed replays that run again timed."""
 SETTLE_SECONDS = 3.0
 
 SHORT_GRAPH_US = 300.0
 FEWEST_SHORT_CALLS = 4
 FP8_FLOPS, BYTES_PER_S = 1.4e15, 4.2e12
-"""Rates that an H200 reaches, by which the calls of a round of useful length are guessed."""
+"""Rates that an H200 reaches, from which to guess how many calls make a round of useful length."""
 
 
 def shuffled(names: Sequence[str], turn: int) -> list[str]:
     """The order of a round: another in each round, and the same in every run.
 
-    Where power limits the clocks, a kernel's time depends on how much the one before it drew. Whoever always follows
-    the same one gains or loses by it (7 % at 8192 x 28672 x 4096, H200, 2026-11-20).
+    Where power limits the clocks, a kernel's time depends on how much the one before it drew. A candidate that always
+    follows the same one gains or loses by it (7 % at 8192 x 28672 x 4096, H200, 2026-11-20).
     """
     return random.Random(turn).sample(list(names), len(names))  # noqa: S311  (an order, no secret)
 

@@ -1,7 +1,7 @@
-"""Candidates are compiled while others are timed: a selection's kernels in waves, the most promising first.
+"""Compilation of candidates while others run: a selection's kernels in waves, the most promising first.
 
-Each wave is a build of its own. While one is measured, the next is compiled. The fastest of the waves before are
-timed beside the new ones, so that their times are compared within rounds and not across hours.
+Each wave is a build of its own. While one runs, the next compiles. Each wave times the fastest of the waves before next
+to the new ones, so that rounds compare them, and not times hours apart.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,10 +48,10 @@ def tune_selection(
     observer: Observer | None = None,
     compile_wave: Compile | None = None,
 ) -> TuneResult:
-    """Measure the promising kernels of a selection on the request's workloads. Its own builds are what is chosen from
-    today.
+    """Measure the promising kernels of a selection on the request's workloads. Today's choices come from its own
+    builds.
 
-    Raises BuildError where a wave does not compile at all, and what `gemmill.tuner.program.tune` raises.
+    Raises BuildError where a wave does not compile at all, and the errors of `gemmill.tuner.program.tune`.
     """
     compile_wave = compile_wave or _compile
     with executor_of(worker_spec(request)) as executor:

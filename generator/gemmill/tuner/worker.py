@@ -36,7 +36,7 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One measuring process, started when it is first asked, and again after it died."""
+    """One measuring process, started at its first use, and again after it died."""
 
     def __init__(self, spec: Any, program: str = "gemmill.tuner.bench", device: str | None = None) -> None:
         """`program` is a module that takes a spec, a dataclass of plain values, and answers as gemmill.tuner.bench does.
@@ -121,7 +121,7 @@ class Worker:
         return line
 
     def _how(self) -> str:
-        assert self._process is not None  # it was asked
+        assert self._process is not None  # after a command
         try:
             code = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Workloads: one class of calls at one size is measured."""
+"""Workloads: one class of calls at one size, which a sweep measures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Workload:
 
     op: str
     at: tuple[int, ...]
-    """Sizes in the order in which rows of tables are sorted, the bucketed one last."""
+    """Sizes in the sort order of tables' rows, the bucketed one last."""
 
     def __getattr__(self, name: str) -> int:
         """A size by its name."""
@@ -23,12 +23,12 @@ class Workload:
 
     @property
     def family(self) -> str:
-        """The name of the family that has the class."""
+        """The name of the family with the class."""
         return REGISTRY.measured[self.op][0].name
 
     @property
     def kind(self) -> str:
-        """The word for what is computed."""
+        """The word for its computation."""
         return self.op
 
     @property
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def step(self) -> int:
-        """The size at which weights are measured in steps."""
+        """The size along which a sweep measures weights in steps."""
         return self.at[-1]
 
     @property
@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def operand_bits(self) -> int:
-        """The bits of the wider operand that is multiplied."""
+        """The bits of the product's wider operand."""
         return REGISTRY.measured[self.op][3].operand_bits
 
     @property
@@ -90,7 +90,7 @@ def workload_of(op: str, sizes: Sizes) -> Workload:
 def grid(ops: Iterable[str], weights: Iterable[Sizes], steps: Sequence[int] | None = None) -> list[Workload]:
     """Every weight for every op at every step (None: the family's own). A weight has an op's near sizes by name.
 
-    Workloads that share weights lie beside each other. Raises ValueError where an op has other near sizes.
+    Workloads that share weights are neighbours. Raises ValueError where an op has other near sizes.
     """
     known, workloads = list(weights), []
     for op in ops:

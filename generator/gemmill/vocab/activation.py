@@ -1,10 +1,10 @@
-"""What becomes of gates: a word that families share."""
+"""Activations of gates: a word that families share."""
 
 from enum import StrEnum
 
 
 class Activation(StrEnum):
-    """What becomes of a gate, before up is multiplied by it."""
+    """The function of a gate, before up multiplies it."""
 
     SILU = "silu"
     """gate / (1 + exp(-gate))"""
@@ -13,8 +13,9 @@ class Activation(StrEnum):
     GELU_TANH = "gelutanh"
     """gelu with the tanh that comes close to erf"""
     SWIGLU = "swiglu"
-    """gate / (1 + exp(-alpha gate)) of min(gate, limit), and up + beta of up held within the limit; alpha, limit and
-    beta are told at run time"""
+    """gate / (1 + exp(-alpha gate)) of min(gate, limit), and up + beta of up clamped to the limit; alpha, limit and
+    beta are run-time arguments
+    """
 
     @property
     def spelled(self) -> str:

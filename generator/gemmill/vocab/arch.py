@@ -35,7 +35,9 @@ class Arch(StrEnum):
 
     @property
     def emulated_on(self) -> "Arch | None":
-        """The architecture whose GPUs run its kernels with emulated instructions; None where they are not emulated."""
+        """The architecture whose GPUs run its kernels with emulated instructions; None for an architecture without
+        emulation.
+        """
         return Arch.SM90A if self is Arch.SM120F else None
 
     @property
@@ -49,7 +51,7 @@ class Arch(StrEnum):
 
     @property
     def has_run(self) -> bool:
-        """Whether builds for it have been run on a GPU; others are compiled and inspected only."""
+        """Whether a GPU has run builds for it; others are only compiled and inspected."""
         return self is Arch.SM90A
 
     @property
@@ -59,7 +61,7 @@ class Arch(StrEnum):
 
 
 _FAMILY = {(12, 0): ((12, 1),)}
-"""Capabilities that run the family target of a capability beside it (PTX ISA 9.1, `.target`)."""
+"""Further capabilities that run the family target of a capability (PTX ISA 9.1, `.target`)."""
 _BUILT_FOR = {
     Arch.SM90A: "H100, H200 and GH200",
     Arch.SM100A: "B200",
@@ -92,7 +94,9 @@ def named_gpu(gpu_arch: str) -> str:
 
 
 def without_kernels(gpu_arch: str) -> str:
-    """A clause for a GPU that no kernel of gemmill's runs on: what it is, and who has kernels. `gpu_arch` is as Arch spells one."""
+    """A clause for a GPU without gemmill's kernels: its architecture, and the architectures that have kernels.
+    `gpu_arch` is as Arch spells one.
+    """
     built = "; ".join(f"{arch} ({products})" for arch, products in _BUILT_FOR.items())
     return (
         f"gemmill has no kernels for this GPU, {named_gpu(gpu_arch)}: it builds for {built}; an engine's plugin leaves all layers to the engine, "
@@ -101,9 +105,11 @@ def without_kernels(gpu_arch: str) -> str:
 
 
 def cannot_emulate(arch: Arch) -> str:
-    """The sentence for `--emulate` with an architecture whose instructions are not emulated."""
+    """The sentence for `--emulate` with an architecture that has no emulation."""
     emulated = ", ".join(f"{other} on {other.emulated_on}" for other in Arch if other.emulated_on)
-    return f"{arch} cannot be emulated: what is emulated is {emulated}; leave --emulate out, or name --arch {emulated.split()[0]}"
+    return (
+        f"{arch} cannot be emulated: only {emulated} can be; leave --emulate out, or name --arch {emulated.split()[0]}"
+    )
 
 
 class Backend(StrEnum):

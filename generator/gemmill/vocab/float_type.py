@@ -1,4 +1,4 @@
-"""Floating-point types by their bits: what each code means, and which numbers a type holds."""
+"""Floating-point types by their bits: the value of each code, and which numbers a type holds."""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class FloatType:
 
     @property
     def bias(self) -> int:
-        """What is subtracted from an exponent code."""
+        """The number to subtract from an exponent code."""
         return (1 << (self.exponent_bits - 1)) - 1
 
     @property
@@ -77,11 +77,11 @@ class FloatType:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """What every code of `bits` bits means, in order; NaN for those that mean nothing."""
+        """The value of every code of `bits` bits, in order; NaN for codes without a value."""
         return tuple(self.value(code) for code in range(1 << self.bits))
 
     def value(self, code: int) -> float:
-        """What a code means, exactly. Raises ValueError for one of more bits than the type has."""
+        """The exact value of a code. Raises ValueError for one of more bits than the type has."""
         if not 0 <= code < 1 << self.bits:
             raise ValueError(f"{self.name} has codes 0 to {(1 << self.bits) - 1}, got {code}")
         size = self.exponent_bits + self.mantissa_bits

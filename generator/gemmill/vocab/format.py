@@ -1,7 +1,8 @@
 """Quantised formats: codes of a few bits that share a scale in groups along K.
 
-nvfp4 is NVIDIA's; mxfp4, mxfp6 and mxfp8 are those of the OCP Microscaling Formats (MX) specification 1.0. Formats of the
-same code size arrive in tensors of the same dtype, uint8: an op or an argument tells them apart, never the tensor.
+nvfp4 is NVIDIA's; mxfp4, mxfp6 and mxfp8 are those of the OCP Microscaling Formats (MX) specification 1.0. Formats of
+the same code size arrive in tensors of the same dtype, uint8: an op or an argument distinguishes them, never the
+tensor.
 """
 
 from dataclasses import dataclass

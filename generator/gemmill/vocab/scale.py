@@ -9,7 +9,7 @@ class ScaleGranularity(StrEnum):
     """The part of an operand that shares one scale."""
 
     CHANNEL = "channel"
-    """one scale for the tensor, or one for each row of A (column of B): told at run time by the same binary"""
+    """one scale for the tensor, or one for each row of A (column of B): a run-time argument of the same binary"""
     GROUP = "group"
     """one scale for each group of `group_size` along K"""
     BLOCK = "block"
@@ -28,7 +28,7 @@ class ScaleLayout(StrEnum):
 
 
 GROUP_SIZES = (128, 64, 32)
-"""Sizes of groups along K that kernels are offered for; numbers of classes of calls follow the order."""
+"""Sizes of groups along K that kernels offer; numbers of classes of calls follow the order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,13 @@ SCALE_GROUPS = tuple(
     for size in GROUP_SIZES
     for b_scale in (ScaleGranularity.BLOCK, ScaleGranularity.GROUP)
 )
-"""The kinds that exist; where shapes fit several, all of them mean the same and the first is taken."""
+"""The kinds that exist; where shapes fit several, all of them mean the same and the first counts."""
 
 
 def scale_groups_of(a_shape: Sequence[int], b_shape: Sequence[int], m: int, n: int, k: int) -> ScaleGroups | None:
-    """The kind that scales of these shapes are of, None if of none.
+    """The kind to which scales of these shapes belong, None if to none.
 
-    Shapes can fit scales per tensor or channel too: [M, 1] and [1, N], where K is one group. Those are asked first.
+    Shapes can fit scales per tensor or channel too: [M, 1] and [1, N], where K is one group. Test for those first.
     """
     given = (tuple(a_shape), tuple(b_shape))
     return next((g for g in SCALE_GROUPS if given == (g.a_shape(m, k), g.b_shape(n, k))), None)

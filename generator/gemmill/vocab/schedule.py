@@ -13,32 +13,34 @@ class KernelSchedule(StrEnum):
     BASIC = "basic"
     """one producer warp, one consumer warp group (TMA, WGMMA)"""
     MMA_SYNC = "mmasync"
-    """every warp loads and multiplies (mma.sync): no alignment asked of any operand"""
+    """every warp loads and multiplies (mma.sync), at any alignment of operands"""
 
     @property
     def uses_tma(self) -> bool:
-        """Whether operands travel by the tensor memory accelerator, which asks for 16-byte rows."""
+        """Whether operands travel by the tensor memory accelerator, which requires 16-byte rows."""
         return self is not KernelSchedule.MMA_SYNC
 
 
 class Accumulation(StrEnum):
-    """What happens to partial sums of FP8 products on Hopper's tensor core, which keeps 13 bits below the largest (FP22)."""
+    """The treatment of partial sums of FP8 products on Hopper's tensor core, which keeps 13 bits below the largest
+    (FP22).
+    """
 
     FAST = "fast"
     """sums stay in the tensor core over the whole of K; so do those of 16-bit operands, which are FP32 there"""
     PROMOTED = "promoted"
-    """sums are added to FP32 registers after every 128 along K"""
+    """FP32 registers add up the sums after every 128 along K"""
     EXACT = "exact"
     """sums are integers: nothing is lost"""
 
 
 class TileScheduler(StrEnum):
-    """How output tiles and slices of K are given to CTAs."""
+    """The distribution of output tiles and slices of K over CTAs."""
 
     PERSISTENT = "persistent"
     """a CTA walks over whole tiles"""
     STREAM_K = "streamk"
-    """CTAs share the K iterations of all tiles evenly; partial sums are added in a fixed order"""
+    """CTAs share the K iterations of all tiles evenly, and add partial sums in a fixed order"""
     SPLIT_K = "splitk"
     """a cluster's CTAs take equal slices of K of one tile; partial sums meet in distributed shared memory, in a fixed
     order"""
@@ -59,7 +61,7 @@ class RasterOrder(StrEnum):
 
 
 class EpilogueKind(StrEnum):
-    """What happens to an accumulator before it is stored.
+    """The operations on an accumulator before the kernel stores it.
 
     Formulas are in the guide of the GEMM ops; `acc` is the raw accumulator of quantised operands.
     """
@@ -75,7 +77,7 @@ class EpilogueKind(StrEnum):
 
     @property
     def takes_bias(self) -> bool:
-        """Whether the kernel reads a bias row when one is given."""
+        """Whether the kernel reads a bias row of the call."""
         return self is not EpilogueKind.SCALED
 
     @property

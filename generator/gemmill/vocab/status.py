@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Whether something is allowed and, if it is not, which rule says so and why."""
+    """Whether a rule allows something and, if none does, which one rejects it and why."""
 
     ok: bool
     rule: str = ""

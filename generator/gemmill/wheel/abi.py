@@ -1,4 +1,4 @@
-"""The requirements of an extension on the machines that it is shipped to, read from its ELF tables."""
+"""The requirements of an extension on the machines that run it, read from its ELF tables."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _GLIBC_OF_GLIBCXX = {25: (2, 28), 28: (2, 31), 29: (2, 34), 30: (2, 35), 33: (2,
 
 
 class WheelError(Exception):
-    """A wheel cannot be written; the text says why and what to do."""
+    """A wheel cannot be written; the text has the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,9 @@ class Abi:
 
 
 def audit(extension: Path) -> Abi:
-    """Hold an extension against what every torch and Linux has. Raises WheelError where it asks for more."""
+    """Compare an extension's requirements with those that every torch and Linux fulfils. Raises WheelError where it
+    needs more.
+    """
     try:
         library = read_library(extension)
     except (ElfError, OSError) as error:
@@ -62,7 +64,7 @@ def audit(extension: Path) -> Abi:
 
 
 def _glibc_of(version: str) -> tuple[int, int]:
-    """The C library that a version of a symbol asks for, as GLIBC_2.34 or GLIBCXX_3.4.21."""
+    """The C library that a version of a symbol needs, as GLIBC_2.34 or GLIBCXX_3.4.21."""
     name, _, number = version.partition("_")
     parts = [int(part) for part in number.split(".") if part.isdecimal()]
     if name == "GLIBC" and len(parts) >= 2:

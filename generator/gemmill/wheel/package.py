@@ -37,7 +37,7 @@ _PRIVATE = "Private :: Do Not Upload"
 
 @dataclass(frozen=True, kw_only=True)
 class Shipped:
-    """A wheel or folder that was written."""
+    """A finished wheel or folder."""
 
     path: Path
     manifests: tuple[Manifest, ...]
@@ -47,7 +47,7 @@ class Shipped:
 
     @property
     def dsl_variants(self) -> int:
-        """How many variants of the CuTe DSL are in it. THIRD_PARTY.md says what its licence has about them."""
+        """How many variants of the CuTe DSL are in it. THIRD_PARTY.md quotes the licence's terms on them."""
         return dsl_variants(self.manifests)
 
 
@@ -82,7 +82,7 @@ def write_kernels(folder: Path, out: Path) -> Shipped:
 
     Its version is gemmill's, which it requires. An entry point names its module, in which the runtime finds the build.
 
-    Raises WheelError where the build asks for more than every machine has, ManifestError, OSError.
+    Raises WheelError where the build needs more than every machine has, ManifestError, OSError.
     """
     manifests, abi = read_builds([folder])
     (manifest,) = manifests.values()
@@ -103,7 +103,7 @@ def write_kernels(folder: Path, out: Path) -> Shipped:
 
 
 def read_builds(folders: Sequence[Path]) -> tuple[dict[Path, Manifest], Abi]:
-    """The manifests of builds that may be shipped together, and what all their extensions ask of a machine.
+    """The manifests of builds that may ship together, and the requirements of all their extensions on a machine.
 
     Raises WheelError where the builds do not fit together or ask for more than every machine has, ManifestError.
     """
@@ -144,7 +144,7 @@ def package_files(manifests: dict[Path, Manifest]) -> Iterator[tuple[str, bytes]
 
 
 def project() -> dict[str, Any]:
-    """What pyproject.toml says of the project."""
+    """The table `project` of pyproject.toml."""
     told: dict[str, Any] = _pyproject()["project"]
     return told
 
@@ -206,7 +206,7 @@ def _info(info: str, abi: Abi, metadata: str, points: Mapping[str, Mapping[str, 
 
 
 def _metadata(told: dict[str, Any], version: str, manifests: Iterable[Manifest]) -> str:
-    """Core metadata, version 2.4, from what the project says of itself and what is linked."""
+    """Core metadata, version 2.4, from the project's own and from the linked libraries."""
     has_dsl = dsl_variants(manifests) > 0
     extras = told["optional-dependencies"]
     repository = _pyproject()["tool"]["gemmill"]["repository"]

@@ -1,6 +1,6 @@
 """Links of the project, as an index of packages shows them: absolute ones, below the address that pyproject.toml gives.
 
-`tools/hatch_metadata.py` loads this file by its path, where neither gemmill nor torch is installed: the standard library alone.
+`tools/hatch_metadata.py` loads this file by its path, without gemmill or torch: it imports the standard library alone.
 """
 
 import re

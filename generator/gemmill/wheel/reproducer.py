@@ -1,8 +1,8 @@
 """A kernel on its own: source, command line, a host program, and one call of it.
 
 So a fault or a time is shown to somebody without gemmill. Nothing here knows a family: the fields of its struct are
-read from its `abi.h`, and their values from a recorded call. A kernel of the CuTe DSL is compiled by the package of
-this generator: there, gemmill must be installed.
+read from its `abi.h`, and their values from a recorded call. The package of this generator compiles a kernel of the
+CuTe DSL: there, gemmill must be installed.
 """
 
 import re
@@ -45,15 +45,14 @@ _NAN_ABOVE = {torch.float8_e4m3fn: 0x7E, torch.bfloat16: 0x7F80, torch.float16: 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproducer:
-    """Files, and the bytes that the program reads beside them."""
+    """Files, and the bytes that the program reads from next to them."""
 
     files: tuple[EmittedFile, ...]
     data: bytes
 
 
 def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> Reproducer:
-    """A variant's files for a recorded call. `told` says which call it is, `expected` how long it took where that was
-    measured.
+    """A variant's files for a recorded call. `told` describes the call, `expected` its measured time, if there is one.
 
     Raises TemplateError, and WheelError where the struct cannot be read.
     """
@@ -149,7 +148,7 @@ def _layout(name: str, body: str) -> tuple[list[str], str]:
 
 
 def _assigned(field: Field, recorded: Recorded) -> dict[str, Any]:
-    """What the host program sets a field to: an address in a tensor, or a number."""
+    """The value of a field in the host program: an address in a tensor, or a number."""
     if not field.is_pointer:
         value = field.value.hex() if isinstance(field.value, float) else str(field.value)
         return {"field": field.name, "tensor": None, "value": value}
@@ -221,7 +220,7 @@ def _flags(config: Config, has_cutlass: bool) -> str:
 
 
 def _copies(family: str, home: Path, text: str, is_dsl: bool) -> list[EmittedFile]:
-    """gemmill's own files that are compiled with a kernel's text, and what they include."""
+    """gemmill's own files that compile with a kernel's text, and the files that they include."""
     own = [path for path in hand_written(kernels_dir()) if path.parent == home and path.suffix == ".cu"]
     begin = {f"{family}/{path.name}": path for path in own}
     for name in ("driver.cpp", *(["cutedsl.cpp"] if is_dsl else [])):

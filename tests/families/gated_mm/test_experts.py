@@ -274,7 +274,7 @@ def _refused(p: ExpertSpec, changes: dict[str, Any]) -> str:
             {"b_scales": torch.ones(4, 3)},
             "b_scales has shape [4, 3]: for weights of [4, 512, 160] there are scales of each",
         ),
-        (BF16, {"a_scales": torch.ones(3)}, "beside scales of columns there is one value, or one for each of 19 rows"),
+        (BF16, {"a_scales": torch.ones(3)}, "with scales of columns there is one value, or one for each of 19 rows"),
         (IN_GROUPS, {"a_scales": torch.ones(19, 3)}, "expected [19, 4]: a scale of each row for each 128 along K"),
         (
             replace(IN_GROUPS, dtype=DType.S8),

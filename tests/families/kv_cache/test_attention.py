@@ -328,7 +328,7 @@ def test_refused_calls() -> None:
     ):
         AttentionOptions(scale=1.0, window=0)
     with pytest.raises(
-        ValueError, match=r"^2 sink tokens without a window were asked for; .* beside one: give a window\.$"
+        ValueError, match=r"^2 sink tokens without a window were asked for; .* in addition to one: give a window\.$"
     ):
         AttentionOptions(scale=1.0, sink_tokens=2)
     with pytest.raises(ValueError, match=r"^A soft cap of 0.0 was asked for; it is positive: give None for no cap\.$"):

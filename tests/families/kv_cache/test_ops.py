@@ -146,7 +146,7 @@ def narrower(tensor: Tensor) -> Tensor:
         (STORE, {"seed": lambda _: -1}, "seed is -1, expected 0 or more"),
         (DECODE, {"format": lambda _: "k_eden2_v_eden4"}, "format is 'k_eden2_v_eden4', expected 'k_eden4_v_eden4', 'k_eden4_v_eden3', "),
         (DECODE, {"q": lambda q: q[:, :, :3], "out": lambda o: o[:, :, :3]}, "q has 3 heads and cache 2: query heads are a multiple of KV heads"),
-        (DECODE, {"q": lambda q: q.transpose(2, 3).contiguous().transpose(2, 3)}, "elements of a vector must lie beside one another"),
+        (DECODE, {"q": lambda q: q.transpose(2, 3).contiguous().transpose(2, 3)}, "elements of a vector must be contiguous"),
         (DECODE, {"out": lambda o: o.transpose(1, 2).contiguous().transpose(1, 2)}, "its vectors must follow one another at one stride, and not overlap"),
         (DECODE, {"block_table": Tensor.long}, "block_table is int64, expected int32"),
         (DECODE, {"seq_lens": lambda s: s[:1]}, "seq_lens has shape [1], expected [batch] = [2]"),

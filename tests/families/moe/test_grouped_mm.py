@@ -171,7 +171,7 @@ SENTENCES = {
     "scales of rows": (
         CONTIGUOUS,
         {"a_scales": torch.ones(11, 1)},
-        "a_scales has shape [11, 1] and strides [1, 1]: beside scales of columns there is one value, or one for each of 12 rows, "
+        "a_scales has shape [11, 1] and strides [1, 1]: with scales of columns there is one value, or one for each of 12 rows, "
         "without gaps",
     ),
     "integers in groups": (

@@ -170,7 +170,7 @@ SENTENCES = {
     "scales of rows of the result": (
         INDEXED,
         {"a_scales": torch.ones(12, 1)},
-        "a_scales has shape [12, 1] and strides [1, 1]: beside scales of columns there is one value, or one for each of 9 rows, "
+        "a_scales has shape [12, 1] and strides [1, 1]: with scales of columns there is one value, or one for each of 9 rows, "
         "without gaps",
     ),
     "no rows to take": (

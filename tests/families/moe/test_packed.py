@@ -174,7 +174,7 @@ SENTENCES = {
     "nvfp4 by e4m3": (
         FOLDED,
         {"format": "nvfp4"},
-        "a is float8_e4m3fn and format 'nvfp4': beside e4m3 weights are mxfp4, which fold into it exactly",
+        "a is float8_e4m3fn and format 'nvfp4': with e4m3, weights are mxfp4, which fold into it exactly",
     ),
     "scales of bf16": (
         BF16,

@@ -266,7 +266,7 @@ SHARED = torch.zeros(4, 512, dtype=torch.bfloat16)
         ),
         (
             {"input": SHARED, "out": SHARED.view(S8)[:, :256]},
-            "out overlaps input in memory: results would overwrite what is still to be read",
+            "out overlaps input in memory: results would overwrite values still to be read",
         ),
     ],
 )  # fmt: skip
@@ -352,7 +352,7 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict, sentence: str) -> N
         (
             "rms_norm_dynamic_per_token_quant",
             lambda x: [torch.empty(4, 512, dtype=S8), x, torch.ones(512).bfloat16(), torch.ones(4), 1e-6, None, x],
-            "input overlaps residual in memory: results would overwrite what is still to be read",
+            "input overlaps residual in memory: results would overwrite values still to be read",
         ),
     ],
 )  # fmt: skip

@@ -251,7 +251,7 @@ def test_rows_of_mxfp4_that_do_not_fold_are_named() -> None:
 
 def test_shapes_of_an_error_agree() -> None:
     made = quantize_weight(torch.zeros(2, 32), "channel")
-    with pytest.raises(ValueError, match=r"^a is \[3, 32\] and what was made of it 2 x 32: they are not one layer's$"):
+    with pytest.raises(ValueError, match=r"^a is \[3, 32\] and its quantised form 2 x 32: they are not one layer's$"):
         layer_error("a", torch.zeros(3, 32), made)
     with pytest.raises(ValueError, match=r"^inputs of a are \[3, 31\], expected \[tokens, 32\]$"):
         layer_error("a", torch.zeros(2, 32), made, torch.zeros(3, 31))

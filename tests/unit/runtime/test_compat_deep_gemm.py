@@ -437,7 +437,7 @@ WRONG: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (
         of_fp4,
         {"b": (Fp4().b, Fp4().b_scales.index_fill(2, torch.tensor(3), 3.0))},
-        f"{GROUPED}: scale [0, 0, 3] of b is 3, expected a power of two beside 4-bit codes",
+        f"{GROUPED}: scale [0, 0, 3] of b is 3, expected a power of two with 4-bit codes",
     ),
     (
         of_fp4,

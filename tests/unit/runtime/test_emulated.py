@@ -156,7 +156,7 @@ def test_flags_of_an_emulated_build() -> None:
     assert keys_for(Arch.SM120F, BuildOptions(emulate=True)).flags == flags
 
 
-CANNOT = "{} cannot be emulated: what is emulated is sm120f on sm90a; leave --emulate out, or name --arch sm120f"
+CANNOT = "{} cannot be emulated: only sm120f on sm90a can be; leave --emulate out, or name --arch sm120f"
 
 
 @pytest.mark.parametrize("arch", ["sm90a", "sm100a"])

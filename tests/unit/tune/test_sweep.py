@@ -178,7 +178,7 @@ def test_a_whole_line_with_a_wrong_field_is_refused(request_of, tmp_path) -> Non
                     read_journal(path)
                 text = str(caught.value)
                 assert text.startswith(f"journal {path}, line {i + 2}") and name in text, (name, other)
-                assert text.endswith("; take the line out, and what it tells is measured again")
+                assert text.endswith("; take the line out, and the sweep measures its subject again")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,10 @@ def test_the_sentence_of_a_wrong_line(request_of, counting, tmp_path, changes, f
     write_rows(path, first, line | changes)
     with pytest.raises(JournalError) as caught:
         tune(request_of(workloads=WORKLOADS[:1]), executor_of=counting)
-    assert str(caught.value) == f"journal {path}, line 2{found}; take the line out, and what it tells is measured again"
+    assert (
+        str(caught.value)
+        == f"journal {path}, line 2{found}; take the line out, and the sweep measures its subject again"
+    )
     assert counting.ran == 0
     write_rows(path, first)
     tune(request_of(workloads=WORKLOADS[:1]), executor_of=counting)

@@ -1,8 +1,8 @@
 """DeepGEMM's dense GEMMs, by gemmill's cutlass_scaled_mm, and of 4-bit weights by fp4_weight_mm.
 
-`compiled_dims`, `disable_ue8m0_cast`, `alpha` and `epilogue` are as of the grouped ones. Operands whose K has gaps are copied at each
-call: a of tn and tt, b of nn and tn. d is bfloat16. All functions raise RuntimeError, in a sentence, for what is not offered, and as
-cutlass_scaled_mm does, before anything is written.
+`compiled_dims`, `disable_ue8m0_cast`, `alpha` and `epilogue` are as of the grouped ones. Each call copies operands
+whose K has gaps: a of tn and tt, b of nn and tn. d is bfloat16. All functions raise RuntimeError, in a sentence, for
+unsupported arguments, and as cutlass_scaled_mm does, before they write anything.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def fp8_fp4_gemm_nn(
     alpha: Any = None,
     epilogue: Any = None,
 ) -> None:
-    """The same of b [K, N], with its scales transposed; 4-bit codes are refused."""
+    """The same of b [K, N], with its scales transposed; it refuses 4-bit codes."""
     _scaled("fp8_fp4_gemm_nn", a, _turned(b), d, c, (recipe, recipe_a, recipe_b), (alpha, epilogue))
 
 
@@ -78,7 +78,7 @@ def fp8_fp4_gemm_tn(
     alpha: Any = None,
     epilogue: Any = None,
 ) -> None:
-    """The same of a [K, M] and b [K, N], with their scales transposed; 4-bit codes are refused."""
+    """The same of a [K, M] and b [K, N], with their scales transposed; it refuses 4-bit codes."""
     _scaled("fp8_fp4_gemm_tn", _turned(a), _turned(b), d, c, (recipe, recipe_a, recipe_b), (alpha, epilogue))
 
 
@@ -152,7 +152,7 @@ def bf16_gemm_tt(
 
 
 def _turned(x: Scaled) -> Scaled:
-    """Codes and scales with rows for columns; what is no pair is refused later."""
+    """Codes and scales with rows for columns; a later check refuses an operand that is no pair."""
     return (x[0].mT, x[1].mT) if isinstance(x, tuple) else x
 
 

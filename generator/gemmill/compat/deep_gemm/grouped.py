@@ -1,8 +1,8 @@
 """DeepGEMM's grouped GEMMs, by gemmill's grouped_mm and grouped_fp4_mm.
 
-`compiled_dims` and `disable_ue8m0_cast` say nothing that Hopper's kernels depend on, and are not read. `alpha` and `epilogue`, which
-DeepGEMM has since 2.8, are refused unless they are None. All functions raise RuntimeError, in a sentence, for what is not offered,
-and as grouped_mm does, before anything is written.
+Hopper's kernels do not depend on `compiled_dims` and `disable_ue8m0_cast`, which the functions ignore. They refuse
+`alpha` and `epilogue`, which DeepGEMM has since 2.8, unless they are None. All functions raise RuntimeError, in a
+sentence, for unsupported arguments, and as grouped_mm does, before they write anything.
 """
 
 from typing import Any
@@ -45,18 +45,19 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
 ) -> None:
     """d[i] = a[i] b[e]^T, e being grouped_layout[i]: int32 [M], -1 for rows of nobody. d is bfloat16 [M, N].
 
-    a is float8_e4m3fn [M, K] with scales of 1 x 128, b [E, N, K] with scales of 128 x 128: float32, M-major as DeepGEMM has them or in
-    rows, or int32 of four ue8m0 bytes. Rows of an expert lie beside one another, and may begin anywhere. E is 256 at most.
+    a is float8_e4m3fn [M, K] with scales of 1 x 128, b [E, N, K] with scales of 128 x 128: float32, M-major as DeepGEMM
+    has them or in rows, or int32 of four ue8m0 bytes. Rows of an expert are contiguous, and may begin anywhere. E is
+    256 at most.
 
-    b may be int8 [E, N, K / 2] of 4-bit codes, with scales of 1 x 32 or 1 x 128 that are powers of two. recipe_a is then (1, 32) or
-    (1, 128). Weights are packed for gemmill's kernels at their first call, and the copy is kept. Rows of a are widened to bfloat16 at
-    each call, which is exact where their scales are powers of two.
+    b may be int8 [E, N, K / 2] of 4-bit codes, with scales of 1 x 32 or 1 x 128 in powers of two. recipe_a is then (1,
+    32) or (1, 128). Their first call packs weights for gemmill's kernels, and the copy stays. Each call upcasts rows of
+    a to bfloat16, which is exact where their scales are powers of two.
 
     With use_psum_layout grouped_layout is int32 [E]: where the rows of each expert end. They begin at the first multiple of `alignment`
     behind those of the expert before, or of get_mk_alignment_for_contiguous_layout where it is None. DeepGEMM has no such argument.
 
-    With ensure_zero_padding rows of nobody become zeros: with use_psum_layout those up to the next multiple, else all. Other rows of
-    nobody are left as they are. expected_m_for_psum_layout is not read.
+    With ensure_zero_padding rows of nobody become zeros: with use_psum_layout those up to the next multiple, else all.
+    It leaves other rows of nobody as they are, and ignores expected_m_for_psum_layout.
     """
     given = grouped_layout, use_psum_layout, expected_m_for_psum_layout, alignment
     check_endings(_FP8.format("nt_contiguous"), None, epilogue)
@@ -77,7 +78,7 @@ def m_grouped_fp8_fp4_gemm_nn_contiguous(
     ensure_zero_padding: bool = True,
     epilogue: Any = None,
 ) -> None:
-    """The same of b [E, K, N] with scales [E, K / 128, N / 128]. It is copied at each call; 4-bit codes are refused."""
+    """The same of b [E, K, N] with scales [E, K / 128, N / 128]. Each call copies it; it refuses 4-bit codes."""
     check_endings(_FP8.format("nn_contiguous"), None, epilogue)
     turned = (b[0].transpose(-1, -2), b[1].transpose(-1, -2)) if isinstance(b, tuple) else b
     given = grouped_layout, use_psum_layout, None, None
@@ -139,10 +140,10 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     disable_ue8m0_cast: bool = False,
     epilogue: Any = None,
 ) -> None:
-    """d[e, i] = a[e, i] b[e]^T for the first masked_m[e] rows, int32 [E]; d's other rows are left as they are.
+    """d[e, i] = a[e, i] b[e]^T for the first masked_m[e] rows, int32 [E], without writing d's other rows.
 
-    a is float8_e4m3fn [E, max_m, K] with scales [E, max_m, K / 128], b as of the contiguous form. Scales of a that have no stride common
-    to all rows are copied. With 4-bit weights all rows of a are widened.
+    a is float8_e4m3fn [E, max_m, K] with scales [E, max_m, K / 128], b as of the contiguous form. It copies scales of a
+    without a stride common to all rows. With 4-bit weights it upcasts all rows of a.
     """
     name = _FP8.format("nt_masked")
     check_endings(name, None, epilogue)
@@ -189,7 +190,7 @@ def m_grouped_bf16_gemm_nn_contiguous(
     ensure_zero_padding: bool = True,
     epilogue: Any = None,
 ) -> None:
-    """The same of b [E, K, N], which is copied at each call."""
+    """The same of b [E, K, N], which each call copies."""
     check_endings(_BF16.format("nn_contiguous"), None, epilogue)
     layout = grouped_layout, use_psum_layout, None
     _plain_contiguous("nn_contiguous", a, b.transpose(-1, -2), d, *layout, ensure_zero_padding)

@@ -16,13 +16,13 @@ Scaled = tuple[Tensor, Tensor]
 """Codes and their scales."""
 _FP4 = (torch.int8, torch.uint8)
 FP4_GROUPS = (Group(rows=1, columns=MXFP4.group), Group(rows=1, columns=128))
-"""The groups of 4-bit codes, and of the e4m3 codes that they are multiplied by."""
+"""The groups of 4-bit codes, and of the e4m3 codes that multiply them."""
 
 
 def pair_of(name: str, operand: str, given: Scaled, rank: int) -> tuple[Tensor, Tensor, bool]:
     """Codes of `rank` dimensions, their scales, and whether the codes have 4 bits.
 
-    Raises RuntimeError, in a sentence, for what is no pair, and for other dtypes and ranks.
+    Raises RuntimeError, in a sentence, for an operand that is no pair, and for other dtypes and ranks.
     """
     if isinstance(given, Tensor) or len(given) != 2:
         raise RuntimeError(f"{name}: {operand} is {type(given).__name__}, expected a tuple of codes and their scales")
@@ -39,7 +39,7 @@ def pair_of(name: str, operand: str, given: Scaled, rank: int) -> tuple[Tensor, 
 
 
 def check_endings(name: str, alpha: object, epilogue: object) -> None:
-    """Raises RuntimeError where a call asks for an ending that DeepGEMM has since 2.8, and gemmill has not."""
+    """Raises RuntimeError for alpha and epilogue, which DeepGEMM has since 2.8, and gemmill has not."""
     for argument, given in (("alpha", alpha), ("epilogue", epilogue)):
         if given is not None:
             raise RuntimeError(
@@ -67,7 +67,7 @@ def widened(name: str, codes: Tensor, scales: Tensor, group: Group) -> Tensor:
 def packed_fp4(name: str, codes: Tensor, scales: Tensor, group: Group) -> PackedExperts:
     """4-bit codes [E, N, K / 2] and their scales, powers of two, in the order of gemmill's kernels: packed once and kept.
 
-    Raises RuntimeError, in a sentence, for codes in pairs along N, and for scales that are no powers of two.
+    Raises RuntimeError, in a sentence, for codes in pairs along N, and for scales other than powers of two.
     """
     check_offered(name, "b", group, FP4_GROUPS)
     if codes.stride(-1) != 1:
@@ -88,7 +88,7 @@ def _packed(name: str, codes: Tensor, scales: Tensor, group: Group) -> PackedExp
 
 
 def _exponents(name: str, scales: Tensor, shape: tuple[int, int, int], group: Group) -> Tensor:
-    """ue8m0 bytes uint8 [E, N, K / group.columns] of scales that are powers of two."""
+    """ue8m0 bytes uint8 [E, N, K / group.columns] of scales in powers of two."""
     values = f32_scales(name, "b", scales, shape, group)
     if scales.dtype == torch.int32:
         return scales.contiguous().view(torch.uint8)[..., : values.shape[-1]]
@@ -96,6 +96,6 @@ def _exponents(name: str, scales: Tensor, shape: tuple[int, int, int], group: Gr
     if (wrong := (bits & ((1 << 23) - 1) != 0) | (bits < 0)).any():
         place = wrong.nonzero()[0].tolist()
         raise RuntimeError(
-            f"{name}: scale {place} of b is {float(values[tuple(place)]):g}, expected a power of two beside 4-bit codes"
+            f"{name}: scale {place} of b is {float(values[tuple(place)]):g}, expected a power of two with 4-bit codes"
         )
     return (bits >> 23).to(torch.uint8)

@@ -28,7 +28,7 @@ def get_mk_alignment_for_contiguous_layout() -> int:
 
 
 def get_theoretical_mk_alignment_for_contiguous_layout(expected_m: int | None = None) -> int:
-    """DeepGEMM's answer on Hopper, 128 whatever is expected. gemmill's kernels take any multiple equally well."""
+    """DeepGEMM's answer on Hopper, 128 for any expected_m. gemmill's kernels take any multiple equally well."""
     return LEGACY_ALIGNMENT
 
 
@@ -71,7 +71,7 @@ def zero_padding(d: Tensor, layout: Tensor, experts: int, by_ends: bool, alignme
 
 
 def _is_known(layout: Tensor, experts: int) -> Tensor:
-    """Whether a row has an expert: what nobody wrote may hold any number."""
+    """Whether a row has an expert: unwritten entries may hold any number."""
     return (layout >= 0) & (layout < experts)
 
 

@@ -35,7 +35,7 @@ BLOCK = Group(rows=128, columns=128)
 def groups_of(
     name: str, b_scales: Tensor, recipe: Recipe | None, recipe_a: Recipe2 | None, recipe_b: Recipe2 | None
 ) -> tuple[Group, Group]:
-    """The groups of A and of B that a call asks for. Without recipes they are 1 x 128 and 128 x 128, of packed scales 1 x 128.
+    """The groups of A and of B in a call. Without recipes they are 1 x 128 and 128 x 128, of packed scales 1 x 128.
 
     Raises RuntimeError, in a sentence, where `recipe` and the others are not given as DeepGEMM takes them.
     """

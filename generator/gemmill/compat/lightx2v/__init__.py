@@ -1,4 +1,4 @@
-"""What LightX2V's code calls, by gemmill's ops: the functions of `lightx2v_kernel.gemm`, and weight classes with MMWeight's interface."""
+"""LightX2V's functions by gemmill's ops: those of `lightx2v_kernel.gemm`, and weight classes with MMWeight's interface."""
 
 from gemmill.compat.lightx2v.gemm import (
     cutlass_scaled_mxfp4_mm,

@@ -71,11 +71,11 @@ def cutlass_scaled_mxfp8_mm_residual_gate(
     gate: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """residual + gate * (alpha * mat_a mat_b^T + bias) of mxfp8, written to `residual`, bfloat16 [M, N], which is returned.
+    """Write residual + gate * (alpha * mat_a mat_b^T + bias) of mxfp8 to `residual`, bfloat16 [M, N], and return it.
 
-    gate is bfloat16 [N] or [M, N]. The product in parentheses is rounded to bfloat16 first, then the sum, which a kernel of torch makes:
-    as LightX2V does with a gate of [M, N]. With [N] LightX2V rounds the sum alone. Raises RuntimeError, in a sentence, for a residual or
-    gate of another type or shape, before anything is written.
+    gate is bfloat16 [N] or [M, N]. The product in parentheses first rounds to bfloat16, then the sum, which a kernel of
+    torch makes: as LightX2V does with a gate of [M, N]. With [N] LightX2V rounds the sum alone. Raises RuntimeError, in
+    a sentence, for a residual or gate of another type or shape, before anything is written.
     """
     shape, name = (mat_a.shape[0], mat_b.shape[0]), "cutlass_scaled_mxfp8_mm_residual_gate"
     if residual.dtype != torch.bfloat16 or residual.shape != shape:
@@ -136,12 +136,12 @@ def scaled_mxfp8_quant(input: torch.Tensor) -> Pair:
 
 
 def scaled_mxfp8_gelu_quant(input: torch.Tensor) -> Pair:
-    """The same of GELU by tanh of input, rounded to input's dtype before it is coded."""
+    """The same of GELU by tanh of input, rounded to input's dtype before coding."""
     return _of_mx(gemmill.scaled_mxfp8_gelu_quant(input, "gelu_tanh", "up", rounds_to_input=True))
 
 
 def scaled_mxfp8_modulate_quant(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> Pair:
-    """The same of input * (1 + scale) + shift, rounded to input's dtype before it is coded.
+    """The same of input * (1 + scale) + shift, rounded to input's dtype before coding.
 
     scale and shift have K or M K values, in any number of dimensions.
     """

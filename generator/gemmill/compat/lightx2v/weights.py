@@ -36,7 +36,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 class _MMWeight:
-    """What the formats share."""
+    """The common part of all formats."""
 
     quantise: Callable[..., tuple[Tensor, Tensor]]
     multiply: Callable[..., Tensor]
@@ -75,13 +75,13 @@ class _MMWeight:
         return names if self.bias_name is None else names | {"bias": self.bias_name}
 
     def set_config(self, config: Mapping[str, Any] = {}) -> None:
-        """`weight_auto_quant`: weights come in bf16 and are quantised when they are loaded; not of nvfp4."""
+        """`weight_auto_quant`: weights come in bf16, and loading quantises them; not to nvfp4."""
         self.config = config
 
     def load(self, weight_dict: Tensors) -> None:
-        """From tensors by key, or from the block's file where loading is lazy; into buffers where such are asked for.
+        """From tensors by key, or from the block's file for lazy loading; into buffers on request.
 
-        Raises CheckpointError for keys that are missing, by name.
+        Raises CheckpointError for missing keys, by name.
         """
         tensors = self._found(self._file() if self.lazy_load else weight_dict)
         if self.create_cuda_buffer:
@@ -181,7 +181,7 @@ class _MMWeight:
         return re.sub(r"\.\d+", f".{index}", name, count=1)
 
     def state_dict(self, destination: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The host's tensors by key, or where there are none those that are used."""
+        """The host's tensors by key, or without any those in use."""
         destination = {} if destination is None else destination
         for attribute, key in self.names.items():
             pin = getattr(self, f"pin_{attribute}")
@@ -238,7 +238,7 @@ class _MMWeight:
         self.has_lora_branch = False
 
     def apply_lora(self, input_tensor: Tensor) -> Tensor:
-        """What the adapter adds."""
+        """The adapter's addend."""
         assert self.lora_down is not None and self.lora_up is not None
         return self.lora_strength * self.lora_scale * ((input_tensor @ self.lora_down.t()) @ self.lora_up.t())
 

@@ -1,6 +1,8 @@
-"""SGLang's experts of nvfp4 weights with Marlin: packed for gemmill where they would be packed for Marlin, and multiplied in its place.
+"""SGLang's experts of nvfp4 weights with Marlin: gemmill packs them where SGLang would pack them for Marlin, and
+multiplies in its place.
 
-Of release 0.5.23. Layers of another activation than SiLU's gates, with a limit, with biases or beside LoRA stay with Marlin.
+Of release 0.5.23. Layers of another activation than SiLU's gates, with a limit, with biases or with LoRA stay with
+Marlin.
 """
 
 from collections.abc import Callable

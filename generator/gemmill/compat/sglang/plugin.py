@@ -189,8 +189,9 @@ def around_masked_experts(
     recipe_a: Recipe = None,
     recipe_b: Recipe = None,
 ) -> Any:
-    """lhs [E, rows, K] and rhs [E, N, K] as DeepGEMM takes them; of each expert the first masked_m rows, int32 [E]. Calls that are
-    to overlap with others stay with SGLang's own."""
+    """lhs [E, rows, K] and rhs [E, N, K] as DeepGEMM takes them; of each expert the first masked_m rows, int32 [E].
+    Calls that overlap with others stay with SGLang's own.
+    """
 
     def ours() -> Any:
         return deep_gemm.m_grouped_fp8_gemm_nt_masked(lhs, rhs, out, masked_m, expected_m)
@@ -240,11 +241,13 @@ HOOKS: dict[str, Callable[..., Any]] = {
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_masked": around_masked_experts,
     "sglang.srt.layers.moe.cutlass_moe.fp8_blockwise_scaled_grouped_mm": around_cutlass_experts,
 }
-"""The hooks, by the function that each is put around."""
+"""The hooks, by the function that each wraps."""
 
 
 def _may_serve() -> bool:
-    """Whether SGLang does not ask for deterministic inference, or the build can hold one order, which is asked for then."""
+    """Whether SGLang does not require deterministic inference, or the build can hold one order, which this then
+    requests.
+    """
     if (why := invariance.of_sglang()) is not None:
         served.left("layer of SGLang's", why)
     return why is None

@@ -1,9 +1,10 @@
 """The ops under the names and schemas that vLLM calls: `torch.ops._C.cutlass_scaled_mm` and its kin.
 
-Importing this module is enough, before vLLM's library is loaded or after it: vLLM's own callers (`vllm._custom_ops`) and
-tests then reach gemmill's kernels. What an op with vLLM's arithmetic refuses goes to the library's own, if there is one. Nothing is defined under vLLM's names, or its library could not define them any more. Its
-namespace hands gemmill's ops out, and what else the library has stays its own. One exception is made where there is no such
-library to come. vLLM's Python gives `scaled_fp4_quant` a fake by its full name as soon as the namespace has it.
+Importing this module suffices, before or after vLLM's library is loaded: vLLM's own callers (`vllm._custom_ops`) and
+tests then reach gemmill's kernels. Calls that an op with vLLM's arithmetic refuses go to the library's own, if there is
+one. The module defines nothing under vLLM's names, or its library could not define them any more. Its namespace hands
+gemmill's ops out, and the library's other ops stay its own. There is one exception, where no such library is to come.
+vLLM's Python gives `scaled_fp4_quant` a fake by its full name as soon as the namespace has it.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def _supports(b_scale: ScaleGranularity, group_size: int, capability: int) -> bo
     try:
         entries = ops.variants(op=SCALED_MM, arch=arch_of(divmod(capability, 10)))
     except ManifestError:
-        return False  # no build: nothing is compiled in
+        return False  # no build: no variants
     found = (entry.config.operands for entry in entries)
     return any((x.a_dtype, x.b_scale, x.group_size) == (DType.E4M3, b_scale, group_size) for x in found)
 
@@ -77,7 +78,7 @@ _QUERIES: dict[str, Callable[[int], bool]] = {
     "cutlass_group_gemm_supported": _group_gemm_supported,
     "cutlass_sparse_scaled_mm_supported": _supports_sparse,
 }
-"""vLLM's capability queries, answered from the manifest: what is not compiled in is not claimed."""
+"""vLLM's capability queries, answered from the manifest: they claim only compiled variants."""
 
 _library = torch.library.Library(_OWN, "FRAGMENT")
 _overrides = torch.library.Library(VLLM, "FRAGMENT")
@@ -90,7 +91,9 @@ def _define_query(name: str, answer: Callable[[int], bool]) -> Any:
 
 
 def _hand_out(name: str, op: Any, *keys: str) -> None:
-    """Make vLLM's name stand for an op. Where vLLM's library is loaded, callers may hold its op: that comes to ours too."""
+    """Make vLLM's name stand for an op. Where vLLM's library is loaded, callers may hold its op: its calls come to ours
+    too.
+    """
     names = getattr(torch.ops, VLLM)
     if hasattr(names, name):
         for key in keys:
@@ -100,7 +103,7 @@ def _hand_out(name: str, op: Any, *keys: str) -> None:
 
 
 def _library_may_come() -> bool:
-    """Whether vLLM is installed with its compiled ops, whatever of it is imported."""
+    """Whether vLLM is installed with its compiled ops, with or without an import."""
     vllm = find_spec("vllm")
     folders = (vllm and vllm.submodule_search_locations) or ()
     return any(True for folder in folders for _ in Path(folder).glob("_C*.so"))
@@ -143,8 +146,9 @@ def _fp4(
 
 
 def _define_fp4() -> Any:
-    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of vllm_scaled_nvfp4_quant; an output
-    with more columns than the input is padded with zeros."""
+    """vLLM's op with both of its overloads, which its library refuses on sm_90. Codes are those of
+    vllm_scaled_nvfp4_quant; zeros fill the columns of an output beyond the input's.
+    """
     of_vllm = hasattr(getattr(torch.ops, VLLM), _FP4) or _library_may_come()
     for names in (_library,) if of_vllm else (_library, _overrides):
         names.define(f"{_FP4}({_FP4_ARGUMENTS}) -> (Tensor, Tensor)")
@@ -158,7 +162,7 @@ def _define_fp4() -> Any:
 
 
 def _define_of_experts(name: str) -> Any:
-    """A grouped GEMM, or what prepares its calls."""
+    """A grouped GEMM, or an op that prepares its calls."""
     answer = moe_mm.cutlass_moe_mm if name == moe_mm.MOE_MM else partial(moe_mm.prepare, VLLM, name)
     _library.define(name + moe_mm.SCHEMAS[name])
     for key in ("CPU", "CUDA"):

@@ -1,8 +1,9 @@
 """vLLM's grouped GEMMs of two 4-bit operands, cutlass_fp4_group_mm and cutlass_mxfp4_group_mm, by gemmill's grouped_fp4_mm.
 
-Names and schemas are vLLM 0.33.0's. Its kernels run on Blackwell alone, where calls go to them. No tensor core of Hopper scales blocks:
-rows of a are widened to bf16 at each call, and weights are packed for gemmill's kernels once. Products of both are exact, as Blackwell's
-are, while they are normal numbers of bf16. So results differ by the order of sums.
+Names and schemas are vLLM 0.33.0's. Its kernels run on Blackwell alone, where calls go to them. No tensor core of
+Hopper scales blocks: each call upcasts rows of a to bf16, and the first packs the weights for gemmill's kernels.
+Products of both are exact, as Blackwell's are, while they are normal numbers of bf16. So results differ by the order of
+sums.
 """
 
 from functools import partial
@@ -40,11 +41,12 @@ def cutlass_fp4_group_mm(
     expert_offsets: Tensor,
     sf_offsets: Tensor,
 ) -> None:
-    """out = alphas[e] a b[e]^T for rows of expert e from expert_offsets[e] on, as many as problem_sizes[e, 0]; others are left.
+    """out = alphas[e] a b[e]^T for rows of expert e from expert_offsets[e] on, as many as problem_sizes[e, 0], without
+    writing others.
 
-    a is uint8 [M, K / 2] of nvfp4 codes, b [E, N, K / 2]. Scales are e4m3, swizzled: b_blockscales [E, rows padded to 128, padded to 4],
-    a_blockscale those of all experts, of which expert e's begin at row sf_offsets[e]. out is bfloat16 [M, N], or float16, to which
-    results of bfloat16 are rounded. Every 256 experts are a launch.
+    a is uint8 [M, K / 2] of nvfp4 codes, b [E, N, K / 2]. Scales are e4m3, swizzled: b_blockscales [E, rows padded to
+    128, padded to 4], a_blockscale those of all experts, of which expert e's begin at row sf_offsets[e]. out is
+    bfloat16 [M, N], or float16 with results rounded to bfloat16 before. Every 256 experts are a launch.
 
     Raises RuntimeError, in a sentence, for tensors that do not fit one another, and as packed_once and grouped_fp4_mm do.
     """

@@ -1,4 +1,5 @@
-"""vLLM's hadacore_transform, by gemmill's hadamard_transform where that has the columns, else in float32 by torch.
+"""vLLM's hadacore_transform, by gemmill's hadamard_transform where that takes the number of columns, else in float32 by
+torch.
 
 Name and schema are vLLM 0.33.0's. Its kernel rounds to 16 bits after every factor of 16, this one once, so results differ by roundings.
 Where vLLM's library has the op, calls stay with it.

@@ -1,6 +1,6 @@
 """The ops of vLLM's own library behind the names that gemmill gives out: they get the calls that gemmill's ops refuse.
 
-A kernel of vLLM's that is to be replaced is kept. A library that is loaded later has its own.
+It keeps each kernel of vLLM's before its replacement. A library loaded later has its own.
 """
 
 import re

@@ -1,12 +1,11 @@
 """vLLM's plugin: the entry point `gemmill` of `vllm.general_plugins`, which vLLM calls in each of its processes.
 
-It puts gemmill's linear kernels before vLLM's own, so that they are asked first: those for FP8 per tensor, token and channel,
-FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
-blocks, DeepGEMM's. Classes of gemmill's stand before Triton's of FP8 experts, and before vLLM's backend of attention over TurboQuant
-caches. gemmill stands before Marlin's kernels of 4-bit experts, and what packs their weights; GEMMILL_FP4_EXPERTS says which it takes.
-A manager of gemmill's gives vLLM's quantisation ops in compiled graphs to gemmill; GEMMILL_VLLM_OPS says where else they go to it.
-GEMMILL_VLLM=0 leaves vLLM as it is.
-Nothing is loaded and no GPU is touched before a layer asks.
+It puts gemmill's linear kernels before vLLM's own in vLLM's lists: those for FP8 per tensor, token and channel, FP8 in
+blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
+blocks, DeepGEMM's. Classes of gemmill's stand before Triton's of FP8 experts, and before vLLM's backend of attention
+over TurboQuant caches. gemmill stands before Marlin's kernels of 4-bit experts, and before the functions that pack
+their weights; GEMMILL_FP4_EXPERTS says which it takes. GEMMILL_VLLM=0 leaves vLLM as it is. It loads nothing and
+touches no GPU before a layer asks.
 """
 
 from collections.abc import Callable
@@ -34,9 +33,11 @@ _LISTS = {
     "GemmillNvFp4Linear": "_POSSIBLE_NVFP4_KERNELS",
     "GemmillMxFp4Linear": "_POSSIBLE_MXFP4_KERNELS",
 }
-"""vLLM's list that each class is put into."""
+"""vLLM's list for each class."""
 _CHOOSES_NVFP4, _BACKEND_OF, _NVFP4_WEIGHTS = "init_nvfp4_linear_kernel", "_get_linear_backend", "nvfp4_w4a16"
-"""vLLM's choice of a kernel for nvfp4 layers, its reading of `--linear-backend`, and the kind of layers that has weights alone quantised."""
+"""vLLM's choice of a kernel for nvfp4 layers, its reading of `--linear-backend`, and the kind of layers with quantised
+weights and plain activations.
+"""
 
 
 def register() -> None:
@@ -73,7 +74,7 @@ def _register() -> None:
 
 
 def _before_marlin(linear: ModuleType, own: Any) -> Callable[..., Any]:
-    """vLLM's choice of nvfp4 kernels. It names Marlin's for layers whose activations are not quantised, without asking its list."""
+    """vLLM's choice of nvfp4 kernels. It names Marlin's for layers with plain activations, without asking its list."""
     of_vllm = getattr(linear, _CHOOSES_NVFP4)
 
     @wraps(of_vllm)
@@ -116,7 +117,9 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
 
 
 def _tell_after_loading() -> None:
-    """Tell who serves which layers when vLLM has processed the weights of all; then ops that quantise are replaced, if that is asked for."""
+    """Log the kernel of each layer when vLLM has processed the weights of all; then replace ops that quantise, if the
+    settings ask for it.
+    """
     module = import_module(_LOADING)
     of_vllm = getattr(module, _PROCESSES)
 

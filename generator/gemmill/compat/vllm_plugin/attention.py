@@ -1,7 +1,7 @@
 """vLLM's TurboQuant backend of attention, with gemmill's kernels: they store new tokens in vLLM's slots and decode over them.
 
-Imported by vLLM alone, where a cache of `--kv-cache-dtype turboquant_...` is asked for. The classes derive from vLLM's. What is
-not overridden stays vLLM's: prefilling, and its kernels wherever gemmill refuses a layer, in one sentence.
+Only vLLM imports it, for a cache of `--kv-cache-dtype turboquant_...`. The classes derive from vLLM's. The rest stays
+vLLM's: prefill, and its kernels wherever gemmill refuses a layer, in one sentence.
 
 With speculative decoding a sequence has a query row for its last token and one for each draft. The builder counts such
 sequences as decodes, and their rows pass the cache together. vLLM's own builder leaves them to its prefilling, whose calls
@@ -33,16 +33,16 @@ from gemmill.runtime import ops, served
 
 
 class GemmillTurboQuantBackend(TurboQuantAttentionBackend):
-    """vLLM's, but for who computes."""
+    """vLLM's backend with gemmill's kernels."""
 
     @staticmethod
     def get_impl_cls() -> type[TurboQuantAttentionImpl]:
-        """Who computes."""
+        """The class that computes."""
         return GemmillTurboQuantImpl
 
     @staticmethod
     def get_builder_cls() -> type[TurboQuantMetadataBuilder]:
-        """Who tells decodes from prefills."""
+        """The class that separates decodes from prefills."""
         return GemmillTurboQuantBuilder
 
 
@@ -147,7 +147,7 @@ class GemmillTurboQuantImpl(TurboQuantAttentionImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """vLLM's, which hands on decodes without saying how many rows each has."""
+        """vLLM's, which passes decodes on without the number of rows of each."""
         self._rows = getattr(attn_metadata, "rows", None)
         result: Tensor = super().forward(
             layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
@@ -205,7 +205,7 @@ class GemmillTurboQuantImpl(TurboQuantAttentionImpl):
         _told(self._failed)
 
     def _is_served(self, dtype: torch.dtype, kv_cache: Tensor) -> bool:
-        """Whether gemmill has variants for the layer. Tells once why not. Raises nothing."""
+        """Whether gemmill has variants for the layer. Logs once why not. Raises nothing."""
         if self._failed:
             return False
         _, page, _, slot = kv_cache.shape

@@ -59,11 +59,11 @@ BEFORE = {
     _CONTIGUOUS: _before_contiguous,
     _MASKED: _before_masked,
 }
-"""The functions that are put before vLLM's."""
+"""The functions before vLLM's."""
 
 
 def _stays() -> bool:
-    """Whether vLLM asks for batch invariance, and the build cannot hold it."""
+    """Whether vLLM requires batch invariance, and the build cannot hold it."""
     if (why := invariance.of_vllm()) is not None:
         served.left("layer of experts with scales in blocks", why)
     return why is not None

@@ -1,4 +1,5 @@
-"""The rows of a layer that gemmill serves, and those that an engine's own kernel does: both are timed when weights are processed.
+"""The rows of a layer that gemmill serves, and those that an engine's own kernel serves: the plugin times both after
+loading.
 
 Both multiply by the same weights, so a call may go to either by its rows. Within torch.compile an op asks, so that one graph is right
 for any number of rows. It names the layer: a cached graph gets the split of the process that runs it.
@@ -34,7 +35,7 @@ Gemm = Callable[..., Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Who serves which rows of a layer."""
+    """The server of each range of a layer's rows."""
 
     ours_first: bool
     """Whether gemmill serves one row."""
@@ -64,7 +65,7 @@ class Split:
 
 
 def split_of(times_us: dict[int, tuple[float, float]]) -> Split:
-    """Who serves which rows, by the times of gemmill's kernel and the engine's at each of TIMED_ROWS."""
+    """The server of each range of rows, by the times of gemmill's kernel and the engine's at each of TIMED_ROWS."""
     mine = [theirs >= MARGIN * ours for ours, theirs in times_us.values()]
     changes = [bound for bound, (one, other) in zip(_BOUNDS, pairwise(mine), strict=True) if one != other]
     told = ", ".join(f"{rows}: {ours:.1f} and {theirs:.1f}" for rows, (ours, theirs) in times_us.items())
@@ -72,11 +73,12 @@ def split_of(times_us: dict[int, tuple[float, float]]) -> Split:
 
 
 _splits: dict[str, tuple[Split, Gemm]] = {}
-"""Of layers by their names: who serves which rows, and the engine's kernel."""
+"""By a layer's name: its split, and the engine's kernel."""
 
 
 def split(layer: Linear, theirs: Gemm, *operands: Tensor | None) -> Split | None:
-    """Who serves which rows of a layer, timed once for each shape. None where nothing is timed: gemmill serves all rows.
+    """The server of each range of a layer's rows, timed once for each shape. None without a measurement: gemmill serves
+    all rows.
 
     `operands` are b, and for one row a_scales, b_scales, azp_adj, azp and bias. Raises nothing.
     """
@@ -94,12 +96,12 @@ def split(layer: Linear, theirs: Gemm, *operands: Tensor | None) -> Split | None
 
 
 def can_time(weight: Tensor) -> bool:
-    """Whether kernels are to be timed beside one another here."""
+    """Whether to time both kernels here."""
     return weight.is_cuda and settings.times_layers()
 
 
 def forget() -> None:
-    """Time anew, as a process does that begins."""
+    """Time again, as a new process does."""
     _splits.clear()
 
 
@@ -127,7 +129,7 @@ def times_us(layer: Linear, rows: int, theirs: Gemm, *operands: Tensor | None) -
 
 
 def _of_rows(of_one: Tensor, rows: int) -> Tensor:
-    """What is given of each row, [1, ...], for more of them, groups along K M-major; one value for all stays."""
+    """The inputs of one row, [1, ...], repeated for more rows, groups along K M-major; one value for all stays."""
     return of_one if of_one.dim() < 2 else of_one.t().repeat_interleave(rows, dim=1).t()
 
 

@@ -1,9 +1,11 @@
-"""vLLM's experts of nvfp4 and mxfp4 weights with Marlin: packed for gemmill where they would be for Marlin, and multiplied in its place.
+"""vLLM's experts of nvfp4 and mxfp4 weights with Marlin: gemmill packs them where vLLM would pack them for Marlin, and
+multiplies in its place.
 
-Of release 0.33. nvfp4 experts with plain gates are computed in three launches where the build has kernels for that, dense or, with
-GEMMILL_FP4_EXPERTS=2:4, pruned when they are loaded. Marlin took 1.44 to 2.04 times their time from 1 to 256 tokens of Qwen3-Next's layer
-(H200, 2026-11-23), so they are gemmill's unless that is 0; others only with 1. vLLM decides whether Marlin serves. Layers beside LoRA, and experts whose rows other ranks hold, stay with Marlin.
-Activations, their limits and biases are vLLM's, whatever they are.
+Of release 0.33. nvfp4 experts with plain gates take three launches where the build has kernels for that, dense or, with
+GEMMILL_FP4_EXPERTS=2:4, pruned as they load. Marlin took 1.44 to 2.04 times their time from 1 to 256 tokens of
+Qwen3-Next's layer (H200, 2026-11-23), so they are gemmill's unless that is 0; others only with 1. vLLM decides whether
+Marlin serves. Layers with LoRA, and experts whose rows other ranks hold, stay with Marlin. Activations, their limits
+and biases are vLLM's, whatever they are.
 """
 
 from collections.abc import Callable
@@ -27,7 +29,9 @@ MULTIPLIES = "vllm.model_executor.layers.fused_moe.experts.marlin_moe", "fused_m
 
 
 def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
-    """What vLLM keeps of w13 [E, 2 N, K / 2] and w2 [E, K, N / 2] with their scales, for gemmill's or Marlin's kernel."""
+    """vLLM's function that packs w13 [E, 2 N, K / 2] and w2 [E, K, N / 2] with their scales, for gemmill's or Marlin's
+    kernel.
+    """
 
     @wraps(of_vllm)
     def prepare(**named: Any) -> Any:

@@ -1,8 +1,8 @@
 """vLLM's modular interface of experts: FP8 experts in one call, few tokens in three launches and many by grouped GEMMs.
 
-Of release 0.33. A class of gemmill's stands before TritonExperts and derives from it, where vLLM chooses Triton by itself. So vLLM's
-prepare, finalize and shared experts stay, and so do weights: both read them as checkpoints have them. Layers beside LoRA, with
-biases or limits, and those whose tokens travel between ranks stay vLLM's.
+Of release 0.33. A class of gemmill's stands before TritonExperts and derives from it, where vLLM chooses Triton by
+itself. So vLLM's prepare, finalize and shared experts stay, and so do weights: both read them as checkpoints have them.
+Layers with LoRA, with biases or limits, and those whose tokens travel between ranks stay vLLM's.
 """
 
 import math
@@ -32,7 +32,7 @@ of blocks were slower than Triton from two tokens on.
 MANY_TOKENS: Mapping[int, int] = {BLOCK: 257, FINE_BLOCK: 257, 0: 512}
 """From so many tokens on calls are gemmill's again, where its build computes them by grouped GEMMs. Without an entry none are."""
 AT_ONCE = 4096
-"""Tokens that are computed at once: more come in pieces, so that their workspace is that of so many."""
+"""Tokens of one call: more come in pieces, so that their workspace is that of so many."""
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 _CODES = torch.float8_e4m3fn
 _GROUPS = {
@@ -61,7 +61,7 @@ class Experts:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The tokens of whose calls variants are told when the layer is taken."""
+        """The tokens for which the log names variants when gemmill takes the layer."""
         return tuple(sorted({1, MOST_TOKENS[self.blocks]}))
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ def experts_of(shape: torch.Size, topk: int, dtype: torch.dtype, blocks: int) ->
 
 
 def _or_left(moe_config: Any, weight_key: Any, activation_key: Any) -> tuple[bool, str | None]:
-    """Whether gemmill serves a layer that vLLM's class supports, and the reason where not, which is told."""
+    """Whether gemmill serves a layer that vLLM's class supports, and the reason where not, which goes to the log."""
     reason = refusal_of(moe_config, weight_key, activation_key)
     if reason is not None:
         served.left(f"layer of {moe_config.num_local_experts} experts of FP8", reason)
@@ -263,7 +263,7 @@ def before(theirs: type) -> type:
             expert_tokens_meta: Any,
             apply_router_weight_on_input: bool,
         ) -> Any:
-            """Write into output [M, K] what each token's experts give, weighed and summed."""
+            """Write the weighted sum of each token's experts into output [M, K]."""
 
             def theirs() -> Any:
                 return super(GemmillExperts, self).apply(

@@ -1,7 +1,8 @@
-"""Experts of 4-bit weights in three launches: what stands in the place of engines' Marlin experts where a build has the kernels.
+"""Experts of 4-bit weights in three launches, in place of engines' Marlin experts where a build has the kernels.
 
-Weights are packed expert by expert, each gate before its up, dense or pruned to 2:4. Bases have a dimension more than those of grouped
-GEMMs (`gemmill.compat.fp4_experts`): [E, 1, N]. By that and by the bytes of a block such weights are known afterwards.
+Packing takes expert by expert, each gate before its up, dense or pruned to 2:4. Bases have a dimension more than those
+of grouped GEMMs (`gemmill.compat.fp4_experts`): [E, 1, N]. That and the bytes of a block identify such weights
+afterwards.
 """
 
 import logging
@@ -83,8 +84,8 @@ def packed(first: Part, second: Part, dtype: torch.dtype, sparse: bool, of: obje
     """Both GEMMs' weights for gemmill's kernels; None where a build has no variant, an expert's weights do not fit, or the first
     call fails.
 
-    The first GEMM's rows are all gates, then all ups. `sparse` prunes nvfp4 to 2:4, and tells the error of the experts. `of` is the
-    engine's layer.
+    The first GEMM's rows are all gates, then all ups. `sparse` prunes nvfp4 to 2:4, and logs the error of the experts.
+    `of` is the engine's layer.
     """
     codes, _, multipliers = first
     format = SPARSE if sparse else "mxfp4" if multipliers is None else "nvfp4"
@@ -149,7 +150,7 @@ def _made(part: Part, gated: bool, layer: Layer) -> Weights:
 
 
 def _pruned(codes: Tensor, scales: Tensor, multipliers: Tensor | None, order: Tensor | None, layer: Layer) -> Weights:
-    """One GEMM's nvfp4 weights pruned to 2:4, an expert after another, and the errors told. Raises ValueError."""
+    """One GEMM's nvfp4 weights pruned to 2:4, an expert after another, with their errors in the log. Raises ValueError."""
     from gemmill.quantize import QuantizedWeight, prune_to_fp4
     from gemmill.quantize.experts import rows_in_turns
     from gemmill.quantize.sparse_blocks import to_sparse_blocks
@@ -184,7 +185,7 @@ def multiplied(
     expert_map: Tensor | None,
     out: Tensor,
 ) -> Tensor:
-    """Write into out [M, K] what the experts topk_ids [M, top] of each token give, weighed and summed."""
+    """Write the weighted sum of the experts topk_ids [M, top] of each token into out [M, K]."""
     columns = -(-x.shape[1] // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
     of_block = first.blocks.shape[2] // columns
     format = next(name for name, size in _BLOCK_BYTES.items() if size == of_block)

@@ -1,7 +1,8 @@
 """vLLM's linear kernels with gemmill's GEMMs: as vLLM 0.33's own, which quantise the activations and prepare the weights.
 
-Each class derives from the kernel of vLLM's that goes on serving what no variant fits, and layers whose first call fails when it is
-tried. Where both read the same weights they are timed, and each serves the rows for which it is faster. 4-bit weights are multiplied by activations as they are, as Marlin's kernels do it.
+Each class derives from the kernel of vLLM's that goes on serving calls without a variant, and layers whose trial call
+fails. Where both read the same weights the plugin times both, and each serves the rows for which it is faster. 4-bit
+weights multiply activations as they are, as in Marlin's kernels.
 """
 
 from functools import partial
@@ -37,7 +38,7 @@ from gemmill.runtime import served
 
 Answer = tuple[bool, str | None]
 _SOME = 4096
-"""The N and K of a layer that stands for those whose sizes are not known yet."""
+"""The N and K of a layer in place of unknown ones."""
 
 
 def _answer(why: str | None) -> Answer:
@@ -45,7 +46,7 @@ def _answer(why: str | None) -> Answer:
 
 
 def _left(what: str, why: str) -> Answer:
-    """vLLM tells nobody why its kernels serve."""
+    """vLLM does not say why its kernels serve."""
     served.left(what, why)
     return False, why
 
@@ -59,11 +60,11 @@ def _mm_of_vllm(a, b, a_scales, b_scales, out_dtype, azp_adj, azp, bias) -> torc
 
 class _OnThisGpu:
     _taken = True
-    """Whether gemmill serves the layer. It is known when its weights are processed."""
+    """Whether gemmill serves the layer. The processing of its weights decides."""
     _split: Split | None = None
     """Which rows it serves, where it does not serve all."""
     _name = ""
-    """The layer's, to the op that asks for its split."""
+    """The layer's name, for the op that looks up its split."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
@@ -104,7 +105,7 @@ def _fp8(c, n: int, k: int, blocks: int = 0) -> Linear:
 
 
 def _ones(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    """Scales of activations for a call that is tried."""
+    """Scales of activations for a trial call."""
     return torch.ones(shape, dtype=torch.float32, device=like.device)
 
 
@@ -211,7 +212,7 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
 
     @classmethod
     def can_implement(cls, c) -> Answer:
-        """Whether the build has variants for such layers; of which size is not known yet."""
+        """Whether the build has variants for such layers, whose size is unknown yet."""
         return _answer(refusal(_int8(_SOME, _SOME, torch.bfloat16, not c.input_symmetric)))
 
     def process_weights_after_loading(self, layer) -> None:
@@ -256,7 +257,7 @@ class _Fp4Linear(_OnThisGpu):
 
     @classmethod
     def can_implement(cls, config) -> Answer:
-        """Whether the build has variants for such layers; of which size is not known yet."""
+        """Whether the build has variants for such layers, whose size is unknown yet."""
         fits, why = super().can_implement(config)
         return _answer(refusal(_fp4(cls.format, _SOME, _SOME, torch.bfloat16))) if fits else (fits, why)
 

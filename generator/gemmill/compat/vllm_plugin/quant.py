@@ -1,8 +1,9 @@
 """vLLM's quantisation ops with gemmill's kernels, wherever vLLM's code, its fusion passes and compiled graphs call them.
 
-With GEMMILL_VLLM_OPS=1. NAMES have the ops whose kernels took less time than vLLM's at every shape of the grid (docs/quantisation.md,
-H200, 2026-11-21). Kernels are replaced in torch's dispatcher when vLLM has processed the weights. A call that gemmill refuses goes on
-to vLLM's kernel, as do those like it. Outside graphs a call takes more of the host's time than vLLM's, for it passes through Python.
+With GEMMILL_VLLM_OPS=1. NAMES have the ops whose kernels took less time than vLLM's at every shape of the grid
+(docs/quantisation.md, H200, 2026-11-21). After vLLM has processed the weights, the plugin replaces kernels in torch's
+dispatcher. A call that gemmill refuses goes on to vLLM's kernel, as do those like it. Outside graphs a call takes more
+of the host's time than vLLM's, for it passes through Python.
 """
 
 import logging
@@ -29,11 +30,13 @@ NAMES = (
     "rms_norm_per_block_quant",
 )
 _libraries: dict[str, torch.library.Library] = {}
-"""What replaces each op's kernel."""
+"""The replacement of each op's kernel."""
 
 
 def put_before() -> None:
-    """Replace the kernels of vLLM's ops, if that is asked for; a second call changes nothing. Raises ManifestError without a build."""
+    """Replace the kernels of vLLM's ops, if the settings ask for it; a second call changes nothing. Raises
+    ManifestError without a build.
+    """
     if not settings.quantises("vLLM"):
         return
     build = ops.active()
@@ -57,7 +60,7 @@ def _before(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
             return theirs(keys, *given)
         try:
             return ours(*given)
-        except RuntimeError as error:  # before anything is launched
+        except RuntimeError as error:  # before any launch
             refused.add(_kind(given))
             served.left(f"call of vLLM's {name}", " ".join(str(error).split()), level=logging.WARNING)
             return theirs(keys, *given)

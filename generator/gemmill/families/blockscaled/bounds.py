@@ -1,9 +1,9 @@
 """How far a right kernel may be from the references, where it need not equal them to the bit.
 
-A GEMM on Hopper widens codes times scales to bf16 or f16, where they are exact (docs/formats.md), and multiplies them there.
-`gemmill.arithmetic` says what sums lose. Sixteen f32 multiply-adds in a row lose no more: 16 x 2^-24 of at most twice the
-largest. Slices of K are summed on their own and added in f32. Nothing is claimed for block-scaled tensor cores of Blackwell,
-whose sums are not published.
+A GEMM on Hopper upcasts codes times scales to bf16 or f16, where they are exact (docs/formats.md), and multiplies them
+there. `gemmill.arithmetic` has the loss of sums. Sixteen f32 multiply-adds in a row lose no more: 16 x 2^-24 of at most
+twice the largest. Slices of K have sums of their own, which add up in f32. The bound claims nothing for block-scaled
+tensor cores of Blackwell, whose sums are not published.
 
 Weights folded into e4m3 make an ordinary scaled GEMM of it, with the base as scale: sums on the FP8 tensor core lose as there.
 """
@@ -27,9 +27,9 @@ def widened_tolerance(
     *,
     slice_k: int | None = None,
 ) -> Tensor:
-    """Largest |kernel - exact_mm| of a right widening kernel, float64 [M, N]; arguments as in exact_mm.
+    """Largest |kernel - exact_mm| of a right upcasting kernel, float64 [M, N]; arguments as in exact_mm.
 
-    `slice_k`: columns that are summed on their own before they are added; all by default. The sums along K are the true
+    `slice_k`: columns with a sum of their own before the final addition; all by default. The sums along K are the true
     ones, in ascending order.
     """
     exact, error, magnitude = (
@@ -65,8 +65,8 @@ def any_order_tolerance(
 ) -> Tensor:
     """The tolerance of `widened_tolerance`, whatever the order in which instructions take the columns.
 
-    No sum is larger than that of all magnitudes. `core` is the tensor core that sums. After every `promoted_k` columns its
-    sums are added in f32. The values of a and b have their scales in them.
+    No sum is larger than that of all magnitudes. `core` is the tensor core that sums. After every `promoted_k` columns
+    its sums join an f32 register. The values of a and b have their scales in them.
     """
     magnitude = a.abs() @ b.abs().t()
     summed = min(a.shape[1], promoted_k or a.shape[1])
@@ -83,7 +83,7 @@ def any_order_tolerance(
 
 
 def rounded_fold_error(values: Tensor, base: Tensor) -> Tensor:
-    """Largest change of weights [N, K] that are rounded to e4m3 on a base [N, 1], float64.
+    """Largest change of weights [N, K] from rounding them to e4m3 on a base [N, 1], float64.
 
     It is half a step, of the subnormals below 2^-6 of the base. No weight may be above 448 of its base.
     """

@@ -1,4 +1,4 @@
-"""What a kernel of block-scaled operands is: operands, design, epilogue."""
+"""The config of a kernel for block-scaled operands: operands, design, epilogue."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -21,42 +21,42 @@ from gemmill.vocab.format import MXFP8
 NARROW = 64
 """Columns of a tile of sm120f that takes half of a tile of scales."""
 RING_COLUMNS = 128
-"""Columns of a stage that a warp asks for ahead."""
+"""Columns of a stage that a warp prefetches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What is multiplied."""
+    """The operands of the product."""
 
     pair: Pair
     prepacked: bool = False
-    """Whether weights are packed, in blocks or in rows of codes and scales; else they are a checkpoint's."""
+    """Whether the call has packed weights, in blocks or in rows of codes and scales; else they are a checkpoint's."""
     grouped: bool = False
     """Whether activations of e4m3 have a scale for each 128 columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogue:
-    """What becomes of sums. Whether there are alpha and bias, each call says."""
+    """The operations on sums. Whether there are alpha and bias, each call says."""
 
     out_dtype: DType
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Common:
-    """What all kernels have."""
+    """The fields that all kernels have."""
 
     operands: Operands
     epilogue: Epilogue
 
     @property
     def pair(self) -> Pair:
-        """What is multiplied."""
+        """The operands of the product."""
         return self.operands.pair
 
     @property
     def prepacked(self) -> bool:
-        """Whether weights are packed."""
+        """Whether the call has packed weights."""
         return self.operands.prepacked
 
     @property
@@ -71,7 +71,7 @@ class _Common:
 
     @property
     def operand_dtype(self) -> DType:
-        """The dtype of A as a call passes it; codes that are not of 8 bits come as bytes."""
+        """The dtype of A as a call passes it; codes of fewer than 8 bits come as bytes."""
         if self.pair.a_format is None and not self.is_folded:
             return self.out_dtype
         return DType.E4M3 if self.pair.a_bits == 8 else DType.U8
@@ -94,10 +94,10 @@ class _Common:
 
 @dataclass(frozen=True, kw_only=True)
 class _HopperConfig(_Common):
-    """What kernels have that widen or fold codes."""
+    """The fields of kernels that upcast or fold codes."""
 
     splits: int = 1
-    """CTAs of a cluster that share one tile, each with a slice of K; told at run time."""
+    """CTAs of a cluster that share one tile, each with a slice of K: a launch setting."""
     arch: Arch = Arch.SM90A
     sms: ClassVar[int] = 1
 
@@ -109,9 +109,9 @@ class _HopperConfig(_Common):
 
 @dataclass(frozen=True, kw_only=True)
 class FewConfig(_HopperConfig):
-    """A kernel that widens codes to 16 bits in registers, for few rows of A.
+    """A kernel that upcasts codes to 16 bits in registers, for a small M.
 
-    Codes become what they do in a `ManyConfig` of pieces, but those of nvfp4 become f16.
+    Codes become the same type as in a `ManyConfig` of pieces, but those of nvfp4 become f16.
     """
 
     design: FewDesign
@@ -166,9 +166,9 @@ class FewConfig(_HopperConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ManyConfig(_HopperConfig):
-    """A kernel that widens codes to 16 bits on their way to Hopper's tensor core, for many rows of A.
+    """A kernel that upcasts codes to 16 bits on their way to Hopper's tensor core, for a large M.
 
-    Codes become bf16, or f16 beside activations of f16.
+    Codes become bf16, or f16 with activations of f16.
     """
 
     design: ManyDesign
@@ -190,7 +190,9 @@ class ManyConfig(_HopperConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedConfig(_HopperConfig):
-    """A kernel of packed 4-bit weights on Hopper, which are widened to bf16 or folded to e4m3: kernels/gemm/packed_mm.cuh."""
+    """A kernel of packed 4-bit weights on Hopper, which upcasts them to bf16 or folds them into e4m3:
+    kernels/gemm/packed_mm.cuh.
+    """
 
     design: PackedDesign
     tag: ClassVar[str] = "fp4weight"
@@ -240,7 +242,7 @@ class PackedConfig(_HopperConfig):
 
     @property
     def ctas_of_sm(self) -> int:
-        """CTAs that fit on a multiprocessor with their stages and what lies beside them: two or one."""
+        """CTAs that fit on a multiprocessor with their stages and the rest of their shared memory: two or one."""
         bytes_ = self.design.stages * self.stage_bytes + (4096 if self.is_folded else 2048)
         return 2 if not self.is_wide and bytes_ <= self.arch.shared_by(2) else 1
 
@@ -257,7 +259,7 @@ class PairConfig(_Common):
 
     @property
     def compiled(self) -> Self:
-        """Itself: nothing is told at run time."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property
@@ -272,13 +274,14 @@ class PairConfig(_Common):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether a tile's columns take half of a tile of scales, for which CUTLASS 4.5 or later is needed (sm120f)."""
+        """Whether a tile's columns take half of a tile of scales, which needs CUTLASS 4.5 or later (sm120f)."""
         return self.arch is Arch.SM120F and self.mixes and self.design.tile_mn[1] == NARROW
 
     @property
     def k_multiple(self) -> int:
-        """Number of which K is a multiple. Where codes of fewer than 8 bits are mixed with others, TMA gives each a
-        byte, in pieces of 128."""
+        """Number of which K is a multiple. Where the other operand has codes of another width, TMA gives each code of
+        fewer than 8 bits a byte, in pieces of 128.
+        """
         return 128 if self.mixes and self.pair.b_format != MXFP8 else 1
 
 

@@ -1,4 +1,4 @@
-"""How block-scaled operands are multiplied: the designs of kernels, and their main loops."""
+"""The designs of kernels for block-scaled operands, and their main loops."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,19 +7,19 @@ from gemmill.formats.layout import SIDE
 
 
 class FewLoop(StrEnum):
-    """How codes come to the registers of warps that multiply few rows of A."""
+    """The path of codes into the registers of warps, for a small M."""
 
     REGISTERS = "registers"
     """straight from memory: kernels/blockscaled/widened_few_mm.cuh"""
     RING = "ring"
     """through stages of each warp, some steps ahead: ring_few_mm.cuh"""
     TMA = "tma"
-    """through stages that TMA fills, of weights packed in rows beside 16-bit numbers: tma_few_mm.cuh"""
+    """through stages that TMA fills, for weights packed in rows and 16-bit activations: tma_few_mm.cuh"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FewDesign:
-    """How few rows of A are multiplied."""
+    """The design for a small M."""
 
     main_loop: FewLoop = FewLoop.REGISTERS
     tile_m: int
@@ -42,25 +42,25 @@ class FewDesign:
 
 
 class ManyLoop(StrEnum):
-    """How codes of both operands are widened on their way into shared memory."""
+    """The upcast of both operands' codes on their way into shared memory."""
 
     PIECES = "pieces"
     """32 codes of each operand a thread, of any pair: kernels/blockscaled/widened_mm.cuh"""
     WORDS = "words"
     """4-bit codes of both operands in words of eight: widened_many_mm.cuh"""
     AHEAD = "ahead"
-    """the same, asked for two steps ahead, nvfp4 to f16: ahead_many_mm.cuh"""
+    """the same, with a prefetch distance of two steps, nvfp4 to f16: ahead_many_mm.cuh"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManyDesign:
-    """How many rows of A are multiplied."""
+    """The design for a large M."""
 
     main_loop: ManyLoop = ManyLoop.PIECES
     tile_mn: tuple[int, int]
     """Rows of A and of B in a tile."""
     stages: int = 0
-    """Stages of 64 columns, where codes are asked for two steps ahead; 0 where there are two stages."""
+    """Stages of 64 columns, with a prefetch distance of two steps for codes; 0 where there are two stages."""
 
     def __post_init__(self) -> None:
         if bool(self.stages) != (self.main_loop is ManyLoop.AHEAD):
@@ -94,14 +94,14 @@ class PackedLoop(StrEnum):
     TILE = "tile"
     """one tile each: kernels/gemm/packed_mm.cuh"""
     BATCHED = "batched"
-    """the same; a thread asks for eight quads of partial sums at a time, not for one after another: batched_mm.cuh"""
+    """the same; a thread reads eight quads of partial sums at a time, not one after another: batched_mm.cuh"""
     STAYS = "stays"
     """as many CTAs as multiprocessors take tiles in turns, and load the next while they end one: staying_mm.cuh"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedDesign:
-    """How packed weights are multiplied."""
+    """The design for packed weights."""
 
     main_loop: PackedLoop = PackedLoop.TILE
     group: Group = Group.WARPGROUP
@@ -122,7 +122,7 @@ class PackedDesign:
 
 
 class Sharing(StrEnum):
-    """How the work on a tile is shared, on Blackwell."""
+    """The division of the work on a tile, on Blackwell."""
 
     ONE_SM = "1sm"
     """a multiprocessor multiplies a tile (sm100a)"""

@@ -1,4 +1,4 @@
-"""The ops as functions that allocate what they return."""
+"""The ops as functions that allocate their results."""
 
 from typing import Any
 
@@ -38,9 +38,9 @@ def fp4_weight_mm(
 ) -> torch.Tensor:
     """out[M, N] = alpha * sum over k of a[m, k] b[n, k] + bias[n], with block-scaled weights b; out has a's dtype.
 
-    a is [M, K], bfloat16 or float16. bias is [N], of a's dtype. alpha is float32, one value: 1 / the weights' global scale.
-    `format` is "nvfp4", "mxfp4", "mxfp6" or "mxfp8". Packed weights are what gemmill.quantize makes. Those of nvfp4 and mxfp4
-    beside bfloat16 are `blocks` and, as b_sf, `base` of fp4_blocks.to_blocks. All others are rows and base of
+    a is [M, K], bfloat16 or float16. bias is [N], of a's dtype. alpha is float32, one value: 1 / the weights' global
+    scale. `format` is "nvfp4", "mxfp4", "mxfp6" or "mxfp8". gemmill.quantize makes packed weights. With bfloat16, those
+    of nvfp4 and mxfp4 are `blocks` and, as b_sf, `base` of fp4_blocks.to_blocks. All others are rows and base of
     packed_rows.to_rows. Weights of a checkpoint are [N, bytes of K codes], uint8, with plain scales [N, K / group]. The
     product of code and scale is exact.
 
@@ -79,7 +79,7 @@ def nvfp4_fp8_mm_rounded(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """mxfp4_fp8_mm of nvfp4 weights, whose products of code and scale are rounded to e4m3.
+    """mxfp4_fp8_mm of nvfp4 weights, with products of code and scale rounded to e4m3.
 
     The report of `prepack` has the error that this adds. b_base is [N], with the global scale in it, and a_scales is [M, 1].
     Raises RuntimeError with one sentence where the arguments do not fit.

@@ -1,10 +1,10 @@
-"""The analytic model that chooses where nothing was measured. Mirrors kernels/blockscaled/model.cpp.
+"""The analytic model that chooses among variants without measurements. Mirrors kernels/blockscaled/model.cpp.
 
-CTAs come in turns, as many at a time as a device has room for; what is left over comes last, and has multiprocessors to itself.
-A turn fills its stages, goes through its steps, and adds up partial sums. Two things limit a call: the steps, in which codes are
-widened and multiplied, and memory. Part of the lesser is not hidden. On Hopper the constants are fitted to times of an
-H200 (docs/notes/blockscaled.md). On Blackwell they are predictions from the peak of its tensor core. Tables of measured
-shapes have the last word.
+CTAs come in waves, as many at a time as a device has room for; the rest comes last, and has multiprocessors to itself.
+A turn fills its stages, goes through its steps, and adds up partial sums. Two things limit a call: the steps, which
+upcast and multiply codes, and memory. Part of the lesser is not hidden. On Hopper the constants are fitted to times of
+an H200 (docs/notes/blockscaled.md). On Blackwell they are predictions from the peak of its tensor core. Tables of
+measured shapes have the last word.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,9 @@ MOST_CTAS = 2**30
 _BEGIN_NS, _UNHIDDEN = 8.0, 0.0021
 """Nanoseconds to launch, and the part of the lesser limit that is not hidden."""
 _FILL_NS, _FILL_SHARED_NS = 2806.0, 800.6
-"""Nanoseconds of a turn until its first stages are there: of a CTA that has a multiprocessor alone, and of each of those that
-share one."""
+"""Nanoseconds of a turn until its first stages are there: for a CTA alone on a multiprocessor, and for each of those
+that share one.
+"""
 _MEETING_NS = (0.0, 0.0, 922.0, 1423.0, 1478.0, 2055.0, 2400.0, 2861.0, 1950.0)
 """Nanoseconds of a turn until the CTAs of a cluster have met, by the number of its slices of K."""
 _SUM_NS, _SUM_OF_SLICES_NS = 0.0462, 0.1377
@@ -46,7 +47,7 @@ class Facts(NamedTuple):
     step_columns: int
     """Columns of a step along K."""
     step_ps: int
-    """Picoseconds for a step of a CTA that has a multiprocessor alone."""
+    """Picoseconds for a step of a CTA alone on a multiprocessor."""
     shared_permille: int
     """Permille of `step_ps` that a step takes for each of the CTAs that share a multiprocessor."""
     a_bits: int
@@ -92,7 +93,7 @@ def _turn_ns(facts: Facts, k: int, on_sm: int) -> float:
 
 
 def refuses(row: Row, call: ShapedCall) -> str | None:
-    """Why a variant takes no call of such sizes, beside what its row says."""
+    """Why a variant takes no call of such sizes, apart from the limits in its row."""
     m, n, k = call.sizes
     if (ctas := ctas_of(row.facts, m, n)) > MOST_CTAS:
         return f"it would take {ctas} CTAs for M, N = {m}, {n}, and counts up to {MOST_CTAS}"

@@ -1,4 +1,4 @@
-"""The ops, and what must hold for a call of each."""
+"""The ops, and the contract of each."""
 
 from fractions import Fraction
 
@@ -58,7 +58,7 @@ PAIR_OF = {
 """The pair of each of LightX2V's ops, and of vLLM's for the same function."""
 SCHEMAS = (FP4_WEIGHT_MM, *FOLDED_PAIR_OF, *PAIR_OF)
 PAIR_BY_OP = {schema.name: pair for schema, pair in (FOLDED_PAIR_OF | PAIR_OF).items()}
-"""The pair of each op that has only one, by the op's name."""
+"""The pair of each op with only one, by the op's name."""
 OPS_OF = {
     pair: (FP4_WEIGHT_MM.name,)
     if pair in WEIGHT_PAIRS
@@ -146,7 +146,7 @@ _IN_PLAIN, _IN_BLOCKS, _IN_ROWS = "plain", "blocks", "rows"
 
 
 def _bases(n: str) -> tuple[Step, ...]:
-    """What must hold for the bases of packed weights that fp4_weight_mm takes."""
+    """Conditions on the bases of packed weights in fp4_weight_mm."""
     return (
         Require("dtype(b_sf) == float32", "{b_sf.name} is {b_sf.dtype}, expected float32: bases of packed weights"),
         Require(
@@ -205,8 +205,8 @@ def _weights_of_checkpoint() -> tuple[Step, ...]:
 def _weight_op() -> Op:
     """The op of block-scaled weights and 16-bit activations.
 
-    Weights in a checkpoint's order are [N, bytes of K codes] with scales [N, K / group]. Packed ones have a base for each row.
-    4-bit ones beside bf16 are blocks; others are rows with their scales behind their codes.
+    Weights in a checkpoint's order are [N, bytes of K codes] with scales [N, K / group]. Packed ones have a base for
+    each row. 4-bit ones with bf16 are blocks; others are rows with their scales behind their codes.
     """
     layouts = {
         _IN_PLAIN: "prepacked == 0",

@@ -1,4 +1,4 @@
-"""What is multiplied: formats of both operands."""
+"""The operands of a product: formats of both."""
 
 from enum import StrEnum
 
@@ -7,7 +7,9 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
 
 class Pair(StrEnum):
-    """What is multiplied: A, then B. The first pairs are in the order in which `fp4_weight_mm` lists its formats."""
+    """The operands of a product: A, then B. The first pairs are in the order in which `fp4_weight_mm` lists its
+    formats.
+    """
 
     FLOATS_NVFP4 = "floatsxnvfp4"
     """A of 16-bit numbers"""
@@ -57,7 +59,7 @@ _FORMATS: dict[Pair, tuple[Format | None, Format]] = {
 WEIGHT_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4, Pair.FLOATS_MXFP6, Pair.FLOATS_MXFP8)
 """Pairs of `fp4_weight_mm`."""
 FP4_PAIRS = (Pair.FLOATS_NVFP4, Pair.FLOATS_MXFP4)
-"""Pairs whose packed weights are blocks, beside bf16 activations; weights of others are packed in rows."""
+"""Pairs whose packed weights are blocks, with bf16 activations; weights of others are packed in rows."""
 FOLDED_PAIRS = (Pair.E4M3_MXFP4, Pair.E4M3_NVFP4)
 """Pairs of `mxfp4_fp8_mm` and `nvfp4_fp8_mm_rounded`."""
 WORD_PAIRS = (Pair.NVFP4, Pair.MXFP4)

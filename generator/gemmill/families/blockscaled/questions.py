@@ -1,4 +1,4 @@
-"""What `gemmill explain` can be told of a block-scaled GEMM's call."""
+"""The options of `gemmill explain` for a block-scaled GEMM's call."""
 
 from gemmill.questions import size, switch, word
 

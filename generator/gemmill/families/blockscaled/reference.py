@@ -1,4 +1,4 @@
-"""References of the block-scaled GEMM and of GEMMs with block-scaled weights, and of what is fused with quantisation."""
+"""References of the block-scaled GEMM, of GEMMs with block-scaled weights, and of their fused quantisation."""
 
 import torch
 from torch import Tensor

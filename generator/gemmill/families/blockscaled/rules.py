@@ -12,7 +12,7 @@ from gemmill.vocab import Arch, DType
 MOST_SPLITS = 8
 """Most CTAs of a cluster, on every device."""
 RESERVED = 2048
-"""Bytes of shared memory for barriers, and to align what comes after them."""
+"""Bytes of shared memory for barriers, and to align the next field."""
 
 
 def _hopper(config: PackedConfig | FewConfig | ManyConfig) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _stage(config: PackedConfig) -> Iterator[str]:
 
 
 def _registers(config: PackedConfig) -> Iterator[str]:
-    """Registers of threads hold their sums beside folded weights, twice with scales in groups."""
+    """Registers of threads hold their sums next to folded weights, twice with scales in groups."""
     most = 256 // config.design.k_groups
     if config.is_folded and config.sums > most:
         yield f"sums of {config.sums} tokens: {config.design.k_groups} groups along K have registers for {most}"
@@ -82,7 +82,7 @@ def _memory(config: PackedConfig) -> Iterator[str]:
 
 
 def _together(config: PackedConfig) -> Iterator[str]:
-    """Quads of sums that are added up together take registers. Threads have those only where the loader gives its own away."""
+    """Quads of sums with a common addition take registers. Threads have those only where the loader gives its own away."""
     d = config.design
     takes = config.is_folded and not config.grouped and d.k_groups == 1 and config.is_wide
     if d.main_loop is PackedLoop.BATCHED and not takes:
@@ -112,7 +112,7 @@ PACKED_RULES = (_hopper, _operands, _tile, _rows, _stage, _registers, _memory, _
 
 
 def _packed(config: FewConfig | ManyConfig) -> Iterator[str]:
-    """Only some weights are packed in rows with their scales."""
+    """Only some weights have a packing in rows with their scales."""
     pair, half = config.pair, config.out_dtype is DType.F16
     if config.prepacked and (pair not in WEIGHT_PAIRS or (pair in FP4_PAIRS and not half)):
         yield f"{pair} with results in {config.out_dtype}: its weights are not packed in rows"
@@ -121,7 +121,7 @@ def _packed(config: FewConfig | ManyConfig) -> Iterator[str]:
 
 
 def _rounds(config: FewConfig | ManyConfig) -> Iterator[str]:
-    """Weights that are rounded to e4m3 are not widened."""
+    """A kernel does not upcast weights that it rounds to e4m3."""
     if config.pair is Pair.E4M3_NVFP4:
         yield f"{config.pair} is rounded to e4m3: it is folded, not widened"
 
@@ -138,7 +138,7 @@ _OF_WIDENED = (_hopper, _packed, _rounds, _scaled_in_groups, _splits)
 
 
 def _few(config: FewConfig) -> Iterator[str]:
-    """Registers of 12 to 16 warps hold sums of 64 by 16, or by 32 behind TMA, and the codes that are on their way."""
+    """Registers of 12 to 16 warps hold sums of 64 by 16, or by 32 behind TMA, and the codes in flight."""
     d, by_tma = config.design, config.design.main_loop is FewLoop.TMA
     tiles = (8, 16, 32) if by_tma else (8, 16)
     if d.tile_m not in tiles:
@@ -207,7 +207,7 @@ _SHARING = {
     Arch.SM120F: (Sharing.COOPERATIVE, Sharing.PINGPONG),
 }
 _SCALE_ROWS = 128
-"""Rows of a tile of scales, which is loaded whole."""
+"""Rows of a tile of scales, which loads whole."""
 
 
 def _blackwell(config: PairConfig) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _codes(config: PairConfig) -> Iterator[str]:
 
 
 def _pair_tile(config: PairConfig) -> Iterator[str]:
-    """A tile is what an instruction multiplies, with the scales that come with it."""
+    """A tile is the shape of one instruction, with the scales that come with it."""
     (m, n, k), sharing = config.design.tile_shape_mnk, config.design.sharing
     rows = 2 * _SCALE_ROWS if sharing is Sharing.TWO_SM else _SCALE_ROWS
     if config.arch is Arch.SM100A and m != rows:

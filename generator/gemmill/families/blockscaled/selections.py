@@ -61,7 +61,7 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def _by_warps(*tiles: tuple[int, int, int, int, int]) -> tuple[PackedDesign, ...]:
-    """Of groups that are warps: groups on different rows of weights, rows of A, groups along K, blocks of each, stages."""
+    """Groups of single warps: groups on different rows of weights, rows of A, groups along K, blocks of each, stages."""
     return tuple(
         PackedDesign(group=Group.WARP, row_groups=rows, tile_m=tile_m, k_groups=k_groups, blocks=blocks, stages=stages)
         for rows, tile_m, k_groups, blocks, stages in tiles
@@ -97,13 +97,13 @@ _TILES = _by_warpgroups(
     (192, 1, 2, 3),
     (256, 1, 2, 3),
 )
-"""Two groups of 96 rows and more leave too few registers, as do wider stages of few rows. The tensor core's products would be
-serialised. docs/notes/blockscaled.md has the times of others too.
+"""Two groups of 96 rows and more leave too few registers, as do wider stages for a small M. The tensor core's products
+would be serialised. docs/notes/blockscaled.md has the times of others too.
 """
 
 
 def _all() -> Iterator[PackedConfig]:
-    """Kernels of weights beside bf16."""
+    """Kernels of weights with bf16 activations."""
     for pair, design in product(FP4_PAIRS, (*_WARP_TILES, *_TILES)):
         yield PackedConfig(operands=Operands(pair=pair, prepacked=True), design=design, epilogue=BF16)
 
@@ -142,8 +142,9 @@ def _folded() -> Iterator[PackedConfig]:
 
 
 def _pieces() -> Iterator[ManyConfig]:
-    """Kernels that widen all pairs, in tiles for few rows and for many. Weights are both a checkpoint's and those packed in
-    rows."""
+    """Kernels that upcast all pairs, in tiles for a small and for a large M. Weights are both a checkpoint's and those
+    packed in rows.
+    """
     for pair, epilogue, tile in product(Pair, (BF16, F16), (SIDE, 2 * SIDE)):
         config = ManyConfig(operands=Operands(pair=pair), design=ManyDesign(tile_mn=(tile, tile)), epilogue=epilogue)
         if pair is Pair.E4M3_MXFP4:
@@ -160,7 +161,7 @@ def _pieces() -> Iterator[ManyConfig]:
 
 
 def _few() -> Iterator[FewConfig]:
-    """Kernels for few rows: of 4-bit codes of both operands, then of the other pairs that `_pieces` has."""
+    """Kernels for a small M: of 4-bit codes of both operands, then of the other pairs that `_pieces` has."""
     for pair, epilogue, tile_m, warps in product(WORD_PAIRS, (BF16, F16), (8, 16), (4, 8)):
         if pair is Pair.MXFP4 and (tile_m, warps) == (16, 4):
             continue  # spills 8 bytes
@@ -187,13 +188,13 @@ _TMA_FEW = {
 
 
 def _staged() -> Iterator[FewConfig]:
-    """Kernels for few rows whose warps ask for codes ahead, then those that TMA feeds."""
+    """Kernels for a small M whose warps prefetch codes, then those that TMA feeds."""
     for loop, tiles_of in ((FewLoop.RING, _RINGS), (FewLoop.TMA, _TMA_FEW)):
         for pair, tiles in tiles_of.items():
             operands = Operands(pair=pair, prepacked=pair in WEIGHT_PAIRS)
             for epilogue, (tile_m, warps, stages) in product((BF16, F16), tiles):
                 if pair in FP4_PAIRS and epilogue == BF16:
-                    continue  # packed weights of 4 bits beside bf16 are blocks
+                    continue  # packed weights of 4 bits with bf16 are blocks
                 design = FewDesign(main_loop=loop, tile_m=tile_m, warps=warps, stages=stages)
                 yield FewConfig(operands=operands, design=design, epilogue=epilogue)
 
@@ -213,8 +214,9 @@ def _many(designs: tuple[ManyDesign, ...]) -> Iterator[ManyConfig]:
 
 
 def _loading_ahead() -> Iterator[AnyConfig]:
-    """Kernels that ask for codes ahead, for few rows and for many. Beside them is one of 256 rows of e4m3 that adds up partial
-    sums together, and those whose CTAs stay."""
+    """Kernels that prefetch codes, for a small and for a large M. In addition there is one of 256 rows of e4m3 that
+    adds up partial sums together, and persistent ones.
+    """
     for config, splits in product(_staged(), (1, 2, 3, 4)):
         yield replace(config, splits=splits)
     for many, splits in product(_many(_AHEAD), SPLITS):
@@ -283,8 +285,9 @@ def _of_tile(
 
 
 def sweep(arch: Arch) -> Iterator[PairConfig]:
-    """What is not compiled for users: on sm120f second tiles of mxfp8 activations, for which the CUTLASS of the package is too
-    old."""
+    """The kernels outside of the default selection: on sm120f second tiles of mxfp8 activations, which the CUTLASS of
+    the package is too old for.
+    """
     if arch is not Arch.SM120F:
         return
     for pair in (pair for pair in CODE_PAIRS if pair.a_format == MXFP8):

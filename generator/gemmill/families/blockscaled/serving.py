@@ -32,7 +32,7 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
 
 
 def operands_of(call: Judged, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, Any, Any]:
-    """What a call that has passed the checks multiplies: values of A and B, float64, alpha and bias."""
+    """The operands of a legal call: values of A and B, float64, alpha and bias."""
     pair = list(Pair)[call["pair"]]
     if pair in WEIGHT_PAIRS:
         a, b = given["a"].double(), _weights(call, given, pair.b_format)

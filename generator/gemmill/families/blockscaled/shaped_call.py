@@ -1,4 +1,4 @@
-"""What a call asks of a variant, as far as the choice depends on it."""
+"""The inputs of a choice in a call."""
 
 from gemmill.families.blockscaled import NAME
 from gemmill.family import Judged, ShapedCall
@@ -11,7 +11,7 @@ _SPREAD = ("float8_e4m3fn", "uint8")
 
 
 def shaped_call_of(call: Judged) -> ShapedCall:
-    """The class and the sizes of a call that has passed the checks."""
+    """The class and the sizes of a legal call."""
     out, columns = call.tensor("out"), call["N"]
     return ShapedCall(
         family=NAME,
@@ -57,5 +57,5 @@ def _alignment(x: Operand, also: int = 0) -> int:
 
 
 def _row_stride(x: Operand) -> int:
-    """The stride of a single row is never used, nor are strides of packed blocks."""
+    """No access uses the stride of a single row, nor strides of packed blocks."""
     return x.strides[0] if len(x.shape) == 2 and x.shape[0] > 1 else -(-x.shape[-1] // TMA_BYTES) * TMA_BYTES

@@ -1,4 +1,4 @@
-"""Spelling a config in CUDA C++: which template, and what fills its holes."""
+"""Spelling a config in CUDA C++: the template, and the values of its holes."""
 
 from gemmill.families.blockscaled.config import FewConfig, ManyConfig, PackedConfig, PairConfig
 from gemmill.families.blockscaled.design import FewLoop, Group, ManyLoop, PackedLoop, Sharing
@@ -23,7 +23,7 @@ _CPP_PACKED = {
 
 
 def spell_packed(config: PackedConfig) -> Spelled:
-    """The template, and what fills the holes."""
+    """The template, and the values of its holes."""
     d, warps = config.design, config.design.group is Group.WARP
     block = _CPP_BLOCK[config.pair]
     header, body, launch = _CPP_PACKED[d.main_loop]
@@ -54,7 +54,7 @@ _CPP_PIECES = {NVFP4: "NvFp4Piece", MXFP4: "MxFp4Piece", MXFP6: "MxFp6Piece", MX
 
 
 def _operands(config: ManyConfig | FewConfig) -> dict[str, str]:
-    """What both operands are and become, and the factors of sums."""
+    """Both operands' types in memory and on the tensor core, and the factors of sums."""
     pair, folded = config.pair, config.is_folded
     halves = pair in WEIGHT_PAIRS and config.out_dtype is DType.F16
     if pair.a_format is not None:
@@ -71,7 +71,7 @@ def _operands(config: ManyConfig | FewConfig) -> dict[str, str]:
 
 
 def spell_few(config: FewConfig) -> Spelled:
-    """The template, and what fills the holes."""
+    """The template, and the values of its holes."""
     d, operands, format = config.design, _operands(config), config.pair.b_format
     if d.main_loop is not FewLoop.REGISTERS:
         # pieces of nvfp4 are f16, and lie swizzled or behind their codes
@@ -89,7 +89,7 @@ def spell_few(config: FewConfig) -> Spelled:
 
 
 def spell_many(config: ManyConfig) -> Spelled:
-    """The template, and what fills the holes."""
+    """The template, and the values of its holes."""
     d = config.design
     template = {ManyLoop.PIECES: "widened_mm", ManyLoop.WORDS: "widened_many_mm", ManyLoop.AHEAD: "ahead_many_mm"}
     values = {"tile_m": d.tile_mn[0], "tile_n": d.tile_mn[1], "stages": d.stages, **_operands(config)}
@@ -111,7 +111,7 @@ _CPP_SM120 = {
 
 
 def spell_pair(config: PairConfig) -> Spelled:
-    """The template, and what fills the holes."""
+    """The template, and the values of its holes."""
     a_format, b_format = config.pair.a_format, config.pair.b_format
     assert a_format is not None  # a rule
     mainloop, epilogue = _schedules(config)

@@ -18,7 +18,7 @@ _OF_WARPS = {
     (1, 16, 4, 1, 5): (547, 564),
     (2, 16, 4, 1, 4): (664, 973),
 }
-"""Nanoseconds for a stage of a CTA that has a multiprocessor alone, and permille of them for each of two that share one.
+"""Nanoseconds for a stage of a CTA alone on a multiprocessor, and permille of them for each of two that share one.
 
 Keys are groups on different rows of weights, rows of A, groups along K, blocks of each, stages.
 """
@@ -57,10 +57,11 @@ _OF_FOLDED = {
 }
 """The times of `_OF_WARPGROUPS` for folded weights with scales of rows."""
 _BATCHED_PS = 711_000
-"""Picoseconds for a stage of 256 rows, one group and one block, whose sums are added up together."""
+"""Picoseconds for a stage of 256 rows, one group and one block, whose sums have a common addition."""
 _STAYING_PS = {False: 590_000, True: 640_000}
-"""Picoseconds for a block of 256 rows and CTAs that stay, beside bf16 and e4m3. They are less than a step takes by what a turn's
-beginning takes, which the model counts and these CTAs hide."""
+"""Picoseconds for a block of 256 rows in persistent CTAs, with bf16 and with e4m3. They are less than a step's by the
+beginning of a turn, which the model counts and these CTAs hide.
+"""
 _OF_FOLDED_WARPS = {(1, 8, 4, 1, 6): (738, 595), (2, 8, 4, 1, 5): (1060, 925), (1, 16, 4, 1, 6): (675, 505)}
 _BLOCK_NS, _TOKEN_NS, _SHARED = 80, 3, 850
 """Estimates where nothing was measured: nanoseconds for a block, nanoseconds for four rows of A, permille."""
@@ -131,7 +132,7 @@ _OF_AHEAD = {
     (128, 128): (1127, 558),
     (128, 256): (1187, 1000),
 }
-"""As `_OF_WORDS`, for codes that are asked for two steps ahead."""
+"""As `_OF_WORDS`, for codes with a prefetch distance of two steps."""
 _WAITING_PERMILLE = 667
 """Permille of a step for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
@@ -147,7 +148,7 @@ class Step(NamedTuple):
     columns: int
     """Columns along K."""
     picoseconds: int
-    """Time of a CTA that has a multiprocessor alone."""
+    """Time of a CTA alone on a multiprocessor."""
     shared_permille: int
     """Permille of `picoseconds` for each of the CTAs that share a multiprocessor."""
 

@@ -1,4 +1,4 @@
-"""What is measured of the block-scaled GEMMs."""
+"""The measurements of the block-scaled GEMMs."""
 
 from enum import StrEnum
 
@@ -14,7 +14,7 @@ from gemmill.vocab import DType
 
 
 class Op(StrEnum):
-    """Classes of calls that are measured; results are bf16."""
+    """Measured classes of calls; results are bf16."""
 
     NVFP4_BF16 = "nvfp4_bf16"
     """packed nvfp4 weights and bf16 activations"""
@@ -35,12 +35,12 @@ class Op(StrEnum):
 
     @property
     def pair(self) -> Pair:
-        """What is multiplied."""
+        """The operands of the product."""
         return dict(zip(Op, Pair, strict=True))[self]
 
     @property
     def prepacked(self) -> bool:
-        """Whether weights are packed."""
+        """Whether the call has packed weights."""
         return self.pair.a_format is None
 
     @property
@@ -107,11 +107,11 @@ SWEEP = Sweep(
         Group.WARP.value: "packed weights, by warps",
         Group.WARPGROUP.value: "packed weights, by groups of 128 threads",
         FewLoop.REGISTERS.value: "codes widened in registers",
-        FewLoop.RING.value: "codes asked for ahead, widened in registers",
+        FewLoop.RING.value: "codes prefetched, upcast in registers",
         FewLoop.TMA.value: "packed codes brought by TMA, widened in registers",
         ManyLoop.PIECES.value: "codes widened in shared memory",
         ManyLoop.WORDS.value: "4-bit codes widened in shared memory",
-        ManyLoop.AHEAD.value: "4-bit codes asked for ahead, widened in shared memory",
+        ManyLoop.AHEAD.value: "4-bit codes prefetched, upcast in shared memory",
         PairConfig.tag: "CUTLASS's block-scaled collectives",
     },
     shown=_shown,

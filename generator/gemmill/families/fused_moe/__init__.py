@@ -1,3 +1,3 @@
-"""Fused experts: both products of a mixture of experts' layer, with what comes before, between and after them."""
+"""Fused experts: both products of a mixture of experts' layer, with the operations before, between and after them."""
 
 NAME = "fused_moe"

@@ -1,16 +1,17 @@
 """How far a right kernel may be from the reference, element by element, from the arithmetic of the hardware.
 
-Both products are made by instructions for operands of 16 bits, to which e4m3 is converted (`gemmill.arithmetic`). An
-instruction adds 16 products and loses at most 19 units of 2^-23 of the largest sum. The sum of all magnitudes is never below
-that sum. Sums leave the tensor core every 128 bytes along K, so at most 8 instructions add up. Then each step, slice, scale,
-bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. Of 2:4 sparse weights an
-instruction adds 16 products, too. Folded and streamed weights are multiplied as e4m3, whose sums are FP22. Streamed ones have
-scales in groups, and kernels of warps may serve the same call: its bound has what either loses. Grouped GEMMs round both products to
-x's dtype before biases and weights, and sums of 16-bit operands stay on the tensor core there, too.
+Instructions for operands of 16 bits, to which e4m3 is converted, compute both products (`gemmill.arithmetic`). An
+instruction adds 16 products and loses at most 19 units of 2^-23 of the largest sum. The sum of all magnitudes is never
+below that sum. Sums leave the tensor core every 128 bytes along K, so at most 8 instructions add up. Then each step,
+slice, scale, bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. Of
+2:4 sparse weights an instruction adds 16 products, too. Folded and streamed weights multiply as e4m3, whose sums are
+FP22. Streamed ones have scales in groups, and kernels of warps may serve the same call: its bound has the losses of
+both. Grouped GEMMs round both products to x's dtype before biases and weights, and sums of 16-bit operands stay on the
+tensor core there, too.
 
-A gate and an up lie between what the lowest and the highest sum are rounded to. A result lies within `slack_of` of the
-reference's. Its code times its scale lies between those of the two ends. The second product's error has two terms. One is the
-error of its operand times the magnitudes of W2. The other is what the second product's own sums lose.
+A gate and an up lie between the rounded values of the lowest and the highest sum. A result lies within `slack_of` of
+the reference's. Its code times its scale lies between those of the two ends. The second product's error has two terms.
+One is the error of its operand times the magnitudes of W2. The other is the loss of the second product's own sums.
 """
 
 from dataclasses import dataclass
@@ -25,23 +26,25 @@ from gemmill.formats.gating import encode, group_scales, slack_of
 from gemmill.formats.layout import STAGE_COLUMNS
 
 _INSTRUCTIONS, _STEP_BYTES, _ROUNDINGS = 8, 128, 24
-"""Instructions of a step of the main loop; bytes of a step along K; roundings of slices that are added and of an epilogue."""
+"""Instructions of a step of the main loop; bytes of a step along K; roundings of the addition of slices and of an
+epilogue.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What a call must give. Each tensor is [tokens, hidden]."""
+    """The expected results of a call. Each tensor is [tokens, hidden]."""
 
     rounded: Tensor
     """The reference's result, in x's dtype."""
     exact: Tensor
-    """The result before it is rounded, float64."""
+    """The unrounded result, float64."""
     bound: Tensor
     """How far from `exact` a right result may be, float64."""
 
 
 def judged(layer: Layer, added_to: Tensor | None, *, exactly: bool) -> Judged:
-    """What the call of a layer must give; with `added_to`, [tokens, hidden], the result is added to it.
+    """The expected result of a layer's call; `added_to`, [tokens, hidden], is its initial value.
 
     `exactly` says that the first product is the same in every order of summation.
     """
@@ -120,7 +123,7 @@ def _rounds_first_product(layer: Layer) -> bool:
 
 
 def _lost_of_sums(layer: Layer, a: Tensor, off: Tensor, weights: Tensor) -> Tensor:
-    """What sums of a [M, K], which may be `off`, times weights [N, K] may lose, float64 [M, N]."""
+    """The possible loss of sums of a [M, K], which may be `off`, times weights [N, K], float64 [M, N]."""
     magnitude, k = (a.abs() + off) @ weights.abs().t(), weights.shape[1]
     lost = magnitude * (_ROUNDINGS * FLOAT32_UNIT if layer.is_folded else _lost(layer, k))
     if not layer.may_sum_e4m3:
@@ -151,7 +154,7 @@ def _spread_scales(scales: Tensor, w: Tensor, group: int) -> Tensor:
 
 
 def _operand(layer: Layer, values: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """What the second product reads, with its scales, float64 [M, inner], and how far a kernel's may be from it."""
+    """The operand of the second product, with its scales, float64 [M, inner], and how far a kernel's may be from it."""
     low, high = (values.double() - slack).float(), (values.double() + slack).float()
     if not layer.is_coded:
         own, least, most = (x.to(layer.x.dtype).double() for x in (values, low, high))

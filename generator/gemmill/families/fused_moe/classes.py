@@ -1,4 +1,4 @@
-"""Classes of calls: what variants of each compute."""
+"""Classes of calls: the computation of each one's variants."""
 
 from gemmill.families.fused_moe.config import CODED, GROUPS, HALVES
 from gemmill.families.fused_moe.packing import PACKINGS

@@ -20,7 +20,7 @@ GROUPS = (GROUP, FINE_GROUP)
 MOST_WEIGHTS = 512
 """Experts that a CTA sorts by, one a thread."""
 CODED = DType.E4M3
-"""Type of weights that are multiplied by codes of activations; other weights have the type of activations."""
+"""Type of weights that multiply codes of activations; other weights have the type of activations."""
 HALVES = (DType.BF16, DType.F16)
 """Types of activations and results."""
 TILES = (8, 16, 32)
@@ -35,7 +35,7 @@ FP4_FORMATS = (NVFP4, MXFP4)
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What is multiplied."""
+    """The operands of both products."""
 
     dtype: DType
     """Type of weights."""
@@ -58,14 +58,14 @@ class Operands:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """How it is multiplied."""
+    """The design of the kernel."""
 
     tile_tokens: int
     """Rows of an expert that a CTA takes together."""
     streamed: bool = False
     """Whether TMA streams weights to groups of 128 threads, which multiply (WGMMA); else warps do."""
     apart: bool = False
-    """Whether both products are grouped GEMMs of the family moe, in launches of their own."""
+    """Whether grouped GEMMs of the family moe compute both products, in launches of their own."""
 
     def __post_init__(self) -> None:
         if self.streamed and self.apart:
@@ -111,17 +111,17 @@ class ExpertsConfig:
 
     @property
     def apart(self) -> bool:
-        """Whether both products are grouped GEMMs."""
+        """Whether grouped GEMMs compute both products."""
         return self.design.apart
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that a call is asked by."""
+        """Dtype of the operand that identifies a call."""
         return self.dtype
 
     @property
     def compiled(self) -> "ExpertsConfig":
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property
@@ -132,14 +132,14 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedOperands:
-    """What is multiplied: packed 4-bit weights."""
+    """The operands of both products: packed 4-bit weights."""
 
     format: Format
     """Format of the weights."""
     sparse_group: int = 0
     """Columns that share a scale of 2:4 sparse weights; 0 for dense ones."""
     activations: DType = DType.BF16
-    """What weights are multiplied by: bf16, or e4m3, into which weights fold."""
+    """The type of the other operand: bf16, or e4m3, into which weights fold."""
 
     def __post_init__(self) -> None:
         if self.format not in FP4_FORMATS:
@@ -160,7 +160,7 @@ class PackedOperands:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedDesign:
-    """How packed weights are multiplied."""
+    """The design of a kernel for packed weights."""
 
     tile_tokens: int
     """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
@@ -194,7 +194,7 @@ class PackedExpertsConfig:
 
     @property
     def activations(self) -> DType:
-        """What weights are multiplied by."""
+        """The type of the operand that multiplies weights."""
         return self.operands.activations
 
     @property
@@ -204,17 +204,17 @@ class PackedExpertsConfig:
 
     @property
     def main_loop(self) -> MainLoop:
-        """How rows of an expert come to those who multiply them."""
+        """The path of an expert's rows to the warps that multiply them."""
         return self.design.main_loop
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that a call is asked by."""
+        """Dtype of the operand that identifies a call."""
         return self.dtype
 
     @property
     def compiled(self) -> "PackedExpertsConfig":
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property
@@ -258,7 +258,7 @@ class PackedExpertsConfig:
 
     @property
     def stage_parts(self) -> int:
-        """Blocks of 64 columns in a stage; of 128 where weights are folded."""
+        """Blocks of 64 columns in a stage; of 128 for folded weights."""
         if self.is_coded:
             return 1
         return (STAGE_COLUMNS if self.by_warps else BLOCK_COLUMNS) // SIDE

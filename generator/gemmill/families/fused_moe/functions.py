@@ -1,4 +1,4 @@
-"""The op as a function that allocates what it returns, and how much memory it needs."""
+"""The op as a function that allocates its result, and the size of its workspace."""
 
 import math
 
@@ -16,7 +16,7 @@ _FUSED_EXPERTS = overload("fused_experts")
 _FUSED_FP4_EXPERTS = overload("fused_fp4_experts")
 _FORMATS = {name: i for i, name in enumerate(PACKING_NAMES)}
 _ROUNDED = "nvfp4_e4m3"
-"""Weights that lose bits where they are folded."""
+"""Weights that lose bits as they fold."""
 _ORDERS = {"gate_up": GATE_UP, "up_gate": UP_GATE, "interleaved": INTERLEAVED}
 
 
@@ -52,26 +52,28 @@ def fused_experts(
     whole blocks. `order` says how rows of w13 have gates and ups: "gate_up", "up_gate" or "interleaved". `w13_bias` is
     [E, 2 I] and `w2_bias` is [E, K], in x's dtype.
 
-    Scales of rows: `w13_scales` are [E, 2 I] or [E], and `w2_scales` are [E, K] or [E]. A row of activations then has one
-    scale. Scales of blocks of g x g, with g = 128 or 32: they are [E, ceil(2 I / g), ceil(K / g)] and [E, ceil(K / g), I / g].
-    Each g elements of a row of activations then have one scale. Codes are made as gemmill.families.fused_moe.reference writes it down.
+    Scales of rows: `w13_scales` are [E, 2 I] or [E], and `w2_scales` are [E, K] or [E]. A row of activations then has
+    one scale. Scales of blocks of g x g, with g = 128 or 32: they are [E, ceil(2 I / g), ceil(K / g)] and [E, ceil(K /
+    g), I / g]. Each g elements of a row of activations then have one scale. gemmill.families.fused_moe.reference
+    defines the codes.
 
-    `topk_ids` is int32 or int64 [M, topk], `topk_weights` float32 [M, topk]. `expert_map` is int32, one number for each expert:
-    the index of its weights, or -1 for none. Without a map expert e has weights e. An id that names no expert counts as none.
-    `weight_on_input` multiplies gates and ups by the router's weight, instead of what w2 gives.
+    `topk_ids` is int32 or int64 [M, topk], `topk_weights` float32 [M, topk]. `expert_map` is int32, one number for each
+    expert: the index of its weights, or -1 for none. Without a map expert e has weights e. An id that names no expert
+    counts as none. `weight_on_input` multiplies gates and ups by the router's weight, instead of the results of w2.
 
-    `out` is [M, K] in x's dtype. With `adds` the result is added to it; else it is made or overwritten. `workspace` is uint8, of
-    as many bytes as fused_experts_workspace says. Its bytes may be anything. Without it torch's allocator is asked. Sums have
-    one order: the same call gives the same bits.
+    `out` is [M, K] in x's dtype. With `adds` the op adds the result to it; else it overwrites it, or makes it.
+    `workspace` is uint8, of as many bytes as fused_experts_workspace says. Its bytes may be anything. Without it
+    torch's allocator provides them. Sums have one order: the same call gives the same bits.
 
-    `format` is of weights that gemmill.quantize.prepack_gated_experts packed, which says it. It is "nvfp4" or "mxfp4", or for 2:4
-    sparse weights "nvfp4_2to4", or "nvfp4_2to4_8" where 8 columns share a scale. "mxfp4_e4m3" and "nvfp4_e4m3" are folded into
-    e4m3: then a row of activations has one scale. nvfp4 loses bits there, so it wants `rounded`. w13 and w2 are uint8 blocks.
-    `w13_scales` [E, 2 I] and `w2_scales` [E, K] are their bases. `x` is bfloat16, and `order` is "interleaved". Rows of w13_bias
-    are interleaved, too.
+    `format` is that of weights from gemmill.quantize.prepack_gated_experts, which have its name. It is "nvfp4" or
+    "mxfp4", or for 2:4 sparse weights "nvfp4_2to4", or "nvfp4_2to4_8" where 8 columns share a scale. "mxfp4_e4m3" and
+    "nvfp4_e4m3" stand for weights folded into e4m3: then a row of activations has one scale. nvfp4 loses bits there, so
+    it wants `rounded`. w13 and w2 are uint8 blocks. `w13_scales` [E, 2 I] and `w2_scales` [E, K] are their bases. `x`
+    is bfloat16, and `order` is "interleaved". Gates and ups alternate in w13_bias, too.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another order or format, for
-    `adds` without `out`, and for `rounded` where nothing is, or the reverse. `check` looks at ids and map, and waits for the device.
+    Raises RuntimeError with one sentence where the arguments do not fit. Raises ValueError for another order or format,
+    for `adds` without `out`, and for `rounded` where nothing is, or the reverse. `check` reads ids and map, and waits
+    for the device.
     """
     if order not in _ORDERS:
         raise ValueError(f"order is {order!r}, expected 'gate_up', 'up_gate' or 'interleaved'")
@@ -130,10 +132,9 @@ def fused_experts_workspace(
 ) -> int:
     """Bytes that fused_experts needs at most for so many tokens, whatever kernel serves it.
 
-    `hidden` is the length of a row of x, `inner` of half a row of the first product. `experts` counts those whose weights are
-    here. `packed` says that weights are packed, of 4 bits. `coded` says that activations become codes: those of float8_e4m3fn weights
-    do, and those of packed weights that were folded into e4m3. By default they do unless weights are packed. Fewer tokens need
-    no more.
-    Raises ValueError for a size below 0.
+    `hidden` is the length of a row of x, `inner` of half a row of the first product. `experts` counts those whose
+    weights are here. `packed`: weights have packed codes of 4 bits. `coded`: activations become codes, as they do with
+    float8_e4m3fn weights and with packed weights folded into e4m3. By default they do unless weights have packed codes.
+    Fewer tokens need no more. Raises ValueError for a size below 0.
     """
     return most_bytes(tokens, hidden, inner, topk, experts, not packed if coded is None else coded, packed)

@@ -9,7 +9,7 @@ from gemmill.vocab.format import NVFP4
 
 
 class MainLoop(StrEnum):
-    """How rows of an expert come to those who multiply them."""
+    """The path of an expert's rows to the warps that multiply them."""
 
     GATHERED = "gathered"
     """by their numbers: kernels/fused_moe/packed_experts.cuh"""
@@ -23,12 +23,12 @@ class MainLoop(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """A kernel of a main loop: what the template prints, its tiles by an expert's rows, and the model's constants."""
+    """A kernel of a main loop: the template's values, its tiles by an expert's rows, and the model's constants."""
 
     header: str
     """File in kernels/fused_moe, and its launch."""
     sparse_header: str = ""
-    """How 2:4 sparse weights are multiplied."""
+    """The header of products with 2:4 sparse weights."""
     first: str = "PrepareOrdered"
     """Class of the first launch."""
     params: str = "OrderedParams"
@@ -36,7 +36,7 @@ class Body:
     product: str
     """Type of a product, of a `block`'s class and of an `ending`'s."""
     endings: tuple[str, str]
-    """Classes of the endings of both products."""
+    """Classes of the epilogues of both products."""
     products: tuple[str, str] = ("", "")
     """Classes of products of 64 rows of dense and of sparse weights; empty where the body has its own."""
     by_warps: bool = False

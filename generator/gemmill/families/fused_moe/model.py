@@ -1,10 +1,10 @@
 """The analytic model that chooses a variant. Mirrors kernels/fused_moe/model.cpp.
 
-Weights of every expert that has rows are read once for each of its tiles. The first of these reads comes from memory. A tile's
+Each tile of an expert with rows reads the expert's weights once. The first of these reads comes from memory. A tile's
 step takes the time of its loads, which grow with its rows.
 
-Products that are grouped GEMMs are taken as those are (gemmill.families.moe.model), by the better of two tiles. Between them rows
-are read and written.
+For grouped GEMMs it takes their own model (gemmill.families.moe.model), with the better of two tiles. Between them the
+device reads and writes rows.
 """
 
 import math
@@ -24,14 +24,16 @@ _APART_TILES = ((64, 330.0), (128, 536.0))
 _APART_LAUNCHES, _APART_MOVED = 21000.0, 2180.0
 """Nanoseconds of five launches of few rows, and bytes a nanosecond of launches that order, activate and sum rows."""
 _FEW_PAIRS, _FEW_TIMES = 48, 1.5
-"""Rows of all experts below which grouped GEMMs read weights that many times as slowly (H200, 2026-11-26, layers drawn anew).
+"""Rows of all experts below which grouped GEMMs read weights that many times as slowly (H200, 2026-11-26, new random
+layers).
 
-Constants of streamed weights and of grouped GEMMs are fitted to 46 calls of nine layers, eight of them drawn (H200, 2026-11-25).
+Constants of streamed weights and of grouped GEMMs are fitted to 46 calls of nine layers, eight of them random (H200,
+2026-11-25).
 """
 
 
 class Facts(NamedTuple):
-    """What the model reads of a variant. Mirrors `Facts` in kernels/fused_moe/model.h."""
+    """The inputs of the model for a variant. Mirrors `Facts` in kernels/fused_moe/model.h."""
 
     tile_tokens: int
     """Rows of an expert that a CTA takes together."""
@@ -42,7 +44,7 @@ class Facts(NamedTuple):
     begin_ns: int
     """Nanoseconds of three launches of few tiles."""
     apart: int
-    """Whether both products are grouped GEMMs."""
+    """Whether grouped GEMMs compute both products."""
     streamed: int
     """Whether TMA streams weights to tiles of 256 of their rows."""
 
@@ -85,7 +87,7 @@ def _dealt(call: ShapedCall, rows: int) -> tuple[float, float]:
 
 
 def _apart_ns(call: ShapedCall, sm_count: int, bits: int) -> float:
-    """The same where both products are grouped GEMMs."""
+    """The same where grouped GEMMs compute both products."""
     pairs, inner, hidden, _ = call.sizes
     element = float(bits) / 8.0
     moved = float(pairs) * ((2.5 + element) * float(hidden) + (4.0 + element) * float(inner)) / _APART_MOVED

@@ -1,4 +1,4 @@
-"""The op, and what must hold for a call."""
+"""The op, and its contract."""
 
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import CODED, GROUPS, HALVES

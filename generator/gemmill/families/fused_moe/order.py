@@ -1,7 +1,7 @@
 """The order of K of fused experts. A row's sums are those of its token and an expert: other rows decide its tile.
 
-Each variant sums a token's experts in the order of topk, and makes codes of a row from that row alone. Variants of one class differ in
-the instruction, in who divides K, and in the type of the parts that a token's experts leave.
+Each variant sums a token's experts in the order of topk, and makes codes of a row from that row alone. Variants of one
+class differ in the instruction, in the division of K, and in the type of the parts that a token's experts leave.
 """
 
 from gemmill.families.fused_moe.config import GROUP, AnyConfig, ExpertsConfig, PackedExpertsConfig

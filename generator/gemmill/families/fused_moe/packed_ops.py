@@ -1,4 +1,4 @@
-"""Fused experts of packed 4-bit weights, and what must hold for a call."""
+"""The op for packed 4-bit weights, and its contract."""
 
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.packing import FIRST_CODED, PACKINGS
@@ -20,7 +20,7 @@ PACKED_AS: tuple[Step, ...] = (
     Let("block_columns", f"{SIDE} + {SIDE} * (kind // 2)"),
     Let("block_bytes", "2304 - 2048 * kind + 1536 * kind * kind + odd * (256 - 384 * most(0, 1 - kind))"),
 )
-"""What PACKINGS says of each format, as contracts can compute it: a test holds them against each other."""
+"""The facts of PACKINGS for each format, as contracts can compute them: a test compares the two."""
 _NAMES = any_of([f"{i} ({packing})" for i, packing in enumerate(PACKINGS)])
 
 

@@ -1,4 +1,4 @@
-"""How weights of experts are packed: as the op's `format` numbers it, and as bytes."""
+"""The packings of experts' weights: their number in the op's `format`, and their bytes."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Packing:
     sparse_group: int = 0
     """Columns that share a scale of 2:4 sparse weights; 0 for dense ones."""
     is_coded: bool = False
-    """Whether weights are folded into e4m3, and activations become codes of it."""
+    """Whether weights fold into e4m3, and activations become codes of it."""
 
     def __str__(self) -> str:
         sparse = {0: "", 16: "_2to4", 8: "_2to4_8"}[self.sparse_group]

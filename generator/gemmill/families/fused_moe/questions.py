@@ -1,4 +1,4 @@
-"""What `gemmill explain` can be told of a call of fused experts."""
+"""The options of `gemmill explain` for a call of fused experts."""
 
 from gemmill.questions import number, size, word
 

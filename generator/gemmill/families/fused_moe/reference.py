@@ -9,8 +9,8 @@ A pair is a token and one of its experts. For each pair:
     part      (scales (results W2), plus bias) times the router's weight, in float32
     out       parts of a token's experts, summed in their order in float32, and rounded once
 
-Packed weights are decoded first: the product of each code, scale and base is exact in float64. Sums of products are made in
-float64. Scales of rows are multiplied by last: a_scale * (sum * b_scale).
+Packed weights decode first: the product of each code, scale and base is exact in float64. Sums of products are in
+float64. Scales of rows multiply last: a_scale * (sum * b_scale).
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ GATE_UP, UP_GATE, INTERLEAVED = range(3)
 class Layer:
     """Operands of a call, as the op has them. Scales are [weights, rows], or of blocks of g = 128 or 32 [weights, rows / g, columns / g].
 
-    Packed weights are here decoded: float64, without scales.
+    Packed weights come decoded here: float64, without scales.
     """
 
     x: Tensor
@@ -89,7 +89,7 @@ class Layer:
 
     @property
     def may_round_products(self) -> bool:
-        """Whether grouped GEMMs may make both products: these are rounded to x's dtype, then biases and weights follow."""
+        """Whether grouped GEMMs may compute both products, which then round to x's dtype before biases and weights."""
         return not self.is_packed and not self.by_warps and not self.fused
 
     @property
@@ -99,7 +99,7 @@ class Layer:
 
     @property
     def may_round_parts(self) -> bool:
-        """Whether parts may be rounded to x's dtype before they are summed: kernels of folded weights do."""
+        """Whether parts may round to x's dtype before their sum, as kernels of folded weights do."""
         return self.is_folded
 
     @property
@@ -113,7 +113,7 @@ class Layer:
         return ids.where(known & (ids >= 0) & (ids < weights), -1)
 
     def gate_and_up(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Gates, and ups, of what w13's rows give: [..., 2 inner] becomes [..., inner] twice."""
+        """Gates, and ups, of results in w13's rows: [..., 2 inner] becomes [..., inner] twice."""
         if self.order == INTERLEAVED:
             return rows[..., ::2], rows[..., 1::2]
         first, second = rows.chunk(2, dim=-1)
@@ -133,7 +133,7 @@ class Rows:
 
 
 def rows_of(layer: Layer) -> Iterator[Rows]:
-    """Pairs of every expert that has some, in the order of the indices of weights."""
+    """Pairs of every expert with rows, in the order of the indices of weights."""
     local = layer.local
     for weights in local.unique().tolist():
         if weights >= 0:
@@ -151,7 +151,8 @@ def coded(values: Tensor, group: int) -> tuple[Tensor, Tensor]:
 def products(a: Tensor, b: Tensor, a_scales: Tensor | None, b_scales: Tensor | None, group: int) -> Tensor:
     """a_scales b_scales (a b^T) of one expert, float32 [M, N], of a [M, K] and b [N, K].
 
-    With scales in groups the sum is rounded once. With scales of rows each multiplication rounds, too. Decoded weights have none.
+    With scales in groups the sum rounds once. With scales of rows each multiplication rounds, too. Decoded weights have
+    none.
     """
     if a_scales is None:
         return (a.double() @ b.double().t()).float()
@@ -179,7 +180,7 @@ def weights_of(layer: Layer, rows: Rows) -> Tensor:
 
 
 def inner_products(layer: Layer, rows: Rows) -> Tensor:
-    """Products of x and W13 in float32 [M, 2 inner], before they are rounded to x's dtype."""
+    """Products of x and W13 in float32 [M, 2 inner], before they round to x's dtype."""
     x = layer.x[rows.tokens]
     codes, scales = coded(x.float(), layer.group) if layer.is_coded else (x, None)
     b_scales = None if layer.w13_scales is None else layer.w13_scales[rows.weights]
@@ -201,7 +202,7 @@ def results(layer: Layer, rows: Rows) -> Tensor:
 
 
 def operand_of(layer: Layer, values: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What the second product reads of results [M, inner]: codes and scales, or values of x's dtype and None."""
+    """The operand of the second product, from results [M, inner]: codes and scales, or values of x's dtype and None."""
     return coded(values, layer.group) if layer.is_coded else (values.to(layer.x.dtype), None)
 
 
@@ -217,7 +218,7 @@ def parts(layer: Layer) -> Tensor:
 
 
 def fused_experts(layer: Layer, added_to: Tensor | None = None) -> Tensor:
-    """The op's result, [tokens, hidden] in x's dtype. With `added_to` that is added before the result is rounded."""
+    """The op's result, [tokens, hidden] in x's dtype. With `added_to` that joins the sum before the result rounds."""
     found, total = parts(layer), torch.zeros(layer.x.shape, dtype=torch.float32, device=layer.x.device)
     for slot in range(found.shape[1]):
         total = total + found[:, slot]

@@ -35,7 +35,7 @@ def _operands(c: ExpertsConfig) -> Iterator[str]:
 
 
 def _tile(c: ExpertsConfig) -> Iterator[str]:
-    """An instruction takes eight rows of activations, or more where weights are streamed.
+    """An instruction takes eight rows of activations, or more with streamed weights.
 
     A lane has the scale of one row, so a tile of warps has at most 32. A thread's sums lie in registers: a streamed tile has at most 64.
     """
@@ -46,7 +46,7 @@ def _tile(c: ExpertsConfig) -> Iterator[str]:
 
 
 def _streamed(c: ExpertsConfig) -> Iterator[str]:
-    """The tensor core's sums of e4m3 are added every 128 along K, with a scale each."""
+    """The kernel adds the tensor core's sums of e4m3 every 128 along K, with a scale each."""
     if c.streamed and not c.group_size:
         yield f"streamed weights of {c.dtype} without scales in groups: sums are added with their scales"
 

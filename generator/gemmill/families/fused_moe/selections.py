@@ -46,7 +46,7 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def plain(arch: Arch) -> Iterator[ExpertsConfig]:
-    """Kernels of weights that are not packed.
+    """Kernels of unpacked weights.
 
     e4m3 to bf16 with scales in groups has streamed tiles of 8 to 64 rows, and one of 8 by warps. With scales of rows it has tiles of 8, 16
     and 32 rows. bf16 has tiles of 8 and 32. Of all, grouped GEMMs may make the products, and of groups of 32 they alone do. On sm120f all
@@ -94,7 +94,7 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def streamed(arch: Arch) -> Iterator[ExpertsConfig]:
-    """Kernels of sm90a whose weights are streamed: e4m3 to bf16 with scales in groups, every tile."""
+    """Kernels of sm90a that stream their weights: e4m3 to bf16 with scales in groups, every tile."""
     for tile in STREAMED_TILES if arch is Arch.SM90A else ():
         yield _of_codes(arch, GROUP, Design(tile_tokens=tile, streamed=True))
 

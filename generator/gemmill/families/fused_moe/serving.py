@@ -25,7 +25,7 @@ _WRITTEN = ("out", "workspace", "adds")
 
 
 def layer_of(given: dict[str, Any]) -> Layer:
-    """The operands of a call that has passed the checks. Scales of experts become those of rows; packed weights are decoded."""
+    """The operands of a legal call. Scales of experts become those of rows; packed weights are decoded."""
     operands = {name: value for name, value in given.items() if name not in _WRITTEN}
     if "format" in given:
         return _packed_layer(operands)
@@ -42,7 +42,7 @@ def layer_of(given: dict[str, Any]) -> Layer:
 
 
 def _packed_layer(given: dict[str, Any]) -> Layer:
-    """The operands of a call with packed weights, which are decoded."""
+    """The operands of a call with packed weights, decoded."""
     packing = PACKINGS[given.pop("format")]
     columns = given["x"].shape[1], given["w13_scales"].shape[1] // 2
     for name, k in zip(("w13", "w2"), columns, strict=True):
@@ -74,7 +74,7 @@ def _has_blocks(given: dict[str, Any]) -> bool:
 def _results(_call: Judged, given: dict[str, Any]) -> Iterator[Result]:
     yield given["out"], fused_experts(layer_of(given), given["out"] if given["adds"] else None)
     if given.get("workspace") is not None:
-        yield given["workspace"], given["workspace"]  # written by kernels, with nothing that is told
+        yield given["workspace"], given["workspace"]  # scratch bytes of kernels
 
 
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:

@@ -8,7 +8,7 @@ _TYPES = {DType.BF16: "__nv_bfloat16", DType.F16: "__half", DType.E4M3: "gemmill
 
 
 def spell(config: ExpertsConfig) -> Spelled:
-    """The template of an ExpertsConfig, and what fills its holes."""
+    """The template of an ExpertsConfig, and the values of its holes."""
     if config.streamed:
         values = {"half_type": _TYPES[config.out_dtype], "tile_tokens": config.tile_tokens}
         return Spelled(template="fused_moe/streamed_experts.cu.jinja", values=values)
@@ -40,7 +40,7 @@ _CPP_BLOCK = {
 
 
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
-    """The template of a PackedExpertsConfig, and what fills its holes."""
+    """The template of a PackedExpertsConfig, and the values of its holes."""
     body, block, sparse = config.body, _CPP_BLOCK[str(config.packing)], bool(config.sparse_group)
     up, down = (body.product.format(block=block, ending=ending) for ending in body.endings)
     values = {

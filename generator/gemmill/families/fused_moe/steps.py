@@ -1,4 +1,4 @@
-"""What must hold for a layer of experts, however its weights are stored."""
+"""Conditions on a layer of experts, for any storage of its weights."""
 
 from gemmill.families.fused_moe.config import MOST_WEIGHTS
 from gemmill.families.fused_moe.workspace import EXPRESSIONS, SHARED
@@ -64,7 +64,7 @@ PARTS: tuple[Step, ...] = (
     *(Let(name, said) for name, said in EXPRESSIONS.items() if name != "inner_groups"),
     Let("shared_bytes", SHARED),
 )
-"""Values that the sizes of a workspace are made of, and the bytes of those parts that every call has."""
+"""Values in the sizes of a workspace, and the bytes of those parts that every call has."""
 WORKSPACE: tuple[Step, ...] = (
     Check(Aspect.DTYPE, "workspace"),
     Require(

@@ -17,7 +17,7 @@ Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs
 _STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
 """The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/experts.md)."""
 _BEGIN_NS, _SHARED_BEGIN_NS, _WARPS_BEGIN_NS = 12000, 10800, 17000
-"""Nanoseconds of three launches of few tiles. Streamed tiles of 8 rows are shared by two CTAs, so more multiprocessors read."""
+"""Nanoseconds of three launches of few tiles. Two CTAs share streamed tiles of 8 rows, so more multiprocessors read."""
 
 
 def _tile_ps(config: AnyConfig) -> int:

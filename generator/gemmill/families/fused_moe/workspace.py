@@ -16,7 +16,7 @@ EXPRESSIONS: Mapping[str, str] = {
     "inner_values": "pairs * inner",
     "pair_bytes": f"up(pairs * 4, {ALIGNED})",
 }
-"""Sizes that parts are made of, in the language of contracts: tokens M, hidden K."""
+"""Sizes of parts, in the language of contracts: tokens M, hidden K."""
 _OF_PAIRS = "pairs * 4"
 _EACH = (
     "tiles * 16",

@@ -1,4 +1,5 @@
-"""GEMMs with an ending: columns of the product are gates and ups, and activation(gate) * up is stored, as values or as
-codes."""
+"""GEMM + SwiGLU (+ quantise): columns of the product are gates and ups, and the kernel stores activation(gate) * up, as
+values or as codes.
+"""
 
 NAME = "gated_mm"

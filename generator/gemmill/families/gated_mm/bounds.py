@@ -1,6 +1,6 @@
 """Bounds between which a right kernel's results lie.
 
-A kernel's product differs from the exact one by what the tensor core loses in the sum (gemmill.arithmetic), then by its
+A kernel's product differs from the exact one by the tensor core's loss in the sum (gemmill.arithmetic), then by its
 rounding to bf16. An activation's slope is at most 1.13, and its value is no further from 0 than its gate. So value and
 exact value are apart by at most
 
@@ -8,7 +8,7 @@ exact value are apart by at most
 
 and by the error of the activation itself. exp, tanh and erf are the CUDA library's, within `GATE_STEPS` units of
 torch's, as in silu_and_mul_quant. Where sums are exact, that error is all. Those of s8 always are, and each later step
-is rounded as in the reference. A stored result lies between what the lowest and the highest value would be stored as.
+rounds as in the reference. A stored result lies between the stored forms of the lowest and the highest value.
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ _GROUP_ROUNDINGS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Lowest and highest value of each result, float32 [M, hidden], before it is stored."""
+    """Lowest and highest value of each result, float32 [M, hidden], before its storage."""
 
     low: Tensor
     high: Tensor
     known: Tensor
-    """Where both are finite, bool [M, hidden]. Elsewhere a result is not judged."""
+    """Where both are finite, bool [M, hidden]. The comparison skips other results."""
 
 
 def product_error(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def product_error(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> T
 def _error_in_groups(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Tensor:
     """The product's error, float64 [M, N], where sums of a group along K leave the tensor core.
 
-    They are added in float32 with their scales.
+    They add up in float32 with their scales.
     """
     error = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     magnitude, exact = error.clone(), error.clone()
@@ -71,10 +71,10 @@ def interval(
     *,
     exactly: bool,
 ) -> Interval:
-    """Between what values each result lies.
+    """The lowest and highest value of each result.
 
-    `operands` are a, b, a_scales and b_scales; `numbers` are alpha, limit and beta. `exactly` says that every order of
-    summation gives the same, as it always does for s8.
+    `operands` are a, b, a_scales and b_scales; `numbers` are alpha, limit and beta. `exactly`: every order of summation
+    gives the same, as it always does for s8.
     """
     a, b, _, _ = operands
     value = reference.values(*operands, activation, *numbers)
@@ -100,7 +100,9 @@ def outside_of_static(found: Tensor, scale: Tensor, within: Interval) -> Tensor:
 
 
 def outside_of_groups(found: Tensor, scales: Tensor, within: Interval) -> tuple[Tensor, Tensor]:
-    """Which codes [M, hidden] and which scales [M, groups] are wrong. Codes are judged by the scales that were found."""
+    """Which codes [M, hidden] and which scales [M, hidden / 128] are wrong. The found scales decide which codes are
+    right.
+    """
     low, high = within.low, within.high
     size = found.shape[1] // max(scales.shape[1], 1) or 1
     least = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)

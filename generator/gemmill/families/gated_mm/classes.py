@@ -1,4 +1,4 @@
-"""Classes of calls: what variants of each compute."""
+"""Classes of calls: the computation of each one's variants."""
 
 from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, OPERANDS, Activation, AnyConfig, Result
 from gemmill.family import ClassAxis, Classes

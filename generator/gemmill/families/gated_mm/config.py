@@ -1,4 +1,4 @@
-"""What a gated kernel is: one that multiplies by gate and up weights, and whose epilogue is their activation."""
+"""The config of a gated kernel: it multiplies by gate and up weights, and its epilogue is their activation."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,11 +21,11 @@ It is also how many elements along K, and how many gates or ups, share a scale o
 
 
 class Result(StrEnum):
-    """What a kernel stores."""
+    """The results of a kernel."""
 
     BF16 = "bf16"
     STATIC = "e4m3static"
-    """codes, by a scale that is given"""
+    """codes, by a given scale"""
     GROUP = "e4m3group128"
     """codes, and a scale for each GROUP of a row"""
     FINE_GROUP = "e4m3group32"
@@ -44,7 +44,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What is multiplied."""
+    """The operands of the product."""
 
     dtype: DType
     """Type of A and of the weights."""
@@ -60,7 +60,7 @@ class Operands:
     by_expert: bool = False
     """Whether rows belong to experts, each with weights of its own: their counts are on the device (gemmill.gemm.experts)."""
     indexed: bool = False
-    """Whether rows of A, of experts, are gathered by their numbers as they are loaded."""
+    """Whether the kernel gathers rows of A, of experts, by their numbers as it loads them."""
 
     def __post_init__(self) -> None:
         if self.dtype not in OPERANDS:
@@ -82,7 +82,7 @@ class Operands:
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogue:
-    """What becomes of sums."""
+    """The operations on sums."""
 
     result: Result
     activation: Activation | None = None
@@ -104,12 +104,12 @@ class _Common:
 
     @property
     def compiled(self) -> Self:
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that a call is asked by."""
+        """Dtype of the operand that identifies a call."""
         return self.operands.dtype
 
     @property

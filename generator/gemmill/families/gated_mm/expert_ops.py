@@ -1,4 +1,4 @@
-"""The ops of rows that belong to experts, and what must hold for a call of each."""
+"""The ops of rows that belong to experts, and the contract of each."""
 
 from gemmill.families.gated_mm.classes import CLASSES
 from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, OPERANDS
@@ -42,7 +42,7 @@ def _in_groups(blocks: str, k_groups: str) -> str:
 def _scales(shape: str, test: str) -> tuple[Step, ...]:
     """Steps for the scales of operands: of rows and columns, or in groups.
 
-    `shape` says what A's scales in groups have; `test` must hold for them.
+    `shape` is that of A's scales in groups; `test` must hold for them.
     """
     return (
         *K_GROUPS,
@@ -66,7 +66,7 @@ def _scales(shape: str, test: str) -> tuple[Step, ...]:
             (
                 Require(
                     "numel(a_scales) in (1, tokens) and dense(a_scales) == 1",
-                    "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: beside scales of columns there is one "
+                    "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: with scales of columns there is one "
                     "value, or one for each of {tokens} rows, without gaps",
                 ),
             ),

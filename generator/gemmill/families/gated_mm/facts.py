@@ -8,7 +8,7 @@ from gemmill.gemm.expert_facts import ExpertFacts
 from gemmill.gemm.limits import PROMOTION, SHARED_BYTES, SLAB, STORE_BUFFERS
 
 _BOX_BYTES = 128
-"""The most bytes of a box's row: what TMA's widest swizzle permutes."""
+"""The most bytes of a box's row: the span of TMA's widest swizzle."""
 
 
 class PairedBlocks(int):
@@ -30,7 +30,7 @@ class Facts(ExpertFacts):
 
     @property
     def result(self) -> Result:
-        """What is stored."""
+        """The form of the stored results."""
         return self.config.epilogue.result
 
     @property
@@ -98,7 +98,7 @@ class Facts(ExpertFacts):
 
     @property
     def boxes(self) -> list[tuple[int, int]]:
-        """Boxes of a consumer group's part of the tile, (slab, column), in the order in which they are stored.
+        """Boxes of a consumer group's part of the tile, (slab, column), in the order of their stores.
 
         With swap_ab a box has columns of several slabs.
         """
@@ -118,18 +118,17 @@ class Facts(ExpertFacts):
 
     @property
     def stores_early(self) -> bool:
-        """Whether results are stored before all sums are there. They never are: activations wait for all sums."""
+        """Whether the epilogue stores results before all sums are there: never, since activations wait for all sums."""
         return False
 
     @property
     def store_elements(self) -> int:
-        """Elements of D that shared memory holds until they are stored."""
+        """Elements of D that shared memory holds until their store."""
         return self.consumer_groups * self.store_buffers * self.store_rows * self.store_columns
 
     @property
     def maximum_words(self) -> int:
-        """Words of shared memory, in two buffers, by which warps tell one another the maxima of groups that they
-        share."""
+        """Words of shared memory, in two buffers, in which warps exchange the maxima of groups that they share."""
         return 2 * self.consumers // 32 * self.tile_y if self.by_group and self.swap_ab else 0
 
     @property

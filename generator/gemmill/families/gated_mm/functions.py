@@ -1,4 +1,4 @@
-"""The gated GEMMs' ops as functions that allocate what they return."""
+"""The gated GEMMs' ops as functions that allocate their results."""
 
 import math
 
@@ -80,19 +80,19 @@ def grouped_mm_act_quant(
     `expert_offsets` is int32 or int64 on the device, one number more than there are experts. `expert_map` is int32, one
     number for each expert: which of b it multiplies by, or -1 for none. Without a map expert e multiplies by b[e].
     `token_ids` is int32 or int64 [M]: row i of the result comes of row token_ids[i] of a, or of zeros where there is
-    none. With token_ids `a` is [T, K], and its scales are of T rows. Above 1,024 rows they are selected first.
+    none. With token_ids `a` is [T, K], and its scales are of T rows. Above 1,024 rows a copy selects them first.
 
     Scales are float32. Of rows and columns: `a_scales` is one value or [M, 1], and `b_scales` is [E] or [E, 2 hidden]
     in b's order. In groups, for float8_e4m3fn: `a_scales` is [M, ceil(K / g)], and `b_scales` is [E, 2 ceil(hidden /
     g), ceil(K / g)] with g = 128 or 32. Its rows are the first gates', their ups', the next gates', and so on. Of each
     gate and up it is [E, 2 hidden, ceil(K / 32)], in b's order.
 
-    `activation`, alpha, limit, beta, `static_scale`, `group_size` and `per_token` mean what they mean to
-    scaled_mm_act_quant. Rows of no expert are not written; with `per_token` their codes mean nothing. Bits are those of
-    grouped_mm to bfloat16, then the activation.
+    `activation`, alpha, limit, beta, `static_scale`, `group_size` and `per_token` are those of scaled_mm_act_quant. The
+    op does not write rows of no expert; with `per_token` their codes mean nothing. Bits are those of grouped_mm to
+    bfloat16, then the activation.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` are the values of offsets,
-    map and token_ids looked at, which waits for the device. Raises ValueError for another group_size, or for scales of
+    Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` does it read the values of
+    offsets, map and token_ids, which waits for the device. Raises ValueError for another group_size, or for scales of
     two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)

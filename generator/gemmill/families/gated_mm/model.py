@@ -1,8 +1,7 @@
 """The analytic model that chooses a variant. Mirrors kernels/gated_mm/model.cpp.
 
-Tiles are multiplied in waves, and the weights are read once. A step of a tile takes its tensor core's time, or its
-loads' time where that is longer. Rows of experts are taken as dealt evenly, with a quarter more for those that have
-most.
+Tiles come in waves, and the device reads the weights once. A step of a tile takes its tensor core's time, or its loads'
+time where that is longer. It assumes an even deal of rows to experts, with a quarter more for those that have most.
 """
 
 from typing import NamedTuple
@@ -20,7 +19,7 @@ _STEP = 128
 
 
 class Facts(NamedTuple):
-    """What the model reads of a variant. Mirrors `Facts` in kernels/gated_mm/model.h."""
+    """The inputs of the model for a variant. Mirrors `Facts` in kernels/gated_mm/model.h."""
 
     tile_m: int
     """Rows of A in a tile."""
@@ -31,7 +30,7 @@ class Facts(NamedTuple):
     step_ps: int
     """Picoseconds for 128 along K of a tile."""
     overlaps: int
-    """1 where a tile ends while the next one is multiplied: the last alone takes time of its own."""
+    """1 where a tile ends while the tensor core multiplies the next one: the last alone takes time of its own."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:

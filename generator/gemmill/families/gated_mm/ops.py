@@ -1,4 +1,4 @@
-"""The op without experts, and what must hold for a call of it."""
+"""The op without experts, and its contract."""
 
 from gemmill.families.gated_mm.classes import CLASSES
 from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, OPERANDS

@@ -7,8 +7,9 @@ from gemmill.vocab import DType
 
 
 def order_of(config: AnyConfig) -> Order | None:
-    """The order of a variant. Gate and up of a result are summed apart, in the same order; codes of a group have the scale of
-    that row's group."""
+    """The order of a variant. Gate and up of a result have separate sums, in the same order; codes of a group have the
+    scale of that row's group.
+    """
     x = config.operands
     if not isinstance(config, UnalignedGatedConfig):
         return order_of_loop(x.dtype, config.design, group_size=x.group_size)

@@ -1,4 +1,4 @@
-"""What `gemmill explain` can be told of a gated GEMM's call."""
+"""The options of `gemmill explain` for a gated GEMM's call."""
 
 from gemmill.questions import number, size, switch, word
 

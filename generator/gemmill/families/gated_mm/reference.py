@@ -1,8 +1,8 @@
 """scaled_mm_act_quant in plain torch, from the quantised operands, on any device.
 
 It is the ops that it stands for, one after the other. Sums of s8 are integers, converted to float32. The product with
-its scales is rounded to bf16. Gate and up are computed in float32, each operation rounded on its own. Scales of operands that are in groups are applied in float64.
-What is stored:
+its scales rounds to bf16. Gate and up are in float32, each operation rounded on its own. Scales of operands in groups
+apply in float64. The stored results:
 
     bf16           the value, rounded once
     e4m3, static   the code of value * (1 / scale)
@@ -94,7 +94,7 @@ def values(
     limit: float,
     beta: float,
 ) -> Tensor:
-    """What is stored, before it is coded: float32 [M, N / 2]. b is packed (gemmill.formats.gate_up)."""
+    """The results before they become codes: float32 [M, N / 2]. b is packed (gemmill.formats.gate_up)."""
     product = rounded_mm(a, b, a_scales, b_scales).float()
     gate, up = packed_rows(b.shape[1] // 2, b.device)
     return activated(product[:, gate], product[:, up], activation, alpha, limit, beta)

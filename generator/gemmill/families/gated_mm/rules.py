@@ -52,7 +52,7 @@ def _groups(c: GatedConfig) -> Iterator[str]:
 
 
 def _cluster(c: GatedConfig) -> Iterator[str]:
-    """CTAs of a pair share what either loads. With few rows nothing is worth sharing."""
+    """CTAs of a pair share the loads of either. A small M leaves nothing worth sharing."""
     if c.design.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (
         c.design.swap_ab and c.design.cluster_shape_mnk != (1, 1, 1)
     ):
@@ -60,8 +60,9 @@ def _cluster(c: GatedConfig) -> Iterator[str]:
 
 
 def _experts(c: GatedConfig) -> Iterator[str]:
-    """A tile along M seldom has one expert's rows alone. Packed weights that fill the tensor core's rows are read
-    once."""
+    """A tile along M seldom has one expert's rows alone. A kernel reads packed weights that fill the tensor core's rows
+    once.
+    """
     if c.operands.by_expert and c.design.cluster_shape_mnk != (1, 1, 1):
         yield f"cluster {c.design.cluster_shape_mnk}: tiles of experts' rows are single CTAs'"
 

@@ -31,11 +31,11 @@ _MANY = {
     Result.STATIC: ((128, 192, 128), (1, 1, 1)),
     Result.GROUP: ((64, 256, 128), (2, 1, 1)),
 }
-"""Tiles in pingpong: a tile ends while the next one is multiplied (docs/notes/gated_mm.md)."""
+"""Tiles in pingpong: a tile ends while the tensor core multiplies the next one (docs/notes/gated_mm.md)."""
 
 
 def default(arch: Arch) -> Iterator[AnyConfig]:
-    """The default kernels, on sm90a: for each result and activation, tiles for few rows, some, and many.
+    """The default kernels, on sm90a: for each result and activation, tiles for a small, a medium and a large M.
 
     For each result one more kernel takes operands that TMA does not; sm120f has these alone. Rows of experts have kernels for few, some and many of
     them (`served_experts`). A few are of s8 (`served_int8`).
@@ -144,7 +144,9 @@ _GATHERED_ROWS = (16, 64)
 
 
 _OFTEN = (Activation.SILU, Activation.SWIGLU)
-"""Activations that experts mostly have. Others have kernels of scales of rows alone, for few and for many rows in order."""
+"""Activations that experts mostly have. Others have kernels of scales of rows alone, for a small and for a large M in
+order.
+"""
 _LEFT_OUT_ROWS = 32
 """Rows of a tile that `default` has for dense layers alone: those with 16 and 64 serve experts."""
 
@@ -189,7 +191,7 @@ _OF_INT8: dict[Result, tuple[_Tile, ...]] = {
         ((64, 256, 128), PINGPONG, False),
     ),
 }
-"""Tiles for few rows, some and many: those of e4m3."""
+"""Tiles for a small, a medium and a large M: those of e4m3."""
 _SERVED_INT8 = {(Result.BF16, 16), (Result.GROUP, 16), (Result.GROUP, 256)}
 """Results, and columns of the tiles for SiLU, that `default` has of s8: its extension has room for three."""
 
@@ -222,7 +224,7 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
-    """Kernels of SiLU that store codes in groups for few and many rows, and bf16 for few.
+    """Kernels of SiLU that store codes in groups for a small and a large M, and bf16 for a small one.
 
     One more stores codes in groups of operands that TMA does not take.
     """

@@ -31,13 +31,13 @@ class Part:
     index: Any
     """The index of these rows in out and in its scales."""
     rows: slice
-    """The same rows, where the rows of all slots are counted."""
+    """The same rows, as numbered over all slots."""
     operands: dict[str, Tensor]
     """a, b, a_scales and b_scales, as the op without experts takes them."""
 
 
 def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
-    """The parts of a call that has passed the checks, from its arguments by role."""
+    """The parts of a legal call, from its arguments by role."""
     slot, in_groups, ids = call["slot"], call["in_groups"], given.get("token_ids")
     a = given["a"].reshape(-1, call["K"])
     a_scales, b_scales = given["a_scales"], given["b_scales"]

@@ -6,7 +6,7 @@ from gemmill.family.operand import Operand, tma_alignment
 
 
 def shaped_call_of(call: Judged) -> ShapedCall:
-    """The class and the sizes of a call that has passed the checks."""
+    """The class and the sizes of a legal call."""
     if call.get("of_experts"):
         return _of_experts(call)
     m, n, k = call["M"], call["N"], call["K"]
@@ -45,6 +45,6 @@ def _of_experts(call: Judged) -> ShapedCall:
 def _stride(x: Operand, dim: int, count: int, length: int) -> int:
     """The stride from row to row, or from column to column.
 
-    A single row's stride is never used, so it counts as one that TMA takes.
+    No access uses a single row's stride, so it counts as one that TMA takes.
     """
     return -(-length // 16) * 16 if count == 1 else x.strides[dim]

@@ -6,7 +6,7 @@ from gemmill.vocab import DType
 
 
 def spell_unaligned(config: UnalignedGatedConfig) -> Spelled:
-    """The template of a config for unaligned operands, and what fills its holes."""
+    """The template of a config for unaligned operands, and the values of its holes."""
     values = {
         "element_type": config.operands.dtype.cutlass_type,
         "integers": config.operands.dtype is DType.S8,

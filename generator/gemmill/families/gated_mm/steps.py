@@ -1,4 +1,4 @@
-"""Steps that a contract holds activations to, and what is stored."""
+"""Steps of contracts for activations and for results."""
 
 from gemmill.families.gated_mm.config import FINE_GROUP, GROUP
 from gemmill.family import Aspect, Check, Let, OneOf, Require, Step, When

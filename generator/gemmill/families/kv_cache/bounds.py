@@ -10,19 +10,19 @@ to a boundary. With u = 2^-24, for a vector of norm 1:
 - sums of 16 on the tensor core lose 19 x 2^-23 of their magnitudes. Before the scale these add up to at most sqrt(d)
   of the norm.
 
-A 2-norm bounds every coordinate. Scalars follow from the codes found, so they are held to those: half a unit of float16
-beside a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a vector
-by at most 4 times 19 x 2^-23 of its norm. The reason is that 16 magnitudes add up to at most 4 times their 2-norm.
-eden's scale has these losses three times.
+A 2-norm bounds every coordinate. Scalars follow from the codes found, whose values decide the limit: half a unit of
+float16, plus a float32 sum of d terms. A norm may be that of the rotated vector. The tensor core's losses move such a
+vector by at most 4 times 19 x 2^-23 of its norm. The reason is that 16 magnitudes add up to at most 4 times their
+2-norm. eden's scale has these losses three times.
 
 Attention. Given the bytes, a kernel may round rotated queries, decoded keys and decoded values to its tensor core's
-type (`operand_unit`) and softmax weights to `weight_unit`. Those roundings are taken as independent and of either sign.
-Hoeffding's inequality bounds a sum of them by `DEVIATIONS` times the root of the sum of its squared bounds. One element
-in 10^7 may lie beyond. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
-Assuming that all add up would allow errors as large as the output. A codebook has few values, whose roundings repeat:
-their common part scales a score or an output by 1 +- operand_unit. It is added in full. Through the softmax, an error
-e_j of score j moves the output o = sum of w_j v_j by w_j e_j (v_j - o). Sums in float32 on the tensor core lose 19 x
-2^-23 of the magnitudes each 16 products, as in the bounds of GEMMs. These losses are added in full.
+type (`operand_unit`) and softmax weights to `weight_unit`. The bound assumes that those roundings are independent and
+of either sign. Hoeffding's inequality bounds a sum of them by `DEVIATIONS` times the root of the sum of its squared
+bounds. One element in 10^7 may lie beyond. Source: Higham and Mary, "A new approach to probabilistic rounding error
+analysis", 2019. Assuming that all add up would allow errors as large as the output. A codebook has few values, whose
+roundings repeat: their common part scales a score or an output by 1 +- operand_unit. It counts in full. Through the
+softmax, an error e_j of score j moves the output o = sum of w_j v_j by w_j e_j (v_j - o). Sums in float32 on the tensor
+core lose 19 x 2^-23 of the magnitudes each 16 products, as in the bounds of GEMMs. These losses count in full.
 """
 
 import math
@@ -51,7 +51,7 @@ _EXP_STEPS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """How a kernel rounds what it multiplies."""
+    """The roundings of a kernel's operands."""
 
     operand_unit: float
     """The rounding unit of rotated queries, decoded keys and decoded values: 2^-8 for bf16, 2^-11 for f16, 2^-24 for
@@ -92,8 +92,8 @@ def decompress_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Te
     """How far each element of a kernel's vectors [..., head_dim] may be from the reference's of the same fields,
     float64.
 
-    Centroids are rounded to f16. The rotation's sums lose as those of `hadamard_limit` do. The result is rounded. The
-    limit is NaN where a norm is not finite.
+    Centroids round to f16. The rotation's sums lose as those of `hadamard_limit` do. The result rounds. The limit is
+    NaN where a norm is not finite.
     """
     parts = decode(fields, spec).rotated
     loss = F16.operand_unit + sum_loss(16) + (rotation_loss(spec.rotation, spec.head_dim) + 4 * FLOAT32_UNIT)
@@ -106,8 +106,8 @@ def decompress_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Te
 def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
     """How many codes and signs, and how many scalars, of a kernel's `found` fields no float32 arithmetic explains.
 
-    x [..., head_dim] are the vectors that it was given, finite; `found` is compared by our own methods' definitions.
-    Raises ValueError for another method: vLLM's are compared bit for bit.
+    x [..., head_dim] are the kernel's input vectors, finite; our own methods' definitions decide on `found`. Raises
+    ValueError for another method: comparisons with vLLM's are bit for bit.
     """
     if spec.format.method not in OWN_METHODS:
         raise ValueError(
@@ -131,7 +131,7 @@ def outside(found: Fields, x: Tensor, spec: VectorSpec) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """Codes and norms that float32 arithmetic may make of vectors: from the lowest to the highest."""
+    """Codes and norms that float32 arithmetic may give for vectors: from the lowest to the highest."""
 
     codes: tuple[Tensor, Tensor]
     """int64 [..., head_dim]."""
@@ -142,8 +142,8 @@ class Allowed:
 def allowed(x: Tensor, spec: VectorSpec) -> Allowed:
     """The codes and norms allowed of vectors x [..., head_dim] by eden or turboquant_mse.
 
-    Norms are those of any of the codes. Where a norm is not finite, or rounds to 0 in float16, codes mean nothing and
-    all are allowed.
+    Norms are those of any of the codes. Where a norm is infinite, NaN, or rounds to 0 in float16, codes mean nothing
+    and all are allowed.
     """
     x = x.double()
     rotated, low, high = _allowed_codes(x, spec)
@@ -183,12 +183,12 @@ def _centroids(spec: VectorSpec, like: Tensor) -> Tensor:
 
 
 def _norm_loss(spec: VectorSpec) -> float:
-    """The share of a norm that float32 sums may lose before it is rounded to float16."""
+    """The share of a norm that float32 sums may lose before its rounding to float16."""
     return 2 * spec.head_dim * FLOAT32_UNIT + 12 * sum_loss(16)
 
 
 def _outside_of_residual(found: Fields, x: Tensor, decoded: Tensor, spec: VectorSpec) -> tuple[int, int]:
-    """How many signs and norms of the residual are wrong. The residual is what the codes and norms found leave."""
+    """How many signs and norms of the residual are wrong. The residual is the rest after the codes and norms found."""
     stored = decoded * _scalar(found["norm"])[..., None]
     residual = x - rotate_back(stored, spec.rotation, spec.seed)
     size = residual.square().sum(-1).sqrt()
@@ -204,7 +204,7 @@ def _outside_of_residual(found: Fields, x: Tensor, decoded: Tensor, spec: Vector
 
 
 def _wrong_scalars(found: Tensor, wanted: Tensor, relative: float | Tensor) -> int:
-    """How many float16 scalars lie beyond what the ends of an interval of float32 values round to."""
+    """How many float16 scalars lie beyond the rounded ends of an interval of float32 values."""
     low, high = ((wanted * (1 + sign * relative)).to(torch.float16).double() for sign in (-1, 1))
     value = _scalar(found)
     return int((~((value >= low) & (value <= high))).sum())
@@ -229,7 +229,7 @@ def attention_bound(
     """How far each element of a kernel's output may be from the reference's, float64 [rows, heads, head_dim].
 
     q is [rows, heads, head_dim]. `pages` is the sequence's row of the page table, `length` its tokens. With
-    `rotated_out` the output stays in the basis that values are stored in, whose elements have limits of their own.
+    `rotated_out` the output stays in the basis of stored values, whose elements have limits of their own.
     """
     keys, values = (read(cache, spec, side, pages, length) for side in (KEYS, VALUES))
     stored = Stored(keys=keys, values=values, key_spec=spec.keys, value_spec=spec.values)
@@ -283,7 +283,7 @@ def stored_attention_bound(
 
 
 def output_limit(wanted: Tensor, bound: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """How far an output in `dtype` of f16 operands may be: `attention_bound`, and what rounding adds.
+    """How far an output in `dtype` of f16 operands may be: `attention_bound`, plus the error of rounding.
 
     Weights may be f16's smallest numbers. Then each of `length` values is off by half of such a step, times a centroid
     below 1, through the rotation back.

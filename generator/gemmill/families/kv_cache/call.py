@@ -25,7 +25,7 @@ _KEY_ALIGNMENT = 4
 
 
 def slots_of(call: Judged) -> Slots:
-    """The format that is compiled into the kernel of a call: `Slots.ANY` where an address is not aligned for slots."""
+    """The compile-time format of a call's kernel: `Slots.ANY` where an address is not aligned for slots."""
     number = call.get("slots") or 0
     if number == 0:
         return Slots.ANY
@@ -51,7 +51,7 @@ def length_of(call: Judged) -> int:
 
 
 def shaped_call_of(call: Judged) -> ShapedCall:
-    """A call that has passed the checks, as far as the choice depends on it."""
+    """The inputs of a choice in a legal call."""
     if not call["works"]:
         sizes = 1, 0, 1, 1, 0
     elif list(Kind)[call["kind"]] in ATTENTIONS:
@@ -98,5 +98,5 @@ def sides_of(call: Judged) -> tuple[VectorSpec, VectorSpec]:
 
 
 def stays_rotated(call: Judged) -> bool:
-    """Whether the output of an attention stays in the basis that values are stored in."""
+    """Whether the output of an attention stays in the basis of stored values."""
     return bool(call["rotated_out"]) or call["seed"] < 0

@@ -1,4 +1,4 @@
-"""Classes of calls: each is served by one config, whose kind and operands these are.
+"""Classes of calls: one config serves each, whose kind and operands these are.
 
 Slots come last. The binding takes them back from a call whose addresses no kernel of slots takes.
 """

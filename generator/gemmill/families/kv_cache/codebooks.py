@@ -1,6 +1,6 @@
 """Lloyd-Max codebooks for a coordinate of a random unit vector, and those of vLLM's presets.
 
-A coordinate of a vector drawn uniformly from the unit sphere in d dimensions has the density
+A coordinate of a random vector, uniform on the unit sphere in d dimensions, has the density
 
     f(x) ~ (1 - x^2)^((d - 3) / 2) on [-1, 1],
 
@@ -10,8 +10,8 @@ lemma 1). The codebook of b bits is the set of 2^b centroids that minimises the 
 conditions: each centroid is the mean of its cell, and each boundary lies halfway between two centroids. The density is
 log-concave for d >= 3, so there is one such set (Fleischer 1964).
 
-Both conditions are solved by Newton's method in decimal arithmetic of 45 digits, so every value is the double nearest
-to the true one. Integrals are series of positive terms; nothing is lost to cancellation.
+Newton's method in decimal arithmetic of 45 digits solves both conditions, so every value is the double nearest to the
+true one. Integrals are series of positive terms; nothing is lost to cancellation.
 """
 
 import functools
@@ -39,7 +39,7 @@ class Codebook:
     head_dim: int | None
     """Dimension d of the unit vector; None for the Gaussian limit, in units of its standard deviation."""
     centroids: tuple[float, ...]
-    """What a code decodes to, ascending, 2^bits of them."""
+    """The values of the codes, ascending, 2^bits of them."""
     boundaries: tuple[float, ...]
     """Ascending, 2^bits - 1: code i stands for boundaries[i - 1] <= x < boundaries[i]."""
     distortion: float
@@ -163,7 +163,7 @@ def _solve(density: _Density, count: int) -> list[Decimal]:
 
 
 def _start(density: _Density, count: int) -> list[Decimal]:
-    """Quantiles of a Gaussian of variance 3, which is where many levels would lie, drawn into the sphere's interval."""
+    """Quantiles of a Gaussian of variance 3, which is where many levels would lie, scaled into the sphere's interval."""
     normal = NormalDist(sigma=math.sqrt(3.0))
     points = [Decimal(normal.inv_cdf(0.5 + (i + 0.5) / (2 * count))) for i in range(count)]
     if density.head_dim is None:
@@ -172,9 +172,9 @@ def _start(density: _Density, count: int) -> list[Decimal]:
 
 
 def _newton_step(density: _Density, positive: list[Decimal]) -> list[Decimal]:
-    """What to subtract from the centroids in a Newton step.
+    """The numbers to subtract from the centroids in a Newton step.
 
-    The system c_i mass_i - moment_i = 0 is tridiagonal, and is eliminated in order.
+    The system c_i mass_i - moment_i = 0 is tridiagonal: elimination runs in order.
     """
     edges = _edges(positive)
     count = len(positive)

@@ -12,7 +12,7 @@ from gemmill.vocab import Arch, DType
 
 
 class Kind(StrEnum):
-    """What a kernel does. The binding knows a kind by its place."""
+    """The function of a kernel. The binding knows a kind by its place."""
 
     HADAMARD = "hadamard"
     """transforms rows"""
@@ -33,10 +33,10 @@ class Kind(StrEnum):
 
 
 class Slots(StrEnum):
-    """Formats of packed keys and values in slots that kernels are compiled for."""
+    """Compile-time formats of packed keys and values in slots."""
 
     ANY = "any"
-    """formats told at run time, wherever vectors lie"""
+    """formats as run-time arguments, wherever vectors lie"""
     K8V4 = "k8v4"
     NC4 = "4bitnc"
     K3V4 = "k3v4nc"
@@ -69,8 +69,9 @@ SLOT_FORMATS = {
     256: tuple(slots for slots in COMPILED if slots not in _OF_128),
     512: tuple(slots for slots in COMPILED if slots not in _OF_128),
 }
-"""The formats of slots that attention is compiled for, by head dim. Eight codes of 3 bits, which a lane has of values of 64, are no
-whole half words."""
+"""The compile-time formats of slots in attention, by head dim. Eight codes of 3 bits, which a lane has of values of 64,
+are no whole half words.
+"""
 MOST_OF_ANY = 256
 """The largest head dim of kernels that decode any format to tiles of f16: two tiles of 512 would not fit shared memory, nor a warp's
 sums its registers."""
@@ -85,7 +86,7 @@ _TEMPLATE = {
     Kind.ATTEND: "packed_attention",
 }
 OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
-"""Kinds of kernels that are told formats at run time."""
+"""Kinds of kernels that get formats at run time."""
 ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
 HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
@@ -104,14 +105,14 @@ COMMON_HEAD_DIM = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What is stored and read."""
+    """The cache and the vectors next to it."""
 
     dtype: DType
     """Type of rows, keys and values, or queries."""
     head_dim: int
     """Elements of a vector; columns of a transform."""
     key_bits: int = 0
-    """Bits of a key's element; 0 where nothing is stored."""
+    """Bits of a key's element; 0 without a stored key."""
     value_bits: int = 0
     slots: Slots = Slots.ANY
     """The formats of packed keys and values in slots."""
@@ -121,7 +122,8 @@ class Operands:
 class KvCacheConfig:
     """One variant of the compressed cache's kernels.
 
-    Each kind has one design, and ends in one way. Methods, sizes of pages, strides and the alignment of vectors are told at run time: one binary serves all.
+    Each kind has one design, and ends in one way. Methods, sizes of pages, strides and the alignment of vectors are
+    run-time arguments: one binary serves all.
     """
 
     kind: Kind
@@ -153,7 +155,7 @@ class KvCacheConfig:
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that a call is asked by."""
+        """Dtype of the operand that identifies a call."""
         return self.operands.dtype
 
     @property
@@ -191,7 +193,7 @@ Formats of a method follow one another. Among these, formats with as many bits o
 
 
 def _dtype(c: KvCacheConfig) -> Iterator[str]:
-    """Tensor cores multiply by exact signs only what has 16 bits."""
+    """Tensor cores multiply only 16-bit operands by exact signs."""
     if (dtype := c.operands.dtype) not in DTYPES:
         yield f"dtype={dtype}: elements are {' or '.join(DTYPES)}, as tensor cores take them"
 
@@ -229,7 +231,7 @@ def _bits(c: KvCacheConfig) -> Iterator[str]:
 
 
 def offered_slots(kind: Kind, head_dim: int) -> tuple[Slots, ...]:
-    """The formats of slots that a kind has kernels for: any of them, and those that are compiled in."""
+    """The formats of slots for which a kind has kernels: any of them, and the compile-time ones."""
     compiled = SLOT_FORMATS.get(head_dim, ()) if kind is Kind.ATTEND else ()
     return compiled if compiled and head_dim > MOST_OF_ANY else (Slots.ANY, *compiled)
 
@@ -243,14 +245,14 @@ def _slots(c: KvCacheConfig) -> Iterator[str]:
 
 
 def _half_waves(c: KvCacheConfig) -> Iterator[str]:
-    """Slices are added up in a launch of their own, which other kernels do not have."""
+    """Only attention has a launch that adds up slices."""
     offered = HALF_WAVES if c.attends else HALF_WAVES[:1]
     if c.half_waves not in offered:
         yield f"half_waves={c.half_waves} contradict kind={c.kind}, which has {', '.join(map(str, offered))}"
 
 
 def _fixed_slices(c: KvCacheConfig) -> Iterator[str]:
-    """As many slices as are asked for fill what they fill."""
+    """A config sets the number of slices itself, or the half waves that they fill."""
     if c.slices and (not c.attends or c.half_waves != HALF_WAVES[0] or c.slices not in SLICES):
         yield (
             f"slices={c.slices} contradict kind={c.kind}, half_waves={c.half_waves}: attention with half_waves={HALF_WAVES[0]} has "
@@ -259,7 +261,7 @@ def _fixed_slices(c: KvCacheConfig) -> Iterator[str]:
 
 
 def settings_of(kind: Kind) -> tuple[tuple[int, int], ...]:
-    """The pairs (half_waves, slices) that a kind's launches are offered with."""
+    """The pairs (half_waves, slices) of a kind's launches."""
     if kind not in ATTENTIONS:
         return ((HALF_WAVES[0], 0),)
     return (*((n, 0) for n in HALF_WAVES), *((HALF_WAVES[0], n) for n in SLICES))

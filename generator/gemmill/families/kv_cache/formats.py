@@ -1,4 +1,4 @@
-"""How keys and values of a compressed cache are stored: methods, fields, bytes, presets.
+"""The storage of keys and values in a compressed cache: methods, fields, bytes, presets.
 
 A vector of a token and head is one row of `head_dim` elements. A method turns it into fields: packed codes and a few
 scalars. Codes are one stream of bits, least significant first, as in vLLM. Code j of b bits is bits j b to (j + 1) b of
@@ -44,7 +44,7 @@ class Method(StrEnum):
 
 
 class RotationKind(StrEnum):
-    """What a vector is multiplied by before it is quantised."""
+    """The rotation of a vector before its quantisation."""
 
     NONE = "none"
     HADAMARD = "hadamard"
@@ -85,12 +85,12 @@ class Field:
     size: int
     """Bytes for one token and head."""
     is_metadata: bool
-    """Whether it is a scalar beside the codes, which vLLM's split layout keeps apart."""
+    """Whether it is a scalar for the codes, which vLLM's split layout keeps apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorFormat:
-    """How one vector, a key or a value, is stored."""
+    """The storage of one vector, a key or a value."""
 
     method: Method
     bits: int
@@ -132,14 +132,14 @@ class VectorFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFormat:
-    """How keys and values are stored together."""
+    """The storage of keys and values together."""
 
     name: str
     """A preset's name, or methods and bits of keys and values."""
     keys: VectorFormat
     values: VectorFormat
     key_rotation: RotationKind
-    """The rotation of keys before they are quantised. `value_rotation` is that of values."""
+    """The rotation of keys before their quantisation. `value_rotation` is that of values."""
     value_rotation: RotationKind
     layout: Layout
     """Where the fields of a page lie."""
@@ -157,7 +157,7 @@ class CacheFormat:
 
     @property
     def head_dims(self) -> tuple[int, ...]:
-        """Head dims that are offered. vLLM's Hadamard matrices are Sylvester's alone: powers of two."""
+        """Possible head dims. vLLM's Hadamard matrices are Sylvester's alone: powers of two."""
         powers_only = RotationKind.HADAMARD in (self.key_rotation, self.value_rotation)
         return tuple(d for d in HEAD_DIMS if not powers_only or d & (d - 1) == 0)
 
@@ -175,7 +175,7 @@ class VectorSpec:
 
     @property
     def of_rotated(self) -> "VectorSpec":
-        """The spec by which vectors are stored that come rotated."""
+        """The spec for vectors that come rotated."""
         return replace(self, rotation=RotationKind.NONE)
 
 
@@ -239,7 +239,7 @@ def check_tag(found: str, spec: CacheSpec) -> None:
     if found != spec.tag:
         raise ValueError(
             f"A cache written as {found} was to be read as {spec.tag}; format, sizes, rotations and seed are those that it "
-            "was written with: read it as what it is, or compress it again."
+            "was written with: read it in its own format, or compress it again."
         )
 
 

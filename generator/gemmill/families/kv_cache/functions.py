@@ -1,4 +1,4 @@
-"""The compressed cache's ops as functions that allocate what they return.
+"""The compressed cache's ops as functions that allocate their results.
 
 Each raises RuntimeError with one sentence where its arguments do not fit. The arithmetic is that of
 gemmill.families.kv_cache.reference.
@@ -59,10 +59,10 @@ def kv_compress(
     `cache` is u8 [pages, heads, page, bytes], each page contiguous. bytes counts a key's and a value's bits over 8,
     plus 4 for their norms. Pages have 16, 32, 64 or 128 tokens.
 
-    `slot_mapping` is int64 [tokens]: page times page size plus place. A token whose slot the cache does not have is not
-    stored. No two tokens may have one slot. `seed` is the rotation's.
+    `slot_mapping` is int64 [tokens]: page times page size plus place. The op does not store a token whose slot the
+    cache does not have. No two tokens may have one slot. `seed` is the rotation's.
 
-    `rotated_keys` and `rotated_values` say that keys or values come rotated. They are then stored as they are: see
+    `rotated_keys` and `rotated_values`: keys or values come rotated, and the op stores them as they are: see
     `gemmill.quantize.fold_rotation`.
     """
     _ops.kv_compress.default(cache, keys, values, slot_mapping, format, seed, rotated_keys, rotated_values)
@@ -104,8 +104,8 @@ def kv_decode_attention(
     """Attend over a cache: return out [batch, rows, heads, head dim] in q's dtype, and lse f32 [batch, heads, rows].
 
     `q` is [batch, rows, heads, head dim], bf16 or f16. Rows are the last tokens of their sequence. `cache` is
-    kv_compress's. `block_table` is int32 [batch, pages of the longest], `seq_lens` int32 [batch]. Pages and lengths
-    that the cache does not have are replaced by the nearest that it has.
+    kv_compress's. `block_table` is int32 [batch, pages of the longest], `seq_lens` int32 [batch]. The nearest page or
+    length of the cache replaces one that it does not have.
 
     A `scale` of None stands for 1 / sqrt(head dim). A window or softcap of 0 is none. With a softcap, scores are
     softcap times tanh(score / softcap). `sinks` are f32 logits [heads].
@@ -135,8 +135,8 @@ def kv_compress_keys(
 ) -> None:
     """Pack keys [tokens, heads, head dim] (bf16 or f16), token t at slot_mapping[t], or at t without a mapping.
 
-    `packed` is u8 [slots, heads, bytes of a key]; its vectors may lie apart. `slot_mapping` is int64 [tokens]. A token
-    without a slot is not stored.
+    `packed` is u8 [slots, heads, bytes of a key]; its vectors may lie apart. `slot_mapping` is int64 [tokens]. The op
+    does not store a token without a slot.
 
     Formats are eden, turboquant_mse and turboquant_prod with 2, 3 or 4 bits, unit_centroids with 3 or 4, e2m1 and e4m3
     (docs/kv_cache.md). `rotated` says that keys come rotated. Formats that rotate and have no signs take such keys.

@@ -1,4 +1,4 @@
-"""Hadamard matrices of the sizes that are offered: 2^n, and 2^n times 12, 20 and 28.
+"""Hadamard matrices of the possible sizes: 2^n, and 2^n times 12, 20 and 28.
 
 A matrix of size base * 2^n is the Kronecker product of the base matrix and Sylvester's. Element (i, j) of a row seen as
 [base, 2^n] meets the base matrix by i and Sylvester's by j. The base matrices are those of Dao's

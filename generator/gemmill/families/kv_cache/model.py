@@ -1,7 +1,7 @@
-"""The analytic model that chooses how many slices the tokens of a sequence are dealt out in.
+"""The analytic model that chooses the number of slices of a sequence's tokens.
 
 It mirrors kernels/kv_cache/model.cpp. A block takes a tile of query rows and a slice of the tokens, stage by stage.
-Blocks run in rounds, and slices are added up at the end. Constants are fitted to times of an H200
+Blocks run in rounds, and a last launch adds up the slices. Constants are fitted to times of an H200
 (docs/notes/kv_cache.md). Tables of measured shapes have the last word.
 """
 
@@ -11,8 +11,9 @@ from gemmill.family import Row, ShapedCall
 
 
 class Facts(NamedTuple):
-    """What the model reads of a variant; zeros where it does not attend. Mirrors `Facts` in
-    kernels/kv_cache/model.h."""
+    """The inputs of the model for a variant; zeros where it does not attend. Mirrors `Facts` in
+    kernels/kv_cache/model.h.
+    """
 
     half_waves: int = 0
     """Halves of the device's blocks that slices are to fill."""
@@ -30,7 +31,7 @@ class Facts(NamedTuple):
     """Picoseconds of a narrow tile's stage."""
     wide_ps: int = 0
     start_ps: int = 0
-    """Picoseconds of a block beside its stages."""
+    """Picoseconds of a block apart from its stages."""
     slice_ps: int = 0
     """Picoseconds that it takes to add a slice to the others."""
     slices: int = 0

@@ -1,4 +1,4 @@
-"""The compressed cache's ops, and what must hold for a call of each, in the order in which a call is judged."""
+"""The compressed cache's ops, and the contract of each, in the order of the checks."""
 
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
@@ -123,7 +123,7 @@ _SEED = Require("seed >= 0", "seed is {seed}, expected 0 or more")
 def _vectors(name: str) -> Require:
     return Require(
         f"step({name}, 2) == 1",
-        f"{{{name}.name}} has strides {{{name}.strides}}: elements of a vector must lie beside one another (last stride 1)",
+        f"{{{name}.name}} has strides {{{name}.strides}}: elements of a vector must be contiguous (last stride 1)",
     )
 
 
@@ -246,7 +246,7 @@ _DECODE_OP = Op(
         Check(Aspect.WHOLE, "sinks lse"),
         Require(
             "step(q, 3) == 1",
-            "{q.name} has strides {q.strides}: elements of a vector must lie beside one another (last stride 1)",
+            "{q.name} has strides {q.strides}: elements of a vector must be contiguous (last stride 1)",
         ),
         *_of_one_stride("out", "out_stride"),
         Require("window >= 0", "window is {window}, expected a number of keys, or 0 for all"),

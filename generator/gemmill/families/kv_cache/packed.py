@@ -1,4 +1,4 @@
-"""Packed vectors: the names of formats of keys and of values. A kernel is told a format at run time by its place in a
+"""Packed vectors: the names of formats of keys and of values. At run time a kernel gets a format as its place in a
 list.
 
 A packed vector is its fields, one after the other (`VectorFormat.fields`). Slots of vLLM's pages have fields in the
@@ -32,7 +32,7 @@ def _of(method: Method) -> Sequence[VectorFormat]:
 
 
 def name_of(format: VectorFormat) -> str:
-    """A format's name: its method and, where that is offered in several numbers of bits, its bits."""
+    """A format's name: its method and, where that has several numbers of bits, its bits."""
     return format.method.value if format.method in (Method.E2M1, Method.E4M3) else f"{format.method.value}{format.bits}"
 
 

@@ -1,4 +1,4 @@
-"""The ops of packed vectors, one side of a cache at a time or both, and what must hold for a call of each."""
+"""The ops of packed vectors, one side of a cache at a time or both, and the contract of each."""
 
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import (
@@ -52,7 +52,7 @@ _E4M3_PLACE = list(KEY_FORMATS).index("e4m3")
 
 
 def one_of_words(offered: tuple[str, ...]) -> Require:
-    """The step that holds a format to the names that are offered."""
+    """The step that requires one of the possible names of a format."""
     return Require(
         f"format in {offered}", f"format is {{format!r}}, expected {any_word([repr(name) for name in offered])}"
     )
@@ -96,7 +96,7 @@ def _head_dim(kind: Kind) -> Require:
 def _beside(name: str, dims: int) -> Require:
     return Require(
         f"step({name}, {dims - 1}) == 1",
-        f"{{{name}.name}} has strides {{{name}.strides}}: what belongs to a vector must lie beside one another (last stride 1)",
+        f"{{{name}.name}} has strides {{{name}.strides}}: the elements of a vector must be contiguous (last stride 1)",
     )
 
 
@@ -109,7 +109,7 @@ def _holds(name: str, dims: int, side: str) -> Require:
 
 
 def _scales(name: str, place: str) -> tuple[Check | When, ...]:
-    """Steps that hold scales of heads to the format that has them."""
+    """Steps that require scales of heads to belong to the format that has them."""
     return (
         Check(Aspect.WHOLE, name),
         When(
@@ -131,13 +131,13 @@ _ROTATED = (
     ),
     Require(
         f"rotated == 0 or format_index < {SEEDED} or of_values == 0 and format_index != {_E4M3_PLACE}",
-        "rotated with {format}: what has this format is not rotated, so leave it out",
+        "rotated with {format}: vectors of this format are not rotated, so leave it out",
     ),
 )
 _WRITTEN_PACKED = Require(
     "step(packed, 1) >= packed_bytes and step(packed, 0) >= heads * step(packed, 1) or slot_count * heads <= 1 or "
     "slot_count == 1 and step(packed, 1) >= packed_bytes or heads == 1 and step(packed, 0) >= packed_bytes",
-    "{packed.name} of {packed.shape} has strides {packed.strides}: its vectors must not overlap, those of a token beside one another",
+    "{packed.name} of {packed.shape} has strides {packed.strides}: its vectors must not overlap, and those of a token must be neighbours",
 )
 _WRITTEN_VECTORS = Require(
     "row_stride(vectors) >= head_dim",
@@ -289,7 +289,7 @@ _SLOTS = (
     ),
     Let("value_alignment", f"2 + 2 * (value_format // {_E4M3_PLACE})"),
 )
-"""Steps that name the number of the format that is compiled in, where keys and values lie in slots; 0 otherwise."""
+"""Steps that name the number of the compile-time format, where keys and values lie in slots; 0 otherwise."""
 _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_head", "step(q, 2)"))
 _SCORES_TENSORS = "q keys scores key_scales"
 _SCORES_OP = Op(

@@ -1,4 +1,4 @@
-"""What `gemmill explain` can be told of a call of the compressed cache's ops."""
+"""The options of `gemmill explain` for a call of the compressed cache's ops."""
 
 from gemmill.questions import number, size, word
 

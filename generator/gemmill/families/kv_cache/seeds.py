@@ -1,4 +1,4 @@
-"""Random numbers that are the same on every machine: what a seed of a compressed cache stands for.
+"""Random numbers of a compressed cache's seed, the same on every machine.
 
 The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Its
 output k depends on the seed and k alone. A seed has one stream for each purpose. Stream p starts at output p of the
@@ -16,7 +16,7 @@ _GRID = 2.0**20
 
 
 class Purpose(IntEnum):
-    """What a stream of numbers is for."""
+    """The purpose of a stream of numbers."""
 
     SIGNS = 0
     DENSE_ROTATION = 1
@@ -38,8 +38,7 @@ def signs(seed: int, count: int) -> list[int]:
 def normals(seed: int, purpose: Purpose, count: int) -> list[float]:
     """Standard normal deviates: the inverse distribution function (algorithm AS241) at (output / 2^11 + 1 / 2) / 2^53.
 
-    They are rounded to multiples of 2^-20, so all machines get the same numbers unless one lies within rounding of a
-    tie.
+    They round to multiples of 2^-20, so all machines get the same numbers unless one lies within rounding of a tie.
     """
     uniform = ((word >> 11) + 0.5 for word in outputs(_stream(seed, purpose), count))
     return [round(_NORMAL.inv_cdf(u * 2.0**-53) * _GRID) / _GRID for u in uniform]

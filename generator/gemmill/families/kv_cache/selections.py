@@ -9,11 +9,11 @@ from gemmill.vocab import Arch, DType
 _SERVED_SLOTS = {256: (Slots.K8V4, Slots.NC4), 512: (Slots.K8V4, Slots.NC4)}
 """Formats of slots that people serve with head dims other than 128."""
 _SERVED_BITS = {512: 4}
-"""Bits that people serve with a head dim of which not all are compiled for users."""
+"""Bits in use with a head dim of which the default selection has only some."""
 
 
 def is_served(config: KvCacheConfig) -> bool:
-    """Whether a config is compiled for users, so that its format is one that people serve with its head dim."""
+    """Whether the default selection has a config, because its format is in use with its head dim."""
     x = config.operands
     if x.slots is not Slots.ANY:
         return x.head_dim == COMMON_HEAD_DIM or x.slots in _SERVED_SLOTS.get(x.head_dim, ())
@@ -27,7 +27,7 @@ def sweep(arch: Arch) -> Iterator[KvCacheConfig]:
 
 
 def default(arch: Arch) -> Iterator[KvCacheConfig]:
-    """The configs that are compiled for users."""
+    """The configs of the default selection."""
     yield from filter(is_served, sweep(arch))
 
 

@@ -80,7 +80,7 @@ def _decode(call: Judged, given: Given) -> Iterator[Result]:
 
 
 def within_cache(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lengths and page table of a call. What its cache does not have is replaced by the nearest that it has."""
+    """Lengths and page table of a call. The nearest page or length of its cache replaces one that it does not have."""
     lengths = given["seq_lens"].reshape(-1).long()
     reach = call["table_pages"] * call["page"] if call["pages"] else 0
     return lengths.clamp(0, reach), given["block_table"].long().clamp(0, max(call["pages"] - 1, 0))
@@ -93,7 +93,7 @@ def attended(call: Judged, given: Given) -> Result:
     """
     spec, q, cache, sinks = spec_of(call), given["q"].double(), given["cache"].contiguous(), given.get("sinks")
     lengths, table = within_cache(call, given)
-    if call["seed"] < 0:  # the reference rotates, by the transpose of what undoes it
+    if call["seed"] < 0:  # the reference rotates, by the transpose of the rotation that undoes it
         q = rotate_back(q, spec.keys.rotation, spec.seed)
     sinks = None if sinks is None else sinks.reshape(-1)
     out, lse = decode_attention(q, cache, spec, table, lengths, options_of(call), sinks)

@@ -1,4 +1,4 @@
-"""The spelling of a KvCacheConfig in CUDA C++: a template, and what fills its holes."""
+"""The spelling of a KvCacheConfig in CUDA C++: a template, and the values of its holes."""
 
 import struct
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _CPP_ELEMENT = {DType.BF16: "__nv_bfloat16", DType.F16: "__half"}
 
 
 def spell(config: KvCacheConfig) -> Spelled:
-    """The template of a config's kind, and what fills its holes."""
+    """The template of a config's kind, and the values of its holes."""
     x = config.operands
     values: dict[str, Any] = {"element": _CPP_ELEMENT[x.dtype], "head_dim": x.head_dim}
     sides = {"key": x.key_bits, "value": x.value_bits}
@@ -87,7 +87,7 @@ def _value_reader(head_dim: int, format: VectorFormat) -> str:
 
 
 def _table(head_dim: int, format: VectorFormat) -> Iterable[float]:
-    """The values that codes stand for, where they are looked up in a table."""
+    """The values of codes, for kernels that look them up in a table."""
     match format.method:
         case Method.E2M1:
             return E2M1.values

@@ -1,5 +1,4 @@
-"""The calls of attention over a compressed cache that are measured: decoding, with 128 elements a vector and bf16
-queries."""
+"""The measured calls of attention over a compressed cache: decode, with 128 elements a vector and bf16 queries."""
 
 from enum import StrEnum
 
@@ -16,7 +15,7 @@ assert HEAD_DIM in HEAD_DIMS
 
 
 class Op(StrEnum):
-    """Classes of calls that are measured."""
+    """Measured classes of calls."""
 
     DECODE_4 = "kv_decode_4bit"
     """pages of eden or turboquant_mse, 4 bits of keys and values"""

@@ -119,7 +119,7 @@ _MEASURED = {op.number: op.value for op in Op}
 
 
 def _measured_as(call: ShapedCall) -> str | None:
-    """The name of the class by which tables know a call; None for a class that is not measured."""
+    """The name of the class by which tables know a call; None for a class without measurements."""
     return _MEASURED.get(call.call_class)
 
 

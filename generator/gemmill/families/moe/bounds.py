@@ -1,12 +1,13 @@
 """How far a right kernel may be from the exact result, element by element, from the arithmetic of the hardware.
 
-The arithmetic is that of a GEMM of each expert's rows. Sums of s8 are integers of 32 bits, so that only the epilogue rounds,
-as the reference does. For e4m3 an instruction of Hopper's tensor core adds 32 products and the running sum as fixed-point
-numbers. They keep 13 bits below the largest one's exponent, so each of the 33 terms loses less than 2^-13 of the largest. Sums
-are promoted to float32 after each group where scales are in groups, every 128 along K where the kernel says so, else never. Scales in
-groups cost three roundings of what is added, and one of the register. The epilogue costs two more, and storing half a unit in the last
-place. For bf16 and f16 see `gemmill.arithmetic`. An alpha is exact where scales of columns take it in, for exact results have
-the rounded product too. Elsewhere alpha, and a bias, cost one rounding.
+The arithmetic is that of a GEMM of each expert's rows. Sums of s8 are integers of 32 bits, so that only the epilogue
+rounds, as the reference does. For e4m3 an instruction of Hopper's tensor core adds 32 products and the running sum as
+fixed-point numbers. They keep 13 bits below the largest one's exponent, so each of the 33 terms loses less than 2^-13
+of the largest. Sums join float32 registers after each group with scales in groups, every 128 along K in promoting
+kernels, else never. Scales in groups cost three roundings of the addend, and one of the register. The epilogue costs
+two more, and storing half a unit in the last place. For bf16 and f16 see `gemmill.arithmetic`. An alpha is exact where
+scales of columns take it in, for exact results have the rounded product too. Elsewhere alpha, and a bias, cost one
+rounding.
 """
 
 import torch
@@ -70,7 +71,7 @@ def _beside(exact: Tensor, bias: Tensor | None) -> Tensor:
 
 
 PACKED_PARTS = 4
-"""Parts of K that are summed apart and added in float32."""
+"""Parts of K with sums of their own, which add up in float32."""
 PACKED_ROUNDINGS = 3
 """Roundings in the epilogue: of a base with alpha, of a row's scale, and of the bias."""
 

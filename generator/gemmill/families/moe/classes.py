@@ -1,4 +1,4 @@
-"""Classes of calls: what variants of each compute."""
+"""Classes of calls: the computation of each one's variants."""
 
 from gemmill.families.moe.config import FP4_FORMATS, OPERANDS, AnyConfig
 from gemmill.family import ClassAxis, Classes

@@ -1,4 +1,4 @@
-"""What a grouped kernel is."""
+"""The config of a grouped kernel."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,12 +34,12 @@ OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 FP4_FORMATS = (NVFP4, MXFP4)
 """Formats of packed weights, in the order in which classes of calls number them, from 1 on."""
 FP4_PAIRS = ((DType.BF16, NVFP4), (DType.BF16, MXFP4), (DType.E4M3, MXFP4))
-"""Types of activations, and formats of packed weights that they are multiplied by."""
+"""Types of activations, and formats of the packed weights that they multiply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What is multiplied, and the type of results."""
+    """The operands, and the type of results."""
 
     dtype: DType
     """Type of A and of the weights."""
@@ -52,7 +52,7 @@ class Operands:
     rows_scaled: bool = False
     """Whether each row of the weights has scales of its own along K, in place of one for as many rows as a group has elements."""
     indexed: bool = False
-    """Whether rows of A are gathered by their numbers as they are loaded."""
+    """Whether the kernel gathers rows of A by their numbers as it loads them."""
 
     def __post_init__(self) -> None:
         if self.dtype not in OPERANDS:
@@ -80,7 +80,7 @@ class Operands:
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogue:
-    """What becomes of sums."""
+    """The operations on sums."""
 
     biased: bool = False
     """Whether they end with an alpha of their expert and with a bias of its columns."""
@@ -97,12 +97,12 @@ class UnpackedConfig:
 
     @property
     def compiled(self) -> Self:
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that calls are told apart by."""
+        """Dtype of the operand that identifies a call."""
         return self.operands.dtype
 
     @property
@@ -158,7 +158,7 @@ class GroupedConfig(UnpackedConfig):
 
     @cached_property
     def gemm_operands(self) -> GemmOperands:
-        """What it computes, in the terms of one GEMM."""
+        """Its computation, in the terms of one GEMM."""
         x, groups = self.operands, self.operands.scale_groups
         return GemmOperands(
             a_dtype=x.dtype,
@@ -205,12 +205,12 @@ class PackedGroupedConfig:
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that calls are told apart by."""
+        """Dtype of the operand that identifies a call."""
         return self.dtype
 
     @property
     def compiled(self) -> "PackedGroupedConfig":
-        """Itself: nothing is left to the launch."""
+        """Itself: it has no run-time settings."""
         return self
 
     @property

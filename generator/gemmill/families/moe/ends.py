@@ -1,4 +1,4 @@
-"""What becomes of a sum where scales are applied elsewhere, or where there are none."""
+"""The epilogue of a sum whose scales apply elsewhere, or that has none."""
 
 from gemmill.gemm.traced import Kind, Traced
 from gemmill.gemm.tracing import Column, ColumnOut, Value, fma, trace

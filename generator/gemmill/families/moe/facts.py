@@ -1,4 +1,4 @@
-"""What a grouped kernel knows when it is compiled: a scaled GEMM's facts, and what finds experts and gathers rows."""
+"""The compile-time facts of a grouped kernel: those of a scaled GEMM, and those that find experts and gather rows."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Facts(ExpertFacts):
 
     @property
     def traced(self) -> Traced:
-        """The steps of the epilogue: what becomes of a sum."""
+        """The steps of the epilogue on a sum."""
         if self.biased:
             return super().traced if self.config.operands.scaled and not self.grouped else ALPHA_BIAS
         return super().traced if self.scaled else standard(EpilogueKind.SCALED, Kind.F32, with_scales=False)

@@ -1,4 +1,4 @@
-"""The ops as functions that allocate what they return, and that look at values of offsets on request."""
+"""The ops as functions that allocate their results, and that check values of offsets on request."""
 
 from typing import Any
 
@@ -33,26 +33,27 @@ def grouped_mm(
 ) -> torch.Tensor:
     """out[i, n] = alpha[e] a_scales[i] b_scales[e, n] sum over k of a[i, k] b[e, n, k] + bias[e, n] for rows i of expert e.
 
-    a is [M, K] and b [E, N, K], both of one dtype: float8_e4m3fn, int8, bfloat16 or float16. Operands of 16 bits have no
-    scales: both are None. Others have float32 scales: a_scales one value or [M, 1], b_scales [E] or [E, N]. float8_e4m3fn may
-    have them in groups of g = 128 or 32: a_scales [M, K/g], b_scales [E, N/g, K/g], or of rows in groups of 32 [E, N, K/32]. Sizes
-    are rounded up, and strides are any. Scales may be ue8m0 bytes too, uint8 or float8_e8m0fnu, or int32 words of four bytes along K,
-    in place of K/g. torch makes them float32 at each call, so those of weights are better made once, by .float(). out is [M, N],
-    bfloat16 unless float16 is asked for; of 16-bit operands it has their dtype.
+    a is [M, K] and b [E, N, K], both of one dtype: float8_e4m3fn, int8, bfloat16 or float16. Operands of 16 bits have
+    no scales: both are None. Others have float32 scales: a_scales one value or [M, 1], b_scales [E] or [E, N].
+    float8_e4m3fn may have them in groups of g = 128 or 32: a_scales [M, K/g], b_scales [E, N/g, K/g], or of rows in
+    groups of 32 [E, N, K/32]. Sizes round up, and strides are free. Scales may be ue8m0 bytes too, uint8 or
+    float8_e8m0fnu, or int32 words of four bytes along K, in place of K/g. torch makes them float32 at each call, so
+    those of weights are better made once, by .float(). out is [M, N], bfloat16 by default or float16; of 16-bit
+    operands it has their dtype.
 
-    Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]: int32 or int64 [E + 1], ascending, on the device. Rows
-    of no expert are not written. expert_map is int32 [E]: the weights of b that an expert multiplies by, -1 for none.
-    token_ids is int32 or int64 [M]: row i of out comes of row token_ids[i] of a, of zeros where there is none. With token_ids
-    a is [T, K], and its scales are of T rows. alpha is float32 [E], and bias [E, N] of out's dtype, contiguous. Both belong to
-    the weights, as b does.
+    Rows of expert e are expert_offsets[e] up to expert_offsets[e + 1]: int32 or int64 [E + 1], ascending, on the
+    device. The op does not write rows of no expert. expert_map is int32 [E]: the index in b of an expert's weights, -1
+    for none. token_ids is int32 or int64 [M]: row i of out comes of row token_ids[i] of a, of zeros where there is
+    none. With token_ids a is [T, K], and its scales are of T rows. alpha is float32 [E], and bias [E, N] of out's
+    dtype, contiguous. Both belong to the weights, as b does.
 
-    With `format`, "nvfp4" or "mxfp4", b are packed weights of 4 bits, as gemmill.quantize.prepack_experts makes them. b is
-    then `blocks` [E, N / 64, ...], and b_scales is `base` [E, N]. a is bfloat16, and a_scales None; with mxfp4 a may be
+    With `format`, "nvfp4" or "mxfp4", b are packed weights of 4 bits from gemmill.quantize.prepack_experts. b is then
+    `blocks` [E, N / 64, ...], and b_scales is `base` [E, N]. a is bfloat16, and a_scales None; with mxfp4 a may be
     float8_e4m3fn, with scales. out is bfloat16. alpha is 1 / the weights' global scales.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` are the values of offsets, map and
-    token_ids looked at, and ue8m0 bytes refused that are NaN (255), which waits for the device. Whatever they are, nothing is read or
-    written outside of the operands.
+    Raises RuntimeError with one sentence where the arguments do not fit. Only with `check` does it read the values of
+    offsets, map and token_ids, and refuse ue8m0 bytes of NaN (255), which waits for the device. Whatever they are, the
+    op reads and writes nothing outside of the operands.
     """
     rows = size(a, 0) if token_ids is None else token_ids.numel()
     _check_packed("grouped_mm", format, b_scales)
@@ -93,9 +94,9 @@ def grouped_mm_masked(
     """grouped_mm of a [E, max_m, K], of which the first rows[e] rows are expert e's: rows is int32 or int64 [E], on the
     device.
 
-    a_scales are [E, max_m, 1], or [E, max_m, K/g] with all rows at one stride. out is [E, max_m, N]. expected_rows is the
-    rows that an expert is expected to have: it helps to choose a variant, and 0 stands for max_m. Raises RuntimeError with one
-    sentence where the arguments do not fit.
+    a_scales are [E, max_m, 1], or [E, max_m, K/g] with all rows at one stride. out is [E, max_m, N]. expected_rows is
+    an estimate of an expert's rows, which helps to choose a variant, and 0 stands for max_m. Raises RuntimeError with
+    one sentence where the arguments do not fit.
     """
     _check_packed("grouped_mm_masked", format, b_scales)
     if format is None and a_scales is not None and b_scales is not None:

@@ -1,7 +1,7 @@
 """The analytic model that chooses a variant. Mirrors kernels/moe/model.cpp.
 
-The host does not know how rows are dealt to experts. The model takes them as dealt evenly, with a quarter more for those
-that have most. Tiles are multiplied in waves; weights of experts with rows are read once. What one step of a tile takes is
+The host does not know how rows are dealt to experts. The model takes them as dealt evenly, with a quarter more for
+those that have most. Tiles come in waves; the device reads weights of experts with rows once. One step of a tile takes
 its tensor core's time, or its loads' where these take longer.
 """
 
@@ -34,11 +34,11 @@ class Facts(NamedTuple):
     step_of_band_ps: int
     """The same where an expert has a whole band of tiles, so that most reads are of L2."""
     bits: int
-    """Bits of an element of the weights; of A too where weights are not packed."""
+    """Bits of an element of the weights; of A too with unpacked weights."""
     end_ns: int
-    """Nanoseconds that a tile's end takes, beside multiplying."""
+    """Nanoseconds of a tile's epilogue, in addition to its product."""
     n_multiple: int = 1
-    """The number that N is a multiple of: results that are stored at a time."""
+    """The number of results in one store, of which N is a multiple."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -60,7 +60,7 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
 
 
 def refuses(row: Row, call: ShapedCall) -> str | None:
-    """Why a variant takes no call of such sizes, beside what its row says."""
+    """Why a variant takes no call of such sizes, apart from the limits in its row."""
     _, n, _, _ = call.sizes
     facts: Facts = row.facts
     return f"N is {n}, and 16 bytes of a row are stored at a time" if n % facts.n_multiple else None

@@ -1,4 +1,4 @@
-"""The grouped GEMMs, and what must hold for a call of each."""
+"""The grouped GEMMs, and the contract of each."""
 
 from gemmill.families.moe.config import OPERANDS, SCALE_GROUPS
 from gemmill.families.moe.packed_ops import PACKED_OPS
@@ -111,7 +111,7 @@ _OF_KINDS: tuple[Step, ...] = (
         (
             Require(
                 "numel(a_scales) in (1, tokens) and dense(a_scales) == 1",
-                "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: beside scales of columns there is one "
+                "{a_scales.name} has shape {a_scales.shape} and strides {a_scales.strides}: with scales of columns there is one "
                 "value, or one for each of {tokens} rows, without gaps",
             ),
         ),
@@ -128,7 +128,9 @@ _ONLY_E4M3 = Require(
 
 
 def _scales(shape: str, test: str) -> Step:
-    """What must hold for scales of all kinds. Scales in groups have a shape, and what must hold for it: of `k_groups` along K."""
+    """Conditions on scales of all kinds. Scales in groups have a shape of `k_groups` along K, and the condition `test`
+    on it.
+    """
     said = _IN_GROUPS.replace("{expected}", shape)
     in_groups = (
         When(f"groups == {i}", (Require(*(_of_size(text, groups.size) for text in (test, said))),))
@@ -200,5 +202,5 @@ _MASKED = Op(
     ),
 )
 NAMES = (GROUPED_MM.name, GROUPED_MM_MASKED.name)
-"""Names of the ops whose weights are not packed."""
+"""Names of the ops with unpacked weights."""
 OPS = OpSet(ops=(_CONTIGUOUS, _MASKED, *PACKED_OPS))

@@ -1,4 +1,4 @@
-"""The grouped GEMMs of packed 4-bit weights, and what must hold for a call of each."""
+"""The grouped GEMMs of packed 4-bit weights, and the contract of each."""
 
 from gemmill.families.moe.config import FP4_FORMATS, FP4_PAIRS
 from gemmill.families.moe.steps import ALPHA_AND_BIAS, end_of
@@ -47,7 +47,7 @@ _FORMAT: tuple[Step, ...] = (
     ),
     Require(
         "scaled == 0 or packed == 2",
-        f"{{a.name}} is {{a.dtype}} and format {{format!r}}: beside e4m3 weights are {MXFP4}, which fold into it exactly",
+        f"{{a.name}} is {{a.dtype}} and format {{format!r}}: with e4m3, weights are {MXFP4}, which fold into it exactly",
     ),
     When(
         "scaled == 0",

@@ -1,4 +1,4 @@
-"""What `gemmill explain` can be told of a grouped GEMM's call."""
+"""The options of `gemmill explain` for a grouped GEMM's call."""
 
 from gemmill.questions import number, size, switch, word
 

@@ -1,8 +1,8 @@
 """The grouped GEMMs in plain torch, from the quantised operands, on any device.
 
-Sums are made in float64: exactly of 8-bit operands (`gemmill.families.moe.bounds` says why). What follows is done as kernels do
-it: scales of columns, then of rows, in float32, rounded once to the result's type. Scales in groups are applied in float64.
-An alpha multiplies scales of columns, or else the sum. The last product and the sum with a bias are one fused operation.
+Sums are in float64, exact for 8-bit operands (`gemmill.families.moe.bounds` says why). The rest follows the kernels:
+scales of columns, then of rows, in float32, rounded once to the result's type. Scales in groups apply in float64. An
+alpha multiplies scales of columns, or else the sum. The last product and the sum with a bias are one fused operation.
 """
 
 from collections.abc import Iterator
@@ -53,9 +53,10 @@ def exact_mm(
 ) -> Tensor:
     """alpha a_scales b_scales (a b^T) + bias, float64 [M, N], of rows of one expert; a [M, K], b [N, K].
 
-    a_scales has one value or one for each row, b_scales one or one for each column. Or they are in groups of g: a_scales are
-    [M, K/g] and b_scales [N/g, K/g], or [N, K/g], sizes rounded up (SCALE_GROUPS). Without them a and b are what they are. alpha has one value, bias [N]; of scales of
-    columns alpha's product is rounded to float32, as kernels round it.
+    a_scales has one value or one for each row, b_scales one or one for each column. Or they are in groups of g:
+    a_scales are [M, K/g] and b_scales [N/g, K/g], or [N, K/g], sizes rounded up (SCALE_GROUPS). Without them a and b
+    are plain values. alpha has one value, bias [N]; the product of alpha and scales of columns rounds to float32, as in
+    kernels.
     """
     if a_scales is None or b_scales is None:
         total = a.double() @ b.double().t()

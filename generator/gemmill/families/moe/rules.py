@@ -34,7 +34,7 @@ def _groups(c: UnpackedConfig) -> Iterator[str]:
 
 
 def _scales(c: GroupedConfig) -> Iterator[str]:
-    """Scales along K are applied to sums that leave the tensor core in time."""
+    """Scales along K multiply sums that leave the tensor core in time."""
     wanted = Accumulation.EXACT if c.operands.dtype is DType.S8 else Accumulation.PROMOTED if c.group_size else None
     if wanted is not None and c.design.accumulation is not wanted:
         yield f"accumulation of {c.operands.dtype} with groups of {c.group_size} is {wanted}, not {c.design.accumulation}"
@@ -53,7 +53,7 @@ def _schedule(c: GroupedConfig) -> Iterator[str]:
 
 
 def _tile(c: GroupedConfig) -> Iterator[str]:
-    """WGMMA takes 64 rows and columns in steps of 16 that are stored; TMA's swizzle 128 bytes along K."""
+    """WGMMA takes 64 rows, and stores columns in steps of 16; TMA's swizzle 128 bytes along K."""
     x, y, k = c.design.tile_shape_mnk
     groups = 2 if c.design.kernel_schedule is KernelSchedule.COOPERATIVE else 1
     if x % (SLAB * groups) or y % 16 or not 16 <= y <= 256 or k * c.operands.dtype.bits % 1024:

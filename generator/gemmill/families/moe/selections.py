@@ -63,13 +63,13 @@ _GROUP_32_INDEXED = (_GROUP_32[0], _GROUP_32[2], _GROUP_32[4])
 _FEW_OF_32 = (_GROUP_32[0], _GROUP_32[3])
 """Of groups of 32 those of float16 results."""
 _ROWS_OF_32 = (_GROUP_32[0], ((64, 96, 128), (1, 1, 1), BASIC, False, None))
-"""Those of weights whose rows have scales of their own, for which registers of a second set of sums are left beside 96 columns."""
+"""Those of weights whose rows have scales of their own, for which 96 columns leave registers of a second set of sums."""
 
 
 _PLAIN, _WITH_BIAS = Epilogue(), Epilogue(biased=True)
 _BIASED = (_CHANNEL[0], _CHANNEL[3], _CHANNEL[6])
 _BIASED_GROUP = (_GROUP[0], _GROUP[2], _GROUP[3])
-"""Those of kernels with alpha and bias, for few rows, some and many."""
+"""Those of kernels with alpha and bias, for a small, a medium and a large M."""
 _KEPT = ((64, 16), (128, 192), (128, 128))
 """Tiles with alpha and bias that `default` has."""
 _FINE = 32
@@ -83,8 +83,8 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     """The default selection, on sm90a: e4m3 with all kinds of scales, s8, operands of 16 bits, packed 4-bit weights, and kernels with
     alpha and bias. On sm120f it has the kernels of these that multiply without WGMMA.
 
-    Kernels have tiles for few and for many rows. All but those of packed weights have one beside them that takes operands as
-    TMA does not.
+    Kernels have tiles for a small and for a large M. All but those of packed weights also have one for operands that
+    TMA does not take.
     """
     yield from tiled(arch)
     yield from unaligned(arch)
@@ -154,7 +154,9 @@ def biased(arch: Arch) -> Iterator[AnyConfig]:
 
 
 def kept(arch: Arch) -> Iterator[AnyConfig]:
-    """Those of the default selection: tiles for few and for many rows in order, to bf16, and all that take any operands."""
+    """Those of the default selection: tiles for a small and for a large M in order, to bf16, and all that take any
+    operands.
+    """
     for config in biased(arch):
         in_order = config.out_dtype is DType.BF16 and False in config.gathers
         if not isinstance(config, GroupedConfig) or (in_order and config.design.tile_shape_mnk[:2] in _KEPT):
@@ -204,9 +206,9 @@ _FEW = {DType.E4M3: _SMOKE[0], DType.BF16: ((64, 16, 128), True)}
 def smoke(arch: Arch) -> Iterator[AnyConfig]:
     """The smoke selection.
 
-    For e4m3 to bf16, with both kinds of scales, it has a tile for few rows and one for many. For bf16, for gathered rows and
-    for packed weights it has a tile for few rows. For e4m3 in groups it also has the kernel that takes operands as TMA does
-    not.
+    For e4m3 to bf16, with both kinds of scales, it has a tile for a small M and one for a large M; for bf16, for
+    gathered rows and for packed weights one for a small M. For e4m3 in groups it also has the kernel that takes
+    operands as TMA does not.
     """
     yield from (config for config in packed(arch) if config.tile_m == 16 and config.dtype is not DType.E4M3)
     yield from (

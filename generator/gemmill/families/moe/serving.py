@@ -46,7 +46,7 @@ class PackedPart:
 
 
 def packed_parts_of(call: Judged, given: dict[str, Any]) -> Iterator[PackedPart]:
-    """The parts of a call with packed weights that has passed the checks."""
+    """The parts of a legal call with packed weights."""
     slot, ids, alpha, bias = call["slot"], given.get("token_ids"), given.get("alpha"), given.get("bias")
     format, a_scales = FP4_FORMATS[call["packed"] - 1], given["a_scales"]
     a = given["a"].reshape(-1, call["K"]).double()
@@ -70,7 +70,7 @@ def packed_parts_of(call: Judged, given: dict[str, Any]) -> Iterator[PackedPart]
 
 
 def parts_of(call: Judged, given: dict[str, Any]) -> Iterator[Part]:
-    """The parts of a call that has passed the checks."""
+    """The parts of a legal call."""
     slot, ids, alpha, bias = call["slot"], given.get("token_ids"), given.get("alpha"), given.get("bias")
     a, a_scales, b_scales = given["a"], given["a_scales"], given["b_scales"]
     if b_scales is not None and call["groups"] == 0:

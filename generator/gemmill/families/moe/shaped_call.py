@@ -1,4 +1,4 @@
-"""What a call asks of a variant, as far as the choice depends on it."""
+"""The inputs of a choice in a call."""
 
 from gemmill.families.moe import NAME
 from gemmill.family import Judged, ShapedCall
@@ -6,7 +6,7 @@ from gemmill.family.operand import Operand, tma_alignment
 
 
 def shaped_call_of(call: Judged) -> ShapedCall:
-    """The class and the sizes of a call that has passed the checks."""
+    """The class and the sizes of a legal call."""
     n = call["N"]
     return ShapedCall(
         family=NAME,

@@ -9,7 +9,7 @@ from gemmill.vocab.format import MXFP4, NVFP4
 
 
 def spell_unaligned(config: UnalignedGroupedConfig) -> Spelled:
-    """The template, and what fills the holes."""
+    """The template, and the values of its holes."""
     holes = {
         "element_type": config.operands.dtype.cutlass_type,
         "accumulator_type": ACCUMULATOR_OF[config.operands.dtype].cutlass_type,
@@ -37,7 +37,7 @@ _CPP_BLOCK: dict[tuple[DType, Format], str] = {
 
 
 def spell_packed(config: PackedGroupedConfig) -> Spelled:
-    """The template, and what fills the holes."""
+    """The template, and the values of its holes."""
     parts = config.stage_columns // config.block_columns
     holes = {
         "products": "WarpProducts" if config.by_warps else "WarpgroupProducts",

@@ -1,4 +1,4 @@
-"""What must hold at the end of a call, whatever rows of experts are multiplied by."""
+"""Conditions at the end of a call's contract, for any weights of its experts."""
 
 from gemmill.families.moe.classes import CLASSES
 from gemmill.family import Aspect, Check, Require, Step, When
@@ -16,7 +16,7 @@ ALPHA_AND_BIAS: tuple[Step, ...] = (
         ),
     ),
 )
-"""What must hold for an alpha of each expert's weights, and for a bias of each of their columns, where they are given."""
+"""Conditions on an alpha of each expert's weights, and on a bias of each of their columns, in calls that have them."""
 
 
 def end_of(of_rows: str) -> tuple[Step, ...]:

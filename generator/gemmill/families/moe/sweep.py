@@ -1,4 +1,4 @@
-"""What is measured of the grouped GEMMs: rows that are dealt evenly, bf16 results."""
+"""The measurements of the grouped GEMMs: rows in an even deal, bf16 results."""
 
 from enum import StrEnum
 from fractions import Fraction
@@ -13,7 +13,7 @@ from gemmill.vocab.format import MXFP4, NVFP4
 
 
 class Op(StrEnum):
-    """Classes of calls that are measured."""
+    """Measured classes of calls."""
 
     FP8 = "experts_fp8"
     """e4m3 x e4m3, a scale for each row of A and each column of an expert's weights"""
@@ -35,13 +35,13 @@ class Op(StrEnum):
 
     @property
     def dtype(self) -> DType:
-        """Dtype of A, and of weights that are not packed."""
+        """Dtype of A, and of unpacked weights."""
         plain = dict.fromkeys((Op.BF16, Op.NVFP4_BF16, Op.MXFP4_BF16), DType.BF16)
         return {Op.INT8: DType.S8, **plain}.get(self, DType.E4M3)
 
     @property
     def weights(self) -> Format | None:
-        """Format of packed weights; None where they are not packed."""
+        """Format of packed weights; None for unpacked ones."""
         return {Op.NVFP4_BF16: NVFP4, Op.MXFP4_BF16: MXFP4, Op.MXFP4_FP8: MXFP4}.get(self)
 
     @property
@@ -51,7 +51,7 @@ class Op(StrEnum):
 
     @property
     def indexed(self) -> bool:
-        """Whether rows of A are gathered."""
+        """Whether the op gathers rows of A."""
         return self in (Op.FP8_GATHERED, Op.FP8_GROUPS_GATHERED)
 
     @property

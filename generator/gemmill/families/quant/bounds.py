@@ -1,11 +1,11 @@
 """Bounds between which codes and scales may lie where they need not equal the reference bit for bit.
 
-Two things only are not fixed to the bit, because the device or its library decides them:
+Two things only are free in their bits, because the device or its library decides them:
 
 - exp, tanh and erf are the CUDA library's. Versions of it differ: erff is another polynomial since CUDA 13.5 than in
   13.0, with which torch 2.11 was built. Each version is within two units in the last place, so a gated value lies
   within `GATE_STEPS` units of the one computed here. Its scale lies between those of the two ends, and its code between
-  the codes of the two ends by the scale that was found.
+  the codes of the two ends by the found scale.
 - vLLM's block-scaled formats take approximate reciprocals, exponentials and quotients of the device. See
   gemmill.formats.vllm_blocks, and `product_interval`.
 """
@@ -31,7 +31,7 @@ from gemmill.vocab import DType
 from gemmill.vocab.format import ScaleRounding
 
 GATE_STEPS = 4.0
-"""Units (2^-24 of what the library function is multiplied by) between two versions of a gated value."""
+"""Units (2^-24 of the library function's factor) between two versions of a gated value."""
 _UNIT = 2.0**-24
 
 
@@ -40,8 +40,8 @@ def gated_interval(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Lowest and highest f32 value of activation(gate) * up of x [rows, 2 hidden], which is gate, then up.
 
-    Where the activation is not gated, x is [rows, hidden], and the value is activation(x). `rounded` values are rounded
-    to x's type at the end, those of gates in between too, as vLLM's SiLU is for scales that are given.
+    Without a gate, x is [rows, hidden], and the value is activation(x). `rounded` values round to x's type at the end,
+    those of gates in between too, as vLLM's SiLU does for given scales.
 
     exp's error is relative to the value. Those of tanh and erf are relative to 1, so to gate * up or x.
     """
@@ -106,7 +106,7 @@ def outside_of_gate_bounds(
     scale_ub: torch.Tensor | None = None,
     smallest_scale: float | None = None,
 ) -> tuple[int, int]:
-    """How many codes and scales of a gated variant lie outside of what any exp, tanh or erf of two units may give.
+    """How many codes and scales of a gated variant lie outside of the results of any exp, tanh or erf of two units.
 
     x [rows, 2 hidden]; codes [rows, hidden]; scales as the variant's op writes them (static: as given, [1]).
     """
@@ -157,7 +157,7 @@ def outside_of_block_bounds(
     rounding: ScaleRounding = ScaleRounding.UP,
     rounded: bool = False,
 ) -> tuple[int, int]:
-    """How many codes and scales of a block-scaled variant lie outside of what `outside_of_gate_bounds` allows.
+    """How many codes and scales of a block-scaled variant lie outside of the bounds of `outside_of_gate_bounds`.
 
     Codes are packed [rows, bytes], scales plain [rows, groups], both uint8.
     """

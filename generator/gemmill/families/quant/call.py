@@ -28,7 +28,7 @@ SCALE_NAMES = (
     "input_sf",
 )
 GROUP_AZP = "output_azp"
-"""The name of the zero points of groups. Others are called `azp`."""
+"""The name of the zero points of groups. The name of others is `azp`."""
 _DTYPE_OF = {dtype.torch_name: dtype for dtype in IN_DTYPES}
 _CODED = {number: dtype for dtype, number in CODED.items()}
 

@@ -1,4 +1,4 @@
-"""Classes of calls: each is served by one config, whose fields these are."""
+"""Classes of calls: one config serves each, whose fields these are."""
 
 from gemmill.families.quant.config import IN_DTYPES, OUT_DTYPES, QUANT_GROUP_SIZES, Activation, ScaleFormat, Scaling
 from gemmill.family import ClassAxis, Classes

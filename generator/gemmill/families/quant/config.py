@@ -14,13 +14,15 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 IN_DTYPES = (DType.BF16, DType.F16, DType.F32)
 OUT_DTYPES = (DType.E4M3, DType.S8)
 QUANT_GROUP_SIZES = (32, 64, 128)
-"""Sizes of groups that kernels are compiled for. Kernels of plain groups also come without a size, which the call tells."""
+"""Sizes of groups that kernels have at compile time. Kernels of plain groups also come without a size, which the call
+then has.
+"""
 BLOCK_FORMATS = (NVFP4, MXFP4, MXFP6, MXFP8)
 """Formats with a scale of one byte for each group, as block-scaled tensor cores read them."""
 
 
 class Scales(Enum):
-    """Where scales come from, and what shares one."""
+    """The source of scales, and the elements that share one."""
 
     GIVEN = auto()
     OF_TENSOR = auto()
@@ -31,7 +33,7 @@ class Scales(Enum):
 
 
 class Scaling(StrEnum):
-    """How rows are coded: where scales come from, and what happens to rows before.
+    """The coding of rows: the source of scales, and the operations on rows before.
 
     Template, contract, reference, cases and binding follow from these. The binding knows one by its place.
     """
@@ -61,7 +63,7 @@ class Scaling(StrEnum):
 
     @property
     def is_normed(self) -> bool:
-        """Whether rows are normed by their RMS before they are coded."""
+        """Whether the kernel norms rows by their RMS before it codes them."""
         return self.template == "rms_norm"
 
     @property
@@ -105,7 +107,7 @@ _KIND = {
 
 
 class Activation(StrEnum):
-    """What is done to a row before it is coded.
+    """The operation on a row before it is coded.
 
     A gated activation is of a row's first half. The second half multiplies it.
     """
@@ -115,7 +117,7 @@ class Activation(StrEnum):
     GELU_TANH = "gelutanh"
     GELU_ERF = "geluerf"
     ONLY_GELU_TANH = "onlygelutanh"
-    """gelu of the whole row: nothing is multiplied"""
+    """gelu of the whole row, without a product"""
     ONLY_GELU_ERF = "onlygeluerf"
     MODULATE = "modulate"
     """x * (1 + scale) + shift, where scale and shift belong to a column or to an element"""
@@ -140,7 +142,7 @@ class Activation(StrEnum):
 
 
 class ScaleFormat(StrEnum):
-    """How a scale is stored."""
+    """The storage format of a scale."""
 
     F32 = "f32"
     POWER_OF_TWO = "f32pow2"
@@ -150,7 +152,7 @@ class ScaleFormat(StrEnum):
     UE8M0 = "ue8m0"
     """an exponent of a power of two, a byte"""
     UE4M3 = "ue4m3"
-    """a byte, beside one more scale for the tensor"""
+    """a byte, with one more scale for the tensor"""
 
     @property
     def cpp_value(self) -> str:
@@ -188,7 +190,7 @@ _CPP_FORMAT = {NVFP4: "NvFp4", MXFP4: "MxFp4", MXFP6: "MxFp6", MXFP8: "MxFp8"}
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What is read."""
+    """The input."""
 
     in_dtype: DType
     """Type of the values, which dequantisation writes."""
@@ -197,26 +199,29 @@ class Operands:
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogue:
-    """What is stored: codes and their scales."""
+    """The output: codes and their scales."""
 
     out_dtype: DType
     """Type of the codes."""
     group_size: int = 0
-    """Elements of a row that share a scale; 0 where no scale belongs to a group, or where the call tells."""
+    """Elements of a row that share a scale; 0 where no scale belongs to a group, or where the size is a run-time
+    argument.
+    """
     scale_format: ScaleFormat = ScaleFormat.F32
     symmetric: bool = True
     """Whether codes have no zero point."""
     vllm: bool = False
     """Whether scales and codes are those of vLLM's kernel, where ours differ from them."""
     row_sums: bool = False
-    """Whether the sum of each row's codes is stored too, which zero points of weights are multiplied by."""
+    """Whether it also stores the sum of each row's codes, which zero points of weights multiply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantConfig:
     """One variant. The same binary serves all layouts of scales: row-major, M-major, and M-major padded to 4 rows.
 
-    Strides and addresses tell the layout and the alignment of rows at run time. The scaling tells the design: a template.
+    Strides and addresses decide the layout and the alignment of rows at run time. The scaling decides the design: a
+    template.
     """
 
     scaling: Scaling
@@ -250,7 +255,7 @@ class QuantConfig:
 
     @property
     def activation(self) -> Activation:
-        """What is done to a row before it is coded."""
+        """The operation on a row before it is coded."""
         return self.operands.activation
 
     @property
@@ -265,7 +270,7 @@ class QuantConfig:
 
     @property
     def scale_format(self) -> ScaleFormat:
-        """How a scale is stored."""
+        """The storage format of a scale."""
         return self.epilogue.scale_format
 
     @property
@@ -280,12 +285,12 @@ class QuantConfig:
 
     @property
     def row_sums(self) -> bool:
-        """Whether the sum of each row's codes is stored too."""
+        """Whether it also stores the sum of each row's codes."""
         return self.epilogue.row_sums
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that a call is asked by."""
+        """Dtype of the operand that identifies a call."""
         return self.in_dtype
 
     @property
@@ -295,7 +300,7 @@ class QuantConfig:
 
     @property
     def is_of_any_group(self) -> bool:
-        """Whether a call tells how large its groups are."""
+        """Whether the size of groups is a run-time argument."""
         return self.scaling is Scaling.GROUP and not self.group_size
 
     @property

@@ -1,4 +1,4 @@
-"""What must hold for a call of a quantisation op, in the order in which a call is judged."""
+"""The contract of a quantisation op's call, in the order of the checks."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -138,7 +138,7 @@ def _tensors(quant: QuantOp) -> tuple[Tensor, ...]:
 
 
 def _rows(quant: QuantOp) -> tuple[Tensor, Tensor]:
-    """The tensors that are read and written row by row."""
+    """The input and the output that have the same rows."""
     if quant.format and quant.scaling is Scaling.DEQUANT:
         return Tensor("input", "... of_row", (quant.format,), Layout.ROWS), Tensor(
             "out", "... hidden", quant.in_dtypes, Layout.ROWS
@@ -183,8 +183,9 @@ def _n_experts() -> Iterator[Step]:
 
 
 def _blocks(quant: QuantOp, format: Format, has: frozenset[str]) -> tuple[Step, ...]:
-    """Steps that name the sizes of block scales, and how they are rounded. Codes may have more columns than the input,
-    which are zeros."""
+    """Steps that name the sizes of block scales, and their rounding. Codes may have more columns than the input, which
+    are zeros.
+    """
     group, bits, roundings = format.group, format.code.bits, tuple(map(str, ScaleRounding))
     if quant.scaling is Scaling.DEQUANT:
         return (
@@ -261,7 +262,7 @@ _PADDED = Require(
 
 
 def _modulation() -> Iterator[Step]:
-    """Steps for what a row is multiplied by and what is added: one for all rows, or one for each."""
+    """Steps for the factor and the addend of a row: one for all rows, or one for each."""
     yield Check(Aspect.DTYPE, " ".join(_MODULATION))
     for role in _MODULATION:
         yield OneOf(
@@ -310,7 +311,9 @@ def _scales(quant: QuantOp) -> tuple[Step, ...]:
 
 
 def _group_size(quant: QuantOp) -> tuple[Step, ...]:
-    """Steps that hold a group's size, and name the size that the call's kernel is compiled for: 0 where that is none."""
+    """Steps that hold a group's size, and name the size for which the call's kernel is compiled: 0 for a kernel of any
+    size.
+    """
     sizes = tuple(size for size in quant.group_sizes if size)
     if not quant.takes_any_group:
         found = f"group_size is {{group_size}}, expected {' or '.join(map(str, sizes))}"
@@ -323,7 +326,7 @@ def _group_size(quant: QuantOp) -> tuple[Step, ...]:
 
 
 def _numbers(quant: QuantOp, has: frozenset[str]) -> tuple[Step, ...]:
-    """Steps for the arguments that are no tensors."""
+    """Steps for the arguments other than tensors."""
     low, high = _LIMITS.get(quant.out_dtypes[0], (0.0, 0.0))
     limits = tuple(
         Require(

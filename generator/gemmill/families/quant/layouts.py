@@ -1,4 +1,4 @@
-"""Layouts of scales, which are judged by hand: static_scales_fit and group_scales_fit in kernels/quant/scales.cpp."""
+"""Layouts of scales, with checks by hand: static_scales_fit and group_scales_fit in kernels/quant/scales.cpp."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from gemmill.family import Judged
 
 @dataclass(frozen=True, kw_only=True)
 class StaticScales:
-    """How scales that are given belong to rows and columns: each to `group` of them."""
+    """The rows and columns of given scales: each serves `group` of them."""
 
     group: tuple[int, int]
     counts: tuple[int, int]
@@ -56,7 +56,7 @@ def _group_shape(call: Judged) -> tuple[int, ...] | None:
 
 
 def static_fault(call: Judged) -> str | None:
-    """The sentence for scales that are given and fit neither the codes nor the group shape."""
+    """The sentence for given scales that fit neither the codes nor the group shape."""
     shape, rows, hidden = _group_shape(call), call["rows"], call["hidden"]
     if shape is not None and (len(shape) != 2 or any(n != -1 and n < 1 for n in shape)):
         return f"group_shape is {list(shape)}: expected two sizes, of rows and columns, -1 for all"
@@ -75,7 +75,7 @@ def static_fault(call: Judged) -> str | None:
 def group_strides(call: Judged) -> tuple[int, int] | None:
     """Strides of scales by row and by group (by word, if packed); None where shape or strides do not fit the call.
 
-    Strides that are never taken are made those of the layout. Padding is written at the second row of the only one.
+    Strides that no access takes become those of the layout. Padding goes to the place of a second row.
     """
     scales, rows, columns, transposed = call.tensor("scales"), call["rows"], call["words"], call["is_scale_transposed"]
     packed, padded = call["packed"], call["scale_rows"]

@@ -1,5 +1,4 @@
-"""The quantisation ops, each with the configs that serve its calls: what selections, predicates and the runtime
-share."""
+"""The quantisation ops, each with the configs that serve its calls, for selections, predicates and the runtime."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ _SIXTEEN_BITS = (DType.BF16, DType.F16)
 
 @dataclass(frozen=True, kw_only=True)
 class QuantOp:
-    """What one op can be asked for: any mix of these fields' values."""
+    """The possible calls of one op: any mix of these fields' values."""
 
     schema: OpSchema
     scaling: Scaling
@@ -34,7 +33,7 @@ class QuantOp:
     in_dtypes: tuple[DType, ...] = IN_DTYPES
     activations: tuple[Activation, ...] = (Activation.NONE,)
     group_sizes: tuple[int, ...] = (0,)
-    """As its kernels are compiled for: 0 beside others for any size."""
+    """The group sizes of its kernels: 0, next to others, for any size."""
     scale_formats: tuple[ScaleFormat, ...] = (ScaleFormat.F32,)
     symmetric: tuple[bool, ...] = (True,)
     row_sums: bool = False
@@ -107,7 +106,7 @@ def _block(format: Format, schema: str, **others: Any) -> QuantOp:
 
 _STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT = Scaling
 _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
-# The fields of ops beside scaling and codes, where they are not the default.
+# The fields of ops apart from scaling and codes, where they are not the default.
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
 _GATED = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)}
 _AZP_IF_ASKED = {"symmetric": (True, False)}
@@ -308,7 +307,7 @@ _BACK = tuple(
 def _of_vllm(op: QuantOp) -> QuantOp:
     """vLLM's op of the name, with vLLM's scales and codes, under a name of ours.
 
-    Its packed scales are for 16-bit values in groups of 32 and 128 only, and its powers of two are rounded in one way.
+    Its packed scales are for 16-bit values in groups of 32 and 128 only, and its powers of two round in one way.
     """
     schema = op.schema.schema.replace(', str scale_rounding="up"', "")
     renamed = replace(op, schema=OpSchema(VLLM_PREFIX + schema), vllm=True)

@@ -1,4 +1,4 @@
-"""What `gemmill explain` can be told of a quantisation op's call."""
+"""The options of `gemmill explain` for a quantisation op's call."""
 
 from gemmill.questions import Asked, number, size, switch, word
 

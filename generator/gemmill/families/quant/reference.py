@@ -5,11 +5,11 @@ All arithmetic is f32, every operation rounded on its own (no contraction), and 
     e4m3(x)   nearest e4m3 value, ties to even, saturated at 448; NaN is 0x7f
     s8(x)     nearest integer, ties to even, saturated to [-128, 127]; NaN is 0
     amax      largest absolute value; NaN elements do not count
-    scale_ub  the smaller of it and what it bounds; NaN bounds nothing
+    scale_ub  the smaller of it and its operand; NaN bounds nothing
 
 Codes and scales of the kernels equal these bit for bit where both run on the same device. Across devices exp, tanh and
 erf differ by an ulp or two. A gated code may then differ where its quotient lies that close to a boundary between
-codes: see docs/quantisation.md. Division by a Python number is avoided throughout: torch multiplies by its reciprocal.
+codes: see docs/quantisation.md. No code here divides by a Python number: torch multiplies by its reciprocal.
 """
 
 import math
@@ -27,15 +27,15 @@ CODE_MAX = {DType.E4M3: 448.0, DType.S8: 127.0}
 SMALLEST_SCALE = {DType.E4M3: 1.0 / (448.0 * 512.0), DType.S8: 2.0**-23}
 _SMALLEST_UE8M0_SCALE = 1e-10
 _CANONICAL_NAN, _LARGEST, _LOWEST = 0x7F, 0x7E, 0xFE
-"""e4m3 codes of NaN: ours, and what vLLM's bounds make of it. That is 448, or -448 in groups."""
+"""e4m3 codes of NaN: ours, and the result of vLLM's bounds on it. That is 448, or -448 in groups."""
 _FLT_MAX = torch.finfo(torch.float32).max
 
 
 def activated(x: torch.Tensor, activation: Activation, *, contracted: bool = False) -> torch.Tensor:
     """x [rows, hidden] of any float type as f32, after an activation.
 
-    If the activation is gated, x is [rows, 2 hidden], gate, then up, and the result is activation(gate) * up. `contracted` is of
-    GELU.
+    With a gated activation, x is [rows, 2 hidden], gate, then up, and the result is activation(gate) * up. `contracted`
+    is of GELU.
     """
     if activation.is_gated:
         gate, up = x.float().chunk(2, dim=-1)
@@ -72,15 +72,16 @@ def divided_silu(gate: torch.Tensor) -> torch.Tensor:
 def silu_as_vllm(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of x [rows, 2 hidden], which is gate, then up, in f32.
 
-    silu(gate) is a quotient. It and the product are both rounded to x's type, as by vLLM's silu_and_mul_quant.
+    silu(gate) is a quotient. It and the product both round to x's type, as in vLLM's silu_and_mul_quant.
     """
     gate, up = x.float().chunk(2, dim=-1)
     return rounded_product(divided_silu(gate), up, x.dtype)
 
 
 def product_as_vllm(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """What vLLM's kernels of block-scaled formats code of x, f32: x, or silu(gate) * up, whose product alone is rounded to x's
-    type."""
+    """The values that vLLM's kernels of block-scaled formats code for x, f32: x, or silu(gate) * up, whose product
+    alone rounds to x's type.
+    """
     if activation is Activation.NONE:
         return x.float()
     gate, up = x.float().chunk(2, dim=-1)
@@ -175,8 +176,7 @@ def least_step_of(hidden: int) -> torch.Tensor:
 def _asymmetric(
     low: torch.Tensor, high: torch.Tensor, least_step: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scale, its reciprocal and zero point such that `low` has code -128; a range of one value is coded
-    symmetrically."""
+    """Scale, its reciprocal and zero point such that `low` has code -128; a range of one value has symmetric codes."""
     single = low == high
     scale = divide(high - low, 255.0)
     if least_step is not None:
@@ -195,7 +195,7 @@ def _asymmetric(
 def _asymmetric_as_vllm(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scale, its reciprocal and zero point by vLLM's formula.
 
-    A range of one value has scale 0, and its zero point is what 32 bits hold. A range of nothing counts as that from
+    A range of one value has scale 0, and its zero point saturates to 32 bits. A range of nothing counts as that from
     the largest to the lowest number.
     """
     low, high = low.clamp_max(_FLT_MAX), high.clamp_min(-_FLT_MAX)
@@ -265,8 +265,8 @@ def token_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x [rows, hidden] (or [rows, 2 hidden]) and scales [rows, 1].
 
-    scale = max(min(amax, scale_ub) / max, smallest scale), and values are divided by it. Plain s8 is as vLLM's op. The
-    scale is amax / 127 with no smallest one, and values are multiplied by 127 / amax (0 for a row of zeros).
+    scale = max(min(amax, scale_ub) / max, smallest scale), by which values are divided. Plain s8 is as vLLM's op. The
+    scale is amax / 127 with no smallest one, and the factor of values is 127 / amax (0 for a row of zeros).
     """
     values = activated(x, activation)
     amax = absolute_maximum(values)
@@ -317,9 +317,9 @@ def group_quant(
 
         scale = max(min(max(amax, smallest_amax) / max, scale_ub), smallest_scale)
 
-    Scales are rounded up to a power of two unless `scale_format` is F32; pack_ue8m0 packs them. Values are divided by
-    them. vLLM multiplies by the reciprocal of scales without an activation. It bounds with NaN as -448 or -128, and
-    cuts s8 codes off.
+    Scales round up to a power of two unless `scale_format` is F32; pack_ue8m0 packs them. They divide the values. vLLM
+    multiplies by the reciprocal of scales without an activation. It bounds with NaN as -448 or -128, and cuts s8 codes
+    off.
     """
     values = activated(x, activation)
     rows, hidden = values.shape
@@ -358,9 +358,9 @@ def block_quant(
     """Packed codes [rows, bytes] and plain scales [rows, groups], both uint8, of x [rows, hidden] (or [rows, 2
     hidden]).
 
-    gemmill.formats.quantise defines both, and gemmill.formats.vllm_blocks vLLM's. `modulation` is scale and shift. `rounded`,
-    what GELU or modulation makes is rounded to x's type first, as LightX2V's and torch's are. Raises ValueError for a global
-    scale that is no finite number above zero.
+    gemmill.formats.quantise defines both, and gemmill.formats.vllm_blocks vLLM's. `modulation` is scale and shift.
+    `rounded` results of GELU or modulation round to x's type first, as LightX2V's and torch's do. Raises ValueError for
+    a global scale that is no finite number above zero.
     """
     if vllm:
         of_vllm = quantise_as_vllm(product_as_vllm(x, activation), format, global_scale=global_scale)
@@ -374,7 +374,7 @@ def block_quant(
 def group_quant_with_azp(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """s8 codes of x [rows, hidden], scales f32 and zero points s32 [rows, hidden / group_size].
 
-    Each group is coded as token_quant_with_azp codes a row.
+    token_quant_with_azp of a row defines the codes of each group.
     """
     rows, hidden = x.shape
     codes, scale, azp = token_quant_with_azp(x.reshape(-1, group_size))
@@ -386,27 +386,27 @@ class VllmSum:
     """How vLLM sums the squares of a row."""
 
     threads: int
-    """Threads of a CTA. Each sums its elements in f32, where a product and a sum are rounded once."""
+    """Threads of a CTA. Each sums its elements in f32, where a product and a sum round once."""
     width: int
     """Neighbouring elements that a thread takes at a time."""
     in_pairs: bool = False
-    """Whether what it takes at a time is summed alone first, in pairs."""
+    """Whether a thread first sums each of its loads alone, in pairs."""
 
     @classmethod
     def of_rows(cls, rows: int, hidden: int, *, stride: int, group_size: int) -> "VllmSum":
-        """How vLLM sums rows that are `stride` elements apart.
+        """vLLM's sum of rows that lie `stride` elements apart.
 
-        Where vLLM is asked for results that do not depend on the batch, rows with groups have 512 threads.
+        In vLLM's batch-invariant mode, rows with groups have 512 threads.
         """
         most = 1024 if not group_size else 512 if rows <= 256 else 256
         return cls(threads=min(hidden, most), width=4 if group_size or (hidden % 4 == 0 and stride % 4 == 0) else 1)
 
     @classmethod
     def by_given_scale(cls, rows: int, hidden: int, *, stride: int, most_width: int, with_residual: bool) -> "VllmSum":
-        """How vLLM sums rows that are coded by a scale that is given.
+        """vLLM's sum of rows that a given scale codes.
 
-        A thread takes 16 bytes at a time, or what divides a row. With a residual it takes 8 elements, or one. vLLM's
-        addresses of a residual are taken to be multiples of 16 bytes.
+        A thread takes 16 bytes at a time, or a divisor of the row. With a residual it takes 8 elements, or one. It
+        assumes that vLLM's addresses of a residual are multiples of 16 bytes.
         """
         most = 1024 if rows < 256 else 256
         if with_residual:
@@ -419,7 +419,7 @@ class VllmSum:
 def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> torch.Tensor:
     """1 / rms of f32 rows, by vLLM's order of sums and the device's rsqrt.
 
-    Threads are summed first, then neighbours within warps, then warps one after another.
+    The order is threads first, then neighbours within warps, then warps one after another.
     """
     rows, hidden = values.shape
     turns = torch.nn.functional.pad(values, (0, -hidden % max(how.threads * how.width, 1)))
@@ -441,7 +441,7 @@ def _inverse_rms_as_vllm(values: torch.Tensor, epsilon: float, how: VllmSum) -> 
 
 
 def fused_product(x: torch.Tensor, y: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
-    """x * y + plus of f32, rounded once: the sum in f64 is rounded to odd, so that rounding it again does no harm."""
+    """x * y + plus of f32, rounded once: the sum in f64 rounds to odd, so that rounding it again does no harm."""
     product, addend = x.double() * y.double(), plus.double()
     total = product + addend
     rest = total - product
@@ -462,10 +462,10 @@ def _inverse_rms(values: torch.Tensor, epsilon: float, run: int) -> torch.Tensor
 
 
 def sum_in_any_order(values: torch.Tensor) -> torch.Tensor:
-    """Sums [rows, 1] in f64 of f32 values [rows, n] that are not negative, the same whatever the order of values.
+    """Sums [rows, 1] in f64 of nonnegative f32 values [rows, n], the same whatever the order of values.
 
-    Values are added as integers, those of eight neighbouring exponents together, which is exact. The sums of the 32 octets
-    are rounded to f64 and added by halves. Infinities and NaN are what they are in any order.
+    It adds values as integers, those of eight neighbouring exponents together, which is exact. The sums of the 32
+    octets round to f64 and add up by halves. Infinities and NaN have the same sum in any order.
     """
     bits = values.contiguous().view(torch.int32).to(torch.int64)
     exponents, fractions = bits >> 23 & 0xFF, bits & 0x7FFFFF
@@ -491,12 +491,12 @@ def rms_normed(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """round(round(x / rms) * weight) of x [rows, hidden] in x's type, and the new residual, None without one.
 
-    The inner rounding is left out where it `rounds_once`. With a residual, x + residual in f32 takes x's place,
-    unrounded. The new residual is that sum, rounded. With `rounds_once` the rest is made of the rounded one.
+    `rounds_once` leaves the inner rounding out. With a residual, x + residual in f32 takes x's place, unrounded. The
+    new residual is that sum, rounded. With `rounds_once` the rest is made of the rounded one.
 
-    The mean square is summed in f32 over runs of 16 bytes of x: `((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))`. Runs are
-    summed by `sum_in_any_order`. The sum is rounded to f32 after epsilon, an f32, was added. 1 / rms is its correctly
-    rounded inverse square root.
+    The mean square sums runs of 16 bytes of x in f32: `((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))`. `sum_in_any_order`
+    sums the runs. The sum rounds to f32 after the addition of epsilon, an f32. 1 / rms is its correctly rounded inverse
+    square root.
     """
     values = x.float()
     added = None

@@ -59,7 +59,7 @@ def _results(call: Judged, given: Given) -> Iterator[Result]:
         compute = _rms_norm if scaling.is_normed else _COMPUTE[scaling.scales]
         try:
             yield from compute(call, given, out_dtype)
-        except ValueError as error:  # of numbers that are given, which only the CPU path looks at
+        except ValueError as error:  # of given numbers, which only the CPU path reads
             raise RuntimeError(f"{call.schema.name}: {error}") from None
 
 

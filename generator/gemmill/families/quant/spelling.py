@@ -1,4 +1,4 @@
-"""The spelling of a QuantConfig in CUDA C++: a template, and what fills its holes."""
+"""The spelling of a QuantConfig in CUDA C++: a template, and the values of its holes."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from gemmill.family import Spelled
 
 
 def spell(config: QuantConfig) -> Spelled:
-    """The template of a config's family, and what fills its holes."""
+    """The template of a config's family, and the values of its holes."""
     template = "any_group" if config.is_of_any_group else config.scaling.template
     return Spelled(template=f"quant/{template}.cu.jinja", values=_values(config))
 

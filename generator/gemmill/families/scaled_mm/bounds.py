@@ -3,22 +3,22 @@
 s8: nothing is lost in the sum, and the reference repeats the epilogue's roundings. So the tolerance is zero.
 
 e4m3 on Hopper: a tensor-core instruction adds 32 products and the running sum as fixed-point numbers. They share the
-largest one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits). What lies below is cut
-off. Each of the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an instruction
-adds at most 33 x 2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves the sum in
-that form over the whole of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the register each
-time) and starts from zero. The bound follows these steps along K with the true partial sums. To assume the worst
-partial sum for all of them would hide every fault. Over the whole of K it is wide all the same:
-`gemmill.numerics.exact` has operands that need none.
+largest one's exponent and keep 13 bits below it (FP22: 1 sign, 8 exponent and 13 fraction bits). It cuts off the rest.
+Each of the 33 terms so loses less than 2^-13 of the largest, and the result is within that form. So an instruction adds
+at most 33 x 2^-13 x max(|sum before it|, sum of the |products| of its 32) to the error. `fast` leaves the sum in that
+form over the whole of K. `promoted` adds it to a float32 register every 128 along K (2^-24 of the register each time)
+and starts from zero. The bound follows these steps along K with the true partial sums. To assume the worst partial sum
+for all of them would hide every fault. Over the whole of K it is wide all the same: `gemmill.numerics.exact` has
+operands that need none.
 
 bf16 and f16 on Hopper: see `gemmill.arithmetic`.
 
-With scales in groups along K, at most one group stays in the tensor core, whatever the accumulation is called. Its sum
-is multiplied by both scales and added to a float32 register. That is at most three roundings of what is added, and one
-of the register. The three are the scales' product, the product with the sum, and one more where the order is another.
-In whatever order the groups are added, no partial sum is beyond the sum of their magnitudes. Slices of K that are added
-at the end cost a rounding each, and there are fewer of them than groups. A group of s8 sums to 2^21 at most, which
-float32 holds.
+With scales in groups along K, at most one group stays in the tensor core, whatever the name of the accumulation. The
+kernel multiplies its sum by both scales and adds it to a float32 register. That is at most three roundings of the
+addend, and one of the register. The three are the scales' product, the product with the sum, and one more where the
+order is another. In whatever order the kernel adds the groups, no partial sum is beyond the sum of their magnitudes.
+Adding slices of K at the end costs a rounding each, and there are fewer of them than groups. A group of s8 sums to 2^21
+at most, which float32 holds.
 
 After the sum: its rounding to float32, b's scale, a's scale and the bias are four roundings of 2^-24. Storing costs
 half a unit in the last place of the output's type.
@@ -57,12 +57,11 @@ TENSOR_CORES = {
 }
 PROMOTION_K = 128
 GROUP_ROUNDINGS = 3
-"""Roundings of one group's part of the sum, before it is added."""
+"""Roundings of one group's part of the sum, before its addition."""
 
 
 def exact_scaled_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The result before any rounding, float64 [M, N]: what `tolerance` is a distance from. Arguments as in
-    scaled_mm."""
+    """The result before any rounding, float64 [M, N], from which `tolerance` is a distance. Arguments as in scaled_mm."""
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return exact_group_scaled_mm(a, b, a_scales, b_scales, groups, bias)
     check_scales(a, b, a_scales, b_scales)
@@ -95,7 +94,7 @@ def tolerance(
     """The largest |kernel - exact_scaled_mm| of a right kernel, float64 [M, N]. Arguments are those of scaled_mm.
 
     `sum_error` is accumulation_error's result where the caller has it already. Scales in groups need none, and set the
-    accumulation themselves. s8 is bounded with them too.
+    accumulation themselves. s8 has a bound with them too.
     """
     if (groups := groups_of(a, b, a_scales, b_scales)) is not None:
         return _group_tolerance(a, b, a_scales, b_scales, groups, out_dtype, bias)
@@ -147,9 +146,9 @@ def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumul
     """The ends between which a right kernel's results lie, float64 [M, N], NaN where nothing is known; `given` is by
     role.
 
-    The sum is off by what the tensor core loses. Each step widens what it is given by its own error, whether products
-    and sums are fused or not. That is half a unit of what is rounded, nothing of what is exact, and LIBRARY_UNITS of
-    the library's functions, quotients and roots.
+    The sum has the error of the tensor core. Each step widens the interval of its inputs by its own error, with
+    products and sums fused or not: half a unit of a rounded value, nothing of an exact one, and LIBRARY_UNITS of the
+    library's functions, quotients and roots.
     """
     total = given["a"].to(torch.float64) @ given["b"].to(torch.float64)
     lost = accumulation_error(given["a"], given["b"], accumulation)
@@ -176,7 +175,7 @@ def own_interval(traced: Traced, given: Mapping[str, Any], accumulation: Accumul
 
 
 def _rounded(ends: Ends) -> Ends:
-    """The ends after a rounding to float32. Ends that are equal stay where float32 holds them."""
+    """The ends after a rounding to float32. Equal ends stay where float32 holds them."""
     exact = (ends[0] == ends[1]) & (ends[0].float().double() == ends[0])
     low, high = _widened(ends, FLOAT32_UNIT)
     return torch.where(exact, ends[0], low), torch.where(exact, ends[1], high)
@@ -270,7 +269,7 @@ _ENDS_OF: dict[str, Callable[..., Ends]] = {
 
 
 def outside_of_own(found: Tensor, ends: Ends) -> Tensor:
-    """Which results of a user's epilogue are wrong: those that no value between the ends is stored as."""
+    """Which results of a user's epilogue are wrong: those that store no value between the ends."""
     low, high = (stored_as(end.float(), found.dtype).float() for end in ends)
     known = low.isfinite() & high.isfinite()
     return known & ~((found.float() >= low) & (found.float() <= high))

@@ -1,4 +1,6 @@
-"""Classes of calls: what a GEMM is asked for apart from its sizes, as a number. Mirrors kernels/scaled_mm/classes.h."""
+"""Classes of calls: all features of a GEMM's call except for its sizes, as a number. Mirrors
+kernels/scaled_mm/classes.h.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,7 +12,7 @@ from gemmill.vocab import SCALE_GROUPS, DType, ScaleGroups, ScaleLayout
 
 
 class Need(IntEnum):
-    """What the epilogue must do."""
+    """A feature that the epilogue must have."""
 
     SCALE = 0
     BIAS = 1
@@ -23,8 +25,7 @@ OWN_CLASSES = 4096
 _OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 _OUTS = (DType.BF16, DType.F16)
 _TO_CODES = OWN_CLASSES // 2
-"""The number that is added where results are codes of e4m3. A user's epilogue alone ends in them. Mirrored by
-classes.h."""
+"""The number to add where results are codes of e4m3. Only a user's epilogue ends in them. Mirrored by classes.h."""
 _OPERAND_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OPERANDS)}
 _OUT_CODES = {dtype.torch_name: code for code, dtype in enumerate(_OUTS)}
 
@@ -45,7 +46,7 @@ class CallClass:
 def scales_code(groups: ScaleGroups | None, mn_major: bool = False) -> int:
     """The number of a kind of scales: 0 per tensor or channel, then two for each kind of groups.
 
-    Of these two the second is for scales of A that are M-major.
+    The second of these two is for M-major scales of A.
     """
     return 0 if groups is None else 1 + SCALE_GROUPS.index(groups) * 2 + (not mn_major)
 

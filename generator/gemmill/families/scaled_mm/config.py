@@ -1,4 +1,4 @@
-"""The config of a GEMM: Operands x Design x Epilogue (what decides which machine code there is) x Launch (run-time settings)."""
+"""The config of a GEMM: Operands x Design x Epilogue (all that decides the machine code) x Launch (run-time settings)."""
 
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -35,7 +35,7 @@ class KernelConfig:
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that a call is asked by."""
+        """Dtype of the operand that identifies a call."""
         return self.operands.a_dtype
 
     @property
@@ -50,7 +50,7 @@ class KernelConfig:
 
     @property
     def gemm_operands(self) -> Operands:
-        """What is multiplied, and the type of results."""
+        """The operands, and the type of results."""
         return self.operands
 
     @property

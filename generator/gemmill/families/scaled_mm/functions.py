@@ -1,5 +1,6 @@
-"""The GEMM ops as functions that allocate what they return. Their arithmetic is that of
-gemmill.families.scaled_mm.reference."""
+"""The GEMM ops as functions that allocate their results. Their arithmetic is that of
+gemmill.families.scaled_mm.reference.
+"""
 
 import torch
 
@@ -33,8 +34,8 @@ def cutlass_scaled_mm(
     Then a has [M, K/g], and b [K/g, N/g] or [K/g, N]. Groups have any strides of which one is 1.
 
     Scales may be ue8m0 bytes too, uint8 or float8_e8m0fnu, or int32 words of four bytes along K as DeepSeek packs them:
-    [M, K/g/4] for a, and [K/g/4, N/g] or [K/g/4, N] for b, rounded up. torch makes them float32 at each call, so those of
-    weights are better made once, by .float(). Byte 255 is NaN; with `check` it is refused, which waits for the device.
+    [M, K/g/4] for a, and [K/g/4, N/g] or [K/g/4, N] for b, rounded up. torch makes them float32 at each call, so those
+    of weights are better made once, by .float(). Byte 255 is NaN; with `check` it raises, which waits for the device.
 
     Beyond vLLM's op, a and b may be both bfloat16 or both float16, with out_dtype the same and scales not in groups.
     With scales of 1 that is the plain product.
@@ -63,8 +64,8 @@ def cutlass_scaled_mm_azp(
     """Return out[M, N] = a_scales * (b_scales * (a @ b - zero points)) + bias, as vLLM's op of this name.
 
     `a` and `b` are int8. `azp_adj`, int32 [N], has the column sums of b. With one zero point for the tensor, they are
-    multiplied by it already, and `azp` is None. Else `azp`, int32 [M], has a zero point for each row, by which azp_adj
-    is multiplied here. The rest is as for cutlass_scaled_mm.
+    its multiples already, and `azp` is None. Else `azp`, int32 [M], has a zero point for each row, which multiplies
+    azp_adj here. The rest is as for cutlass_scaled_mm.
     """
     out = a.new_empty((size(a, 0), size(b, -1)), dtype=out_dtype)
     _SCALED_MM_AZP(out, a, b, a_scales, b_scales, azp_adj, azp, bias)

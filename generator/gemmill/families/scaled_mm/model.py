@@ -1,14 +1,14 @@
-"""The analytic model that chooses where nothing was measured. Mirrors kernels/scaled_mm/model.cpp.
+"""The analytic model that chooses among variants without measurements. Mirrors kernels/scaled_mm/model.cpp.
 
 Clusters of CTAs run in waves, as many at a time as a device has room for. Five things limit them. The first two are the
-tensor core with its stores, and how soon a stage of the pipeline is filled again. The others are L2, what SMs fetch
-from memory, and memory. The fourth root of the sum of their fourth powers joins their times: a smooth maximum. Slices
-of K are added up after that.
+tensor core with its stores, and how soon a stage of the pipeline fills again. The others are L2, the fetches of SMs
+from memory, and memory. The fourth root of the sum of their fourth powers joins their times: a smooth maximum. The time
+to add up slices of K comes after that.
 
-The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the weights that were timed
-(H200, 2026-11-21). The fit is for the loss of the variant that comes out first (docs/notes/tables.md).
-tools/fit_model.py fits them anew. They are near what the machine has, but not measurements of it: a smooth maximum of
-equals exceeds each of them.
+The constants are fitted to the times of 515 variants at 2,642 shapes, three quarters of the measured weights (H200,
+2026-11-21). The fit is for the loss of the variant that comes out first (docs/notes/tables.md). tools/fit_model.py
+repeats it. They are near the machine's rates, but not measurements of it: a smooth maximum of equals exceeds each of
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ IN_MEMORY, IN_CLUSTER, IN_REGISTERS = 0, 1, 2
 
 
 class Facts(NamedTuple):
-    """What the model reads of a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
+    """The inputs of the model for a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
 
     raster_order: int
     swizzle: int
@@ -56,7 +56,7 @@ class Facts(NamedTuple):
     ctas_of_sm: int
     """CTAs that fit on an SM."""
     overlaps: int
-    """1 where a tile is stored while the next is multiplied."""
+    """1 where the kernel stores a tile while it multiplies the next."""
     promotes: int
     """How often sums leave the tensor core's accumulator in 128 bytes of K; 0 where they stay to the end of K."""
     meets: int
@@ -64,9 +64,9 @@ class Facts(NamedTuple):
     stages: int
     """Stages of the pipeline: steps whose operands are on their way at a time."""
     box_rows: int
-    """Rows of the boxes in which A is loaded where it leaves a box or more of a tile empty.
+    """Rows of a TMA box, where A comes box by box because it leaves a box or more of a tile empty.
 
-    It is 0 where such a tile is filled up with zeros.
+    It is 0 where TMA fills such a tile up with zeros.
     """
     cost_permille: int
     """How long its schedule takes, in thousandths of the model's time."""
@@ -96,7 +96,7 @@ class Constants(NamedTuple):
     A step's part of such a row lies in two lines.
     """
     parting: float = 0.6285
-    """The share that is added where rows are no multiples of 32 bytes: half of them begin within a sector."""
+    """The share to add where rows are no multiples of 32 bytes: half of them begin within a sector."""
     filling: float = 3.178
     """Bytes from L2 that one byte of zeros, in the place of rows beyond A, counts as (docs/notes/tiles.md)."""
     fetched_bytes: float = 58.77
@@ -249,8 +249,8 @@ def ctas_of_tile(row: Facts) -> int:
 def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
     """Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time.
 
-    Tiles are visited band by band. Operands across a band stay in L2 while it is swept. Operands along it are read
-    again for every band, unless all of them stay in L2 as well.
+    The tile scheduler visits tiles band by band. Operands across a band stay in L2 during its sweep. Every band reads
+    the operands along it again, unless all of them stay in L2 as well.
     """
     of_m, of_n = row.tile_m * row.sharers_b, row.tile_n * row.sharers_a
     clusters_m, clusters_n = _ceil_div(m, of_m), _ceil_div(n, of_n)

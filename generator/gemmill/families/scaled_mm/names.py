@@ -36,4 +36,4 @@ OF_OWN = {
     backend: Grammar(OwnConfig, (Field("{own}", spelled={"own": _KEY}), *_FIELDS), fixed={"backend": backend})
     for backend in Backend
 }
-"""Grammars of kernels that end in a user's epilogue, by who compiles them."""
+"""Grammars of kernels that end in a user's epilogue, by their backend."""

@@ -1,4 +1,4 @@
-"""The GEMM ops, and what must hold for a call of each."""
+"""The GEMM ops, and the contract of each."""
 
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.own import BUILT_IN, op_of

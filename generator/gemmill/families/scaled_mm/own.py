@@ -1,4 +1,4 @@
-"""Kernels that end in a user's own epilogue: what they are, the op that calls them, and how both are named."""
+"""Kernels that end in a user's own epilogue: their configs, the op that calls them, and the names of both."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class OwnConfig(KernelConfig):
 
     @property
     def traced(self) -> Traced:
-        """The steps of the epilogue. Raises ValueError where it is not known here."""
+        """The steps of the epilogue. Raises ValueError for one that this process does not know."""
         return known(self.own)
 
     @property
@@ -132,12 +132,12 @@ def op_of(traced: Traced) -> Op:
 
 
 def with_others(traced: Traced) -> Mapping[str, str]:
-    """Inputs that mean nothing where another is left out, each with that one's name."""
+    """Inputs that mean nothing without another one, each with that one's name."""
     return BUILT_IN[traced.key].with_others if traced.key in BUILT_IN else {}
 
 
 def _together(traced: Traced, roles: Mapping[str, str]) -> Iterator[Step]:
-    """That what an input is meaningless without is given too."""
+    """That a call has the inputs without which another input means nothing."""
     for name, other in with_others(traced).items():
         say = f"{name} is given and {other} is not: {name} has no effect without it, so give both, or neither"
         yield When(roles[name], (Require(roles[other], say),))

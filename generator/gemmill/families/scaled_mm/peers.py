@@ -25,7 +25,7 @@ def _per_tensor(x: Any) -> Any:
 
 
 def _mm(x: Any, i: int) -> Callable[[], Any]:
-    """The product by cuBLAS, which is told to add slices of K in float32. In bf16 the result would be another."""
+    """The product by cuBLAS, set to add slices of K in float32. In bf16 the result would differ."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     return partial(torch.mm, x.a, x.weights[i], out=x.out)
 

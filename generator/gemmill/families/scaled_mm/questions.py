@@ -1,4 +1,4 @@
-"""What `gemmill explain` can be told of a GEMM's call."""
+"""The options of `gemmill explain` for a GEMM's call."""
 
 from gemmill.questions import number, size, switch, word
 

@@ -2,14 +2,14 @@
 
 Sums are exact. A product of two e4m3 numbers is a multiple of 2^-18 below 2^18. So float64 holds a sum of 2^17 of them
 to the last bit. A product of two s8 numbers is at most 2^14. Products of bf16 and of f16 numbers are exact in float64.
-Their sum loses 2^-53 of what is added, which is nothing beside what float32 loses. What follows the sum is done as the
-kernels' epilogues do it. That is in float32, b's scale first, then a's scale and the bias in one fused multiply-add,
-rounded once to the output's type. So s8 results are the same to the last bit; the others differ by what the tensor core
-loses in the sum, which `bounds.py` bounds.
+Their sum loses 2^-53 of its addends, which is nothing next to float32's loss. After the sum it follows the kernels'
+epilogues: in float32, b's scale first, then a's scale and the bias in one fused multiply-add, rounded once to the
+output's type. So s8 results are the same to the last bit; the others differ by the tensor core's loss in the sum, which
+`bounds.py` bounds.
 
 Scales in groups along K: D = sum over g of a_scales[m, g] b_scales[g, n] acc_g[m, n] + bias. The product of the scales
-is taken in float32, as in the kernels, which decides where it overflows. It is applied and the bias added in float64,
-and the result is rounded once. Kernels do all in float32: `bounds.py` bounds that too.
+is taken in float32, as in the kernels, which decides where it overflows. Its application and the bias are in float64,
+and the result rounds once. Kernels do all in float32: `bounds.py` bounds that too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,9 +37,9 @@ def scaled_mm(
     """D[M, N] = a_scales b_scales (a b - zero point) + bias, of `out_dtype`.
 
     a is [M, K] and b [K, N], with any strides. Both are float8_e4m3fn, int8, bfloat16 or float16. a_scales are float32
-    of 1 or M values, b_scales of 1 or N. Or both are in groups along K with g = 128, 64 or 32. Then a_scales are [M, K/g],
-    and b_scales [K/g, N/g] or [K/g, N]. bias is [N] of any float type. azp_adj is int32 [N]. azp is int32 of M values,
-    by which azp_adj is multiplied.
+    of 1 or M values, b_scales of 1 or N. Or both are in groups along K with g = 128, 64 or 32. Then a_scales are [M,
+    K/g], and b_scales [K/g, N/g] or [K/g, N]. bias is [N] of any float type. azp_adj is int32 [N]. azp is int32 of M
+    values, which multiply azp_adj.
 
     Raises ValueError where a scale has another number of values.
     """
@@ -77,7 +77,7 @@ def exact_group_scaled_mm(
 ) -> Tensor:
     """The result before any rounding but float64's, [M, N].
 
-    a is [M, K], b [K, N]. a_scales are [M, K/g], b_scales [K/g, N/g] or [K/g, N]. Sizes are rounded up, strides any.
+    a is [M, K], b [K, N]. a_scales are [M, K/g], b_scales [K/g, N/g] or [K/g, N]. Sizes round up, and strides are free.
     """
     total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     for a_group, b_group, scale in each_group(a, b, a_scales, b_scales, groups):
@@ -132,7 +132,7 @@ _STEPS: dict[str, Callable[..., Tensor]] = {
     "sqrt": torch.sqrt,
     "rsqrt": torch.rsqrt,
 }
-"""What each step does with float32 tensors, every operation rounded on its own, and with integers in int64."""
+"""The function of each step on float32 tensors, every operation rounded on its own, and on integers in int64."""
 
 
 def computed(step: Step, values: list[Tensor]) -> Tensor:
@@ -172,8 +172,9 @@ def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def own_mm(traced: Traced, given: Mapping[str, Any]) -> Tensor:
-    """What a user's epilogue makes of a b, [M, N] of out's dtype; arguments by role
-    (gemmill.families.scaled_mm.own)."""
+    """The result of a user's epilogue on a b, [M, N] of out's dtype; arguments by role
+    (gemmill.families.scaled_mm.own).
+    """
     total = accumulate(given["a"], given["b"])
     values = [total.to(torch.int64) if traced.accumulator is Kind.S32 else total.to(torch.float32)]
     values.extend(inputs_of(traced, given))

@@ -31,7 +31,7 @@ def _is_scale(scales: Operand, length: int, dim: int) -> bool:
 
 
 def group_strides(scales: Operand) -> tuple[int, int]:
-    """Strides of scales in groups. A dimension of one element, which is never stepped along, has stride 1."""
+    """Strides of scales in groups. A dimension of one element, along which no access steps, has stride 1."""
     first, second = (1 if n <= 1 else s for n, s in zip(scales.shape, scales.strides, strict=True))
     return first, second
 

@@ -29,11 +29,11 @@ FINE_BLOCKS = next(groups for groups in SCALE_GROUPS if groups.size == 32 and gr
 """DeepSeek V4.1's groups."""
 OUT_DTYPES = (DType.BF16, DType.F16)
 PLAIN_DTYPES = tuple(dtype for dtype in RESULTS_OF if dtype.bits == 16)
-"""Dtypes of operands that are no codes. Results have the same dtype."""
+"""Dtypes of unquantised operands. Results have the same dtype."""
 
 
 class Gemm(NamedTuple):
-    """What a kernel computes."""
+    """The computation of a kernel."""
 
     operands: Operands
     epilogue: EpilogueKind
@@ -157,7 +157,7 @@ def sweep(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def default(arch: Arch) -> Iterator[KernelConfig]:
-    """The kernels that are compiled for users: on sm90a chosen from the sweep by measurement (docs/notes/tables.md)."""
+    """The kernels of the default selection: on sm90a chosen from the sweep by measurement (docs/notes/tables.md)."""
     if arch is not Arch.SM90A:
         yield from smoke(arch)
         if arch is Arch.SM120F:
@@ -180,8 +180,7 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
 
 
 def nvcc(arch: Arch) -> Iterator[KernelConfig]:
-    """The kernels that are compiled in place of `default` for users who lack the CuTe DSL: CUTLASS's and hand-written
-    ones."""
+    """The kernels in place of `default` for users who lack the CuTe DSL: CUTLASS's and hand-written ones."""
     if arch is not Arch.SM90A:
         yield from default(arch)
         return
@@ -248,7 +247,7 @@ def _tables_in_groups(gemm: Gemm) -> sm90.Tables | None:
 
 
 def _of_any_alignment(arch: Arch) -> Iterator[KernelConfig]:
-    """The kernels that serve what no other takes."""
+    """The kernels for operands that no other takes."""
     for gemm in _gemms(OUT_DTYPES):
         yield _unaligned(gemm, arch)
     for dtype in PLAIN_DTYPES:

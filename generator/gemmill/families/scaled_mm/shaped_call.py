@@ -8,7 +8,7 @@ from gemmill.family.operand import Call, tma_alignment
 
 
 def shaped_call_of(op: OpSchema, call: Call, own: int = 0) -> ShapedCall:
-    """The class and the sizes of a call that has passed the checks; `own` is the number of a user's epilogue."""
+    """The class and the sizes of a legal call; `own` is the number of a user's epilogue."""
     out, a, b = call["out"], call["a"], call["b"]
     assert out is not None and a is not None and b is not None
     (m, k), n = a.shape, b.shape[1]

@@ -1,4 +1,4 @@
-"""The calls of the GEMMs that are measured: bf16 results in all classes."""
+"""The measured calls of the GEMMs: bf16 results in all classes."""
 
 import math
 from enum import StrEnum
@@ -13,7 +13,7 @@ from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, Ti
 
 
 class Op(StrEnum):
-    """Classes of calls that are measured."""
+    """Measured classes of calls."""
 
     FP8 = "fp8"
     """e4m3 x e4m3, a scale for each row of A and each column of B"""

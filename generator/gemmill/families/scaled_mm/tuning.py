@@ -39,8 +39,9 @@ _WITHOUT_TMA_PERMILLE = 12_000
 It is an assumption, large enough that the fallback is chosen only where nothing else fits.
 """
 _CUTLASS_PERMILLE = 1_053
-"""The cost of CUTLASS's kernels, in thousandths of the model's time, beside the CuTe DSL's of the same tile: fitted
-with the model."""
+"""The cost of CUTLASS's kernels, in thousandths of the model's time, compared with the CuTe DSL's of the same tile:
+fitted with the model.
+"""
 
 _MEETS = {TileScheduler.SPLIT_K: IN_CLUSTER, TileScheduler.RESTARTED: IN_REGISTERS}
 
@@ -101,7 +102,7 @@ def _facts(config: KernelConfig) -> Facts:
         promotes=_promotions(config),
         meets=meets,
         box_rows=KernelFacts(config).box_rows if config.backend is Backend.CUTEDSL else 0,
-        # As many as shared memory has room for, unless told.
+        # By default as many as shared memory has room for.
         stages=s.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage)),
         cost_permille=_CUTLASS_PERMILLE
         if of_cutlass
@@ -112,7 +113,7 @@ def _facts(config: KernelConfig) -> Facts:
 
 
 def _promotions(config: KernelConfig) -> int:
-    """How often sums are promoted in 128 bytes along K."""
+    """How often a kernel promotes sums in 128 bytes along K."""
     if group := config.operands.group_size:
         return max(1, PROMOTION // group)
     return int(config.design.accumulation is Accumulation.PROMOTED)
@@ -121,7 +122,7 @@ def _promotions(config: KernelConfig) -> int:
 def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
     """How many CTAs shared memory leaves room for, as far as the model cares.
 
-    The DSL's kernels fill it with their stages unless they are told a number of them.
+    The DSL's kernels fill it with their stages unless their config has a number of them.
     """
     s, is_cutlass = config.design, config.backend is Backend.CUTLASS
     is_basic = s.kernel_schedule is KernelSchedule.BASIC
@@ -142,10 +143,10 @@ def _refuses(row: Row, call: ShapedCall) -> str | None:
 
 
 def _offers(config: KernelConfig) -> dict[int, tuple[KernelConfig, ...]]:
-    """The configs that are measured for each class of calls.
+    """The measured configs for each class of calls.
 
-    Those measured for one output dtype and epilogue are offered to the sibling classes of the same operands too, with
-    users' epilogues. Those of bf16 operands are offered to f16. The main loop, which decides, is the same.
+    Those measured for one output dtype and epilogue serve the sibling classes of the same operands too, with users'
+    epilogues, and those of bf16 operands serve f16. The main loop, which decides, is the same.
     """
     measured, epilogue = config.operands, config.epilogue
     # A variant that reads scales in one layout alone is not found among the rows of the other.

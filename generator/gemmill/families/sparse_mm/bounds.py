@@ -2,7 +2,7 @@
 
 s8: nothing is lost in the sum, and the reference repeats the epilogue's roundings. Floats: a sparse instruction of
 Hopper's tensor core takes twice the elements along K of a dense one, and adds as many products. Those are of kept
-values: 32 of e4m3, 16 of 16 bits. So it loses what a dense instruction loses (`gemmill.arithmetic`), of twice the span
+values: 32 of e4m3, 16 of 16 bits. So it has the loss of a dense instruction (`gemmill.arithmetic`), over twice the span
 along K. Promoted sums leave the tensor core every 128 along K.
 """
 

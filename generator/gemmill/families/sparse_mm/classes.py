@@ -1,4 +1,4 @@
-"""Classes of calls: what variants of each compute."""
+"""Classes of calls: the computation of each one's variants."""
 
 from collections.abc import Iterator
 from enum import IntEnum
@@ -11,7 +11,7 @@ from gemmill.vocab import DType, EpilogueKind
 
 
 class Need(IntEnum):
-    """What the epilogue must do."""
+    """A feature that the epilogue must have."""
 
     SCALE = 0
     BIAS = 1

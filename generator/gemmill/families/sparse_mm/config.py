@@ -11,7 +11,7 @@ OPERANDS = (DType.E4M3, DType.S8, DType.BF16, DType.F16)
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What is multiplied, and the type of results."""
+    """The operands, and the type of results."""
 
     dtype: DType
     """Type of a and of the weights."""
@@ -45,7 +45,7 @@ class SparseConfig:
 
     @property
     def operand_dtype(self) -> DType:
-        """Dtype of the operand that a call is asked by."""
+        """Dtype of the operand that identifies a call."""
         return self.operands.dtype
 
     @property

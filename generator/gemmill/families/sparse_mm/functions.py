@@ -1,4 +1,4 @@
-"""The sparse GEMMs' ops as functions that allocate what they return, and the functions that make their weights."""
+"""The sparse GEMMs' ops as functions that allocate their results, and the functions that make their weights."""
 
 import torch
 
@@ -35,8 +35,8 @@ def cutlass_scaled_sparse_mm(
     transpose as `cutlass_sparse_compress` returns it. Scales are float32: one value, or one for each row of a and of
     bt_nzs. `out_dtype` is bfloat16 or float16; with 16-bit operands it is their own. `bias` is [N] of out_dtype.
 
-    Raises RuntimeError with one sentence where the arguments do not fit. On a GPU metadata is not looked at: patterns
-    that no compression makes give unspecified values.
+    Raises RuntimeError with one sentence where the arguments do not fit. On a GPU the op does not check metadata:
+    patterns that no compression makes give unspecified values.
     """
     out = a.new_empty((size(a, 0), size(bt_nzs, 0)), dtype=out_dtype)
     _SPARSE_MM(out, a, bt_nzs, bt_meta, a_scales, b_scales, bias)
@@ -56,9 +56,9 @@ def cutlass_scaled_sparse_mm_azp(
 ) -> torch.Tensor:
     """Return out[M, N] = a_scales * (b_scales * (a @ b - zero points)) + bias of 2:4 sparse b, for int8.
 
-    `azp_adj`, int32 [N], has the column sums of b. With one zero point for the tensor, they are multiplied by it
-    already, and `azp` is None. Else `azp`, int32 [M], has a zero point for each row, by which azp_adj is multiplied
-    here. The rest is as for cutlass_scaled_sparse_mm.
+    `azp_adj`, int32 [N], has the column sums of b. With one zero point for the tensor, they are its multiples already,
+    and `azp` is None. Else `azp`, int32 [M], has a zero point for each row, which multiplies azp_adj here. The rest is
+    as for cutlass_scaled_sparse_mm.
     """
     out = a.new_empty((size(a, 0), size(bt_nzs, 0)), dtype=out_dtype)
     _SPARSE_MM_AZP(out, a, bt_nzs, bt_meta, a_scales, b_scales, azp_adj, azp, bias)
@@ -69,7 +69,7 @@ def cutlass_sparse_compress(a: torch.Tensor) -> list[torch.Tensor]:
     """Return the kept values [N, K/2] of a's dtype and metadata uint8 of a 2:4 sparse matrix [N, K], as vLLM's op of
     this name.
 
-    `a` is of float8_e4m3fn, int8, bfloat16 or float16, on any device. Rows of kept values are padded to 16 bytes,
+    `a` is of float8_e4m3fn, int8, bfloat16 or float16, on any device. Padding fills rows of kept values to 16 bytes,
     metadata to 64 rows and 128 columns. Its bytes are those of CUTLASS's compressor. A negative zero is a zero.
 
     Raises RuntimeError for another dtype or shape. It also raises it where more than two of four values are not zero,
@@ -90,8 +90,8 @@ def cutlass_sparse_compress(a: torch.Tensor) -> list[torch.Tensor]:
 def cutlass_sparse_decompress(bt_nzs: torch.Tensor, bt_meta: torch.Tensor, k: int) -> torch.Tensor:
     """Return the matrix [N, k] that cutlass_sparse_compress made `bt_nzs` and `bt_meta` of.
 
-    Raises RuntimeError where the arguments are not what it makes. So it does where the metadata has a pattern that there
-    cannot be, with the first such place.
+    Raises RuntimeError where the arguments are no compressed matrix. So it does for an impossible pattern in the
+    metadata, with the first such place.
     """
     told = f"{str(bt_nzs.dtype).removeprefix('torch.')} of shape {list(bt_nzs.shape)}"
     if bt_nzs.dim() != 2 or bt_nzs.dtype not in _COMPRESSED:

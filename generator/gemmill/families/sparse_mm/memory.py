@@ -13,7 +13,7 @@ def stage_bytes(config: SparseConfig) -> int:
 
 
 def stage_room(config: SparseConfig) -> int:
-    """Bytes that are left for stages beside the epilogue's: up to four 64 x 32 store buffers and vectors of scales."""
+    """Bytes for stages, without the epilogue's: up to four 64 x 32 store buffers and vectors of scales."""
     m, n, _ = config.design.tile_shape_mnk
     buffers = min(4, max(1, m * n // (64 * 32)))
     return config.arch.shared_memory_bytes - buffers * 64 * 32 * config.out_dtype.bits // 8 - 3 * 4 * m - BARRIERS

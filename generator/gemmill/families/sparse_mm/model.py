@@ -1,6 +1,6 @@
 """The analytic model that chooses a variant. Mirrors kernels/sparse_mm/model.cpp.
 
-Tiles are multiplied in waves. Weights, metadata and activations are read once. A step of a tile takes its tensor core's
+Tiles come in waves. The device reads weights, metadata and activations once. A step of a tile takes its tensor core's
 time, or its loads' time where that is longer.
 """
 
@@ -17,7 +17,7 @@ _STEP = 128
 
 
 class Facts(NamedTuple):
-    """What the model reads of a variant. Mirrors `Facts` in kernels/sparse_mm/model.h."""
+    """The inputs of the model for a variant. Mirrors `Facts` in kernels/sparse_mm/model.h."""
 
     raster_order: int
     swizzle: int

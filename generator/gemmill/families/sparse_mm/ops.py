@@ -1,4 +1,4 @@
-"""The GEMMs of 2:4 sparse weights, and what must hold for a call of each."""
+"""The GEMMs of 2:4 sparse weights, and the contract of each."""
 
 from gemmill.families.sparse_mm.classes import CLASSES
 from gemmill.families.sparse_mm.config import OPERANDS

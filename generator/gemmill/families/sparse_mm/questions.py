@@ -1,4 +1,4 @@
-"""What `gemmill explain` can be told of a sparse GEMM's call."""
+"""The options of `gemmill explain` for a sparse GEMM's call."""
 
 from gemmill.questions import size, switch, word
 

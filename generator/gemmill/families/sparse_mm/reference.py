@@ -1,8 +1,8 @@
 """The GEMMs of 2:4 sparse weights in plain torch, from the compressed operands, on any device.
 
-Weights are decompressed. Sums are exact as those of the scaled GEMMs' reference: in float64, then the epilogue's
-roundings. So results of s8 are the same to the last bit. The others differ by what the tensor core loses, which
-`bounds.py` bounds.
+It decompresses the weights. Sums are exact as those of the scaled GEMMs' reference: in float64, then the epilogue's
+roundings. So results of s8 are the same to the last bit. The others differ by the tensor core's loss, which `bounds.py`
+bounds.
 """
 
 import torch

@@ -58,7 +58,7 @@ def _tile(c: SparseConfig) -> Iterator[str]:
 
 
 def _cluster(c: SparseConfig) -> Iterator[str]:
-    """Tiles are shared along M and N, by the 8 CTAs that every device can run."""
+    """The CTAs of a cluster share tiles along M and N, at most the 8 that every device can run."""
     m, n, k = c.design.cluster_shape_mnk
     if k != 1 or m * n > 8:
         yield f"cluster {m}x{n}x{k}: at most 8 CTAs share tiles, along M and N"
@@ -84,7 +84,7 @@ def _memory(c: SparseConfig) -> Iterator[str]:
 
 
 def _launch(c: SparseConfig) -> Iterator[str]:
-    """Settings that the scheduler would ignore are refused, so that no two variants are the same."""
+    """The rule rejects settings that the scheduler would ignore, so that no two variants are the same."""
     if c.swizzle not in (1, 2, 4, 8):
         yield f"swizzle {c.swizzle} is not 1, 2, 4 or 8"
     plain = c.raster_order is RasterOrder.HEURISTIC and c.swizzle == 1

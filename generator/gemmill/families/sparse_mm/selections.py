@@ -28,7 +28,9 @@ class Candidate:
 
 
 _FEW = Candidate(tile=(64, 16, 512), schedule=BASIC, stages=3)
-"""For few rows of 8 bits. Its stages leave room for the next kernel's CTA on the same multiprocessor (docs/notes/sparse.md)."""
+"""For a small M of 8 bits. Its stages leave room for the next kernel's CTA on the same multiprocessor
+(docs/notes/sparse.md).
+"""
 _OF_8_BITS = (
     _FEW,
     Candidate(tile=(64, 64, 256), schedule=BASIC),
@@ -62,8 +64,7 @@ _PROMOTED = Candidate(tile=(64, 64, 256), schedule=BASIC, accumulation=Accumulat
 
 
 def sweep(arch: Arch) -> Iterator[SparseConfig]:
-    """All kernels that are worth timing for bf16 results, also with promoted sums, and the rest of the default
-    selection."""
+    """All kernels worth timing for bf16 results, also with promoted sums, and the rest of the default selection."""
     if arch is not Arch.SM90A:
         return
     found = list(default(arch))
@@ -87,7 +88,7 @@ def default(arch: Arch) -> Iterator[SparseConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[SparseConfig]:
-    """A kernel with a tile for few rows from e4m3 to bf16, and one for many rows of s8."""
+    """A kernel with a tile for a small M from e4m3 to bf16, and one for a large M of s8."""
     if arch is not Arch.SM90A:
         return
     yield from configs(DType.E4M3, DType.BF16, _OF_8_BITS[0])

@@ -6,7 +6,7 @@ from gemmill.family.operand import TMA_BYTES, Operand, tma_alignment
 
 
 def shaped_call_of(call: Judged) -> ShapedCall:
-    """The class and the sizes of a call that has passed the checks."""
+    """The class and the sizes of a legal call."""
     n = call["N"]
     return ShapedCall(
         family=NAME,
@@ -24,5 +24,5 @@ def shaped_call_of(call: Judged) -> ShapedCall:
 def _alignment(x: Operand, also: int = 0) -> int:
     rows, columns = x.shape
     step = TMA_BYTES // x.element_bytes
-    stride = -(-columns // step) * step if rows == 1 else x.row_stride  # that of a single row is never used
+    stride = -(-columns // step) * step if rows == 1 else x.row_stride  # no access uses that of a single row
     return tma_alignment(x, stride | also, columns)

@@ -17,7 +17,7 @@ _EPILOGUE = {
 
 
 def spell(config: SparseConfig) -> Spelled:
-    """The template, and what fills its holes."""
+    """The template, and the values of its holes."""
     c = config
     fast = c.design.accumulation is Accumulation.FAST and c.operand_dtype is DType.E4M3
     is_persistent = c.design.kernel_schedule is not KernelSchedule.BASIC

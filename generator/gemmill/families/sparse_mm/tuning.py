@@ -26,7 +26,7 @@ def _facts(c: SparseConfig) -> Facts:
     tile_n, tile_m, _ = c.design.tile_shape_mnk
     cluster_n, cluster_m, _ = c.design.cluster_shape_mnk
     products = tile_m * tile_n * _STEP * bits // 8
-    # Tiles of a are shared by CTAs along N, those of weights along M; the next CTA's loads pass by the same L2.
+    # CTAs along N share tiles of a, those along M tiles of weights; the next CTA's loads pass by the same L2.
     loaded = (tile_m // cluster_n * bits + tile_n // cluster_m * (bits // 2 + 1)) * _STEP // 8
     return Facts(
         raster_order=_RASTER_CODES[c.raster_order],

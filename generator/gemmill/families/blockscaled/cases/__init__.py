@@ -1,4 +1,4 @@
-"""Calls of the block-scaled GEMMs, for whoever makes them."""
+"""Calls of the block-scaled GEMMs, for tests, verify, fuzz and tune."""
 
 from gemmill.families.blockscaled.cases.asked import asked
 from gemmill.families.blockscaled.cases.checked import of_config, once, sized

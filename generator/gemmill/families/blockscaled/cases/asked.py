@@ -1,4 +1,4 @@
-"""What `gemmill explain` asks about an op: arguments without data, from sizes and options."""
+"""Arguments without data of an op, from the sizes and options of `gemmill explain`."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from gemmill.vocab import DType, Format
 
 
 def asked(op: str, question: Question) -> list[Any]:
-    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
     q = question
     m, n, k = q["m"], q["n"], q["k"]
     if n is None or k is None or q["hidden"] is not None:

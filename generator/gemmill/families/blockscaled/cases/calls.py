@@ -1,4 +1,4 @@
-"""Calls by their sizes and options: operands, and what they must give."""
+"""Calls by their sizes and options: operands, and expected results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ from gemmill.vocab import DType, Format
 _SCALES = {True: (48, 80), False: (122, 131)}
 """First byte and the end of random scales, by whether they are ue4m3: 2^-1 to 2^2 and 2^-5 to 2^3."""
 _ONE, _STEP = {True: 56, False: 127}, {True: 8, False: 1}
-"""The byte of 1, and what doubles a scale."""
+"""The byte of 1, and the increment that doubles a scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,9 @@ class CallSpec:
     """Name of the op; where it is empty, the first op that computes the pair."""
     out_dtype: DType = DType.BF16
     prepacked: bool = True
-    """Whether weights are packed, where they can be. Folded weights that are not have scales that spread too far to fold."""
+    """Whether to pack the weights, where that is possible. Unpacked weights of folding ops have scales that spread too
+    far to fold.
+    """
     grouped: bool = False
     """Whether activations of e4m3 have a scale for each 128 columns."""
     bias: bool = False
@@ -98,7 +100,7 @@ class Operands:
     """Values of B, float64 [N, K]."""
 
     def wanted(self, spec: CallSpec, rows: Tensor | None = None) -> Wanted:
-        """What the result must be, or some rows of it."""
+        """The expected result, or some rows of it."""
         alpha, bias = (self.given.get(name) for name in ("alpha", "bias"))
         a = self.a if rows is None else self.a[rows]
         out_dtype = getattr(torch, spec.out_dtype.torch_name)
@@ -119,7 +121,7 @@ def make_operands(spec: CallSpec, device: torch.device) -> Operands:
 
 
 def operands_of(spec: CallSpec, weights: BlockScaled, generator: torch.Generator) -> Operands:
-    """New tensors for a spec with weights that are there already."""
+    """New tensors for a spec with existing weights."""
     p, device = spec, generator.device
     out_dtype = getattr(torch, p.out_dtype.torch_name)
     given: dict[str, Any] = {

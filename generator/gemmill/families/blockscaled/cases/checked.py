@@ -1,4 +1,4 @@
-"""The calls by which a variant is verified."""
+"""The calls that verify a variant."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ _LEAST_GROUPED, _LEAST_UNFOLDED = 160, 64
 
 @dataclass(frozen=True, kw_only=True)
 class BlockScaledCase(SpecCase):
-    """A spec that is computed and compared."""
+    """A spec with its computation and comparison."""
 
     spec: CallSpec
 
@@ -39,7 +39,7 @@ class BlockScaledCase(SpecCase):
         return self.spec.name
 
     def arguments(self, device: str) -> list[Any]:
-        """The arguments in the order of the op's schema; the result is poisoned."""
+        """The arguments in the order of the op's schema; the result holds poison."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[Operands, Memory, list[Any]]:

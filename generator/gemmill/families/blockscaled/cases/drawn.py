@@ -1,4 +1,4 @@
-"""Random calls, and what they must give."""
+"""Random calls, and their expected results."""
 
 from typing import Any
 
@@ -110,7 +110,7 @@ def _factors(shape: tuple[int, ...], exact: bool) -> Slot:
 
 
 def _blocks(format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
-    """Weights packed by nobody: bytes that are codes and scales."""
+    """Random bytes in place of packed weights: they are codes and scales."""
     blocks = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE
     shape = (-(-n // SIDE), blocks, SIDE * SIDE // 2 + SIDE * SIDE // format.group)
     values = f"{format.name}_blocks{'_powers' if exact else ''}"
@@ -118,13 +118,13 @@ def _blocks(format: Format, n: int, k: int, exact: bool) -> dict[str, Slot]:
 
 
 def _rows(format: Format, n: int, k: int, exact: bool) -> Slot:
-    """Weights that nobody packed, in rows: bytes that are codes and scales."""
+    """Random bytes in place of weights packed in rows: they are codes and scales."""
     bytes_ = format.code_bytes(k) + format.scale_count(k)
     return _dense(torch.uint8, (n, -(-bytes_ // ROW_BYTES) * ROW_BYTES), _row_values(format, exact))
 
 
 def _row_values(format: Format, exact: bool) -> str:
-    """The values of rows: bytes that are scales, and codes that are numbers."""
+    """The values of rows: bytes as scales, and finite codes."""
     return f"{format.name}_rows{'_powers' if exact else ''}" if format == MXFP8 else _scale_values(format, exact)
 
 
@@ -159,7 +159,7 @@ def _codes(draw: Draw, format: Format, rows: int, k: int, exact: bool) -> tuple[
 
 
 class BlockScaledJudge:
-    """What a call must give, by the reference on operands in dense memory of their own."""
+    """The expected results of a call, by the reference on operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._call = memory, call
@@ -183,12 +183,12 @@ class BlockScaledJudge:
         return self._wanted.apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; empty where nothing is."""
+        """The fault in words; empty for a right result."""
         return self._wanted.compare(self._memory.dense("out")).report
 
 
 _TAKES_NONE = "takes M, N, K = "
-"""What a refusal says where variants are there, and none takes the sizes and alignments."""
+"""Words of a refusal where variants are there, and none takes the sizes and alignments."""
 
 
 def is_lacking(call: LegalCall, text: str) -> bool:

@@ -83,7 +83,7 @@ class BlockScaledMaker:
         )
 
     def exact(self, x: BlockScaledOperands) -> BlockScaledOperands | None:
-        """Operands of small integers with powers of two as scales; the result's memory is shared."""
+        """Operands of small integers with powers of two as scales; they share the result's memory."""
         call = replace(x.call, data="integers")
         weights = self._drawn(call)
         made = calls.operands_of(call, weights, self._generator)

@@ -1,4 +1,4 @@
-"""Calls of fused experts, for whoever makes them."""
+"""Calls of fused experts, for tests, verify, fuzz and tune."""
 
 from gemmill.families.fused_moe.cases.asked import asked
 from gemmill.families.fused_moe.cases.checked import of_config, once, sized

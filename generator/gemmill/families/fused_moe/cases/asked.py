@@ -1,4 +1,4 @@
-"""What `gemmill explain` asks about the op: arguments without data, from sizes and options."""
+"""Arguments without data of the op, from the sizes and options of `gemmill explain`."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ _EXPERTS, _TOPK = 8, 2
 
 
 def asked(op: str, question: Question) -> list[Any]:
-    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
     q = question
     m, n, k, experts, topk = q["m"], q["n"], q["k"], q["experts"] or _EXPERTS, q["topk"] or _TOPK
     if n is None or k is None or q["hidden"] is not None:
@@ -56,7 +56,7 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int, topk: int) -> list[Any]:
-    """The arguments of the op for packed weights. Raises ValueError for what it does not take."""
+    """The arguments of the op for packed weights. Raises ValueError for a question that it does not accept."""
     if q["group"] or q["dtype"] or q["out"]:
         raise ValueError(f"{op} with --group, --dtype or --out: x and out are bf16, weights have bases of rows")
     name = q["format"] or PACKING_NAMES[0]

@@ -1,4 +1,4 @@
-"""Calls by their sizes and options: operands, and what they must give."""
+"""Calls by their sizes and options: operands, and expected results."""
 
 import math
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class CallSpec:
     out_dtype: DType = DType.BF16
     group_size: int = 0
     packing: Packing | None = None
-    """How weights are packed; None for weights that are not."""
+    """The packing of weights; None for unpacked ones."""
     activation: Activation = Activation.SILU
     order: int = GATE_UP
     mapped: tuple[int, ...] | None = None
@@ -59,16 +59,16 @@ class CallSpec:
     lent: bool = False
     """Whether the caller gives the workspace."""
     data: str = "random"
-    """What values are: "random", or "integers", which are small.
+    """The distribution of values: "random", or "integers", which are small.
 
     With "integers" scales are powers of two, and each group of a row of x has one 448. So codes and sums of x are exact.
     """
     pad: int = 0
     """Elements between rows of x and of out."""
     by_warps: bool = False
-    """Whether only kernels whose warps multiply may serve the call: it is judged by what their sums lose."""
+    """Whether only kernels whose warps multiply may serve the call: then the bound has the loss of their sums."""
     fused: bool = False
-    """Whether no grouped GEMMs may make the call's products: it is judged without their roundings."""
+    """Whether no grouped GEMMs may compute the call's products: then the bound leaves their roundings out."""
 
     @property
     def op(self) -> str:
@@ -99,7 +99,7 @@ class CallSpec:
 
 
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
-    """Arguments by name, but for what is written. The same spec has the same data."""
+    """Arguments by name, without pure outputs. The same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.tokens * 1_000_003 + p.hidden * 1009 + p.inner)
     half, weights, gates = _torch(p.out_dtype), _torch(p.dtype), 2 * p.inner
     x = torch.full((p.tokens, p.hidden + p.pad), torch.nan, dtype=half, device=device)[:, : p.hidden]
@@ -150,9 +150,9 @@ def arguments_of(given: dict[str, Any]) -> list[Any]:
 
 
 def wanted_of(given: dict[str, Any], *, exactly: bool, by_warps: bool = False, fused: bool = False) -> Wanted:
-    """What a call must give. `out` among its arguments has what was there before the call.
+    """The expected results of a call. `out` among its arguments has its contents before the call.
 
-    `by_warps` says that no kernel serves it whose sums lose more than those of warps, and `fused` that no grouped GEMMs do.
+    `by_warps`: no kernel serves it whose sums lose more than those of warps. `fused`: no grouped GEMMs do.
     """
     before = given["out"].clone() if given["adds"] else None
     layer = replace(layer_of(given), by_warps=by_warps, fused=fused)

@@ -1,4 +1,4 @@
-"""The calls by which a variant is verified."""
+"""The calls that verify a variant."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from gemmill.vocab.activation import Activation
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsCase(SpecCase):
-    """A spec that is computed and compared."""
+    """A spec with its computation and comparison."""
 
     spec: CallSpec
 
     def arguments(self, device: str) -> list[Any]:
-        """Arguments in the order of the op's schema. Tensors that the op writes are poisoned."""
+        """Arguments in the order of the op's schema. The op's outputs hold poison."""
         return arguments_of(self._made(device)[0])
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory]:
@@ -74,7 +74,7 @@ class ExpertsCase(SpecCase):
 def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
     """Calls that cover a variant: numbers of tokens below, at and across a tile, and maps, biases and a workspace of one's own.
 
-    Some tokens have no experts. Activations and both places of the router's weight are covered, too.
+    Some tokens have no experts. It also covers activations and both places of the router's weight.
     """
     first, tile = _first(config), config.tile_tokens
     step = config.group_size or (16 if config.packing is None else config.packing.multiple)
@@ -138,17 +138,17 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
 
 
 _MOST_PACKED = 40
-"""The most experts whose weights are packed for a case: packing takes the host longer than all else."""
+"""The most experts in a case with packed weights: packing takes the host longer than all else."""
 
 
 def _packed(spec: CallSpec, config: PackedExpertsConfig) -> CallSpec:
-    """The spec with rows of whole groups, each gate before its up, and no more experts than are packed in time."""
+    """The spec with rows of whole groups, each gate before its up, and few enough experts to pack them in time."""
     hidden = -(-spec.hidden // config.packing.multiple) * config.packing.multiple
     return replace(spec, hidden=hidden, order=INTERLEAVED, weights=min(spec.weights, _MOST_PACKED))
 
 
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> ExpertsCase:
-    """A call of small integers. Raises ValueError for what the op has no room for."""
+    """A call of small integers. Raises ValueError for sizes that the op has no room for."""
     first = _first(config)
     return ExpertsCase(
         spec=replace(

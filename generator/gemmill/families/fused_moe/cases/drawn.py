@@ -1,4 +1,4 @@
-"""Random calls, and what they must give."""
+"""Random calls, and their expected results."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call with weights that are not packed."""
+    """A call with unpacked weights."""
     half, coded = draw.one_of(_MADE), draw.chance(0.75)
     group = draw.one_of(GROUPS) if coded and draw.chance(0.5) else 0
     step = group or 16
@@ -97,7 +97,7 @@ def _scale_shapes(weights: int, hidden: int, inner: int, *, group: int, single: 
 
 
 class ExpertsJudge:
-    """What a call must give: the reference's result for operands in dense memory of their own."""
+    """The expected results of a call: the reference's for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory = memory
@@ -109,7 +109,7 @@ class ExpertsJudge:
         return self._wanted.apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """The fault in words; empty for right results."""
         return self._wanted.compare(self._memory.dense("out")).report
 
 

@@ -23,7 +23,7 @@ _VALUES = {
     "mxfp4_e4m3": "mxfp4_folded",
     "nvfp4_e4m3": "nvfp4_folded",
 }
-"""Bytes that blocks are drawn of, by packing: each is a scale, and codes and places."""
+"""Pools of bytes for random blocks, by packing: each byte is a scale, and codes and places."""
 
 
 def drawn_packed(op: str, draw: Draw, limits: Limits) -> LegalCall:

@@ -14,7 +14,7 @@ _EXPERTS = 8
 
 
 def asked(op: str, question: Question) -> list[Any]:
-    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
     q = question
     m, n, k = q["m"], q["n"], q["k"]
     if n is None or k is None or q["hidden"] is not None:

@@ -1,4 +1,4 @@
-"""Calls of the gated GEMMs by their sizes and options: operands, and what they must give."""
+"""Calls of the gated GEMMs by their sizes and options: operands, and expected results."""
 
 import math
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class CallSpec:
     one_value: bool = False
     """Whether scales are one value for A, and one for B, where they are not in groups."""
     data: str = "random"
-    """What values are: "random", "integers" or "large".
+    """The distribution of values: "random", "integers" or "large".
 
     "integers" are small, with powers of two as scales, so that every order of summation gives the same. Exponentials of
     "large" values overflow.
@@ -62,7 +62,7 @@ class CallSpec:
 
 
 def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
-    """Arguments by name, but for what is written; the same spec has the same data."""
+    """Arguments by name, without pure outputs; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n = 2 * p.hidden
     a = torch.ones((p.m, p.k + p.pad), device=device, dtype=torch.float32).to(operand_dtype(p))[:, : p.k]
@@ -84,7 +84,7 @@ def make_given(p: CallSpec, device: torch.device) -> dict[str, Any]:
 
 
 def numbers_of(p: CallSpec) -> dict[str, Any]:
-    """The activation, and the numbers that it is told, by name."""
+    """The activation and its numbers, by name."""
     alpha, limit, beta = p.numbers
     return {"activation": p.activation.spelled, "alpha": alpha, "limit": limit, "beta": beta}
 
@@ -97,7 +97,7 @@ def arguments_of(given: dict[str, Any]) -> list[Any]:
 def wrong_of(given: dict[str, Any], written: dict[str, Tensor], *, exactly: bool) -> list[Tensor]:
     """Which elements of out, and of out_scales where there are some, are wrong.
 
-    `given` are a call's operands, `written` what it wrote. `exactly` says that every order of summation gives the same.
+    `given` are a call's operands, `written` its outputs. `exactly`: every order of summation gives the same.
     """
     operands = given["a"], given["b"], given["a_scales"], given["b_scales"]
     numbers = given["alpha"], given["limit"], given["beta"]
@@ -111,7 +111,7 @@ def wrong_of(given: dict[str, Any], written: dict[str, Tensor], *, exactly: bool
 
 
 def report_of(wrong: list[Tensor]) -> str:
-    """What is wrong, in a sentence; nothing if nothing is."""
+    """The fault in a sentence; empty for right results."""
     for name, found in zip(("results", "scales"), wrong, strict=False):
         if count := int(found.sum()):
             places = found.nonzero()

@@ -1,4 +1,4 @@
-"""The calls by which a gated GEMM is verified."""
+"""The calls that verify a gated GEMM."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -42,7 +42,7 @@ OF_SWIGLU = (1.702, 7.0, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class GatedCase(SpecCase):
-    """A call spec that is computed and compared."""
+    """A call spec with its computation and comparison."""
 
     spec: CallSpec
 
@@ -52,7 +52,7 @@ class GatedCase(SpecCase):
         return SCALED_MM_ACT_QUANT.name
 
     def arguments(self, device: str) -> list[Any]:
-        """Arguments in the order of the op's schema. What is written is poisoned."""
+        """Arguments in the order of the op's schema. Outputs hold poison."""
         return arguments_of(self._made(device)[0])
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory]:
@@ -97,7 +97,7 @@ class ExpertGatedCase(GatedCase):
         return self.spec.op
 
     def arguments(self, device: str) -> list[Any]:
-        """Arguments in the order of the op's schema. What is written is poisoned."""
+        """Arguments in the order of the op's schema. Outputs hold poison."""
         return expert_arguments_of(self.op, self._made(device)[0])
 
     def _given(self, where: torch.device) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _first_of_experts(config: GatedConfig) -> ExpertSpec:
 
 
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
-    """A call of small integers. Raises ValueError for what the op has no room for."""
+    """A call of small integers. Raises ValueError for sizes that the op has no room for."""
     if isinstance(config, GatedConfig) and config.operands.by_expert:
         spec = of_counts(
             _first_of_experts(config), (sizes["m"],), hidden=sizes["n"] // 2, k=sizes["k"], data="integers"

@@ -1,4 +1,4 @@
-"""Random calls of the gated GEMMs, and what they must give."""
+"""Random calls of the gated GEMMs, and their expected results."""
 
 from dataclasses import replace
 from typing import Any
@@ -110,7 +110,7 @@ def _scales(draw: Draw, count: int, values: str) -> Slot:
 
 
 class GatedJudge:
-    """The judge of one drawn call, by the reference's result for operands in dense memory of their own."""
+    """The judge of one random call, by the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._exactly = memory, call.judged == EXACT
@@ -123,7 +123,7 @@ class GatedJudge:
         return torch.stack([found.sum() for found in self._found()]).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """The fault in words; empty for right results."""
         return report_of(self._found())
 
     def _found(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Calls of rows that belong to experts: operands, and what they must give."""
+"""Calls of rows that belong to experts: operands, and expected results."""
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -33,13 +33,13 @@ class ExpertSpec(CallSpec):
     slot: int = 0
     """Rows of room for each expert; 0 where segments follow one another."""
     spare: int = 0
-    """Rows before the first segment and behind the last that are nobody's."""
+    """Rows without an expert, before the first segment and behind the last."""
     mapped: tuple[int, ...] | None = None
     """The index of each expert's weights; None for a call without a map."""
     wide_offsets: bool = False
     """Whether offsets, and the numbers of rows, have 64 bits."""
     indexed: bool = False
-    """Whether rows of A are named by their numbers: those of two thirds as many tokens, some of nowhere."""
+    """Whether token_ids name the rows of A: those of two thirds as many tokens, some of nowhere."""
 
     @property
     def tokens(self) -> int:
@@ -71,7 +71,7 @@ def of_counts(first: ExpertSpec, counts: tuple[int, ...], **changes: Any) -> Exp
 
 
 def make_expert_given(p: ExpertSpec, device: torch.device) -> dict[str, Any]:
-    """Arguments by name, but for what is written; the same spec has the same data."""
+    """Arguments by name, without pure outputs; the same spec has the same data."""
     g = torch.Generator(device=device).manual_seed(p.m * 1_000_003 + p.hidden * 1009 + p.k)
     n = 2 * p.hidden
     a = torch.ones((p.tokens, p.k + p.pad), device=device, dtype=torch.float32).to(operand_dtype(p))[:, : p.k]
@@ -116,7 +116,7 @@ def wrong_of_experts(
 ) -> list[Tensor]:
     """Which elements of out, and of out_scales where there are some, are wrong. Each has a row for each of all rows.
 
-    Rows of no expert must be what they were before.
+    Rows of no expert must keep their contents.
     """
     values = expert_arguments_of(op, {"out_scales": None} | given | written)
     schema = BY_NAME[op]

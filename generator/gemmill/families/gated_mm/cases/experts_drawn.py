@@ -1,4 +1,4 @@
-"""Random calls of rows that belong to experts, and what they must give."""
+"""Random calls of rows that belong to experts, and their expected results."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ DTYPES = (*(torch.float8_e4m3fn,) * 3, torch.int8)
 
 
 def values_of(dtype: torch.dtype, *, exact: bool) -> tuple[str, str]:
-    """What values operands and scales have."""
+    """The kinds of values of operands and scales."""
     if exact:
         return "integers", "powers"
     return "codes" if dtype is torch.int8 else "normal", "scales"
@@ -93,7 +93,7 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 class ExpertJudge:
-    """The judge of one drawn call, by the reference's result for operands in dense memory of their own."""
+    """The judge of one random call, by the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._call, self._exactly = memory, call, call.judged == EXACT
@@ -107,7 +107,7 @@ class ExpertJudge:
         return torch.stack([found.sum() for found in self._found()]).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """The fault in words; empty for right results."""
         return report_of(self._found())
 
     def _found(self) -> list[Tensor]:

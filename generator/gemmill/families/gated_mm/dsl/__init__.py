@@ -1,1 +1,1 @@
-"""The kernel in CuTe DSL. Importable files, since the DSL reads the source of what it compiles."""
+"""The kernel in CuTe DSL. Importable files, since the DSL reads the source of the functions that it compiles."""

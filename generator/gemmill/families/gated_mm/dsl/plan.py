@@ -1,4 +1,4 @@
-"""The plan of a gated kernel: the facts that it is compiled with."""
+"""The plan of a gated kernel: its compile-time facts."""
 
 from dataclasses import dataclass
 

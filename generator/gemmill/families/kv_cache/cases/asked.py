@@ -80,7 +80,7 @@ def asked(op: str, question: Question) -> list[Any]:
 
 
 def _formats(op: str) -> tuple[tuple[str, ...], str]:
-    """The formats that an op takes, and the one that is meant where none is told."""
+    """The formats that an op takes, and its default."""
     if op in (COMPRESS_VALUES.name, DECOMPRESS_VALUES.name):
         return tuple(VALUE_FORMATS), "eden4"
     if op in (COMPRESS_KEYS.name, DECOMPRESS_KEYS.name, SCORES.name):

@@ -1,5 +1,6 @@
-"""Calls of the compressed cache's ops by their sizes and options. Outputs are poisoned, and held against the
-reference."""
+"""Calls of the compressed cache's ops by their sizes and options. Outputs hold poison before a call; the reference
+checks them after it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +69,9 @@ class CompressCase(MadeCall):
     """Whether keys come rotated."""
     rotated_values: bool = False
     is_apart: bool = False
-    """Whether keys and values are in memory of their own. Else they are beside one another, as a layer's matrix product
-    has them."""
+    """Whether keys and values are in memory of their own. Else they are neighbours, as a layer's matrix product has
+    them.
+    """
     schema = COMPRESS
 
     @property
@@ -88,7 +90,7 @@ class CompressCase(MadeCall):
         return [*self.told(device), self.format, SEED, self.rotated_keys, self.rotated_values]
 
     def told(self, device: torch.device | str) -> list[Any]:
-        """The arguments that are tensors: cache, keys, values and slot mapping."""
+        """The tensor arguments: cache, keys, values and slot mapping."""
         width = self.kv_heads * self.head_dim
         both = normal((self.tokens, 2 * width + self.padding), self.dtype, device)
         keys, values = (
@@ -96,7 +98,7 @@ class CompressCase(MadeCall):
         )
         pages = -(-self.tokens // self.page) + 1
         cache = empty_cache(self.spec, pages, device)
-        if self.is_apart or str(device) == "meta":  # where tensors are told apart by offsets alone
+        if self.is_apart or str(device) == "meta":  # where offsets alone distinguish tensors
             keys, values = (torch.empty(x.shape, dtype=x.dtype, device=device).copy_(x) for x in (keys, values))
         if str(device) == "meta":
             return [cache, keys, values, torch.empty(self.tokens, dtype=torch.int64, device=device)]
@@ -168,13 +170,13 @@ class DecodeCase(MadeCall):
 
     @property
     def seed(self) -> int:
-        """The seed that the op is told: -1 where queries come rotated."""
+        """The seed of the call: -1 where queries come rotated."""
         return -1 if self.is_rotated else SEED
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Arguments of normally distributed data, in pages of any order.
 
-        What no token owns is NaN, and the table names no page beyond a sequence.
+        Bytes without a token are NaN, and the table names no page beyond a sequence.
         """
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
         q = normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]

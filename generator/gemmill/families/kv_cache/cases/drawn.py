@@ -120,7 +120,7 @@ def _decode(draw: Draw) -> LegalCall:
 
 
 def _stored(draw: Draw, formats: tuple[str, ...]) -> tuple[str, int]:
-    """A random format, and a head dim that it is offered with."""
+    """A random format, and one of its head dims."""
     head_dim = draw.one_of(HEAD_DIMS)
     fit = [name for name in formats if head_dim == COMMON_HEAD_DIM or FORMATS[name][1] == FORMATS[name][2]]
     return draw.one_of(fit), head_dim

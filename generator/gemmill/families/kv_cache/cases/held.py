@@ -1,4 +1,4 @@
-"""A result beside what it should be."""
+"""A result next to its expected value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Given = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Held:
-    """A result beside what it should be, in f64, and how far apart they may be."""
+    """A result next to its expected value, in f64, and the allowed distance."""
 
     got: Tensor
     wanted: Tensor
@@ -23,10 +23,10 @@ class Held:
 
     @property
     def part(self) -> Tensor:
-        """The error of each element as a part of what is allowed. Equal results have no error, NaN where NaN is wanted
-        too.
+        """The error of each element as a part of the allowed one. Equal results have no error, nor does NaN for an
+        expected NaN.
 
-        A limit that is no number allows any.
+        A limit of NaN allows any.
         """
         same = (self.got == self.wanted) | (self.got.isnan() & self.wanted.isnan())
         error = (self.got.double() - self.wanted).abs() / self.limit.clamp_min(2.0**-1000)

@@ -1,4 +1,4 @@
-"""Results of the compressed cache's ops against their references, as parts of what their arithmetic may lose."""
+"""Results of the compressed cache's ops against their references, as parts of the error bound of their arithmetic."""
 
 from collections.abc import Callable, Mapping
 
@@ -36,7 +36,7 @@ from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME
 
 Parts = dict[str, Tensor]
-"""The error of each element of each result, as a part of what is allowed: above 1 is wrong."""
+"""The error of each element of each result, as a part of the allowed one: above 1 is wrong."""
 
 
 def parts(op: str, before: Given, after: Given) -> Parts:
@@ -50,7 +50,7 @@ def parts(op: str, before: Given, after: Given) -> Parts:
 
 
 def limits(op: str, after: Given) -> dict[str, Tensor]:
-    """How far each element of a kernel's results may be from the reference's. `after` is what the reference left."""
+    """How far each element of a kernel's results may be from the reference's. `after` has the reference's outputs."""
     schema = BY_NAME[op]
     call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
     if not call["works"]:
@@ -67,8 +67,9 @@ def by_role(call: Judged, given: Given) -> Given:
 
 
 def ranges(op: str, after: Given) -> dict[str, list[CodeRange]]:
-    """The codes and norms that a store may write, where `after` is what the reference left. Elsewhere the cache is as
-    it was."""
+    """The codes and norms that a store may write, where `after` has the reference's outputs. Elsewhere the cache is as
+    it was.
+    """
     schema = BY_NAME[op]
     call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
     if not call["works"] or list(Kind)[call["kind"]] is not Kind.COMPRESS:
@@ -127,7 +128,7 @@ def wrong(found: Parts) -> Tensor:
 
 
 def report(found: Parts) -> str:
-    """What is wrong, in words; the empty text if nothing is."""
+    """The fault in words; empty for right results."""
     counts = {name: int((~(part <= 1)).sum()) for name, part in found.items()}
     return ", ".join(
         f"{count} elements of {name} are farther from the reference than allowed, the worst {worst_part(found[name]):.3g} times"
@@ -235,7 +236,7 @@ _HELD: dict[Kind, Callable[[Judged, Given, Given], Mapping[str, Tensor | Held]]]
 
 
 class KvCacheJudge:
-    """The judge of one drawn call."""
+    """The judge of one random call."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._call, self._memory = call, memory
@@ -250,5 +251,5 @@ class KvCacheJudge:
         return wrong(self._parts())
 
     def report(self) -> str:
-        """What is wrong, in words."""
+        """The fault in words."""
         return report(self._parts())

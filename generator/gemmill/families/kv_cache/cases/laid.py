@@ -1,4 +1,4 @@
-"""Strides of the tensors of drawn calls."""
+"""Strides of the tensors of random calls."""
 
 import math
 
@@ -46,7 +46,7 @@ def vectors(
 
 
 def call(op: str, draw: Draw, slots: dict[str, Slot], plain: dict[str, object]) -> LegalCall:
-    """A call whose results are judged within their bounds; each slot begins anywhere in its pool of values."""
+    """A call with bounds on its results; each slot begins anywhere in its pool of values."""
     offsets = {name: draw.below(1 << 30) for name in slots}
     if "slot_mapping" in slots:
         offsets["slot_mapping"] = draw.below(64)

@@ -1,4 +1,4 @@
-"""The parts that all calls which are made by their sizes share."""
+"""The common part of all calls by their sizes."""
 
 from abc import ABC, abstractmethod
 from typing import Any

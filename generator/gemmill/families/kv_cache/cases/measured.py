@@ -30,7 +30,7 @@ class AttentionOperands:
     workload: MeasuredWorkload
     case: DecodeCase | AttendCase
     given: tuple[dict[str, Any], ...]
-    """The arguments that are read, by name, of each copy."""
+    """The input arguments, by name, of each copy."""
     written: dict[str, Tensor]
 
     @property
@@ -84,7 +84,7 @@ def _slot(x: Tensor, stride: int) -> Slot:
 
 
 class FirstSequence:
-    """The reference of the last row of the first sequence. Other rows are not held against theirs."""
+    """The reference of the last row of the first sequence. It does not check other rows."""
 
     def __init__(self, x: AttentionOperands) -> None:
         self._op, self._given = x.op, dict(zip(x.case.schema.arguments, x.arguments(0), strict=True))

@@ -1,8 +1,8 @@
 """How far kernels of packed vectors may be from the reference: bytes that they write, vectors and scores they make.
 
 The roundings are those of `bounds`. vLLM's values are bytes of float32 arithmetic with one right result, so they must
-be equal. So must codes of e4m3. vLLM's rotated keys are held to the rotation's losses as ours are. UltraQuant's scale
-has a logarithm, which may be off by a part in 2^20 of itself beside a whole number.
+be equal. So must codes of e4m3. vLLM's rotated keys may have the rotation's losses, as ours may. UltraQuant's scale has
+a logarithm, which near a whole number may be off by a part in 2^20 of itself.
 """
 
 import torch
@@ -39,7 +39,7 @@ _E2M1_SHARE = 0.156
 def wrong_bytes(found: Fields, x: Tensor, spec: VectorSpec) -> int:
     """How many elements of the fields of packed vectors no arithmetic that a kernel may do explains.
 
-    `x` [..., head_dim] were packed. Where a vector is not finite, only what says so is judged.
+    `x` [..., head_dim] were packed. For an infinite or NaN vector, only its mark counts.
     """
     method, wanted = spec.format.method, compress(x.double(), spec)
     is_finite = torch.isfinite(x.double()).all(-1)
@@ -86,7 +86,7 @@ def _wrong_float16(found: Tensor, wanted: Tensor, relative: float) -> int:
 
 
 def _marked(scales: Tensor, lost: Tensor) -> int:
-    """How many vectors that are not finite have no scale that says so."""
+    """How many infinite or NaN vectors have no scale that marks them."""
     return int((~(scales[lost] == 255).any(-1)).sum())
 
 
@@ -139,7 +139,7 @@ def unpack_limit(fields: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor
 def scores_limit(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
     """How far each score [heads, rows, length] of q [rows, heads, head_dim] may be.
 
-    Queries and keys are rounded to f16, and sums lose.
+    Queries and keys round to f16, and sums lose.
     """
     query, key = joined(transformed_queries(q.double(), spec)), joined(decode(keys, spec))
     sizes = key.square().sum(-1).sqrt().repeat_interleave(q.shape[1] // key.shape[1], dim=1)  # [length, heads]
@@ -149,12 +149,12 @@ def scores_limit(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
 
 
 def packed_output_limit(wanted: Tensor, bound: Tensor, values: Fields, spec: VectorSpec, dtype: torch.dtype) -> Tensor:
-    """How far an output in `dtype` may be: what `bounds.stored_attention_bound` allows, and what smallest numbers of
-    f16 add.
+    """How far an output in `dtype` may be: `bounds.stored_attention_bound`, plus the error of the smallest numbers of
+    f16.
 
     Weights times factors are f16, in a unit that keeps the largest factor below 2^15. Each of the values is off by half
-    of the smallest step, times elements below 8. Elements are f16 beside their vector's factor, and their smallest step
-    is 2^-24 of it.
+    of the smallest step, times elements below 8. Elements are f16 relative to their vector's factor, and their smallest
+    step is 2^-24 of it.
     """
     decoded = joined(decode(values, spec)).nan_to_num(posinf=0.0, neginf=0.0).abs()
     largest = float(decoded.max()) if decoded.numel() else 0.0

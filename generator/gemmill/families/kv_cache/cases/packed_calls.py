@@ -1,5 +1,6 @@
-"""Calls of the ops of packed vectors by their sizes and options. Outputs are poisoned, and held against the
-reference."""
+"""Calls of the ops of packed vectors by their sizes and options. Outputs hold poison before a call; the reference
+checks them after it.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def specs_of(format: str, head_dim: int) -> tuple[VectorSpec, VectorSpec]:
 
 
 def key_formats(head_dim: int) -> tuple[str, ...]:
-    """The formats of keys that are offered with a head dim."""
+    """The formats of keys with a head dim."""
     return tuple(
         name
         for place, name in enumerate(KEY_FORMATS)
@@ -97,7 +98,7 @@ class PackCase(MadeCall):
         return scales_of(self.heads, device) if self.has_scales else None
 
     def told(self, device: torch.device | str) -> list[Any]:
-        """The arguments that are tensors: packed vectors, plain vectors and slot mapping."""
+        """The tensor arguments: packed vectors, plain vectors and slot mapping."""
         x = normal((self.tokens, self.heads, self.head_dim), self.dtype, device)
         size = self.spec.format.size(self.head_dim)
         slots = self.tokens + 3 if self.is_mapped else self.tokens
@@ -198,12 +199,13 @@ class AttendCase(MadeCall):
 
     @property
     def seed(self) -> int:
-        """The seed that the op is told: -1 where queries come rotated."""
+        """The seed of the call: -1 where queries come rotated."""
         return -1 if self.is_rotated else SEED
 
     def arguments(self, device: torch.device | str) -> list[Any]:
-        """Arguments of normally distributed data. Keys and values of a page lie in slots, and what no token owns is
-        0xFF."""
+        """Arguments of normally distributed data. Keys and values of a page lie in slots, and bytes without a token are
+        0xFF.
+        """
         batch, is_meta = len(self.lengths), str(device) == "meta"
         longest = max([1, *self.lengths])
         page, widest = (longest + 5, 1) if self.is_plain else (self.page, -(-longest // self.page))
@@ -255,7 +257,7 @@ def scales_of(heads: int, device: torch.device | str, seed: int = 1) -> Tensor:
 
 
 def cache_format_of(slots: Slots) -> str:
-    """The name by which `kv_attention` knows a format that is compiled in."""
+    """The name by which `kv_attention` knows a compile-time format."""
     keys, values = slots.sides
     return f"k_{keys}_v_{values}"
 
@@ -332,12 +334,13 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
 
 
 MANY: dict[str, Any] = {"lengths": tuple(i * 37 % 90 for i in range(512)), "heads": 2, "kv_heads": 1, "page": 16}
-"""The most sequences that are promised, some short and some empty. One kernel of a kind has them: sequences are judged
-one by one."""
+"""The most sequences of a call, some short and some empty. One kernel of a kind has them: the check goes through
+sequences one by one.
+"""
 
 
 def is_common(config: KvCacheConfig) -> bool:
-    """Whether a config is the commonest of its kind: bf16, 128 elements, in 4 bits where formats are compiled in."""
+    """Whether a config is the commonest of its kind: bf16, 128 elements, in 4 bits with compile-time formats."""
     x = config.operands
     is_of_4_bits = x.slots is Slots.NC4 if x.slots is not Slots.ANY else {x.key_bits, x.value_bits} <= {0, 4}
     return x.dtype is DType.BF16 and x.head_dim == COMMON_HEAD_DIM and is_of_4_bits

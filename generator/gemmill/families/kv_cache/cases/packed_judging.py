@@ -1,4 +1,4 @@
-"""Errors of the results of the ops of packed vectors, as parts of what their arithmetic may lose."""
+"""Errors of the results of the ops of packed vectors, as parts of the error bound of their arithmetic."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ from gemmill.family import Judged
 
 
 def packed(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
-    """Twice the number of wrong elements of packed vectors, and of bytes that were not to be written."""
+    """Twice the number of wrong elements of packed vectors, and of bytes that the op must not write."""
     spec, x = side_spec(call), before["vectors"]
     exists, places = existing(before.get("slot_mapping"), x.shape[0], call["slot_count"], x.device)
     same = after["packed"] == before["packed"]
@@ -36,8 +36,9 @@ def packed(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | H
 
 
 def plain(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
-    """Errors of restored vectors. Where the reference is not finite, a result must not be finite, and nothing else is
-    asked of it."""
+    """Errors of restored vectors. Where the reference is infinite or NaN, a result must be infinite or NaN, of any
+    value.
+    """
     spec, name = side_spec(call), "values" if call["of_values"] else "keys"
     ((_, wanted),) = unpack(call, dict(before))
     exists, places = existing(before.get("slot_mapping"), call["tokens"], call["slot_count"], wanted.device)

@@ -1,1 +1,1 @@
-"""What the compressed cache's ops compute, in torch: rotations, formats, pages, attention."""
+"""The computation of the compressed cache's ops, in torch: rotations, formats, pages, attention."""

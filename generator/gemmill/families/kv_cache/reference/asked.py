@@ -18,7 +18,7 @@ from gemmill.family import Judged
 Given = dict[str, Any]
 """Arguments by role."""
 Result = tuple[Tensor, Tensor]
-"""A tensor that the call writes, and what it should be."""
+"""A tensor that the call writes, and its expected value."""
 
 
 def side_spec(call: Judged) -> VectorSpec:
@@ -38,7 +38,7 @@ def value_spec(call: Judged) -> VectorSpec:
 
 
 def pack(call: Judged, given: Given) -> Iterator[Result]:
-    """Packed vectors, once those of the call are stored."""
+    """Packed vectors, with those of the call stored."""
     yield (
         given["packed"],
         written(given["packed"], given["vectors"], given.get("slot_mapping"), side_spec(call), given.get("scales")),
@@ -79,7 +79,7 @@ def options_of(call: Judged) -> AttentionOptions:
 def sequences(call: Judged, given: Given) -> Iterator[tuple[Tensor, int, Stored]]:
     """Queries in their own basis times the scales of keys, length, and stored tokens of each sequence.
 
-    Pages and lengths that the cache does not have are replaced by the nearest that it has.
+    The nearest page or length of the cache replaces one that it does not have.
     """
     keys, values, table = given["keys"], given["values"], given.get("block_table")
     pages = call["pages"]
@@ -90,7 +90,7 @@ def sequences(call: Judged, given: Given) -> Iterator[tuple[Tensor, int, Stored]
     lengths = given["seq_lens"].reshape(-1).long().clamp(0, reach).tolist()
     table, specs = table.clamp(0, max(pages - 1, 0)), (key_spec(call), value_spec(call))
     for q, own, length in zip(queries(call, given), table, lengths, strict=True):
-        if call["seed"] < 0:  # the reference rotates, by the transpose of what undoes it
+        if call["seed"] < 0:  # the reference rotates, by the transpose of the rotation that undoes it
             q = rotate_back(q, specs[0].rotation, specs[0].seed)
         yield q, length, sequence(keys, values, own, length, *specs)
 

@@ -1,4 +1,4 @@
-"""Attention over keys and values, plain or compressed: the yardstick and the definition of the fused op.
+"""Attention over keys and values, plain or compressed: the exact result, and the definition of the fused op.
 
 Query rows are the last tokens of their sequence: row i of R stands at position length - R + i. A key at position j is
 visible to a row at p if
@@ -7,9 +7,9 @@ visible to a row at p if
 
 Scores are scale <q, k>, with a soft cap cap tanh(score / cap). Weights are their softmax. A sink is a logit for each
 query head, as in gpt-oss: it adds to the denominator and no value. lse is log(sum of exp(score) + exp(sink)), a natural
-logarithm. A row that sees no key gives zeros, and an lse of -inf or its sink. Keys and values that a row may not see
-are not touched, so NaN in a page's padding or behind a mask never shows. NaN in a visible key makes the row NaN, and so
-does one anywhere in a stored value.
+logarithm. A row that sees no key gives zeros, and an lse of -inf or its sink. Rows do not read keys and values that
+they may not see, so NaN in a page's padding or behind a mask never shows. NaN in a visible key makes the row NaN, and
+so does one anywhere in a stored value.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from gemmill.families.kv_cache.reference.vectors import (
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """The options of an attention: everything beside its tensors."""
+    """The options of an attention: all arguments but its tensors."""
 
     scale: float
     """The factor of scores, most often head_dim^-1/2."""
@@ -41,7 +41,7 @@ class AttentionOptions:
     window: int | None = None
     """How many keys up to itself a row sees; None for all."""
     sink_tokens: int = 0
-    """First keys that stay visible beside a window (Xiao et al., StreamingLLM, 2023)."""
+    """First keys that stay visible in addition to a window (Xiao et al., StreamingLLM, 2023)."""
     soft_cap: float | None = None
     """Scores stay below it in magnitude; None for no cap."""
 
@@ -52,7 +52,7 @@ class AttentionOptions:
             )
         if self.sink_tokens and self.window is None:
             raise ValueError(
-                f"{self.sink_tokens} sink tokens without a window were asked for; they are what stays visible beside one: "
+                f"{self.sink_tokens} sink tokens without a window were asked for; they stay visible in addition to one: "
                 "give a window."
             )
         if self.soft_cap is not None and not self.soft_cap > 0:
@@ -61,7 +61,7 @@ class AttentionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Keys and values of one sequence as fields u8 [length, kv_heads, bytes], and what their bytes mean."""
+    """Keys and values of one sequence as fields u8 [length, kv_heads, bytes], and the formats of their bytes."""
 
     keys: Fields
     values: Fields
@@ -104,8 +104,8 @@ def decode_attention(
     """Attention over a compressed cache: out [batch, rows, heads, head_dim] and lse [batch, heads, rows], in `dtype`.
 
     q is [batch, rows, heads, head_dim], and cache u8 [pages, ...]. sinks are [heads]. block_table is whole numbers
-    [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. Nothing
-    beyond a length is read.
+    [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. It reads
+    nothing beyond a length.
 
     Raises ValueError for a page table that does not fit, and where heads is no multiple of the KV heads.
     """
@@ -168,7 +168,7 @@ def visible(rows: int, length: int, options: AttentionOptions) -> Tensor:
 
 
 def _scores(q: Tensor, keys: Fields, spec: VectorSpec) -> Tensor:
-    """Scores [heads, rows, length] of one sequence: q is transformed once, keys never."""
+    """Scores [heads, rows, length] of one sequence: transforms q once, and never a key."""
     stored = for_query_heads(joined(decode(keys, spec, q.dtype)), q.shape[1])
     return torch.einsum("rhd,nhd->hrn", joined(transformed_queries(q, spec)), stored)
 
@@ -190,7 +190,7 @@ def softmax(scores: Tensor, seen: Tensor, options: AttentionOptions, sinks: Tens
 def _weigh(weights: Tensor, seen: Tensor, values: Tensor) -> Tensor:
     """Sums [rows, heads, d] of values [length, heads, d] by weights [heads, rows, length].
 
-    What is not finite shows in every row that sees its key, however small the weight, and in no other.
+    Infinity and NaN show in every row that sees their key, however small the weight, and in no other.
     """
     finite = torch.isfinite(values)
     out = torch.einsum("hrn,nhd->rhd", weights, torch.where(finite, values, 0.0))

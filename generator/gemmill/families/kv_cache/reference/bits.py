@@ -23,7 +23,9 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The first `count` codes of u8 [..., bytes], s64 [..., count]: the inverse of pack_codes. Padding is not read."""
+    """The first `count` codes of u8 [..., bytes], s64 [..., count]: the inverse of pack_codes. It does not read
+    padding.
+    """
     if packed.dtype is not torch.uint8 or packed.shape[-1] != packed_size(count, bits):
         raise ValueError(
             f"{count} codes of {bits} bits were to be read from {packed.dtype} of {packed.shape[-1]} bytes; they are "

@@ -8,7 +8,7 @@ from gemmill.families.kv_cache.pages import KEYS, VALUES, Placement, page_plan
 from gemmill.families.kv_cache.reference.vectors import Fields, compress
 
 NO_SLOT = -1
-"""The slot, in a slot mapping, of a token that is not stored."""
+"""The slot, in a slot mapping, of a token that the cache does not store."""
 
 
 def allocate(spec: CacheSpec, pages: int, device: str | torch.device = "cpu") -> Tensor:
@@ -28,10 +28,10 @@ def write(
     """Compress keys and values [tokens, kv_heads, head_dim] into `cache`, token t at slot_mapping[t].
 
     cache is u8 [pages, ...], contiguous, with the bytes of a page after the first dimension. slot_mapping is whole
-    numbers [tokens]. A slot is page * page_size + place in the page, or -1 for a token that is not stored. `dtype` is
-    that of `compress`. `sides` are the specs by which keys and values are stored, where some come rotated.
+    numbers [tokens]. A slot is page * page_size + place in the page, or -1 for a token without a place. `dtype` is that
+    of `compress`. `sides` are the specs of keys and values, where some come rotated.
 
-    Raises ValueError for another shape, dtype or slot, before anything is written.
+    Raises ValueError for another shape, dtype or slot, before it writes anything.
     """
     pages = _pages(cache, spec)
     expected = (slot_mapping.shape[0], spec.kv_heads, spec.head_dim)
@@ -63,7 +63,7 @@ def write(
 def check_page_table(spec: CacheSpec, pages: int, block_table: Tensor, seq_lens: Tensor) -> None:
     """Raises ValueError unless every page that a length needs is in the table and in a cache of `pages` pages.
 
-    block_table: whole numbers [batch, pages of the longest]; entries beyond a sequence's pages are not looked at.
+    block_table: whole numbers [batch, pages of the longest], without use of entries beyond a sequence's pages.
     seq_lens: whole numbers [batch].
     """
     if block_table.dim() != 2 or block_table.shape[0] != seq_lens.shape[0]:
@@ -88,7 +88,9 @@ def check_page_table(spec: CacheSpec, pages: int, block_table: Tensor, seq_lens:
 
 
 def read(cache: Tensor, spec: CacheSpec, side: str, pages_of_sequence: Tensor, length: int) -> Fields:
-    """Fields u8 [length, kv_heads, bytes] of the first `length` tokens of a sequence; nothing behind them is read."""
+    """Fields u8 [length, kv_heads, bytes] of the first `length` tokens of a sequence, without reading anything behind
+    them.
+    """
     _pages(cache, spec)
     tokens = torch.arange(length, device=cache.device, dtype=torch.int64)
     page, place = pages_of_sequence.to(torch.int64)[tokens // spec.page_size], tokens % spec.page_size

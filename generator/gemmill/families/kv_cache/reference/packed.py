@@ -1,4 +1,4 @@
-"""Packed vectors of keys and values in tensors of their own: they are written, restored, and attended over."""
+"""Packed vectors of keys and values in tensors of their own: writing, restoring, attending over them."""
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ def existing(slot_mapping: Tensor | None, tokens: int, slots: int, device: torch
 
 
 def over_scales(x: Tensor, scales: Tensor | None) -> Tensor:
-    """Vectors [tokens, heads, head_dim] as they are coded: over the scale of their head f32 [heads], in float32; as they
-    are without scales."""
+    """Vectors [tokens, heads, head_dim] before they become codes: over the scale of their head f32 [heads], in float32;
+    as they are without scales.
+    """
     return x if scales is None else x.float() / scales.reshape(-1, 1)
 
 

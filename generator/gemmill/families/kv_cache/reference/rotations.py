@@ -1,7 +1,7 @@
 """The Hadamard transform, rotations of a cache, and the projection of turboquant_prod.
 
-A rotation R is orthogonal, so an inner product is the same on both sides of it. Queries are rotated instead of keys, and the
-output of attention is rotated back once instead of every value.
+A rotation R is orthogonal, so an inner product is the same on both sides of it. The reference rotates queries instead
+of keys, and rotates the output of attention back once instead of every value.
 
 Signs and Gaussian entries come from `seeds.py` (SplitMix64 with one stream a purpose), so a seed means the same numbers on
 every machine. The randomised Hadamard rotation is then the same but for the rounding of its sums. The dense one depends on

@@ -4,7 +4,7 @@ A stored vector is a sum of two parts: one in the rotated basis, one (turboquant
 
     x~ = R^T rotated + S^T projected,    <q, x~> = <R q, rotated> + <S q, projected>,
 
-so queries are transformed once and stored vectors never.
+so queries need one transform and stored vectors none.
 
 NaN stays visible. A vector with a NaN or infinite element has a norm, scale or zero that is not finite, and decodes to
 nothing finite. Its codes are 0 in our own formats. A vector of zeros decodes to zeros.
@@ -28,7 +28,7 @@ Fields = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """A stored vector before it is rotated back."""
+    """A stored vector in the rotated basis."""
 
     rotated: Tensor
     """The part in the rotated basis, [..., d]."""
@@ -82,7 +82,7 @@ def assemble(parts: Decoded, spec: VectorSpec) -> Tensor:
 
 
 def transformed_queries(q: Tensor, spec: VectorSpec) -> Decoded:
-    """Queries R q and S q of q [..., head_dim], in q's dtype: stored keys are multiplied by them."""
+    """Queries R q and S q of q [..., head_dim], in q's dtype, which multiply stored keys."""
     return Decoded(
         rotated=rotate(q, spec.rotation, spec.seed),
         projected=q @ projection(spec.head_dim, spec.seed).to(q).T if has_signs(spec) else None,

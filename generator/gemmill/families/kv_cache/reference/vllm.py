@@ -1,10 +1,10 @@
-"""The arithmetic of vLLM 0.33.0's cache formats, bit for bit where its own is defined to the bit.
+"""The arithmetic of vLLM 0.33.0's cache formats, bit for bit where vLLM's own is defined to the bit.
 
-All of it is float32. Three things in vLLM's kernels are not defined to the bit. The first is cuBLAS's order of sums in
-the rotation of TurboQuant's keys. The second is UltraQuant's logarithm. The third is the division of values by their
-scale, which Triton compiles to an approximation of two units in the last place. A code may then differ where its value
-lies within a rounding of a boundary. Here the rotation is rounded once from float64, the division is correctly rounded,
-the logarithm is torch's.
+All of it is float32. Three things in vLLM's kernels are undefined in their last bits. The first is cuBLAS's order of
+sums in the rotation of TurboQuant's keys. The second is UltraQuant's logarithm. The third is the division of values by
+their scale, which Triton compiles to an approximation of two units in the last place. A code may then differ where its
+value lies within a rounding of a boundary. Here the rotation rounds once from float64, the division is correctly
+rounded, the logarithm is torch's.
 
 vLLM loses a NaN where a NaN value becomes code 0 of finite neighbours. Here it stays visible: zero, or the scale byte
 255, is NaN. Sources: `v1/attention/ops/triton_turboquant_store.py`, `triton_turboquant_decode.py`,
@@ -28,7 +28,7 @@ _NORM_FLOOR = 1e-8
 _UNIT_FLOOR = 1e-16
 _E2M1_MAGNITUDES = E2M1.values[:8]
 _E2M1_SCALE = 0.156
-"""The scale of a group, as a share of its largest magnitude, before it is rounded to a power of two."""
+"""The scale of a group, as a share of its largest magnitude, before it rounds to a power of two."""
 _UE8M0_BIAS = 127
 _UE8M0_NAN = 255
 
@@ -47,7 +47,7 @@ def compress(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
 
 
 def decode(fields: dict[str, Tensor], spec: VectorSpec, dtype: torch.dtype) -> Tensor:
-    """Stored vectors [..., d] in `dtype`, in the basis in which they are stored."""
+    """Stored vectors [..., d] in `dtype`, in the basis of their storage."""
     codes = unpack_codes(fields["codes"], spec.format.code_bits, spec.head_dim)
     match spec.format.method:
         case Method.UNIFORM:
@@ -81,7 +81,7 @@ def _compress_centroids(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
 def _compress_uniform(x: Tensor, spec: VectorSpec) -> dict[str, Tensor]:
     """Codes, scale and zero of vLLM's values.
 
-    A code is found by the float32 scale, of which the float16 one is stored. It is truncated after a half is added.
+    The float32 scale decides on a code, but the field holds the float16 one. Truncation follows the addition of a half.
     """
     largest_code = (1 << spec.format.bits) - 1
     zero = x.amin(-1)

@@ -1,4 +1,4 @@
-"""Calls of the grouped GEMMs, for whoever makes them."""
+"""Calls of the grouped GEMMs, for tests, verify, fuzz and tune."""
 
 from gemmill.families.moe.cases.asked import asked
 from gemmill.families.moe.cases.checked import of_config, once, sized

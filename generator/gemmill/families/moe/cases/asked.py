@@ -1,4 +1,4 @@
-"""What `gemmill explain` asks about an op: arguments without data, from sizes and options."""
+"""Arguments without data of an op, from the sizes and options of `gemmill explain`."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _EXPERTS = 8
 
 
 def asked(op: str, question: Question) -> list[Any]:
-    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
     q = question
     m, n, k, experts = q["m"], q["n"], q["k"], q["experts"] or _EXPERTS
     if n is None or k is None or q["hidden"] is not None:

@@ -1,4 +1,4 @@
-"""Calls by their sizes and options: operands, and what they must give."""
+"""Calls by their sizes and options: operands, and expected results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,7 @@ class CallSpec:
     slot: int = 0
     """Rows of room for each expert; 0 where segments follow one another."""
     spare: int = 0
-    """Rows that are nobody's, before the first segment and behind the last."""
+    """Rows without an expert, before the first segment and behind the last."""
     mapped: tuple[int, ...] | None = None
     """Which weights each expert has; None where each has its own."""
     one_value: bool = False
@@ -44,14 +44,14 @@ class CallSpec:
     wide_offsets: bool = False
     """Whether offsets have 64 bits."""
     promoted: bool = False
-    """Whether sums leave the tensor core every 128 along K; a kernel's error is held against that."""
+    """Whether the bound assumes that sums leave the tensor core every 128 along K."""
     data: str = "random"
     """Kind of data: "random" or "integers". "integers" are small, with powers of two as scales: every order of summation gives
     the same."""
     pad: int = 0
     """Elements between rows of a and of out."""
     indexed: bool = False
-    """Whether rows of a are gathered: a has fewer rows than out, and some numbers are of no row."""
+    """Whether the op gathers rows of a: a has fewer rows than out, and some numbers are of no row."""
     format: Format | None = None
     """Format of packed weights; then `dtype` is that of A."""
     alpha: bool = False
@@ -138,7 +138,9 @@ def arguments_of(op: str, given: dict[str, Any], out: Tensor) -> list[Any]:
 
 
 def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, promoted: bool) -> Wanted:
-    """What a call must give, [M, N]. `out` holds what was there before the call: rows of no expert stay as they are."""
+    """The expected results of a call, [M, N]. `out` has its contents before the call: rows of no expert stay as they
+    are.
+    """
     schema = BY_NAME[op]
     values = arguments_of(op, given, out)
     call = checks.check(schema, of_arguments(schema, values))
@@ -163,13 +165,13 @@ def wanted_of(op: str, given: dict[str, Any], out: Tensor, *, exactly: bool, pro
 
 
 def _wanted(results: tuple[Tensor, Tensor, Tensor], exactly: bool) -> Wanted:
-    """What is wanted, from rounded results, exact results, and a bound of the error."""
+    """The expected values, from rounded results, exact results, and a bound of the error."""
     rounded, exact, bound = (x.reshape(-1, x.shape[-1]) for x in results)
     return Wanted(rounded=rounded) if exactly else Wanted(rounded=rounded, exact=exact, bound=bound)
 
 
 def _want_packed(call: Judged, given: dict[str, Any], results: tuple[Tensor, Tensor, Tensor], exactly: bool) -> None:
-    """Write what a call with packed weights must give into the results."""
+    """Write the expected values of a call with packed weights into the results."""
     targets = [list(packed_parts_of(call, given | {"out": tensor})) for tensor in results]
     for part, of_exact, of_bound in zip(*targets, strict=True):
         operands = part.a, part.b, part.bias
@@ -181,14 +183,14 @@ def _want_packed(call: Judged, given: dict[str, Any], results: tuple[Tensor, Ten
 
 
 def _packed(p: CallSpec, format: Format, g: torch.Generator) -> dict[str, Any]:
-    """Packed weights with the bases that they are packed on. Every code is a multiple of a half."""
+    """Packed weights with their bases. Every code is a multiple of a half."""
     experts = [_block_scaled(p, format, g) for _ in range(p.weights)]
     packed = prepack_experts(experts, activations="e4m3" if p.dtype is DType.E4M3 else "bf16")
     return {"b": packed.blocks, "b_scales": packed.base, "format": str(format)}
 
 
 def _alpha(p: CallSpec, g: torch.Generator) -> Tensor:
-    """Powers of two beside integers, else numbers near 1."""
+    """Powers of two with integers, else numbers near 1."""
     return _scales((p.weights,), p, g) * (1 if p.data == "integers" else 80)
 
 

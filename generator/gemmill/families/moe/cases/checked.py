@@ -1,4 +1,4 @@
-"""The calls by which a variant is verified."""
+"""The calls that verify a variant."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from gemmill.vocab import Accumulation, Arch, DType
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedCase(SpecCase):
-    """A spec that is computed and compared."""
+    """A spec with its computation and comparison."""
 
     spec: CallSpec
 
     def arguments(self, device: str) -> list[Any]:
-        """The arguments in the order of the op's schema; the result is poisoned."""
+        """The arguments in the order of the op's schema; the result holds poison."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
@@ -81,7 +81,7 @@ def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
 
 
 def _of_unaligned(config: UnalignedGroupedConfig) -> Iterator[GroupedCase]:
-    """Specs for unaligned operands: rows that begin anywhere, N and K that are multiples of nothing, in order and gathered."""
+    """Specs for unaligned operands: rows that begin anywhere, odd N and K, in order and gathered."""
     first, tile = _first(config), config.tile_shape_mnk[0]
     fewest = 2 if config.operands.rows_scaled else 1  # scales of one row are those of its block
     specs = (

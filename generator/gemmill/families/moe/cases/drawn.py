@@ -1,4 +1,4 @@
-"""Random calls, and what they must give."""
+"""Random calls, and their expected results."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
-    """A call with weights that are not packed."""
+    """A call with unpacked weights."""
     dtype = draw.one_of(_DTYPES)
     out_dtype = torch.bfloat16 if draw.chance(0.8) else torch.float16
     if is_plain := dtype.itemsize == 2:
@@ -93,7 +93,7 @@ def _codes(dtype: torch.dtype, values: str) -> str:
 
 
 class GroupedJudge:
-    """What a call must give, by the reference on operands in dense memory of their own."""
+    """The expected results of a call, by the reference on operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._call = memory, call
@@ -108,7 +108,7 @@ class GroupedJudge:
         return self._wanted.apart(self._result()).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; empty where nothing is."""
+        """The fault in words; empty for right results."""
         return self._wanted.compare(self._result()).report
 
     def _result(self) -> Tensor:

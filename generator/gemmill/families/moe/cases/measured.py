@@ -17,8 +17,9 @@ from gemmill.vocab import DType
 
 FEWEST_COPIES, MOST_COPIES, COPIED_ROWS = 2, 16, 256
 LOOKED_AT, ROWS_OF_EXPERT = 3, 4
-"""Experts that are looked at: so many of the first and of the last ones with rows. Of each the last rows are compared. The
-whole in float64 takes too long."""
+"""Experts to compare: so many of the first and of the last ones with rows. Of each the comparison takes the last rows.
+The whole in float64 takes too long.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,9 @@ class Sampled:
         ]
 
     def compare(self, results: Mapping[str, Tensor]) -> Comparison:
-        """Hold a whole result [M, N] against the reference's rows. The comparison says what is wrong with the first wrong
-        rows."""
+        """Compare a whole result [M, N] with the reference's rows. The comparison has the fault of the first wrong
+        rows.
+        """
         found = [wanted.compare(results["out"][rows]) for rows, wanted in self._parts]
         return next((comparison for comparison in found if not comparison.ok), found[0])
 
@@ -95,7 +97,7 @@ class GroupedMaker:
         return self._operands(workload, "random", out)
 
     def exact(self, x: GroupedOperands) -> GroupedOperands | None:
-        """Operands of small integers with powers of two as scales; the result's memory is shared."""
+        """Operands of small integers with powers of two as scales; they share the result's memory."""
         return None if x.call.dtype is DType.S8 else self._operands(x.workload, "integers", x.out)
 
     def _operands(self, workload: MeasuredWorkload, data: str, out: Tensor) -> GroupedOperands:

@@ -62,7 +62,7 @@ def drawn_packed(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def _blocks(dtype: DType, format: Format, experts: int, n: int, k: int, exact: bool) -> Slot:
-    """Weights that nobody packed: bytes that are codes and scales."""
+    """Random bytes in place of packed weights: they are codes and scales."""
     folded = dtype is DType.E4M3
     columns = BLOCK_COLUMNS if folded else SIDE
     of_block = SIDE * columns // 2 + SIDE * columns // format.group

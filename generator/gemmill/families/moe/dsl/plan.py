@@ -1,4 +1,4 @@
-"""What a grouped kernel is compiled with."""
+"""The compile-time plan of a grouped kernel."""
 
 from dataclasses import dataclass
 

@@ -19,9 +19,9 @@ LACKS = (": build ", " lacks ")
 
 
 class QuantJudge:
-    """The judge of one drawn call, by the reference's results for operands in dense memory of their own.
+    """The judge of one random call, by the reference's results for operands in dense memory of their own.
 
-    The op reads by its strides what the reference reads by others: both must give the same.
+    The op's strides differ from the reference's: both must give the same.
     """
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
@@ -41,7 +41,7 @@ class QuantJudge:
         return torch.stack(counts).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """The fault in words; empty for right results."""
         got = dict.fromkeys(self._op.arguments) | dict(self._call.plain)
         got |= {name: self._memory.dense(name) for name in self._call.slots}
         names = self._op.arguments

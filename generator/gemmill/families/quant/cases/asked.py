@@ -14,7 +14,7 @@ _OPTIONS = {"group": "group_size", "activation": "activation", "ue8m0": "scale_u
 
 
 def asked(op: str, question: Question) -> list[Any]:
-    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
     q, declared, names = question, OP_OF[op], BY_NAME[op].arguments
     if q["hidden"] is None or q["n"] is not None or q["k"] is not None:
         raise ValueError(f"{op} wants -m and --hidden, and neither -n nor -k")

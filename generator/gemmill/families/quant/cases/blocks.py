@@ -17,8 +17,9 @@ from gemmill.vocab.format import ScaleRounding
 
 
 def blocks_are_within_bounds(config: QuantConfig, got: dict[str, Any]) -> bool:
-    """Whether what a call wrote may come from another version of its library function, or from approximate reciprocals. Arguments
-    are by their names."""
+    """Whether a call's outputs may come from another version of its library function, or from approximate reciprocals.
+    Arguments are by their names.
+    """
     assert config.format is not None
     x = got["input"].reshape(-1, got["input"].shape[-1])
     hidden = x.shape[1] // 2 if config.activation.is_gated else x.shape[1]

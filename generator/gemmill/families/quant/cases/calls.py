@@ -1,4 +1,6 @@
-"""Calls of the quantisation ops by their sizes and options. Outputs are poisoned, and held against the reference."""
+"""Calls of the quantisation ops by their sizes and options. Outputs hold poison before a call; the reference checks
+them after it.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -61,13 +63,13 @@ class QuantCase:
     bounded: bool = False
     """Whether there is a scale_ub that bites, for e4m3."""
     residual: bool = False
-    """Whether there is a residual, and whether what modulates has a value for each element."""
+    """Whether there is a residual, and whether the modulation has a value for each element."""
     plain: bool = False
     """Whether block scales lie in rows, not swizzled."""
     rounding: ScaleRounding = ScaleRounding.UP
-    """How mx scales are rounded."""
+    """The rounding of mx scales."""
     rounded: bool = False
-    """Whether GELU and what is modulated are rounded to the input's type before they are coded."""
+    """Whether GELU and modulated values round to the input's type before they are coded."""
 
     def __str__(self) -> str:
         extras = [name for name in ("m_major", "bounded", "residual", "plain", "rounded") if getattr(self, name)]
@@ -116,7 +118,7 @@ class QuantCase:
 
     @property
     def is_modulated(self) -> bool:
-        """Whether rows are modulated."""
+        """Whether the call modulates rows."""
         return self.declared.activations == (Activation.MODULATE,)
 
     @property
@@ -270,7 +272,7 @@ def once() -> Iterator[tuple[str, QuantCase]]:
 
 
 def _group_in(config: QuantConfig, size: int) -> dict[str, int]:
-    """The size of groups, which calls of a kernel of any group tell."""
+    """The size of groups, an argument of calls of a kernel of any group."""
     return {"group_size": size if config.is_of_any_group else config.group_size}
 
 
@@ -296,7 +298,7 @@ _OF_ANY_GROUP = (
     *((3, 32 * group, group) for group in (1, 3, 8, 24, 48, 96, 1000)),  # lanes beyond the group, and single elements
     *((9, 3 * group, group) for group in (1024, 1032, 4608)),  # from where a group does not fit its lanes on
 )
-"""Rows, columns and size of groups, where calls tell it."""
+"""Rows, columns and size of groups, where that is an argument."""
 
 
 def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:

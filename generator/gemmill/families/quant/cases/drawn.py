@@ -30,7 +30,7 @@ from gemmill.vocab.format import ScaleRounding
 
 Strides = tuple[int, ...]
 ANY_GROUPS = (1, 2, 7, 8, 16, 16, 24, 40, 96, 256, 256, 384, 512, 512, 1000, 1024, 4096)
-"""Sizes of groups that no kernel is compiled for."""
+"""Sizes of groups without a compiled kernel."""
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -211,7 +211,7 @@ class _Maker:
             m, g = 1, least + draw.one_of((0, 0, 4, 8))
         else:
             m, g = columns + draw.one_of(PADS), 1
-        # A dimension of size 1 may have any stride, but where both layouts need the other's to tell them apart.
+        # A dimension of size 1 may have any stride, except where only its stride distinguishes the two layouts.
         m, g = (
             (m if rows > 1 else draw.one_of((m, *MEANINGLESS))),
             (g if columns > 1 else draw.one_of((g, *MEANINGLESS))),
@@ -303,7 +303,7 @@ class _Maker:
 
 
 def _strided(draw: Draw, shape: tuple[int, ...], strides: Strides, reference_shape: tuple[int, ...]) -> Slot:
-    """The slot of scales that are given, of one dimension or two."""
+    """The slot of given scales, of one dimension or two."""
     rows, columns = shape if len(shape) == 2 else (1, *shape)
     by_row, by_column = strides if len(strides) == 2 else (1, *strides)
     return Slot(

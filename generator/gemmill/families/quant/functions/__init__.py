@@ -1,4 +1,4 @@
-"""The quantisation ops as functions that allocate what they return.
+"""The quantisation ops as functions that allocate their results.
 
 Each raises RuntimeError with one sentence where its arguments do not fit. The arithmetic is that of
 gemmill.families.quant.reference.
@@ -64,8 +64,8 @@ def static_scaled_fp8_quant(
 ) -> torch.Tensor:
     """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32) by given scales, f32.
 
-    `group_shape` says what the scales are. They are one value for None, [rows] for (1, -1), [hidden] for (-1, 1), and
-    [rows / m, hidden / n] for (m, n).
+    `group_shape` gives the shape of the scales: one value for None, [rows] for (1, -1), [hidden] for (-1, 1), and [rows
+    / m, hidden / n] for (m, n).
     """
     result = _codes(input, torch.float8_e4m3fn)
     _ops.static_scaled_fp8_quant.default(result, input, scale, group_shape)
@@ -132,7 +132,8 @@ def dynamic_scaled_int8_quant_row_sums(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Return dynamic_scaled_int8_quant's codes and scales, the sums of each row's codes, and the rows' zero points.
 
-    Sums are s32 [..., 1]: `a_sums` of scaled_mm_zero_points, which zero points of a weight's columns are multiplied by.
+    Sums are s32 [..., 1]: `a_sums` of scaled_mm_zero_points, which multiplies the zero points of a weight's columns by
+    them.
     """
     result, scale, sums = _codes(input, torch.int8), _token_scales(input), _token_scales(input, torch.int32)
     azp = None if symmetric else _token_scales(input, torch.int32)
@@ -188,8 +189,8 @@ def per_token_group_quant_int8_azp(
 
 
 def per_token_group_fp8_quant_packed(input: torch.Tensor, group_size: int, eps: float = 1e-10) -> Pair:
-    """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and scales that are powers
-    of two.
+    """Return float8_e4m3fn codes [..., hidden] of `input` [..., hidden] (bf16, f16 or f32), and powers of two as
+    scales.
 
     The scales are s32 [rows, ceil(groups / 4)] with strides (1, rows rounded up to 4). A word has four exponents, the
     first group's in the low byte.
@@ -304,8 +305,8 @@ def rms_norm_dynamic_per_token_quant(
 ) -> Pair:
     """Return codes [..., hidden] of the RMS norm of `input` times `weight` [hidden], and row scales f32 [..., 1].
 
-    `input` is [..., hidden] (bf16, f16 or f32). Codes are float8_e4m3fn or int8. A `residual` of input's shape is added
-    before, and replaced by the sum.
+    `input` is [..., hidden] (bf16, f16 or f32). Codes are float8_e4m3fn or int8. It first adds a `residual` of input's
+    shape, and writes the sum into it.
     """
     result, scale = _codes(input, quant_dtype), _token_scales(input)
     _ops.rms_norm_dynamic_per_token_quant.default(result, input, weight, scale, epsilon, scale_ub, residual)

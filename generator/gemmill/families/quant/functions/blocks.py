@@ -1,4 +1,4 @@
-"""The block-scaled quantisation ops as functions that allocate what they return.
+"""The block-scaled quantisation ops as functions that allocate their results.
 
 Each raises RuntimeError with one sentence where its arguments do not fit. The arithmetic is that of
 gemmill.formats.quantise.
@@ -89,8 +89,8 @@ def scaled_nvfp4_quant(
     `input` is bf16 or f16, and hidden a multiple of 16. Scales are float8_e4m3fn. Swizzled, they are [rows rounded up
     to 128, hidden / 16 rounded up to 4] with zeros as padding. Else they are [rows, hidden / 16].
 
-    `global_scale` is f32 [1] or a number: 2688 / the largest absolute value. It divides when values are decoded. Raises
-    ValueError for a number that is not finite or not above zero. By such a tensor on a GPU all scales are NaN.
+    `global_scale` is f32 [1] or a number: 2688 / the largest absolute value. Decoding divides by it. Raises ValueError
+    for a number that is not finite or not above zero. By such a tensor on a GPU all scales are NaN.
     """
     given, swizzled = _on_device(global_scale, input), is_sf_swizzled_layout
     return _block_scaled("scaled_nvfp4_quant", NVFP4, input, given, swizzled=swizzled)
@@ -176,7 +176,7 @@ def scaled_mxfp8_gelu_quant(
     """Quantise as scaled_mxfp8_quant GELU of `input` [..., hidden] in f32.
 
     GELU is by tanh ("gelu_tanh", LightX2V's) or by erf ("gelu"). Raises ValueError for another activation. With
-    `rounds_to_input` it is torch's, and rounded to input's dtype before it is coded, as LightX2V's.
+    `rounds_to_input` it is torch's, and rounds to input's dtype before coding, as LightX2V's.
     """
     if activation not in ("gelu_tanh", "gelu"):
         raise ValueError(f"activation is {activation!r}, expected 'gelu_tanh' or 'gelu'")
@@ -196,8 +196,8 @@ def scaled_mxfp8_modulate_quant(
 ) -> Pair:
     """Quantise as scaled_mxfp8_quant input * (1 + scale) + shift, computed in f32.
 
-    `scale` and `shift` are of input's dtype: [hidden], or with a row for each of input's. With `rounds_to_input` the result
-    is rounded to input's dtype before it is coded, as LightX2V's.
+    `scale` and `shift` are of input's dtype: [hidden], or with a row for each of input's. With `rounds_to_input` the
+    result rounds to input's dtype before coding, as LightX2V's.
     """
     given, swizzled, more = (scale, shift, scale_rounding), is_sf_swizzled_layout, (rounds_to_input,)
     return _block_scaled("scaled_mxfp8_modulate_quant", MXFP8, input, *given, swizzled=swizzled, more=more)
@@ -298,9 +298,9 @@ def scaled_nvfp4_dequant(
 ) -> torch.Tensor:
     """Return the values [..., hidden] in `dtype` (bfloat16, float16 or float32) of nvfp4 codes and scales.
 
-    Codes are uint8 [..., hidden / 2]; scales are as scaled_nvfp4_quant writes them. code * scale is exact. It is
-    divided by `global_scale`, rounded to f32, then to `dtype`. Scale bytes that are no number are refused on the CPU,
-    and give NaN on a GPU. Raises ValueError as scaled_nvfp4_quant does.
+    Codes are uint8 [..., hidden / 2]; scales are as scaled_nvfp4_quant writes them. code * scale is exact. The function
+    divides it by `global_scale`, rounds to f32, then to `dtype`. NaN bytes as scales raise on the CPU, and give NaN on
+    a GPU. Raises ValueError as scaled_nvfp4_quant does.
     """
     given = input_sf, _on_device(global_scale, input), is_sf_swizzled_layout
     return _values(NVFP4, input, dtype, *given)
@@ -315,7 +315,7 @@ def scaled_mxfp4_dequant(
     """Return the values [..., hidden] in `dtype` (bfloat16, float16 or float32) of mxfp4 codes and scales.
 
     Codes are uint8 [..., hidden / 2]; scales are as scaled_mxfp4_quant writes them. code * scale is exact in f32, or
-    infinite beyond it. Scale byte 255 is refused on the CPU, and gives NaN on a GPU.
+    infinite beyond it. Scale byte 255 raises on the CPU, and gives NaN on a GPU.
     """
     return _values(MXFP4, input, dtype, input_sf, is_sf_swizzled_layout)
 
@@ -329,7 +329,7 @@ def scaled_mxfp6_dequant(
     """Return the values [..., hidden] in `dtype` (bfloat16, float16 or float32) of mxfp6 codes and scales.
 
     Codes are uint8 [..., 3 hidden / 4]; scales are as scaled_mxfp6_quant writes them. code * scale is exact in f32, or
-    infinite beyond it. Scale byte 255 is refused on the CPU, and gives NaN on a GPU.
+    infinite beyond it. Scale byte 255 raises on the CPU, and gives NaN on a GPU.
     """
     return _values(MXFP6, input, dtype, input_sf, is_sf_swizzled_layout)
 
@@ -343,6 +343,6 @@ def scaled_mxfp8_dequant(
     """Return the values [..., hidden] in `dtype` (bfloat16, float16 or float32) of mxfp8 codes and scales.
 
     Codes are float8_e4m3fn [..., hidden]; scales are as scaled_mxfp8_quant writes them. code * scale is exact in f32,
-    or infinite beyond it. Scale byte 255 is refused on the CPU, and gives NaN on a GPU.
+    or infinite beyond it. Scale byte 255 raises on the CPU, and gives NaN on a GPU.
     """
     return _values(MXFP8, input, dtype, input_sf, is_sf_swizzled_layout)

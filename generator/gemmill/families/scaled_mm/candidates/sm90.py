@@ -17,20 +17,20 @@ SplitKRow = tuple[tuple[int, int, int], KernelSchedule, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The schedules of one kind of problem, by how many rows of A they are for."""
+    """The schedules of one kind of problem, by the range of M."""
 
     wide: tuple[Row, ...]
-    """for many rows of A"""
+    """for a large M"""
     low: tuple[Row, ...] = ()
     """for up to some hundreds: a wave or two of tiles of 64 rows, which no raster order helps"""
     shared: tuple[SplitKRow, ...] = ()
     """as `low`, with so few stages that an SM holds two CTAs: one multiplies while the other promotes or waits"""
     narrow: tuple[Row, ...] = ()
-    """for few rows, computed with swap_ab"""
+    """for a small M, with swap_ab"""
     split_k: tuple[SplitKRow, ...] = ()
-    """for few rows, with K divided among the CTAs of a cluster"""
+    """for a small M, where the CTAs of a cluster share K"""
     parallel: tuple[Row, ...] = ()
-    """for few tiles and a long K, which is divided among CTAs that no cluster binds"""
+    """for few tiles and a long K, which CTAs without a cluster share"""
 
     restarted: tuple[Row, ...] = ()
     """for many rows, with K divided in time: each CTA sums one slice after the other"""
@@ -71,7 +71,7 @@ PREFILL: tuple[Row, ...] = (
     ((256, 128, 128), (2, 1, 1), COOPERATIVE),
     ((256, 128, 128), (1, 2, 1), COOPERATIVE),
 )
-"""Rows of the table for many rows of A: bound by the tensor core."""
+"""Rows of the table for a large M (prefill): bound by the tensor core."""
 
 BETWEEN: tuple[Row, ...] = (
     ((64, 160, 128), (1, 1, 1), PINGPONG),
@@ -101,7 +101,7 @@ DECODE: tuple[Row, ...] = (
     ((128, 64, 256), (2, 1, 1), COOPERATIVE),
     ((128, 128, 128), (1, 1, 1), PINGPONG),
 )
-"""Schedules for few rows of A, computed with swap_ab: bound by reading the weights."""
+"""Schedules for a small M (decode), with swap_ab: bound by reading the weights."""
 
 STREAM_K: tuple[Row, ...] = (((128, 128, 128), (1, 1, 1), COOPERATIVE),)
 """Schedules for fewer tiles than SMs, computed with swap_ab."""
@@ -122,7 +122,7 @@ SPLIT_K: tuple[SplitKRow, ...] = (
     ((128, 128, 128), COOPERATIVE, 3),
     ((128, 128, 128), COOPERATIVE, 6),
 )
-"""Schedules for few rows of A, as (tile, schedule, stages). One or two CTAs fit an SM."""
+"""Schedules for a small M, as (tile, schedule, stages). One or two CTAs fit an SM."""
 
 SPLITS = (1, 2, 3, 4, 8)
 PARALLEL_SPLITS = (2, 3, 4, 6, 8)
@@ -195,7 +195,7 @@ VISITORS = Tables(wide=(CORE.wide[4], CORE.wide[3]), narrow=(((64, 16, 256), (1,
 """The schedules of kernels that end in a user's epilogue by CUTLASS's visitors."""
 
 BESIDE_DSL = Tables(wide=(CORE.wide[0], CORE.wide[2], CORE.wide[4]), split_k=(CORE.split_k[1], CORE.split_k[3]))
-"""The schedules that are compiled beside the CuTe DSL's kernels for e4m3 to bf16.
+"""The schedules of the default build next to the CuTe DSL's kernels for e4m3 to bf16.
 
 Without the rest of CORE no row of the H200's table is 1 % slower (2026-11-22). The default selection then compiles in
 half the time.

@@ -101,12 +101,12 @@ CORE = Tables(
         ((128, 96, 128), COOPERATIVE, 5),
     ),
 )
-"""The schedules that are compiled for users.
+"""The schedules of the default build.
 
 Most are the greedy choice over a sweep of e4m3 to bf16 at 52 shapes, with the kernels of WIDEST and CUTLASS's (H200,
-2026-11-20). The last five of `wide` and the last of `narrow` were faster later (2026-11-21). By then groups that take
-turns handed over early, and weights were asked for further ahead. AT_DRAWN_SHAPES and the last two of `split_k` were
-chosen at shapes that no table has (2026-11-22, docs/notes/tables.md).
+2026-11-20). The last five of `wide` and the last of `narrow` were faster later (2026-11-21). By then groups in pingpong
+handed the tensor core over earlier, and the prefetch distance of weights was longer. AT_DRAWN_SHAPES and the last two
+of `split_k` were chosen at shapes that no table has (2026-11-22, docs/notes/tables.md).
 """
 
 FEW = Tables(
@@ -162,7 +162,7 @@ WIDEST = Tables(
         *(((128, y, 128), COOPERATIVE, 4) for y in (144, *range(160, 257, 32))),
     ),
 )
-"""The schedules that are worth timing."""
+"""The schedules worth timing."""
 
 GROUP_CORE = Tables(
     wide=(
@@ -191,7 +191,7 @@ GROUP_CORE = Tables(
         ((64, 32, 256), BASIC, 4),
     ),
 )
-"""The schedules that are compiled for scales in groups along K, where registers hold sums twice.
+"""The schedules of the default build for scales in groups along K, where registers hold sums twice.
 
 They are the greedy choice over a sweep of e4m3 to bf16, at 7 weights and M from 1 to 4096 (H200, 2026-11-20). The sweep
 had the kernels of GROUP_WIDEST and CUTLASS's blockwise ones. The choice is within 0.2 % of all of them.
@@ -230,11 +230,7 @@ GROUP_32 = Tables(
         ((64, 64, 128), BASIC, 6),
     ),
 )
-"""The schedules that are compiled for groups of 32, each of one WGMMA along K.
-
-Where rows of A fill the tensor core's, a sum takes one multiply-add, and where weights do, a product of scales besides.
-So up to 64 rows take half the time without swap_ab (docs/notes/cutedsl.md).
-"""
+"""The schedules of the default build for groups of 32, each of one WGMMA along K. They have no measurements yet."""
 
 GROUP_32_FEW = Tables(
     wide=(((128, 128, 128), (2, 1, 1), COOPERATIVE),),
@@ -248,7 +244,7 @@ GROUP_32_ROWS = Tables(
     narrow=GROUP_32_FEW.narrow,
     split_k=GROUP_32_FEW.split_k,
 )
-"""The same where columns of B have scales of their own, for which registers are left beside 96 of them."""
+"""The same where columns of B have scales of their own, for which 96 columns leave registers."""
 
 GROUP_WIDEST = Tables(
     wide=(
@@ -282,7 +278,7 @@ GROUP_WIDEST = Tables(
         ((128, 128, 128), COOPERATIVE, 6),
     ),
 )
-"""The schedules that are worth timing with scales in groups."""
+"""The schedules worth timing with scales in groups."""
 
 GROUP_32_WIDEST = Tables(
     wide=(
@@ -316,7 +312,7 @@ GROUP_32_WIDEST = Tables(
         ((128, 64, 128), COOPERATIVE, 6),
     ),
 )
-"""The schedules that are worth timing with groups of 32.
+"""The schedules worth timing with groups of 32.
 
 64 x 16 x 256 with three stages is left out: four CTAs of an SM leave it 80 registers, and it spills 136 bytes.
 """
@@ -367,9 +363,9 @@ PLAIN = Tables(
 )
 """Schedules for operands of 16 bits: rows of the other tables at half their depth, which are as many bytes.
 
-Seventeen of them were chosen by measurement (docs/notes/tables.md). By these the fastest of PLAIN_WIDEST's kernels
-gained most at drawn shapes.
+Measurements chose seventeen of them (docs/notes/tables.md). They give the largest gain of the fastest of PLAIN_WIDEST's
+kernels at random shapes.
 """
 
 PLAIN_WIDEST = WIDEST.at_half_depth()
-"""The schedules that are worth timing with operands of 16 bits."""
+"""The schedules worth timing with operands of 16 bits."""

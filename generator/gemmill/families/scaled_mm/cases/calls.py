@@ -1,4 +1,4 @@
-"""Calls of the GEMM ops by their sizes and options: operands, guard bands around the result, and what it must be."""
+"""Calls of the GEMM ops by their sizes and options: operands, guard bands around the result, and its expected value."""
 
 import functools
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ class CallSpec:
     a_scale: str = "each"
     """How scales of A come: "each" is a scale for each row, "one" is one for all, "unit" is 1 for all.
 
-    In groups, "each" is row-major, and "one" and "together" are column-major. With "one", columns are padded to 16
-    bytes in the "tight" and "padded" layouts. With "together" there are no gaps.
+    In groups, "each" is row-major, and "one" and "together" are column-major. With "one", gaps pad columns to 16 bytes
+    in the "tight" and "padded" layouts. With "together" there are no gaps.
     """
     b_scale: str = "each"
     bias: bool = False
     data: str = "random"
-    """What values are: "random" is normally distributed, "uniform" is in [-1, 1], "integers" are small.
+    """The distribution of values: "random" is normal, "uniform" is in [-1, 1], "integers" are small.
 
     With "integers" scales are powers of two, so that every order of summation gives the same. All other s8 codes are of
     the whole range.
@@ -57,7 +57,7 @@ class CallSpec:
 
     @property
     def op(self) -> str:
-        """The op that is called."""
+        """The op of the call."""
         return SCALED_MM if self.azp == "none" else SCALED_MM_AZP
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class CallSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A spec's tensors. `out` lies in a memory of its own, all of which is poisoned."""
+    """A spec's tensors. `out` lies in a memory of its own, poisoned throughout."""
 
     spec: CallSpec
     memory: Memory
@@ -97,7 +97,7 @@ class Call:
         return tuple(getattr(self, name) for name in BY_NAME[self.spec.op].arguments)
 
     def poison(self) -> None:
-        """Fill the result and what is around it with NaN."""
+        """Fill the result and its surroundings with NaN."""
         self.memory.bytes.fill_(POISON)
 
     def untouched(self) -> bool:
@@ -185,7 +185,7 @@ def _group_scales(p: CallSpec, order: str, shape: tuple[int, int], generator: to
     stride = rows + (-rows % 4 if p.layout in ("tight", "padded") else 1)
     memory = torch.full(
         (columns, stride), torch.nan, device=values.device, dtype=torch.float32
-    )  # what is never to be read
+    )  # padding that no kernel may read
     memory[:, :rows] = values.t()
     return memory.t()[:rows]
 
@@ -219,7 +219,7 @@ def _padding(layout: str, columns: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def expected_of(spec: CallSpec, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The reference's result and, where a tolerance is measured from it, the exact one."""
+    """The reference's result and, as the center of a tolerance, the exact one."""
     call = make_call(spec, device)
     rounded = scaled_mm(
         call.a, call.b, call.a_scales, call.b_scales, call.out.dtype, call.bias, azp_adj=call.azp_adj, azp=call.azp

@@ -1,4 +1,4 @@
-"""The calls by which a GEMM variant is verified."""
+"""The calls that verify a GEMM variant."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleGranularity, ScaleLayout
 
 SHAPES = ((1, 16, 16), (3, 48, 144), (16, 256, 512), (65, 144, 272), (130, 272, 1040), (257, 520, 2080))
-"""(M, N, K) below, at and across tile edges. N and K are then rounded up to what a variant's alignment asks."""
+"""(M, N, K) below, at and across tile edges. N and K then round up to the variant's alignment."""
 LONG_SHAPES = ((33, 136, 4096), (17, 264, 14336), (9, 72, 32768))
-"""(M, N, K) for exact operands. K is so long that the bound on sums of random ones hides what is missing."""
+"""(M, N, K) for exact operands. For so long a K the bound on sums of random operands hides missing products."""
 UNALIGNED_SHAPES = ((1, 1, 1), (5, 3, 7), (67, 129, 131), (130, 257, 1031))
 CASES_OF_A_SHAPE = 3
 """Cases of each shape: enough for six shapes to go through all kinds of scales, biases and zero points, at most

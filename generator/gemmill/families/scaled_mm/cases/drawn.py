@@ -1,4 +1,4 @@
-"""Random calls of the GEMM ops, and what they must give."""
+"""Random calls of the GEMM ops, and their expected results."""
 
 import torch
 from torch import Tensor
@@ -109,9 +109,9 @@ def _group_scales(draw: Draw, shape: tuple[int, int], values: str, tidy: bool) -
 
 
 class GemmJudge:
-    """The judge of one drawn call, by the reference's result for operands in dense memory of their own.
+    """The judge of one random call, by the reference's result for operands in dense memory of their own.
 
-    The op reads by its strides what the reference reads by others: both must give the same.
+    The op's strides differ from the reference's: both must give the same.
     """
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
@@ -127,7 +127,7 @@ class GemmJudge:
         return self._wanted().apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """The fault in words; empty for a right result."""
         return self._wanted().compare(self._memory.dense("out")).report
 
     def _wanted(self) -> Wanted:
@@ -140,8 +140,9 @@ class GemmJudge:
         return Wanted(rounded=rounded, exact=exact_scaled_mm(*self._operands, bias), bound=bound)
 
     def _is_exact(self) -> bool:
-        """Whether the reference repeats every rounding: not with scales in groups, which strides may tell where shapes
-        do not."""
+        """Whether the reference repeats every rounding: not with scales in groups, which strides may mark where shapes
+        do not.
+        """
         if self._call.judged == EXACT:
             return True
         given = [self._memory.tensor(name) for name in ("out", "a", "b", "a_scales", "b_scales")]

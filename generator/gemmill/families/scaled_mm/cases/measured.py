@@ -52,7 +52,8 @@ class GemmOperands(OneResult):
 class Sampled:
     """The reference of some rows with the first weights.
 
-    They are the first and last rows, and one of every 16, or 64 of many rows. So every tile of a kernel is looked at.
+    They are the first and last rows, and one of every 16, or 64 of many rows. So the comparison sees every tile of a
+    kernel.
     """
 
     def __init__(self, x: GemmOperands) -> None:

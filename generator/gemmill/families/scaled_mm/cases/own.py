@@ -1,4 +1,4 @@
-"""Calls of users' epilogues: made, drawn, and judged by the interval in which their results must lie."""
+"""Calls of users' epilogues, fixed and random, and the interval in which their results must lie."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,7 +71,7 @@ class OwnCase:
         return op_name(self.traced)
 
     def arguments(self, device: str) -> Sequence[Any]:
-        """Arguments in the order of the op's schema. The result is poisoned."""
+        """Arguments in the order of the op's schema. The result holds poison."""
         return list(self._made(torch.device(device))[0].values())
 
     def _made(self, device: torch.device) -> tuple[dict[str, Any], Any]:
@@ -116,7 +116,7 @@ def _values(p: CallSpec, told: Input, count: int, generator: torch.Generator) ->
 
 
 def report_of(given: Mapping[str, Any], traced: Traced, accumulation: Accumulation) -> str:
-    """What is wrong with a call's result; nothing if nothing is."""
+    """The fault of a call's result; empty for a right one."""
     found, ends = given["out"], own_interval(traced, given, accumulation)
     wrong = outside_of_own(found, ends)
     if not (count := int(wrong.sum())):
@@ -230,7 +230,7 @@ def fits_tma(call: LegalCall) -> bool:
 
 
 class OwnJudge:
-    """The judge of one drawn call, by its epilogue's interval."""
+    """The judge of one random call, by its epilogue's interval."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         traced = epilogue_of(call.op)
@@ -250,5 +250,5 @@ class OwnJudge:
         return outside_of_own(found, ends).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """The fault in words; empty for a right result."""
         return report_of(self._given | {"out": self._memory.dense("out")}, self._traced, self._accumulation)

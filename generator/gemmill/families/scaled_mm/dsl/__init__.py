@@ -1,1 +1,1 @@
-"""Kernels written in CuTe DSL. Importable files, since the DSL reads the source of what it compiles."""
+"""Kernels written in CuTe DSL. Importable files, since the DSL reads the source of the functions that it compiles."""

@@ -29,8 +29,9 @@ def unaligned_fallback(config: KernelConfig) -> Iterator[str]:
 
 
 def fallback_has_one_form(config: KernelConfig) -> Iterator[str]:
-    """The fallback is there to be right. Settings that it would ignore are refused, so that no two variants are the
-    same."""
+    """The fallback is there to be right. The rule rejects settings that it would ignore, so that no two variants are
+    the same.
+    """
     s = config.design
     if s.kernel_schedule.uses_tma:
         return

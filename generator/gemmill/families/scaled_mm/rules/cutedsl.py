@@ -1,4 +1,4 @@
-"""Rules about kernels written in CuTe DSL, beside those that hold for every backend."""
+"""Rules for kernels in CuTe DSL, in addition to those for every backend."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Rules about what must fit in shared memory."""
+"""Rules on shared memory: the parts that must fit."""
 
 from collections.abc import Iterator
 
@@ -23,14 +23,14 @@ def stage_bytes(config: KernelConfig) -> int:
 
 
 def stage_room(config: KernelConfig) -> int:
-    """Bytes that are left for stages."""
+    """Bytes of shared memory for stages."""
     if config.backend is Backend.CUTEDSL:
         return Facts(config).stage_room
     return config.arch.shared_memory_bytes - epilogue_bytes(config) - BARRIERS
 
 
 def epilogue_bytes(config: KernelConfig) -> int:
-    """Bytes CUTLASS's epilogue takes beside the main loop: up to four 64 x 32 store buffers and row vectors."""
+    """Bytes of CUTLASS's epilogue next to the main loop: up to four 64 x 32 store buffers and row vectors."""
     m, n, _ = config.design.tile_shape_mnk
     if config.design.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages

@@ -35,8 +35,9 @@ def operand_dtypes(config: KernelConfig) -> Iterator[str]:
 
 
 def out_dtype(config: KernelConfig) -> Iterator[str]:
-    """Results are stored in 16 bits, which the next layer reads. A user's epilogue may end in codes, which the DSL does
-    not store."""
+    """Results have 16 bits, which the next layer reads. A user's epilogue may end in codes, which the DSL does not
+    store.
+    """
     x = config.operands
     outs = (OWN_RESULTS_OF if _is_visitor(config) else RESULTS_OF).get(x.a_dtype, ())
     if x.out_dtype not in outs:
@@ -57,7 +58,7 @@ def _is_visitor(config: KernelConfig) -> TypeGuard[OwnConfig]:
 
 
 def operands_of_16_bits(config: KernelConfig) -> Iterator[str]:
-    """Operands of 16 bits are for comparisons, and for layers that are not quantised."""
+    """Operands of 16 bits are for comparisons, and for unquantised layers. One fast backend and the fallback do."""
     x = config.operands
     if x.a_dtype.bits != 8 and x.group_size:
         yield f"scales in groups of {x.group_size} belong to codes of 8 bits, operands are {x.a_dtype}"

@@ -13,8 +13,7 @@ PORTABLE_CLUSTER = 8
 MOST_SLICES = 16
 """The most slices of K that no cluster binds."""
 ACCUMULATOR_REGISTERS = 208
-"""Registers of a consumer thread that are left for sums, beside addresses and the epilogue. It can have 240
-(setmaxnreg)."""
+"""Registers of a consumer thread for sums, next to addresses and the epilogue. It can have 240 (setmaxnreg)."""
 AZP_REGISTERS = 24
 """Registers that CUTLASS's epilogue takes besides for zero points of tokens: a tile of 192 accumulators spilled 84
 bytes."""
@@ -57,8 +56,8 @@ def accumulators_fit(config: KernelConfig) -> Iterator[str]:
     """Accumulators live in registers. Promotion and scales in groups double them, and beyond about 200 a thread they
     spill.
 
-    The DSL kernel promotes 64 rows at a time. Its facts know what that takes beside a whole tile's sums. The rule also
-    keeps out CUTLASS's cooperative blockwise tile of 256x128, which gives wrong results (NVIDIA/cutlass#3596).
+    The DSL kernel promotes 64 rows at a time. Its facts have its registers in addition to a whole tile's sums. The rule
+    also keeps out CUTLASS's cooperative blockwise tile of 256x128, which gives wrong results (NVIDIA/cutlass#3596).
     """
     s = config.design
     if config.arch is not Arch.SM90A or not s.kernel_schedule.uses_tma:
@@ -126,7 +125,7 @@ def scheduler_fits_schedule(config: KernelConfig) -> Iterator[str]:
 
 
 def split_k(config: KernelConfig) -> Iterator[str]:
-    """The split_k kernel is written for few rows: transposed, a stage count of its own, 64 columns of B a group."""
+    """The split_k kernel is for a small M: transposed, a stage count of its own, 64 columns of B a group."""
     s = config.design
     if s.tile_scheduler is not TileScheduler.SPLIT_K:
         return
@@ -163,7 +162,7 @@ def slice_step(config: KernelConfig) -> Iterator[str]:
 
 
 def launch_settings(config: KernelConfig) -> Iterator[str]:
-    """Launch settings that the scheduler would ignore are refused, so that no two variants are the same."""
+    """The rule rejects launch settings that the scheduler would ignore, so that no two variants are the same."""
     launch, s = config.launch, config.design
     if launch.swizzle not in (1, 2, 4, 8):
         yield f"swizzle {launch.swizzle} is not 1, 2, 4 or 8"

@@ -1,4 +1,4 @@
-"""The spelling of a config in CUTLASS 3.x C++: a template, and what fills its holes."""
+"""The spelling of a config in CUTLASS 3.x C++: a template, and the values of its holes."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _SCHEDULER = {
 
 
 def spell(config: KernelConfig) -> Spelled:
-    """The template of a config's kind of kernel, and what fills its holes."""
+    """The template of a config's kind of kernel, and the values of its holes."""
     return Spelled(template=_template(config), values=_values(config))
 
 

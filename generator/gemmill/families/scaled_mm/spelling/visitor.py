@@ -1,4 +1,4 @@
-"""The spelling of a user's epilogue in C++: what one visitor of CUTLASS's does with a fragment's elements."""
+"""The spelling of a user's epilogue in C++: the operations of one CUTLASS visitor on a fragment's elements."""
 
 import struct
 from typing import Any
@@ -45,7 +45,9 @@ def spell(config: OwnConfig) -> Spelled:
 
 
 def _holes(traced: Traced) -> dict[str, Any]:
-    """What fills the template's holes. A value is called v and its number, whether it is given or computed."""
+    """The values of the template's holes. The name of a value is v and its number, for inputs and computed values
+    alike.
+    """
     roles = roles_of(traced)
     inputs = list(enumerate(traced.inputs, 1))
     vectors = [(at, given) for at, given in inputs if given.along is not Along.SCALAR]

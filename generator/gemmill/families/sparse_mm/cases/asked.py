@@ -11,7 +11,7 @@ from gemmill.vocab import DType
 
 
 def asked(op: str, question: Question) -> list[Any]:
-    """The op's arguments on torch's meta device. Raises ValueError for what the op does not take."""
+    """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
     q = question
     m, n, k, azp = q["m"], q["n"], q["k"], q["azp"]
     if n is None or k is None or q["hidden"] is not None:

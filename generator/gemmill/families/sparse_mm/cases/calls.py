@@ -1,4 +1,4 @@
-"""Calls of the sparse GEMMs by their sizes and options: operands, and what they must give."""
+"""Calls of the sparse GEMMs by their sizes and options: operands, and expected results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import DType
 
 FEWER = 0.15
-"""The share of values that could be kept that are zero. So groups of one value and of none happen."""
+"""The share of zeros among the values that could be kept. So groups of one value and of none happen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,16 @@ class CallSpec:
     out_dtype: DType = DType.BF16
     need: Need = Need.SCALE
     bias: bool = False
-    """Whether a bias is given beside zero points. With `need` BIAS one is given anyway."""
+    """Whether there is a bias in addition to zero points. With `need` BIAS there always is one."""
     a_each: bool = True
     """Whether there is a scale for each row of a; else one for all."""
     b_each: bool = True
     pad: int = 0
     """Elements between rows of a, of kept values and of out."""
     promoted: bool = False
-    """Whether sums leave the tensor core every 128 along K. A kernel's error is held against that."""
+    """Whether the bound assumes that sums leave the tensor core every 128 along K."""
     data: str = "random"
-    """What values are: "random", or "integers".
+    """The distribution of values: "random", or "integers".
 
     "integers" are small, with powers of two as scales, so that every order of summation gives the same.
     """
@@ -93,7 +93,7 @@ def arguments_of(op: str, given: dict[str, Any], out: Tensor) -> list[Any]:
 
 
 def wanted_of(given: dict[str, Any], out_dtype: torch.dtype, *, exactly: bool, promoted: bool) -> Wanted:
-    """What a call must give, by the reference."""
+    """The expected results of a call, by the reference."""
     rounded = sparse_mm(**given, out_dtype=out_dtype)
     if exactly:
         return Wanted(rounded=rounded)
@@ -111,7 +111,7 @@ def torch_type(dtype: DType) -> torch.dtype:
 
 
 def codes(p: CallSpec, rows: int, g: torch.Generator) -> Tensor:
-    """The data of a, or of the weights before they are pruned."""
+    """The data of a, or of the weights before pruning."""
     if p.data == "integers":
         return small_integers(rows, p.k, torch_type(p.dtype), g)
     if p.dtype is DType.S8:

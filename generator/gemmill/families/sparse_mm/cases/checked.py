@@ -1,4 +1,4 @@
-"""The calls by which a sparse GEMM is verified."""
+"""The calls that verify a sparse GEMM."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from gemmill.vocab import Accumulation, DType
 SHAPES = ((1, 16, 32), (3, 48, 160), (16, 264, 512), (65, 136, 288), (130, 272, 1056), (257, 520, 2080))
 """M, N and K below, at and across tile edges. K ends within blocks of metadata."""
 LONG_SHAPES = ((33, 136, 4096), (17, 264, 14336), (9, 72, 32768))
-"""M, N and K for exact operands. K is so long that the bound on sums of random ones hides what is missing."""
+"""M, N and K for exact operands. For so long a K the bound on sums of random operands hides missing products."""
 CASES_OF_A_SHAPE = 3
 PAD = 16
 QUICK_SHAPE = (33, 64, 128)
@@ -26,12 +26,12 @@ QUICK_SHAPE = (33, 64, 128)
 
 @dataclass(frozen=True, kw_only=True)
 class SparseCase(SpecCase):
-    """A call spec that is computed and compared."""
+    """A call spec with its computation and comparison."""
 
     spec: CallSpec
 
     def arguments(self, device: str) -> list[Any]:
-        """Arguments in the order of the op's schema. The result is poisoned."""
+        """Arguments in the order of the op's schema. The result holds poison."""
         return self._made(device)[2]
 
     def _made(self, device: str) -> tuple[dict[str, Any], Memory, list[Any]]:
@@ -58,7 +58,7 @@ def of_config(config: SparseConfig) -> Iterator[SparseCase]:
     for m, n, k in (*SHAPES, *own, *LONG_SHAPES):
         is_long = (m, n, k) in LONG_SHAPES
         for pad, a_each, b_each, need in islice(kinds, 1 if is_long else CASES_OF_A_SHAPE):
-            # The other half of kinds has the bias beside zero points.
+            # The other half of kinds has the bias in addition to zero points.
             bias = need in (Need.AZP_ROW, Need.AZP_TOKEN) and a_each
             data = "integers" if is_long or (m, n, k) in own else "random"
             spec = replace(first, m=m, n=n, k=k, need=need, bias=bias, a_each=a_each, b_each=b_each, pad=pad, data=data)

@@ -1,4 +1,4 @@
-"""Random calls of the sparse GEMMs, and what they must give."""
+"""Random calls of the sparse GEMMs, and their expected results."""
 
 from dataclasses import replace
 from typing import Any
@@ -83,7 +83,7 @@ def _scales(draw: Draw, count: int, values: str) -> Slot:
 
 
 class SparseJudge:
-    """The judge of one drawn call, by the reference's result for operands in dense memory of their own."""
+    """The judge of one random call, by the reference's result for operands in dense memory of their own."""
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory = memory
@@ -95,7 +95,7 @@ class SparseJudge:
         return self._wanted.apart(self._memory.dense("out")).sum()
 
     def report(self) -> str:
-        """What is wrong, in words; nothing if nothing is."""
+        """The fault in words; empty for right results."""
         return self._wanted.compare(self._memory.dense("out")).report
 
 
