@@ -151,6 +151,12 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
     outputs = {side.name: side.ask("outputs", **JUDGED) for side in sides}
     for side in sides:
         row["sides"][side.name] |= {"served": side.ask("served"), "with_itself": with_itself(outputs[side.name])}
+        row["sides"][side.name]["loading"] = side.ask("loaded")
+        if options.host:
+            row["sides"][side.name]["host_us"] = side.ask("host")
+    if options.host:
+        for name, of in ((side.name, row["sides"][side.name]["host_us"]) for side in sides):
+            print(f"{row['model']}, us of the host, {name}: {of}", flush=True)
     row["agreement"] = {
         name: agreement(outputs[ENGINE], found)
         for name, found in outputs.items()
@@ -229,6 +235,9 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="kept; one more comes first")
     parser.add_argument("--cache-gib", type=float, default=24, help="of the KV cache of each engine")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs and torch.compile")
+    parser.add_argument(
+        "--host", action="store_true", help="time the host's part of a call of each kind of linear layers"
+    )
     starts = parser.add_mutually_exclusive_group()
     starts.add_argument(
         "--one-at-a-time", action="store_true", help="start engines one after another, to time the start"

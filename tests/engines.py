@@ -31,6 +31,20 @@ FP4_EXPERTS = vllm_fp4_experts.PREPARES, vllm_fp4_experts.MULTIPLIES
 MXFP4_EXPERTS = vllm_fp4_experts.PREPARES_MXFP4
 
 
+class Platform:
+    """The part of vLLM's platform that plugins ask and override."""
+
+    manager = "vllm.compilation.passes.pass_manager.PostGradPassManager"
+
+    @classmethod
+    def get_pass_manager_cls(cls) -> str:
+        return cls.manager
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
+        vllm_config.platform = cls.__name__
+
+
 class _Base:
     """What all of vLLM's kernels do when they are made."""
 
@@ -219,7 +233,7 @@ def vllm_modules() -> dict[str, ModuleType]:
         "vllm.model_executor.layers.fused_moe.oracle.nvfp4": {FP4_EXPERTS[0][1]: prepare},
         **_triton_experts(),
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
-        "vllm.platforms": {"PlatformEnum": platform},
+        "vllm.platforms": {"PlatformEnum": platform, "current_platform": type("Cuda", (Platform,), {})()},
         "vllm.model_executor": {},
         "vllm.model_executor.model_loader": {},
         "vllm.model_executor.model_loader.utils": {"process_weights_after_loading": processed},

@@ -84,6 +84,9 @@ WANTED = {
         f"{_EXPERTS}.triton_moe": ["TritonExperts"],
         f"{_FUSED_MOE}.config": ["FusedMoEConfig", "FusedMoEParallelConfig"],
         f"{_FUSED_MOE}.activation": ["MoEActivation"],
+        "vllm.platforms.interface": ["get_pass_manager_cls", "apply_config_platform_defaults"],
+        "vllm.compilation.passes.pass_manager": ["PostGradPassManager"],
+        "vllm.compilation.passes.inductor_pass": ["InductorPass", "get_pass_context"],
         "vllm.v1.attention.backends.registry": ["register_backend", "AttentionBackendEnum"],
         "vllm.v1.attention.backend": ["AttentionMetadataBuilder", "CommonAttentionMetadata"],
         "vllm.v1.attention.backends.turboquant_attn": [

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from served.host_calls import host_us
+from served.loading import loading
 from served.who_serves import who_serves
 
 _KEPT = 1000
@@ -97,6 +99,16 @@ class Engine:
         classes, report = self._llm.apply_model(who_serves)[0]
         return {"classes": classes, "report": report}
 
+    def loaded(self, request: Json) -> Json:
+        """Seconds and memory of loading the model."""
+        found: Json = self._llm.apply_model(loading)[0]
+        return found
+
+    def host(self, request: Json) -> Json:
+        """The host's microseconds of a call of each kind of linear layers."""
+        found: Json = self._llm.apply_model(host_us)[0]
+        return found
+
     def _prompts(self, count: int, length: int, seed: int) -> list[Any]:
         draw = random.Random(seed)
         tokens = range(_KEPT, self._vocabulary - _KEPT)
@@ -142,6 +154,8 @@ def main(pipe: str, arguments: str) -> int:
             "served": engine.served,
             "slept": engine.slept,
             "reloaded": engine.reloaded,
+            "loaded": engine.loaded,
+            "host": engine.host,
         }
         while (request := json.loads(connection.recv_bytes()))["do"] != "stop":
             answer(requests[request["do"]](request))

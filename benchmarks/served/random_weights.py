@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from served import loading
+
 LOAD_FORMAT = "gemmill_random"
 DEVIATION = 0.02
 _CODES_DEVIATION = 40.0
@@ -24,10 +26,11 @@ _INPUTS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "q_scale",
 
 
 def register() -> None:
-    """Makes the load format known to vLLM. Does nothing the second time."""
+    """Makes the load format known to vLLM, and times its loading. Does nothing the second time."""
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+    loading.register()
     if LOAD_FORMAT in _LOAD_FORMAT_TO_MODEL_LOADER:
         return
 

@@ -131,8 +131,13 @@ def times_layers() -> bool:
 
 
 def quantises(engine: str) -> bool:
-    """GEMMILL_VLLM_OPS: 1 has gemmill's kernels quantise where vLLM's ops are called, of those measured to be faster."""
+    """GEMMILL_VLLM_OPS: 1 has gemmill's kernels quantise wherever vLLM's ops are called, of those measured to be faster."""
     return os.environ.get({"vLLM": "GEMMILL_VLLM_OPS"}[engine]) == "1"
+
+
+def rewrites(engine: str) -> bool:
+    """GEMMILL_VLLM_OPS: 0 leaves compiled graphs of an engine's without gemmill's kernels in the place of its own quantisation."""
+    return os.environ.get({"vLLM": "GEMMILL_VLLM_OPS"}[engine]) != "0"
 
 
 def takes_fp4_experts(*, measured: bool = False) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 import engine as program
 import engine_tables
+from served import loading
 from served.agreement import agreement, with_itself
 from served.models import MODELS, model_of
 from served.random_weights import damping, fill
@@ -24,7 +25,7 @@ ONE = {
 OTHER = {"scored": [[[5, -1.5, 2, 7], [6, -2.25, 2, 9]]], "greedy": [[[3, -0.5], [9, -0.25], [5, -0.125]]]}
 VLLM = '''
 """Decodes token i as the i-th after the prompt's last, each in a millisecond of its own clock, and knows whether the plugin serves."""
-import os, sys, time, types
+import os, sys, time, torch, types
 
 clock = [time.perf_counter()]
 time.perf_counter = lambda: clock[0]
@@ -59,6 +60,9 @@ class LLM:
         served = type("Kernel", (), {"__module__": "gemmill.x" if os.environ["GEMMILL_VLLM"] == "1" else "vllm.model_executor.kernels"})
         layer = Layer()
         layer.kernel = served()
+        layer.output_size_per_partition, layer.input_size_per_partition = 64, 32
+        layer.quant_method = types.SimpleNamespace(apply=lambda of, x: clock.__setitem__(0, clock[0] + 5e-6))
+        layer.parameters = lambda: iter([torch.empty(1)])
         return [function(types.SimpleNamespace(modules=lambda: [layer]))]
 '''
 
@@ -132,6 +136,36 @@ def test_random_weights_are_the_same_each_time_and_of_sane_sizes():
     )
 
 
+def test_loading_is_measured_with_what_is_packed_within_it(monkeypatch):
+    """Memory in GiB: packing needs 3 where 1 stays, and resets the counter of the most in between."""
+    clock, memory, most = [0.0], [0.0], [0.0]
+
+    def to(seconds: float, now: float, at_most: float) -> None:
+        clock[0] += seconds
+        memory[0], most[0] = now, max(most[0], at_most)
+
+    def measures(*, reset: bool = False) -> tuple[float, float]:
+        if reset:
+            most[0] = memory[0]
+        return memory[0], most[0]
+
+    monkeypatch.setattr(loading, "_found", {})
+    monkeypatch.setattr(loading, "_memory", measures)
+    monkeypatch.setattr(loading.time, "perf_counter", lambda: clock[0])
+    process = loading.measured("process", lambda: to(0.5, 1.0, 3.0))
+
+    def load() -> str:
+        to(2.0, 1.5, 1.5)
+        process()
+        return "model"
+
+    assert loading.measured("load", load)() == "model"
+    assert loading.loading(None) == {
+        "process": {"seconds": 0.5, "gib_before": 1.5, "gib_after": 1.0, "gib_most": 3.0},
+        "load": {"seconds": 2.5, "gib_before": 0.0, "gib_after": 1.0, "gib_most": 3.0},
+    }
+
+
 def test_both_sides_are_measured_and_the_record_is_whole(paper_engine, tmp_path, capsys):
     given = [
         "llama-3.1-8b-fp8",
@@ -148,7 +182,10 @@ def test_both_sides_are_measured_and_the_record_is_whole(paper_engine, tmp_path,
         "2",
     ]
     assert (
-        program.main([*given, "--other", "linear_backend=triton", "--commit", "abc", "--out-dir", str(tmp_path)]) == 0
+        program.main(
+            [*given, "--host", "--other", "linear_backend=triton", "--commit", "abc", "--out-dir", str(tmp_path)]
+        )
+        == 0
     )
     record = json.loads((tmp_path / "engine.json").read_text())
     (row,) = record["rows"]
@@ -160,6 +197,7 @@ def test_both_sides_are_measured_and_the_record_is_whole(paper_engine, tmp_path,
         == row["sides"]["engine"]["served"]["classes"]
         == {"Layer: Kernel": 1}
     )
+    assert row["sides"]["gemmill"]["host_us"] == {"Layer 64 x 32": 5.0} and row["sides"]["engine"]["loading"] == {}
     rates = {batch: found["median"]["gemmill"] for batch, found in row["decode_tokens_per_s"].items()}
     assert rates == {"1": 1000.0, "3": 3000.0} and len(row["prefill_tokens_per_s"]["rounds"]["gemmill"]) == 2
     assert "llama-3.1-8b-fp8-2-layers, batch 3, tokens/s: engine " in capsys.readouterr().out
@@ -316,22 +354,19 @@ def test_the_load_format_is_registered_once(monkeypatch):
     def register(name):
         return lambda loader: formats.setdefault(name, loader)
 
-    loaders, base = (
-        ModuleType("vllm.model_executor.model_loader"),
-        ModuleType("vllm.model_executor.model_loader.base_loader"),
-    )
-    loaders._LOAD_FORMAT_TO_MODEL_LOADER, loaders.register_model_loader, base.BaseModelLoader = (
-        formats,
-        register,
-        object,
-    )
-    for name, module in {
-        loaders.__name__: loaders,
-        base.__name__: base,
-        "vllm": ModuleType("vllm"),
-        "vllm.model_executor": ModuleType("m"),
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    class Loader:
+        def load_model(self) -> str:
+            return "model"
+
+    parent = "vllm.model_executor.model_loader"
+    loaders, base, utils = (ModuleType(name) for name in (parent, f"{parent}.base_loader", f"{parent}.utils"))
+    loaders._LOAD_FORMAT_TO_MODEL_LOADER, loaders.register_model_loader = formats, register
+    loaders.base_loader, loaders.utils = base, utils
+    base.BaseModelLoader = Loader
+    base.process_weights_after_loading = utils.process_weights_after_loading = lambda: "processed"
+    for module in (loaders, base, utils, ModuleType("vllm"), ModuleType("vllm.model_executor")):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(loading, "_found", {})
     from served import random_weights
 
     random_weights.register()
@@ -340,6 +375,9 @@ def test_the_load_format_is_registered_once(monkeypatch):
     model = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
     loader().load_weights(model, SimpleNamespace(hf_config=SimpleNamespace(num_hidden_layers=2)))
     assert model.weight.float().std().item() < 0.1 and Path(random_weights.__file__).is_file()
+    assert base.process_weights_after_loading is utils.process_weights_after_loading, "plugins look for one in both"
+    assert (utils.process_weights_after_loading(), Loader().load_model()) == ("processed", "model")
+    assert loading.loading(None).keys() == {"process_weights_after_loading", "load_model"}
 
 
 def test_a_setting_needs_a_value(capsys):

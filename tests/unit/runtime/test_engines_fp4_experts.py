@@ -20,6 +20,7 @@ from gemmill.families.fused_moe.selections import packed
 from gemmill.quantize import pruned, quantize_weight
 from gemmill.registry import REGISTRY
 from gemmill.runtime import holding, ops
+from gemmill.runtime.served import serving_report
 from gemmill.space.selections import select
 from gemmill.vocab import Arch
 
@@ -259,6 +260,13 @@ def test_experts_that_are_taken_are_told(vllm, caplog) -> None:
 @pytest.mark.parametrize("change", ["is_lora_enabled", "use_all2all_kernels", "enable_eplb"])
 def test_vllms_experts_that_stay_with_marlin(vllm, change: str) -> None:
     assert prepared(vllm, vllm_layer(**{change: True})) == "vLLM's"
+    stays_with(change)
+
+
+def stays_with(change: str) -> None:
+    """The report names the reason, for all layers once."""
+    why = "layer with LoRA here" if change == "is_lora_enabled" else "experts whose rows travel between ranks"
+    assert {"layer": "layer of experts of 4-bit weights", "why": f"gemmill takes no {why}"} in serving_report()["left"]
 
 
 def test_experts_hold_an_order_where_vllm_asks_for_batch_invariance(vllm, request: pytest.FixtureRequest) -> None:
@@ -325,6 +333,7 @@ def test_vllms_mxfp4_experts(vllm) -> None:
 @pytest.mark.parametrize("change", ["is_lora_enabled", "use_all2all_kernels", "enable_eplb"])
 def test_vllms_mxfp4_experts_that_stay_with_marlin(vllm, change: str) -> None:
     assert mxfp4_prepared(vllm, vllm_layer(**{change: True}))[0] == "vLLM's"
+    stays_with(change)
 
 
 def test_vllm_without_marlins_experts(vllm, caplog) -> None:

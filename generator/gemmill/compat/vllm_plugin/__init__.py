@@ -4,6 +4,7 @@ It puts gemmill's linear kernels before vLLM's own, so that they are asked first
 FP8 in blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
 blocks, DeepGEMM's. Classes of gemmill's stand before Triton's of FP8 experts, and before vLLM's backend of attention over TurboQuant
 caches. gemmill stands before Marlin's kernels of 4-bit experts, and what packs their weights; GEMMILL_FP4_EXPERTS says which it takes.
+A manager of gemmill's gives vLLM's quantisation ops in compiled graphs to gemmill; GEMMILL_VLLM_OPS says where else they go to it.
 GEMMILL_VLLM=0 leaves vLLM as it is.
 Nothing is loaded and no GPU is touched before a layer asks.
 """
@@ -18,7 +19,7 @@ from gemmill import settings
 from gemmill.compat import invariance
 from gemmill.compat.linear import Linear, called, guarded
 from gemmill.compat.moe_mm import MOE_MM, cutlass_moe_mm
-from gemmill.compat.vllm_plugin import blocks, fp4_experts, fused_experts, quant
+from gemmill.compat.vllm_plugin import blocks, fp4_experts, fused_experts, fusion, quant
 from gemmill.runtime import notices, served
 
 _LINEAR, _OPS = "vllm.model_executor.kernels.linear", "vllm._custom_ops"
@@ -65,6 +66,7 @@ def _register() -> None:
     if not backend.is_overridden():  # by another plugin
         backends.register_backend(backend, _OWN_BACKEND)
     guarded("vLLM's log of layers", _tell_after_loading)
+    guarded("vLLM's compiled graphs", fusion.put_before)
     guarded("vLLM for experts of 4 bits", fp4_experts.put_before)
     guarded("vLLM for experts in one call", fused_experts.put_before)
 

@@ -33,10 +33,9 @@ def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
     def prepare(**named: Any) -> Any:
         names = [(name, f"{name}_scale", f"{name}_scale_2") for name in ("w13", "w2")]
         made = None
-        if _is_plain(named["layer"]):
+        if settings.takes_fp4_experts(measured=True) and _is_plain(named["layer"]):
             parts = tuple((named[w], named[scale], named[scale_2]) for w, scale, scale_2 in names)
-            takes = settings.takes_fp4_experts(measured=True)
-            if takes and (whole := _in_one_call(named["layer"], parts)) is not None:
+            if (whole := _in_one_call(named["layer"], parts)) is not None:
                 ones = torch.ones(len(whole[0].base), device=whole[0].base.device, dtype=torch.float32)
                 return tuple(tensor for weights in whole for tensor in (weights.blocks, weights.base, ones))
             if fp4_experts.are_asked_for() and not settings.prunes_fp4_experts():
@@ -56,7 +55,7 @@ def before_mxfp4_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
         layer: Any, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor, *biases: Tensor | None
     ) -> Any:
         made = None
-        if _is_plain(layer) and fp4_experts.are_asked_for():
+        if fp4_experts.are_asked_for() and _is_plain(layer):
             made = fp4_experts.packed(((w13, w13_scale, None), (w2, w2_scale, None)), layer.params_dtype, layer)
         if made is None:
             return of_vllm(layer, w13, w2, w13_scale, w2_scale, *biases)
@@ -145,13 +144,16 @@ def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:
 
 
 def _is_plain(layer: Any) -> bool:
+    """Whether nothing of the layer's surroundings keeps it with Marlin; what does is told."""
     config = layer.moe_config
-    parallel = config.moe_parallel_config
-    is_alone = not (parallel.use_all2all_kernels or parallel.enable_eplb)
-    if (why := invariance.of_vllm()) is not None:
+    parallel, why = config.moe_parallel_config, invariance.of_vllm()
+    if why is None and (parallel.use_all2all_kernels or parallel.enable_eplb):
+        why = "gemmill takes no experts whose rows travel between ranks"
+    if why is None and config.is_lora_enabled:
+        why = "gemmill takes no layer with LoRA here"
+    if why is not None:
         served.left("layer of experts of 4-bit weights", why)
-        return False
-    return is_alone and not config.is_lora_enabled
+    return why is None
 
 
 def put_before() -> None:
