@@ -246,6 +246,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda" if has_gpu else "cpu"))
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
+    parser.add_argument("--commit", help="of sources in no checkout")
     return parser.parse_args(arguments)
 
 
@@ -284,7 +285,7 @@ def main(arguments: Sequence[str]) -> int:
         "schema_version": 1,
         "program": "benchmarks/cache_quality.py",
         "date": date,
-        "commit": devices.commit_of(RESULTS.parent),
+        "commit": options.commit or devices.commit_of(RESULTS.parent),
         "environment": devices.environment(),
         "model": vars(sizes) if given.model is None else given.model.name,
         "tokens": given.tokens,
