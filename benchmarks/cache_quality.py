@@ -285,7 +285,7 @@ def main(arguments: Sequence[str]) -> int:
         "schema_version": 1,
         "program": "benchmarks/cache_quality.py",
         "date": date,
-        "commit": options.commit or devices.commit_of(RESULTS.parent),
+        "commit": given.commit or devices.commit_of(RESULTS.parent),
         "environment": devices.environment(),
         "model": vars(sizes) if given.model is None else given.model.name,
         "tokens": given.tokens,
