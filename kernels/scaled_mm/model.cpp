@@ -81,8 +81,7 @@ constexpr double kProducts = 6232.0;
 constexpr double kSharedBytes = 241.7;
 constexpr double kPromoting = 1.091;
 constexpr double kPromotion = 0.8044;
-constexpr double kPromotedElements = 70.0;
-constexpr double kPromotedColumns = 37.0;
+constexpr double kPromotedElements = 142.0;
 constexpr double kL2Bytes = 11470.0;
 constexpr double kStraddling = 1.136;
 constexpr double kParting = 0.6285;
@@ -118,9 +117,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double multiply = std::max(instructions * (64.0 * columns * 32.0) / kProducts,
                              (instructions * (2048.0 + 32.0 * columns) + written) / kSharedBytes);
   if (row.promotes) multiply = kPromoting * multiply + kPromotion * (row.tile_k / 128.0);
-  double const promoted = row.box_rows > 0 ? kPromotedColumns : kPromotedElements;  // only swapped tiles have boxes
-  double const fine = row.promotes > 2 ? elements * static_cast<double>(row.promotes) * (row.tile_k / 128.0) : 0.0;  // groups of 32
-  multiply = std::max(multiply, fine / promoted);
+  multiply = std::max(multiply, elements * static_cast<double>(row.promotes) * (row.tile_k / 128.0) / kPromotedElements);
   double const store = kStoreElement * elements * per_sm;
   double const body = steps * (multiply * per_sm) + store * (row.overlaps ? 1.0 + (waves - 1.0) * kStoredLate : waves);
   double const pipeline = steps * kLatency / static_cast<double>(row.stages);

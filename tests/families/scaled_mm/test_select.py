@@ -11,17 +11,13 @@ from gemmill.families.scaled_mm.classes import CallClass, Need, class_code, clas
 from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.model import bytes_read, model_ns, terms_of, tiles_of
 from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
-from gemmill.families.scaled_mm.selections import default
 from gemmill.families.scaled_mm.shaped_call import shaped_call_of
-from gemmill.families.scaled_mm.tuning import TUNING
-from gemmill.family import ShapedCall
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.select import Trust, select
 from gemmill.runtime.tuned import TunedChoice
 from gemmill.runtime.variant_table import VariantTable
 from gemmill.space.names import to_name
 from gemmill.vocab import (
-    Arch,
     Backend,
     DType,
     KernelSchedule,
@@ -317,32 +313,6 @@ def test_the_model_knows_that_groups_of_32_are_bound_by_adding_up(make_config, t
     assert [row.facts.promotes for row in (fine, middle, coarse)] == [4, 2, 1]
     assert model_ns(middle, call, SMS) == model_ns(coarse, call, SMS)
     assert 1.1 < model_ns(fine, call, SMS) / model_ns(coarse, call, SMS) < 2.5
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "columns"),
-    [
-        (1, 8192, 4096, 16),
-        (16, 8192, 4096, 16),
-        (32, 8192, 4096, 32),
-        (49, 8192, 4096, 0),
-        (64, 8192, 4096, 0),
-        (64, 25600, 6144, 0),
-    ],
-)
-def test_rows_of_a_fill_the_tensor_core_where_sums_in_groups_of_32_bind(m: int, n: int, k: int, columns: int) -> None:
-    """Swapped tiles of 64 x 64 took 1.6 times as long as their bytes (H200, 2026-11-27). None has that many columns."""
-    operands = {"a_dtype": DType.E4M3, "group_size": 32, "b_scale": ScaleGranularity.BLOCK, "out_dtype": DType.BF16}
-    of_32 = [
-        config
-        for config in default(Arch.SM90A)
-        if all(getattr(config.operands, name) == value for name, value in operands.items())
-    ]
-    rows = [(config, next(iter(TUNING.rows(config, 0)))) for config in of_32]
-    sizes = m, n, k
-    call = ShapedCall(family="scaled_mm", call_class=rows[0][1].call_class, sizes=sizes, alignments=(16, 16, 16))
-    config, _ = min(rows, key=lambda pair: model_ns(pair[1], call, SMS))
-    assert (config.design.tile_shape_mnk[1] if config.design.swap_ab else 0) == columns
 
 
 @pytest.mark.parametrize(("m", "zeros"), [(1, 15), (16, 0), (17, 15), (33, 15), (47, 1), (48, 0), (49, 15), (64, 0)])

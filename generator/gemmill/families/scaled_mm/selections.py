@@ -263,8 +263,6 @@ def _kernels(
         yield _config(gemm, row, launch=Launch(raster_order=raster, swizzle=swizzle))
     for row in tables.low:
         yield _config(gemm, row)
-    for tile, schedule, stages in tables.shared:
-        yield _config(gemm, (tile, (1, 1, 1), schedule), stages=stages)
     for row in tables.narrow:
         yield _config(gemm, row, swap_ab=True)
     for (tile, schedule, stages), splits in product(tables.split_k, sm90.SPLITS):

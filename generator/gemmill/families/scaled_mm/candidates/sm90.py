@@ -23,8 +23,6 @@ class Tables:
     """for a large M"""
     low: tuple[Row, ...] = ()
     """for up to some hundreds: a wave or two of tiles of 64 rows, which no raster order helps"""
-    shared: tuple[SplitKRow, ...] = ()
-    """as `low`, with so few stages that an SM holds two CTAs: one multiplies while the other promotes or waits"""
     narrow: tuple[Row, ...] = ()
     """for a small M, with swap_ab"""
     split_k: tuple[SplitKRow, ...] = ()
@@ -49,7 +47,6 @@ class Tables:
             low=tuple(map(halved, self.low)),
             narrow=tuple(map(halved, self.narrow)),
             parallel=tuple(map(halved, self.parallel)),
-            shared=tuple(((m, n, k // 2), schedule, stages) for (m, n, k), schedule, stages in self.shared),
             restarted=tuple(map(halved, self.restarted)),
             held=self.held and self.held.at_half_depth(),
             split_k=tuple(((m, n, k // 2), schedule, stages) for (m, n, k), schedule, stages in self.split_k),

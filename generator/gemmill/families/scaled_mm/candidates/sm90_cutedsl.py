@@ -211,13 +211,11 @@ GROUP_32 = Tables(
         ((128, 128, 128), (1, 1, 1), COOPERATIVE),
         ((128, 128, 128), (1, 2, 1), COOPERATIVE),
         ((256, 128, 128), (2, 1, 1), COOPERATIVE),
-        ((128, 64, 128), (2, 1, 1), COOPERATIVE),
     ),
     low=(
         ((64, 128, 128), (1, 1, 1), BASIC),
         ((64, 128, 128), (2, 1, 1), BASIC),
     ),
-    shared=(((64, 64, 128), BASIC, 6),),
     narrow=(
         ((64, 16, 256), (1, 1, 1), BASIC),
         ((64, 32, 256), (1, 1, 1), BASIC),
@@ -230,7 +228,7 @@ GROUP_32 = Tables(
         ((64, 64, 128), BASIC, 6),
     ),
 )
-"""The schedules of the default build for groups of 32, each of one WGMMA along K. They have no measurements yet."""
+"""The schedules of the default build for groups of 32, each of one WGMMA along K."""
 
 GROUP_32_FEW = Tables(
     wide=(((128, 128, 128), (2, 1, 1), COOPERATIVE),),
@@ -283,8 +281,7 @@ GROUP_WIDEST = Tables(
 GROUP_32_WIDEST = Tables(
     wide=(
         *GROUP_32.wide,
-        ((128, 96, 128), (2, 1, 1), COOPERATIVE),
-        *(((128, 64, 128), cluster, COOPERATIVE) for cluster in ((1, 1, 1), (1, 2, 1))),
+        *(((128, y, 128), (2, 1, 1), COOPERATIVE) for y in (64, 96)),
         ((256, 64, 128), (1, 1, 1), COOPERATIVE),
         ((256, 128, 128), (1, 1, 1), COOPERATIVE),
         ((256, 128, 128), (1, 2, 1), COOPERATIVE),
@@ -292,9 +289,7 @@ GROUP_32_WIDEST = Tables(
     low=(
         *GROUP_32.low,
         *(((64, y, 128), (2, 1, 1), BASIC) for y in (64, 96)),
-        ((64, 64, 128), (1, 1, 1), BASIC),
     ),
-    shared=GROUP_32.shared,
     narrow=(
         *GROUP_32.narrow,
         ((64, 16, 128), (1, 1, 1), BASIC),
