@@ -125,7 +125,8 @@ def give_driver(library: ctypes.CDLL) -> bool:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
-    if driver.cuInit(0) != 0:
+    context = ctypes.c_void_p()
+    if driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or driver.cuCtxSetCurrent(context):
         return False
     library.ask_driver(ctypes.cast(driver.cuTensorMapEncodeTiled, ctypes.c_void_p))
     return True
