@@ -3,9 +3,10 @@
     python tools/tensor_maps.py                            # all pairs, tiles and clusters of sm100a and sm120f
     python tools/tensor_maps.py --arch sm120f --jobs 16
 
-The host side of each kernel is compiled by g++ alone, half a minute each, and its questions to cuTensorMapEncodeTiled are written down. A driver
-needs no Blackwell GPU to encode them. Where it refuses one, or where it and `kernels/emulation/packed_map.h` disagree on a map of 4 or 6 bits, legal
-or broken, that is a difference. Exits with 1 where there is one, with 2 without a compiler.
+The host side of each kernel is compiled by g++ alone, half a minute each, and its questions to cuTensorMapEncodeTiled are written down. A driver on a
+Hopper GPU encodes maps of whole bytes and 16-bit floats, and refuses those of 4 and 6 bits. Where a driver refuses another, or where it and
+`kernels/emulation/packed_map.h` disagree on a map of 4 or 6 bits, legal or broken, that is a difference. Exits with 1 where there is one, with 2 without
+a compiler.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from math import prod
 from pathlib import Path
 
@@ -36,6 +38,9 @@ ADDRESSES = {name: 4096 * (i + 1) for i, name in enumerate(ROLES)}
 BYTES, HALVES = 0, {DType.F16: 6, DType.BF16: 9}
 PACKED, SPREAD = {4: 13}, {4: 14, 6: 15}
 """Numbers of CUtensorMapDataType: whole bytes and 16-bit floats; by their bits packed codes, and codes that TMA spreads to bytes in shared memory."""
+PACKED_TYPES = {*PACKED.values(), *SPREAD.values()}
+CAPABILITY_MAJOR, BLACKWELL = 75, 10
+"""The driver's number of the attribute, and its least value on Blackwell."""
 SPANS = (16, 32, 64, 128, 128, 128, 128)
 """Bytes of a swizzled row, by the number of CUtensorMapSwizzle."""
 TAIL = """}}
@@ -119,17 +124,27 @@ def compiled(config: PairConfig, folder: Path, toolchain: ToolchainPaths) -> cty
     return ctypes.CDLL(str(library))
 
 
-def give_driver(library: ctypes.CDLL) -> bool:
-    """Let the driver of this machine encode the maps; returns whether there is one."""
+class Encoded(StrEnum):
+    """The maps that a machine's driver encodes."""
+
+    NONE = "not encoded: no driver"
+    BYTES = "encoded by the driver; those of 4 and 6 bits compared alone, for it refuses them on a GPU before Blackwell"
+    ALL = "encoded by the driver"
+
+
+def give_driver(library: ctypes.CDLL) -> Encoded:
+    """Let the driver of this machine encode the maps."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
+        return Encoded.NONE
     context = ctypes.c_void_p()
     if driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or driver.cuCtxSetCurrent(context):
-        return False
+        return Encoded.NONE
     library.ask_driver(ctypes.cast(driver.cuTensorMapEncodeTiled, ctypes.c_void_p))
-    return True
+    major = ctypes.c_int()
+    driver.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, 0)
+    return Encoded.ALL if major.value >= BLACKWELL else Encoded.BYTES
 
 
 def described(
@@ -147,7 +162,9 @@ def described(
     return call, {roles[x.address]: x for x in maps[:count] if x.address in roles}, launched
 
 
-def differences(config: PairConfig, library: ctypes.CDLL, m: int, n: int, k: int) -> Iterator[str]:
+def differences(
+    config: PairConfig, library: ctypes.CDLL, m: int, n: int, k: int, encoded: Encoded = Encoded.ALL
+) -> Iterator[str]:
     """Each way in which maps and launch are not those of the call D[m, n] = A[m, k] B[n, k]."""
     call, maps, launched = described(config, library, m, n, k)
     wanted = {"a", "b", "a_sf", "b_sf", "d"}
@@ -170,7 +187,7 @@ def differences(config: PairConfig, library: ctypes.CDLL, m: int, n: int, k: int
             role, maps[role], prod(swizzled_shape(rows, groups)), max(tile, 128) * tile_k // pair.b_format.group
         )
     for role, one in maps.items():
-        if one.driver:
+        if one.driver and not (encoded is Encoded.BYTES and one.type in PACKED_TYPES):
             yield f"{role}: the driver refuses it with {one.driver}"
         if one.emulated > 0:
             yield f"{role}: packed_map.h refuses it with {one.emulated}"
@@ -248,12 +265,16 @@ def least_k(config: PairConfig) -> int:
     return max(config.k_multiple, config.pair.b_format.group, 256 // bits)
 
 
-def looked_at(config: PairConfig, library: ctypes.CDLL, has_driver: bool) -> list[str]:
+def looked_at(config: PairConfig, library: ctypes.CDLL, encoded: Encoded) -> list[str]:
     """The differences of some calls of a kernel."""
     step = least_k(config)
     calls = ((300, 264, 4 * step), (1, 8, step), (4096, 7168, 16 * step))
-    found = [f"M, N, K = {m}, {n}, {k}: {told}" for m, n, k in calls for told in differences(config, library, m, n, k)]
-    return found + (list(broken_maps(config, library)) if has_driver else [])
+    found = [
+        f"M, N, K = {m}, {n}, {k}: {told}"
+        for m, n, k in calls
+        for told in differences(config, library, m, n, k, encoded)
+    ]
+    return found + (list(broken_maps(config, library)) if encoded is Encoded.ALL else [])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -263,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     configs = [config for arch in options.arch or (Arch.SM100A, Arch.SM120F) for config in configs_of(arch)]
-    wrong, encoded = 0, False
+    wrong, encoded = 0, Encoded.NONE
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         try:
             toolchain = find_toolchain()
@@ -276,8 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = looked_at(config, library, encoded)
             wrong += bool(found)
             print(to_name(config), *(found or ["ok"]), sep="\n  ", flush=True)
-    by = "encoded by the driver" if encoded else "not encoded: no driver"
-    print(f"{len(configs)} kernels, {wrong} with differences; maps {by}")
+    print(f"{len(configs)} kernels, {wrong} with differences; maps {encoded}")
     return int(wrong > 0)
 
 

@@ -110,3 +110,11 @@ def test_a_map_that_is_missing_and_maps_that_the_driver_refuses(config: PairConf
     assert told(config, Host(without, LAUNCH)) == ["maps of a, a_sf, b, d, expected those of a, a_sf, b, b_sf, d"]
     refused = told(config, Host(MAPS, LAUNCH, driver=1))
     assert refused == [f"{role}: the driver refuses it with 1" for role in MAPS]
+
+
+def test_a_hopper_gpus_driver_refuses_packed_maps_alone(config: PairConfig) -> None:
+    host = Host(MAPS, LAUNCH, driver=1)
+    found = list(program.differences(config, host, M, N, K, program.Encoded.BYTES))
+    assert found == [f"{role}: the driver refuses it with 1" for role in ("a_sf", "b_sf", "d")]
+    found = list(program.differences(config, host, M, N, K, program.Encoded.ALL))
+    assert found == [f"{role}: the driver refuses it with 1" for role in MAPS]
