@@ -19,7 +19,7 @@ from gemmill.runtime.notices import LOG
 from gemmill.vocab import Arch
 
 ROWS = (1, 64, 4096)
-"""The rows of whose calls a layer's variants are told when it is taken."""
+"""The M of calls for which gemmill reports a layer's variants when it takes the layer."""
 BLOCK, FINE_BLOCK = 128, 32
 """The elements that share a scale along K, and the rows of a weight that do: DeepSeek V3's, and V4.1's."""
 BLOCKS = (BLOCK, FINE_BLOCK)

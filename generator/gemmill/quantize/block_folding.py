@@ -3,7 +3,7 @@
 A tensor core adds up 128 columns at once where they share a scale, and 32 where they do not. Folding moves the powers of two of
 blocks into codes: value = code * 2^e is a number of e4m3 on the base 2^b where |value| <= 448 * 2^b, and where value is a multiple of
 2^(b - 9), e4m3's least number on it. So values that share a base fold exactly where their largest magnitude A and the largest power
-of two L that divides all of them have A / 448 <= 2^b <= 2^9 L for some b. Codes beside the subnormals have small L: those shifts lose.
+of two L that divides all of them have A / 448 <= 2^b <= 2^9 L for some b. Codes near the subnormals have small L: those shifts lose.
 
     block128    128 rows and 128 columns share a base: the scales of DeepSeek V3, and the fastest kernels
     group128    the 128 columns of one row do: most rows of weights that no block folds
@@ -39,7 +39,7 @@ class PrepackedBlocks:
     """A weight of blocks of 32 x 32, folded."""
 
     weight: QuantizedWeight
-    """Of `block128` or `group128`: what a layer or `cutlass_scaled_mm` takes."""
+    """Of `block128` or `group128`, which a layer or `cutlass_scaled_mm` takes."""
     report: PrepackReport
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def prepack_blocks(weight: QuantizedWeight, *, fold: str | None = None, rounded:
 
     fold: the format of the result, one of FOLDS. By default the first that is exact for the whole weight, and with `rounded` block128.
 
-    rounded: round what does not fold to the nearest number of e4m3, ties to even. A value moves by at most 2^(b - 10), b being the least
+    rounded: round values that do not fold to the nearest number of e4m3, ties to even. A value moves by at most 2^(b - 10), b being the least
     base of its block: by less than 2^-17 / 1.75 of the block's largest magnitude. The report has the error.
 
     The input is not changed. Raises ValueError, in a sentence, for another format, for scales that are no powers of two, for codes or
@@ -141,7 +141,7 @@ class _Folding:
         )
 
     def applied(self) -> PrepackedBlocks:
-        """The weight on its bases, and what changed."""
+        """The weight on its bases, and the report of changed values."""
         weight, tally = self.weight, Tally()
         codes, scales = torch.empty_like(weight.codes), two_to(self.base)
         made = QuantizedWeight(format=self.format, codes=codes, scales=scales)
@@ -150,9 +150,8 @@ class _Folding:
             spread = bases.repeat_interleave(self.block[0], 0)[: rows.stop - rows.start]
             before = weight.values(rows).double()
             on_base = before / spread.repeat_interleave(self.block[1], 1)[:, : weight.k].double()
-            codes[rows] = on_base.float().to(
-                torch.float8_e4m3fn
-            )  # both are exact in f32 but for what a subnormal code loses
+            # both are exact in f32, except for bits that a subnormal code loses
+            codes[rows] = on_base.float().to(torch.float8_e4m3fn)
             if not self.exact:
                 tally.add(before, made.values(rows).double())
         of_rows = self.spread.repeat_interleave(self.block[0], 0)[: weight.n]

@@ -60,14 +60,16 @@ class _DrawnShape(TypedDict):
 
 
 class _Drawn(TypedDict):
-    """What is read of a result of benchmarks/judge.py."""
+    """The fields that `times_of_drawn` reads from a result of benchmarks/judge.py."""
 
     rows: list[_DrawnShape]
 
 
 def times_of_drawn(path: Path) -> Times:
-    """The times of a result of benchmarks/judge.py, packed by xz: quick ones, of each shape those of all variants that were tried.
-    Raises JsonError."""
+    """The times of a result of benchmarks/judge.py, packed by xz: quick ones of every variant tried, by shape.
+
+    Raises JsonError.
+    """
     found = from_json(lzma.decompress(path.read_bytes()), _Drawn, str(path), "name a result of benchmarks/judge.py")
     return {
         workload_of(row["op"], {"m": row["m"], "n": row["n"], "k": row["k"]}): row["sieved_us"]

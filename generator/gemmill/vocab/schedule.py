@@ -49,7 +49,7 @@ class TileScheduler(StrEnum):
     comes last adds them in a fixed order"""
     RESTARTED = "restarted"
     """a CTA walks over whole tiles; it sums each slice of K from zero, and adds slices in registers, in the same order: bits
-    of the schedulers that divide K, for many rows"""
+    of the schedulers that divide K, for a large M"""
 
 
 class RasterOrder(StrEnum):

@@ -148,7 +148,7 @@ def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether nothing of the layer's surroundings keeps it with Marlin; what does is told."""
+    """Whether nothing around the layer keeps it with Marlin. The report of served layers gives the reason otherwise."""
     config = layer.moe_config
     parallel, why = config.moe_parallel_config, invariance.of_vllm()
     if why is None and (parallel.use_all2all_kernels or parallel.enable_eplb):

@@ -25,9 +25,10 @@ CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_
 """vLLM's function that names the classes of a backend, of which it takes the first that supports a layer."""
 BACKEND = "TRITON"
 MOST_TOKENS: Mapping[int, int] = {BLOCK: 256, FINE_BLOCK: 256, 0: 1}
-"""The most tokens of a call that gemmill's kernels take, by the blocks of scales; those of 32 have not been timed beside Triton's. vLLM's Triton kernels take 1.08 to 1.46
-times their time up to 256 tokens of Qwen3-30B-A3B with blocks (H200, 2026-11-23). Scales of rows have kernels by warps, and those
-of blocks were slower than Triton from two tokens on.
+"""The most tokens of a call that gemmill's kernels take, by the blocks of scales. No run compares blocks of 32 with Triton's yet.
+
+vLLM's Triton kernels take 1.08 to 1.46 times gemmill's time up to 256 tokens of Qwen3-30B-A3B with blocks of 128 (H200, 2026-11-23).
+Scales of rows have kernels by warps. Such kernels for blocks were slower than Triton's from two tokens on.
 """
 MANY_TOKENS: Mapping[int, int] = {BLOCK: 257, FINE_BLOCK: 257, 0: 512}
 """From so many tokens on calls are gemmill's again, where its build computes them by grouped GEMMs. Without an entry none are."""

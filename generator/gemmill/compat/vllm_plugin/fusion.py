@@ -1,7 +1,7 @@
 """Puts gemmill's passes behind those that vLLM compiles a model's graph with, by the names that vLLM asks its platform for.
 
 The configuration of an engine says which builds are there, for vLLM keeps compiled graphs by a hash of it: a process without
-gemmill, or with another build, compiles anew. GEMMILL_VLLM_OPS=0 leaves graphs as they are. With 1 layers of FP8 that vLLM leaves
+gemmill, or with another build, compiles again. GEMMILL_VLLM_OPS=0 leaves graphs as they are. With 1 layers of FP8 that vLLM leaves
 to Inductor quantise by vLLM's ops too, which its passes fuse with norms, and gemmill's kernels compute.
 """
 
@@ -21,7 +21,7 @@ _KEY, _QUANT_OP = "gemmill", "quant_fp8"
 
 
 def put_before() -> None:
-    """Have vLLM's platform name gemmill's manager, and note in each configuration what graphs depend on.
+    """Have vLLM's platform name gemmill's manager, and note in each configuration the builds that graphs depend on.
 
     A second call changes nothing. A platform that names a manager of its own keeps it.
     """

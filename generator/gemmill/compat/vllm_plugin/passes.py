@@ -49,7 +49,7 @@ class GemmillPassManager(PostGradPassManager):
             rewriting.rewrite(graph, *_rows())
 
     def uuid(self) -> str:
-        """vLLM's, and of what gemmill changes."""
+        """vLLM's, followed by the builds and the source of gemmill's rewriting."""
         return f"{super().uuid()}|{self._key}|{_source()}"
 
 

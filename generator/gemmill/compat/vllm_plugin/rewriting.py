@@ -59,7 +59,7 @@ class GraphCall:
     """gemmill's op."""
     arguments: tuple[Operand | float | None, ...]
     rows: tuple[int, ...]
-    """The rows that variants are asked for."""
+    """The M for which the build must have a variant."""
 
     def call(self, m: int, device: torch.device | str = "meta") -> tuple[Any, ...]:
         """The op's name and its arguments for m rows."""

@@ -42,7 +42,7 @@ def scaled_mm_act_quant(
     then the activation (gemmill.families.gated_mm.reference).
 
     The result is [M, hidden]. By default it is bfloat16, and its scales are None. With `static_scale`, float32 [1], it
-    is float8_e4m3fn, and its scales are None. With a `group_size` of 128, or of 32 beside operands in groups of 32, it
+    is float8_e4m3fn, and its scales are None. With a `group_size` of 128, or of 32 where operands have groups of 32, it
     is float8_e4m3fn, and its scales are float32 [M, hidden / group_size]. With `per_token` it is float8_e4m3fn, and its
     scales are float32 [M, 1]. A second launch then codes the bfloat16 result, to the bits of
     dynamic_per_token_scaled_fp8_quant.

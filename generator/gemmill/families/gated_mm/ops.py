@@ -33,7 +33,7 @@ _IN_GROUPS = {
     "fine": "size(b_scales, 0) == fine_k_groups and size(b_scales, 1) == fine_blocks",
     "rows": "size(b_scales, 0) == fine_k_groups and size(b_scales, 1) == N and fine_k_groups > 1",
 }
-"""The kinds of scales in groups, by what holds for b_scales."""
+"""The kinds of scales in groups, each with its condition on b_scales."""
 _SCALES = (
     *K_GROUPS,
     OneOf(

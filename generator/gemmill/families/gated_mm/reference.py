@@ -59,7 +59,7 @@ def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iter
     A scale is the float32 product of a's and b's. All three are float64.
     """
     kind = groups_of(b, b_scales)
-    assert kind is not None  # only scales in groups are asked about
+    assert kind is not None  # callers pass scales in groups alone
     size = kind.size
     for g, start in enumerate(range(0, a.shape[1], size)):
         of_b = b_scales[g] if kind.rows_scaled else b_scales[g][packed_blocks(b.shape[1], b.device, size)]

@@ -31,7 +31,7 @@ class Tables:
     """for few tiles and a long K, which CTAs without a cluster share"""
 
     restarted: tuple[Row, ...] = ()
-    """for many rows, with K divided in time: each CTA sums one slice after the other"""
+    """for a large M, with K divided in time: each CTA sums one slice after the other"""
     held: "Tables | None" = None
     """for batch invariance alone: schedules that divide K, and deal it out in one step whatever their depth (`HELD_STEPS`)"""
 
@@ -180,7 +180,7 @@ CORE = Tables(
 )
 """The schedules that are compiled for users who lack the CuTe DSL.
 
-Those besides FOR_AZP's are the DSL's that were missed most at the measured shapes. They are a greedy choice over the
+Those besides FOR_AZP's are the DSL's whose absence costs most at the measured shapes. They are a greedy choice over the
 journals, where CUTLASS's kernel of a schedule is taken to be slower than the DSL's by the mean of those that have both
 (docs/notes/dsl_licence.md). They are not measured yet.
 """

@@ -44,7 +44,7 @@ HELD = Tables(
         ((128, 96, 128), COOPERATIVE, 5),
     ),
 )
-"""Schedules for the orders of kernels that split K for few rows, at 33 rows and more. A tile of restarted sums takes the registers
+"""Schedules for the orders of kernels that split K for a small M, at 33 rows and more. A tile of restarted sums takes the registers
 of two: 192 columns are the most. They were chosen by the model, and are not measured yet (docs/notes/tables.md)."""
 
 CORE = Tables(
