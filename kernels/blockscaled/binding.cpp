@@ -23,8 +23,10 @@ int64_t alignment_of(Operand const& x, int64_t also = 0) {
 // Where A has 8-bit codes, TMA spreads packed ones of 4 and 6 bits to bytes: it takes rows at multiples of 32 bytes, and of whole elements.
 int64_t alignment_of_b(OpCall const& x) {
   Operand const &a = x.tensor(kA), &b = x.tensor(kB);
-  if (a.dtype != dtypes().e4m3 || b.dtype != dtypes().u8 || b.rank != 2) return alignment_of(b);
-  bool const whole = 4 * b.sizes[1] != 3 * x.value(kK) || row_stride_of(b) % 3 == 0;
+  int64_t const k = x.value(kK);
+  bool const bytes = element_bytes(a.dtype) == 1 && a.rank == 2 && a.sizes[1] == k;  // codes of e4m3 come as e4m3 or as bytes
+  if (!bytes || b.dtype != dtypes().u8 || b.rank != 2) return alignment_of(b);
+  bool const whole = 4 * b.sizes[1] != 3 * k || row_stride_of(b) % 3 == 0;
   int64_t const found = alignment_of(b);
   return whole && found == kTmaBytes && (reinterpret_cast<uint64_t>(b.data) | static_cast<uint64_t>(row_stride_of(b))) % (2 * kTmaBytes) == 0 ? 2 * kTmaBytes : found;
 }

@@ -18,12 +18,16 @@ MXFP4, MXFP6, MXFP8 = "cutlass_scaled_mxfp4_mxfp8_mm", "cutlass_scaled_mxfp6_mxf
 BITS = {MXFP4: 4, MXFP6: 6, MXFP8: 8}
 
 
-def alignment_of_b(op: str, pitch: int, shift: int) -> int:
+CODES = (torch.float8_e4m3fn, torch.uint8)
+"""Both dtypes that an op takes codes of e4m3 in."""
+
+
+def alignment_of_b(op: str, pitch: int, shift: int, of_a: torch.dtype) -> int:
     """Of rows `pitch` bytes apart that begin `shift` bytes behind a multiple of 32."""
     columns = K * BITS[op] // 8
     memory = torch.zeros(N * pitch + shift + 64, dtype=torch.uint8)
     b = memory[-memory.data_ptr() % 32 + shift :].as_strided((N, columns), (pitch, 1))
-    a = torch.zeros(M, K).to(torch.float8_e4m3fn)
+    a = torch.zeros(M, K, dtype=torch.uint8).view(of_a)
     scales = [torch.zeros(128, 4, dtype=torch.uint8) for _ in range(2)]
     b = b.view(torch.float8_e4m3fn) if op == MXFP8 else b
     given = [torch.empty(M, N, dtype=torch.bfloat16), a, b, *scales, torch.ones(1, dtype=torch.float32), None]
@@ -31,6 +35,7 @@ def alignment_of_b(op: str, pitch: int, shift: int) -> int:
     return shaped_call_of(judged).alignments[1]
 
 
+@pytest.mark.parametrize("of_a", CODES, ids=str)
 @pytest.mark.parametrize(
     ("op", "pitch", "shift", "wanted"),
     [
@@ -46,8 +51,8 @@ def alignment_of_b(op: str, pitch: int, shift: int) -> int:
         (MXFP8, 128, 0, 16),
     ],
 )
-def test_rows_begin_at_multiples_of(op: str, pitch: int, shift: int, wanted: int) -> None:
-    assert alignment_of_b(op, pitch, shift) == wanted
+def test_rows_begin_at_multiples_of(op: str, pitch: int, shift: int, wanted: int, of_a: torch.dtype) -> None:
+    assert alignment_of_b(op, pitch, shift, of_a) == wanted
 
 
 def test_kernels_of_blackwell_want_them_and_no_others() -> None:

@@ -6,8 +6,8 @@ from gemmill.family.operand import TMA_BYTES, Operand, tma_alignment
 
 SPREAD_BYTES = 32
 """Multiples at which TMA wants rows of packed codes to begin that it spreads to bytes."""
-_SPREAD = ("float8_e4m3fn", "uint8")
-"""The dtypes of A and B where it does."""
+_PACKED = "uint8"
+"""The dtype of packed codes."""
 
 
 def shaped_call_of(call: Judged) -> ShapedCall:
@@ -32,7 +32,8 @@ def _alignment_of_b(call: Judged) -> int:
     whole elements. Mirrors kernels/blockscaled/binding.cpp."""
     a, b = call.tensor("a"), call.tensor("b")
     found = _alignment(b)
-    if (a.dtype, b.dtype) != _SPREAD or len(b.shape) != 2:
+    are_bytes = a.element_bytes == 1 and a.shape[-1] == call["K"]  # codes of e4m3 come as e4m3 or as bytes
+    if not are_bytes or b.dtype != _PACKED or len(b.shape) != 2:
         return found
     is_of_6_bits = 4 * b.shape[1] == 3 * call["K"]
     return spread_alignment(found, b.data, _row_stride(b), is_of_6_bits=is_of_6_bits)
