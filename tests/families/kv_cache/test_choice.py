@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gemmill.families.kv_cache.classes import class_of_config
 from gemmill.families.kv_cache.config import HALF_WAVES, SLICES, Kind, KvCacheConfig, Operands, Slots, offered_kinds
 from gemmill.families.kv_cache.model import Facts, slices_of
 from gemmill.families.kv_cache.selections import default
+from gemmill.families.kv_cache.serving import SERVING
 from gemmill.families.kv_cache.sweep import SWEEP, Op
 from gemmill.families.kv_cache.tuning import TUNING
 from gemmill.family import Row, ShapedCall
@@ -217,3 +219,13 @@ def test_blackwell_has_the_kernels_that_fit_its_shared_memory() -> None:
     assert longest == dict.fromkeys(longest, 512) | {Kind.COMPRESS: 256}
     with pytest.raises(ValueError, match="up to 232448 bytes of shared memory, a block has 101376 there"):
         KvCacheConfig(**(vars(DECODE) | {"arch": Arch.SM120F}))
+
+
+def test_a_kernel_without_room_is_no_build_away() -> None:
+    build = SimpleNamespace(build_id="0123456789ab", manifest=SimpleNamespace(arch="sm120f"))
+    op = BY_NAME["kv_compress"]
+    call = operands.of_arguments(op, CompressCase(tokens=3, format="k_eden4_v_eden4", head_dim=512).arguments("cpu"))
+    assert SERVING.lacks(build, op, call, None) == (
+        "build 0123456789ab lacks a variant for such calls, and none can be built: kernels of 512 elements take up to 146432 "
+        "bytes of shared memory, a block of sm120f has 101376; call kv_compress_keys and kv_compress_values"
+    )

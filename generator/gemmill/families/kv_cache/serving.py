@@ -6,7 +6,7 @@ import torch
 
 from gemmill.families import kv_cache
 from gemmill.families.kv_cache.call import config_of, shaped_call_of, sides_of, spec_of, stays_rotated
-from gemmill.families.kv_cache.config import Kind
+from gemmill.families.kv_cache.config import Kind, shared_memory
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
 from gemmill.families.kv_cache.reference.attention import decode_attention
@@ -24,8 +24,20 @@ from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
 
+_INSTEAD = {Kind.COMPRESS: "call kv_compress_keys and kv_compress_values"}
+"""The way around a kernel that an architecture has no room for."""
+
+
 def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    wanted = config_of(checks.check(op, call), Arch(build.manifest.arch))
+    judged, arch = checks.check(op, call), Arch(build.manifest.arch)
+    kind, head_dim = list(Kind)[judged["kind"]], judged["head_dim"]
+    if (needed := shared_memory(kind, head_dim)) > arch.shared_memory_bytes:
+        instead = _INSTEAD.get(kind, "restore the vectors, then attend")
+        return (
+            f"build {build.build_id} lacks a variant for such calls, and none can be built: kernels of {head_dim} elements take "
+            f"up to {needed} bytes of shared memory, a block of {arch} has {arch.shared_memory_bytes}; {instead}"
+        )
+    wanted = config_of(judged, arch)
     selection = "default" if is_served(wanted) else "sweep"
     return (
         f"build {build.build_id} lacks {to_name(wanted)}, the variant for such calls, among its "

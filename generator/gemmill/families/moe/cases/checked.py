@@ -16,6 +16,9 @@ from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import Accumulation, Arch, DType
 
+LONG_K = 2304
+"""More than all stages of a ring hold, so that its phase turns: eight of 256 columns are the most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedCase(SpecCase):
@@ -72,6 +75,7 @@ def _of_packed(config: PackedGroupedConfig) -> Iterator[GroupedCase]:
         replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=129, k=64),
         replace(first, counts=(17 * tile + 5, 3), n=192, k=32),
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
+        replace(first, counts=(3, 0, tile + 1), n=96, k=LONG_K),
     )
     for spec in specs:
         for indexed in (False,) if spec.slot else (False, True):
@@ -109,6 +113,7 @@ def _of_tile(config: GroupedConfig) -> Iterator[GroupedCase]:
         replace(first, counts=(4, tile + 1, 9, 2), mapped=(2, -1, 0, 1), n=128, k=256),
         replace(first, counts=(17 * tile + 5, 3), n=192, k=64),
         replace(first, counts=(1,) * 40 + (0,) * 60 + (2,) * 33, n=32, k=192),
+        replace(first, counts=(3, 0, tile + 1), n=96, k=LONG_K),
     )
     if config.operands.indexed:
         specs = tuple(spec for spec in specs if not spec.slot)
