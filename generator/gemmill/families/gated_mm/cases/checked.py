@@ -153,9 +153,10 @@ def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
     first, facts = _first(config, config.epilogue.activations[0]), Facts(config)
     tile, columns = facts.tile_m, facts.tile_columns
     step = _step(config)
+    least_k = 48 if config.operands.rows_scaled and config.operands.group_size else 16  # one group is no group
     specs = (
         replace(first, m=tile, hidden=columns, k=256),
-        replace(first, m=1, hidden=-(-3 * columns // step) * step, k=16),
+        replace(first, m=1, hidden=-(-3 * columns // step) * step, k=least_k),
         replace(first, m=tile - 1, hidden=-(-(columns + step) // step) * step, k=400, pad=16, transposed=True),
         replace(first, m=2 * tile + 3, hidden=-(-5 * columns // step) * step, k=1040),
         replace(first, m=3 * tile // 2, hidden=step, k=128, one_value=True, pad=16),
