@@ -23,7 +23,6 @@ from gemmill.runtime.serving import Result, Serving, count_of_variants
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
-
 _INSTEAD = {Kind.COMPRESS: "call kv_compress_keys and kv_compress_values"}
 """The way around a kernel that an architecture has no room for."""
 
