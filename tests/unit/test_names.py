@@ -88,7 +88,11 @@ def test_symbols_are_shared_by_what_compiles_to_the_same_code(make_config) -> No
         ("sauto", "smany", "stages 'smany', expected sauto or s and a number"),
         ("sauto", "4", "stages '4', expected sauto or s and a number"),
         ("sauto", "s0", "stages=0 must be positive, or None for automatic"),
-        ("a16b16d8", "a16b16", "alignment_d 'a16b16', expected a and a number, b and a number, d and a number"),
+        (
+            "a16b16d8",
+            "a16b16",
+            "alignment_d 'a16b16', expected d and a number; or a and a number, b and a number, d and a number",
+        ),
         (
             "d8",
             "d8_x1",

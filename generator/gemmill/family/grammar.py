@@ -54,10 +54,15 @@ def number_after(letters: str) -> Spelling:
     )
 
 
+def _without_none(kind: Any) -> Any:
+    """The type of an attribute where it is not None."""
+    (inner,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
+    return inner
+
+
 def _spelling_of(kind: Any) -> Spelling:
     if isinstance(kind, types.UnionType):
-        (inner,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
-        of = _spelling_of(inner)
+        of = _spelling_of(_without_none(kind))
         return Spelling(
             f"{_AUTO}|{of.regex}",
             lambda value: _AUTO if value is None else of.write(value),
@@ -202,8 +207,13 @@ class Grammar:
         return {tag: tuple(map(self._of, fields)) for tag, fields in of_tag.items()}
 
     def _of(self, told: Field) -> _Compiled:
-        spellings = (told.spelled[x] if x in told.spelled else _spelling_of(self._kind(x)) for x in told.paths)
+        spellings = (told.spelled[x] if x in told.spelled else _spelling_of(self._kind_of(told, x)) for x in told.paths)
         return _Compiled(told, tuple(spellings))
+
+    def _kind_of(self, told: Field, path: str) -> Any:
+        """The type of an attribute where the field leaves text: None, the default, leaves none."""
+        kind = self._kind(path)
+        return _without_none(kind) if told.default is None else kind
 
     def _kind(self, path: str) -> Any:
         kind: Any = self.config

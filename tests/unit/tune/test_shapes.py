@@ -113,7 +113,8 @@ def test_misses_of_which_nothing_is_left(tmp_path) -> None:
     with pytest.raises(ShapesError, match=r"m\.jsonl, line 1 is not JSON"):
         read_misses(path, FP8)
     with pytest.raises(
-        ShapesError, match=r"cannot be read \(No such file or directory\): --misses takes what GEMMILL_REC"
+        ShapesError,
+        match=r"cannot be read \(No such file or directory\): --misses takes the file that GEMMILL_RECORD_MISSES names$",
     ):
         read_misses(tmp_path / "none", FP8)
 
