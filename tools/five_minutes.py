@@ -74,6 +74,7 @@ SHAPES = "m,n,k\n1,256,512\n16,256,512\n64,512,256\n256,512,512\n"
 
 PLUGINS = """
 import importlib.metadata, importlib.util, sys
+from itertools import takewhile
 import torch
 from gemmill import compat
 def stand_in(engine):
@@ -87,10 +88,11 @@ for group in ("vllm.general_plugins", "sglang.srt.plugins"):
     point.load()()
     print(f"{group}: {point.value} is registered")
 linear = sys.modules["vllm.model_executor.kernels.linear"]
-first = [kernels[sys.modules["vllm.platforms"].PlatformEnum.CUDA][0].__name__ for kernels in (
+lists = [kernels[sys.modules["vllm.platforms"].PlatformEnum.CUDA] for kernels in (
     linear._POSSIBLE_FP8_KERNELS, linear._POSSIBLE_FP8_BLOCK_KERNELS, linear._POSSIBLE_INT8_KERNELS)]
-print("vLLM asks first:", ", ".join(first))
-assert all(name.startswith("Gemmill") for name in first)
+first = [list(takewhile(lambda name: name.startswith("Gemmill"), (kernel.__name__ for kernel in one))) for one in lists]
+print("vLLM asks first:", ", ".join(name for names in first for name in names))
+assert all(first)
 assert hasattr(sys.modules["vllm._custom_ops"].cutlass_moe_mm, "__wrapped__"), "vLLM's experts do not come to gemmill"
 from gemmill.compat.vllm_plugin.blocks import BEFORE, MODULE
 assert all(hasattr(getattr(sys.modules[MODULE], name), "__wrapped__") for name in BEFORE), "nor do those in blocks"

@@ -108,10 +108,13 @@ def _without_dsl(arch: Arch) -> Iterable[Config]:
 
 def _serving(arch: Arch) -> Iterable[Config]:
     """The default configs that suffice for models in bf16, as `gemmill prune` listed them (docs/notes/tables.md). Nothing was measured
-    on other architectures: there they are the default ones."""
+    on other architectures, or of families that the list does not have: there they are the default ones."""
     if arch is not Arch.SM90A:
         return _of_families("default", arch)
-    return read_selection(SERVING, arch).configs
+    listed = read_selection(SERVING, arch).configs
+    known = {REGISTRY.family_of(config).name for config in listed}
+    others = (f for f in REGISTRY.families if f.name not in known and "default" in f.selections)
+    return chain(listed, *(f.selections["default"](arch) for f in others))
 
 
 SERVING = Path(__file__).with_name("serving.json")

@@ -28,6 +28,7 @@ def test_from_two_wheels_to_verbs_and_a_served_layer(home_of_probes) -> None:
     assert any(line.startswith("14 layers of a model in FP8 on cpu generate [") for line in lines)
     assert any("4 shapes" in line for line in lines), "tuned"
     assert any(line.startswith("out [16, 256] = x [16, 512] @ weight.t() in FP8 on cpu: ") for line in lines)
-    assert "vLLM asks first: GemmillFP8Linear, GemmillBlockFP8Linear, GemmillInt8Linear" in lines
+    of_blocks = "GemmillFineBlockFP8Linear, GemmillBlockFP8Linear"
+    assert f"vLLM asks first: GemmillFP8Linear, {of_blocks}, GemmillInt8Linear" in lines
     told = [line for line in done.stderr.splitlines() if " takes a linear layer of N x K = 4096 x 4096, " in line]
     assert len(told) == 2 and all(line.startswith("gemmill: gemmill takes ") and "4096 rows" in line for line in told)
