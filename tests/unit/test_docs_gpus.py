@@ -42,7 +42,8 @@ def answered(arch: Arch) -> dict[str, set[Any]]:
 
 def test_each_op_that_sm120f_does_not_answer_has_its_reason() -> None:
     ours, theirs = answered(Arch.SM90A), answered(Arch.SM120F)
-    assert set(ours) == set(REGISTRY.ops), "sm90a answers every op"
+    declared = {op.schema.name for family in REGISTRY.families for op in family.asks.ops}  # none that a test declared
+    assert set(ours) == declared, "sm90a answers every op"
     assert set(ours) - set(theirs) == told("op without a kernel on `sm120f`")
     fewer = {op for op, operands in theirs.items() if ours[op] - operands}
     assert fewer == told("op with fewer operands on `sm120f`")
