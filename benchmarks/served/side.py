@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ _KEPT_OF_LOG = (
     "torch.compile took",
     "Error",
 )
+_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s\"'\\/]+/)+")
 _MOST_LINES = 60
 _END_SECONDS = 20
 
@@ -89,8 +91,8 @@ class Side:
         self._pipe.close()
 
     def log_lines(self) -> list[str]:
-        """Lines of the engine's log that say who serves and how long loading took, each once."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        """Lines of the engine's log that say who serves and how long loading took, each once, without a machine's folders."""
+        lines = _FOLDERS.sub(".../", self._log.read_text(encoding="utf-8", errors="replace")).splitlines()
         return list(dict.fromkeys(line[:400] for line in lines if any(word in line for word in _KEPT_OF_LOG)))[
             :_MOST_LINES
         ]
