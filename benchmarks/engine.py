@@ -162,6 +162,11 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
         for name, found in outputs.items()
         if name != ENGINE and ENGINE in outputs
     }
+    if options.kernels:
+        for side in sides:
+            row["sides"][side.name]["step_kernels"] = {
+                str(batch): _step_kernels(row["model"], side, batch, options) for batch in options.batches
+            }
     row["decode_tokens_per_s"] = {}
     for batch in options.batches:
         row["decode_tokens_per_s"][str(batch)] = found = figures(decoding(sides, batch, options))
@@ -172,6 +177,15 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
     rates = {side.name: [round(tokens / seconds[side.name], 1) for seconds in rounds] for side in sides}
     row["prefill_tokens_per_s"] = figures(rates)
     _told(f"{row['model']}, prefill of {PREFILL_BATCH} x {PREFILL_LENGTH}, tokens/s", row["prefill_tokens_per_s"])
+
+
+def _step_kernels(model: str, side: Side, batch: int, options: argparse.Namespace) -> Json:
+    found = side.ask("kernels", batch=batch, length=options.length, tokens=options.tokens, seed=0)
+    step = f"{found['step_us']:.0f} us, of which kernels" if found["step_us"] else "kernels"
+    print(f"{model}, batch {batch}, a decode step of {side.name}: {step} {found['busy_us']:.0f} us", flush=True)
+    for kernel in found["kernels"][:12]:
+        print(f"  {kernel['us']:8.1f} us, {kernel['launches']:4} launches: {kernel['name'][:120]}", flush=True)
+    return found
 
 
 def _told(subject: str, found: Json) -> None:
@@ -238,6 +252,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--host", action="store_true", help="time the host's part of a call of each kind of linear layers"
     )
+    parser.add_argument("--kernels", action="store_true", help="record the kernels of a decode step at each batch")
     starts = parser.add_mutually_exclusive_group()
     starts.add_argument(
         "--one-at-a-time", action="store_true", help="start engines one after another, to time the start"

@@ -13,11 +13,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from served.host_calls import host_us
 from served.loading import loading
+from served.step_kernels import begin, end
 from served.who_serves import who_serves
 
 _KEPT = 1000
@@ -134,6 +136,14 @@ class Engine:
         found: Json = self._llm.apply_model(host_us)[0]
         return found
 
+    def kernels(self, request: Json) -> Json:
+        """The kernels of a decode step of `batch` prompts of `length` tokens, over `tokens` - 1 steps."""
+        self.seconds(request)
+        self._llm.apply_model(begin)
+        self.seconds(request)
+        found: Json = self._llm.apply_model(partial(end, steps=request["tokens"] - 1))[0]
+        return found
+
     def _prompts(self, count: int, length: int, seed: int) -> list[Any]:
         draw = random.Random(seed)
         tokens = range(_KEPT, self._vocabulary - _KEPT)
@@ -182,6 +192,7 @@ def main(pipe: str, arguments: str) -> int:
             "reloaded": engine.reloaded,
             "loaded": engine.loaded,
             "host": engine.host,
+            "kernels": engine.kernels,
         }
         while (request := json.loads(connection.recv_bytes()))["do"] != "stop":
             answer(requests[request["do"]](request))
