@@ -50,7 +50,7 @@ def arguments(model: Model, given: str, options: argparse.Namespace, folder: Pat
         "max_model_len": max(PREFILL_LENGTH, options.length + options.tokens) + 64,
         "max_num_seqs": max(*options.batches, PREFILL_BATCH),
         "max_num_batched_tokens": 8192,
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": options.prefix_caching,
         "seed": 0,
         "gpu_memory_utilization": 0.05,  # the cache's size is given
         "kv_cache_memory_bytes": int(options.cache_gib * 2**30),
@@ -62,12 +62,14 @@ def arguments(model: Model, given: str, options: argparse.Namespace, folder: Pat
     }
 
 
-def timed(sides: Sequence[Side], rounds: int, turn: int, **request: Any) -> list[dict[str, float]]:
-    """Seconds of each engine, round by round. One round more comes first."""
+def timed(
+    sides: Sequence[Side], rounds: int, turn: int, *, same: bool = False, **request: Any
+) -> list[dict[str, float]]:
+    """Seconds of each engine, round by round; each has its own prompts unless all have the same. One round more comes first."""
     found = []
     for number in range(rounds + 1):
         seconds = {
-            side.name: side.ask("seconds", seed=turn + number, **request)["seconds"]
+            side.name: side.ask("seconds", seed=turn + number * (not same), **request)["seconds"]
             for side in random.Random(turn + number).sample(list(sides), len(sides))
         }
         if number:
@@ -80,8 +82,9 @@ def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> 
 
     Raises EngineError where the others took no time.
     """
-    first = timed(sides, options.rounds, 1000 * batch, batch=batch, length=options.length, tokens=1)
-    whole = timed(sides, options.rounds, 1000 * batch, batch=batch, length=options.length, tokens=options.tokens)
+    prompts = {"same": options.prefix_caching, "batch": batch, "length": options.length}
+    first = timed(sides, options.rounds, 1000 * batch, tokens=1, **prompts)
+    whole = timed(sides, options.rounds, 1000 * batch, tokens=options.tokens, **prompts)
     tokens = batch * (options.tokens - 1)
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
     for of_one, of_all in zip(first, whole, strict=True):
@@ -180,7 +183,8 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
 
 
 def _step_kernels(model: str, side: Side, batch: int, options: argparse.Namespace) -> Json:
-    found = side.ask("kernels", batch=batch, length=options.length, tokens=options.tokens, seed=0)
+    seed = 1000 * batch
+    found = side.ask("kernels", batch=batch, length=options.length, tokens=options.tokens, seed=seed)
     step = f"{found['step_us']:.0f} us, of which kernels" if found["step_us"] else "kernels"
     print(f"{model}, batch {batch}, a decode step of {side.name}: {step} {found['busy_us']:.0f} us", flush=True)
     for kernel in found["kernels"][:12]:
@@ -211,7 +215,10 @@ def main(given: Sequence[str] | None = None) -> int:
         },
         "settings": {
             name: getattr(options, name)
-            for name in ("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time", "together")
+            for name in (
+                *("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time", "together"),
+                "prefix_caching",
+            )
         },
         "rows": rows,
     }
@@ -251,6 +258,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs and torch.compile")
     parser.add_argument(
         "--host", action="store_true", help="time the host's part of a call of each kind of linear layers"
+    )
+    parser.add_argument(
+        "--prefix-caching",
+        action="store_true",
+        help="decode the same prompts in each round: long ones are computed once",
     )
     parser.add_argument("--kernels", action="store_true", help="record the kernels of a decode step at each batch")
     starts = parser.add_mutually_exclusive_group()

@@ -30,6 +30,10 @@ def begin(model: Any) -> None:
     _running.append(profile)
 
 
+def _last(runs: list[Ran], count: int) -> list[Ran]:
+    return sorted(runs, key=lambda kernel: kernel.start_ns)[-count:]
+
+
 def end(model: Any, steps: int) -> dict[str, Any]:
     """`of_steps` of the kernels since `begin`."""
     import torch
@@ -45,7 +49,8 @@ def end(model: Any, steps: int) -> dict[str, Any]:
 def of_steps(ran: Iterable[Ran], steps: int) -> dict[str, Any]:
     """A step's time, the time in which its kernels ran, and the kernels, longest first.
 
-    A kernel of fewer than `steps` launches belongs to the prompts. A step's time is the median time between launches of a kernel
+    A kernel of fewer than `steps` launches belongs to the prompts, and so do those of the first launches that no step accounts for.
+    Times of kernels that wait for their predecessors (programmatic launches) overlap, so they may add up to more than a step. A step's time is the median time between launches of a kernel
     that each step launches once; it is None where no kernel is.
     """
     times: dict[str, list[Ran]] = defaultdict(list)
@@ -56,7 +61,13 @@ def of_steps(ran: Iterable[Ran], steps: int) -> dict[str, Any]:
         a_step = len(runs) // steps
         if not a_step:
             continue
-        kernels.append({"name": name[:_NAME], "launches": a_step, "us": a_step * median(x.ns for x in runs) / 1000})
+        kernels.append(
+            {
+                "name": name[:_NAME],
+                "launches": a_step,
+                "us": sum(x.ns for x in _last(runs, a_step * steps)) / steps / 1000,
+            }
+        )
         if a_step == 1 and step_us is None:
             starts = sorted(x.start_ns for x in runs)
             step_us = median(b - a for a, b in pairwise(starts)) / 1000 if steps > 1 else None
