@@ -57,7 +57,7 @@ def _run(record: Json) -> str:
 def _rates(record: Json) -> Iterator[str]:
     batches = list(dict.fromkeys(batch for row in record["rows"] for batch in row.get("decode_tokens_per_s", {})))
     yield (
-        f"| {_run(record)}: tokens per second with gemmill (ratio to vLLM without it): decode at batch | "
+        f"| {_run(record)}: tokens per second with gemmill (ratio to vLLM without it), more is better: decode at batch | "
         f"{' | '.join([*batches, f'prefill of {PREFILL_BATCH} x {PREFILL_LENGTH}'])} |"
     )
     yield "| --- |" + " --- |" * (len(batches) + 1)
@@ -96,7 +96,7 @@ def _agreement(record: Json) -> Iterator[str]:
     compared = [name for name in sides if name != ENGINE]
     heads = [f"{sides[name]} and vLLM" for name in compared]
     heads += [f"{who}, decoded and scored" for who in sides.values()]
-    yield f"| {_run(record)}: most likely token equal (difference of log-probability: median, largest) | {' | '.join(heads)} |"
+    yield f"| {_run(record)}: most likely token equal, more is better (difference of log-probability: median, largest) | {' | '.join(heads)} |"
     yield "| --- |" + " --- |" * len(heads)
     for row in record["rows"]:
         cells = [_agreed(row.get("agreement", {}).get(name), "most_likely_equal") for name in compared]

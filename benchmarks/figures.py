@@ -56,7 +56,7 @@ def _run(record: dict) -> str:
 
 
 def _summary(record: dict) -> Iterator[str]:
-    yield f"| {_run(record)}: best peer's time / gemmill's, geometric mean | M up to 128 | above | worst |"
+    yield f"| {_run(record)}: best peer's time / gemmill's, more is better, geometric mean | M up to 128 | above | worst |"
     yield "| --- | --- | --- | --- |"
     for op, (what, _) in OPS.items():
         sides = {part["side"]: part for part in record["summary"] if part["op"] == op and part["shapes"]}

@@ -1,4 +1,4 @@
-"""The head of a table of figures has their date, device and commit."""
+"""The head of a table of figures has their date, device and commit, and it or its section says which of two figures is better."""
 
 import re
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ STATE = re.compile(
 )
 """A commit or build; else its substitute: a throw-away program, a prediction, several runs."""
 FIGURE = re.compile(r"[*~]*-?[\d,]*\.?\d+")
+BETTER = re.compile(r"\b(?:less|more) is better", re.IGNORECASE)
 EXACT = {
     "docs/experts.md": {"packing"},
     "docs/formats.md": {"format", "codes"},
@@ -40,6 +41,34 @@ def undated(page: str, text: str) -> list[str]:
         if cells and 3 * figures >= len(cells) and not exact and not (DATE.search(head) and STATE.search(head)):
             found.append(head)
     return found
+
+
+def undirected(page: str, text: str) -> list[str]:
+    """Heads of tables of measured figures of which neither they nor the section before them say which is better.
+
+    docs/notes/index.md says it of notes. Counts of tests passed say it by themselves.
+    """
+    found = []
+    for section in re.split(r"^##? .*$", text, flags=re.MULTILINE):
+        for head, cells in tables(section):
+            figures = sum(FIGURE.match(cell) is not None for cell in cells)
+            measured = 3 * figures >= len(cells) > 0 and DATE.search(head) and "passed" not in head
+            before = section[: section.index(head) + len(head)]
+            if measured and not page.startswith("docs/notes/") and not BETTER.search(before):
+                found.append(head)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_of_figures_say_what_is_better(page: Path) -> None:
+    assert undirected(page.relative_to(ROOT).as_posix(), page.read_text()) == []
+
+
+def test_an_undirected_table_is_found() -> None:
+    table = "## Times\n\n{}\n\n| H200, 2026-11-22: M x N | us |\n| --- | --- |\n| 16 x 16 | 4.2 |\n"
+    assert undirected("docs/a.md", table.format("Less is better.")) == []
+    assert undirected("docs/a.md", table.format("Less is better.\n\n## Other")) == ["| H200, 2026-11-22: M x N | us |"]
+    assert undirected("docs/notes/a.md", table.format("Times.")) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
