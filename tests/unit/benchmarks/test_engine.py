@@ -307,7 +307,7 @@ def test_the_page_has_a_table_of_each_result(paper_engine, tmp_path, monkeypatch
     )
     one, other = "llama-3.1-8b-fp8-2-layers", "qwen3-30b-a3b-nvfp4-2-layers"
     assert rates.splitlines() == [
-        "| NVIDIA H200, 2026-11-24, abc1234: tokens per second with gemmill (ratio to vLLM without it): decode at batch "
+        "| NVIDIA H200, 2026-11-24, abc1234: tokens per second with gemmill (ratio to vLLM without it), more is better: decode at batch "
         "| 1 | 16 | prefill of 8 x 4096 |",
         "| --- | --- | --- | --- |",
         f"| {one} | 308 (1.08) | - (vLLM 4024) | 308 (1.08) |",
@@ -323,7 +323,7 @@ def test_the_page_has_a_table_of_each_result(paper_engine, tmp_path, monkeypatch
         )
     )
     assert outputs.splitlines() == [
-        "| NVIDIA H200, 2026-11-24, abc1234: most likely token equal (difference of log-probability: median, largest) "
+        "| NVIDIA H200, 2026-11-24, abc1234: most likely token equal, more is better (difference of log-probability: median, largest) "
         f"| {heads} |",
         "| --- | --- | --- | --- | --- | --- |",
         f"| {one} | 396 of 396 (0, 0) | 396 of 396 (0, 0) | 128 of 128 (0, 0) | 128 of 128 (0, 0) | 128 of 128 (0, 0) |",
