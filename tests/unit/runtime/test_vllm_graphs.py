@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -116,7 +117,10 @@ def same(found: Any, wanted: Any) -> bool:
 @pytest.mark.parametrize("gate", [gated, gated_by_op])
 def test_silu_with_a_quantisation_of_tokens_is_one_op(of_vllm, gate) -> None:
     made = graph_of(lambda x: token(gate(x)), rows(5, 2 * K))
-    assert fused(made) == 1, serving_report()
+    # As in an engine, which checks matches while it traces; there torch raises where a fake tensor's address is asked for.
+    with next(iter(made.graph.nodes)).meta["val"].fake_mode, warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Accessing the data pointer of FakeTensor")
+        assert fused(made) == 1, serving_report()
     made.recompile()
     assert names(made) == ["gemmill.silu_and_mul_per_token_quant"]
     for m in (3, 70):  # another number than the graph was made with
