@@ -185,8 +185,10 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
 def _step_kernels(model: str, side: Side, batch: int, options: argparse.Namespace) -> Json:
     seed = 1000 * batch
     found = side.ask("kernels", batch=batch, length=options.length, tokens=options.tokens, seed=seed)
-    step = f"{found['step_us']:.0f} us, of which kernels" if found["step_us"] else "kernels"
-    print(f"{model}, batch {batch}, a decode step of {side.name}: {step} {found['busy_us']:.0f} us", flush=True)
+    step = f"{found['step_us']:.0f} us, of which idle {found['idle_us']:.0f}; " if found["step_us"] else ""
+    print(
+        f"{model}, batch {batch}, a decode step of {side.name}: {step}kernels {found['kernels_us']:.0f} us", flush=True
+    )
     for kernel in found["kernels"][:12]:
         print(f"  {kernel['us']:8.1f} us, {kernel['launches']:4} launches: {kernel['name'][:120]}", flush=True)
     return found

@@ -30,10 +30,6 @@ def begin(model: Any) -> None:
     _running.append(profile)
 
 
-def _last(runs: list[Ran], count: int) -> list[Ran]:
-    return sorted(runs, key=lambda kernel: kernel.start_ns)[-count:]
-
-
 def end(model: Any, steps: int) -> dict[str, Any]:
     """`of_steps` of the kernels since `begin`."""
     import torch
@@ -47,30 +43,43 @@ def end(model: Any, steps: int) -> dict[str, Any]:
 
 
 def of_steps(ran: Iterable[Ran], steps: int) -> dict[str, Any]:
-    """A step's time, the time in which its kernels ran, and the kernels, longest first.
+    """Microseconds of a step, of its part in which no kernel ran, and of its kernels, longest first.
 
-    A kernel of fewer than `steps` launches belongs to the prompts, and so do those of the first launches that no step accounts for.
-    Times of kernels that wait for their predecessors (programmatic launches) overlap, so they may add up to more than a step. A step's time is the median time between launches of a kernel
-    that each step launches once; it is None where no kernel is.
+    A kernel of fewer than `steps` launches belongs to the prompts, and so do first launches beyond a multiple of `steps`. A step lasts
+    from a launch of a kernel that each step launches once to the next, the median counts; without such a kernel it is None. Kernels
+    that wait for their predecessors (programmatic launches) overlap, so their times may add up to more than a step.
     """
+    ordered = sorted(ran, key=lambda kernel: kernel.start_ns)
     times: dict[str, list[Ran]] = defaultdict(list)
-    for kernel in ran:
+    for kernel in ordered:
         times[kernel.name].append(kernel)
-    kernels, step_us = [], None
+    kernels, of_step = [], []
     for name, runs in times.items():
-        a_step = len(runs) // steps
-        if not a_step:
-            continue
-        kernels.append(
-            {
-                "name": name[:_NAME],
-                "launches": a_step,
-                "us": sum(x.ns for x in _last(runs, a_step * steps)) / steps / 1000,
-            }
-        )
-        if a_step == 1 and step_us is None:
-            starts = sorted(x.start_ns for x in runs)
-            step_us = median(b - a for a, b in pairwise(starts)) / 1000 if steps > 1 else None
+        if launches := len(runs) // steps:
+            counted = runs[-launches * steps :]
+            us = sum(x.ns for x in counted) / steps / 1000
+            kernels.append({"name": name[:_NAME], "launches": launches, "us": us})
+            of_step = of_step or (counted if launches == 1 else [])
     kernels.sort(key=lambda kernel: -float(kernel["us"]))
-    busy = sum(float(kernel["us"]) for kernel in kernels)
-    return {"step_us": step_us, "busy_us": busy, "kernels": kernels[:_MOST_NAMES]}
+    spans = [(first.start_ns, after.start_ns) for first, after in pairwise(of_step)]
+    idle = _idle(ordered, spans)
+    return {
+        "step_us": median(end - begin for begin, end in spans) / 1000 if spans else None,
+        "idle_us": median(idle) / 1000 if spans else None,
+        "kernels_us": sum(float(kernel["us"]) for kernel in kernels),
+        "kernels": kernels[:_MOST_NAMES],
+    }
+
+
+def _idle(ordered: list[Ran], spans: list[tuple[int, int]]) -> list[int]:
+    """Nanoseconds of each span, one after another, in which no kernel ran."""
+    found, place, free = [], 0, 0
+    for begin, end in spans:
+        idle, free = 0, max(free, begin)
+        while place < len(ordered) and ordered[place].start_ns < end:
+            kernel = ordered[place]
+            idle += max(0, kernel.start_ns - free)
+            free = max(free, kernel.start_ns + kernel.ns)
+            place += 1
+        found.append(idle + max(0, end - free))
+    return found
