@@ -13,9 +13,9 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from gemmill.gemm import epilogue, mainloop, parallel
-from gemmill.gemm.barriers import wait
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.limits import SLAB
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 from gemmill.gemm.plan import Plan
 from gemmill.gemm.walk import Job, Walk, rows_back, tile_of
 from gemmill.vocab import DType
@@ -25,7 +25,8 @@ from gemmill.vocab import DType
 def consume(
     plan: cutlass.Constexpr,
     shared: tuple,
-    barriers: tuple,
+    pipeline: Pipeline,
+    order: GroupOrder,
     output: tuple,
     vectors,
     walk: Walk,
@@ -34,13 +35,12 @@ def consume(
 ):
     """Each group multiplies and stores its part of every tile or, in pingpong, every second tile."""
     shared_x, shared_y, shared_d, shared_scales, shared_vectors, partial_sums = shared
-    full, empty, turn = barriers
     store_d, coords_d = output
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
     thread = cute.arch.thread_idx()[0] % 128
     part = Int32(0) if plan.pingpong else group
 
-    loop = make_loop(plan, shared_x, shared_y, shared_scales, (full, empty), part)
+    loop = make_loop(plan, shared_x, shared_y, shared_scales, pipeline, part)
     own_d = cute.local_tile(shared_d, (SLAB, plan.store_columns, plan.store_buffers), (0, 0, group))
     to_shared = cute.make_tiled_copy_C(
         cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(plan.swap_ab, 4), shared_d.element_type),
@@ -62,7 +62,7 @@ def consume(
             tiles = tiles * plan.cluster_size
         parallel.exchange(plan, loop.sums, vectors, meeting, (tile, tiles), (group, thread), (x0, y0))
     elif cutlass.const_expr(plan.pingpong):
-        alternate(plan, loop, store, turn, vectors, walk, job, (group, thread))
+        alternate(plan, loop, store, order, vectors, walk, job, (group, thread))
     else:
         tile, done = job.first, Int32(0)
         while tile < walk.tiles():
@@ -93,7 +93,7 @@ def origin(plan: cutlass.Constexpr, walk: Walk, tile: Int32, part: Int32, m: Int
 
 @cute.jit
 def alternate(
-    plan: cutlass.Constexpr, loop, store: tuple, turn: cute.Pointer, vectors, walk: Walk, job: Job, place: tuple
+    plan: cutlass.Constexpr, loop, store: tuple, order: GroupOrder, vectors, walk: Walk, job: Job, place: tuple
 ):
     """Pingpong: a group multiplies its tile while the other stores the one before."""
     group, thread = place
@@ -101,15 +101,20 @@ def alternate(
     while tile < walk.tiles():
         x0, y0, n0 = origin(plan, walk, tile, Int32(0), vectors.m)
         held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-        wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
+        order.wait(group, phase)
         begin = partial(epilogue.begin, plan, loop.sums, held, store, place)
-        mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0), turn + (group ^ 1), begin)
+        mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0), order.after(group), begin)
         epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
         tile, done, phase = tile + 2 * job.step, done + 2 * job.k_steps, phase ^ 1
 
 
 def make_loop(
-    plan: Plan, shared_x: cute.Tensor, shared_y: cute.Tensor, shared_scales: cute.Pointer, barriers: tuple, part: Int32
+    plan: Plan,
+    shared_x: cute.Tensor,
+    shared_y: cute.Tensor,
+    shared_scales: cute.Pointer,
+    pipeline: Pipeline,
+    part: Int32,
 ) -> mainloop.Mainloop:
     """Fragments, sums and scales of one consumer group."""
     replacing, adding = make_mma(plan, plan.tile_y), make_mma(plan, plan.tile_y)
@@ -129,7 +134,7 @@ def make_loop(
             [adding.make_fragment_A(thread_mma.partition_A(slab)) for slab in slabs_x],
             adding.make_fragment_B(thread_mma.partition_B(shared_y)),
         ),
-        barriers=barriers,
+        pipeline=pipeline,
         scales=cute.make_tensor(
             shared_scales,
             cute.make_layout(

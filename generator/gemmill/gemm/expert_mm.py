@@ -16,6 +16,7 @@ from gemmill.gemm import expert_producer as producer
 from gemmill.gemm import gather
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.experts import BAND, Experts, Tables, Vectors, Walk, fill
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 from gemmill.gemm.walk import Job
 
 
@@ -73,7 +74,7 @@ class ExpertMm:
         return {}
 
     def consume(
-        self, storage, shared, barriers, output, tables, experts, tokens, ending, vectors, walk, job
+        self, storage, shared, pipeline, order, output, tables, experts, tokens, ending, vectors, walk, job
     ):  # the same arguments for all
         """What the consumer groups do."""
         raise NotImplementedError
@@ -207,7 +208,8 @@ class ExpertMm:
         shared_d = storage.d.get_tensor(layout_d.outer, swizzle=layout_d.inner)
         shared_a, shared_b = (shared_y, shared_x) if cutlass.const_expr(plan.swap_ab) else (shared_x, shared_y)
         bytes_a = storage.y.data_ptr().toint() if cutlass.const_expr(plan.swap_ab) else storage.x.data_ptr().toint()
-        full, empty, turn = storage.full.data_ptr(), storage.empty.data_ptr(), storage.turn.data_ptr()
+        pipeline = Pipeline(plan, storage.full.data_ptr(), storage.empty.data_ptr())
+        order = GroupOrder(storage.turn.data_ptr())
         parts = (storage.first, storage.begin, storage.end, storage.warps)
         sizes = (plan.most_experts + 1, plan.most_experts, plan.most_experts, plan.threads // 32)
         tables = Tables(*(part.get_tensor(cute.make_layout(size)) for part, size in zip(parts, sizes, strict=True)))
@@ -218,12 +220,8 @@ class ExpertMm:
             cpasync.prefetch_descriptor(load_b)
             cpasync.prefetch_descriptor(store_d)
             with cute.arch.elect_one():
-                readers = 4 * (1 if plan.pingpong else plan.consumer_groups) * plan.sharers
-                for stage in cutlass.range_constexpr(plan.stages):
-                    cute.arch.mbarrier_init(full + stage, 1 + plan.copying_threads)
-                    cute.arch.mbarrier_init(empty + stage, readers)
-                for i in cutlass.range_constexpr(2):
-                    cute.arch.mbarrier_init(turn + i, 4)
+                pipeline.init()
+                order.init()
                 cute.arch.mbarrier_init_fence()
 
         # Which rows are whose: the kernel before may have written it
@@ -248,7 +246,7 @@ class ExpertMm:
                     plan,
                     (load_a, coords_a, shared_a),
                     (load_b, coords_b, shared_b),
-                    (full, empty),
+                    pipeline,
                     tables,
                     experts,
                     walk,
@@ -261,7 +259,7 @@ class ExpertMm:
                         tokens,
                         scales,
                         (bytes_a, storage.scales.data_ptr()),
-                        (full, empty),
+                        pipeline,
                         tables,
                         experts,
                         vectors,
@@ -275,7 +273,7 @@ class ExpertMm:
                         plan,
                         scales,
                         storage.scales.data_ptr(),
-                        (full, empty),
+                        pipeline,
                         tables,
                         experts,
                         vectors,
@@ -289,7 +287,8 @@ class ExpertMm:
             self.consume(
                 storage,
                 (shared_x, shared_y, shared_d),
-                (full, empty, turn),
+                pipeline,
+                order,
                 (store_d, coords_d, d, ldd),
                 tables,
                 experts,

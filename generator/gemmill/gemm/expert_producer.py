@@ -11,11 +11,11 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from gemmill.gemm.barriers import wait
 from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
 from gemmill.gemm.packed import Packed
+from gemmill.gemm.pipeline import Pipeline
 from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, copy_scales, load, partition
-from gemmill.gemm.walk import Job, advance
+from gemmill.gemm.walk import Job
 
 
 @cute.jit
@@ -23,15 +23,14 @@ def load_operands(
     plan: cutlass.Constexpr,
     tokens: tuple,
     weights: tuple,
-    barriers: tuple,
+    pipeline: Pipeline,
     tables: cutlass.Constexpr,
     experts: Experts,
     walk: Walk,
     job: Job,
 ):
     """One warp keeps every stage of what TMA brings under way."""
-    full, empty = barriers
-    stage, phase = Int32(0), Int32(1)
+    state = pipeline.producer_start()
     expert, tile = Int32(0), job.first
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
@@ -41,13 +40,12 @@ def load_operands(
         if cutlass.const_expr(not plan.indexed):
             of_tokens = partition(plan, tokens, not plan.swap_ab, walk, -m0)
         for k_step in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, plan.tma_bytes)
-            load(plan, of_weights, at_n, k_step, stage, full)
+            pipeline.producer_acquire(state)
+            pipeline.producer_expect(state.stage, plan.tma_bytes)
+            load(plan, of_weights, at_n, k_step, pipeline, state.stage)
             if cutlass.const_expr(not plan.indexed):
-                load(plan, of_tokens, Int32(0), k_step, stage, full)
-            stage, phase = advance(plan, (stage, phase))
+                load(plan, of_tokens, Int32(0), k_step, pipeline, state.stage)
+            state = pipeline.advance(state)
         tile = tile + job.step
 
 
@@ -155,7 +153,7 @@ def load_scales(
     plan: cutlass.Constexpr,
     scales: GroupScales,
     shared: cute.Pointer,
-    barriers: tuple,
+    pipeline: Pipeline,
     tables: cutlass.Constexpr,
     experts: Experts,
     vectors,
@@ -165,11 +163,10 @@ def load_scales(
 ):
     """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not
     stored."""
-    full, empty = barriers
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     rows = cute.make_rmem_tensor(copies_of(plan, plan.a_scales), Int32)
     copies = make_copies(plan)
-    stage, phase = Int32(0), Int32(1)
+    state = pipeline.producer_start()
     expert, tile = Int32(0), job.first
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
@@ -179,8 +176,8 @@ def load_scales(
         aim(plan, scales, copies, rows, at_n, experts.weights_of(expert), vectors.n, lane, of_column)
         group = Int32(0)
         for _ in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
-            group = copy_stage(plan, scales, copies, group, shared + stage * plan.scales, vectors.k, lane)
-            cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
-            stage, phase = advance(plan, (stage, phase))
+            pipeline.producer_acquire(state)
+            group = copy_stage(plan, scales, copies, group, shared + state.stage * plan.scales, vectors.k, lane)
+            pipeline.producer_commit(state)
+            state = pipeline.advance(state)
         tile = tile + job.step

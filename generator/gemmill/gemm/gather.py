@@ -13,10 +13,10 @@ from cutlass import Int32, Int64
 
 from gemmill.gemm import epilogue
 from gemmill.gemm import expert_producer as producer
-from gemmill.gemm.barriers import wait
 from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
 from gemmill.gemm.packed import Packed
-from gemmill.gemm.walk import Job, advance
+from gemmill.gemm.pipeline import Pipeline, PipelineState
+from gemmill.gemm.walk import Job
 
 CHUNK = 16
 """Bytes of a copy."""
@@ -87,7 +87,7 @@ def load_tokens(
     tokens: Tokens,
     scales: producer.GroupScales,
     shared: tuple,
-    barriers: tuple,
+    pipeline: Pipeline,
     tables: cutlass.Constexpr,
     experts: Experts,
     vectors,
@@ -97,13 +97,12 @@ def load_tokens(
 ):
     """Warps copy the rows that belong to each stage, and their scales where these come in groups."""
     shared_a, shared_scales = shared
-    full, empty = barriers
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     rows = make_rows(plan, lane)
     scale_rows = cute.make_rmem_tensor(producer.copies_of(plan, plan.a_scales), Int32)
     copies = producer.make_copies(plan)
-    stage, phase = Int32(0), Int32(1)
-    begun, landed, landing = Int32(0), Int32(0), Int32(0)
+    state, landing = pipeline.producer_start(), pipeline.producer_start()
+    begun, landed = Int32(0), Int32(0)
     expert, tile = Int32(0), job.first
     while tile < tables.first[experts.count]:
         expert = expert_of(tables, experts, tile, expert)
@@ -118,23 +117,23 @@ def load_tokens(
             producer.aim(plan, scales, copies, scale_rows, at_n, experts.weights_of(expert), vectors.n, lane, of_column)
         group, left = Int32(0), Int64(vectors.k) * plan.element_bytes
         for _ in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
-            copy_rows(plan, rows, shared_a + stage * plan.a_bytes, (known, begin - m0, end - m0), left)
+            pipeline.producer_acquire(state)
+            copy_rows(plan, rows, shared_a + state.stage * plan.a_bytes, (known, begin - m0, end - m0), left)
             left = left - plan.stage_row_bytes
             if cutlass.const_expr(plan.grouped):
-                of_stage = shared_scales + stage * plan.scales
+                of_stage = shared_scales + state.stage * plan.scales
                 group = producer.copy_stage(plan, scales, copies, group, of_stage, vectors.k, lane, with_scales)
             cute.arch.cp_async_commit_group()
             begun = begun + 1
             if begun - landed > plan.copies_behind:
                 cute.arch.cp_async_wait_group(plan.copies_behind)
-                landing = hand_over(plan, full, landing)
+                landing = hand_over(pipeline, landing)
                 landed = landed + 1
-            stage, phase = advance(plan, (stage, phase))
+            state = pipeline.advance(state)
         tile = tile + job.step
     cute.arch.cp_async_wait_group(0)
     while landed < begun:
-        landing = hand_over(plan, full, landing)
+        landing = hand_over(pipeline, landing)
         landed = landed + 1
 
 
@@ -167,14 +166,11 @@ def copy_rows(plan: cutlass.Constexpr, rows: cutlass.Constexpr, target: Int32, k
 
 
 @cute.jit
-def hand_over(plan: cutlass.Constexpr, full: cute.Pointer, stage: Int32):
-    """Says that a thread's copies of a stage have come. Returns the stage after it."""
+def hand_over(pipeline: Pipeline, state: PipelineState):
+    """Says that a thread's copies of a stage have come. Returns the place after it."""
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.mbarrier_arrive(full + stage)
-    stage = stage + 1
-    if stage == plan.stages:
-        stage = Int32(0)
-    return stage
+    cute.arch.mbarrier_arrive(pipeline.full + state.stage)
+    return pipeline.advance(state)
 
 
 def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:

@@ -8,10 +8,10 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from gemmill.gemm.barriers import wait
 from gemmill.gemm.limits import PREFETCH_SHARE
 from gemmill.gemm.packed import Packed
-from gemmill.gemm.walk import Job, Walk, advance, rows_back, tile_of
+from gemmill.gemm.pipeline import Pipeline
+from gemmill.gemm.walk import Job, Walk, rows_back, tile_of
 
 EVICT_FIRST = 0x12F0000000000000
 """Cache policy of data that is read once: the weights, where one tile holds all tokens."""
@@ -26,7 +26,7 @@ def load_operands(
     plan: cutlass.Constexpr,
     x: tuple,
     y: tuple,
-    barriers: tuple,
+    pipeline: Pipeline,
     walk: Walk,
     job: Job,
     constant_weights: Int32,
@@ -37,7 +37,6 @@ def load_operands(
 
     `rows` is A again with an atom of `box_rows`. An A that leaves whole boxes of a tile empty is loaded box by box.
     """
-    full, empty = barriers
     boxed = rows is not None
     stage_bytes, boxes = Int32(plan.x_bytes + plan.y_bytes), Int32(0)
     if cutlass.const_expr(boxed):
@@ -51,15 +50,15 @@ def load_operands(
         early = cutlass.min(job.k_steps, plan.stages)
         at_x, at_y = tile_of(plan, walk, job.first)
         for t in cutlass.range(early, unroll=1):
-            announce(stage_bytes, full + t)
-            load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + t, t, full)
+            pipeline.producer_expect(t, stage_bytes)
+            load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + t, pipeline, t)
     elif cutlass.const_expr(plan.prefetched > 0):
         at_x, _ = tile_of(plan, walk, job.first)
         for t in cutlass.range(cutlass.min(job.k_steps // PREFETCH_SHARE, plan.prefetched), unroll=1):
             atom, _, in_memory, _, _ = weights
             cute.prefetch(atom, in_memory[None, at_x, job.k_first + t])
 
-    stage, phase = Int32(0), Int32(1)
+    state = pipeline.producer_start()
     loaded = Int32(0)
     tile = job.first
     while tile < walk.tiles():
@@ -69,18 +68,18 @@ def load_operands(
         cute.arch.griddepcontrol_wait()  # what is above needs nothing of the kernel before, and takes a while
         for k_step in cutlass.range(job.k_steps, unroll=1):
             if loaded >= early:
-                wait(empty + stage, phase)
-                announce(stage_bytes, full + stage)
-                load(plan, weights, at_n, job.k_first + k_step, stage, full)
+                pipeline.producer_acquire(state)
+                pipeline.producer_expect(state.stage, stage_bytes)
+                load(plan, weights, at_n, job.k_first + k_step, pipeline, state.stage)
             if cutlass.const_expr(boxed):
                 if boxes > 0:
-                    load_boxes(plan, rows, boxes, job.k_first + k_step, stage, full)
+                    load_boxes(plan, rows, boxes, job.k_first + k_step, pipeline, state.stage)
                 else:
-                    load(plan, tokens, at_m, job.k_first + k_step, stage, full)
+                    load(plan, tokens, at_m, job.k_first + k_step, pipeline, state.stage)
             else:
-                load(plan, tokens, at_m, job.k_first + k_step, stage, full)
+                load(plan, tokens, at_m, job.k_first + k_step, pipeline, state.stage)
             loaded = loaded + 1
-            stage, phase = advance(plan, (stage, phase))
+            state = pipeline.advance(state)
         tile = tile + job.step
 
 
@@ -113,28 +112,21 @@ def partition(plan: cutlass.Constexpr, operand: tuple, is_x: cutlass.Constexpr, 
 
 
 @cute.jit
-def announce(size: Int32, barrier: cute.Pointer):
-    """Tells a stage's barrier how many bytes are on their way."""
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
-
-
-@cute.jit
-def load(plan: cutlass.Constexpr, part: tuple, tile: Int32, k_step: Int32, stage: Int32, full: cute.Pointer):
+def load(plan: cutlass.Constexpr, part: tuple, tile: Int32, k_step: Int32, pipeline: Pipeline, stage: Int32):
     """Starts the load of one operand's stage."""
     atom, in_shared, in_memory, mask, policy = part
     cute.copy(
         atom,
         in_memory[None, tile, k_step],
         in_shared[None, stage],
-        tma_bar_ptr=full + stage,
+        tma_bar_ptr=pipeline.full + stage,
         mcast_mask=mask,
         cache_policy=policy,
     )
 
 
 @cute.jit
-def load_boxes(plan: cutlass.Constexpr, operand: tuple, boxes: Int32, k_step: Int32, stage: Int32, full: cute.Pointer):
+def load_boxes(plan: cutlass.Constexpr, operand: tuple, boxes: Int32, k_step: Int32, pipeline: Pipeline, stage: Int32):
     """Starts the loads of A's boxes of the only tile of its rows. What they leave of the tile reaches no result."""
     atom, coords, shared = operand
     shape = (plan.box_rows, plan.tile_k)
@@ -148,7 +140,7 @@ def load_boxes(plan: cutlass.Constexpr, operand: tuple, boxes: Int32, k_step: In
             atom,
             in_memory[None, i, k_step],
             in_shared[None, i, stage],
-            tma_bar_ptr=full + stage,
+            tma_bar_ptr=pipeline.full + stage,
             cache_policy=Int64(EVICT_LAST),
         )
 
@@ -167,7 +159,13 @@ class GroupScales(Packed):
 
 @cute.jit
 def load_scales(
-    plan: cutlass.Constexpr, scales: GroupScales, shared: cute.Pointer, barriers: tuple, vectors, walk: Walk, job: Job
+    plan: cutlass.Constexpr,
+    scales: GroupScales,
+    shared: cute.Pointer,
+    pipeline: Pipeline,
+    vectors,
+    walk: Walk,
+    job: Job,
 ):
     """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not
     stored.
@@ -176,14 +174,13 @@ def load_scales(
     operands' are. Addresses that were worked out for each stage took 15 % of the time of 256x128 tiles (H200,
     2026-11-20).
     """
-    full, empty = barriers
     lanes = 32 * plan.scale_warps
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     g = plan.group_size
     last_group = (vectors.k + g - 1) // g - 1
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
-    stage, phase = Int32(0), Int32(1)
+    state = pipeline.producer_start()
     tile = job.first
     while tile < walk.tiles():
         at_x, at_y = tile_of(plan, walk, tile)
@@ -200,9 +197,9 @@ def load_scales(
             b_at[i] = scales.b.toint() + 4 * (Int64(n) * scales.b_stride_n + Int64(group) * scales.b_stride_k)
         cute.arch.griddepcontrol_wait()
         for _ in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
+            pipeline.producer_acquire(state)
             for p in cutlass.range_constexpr(plan.promotions):
-                target = shared + stage * plan.scales + p * (plan.scales // plan.promotions) + lane
+                target = shared + state.stage * plan.scales + p * (plan.scales // plan.promotions) + lane
                 a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
                 if group >= last_group:
                     a_step, b_step = Int64(0), Int64(0)
@@ -212,8 +209,8 @@ def load_scales(
                 copy_scales(a_at, a_step, size, target, lane, lanes, plan.a_scales)
                 copy_scales(b_at, b_step, size, target + plan.a_scales, lane, lanes, plan.b_scales)
                 group = group + 1
-            cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
-            stage, phase = advance(plan, (stage, phase))
+            pipeline.producer_commit(state)
+            state = pipeline.advance(state)
         tile = tile + job.step
 
 

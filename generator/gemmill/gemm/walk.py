@@ -1,4 +1,4 @@
-"""The order in which a kernel visits its tiles, and its stages."""
+"""The order in which a kernel visits its tiles."""
 
 # mypy: ignore-errors
 from dataclasses import dataclass
@@ -106,14 +106,3 @@ def steps_before(plan, k_steps: Int32, place: Int32, slices) -> Int32:
     if unit == 1:
         return k_steps * place // slices
     return cutlass.min(cute.ceil_div(k_steps, unit) * place // slices * unit, k_steps)
-
-
-@cute.jit
-def advance(plan: cutlass.Constexpr, state: tuple):
-    """The (stage, phase) after this one."""
-    stage, phase = state
-    stage = stage + 1
-    if stage == plan.stages:
-        stage = Int32(0)
-        phase = phase ^ 1
-    return stage, phase

@@ -12,9 +12,9 @@ from cutlass import Int32
 
 from gemmill.families.gated_mm.dsl.ending import Ending, Kept, store
 from gemmill.gemm import epilogue, gather, mainloop
-from gemmill.gemm.barriers import wait
 from gemmill.gemm.consumer import make_loop
 from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 from gemmill.gemm.walk import Job
 
 
@@ -22,7 +22,8 @@ from gemmill.gemm.walk import Job
 def consume(
     plan: cutlass.Constexpr,
     shared: tuple,
-    barriers: tuple,
+    pipeline: Pipeline,
+    order: GroupOrder,
     output: tuple,
     tables: cutlass.Constexpr,
     experts: Experts,
@@ -37,7 +38,6 @@ def consume(
     Cooperative groups share a tile. In pingpong a group multiplies while the other ends the tile before.
     """
     shared_x, shared_y, shared_d, boxes, maxima, shared_vectors, shared_scales = shared
-    full, empty, turn = barriers
     store_d, coords_d, d, ldd = output
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
     thread = cute.arch.thread_idx()[0] % 128
@@ -45,7 +45,7 @@ def consume(
     if cutlass.const_expr(plan.pingpong):
         part, alternating = Int32(0), 1
 
-    loop = make_loop(plan, shared_x, shared_y, shared_scales, (full, empty), part)
+    loop = make_loop(plan, shared_x, shared_y, shared_scales, pipeline, part)
     own_d = cute.local_tile(shared_d, (plan.store_rows, plan.store_columns, plan.store_buffers), (0, 0, group))
     own_boxes = boxes + group * (plan.store_elements // plan.consumer_groups)
     own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words)
@@ -63,8 +63,8 @@ def consume(
         held = gather.fetch(plan, vectors.of_expert(experts.weights_of(expert)), tokens, thread, (x0, y0))
         following = None
         if cutlass.const_expr(plan.pingpong):
-            wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
-            following = turn + (group ^ 1)
+            order.wait(group, phase)
+            following = order.after(group)
         meanwhile = partial(epilogue.begin, plan, loop.sums, held, target, (group, thread))
         mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), following, meanwhile)
         kept = Kept(d, ldd, vectors.n // 2, begin, end)

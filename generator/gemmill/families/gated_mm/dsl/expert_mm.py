@@ -121,7 +121,7 @@ class ExpertGatedMm(ExpertMm):
         """Shared memory of the consumers' own, by name."""
         return {"maxima": cute.struct.MemRange[Float32, max(self.plan.maximum_words, 4)]}
 
-    def consume(self, storage, shared, barriers, output, tables, experts, tokens, ending, vectors, walk, job):
+    def consume(self, storage, shared, pipeline, order, output, tables, experts, tokens, ending, vectors, walk, job):
         """Each group multiplies and ends its part of every tile or, in pingpong, every second tile."""
         expert_consumer.consume(
             self.plan,
@@ -132,7 +132,8 @@ class ExpertGatedMm(ExpertMm):
                 storage.vectors.data_ptr(),
                 storage.scales.data_ptr(),
             ),
-            barriers,
+            pipeline,
+            order,
             output,
             tables,
             experts,

@@ -19,6 +19,7 @@ from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.dsl.scales import load_scales
 from gemmill.gemm import epilogue, producer
 from gemmill.gemm.elements import ELEMENT_OF
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 from gemmill.gemm.walk import Job, Walk, walk_over
 
 
@@ -192,7 +193,8 @@ class GatedMm:
         shared_x = storage.x.get_tensor(layout_x.outer, swizzle=layout_x.inner)
         shared_y = storage.y.get_tensor(layout_y.outer, swizzle=layout_y.inner)
         shared_d = storage.d.get_tensor(layout_d.outer, swizzle=layout_d.inner)
-        full, empty, turn = storage.full.data_ptr(), storage.empty.data_ptr(), storage.turn.data_ptr()
+        pipeline = Pipeline(plan, storage.full.data_ptr(), storage.empty.data_ptr())
+        order = GroupOrder(storage.turn.data_ptr())
 
         # Barriers
         if warp == first_producer:
@@ -200,12 +202,8 @@ class GatedMm:
             cpasync.prefetch_descriptor(load_y)
             cpasync.prefetch_descriptor(store_d)
             with cute.arch.elect_one():
-                readers = 4 * (1 if plan.pingpong else plan.consumer_groups) * plan.sharers
-                for stage in cutlass.range_constexpr(plan.stages):
-                    cute.arch.mbarrier_init(full + stage, 1 + plan.copying_threads)
-                    cute.arch.mbarrier_init(empty + stage, readers)
-                for i in cutlass.range_constexpr(2):
-                    cute.arch.mbarrier_init(turn + i, 4)
+                pipeline.init()
+                order.init()
                 cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(plan.cluster_size > 1):
             cute.arch.cluster_arrive_relaxed()
@@ -228,7 +226,7 @@ class GatedMm:
                     plan,
                     (load_x, coords_x, shared_x),
                     (load_y, coords_y, shared_y),
-                    (full, empty),
+                    pipeline,
                     walk,
                     job,
                     constant_weights,
@@ -236,7 +234,7 @@ class GatedMm:
                 )
             if cutlass.const_expr(plan.grouped):
                 if warp > first_producer and warp <= first_producer + plan.scale_warps:
-                    load_scales(plan, scales, storage.scales.data_ptr(), (full, empty), vectors, walk, job)
+                    load_scales(plan, scales, storage.scales.data_ptr(), pipeline, vectors, walk, job)
         else:
             if cutlass.const_expr(plan.moves_registers):
                 cute.arch.setmaxregister_increase(plan.consumer_registers)
@@ -251,7 +249,8 @@ class GatedMm:
                     storage.vectors.data_ptr(),
                     storage.scales.data_ptr(),
                 ),
-                (full, empty, turn),
+                pipeline,
+                order,
                 (store_d, coords_d),
                 ending,
                 vectors,

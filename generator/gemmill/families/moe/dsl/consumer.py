@@ -10,10 +10,10 @@ from cutlass.cute.nvgpu import warp as warp_ops
 
 from gemmill.families.moe.dsl import rows
 from gemmill.gemm import epilogue, gather, mainloop
-from gemmill.gemm.barriers import wait
 from gemmill.gemm.consumer import make_loop, make_mma
 from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
 from gemmill.gemm.limits import SLAB
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 from gemmill.gemm.walk import Job
 
 
@@ -21,7 +21,8 @@ from gemmill.gemm.walk import Job
 def consume(
     plan: cutlass.Constexpr,
     shared: tuple,
-    barriers: tuple,
+    pipeline: Pipeline,
+    order: GroupOrder,
     output: tuple,
     tables: cutlass.Constexpr,
     experts: Experts,
@@ -32,7 +33,6 @@ def consume(
 ):
     """Cooperative groups share a tile; in pingpong a group multiplies while the other stores."""
     shared_x, shared_y, shared_d, shared_scales, shared_vectors = shared
-    full, empty, turn = barriers
     store_d, coords_d, d, ldd = output
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
     thread = cute.arch.thread_idx()[0] % 128
@@ -40,7 +40,7 @@ def consume(
     if cutlass.const_expr(plan.pingpong):
         part, alternating = Int32(0), 1
 
-    loop = make_loop(plan, shared_x, shared_y, shared_scales, (full, empty), part)
+    loop = make_loop(plan, shared_x, shared_y, shared_scales, pipeline, part)
     own_d = cute.local_tile(shared_d, (SLAB, plan.store_columns, plan.store_buffers), (0, 0, group))
     to_shared = cute.make_tiled_copy_C(
         cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(plan.swap_ab, 4), shared_d.element_type),
@@ -63,8 +63,8 @@ def consume(
             held = gather.fetch(plan, vectors.of_expert(experts.weights_of(expert)), tokens, thread, (x0, y0))
         following = None
         if cutlass.const_expr(plan.pingpong):
-            wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
-            following = turn + (group ^ 1)
+            order.wait(group, phase)
+            following = order.after(group)
         meanwhile = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
         mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), following, meanwhile)
         kept = rows.Kept(d, ldd, vectors.n, begin, end)

@@ -110,13 +110,14 @@ class GroupedMm(ExpertMm):
         layout = cute.tile_to_shape(atom, shape, order=(1, 0, 2) if plan.swap_ab else (0, 1, 2))
         return cute.make_tensor(x.d, cute.make_layout(d_shape, stride=d_stride)), layout, shape[:2]
 
-    def consume(self, storage, shared, barriers, output, tables, experts, tokens, ending, vectors, walk, job):
+    def consume(self, storage, shared, pipeline, order, output, tables, experts, tokens, ending, vectors, walk, job):
         """Each group multiplies and stores its part of every tile or, in pingpong, every second tile."""
         del ending  # there is none
         consumer.consume(
             self.plan,
             (*shared, storage.scales.data_ptr(), storage.vectors.data_ptr()),
-            barriers,
+            pipeline,
+            order,
             output,
             tables,
             experts,

@@ -17,6 +17,7 @@ from gemmill.families.scaled_mm.dsl.plan import Plan
 from gemmill.gemm import consumer, epilogue, producer
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.limits import SLAB
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 from gemmill.gemm.walk import Job, Walk, rows_back, steps_before, walk_over
 
 
@@ -254,7 +255,8 @@ class ScaledMm:
         shared_scales = storage.scales.data_ptr()
         shared_vectors = storage.vectors.data_ptr()
         partial_sums = cute.recast_ptr(storage.x.data_ptr(), dtype=self.sum_type)
-        full, empty, turn = storage.full.data_ptr(), storage.empty.data_ptr(), storage.turn.data_ptr()
+        pipeline = Pipeline(plan, storage.full.data_ptr(), storage.empty.data_ptr())
+        order = GroupOrder(storage.turn.data_ptr())
 
         # Barriers
         if warp == first_producer:
@@ -262,12 +264,8 @@ class ScaledMm:
             cpasync.prefetch_descriptor(load_y)
             cpasync.prefetch_descriptor(store_d)
             with cute.arch.elect_one():
-                readers = 4 * (1 if plan.pingpong else plan.consumer_groups) * plan.sharers
-                for stage in cutlass.range_constexpr(plan.stages):
-                    cute.arch.mbarrier_init(full + stage, 1 + (32 * plan.scale_warps if plan.grouped else 0))
-                    cute.arch.mbarrier_init(empty + stage, readers)
-                for i in cutlass.range_constexpr(2):
-                    cute.arch.mbarrier_init(turn + i, 4)
+                pipeline.init()
+                order.init()
                 cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(plan.cluster_size > 1):
             cute.arch.cluster_arrive_relaxed()
@@ -299,7 +297,7 @@ class ScaledMm:
                     plan,
                     (load_x, coords_x, shared_x),
                     (load_y, coords_y, shared_y),
-                    (full, empty),
+                    pipeline,
                     walk,
                     job,
                     constant_weights,
@@ -308,14 +306,15 @@ class ScaledMm:
                 )
             if cutlass.const_expr(plan.grouped):
                 if warp > first_producer and warp <= first_producer + plan.scale_warps:
-                    producer.load_scales(plan, scales, shared_scales, (full, empty), vectors, walk, job)
+                    producer.load_scales(plan, scales, shared_scales, pipeline, vectors, walk, job)
         else:
             if cutlass.const_expr(plan.moves_registers):
                 cute.arch.setmaxregister_increase(plan.consumer_registers)
             consumer.consume(
                 plan,
                 (shared_x, shared_y, shared_d, shared_scales, shared_vectors, partial_sums),
-                (full, empty, turn),
+                pipeline,
+                order,
                 (store_d, coords_d),
                 vectors,
                 walk,
