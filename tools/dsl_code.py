@@ -3,9 +3,9 @@
     python tools/dsl_code.py --out before.json                # at one commit
     python tools/dsl_code.py --out after.json --against before.json   # at another one: the same kernels
 
-A kernel's code is its machine code, with the sizes of its parameters, and the C function that launches it. Of each family
-the sample has every pair of values of facts that some kernel has, as far as --count allows. A process takes a second for
-a kernel. Exits with 1 where a kernel's code differs, and names it.
+The machine code is the whole file of it, with the kernel's parameters. The launch is the object with the host's code, and
+its C header. Of each kind of config the sample has every pair of values of facts that some kernel has, as far as --count
+allows. A kernel takes a second or two. Exits with 1 where the code of one differs, and names it.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     differ = [name for name in before if before[name] != found[name]]
     for name in differ:
         parts = [part for part in before[name] if before[name][part] != found[name][part]]
-        print(f"{name}: {' and '.join(parts)} differ")
+        print(f"{name}: another {', another '.join(parts)}")
     print(f"{len(names)} kernels" + (f", {len(differ)} differ" if before else ""))
     return bool(differ)
 
@@ -102,13 +102,9 @@ def code_of(name: str) -> dict[str, str]:
     assert dsl is not None  # it is the DSL's
     with tempfile.TemporaryDirectory() as folder:
         made, header = import_module(dsl.entry).export(config, symbol_of(config), Path(folder))
-        (cubin,) = embedded_cubins(made.read_bytes())
         whole = made.read_bytes()
-        return {
-            "machine code": digest(cubin.hex()),
-            "launch": digest(whole.hex()),
-            "header": digest(header.read_text()),
-        }
+        (cubin,) = embedded_cubins(whole)
+        return {"machine code": digest(cubin.hex()), "launch": digest(whole.hex(), header.read_text())}
 
 
 if __name__ == "__main__":

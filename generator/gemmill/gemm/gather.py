@@ -13,10 +13,9 @@ from cutlass import Int32, Int64
 
 from gemmill.gemm import epilogue
 from gemmill.gemm import expert_producer as producer
-from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
+from gemmill.gemm.experts import ExpertTiles
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.pipeline import Pipeline, PipelineState
-from gemmill.gemm.walk import Job
 
 CHUNK = 16
 """Bytes of a copy."""
@@ -46,6 +45,18 @@ class Tokens(Packed):
         if token >= self.count:
             token = Int32(-1)
         return token
+
+    def fetch(self, plan, v: epilogue.Vectors, thread: Int32, origin: tuple) -> tuple:
+        """Starts loads of what a tile's epilogue reads. Where rows are gathered, it reads at their numbers in A.
+
+        Of a row that A has not the scale is 0: sums are zeros, and must not become NaN by another row's scale.
+        """
+        if not plan.indexed:
+            return epilogue.fetch(plan, v, thread, origin)
+        n0, m0 = origin if plan.swap_ab else origin[::-1]
+        rows = [self.of(m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
+        columns = [epilogue.of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
+        return [known_of(epilogue.of_row(plan, v, cutlass.max(row, 0)), row) for row in rows], columns
 
 
 @dataclass
@@ -84,15 +95,11 @@ def aim(plan: cutlass.Constexpr, tokens: Tokens, rows: cutlass.Constexpr, m0: In
 @cute.jit
 def load_tokens(
     plan: cutlass.Constexpr,
-    tokens: Tokens,
     scales: producer.GroupScales,
     shared: tuple,
     pipeline: Pipeline,
-    tables: cutlass.Constexpr,
-    experts: Experts,
+    tiles: ExpertTiles,
     vectors,
-    walk: Walk,
-    job: Job,
     of_column: cutlass.Constexpr = None,
 ):
     """Warps copy the rows that belong to each stage, and their scales where these come in groups."""
@@ -103,10 +110,11 @@ def load_tokens(
     copies = producer.make_copies(plan)
     state, landing = pipeline.producer_start(), pipeline.producer_start()
     begun, landed = Int32(0), Int32(0)
-    expert, tile = Int32(0), job.first
-    while tile < tables.first[experts.count]:
-        expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
+    tokens = tiles.tokens
+    expert, tile = Int32(0), tiles.first(0)
+    while tiles.has(tile):
+        expert = tiles.expert_of(tile, expert)
+        m0, at_n, begin, end = tiles.at(tile, expert)
         known, with_scales = aim(plan, tokens, rows, m0), Int32(0)
         if cutlass.const_expr(plan.grouped):
             for i in cutlass.range_constexpr(cute.size(scale_rows)):
@@ -114,9 +122,9 @@ def load_tokens(
                 if token >= 0:
                     with_scales = with_scales | 1 << i
                 scale_rows[i] = cutlass.max(token, 0)
-            producer.aim(plan, scales, copies, scale_rows, at_n, experts.weights_of(expert), vectors.n, lane, of_column)
+            producer.aim(plan, scales, copies, scale_rows, at_n, tiles.weights_of(expert), vectors.n, lane, of_column)
         group, left = Int32(0), Int64(vectors.k) * plan.element_bytes
-        for _ in cutlass.range(job.k_steps, unroll=1):
+        for _ in cutlass.range(tiles.job.k_steps, unroll=1):
             pipeline.producer_acquire(state)
             copy_rows(plan, rows, shared_a + state.stage * plan.a_bytes, (known, begin - m0, end - m0), left)
             left = left - plan.stage_row_bytes
@@ -130,7 +138,7 @@ def load_tokens(
                 landing = hand_over(pipeline, landing)
                 landed = landed + 1
             state = pipeline.advance(state)
-        tile = tile + job.step
+        tile = tiles.after(tile, 1)
     cute.arch.cp_async_wait_group(0)
     while landed < begun:
         landing = hand_over(pipeline, landing)
@@ -171,19 +179,6 @@ def hand_over(pipeline: Pipeline, state: PipelineState):
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.mbarrier_arrive(pipeline.full + state.stage)
     return pipeline.advance(state)
-
-
-def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:
-    """Starts loads of what a tile's epilogue reads. Where rows are gathered, it reads at their numbers in A.
-
-    Of a row that A has not the scale is 0: sums are zeros, and must not become NaN by another row's scale.
-    """
-    if not plan.indexed:
-        return epilogue.fetch(plan, v, thread, origin)
-    n0, m0 = origin if plan.swap_ab else origin[::-1]
-    rows = [tokens.of(m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
-    columns = [epilogue.of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
-    return [known_of(epilogue.of_row(plan, v, cutlass.max(row, 0)), row) for row in rows], columns
 
 
 def known_of(values: tuple, row: Int32) -> tuple:

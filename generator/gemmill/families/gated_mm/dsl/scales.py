@@ -11,7 +11,7 @@ from cutlass import Int32, Int64
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.gemm.pipeline import Pipeline
 from gemmill.gemm.producer import GroupScales, copy_scales
-from gemmill.gemm.walk import Job, Walk, rows_back, tile_of
+from gemmill.gemm.walk import Tiles, rows_back
 
 
 def scale_of(plan: Plan, n: Int32) -> Int32:
@@ -28,8 +28,7 @@ def load_scales(
     shared: cute.Pointer,
     pipeline: Pipeline,
     vectors,
-    walk: Walk,
-    job: Job,
+    tiles: Tiles,
 ):
     """Warps copy scales as in gemmill.gemm.producer, but in the weights' order.
 
@@ -42,9 +41,9 @@ def load_scales(
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
     state = pipeline.producer_start()
-    tile = job.first
-    while tile < walk.tiles():
-        at_x, at_y = tile_of(plan, walk, tile)
+    tile = tiles.first(0)
+    while tiles.has(tile):
+        at_x, at_y = tiles.at(tile)
         at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
         m_first = at_m * plan.tile_m - rows_back(plan, at_m, vectors.m)
         for i in cutlass.range_constexpr(cute.size(a_at)):
@@ -57,7 +56,7 @@ def load_scales(
             b_at[i] = scales.b.toint() + 4 * (Int64(n) * scales.b_stride_n)
         group = Int32(0)
         cute.arch.griddepcontrol_wait()
-        for _ in cutlass.range(job.k_steps, unroll=1):
+        for _ in cutlass.range(tiles.job.k_steps, unroll=1):
             pipeline.producer_acquire(state)
             for p in cutlass.range_constexpr(plan.promotions):
                 target = shared + state.stage * plan.scales + p * (plan.scales // plan.promotions) + lane
@@ -72,4 +71,4 @@ def load_scales(
                 group = group + 1
             pipeline.producer_commit(state)
             state = pipeline.advance(state)
-        tile = tile + job.step
+        tile = tiles.after(tile, 1)
