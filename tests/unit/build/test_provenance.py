@@ -203,7 +203,7 @@ def test_which_definition_a_name_means_counts(tmp_path: Path, called: str) -> No
         ("gemmill/gemm/producer", "EVICT_FIRST = ", "EVICT_FIRST = 1 + "),
         ("gemmill/gemm/elements", "DType.E4M3: cutlass.Float8E4M3FN", "DType.E4M3: cutlass.Float8E5M2"),
         ("gemmill/gemm/kernel", "preferred_smem_carveout=100", "preferred_smem_carveout=50"),
-        ("gemmill/families/scaled_mm/dsl/export", "x86-64-v3", "x86-64-v2"),
+        ("gemmill/gemm/export", "x86-64-v3", "x86-64-v2"),
     ],
 )
 def test_a_dsl_kernel_changes_with_its_body(
