@@ -12,112 +12,90 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
-from gemmill.gemm import epilogue, mainloop, parallel
-from gemmill.gemm.barriers import wait
+from gemmill.gemm import epilogue, mainloop
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.limits import SLAB
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 from gemmill.gemm.plan import Plan
-from gemmill.gemm.walk import Job, Walk, rows_back, tile_of
 from gemmill.vocab import DType
 
 
 @cute.jit
 def consume(
     plan: cutlass.Constexpr,
-    shared: tuple,
-    barriers: tuple,
-    output: tuple,
+    loop: cutlass.Constexpr,
+    order: GroupOrder,
+    tiles,
     vectors,
-    walk: Walk,
-    job: Job,
-    meeting: tuple,
+    target: cutlass.Constexpr,
+    place: tuple,
+    store: cutlass.Constexpr,
+    slices=None,
 ):
-    """Each group multiplies and stores its part of every tile or, in pingpong, every second tile."""
-    shared_x, shared_y, shared_d, shared_scales, shared_vectors, partial_sums = shared
-    full, empty, turn = barriers
-    store_d, coords_d = output
-    group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
-    thread = cute.arch.thread_idx()[0] % 128
-    part = Int32(0) if plan.pingpong else group
+    """Multiplies and stores a group's part of every tile or, in pingpong, of every second tile.
 
-    loop = make_loop(plan, shared_x, shared_y, shared_scales, (full, empty), part)
-    own_d = cute.local_tile(shared_d, (SLAB, plan.store_columns, plan.store_buffers), (0, 0, group))
+    `target` is where the epilogue works, with its vectors second; `store` ends a tile: it takes the tile's part, the
+    values that the threads fetched for it, and a bit that alternates from tile to tile.
+    """
+    group, thread = place
+    part, alternating = group, 0
+    if cutlass.const_expr(plan.pingpong):
+        part, alternating = Int32(0), 1
+    k_steps = tiles.job.k_steps
+    tile, done = tiles.first(alternating * group), alternating * group * k_steps
+    expert, phase = Int32(0), Int32(0)
+    while tiles.has(tile):
+        expert = tiles.expert_of(tile, expert)
+        work = tiles.work(tile, expert, part, vectors.m)
+        held = ([], [])
+        if cutlass.const_expr(len(plan.m_fields) + len(plan.n_fields) > 0):
+            held = tiles.fetch(vectors, expert, work, thread)
+        following = None
+        if cutlass.const_expr(plan.pingpong):
+            order.wait(group, phase)
+            following = order.after(group)
+        if cutlass.const_expr(plan.restarts):
+            mainloop.accumulate_slices(plan, loop, done, k_steps, slices, (part, thread, work.n0))
+        else:
+            meanwhile = partial(epilogue.begin, plan, loop.sums, held, target, place)
+            mainloop.accumulate(plan, loop, done, k_steps, (part, thread, work.n0), following, meanwhile)
+        store(work, held, phase)
+        tile, phase = tiles.after(tile, 1 + alternating), phase ^ 1
+        done = done + (1 + alternating) * k_steps
+
+
+def place_of() -> tuple:
+    """The consumer group of a thread, and the thread's number in it."""
+    thread, _, _ = cute.arch.thread_idx()
+    return cute.arch.make_warp_uniform(thread // 128), thread % 128
+
+
+def boxes(plan: Plan, shared, store, place: tuple, scalars: tuple = ()) -> tuple:
+    """Where an epilogue works that stores 16-bit results as WGMMA's fragments: a group's boxes, vectors, and copies."""
+    group, _ = place
+    own = cute.local_tile(shared.d, (SLAB, plan.store_columns, plan.store_buffers), (0, 0, group))
     to_shared = cute.make_tiled_copy_C(
-        cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(plan.swap_ab, 4), shared_d.element_type),
+        cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(plan.swap_ab, 4), shared.d.element_type),
         make_mma(plan, plan.store_columns),
     )
-    own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words, vectors.scalars)
-    store = (own_d, own_vectors, (to_shared, store_d, coords_d))
-    cute.arch.griddepcontrol_wait()
-    if cutlass.const_expr(plan.split_k):
-        _, _, n0 = origin(plan, walk, job.first, part, vectors.m)
-        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None, None)
-        epilogue.park(plan, loop.sums, partial_sums, (group, thread))
-    elif cutlass.const_expr(plan.split_k_parallel):
-        x0, y0, n0 = origin(plan, walk, job.first, part, vectors.m)
-        mainloop.accumulate(plan, loop, Int32(0), job.k_steps, (part, thread, n0), None, None)
-        tile, tiles = job.first, walk.tiles()
-        if cutlass.const_expr(plan.cluster_size > 1):
-            tile = tile * plan.cluster_size + cute.arch.block_idx_in_cluster()
-            tiles = tiles * plan.cluster_size
-        parallel.exchange(plan, loop.sums, vectors, meeting, (tile, tiles), (group, thread), (x0, y0))
-    elif cutlass.const_expr(plan.pingpong):
-        alternate(plan, loop, store, turn, vectors, walk, job, (group, thread))
-    else:
-        tile, done = job.first, Int32(0)
-        while tile < walk.tiles():
-            x0, y0, n0 = origin(plan, walk, tile, part, vectors.m)
-            held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-            if cutlass.const_expr(plan.restarts):
-                mainloop.accumulate_slices(plan, loop, done, job.k_steps, meeting[-1], (part, thread, n0))
-            else:
-                begin = partial(epilogue.begin, plan, loop.sums, held, store, (group, thread))
-                mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), None, begin)
-            epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
-            tile, done = tile + job.step, done + job.k_steps
-    if thread < 32:
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    return own, vectors_of(plan, shared, place, scalars), (to_shared, store.atom, store.coords)
 
 
-@cute.jit
-def origin(plan: cutlass.Constexpr, walk: Walk, tile: Int32, part: Int32, m: Int32):
-    """(x, y) where a group's part of a tile begins, and the tile's first column of B."""
-    at_x, at_y = tile_of(plan, walk, tile)
-    x0, y0 = at_x * plan.tile_x, at_y * plan.tile_y
-    if cutlass.const_expr(plan.swap_ab):
-        y0 = y0 - rows_back(plan, at_y, m)
-    else:
-        x0 = x0 - rows_back(plan, at_x, m)
-    return x0 + part * plan.group_rows, y0, x0 if plan.swap_ab else y0
+def vectors_of(plan: Plan, shared, place: tuple, scalars: tuple = ()) -> tuple:
+    """The tensors in which a group shares what its epilogue reads."""
+    of_group = shared.storage.vectors.data_ptr() + place[0] * plan.vector_words
+    return epilogue.vectors_of(plan, of_group, scalars)
 
 
-@cute.jit
-def alternate(
-    plan: cutlass.Constexpr, loop, store: tuple, turn: cute.Pointer, vectors, walk: Walk, job: Job, place: tuple
-):
-    """Pingpong: a group multiplies its tile while the other stores the one before."""
-    group, thread = place
-    tile, done, phase = job.first + group * job.step, group * job.k_steps, Int32(0)
-    while tile < walk.tiles():
-        x0, y0, n0 = origin(plan, walk, tile, Int32(0), vectors.m)
-        held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-        wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
-        begin = partial(epilogue.begin, plan, loop.sums, held, store, place)
-        mainloop.accumulate(plan, loop, done, job.k_steps, (Int32(0), thread, n0), turn + (group ^ 1), begin)
-        epilogue.store(plan, loop.sums, held, store, (group, thread), (x0, y0))
-        tile, done, phase = tile + 2 * job.step, done + 2 * job.k_steps, phase ^ 1
-
-
-def make_loop(
-    plan: Plan, shared_x: cute.Tensor, shared_y: cute.Tensor, shared_scales: cute.Pointer, barriers: tuple, part: Int32
-) -> mainloop.Mainloop:
+def make_loop(plan: Plan, shared, pipeline: Pipeline, place: tuple) -> mainloop.Mainloop:
     """Fragments, sums and scales of one consumer group."""
+    part = Int32(0) if plan.pingpong else place[0]
     replacing, adding = make_mma(plan, plan.tile_y), make_mma(plan, plan.tile_y)
     replacing.set(warpgroup.Field.ACCUMULATE, False)
     adding.set(warpgroup.Field.ACCUMULATE, True)
     thread_mma = adding.get_slice(0)
     slabs_x = [
-        cute.local_tile(shared_x, (SLAB, plan.tile_k, plan.stages), (part * plan.slabs + slab, 0, 0))
+        cute.local_tile(shared.x, (SLAB, plan.tile_k, plan.stages), (part * plan.slabs + slab, 0, 0))
         for slab in range(plan.slabs)
     ]
     of_sums, of_partials = ELEMENT_OF[plan.sum_dtype], ELEMENT_OF[plan.accumulator_dtype]
@@ -127,11 +105,11 @@ def make_loop(
         mmas=(replacing, adding),
         operands=(
             [adding.make_fragment_A(thread_mma.partition_A(slab)) for slab in slabs_x],
-            adding.make_fragment_B(thread_mma.partition_B(shared_y)),
+            adding.make_fragment_B(thread_mma.partition_B(shared.y)),
         ),
-        barriers=barriers,
+        pipeline=pipeline,
         scales=cute.make_tensor(
-            shared_scales,
+            shared.storage.scales.data_ptr(),
             cute.make_layout(
                 (max(scales_of_group, 1), plan.promotions, plan.stages), stride=(1, scales_of_group, plan.scales)
             ),

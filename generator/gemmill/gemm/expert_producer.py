@@ -11,58 +11,55 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from gemmill.gemm.barriers import wait
-from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
+from gemmill.gemm.experts import ExpertTiles
 from gemmill.gemm.packed import Packed
+from gemmill.gemm.pipeline import Pipeline
 from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, copy_scales, load, partition
-from gemmill.gemm.walk import Job, advance
 
 
 @cute.jit
 def load_operands(
     plan: cutlass.Constexpr,
-    tokens: tuple,
-    weights: tuple,
-    barriers: tuple,
-    tables: cutlass.Constexpr,
-    experts: Experts,
-    walk: Walk,
-    job: Job,
+    loads: tuple,
+    shared: cutlass.Constexpr,
+    pipeline: Pipeline,
+    tiles: ExpertTiles,
 ):
-    """One warp keeps every stage of what TMA brings under way."""
-    full, empty = barriers
-    stage, phase = Int32(0), Int32(1)
-    expert, tile = Int32(0), job.first
-    while tile < tables.first[experts.count]:
-        expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
-        of_weights = partition_weights(plan, weights, experts.weights_of(expert), end - begin)
+    """One warp keeps every stage of what TMA brings under way. `loads` are A and B."""
+    tokens, weights = (loads[0], shared.x), (loads[1], shared.y)
+    if cutlass.const_expr(plan.swap_ab):
+        tokens, weights = (loads[0], shared.y), (loads[1], shared.x)
+    state = pipeline.producer_start()
+    expert, tile = Int32(0), tiles.first(0)
+    while tiles.has(tile):
+        expert = tiles.expert_of(tile, expert)
+        m0, at_n, begin, end = tiles.at(tile, expert)
+        of_weights = partition_weights(plan, weights, tiles.weights_of(expert), end - begin)
         of_tokens = of_weights
         if cutlass.const_expr(not plan.indexed):
-            of_tokens = partition(plan, tokens, not plan.swap_ab, walk, -m0)
-        for k_step in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, plan.tma_bytes)
-            load(plan, of_weights, at_n, k_step, stage, full)
+            of_tokens = partition(plan, tokens, not plan.swap_ab, None, -m0)
+        for k_step in cutlass.range(tiles.job.k_steps, unroll=1):
+            pipeline.producer_acquire(state)
+            pipeline.producer_expect(state.stage, plan.tma_bytes)
+            load(plan, of_weights, at_n, k_step, pipeline, state.stage)
             if cutlass.const_expr(not plan.indexed):
-                load(plan, of_tokens, Int32(0), k_step, stage, full)
-            stage, phase = advance(plan, (stage, phase))
-        tile = tile + job.step
+                load(plan, of_tokens, Int32(0), k_step, pipeline, state.stage)
+            state = pipeline.advance(state)
+        tile = tiles.after(tile, 1)
 
 
 @cute.jit
 def partition_weights(plan: cutlass.Constexpr, weights: tuple, expert: Int32, rows: Int32):
     """(atom, shared stages, tiles in memory, multicast mask, cache policy) of one expert's weights."""
-    atom, coords, shared = weights
-    tiles = cute.local_tile(coords, (plan.tile_n, plan.tile_k), (None, None, None))
+    tma, shared = weights
+    tiles = cute.local_tile(tma.coords, (plan.tile_n, plan.tile_k), (None, None, None))
     in_shared, in_memory = cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+        tma.atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
     )
     policy = Int64(EVICT_NORMAL)
     if rows <= plan.tile_m:  # nobody reads them again
         policy = Int64(EVICT_FIRST)
-    return atom, in_shared, in_memory[None, None, None, expert], None, policy
+    return tma.atom, in_shared, in_memory[None, None, None, expert], None, policy
 
 
 @dataclass
@@ -155,32 +152,28 @@ def load_scales(
     plan: cutlass.Constexpr,
     scales: GroupScales,
     shared: cute.Pointer,
-    barriers: tuple,
-    tables: cutlass.Constexpr,
-    experts: Experts,
+    pipeline: Pipeline,
+    tiles: ExpertTiles,
     vectors,
-    walk: Walk,
-    job: Job,
     of_column: cutlass.Constexpr = None,
 ):
     """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not
     stored."""
-    full, empty = barriers
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     rows = cute.make_rmem_tensor(copies_of(plan, plan.a_scales), Int32)
     copies = make_copies(plan)
-    stage, phase = Int32(0), Int32(1)
-    expert, tile = Int32(0), job.first
-    while tile < tables.first[experts.count]:
-        expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, _, _ = tile_at(plan, tables, walk, tile, expert)
+    state = pipeline.producer_start()
+    expert, tile = Int32(0), tiles.first(0)
+    while tiles.has(tile):
+        expert = tiles.expert_of(tile, expert)
+        m0, at_n, _, _ = tiles.at(tile, expert)
         for i in cutlass.range_constexpr(cute.size(rows)):
             rows[i] = cutlass.min(m0 + lane + plan.copying_threads * i, vectors.m - 1)
-        aim(plan, scales, copies, rows, at_n, experts.weights_of(expert), vectors.n, lane, of_column)
+        aim(plan, scales, copies, rows, at_n, tiles.weights_of(expert), vectors.n, lane, of_column)
         group = Int32(0)
-        for _ in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
-            group = copy_stage(plan, scales, copies, group, shared + stage * plan.scales, vectors.k, lane)
-            cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
-            stage, phase = advance(plan, (stage, phase))
-        tile = tile + job.step
+        for _ in cutlass.range(tiles.job.k_steps, unroll=1):
+            pipeline.producer_acquire(state)
+            group = copy_stage(plan, scales, copies, group, shared + state.stage * plan.scales, vectors.k, lane)
+            pipeline.producer_commit(state)
+            state = pipeline.advance(state)
+        tile = tiles.after(tile, 1)

@@ -13,6 +13,7 @@ from cutlass import Float32, Int32, Int64
 
 from gemmill.gemm import epilogue
 from gemmill.gemm.packed import Packed
+from gemmill.gemm.walk import Job, WorkTile
 
 BAND = 16
 """Tiles of rows that share a sweep over all columns. What they read of A stays in L2, and weights are read once a
@@ -74,6 +75,16 @@ class Walk(Packed):
     tiles_n: Int32
     band: cute.FastDivmodDivisorV2
     """Tiles in a whole band."""
+
+
+@dataclass(frozen=True)
+class ExpertWorkTile(WorkTile):
+    """A consumer group's part of an expert's tile."""
+
+    begin: Int32
+    """The expert's first row."""
+    end: Int32
+    """The row behind its last."""
 
 
 @dataclass
@@ -153,6 +164,84 @@ def tile_at(plan: cutlass.Constexpr, tables: cutlass.Constexpr, walk: Walk, inde
         n = n * plan.cluster_size + cute.arch.block_idx_in_cluster()
     m0 = cutlass.max(Int32(0), cutlass.min(begin + m * plan.tile_m, end - plan.tile_m))
     return m0, n, begin, end
+
+
+@dataclass
+class ExpertTiles(Packed):
+    """The tiles of all experts as a source for producers and consumers."""
+
+    experts: Experts
+    tokens: Packed
+    """Which row of A is whose, where rows are gathered (gather.py)."""
+    walk: Walk
+    plan: object = None
+    tables: object = None
+    job: Job | None = None
+
+    def storage(self, plan) -> dict:
+        """Shared memory that the search for tiles needs, by name."""
+        of_experts = {"first": plan.most_experts + 1, "begin": plan.most_experts, "end": plan.most_experts}
+        sizes = {**of_experts, "warps": plan.threads // 32}
+        return {name: cute.struct.MemRange[Int32, size] for name, size in sizes.items()}
+
+    def started(self, plan, storage, k: Int32, target) -> "ExpertTiles":
+        """The source on a CTA whose barriers are made: other CTAs' are, too.
+
+        All threads make the tables, of what the kernel before may have written.
+        """
+        del target
+        parts = (storage.first, storage.begin, storage.end, storage.warps)
+        sizes = (plan.most_experts + 1, plan.most_experts, plan.most_experts, plan.threads // 32)
+        tables = Tables(*(part.get_tensor(cute.make_layout(size)) for part, size in zip(parts, sizes, strict=True)))
+        cute.arch.griddepcontrol_wait()
+        fill(plan, tables, self.experts, self.walk)
+        if plan.cluster_size > 1:
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        k_steps = cute.ceil_div(k, plan.tile_k)
+        job = Job(block // plan.cluster_size, blocks // plan.cluster_size, Int32(0), k_steps, Int32(0))
+        return replace(self, plan=plan, tables=tables, job=job)
+
+    def first(self, skipped: Int32):
+        """The first tile of this CTA behind so many."""
+        return self.job.first + skipped * self.job.step
+
+    def after(self, tile: Int32, count: int):
+        """The `count`-th tile of this CTA behind one."""
+        return tile + count * self.job.step
+
+    def has(self, tile: Int32):
+        """Whether there is such a tile."""
+        return tile < self.tables.first[self.experts.count]
+
+    def expert_of(self, tile: Int32, expert: Int32):
+        """The expert of a tile: `expert` or one after it."""
+        return expert_of(self.tables, self.experts, tile, expert)
+
+    def weights_of(self, expert: Int32):
+        """Which weights are an expert's."""
+        return self.experts.weights_of(expert)
+
+    def at(self, tile: Int32, expert: Int32):
+        """(first row, tile of columns, rows of the expert: begin and end) of this CTA's part of a tile."""
+        return tile_at(self.plan, self.tables, self.walk, tile, expert)
+
+    def work(self, tile: Int32, expert: Int32, part: Int32, m: Int32):
+        """The part of a tile that a consumer group has."""
+        del m
+        plan = self.plan
+        m0, at_n, begin, end = self.at(tile, expert)
+        n0 = at_n * plan.tile_n
+        x0, y0 = (n0, m0) if plan.swap_ab else (m0, n0)
+        return ExpertWorkTile(x0 + part * plan.group_rows, y0, n0, begin, end)
+
+    def fetch(self, vectors, expert: Int32, work: ExpertWorkTile, thread: Int32) -> tuple:
+        """Starts loads of what the epilogue of a tile reads."""
+        of_expert = vectors.of_expert(self.weights_of(expert))
+        return self.tokens.fetch(self.plan, of_expert, thread, (work.x0, work.y0))
 
 
 @dataclass

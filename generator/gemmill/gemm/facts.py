@@ -286,6 +286,11 @@ class Facts:
         return 2 if self.moves_registers else 1
 
     @property
+    def copying_threads(self) -> int:
+        """Threads that copy a part of each stage without TMA."""
+        return 32 * self.scale_warps if self.grouped else 0
+
+    @property
     def producer_registers(self) -> int:
         """Registers a producer thread keeps."""
         return 40

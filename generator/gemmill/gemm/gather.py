@@ -13,10 +13,9 @@ from cutlass import Int32, Int64
 
 from gemmill.gemm import epilogue
 from gemmill.gemm import expert_producer as producer
-from gemmill.gemm.barriers import wait
-from gemmill.gemm.experts import Experts, Walk, expert_of, tile_at
+from gemmill.gemm.experts import ExpertTiles
 from gemmill.gemm.packed import Packed
-from gemmill.gemm.walk import Job, advance
+from gemmill.gemm.pipeline import Pipeline, PipelineState
 
 CHUNK = 16
 """Bytes of a copy."""
@@ -46,6 +45,18 @@ class Tokens(Packed):
         if token >= self.count:
             token = Int32(-1)
         return token
+
+    def fetch(self, plan, v: epilogue.Vectors, thread: Int32, origin: tuple) -> tuple:
+        """Starts loads of what a tile's epilogue reads. Where rows are gathered, it reads at their numbers in A.
+
+        Of a row that A has not the scale is 0: sums are zeros, and must not become NaN by another row's scale.
+        """
+        if not plan.indexed:
+            return epilogue.fetch(plan, v, thread, origin)
+        n0, m0 = origin if plan.swap_ab else origin[::-1]
+        rows = [self.of(m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
+        columns = [epilogue.of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
+        return [known_of(epilogue.of_row(plan, v, cutlass.max(row, 0)), row) for row in rows], columns
 
 
 @dataclass
@@ -84,30 +95,26 @@ def aim(plan: cutlass.Constexpr, tokens: Tokens, rows: cutlass.Constexpr, m0: In
 @cute.jit
 def load_tokens(
     plan: cutlass.Constexpr,
-    tokens: Tokens,
     scales: producer.GroupScales,
     shared: tuple,
-    barriers: tuple,
-    tables: cutlass.Constexpr,
-    experts: Experts,
+    pipeline: Pipeline,
+    tiles: ExpertTiles,
     vectors,
-    walk: Walk,
-    job: Job,
     of_column: cutlass.Constexpr = None,
 ):
     """Warps copy the rows that belong to each stage, and their scales where these come in groups."""
     shared_a, shared_scales = shared
-    full, empty = barriers
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     rows = make_rows(plan, lane)
     scale_rows = cute.make_rmem_tensor(producer.copies_of(plan, plan.a_scales), Int32)
     copies = producer.make_copies(plan)
-    stage, phase = Int32(0), Int32(1)
-    begun, landed, landing = Int32(0), Int32(0), Int32(0)
-    expert, tile = Int32(0), job.first
-    while tile < tables.first[experts.count]:
-        expert = expert_of(tables, experts, tile, expert)
-        m0, at_n, begin, end = tile_at(plan, tables, walk, tile, expert)
+    state, landing = pipeline.producer_start(), pipeline.producer_start()
+    begun, landed = Int32(0), Int32(0)
+    tokens = tiles.tokens
+    expert, tile = Int32(0), tiles.first(0)
+    while tiles.has(tile):
+        expert = tiles.expert_of(tile, expert)
+        m0, at_n, begin, end = tiles.at(tile, expert)
         known, with_scales = aim(plan, tokens, rows, m0), Int32(0)
         if cutlass.const_expr(plan.grouped):
             for i in cutlass.range_constexpr(cute.size(scale_rows)):
@@ -115,26 +122,26 @@ def load_tokens(
                 if token >= 0:
                     with_scales = with_scales | 1 << i
                 scale_rows[i] = cutlass.max(token, 0)
-            producer.aim(plan, scales, copies, scale_rows, at_n, experts.weights_of(expert), vectors.n, lane, of_column)
+            producer.aim(plan, scales, copies, scale_rows, at_n, tiles.weights_of(expert), vectors.n, lane, of_column)
         group, left = Int32(0), Int64(vectors.k) * plan.element_bytes
-        for _ in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
-            copy_rows(plan, rows, shared_a + stage * plan.a_bytes, (known, begin - m0, end - m0), left)
+        for _ in cutlass.range(tiles.job.k_steps, unroll=1):
+            pipeline.producer_acquire(state)
+            copy_rows(plan, rows, shared_a + state.stage * plan.a_bytes, (known, begin - m0, end - m0), left)
             left = left - plan.stage_row_bytes
             if cutlass.const_expr(plan.grouped):
-                of_stage = shared_scales + stage * plan.scales
+                of_stage = shared_scales + state.stage * plan.scales
                 group = producer.copy_stage(plan, scales, copies, group, of_stage, vectors.k, lane, with_scales)
             cute.arch.cp_async_commit_group()
             begun = begun + 1
             if begun - landed > plan.copies_behind:
                 cute.arch.cp_async_wait_group(plan.copies_behind)
-                landing = hand_over(plan, full, landing)
+                landing = hand_over(pipeline, landing)
                 landed = landed + 1
-            stage, phase = advance(plan, (stage, phase))
-        tile = tile + job.step
+            state = pipeline.advance(state)
+        tile = tiles.after(tile, 1)
     cute.arch.cp_async_wait_group(0)
     while landed < begun:
-        landing = hand_over(plan, full, landing)
+        landing = hand_over(pipeline, landing)
         landed = landed + 1
 
 
@@ -167,27 +174,11 @@ def copy_rows(plan: cutlass.Constexpr, rows: cutlass.Constexpr, target: Int32, k
 
 
 @cute.jit
-def hand_over(plan: cutlass.Constexpr, full: cute.Pointer, stage: Int32):
-    """Says that a thread's copies of a stage have come. Returns the stage after it."""
+def hand_over(pipeline: Pipeline, state: PipelineState):
+    """Says that a thread's copies of a stage have come. Returns the place after it."""
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.mbarrier_arrive(full + stage)
-    stage = stage + 1
-    if stage == plan.stages:
-        stage = Int32(0)
-    return stage
-
-
-def fetch(plan, v: epilogue.Vectors, tokens: Tokens, thread: Int32, origin: tuple) -> tuple:
-    """Starts loads of what a tile's epilogue reads. Where rows are gathered, it reads at their numbers in A.
-
-    Of a row that A has not the scale is 0: sums are zeros, and must not become NaN by another row's scale.
-    """
-    if not plan.indexed:
-        return epilogue.fetch(plan, v, thread, origin)
-    n0, m0 = origin if plan.swap_ab else origin[::-1]
-    rows = [tokens.of(m0 + thread + 128 * i) for i in range((plan.group_m + 127) // 128)]
-    columns = [epilogue.of_column(plan, v, n0 + thread + 128 * i) for i in range((plan.group_n + 127) // 128)]
-    return [known_of(epilogue.of_row(plan, v, cutlass.max(row, 0)), row) for row in rows], columns
+    cute.arch.mbarrier_arrive(pipeline.full + state.stage)
+    return pipeline.advance(state)
 
 
 def known_of(values: tuple, row: Int32) -> tuple:

@@ -8,9 +8,9 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from gemmill.gemm.barriers import wait
+from gemmill.gemm.pipeline import Pipeline, PipelineState
 from gemmill.gemm.sums import add, apply, read_factors
-from gemmill.gemm.walk import advance, steps_before
+from gemmill.gemm.walk import steps_before
 
 
 @cute.jit
@@ -35,25 +35,6 @@ def multiply(
     warpgroup.commit_group()
 
 
-@cute.jit
-def release(plan: cutlass.Constexpr, empty: cute.Pointer, stage: Int32):
-    """One warp says that it has read a stage, to every CTA whose loads also land here."""
-    lane = cute.arch.lane_idx()
-    if cutlass.const_expr(plan.cluster_size == 1):
-        if lane == 0:
-            cute.arch.mbarrier_arrive(empty + stage)
-    else:
-        rank = cute.arch.block_idx_in_cluster()
-        if lane < plan.sharers:
-            # First the CTAs of the same X, then the others of the same Y.
-            peer = rank % plan.cluster_x + lane * plan.cluster_x
-            if lane >= plan.cluster_y:
-                other = lane - plan.cluster_y
-                other = other + Int32(other >= rank % plan.cluster_x)
-                peer = rank - rank % plan.cluster_x + other
-            cute.arch.mbarrier_arrive(empty + stage, peer)
-
-
 @dataclass
 class Mainloop:
     """What a consumer group's main loop works on: registers and tensors of the thread, made once a kernel."""
@@ -62,8 +43,7 @@ class Mainloop:
     """WGMMA that replaces its sums, and WGMMA that adds to them."""
     operands: tuple
     """X in shared memory, slab by slab, and Y."""
-    barriers: tuple
-    """The stages' barriers: full, and empty."""
+    pipeline: Pipeline
     scales: cute.Tensor
     """Scales in shared memory: (scale, promotion, stage)."""
     sums: list
@@ -131,7 +111,7 @@ def multiply_steps(
     meanwhile: cutlass.Constexpr,
 ):
     """`accumulate` of one K step or more, by the loop that the plan asks for."""
-    state = (done % plan.stages, done // plan.stages & 1)
+    state = loop.pipeline.consumer_state(done)
     if cutlass.const_expr(plan.overlapped):
         accumulate_behind(plan, loop, state, count, place, meanwhile)
     elif cutlass.const_expr(plan.alternates):
@@ -156,7 +136,12 @@ def hand_over(turn):
 
 @cute.jit
 def accumulate_fast(
-    plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, turn, meanwhile: cutlass.Constexpr
+    plan: cutlass.Constexpr,
+    loop: cutlass.Constexpr,
+    state: PipelineState,
+    count: Int32,
+    turn,
+    meanwhile: cutlass.Constexpr,
 ):
     """Sums stay in the tensor core's accumulator. One K step's multiplications are queued behind another's, and the
     next group's behind these. That gains 1 to 2 % of large problems (H200, 2026-11-21).
@@ -164,157 +149,152 @@ def accumulate_fast(
     The first multiplications replace the sums of the tile before, but in split_k, where a slice may have none. Restarted
     sums are a slice's.
     """
-    full, empty = loop.barriers
-    stage, phase = state
+    pipeline = loop.pipeline
     sums = loop.partials if plan.restarts else loop.sums
     slabs, steps = tuple(range(plan.slabs)), (0, plan.mma_steps)
-    wait(full + stage, phase)
-    multiply(loop.mmas, sums, loop.operands, slabs, steps, stage, not plan.split_k)
-    before = stage
-    stage, phase = advance(plan, (stage, phase))
+    pipeline.consumer_wait(state)
+    multiply(loop.mmas, sums, loop.operands, slabs, steps, state.stage, not plan.split_k)
+    before = state
+    state = pipeline.advance(state)
     for _ in cutlass.range(count - 1, unroll=1):
-        wait(full + stage, phase)
-        multiply(loop.mmas, sums, loop.operands, slabs, steps, stage, False)
+        pipeline.consumer_wait(state)
+        multiply(loop.mmas, sums, loop.operands, slabs, steps, state.stage, False)
         warpgroup.wait_group(1)
-        release(plan, empty, before)
-        before = stage
-        stage, phase = advance(plan, (stage, phase))
+        pipeline.consumer_release(before)
+        before = state
+        state = pipeline.advance(state)
     hand_over(turn)
     if cutlass.const_expr(plan.meets_end):
         meanwhile(0)
     warpgroup.wait_group(0)
-    release(plan, empty, before)
+    pipeline.consumer_release(before)
 
 
 @cute.jit
-def accumulate_promoted(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, count: Int32, place: tuple):
+def accumulate_promoted(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: PipelineState, count: Int32, place: tuple
+):
     """Sums of a K step are promoted all together, where they are small, or one unit after the other."""
-    full, empty = loop.barriers
-    stage, phase = state
+    pipeline = loop.pipeline
     for _ in cutlass.range(count, unroll=1):
-        wait(full + stage, phase)
+        pipeline.consumer_wait(state)
         for first in cutlass.range_constexpr(0, plan.units, plan.partials):
             if cutlass.const_expr(not plan.promotes_each_mma):
                 for i in cutlass.range_constexpr(plan.partials):
-                    read_unit_factors(plan, loop, first + i, i, stage, place)
+                    read_unit_factors(plan, loop, first + i, i, state.stage, place)
             for i in cutlass.range_constexpr(plan.partials):
-                multiply_unit(plan, loop, first + i, i, stage)
+                multiply_unit(plan, loop, first + i, i, state.stage)
             if cutlass.const_expr(plan.promotes_each_mma):  # one WGMMA is soon done: it is not kept from starting
                 for i in cutlass.range_constexpr(plan.partials):
-                    read_unit_factors(plan, loop, first + i, i, stage, place)
+                    read_unit_factors(plan, loop, first + i, i, state.stage, place)
             for i in cutlass.range_constexpr(plan.partials):
                 warpgroup.wait_group(plan.partials - 1 - i)
                 if cutlass.const_expr(first + i + 1 == plan.units):
-                    release(plan, empty, stage)
+                    pipeline.consumer_release(state)
                 promote(plan, loop, first + i, i, i, place)
-        stage, phase = advance(plan, (stage, phase))
+        state = pipeline.advance(state)
 
 
 @cute.jit
 def accumulate_in_turn(
     plan: cutlass.Constexpr,
     loop: cutlass.Constexpr,
-    state: tuple,
+    state: PipelineState,
     count: Int32,
     place: tuple,
     meanwhile: cutlass.Constexpr,
 ):
     """One group promotes while the other multiplies, so what lies between a group's multiplications is kept short. The
     scales of the next unit are read while this one's multiplications run."""
-    full, _ = loop.barriers
-    stage, phase = state
-    wait(full + stage, phase)
-    read_unit_factors(plan, loop, 0, 0, stage, place)
+    loop.pipeline.consumer_wait(state)
+    read_unit_factors(plan, loop, 0, 0, state.stage, place)
     for _ in cutlass.range(count - 1, unroll=1):
-        stage, phase = step_in_turn(plan, loop, (stage, phase), place, False, None)
-    step_in_turn(plan, loop, (stage, phase), place, True, meanwhile)
+        state = step_in_turn(plan, loop, state, place, False, None)
+    step_in_turn(plan, loop, state, place, True, meanwhile)
 
 
 @cute.jit
 def step_in_turn(
     plan: cutlass.Constexpr,
     loop: cutlass.Constexpr,
-    state: tuple,
+    state: PipelineState,
     place: tuple,
     is_last: cutlass.Constexpr,
     meanwhile: cutlass.Constexpr,
 ):
-    """One K step, unit by unit. Returns the (stage, phase) of the next one, which has come when this returns."""
-    full, empty = loop.barriers
-    stage, _ = state
-    following, following_phase = advance(plan, state)
+    """One K step, unit by unit. Returns the state of the next one, which has come when this returns."""
+    pipeline = loop.pipeline
+    following = pipeline.advance(state)
     for unit in cutlass.range_constexpr(plan.units):
-        multiply_unit(plan, loop, unit, 0, stage)
+        multiply_unit(plan, loop, unit, 0, state.stage)
         if cutlass.const_expr(unit + 1 < plan.units):
-            read_unit_factors(plan, loop, unit + 1, 1, stage, place)
+            read_unit_factors(plan, loop, unit + 1, 1, state.stage, place)
         elif cutlass.const_expr(not is_last):
-            wait(full + following, following_phase)
-            read_unit_factors(plan, loop, 0, 1, following, place)
+            pipeline.consumer_wait(following)
+            read_unit_factors(plan, loop, 0, 1, following.stage, place)
         if cutlass.const_expr(is_last and plan.meets_end and unit >= plan.units - plan.slabs):
             meanwhile(unit % plan.slabs)
         warpgroup.wait_group(0)
         if cutlass.const_expr(unit + 1 == plan.units):
-            release(plan, empty, stage)
+            pipeline.consumer_release(state)
         promote(plan, loop, unit, 0, 0, place)
         for i in cutlass.range_constexpr(plan.factors):
             loop.factors[0][i] = loop.factors[1][i]
-    return following, following_phase
+    return following
 
 
 @cute.jit
 def accumulate_behind(
     plan: cutlass.Constexpr,
     loop: cutlass.Constexpr,
-    state: tuple,
+    state: PipelineState,
     count: Int32,
     place: tuple,
     meanwhile: cutlass.Constexpr,
 ):
     """Promotes one K step's sums while the next one's multiplications run, with two sets of partial sums in turn."""
-    full, _ = loop.barriers
-    stage, phase = state
-    wait(full + stage, phase)
-    read_unit_factors(plan, loop, 0, 0, stage, place)
-    multiply_unit(plan, loop, 0, 0, stage)
+    loop.pipeline.consumer_wait(state)
+    read_unit_factors(plan, loop, 0, 0, state.stage, place)
+    multiply_unit(plan, loop, 0, 0, state.stage)
     for _ in cutlass.range((count - 1) // 2, unroll=1):
-        stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
-        stage, phase = step_behind(plan, loop, (stage, phase), 0, place)
+        state = step_behind(plan, loop, state, 1, place)
+        state = step_behind(plan, loop, state, 0, place)
     if count % 2 == 0:
-        stage, phase = step_behind(plan, loop, (stage, phase), 1, place)
-        finish_behind(plan, loop, stage, 1, place, meanwhile)
+        state = step_behind(plan, loop, state, 1, place)
+        finish_behind(plan, loop, state, 1, place, meanwhile)
     else:
-        finish_behind(plan, loop, stage, 0, place, meanwhile)
+        finish_behind(plan, loop, state, 0, place, meanwhile)
 
 
 @cute.jit
-def step_behind(plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: tuple, turn: cutlass.Constexpr, place: tuple):
-    """Issues the next K step into set `turn`, then promotes the one before it. Returns the next one's (stage, phase)."""
-    full, empty = loop.barriers
-    before, _ = state
-    stage, phase = advance(plan, state)
-    wait(full + stage, phase)
-    read_unit_factors(plan, loop, 0, turn, stage, place)
-    multiply_unit(plan, loop, 0, turn, stage)
+def step_behind(
+    plan: cutlass.Constexpr, loop: cutlass.Constexpr, state: PipelineState, turn: cutlass.Constexpr, place: tuple
+):
+    """Issues the next K step into set `turn`, then promotes the one before it. Returns the next one's state."""
+    pipeline = loop.pipeline
+    before, state = state, pipeline.advance(state)
+    pipeline.consumer_wait(state)
+    read_unit_factors(plan, loop, 0, turn, state.stage, place)
+    multiply_unit(plan, loop, 0, turn, state.stage)
     warpgroup.wait_group(1)
-    release(plan, empty, before)
+    pipeline.consumer_release(before)
     promote(plan, loop, 0, 1 - turn, 1 - turn, place)
-    return stage, phase
+    return state
 
 
 @cute.jit
 def finish_behind(
     plan: cutlass.Constexpr,
     loop: cutlass.Constexpr,
-    stage: Int32,
+    state: PipelineState,
     turn: cutlass.Constexpr,
     place: tuple,
     meanwhile: cutlass.Constexpr,
 ):
     """Promotes the last K step, which is in set `turn`."""
-    _, empty = loop.barriers
     meanwhile(0)
     warpgroup.wait_group(0)
-    release(plan, empty, stage)
+    loop.pipeline.consumer_release(state)
     promote(plan, loop, 0, turn, turn, place)
 
 
@@ -322,7 +302,7 @@ def finish_behind(
 def accumulate_by_turns(
     plan: cutlass.Constexpr,
     loop: cutlass.Constexpr,
-    state: tuple,
+    state: PipelineState,
     count: Int32,
     place: tuple,
     meanwhile: cutlass.Constexpr,
@@ -332,51 +312,48 @@ def accumulate_by_turns(
     A K step has an even number of units, so each unit has its set when the kernel is compiled. The last step has two
     copies: where one follows the loop and what precedes it, ptxas makes every instruction wait (C7514).
     """
-    full, _ = loop.barriers
-    stage, phase = state
-    wait(full + stage, phase)
-    multiply_unit(plan, loop, 0, 0, stage)
+    loop.pipeline.consumer_wait(state)
+    multiply_unit(plan, loop, 0, 0, state.stage)
     for _ in cutlass.range(count - 2, unroll=1):
-        stage, phase = step_by_turns(plan, loop, (stage, phase), place, False, None)
+        state = step_by_turns(plan, loop, state, place, False, None)
     if count > 1:
-        stage, phase = step_by_turns(plan, loop, (stage, phase), place, False, None)
-        step_by_turns(plan, loop, (stage, phase), place, True, meanwhile)
+        state = step_by_turns(plan, loop, state, place, False, None)
+        step_by_turns(plan, loop, state, place, True, meanwhile)
     else:
-        step_by_turns(plan, loop, (stage, phase), place, True, meanwhile)
+        step_by_turns(plan, loop, state, place, True, meanwhile)
 
 
 @cute.jit
 def step_by_turns(
     plan: cutlass.Constexpr,
     loop: cutlass.Constexpr,
-    state: tuple,
+    state: PipelineState,
     place: tuple,
     is_last: cutlass.Constexpr,
     meanwhile: cutlass.Constexpr,
 ):
-    """One K step, whose first unit's multiplications run already. Returns the (stage, phase) of the next one, whose
+    """One K step, whose first unit's multiplications run already. Returns the state of the next one, whose
     first unit's do then."""
-    full, empty = loop.barriers
-    stage, _ = state
-    following, following_phase = advance(plan, state)
+    pipeline = loop.pipeline
+    following = pipeline.advance(state)
     for unit in cutlass.range_constexpr(plan.units):
         turn = unit % 2
         ends = unit + 1 == plan.units
         if cutlass.const_expr(not ends):
-            multiply_unit(plan, loop, unit + 1, 1 - turn, stage)
+            multiply_unit(plan, loop, unit + 1, 1 - turn, state.stage)
         elif cutlass.const_expr(not is_last):
-            wait(full + following, following_phase)
-            multiply_unit(plan, loop, 0, 0, following)
-        read_unit_factors(plan, loop, unit, 0, stage, place)
+            pipeline.consumer_wait(following)
+            multiply_unit(plan, loop, 0, 0, following.stage)
+        read_unit_factors(plan, loop, unit, 0, state.stage, place)
         if cutlass.const_expr(ends and is_last):
             meanwhile(0)
             warpgroup.wait_group(0)
         else:
             warpgroup.wait_group(1)
         if cutlass.const_expr(ends):
-            release(plan, empty, stage)
+            pipeline.consumer_release(state)
         promote(plan, loop, unit, turn, 0, place)
-    return following, following_phase
+    return following
 
 
 @cute.jit

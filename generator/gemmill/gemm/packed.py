@@ -4,6 +4,7 @@
 from dataclasses import fields
 
 import cutlass
+from cutlass.base_dsl.utils.mlir_value_tree import extract_mlir_attributes
 
 
 class Packed:
@@ -11,6 +12,9 @@ class Packed:
 
     def __extract_mlir_values__(self):
         return [value for field in fields(self) for value in cutlass.extract_mlir_values(getattr(self, field.name))]
+
+    def __extract_mlir_attributes__(self):
+        return [value for field in fields(self) for value in extract_mlir_attributes(getattr(self, field.name))]
 
     def __new_from_mlir_values__(self, values):
         values, parts = list(values), {}

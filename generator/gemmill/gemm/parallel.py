@@ -17,6 +17,7 @@ from cutlass import Int32, Int64
 from gemmill.gemm import epilogue
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.sums import column_offset, row_offset
+from gemmill.gemm.walk import Tiles
 
 LINE = 32
 """The number of flags is a multiple of this many, so that sums begin at whole lines of 256 bytes."""
@@ -48,14 +49,17 @@ def quad_at(plan, sums: cute.Pointer, i: Int32) -> cute.Tensor:
 
 
 @cute.jit
-def exchange(plan: cutlass.Constexpr, sums: list, v, meeting: tuple, tile_of_tiles: tuple, place: tuple, origin: tuple):
+def exchange(plan: cutlass.Constexpr, sums: list, v, target, tiles: Tiles, place: tuple, origin: tuple):
     """Stores the sums of a slice, waits for those of the tile's others, and stores a share of D.
 
-    `meeting` is (workspace, ticket, D, its leading dimension, slice, slices). Whoever adds, slices are added in the order
-    of K.
+    `target` has D, the workspace, the ticket and the number of slices. Whoever adds, slices are added in the order of K.
     """
-    workspace, ticket, d, ldd, own, slices = meeting
-    work = (*tile_of_tiles, own, slices)
+    workspace, ticket, own, slices = target.workspace, target.ticket, tiles.job.slice, target.slices.divisor
+    tile, count = tiles.job.first, tiles.walk.tiles()
+    if cutlass.const_expr(plan.cluster_size > 1):
+        tile = tile * plan.cluster_size + cute.arch.block_idx_in_cluster()
+        count = count * plan.cluster_size
+    work = (tile, count, own, slices)
     group, thread_of_group = place
     x0, y0 = origin
     thread = group * 128 + thread_of_group
@@ -94,7 +98,9 @@ def exchange(plan: cutlass.Constexpr, sums: list, v, meeting: tuple, tile_of_til
                     total[i] = total[i] + part[i]
             for i in cutlass.range_constexpr(len(at)):
                 if pair + i // 2 < last:
-                    store_quad(plan, total, 4 * i, v, (d, ldd), (rows, columns[i]), (of_rows, of_columns[i]))
+                    store_quad(
+                        plan, total, 4 * i, v, (target.d, target.ldd), (rows, columns[i]), (of_rows, of_columns[i])
+                    )
 
 
 @cute.jit

@@ -8,10 +8,10 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from gemmill.gemm.barriers import wait
 from gemmill.gemm.limits import PREFETCH_SHARE
 from gemmill.gemm.packed import Packed
-from gemmill.gemm.walk import Job, Walk, advance, rows_back, tile_of
+from gemmill.gemm.pipeline import Pipeline
+from gemmill.gemm.walk import Tiles, rows_back
 
 EVICT_FIRST = 0x12F0000000000000
 """Cache policy of data that is read once: the weights, where one tile holds all tokens."""
@@ -24,78 +24,78 @@ EVICT_LAST = 0x14F0000000000000
 @cute.jit
 def load_operands(
     plan: cutlass.Constexpr,
-    x: tuple,
-    y: tuple,
-    barriers: tuple,
-    walk: Walk,
-    job: Job,
-    constant_weights: Int32,
+    loads: tuple,
+    shared: cutlass.Constexpr,
+    pipeline: Pipeline,
+    tiles: Tiles,
     m: Int32,
-    rows=None,
 ):
     """One warp keeps every stage under way. Weights that nobody writes need not wait for the kernel before this one.
 
-    `rows` is A again with an atom of `box_rows`. An A that leaves whole boxes of a tile empty is loaded box by box.
+    `loads` are X and Y, and Y again with an atom of `box_rows` where an A that leaves whole boxes of a tile empty is
+    loaded box by box.
     """
-    full, empty = barriers
-    boxed = rows is not None
+    job = tiles.job
+    x, y = (loads[0], shared.x), (loads[1], shared.y)
+    boxed = len(loads) > 2
     stage_bytes, boxes = Int32(plan.x_bytes + plan.y_bytes), Int32(0)
     if cutlass.const_expr(boxed):
         if m <= plan.tile_m - plan.box_rows:
             boxes = (m + plan.box_rows - 1) // plan.box_rows
             stage_bytes = plan.x_bytes + boxes * (plan.y_bytes // (plan.tile_m // plan.box_rows))
-    weights = partition(plan, x if plan.swap_ab else y, plan.swap_ab, walk, Int32(0))
+    weights = partition(plan, x if plan.swap_ab else y, plan.swap_ab, tiles.walk.tiles_y, Int32(0))
 
     early = Int32(0)
-    if constant_weights != 0:
+    if tiles.constant_weights != 0:
         early = cutlass.min(job.k_steps, plan.stages)
-        at_x, at_y = tile_of(plan, walk, job.first)
+        at_x, at_y = tiles.at(job.first)
         for t in cutlass.range(early, unroll=1):
-            announce(stage_bytes, full + t)
-            load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + t, t, full)
+            pipeline.producer_expect(t, stage_bytes)
+            load(plan, weights, at_x if plan.swap_ab else at_y, job.k_first + t, pipeline, t)
     elif cutlass.const_expr(plan.prefetched > 0):
-        at_x, _ = tile_of(plan, walk, job.first)
+        at_x, _ = tiles.at(job.first)
         for t in cutlass.range(cutlass.min(job.k_steps // PREFETCH_SHARE, plan.prefetched), unroll=1):
             atom, _, in_memory, _, _ = weights
             cute.prefetch(atom, in_memory[None, at_x, job.k_first + t])
 
-    stage, phase = Int32(0), Int32(1)
+    state = pipeline.producer_start()
     loaded = Int32(0)
-    tile = job.first
-    while tile < walk.tiles():
-        at_x, at_y = tile_of(plan, walk, tile)
+    tile = tiles.first(0)
+    while tiles.has(tile):
+        at_x, at_y = tiles.at(tile)
         at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
-        tokens = partition(plan, y if plan.swap_ab else x, not plan.swap_ab, walk, rows_back(plan, at_m, m))
+        back = rows_back(plan, at_m, m)
+        tokens = partition(plan, y if plan.swap_ab else x, not plan.swap_ab, tiles.walk.tiles_y, back)
         cute.arch.griddepcontrol_wait()  # what is above needs nothing of the kernel before, and takes a while
         for k_step in cutlass.range(job.k_steps, unroll=1):
             if loaded >= early:
-                wait(empty + stage, phase)
-                announce(stage_bytes, full + stage)
-                load(plan, weights, at_n, job.k_first + k_step, stage, full)
+                pipeline.producer_acquire(state)
+                pipeline.producer_expect(state.stage, stage_bytes)
+                load(plan, weights, at_n, job.k_first + k_step, pipeline, state.stage)
             if cutlass.const_expr(boxed):
                 if boxes > 0:
-                    load_boxes(plan, rows, boxes, job.k_first + k_step, stage, full)
+                    load_boxes(plan, (loads[2], shared.y), boxes, job.k_first + k_step, pipeline, state.stage)
                 else:
-                    load(plan, tokens, at_m, job.k_first + k_step, stage, full)
+                    load(plan, tokens, at_m, job.k_first + k_step, pipeline, state.stage)
             else:
-                load(plan, tokens, at_m, job.k_first + k_step, stage, full)
+                load(plan, tokens, at_m, job.k_first + k_step, pipeline, state.stage)
             loaded = loaded + 1
-            stage, phase = advance(plan, (stage, phase))
-        tile = tile + job.step
+            state = pipeline.advance(state)
+        tile = tiles.after(tile, 1)
 
 
 @cute.jit
-def partition(plan: cutlass.Constexpr, operand: tuple, is_x: cutlass.Constexpr, walk: Walk, back: Int32):
+def partition(plan: cutlass.Constexpr, operand: tuple, is_x: cutlass.Constexpr, tiles_y: Int32, back: Int32):
     """(atom, shared stages, tiles in memory, multicast mask, cache policy) of an operand, all tiles moved back by `back` rows."""
-    atom, coords, shared = operand
+    tma, shared = operand
     rows, sharers = (plan.tile_x, plan.cluster_y) if is_x else (plan.tile_y, plan.cluster_x)
-    tiles = cute.local_tile(cute.domain_offset((-back, 0), coords), (rows, plan.tile_k), (None, None))
+    tiles = cute.local_tile(cute.domain_offset((-back, 0), tma.coords), (rows, plan.tile_k), (None, None))
     rank, mask, policy = Int32(0), None, None
     if cutlass.const_expr(plan.swap_ab):  # few tokens: all read them
         policy = Int64(EVICT_LAST)
         if cutlass.const_expr(is_x):
             policy = Int64(EVICT_FIRST)
-            if walk.tiles_y > 1:
+            if tiles_y > 1:
                 policy = Int64(EVICT_NORMAL)
     if cutlass.const_expr(sharers > 1):
         own = cute.arch.block_idx_in_cluster()
@@ -107,48 +107,41 @@ def partition(plan: cutlass.Constexpr, operand: tuple, is_x: cutlass.Constexpr, 
             rank = own % plan.cluster_x
             mask = Int16((1 << plan.cluster_x) - 1) << Int16(own // plan.cluster_x * plan.cluster_x)
     in_shared, in_memory = cpasync.tma_partition(
-        atom, rank, cute.make_layout(sharers), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+        tma.atom, rank, cute.make_layout(sharers), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
     )
-    return atom, in_shared, in_memory, mask, policy
+    return tma.atom, in_shared, in_memory, mask, policy
 
 
 @cute.jit
-def announce(size: Int32, barrier: cute.Pointer):
-    """Tells a stage's barrier how many bytes are on their way."""
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
-
-
-@cute.jit
-def load(plan: cutlass.Constexpr, part: tuple, tile: Int32, k_step: Int32, stage: Int32, full: cute.Pointer):
+def load(plan: cutlass.Constexpr, part: tuple, tile: Int32, k_step: Int32, pipeline: Pipeline, stage: Int32):
     """Starts the load of one operand's stage."""
     atom, in_shared, in_memory, mask, policy = part
     cute.copy(
         atom,
         in_memory[None, tile, k_step],
         in_shared[None, stage],
-        tma_bar_ptr=full + stage,
+        tma_bar_ptr=pipeline.full + stage,
         mcast_mask=mask,
         cache_policy=policy,
     )
 
 
 @cute.jit
-def load_boxes(plan: cutlass.Constexpr, operand: tuple, boxes: Int32, k_step: Int32, stage: Int32, full: cute.Pointer):
+def load_boxes(plan: cutlass.Constexpr, operand: tuple, boxes: Int32, k_step: Int32, pipeline: Pipeline, stage: Int32):
     """Starts the loads of A's boxes of the only tile of its rows. What they leave of the tile reaches no result."""
-    atom, coords, shared = operand
+    tma, shared = operand
     shape = (plan.box_rows, plan.tile_k)
-    tiles = cute.local_tile(coords, shape, (None, None))
+    tiles = cute.local_tile(tma.coords, shape, (None, None))
     parts = cute.flat_divide(shared, shape)[None, None, None, 0, None]
     in_shared, in_memory = cpasync.tma_partition(
-        atom, Int32(0), cute.make_layout(1), cute.group_modes(parts, 0, 2), cute.group_modes(tiles, 0, 2)
+        tma.atom, Int32(0), cute.make_layout(1), cute.group_modes(parts, 0, 2), cute.group_modes(tiles, 0, 2)
     )
     for i in cutlass.range(boxes, unroll=1):
         cute.copy(
-            atom,
+            tma.atom,
             in_memory[None, i, k_step],
             in_shared[None, i, stage],
-            tma_bar_ptr=full + stage,
+            tma_bar_ptr=pipeline.full + stage,
             cache_policy=Int64(EVICT_LAST),
         )
 
@@ -167,7 +160,12 @@ class GroupScales(Packed):
 
 @cute.jit
 def load_scales(
-    plan: cutlass.Constexpr, scales: GroupScales, shared: cute.Pointer, barriers: tuple, vectors, walk: Walk, job: Job
+    plan: cutlass.Constexpr,
+    scales: GroupScales,
+    shared: cute.Pointer,
+    pipeline: Pipeline,
+    vectors,
+    tiles: Tiles,
 ):
     """Warps copy the scales that belong to each stage. Beyond M and N they take the last valid one: those sums are not
     stored.
@@ -176,20 +174,19 @@ def load_scales(
     operands' are. Addresses that were worked out for each stage took 15 % of the time of 256x128 tiles (H200,
     2026-11-20).
     """
-    full, empty = barriers
     lanes = 32 * plan.scale_warps
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     g = plan.group_size
     last_group = (vectors.k + g - 1) // g - 1
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
-    stage, phase = Int32(0), Int32(1)
-    tile = job.first
-    while tile < walk.tiles():
-        at_x, at_y = tile_of(plan, walk, tile)
+    state = pipeline.producer_start()
+    tile = tiles.first(0)
+    while tiles.has(tile):
+        at_x, at_y = tiles.at(tile)
         at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
         m_first = at_m * plan.tile_m - rows_back(plan, at_m, vectors.m)
-        group = job.k_first * plan.promotions
+        group = tiles.job.k_first * plan.promotions
         for i in cutlass.range_constexpr(cute.size(a_at)):
             m = cutlass.min(m_first + lane + lanes * i, vectors.m - 1)
             a_at[i] = scales.a.toint() + 4 * (Int64(m) * scales.a_stride_m + Int64(group) * scales.a_stride_k)
@@ -199,10 +196,10 @@ def load_scales(
                 n = cutlass.min(at_n * plan.tile_n // g + lane + lanes * i, (vectors.n - 1) // g)
             b_at[i] = scales.b.toint() + 4 * (Int64(n) * scales.b_stride_n + Int64(group) * scales.b_stride_k)
         cute.arch.griddepcontrol_wait()
-        for _ in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
+        for _ in cutlass.range(tiles.job.k_steps, unroll=1):
+            pipeline.producer_acquire(state)
             for p in cutlass.range_constexpr(plan.promotions):
-                target = shared + stage * plan.scales + p * (plan.scales // plan.promotions) + lane
+                target = shared + state.stage * plan.scales + p * (plan.scales // plan.promotions) + lane
                 a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
                 if group >= last_group:
                     a_step, b_step = Int64(0), Int64(0)
@@ -212,9 +209,9 @@ def load_scales(
                 copy_scales(a_at, a_step, size, target, lane, lanes, plan.a_scales)
                 copy_scales(b_at, b_step, size, target + plan.a_scales, lane, lanes, plan.b_scales)
                 group = group + 1
-            cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
-            stage, phase = advance(plan, (stage, phase))
-        tile = tile + job.step
+            pipeline.producer_commit(state)
+            state = pipeline.advance(state)
+        tile = tiles.after(tile, 1)
 
 
 @cute.jit

@@ -1,12 +1,13 @@
-"""The order in which a kernel visits its tiles, and its stages."""
+"""The order in which a kernel visits its tiles."""
 
 # mypy: ignore-errors
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from gemmill.gemm import epilogue
 from gemmill.gemm.packed import Packed
 
 
@@ -18,6 +19,8 @@ class Job(Packed):
     step: Int32
     k_first: Int32
     k_steps: Int32
+    slice: Int32
+    """Which slice of K these steps are."""
 
 
 @dataclass
@@ -80,15 +83,102 @@ def walk_over(tiles_x: Int32, tiles_y: Int32, raster_order: Int32, swizzle: Int3
     return Walk(tiles_x, tiles_y, along_x, swizzle, *divisors)
 
 
-@cute.jit
-def tile_of(plan: cutlass.Constexpr, walk: Walk, index: Int32):
-    """This CTA's tile (x, y) of the `index`-th tile of its cluster."""
-    x, y = walk.at(index)
-    if cutlass.const_expr(plan.cluster_size > 1):
-        rank = cute.arch.block_idx_in_cluster()
-        x = x * plan.cluster_x + rank % plan.cluster_x
-        y = y * plan.cluster_y + rank // plan.cluster_x
-    return x, y
+@dataclass(frozen=True)
+class WorkTile:
+    """A consumer group's part of a tile."""
+
+    x0: Int32
+    """Its first row of X."""
+    y0: Int32
+    """Its first row of Y."""
+    n0: Int32
+    """The tile's first column of B."""
+
+
+@dataclass
+class Tiles(Packed):
+    """The tiles of one product as a source for producers and consumers. A tile is its number in the walk."""
+
+    walk: Walk
+    constant_weights: Int32
+    """Whether nobody writes the weights before the kernel reads them."""
+    plan: object = None
+    job: Job | None = None
+
+    def storage(self, plan) -> dict:
+        """Shared memory that the search for tiles needs, by name: none."""
+        del plan
+        return {}
+
+    def started(self, plan, storage, k: Int32, target) -> "Tiles":
+        """The source on a CTA whose barriers are made: other CTAs' are, too. Where CTAs share a tile, `target` has the
+        number of slices of K."""
+        del storage
+        if plan.cluster_size > 1:
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+        cute.arch.griddepcontrol_launch_dependents()
+        k_steps = cute.ceil_div(k, plan.tile_k)
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        job = Job(block // plan.cluster_size, blocks // plan.cluster_size, Int32(0), k_steps, Int32(0))
+        if plan.divides_k:
+            slices = target.slices
+            if plan.split_k_parallel:
+                tile, rank = divmod(block // plan.cluster_size, slices)
+            else:
+                rank = cute.arch.block_idx_in_cluster()
+            begin, end = (steps_before(plan, k_steps, place, slices) for place in (rank, rank + 1))
+            if plan.split_k:
+                tile = block // slices
+            job = Job(tile, self.walk.tiles(), begin, end - begin, rank)
+        return replace(self, plan=plan, job=job)
+
+    def first(self, skipped: Int32):
+        """The first tile of this CTA behind so many."""
+        return self.job.first + skipped * self.job.step
+
+    def after(self, tile: Int32, count: int):
+        """The `count`-th tile of this CTA behind one."""
+        return tile + count * self.job.step
+
+    def has(self, tile: Int32):
+        """Whether there is such a tile."""
+        return tile < self.walk.tiles()
+
+    def expert_of(self, tile: Int32, expert: Int32):
+        """The expert of a tile, which is always the first."""
+        del tile
+        return expert
+
+    @cute.jit
+    def at(self, tile: Int32):
+        """(x, y) of this CTA's part of a tile of its cluster, counted in tiles."""
+        x, y = self.walk.at(tile)
+        if cutlass.const_expr(self.plan.cluster_size > 1):
+            rank = cute.arch.block_idx_in_cluster()
+            x = x * self.plan.cluster_x + rank % self.plan.cluster_x
+            y = y * self.plan.cluster_y + rank // self.plan.cluster_x
+        return x, y
+
+    def work(self, tile: Int32, expert: Int32, part: Int32, m: Int32):
+        """The part of a tile that a consumer group has. A has `m` rows."""
+        del expert
+        plan = self.plan
+        at_x, at_y = self.at(tile)
+        x0, y0 = at_x * plan.tile_x, at_y * plan.tile_y
+        if plan.swap_ab:
+            y0 = y0 - rows_back(plan, at_y, m)
+        else:
+            x0 = x0 - rows_back(plan, at_x, m)
+        return WorkTile(x0 + part * plan.group_rows, y0, x0 if plan.swap_ab else y0)
+
+    def fetch(self, vectors, expert: Int32, work: WorkTile, thread: Int32) -> tuple:
+        """Starts loads of what the epilogue of a tile reads."""
+        del expert
+        return epilogue.fetch(self.plan, vectors, thread, (work.x0, work.y0))
 
 
 def rows_back(plan, at_m: Int32, m: Int32) -> Int32:
@@ -106,14 +196,3 @@ def steps_before(plan, k_steps: Int32, place: Int32, slices) -> Int32:
     if unit == 1:
         return k_steps * place // slices
     return cutlass.min(cute.ceil_div(k_steps, unit) * place // slices * unit, k_steps)
-
-
-@cute.jit
-def advance(plan: cutlass.Constexpr, state: tuple):
-    """The (stage, phase) after this one."""
-    stage, phase = state
-    stage = stage + 1
-    if stage == plan.stages:
-        stage = Int32(0)
-        phase = phase ^ 1
-    return stage, phase

@@ -156,14 +156,17 @@ def test_a_dsl_kernel_does_not_depend_on_where_definitions_stand(config: KernelC
     """A function moves to a new file, a module gets another name where it is imported, and comments say more."""
     before = of_dsl(config, generator)
     walk = generator / SHARED / "walk.py"
-    head, found, rest = walk.read_text().partition("@cute.jit\ndef tile_of(")
+    head, found, rest = walk.read_text().partition("@cute.jit\ndef walk_over(")
     function, end, others = rest.partition("\n\n\n")
-    imports = "import cutlass\nimport cutlass.cute as cute\nfrom cutlass import Int32\nfrom gemmill.gemm.walk import Job, Walk\n"
+    imports = (
+        "import cutlass\nimport cutlass.cute as cute\nfrom cutlass import Int32\nfrom gemmill.gemm.walk import Walk\n"
+    )
     (generator / SHARED / "tiles.py").write_text(imports + found + function)
-    walk.write_text(head + others + "\nfrom gemmill.gemm.tiles import tile_of\n")
+    walk.write_text(head + others + "\nfrom gemmill.gemm.tiles import walk_over\n")
     main = generator / OWN / "scaled_mm.py"
     text = main.read_text().replace(
-        "import consumer, epilogue, producer", "import consumer, epilogue, producer as loading"
+        "import consumer, epilogue, mainloop, parallel, producer",
+        "import consumer, epilogue, mainloop, parallel, producer as loading",
     )
     main.write_text(text.replace("producer.", "loading.").replace('"""One kernel,', '"""One single kernel,'))
     assert found and end and "loading." in main.read_text()
@@ -199,8 +202,8 @@ def test_which_definition_a_name_means_counts(tmp_path: Path, called: str) -> No
     [
         ("gemmill/gemm/producer", "EVICT_FIRST = ", "EVICT_FIRST = 1 + "),
         ("gemmill/gemm/elements", "DType.E4M3: cutlass.Float8E4M3FN", "DType.E4M3: cutlass.Float8E5M2"),
-        ("gemmill/families/scaled_mm/dsl/scaled_mm", "preferred_smem_carveout=100", "preferred_smem_carveout=50"),
-        ("gemmill/families/scaled_mm/dsl/export", "x86-64-v3", "x86-64-v2"),
+        ("gemmill/gemm/kernel", "preferred_smem_carveout=100", "preferred_smem_carveout=50"),
+        ("gemmill/gemm/export", "x86-64-v3", "x86-64-v2"),
     ],
 )
 def test_a_dsl_kernel_changes_with_its_body(

@@ -1,63 +1,45 @@
 """The consumer groups: each multiplies and ends its part of every tile or, in pingpong, every second tile."""
 
 # mypy: ignore-errors
-from functools import partial
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from gemmill.families.gated_mm.dsl.ending import Ending, store
-from gemmill.gemm import epilogue, mainloop
-from gemmill.gemm.barriers import wait
-from gemmill.gemm.consumer import make_loop, origin
-from gemmill.gemm.walk import Job, Walk
+from gemmill.families.gated_mm.dsl.ending import Ending, Kept, store
+from gemmill.gemm import consumer
+from gemmill.gemm.kernel import Tma
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 
 
 @cute.jit
 def consume(
     plan: cutlass.Constexpr,
-    shared: tuple,
-    barriers: tuple,
-    output: tuple,
-    ending: Ending,
+    shared: cutlass.Constexpr,
+    pipeline: Pipeline,
+    order: GroupOrder,
+    to_d: Tma,
+    tiles,
     vectors,
-    walk: Walk,
-    job: Job,
+    ending: Ending,
+    target,
 ):
-    """Multiply and end this group's tiles.
+    """Multiply and end this group's tiles. `target` is where D lies, of rows that belong to experts."""
+    place = group, thread = consumer.place_of()
+    storage = shared.storage
+    loop = consumer.make_loop(plan, shared, pipeline, place)
+    own_d = cute.local_tile(shared.d, (plan.store_rows, plan.store_columns, plan.store_buffers), (0, 0, group))
+    own_boxes = storage.d.data_ptr() + group * (plan.store_elements // plan.consumer_groups)
+    own_vectors = consumer.vectors_of(plan, shared, place)
+    to = (own_boxes, own_vectors, (own_d, to_d.atom, to_d.coords), storage.maxima.data_ptr())
+    if cutlass.const_expr(not plan.by_expert):
+        cute.arch.griddepcontrol_wait()
 
-    Cooperative groups share a tile. In pingpong a group multiplies while the other ends the tile before.
-    """
-    shared_x, shared_y, shared_d, boxes, maxima, shared_vectors, shared_scales = shared
-    full, empty, turn = barriers
-    store_d, coords_d = output
-    group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 128)
-    thread = cute.arch.thread_idx()[0] % 128
-    part, alternating = group, 0
-    if cutlass.const_expr(plan.pingpong):
-        part, alternating = Int32(0), 1
+    def end(work, held: tuple, phase: Int32):
+        rows = vectors.m
+        if cutlass.const_expr(plan.by_expert):
+            rows = Kept(target.d, target.ldd, vectors.n // 2, work.begin, work.end)
+        store(plan, loop.sums, held, to, ending, rows, place, (work.x0, work.y0), phase)
 
-    loop = make_loop(plan, shared_x, shared_y, shared_scales, (full, empty), part)
-    own_d = cute.local_tile(shared_d, (plan.store_rows, plan.store_columns, plan.store_buffers), (0, 0, group))
-    own_boxes = boxes + group * (plan.store_elements // plan.consumer_groups)
-    own_vectors = epilogue.vectors_of(plan, shared_vectors + group * plan.vector_words)
-    target = (own_boxes, own_vectors, (own_d, store_d, coords_d), maxima)
-    cute.arch.griddepcontrol_wait()
-
-    tile, done = job.first + alternating * group * job.step, alternating * group * job.k_steps
-    phase = Int32(0)
-    while tile < walk.tiles():
-        x0, y0, n0 = origin(plan, walk, tile, part, vectors.m)
-        held = epilogue.fetch(plan, vectors, thread, (x0, y0))
-        following = None
-        if cutlass.const_expr(plan.pingpong):
-            wait(turn + group, phase ^ group ^ 1)  # the first group's first turn has come already
-            following = turn + (group ^ 1)
-        meanwhile = partial(epilogue.begin, plan, loop.sums, held, target, (group, thread))
-        mainloop.accumulate(plan, loop, done, job.k_steps, (part, thread, n0), following, meanwhile)
-        store(plan, loop.sums, held, target, ending, vectors.m, (group, thread), (x0, y0), phase)
-        tile, phase = tile + (1 + alternating) * job.step, phase ^ 1
-        done = done + (1 + alternating) * job.k_steps
+    consumer.consume(plan, loop, order, tiles, vectors, to, place, end)
     if thread < 32:
         cute.arch.cp_async_bulk_wait_group(0, read=True)

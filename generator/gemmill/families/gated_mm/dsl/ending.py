@@ -53,6 +53,11 @@ def layout_of(plan, element: type) -> cute.ComposedLayout:
     return cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, element), shape, order=(0, 1, 2))
 
 
+def storage_of(plan) -> dict:
+    """Shared memory for the maxima of groups that warps share, by name."""
+    return {"maxima": cute.struct.MemRange[Float32, max(plan.maximum_words, 4)]}
+
+
 @cute.jit
 def store(
     plan: cutlass.Constexpr,

@@ -1,7 +1,7 @@
 """D[m, h] = activation(gate) up on Hopper, of rows that belong to experts: one launch for all of them.
 
 Read in the order in which the machine works. First come `facts.py`, and here the call. Then follows what kernels of experts
-share (`expert_mm.py` of gemmill.gemm, and what it names). Last are `expert_consumer.py`, `values.py` and `ending.py`.
+share (`expert_mm.py` of gemmill.gemm, and what it names). Last are `consumer.py`, `values.py` and `ending.py`.
 """
 
 # mypy: ignore-errors
@@ -12,8 +12,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from gemmill.families.gated_mm.config import GatedConfig
-from gemmill.families.gated_mm.dsl import expert_consumer
-from gemmill.families.gated_mm.dsl.ending import Ending, layout_of
+from gemmill.families.gated_mm.dsl import consumer
+from gemmill.families.gated_mm.dsl.ending import Ending, layout_of, storage_of
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.dsl.scales import scale_of
 from gemmill.gemm import epilogue, gather
@@ -76,7 +76,6 @@ class ExpertGatedMm(ExpertMm):
         """Enqueues one grouped product with its ending. Pointers, strides and flags are those of
         `gemmill_gated_mm_args`."""
         null = cute.make_ptr(Int32, 0, cute.AddressSpace.gmem, assumed_align=4)
-        lda, ldb, b_stride_expert = self.aligned(lda, ldb, b_stride_expert)
         ldd = cute.assume(ldd, divby=16 // self.plan.result_bytes)
         self.enqueue(
             Operands(a, b, d, lda, ldb, ldd, b_stride_expert, m, n, k, tokens, weights),
@@ -118,27 +117,9 @@ class ExpertGatedMm(ExpertMm):
         return tensor, layout_of(plan, self.out_type), (plan.store_rows, plan.store_columns)
 
     def own_storage(self) -> dict:
-        """Shared memory of the consumers' own, by name."""
-        return {"maxima": cute.struct.MemRange[Float32, max(self.plan.maximum_words, 4)]}
+        """Shared memory of the epilogue's own, by name."""
+        return storage_of(self.plan)
 
-    def consume(self, storage, shared, barriers, output, tables, experts, tokens, ending, vectors, walk, job):
+    def consume(self, shared, pipeline, order, store, tiles, vectors, ending, target):
         """Each group multiplies and ends its part of every tile or, in pingpong, every second tile."""
-        expert_consumer.consume(
-            self.plan,
-            (
-                *shared,
-                storage.d.data_ptr(),
-                storage.maxima.data_ptr(),
-                storage.vectors.data_ptr(),
-                storage.scales.data_ptr(),
-            ),
-            barriers,
-            output,
-            tables,
-            experts,
-            tokens,
-            ending,
-            vectors,
-            walk,
-            job,
-        )
+        consumer.consume(self.plan, shared, pipeline, order, store, tiles, vectors, ending, target)

@@ -9,9 +9,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from gemmill.families.gated_mm.dsl.plan import Plan
-from gemmill.gemm.barriers import wait
+from gemmill.gemm.pipeline import Pipeline
 from gemmill.gemm.producer import GroupScales, copy_scales
-from gemmill.gemm.walk import Job, Walk, advance, rows_back, tile_of
+from gemmill.gemm.walk import Tiles, rows_back
 
 
 def scale_of(plan: Plan, n: Int32) -> Int32:
@@ -23,23 +23,27 @@ def scale_of(plan: Plan, n: Int32) -> Int32:
 
 @cute.jit
 def load_scales(
-    plan: cutlass.Constexpr, scales: GroupScales, shared: cute.Pointer, barriers: tuple, vectors, walk: Walk, job: Job
+    plan: cutlass.Constexpr,
+    scales: GroupScales,
+    shared: cute.Pointer,
+    pipeline: Pipeline,
+    vectors,
+    tiles: Tiles,
 ):
     """Warps copy scales as in gemmill.gemm.producer, but in the weights' order.
 
     Where weights are columns of the tile, these are scales of its blocks. Beyond M and N they take the last valid scale.
     """
-    full, empty = barriers
     lanes = plan.copying_threads
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     g = plan.promotion_k
     last_group = (vectors.k + g - 1) // g - 1
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
-    stage, phase = Int32(0), Int32(1)
-    tile = job.first
-    while tile < walk.tiles():
-        at_x, at_y = tile_of(plan, walk, tile)
+    state = pipeline.producer_start()
+    tile = tiles.first(0)
+    while tiles.has(tile):
+        at_x, at_y = tiles.at(tile)
         at_m, at_n = (at_y, at_x) if plan.swap_ab else (at_x, at_y)
         m_first = at_m * plan.tile_m - rows_back(plan, at_m, vectors.m)
         for i in cutlass.range_constexpr(cute.size(a_at)):
@@ -52,10 +56,10 @@ def load_scales(
             b_at[i] = scales.b.toint() + 4 * (Int64(n) * scales.b_stride_n)
         group = Int32(0)
         cute.arch.griddepcontrol_wait()
-        for _ in cutlass.range(job.k_steps, unroll=1):
-            wait(empty + stage, phase)
+        for _ in cutlass.range(tiles.job.k_steps, unroll=1):
+            pipeline.producer_acquire(state)
             for p in cutlass.range_constexpr(plan.promotions):
-                target = shared + stage * plan.scales + p * (plan.scales // plan.promotions) + lane
+                target = shared + state.stage * plan.scales + p * (plan.scales // plan.promotions) + lane
                 a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
                 if group >= last_group:
                     a_step, b_step = Int64(0), Int64(0)
@@ -65,6 +69,6 @@ def load_scales(
                 copy_scales(a_at, a_step, size, target, lane, lanes, plan.a_scales)
                 copy_scales(b_at, b_step, size, target + plan.a_scales, lane, lanes, plan.b_scales)
                 group = group + 1
-            cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
-            stage, phase = advance(plan, (stage, phase))
-        tile = tile + job.step
+            pipeline.producer_commit(state)
+            state = pipeline.advance(state)
+        tile = tiles.after(tile, 1)

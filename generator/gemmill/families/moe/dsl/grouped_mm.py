@@ -1,8 +1,7 @@
 """D[m, n] = epilogue(A[m, k] B[e, n, k]) on Hopper, e being the expert of row m: one launch for all experts.
 
 Read in the order in which the machine works. First come `plan.py`, and here the call. Then follows what kernels of experts
-share (`expert_mm.py` of gemmill.gemm, and what it names). Last are `consumer.py`, the consumers' main loop (gemmill.gemm)
-and `rows.py`.
+share (`expert_mm.py` of gemmill.gemm, and what it names). Last is `rows.py`.
 """
 
 # mypy: ignore-errors
@@ -10,18 +9,20 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
-from cutlass.cute.nvgpu import warpgroup
 
 from gemmill.families.moe.config import GroupedConfig
-from gemmill.families.moe.dsl import consumer
+from gemmill.families.moe.dsl import rows
 from gemmill.families.moe.dsl.plan import Plan
+from gemmill.families.moe.dsl.rows import Kept
 from gemmill.families.moe.dsl.vectors import BiasedVectors
-from gemmill.gemm import epilogue, gather
+from gemmill.gemm import consumer, epilogue, gather
 from gemmill.gemm import expert_producer as producer
 from gemmill.gemm.elements import ELEMENT_OF
-from gemmill.gemm.expert_mm import ExpertMm, Operands
-from gemmill.gemm.experts import Experts, Vectors
+from gemmill.gemm.expert_mm import ExpertMm, Operands, Target
+from gemmill.gemm.experts import Experts, ExpertTiles, ExpertWorkTile, Vectors
+from gemmill.gemm.kernel import Tma, boxes_of_fragments
 from gemmill.gemm.limits import SLAB
+from gemmill.gemm.pipeline import GroupOrder, Pipeline
 
 
 class GroupedMm(ExpertMm):
@@ -77,7 +78,6 @@ class GroupedMm(ExpertMm):
         vectors = Vectors(of_call, b_scale_stride_expert)
         if cutlass.const_expr(self.plan.biased):
             vectors = BiasedVectors(of_call, b_scale_stride_expert, alpha)
-        lda, ldb, b_stride_expert = self.aligned(lda, ldb, b_stride_expert)
         ldd = cute.assume(ldd, divby=8)
         self.enqueue(
             Operands(a, b, d, lda, ldb, ldd, b_stride_expert, m, n, k, tokens, weights),
@@ -100,28 +100,32 @@ class GroupedMm(ExpertMm):
 
     def stored(self, x: Operands) -> tuple:
         """D as a tensor, the layout of its boxes in shared memory, and a box's shape."""
-        plan, kinds = self.plan, warpgroup.SmemLayoutAtomKind
+        plan = self.plan
         d_shape, d_stride = ((x.n, x.m), (1, x.ldd)) if plan.swap_ab else ((x.m, x.n), (x.ldd, 1))
-        along_x = {128: kinds.MN_SW128}
-        along_y = {128: kinds.K_SW128, 64: kinds.K_SW64, 32: kinds.K_SW32}
-        kind = along_x[2 * SLAB] if plan.swap_ab else along_y[2 * plan.store_columns]
-        shape = (SLAB, plan.store_columns, plan.store_buffers * plan.consumer_groups)
-        atom = warpgroup.make_smem_layout_atom(kind, self.out_type)
-        layout = cute.tile_to_shape(atom, shape, order=(1, 0, 2) if plan.swap_ab else (0, 1, 2))
-        return cute.make_tensor(x.d, cute.make_layout(d_shape, stride=d_stride)), layout, shape[:2]
+        tensor = cute.make_tensor(x.d, cute.make_layout(d_shape, stride=d_stride))
+        return tensor, boxes_of_fragments(plan, self.out_type), (SLAB, plan.store_columns)
 
-    def consume(self, storage, shared, barriers, output, tables, experts, tokens, ending, vectors, walk, job):
+    @cute.jit
+    def consume(
+        self,
+        shared: cutlass.Constexpr,
+        pipeline: Pipeline,
+        order: GroupOrder,
+        store: Tma,
+        tiles: ExpertTiles,
+        vectors,
+        ending,
+        target: Target,
+    ):
         """Each group multiplies and stores its part of every tile or, in pingpong, every second tile."""
-        del ending  # there is none
-        consumer.consume(
-            self.plan,
-            (*shared, storage.scales.data_ptr(), storage.vectors.data_ptr()),
-            barriers,
-            output,
-            tables,
-            experts,
-            tokens,
-            vectors,
-            walk,
-            job,
-        )
+        plan, place = self.plan, consumer.place_of()
+        loop = consumer.make_loop(plan, shared, pipeline, place)
+        to = consumer.boxes(plan, shared, store, place)
+
+        def end(work: ExpertWorkTile, held: tuple, phase: Int32):
+            kept = Kept(target.d, target.ldd, vectors.n, work.begin, work.end)
+            rows.store(plan, loop.sums, held, to, place, (work.x0, work.y0), kept)
+
+        consumer.consume(plan, loop, order, tiles, vectors, to, place, end)
+        if place[1] < 32:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
