@@ -11,7 +11,7 @@ import gemmill
 from gemmill.family import Row
 from gemmill.numerics.measured import Bind, Expected, Operands, Peer, as_they_are, results_of, through
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import model_ns
+from gemmill.runtime.choosing import model_ns
 from gemmill.runtime.variant_table import VariantTable
 from gemmill.tuner.peers import vllm_peer
 from gemmill.tuner.workloads import Workload

@@ -9,7 +9,8 @@ from pathlib import Path
 from gemmill.family import Row
 from gemmill.manifest import KernelEntry, Manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import model_ns, rejection, select
+from gemmill.runtime.choosing import model_ns, rejection
+from gemmill.runtime.select import select
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.tuner.heuristics import Tile

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmill.manifest import Manifest
-from gemmill.runtime.select import rejection
+from gemmill.runtime.choosing import rejection
 from gemmill.runtime.tuned import Machine
 from gemmill.tuner.candidates import BuildFacts, build_facts, field_of
 from gemmill.tuner.executors import LocalExecutor

@@ -24,9 +24,10 @@ from gemmill.families.kv_cache.tuning import TUNING
 from gemmill.family import Row, ShapedCall
 from gemmill.numerics.measured import results_of
 from gemmill.runtime import checks, operands
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.select import select
 from gemmill.space.names import parse_name, symbol_of, to_name
 from gemmill.tuner.workloads import workload_of
 from gemmill.vocab import Arch, DType
@@ -222,10 +223,10 @@ def test_blackwell_has_the_kernels_that_fit_its_shared_memory() -> None:
 
 
 def test_a_kernel_without_room_is_no_build_away() -> None:
-    build = SimpleNamespace(build_id="0123456789ab", manifest=SimpleNamespace(arch="sm120f"))
+    manifest = SimpleNamespace(build_id="0123456789ab", arch="sm120f")
     op = BY_NAME["kv_compress"]
     call = operands.of_arguments(op, CompressCase(tokens=3, format="k_eden4_v_eden4", head_dim=512).arguments("cpu"))
-    assert SERVING.lacks(build, op, call, None) == (
+    assert SERVING.lacks(manifest, op, call, None) == (
         "build 0123456789ab lacks a variant for such calls, and none can be built: kernels of 512 elements take up to 146432 "
         "bytes of shared memory, a block of sm120f has 101376; call kv_compress_keys and kv_compress_values"
     )

@@ -7,7 +7,7 @@ import pytest
 
 from gemmill.families.scaled_mm.model import FITTED, terms_of, time_ns
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import rejection
+from gemmill.runtime.choosing import rejection
 from gemmill.space.names import to_name
 from gemmill.space.selections import select
 from gemms import Op, gemm

@@ -11,10 +11,10 @@ import pytest
 from gemmill.families.scaled_mm.classes import Need
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.runtime import misses, ops
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import MOST_NOTED, Notes
 from gemmill.runtime.select import Noted as Choice
-from gemmill.runtime.select import Trust
 from gemmill.tuner.shapes import read_misses, read_shapes
 from gemms import Op, gemm
 

@@ -7,7 +7,8 @@ import pytest
 from gemmill.doctor.extension import examine_tables
 from gemmill.doctor.finding import State
 from gemmill.runtime import notices, tuned
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.choosing import Trust
+from gemmill.runtime.select import select
 from gemmill.runtime.table_file import Quarantined, Source, TableRow, make_table, merge, read_table, table_text
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.runtime.variant_table import make_variant_table as make_rows

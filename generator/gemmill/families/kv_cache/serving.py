@@ -16,10 +16,10 @@ from gemmill.families.kv_cache.reference.vectors import decompress
 from gemmill.families.kv_cache.selections import is_served
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
+from gemmill.manifest import Manifest
 from gemmill.runtime import checks
-from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
-from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.runtime.serving import Result, Serving, lacks_one
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
@@ -27,22 +27,18 @@ _INSTEAD = {Kind.COMPRESS: "call kv_compress_keys and kv_compress_values"}
 """The way around a kernel that an architecture has no room for."""
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    judged, arch = checks.check(op, call), Arch(build.manifest.arch)
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
+    judged, arch = checks.check(op, call), Arch(manifest.arch)
     kind, head_dim = list(Kind)[judged["kind"]], judged["head_dim"]
     if (needed := shared_memory(kind, head_dim)) > arch.shared_memory_bytes:
         instead = _INSTEAD.get(kind, "restore the vectors, then attend")
         return (
-            f"build {build.build_id} lacks a variant for such calls, and none can be built: kernels of {head_dim} elements take "
+            f"build {manifest.build_id} lacks a variant for such calls, and none can be built: kernels of {head_dim} elements take "
             f"up to {needed} bytes of shared memory, a block of {arch} has {arch.shared_memory_bytes}; {instead}"
         )
     wanted = config_of(judged, arch)
     selection = "default" if is_served(wanted) else "sweep"
-    return (
-        f"build {build.build_id} lacks {to_name(wanted)}, the variant for such calls, among its "
-        f"{count_of_variants(len(build.table.families.get(kv_cache.NAME, ())))} of compressed caches; "
-        f"`gemmill build --arch {build.manifest.arch} --select {selection}` builds it"
-    )
+    return lacks_one(manifest, kv_cache.NAME, to_name(wanted), kernels="compressed caches", selection=selection)
 
 
 def _results(call: Judged, given: Given) -> Iterator[Result]:

@@ -14,8 +14,9 @@ from gemmill.family import ShapedCall
 from gemmill.locations import kernels_dir
 from gemmill.numerics.recording import record
 from gemmill.runtime import checks, operands
+from gemmill.runtime.choosing import model_ns
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.runtime.select import model_ns, select
+from gemmill.runtime.select import select
 from gemmill.wheel.reproducer import read_arguments
 
 pytestmark = pytest.mark.compile
