@@ -12,7 +12,7 @@ import gemmill
 from gemmill.families.moe import NAME
 from gemmill.families.moe.bounds import packed_tolerance, tolerance
 from gemmill.families.moe.reference import exact_mm, packed_exact_mm, unpacked
-from gemmill.families.moe.sweep import SWEEP, Op
+from gemmill.families.moe.sweep import SWEEP, MeasuredOp
 from gemmill.runtime.library import Build
 from harness.contenders import WrongResult, classes_served
 from harness.statistics import Sample
@@ -105,13 +105,13 @@ class MoePeer(_Timed):
 
 
 CLASS_OF = {
-    "fp8": Op.FP8,
-    "fp8_groups": Op.FP8_GROUPS,
-    "fp8_groups_32": Op.FP8_GROUPS_32,
-    "bf16": Op.BF16,
-    "nvfp4": Op.NVFP4_BF16,
-    "mxfp4": Op.MXFP4_BF16,
-    "mxfp4_fp8": Op.MXFP4_FP8,
+    "fp8": MeasuredOp.FP8,
+    "fp8_groups": MeasuredOp.FP8_GROUPS,
+    "fp8_groups_32": MeasuredOp.FP8_GROUPS_32,
+    "bf16": MeasuredOp.BF16,
+    "nvfp4": MeasuredOp.NVFP4_BF16,
+    "mxfp4": MeasuredOp.MXFP4_BF16,
+    "mxfp4_fp8": MeasuredOp.MXFP4_FP8,
 }
 """The measured class of each kind of workload."""
 

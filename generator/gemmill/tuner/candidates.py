@@ -48,7 +48,7 @@ def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozense
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class Shortlist:
     """The candidates of one workload."""
 
     candidates: tuple[Candidate, ...]
@@ -56,7 +56,7 @@ class Field:
     """The first build's choice of today."""
 
 
-def field_of(
+def shortlist_of(
     workload: Workload,
     builds: Sequence[BuildFacts],
     sm_count: int,
@@ -66,7 +66,7 @@ def field_of(
     *,
     vllm: bool = False,
     orders: bool = False,
-) -> Field:
+) -> Shortlist:
     """Up to `most` variants, the most promising first, those of the tiles that a second opinion advises among them.
     Then the peers that take the workload, torch's own and vLLM's library on request.
 
@@ -95,7 +95,7 @@ def field_of(
     beside = [peer.name for peer in (peers_of(workload.family) if peers else ()) if peer.takes(workload)]
     if vllm and vllm_takes(workload):
         beside.append(VLLM)
-    return Field(
+    return Shortlist(
         candidates=(*(named[name] for name in chosen), *(Candidate(name=name, build=PEER) for name in beside)),
         present=present.name if present is not None else None,
     )

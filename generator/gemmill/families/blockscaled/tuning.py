@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from gemmill.families.blockscaled.classes import CLASSES
 from gemmill.families.blockscaled.config import AnyConfig, FewConfig, ManyConfig, PairConfig
 from gemmill.families.blockscaled.design import FewLoop, ManyLoop
-from gemmill.families.blockscaled.model import Facts, model_ns, refuses
+from gemmill.families.blockscaled.model import RowFacts, model_ns, refuses
 from gemmill.families.blockscaled.order import order_of
 from gemmill.families.blockscaled.pairs import CODE_PAIRS, SPREAD_PAIRS
 from gemmill.families.blockscaled.shaped_call import SPREAD_BYTES
 from gemmill.families.blockscaled.steps import step_of
-from gemmill.families.blockscaled.sweep import SWEEP, Op
+from gemmill.families.blockscaled.sweep import SWEEP, MeasuredOp
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.vocab import Arch, Format
@@ -24,9 +24,9 @@ def _bits(format: Format) -> int:
     return int(128 * format.bytes_per_value)
 
 
-def _facts(config: AnyConfig) -> Facts:
+def _facts(config: AnyConfig) -> RowFacts:
     pair, step = config.pair, step_of(config)
-    return Facts(
+    return RowFacts(
         splits=config.splits,
         tile_m=config.design.tile_mn[0],
         tile_n=config.design.tile_mn[1],
@@ -78,7 +78,7 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
     )
 
 
-_MEASURED = {op.number: op.value for op in Op}
+_MEASURED = {op.number: op.value for op in MeasuredOp}
 
 
 def _measured_as(call: ShapedCall) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import STREAMED_TILES, AnyConfig, PackedExpertsConfig
-from gemmill.families.fused_moe.model import Facts, model_ns
+from gemmill.families.fused_moe.model import RowFacts, model_ns
 from gemmill.families.fused_moe.order import order_of
 from gemmill.family import Needs, Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
@@ -41,7 +41,7 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         most=MOST_OF_TMA,
         alignments=(TMA_BYTES,) * 3,
         least=(0, 0, 0, 0),
-        facts=Facts(
+        facts=RowFacts(
             tile_tokens=config.tile_tokens,
             bits=config.dtype.bits if config.format is None else config.format.code.bits,
             tile_ps=0 if config.apart else _tile_ps(config),

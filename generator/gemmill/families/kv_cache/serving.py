@@ -6,7 +6,7 @@ import torch
 
 from gemmill.families import kv_cache
 from gemmill.families.kv_cache.call import config_of, shaped_call_of, sides_of, spec_of, stays_rotated
-from gemmill.families.kv_cache.config import Kind, shared_memory
+from gemmill.families.kv_cache.config import KernelKind, shared_memory
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
 from gemmill.families.kv_cache.reference.attention import decode_attention
@@ -23,13 +23,13 @@ from gemmill.runtime.serving import Result, Serving, lacks_one
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
-_INSTEAD = {Kind.COMPRESS: "call kv_compress_keys and kv_compress_values"}
+_INSTEAD = {KernelKind.COMPRESS: "call kv_compress_keys and kv_compress_values"}
 """The way around a kernel that an architecture has no room for."""
 
 
 def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
     judged, arch = checks.check(op, call), Arch(manifest.arch)
-    kind, head_dim = list(Kind)[judged["kind"]], judged["head_dim"]
+    kind, head_dim = list(KernelKind)[judged["kind"]], judged["head_dim"]
     if (needed := shared_memory(kind, head_dim)) > arch.shared_memory_bytes:
         instead = _INSTEAD.get(kind, "restore the vectors, then attend")
         return (
@@ -43,7 +43,7 @@ def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
 
 def _results(call: Judged, given: Given) -> Iterator[Result]:
     if call["works"]:
-        yield from _COMPUTE[list(Kind)[call["kind"]]](call, given)
+        yield from _COMPUTE[list(KernelKind)[call["kind"]]](call, given)
 
 
 def _hadamard(call: Judged, given: Given) -> Iterator[Result]:
@@ -108,13 +108,13 @@ def attended(call: Judged, given: Given) -> Result:
 
 
 _COMPUTE = {
-    Kind.HADAMARD: _hadamard,
-    Kind.COMPRESS: _compress,
-    Kind.DECODE: _decode,
-    Kind.DECOMPRESS: _decompress,
-    Kind.PACK: pack,
-    Kind.UNPACK: unpack,
-    Kind.SCORES: scores,
-    Kind.ATTEND: attention,
+    KernelKind.HADAMARD: _hadamard,
+    KernelKind.COMPRESS: _compress,
+    KernelKind.DECODE: _decode,
+    KernelKind.DECOMPRESS: _decompress,
+    KernelKind.PACK: pack,
+    KernelKind.UNPACK: unpack,
+    KernelKind.SCORES: scores,
+    KernelKind.ATTEND: attention,
 }
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gemmill.families.sparse_mm.classes import CLASSES, classes_of
 from gemmill.families.sparse_mm.config import SparseConfig
-from gemmill.families.sparse_mm.model import Facts, model_ns
+from gemmill.families.sparse_mm.model import RowFacts, model_ns
 from gemmill.family import Reach, Row, Tuning
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.gemm.order import order_of_loop
@@ -21,14 +21,14 @@ _LOADED = 200
 """Bytes that one multiprocessor loads in a nanosecond."""
 
 
-def _facts(c: SparseConfig) -> Facts:
+def _facts(c: SparseConfig) -> RowFacts:
     bits = c.operand_dtype.bits
     tile_n, tile_m, _ = c.design.tile_shape_mnk
     cluster_n, cluster_m, _ = c.design.cluster_shape_mnk
     products = tile_m * tile_n * _STEP * bits // 8
     # CTAs along N share tiles of a, those along M tiles of weights; the next CTA's loads pass by the same L2.
     loaded = (tile_m // cluster_n * bits + tile_n // cluster_m * (bits // 2 + 1)) * _STEP // 8
-    return Facts(
+    return RowFacts(
         raster_order=_RASTER_CODES[c.raster_order],
         swizzle=c.swizzle,
         tile_m=tile_m,

@@ -22,7 +22,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     is_common,
     of_packed_config,
 )
-from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, Kind, KvCacheConfig, Slots, format_of
+from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, KernelKind, KvCacheConfig, Slots, format_of
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
 from gemmill.families.kv_cache.packed_ops import MOST_SLOT_ROWS
@@ -234,11 +234,11 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
     if config.kind in OF_ANY_FORMAT:
         yield from of_packed_config(config)
     match config.kind:
-        case Kind.HADAMARD:
+        case KernelKind.HADAMARD:
             for rows, padding in ((1, 0), (7, 8), (64, 3), (65, 0), (1027, 1), (0, 0), (70_000, 16)):
                 yield HadamardCase(rows=rows, columns=x.head_dim, dtype=x.dtype, padding=padding)
-        case Kind.COMPRESS | Kind.DECOMPRESS:
-            kind_of_case = CompressCase if config.kind is Kind.COMPRESS else DecompressCase
+        case KernelKind.COMPRESS | KernelKind.DECOMPRESS:
+            kind_of_case = CompressCase if config.kind is KernelKind.COMPRESS else DecompressCase
             for tokens, heads, page, padding, method in (
                 (1, 1, 16, 0, Method.EDEN),
                 (9, 3, 32, 8, Method.EDEN),
@@ -255,7 +255,7 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
                     is_odd=tokens > 16,
                     **common,
                 )
-            if config.kind is Kind.COMPRESS:
+            if config.kind is KernelKind.COMPRESS:
                 for rotated_keys, rotated_values in ((True, True), (False, True)):
                     yield CompressCase(
                         tokens=35,
@@ -267,7 +267,7 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
                         rotated_values=rotated_values,
                         **common,
                     )
-        case Kind.DECODE:
+        case KernelKind.DECODE:
             common["format"] = _eden(config)
             for page, sizes in zip(cycle(PAGE_SIZES), _attended()):
                 yield DecodeCase(page=page, **common, **sizes)
@@ -300,14 +300,14 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
     lengths: tuple[int, ...] = (70,)
     if config.attends and "sequences" in sizes:
         count, lengths = 1, tuple(1 + 97 * i % 640 for i in range(sizes["sequences"]))
-    if config.kind is Kind.HADAMARD:
+    if config.kind is KernelKind.HADAMARD:
         return HadamardCase(rows=count, columns=x.head_dim, dtype=x.dtype)
     if config.kind in OF_ANY_FORMAT:
         return _sized_packed(config, count, lengths)
     common = common_of(config) | {"format": _eden(config)}
-    if config.kind is Kind.COMPRESS:
+    if config.kind is KernelKind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
-    if config.kind is Kind.DECOMPRESS:
+    if config.kind is KernelKind.DECOMPRESS:
         return DecompressCase(tokens=count, **common, kv_heads=2)
     return DecodeCase(rows=count, **common, lengths=lengths, heads=2, kv_heads=1)
 
@@ -315,11 +315,11 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
 def _sized_packed(config: KvCacheConfig, count: int, lengths: tuple[int, ...]) -> MadeCall:
     common = common_of(config)
     match config.kind:
-        case Kind.PACK:
+        case KernelKind.PACK:
             return PackCase(tokens=count, format="eden4", heads=2, **common)
-        case Kind.UNPACK:
+        case KernelKind.UNPACK:
             return UnpackCase(tokens=count, format="eden4", heads=2, **common)
-        case Kind.SCORES:
+        case KernelKind.SCORES:
             return ScoresCase(length=70, rows=count, heads=2, kv_heads=1, **common)
         case _:
             if config.operands.slots is not Slots.ANY:
