@@ -108,7 +108,6 @@ CASES = Cases(
     asked=asked,
     drawn=drawn,
     judge=ToyJudge,
-    counts_are_final=True,
     is_lacking=lambda call, text: False,
     ranges=ranges,
 )

@@ -124,10 +124,10 @@ class Cases:
     """A random call that an op must take."""
     judge: Callable[[LegalCall, Memory, Tensor], Judge]
     """The judge of a call, of its memory, and of a copy of that memory's bytes from before the call."""
-    counts_are_final: bool
-    """Whether all that a judge counts as wrong is wrong. Else `report` has the last word."""
     is_lacking: Callable[[LegalCall, str], bool]
     """Whether the text of a refusal says that the build has no variant for a call, and it has none."""
+    counts_are_final: bool = True
+    """Whether all that a judge counts as wrong is wrong. Else `report` has the last word."""
     limits: Callable[[str, Mapping[str, Any]], Mapping[str, Tensor]] | None = None
     """The distance by which each element of a right kernel's result may be from the reference's, of an op and its
     arguments by name.

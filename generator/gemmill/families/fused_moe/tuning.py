@@ -1,12 +1,13 @@
 """How a call comes to one of the kernels that take it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import STREAMED_TILES, AnyConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.model import RowFacts, model_ns
 from gemmill.families.fused_moe.order import order_of
-from gemmill.family import Needs, Reach, Row, Tuning
+from gemmill.family import Needs, Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 
 _TILE_PS = {8: 290, 16: 400, 32: 706}
@@ -61,7 +62,8 @@ def _needs(config: AnyConfig) -> Needs | None:
     return Needs(family="moe", config=needed | {"gathers": (False,), "biased": False})
 
 
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=("pairs", "inner", "hidden", "experts"),
     result=("pairs", "hidden"),
     aligned=("x", "w13", "w2"),
@@ -73,8 +75,6 @@ TUNING = Tuning(
     order=order_of,
     across={"pairs": (1, 8, 64, 512, 4096, 32768)},
     one_slice=1.0,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     model_ns=model_ns,
     offers=lambda config: {CLASSES.number(config): (config,)},
 )

@@ -1,13 +1,14 @@
 """The choice among the gated GEMMs that take a call."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import AnyConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.facts import Facts as KernelFacts
 from gemmill.families.gated_mm.model import RowFacts, model_ns
 from gemmill.families.gated_mm.order import order_of
-from gemmill.family import Reach, Row, Tuning
+from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.gemm.expert_rows import gathering_ns
 
@@ -62,7 +63,8 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         )
 
 
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=("m", "n", "k", "experts"),
     result=("m", "n"),
     aligned=("a", "b", "out"),
@@ -71,8 +73,6 @@ TUNING = Tuning(
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,
     order=order_of,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     model_ns=model_ns,
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
 )

@@ -6,8 +6,8 @@ from dataclasses import replace
 from gemmill.families.kv_cache.classes import CLASSES, class_of_config
 from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, KernelKind, KvCacheConfig, Slots, offered_slots
 from gemmill.families.kv_cache.model import RowFacts, model_ns
-from gemmill.families.kv_cache.sweep import SWEEP, MeasuredOp
-from gemmill.family import ALONE, Order, Reach, Row, ShapedCall, Tuning
+from gemmill.families.kv_cache.sweep import SWEEP
+from gemmill.family import ALONE, Order, Reach, Row
 from gemmill.vocab import DType
 
 _MOST = 2**62
@@ -115,15 +115,8 @@ def _order(config: KvCacheConfig) -> Order | None:
 
 
 _SIZES = ("batch", "rows", "heads", "kv_heads", "length")
-_MEASURED = {op.number: op.value for op in MeasuredOp}
-
-
-def _measured_as(call: ShapedCall) -> str | None:
-    """The name of the class by which tables know a call; None for a class without measurements."""
-    return _MEASURED.get(call.call_class)
-
-
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=_SIZES,
     result=("batch", "rows", "heads"),
     near=("batch", "rows", "heads", "kv_heads"),
@@ -133,10 +126,8 @@ TUNING = Tuning(
     order=_order,
     across={"batch": (1, 8, 64), "length": (1024, 8192, 65536)},
     one_slice=1.0,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     model_ns=model_ns,
     offers=lambda config: {class_of_config(config): (config,)},
-    measured_as=_measured_as,
+    measured_as=SWEEP.measured_as,
     sweep=SWEEP,
 )

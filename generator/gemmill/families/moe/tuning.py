@@ -1,14 +1,15 @@
 """How a call comes to one of the kernels that take it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.moe.classes import CLASSES, classes_of
 from gemmill.families.moe.config import AnyConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts as KernelFacts
 from gemmill.families.moe.model import RowFacts, model_ns, refuses
 from gemmill.families.moe.order import order_of
-from gemmill.families.moe.sweep import SWEEP, MeasuredOp
-from gemmill.family import Reach, Row, ShapedCall, Tuning
+from gemmill.families.moe.sweep import SWEEP
+from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.formats.layout import SIDE
 from gemmill.gemm.expert_rows import gathering_ns
@@ -105,15 +106,8 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         )
 
 
-_MEASURED = {op.number: op.value for op in MeasuredOp}
-
-
-def _measured_as(call: ShapedCall) -> str | None:
-    """The class by which tables know a call."""
-    return _MEASURED.get(call.call_class)
-
-
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=("m", "n", "k", "experts"),
     result=("m", "n"),
     aligned=("a", "b", "out"),
@@ -122,11 +116,9 @@ TUNING = Tuning(
     reach=Reach(few=8, many=512, endless=16384, ratio=2, distance=0.1),
     rows=_rows,
     order=order_of,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     refuses=refuses,
     model_ns=model_ns,
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
-    measured_as=_measured_as,
+    measured_as=SWEEP.measured_as,
     sweep=SWEEP,
 )

@@ -51,8 +51,28 @@ class HadamardCase(MadeCall):
         return [out[:, : self.columns], x, self.columns**-0.5]
 
 
+class OfPages(MadeCall):
+    """A call whose cache has pages of heads."""
+
+    format: str
+    head_dim: int
+    kv_heads: int
+    page: int
+
+    @property
+    def spec(self) -> CacheSpec:
+        """The spec of the cache."""
+        return CacheSpec(
+            format=format_of(*FORMATS[self.format]),
+            head_dim=self.head_dim,
+            kv_heads=self.kv_heads,
+            page_size=self.page,
+            seed=SEED,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class CompressCase(MadeCall):
+class CompressCase(OfPages):
     """A call that stores keys and values of tokens."""
 
     tokens: int
@@ -73,17 +93,6 @@ class CompressCase(MadeCall):
     them.
     """
     schema = COMPRESS
-
-    @property
-    def spec(self) -> CacheSpec:
-        """The spec of the cache."""
-        return CacheSpec(
-            format=format_of(*FORMATS[self.format]),
-            head_dim=self.head_dim,
-            kv_heads=self.kv_heads,
-            page_size=self.page,
-            seed=SEED,
-        )
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Arguments of normally distributed data, with slots in any order."""
@@ -135,7 +144,7 @@ class DecompressCase(CompressCase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeCase(MadeCall):
+class DecodeCase(OfPages):
     """A call whose queries attend over a cache."""
 
     lengths: Sequence[int]
@@ -156,17 +165,6 @@ class DecodeCase(MadeCall):
     stays_rotated: bool = False
     """Whether the output stays rotated."""
     schema = DECODE
-
-    @property
-    def spec(self) -> CacheSpec:
-        """The spec of the cache."""
-        return CacheSpec(
-            format=format_of(*FORMATS[self.format]),
-            head_dim=self.head_dim,
-            kv_heads=self.kv_heads,
-            page_size=self.page,
-            seed=SEED,
-        )
 
     @property
     def seed(self) -> int:
