@@ -13,10 +13,10 @@ from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 _TILE_PS = {8: 290, 16: 400, 32: 706}
 """Picoseconds for 1,024 bytes of weights, by a tile's rows.
 
-Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs/notes/experts.md).
+Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs/notes/fused_moe.md).
 """
 _STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
-"""The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/experts.md)."""
+"""The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/fused_moe.md)."""
 _BEGIN_NS, _SHARED_BEGIN_NS, _WARPS_BEGIN_NS = 12000, 10800, 17000
 """Nanoseconds of three launches of few tiles. Two CTAs share streamed tiles of 8 rows, so more multiprocessors read."""
 
