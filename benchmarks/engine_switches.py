@@ -29,7 +29,7 @@ from harness import devices
 from harness.written import write_json
 from served.agreement import agreement, among_others
 from served.side import SUBJECT, EngineError, Side
-from served.tiny import KINDS, LORA_RANK, Kind, adapter, written
+from served.tiny import KINDS, LORA_RANK, LayerKind, adapter, written
 
 ENGINE = "engine"
 SWITCHES = {
@@ -57,7 +57,7 @@ CHUNK = 256
 Json = dict[str, Any]
 
 
-def arguments(kind: Kind, folder: Path, options: argparse.Namespace, switches: Sequence[str]) -> Json:
+def arguments(kind: LayerKind, folder: Path, options: argparse.Namespace, switches: Sequence[str]) -> Json:
     """Arguments of vLLM's LLM for one engine of a pair."""
     mixed, invariant = switches == MIXED, switches == INVARIANT
     used: Json = {"enable_sleep_mode": True}
@@ -88,7 +88,7 @@ class Pair:
     """vLLM alone and vLLM with the plugin, with the same switches. Both start at once."""
 
     def __init__(
-        self, kind: Kind, folder: Path, options: argparse.Namespace, switches: Sequence[str], stack: ExitStack
+        self, kind: LayerKind, folder: Path, options: argparse.Namespace, switches: Sequence[str], stack: ExitStack
     ) -> None:
         """`folder` holds the checkpoints; the stack ends the engines."""
         self.name = next(name for name, tried in PAIRS.items() if tried == switches)

@@ -21,7 +21,7 @@ import torch
 
 import gemmill
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.locations import runtime_tables_dir
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
@@ -48,7 +48,7 @@ def drawn(count: int, seed: int) -> list[Workload]:
     of_class: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
     for path in sorted(runtime_tables_dir().glob("*.json*")):
         for row in read_table(path).rows:
-            if row.op in list(Op):
+            if row.op in list(MeasuredOp):
                 of_class[row.op].add((row.sizes["m"], row.sizes["n"], row.sizes["k"]))
     found = []
     for name in sorted(of_class):
@@ -56,7 +56,7 @@ def drawn(count: int, seed: int) -> list[Workload]:
         dice = random.Random(f"{seed} {name}")
         for i, (m, n, k) in enumerate(dice.sample(shapes, min(count, len(shapes)))):
             rows = max(1, round(m * dice.uniform(0.6, 1))) if i % 2 else m
-            found.append(gemm(op=Op(name), m=rows, n=n, k=k))
+            found.append(gemm(op=MeasuredOp(name), m=rows, n=n, k=k))
     return sorted(found, key=lambda workload: random.Random(f"{seed} {workload}").random())
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.runtime.library import Build
 from gemmill.space.filters import FilterError, apply
@@ -43,7 +43,7 @@ from gemmill.vocab import Arch
 from harness import devices
 from harness.contenders import SM_COUNT, FieldError, LocalContender
 from harness.drawing import classes_of, drawings, drawn, held_weights, ladders, table_rows
-from harness.field import Field, make_field
+from harness.field import Contest, make_field
 from harness.lines import Lines, LinesError
 from harness.measuring import Measurement, measure
 from harness.results import SCHEMA_VERSION, SUBJECT, sample_record
@@ -70,7 +70,7 @@ DRY_ROTATED_BYTES = 4096
 class Judge:
     """State of a run."""
 
-    field: Field
+    field: Contest
     variants: Variants
     maker: Any
     """Makes operands of a workload."""
@@ -127,7 +127,7 @@ def choice_of(build: Build | None, workload: Workload) -> tuple[str | None, str]
 
 
 def shape_record(
-    found: Measurement, quick: Sieved, choice: str | None, trust: str, finalists: Sequence[str], field: Field
+    found: Measurement, quick: Sieved, choice: str | None, trust: str, finalists: Sequence[str], field: Contest
 ) -> dict[str, Any]:
     """A shape's row: the ratio to the best peer, the regret against the fastest variant, and all times."""
     samples, workload = found.samples, found.workload
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(note, file=sys.stderr)
     notes = [*judge.field.notes]
     if options.deep_gemm and not options.dry_run and options.limit_s > 0:
-        waiting = [p for p in shapes if p.op == Op.FP8_GROUPS and lines.waits(str(p))]
+        waiting = [p for p in shapes if p.op == MeasuredOp.FP8_GROUPS and lines.waits(str(p))]
         notes += [compiled_ahead(options.deep_gemm, waiting, options.jobs, COMPILE_LIMIT_S)] if waiting else []
         print("\n".join(notes[-1:]), flush=True)
     started = now()

@@ -30,7 +30,7 @@ from gemmill.writing import write_whole
 from harness import devices
 from harness.backends import backends_record, backends_text
 from harness.contenders import FieldError
-from harness.field import Field, make_field
+from harness.field import Contest, make_field
 from harness.measuring import Measurement, measure
 from harness.plot import drawn
 from harness.results import (
@@ -145,7 +145,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def warm_up(field: Field, maker: object, timer: Timer, workload: Workload, dry: bool) -> float:
+def warm_up(field: Contest, maker: object, timer: Timer, workload: Workload, dry: bool) -> float:
     """Bring the clocks to where they stay; returns the seconds that took."""
     operands = maker.make(workload if dry else field.benchmark.warm_workload(workload))
     return timer.settle(field.subject.call(operands, 0))
@@ -163,7 +163,7 @@ def copy_bandwidth(timer: Timer, device: torch.device, elements: int) -> float:
     return 2 * a.numel() * a.element_size() / min(times) / 1e3
 
 
-def host_times(field: Field, maker: object, timer: Timer, kinds: Sequence[str]) -> dict[str, dict]:
+def host_times(field: Contest, maker: object, timer: Timer, kinds: Sequence[str]) -> dict[str, dict]:
     """Host time of one call of a small workload, by kind and contender."""
     times: dict[str, dict] = {}
     for kind in kinds:
@@ -181,7 +181,7 @@ def host_times(field: Field, maker: object, timer: Timer, kinds: Sequence[str]) 
 
 
 def measure_all(
-    workloads: Sequence[Workload], field: Field, maker: object, timer: Timer, method: Rounds, limit_seconds: float
+    workloads: Sequence[Workload], field: Contest, maker: object, timer: Timer, method: Rounds, limit_seconds: float
 ) -> tuple[list[Measurement], list[Workload]]:
     """Measurements, and the workloads that the time did not suffice for."""
     start, measurements = time.perf_counter(), []
@@ -199,7 +199,7 @@ def measure_all(
     return measurements, []
 
 
-def method_record(method: Rounds, field: Field) -> dict[str, object]:
+def method_record(method: Rounds, field: Contest) -> dict[str, object]:
     """How the times were taken, for the reader of the JSON."""
     return {
         "rounds": method.rounds,
@@ -219,7 +219,7 @@ def result_stem(family: str, record: dict) -> str:
     return f"{family}-{record['kind']}-{gpu}-{record['date'][:10]}"
 
 
-def report_comparison(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:
+def report_comparison(record: dict, measurements: list[Measurement], field: Contest, path: Path) -> None:
     """Write and print a comparison."""
     names = [contender.name for contender in field.all]
     rows = [row_record(found, field.peers, record["copy_gbps"]) for found in measurements]
@@ -235,7 +235,7 @@ def report_comparison(record: dict, measurements: list[Measurement], field: Fiel
     print(f"written: {path}.json" + (" and .svg" if svg else ""))
 
 
-def report_sweep(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:
+def report_sweep(record: dict, measurements: list[Measurement], field: Contest, path: Path) -> None:
     """Write and print a sweep."""
     peers = [contender.name for contender in field.peers if contender.complete]
     write_json(record | sweep_record(measurements), path.with_name(f"{path.name}.json"), indent=None)
@@ -243,7 +243,7 @@ def report_sweep(record: dict, measurements: list[Measurement], field: Field, pa
     print(f"written: {path}.json")
 
 
-def report_backends(record: dict, measurements: list[Measurement], field: Field, path: Path) -> None:
+def report_backends(record: dict, measurements: list[Measurement], field: Contest, path: Path) -> None:
     """Write and print the figures of each code generator."""
     compared = backends_record(measurements, [variant.name for variant in field.variants])
     write_json(record | compared | sweep_record(measurements), path.with_name(f"{path.name}.json"), indent=None)

@@ -28,12 +28,12 @@ from gemmill.runtime.library import Build
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.device import Monitor, driver_version, now
 from gemmill.tuner.journal import Entry, Journal, JournalError
-from gemmill.tuner.measure import Outcome
+from gemmill.tuner.measure import TaskOutcome
 from gemmill.tuner.workloads import Workload, tiny
 from harness import devices
 from harness.contenders import FieldError, LocalContender
 from harness.drawing import classes_of, designed, drawings
-from harness.field import Field, make_field
+from harness.field import Contest, make_field
 from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Variants, sieved
 from harness.timers import of_this_gpu
 from judge import FAMILY, RESULTS, choice_of
@@ -47,7 +47,7 @@ PROGRESS_S = 10.0
 class Sampler:
     """State of a run."""
 
-    field: Field
+    field: Contest
     variants: Variants
     maker: Any
     """Makes operands of a workload."""
@@ -56,14 +56,14 @@ class Sampler:
     all_every: int
     """Of so many shapes, one is timed with all variants; 0 for none."""
 
-    def sample(self, workload: Workload, number: int) -> tuple[Outcome, str | None]:
+    def sample(self, workload: Workload, number: int) -> tuple[TaskOutcome, str | None]:
         """Time a shape, the `number`th of all. Returns the outcome and today's choice."""
         begun = time.perf_counter()
         choice = choice_of(self.field.loaded, workload)[0]
         whole = self.all_every > 0 and number % self.all_every == 0
         sieve = replace(self.sieve, best=None) if whole else self.sieve
         found = sieved(self.maker.make(workload), self.variants, self.quick, sieve, [choice] if choice else [])
-        outcome = Outcome(
+        outcome = TaskOutcome(
             workload=workload,
             rounds_us=found.rounds_us,
             findings={name: Finding(fault=Fault.REFUSED, detail=text) for name, text in found.failures.items()},

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.family.declaration import Config, Family, Kernels
-from gemmill.family.schema import Kind
+from gemmill.family.schema import ArgumentKind
 from gemmill.vocab import Arch, Compiler
 
 _SUFFIX_OF = {Compiler.NVCC: ".cu", Compiler.CUTEDSL: ".py"}
@@ -56,7 +56,7 @@ def examine_binding(family: Family, kernels: Path) -> None:
         given = {
             role
             for role, parameter in zip(op.role_of, op.schema.parameters, strict=True)
-            if parameter.kind is Kind.TENSOR
+            if parameter.kind is ArgumentKind.TENSOR
         }
         if unread := sorted({*given, *op.returned} - set(tensors)):
             raise ValueError(

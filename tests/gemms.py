@@ -1,9 +1,9 @@
 """Measured classes of the GEMMs at sizes."""
 
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.tuner.workloads import Workload, workload_of
 
-__all__ = ["Op", "Workload", "gemm"]
+__all__ = ["MeasuredOp", "Workload", "gemm"]
 
 
 def gemm(*, op: str, m: int, n: int, k: int) -> Workload:

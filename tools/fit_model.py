@@ -25,7 +25,7 @@ import numpy as np
 from table_loss import SM_COUNT, Times, read, row_of
 
 from gemmill.families.scaled_mm import NAME
-from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, Facts, Terms, terms_of, time_ns
+from gemmill.families.scaled_mm.model import FITTED, Arithmetic, Constants, RowFacts, Terms, terms_of, time_ns
 from gemmill.space.names import parse_name
 from gemmill.tuner.workloads import Workload
 
@@ -80,7 +80,7 @@ def samples_of(times: Times) -> Samples:
     return Samples(
         workloads=tuple(kept),
         starts=np.concatenate([[0], np.cumsum(counts)[:-1]]),
-        terms=Terms(*arrays[0], Facts(*arrays[1])),
+        terms=Terms(*arrays[0], RowFacts(*arrays[1])),
         us=np.array([t for _, _, t in rows]),
         names=tuple(name for _, name, _ in rows),
     )

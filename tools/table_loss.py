@@ -20,7 +20,7 @@ from typing import TypedDict
 
 from gemmill.families.scaled_mm.sweep import SWEEP
 from gemmill.family import Row
-from gemmill.runtime.select import model_ns
+from gemmill.runtime.choosing import model_ns
 from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection, select

@@ -11,7 +11,7 @@ import gemmill
 from gemmill.family import Row
 from gemmill.numerics.measured import Bind, Expected, Operands, Peer, as_they_are, results_of, through
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import model_ns
+from gemmill.runtime.choosing import model_ns
 from gemmill.runtime.variant_table import VariantTable
 from gemmill.tuner.peers import vllm_peer
 from gemmill.tuner.workloads import Workload
@@ -52,6 +52,35 @@ class Contender(Protocol):
     def host_us(self, operands: Operands, timer: Timer) -> Sample:
         """Host time of one call."""
         ...
+
+
+class CheckedCalls:
+    """The common part of contenders whose family makes their operands and checks results. A class of them adds `takes` and `call`."""
+
+    complete = True
+
+    def call(self, operands: Any, i: int) -> Callable[[], object]:
+        """A call with the i-th copy's arguments bound, so that host time is the call's own and not that of gathering them."""
+        raise NotImplementedError
+
+    def check(self, operands: Any, call: Callable[[], object]) -> None:
+        """Hold the result of a call against the reference. Raises WrongResult."""
+        raise NotImplementedError
+
+    def pinned(self, operands: Any) -> AbstractContextManager:
+        """The context of its calls."""
+        return nullcontext()
+
+    def prepare(self, operands: Any, timer: Timer, fewest: int) -> Prepared:
+        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
+        with self.pinned(operands):
+            self.check(operands, self.call(operands, 0))
+            return timer.prepare([self.call(operands, i) for i in range(operands.copies)], fewest)
+
+    def host_us(self, operands: Any, timer: Timer) -> Sample:
+        """Host time of one call."""
+        with self.pinned(operands):
+            return timer.host_us(self.call(operands, 0))
 
 
 @dataclass(frozen=True, kw_only=True)

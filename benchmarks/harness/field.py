@@ -14,7 +14,7 @@ from timed import Benchmark, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class Contest:
     """Who runs."""
 
     benchmark: Benchmark
@@ -46,7 +46,7 @@ class Field:
         return [self.subject, *self.also, *self.benchmark.plausible(self.variants, workload), *self.peers]
 
 
-def make_field(benchmark: Benchmark, options: Namespace) -> Field:
+def make_field(benchmark: Benchmark, options: Namespace) -> Contest:
     """Load the sides to time. Raises FieldError."""
     notes: list[str] = []
     peers = [found for peer in PEERS for found in peer.contenders(options.family, options, notes)]
@@ -68,7 +68,7 @@ def make_field(benchmark: Benchmark, options: Namespace) -> Field:
     variants = [v for v in benchmark.variants(loaded) if options.match in v.name] if sweep else []
     if sweep and not variants:
         raise FieldError(f"no loaded variant has {options.match!r} in its name")
-    return Field(
+    return Contest(
         benchmark=benchmark,
         subject=subject,
         also=tuple(also),

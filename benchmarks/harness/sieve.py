@@ -14,7 +14,7 @@ import torch
 
 from gemmill.family import Row
 from gemmill.numerics.measured import Operands
-from gemmill.runtime.select import model_ns, rejection
+from gemmill.runtime.choosing import model_ns, rejection
 from gemmill.runtime.variant_table import VariantTable
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import BYTES_PER_S, FP8_FLOPS, shuffled

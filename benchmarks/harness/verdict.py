@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from harness.results import DECODE_ROWS
 from harness.statistics import geometric_mean
 
@@ -25,10 +25,10 @@ class Goal:
 
 
 GOALS: dict[str, Goal] = {
-    Op.FP8: Goal(few_rows=1.08, many_rows=1.03),
-    Op.FP8_GROUPS: Goal(few_rows=1.08, many_rows=1.03),
-    Op.BF16: Goal(few_rows=1.03, many_rows=1.0),
-    Op.INT8: Goal(few_rows=1.08, many_rows=1.08),
+    MeasuredOp.FP8: Goal(few_rows=1.08, many_rows=1.03),
+    MeasuredOp.FP8_GROUPS: Goal(few_rows=1.08, many_rows=1.03),
+    MeasuredOp.BF16: Goal(few_rows=1.03, many_rows=1.0),
+    MeasuredOp.INT8: Goal(few_rows=1.08, many_rows=1.08),
 }
 LEAST_RATIO, LOW_RATIO = 0.93, 0.97
 MEAN_REGRET, MOST_REGRET = 0.04, 0.15

@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.numerics.measured import Operands
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.workloads import Workload
@@ -76,7 +76,7 @@ def deep_gemm_contender(folder: str) -> LocalContender:
     def bind(x: Operands, i: int) -> Callable[[], object]:
         return partial(multiply, (x.a, x.a_scales), (x.weights[i].t(), x.b_scales.t()), x.out)
 
-    return LocalContender(name="deepgemm", bind=bind, suits=lambda workload: workload.op == Op.FP8_GROUPS)
+    return LocalContender(name="deepgemm", bind=bind, suits=lambda workload: workload.op == MeasuredOp.FP8_GROUPS)
 
 
 def compiled_ahead(folder: str, workloads: Sequence[Workload], jobs: int, limit_s: float) -> str:

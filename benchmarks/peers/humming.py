@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from gemmill.families.blockscaled.cases.measured import BlockScaledMaker, BlockScaledOperands
-from gemmill.families.blockscaled.sweep import Op
-from gemmill.families.scaled_mm.sweep import Op as GemmOp
+from gemmill.families.blockscaled.sweep import MeasuredOp
+from gemmill.families.scaled_mm.sweep import MeasuredOp as GemmOp
 from gemmill.formats.quantise import BlockScaled
 from gemmill.numerics.measured import Operands
 from gemmill.tuner.protocol import first_line
@@ -32,7 +32,7 @@ WEIGHTS = {
 FP8_TOKENS = {"dtype": "float8e4m3", "quant_mode": "dynamic_token"}
 FINE_BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 FP8_GROUPS = {"dtype": "float8e4m3", "quant_mode": "dynamic_group", "group_size": 32}
-OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16, Op.MXFP4_E4M3)
+OPS = (MeasuredOp.NVFP4_BF16, MeasuredOp.MXFP4_BF16, MeasuredOp.MXFP4_E4M3)
 COMPILE_LIMIT_S = 60.0
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.blockscaled.cases.measured import BlockScaledOperands
-from gemmill.families.blockscaled.sweep import Op
+from gemmill.families.blockscaled.sweep import MeasuredOp
 from gemmill.formats.codes import unpack
 from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.quantise import BlockScaled
@@ -26,7 +26,7 @@ from timed.fused_moe.contenders import ExpertsPeer
 from timed.moe.calls import MoeOperands
 from timed.moe.contenders import MoePeer
 
-OPS = (Op.NVFP4_BF16, Op.MXFP4_BF16)
+OPS = (MeasuredOp.NVFP4_BF16, MeasuredOp.MXFP4_BF16)
 _E2M1 = 2 | 1 << 8 | 1 << 16 | 1 << 49
 """vLLM's name of the type: bits of exponent and of mantissa, signed, finite values only."""
 _BLOCKS_OF_SM = 4

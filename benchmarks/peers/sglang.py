@@ -17,7 +17,7 @@ from typing import Any, Optional, Tuple  # noqa: UP035  # names that the file im
 
 import torch
 
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.numerics.measured import Operands
 from gemmill.tuner.protocol import first_line
 from harness import foreign_source
@@ -36,7 +36,7 @@ FUNCTIONS = (
 )
 TUNED_ON = "NVIDIA_H200"
 """Its files of tiles for other Hoppers have no blocks of 32, so these serve all."""
-SIDES = {Op.FP8_GROUPS: 128, Op.FP8_GROUPS_32: 32}
+SIDES = {MeasuredOp.FP8_GROUPS: 128, MeasuredOp.FP8_GROUPS_32: 32}
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def sglang_contender(folder: Path) -> LocalContender:
 
     def bind(x: Operands, i: int) -> Callable[[], object]:
         _, a, b, a_scales, b_scales, _ = x.arguments(i)
-        side = SIDES[Op(x.workload.op)]
+        side = SIDES[MeasuredOp(x.workload.op)]
         return partial(multiply, a, b.t(), a_scales.contiguous(), b_scales.t().contiguous(), [side, side], x.out.dtype)
 
     return LocalContender(name="sglang triton", bind=bind, suits=lambda workload: workload.op in SIDES)

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class LayerKind:
     """One kind of layers: a checkpoint and the engine's arguments for it."""
 
     layers: str
@@ -39,38 +39,40 @@ class Kind:
 
 
 KINDS = {
-    "fp8-tensor": Kind(layers="FP8, a scale per tensor", settings={"quantization": "fp8"}),
-    "fp8-channel": Kind(layers="FP8, scales per token and channel", to="channel"),
-    "fp8-block": Kind(layers="FP8, scales of 1 x 128 and 128 x 128", to="block128"),
-    "fp8-block32": Kind(layers="FP8, scales of 1 x 32 and 32 x 32", to="block32", names="deepseek"),
-    "int8": Kind(layers="INT8, scales per token and channel", to="int8"),
-    "int8-zero-points": Kind(layers="INT8 with zero points", to="int8", asymmetric=True),
-    "nvfp4": Kind(layers="nvfp4 weights", to="nvfp4"),
-    "mxfp4": Kind(layers="mxfp4 weights", to="mxfp4"),
-    "fp8-experts": Kind(layers="FP8 experts, scales per token and channel", to="channel", experts=True),
-    "fp8-experts-cutlass": Kind(
+    "fp8-tensor": LayerKind(layers="FP8, a scale per tensor", settings={"quantization": "fp8"}),
+    "fp8-channel": LayerKind(layers="FP8, scales per token and channel", to="channel"),
+    "fp8-block": LayerKind(layers="FP8, scales of 1 x 128 and 128 x 128", to="block128"),
+    "fp8-block32": LayerKind(layers="FP8, scales of 1 x 32 and 32 x 32", to="block32", names="deepseek"),
+    "int8": LayerKind(layers="INT8, scales per token and channel", to="int8"),
+    "int8-zero-points": LayerKind(layers="INT8 with zero points", to="int8", asymmetric=True),
+    "nvfp4": LayerKind(layers="nvfp4 weights", to="nvfp4"),
+    "mxfp4": LayerKind(layers="mxfp4 weights", to="mxfp4"),
+    "fp8-experts": LayerKind(layers="FP8 experts, scales per token and channel", to="channel", experts=True),
+    "fp8-experts-cutlass": LayerKind(
         layers="FP8 experts, `moe_backend=cutlass`", to="channel", experts=True, settings={"moe_backend": "cutlass"}
     ),
-    "fp8-experts-block": Kind(layers="FP8 experts, scales of 1 x 128 and 128 x 128", to="block128", experts=True),
-    "fp8-experts-block32": Kind(layers="FP8 experts, blocks of 32 x 32", to="block32", names="deepseek", experts=True),
-    "fp8-experts-deep-gemm": Kind(
+    "fp8-experts-block": LayerKind(layers="FP8 experts, scales of 1 x 128 and 128 x 128", to="block128", experts=True),
+    "fp8-experts-block32": LayerKind(
+        layers="FP8 experts, blocks of 32 x 32", to="block32", names="deepseek", experts=True
+    ),
+    "fp8-experts-deep-gemm": LayerKind(
         layers="FP8 experts, `moe_backend=deep_gemm`",
         to="block128",
         experts=True,
         settings={"moe_backend": "deep_gemm"},
     ),
-    "nvfp4-experts": Kind(layers="nvfp4 experts", to="nvfp4", experts=True),
-    "mxfp4-experts": Kind(layers="mxfp4 experts", to="mxfp4", experts=True),
-    "turboquant": Kind(
+    "nvfp4-experts": LayerKind(layers="nvfp4 experts", to="nvfp4", experts=True),
+    "mxfp4-experts": LayerKind(layers="mxfp4 experts", to="mxfp4", experts=True),
+    "turboquant": LayerKind(
         layers="TurboQuant cache `turboquant_4bit_nc`", depth=6, settings={"kv_cache_dtype": "turboquant_4bit_nc"}
     ),
-    "sparse-2-4": Kind(
+    "sparse-2-4": LayerKind(
         layers="2:4 sparse layers", absent="vLLM 0.33 has no scheme of compressed-tensors for 2:4 sparse weights"
     ),
 }
 
 
-def written(kind: Kind, folder: Path, device: str = "cpu") -> Path:
+def written(kind: LayerKind, folder: Path, device: str = "cpu") -> Path:
     """The folder of the kind's checkpoint below `folder`, made where it is missing. Kinds of one format share a folder."""
     floats = _floats(folder / f"{'experts' if kind.experts else 'dense'}-{kind.depth}", kind)
     if kind.to is None:
@@ -94,7 +96,7 @@ def written(kind: Kind, folder: Path, device: str = "cpu") -> Path:
     return out
 
 
-def _floats(out: Path, kind: Kind) -> Path:
+def _floats(out: Path, kind: LayerKind) -> Path:
     """A Llama, or a Qwen3 of 32 experts, with weights of bf16."""
     if (out / "config.json").is_file():
         return out

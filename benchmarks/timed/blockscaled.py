@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gemmill.families.blockscaled import NAME
-from gemmill.families.blockscaled.sweep import SWEEP, Op
+from gemmill.families.blockscaled.sweep import SWEEP, MeasuredOp
 from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import through
 from gemmill.registry import REGISTRY
@@ -24,10 +24,10 @@ from harness.contenders import (
 from timed import Benchmark, Drawing
 
 OPS_OF = {
-    "weights": (Op.NVFP4_BF16, Op.MXFP4_BF16),
-    "pairs": (Op.NVFP4, Op.MXFP4, Op.MXFP8, Op.MXFP8_MXFP6, Op.MXFP8_MXFP4),
-    "all": tuple(Op),
-} | {op.value: (op,) for op in Op}
+    "weights": (MeasuredOp.NVFP4_BF16, MeasuredOp.MXFP4_BF16),
+    "pairs": (MeasuredOp.NVFP4, MeasuredOp.MXFP4, MeasuredOp.MXFP8, MeasuredOp.MXFP8_MXFP6, MeasuredOp.MXFP8_MXFP4),
+    "all": tuple(MeasuredOp),
+} | {op.value: (op,) for op in MeasuredOp}
 WEIGHTS = ((8192, 8192), (4096, 14336), (28672, 4096))
 """(N, K) by which progress is measured."""
 TABLE_M = (1, 16, 32, 64, 256, 1024, 4096)
@@ -92,9 +92,15 @@ BENCHMARK = Benchmark(
     variants=variants,
     plausible=lambda variants, workload: plausible(variants, workload, PLAUSIBLE),
     drawing=Drawing(
-        classes=(Op.NVFP4_BF16, Op.MXFP4_BF16, Op.MXFP4_E4M3, Op.NVFP4, Op.MXFP8),
-        kin=lambda op: Op(op),
-        code_bytes=lambda op: Op(op).pair.b_format.bytes_per_value,
-        steps=lambda op: (DRAWN_STEP, math.lcm(DRAWN_STEP, Op(op).pair.b_format.group)),
+        classes=(
+            MeasuredOp.NVFP4_BF16,
+            MeasuredOp.MXFP4_BF16,
+            MeasuredOp.MXFP4_E4M3,
+            MeasuredOp.NVFP4,
+            MeasuredOp.MXFP8,
+        ),
+        kin=lambda op: MeasuredOp(op),
+        code_bytes=lambda op: MeasuredOp(op).pair.b_format.bytes_per_value,
+        steps=lambda op: (DRAWN_STEP, math.lcm(DRAWN_STEP, MeasuredOp(op).pair.b_format.group)),
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gemmill.families.scaled_mm import NAME
-from gemmill.families.scaled_mm.sweep import SWEEP, Op
+from gemmill.families.scaled_mm.sweep import SWEEP, MeasuredOp
 from gemmill.numerics.cases import cases_of_family
 from gemmill.numerics.measured import through
 from gemmill.registry import REGISTRY
@@ -25,12 +25,12 @@ from harness.selection import selection_us
 from timed import Benchmark, Drawing
 
 OPS_OF = {
-    "fp8": (Op.FP8,),
-    "int8": (Op.INT8, Op.INT8_AZP),
-    "fp8_groups": (Op.FP8_GROUPS,),
-    "fp8_groups_32": (Op.FP8_GROUPS_32,),
-    "bf16": (Op.BF16,),
-    "all": tuple(Op),
+    "fp8": (MeasuredOp.FP8,),
+    "int8": (MeasuredOp.INT8, MeasuredOp.INT8_AZP),
+    "fp8_groups": (MeasuredOp.FP8_GROUPS,),
+    "fp8_groups_32": (MeasuredOp.FP8_GROUPS_32,),
+    "bf16": (MeasuredOp.BF16,),
+    "all": tuple(MeasuredOp),
 }
 
 FP8_TABLE = (
@@ -87,12 +87,12 @@ BF16_TABLE = (
 """(M, N, K) by which progress is measured."""
 
 TABLES = {
-    Op.FP8: FP8_TABLE,
-    Op.INT8: INT8_TABLE,
-    Op.INT8_AZP: INT8_TABLE,
-    Op.FP8_GROUPS: GROUPS_TABLE,
-    Op.FP8_GROUPS_32: GROUPS_32_TABLE,
-    Op.BF16: BF16_TABLE,
+    MeasuredOp.FP8: FP8_TABLE,
+    MeasuredOp.INT8: INT8_TABLE,
+    MeasuredOp.INT8_AZP: INT8_TABLE,
+    MeasuredOp.FP8_GROUPS: GROUPS_TABLE,
+    MeasuredOp.FP8_GROUPS_32: GROUPS_32_TABLE,
+    MeasuredOp.BF16: BF16_TABLE,
 }
 
 RAGGED_M = (3, 17, 61, 77, 127, 130, 1001, 4093)
@@ -117,7 +117,7 @@ def gemm(*, op: str, m: int, n: int, k: int) -> Workload:
     return workload_of(op, {"m": m, "n": n, "k": k})
 
 
-def table_workloads(ops: Iterable[Op]) -> list[Workload]:
+def table_workloads(ops: Iterable[MeasuredOp]) -> list[Workload]:
     """The shapes by which progress is measured."""
     return [gemm(op=op, m=m, n=n, k=k) for op in ops for m, n, k in TABLES[op]]
 
@@ -125,7 +125,7 @@ def table_workloads(ops: Iterable[Op]) -> list[Workload]:
 def ragged_workloads() -> list[Workload]:
     """Ragged M with scales in groups, each next to the next whole one."""
     m_values = {m for ragged in RAGGED_M for m in (ragged, next_whole(ragged))}
-    return [gemm(op=Op.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
+    return [gemm(op=MeasuredOp.FP8_GROUPS, m=m, n=n, k=k) for n, k in RAGGED_WEIGHTS for m in sorted(m_values)]
 
 
 def next_whole(m: int) -> int:
@@ -133,7 +133,7 @@ def next_whole(m: int) -> int:
     return -(-m // RAGGED_STEP) * RAGGED_STEP
 
 
-def table_grid_workloads(ops: Iterable[Op], m_values: Iterable[int]) -> list[Workload]:
+def table_grid_workloads(ops: Iterable[MeasuredOp], m_values: Iterable[int]) -> list[Workload]:
     """Every weight of an op's tables at every M."""
     m_values = tuple(m_values)
     return [p for op in ops for p in grid([op], _by_name(_table_weights(op)), m_values)]
@@ -143,13 +143,13 @@ def _by_name(weights: Iterable[tuple[int, int]]) -> list[dict[str, int]]:
     return [{"n": n, "k": k} for n, k in weights]
 
 
-def _table_weights(op: Op) -> set[tuple[int, int]]:
-    own_table = op.groups is not None or op is Op.BF16
+def _table_weights(op: MeasuredOp) -> set[tuple[int, int]]:
+    own_table = op.groups is not None or op is MeasuredOp.BF16
     shapes = TABLES[op] if own_table else FP8_TABLE + INT8_TABLE
     return {(n, k) for _, n, k in shapes}
 
 
-def model_workloads(names: Iterable[str], ops: Iterable[Op], m_values: Iterable[int]) -> list[Workload]:
+def model_workloads(names: Iterable[str], ops: Iterable[MeasuredOp], m_values: Iterable[int]) -> list[Workload]:
     """The layers of the models whose names begin with one of `names`, for each degree of tensor parallelism."""
     weights = {
         (layer.n, layer.k)
@@ -168,7 +168,7 @@ def _models_of(name: str) -> list[str]:
     return found
 
 
-def parse_shapes(text: str, ops: Iterable[Op]) -> list[Workload]:
+def parse_shapes(text: str, ops: Iterable[MeasuredOp]) -> list[Workload]:
     """Workloads of "MxNxK,MxNxK,...". Raises ValueError, naming the part that cannot be read."""
     workloads = []
     for part in text.split(","):
@@ -217,7 +217,7 @@ def workloads_of(options: Namespace) -> list[Workload]:
     return sorted(set(workloads))
 
 
-def ops_named(text: str) -> tuple[Op, ...]:
+def ops_named(text: str) -> tuple[MeasuredOp, ...]:
     """The classes of calls of names with commas. Raises ValueError."""
     for name in text.split(","):
         if name not in OPS_OF:
@@ -234,7 +234,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def host_workload(kind: str) -> Workload:
     """So small that the host takes the time."""
-    (m, n, k), op = HOST_SHAPE, Op(kind)
+    (m, n, k), op = HOST_SHAPE, MeasuredOp(kind)
     return gemm(op=op, m=m, n=n, k=k if op.groups is None else 2 * op.groups.size)
 
 
@@ -259,9 +259,9 @@ BENCHMARK = Benchmark(
     plausible=lambda variants, workload: plausible(variants, workload, PLAUSIBLE),
     facts=lambda build: {"selection_us": selection_us(build)},
     drawing=Drawing(
-        classes=(Op.FP8, Op.BF16, Op.FP8_GROUPS, Op.INT8),
-        kin=lambda op: (Op(op).operand, Op(op).groups),
-        code_bytes=lambda op: Op(op).operand.bits / 8,
-        steps=lambda op: DRAWN_STEPS if Op(op).groups is None else DRAWN_GROUPS_STEPS,
+        classes=(MeasuredOp.FP8, MeasuredOp.BF16, MeasuredOp.FP8_GROUPS, MeasuredOp.INT8),
+        kin=lambda op: (MeasuredOp(op).operand, MeasuredOp(op).groups),
+        code_bytes=lambda op: MeasuredOp(op).operand.bits / 8,
+        steps=lambda op: DRAWN_STEPS if MeasuredOp(op).groups is None else DRAWN_GROUPS_STEPS,
     ),
 )

@@ -21,7 +21,7 @@ namespace gemmill {
 
 inline constexpr size_t kMostArguments = 20, kMostValues = 256, kMostFound = 6, kMostResultSizes = 4, kMostDimensions = 64;
 
-// In the order of gemmill.family.schema.Kind.
+// In the order of gemmill.family.schema.ArgumentKind.
 enum class Kind : int64_t { kTensor, kInt, kFloat, kBool, kInts, kText, kTensors };
 
 struct Argument {

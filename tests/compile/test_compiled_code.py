@@ -13,7 +13,7 @@ from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import blockscaled, kv_cache, quant, sparse_mm
 from gemmill.families.blockscaled.config import FewConfig, PackedConfig
 from gemmill.families.blockscaled.design import Group
-from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import KernelKind, KvCacheConfig, Slots
 from gemmill.families.moe.config import PackedGroupedConfig
 from gemmill.families.quant.config import QuantConfig, Scaling
 from gemmill.manifest import KernelEntry
@@ -27,7 +27,7 @@ _MAY_SPILL = frozenset(
     config
     for config in select("smoke").configs
     if (isinstance(config, QuantConfig) and config.scaling is Scaling.RMS_TOKEN)
-    or (isinstance(config, KvCacheConfig) and config.kind is Kind.ATTEND and config.operands.slots is Slots.ANY)
+    or (isinstance(config, KvCacheConfig) and config.kind is KernelKind.ATTEND and config.operands.slots is Slots.ANY)
 )
 """Two kernels of the first keep a row in registers at the price of a few spilled ones. Attention over packed vectors of any format
 spills 1,336 bytes: formats that matter have kernels of their own, of slots, which do not (docs/notes/kv_cache.md)."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gemmill.numerics.call import LegalCall, Limits
-from gemmill.numerics.cases import Cases, CodeRange, Outcome, Question, refuse_unused
+from gemmill.numerics.cases import CaseOutcome, Cases, CodeRange, Question, refuse_unused
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.layouts import matrix, vector
 from gemmill.numerics.memory import Memory
@@ -39,12 +39,12 @@ class ToyCase:
     def arguments(self, device: str) -> list[Any]:
         return arguments(self.length, self.page, device)
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         given = self.arguments(device)
         getattr(getattr(torch.ops, self.namespace), PACK.name).default(*given)
         codes, peaks = pack(given[2], given[3])
         right = torch.equal(codes, given[0]) and torch.equal(peaks, given[1])
-        return Outcome(report="" if right else "codes or peaks are wrong")
+        return CaseOutcome(report="" if right else "codes or peaks are wrong")
 
 
 def of_config(config: ToyConfig) -> Iterator[ToyCase]:
@@ -108,7 +108,6 @@ CASES = Cases(
     asked=asked,
     drawn=drawn,
     judge=ToyJudge,
-    counts_are_final=True,
     is_lacking=lambda call, text: False,
     ranges=ranges,
 )

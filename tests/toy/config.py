@@ -28,7 +28,7 @@ class ToyConfig:
         return self
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     pages_at_a_time: int
 
 
@@ -56,7 +56,7 @@ def call_of(sizes: Sizes, alignment: int = 16) -> ShapedCall:
 
 
 def _rows(config: ToyConfig, kernel: int) -> Iterator[Row]:
-    facts = Facts(pages_at_a_time=config.pages_at_a_time)
+    facts = RowFacts(pages_at_a_time=config.pages_at_a_time)
     yield Row(
         kernel=kernel, call_class=0, most=2**31 - 1, alignments=(4,), least=(config.pages_at_a_time, 0), facts=facts
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.family.operand import Call
-from gemmill.runtime.library import Build
+from gemmill.manifest import Manifest
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving
 from toy.config import call_of
@@ -24,8 +24,8 @@ def _asked(call: Judged) -> ShapedCall:
     return call_of({"length": call["length"], "page": call["page"]}, bits & -bits)
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    return f"no variant of build {build.build_id} packs such pages"
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
+    return f"no variant of build {manifest.build_id} packs such pages"
 
 
 SERVING = Serving(results=_results, asked=_asked, lacks=_lacks)

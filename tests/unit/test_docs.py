@@ -148,6 +148,13 @@ def test_every_room_is_in_the_architecture() -> None:
         assert there - {f"{parent}/{family.name}/" for family in REGISTRY.families} == named - {f"{parent}/<family>/"}
 
 
+def test_the_notes_of_a_family_have_its_name() -> None:
+    """The first family's are three pages, by topic."""
+    there = {path.stem for path in (ROOT / "docs" / "notes").iterdir()}
+    assert {family.name for family in REGISTRY.families} - there == {"scaled_mm"}
+    assert {"tiles", "tables", "cutedsl"} <= there
+
+
 def test_the_layers_are_those_that_are_checked() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text().split("## Layers")[1]
     told = re.search(r"\n\n((?:    .*\n)+)", text)[1].split("\n")[:-1]

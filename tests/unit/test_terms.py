@@ -13,6 +13,15 @@ TYPES = {"workload": {"Workload", "MeasuredWorkload"}, "spec": {"Spec"}}
 AS_JSON = ("Any", "list[Any]")
 ENDINGS = {"Plan": {"Plan", "BuildPlan", "PagePlan"}}
 """Classes whose names end so."""
+HOMES = {
+    "Kind": {"gemm/traced.py"},
+    "Op": {"family/op.py"},
+    "Facts": {"gemm/facts.py", "families/gated_mm/facts.py", "families/moe/facts.py"},
+    "Field": {"family/grammar.py"},
+    "Layout": {"family/tensor.py"},
+    "Outcome": set(),
+}
+"""Modules that define a class of a short word: other types say in more words of which things they are."""
 ONCE = ("GROUP_SIZES", "QUANT_GROUP_SIZES", "QUANT_OPS")
 """Constants that several modules once had, each with a meaning of its own."""
 
@@ -47,6 +56,18 @@ def test_a_name_has_the_type_that_its_word_means(trees: dict[str, ast.Module]) -
     assert strangers(trees) == []
     assert strangers({"a.py": ast.parse("def f(spec: Workload): ...")}) == ["a.py: spec: Workload"]
     assert strangers({"a.py": ast.parse("class A:\n    workload: int")}) == ["a.py: workload: int"]
+
+
+@pytest.mark.parametrize("word", HOMES)
+def test_a_short_word_names_one_type(word: str, trees: dict[str, ast.Module]) -> None:
+    """The facts of a kernel of the CuTe DSL are one type, of which families derive their own."""
+    homes = {
+        path
+        for path, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == word
+    }
+    assert homes == HOMES[word]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -9,7 +9,8 @@ from gemmill.families.scaled_mm.family import FAMILY
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.family import Registry, ShapedCall
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.choosing import Trust
+from gemmill.runtime.select import select
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from toy_tuning import TOY, TOY_TUNING, call, measured, toy_entry
 

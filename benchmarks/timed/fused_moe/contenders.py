@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,34 +17,18 @@ from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.families.fused_moe.reference import INTERLEAVED, Layer
 from gemmill.families.fused_moe.serving import layer_of
 from harness import foreign_source
-from harness.contenders import WrongResult
-from harness.statistics import Sample
-from harness.timers import Prepared, Timer
+from harness.contenders import CheckedCalls, WrongResult
 from timed.fused_moe.calls import FINE, ExpertsOperands, ExpertsWorkload
 
 CHECKED_TOKENS = 2
 """The last ones: whole layers take float64 too long."""
 
 
-class Calls(Protocol):
-    """How one copy of operands is computed."""
-
-    def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
-        """A call with its arguments bound."""
-        ...
-
-
-class _Timed:
+class _Timed(CheckedCalls):
     loosely = False
 
-    def prepare(self: Any, operands: ExpertsOperands, timer: Timer, fewest: int) -> Prepared:
-        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
-        check(operands, self.call(operands, 0), loosely=self.loosely)
-        return timer.prepare([self.call(operands, i) for i in range(operands.copies)], fewest)
-
-    def host_us(self: Calls, operands: ExpertsOperands, timer: Timer) -> Sample:
-        """Host time of one call."""
-        return timer.host_us(self.call(operands, 0))
+    def check(self, operands: ExpertsOperands, call: Callable[[], object]) -> None:
+        check(operands, call, loosely=self.loosely)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +71,9 @@ class ExpertsWay(ExpertsContender):
             for entry in gemmill.variants(op=self._op(workload))
         )
 
-    def prepare(self, operands: ExpertsOperands, timer: Timer, fewest: int) -> Prepared:
-        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
-        with gemmill.use_variant(self._variant(operands)):
-            return super().prepare(operands, timer, fewest)
+    def pinned(self, operands: ExpertsOperands) -> AbstractContextManager:
+        """The variant's."""
+        return gemmill.use_variant(self._variant(operands))
 
     def _variant(self, operands: ExpertsOperands) -> str:
         call, op = self.call(operands, 0), self._op(operands.workload)

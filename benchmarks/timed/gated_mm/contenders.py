@@ -2,36 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from gemmill.families.gated_mm.cases.calls import report_of, wrong_of
 from gemmill.families.gated_mm.config import Result
-from harness.contenders import WrongResult
-from harness.statistics import Sample
-from harness.timers import Prepared, Timer
+from harness.contenders import CheckedCalls, WrongResult
 from timed.gated_mm.calls import GatedOperands
 from timed.gated_mm.experts import ExpertOperands
 from timed.gated_mm.layers import GatedWorkload
 
 
-class Calls(Protocol):
-    """How one copy of operands is computed."""
-
-    def call(self, operands: "GatedOperands | ExpertOperands", i: int) -> Callable[[], object]:
-        """A call with its arguments bound."""
-        ...
-
-
-class _Timed:
-    def host_us(self: Calls, operands: "GatedOperands | ExpertOperands", timer: Timer) -> Sample:
-        """Host time of one call."""
-        return timer.host_us(self.call(operands, 0))
-
-
 @dataclass(frozen=True, kw_only=True)
-class GatedContender(_Timed):
+class GatedContender(CheckedCalls):
     """The op of one namespace."""
 
     name: str
@@ -44,10 +27,8 @@ class GatedContender(_Timed):
             hasattr(getattr(torch.ops, self.namespace), op) for op in ("scaled_mm_act_quant", "grouped_mm_act_quant")
         )
 
-    def prepare(self, operands: "GatedOperands | ExpertOperands", timer: Timer, fewest: int) -> Prepared:
-        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
-        check(operands, self.call(operands, 0))
-        return timer.prepare([self.call(operands, i) for i in range(operands.copies)], fewest)
+    def check(self, operands: "GatedOperands | ExpertOperands", call: Callable[[], object]) -> None:
+        check(operands, call)
 
     def call(self, operands: "GatedOperands | ExpertOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -55,7 +36,7 @@ class GatedContender(_Timed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Separate(_Timed):
+class Separate(CheckedCalls):
     """The product in bf16 alone, or with the op after it. Its columns are not those that the op wants: times are the same."""
 
     name: str
@@ -66,9 +47,8 @@ class Separate(_Timed):
         """Whether there is an op for the stored result."""
         return not self.with_op or workload.result is not Result.BF16
 
-    def prepare(self, operands: "GatedOperands | ExpertOperands", timer: Timer, fewest: int) -> Prepared:
-        """Make ready to be timed."""
-        return timer.prepare([self.call(operands, i) for i in range(operands.copies)], fewest)
+    def check(self, operands: "GatedOperands | ExpertOperands", call: Callable[[], object]) -> None:
+        """Nothing: it computes a part of the op."""
 
     def call(self, operands: "GatedOperands | ExpertOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""

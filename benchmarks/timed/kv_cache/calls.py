@@ -90,6 +90,8 @@ class KvCacheWorkload:
     @property
     def format(self) -> str:
         """Of packed vectors: of keys and values, or of keys alone."""
+        if self.bits:
+            return f"k_eden{self.bits}_v_eden{self.bits}"
         told = self.kind.split()[1]
         return preset_format(told) if told in PRESETS else told
 
@@ -107,16 +109,15 @@ class KvCacheWorkload:
         if self.op in ("attend", "prefill") and not self.bits:
             batch, length = self.shape
             return AttendCase(lengths=(length,) * batch, rows=rows, page=self.page, format=self.format)
-        format = f"k_eden{self.bits}_v_eden{self.bits}"
         match self.op:
             case "hadamard":
                 return HadamardCase(rows=self.shape[0], columns=self.shape[1])
             case "store":
-                return CompressCase(tokens=self.shape[0], format=format, page=self.page)
+                return CompressCase(tokens=self.shape[0], format=self.format, page=self.page)
             case "restore":
-                return DecompressCase(tokens=self.shape[0], format=format, page=self.page)
+                return DecompressCase(tokens=self.shape[0], format=self.format, page=self.page)
         batch, length = self.shape
-        return DecodeCase(lengths=(length,) * batch, rows=rows, page=self.page, format=format)
+        return DecodeCase(lengths=(length,) * batch, rows=rows, page=self.page, format=self.format)
 
     @property
     def flops(self) -> float:
@@ -129,22 +130,16 @@ class KvCacheWorkload:
     @property
     def bytes(self) -> int:
         """The bytes that must be read and written, each once."""
-        token = KV_HEADS * (2 * HEAD_DIM * self.bits // 8 + 4)
         if self.op == "pack":
             spec = PackCase(tokens=1, format=self.format).spec
             return self.shape[0] * KV_HEADS * (HEAD_DIM * 2 + spec.format.size(HEAD_DIM))
-        if self.op in ("attend", "prefill"):
-            rows = self.shape[1] if self.op == "prefill" else 1
-            if not self.bits:
-                token = KV_HEADS * sum(spec.format.size(HEAD_DIM) for spec in specs_of(self.format, HEAD_DIM))
-            return self.shape[0] * (self.shape[1] * token + rows * HEADS * HEAD_DIM * 4)
-        match self.op:
-            case "hadamard":
-                return 4 * self.shape[0] * self.shape[1]
-            case "store" | "restore":
-                return self.shape[0] * (KV_HEADS * HEAD_DIM * 4 + token)
-        batch, length = self.shape
-        return batch * (length * token + HEADS * HEAD_DIM * 4)
+        if self.op == "hadamard":
+            return 4 * self.shape[0] * self.shape[1]
+        token = KV_HEADS * sum(spec.format.size(HEAD_DIM) for spec in specs_of(self.format, HEAD_DIM))
+        if self.op in ("store", "restore"):
+            return self.shape[0] * (KV_HEADS * HEAD_DIM * 4 + token)
+        rows = self.shape[1] if self.op == "prefill" else 1
+        return self.shape[0] * (self.shape[1] * token + rows * HEADS * HEAD_DIM * 4)
 
     def __str__(self) -> str:
         return f"{self.kind} {' x '.join(map(str, self.shape))}"
@@ -155,7 +150,12 @@ class KvCacheOperands:
     """Arguments of the op's schema by name, in copies that between them exceed L2 twice over."""
 
     workload: KvCacheWorkload
-    copies: tuple[dict[str, Any], ...]
+    given: tuple[dict[str, Any], ...]
+
+    @property
+    def copies(self) -> int:
+        """How many there are."""
+        return len(self.given)
 
 
 class KvCacheMaker:
@@ -167,7 +167,7 @@ class KvCacheMaker:
     def make(self, workload: KvCacheWorkload) -> KvCacheOperands:
         """As many copies as keep L2 from holding them."""
         count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // workload.bytes)))
-        return KvCacheOperands(workload=workload, copies=tuple(self._copy(workload) for _ in range(count)))
+        return KvCacheOperands(workload=workload, given=tuple(self._copy(workload) for _ in range(count)))
 
     def _copy(self, workload: KvCacheWorkload) -> dict[str, Any]:
         case = workload.case

@@ -13,14 +13,12 @@ from gemmill.families.kv_cache.cases.measured import last_row
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform
 from gemmill.nn import CompressedKVCache
 from gemmill.nn.compressed_cache import Attention
-from harness.contenders import WrongResult
-from harness.statistics import Sample
-from harness.timers import Prepared, Timer
+from harness.contenders import CheckedCalls, WrongResult
 from timed.kv_cache.calls import KvCacheOperands, KvCacheWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvCacheContender:
+class KvCacheContender(CheckedCalls):
     """Ops of one namespace."""
 
     name: str
@@ -34,21 +32,15 @@ class KvCacheContender:
     def call(self, operands: KvCacheOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         op = getattr(getattr(torch.ops, self.namespace), operands.workload.case.schema.name)
-        return partial(op.default, *operands.copies[i].values())
+        return partial(op.default, *operands.given[i].values())
 
-    def prepare(self, operands: KvCacheOperands, timer: Timer, fewest: int) -> Prepared:
-        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
-        check(operands, self.call(operands, 0))
-        return timer.prepare([self.call(operands, i) for i in range(len(operands.copies))], fewest)
-
-    def host_us(self, operands: KvCacheOperands, timer: Timer) -> Sample:
-        """Host time of one call."""
-        return timer.host_us(self.call(operands, 0))
+    def check(self, operands: KvCacheOperands, call: Callable[[], object]) -> None:
+        check(operands, call)
 
 
 def check(operands: KvCacheOperands, call: Callable[[], object]) -> None:
     """Hold a result against the reference, of attention that of the first sequence. Raises WrongResult."""
-    given = operands.copies[0]
+    given = operands.given[0]
     before = {name: value.clone() if name == "cache" else value for name, value in given.items()}
     before = {name: value.clone() if name == "packed" else value for name, value in before.items()}
     for name in ("keys", "values") if operands.workload.op == "restore" else ("out", "lse"):
@@ -63,7 +55,7 @@ def check(operands: KvCacheOperands, call: Callable[[], object]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvCachePeer:
+class KvCachePeer(CheckedCalls):
     """The calls that a user would make instead, on operands of its own of the same sizes: its results are not checked."""
 
     name: str
@@ -77,13 +69,12 @@ class KvCachePeer:
         """Whether the workload is one of its kind."""
         return workload.op == self.op
 
-    def prepare(self, operands: KvCacheOperands, timer: Timer, fewest: int) -> Prepared:
-        """Make ready to be timed. Raises whatever the call raises."""
-        return timer.prepare([self.bind(given, operands.workload) for given in operands.copies], fewest)
+    def call(self, operands: KvCacheOperands, i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        return self.bind(operands.given[i], operands.workload)
 
-    def host_us(self, operands: KvCacheOperands, timer: Timer) -> Sample:
-        """Host time of one call."""
-        return timer.host_us(self.bind(operands.copies[0], operands.workload))
+    def check(self, operands: KvCacheOperands, call: Callable[[], object]) -> None:
+        """Nothing."""
 
 
 def matrix_product(given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:

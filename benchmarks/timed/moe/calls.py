@@ -9,9 +9,10 @@ from random import Random
 import torch
 from torch import Tensor
 
+from gemmill.families.moe.sweep import SWEEP, MeasuredOp
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Format
-from gemmill.vocab.format import MXFP4, NVFP4
+from gemmill.vocab.format import NVFP4
 
 LAYERS = (
     (32, 8, 4096, 7168),
@@ -29,9 +30,18 @@ SMALL_LAYERS = ((512, 10, 1024, 2048), (512, 10, 2048, 512))
 TOKENS = (1, 16, 128, 1024, 8192)
 NUMBERS = ("fp8", "fp8_groups", "bf16")
 FINE = "fp8_groups_32"
-PACKED = {"nvfp4": NVFP4, "mxfp4": MXFP4, "mxfp4_fp8": MXFP4}
-"""Weights with bf16 activations, the last with e4m3."""
-KINDS = (*NUMBERS, FINE, *PACKED)
+CLASS_OF = {
+    "fp8": MeasuredOp.FP8,
+    "fp8_groups": MeasuredOp.FP8_GROUPS,
+    "bf16": MeasuredOp.BF16,
+    FINE: MeasuredOp.FP8_GROUPS_32,
+    "nvfp4": MeasuredOp.NVFP4_BF16,
+    "mxfp4": MeasuredOp.MXFP4_BF16,
+    "mxfp4_fp8": MeasuredOp.MXFP4_FP8,
+}
+"""The measured class of each kind of workload."""
+KINDS = tuple(CLASS_OF)
+PACKED = tuple(kind for kind, op in CLASS_OF.items() if op.weights is not None)
 ROUTINGS = ("even", "random", "skewed")
 """How tokens choose: in turn, any expert alike, or some experts far more often than others."""
 SKEW = 1.0
@@ -43,6 +53,9 @@ FEWEST_COPIES, MOST_COPIES = 2, 16
 COPIED_ROWS = 256
 """Rows of all copies together, but for the fewest: routings differ, so that few experts are other ones each time."""
 TINY = (4, 2, 64, 128)
+
+
+_MEASURED = {measured.name: measured for measured in SWEEP.measured}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +71,25 @@ class MoeWorkload:
     routing: str
 
     @property
-    def grouped(self) -> bool:
-        """Whether scales are in groups along K."""
-        return self.group_size > 0
+    def op(self) -> MeasuredOp:
+        """The measured class of calls, of which the tuner's sweep knows the rest."""
+        return CLASS_OF[self.kind]
 
     @property
     def group_size(self) -> int:
         """Elements along K, and rows of weights, that share a scale; 0 for scales of channels."""
-        return {"fp8_groups": 128, FINE: 32}.get(self.kind, 0)
+        return self.op.group_size
 
     @property
     def dtype(self) -> torch.dtype:
         """Of activations, and of unpacked weights."""
-        return torch.bfloat16 if self.kind in ("bf16", "nvfp4", "mxfp4") else torch.float8_e4m3fn
+        found: torch.dtype = getattr(torch, self.op.dtype.torch_name)
+        return found
 
     @property
     def format(self) -> Format | None:
         """Of packed weights."""
-        return PACKED.get(self.kind)
+        return self.op.weights
 
     @property
     def scaled(self) -> bool:
@@ -95,14 +109,12 @@ class MoeWorkload:
     @property
     def flops(self) -> float:
         """Multiplications and additions."""
-        return 2.0 * self.rows * self.n * self.k
+        return _MEASURED[self.op].flops(self.sizes)
 
     @property
     def bytes(self) -> int:
         """Weights of experts that can have rows, activations, results."""
-        weights = min(self.rows, self.experts) * self.n * self.k
-        of_weight = self.dtype.itemsize if self.format is None else self.format.bytes_per_value
-        return int(weights * of_weight) + self.rows * (self.k * self.dtype.itemsize + 2 * self.n)
+        return _MEASURED[self.op].bytes(self.sizes)
 
     def __str__(self) -> str:
         return (
@@ -148,7 +160,7 @@ class MoeMaker:
             self._weights = self._numbers(p) if p.format is None else self._packed(p, p.format)
         assert self._weights is not None
         a_shape, b_shape = (p.rows, 1), (p.experts, p.n)
-        if p.grouped:
+        if p.group_size:
             k_groups, n_groups = -(-p.k // p.group_size), -(-p.n // p.group_size)
             a_shape, b_shape = (p.rows, k_groups), (p.experts, n_groups, k_groups)
         count = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_ROWS // p.rows))
@@ -188,7 +200,7 @@ class MoeMaker:
 
     def _of_rows(self, p: MoeWorkload, shape: tuple[int, ...]) -> Tensor:
         """Scales in groups lie column by column, as DeepGEMM is given them."""
-        return self._scales(shape[::-1]).t() if p.grouped else self._scales(shape)
+        return self._scales(shape[::-1]).t() if p.group_size else self._scales(shape)
 
     def _bases(self, p: MoeWorkload) -> Tensor:
         """Powers of two, of nvfp4 ones: as packing makes them."""
@@ -209,7 +221,7 @@ class MoeMaker:
         return torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=self._device)
 
 
-_KINDS_OF = {**dict.fromkeys(SMALL_LAYERS, tuple(PACKED)), **dict.fromkeys(V41_LAYERS, (FINE, "bf16"))}
+_KINDS_OF = {**dict.fromkeys(SMALL_LAYERS, PACKED), **dict.fromkeys(V41_LAYERS, (FINE, "bf16"))}
 """Kinds that layers of the table are timed with; all of them where it does not say."""
 _SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_fp8": (48, 8)}
 """The byte of a scale of an eighth in blocks of each kind, and the step that doubles it (docs/formats.md)."""

@@ -1,10 +1,10 @@
 """Who is timed on grouped GEMMs: gemmill's, the same of other builds, torch, vLLM."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 
@@ -12,12 +12,10 @@ import gemmill
 from gemmill.families.moe import NAME
 from gemmill.families.moe.bounds import packed_tolerance, tolerance
 from gemmill.families.moe.reference import exact_mm, packed_exact_mm, unpacked
-from gemmill.families.moe.sweep import SWEEP, Op
+from gemmill.families.moe.sweep import SWEEP
 from gemmill.runtime.library import Build
-from harness.contenders import WrongResult, classes_served
-from harness.statistics import Sample
-from harness.timers import Prepared, Timer
-from timed.moe.calls import MoeOperands, MoeWorkload
+from harness.contenders import CheckedCalls, WrongResult, classes_served
+from timed.moe.calls import CLASS_OF, MoeOperands, MoeWorkload
 
 CHECKED_EXPERTS, CHECKED_ROWS = 3, 4
 """Of those that have rows the first and the last ones, and of each the last rows: whole layers take float64 too long."""
@@ -25,25 +23,9 @@ VLLM_SWAPS = 64
 """Up to so many rows vLLM's op takes each workload transposed (run_cutlass_moe_mm_sm90)."""
 
 
-class Calls(Protocol):
-    """How one copy of operands is computed."""
-
-    def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
-        """A call with its arguments bound."""
-        ...
-
-
-class _Timed:
-    complete = True
-
-    def prepare(self: Calls, operands: MoeOperands, timer: Timer, fewest: int) -> Prepared:
-        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
-        check(operands, self.call(operands, 0))
-        return timer.prepare([self.call(operands, i) for i in range(operands.copies)], fewest)
-
-    def host_us(self: Calls, operands: MoeOperands, timer: Timer) -> Sample:
-        """Host time of one call."""
-        return timer.host_us(self.call(operands, 0))
+class _Timed(CheckedCalls):
+    def check(self, operands: MoeOperands, call: Callable[[], object]) -> None:
+        check(operands, call)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +63,9 @@ class MoeVariant(MoeContender):
         """Whether the workload is one of its kind."""
         return workload.kind == self.kind
 
-    def prepare(self, operands: MoeOperands, timer: Timer, fewest: int) -> Prepared:
-        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
-        with gemmill.use_variant(self.name):
-            return super().prepare(operands, timer, fewest)
+    def pinned(self, operands: MoeOperands) -> AbstractContextManager:
+        """The variant's."""
+        return gemmill.use_variant(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +83,6 @@ class MoePeer(_Timed):
     def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         return self.bind(operands, i)
-
-
-CLASS_OF = {
-    "fp8": Op.FP8,
-    "fp8_groups": Op.FP8_GROUPS,
-    "fp8_groups_32": Op.FP8_GROUPS_32,
-    "bf16": Op.BF16,
-    "nvfp4": Op.NVFP4_BF16,
-    "mxfp4": Op.MXFP4_BF16,
-    "mxfp4_fp8": Op.MXFP4_FP8,
-}
-"""The measured class of each kind of workload."""
 
 
 def variants_of(build: Build) -> list[MoeVariant]:

@@ -97,7 +97,12 @@ class QuantOperands:
     """Arguments of the op's schema, in its order, in copies that between them exceed L2 twice over."""
 
     workload: QuantWorkload
-    copies: tuple[list[Any], ...]
+    given: tuple[list[Any], ...]
+
+    @property
+    def copies(self) -> int:
+        """How many there are."""
+        return len(self.given)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +121,7 @@ class QuantOperandMaker:
     def make(self, workload: QuantWorkload) -> QuantOperands:
         """As many copies as keep L2 from holding them."""
         count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // workload.bytes)))
-        return QuantOperands(workload=workload, copies=tuple(self._copy(workload.case) for _ in range(count)))
+        return QuantOperands(workload=workload, given=tuple(self._copy(workload.case) for _ in range(count)))
 
     def _copy(self, case: QuantCase) -> list[Any]:
         values = case.arguments(self._device, self._generator)

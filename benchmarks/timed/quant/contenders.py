@@ -12,9 +12,7 @@ from gemmill.family import VLLM_PREFIX
 from gemmill.formats.quantise import unswizzle
 from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
-from harness.contenders import WrongResult
-from harness.statistics import Sample
-from harness.timers import Prepared, Timer
+from harness.contenders import CheckedCalls, WrongResult
 from timed.quant.calls import QuantOperands, QuantWorkload
 
 CHECKED_ROWS = 8
@@ -25,7 +23,7 @@ codes all may: vLLM truncates in one op, and rounds silu to bf16 in another."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantContender:
+class QuantContender(CheckedCalls):
     """Ops of one namespace."""
 
     name: str
@@ -42,24 +40,18 @@ class QuantContender:
         """Its name there: peers know no prefix."""
         return op if hasattr(getattr(torch.ops, self.namespace), op) else op.removeprefix(VLLM_PREFIX)
 
-    def prepare(self, operands: QuantOperands, timer: Timer, fewest: int) -> Prepared:
-        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
-        check(operands, self.call(operands, 0), self.codes_apart)
-        return timer.prepare([self.call(operands, i) for i in range(len(operands.copies))], fewest)
-
-    def host_us(self, operands: QuantOperands, timer: Timer) -> Sample:
-        """Host time of one call."""
-        return timer.host_us(self.call(operands, 0))
+    def check(self, operands: QuantOperands, call: Callable[[], object]) -> None:
+        check(operands, call, self.codes_apart)
 
     def call(self, operands: QuantOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
         op = getattr(getattr(torch.ops, self.namespace), self._op(operands.workload.case.op))
-        return partial(op.default, *operands.copies[i])
+        return partial(op.default, *operands.given[i])
 
 
 def check(operands: QuantOperands, call: Callable[[], object], codes_apart: float = CODES_APART) -> None:
     """Hold the first and last rows of a result against the reference. Raises WrongResult."""
-    given = dict(zip(operands.names, operands.copies[0], strict=True))
+    given = dict(zip(operands.names, operands.given[0], strict=True))
     out, scales = given[name_of(given, OUT_NAMES)], given[name_of(given, SCALE_NAMES)]
     # A row's scale depends on its expert: then all rows are checked.
     of_experts = "input_offset_by_experts" in given

@@ -4,51 +4,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
 import gemmill
 from gemmill.families.sparse_mm.bounds import exact_mm, tolerance
-from harness.contenders import WrongResult
-from harness.statistics import Sample
-from harness.timers import Prepared, Timer
+from harness.contenders import CheckedCalls, WrongResult
 from timed.sparse_mm.calls import SparseOperands, SparseWorkload
 
 CHECKED_ROWS = 4
 """First and last ones: whole results take float64 too long."""
 
 
-class Calls(Protocol):
-    """How one copy of operands is computed."""
-
-    def call(self, operands: SparseOperands, i: int) -> Callable[[], object]:
-        """A call with its arguments bound."""
-        ...
-
-    def pinned(self) -> AbstractContextManager:
-        """The context of its calls."""
-        ...
-
-
-class _Timed:
-    complete = True
-
-    def pinned(self) -> AbstractContextManager:
-        """The context of its calls."""
-        return nullcontext()
-
-    def prepare(self: Calls, operands: SparseOperands, timer: Timer, fewest: int) -> Prepared:
-        """Check one result, then make ready to be timed. Raises WrongResult, or whatever the call raises."""
-        with self.pinned():
-            calls = [self.call(operands, i) for i in range(operands.copies)]
-            check(operands, calls[0])
-            return timer.prepare(calls, fewest)
-
-    def host_us(self: Calls, operands: SparseOperands, timer: Timer) -> Sample:
-        """Host time of one call."""
-        with self.pinned():
-            return timer.host_us(self.call(operands, 0))
+class _Timed(CheckedCalls):
+    def check(self, operands: SparseOperands, call: Callable[[], object]) -> None:
+        check(operands, call)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +36,7 @@ class SparseContender(_Timed):
         is_kind = not self.variant or str(workload.dtype).removeprefix("torch.") == self.dtype
         return is_kind and hasattr(getattr(torch.ops, self.namespace), "cutlass_scaled_sparse_mm")
 
-    def pinned(self) -> AbstractContextManager:
+    def pinned(self, operands: SparseOperands) -> AbstractContextManager:
         """The variant's."""
         return gemmill.use_variant(self.variant) if self.variant else nullcontext()
 

@@ -13,7 +13,7 @@ from gemmill.checkpoints.names import spelling_of
 from gemmill.checkpoints.sparse import SPARSE
 from gemmill.checkpoints.stated import CONFIG, read_config, with_quantization
 from gemmill.checkpoints.steps import BF16, FLOATS, Asked, Step
-from gemmill.checkpoints.writing import SYNCED, Journal, Layout, Shard, partial_of, refuse_without_space
+from gemmill.checkpoints.writing import SYNCED, FilePlaces, Journal, Shard, partial_of, refuse_without_space
 from gemmill.quantize.errors import LayerError
 from gemmill.version import __version__
 from gemmill.writing import write_whole
@@ -95,10 +95,10 @@ class Work:
         self.open: dict[str, Shard] = {}
         self.unsynced = 0
 
-    def _layout(self, shard: str) -> Layout:
+    def _layout(self, shard: str) -> FilePlaces:
         writes = {key: of for step in self.steps if step.shard == shard for key, of in step.writes.items()}
         (source,) = (path for path in self.checkpoint.files if path.name == shard)
-        return Layout(writes, read_metadata(source))
+        return FilePlaces(writes, read_metadata(source))
 
     def _refuse_existing(self, journal: Path) -> None:
         if self.single and self.out.is_dir():

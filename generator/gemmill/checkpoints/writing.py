@@ -20,7 +20,7 @@ SYNCED = 1 << 30
 """Bytes after which the writer syncs its output to the disk and notes it as done."""
 
 
-class Layout:
+class FilePlaces:
     """The places of an output file's tensors."""
 
     def __init__(self, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> None:
@@ -38,7 +38,7 @@ def partial_of(path: Path) -> Path:
 class Shard:
     """One output file. It takes its place on the disk before it writes the first tensor."""
 
-    def __init__(self, path: Path, layout: Layout, *, goes_on: bool) -> None:
+    def __init__(self, path: Path, layout: FilePlaces, *, goes_on: bool) -> None:
         """`goes_on`: keep the output of an earlier process."""
         self.path, self._places, self._partial = path, layout.places, partial_of(path)
         self._file = self._partial.open("r+b" if goes_on else "w+b", buffering=0)

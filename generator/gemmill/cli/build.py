@@ -21,50 +21,52 @@ if TYPE_CHECKING:
 _MOST_LISTED = 100
 """The most variants that have a line each; of more, families have."""
 
+EpilogueOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--epilogue",
+        metavar="MODULE:FUNCTION",
+        help="Compile the kernels of this epilogue of yours too; may be repeated.",
+    ),
+]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try variants again that did not compile before.")]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="ADDRESS", help="Compile on this Dask cluster; --home must be shared with it."),
+]
+EmulateOption = Annotated[
+    bool,
+    typer.Option(
+        "--emulate", help="Emulate sm120f's instructions on an sm90a GPU; such a build serves only where it is named."
+    ),
+]
+OwnHostCodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--own-host-code",
+        help="Launch the CuTe DSL's kernels by gemmill's host code, and link nothing of the DSL; kernels that it cannot launch are left out.",
+    ),
+]
+UseOption = Annotated[
+    bool | None,
+    typer.Option("--use/--no-use", help="Make the build current, or not; by default if it is as complete."),
+]
+
 
 def build(
     select: o.OwnSelectOption = None,
     arch: o.ArchOption = Arch.SM90A,
     filters: o.FilterOption = None,
-    epilogues: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--epilogue",
-            metavar="MODULE:FUNCTION",
-            help="Compile the kernels of this epilogue of yours too; may be repeated.",
-        ),
-    ] = None,
+    epilogues: EpilogueOption = None,
     jobs: o.JobsOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, compile nothing.")] = False,
     max_size: o.MaxSizeOption = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try variants again that did not compile before.")
-    ] = False,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduler", metavar="ADDRESS", help="Compile on this Dask cluster; --home must be shared with it."
-        ),
-    ] = None,
+    retry_failed: RetryOption = False,
+    scheduler: SchedulerOption = None,
     trust_network: o.TrustNetworkOption = False,
-    emulate: Annotated[
-        bool,
-        typer.Option(
-            "--emulate",
-            help="Emulate sm120f's instructions on an sm90a GPU; such a build serves only where it is named.",
-        ),
-    ] = False,
-    own_host_code: Annotated[
-        bool,
-        typer.Option(
-            "--own-host-code",
-            help="Launch the CuTe DSL's kernels by gemmill's host code, and link nothing of the DSL; kernels that it cannot launch are left out.",
-        ),
-    ] = False,
-    use: Annotated[
-        bool | None,
-        typer.Option("--use/--no-use", help="Make the build current, or not; by default if it is as complete."),
-    ] = None,
+    emulate: EmulateOption = False,
+    own_host_code: OwnHostCodeOption = False,
+    use: UseOption = None,
     home: o.HomeOption = None,
 ) -> None:
     """Compile a selection of variants into an extension.

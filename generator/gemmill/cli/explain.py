@@ -54,10 +54,11 @@ def explain(
     from gemmill.numerics.cases import cases_of_op
     from gemmill.registry import REGISTRY
     from gemmill.runtime.checks import check
+    from gemmill.runtime.choosing import Trust
     from gemmill.runtime.holding import holds_here
     from gemmill.runtime.operands import of_arguments
     from gemmill.runtime.schemas import BY_NAME
-    from gemmill.runtime.select import Trust, evidence_of, unbuilt_winner
+    from gemmill.runtime.select import evidence_of, unbuilt_winner
     from gemmill.runtime.serving import serving_of
 
     if as_json and everything:

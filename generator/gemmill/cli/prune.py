@@ -14,7 +14,10 @@ from gemmill.cli.shapes import ModelOption, MOption, OpOption, ShapesOption, Ten
 from gemmill.vocab import Arch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gemmill.tuner.prune import Times
+    from gemmill.tuner.workloads import Workload
 
 
 def prune(
@@ -69,20 +72,10 @@ def prune(
 
     if not (shapes or models) and (ops, tensor_parallel, m) != ("all", "1", None):
         raise UsageError("--op, --tp and --m are about the shapes of --model or --shapes: name some, or leave them out")
-    times: dict = {}
-    for path in measured:
-        for workload, us in _times_in(path).items():
-            times.setdefault(workload, {}).update(us)
+    wanted = None
     if shapes or models:
         wanted = workloads_of(shapes=shapes, models=models, ops=ops, tensor_parallel=tensor_parallel, m=m)
-        missing = [workload for workload in wanted if workload not in times]
-        if missing:
-            raise UsageError(
-                f"{count(len(missing), 'shape')} were not measured, the first is {missing[0]}: `gemmill tune` them first"
-            )
-        times = {workload: times[workload] for workload in wanted}
-    if not times:
-        raise UsageError(f"{measured[0]} has no measured shape: `gemmill tune` writes some")
+    times = _times_of(measured, wanted)
     everything = variants.selection_of(select, Arch(arch), filters)
     pruned = choose(times, within, everything)
     if not pruned.losses:
@@ -105,6 +98,24 @@ def prune(
     )
     if left := len(times) - len(pruned.losses):
         typer.echo(f"gemmill: left out: {count(left, 'shape')} of which no variant of {select} was measured", err=True)
+
+
+def _times_of(measured: list[Path], wanted: "Sequence[Workload] | None") -> "Times":
+    """The times in files, at the wanted shapes; None for all. Raises UsageError where there are none of one, and as `_times_in`."""
+    times: Times = {}
+    for path in measured:
+        for workload, us in _times_in(path).items():
+            times.setdefault(workload, {}).update(us)
+    if wanted is not None:
+        missing = [workload for workload in wanted if workload not in times]
+        if missing:
+            raise UsageError(
+                f"{count(len(missing), 'shape')} were not measured, the first is {missing[0]}: `gemmill tune` them first"
+            )
+        times = {workload: times[workload] for workload in wanted}
+    if not times:
+        raise UsageError(f"{measured[0]} has no measured shape: `gemmill tune` writes some")
+    return times
 
 
 def _times_in(path: Path) -> "Times":

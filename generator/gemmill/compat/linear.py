@@ -180,7 +180,7 @@ def take(layer: Layer, by: str, of: object | None = None, rows: str = "") -> Non
     build = ops.active()
     agreement.warn_once(build.build_id, build.tuned.digest)
     _, variants = _answer_of_build(layer, build.build_id, holds_here())
-    served.took(served.Kind(layer=str(layer), by=by, variants=variants, rows=rows), of)
+    served.took(served.ServedLayers(layer=str(layer), by=by, variants=variants, rows=rows), of)
 
 
 Result = TypeVar("Result")

@@ -18,7 +18,7 @@ from gemmill.family.judging import Dense, Judged
 from gemmill.family.op import Op, OpSet
 from gemmill.family.order import ALONE, EXACT, Order
 from gemmill.family.registered import Registry
-from gemmill.family.schema import VLLM_PREFIX, Kind, OpSchema, Parameter
+from gemmill.family.schema import VLLM_PREFIX, ArgumentKind, OpSchema, Parameter
 from gemmill.family.shaped_call import ShapedCall
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.sweep import Measured, Sizes, Sweep

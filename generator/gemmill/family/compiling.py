@@ -13,7 +13,7 @@ from string import Formatter
 from gemmill.family.classes import Classes
 from gemmill.family.operand import DTYPE_CODES
 from gemmill.family.program import Block, Calc, Code, Fact, Instruction, Program, Relation, Result, either, unless
-from gemmill.family.schema import Kind
+from gemmill.family.schema import ArgumentKind
 from gemmill.family.steps import Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.tensor import Layout, Same, Tensor
 
@@ -43,14 +43,17 @@ _GRADIENT = (
 
 
 def compile_contract(
-    kinds: Mapping[str, Kind], fixed: Mapping[str, int], contract: Sequence[Step], returned: Sequence[Returned] = ()
+    kinds: Mapping[str, ArgumentKind],
+    fixed: Mapping[str, int],
+    contract: Sequence[Step],
+    returned: Sequence[Returned] = (),
 ) -> Program:
     """The program of an op's contract; `kinds` are those of its arguments, by role. Raises ValueError where it contradicts
     itself."""
     if taken := sorted(set(fixed) & set(kinds)):
         raise ValueError(f"{taken[0]!r} is fixed as {fixed[taken[0]]} and an argument too")
     compiler = _Compiler(kinds, [x.role for x, _, _ in returned], fixed)
-    tensors = [role for role, kind in kinds.items() if kind in (Kind.TENSOR, Kind.TENSORS)]
+    tensors = [role for role, kind in kinds.items() if kind in (ArgumentKind.TENSOR, ArgumentKind.TENSORS)]
     steps = [Require(f"detached({role})", _GRADIENT % (role, role)) for role in tensors]
     instructions = compiler.steps((*steps, *contract))
     return Program(
@@ -80,7 +83,7 @@ def _result(values: Mapping[str, int], x: Tensor, leading: str, sizes: Sequence[
 
 
 class _Compiler:
-    def __init__(self, kinds: Mapping[str, Kind], returned: Sequence[str], fixed: Mapping[str, int]) -> None:
+    def __init__(self, kinds: Mapping[str, ArgumentKind], returned: Sequence[str], fixed: Mapping[str, int]) -> None:
         self._kinds = kinds
         self._fixed = fixed
         self.values = {name: i for i, name in enumerate((*kinds, *returned, *fixed))}
@@ -197,7 +200,12 @@ class _Compiler:
                 value = self._new()
                 return [
                     Instruction(
-                        code=Code.ITEM, operands=(value, self._argument(values, "list", Kind.INTS, Kind.TENSORS), which)
+                        code=Code.ITEM,
+                        operands=(
+                            value,
+                            self._argument(values, "list", ArgumentKind.INTS, ArgumentKind.TENSORS),
+                            which,
+                        ),
                     )
                 ], value
             case ast.Call(func=ast.Name(id="up"), args=[x, y]):
@@ -240,7 +248,9 @@ class _Compiler:
                 return [Instruction(code=Code.STRIDES, operands=(self._tensor(x), self._tensor(y)))]
             case ast.Call(func=ast.Name(id=test), args=[*firsts, last]) if test in _PLACES:
                 first = self._first(firsts[0]) if firsts else 0
-                return [Instruction(code=_PLACES[test], operands=(first, 1 << self._tensor(last, Kind.TENSORS)))]
+                return [
+                    Instruction(code=_PLACES[test], operands=(first, 1 << self._tensor(last, ArgumentKind.TENSORS)))
+                ]
         raise ValueError(f"{ast.unparse(node)!r} is no test")
 
     def _alternative(self, node: ast.expr) -> Block:
@@ -248,7 +258,7 @@ class _Compiler:
             return self._test(node)
 
     def _compared(self, left: ast.expr, how: Relation, right: ast.expr) -> Block:
-        if isinstance(left, ast.Name) and self._kinds.get(left.id) is Kind.FLOAT:
+        if isinstance(left, ast.Name) and self._kinds.get(left.id) is ArgumentKind.FLOAT:
             (bits,) = struct.unpack("<q", struct.pack("<d", ast.literal_eval(right)))
             return [Instruction(code=Code.REAL, operands=(self._named(left.id), how, bits))]
         (first, x), (second, y) = self._value(left), self._value(right)
@@ -262,7 +272,7 @@ class _Compiler:
                     raise ValueError(f"{unknown[0]!r} is no dtype, of {', '.join(DTYPE_CODES)}")
                 codes = sum(1 << DTYPE_CODES[name] for name in names)
                 return [Instruction(code=Code.DTYPE, operands=(self._tensor(tensor), codes))]
-            case ast.Name(id=name) if self._kinds.get(name) is Kind.TEXT:
+            case ast.Name(id=name) if self._kinds.get(name) is ArgumentKind.TEXT:
                 self.words = tuple(map(ast.literal_eval, elements))
                 value = self.values[f"{name}_index"] = self._new()
                 return [Instruction(code=Code.WORD, operands=(value, self._named(name)))]
@@ -279,10 +289,10 @@ class _Compiler:
                 return number
         return self._tensor(node)
 
-    def _tensor(self, node: ast.expr, *more: Kind) -> int:
-        return self._argument(node, "tensor", Kind.TENSOR, *more)
+    def _tensor(self, node: ast.expr, *more: ArgumentKind) -> int:
+        return self._argument(node, "tensor", ArgumentKind.TENSOR, *more)
 
-    def _argument(self, node: ast.expr, what: str, *kinds: Kind) -> int:
+    def _argument(self, node: ast.expr, what: str, *kinds: ArgumentKind) -> int:
         name = ast.unparse(node)
         if self._kinds.get(name) not in kinds:
             raise ValueError(f"{name!r} is no {what}, of {', '.join(self._kinds)}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from gemmill.family.compiling import Returned
 from gemmill.family.program import MOST_RESULT_SIZES
-from gemmill.family.schema import Kind, Parameter
+from gemmill.family.schema import ArgumentKind, Parameter
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Step, When
 from gemmill.family.tensor import Layout, ResultOf, Same, Size, Tensor, any_of, torch_names
 from gemmill.vocab import DType, Format
@@ -38,7 +38,7 @@ class Expansion:
                 shapes = self._tensors[tensor.role].shape, tensor.shape
                 raise ValueError(f"tensor {tensor.role!r} is declared twice, as {shapes[0]!r} and {shapes[1]!r}")
             self._tensors[tensor.role] = tensor
-        given = {role for role, parameter in parameters.items() if parameter.kind is Kind.TENSOR} | set(returns)
+        given = {role for role, parameter in parameters.items() if parameter.kind is ArgumentKind.TENSOR} | set(returns)
         if tensors and (apart := sorted(given ^ set(self._tensors))):
             raise ValueError(
                 f"{apart[0]!r} is only in one of tensors declared and tensors of the schema: {_sorted(self._tensors)} and {_sorted(given)}"
@@ -336,7 +336,7 @@ class Expansion:
                 f"{role!r} is returned as {x.shape!r} with layout {str(x.layout)!r}: it has at most {MOST_RESULT_SIZES} sizes, "
                 "and two where columns lie behind one another"
             )
-        if not any(y.kind is Kind.TENSOR and not y.optional for y in self._parameters.values()):
+        if not any(y.kind is ArgumentKind.TENSOR and not y.optional for y in self._parameters.values()):
             raise ValueError(
                 f"{role!r} is returned on the device of an argument, and no tensor of {_sorted(self._parameters)} is always given"
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmill.family.operand import DTYPE_CODES, Call, Operand
 from gemmill.family.program import Calc, Code, Fact, Instruction, Program, Relation, Result
-from gemmill.family.schema import Kind, OpSchema
+from gemmill.family.schema import ArgumentKind, OpSchema
 
 _FACT: dict[Fact, Callable[[Operand, int], int]] = {
     Fact.RANK: lambda x, dim: len(x.shape),
@@ -64,7 +64,7 @@ class Judged:
         if place >= len(self.arguments):
             return self.values[place]
         value = self.arguments[place]
-        if self.schema.parameters[place].kind is Kind.TENSORS:
+        if self.schema.parameters[place].kind is ArgumentKind.TENSORS:
             return _ToldList(self.schema.arguments[place], value)
         return _Told(self, self.schema.arguments[place], value) if isinstance(value, Operand) else value
 
@@ -165,9 +165,9 @@ def _apart(x: Operand, y: Operand) -> bool:
     return not (x.data and x.data < y.end and y.data < x.end)
 
 
-def _number(value: Any, kind: Kind) -> int:
+def _number(value: Any, kind: ArgumentKind) -> int:
     """An argument among the values: itself, or whether the call has it."""
-    return int(value) if kind in (Kind.INT, Kind.BOOL) else int(value is not None)
+    return int(value) if kind in (ArgumentKind.INT, ArgumentKind.BOOL) else int(value is not None)
 
 
 class _Told:

@@ -9,7 +9,7 @@ VLLM_PREFIX = "vllm_"
 """The prefix of vLLM's name for an op that computes as vLLM's does, where ours computes something else."""
 
 
-class Kind(StrEnum):
+class ArgumentKind(StrEnum):
     """Types of arguments, as torch writes them. The order is that of kernels/extension/call.h."""
 
     TENSOR = "Tensor"
@@ -26,7 +26,7 @@ class Parameter:
     """One argument of an op."""
 
     name: str
-    kind: Kind
+    kind: ArgumentKind
     written: bool
     optional: bool
     """Whether None may be given."""
@@ -86,17 +86,17 @@ def _parameter(text: str) -> Parameter:
     kind, written, optional, name, default = match.groups()
     return Parameter(
         name=name,
-        kind=Kind(kind),
+        kind=ArgumentKind(kind),
         written=written is not None,
         optional=optional is not None,
-        default=None if default is None else _default(Kind(kind), default),
+        default=None if default is None else _default(ArgumentKind(kind), default),
         required=default is None,
     )
 
 
-def _default(kind: Kind, text: str) -> bool | int | float | str | None:
+def _default(kind: ArgumentKind, text: str) -> bool | int | float | str | None:
     if text in _DEFAULTS:
         return _DEFAULTS[text]
-    if kind is Kind.TEXT:
+    if kind is ArgumentKind.TEXT:
         return text.strip('"')
-    return float(text) if kind is Kind.FLOAT else int(text)
+    return float(text) if kind is ArgumentKind.FLOAT else int(text)

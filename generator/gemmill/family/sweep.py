@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gemmill.family.shaped_call import ShapedCall
@@ -52,3 +53,11 @@ class Sweep:
     """Measured mean loss of a choice by its evidence, `nearest` or `model`; empty without measurements."""
     tile: Callable[[Any], tuple[int, ...]] | None = None
     """The tile that a second opinion names for a row, by its facts; None where there is no such opinion."""
+
+    def measured_as(self, call: ShapedCall) -> str | None:
+        """The name of the measured class of a call; None where its class is not measured."""
+        return self._names.get(call.call_class)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {measured.call(self.tiny).call_class: measured.name for measured in self.measured}

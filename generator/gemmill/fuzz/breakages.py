@@ -15,7 +15,7 @@ from gemmill.numerics.layouts import SHIFTS
 from gemmill.numerics.memory import Memory
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, operands
-from gemmill.runtime.schemas import BY_NAME, Kind, Parameter
+from gemmill.runtime.schemas import BY_NAME, ArgumentKind, Parameter
 
 BROKEN = 0.2
 """The share of broken calls."""
@@ -140,7 +140,7 @@ def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> Bro
         parameter = draw.one_of(schema.parameters)
         name, value = parameter.name, arguments[parameter.name]
         what, certain = "", False
-        if parameter.kind is not Kind.TENSOR:
+        if parameter.kind is not ArgumentKind.TENSOR:
             broken: Any = _plain(parameter, draw)
             what = f"{name} is {broken!r}"
             if broken == value:
@@ -163,13 +163,13 @@ def break_call(op: str, arguments: Arguments, memory: Memory, draw: Draw) -> Bro
 
 def _plain(parameter: Parameter, draw: Draw) -> Any:
     match parameter.kind:
-        case Kind.INT:
+        case ArgumentKind.INT:
             return draw.one_of((0, 1, 16, 48, 96, 256, -64, -1))
-        case Kind.FLOAT:
+        case ArgumentKind.FLOAT:
             return draw.one_of((-1.0, 240.0, float("nan"), -448.5))
-        case Kind.BOOL:
+        case ArgumentKind.BOOL:
             return draw.chance(0.5)
-        case Kind.TEXT:
+        case ArgumentKind.TEXT:
             return draw.one_of(("relu", "none", "", "geluß", "SILU"))
         case _:
             return draw.one_of(((1,), (0, 4), (-1, -1), (3, 5), (1, 1, 1)))

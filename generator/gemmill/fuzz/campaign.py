@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.fuzz.findings import Finding, FuzzError, FuzzSpec, Kind, finding_of
+from gemmill.fuzz.findings import FaultKind, Finding, FuzzError, FuzzSpec, finding_of
 from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
 
 PROGRAM = "gemmill.fuzz.child"
@@ -85,9 +85,9 @@ def _alone(worker: Worker, index: int, seconds: float) -> dict[str, Any]:
         answer: dict[str, Any] = worker.ask("only", seconds, index=index)
         return answer
     except WorkerDied as error:
-        kind, detail = (Kind.HANG if error.hung else Kind.CRASH), str(error)
+        kind, detail = (FaultKind.HANG if error.hung else FaultKind.CRASH), str(error)
     except WorkerError as error:
-        kind, detail = Kind.UNJUDGED, str(error)
+        kind, detail = FaultKind.UNJUDGED, str(error)
     found = [{"kind": kind, "index": index, "detail": detail}]
     return {"tally": {"legal": 1}, "found": found, "call": "", "broken": False, "failed": True}
 
@@ -165,7 +165,7 @@ class _Campaign:
             self._keep(answer)
         if not is_explained:
             detail = f"calls {first} to {first + count - 1} in one process: {reason}; no call alone does that"
-            self._keep({"found": [{"kind": Kind.NOT_REPEATABLE, "index": first, "detail": detail}], "tally": {}})
+            self._keep({"found": [{"kind": FaultKind.NOT_REPEATABLE, "index": first, "detail": detail}], "tally": {}})
 
     def _keep(self, answer: dict[str, Any]) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gemmill
 from gemmill.fuzz.breakages import Arguments, BrokenCall, break_call, draw_call
-from gemmill.fuzz.findings import FuzzSpec, Kind
+from gemmill.fuzz.findings import FaultKind, FuzzSpec
 from gemmill.numerics.call import CPU_LIMITS, GPU_LIMITS, LegalCall
 from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.draw import Draw
@@ -31,7 +31,7 @@ HELD_SHARE = 8
 
 
 class _Found(Exception):  # noqa: N818  (it is what happened)
-    def __init__(self, kind: Kind, detail: str) -> None:
+    def __init__(self, kind: FaultKind, detail: str) -> None:
         super().__init__(detail)
         self.kind, self.detail = kind, detail
 
@@ -103,14 +103,14 @@ class Child:
         if counts is not None:
             counts[1].copy_(changed.sum())
         elif changed.any():
-            raise _Found(Kind.OUT_OF_BOUNDS if broken is None else Kind.TOUCHED, memory.places(changed))
+            raise _Found(FaultKind.OUT_OF_BOUNDS if broken is None else FaultKind.TOUCHED, memory.places(changed))
         if broken is not None:
             return
         judge = cases_of_op(call.op).judge(call, memory, before)
         if counts is not None:
             counts[0].copy_(judge.wrong())
         elif report := judge.report():
-            raise _Found(Kind.WRONG, report)
+            raise _Found(FaultKind.WRONG, report)
 
     def _arguments(self, call: LegalCall, memory: Memory) -> Arguments:
         return {
@@ -132,7 +132,9 @@ class Child:
                 raise _LeftOut from None
             if self._spec.gpu and cases_of_op(call.op).is_lacking(call, str(error)):
                 raise _LeftOut from None
-            raise _Found(Kind.REFUSED, f"a legal call raised {type(error).__name__}: {first_line(error)}") from None
+            raise _Found(
+                FaultKind.REFUSED, f"a legal call raised {type(error).__name__}: {first_line(error)}"
+            ) from None
         finally:
             self._tally["legal"] += 1
 
@@ -145,8 +147,10 @@ class Child:
                 return
             self._see_whether_alive()
             found, wanted = f"{type(error).__name__}: {first_line(error)!r}", repr(broken.sentence)
-            raise _Found(Kind.SENTENCE, f"{broken.what}; the error is {found}, the checks' {wanted}") from None
-        raise _Found(Kind.ACCEPTED, f"{broken.what}, and the call raised nothing; the checks say {broken.sentence!r}")
+            raise _Found(FaultKind.SENTENCE, f"{broken.what}; the error is {found}, the checks' {wanted}") from None
+        raise _Found(
+            FaultKind.ACCEPTED, f"{broken.what}, and the call raised nothing; the checks say {broken.sentence!r}"
+        )
 
     def _see_whether_alive(self) -> None:
         """Raise the CUDA context's own error if it is dead. An op that cannot launch anything then is not at fault."""
@@ -166,13 +170,13 @@ class Child:
             if _is_dead(error):
                 raise
             detail = f"making or judging the call raised {type(error).__name__}: {first_line(error)}"
-            found.append({"kind": Kind.UNJUDGED, "index": index, "detail": detail})
+            found.append({"kind": FaultKind.UNJUDGED, "index": index, "detail": detail})
 
     def _not_repeated(self, index: int, counted: list[int]) -> list[Found]:
         if counted[1] == 0 and not cases_of_op(self._spec.op_of(index)).counts_are_final:
             return []  # other bits than the reference's, within the error bound of the arithmetic
         detail = f"{counted[0]} elements were wrong and {counted[1]} bytes changed that are no output's, and none when called alone"
-        return [{"kind": Kind.NOT_REPEATABLE, "index": index, "detail": detail}]
+        return [{"kind": FaultKind.NOT_REPEATABLE, "index": index, "detail": detail}]
 
 
 def _is_dead(error: Exception) -> bool:

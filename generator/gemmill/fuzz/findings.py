@@ -10,7 +10,7 @@ class FuzzError(RuntimeError):
     """A run that cannot be made; the text is one sentence."""
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """The fault of a call."""
 
     CRASH = "crash"
@@ -53,7 +53,7 @@ class FuzzSpec:
 class Finding:
     """A call that went wrong."""
 
-    kind: Kind
+    kind: FaultKind
     op: str
     seed: int
     index: int
@@ -68,7 +68,7 @@ def finding_of(spec: FuzzSpec, found: Mapping[str, Any]) -> Finding:
     place = ["--gpu", *(["--build", spec.build] if spec.build else [])] if spec.gpu else ["--cpu"]
     index, op = found["index"], spec.op_of(found["index"])
     return Finding(
-        kind=Kind(found["kind"]),
+        kind=FaultKind(found["kind"]),
         op=op,
         seed=spec.seed,
         index=index,

@@ -29,7 +29,7 @@ def refuse_unused(op: str, question: Question) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CaseOutcome:
     """The result of a call, compared with the reference."""
 
     report: str
@@ -48,7 +48,7 @@ class Case(Protocol):
     def arguments(self, device: str) -> Sequence[Any]:
         """Fresh operands in the order of the op's schema, outputs poisoned."""
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Make the call on fresh operands of that device, outputs poisoned. Raises whatever the op raises."""
 
 
@@ -74,12 +74,12 @@ def result_memory(dtype: torch.dtype, shape: tuple[int, int], pad: int, device: 
     return Memory({"out": slot}, device, GUARD_BYTES + GUARD_ROWS * slot.row_stride * slot.dtype.itemsize)
 
 
-def outcome_of(comparison: Comparison, memory: Memory) -> Outcome:
+def outcome_of(comparison: Comparison, memory: Memory) -> CaseOutcome:
     """The outcome of a call whose results were compared, and whose memory was poisoned before."""
     report = comparison.report
     if comparison.ok and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
         report = "elements outside the result were written"
-    return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+    return CaseOutcome(report=report, worst_fraction=comparison.worst_fraction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +124,10 @@ class Cases:
     """A random call that an op must take."""
     judge: Callable[[LegalCall, Memory, Tensor], Judge]
     """The judge of a call, of its memory, and of a copy of that memory's bytes from before the call."""
-    counts_are_final: bool
-    """Whether all that a judge counts as wrong is wrong. Else `report` has the last word."""
     is_lacking: Callable[[LegalCall, str], bool]
     """Whether the text of a refusal says that the build has no variant for a call, and it has none."""
+    counts_are_final: bool = True
+    """Whether all that a judge counts as wrong is wrong. Else `report` has the last word."""
     limits: Callable[[str, Mapping[str, Any]], Mapping[str, Tensor]] | None = None
     """The distance by which each element of a right kernel's result may be from the reference's, of an op and its
     arguments by name.

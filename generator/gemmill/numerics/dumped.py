@@ -16,7 +16,7 @@ from gemmill.runtime.schemas import BY_NAME
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SavedTensor:
     """A tensor of a saved call."""
 
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class Dumped:
     """The name of the GPU."""
     plain: Mapping[str, Any]
     """The arguments other than tensors, by name."""
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, SavedTensor]
     """The tensors, by their names in the file."""
     data: Mapping[str, Tensor]
     """Their bytes."""
@@ -112,10 +112,10 @@ def read_dump(path: Path) -> Dumped:
     return Dumped(path=path, layouts=layouts, data={name: stored[name].read() for name in layouts}, **fields)
 
 
-def _layout(facts: Mapping[str, Any]) -> Layout:
+def _layout(facts: Mapping[str, Any]) -> SavedTensor:
     dtype = getattr(torch, facts["dtype"])
     shape, strides = tuple(map(int, facts["shape"])), tuple(map(int, facts["strides"]))
-    return Layout(dtype=dtype, shape=shape, strides=strides, shift=int(facts["shift"]))
+    return SavedTensor(dtype=dtype, shape=shape, strides=strides, shift=int(facts["shift"]))
 
 
 def _error(found: Tensor, wanted: Tensor) -> str:

@@ -18,7 +18,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildFacts:
+class ReportedBuild:
     """The build whose kernels run."""
 
     build_id: str
@@ -89,7 +89,7 @@ class Content:
     gpu: Gpu
     machine: list[dict[str, str]]
     """The findings of `gemmill doctor` on Python, torch, driver and toolchain."""
-    build: BuildFacts | None = None
+    build: ReportedBuild | None = None
     verify: list[Verified] = field(default_factory=list)
     memcheck: list[Checked] = field(default_factory=list)
     memcheck_note: str = ""

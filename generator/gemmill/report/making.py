@@ -6,7 +6,7 @@ from pathlib import Path
 from gemmill.manifest import Manifest
 from gemmill.report import memcheck
 from gemmill.report.child import ChildSpec
-from gemmill.report.content import BuildFacts, Content, Time, Verified
+from gemmill.report.content import Content, ReportedBuild, Time, Verified
 from gemmill.runtime.tuned import Machine
 from gemmill.tuner.candidates import build_facts
 from gemmill.tuner.protocol import TuneError
@@ -30,7 +30,7 @@ Kept = Callable[[], None]
 
 def note_build(content: Content, manifest: Manifest, compiled_in_seconds: float | None) -> None:
     """The build, and a failure for each variant that did not compile."""
-    content.build = BuildFacts(
+    content.build = ReportedBuild(
         build_id=manifest.build_id,
         gemmill_version=manifest.gemmill_version,
         made_for=manifest.made_for,

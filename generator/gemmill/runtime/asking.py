@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmill.registry import REGISTRY
-from gemmill.runtime.schemas import NAMESPACE, Kind, OpSchema, Parameter
+from gemmill.runtime.schemas import NAMESPACE, ArgumentKind, OpSchema, Parameter
 
 
 def given_to(op: OpSchema, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -62,7 +62,7 @@ def _bound(op: OpSchema, args: Sequence[Any], named: Mapping[str, Any]) -> list[
 
 
 def _fits(parameter: Parameter, value: Any) -> bool:
-    if parameter.kind is Kind.TENSOR:
+    if parameter.kind is ArgumentKind.TENSOR:
         return value is None or isinstance(value, torch.Tensor)
     return not isinstance(value, torch.Tensor | torch.dtype)
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from gemmill.family import ShapedCall
 from gemmill.registry import REGISTRY
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.library import Build
 from gemmill.runtime.notices import LOG
-from gemmill.runtime.select import Noted, Trust
+from gemmill.runtime.select import Noted
 
 MOST_TOLD = 10_000
 """The most shapes that a process logs."""

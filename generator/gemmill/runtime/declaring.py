@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from gemmill.family import Family, Kind, Op
+from gemmill.family import ArgumentKind, Family, Op
 from gemmill.manifest import ManifestError
 
 _Numbers = ctypes.POINTER(ctypes.c_int64)
@@ -47,7 +47,7 @@ def declare(library: ctypes.CDLL, family: Family, op: Op) -> None:
 
 def _declaration(family: Family, op: Op) -> Declaration:
     program, parameters = op.program, op.schema.parameters
-    kinds = [n for p in parameters for n in (list(Kind).index(p.kind), p.optional, p.written)]
+    kinds = [n for p in parameters for n in (list(ArgumentKind).index(p.kind), p.optional, p.written)]
     return Declaration(
         name=op.schema.name.encode(),
         family=family.name.encode(),

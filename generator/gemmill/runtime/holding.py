@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from gemmill import settings
 from gemmill.manifest import ManifestError
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.packed import PackedCall, PackedChoice
-from gemmill.runtime.select import Trust
 
 _NUMBER = ctypes.c_int64
 _CHOOSE = ctypes.CFUNCTYPE(None, _NUMBER, ctypes.POINTER(PackedCall), _NUMBER, ctypes.POINTER(PackedChoice))

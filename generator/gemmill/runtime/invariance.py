@@ -17,7 +17,7 @@ from itertools import product
 from gemmill.family import Order, ShapedCall, Tuning
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import Trust, choose, model_ns, rejection
+from gemmill.runtime.choosing import Trust, choose, model_ns, rejection
 from gemmill.runtime.table_file import TableRow
 from gemmill.runtime.tuned import TunedChoice, times_of
 from gemmill.runtime.variant_table import TunedRow, VariantTable
@@ -79,7 +79,7 @@ class Invariance:
         return order.over(length) if order is not None and length else order
 
     def choose(self, call: ShapedCall, sm_count: int) -> tuple[int, Trust, TunedRow | None]:
-        """As `select.choose`, within the order that the class keeps; the row is -1 where it has none, or no variant of
+        """As `choosing.choose`, within the order that the class keeps; the row is -1 where it has none, or no variant of
         that order takes the call.
         """
         held = self.held(call)

@@ -15,13 +15,14 @@ from gemmill.manifest import Manifest, ManifestError, open_extension
 from gemmill.registry import REGISTRY
 from gemmill.runtime import checks, handing, operands, packed
 from gemmill.runtime.builds import read_build
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.declaring import declare
 from gemmill.runtime.driver import driver_cuda
 from gemmill.runtime.holding import Holding, holds_here
 from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.notices import tell_loaded, tell_quarantined, tell_unbuilt
 from gemmill.runtime.schemas import BY_NAME, OpSchema, add
-from gemmill.runtime.select import Choice, Noted, Trust, select
+from gemmill.runtime.select import Choice, Noted, select
 from gemmill.runtime.serving import serving_of
 from gemmill.runtime.tuned import Machine, Tuned, load_tuned, machine, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
@@ -240,7 +241,7 @@ class Build:
             return f"{op.name}: the pinned variant {pinned.name} cannot take the call: {pinned.reason}"
         if choice.refused is not None:
             return f"{op.name}: {choice.refused}"
-        return f"{op.name}: {serving_of(op).lacks(self, op, call, choice)}"
+        return f"{op.name}: {serving_of(op).lacks(self.manifest, op, call, choice)}"
 
 
 def _load(file: BinaryIO, path: Path) -> ctypes.CDLL:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gemmill.family import ShapedCall
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import choose, model_ns
+from gemmill.runtime.choosing import choose, model_ns
 from gemmill.runtime.table_file import Key, TableRow
 from gemmill.runtime.tuned import Tuned, current_row, siblings
 from gemmill.runtime.variant_table import VariantTable, make_variant_table

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import IO
 
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import Noted, Trust
+from gemmill.runtime.choosing import Trust
+from gemmill.runtime.select import Noted
 
 MOST_BYTES = 1 << 20
 """The most bytes of the file, and of one process's part: about ten thousand shapes.

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.library import Build
-from gemmill.runtime.select import Noted, Trust
+from gemmill.runtime.select import Noted
 
 PERIOD_SECONDS = 5.0
 MOST_NOTED = 1024

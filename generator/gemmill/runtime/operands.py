@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gemmill.family.operand import DTYPE_CODES, Call, Operand, Value
-from gemmill.runtime.schemas import Kind, OpSchema
+from gemmill.runtime.schemas import ArgumentKind, OpSchema
 
 _DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 _DEVICE_TYPES = {0: "cpu", 1: "cuda"}
@@ -100,22 +100,22 @@ def of_facts(op: OpSchema, facts: Sequence[int]) -> Call:
     return {parameter.name: _value(parameter.kind, numbers) for parameter in op.parameters}
 
 
-def _value(kind: Kind, numbers: Iterator[int]) -> Value:
+def _value(kind: ArgumentKind, numbers: Iterator[int]) -> Value:
     first = next(numbers)
     match kind:
-        case Kind.INT:
+        case ArgumentKind.INT:
             return first
-        case Kind.BOOL:
+        case ArgumentKind.BOOL:
             return bool(first)
-        case Kind.FLOAT:
+        case ArgumentKind.FLOAT:
             return float(struct.unpack("<d", struct.pack("<q", first))[0])
-        case Kind.INTS:
+        case ArgumentKind.INTS:
             return tuple(next(numbers) for _ in range(next(numbers))) if first else None
-        case Kind.TEXT:
+        case ArgumentKind.TEXT:
             return bytes(next(numbers) for _ in range(first)).decode(errors="replace")
-        case Kind.TENSORS:
+        case ArgumentKind.TENSORS:
             return tuple(_operand(numbers) for _ in range(first) if next(numbers))
-        case Kind.TENSOR:
+        case ArgumentKind.TENSOR:
             return _operand(numbers) if first else None
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gemmill.family import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, Row, ShapedCall
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import Noted, Trust
+from gemmill.runtime.choosing import Trust
+from gemmill.runtime.select import Noted
 from gemmill.runtime.variant_table import TunedRow, VariantTable
 
 _NUMBER = ctypes.c_int64

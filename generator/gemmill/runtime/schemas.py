@@ -1,9 +1,9 @@
 """Names and schemas of the declared ops, and the families that own them."""
 
-from gemmill.family import Family, Kind, Op, OpSchema, Parameter
+from gemmill.family import ArgumentKind, Family, Op, OpSchema, Parameter
 from gemmill.registry import REGISTRY
 
-__all__ = ["BY_NAME", "NAMESPACE", "OPS", "Kind", "OpSchema", "Parameter", "add", "of_family"]
+__all__ = ["BY_NAME", "NAMESPACE", "OPS", "ArgumentKind", "OpSchema", "Parameter", "add", "of_family"]
 
 NAMESPACE = "gemmill"
 OPS = tuple(op.schema for _, op in REGISTRY.ops.values())

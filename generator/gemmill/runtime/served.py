@@ -8,7 +8,7 @@ from gemmill.runtime.notices import LOG
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ServedLayers:
     """Layers of one shape that one kernel serves."""
 
     layer: str
@@ -25,9 +25,9 @@ class Kind:
 class _Log:
     """The lines that this process has logged, and those to come."""
 
-    layers: dict[Kind, set[int]] = field(default_factory=dict)
+    layers: dict[ServedLayers, set[int]] = field(default_factory=dict)
     """The layers of each kind, by their identity; none where calls alone are known."""
-    untold: dict[Kind, None] = field(default_factory=dict)
+    untold: dict[ServedLayers, None] = field(default_factory=dict)
     refusals: dict[tuple[str, str], None] = field(default_factory=dict)
     """Layers that stay with the engine, each with its reason."""
 
@@ -35,7 +35,7 @@ class _Log:
 _log = _Log()
 
 
-def took(kind: Kind, layer: object | None = None) -> None:
+def took(kind: ServedLayers, layer: object | None = None) -> None:
     """Note a layer that gemmill takes; `tell` logs it. A call of an unknown layer is logged at once, and once."""
     if layer is None and kind not in _log.layers:
         LOG.info("%s", _sentence(kind, 0))
@@ -85,7 +85,7 @@ def serving_report() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _sentence(kind: Kind, layers: int) -> str:
+def _sentence(kind: ServedLayers, layers: int) -> str:
     count = f", {layers} of them" if layers else ""
     rows = f"; it serves {kind.rows}" if kind.rows else ""
     return f"{kind.by} takes a {kind.layer}{count}: {kind.variants}{rows}"

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import Call
+from gemmill.manifest import Manifest
 from gemmill.registry import REGISTRY
 from gemmill.runtime.schemas import OpSchema
 from gemmill.runtime.select import Choice
@@ -16,9 +17,6 @@ from gemmill.runtime.select import Choice
 Result = tuple[torch.Tensor, torch.Tensor]
 """A part of a tensor that the op writes, and the values that it gets. They are of its shape, or of one that broadcasts
 to it."""
-
-if TYPE_CHECKING:
-    from gemmill.runtime.library import Build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,7 @@ class Serving:
     """The results of the reference for a legal call, each with its tensor. Arguments are by role."""
     asked: Callable[[Judged], ShapedCall]
     """The shaped call of a legal call: all inputs of a choice."""
-    lacks: Callable[["Build", OpSchema, Call, Choice], str]
+    lacks: Callable[[Manifest, OpSchema, Call, Choice], str]
     """The text on why a build serves no such call, and the remedy."""
 
 
@@ -41,7 +39,7 @@ def serving_of(op: OpSchema) -> Serving:
 
 
 def none_takes(
-    build: "Build",
+    manifest: Manifest,
     asked: ShapedCall,
     choice: Choice,
     *,
@@ -58,18 +56,31 @@ def none_takes(
     """
     named = sizes.count(",") + 1
     at, aligned = (", ".join(map(str, numbers)) for numbers in (asked.sizes[:named], asked.alignments))
-    count = sum(entry.family == asked.family for entry in build.manifest.entries)
     reason = choice.trace[0].reason if choice.trace else "it has none"
-    built = f"`gemmill build --arch {build.manifest.arch} --select {selection}` builds"
+    built = f"`gemmill build --arch {manifest.arch} --select {selection}` builds"
     advice = (
         f"rows must begin at multiples of 16 bytes, and {built} the kernels that there are"
         if of_tma
         else f"{built} those that there are"
     )
     return (
-        f"none of {count_of_variants(count)} of {kernels} in build {build.build_id} takes {sizes} = {at} with alignments of "
+        f"none of {count_of_variants(variants_of(manifest, asked.family))} of {kernels} in build {manifest.build_id} takes {sizes} = {at} with alignments of "
         f"{operands} = {aligned} bytes ({reason}); {advice}"
     )
+
+
+def lacks_one(manifest: Manifest, family: str, wanted: str, *, kernels: str, selection: str = "default") -> str:
+    """The sentence that a build lacks the one variant that serves such calls, among its `kernels` of a family."""
+    return (
+        f"build {manifest.build_id} lacks {wanted}, the variant for such calls, among its "
+        f"{count_of_variants(variants_of(manifest, family))} of {kernels}; "
+        f"`gemmill build --arch {manifest.arch} --select {selection}` builds it"
+    )
+
+
+def variants_of(manifest: Manifest, family: str) -> int:
+    """The number of a family's variants in a build."""
+    return sum(entry.family == family for entry in manifest.entries)
 
 
 def count_of_variants(count: int) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from gemmill.family import Row
 from gemmill.manifest import KernelEntry, Manifest
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import model_ns, rejection, select
+from gemmill.runtime.choosing import model_ns, rejection
+from gemmill.runtime.select import select
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.tuner.heuristics import Tile
@@ -47,7 +48,7 @@ def build_facts(folder: Path, manifest: Manifest, here: Machine, names: frozense
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class Shortlist:
     """The candidates of one workload."""
 
     candidates: tuple[Candidate, ...]
@@ -55,7 +56,7 @@ class Field:
     """The first build's choice of today."""
 
 
-def field_of(
+def shortlist_of(
     workload: Workload,
     builds: Sequence[BuildFacts],
     sm_count: int,
@@ -65,7 +66,7 @@ def field_of(
     *,
     vllm: bool = False,
     orders: bool = False,
-) -> Field:
+) -> Shortlist:
     """Up to `most` variants, the most promising first, those of the tiles that a second opinion advises among them.
     Then the peers that take the workload, torch's own and vLLM's library on request.
 
@@ -94,7 +95,7 @@ def field_of(
     beside = [peer.name for peer in (peers_of(workload.family) if peers else ()) if peer.takes(workload)]
     if vllm and vllm_takes(workload):
         beside.append(VLLM)
-    return Field(
+    return Shortlist(
         candidates=(*(named[name] for name in chosen), *(Candidate(name=name, build=PEER) for name in beside)),
         present=present.name if present is not None else None,
     )

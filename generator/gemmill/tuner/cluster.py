@@ -18,7 +18,7 @@ from gemmill.build.scheduler import Scheduler, SchedulerError, gathered
 from gemmill.manifest import ManifestError
 from gemmill.runtime.builds import MANIFEST, resolve
 from gemmill.tuner.executors import facts_of
-from gemmill.tuner.measure import OPEN_SECONDS, Outcome, Task, measure
+from gemmill.tuner.measure import OPEN_SECONDS, Task, TaskOutcome, measure
 from gemmill.tuner.protocol import PEER, TuneError, WorkerSpec
 from gemmill.tuner.sweep import Event, Executor, Found, TaskLost
 from gemmill.tuner.worker import Worker
@@ -59,7 +59,7 @@ class ClusterExecutor(Executor):
             for task, outcome, error in self._gather([suspect]):
                 yield _event(task, outcome, error)
 
-    def _gather(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome | None, Exception | None]]:
+    def _gather(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskOutcome | None, Exception | None]]:
         submitted = {
             self._client.submit(measure_here, self._spec, task, pure=False, resources=RESOURCES): task for task in tasks
         }
@@ -95,7 +95,7 @@ def addresses_with_gpu(client: Client) -> list[str]:
     return [address for address, worker in workers.items() if worker.get("resources", {}).get("GPU")]
 
 
-def measure_here(spec: WorkerSpec, task: Task) -> Outcome:
+def measure_here(spec: WorkerSpec, task: Task) -> TaskOutcome:
     """Measure a task in this Dask worker's own measuring process."""
     found = _here(spec)
     folders = dict(zip(spec.builds, found.builds, strict=True))
@@ -138,7 +138,7 @@ def _worker(spec: WorkerSpec) -> Worker:
     return _workers[spec]
 
 
-def _event(task: Task, outcome: Outcome | None, error: BaseException | None) -> Event:
+def _event(task: Task, outcome: TaskOutcome | None, error: BaseException | None) -> Event:
     if isinstance(error, KilledWorker):
         return task, TaskLost("its worker was lost, also when it ran alone")
     if error is not None:

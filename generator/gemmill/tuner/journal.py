@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from gemmill.tuner.checking import Finding
 from gemmill.tuner.device import now
-from gemmill.tuner.measure import Outcome
+from gemmill.tuner.measure import TaskOutcome
 from gemmill.tuner.protocol import workload_to_json
 from gemmill.tuner.record import SCHEMA_VERSION, Entry, JournalError, MeasuredBuild, Record
 from gemmill.tuner.workloads import Workload
@@ -43,7 +43,7 @@ def read_journal(path: Path) -> Record:
     return record_of(path, lines)
 
 
-def _by_build(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
+def _by_build(outcome: TaskOutcome) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for name, us in outcome.rounds_us.items():
         found.setdefault(outcome.builds[name], {})[name] = [round(t, 3) for t in us]

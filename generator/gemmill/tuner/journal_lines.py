@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from gemmill.tuner.checking import Fault, Finding
-from gemmill.tuner.measure import Outcome
+from gemmill.tuner.measure import TaskOutcome
 from gemmill.tuner.protocol import workload_from_json
 from gemmill.tuner.record import READ_VERSIONS, SCHEMA_VERSION, Entry, JournalError, MeasuredBuild, Record
 from gemmill.tuner.workloads import Workload
@@ -119,7 +119,7 @@ def _note(record: Record, row: _SweepLine | _BuildLine | _FaultLine | _OutcomeLi
 
 
 def _entry(workload: Workload, row: _OutcomeLine) -> Entry:
-    outcome = Outcome(
+    outcome = TaskOutcome(
         workload=workload,
         rounds_us={name: us for timed in row.rounds_us.values() for name, us in timed.items()},
         findings=row.faults,

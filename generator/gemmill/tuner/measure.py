@@ -49,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TaskOutcome:
     """The result of a task."""
 
     workload: Workload
@@ -81,7 +81,9 @@ def halving(rounds: int) -> tuple[Stage, ...]:
     return tuple(stage for stage in stages if stage.rounds)
 
 
-def measure(worker: Worker, task: Task, found: Callable[[str, Finding], None] = lambda name, finding: None) -> Outcome:
+def measure(
+    worker: Worker, task: Task, found: Callable[[str, Finding], None] = lambda name, finding: None
+) -> TaskOutcome:
     """Measure a task, and call `found` for every fault at once. Raises only for faults of the machine itself."""
     return _Measuring(worker, task, found).run()
 
@@ -101,7 +103,7 @@ class _Measuring:
         self._calls = calls_in_round(task.workload)
         self._prepared: set[str] = set()
 
-    def run(self) -> Outcome:
+    def run(self) -> TaskOutcome:
         begun = perf_counter()
         try:
             device = self._worker.ask("hello", OPEN_SECONDS)
@@ -111,14 +113,14 @@ class _Measuring:
                 checked = perf_counter()
                 self._time_all()
         except (_Unopenable, WorkerDied, WorkerError) as error:
-            return Outcome(
+            return TaskOutcome(
                 workload=self._task.workload,
                 rounds_us={},
                 findings=self._findings,
                 error=str(error),
                 seconds=perf_counter() - begun,
             )
-        return Outcome(
+        return TaskOutcome(
             workload=self._task.workload,
             rounds_us={name: tuple(us) for name, us in self._rounds.items()},
             findings=self._findings,

@@ -11,7 +11,8 @@ from typing import TypedDict
 
 from gemmill.family import Config, Sweep
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import Choice, Trust, select
+from gemmill.runtime.choosing import Trust
+from gemmill.runtime.select import Choice, select
 from gemmill.runtime.table_file import TunedTable
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection

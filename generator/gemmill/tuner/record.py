@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemmill.tuner.checking import Finding
-from gemmill.tuner.measure import Outcome
+from gemmill.tuner.measure import TaskOutcome
 from gemmill.tuner.workloads import Workload
 
 SCHEMA_VERSION = 3
@@ -25,7 +25,7 @@ Key = tuple[Workload, int, int]
 class Entry:
     """An outcome with the inputs of the decision on it."""
 
-    outcome: Outcome
+    outcome: TaskOutcome
     repeat: int
     wave: int
     """The part of the candidates, where they were compiled meanwhile; 0 else."""

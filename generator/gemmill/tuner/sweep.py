@@ -5,13 +5,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gemmill.tuner.candidates import MOST, BuildFacts, Field, field_of
+from gemmill.tuner.candidates import MOST, BuildFacts, Shortlist, shortlist_of
 from gemmill.tuner.checking import Finding
 from gemmill.tuner.choice import MARGIN, Agreement, Decision, agreement, decide
 from gemmill.tuner.device import now
 from gemmill.tuner.heuristics import Tile
 from gemmill.tuner.journal import Journal
-from gemmill.tuner.measure import Outcome, Task, halving
+from gemmill.tuner.measure import Task, TaskOutcome, halving
 from gemmill.tuner.protocol import Candidate
 from gemmill.tuner.record import Entry, Record
 from gemmill.tuner.workloads import Workload
@@ -42,7 +42,7 @@ class TaskLost(Exception):  # noqa: N818  (it is what happened)
     """An unfinished task: its machine is gone, or its worker failed."""
 
 
-Event = tuple[Task, Outcome | TaskLost]
+Event = tuple[Task, TaskOutcome | TaskLost]
 Found = Callable[[Workload, str, Finding], None]
 """A function that receives a workload's fault, with the candidate's name."""
 
@@ -123,14 +123,14 @@ def run_sweep(
             observer.measured(entry, decide_entry(entry, options.margin))
 
 
-def _field_of(workload: Workload, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Field:
+def _field_of(workload: Workload, builds: Sequence[BuildFacts], sm_count: int, options: SweepOptions) -> Shortlist:
     advised = options.advice.get(workload.call.sizes, ())
     told = {"vllm": options.vllm, "orders": options.orders}
-    return field_of(workload, builds, sm_count, options.most, options.peers, advised, **told)
+    return shortlist_of(workload, builds, sm_count, options.most, options.peers, advised, **told)
 
 
 def _task(
-    workload: Workload, found: Field, champions: Iterable[Candidate], record: Record, options: SweepOptions
+    workload: Workload, found: Shortlist, champions: Iterable[Candidate], record: Record, options: SweepOptions
 ) -> Task:
     candidates = dict.fromkeys([*champions, *found.candidates])
     return Task(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmill.manifest import Manifest
-from gemmill.runtime.select import rejection
+from gemmill.runtime.choosing import rejection
 from gemmill.runtime.tuned import Machine
-from gemmill.tuner.candidates import BuildFacts, build_facts, field_of
+from gemmill.tuner.candidates import BuildFacts, build_facts, shortlist_of
 from gemmill.tuner.executors import LocalExecutor
-from gemmill.tuner.measure import Outcome, Stage, Task
+from gemmill.tuner.measure import Stage, Task, TaskOutcome
 from gemmill.tuner.program import DRY_SM_COUNT
 from gemmill.tuner.protocol import Candidate, WorkerSpec
 from gemmill.tuner.sweep import Executor, TaskLost
@@ -64,7 +64,7 @@ def time_variants(
         sms = here.get("sm_count") or DRY_SM_COUNT
         tasks, chosen, result = [], {}, []
         for workload in workloads:
-            field = field_of(workload, [facts], sms, most, peers)
+            field = shortlist_of(workload, [facts], sms, most, peers)
             chosen[workload] = field.present
             candidates = field.candidates
             if names is not None:
@@ -93,7 +93,7 @@ def refusals(facts: BuildFacts, workload: Workload, names: frozenset[str]) -> di
     return {name: reason for name, reason in found.items() if reason}
 
 
-def _rows(task: Task, outcome: Outcome | TaskLost, chosen: str | None) -> list[Timed]:
+def _rows(task: Task, outcome: TaskOutcome | TaskLost, chosen: str | None) -> list[Timed]:
     if isinstance(outcome, TaskLost):
         return [_untimed(task.workload, candidate.name, str(outcome)) for candidate in task.candidates]
     rows = []

@@ -95,7 +95,7 @@ def reproducer(config: Config, recorded: Recorded, told: str, expected: str) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class StructField:
     """A field of a family's struct, as a call had it."""
 
     name: str
@@ -110,7 +110,7 @@ def arguments_header(abi: Path) -> str:
     return text + "".join(path.read_text(encoding="utf-8") for path in sorted(others))
 
 
-def read_arguments(header: str, arguments: bytes) -> tuple[str, list[Field]]:
+def read_arguments(header: str, arguments: bytes) -> tuple[str, list[StructField]]:
     """The name of the struct of a family's `abi.h` that has so many bytes, and its fields.
 
     Raises WheelError where none can be read.
@@ -125,7 +125,9 @@ def read_arguments(header: str, arguments: bytes) -> tuple[str, list[Field]]:
         if struct.calcsize(format_ + "0P") == len(arguments):
             values = struct.unpack(format_, arguments[: struct.calcsize(format_)])
             fields = zip(names, values, format_[1:], strict=True)
-            return found[1], [Field(name=name, value=value, is_pointer=kind == "P") for name, value, kind in fields]
+            return found[1], [
+                StructField(name=name, value=value, is_pointer=kind == "P") for name, value, kind in fields
+            ]
     raise WheelError(f"{', '.join(told)} and the build was given {len(arguments)}: build again with `gemmill build`")
 
 
@@ -147,7 +149,7 @@ def _layout(name: str, body: str) -> tuple[list[str], str]:
     return names, format_
 
 
-def _assigned(field: Field, recorded: Recorded) -> dict[str, Any]:
+def _assigned(field: StructField, recorded: Recorded) -> dict[str, Any]:
     """The value of a field in the host program: an address in a tensor, or a number."""
     if not field.is_pointer:
         value = field.value.hex() if isinstance(field.value, float) else str(field.value)

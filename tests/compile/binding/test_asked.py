@@ -12,9 +12,9 @@ from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
 from gemmill.registry import REGISTRY
 from gemmill.runtime.checks import check
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.operands import of_arguments
 from gemmill.runtime.schemas import BY_NAME, OPS, OpSchema
-from gemmill.runtime.select import Trust
 from gemmill.runtime.serving import serving_of
 
 ROUNDS = 120

@@ -17,8 +17,9 @@ from gemmill.families import scaled_mm
 from gemmill.families.scaled_mm.classes import Need, class_code
 from gemmill.family import Row, ShapedCall
 from gemmill.registry import REGISTRY
+from gemmill.runtime.choosing import Trust, model_ns
 from gemmill.runtime.chosen import chosen_in
-from gemmill.runtime.select import Noted, Trust, model_ns, select
+from gemmill.runtime.select import Noted, select
 from gemmill.runtime.variant_table import TunedRow, make_variant_table
 
 SMS = 132

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
-from gemmill.families.kv_cache.config import Kind
+from gemmill.families.kv_cache.config import KernelKind
 from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.locations import kernels_dir
 from gemmill.manifest import ManifestError
@@ -146,7 +146,7 @@ def test_a_table_without_columns_has_no_pages(probe) -> None:
             return [*given[:4], given[4][:, :0], *given[5:]]
 
     kept = {"lengths": (70,), "heads": 2, "kv_heads": 1}
-    entry = next(entry for entry in probe.variants_of("kv_cache") if entry.config.kind is Kind.ATTEND)
+    entry = next(entry for entry in probe.variants_of("kv_cache") if entry.config.kind is KernelKind.ATTEND)
     header = (kernels_dir() / "kv_cache" / "abi.h").read_text()
     for case, pages in ((AttendCase(**kept), 2), (AttendCase(**kept, is_plain=True), 1), (WithoutPages(**kept), 0)):
         recorded = record(probe.build, entry.name, case)

@@ -25,7 +25,7 @@ from gemmill.families.blockscaled.pairs import (
     Pair,
 )
 from gemmill.families.blockscaled.selections import default, smoke, sweep
-from gemmill.families.blockscaled.sweep import SWEEP, Op
+from gemmill.families.blockscaled.sweep import SWEEP, MeasuredOp
 from gemmill.registry import REGISTRY
 from gemmill.space.names import symbol_of
 from gemmill.vocab import Arch, DType
@@ -197,8 +197,8 @@ def test_reports_have_words_for_every_kernel() -> None:
 
 def test_measured_classes_are_those_of_calls() -> None:
     """A class of the sweep is that of the kernels which serve it, and of no other."""
-    measured = {Op(one.name): one for one in SWEEP.measured}
-    assert set(measured) == set(Op)
+    measured = {MeasuredOp(one.name): one for one in SWEEP.measured}
+    assert set(measured) == set(MeasuredOp)
     weights = [c for c in of(PackedConfig) if c.epilogue == BF16 and not c.grouped]
     codes = [c for c in default(Arch.SM100A) if c.out_dtype is DType.BF16]
     for config in (*weights, *codes):

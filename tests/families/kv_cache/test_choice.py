@@ -15,28 +15,39 @@ from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_c
 from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
 from gemmill.families.kv_cache.classes import class_of_config
-from gemmill.families.kv_cache.config import HALF_WAVES, SLICES, Kind, KvCacheConfig, Operands, Slots, offered_kinds
-from gemmill.families.kv_cache.model import Facts, slices_of
+from gemmill.families.kv_cache.config import (
+    HALF_WAVES,
+    SLICES,
+    KernelKind,
+    KvCacheConfig,
+    Operands,
+    Slots,
+    offered_kinds,
+)
+from gemmill.families.kv_cache.model import RowFacts, slices_of
 from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.serving import SERVING
-from gemmill.families.kv_cache.sweep import SWEEP, Op
+from gemmill.families.kv_cache.sweep import SWEEP, MeasuredOp
 from gemmill.families.kv_cache.tuning import TUNING
 from gemmill.family import Row, ShapedCall
 from gemmill.numerics.measured import results_of
 from gemmill.runtime import checks, operands
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.select import select
 from gemmill.space.names import parse_name, symbol_of, to_name
 from gemmill.tuner.workloads import workload_of
 from gemmill.vocab import Arch, DType
 
 SMS = 132
-DECODE = KvCacheConfig(kind=Kind.DECODE, operands=Operands(dtype=DType.BF16, head_dim=128, key_bits=4, value_bits=4))
+DECODE = KvCacheConfig(
+    kind=KernelKind.DECODE, operands=Operands(dtype=DType.BF16, head_dim=128, key_bits=4, value_bits=4)
+)
 TINY = {"batch": 2, "rows": 2, "heads": 4, "kv_heads": 2, "length": 70}
 
 
-def configs_of(op: Op) -> list[KvCacheConfig]:
+def configs_of(op: MeasuredOp) -> list[KvCacheConfig]:
     """Those that serve a measured class, with as many slices as fill the device."""
     return [config for config in default(Arch.SM90A) if op.number in TUNING.offers(config) and not config.slices]
 
@@ -46,7 +57,7 @@ def row_of(config: KvCacheConfig) -> Row:
     return row
 
 
-def call_of(op: Op, **sizes: int) -> ShapedCall:
+def call_of(op: MeasuredOp, **sizes: int) -> ShapedCall:
     (measured,) = (x for x in SWEEP.measured if x.name == op)
     return measured.call({"batch": 1, "rows": 1, "heads": 32, "kv_heads": 8} | sizes)
 
@@ -63,7 +74,7 @@ def test_settings_are_of_a_launch_and_of_attention_alone() -> None:
     assert all(parse_name(to_name(config)) == config for config in settings)
     assert [row_of(config).facts.half_waves for config in settings] == list(HALF_WAVES)
     with pytest.raises(ValueError, match=r"half_waves=4 contradict kind=pack, which has 2 \(half_waves\)"):
-        KvCacheConfig(kind=Kind.PACK, operands=Operands(dtype=DType.BF16, head_dim=128), half_waves=4)
+        KvCacheConfig(kind=KernelKind.PACK, operands=Operands(dtype=DType.BF16, head_dim=128), half_waves=4)
     with pytest.raises(ValueError, match=r"half_waves=3 contradict kind=decode, which has 2, 1, 4, 8"):
         KvCacheConfig(**(vars(DECODE) | {"half_waves": 3}))
     cases = list(of_config(settings[1]))
@@ -83,13 +94,15 @@ def test_fixed_slices_are_of_a_launch_and_have_an_order() -> None:
     assert str(orders[1]) == (
         "mma.sync to f32, 4 slices of whole 64 joined in float32, in the order of tokens, softmax"
     )
-    for wrong in ({"slices": 3}, {"slices": 4, "half_waves": 4}, {"slices": 4, "kind": Kind.COMPRESS}):
+    for wrong in ({"slices": 3}, {"slices": 4, "half_waves": 4}, {"slices": 4, "kind": KernelKind.COMPRESS}):
         with pytest.raises(ValueError, match=r"slices=\d contradict kind=.* \(fixed_slices\)"):
             KvCacheConfig(**(vars(DECODE) | wrong))
 
 
-@pytest.mark.parametrize("op", Op)
-def test_an_attention_holds_one_number_of_slices_whatever_the_batch(op: Op, table_of: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("op", MeasuredOp)
+def test_an_attention_holds_one_number_of_slices_whatever_the_batch(
+    op: MeasuredOp, table_of: Callable[..., Any]
+) -> None:
     configs = [config for config in default(Arch.SM90A) if op.number in TUNING.offers(config)]
     table = table_of(*configs)
 
@@ -117,8 +130,10 @@ def test_slices_fill_the_device(tiles: int, stages: int, half_waves: int, slices
     assert slices_of(tiles, stages, SMS, half_waves, 16) == 16
 
 
-@pytest.mark.parametrize("op", Op)
-def test_the_model_fills_the_device_once_and_long_blocks_more_often(op: Op, table_of: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("op", MeasuredOp)
+def test_the_model_fills_the_device_once_and_long_blocks_more_often(
+    op: MeasuredOp, table_of: Callable[..., Any]
+) -> None:
     table = table_of(*configs_of(op))
     chosen = select(table, call_of(op, length=16384), SMS)
     assert chosen.trust is Trust.MODEL and chosen.entry.config.half_waves == 2
@@ -134,7 +149,7 @@ def test_slots_that_a_build_has_no_kernel_of_come_to_that_of_any_format(
 ) -> None:
     """Where it has one, that one is taken, however short and many sequences are."""
     every = [
-        KvCacheConfig(kind=Kind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=head_dim, slots=slots))
+        KvCacheConfig(kind=KernelKind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=head_dim, slots=slots))
         for slots in (Slots.ANY, Slots.NC4)
     ]
     calls = [
@@ -146,7 +161,7 @@ def test_slots_that_a_build_has_no_kernel_of_come_to_that_of_any_format(
 
 
 def test_a_measured_row_is_taken_before_the_model(table_of: Callable[..., Any], tuned_row: Callable[..., Any]) -> None:
-    op = Op.DECODE_4
+    op = MeasuredOp.DECODE_4
     slow = next(config for config in configs_of(op) if config.half_waves == 8)
     table = table_of(*configs_of(op), tuned=(tuned_row(op, slow),))
     found = select(table, call_of(op, length=16384), SMS)
@@ -161,7 +176,7 @@ def test_a_measured_row_is_taken_before_the_model(table_of: Callable[..., Any], 
 def tuned_row() -> Callable[..., Any]:
     from gemmill.runtime.tuned import TunedChoice
 
-    def make(op: Op, config: KvCacheConfig) -> TunedChoice:
+    def make(op: MeasuredOp, config: KvCacheConfig) -> TunedChoice:
         sizes = {"batch": 1, "rows": 1, "heads": 32, "kv_heads": 8, "length": 16384}
         return TunedChoice(family=NAME, call_class=op.number, sizes=sizes, names=(to_name(config),), exact=True)
 
@@ -176,11 +191,14 @@ def test_a_call_tells_what_the_choice_depends_on() -> None:
     assert asked(AttendCase(lengths=(100, 3), heads=4, kv_heads=1, is_plain=True)).sizes == (2, 1, 4, 1, 105)
     assert asked(DecodeCase(lengths=())).sizes == (1, 0, 1, 1, 0), "nothing is launched"
     assert asked(CompressCase(tokens=5, format="k_eden4_v_eden4")).sizes == (1, 1, 1, 1, 0)
-    assert row_of(KvCacheConfig(kind=Kind.HADAMARD, operands=Operands(dtype=DType.BF16, head_dim=64))).facts == Facts()
+    assert (
+        row_of(KvCacheConfig(kind=KernelKind.HADAMARD, operands=Operands(dtype=DType.BF16, head_dim=64))).facts
+        == RowFacts()
+    )
 
 
-@pytest.mark.parametrize("op", Op)
-def test_operands_are_computed_right_and_wrong_ones_are_seen(op: Op) -> None:
+@pytest.mark.parametrize("op", MeasuredOp)
+def test_operands_are_computed_right_and_wrong_ones_are_seen(op: MeasuredOp) -> None:
     assert CASES.measured is AttentionMaker
     x = AttentionMaker(torch.device("cpu"), 1).make(workload_of(op, TINY))
     assert x.copies == 1 and AttentionMaker(torch.device("cpu"), 1).exact(x) is None
@@ -196,8 +214,8 @@ def test_operands_are_computed_right_and_wrong_ones_are_seen(op: Op) -> None:
     assert expected.compare(results).unwritten
 
 
-@pytest.mark.parametrize("op", Op)
-def test_each_class_is_known_by_its_calls(op: Op) -> None:
+@pytest.mark.parametrize("op", MeasuredOp)
+def test_each_class_is_known_by_its_calls(op: MeasuredOp) -> None:
     call = call_of(op, length=16384)
     assert TUNING.measured_as(call) == op and call.alignments == ()
     found = configs_of(op)
@@ -206,26 +224,32 @@ def test_each_class_is_known_by_its_calls(op: Op) -> None:
     assert (config.operands.slots is Slots.ANY) == bool(op.bits)
     (measured,) = (x for x in SWEEP.measured if x.name == op)
     sizes = {"batch": 2, "rows": 1, "heads": 32, "kv_heads": 8, "length": 100}
-    bytes_of_token = {Op.DECODE_4: 132, Op.NC4: 134, Op.K8V4: 196, Op.PROD3: 86}.get(op, op.token_bytes)
+    bytes_of_token = {MeasuredOp.DECODE_4: 132, MeasuredOp.NC4: 134, MeasuredOp.K8V4: 196, MeasuredOp.PROD3: 86}.get(
+        op, op.token_bytes
+    )
     assert measured.bytes(sizes) == 2 * (100 * 8 * bytes_of_token + 4 * 32 * 128)
 
 
 def test_blackwell_has_the_kernels_that_fit_its_shared_memory() -> None:
-    assert offered_kinds(Arch.SM100A) == tuple(Kind)
-    assert set(Kind) - set(offered_kinds(Arch.SM120F)) == {Kind.DECODE, Kind.ATTEND, Kind.SCORES}
+    assert offered_kinds(Arch.SM100A) == tuple(KernelKind)
+    assert set(KernelKind) - set(offered_kinds(Arch.SM120F)) == {
+        KernelKind.DECODE,
+        KernelKind.ATTEND,
+        KernelKind.SCORES,
+    }
     found = list(default(Arch.SM120F))
     assert {config.arch for config in found} == {Arch.SM120F}
     longest = {kind: max(c.operands.head_dim for c in found if c.kind is kind) for kind in offered_kinds(Arch.SM120F)}
-    assert longest == dict.fromkeys(longest, 512) | {Kind.COMPRESS: 256}
+    assert longest == dict.fromkeys(longest, 512) | {KernelKind.COMPRESS: 256}
     with pytest.raises(ValueError, match="up to 232448 bytes of shared memory, a block has 101376 there"):
         KvCacheConfig(**(vars(DECODE) | {"arch": Arch.SM120F}))
 
 
 def test_a_kernel_without_room_is_no_build_away() -> None:
-    build = SimpleNamespace(build_id="0123456789ab", manifest=SimpleNamespace(arch="sm120f"))
+    manifest = SimpleNamespace(build_id="0123456789ab", arch="sm120f")
     op = BY_NAME["kv_compress"]
     call = operands.of_arguments(op, CompressCase(tokens=3, format="k_eden4_v_eden4", head_dim=512).arguments("cpu"))
-    assert SERVING.lacks(build, op, call, None) == (
+    assert SERVING.lacks(manifest, op, call, None) == (
         "build 0123456789ab lacks a variant for such calls, and none can be built: kernels of 512 elements take up to 146432 "
         "bytes of shared memory, a block of sm120f has 101376; call kv_compress_keys and kv_compress_values"
     )

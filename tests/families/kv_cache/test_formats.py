@@ -12,8 +12,8 @@ from gemmill.families.kv_cache.formats import (
     PRESETS,
     CacheFormat,
     CacheSpec,
-    Layout,
     Method,
+    PageLayout,
     RotationKind,
     VectorFormat,
     cache_format,
@@ -84,7 +84,7 @@ def test_no_byte_has_two_owners(format: CacheFormat, page_size: int) -> None:
                 owners[byte] += 1
     assert max(owners) == 1
     assert min(owners) == 1, "no format at head dim 64 has an odd slot, so nothing is padding"
-    if format.layout is Layout.HEADS:
+    if format.layout is PageLayout.HEADS:
         assert all(placement.offset % 16 == 0 for placement in plan.placements)
         assert plan.placements[0].head_stride % 16 == 0
 

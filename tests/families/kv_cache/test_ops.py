@@ -22,7 +22,15 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     cache_format_of,
     of_packed_config,
 )
-from gemmill.families.kv_cache.config import FORMATS, MOST_OF_ANY, SLOT_FORMATS, Kind, KvCacheConfig, Operands, Slots
+from gemmill.families.kv_cache.config import (
+    FORMATS,
+    MOST_OF_ANY,
+    SLOT_FORMATS,
+    KernelKind,
+    KvCacheConfig,
+    Operands,
+    Slots,
+)
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.ops import DECODED, SCHEMAS_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
@@ -192,7 +200,9 @@ def _slots(case: AttendCase, device: str = "meta", **changed: Tensor) -> Slots:
 
 @pytest.mark.parametrize("head_dim", SLOT_FORMATS)
 def test_calls_in_slots_come_to_the_kernel_of_their_format(head_dim: int) -> None:
-    config = KvCacheConfig(kind=Kind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=head_dim, slots=Slots.NC4))
+    config = KvCacheConfig(
+        kind=KernelKind.ATTEND, operands=Operands(dtype=DType.BF16, head_dim=head_dim, slots=Slots.NC4)
+    )
     cases = list(of_packed_config(config))
     assert len(cases) > 6 and {_slots(case) for case in cases if isinstance(case, AttendCase)} == {Slots.NC4}
     if head_dim > MOST_OF_ANY:
@@ -264,22 +274,31 @@ def _cases() -> list[MadeCall]:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"kind": Kind.HADAMARD, "head_dim": 80}, "head_dim=80: vectors have 64, 96, 128, 192, 256, 512 elements"),
         (
-            {"kind": Kind.SCORES, "head_dim": 512},
+            {"kind": KernelKind.HADAMARD, "head_dim": 80},
+            "head_dim=80: vectors have 64, 96, 128, 192, 256, 512 elements",
+        ),
+        (
+            {"kind": KernelKind.SCORES, "head_dim": 512},
             "head_dim=512 contradicts kind=scores, which has 64, 96, 128, 192, 256 ",
         ),
         (
-            {"kind": Kind.DECODE, "head_dim": 64, "key_bits": 4, "value_bits": 3},
+            {"kind": KernelKind.DECODE, "head_dim": 64, "key_bits": 4, "value_bits": 3},
             "of 64 elements, which has 4 and 4, 3 and 3, 2 and 2",
         ),
-        ({"kind": Kind.HADAMARD, "dtype": DType.F32}, "dtype=f32: elements are bf16 or f16, as tensor cores take them"),
-        ({"kind": Kind.COMPRESS, "key_bits": 5, "value_bits": 4}, "key_bits=5 value_bits=4 contradict kind=compress"),
+        (
+            {"kind": KernelKind.HADAMARD, "dtype": DType.F32},
+            "dtype=f32: elements are bf16 or f16, as tensor cores take them",
+        ),
+        (
+            {"kind": KernelKind.COMPRESS, "key_bits": 5, "value_bits": 4},
+            "key_bits=5 value_bits=4 contradict kind=compress",
+        ),
     ],
 )
 def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        changed(KvCacheConfig(kind=Kind.HADAMARD, operands=Operands(dtype=DType.BF16, head_dim=128)), **fields)
+        changed(KvCacheConfig(kind=KernelKind.HADAMARD, operands=Operands(dtype=DType.BF16, head_dim=128)), **fields)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def calls(folder: Path, kind: str, shape: tuple[int, ...]) -> list[object]:
     operands = KvCacheMaker(torch.device("cpu"), 1).make(workload)
     peers = vllm_turboquant.contenders("kv_cache", options, notes)
     assert len(notes) == 1 and "in 32 splits" in notes[0]
-    return [peer.bind(operands.copies[0], workload)() for peer in peers if peer.takes(workload)]
+    return [peer.bind(operands.given[0], workload)() for peer in peers if peer.takes(workload)]
 
 
 def test_attention_reads_the_same_slots(sources: Path) -> None:
@@ -79,7 +79,7 @@ def test_prefilling_restores_the_pages_that_are_attended_over() -> None:
     for peer in restoring.values():
         assert peer.takes(workload)
         assert not peer.takes(KvCacheWorkload(kind="prefill k_eden4_v_eden4", shape=(2, 33)))
-        found, wanted = peer.bind(operands.copies[0], workload)(), operands.copies[0]["out"].float()
+        found, wanted = peer.bind(operands.given[0], workload)(), operands.given[0]["out"].float()
         assert found.shape == wanted.shape and (found.float() - wanted).norm() < 0.02 * wanted.norm()
 
 

@@ -9,8 +9,8 @@ from families.kv_cache.quality import Case, Quality, quality
 from gemmill.families.kv_cache.codebooks import codebook
 from gemmill.families.kv_cache.formats import (
     CacheFormat,
-    Layout,
     Method,
+    PageLayout,
     RotationKind,
     VectorFormat,
     cache_format,
@@ -25,7 +25,7 @@ def plain(name: str, method: Method, bits: int) -> CacheFormat:
     vectors = VectorFormat(method=method, bits=bits)
     none = RotationKind.NONE
     return CacheFormat(
-        name=name, keys=vectors, values=vectors, key_rotation=none, value_rotation=none, layout=Layout.SLOTS
+        name=name, keys=vectors, values=vectors, key_rotation=none, value_rotation=none, layout=PageLayout.SLOTS
     )
 
 

@@ -5,7 +5,7 @@ import torch
 
 from gemmill.families.moe.cases.measured import GroupedMaker
 from gemmill.families.moe.selections import default
-from gemmill.families.moe.sweep import SWEEP, Op
+from gemmill.families.moe.sweep import SWEEP, MeasuredOp
 from gemmill.families.moe.tuning import TUNING
 from gemmill.numerics.measured import results_of
 from gemmill.tuner.workloads import workload_of
@@ -14,15 +14,15 @@ from gemmill.vocab import Arch
 SIZES = {"m": 37, "n": 48, "k": 288, "experts": 6}
 
 
-@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("op", MeasuredOp)
 @pytest.mark.parametrize("exactly", [False, True])
-def test_operands_are_computed_right_and_wrong_ones_are_seen(op: Op, exactly: bool) -> None:
+def test_operands_are_computed_right_and_wrong_ones_are_seen(op: MeasuredOp, exactly: bool) -> None:
     maker = GroupedMaker(torch.device("cpu"))
     x = maker.make(workload_of(op, SIZES))
     if exactly:
         x = maker.exact(x)
         if x is None:
-            assert op is Op.INT8, "integers are exact as they are"
+            assert op is MeasuredOp.INT8, "integers are exact as they are"
             return
     assert x.copies == 6 and all(int(offsets[-1]) == 37 and int(offsets.diff().max()) == 7 for offsets in x.offsets)
     assert len({tuple(offsets.tolist()) for offsets in x.offsets}) > 1, "routings differ"
@@ -36,8 +36,8 @@ def test_operands_are_computed_right_and_wrong_ones_are_seen(op: Op, exactly: bo
     assert expected.compare(result).unwritten
 
 
-@pytest.mark.parametrize("op", Op)
-def test_each_class_is_known_by_its_calls_and_has_variants(op: Op) -> None:
+@pytest.mark.parametrize("op", MeasuredOp)
+def test_each_class_is_known_by_its_calls_and_has_variants(op: MeasuredOp) -> None:
     measured = next(x for x in SWEEP.measured if x.name == op)
     call = measured.call(SIZES)
     assert call.alignments == (16, 16, 16) and TUNING.measured_as(call) == op

@@ -9,7 +9,7 @@ import torch
 from gemmill.families.quant.call import OP_OF
 from gemmill.families.quant.config import ScaleFormat, Scales, Scaling
 from gemmill.formats.layout import swizzled_shape
-from gemmill.runtime.schemas import BY_NAME, Kind
+from gemmill.runtime.schemas import BY_NAME, ArgumentKind
 from gemmill.vocab import DType
 
 _BLOCK_SCALES = ("out_sf", "result_block_scale", "output_scale", "input_sf")
@@ -97,7 +97,8 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
         for _ in range(rng.choice((1, 1, 2))):
             _break(values, op, rng)
     arguments = [
-        values.get(_NAMES.get(p.name, p.name), False if p.kind is Kind.BOOL else None) for p in BY_NAME[op].parameters
+        values.get(_NAMES.get(p.name, p.name), False if p.kind is ArgumentKind.BOOL else None)
+        for p in BY_NAME[op].parameters
     ]
     return [odd_strides(value, rng) if isinstance(value, torch.Tensor) else value for value in arguments]
 
@@ -175,15 +176,15 @@ def _break(values: dict[str, Any], op: str, rng: random.Random) -> None:
     parameter = rng.choice(BY_NAME[op].parameters)
     name = _NAMES.get(parameter.name, parameter.name)
     value = values.get(name)
-    if parameter.kind is Kind.INT:
+    if parameter.kind is ArgumentKind.INT:
         values[name] = rng.choice((0, 1, 16, 32, 48, 64, 96, 128, 256, -64))
-    elif parameter.kind is Kind.FLOAT:
+    elif parameter.kind is ArgumentKind.FLOAT:
         values[name] = rng.choice((-1.0, 0.0, 240.0, float("nan")))
-    elif parameter.kind is Kind.BOOL:
+    elif parameter.kind is ArgumentKind.BOOL:
         values[name] = not value
-    elif parameter.kind is Kind.TEXT:
+    elif parameter.kind is ArgumentKind.TEXT:
         values[name] = rng.choice(("up", "ocp", "silu", "gelu", "gelu_tanh", "relu", "none", "", "geluß"))
-    elif parameter.kind is Kind.INTS:
+    elif parameter.kind is ArgumentKind.INTS:
         values[name] = rng.choice(((1, -1), (-1, 1), (1,), (0, 4), (-1, -1), (1, 1), (2, 2), None))
     elif value is None:
         values[name] = rng.choice((torch.ones(2), torch.ones(1, dtype=torch.int32), torch.ones(()), torch.ones(1)))

@@ -76,10 +76,10 @@ def test_what_cannot_be_timed_is_said(tmp_path, capsys, monkeypatch):
 def test_every_case_is_a_right_call_and_its_bytes_are_those_of_its_tensors():
     for kind, case in CASE_OF.items():
         operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload(kind))
-        assert len(operands.copies) == 2
-        check(operands, partial(getattr(torch.ops.gemmill, case.op).default, *operands.copies[0]))
+        assert operands.copies == 2
+        check(operands, partial(getattr(torch.ops.gemmill, case.op).default, *operands.given[0]))
         moved = 0
-        for parameter, value in zip(BY_NAME[case.op].parameters, operands.copies[0], strict=True):
+        for parameter, value in zip(BY_NAME[case.op].parameters, operands.given[0], strict=True):
             if isinstance(value, torch.Tensor):
                 moved += value.numel() * value.element_size() * (2 if parameter.name == "residual" else 1)
         assert operands.workload.bytes == moved, kind
@@ -88,7 +88,7 @@ def test_every_case_is_a_right_call_and_its_bytes_are_those_of_its_tensors():
 @pytest.mark.parametrize("spoiled", ["codes", "scales"])
 def test_a_wrong_result_is_not_timed(spoiled):
     operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload("dynamic_per_token_scaled_fp8_quant"))
-    out, x, scales, _ = operands.copies[0]
+    out, x, scales, _ = operands.given[0]
 
     def wrong():
         torch.ops.gemmill.dynamic_per_token_scaled_fp8_quant(out, x, scales, None)
@@ -105,7 +105,7 @@ def test_a_wrong_result_is_not_timed(spoiled):
 
 def test_codes_one_step_off_pass_for_a_peer_only():
     operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload("static_scaled_int8_quant"))
-    out, x, scale, _ = operands.copies[0]
+    out, x, scale, _ = operands.given[0]
 
     def truncating():
         torch.ops.gemmill.static_scaled_int8_quant(out, x, scale, None)

@@ -13,7 +13,7 @@ from gemmill.families.scaled_mm.cases import checked
 from gemmill.families.scaled_mm.cases.calls import CallSpec
 from gemmill.families.scaled_mm.cases.checked import GemmCase, specs_of
 from gemmill.families.scaled_mm.reference import scaled_mm
-from gemmill.numerics.cases import Outcome
+from gemmill.numerics.cases import CaseOutcome
 from gemmill.vocab import Accumulation, Backend, DType, EpilogueKind, KernelSchedule
 
 
@@ -45,10 +45,10 @@ def test_cases_are_rounded_up_to_the_alignment(make_config) -> None:
 
 
 @pytest.fixture
-def run(monkeypatch) -> Callable[..., Outcome]:
+def run(monkeypatch) -> Callable[..., CaseOutcome]:
     """Runs a case with another function in the ops' place, with the reference's arguments."""
 
-    def run(case: GemmCase, multiply: Callable) -> Outcome:
+    def run(case: GemmCase, multiply: Callable) -> CaseOutcome:
         def plain(out, a, b, a_scales, b_scales, bias):
             multiply(out, a, b, a_scales, b_scales, bias, None, None)
 

@@ -7,10 +7,10 @@ import pytest
 
 from gemmill.families.scaled_mm.model import FITTED, terms_of, time_ns
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import rejection
+from gemmill.runtime.choosing import rejection
 from gemmill.space.names import to_name
 from gemmill.space.selections import select
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 TRUE = FITTED._replace(latency=4000.0, store_element=0.4, filling=1.0, memory_bytes=3000.0)
@@ -40,7 +40,7 @@ def times(tool):
     """As the model with other constants would have them, of every fourth variant."""
     configs = list(REGISTRY.configs_of("scaled_mm", select("default").configs))[::4]
     rows = {to_name(config): tool.row_of(to_name(config)) for config in configs}
-    workloads = [gemm(op=Op.FP8, m=m, n=n, k=k) for n, k in WEIGHTS for m in ROWS]
+    workloads = [gemm(op=MeasuredOp.FP8, m=m, n=n, k=k) for n, k in WEIGHTS for m in ROWS]
     return {
         p: {
             name: time_ns(terms_of(row, p.call, 132), TRUE) / 1e3
@@ -64,12 +64,14 @@ def test_what_made_the_times_is_found_and_held_out_weights_gain(tool, times):
 
 
 def test_losses_are_those_of_the_variant_that_comes_first(tool, times):
-    workload = gemm(op=Op.FP8, m=33, n=6144, k=7168)
+    workload = gemm(op=MeasuredOp.FP8, m=33, n=6144, k=7168)
     guesses = {name: time_ns(terms_of(tool.row_of(name), workload.call, 132), FITTED) for name in times[workload]}
     first = min(guesses, key=guesses.__getitem__)
     us = dict.fromkeys(guesses, 10.0) | {first: 13.0}
     assert tool.losses(tool.samples_of({workload: us}), FITTED).tolist() == [pytest.approx(0.3)]
-    assert tool.samples_of({workload: us, gemm(op=Op.FP8, m=1, n=16, k=16): {first: 1.0}}).workloads == (workload,)
+    assert tool.samples_of({workload: us, gemm(op=MeasuredOp.FP8, m=1, n=16, k=16): {first: 1.0}}).workloads == (
+        workload,
+    )
 
 
 def test_constants_of_the_mirror_are_the_models(tool, tmp_path):

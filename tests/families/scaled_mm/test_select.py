@@ -12,8 +12,9 @@ from gemmill.families.scaled_mm.config import RESULTS_OF
 from gemmill.families.scaled_mm.model import bytes_read, model_ns, terms_of, tiles_of
 from gemmill.families.scaled_mm.ops import SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.shaped_call import shaped_call_of
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.operands import of_arguments
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.select import select
 from gemmill.runtime.tuned import TunedChoice
 from gemmill.runtime.variant_table import VariantTable
 from gemmill.space.names import to_name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 from harness.backends import backends_record, backends_text, twin_of
 from harness.measuring import Measurement
 from harness.statistics import sample
@@ -16,7 +16,7 @@ TWIN = ONE.replace("_cutlass_", "_cutedsl_")
 
 def test_best_of_each_and_twins():
     samples = {name: sample([us]) for name, us in {ONE: 3.0, OTHER: 2.0, TWIN: 1.5, "vllm": 1.0}.items()}
-    found = Measurement(workload=gemm(op=Op.FP8, m=1, n=2, k=3), samples=samples, failures={})
+    found = Measurement(workload=gemm(op=MeasuredOp.FP8, m=1, n=2, k=3), samples=samples, failures={})
     record = backends_record([found], [ONE, OTHER, TWIN])
     assert record["best"] == [{"shape": ["fp8", 1, 2, 3], "fastest": {"cutlass": [OTHER, 2.0], "cutedsl": [TWIN, 1.5]}}]
     assert record["pairs"] == [{"shape": ["fp8", 1, 2, 3], "cutlass": ONE, "us": [3.0, 1.5]}]

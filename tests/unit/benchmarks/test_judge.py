@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import judge as program
-from gemmill.families.blockscaled.sweep import Op as Fp4Op
+from gemmill.families.blockscaled.sweep import MeasuredOp as Fp4Op
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 from harness import stand_in
 from harness.drawing import (
     LADDER,
@@ -38,11 +38,11 @@ from peers import humming
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
 
 
-@pytest.mark.parametrize("op", [Op.FP8, Op.INT8, Op.BF16, Op.FP8_GROUPS])
+@pytest.mark.parametrize("op", [MeasuredOp.FP8, MeasuredOp.INT8, MeasuredOp.BF16, MeasuredOp.FP8_GROUPS])
 def test_shapes_are_log_uniform_within_their_bounds(op):
     found = drawn(op, 400, 3, ())
     assert found == drawn(op, 400, 3, ()) and found != drawn(op, 400, 4, ())
-    step_n, step_k = (64, 128) if op is Op.FP8_GROUPS else (16, 16)
+    step_n, step_k = (64, 128) if op is MeasuredOp.FP8_GROUPS else (16, 16)
     for p in found:
         assert LEAST_SIDE <= p.n <= MOST_SIDE and p.n % step_n == 0
         assert LEAST_SIDE <= p.k <= MOST_SIDE and p.k % step_k == 0
@@ -71,15 +71,15 @@ def test_classes_of_other_families_hold_nothing():
 
 def test_no_shape_is_near_one_that_is_held():
     shipped = held_weights(())
-    assert (Op.FP8, 8192, 8192) in shipped
-    assert is_held((Op.FP8, 8192, 8192), shipped) and is_held((Op.FP8, 8192 + 256, 8192), shipped)
-    assert not is_held((Op.FP8, 8192 + 1024, 8192 + 1024), {(Op.FP8, 8192, 8192)})
-    assert is_held((Op.INT8, 8192, 8192), {(Op.INT8_AZP, 8192, 8192)})
-    assert not is_held((Op.FP8_GROUPS, 8192, 8192), {(Op.FP8, 8192, 8192)})
-    free = drawn(Op.FP8, 60, 5, ())
+    assert (MeasuredOp.FP8, 8192, 8192) in shipped
+    assert is_held((MeasuredOp.FP8, 8192, 8192), shipped) and is_held((MeasuredOp.FP8, 8192 + 256, 8192), shipped)
+    assert not is_held((MeasuredOp.FP8, 8192 + 1024, 8192 + 1024), {(MeasuredOp.FP8, 8192, 8192)})
+    assert is_held((MeasuredOp.INT8, 8192, 8192), {(MeasuredOp.INT8_AZP, 8192, 8192)})
+    assert not is_held((MeasuredOp.FP8_GROUPS, 8192, 8192), {(MeasuredOp.FP8, 8192, 8192)})
+    free = drawn(MeasuredOp.FP8, 60, 5, ())
     held = [(p.op, p.n, p.k) for p in free[:20]]
-    assert not any(is_held((p.op, p.n, p.k), held) for p in drawn(Op.FP8, 60, 5, held))
-    assert not any(is_held((p.op, p.n, p.k), held) for ladder in ladders(Op.FP8, 9, 5, held) for p in ladder)
+    assert not any(is_held((p.op, p.n, p.k), held) for p in drawn(MeasuredOp.FP8, 60, 5, held))
+    assert not any(is_held((p.op, p.n, p.k), held) for ladder in ladders(MeasuredOp.FP8, 9, 5, held) for p in ladder)
 
 
 def test_weights_of_a_journal_are_held(tmp_path):
@@ -88,17 +88,17 @@ def test_weights_of_a_journal_are_held(tmp_path):
     row |= {"checking_seconds": 0, "seconds": 0, "error": None}
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"kind": "sweep", "schema_version": 2, "setup": {}}) + "\n" + json.dumps(row) + "\n")
-    assert held_weights([path]) - held_weights(()) == {(Op.BF16, 5120, 2048)}
+    assert held_weights([path]) - held_weights(()) == {(MeasuredOp.BF16, 5120, 2048)}
 
 
 def test_ladders_have_whole_tiles_and_one_row_more():
-    (ladder,) = ladders(Op.BF16, 1, 0, ())
+    (ladder,) = ladders(MeasuredOp.BF16, 1, 0, ())
     assert [p.m for p in ladder] == list(LADDER) and {16, 17, 128, 129, 1024, 1025} <= set(LADDER)
     assert len({(p.n, p.k) for p in ladder}) == 1
 
 
 def test_a_designed_sweep_has_rows_of_every_size_and_some_just_above_a_tile():
-    weights = designed(Op.FP8, 0, 5)
+    weights = designed(MeasuredOp.FP8, 0, 5)
     found = [p for _ in range(80) for p in next(weights)]
     assert len({(p.n, p.k) for p in found}) > 75 and all(1 <= p.m <= MOST_ROWS for p in found)
     assert set(range(12)) <= {int(math.log2(p.m)) for p in found}
@@ -107,7 +107,7 @@ def test_a_designed_sweep_has_rows_of_every_size_and_some_just_above_a_tile():
 
 def test_sieve_takes_the_likely_and_some_others():
     guesses = {f"v{i:03}": 1.0 + 0.1 * i for i in range(100)}
-    small, large = gemm(op=Op.FP8, m=1, n=4096, k=4096), gemm(op=Op.FP8, m=8192, n=8192, k=8192)
+    small, large = gemm(op=MeasuredOp.FP8, m=1, n=4096, k=4096), gemm(op=MeasuredOp.FP8, m=8192, n=8192, k=8192)
     assert chosen_for(guesses, small, Sieve()) == sorted(guesses)
     assert chosen_for(guesses, large, Sieve()) == sorted(guesses)[:16]
     sieve = Sieve(best=5, others=10, seed=1)
@@ -123,7 +123,7 @@ def test_a_failing_variant_costs_its_own_figure_only():
     def refuse(x, i):
         raise RuntimeError("not on this device\nsecond line")
 
-    operands = GemmMaker(torch.device("cpu"), 4096).make(gemm(op=Op.FP8, m=4, n=32, k=64))
+    operands = GemmMaker(torch.device("cpu"), 4096).make(gemm(op=MeasuredOp.FP8, m=4, n=32, k=64))
     good = next(v for v in stand_in.variants("scaled_mm") if v.takes(operands.workload))
     bad = replace(good, name="sm90a_bad", bind=refuse)
     found = sieved(operands, Variants.of([good, bad], None), QuickDry(), Sieve())
@@ -202,7 +202,7 @@ def test_ratio_and_regret_are_those_of_the_same_rounds(monkeypatch):
         "sm90a_a": sample([8.0, 16.0, 24.0]),
         "sm90a_b": sample([9.0, 18.0, 27.0]),
     }
-    found = Measurement(workload=gemm(op=Op.FP8, m=3, n=1024, k=2048), samples=samples, failures={})
+    found = Measurement(workload=gemm(op=MeasuredOp.FP8, m=3, n=1024, k=2048), samples=samples, failures={})
     quick = Sieved(rounds_us={"sm90a_a": (8.0, 7.0), "sm90a_b": (9.0,), "sm90a_c": (12.0,)}, failures={"sm90a_d": "no"})
     row = program.shape_record(found, quick, "sm90a_c", "model", ["sm90a_a", "sm90a_b"], field)
     assert (row["ratio"], row["best_peer"], row["regret"], row["fastest"]) == (1.1, "torch row-wise", 0.25, "sm90a_a")
@@ -218,7 +218,9 @@ def test_the_loss_of_some_variants_is_that_of_the_same_rounds():
         "sm90a_b": sample([12.0, 20.0, 24.0]),
         "torch mm": sample([1.0]),
     }
-    found = Measurement(workload=gemm(op=Op.FP8, m=3, n=1024, k=2048), samples=samples, failures={"sm90a_c": "no"})
+    found = Measurement(
+        workload=gemm(op=MeasuredOp.FP8, m=3, n=1024, k=2048), samples=samples, failures={"sm90a_c": "no"}
+    )
     names = ["gemmill", "sm90a_a", "sm90a_b", "sm90a_c"]
     assert program.only_record(found, names, {"sm90a_b", "sm90a_c"}) == {
         "variant": "sm90a_b",
@@ -260,9 +262,9 @@ def test_rows_of_the_shipped_table_are_judged_with_the_variants_of_a_filter(tmp_
 
 
 def test_rows_of_a_table_are_the_same_of_the_same_seed():
-    found = table_rows(Op.FP8, 5, 3)
-    assert len(set(found)) == 5 and found == table_rows(Op.FP8, 5, 3) != table_rows(Op.FP8, 5, 4)
-    assert set(table_rows(Op.INT8, 10**6, 3)) >= set(table_rows(Op.INT8, 5, 3))
+    found = table_rows(MeasuredOp.FP8, 5, 3)
+    assert len(set(found)) == 5 and found == table_rows(MeasuredOp.FP8, 5, 3) != table_rows(MeasuredOp.FP8, 5, 4)
+    assert set(table_rows(MeasuredOp.INT8, 10**6, 3)) >= set(table_rows(MeasuredOp.INT8, 5, 3))
 
 
 ARGUMENTS = ["--seed", "7", "--dry-run", "--name", "x", "--shapes", "4", "--ladders", "1", "--commit", "abc"]

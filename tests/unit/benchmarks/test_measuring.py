@@ -10,7 +10,7 @@ from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.numerics.measured import through
 from gemmill.tuner.peers import vllm_takes
 from gemmill.tuner.timing import shuffled
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 from harness.contenders import LocalContender, of_classes, ops_contender
 from harness.measuring import measure
 from harness.statistics import geometric_mean, sample
@@ -47,7 +47,7 @@ class ScriptedRounds:
 
 @pytest.fixture
 def operands():
-    return GemmMaker(torch.device("cpu"), 4096).make(gemm(op=Op.FP8, m=16, n=32, k=64))
+    return GemmMaker(torch.device("cpu"), 4096).make(gemm(op=MeasuredOp.FP8, m=16, n=32, k=64))
 
 
 def contender(name, **changes):
@@ -100,14 +100,14 @@ def test_a_failing_contender_costs_its_own_figures_only(operands):
 
 
 def test_contenders_are_asked_what_they_take(operands):
-    int8 = LocalContender(name="int8", bind=through(torch.ops.gemmill), suits=of_classes(frozenset({Op.INT8})))
+    int8 = LocalContender(name="int8", bind=through(torch.ops.gemmill), suits=of_classes(frozenset({MeasuredOp.INT8})))
     large = contender("large", suits=lambda workload: workload.step >= 17)
     found = measure(operands, [int8, large], ScriptedTimer(), Rounds(rounds=1))
     assert found.samples == {} and found.failures == {}
 
 
 def test_calls_in_a_round():
-    decode, prefill = gemm(op=Op.FP8, m=16, n=4096, k=4096), gemm(op=Op.FP8, m=8192, n=8192, k=8192)
+    decode, prefill = gemm(op=MeasuredOp.FP8, m=16, n=4096, k=4096), gemm(op=MeasuredOp.FP8, m=8192, n=8192, k=8192)
     assert Rounds(rounds=1).calls(decode) == Rounds(rounds=1).calls(prefill) == 20
     assert Rounds(rounds=1, short=True).calls(decode) == 20
     assert Rounds(rounds=1, short=True).calls(prefill) == 4
@@ -128,21 +128,21 @@ def test_geometric_mean():
 
 def test_weights_exceed_the_cache_twice_and_are_kept_for_the_same_shape():
     maker = GemmMaker(torch.device("cpu"), rotated_bytes=10_000)
-    first = maker.make(gemm(op=Op.FP8, m=4, n=32, k=64))
+    first = maker.make(gemm(op=MeasuredOp.FP8, m=4, n=32, k=64))
     assert sum(w.numel() for w in first.weights) >= 10_000
     assert not torch.equal(first.weights[0].view(torch.int8), first.weights[1].view(torch.int8))
-    assert maker.make(gemm(op=Op.FP8, m=8, n=32, k=64)).weights is first.weights
-    assert maker.make(gemm(op=Op.INT8, m=8, n=32, k=64)).weights[0].dtype is torch.int8
+    assert maker.make(gemm(op=MeasuredOp.FP8, m=8, n=32, k=64)).weights is first.weights
+    assert maker.make(gemm(op=MeasuredOp.INT8, m=8, n=32, k=64)).weights[0].dtype is torch.int8
 
 
 @pytest.mark.parametrize(
     ("op", "m", "taken"),
     [
-        (Op.FP8, 3, True),
-        (Op.FP8_GROUPS, 3, False),
-        (Op.FP8_GROUPS, 4, True),
-        (Op.FP8_GROUPS_32, 4, False),
-        (Op.BF16, 4, False),
+        (MeasuredOp.FP8, 3, True),
+        (MeasuredOp.FP8_GROUPS, 3, False),
+        (MeasuredOp.FP8_GROUPS, 4, True),
+        (MeasuredOp.FP8_GROUPS_32, 4, False),
+        (MeasuredOp.BF16, 4, False),
     ],
 )
 def test_what_vllm_takes(op, m, taken):
@@ -150,7 +150,7 @@ def test_what_vllm_takes(op, m, taken):
 
 
 def test_operands_of_16_bits_are_scaled_by_one_and_count_two_bytes():
-    workload = gemm(op=Op.BF16, m=4, n=32, k=60)
+    workload = gemm(op=MeasuredOp.BF16, m=4, n=32, k=60)
     made = GemmMaker(torch.device("cpu"), rotated_bytes=10_000).make(workload)
     assert {x.dtype for x in (made.a, *made.weights, made.out)} == {torch.bfloat16}
     assert 10_000 <= sum(2 * w.numel() for w in made.weights) < 10_000 + 2 * 32 * 60

@@ -14,7 +14,7 @@ from gemmill.families.blockscaled.cases.measured import BlockScaledMaker
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
 from gemmill.registry import REGISTRY
 from gemmill.tuner.workloads import workload_of
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 from harness.contenders import FieldError, WrongResult, ops_contender
 from harness.remote import RemoteContender, RemoteError, serve
 from harness.statistics import Sample
@@ -280,7 +280,7 @@ def remote(monkeypatch):
 
 def test_remote_contender(remote):
     far, _ = remote
-    operands = GemmMaker(torch.device("cpu"), 4096).make(gemm(op=Op.FP8, m=4, n=32, k=64))
+    operands = GemmMaker(torch.device("cpu"), 4096).make(gemm(op=MeasuredOp.FP8, m=4, n=32, k=64))
     prepared = far.prepare(operands, DryTimer(), 20)
     assert prepared.round() == pytest.approx(1.01)
     prepared.close()

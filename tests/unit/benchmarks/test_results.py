@@ -6,7 +6,7 @@ from argparse import Namespace
 import pytest
 
 from gemmill.tuner.choice import steady_us
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 from harness.contenders import ops_contender
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
@@ -25,7 +25,7 @@ COPY_GBPS = 4000.0
 ROW_WISE, TENSOR_WISE = "torch row-wise", "torch tensor-wise"
 
 
-def measured(m, us, op=Op.FP8, failures=None):
+def measured(m, us, op=MeasuredOp.FP8, failures=None):
     """Measurements of one round, in microseconds by contender."""
     samples = {name: sample([value]) for name, value in us.items()}
     return Measurement(workload=gemm(op=op, m=m, n=4096, k=8192), samples=samples, failures=failures or {})
@@ -41,7 +41,7 @@ def test_ratio_is_against_the_fastest_peer():
 def test_a_step_of_the_clocks_between_rounds_leaves_the_ratio():
     """Medians alone would say 1.1 / 1.0: the step falls between the two contenders' turns of the middle round."""
     found = Measurement(
-        workload=gemm(op=Op.FP8, m=2048, n=4096, k=8192),
+        workload=gemm(op=MeasuredOp.FP8, m=2048, n=4096, k=8192),
         samples={"gemmill": sample([1.0, 1.0, 1.1, 1.1, 1.1]), ROW_WISE: sample([1.0, 1.0, 1.0, 1.1, 1.1])},
         failures={},
     )
@@ -58,7 +58,7 @@ def test_drift_is_taken_out_of_contenders_that_ran_in_few_rounds():
 
 
 def test_a_peer_that_computes_less_is_not_compared_with():
-    row = row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS, COPY_GBPS)
+    row = row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=MeasuredOp.INT8), PEERS, COPY_GBPS)
     assert list(row["contenders"]) == ["gemmill", "torch._int_mm"]
     assert row["ratio"] is None and row["best_peer"] is None
 
@@ -103,7 +103,7 @@ def test_each_peer_alone_is_compared_over_the_shapes_that_it_computed():
     rows = [
         row_record(measured(16, {"gemmill": 10.0, ROW_WISE: 20.0, TENSOR_WISE: 5.0}), PEERS, COPY_GBPS),
         row_record(measured(4096, {"gemmill": 10.0, ROW_WISE: 12.5}, failures={TENSOR_WISE: "no"}), PEERS, COPY_GBPS),
-        row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=Op.INT8), PEERS, COPY_GBPS),
+        row_record(measured(32, {"gemmill": 10.0, "torch._int_mm": 5.0}, op=MeasuredOp.INT8), PEERS, COPY_GBPS),
     ]
     peers = peers_record(rows)
     assert [(part["op"], part["peer"], part["shapes"], part["geometric_mean"]) for part in peers] == [
@@ -116,7 +116,7 @@ def test_each_peer_alone_is_compared_over_the_shapes_that_it_computed():
 
 def test_table_shows_failures_and_spread():
     noisy = Measurement(
-        workload=gemm(op=Op.FP8, m=1, n=2, k=3),
+        workload=gemm(op=MeasuredOp.FP8, m=1, n=2, k=3),
         samples={"gemmill": sample([1.0, 2.0, 3.0])},
         failures={"torch row-wise": "no"},
     )

@@ -7,7 +7,7 @@ import torch
 
 import samples as program
 from gemmill.tuner.journal import read_journal
-from gemms import Op
+from gemms import MeasuredOp
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
 
@@ -25,7 +25,7 @@ def test_a_journal_that_goes_on_where_it_ended(tmp_path, capsys):
     assert first.setup["seed"] == 3 and first.setup["commit"] == "abc" and first.setup["dry_run"]
     assert run(tmp_path, "--limit-s", "60", "--most", "12") == 0
     record = read_journal(tmp_path / "x.jsonl.xz")
-    assert {workload.op for workload, _, _ in record.entries} == {Op.FP8, Op.BF16}
+    assert {workload.op for workload, _, _ in record.entries} == {MeasuredOp.FP8, MeasuredOp.BF16}
     assert list(record.entries)[: len(first.entries)] == list(first.entries)
     for entry in record.entries.values():
         names = entry.outcome.rounds_us

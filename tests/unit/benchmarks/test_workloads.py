@@ -3,7 +3,7 @@
 import pytest
 
 from gemmill.tuner.workloads import tiny, workload_of
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 from timed.scaled_mm import (
     BF16_TABLE,
     FP8_TABLE,
@@ -27,49 +27,54 @@ def test_tables():
     assert len(workloads) == len(FP8_TABLE) + 2 * len(INT8_TABLE) + len(GROUPS_TABLE) + len(GROUPS_32_TABLE) + len(
         BF16_TABLE
     )
-    assert gemm(op=Op.FP8_GROUPS, m=16, n=8192, k=8192) in workloads
-    assert gemm(op=Op.FP8_GROUPS_32, m=4096, n=25600, k=6144) in workloads
-    assert gemm(op=Op.FP8, m=16, n=1280, k=8192) in workloads
-    assert gemm(op=Op.INT8_AZP, m=2048, n=4096, k=14336) in workloads
+    assert gemm(op=MeasuredOp.FP8_GROUPS, m=16, n=8192, k=8192) in workloads
+    assert gemm(op=MeasuredOp.FP8_GROUPS_32, m=4096, n=25600, k=6144) in workloads
+    assert gemm(op=MeasuredOp.FP8, m=16, n=1280, k=8192) in workloads
+    assert gemm(op=MeasuredOp.INT8_AZP, m=2048, n=4096, k=14336) in workloads
 
 
 def test_grid_has_every_weight_at_every_m():
-    workloads = table_grid_workloads([Op.FP8], (1, 64))
+    workloads = table_grid_workloads([MeasuredOp.FP8], (1, 64))
     assert len(workloads) == len({(n, k) for _, n, k in FP8_TABLE + INT8_TABLE}) * 2
 
 
 def test_tensor_parallelism_divides_n_or_k():
-    weights = {p.at[:-1] for p in model_workloads(["llama-3-70b"], [Op.FP8], (1,))}
+    weights = {p.at[:-1] for p in model_workloads(["llama-3-70b"], [MeasuredOp.FP8], (1,))}
     assert {(10240, 8192), (5120, 8192), (2560, 8192)} <= weights, "QKV: N is divided"
     assert {(8192, 28672), (8192, 14336), (8192, 7168)} <= weights, "down: K is divided"
     assert len(weights) == 12
 
 
 def test_models_by_the_beginning_of_their_names():
-    both = {p.at[:-1] for p in model_workloads(["qwen"], [Op.INT8], (1,))}
-    each = {p.at[:-1] for name in MODELS if name.startswith("qwen") for p in model_workloads([name], [Op.INT8], (1,))}
+    both = {p.at[:-1] for p in model_workloads(["qwen"], [MeasuredOp.INT8], (1,))}
+    each = {
+        p.at[:-1]
+        for name in MODELS
+        if name.startswith("qwen")
+        for p in model_workloads([name], [MeasuredOp.INT8], (1,))
+    }
     assert both == each
     with pytest.raises(ValueError, match="no model begins with 'gpt': there are llama-3-8b, "):
-        model_workloads(["gpt"], [Op.FP8], (1,))
+        model_workloads(["gpt"], [MeasuredOp.FP8], (1,))
 
 
 def test_every_model_dimension_suits_tma():
-    for workload in model_workloads(["llama", "qwen", "mistral"], [Op.FP8], (1,)):
+    for workload in model_workloads(["llama", "qwen", "mistral"], [MeasuredOp.FP8], (1,)):
         assert all(size % 16 == 0 for size in workload.weights.values()), str(workload)
 
 
 def test_shapes_from_text():
-    assert parse_shapes("1x2x3, 4x5x6", [Op.FP8]) == [
-        gemm(op=Op.FP8, m=1, n=2, k=3),
-        gemm(op=Op.FP8, m=4, n=5, k=6),
+    assert parse_shapes("1x2x3, 4x5x6", [MeasuredOp.FP8]) == [
+        gemm(op=MeasuredOp.FP8, m=1, n=2, k=3),
+        gemm(op=MeasuredOp.FP8, m=4, n=5, k=6),
     ]
     for text in ("1x2", "1x2x0", "axbxc", "", "1x2x3,"):
         with pytest.raises(ValueError, match="is not MxNxK, three positive numbers"):
-            parse_shapes(text, [Op.FP8])
+            parse_shapes(text, [MeasuredOp.FP8])
 
 
 def test_work_of_a_workload():
-    workload = gemm(op=Op.FP8, m=2, n=3, k=5)
+    workload = gemm(op=MeasuredOp.FP8, m=2, n=3, k=5)
     assert workload.flops == 60
     assert workload.bytes == 2 * 5 + 3 * 5 + 2 * 2 * 3
 
@@ -84,16 +89,16 @@ def test_every_ragged_workload_has_a_whole_one_beside_it():
 
 
 def test_tiny_workloads_in_groups_have_two_groups():
-    workload = tiny(gemm(op=Op.FP8_GROUPS, m=8192, n=8192, k=8192))
-    assert workload.sizes["k"] == 2 * Op.FP8_GROUPS.groups.size and workload.flops < 1e6
+    workload = tiny(gemm(op=MeasuredOp.FP8_GROUPS, m=8192, n=8192, k=8192))
+    assert workload.sizes["k"] == 2 * MeasuredOp.FP8_GROUPS.groups.size and workload.flops < 1e6
 
 
 def test_tiny_workloads_are_small():
-    assert tiny(gemm(op=Op.FP8, m=8192, n=8192, k=8192)).flops < 1e6
-    assert tiny(gemm(op=Op.FP8, m=1, n=2, k=3)) == gemm(op=Op.FP8, m=1, n=2, k=3)
+    assert tiny(gemm(op=MeasuredOp.FP8, m=8192, n=8192, k=8192)).flops < 1e6
+    assert tiny(gemm(op=MeasuredOp.FP8, m=1, n=2, k=3)) == gemm(op=MeasuredOp.FP8, m=1, n=2, k=3)
 
 
 def test_ops_by_name_with_commas():
-    assert ops_named("int8,fp8,int8") == (Op.INT8, Op.INT8_AZP, Op.FP8)
+    assert ops_named("int8,fp8,int8") == (MeasuredOp.INT8, MeasuredOp.INT8_AZP, MeasuredOp.FP8)
     with pytest.raises(ValueError, match="--op 'fp4' is none of fp8, int8, fp8_groups, fp8_groups_32, bf16, all"):
         ops_named("fp8,fp4")

@@ -130,7 +130,7 @@ def test_a_file_is_on_the_disk_before_it_appears(tmp_path: Path, monkeypatch: py
 
 
 def writing_of(path: Path) -> writing.Shard:
-    shard = writing.Shard(path, writing.Layout({"a": ("U8", (4,))}, {}), goes_on=False)
+    shard = writing.Shard(path, writing.FilePlaces({"a": ("U8", (4,))}, {}), goes_on=False)
     shard.write("a", torch.arange(4, dtype=torch.uint8))
     return shard
 

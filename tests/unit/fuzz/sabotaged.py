@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gemmill.fuzz.breakages import Arguments
 from gemmill.fuzz.child import Child
-from gemmill.fuzz.findings import FuzzSpec, Kind
+from gemmill.fuzz.findings import FaultKind, FuzzSpec
 from gemmill.numerics.memory import Memory
 from gemmill.tuner.bench import run
 
@@ -34,7 +34,7 @@ class Sabotaged(Child):
         if fault is None:
             make()
         else:
-            _COMMIT[Kind(fault)](make, memory)
+            _COMMIT[FaultKind(fault)](make, memory)
 
 
 def _crash(_make: Callable[[], None], _memory: Memory) -> None:
@@ -77,16 +77,16 @@ def _fail_to_judge(_make: Callable[[], None], memory: Memory) -> None:
     memory.slots.clear()
 
 
-_COMMIT: dict[Kind, Callable[[Callable[[], None], Memory], None]] = {
-    Kind.CRASH: _crash,
-    Kind.HANG: _hang,
-    Kind.REFUSED: _refuse,
-    Kind.WRONG: _spoil,
-    Kind.OUT_OF_BOUNDS: _write_outside,
-    Kind.ACCEPTED: _accept,
-    Kind.SENTENCE: _refuse,
-    Kind.TOUCHED: _write_and_refuse,
-    Kind.UNJUDGED: _fail_to_judge,
+_COMMIT: dict[FaultKind, Callable[[Callable[[], None], Memory], None]] = {
+    FaultKind.CRASH: _crash,
+    FaultKind.HANG: _hang,
+    FaultKind.REFUSED: _refuse,
+    FaultKind.WRONG: _spoil,
+    FaultKind.OUT_OF_BOUNDS: _write_outside,
+    FaultKind.ACCEPTED: _accept,
+    FaultKind.SENTENCE: _refuse,
+    FaultKind.TOUCHED: _write_and_refuse,
+    FaultKind.UNJUDGED: _fail_to_judge,
 }
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ import torch
 
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.fuzz.campaign import Budget, call_alone, fuzz
-from gemmill.fuzz.findings import FuzzError, FuzzSpec, Kind
+from gemmill.fuzz.findings import FaultKind, FuzzError, FuzzSpec
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import BY_NAME
 from unit.fuzz.sabotaged import SabotagedSpec
 
 OPS = ("dynamic_scaled_fp8_quant", "cutlass_scaled_mm", "rms_norm_per_block_quant")
-BROKEN_KINDS = (Kind.ACCEPTED, Kind.SENTENCE, Kind.TOUCHED)
+BROKEN_KINDS = (FaultKind.ACCEPTED, FaultKind.SENTENCE, FaultKind.TOUCHED)
 SEED = 11
 
 
@@ -46,7 +46,7 @@ def indices(count: int, *, broken: bool) -> list[int]:
     return found[:count]
 
 
-def faults(*kinds: Kind) -> dict[str, str]:
+def faults(*kinds: FaultKind) -> dict[str, str]:
     broken = indices(len(BROKEN_KINDS), broken=True)
     legal = indices(len(kinds), broken=False)
     return {str((broken if kind in BROKEN_KINDS else legal).pop(0)): kind.value for kind in kinds}
@@ -54,7 +54,7 @@ def faults(*kinds: Kind) -> dict[str, str]:
 
 @pytest.mark.usefixtures("sabotaged")
 def test_every_kind_is_found_and_the_run_goes_on() -> None:
-    committed = faults(*(kind for kind in Kind if kind is not Kind.NOT_REPEATABLE))
+    committed = faults(*(kind for kind in FaultKind if kind is not FaultKind.NOT_REPEATABLE))
     told = []
     spec = SabotagedSpec(ops=OPS, seed=SEED, faults=committed)
     report = fuzz(spec, Budget(calls=70, call_seconds=5.0), told.append)
@@ -64,30 +64,32 @@ def test_every_kind_is_found_and_the_run_goes_on() -> None:
     assert report.where == "on the CPU, where the ops run the reference"
     assert (report.calls, report.legal + report.broken) == (70, 70) and report.legal > report.broken > 0
     details = {finding.kind: finding.detail for finding in found.values()}
-    assert details[Kind.CRASH] == "its process ended at only by signal 6"
-    assert details[Kind.HANG] == "no answer to only within 5 s: it was killed"
-    assert details[Kind.REFUSED] == "a legal call raised RuntimeError: the op was told to refuse"
-    assert details[Kind.OUT_OF_BOUNDS].startswith("1 bytes of or around the arguments changed that are no output's")
-    assert "and the call raised nothing; the checks say '" in details[Kind.ACCEPTED]
-    assert "; the error is RuntimeError: 'the op was told to refuse', the checks' '" in details[Kind.SENTENCE]
-    assert details[Kind.TOUCHED].startswith("bytes") or " bytes of or around " in details[Kind.TOUCHED]
-    assert details[Kind.UNJUDGED].startswith("making or judging the call raised ")
+    assert details[FaultKind.CRASH] == "its process ended at only by signal 6"
+    assert details[FaultKind.HANG] == "no answer to only within 5 s: it was killed"
+    assert details[FaultKind.REFUSED] == "a legal call raised RuntimeError: the op was told to refuse"
+    assert details[FaultKind.OUT_OF_BOUNDS].startswith(
+        "1 bytes of or around the arguments changed that are no output's"
+    )
+    assert "and the call raised nothing; the checks say '" in details[FaultKind.ACCEPTED]
+    assert "; the error is RuntimeError: 'the op was told to refuse', the checks' '" in details[FaultKind.SENTENCE]
+    assert details[FaultKind.TOUCHED].startswith("bytes") or " bytes of or around " in details[FaultKind.TOUCHED]
+    assert details[FaultKind.UNJUDGED].startswith("making or judging the call raised ")
 
 
 @pytest.mark.usefixtures("sabotaged")
 def test_a_call_alone_is_the_one_of_the_run() -> None:
-    committed = faults(Kind.WRONG)
+    committed = faults(FaultKind.WRONG)
     index = int(next(iter(committed)))
     op = OPS[index % len(OPS)]
     alone = call_alone(SabotagedSpec(ops=(op,), seed=SEED, faults=committed), index)
-    assert [finding.kind for finding in alone.findings] == [Kind.WRONG]
+    assert [finding.kind for finding in alone.findings] == [FaultKind.WRONG]
     assert alone.findings[0].reproducer == f"gemmill fuzz --op {op} --seed {SEED} --only {index} --cpu"
     assert alone.call == str(draw_call(op, SEED, index, CPU_LIMITS)[0]) and not alone.broken
 
 
 @pytest.mark.usefixtures("sabotaged")
 def test_calls_do_not_depend_on_the_number_of_processes() -> None:
-    committed = faults(Kind.WRONG, Kind.REFUSED, Kind.SENTENCE)
+    committed = faults(FaultKind.WRONG, FaultKind.REFUSED, FaultKind.SENTENCE)
     spec = SabotagedSpec(ops=OPS, seed=SEED, faults=committed)
     one, two = (fuzz(spec, Budget(calls=100, jobs=jobs)) for jobs in (1, 2))
     assert one.findings == two.findings and len(one.findings) >= 3
@@ -115,7 +117,7 @@ def test_the_command_finds_nothing_wrong_with_the_cpu_path(gemmill, draws: int) 
 
 @pytest.mark.usefixtures("sabotaged")
 def test_the_command_fails_with_the_finding_and_how_to_see_it_again(gemmill, monkeypatch: pytest.MonkeyPatch) -> None:
-    committed = faults(Kind.WRONG)
+    committed = faults(FaultKind.WRONG)
     index = int(next(iter(committed)))
     monkeypatch.setattr(
         "gemmill.cli.fuzz._spec",

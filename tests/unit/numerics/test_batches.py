@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from gemmill.families.kv_cache.config import Kind
+from gemmill.families.kv_cache.config import KernelKind
 from gemmill.numerics import batches
 from gemmill.numerics.batches import ON_CPU, Campaign, Limits, Subject
 
@@ -76,7 +76,7 @@ def test_families_of_which_no_call_is_made_are_left_out_and_named(monkeypatch) -
     assert str(caught.value) == "no variant with an order of K to compare, of the families no_family"
 
 
-@pytest.mark.parametrize("kind", [Kind.DECODE, Kind.ATTEND])
+@pytest.mark.parametrize("kind", [KernelKind.DECODE, KernelKind.ATTEND])
 def test_an_attention_is_of_sequences_and_its_page_table_as_wide_as_the_longest(kind) -> None:
     known = Campaign(FEW, seed=5, tell=lambda _: None)._known()
     entry = next(e for e in known if e.family == "kv_cache" and e.config.kind is kind and e.config.slices == 4)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from gemmill.numerics import verify as layer
-from gemmill.numerics.cases import Outcome, cases_of, cases_of_family, cases_of_op
+from gemmill.numerics.cases import CaseOutcome, cases_of, cases_of_family, cases_of_op
 from gemmill.registry import REGISTRY
 from gemmill.space.selections import select
 
@@ -22,20 +22,24 @@ def test_every_family_has_a_maker_of_cases_of_all_its_ops() -> None:
 class Scripted:
     """A case with a given end."""
 
-    def __init__(self, end: Outcome | Exception) -> None:
+    def __init__(self, end: CaseOutcome | Exception) -> None:
         self.end = end
 
     def __str__(self) -> str:
         return "a case"
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         if isinstance(self.end, Exception):
             raise self.end
         return self.end
 
 
 def test_a_verdict_has_a_sentence_for_each_failure() -> None:
-    ends = (Outcome(report="", worst_fraction=0.5), Outcome(report="off", worst_fraction=3.0), RuntimeError("no\nmore"))
+    ends = (
+        CaseOutcome(report="", worst_fraction=0.5),
+        CaseOutcome(report="off", worst_fraction=3.0),
+        RuntimeError("no\nmore"),
+    )
     found = layer.verdict("x", [Scripted(end) for end in ends], "cpu")
     assert (found.cases, found.failures, found.worst_fraction) == (3, ("a case: off", "a case: no"), 3.0)
 

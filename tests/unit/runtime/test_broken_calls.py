@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gemmill
-from gemmill.runtime.schemas import OPS, Kind, OpSchema
+from gemmill.runtime.schemas import OPS, ArgumentKind, OpSchema
 from whole_calls import Call, moved, whole_call
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
@@ -38,17 +38,17 @@ OF_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def broken_calls(parameters: dict[str, Kind], call: Call) -> Iterator[tuple[str, Call]]:
+def broken_calls(parameters: dict[str, ArgumentKind], call: Call) -> Iterator[tuple[str, Call]]:
     """The fault, and the call."""
     for name, kind in parameters.items():
         value = call[name]
         if isinstance(value, torch.Tensor):
             for what, of in OF_TENSORS.items():
                 yield f"{name} {what}", call | {name: of(value)}
-        elif kind is Kind.INT:
+        elif kind is ArgumentKind.INT:
             for number in INTS:
                 yield f"{name} is {number}", call | {name: number}
-        elif kind is Kind.INTS:
+        elif kind is ArgumentKind.INTS:
             for numbers in ((), *((number,) * 2 for number in INTS)):
                 yield f"{name} is {numbers}", call | {name: numbers}
 
@@ -91,7 +91,7 @@ def check_refusal(name: str, what: str, run: Callable[[], Any]) -> bool:
     return False
 
 
-def refused(name: str, kinds: dict[str, Kind], call: Call, where: str, run: Callable[..., Any]) -> int:
+def refused(name: str, kinds: dict[str, ArgumentKind], call: Call, where: str, run: Callable[..., Any]) -> int:
     """How many of the broken calls are refused. A quarter at least are."""
     place, made = PLACES[where](), islice(broken_calls(kinds, call), 0, None, STEPS.get(where, 1))
     found = [check_refusal(name, what, lambda broken=broken: run(**place(broken))) for what, broken in made]
@@ -152,8 +152,8 @@ FUNCTIONS = [op for op in OPS if hasattr(gemmill, op.name)]
 def test_a_function_refuses_a_broken_call_in_its_own_sentence(op: OpSchema, where: str) -> None:
     function = getattr(gemmill, op.name)
     call = function_call(function, op)
-    kinds = {name: Kind.INT for name, value in call.items() if type(value) is int}
-    names = dict.fromkeys(call, Kind.TEXT) | kinds
+    kinds = {name: ArgumentKind.INT for name, value in call.items() if type(value) is int}
+    names = dict.fromkeys(call, ArgumentKind.TEXT) | kinds
     assert refused(op.name, names, call, where, function)
 
 
@@ -171,7 +171,7 @@ def decompressed() -> Call:
     ],
 )
 def test_functions_whose_result_the_data_tells(name: str, call: Call, where: str) -> None:
-    kinds = {argument: Kind.INT if argument == "k" else Kind.TENSOR for argument in call}
+    kinds = {argument: ArgumentKind.INT if argument == "k" else ArgumentKind.TENSOR for argument in call}
     assert refused(name, kinds, call, where, getattr(gemmill, name))
     if where == "on_cpu":
         getattr(gemmill, name)(**call)
@@ -205,7 +205,7 @@ def test_ops_under_vllms_names_that_are_made_of_others(name: str) -> None:
     run = getattr(torch.ops._C, name)
     run(**call)
     read = [argument for argument in call if not argument.endswith("strides")]
-    kinds = {argument: Kind.TENSOR for argument in read if isinstance(call[argument], torch.Tensor)}
+    kinds = {argument: ArgumentKind.TENSOR for argument in read if isinstance(call[argument], torch.Tensor)}
     assert refused(r"\w+", kinds, call, "on_cpu", run)
 
 

@@ -8,9 +8,10 @@ import pytest
 from gemmill import settings
 from gemmill.family.tuning import Reach
 from gemmill.runtime import chosen, notices, ops
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.chosen import ChoiceLog, Chosen, chosen_in
 from gemmill.runtime.noted import Notes
-from gemmill.runtime.select import Noted, Trust
+from gemmill.runtime.select import Noted
 
 
 def noted(call, trust: Trust, variant: str = "some_variant") -> Noted:

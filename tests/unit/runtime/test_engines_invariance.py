@@ -9,7 +9,7 @@ import gemmill
 from engines import fp8_config
 from gemmill.compat import linear
 from gemmill.runtime import holding, ops
-from gemmill.runtime.select import Trust
+from gemmill.runtime.choosing import Trust
 
 E4M3 = torch.float8_e4m3fn
 

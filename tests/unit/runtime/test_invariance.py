@@ -12,8 +12,9 @@ from gemmill.family import EXACT, Order, ShapedCall
 from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime import holding
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.invariance import ROWS, Invariance, order_of
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.select import select
 from gemmill.runtime.tuned import Machine, load_tuned, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.space.names import symbol_of, to_name

@@ -6,8 +6,8 @@ import pytest
 
 from gemmill.families import scaled_mm
 from gemmill.registry import REGISTRY
+from gemmill.runtime.choosing import model_ns
 from gemmill.runtime.loss import Loss, loss_of
-from gemmill.runtime.select import model_ns
 from gemmill.runtime.table_file import Source, TableRow, make_table
 from gemmill.runtime.tuned import LoadedTable, Tuned, TunedChoice, siblings
 

@@ -11,12 +11,12 @@ import pytest
 from gemmill.families.scaled_mm.classes import Need
 from gemmill.families.scaled_mm.tuning import TUNING
 from gemmill.runtime import misses, ops
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.misses import MissFile
 from gemmill.runtime.noted import MOST_NOTED, Notes
 from gemmill.runtime.select import Noted as Choice
-from gemmill.runtime.select import Trust
 from gemmill.tuner.shapes import read_misses, read_shapes
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 
 
 class Noted:
@@ -66,8 +66,8 @@ def test_misses_become_shapes(recorder, shaped_call, tmp_path: Path) -> None:
         ("int8_azp", 5, "model"),
     ]
     assert read_shapes(path, ()) == [
-        gemm(op=Op.FP8, m=3, n=4096, k=4096),
-        gemm(op=Op.INT8_AZP, m=5, n=4096, k=4096),
+        gemm(op=MeasuredOp.FP8, m=3, n=4096, k=4096),
+        gemm(op=MeasuredOp.INT8_AZP, m=5, n=4096, k=4096),
     ]
 
 
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_written_stops_nothing(shaped_call) -> None:
 
 
 def test_classes_are_those_of_tables(shaped_call) -> None:
-    for op in Op:
+    for op in MeasuredOp:
         assert TUNING.measured_as(gemm(op=op, m=1, n=16, k=16).call) == op
     assert TUNING.measured_as(shaped_call(operand="float16", out="float16")) == "bf16", "their schedules are the same"
 

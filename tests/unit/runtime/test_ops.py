@@ -7,8 +7,8 @@ import gemmill
 from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.ops import SCALED_MM
 from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.runtime.choosing import Trust
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.runtime.select import Trust
 from gemmill.space.names import to_name
 
 

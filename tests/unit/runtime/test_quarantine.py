@@ -7,16 +7,17 @@ import pytest
 from gemmill.doctor.extension import examine_tables
 from gemmill.doctor.finding import State
 from gemmill.runtime import notices, tuned
-from gemmill.runtime.select import Trust, select
+from gemmill.runtime.choosing import Trust
+from gemmill.runtime.select import select
 from gemmill.runtime.table_file import Quarantined, Source, TableRow, make_table, merge, read_table, table_text
 from gemmill.runtime.tuned import Machine, load_tuned
 from gemmill.runtime.variant_table import make_variant_table as make_rows
 from gemmill.space.names import to_name
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.journal import Entry, Record
-from gemmill.tuner.measure import Outcome
+from gemmill.tuner.measure import TaskOutcome
 from gemmill.tuner.tables import measured_build, tables_of
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 
 SMS = 132
 HERE = Machine(arch="sm90a", device="NVIDIA H200", driver="580.1")
@@ -110,10 +111,10 @@ def test_doctor_and_log_name_them(put, manifest, names, caplog) -> None:
 
 def test_a_sweep_quarantines_what_goes_wrong(manifest, names) -> None:
     """Whatever it does wrong; a call that it refuses is none of that."""
-    workload = gemm(op=Op.FP8, m=16, n=4096, k=4096)
+    workload = gemm(op=MeasuredOp.FP8, m=16, n=4096, k=4096)
 
     def tables(fault: Fault):
-        outcome = Outcome(
+        outcome = TaskOutcome(
             workload=workload,
             rounds_us={names[1]: (6.0,) * 3},
             findings={names[0]: Finding(fault=fault, detail="3 elements"), "peer": Finding(fault=fault, detail="x")},

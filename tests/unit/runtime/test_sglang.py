@@ -13,7 +13,7 @@ from gemmill.compat import linear
 from gemmill.compat.sglang import experts as sglang_experts
 from gemmill.compat.sglang import plugin as sglang_plugin
 from gemmill.runtime import holding, ops
-from gemmill.runtime.select import Trust
+from gemmill.runtime.choosing import Trust
 
 E4M3 = torch.float8_e4m3fn
 

@@ -14,7 +14,7 @@ from gemmill.tuner.bench import Bench
 from gemmill.tuner.checking import GUARD, GUARD_BYTES, PAD, GuardedArena
 from gemmill.tuner.protocol import WorkerSpec, workload_to_json
 from gemmill.tuner.subjects import Subject
-from gemms import Op, Workload, gemm
+from gemms import MeasuredOp, Workload, gemm
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def lacking(change: Callable[[GemmOperands], GemmOperands]) -> Subject:
 def test_long_sums_that_lack_a_little_are_wrong(k: int) -> None:
     """Within the tolerance of random operands: small integers show them."""
     found = faults_of(
-        gemm(op=Op.FP8, m=9, n=48, k=k),
+        gemm(op=MeasuredOp.FP8, m=9, n=48, k=k),
         right=lacking(lambda x: x),
         short=lacking(lambda x: replace(x, a=x.a[:, :-128], weights=(x.weights[0][:-128],))),
         small=lacking(lambda x: replace(x, a_scales=0.9 * x.a_scales)),
@@ -49,8 +49,8 @@ def test_long_sums_that_lack_a_little_are_wrong(k: int) -> None:
     assert k < 14336 or found["short"]["detail"].startswith("of the rows looked at with small integers, ")
 
 
-@pytest.mark.parametrize("op", list(Op))
-def test_the_reference_passes(op: Op) -> None:
+@pytest.mark.parametrize("op", list(MeasuredOp))
+def test_the_reference_passes(op: MeasuredOp) -> None:
     """Every class of calls, with exact operands where sums are of floating-point numbers."""
     (found,) = faults_of(gemm(op=op, m=130, n=144, k=4352), right=Subject(bind=RIGHT)).values()
     assert found is None
@@ -85,7 +85,7 @@ def with_workspace(writes_at: int, call: int) -> Subject:
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_writes_around_the_workspace_are_found_in_every_call(call: int, monkeypatch) -> None:
     monkeypatch.setattr("gemmill.tuner.bench.ARENA_BYTES", 4096)
-    workload = gemm(op=Op.FP8, m=3, n=48, k=64)
+    workload = gemm(op=MeasuredOp.FP8, m=3, n=48, k=64)
     found = faults_of(
         workload,
         inside=with_workspace(63, call),
@@ -115,7 +115,7 @@ def writing(place: Callable[[GemmOperands], int], call: int) -> Subject:
 def test_writes_around_the_output_are_found_in_every_call(call: int, pad: int) -> None:
     m, n = 3, 48
     found = faults_of(
-        gemm(op=Op.FP8, m=m, n=n, k=64),
+        gemm(op=MeasuredOp.FP8, m=m, n=n, k=64),
         before=writing(lambda x: x.out.storage_offset() - 1, call),
         behind=writing(lambda x: x.out.storage_offset() + m * (n + pad), call),
     )
@@ -124,7 +124,8 @@ def test_writes_around_the_output_are_found_in_every_call(call: int, pad: int) -
         assert verdict["detail"] == f"bytes around its output changed, rows {pad} elements apart"
     if pad:
         (between,) = faults_of(
-            gemm(op=Op.FP8, m=m, n=n, k=64), between=writing(lambda x: x.out.storage_offset() + n + pad - 1, call)
+            gemm(op=MeasuredOp.FP8, m=m, n=n, k=64),
+            between=writing(lambda x: x.out.storage_offset() + n + pad - 1, call),
         ).values()
         assert between["fault"] == "out of bounds"
 

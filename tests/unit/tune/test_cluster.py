@@ -17,13 +17,13 @@ from gemmill.build.scheduler import Scheduler
 from gemmill.space.selections import select
 from gemmill.tuner import cluster
 from gemmill.tuner.cluster import ClusterExecutor, connect
-from gemmill.tuner.measure import Outcome, Task
+from gemmill.tuner.measure import Task, TaskOutcome
 from gemmill.tuner.program import TuneRequest, stand_in_build, tune
 from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import SweepOptions, TaskLost
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 
-WORKLOADS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+WORKLOADS = [gemm(op=MeasuredOp.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
 DRY = WorkerSpec(builds=(), dry_run=True)
 
 
@@ -65,20 +65,20 @@ def test_processes_start_together_and_results_do_not_depend_on_where_tasks_run(t
 
 
 def test_a_lost_worker_loses_its_task_only(tmp_path, monkeypatch) -> None:
-    def die_once(spec: WorkerSpec, task: Task) -> Outcome:
+    def die_once(spec: WorkerSpec, task: Task) -> TaskOutcome:
         """Takes its Dask worker with it the first time that M = 16 is measured, and every time that M = 64 is."""
         marker = Path(spec.vllm_library or "") / str(task.workload.step)
         if task.workload.step == 64 or (task.workload.step == 16 and not marker.exists()):
             marker.touch()
             os._exit(1)
-        return Outcome(workload=task.workload, rounds_us={}, findings={})
+        return TaskOutcome(workload=task.workload, rounds_us={}, findings={})
 
     monkeypatch.setattr(cluster, "measure_here", die_once)
     spec = WorkerSpec(builds=(), dry_run=True, vllm_library=str(tmp_path))
     tasks = [Task(workload=workload, candidates=(), kept=None, stages=()) for workload in WORKLOADS]
     with cluster_of_two() as workers, connected(workers, spec) as executor:
         found = {task.workload.step: outcome for task, outcome in executor.run(tasks, lambda *fault: None)}
-    assert isinstance(found[1], Outcome) and isinstance(found[16], Outcome), "given to another worker"
+    assert isinstance(found[1], TaskOutcome) and isinstance(found[16], TaskOutcome), "given to another worker"
     assert isinstance(found[64], TaskLost) and str(found[64]) == "its worker was lost, also when it ran alone"
 
 

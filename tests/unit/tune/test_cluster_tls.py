@@ -23,7 +23,7 @@ from gemmill.space.selections import select
 from gemmill.tuner.cluster import connect
 from gemmill.tuner.program import TuneRequest, stand_in_build, tune
 from gemmill.tuner.sweep import SweepOptions
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "tuning.md"
@@ -60,7 +60,7 @@ def certificates(folder: Path) -> Path:
 
 def request_of(tmp_path: Path) -> TuneRequest:
     return TuneRequest(
-        workloads=[gemm(op=Op.FP8, m=16, n=64, k=128)],
+        workloads=[gemm(op=MeasuredOp.FP8, m=16, n=64, k=128)],
         builds=[stand_in_build(select("smoke"))],
         options=SweepOptions(rounds=2),
         journal=tmp_path / "sweep.jsonl",

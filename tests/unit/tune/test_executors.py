@@ -8,13 +8,13 @@ import pytest
 from gemmill.space.selections import select
 from gemmill.tuner import executors
 from gemmill.tuner.executors import LocalExecutor, visible_device
-from gemmill.tuner.measure import Outcome, Task
+from gemmill.tuner.measure import Task, TaskOutcome
 from gemmill.tuner.program import TuneRequest, stand_in_build, tune
 from gemmill.tuner.protocol import WorkerSpec
 from gemmill.tuner.sweep import SweepOptions
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 
-WORKLOADS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+WORKLOADS = [gemm(op=MeasuredOp.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
 DRY = WorkerSpec(builds=(), dry_run=True)
 TASKS = [Task(workload=workload, candidates=(), kept=None, stages=()) for workload in WORKLOADS]
 
@@ -39,8 +39,8 @@ def two(monkeypatch) -> LocalExecutor:
     return LocalExecutor(DRY, devices=["3", "5"])
 
 
-def outcome_of(task: Task) -> Outcome:
-    return Outcome(workload=task.workload, rounds_us={}, findings={})
+def outcome_of(task: Task) -> TaskOutcome:
+    return TaskOutcome(workload=task.workload, rounds_us={}, findings={})
 
 
 def test_two_processes_give_the_same_table_as_one(tmp_path: Path, home) -> None:

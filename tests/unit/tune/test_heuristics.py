@@ -9,10 +9,10 @@ from gemmill.runtime import tuned
 from gemmill.runtime.tuned import Machine
 from gemmill.space.selections import select
 from gemmill.tuner import heuristics
-from gemmill.tuner.candidates import build_facts, field_of
+from gemmill.tuner.candidates import build_facts, shortlist_of
 from gemmill.tuner.program import stand_in_build
 from gemmill.tuner.protocol import TuneError
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 
 SHAPE = (4096, 4096, 4096)
 
@@ -67,9 +67,9 @@ def test_advised_tiles_are_tried_where_the_model_would_not(monkeypatch, tmp_path
     monkeypatch.setattr(tuned, "_SHIPPED", tmp_path / "none")
     folder, manifest = stand_in_build(select("default"))
     facts = [build_facts(folder, manifest, Machine(arch="sm90a", device=None, driver=None))]
-    workload = gemm(op=Op.FP8, m=4096, n=4096, k=4096)
-    alone = [c.name for c in field_of(workload, facts, 132, most=3, peers=False).candidates]
-    advised = [c.name for c in field_of(workload, facts, 132, 3, False, [(128, 80, 2, 1)]).candidates]
+    workload = gemm(op=MeasuredOp.FP8, m=4096, n=4096, k=4096)
+    alone = [c.name for c in shortlist_of(workload, facts, 132, most=3, peers=False).candidates]
+    advised = [c.name for c in shortlist_of(workload, facts, 132, 3, False, [(128, 80, 2, 1)]).candidates]
     assert not any("_t128x80x128_c2x1x1_" in name for name in alone)
-    assert [c.name for c in field_of(workload, facts, 132, most=0, vllm=True, peers=False).candidates] == ["vllm"]
+    assert [c.name for c in shortlist_of(workload, facts, 132, most=0, vllm=True, peers=False).candidates] == ["vllm"]
     assert advised[0] == alone[0] and all("_t128x80x128_c2x1x1_" in name for name in advised[1:])

@@ -16,9 +16,9 @@ from gemmill.tuner.measure import Task, halving, measure
 from gemmill.tuner.protocol import PEER, Candidate
 from gemmill.tuner.timing import shuffled
 from gemmill.tuner.worker import Worker, WorkerDied, WorkerError
-from gemms import Op, Workload, gemm
+from gemms import MeasuredOp, Workload, gemm
 
-WORKLOAD = gemm(op=Op.FP8, m=40, n=64, k=64)
+WORKLOAD = gemm(op=MeasuredOp.FP8, m=40, n=64, k=64)
 GOOD = ("sm_good", "sm_other")
 
 
@@ -96,7 +96,13 @@ def test_what_is_known_to_be_at_fault_is_not_tried(worker) -> None:
 
 
 def test_other_operands_zero_points_and_groups(worker) -> None:
-    for op, k in ((Op.INT8, 48), (Op.INT8_AZP, 48), (Op.FP8_GROUPS, 300), (Op.FP8_GROUPS_32, 300), (Op.BF16, 48)):
+    for op, k in (
+        (MeasuredOp.INT8, 48),
+        (MeasuredOp.INT8_AZP, 48),
+        (MeasuredOp.FP8_GROUPS, 300),
+        (MeasuredOp.FP8_GROUPS_32, 300),
+        (MeasuredOp.BF16, 48),
+    ):
         outcome = measure(worker, task("sm_wrong", workload=gemm(op=op, m=3, n=144, k=k)))
         assert set(outcome.rounds_us) == set(GOOD)
         assert [finding.fault for finding in outcome.findings.values()] == [Fault.WRONG]

@@ -10,7 +10,7 @@ from gemmill.runtime.table_file import read_table
 from gemmill.runtime.tuned import Machine
 from gemmill.space.names import to_name
 from gemmill.space.selections import select
-from gemmill.tuner.candidates import OF_AN_ORDER, build_facts, field_of, fitting
+from gemmill.tuner.candidates import OF_AN_ORDER, build_facts, fitting, shortlist_of
 from gemmill.tuner.measure import Task, halving, measure
 from gemmill.tuner.orders import fastest_of_orders, order_of
 from gemmill.tuner.program import TuneRequest, stand_in_build, tune
@@ -18,7 +18,7 @@ from gemmill.tuner.protocol import Candidate
 from gemmill.tuner.record import Record
 from gemmill.tuner.sweep import SweepOptions
 from gemmill.vocab import DType
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 from unit.tune.test_measure import Scripted
 from unit.tune.test_sweep import Direct
 
@@ -29,7 +29,7 @@ FP8 = [
     and not config.operands.group_size
     and "_bf16_scaledbias_channel" in to_name(config)
 ]
-WORKLOAD = gemm(op=Op.FP8, m=16, n=2048, k=16384)
+WORKLOAD = gemm(op=MeasuredOp.FP8, m=16, n=2048, k=16384)
 
 
 def test_each_order_has_its_fastest() -> None:
@@ -45,10 +45,10 @@ def test_each_order_has_its_fastest() -> None:
 def test_the_models_best_of_each_order_is_tried_however_slow() -> None:
     folder, manifest = stand_in_build(select("default"))
     facts = [build_facts(folder, manifest, Machine(arch="sm90a", device=None, driver=None))]
-    workload = gemm(op=Op.FP8, m=8192, n=8192, k=512)
+    workload = gemm(op=MeasuredOp.FP8, m=8192, n=8192, k=512)
 
     def tried(orders: bool) -> dict[object, int]:
-        found = field_of(workload, facts, 132, 200, False, orders=orders).candidates
+        found = shortlist_of(workload, facts, 132, 200, False, orders=orders).candidates
         return Counter(order for candidate in found if (order := order_of(candidate.name)) is not None)
 
     told = {order_of(entry.name) for entry, *_ in fitting(facts[0].table, workload, 132)} - {None}
@@ -71,7 +71,7 @@ def test_no_stage_drops_the_fastest_of_an_order(orders: bool) -> None:
 def test_a_row_has_the_fastest_of_each_order_that_was_timed(tmp_path: Path, home: Path, orders: bool) -> None:
     table = tmp_path / "table.json"
     request = TuneRequest(
-        workloads=[gemm(op=Op.FP8, m=16, n=64, k=2048)],
+        workloads=[gemm(op=MeasuredOp.FP8, m=16, n=64, k=2048)],
         builds=[stand_in_build(select("default"))],
         options=SweepOptions(rounds=3, most=40, peers=False, orders=orders),
         journal=tmp_path / "j.jsonl",

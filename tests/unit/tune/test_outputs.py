@@ -23,7 +23,7 @@ from gemmill.tuner.charts import Cell, Line, log_chart, winner_map
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.choice import agreement
 from gemmill.tuner.journal import Entry, Record
-from gemmill.tuner.measure import Outcome
+from gemmill.tuner.measure import TaskOutcome
 from gemmill.tuner.program import TuneRequest, stand_in_build
 from gemmill.tuner.prune import audit, prune, selection_of, times_of, times_of_drawn, worst_first
 from gemmill.tuner.report import WINNER_COLOURS, environment, report_text, shapes_of
@@ -32,7 +32,7 @@ from gemmill.tuner.waves import KERNELS_OF_A_WAVE, tune_selection, waves_of
 from gemmill.tuner.workloads import workload_of
 from gemmill.typed_json import JsonError
 from gemmill.vocab import Arch
-from gemms import Op, Workload, gemm
+from gemms import MeasuredOp, Workload, gemm
 
 BASE = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_"
 PREFILL = f"{BASE}t128x128x128_c2x1x1_pingpong_fast_persistent_ab_sauto_a16b16d8"
@@ -40,14 +40,14 @@ DECODE = f"{BASE}t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
 DECODE4 = f"{DECODE}_k4"
 
 
-def workload(m: int, op: Op = Op.FP8, n: int = 4096, k: int = 4096) -> Workload:
+def workload(m: int, op: MeasuredOp = MeasuredOp.FP8, n: int = 4096, k: int = 4096) -> Workload:
     return gemm(op=op, m=m, n=n, k=k)
 
 
 def record_of(times: dict[Workload, dict[str, float]], faults=None, gpu: str | None = "NVIDIA H200") -> Record:
     entries = {}
     for key, us in times.items():
-        outcome = Outcome(
+        outcome = TaskOutcome(
             workload=key,
             rounds_us={name: (value,) * 3 for name, value in us.items()},
             findings={},
@@ -69,7 +69,7 @@ def measured() -> Record:
         {
             workload(1): {DECODE: 6.0, DECODE4: 5.9, PREFILL: 9.0, "torch row-wise": 12.0},
             workload(2048): {PREFILL: 47.0, DECODE: 400.0, "torch row-wise": 45.0},
-            workload(1, Op.INT8): {
+            workload(1, MeasuredOp.INT8): {
                 "sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_exact_splitk_swapab_s4_a16b16d8": 6.0
             },
         },
@@ -103,7 +103,9 @@ def test_report_holds_all_and_needs_nothing(measured) -> None:
     assert len(text) < 40_000
 
 
-@pytest.mark.parametrize(("op", "operations"), [(Op.FP8, 1.979e15), (Op.INT8, 1.979e15), (Op.BF16, 0.9895e15)])
+@pytest.mark.parametrize(
+    ("op", "operations"), [(MeasuredOp.FP8, 1.979e15), (MeasuredOp.INT8, 1.979e15), (MeasuredOp.BF16, 0.9895e15)]
+)
 def test_the_roofline_is_that_of_the_operands(op, operations) -> None:
     (shape,) = shapes_of(record_of({workload(8192, op): {DECODE: 500.0}}), 1, 0.01)
     assert shape.floor_us == pytest.approx(shape.workload.flops / operations * 1e6)
@@ -287,14 +289,22 @@ def test_audit(one_row, unshipped) -> None:
     found = {
         a.workload: (a.trust, a.expected_loss, a.unaligned)
         for a in audit(
-            [workload(64), workload(64, n=4200), workload(64, n=8192), workload(64, Op.INT8), workload(64, k=4095)],
+            [
+                workload(64),
+                workload(64, n=4200),
+                workload(64, n=8192),
+                workload(64, MeasuredOp.INT8),
+                workload(64, k=4095),
+            ],
             facts,
             132,
         )
     }
     assert found[workload(64)] == ("exact", 0.0, False)
     assert found[workload(64, n=4200)] == ("nearest", SWEEP.losses["nearest"], False)
-    assert found[workload(64, n=8192)] == found[workload(64, Op.INT8)] == ("model", SWEEP.losses["model"], False)
+    assert (
+        found[workload(64, n=8192)] == found[workload(64, MeasuredOp.INT8)] == ("model", SWEEP.losses["model"], False)
+    )
     assert found[workload(64, k=4095)][2], "the variant for any alignment"
     gone = audit([workload(64)], replace(facts, table=replace(facts.table, rows=(), entries=(), tuned=())), 132)
     assert [(a.variant, a.trust) for a in worst_first(gone)] == [(None, "none")]

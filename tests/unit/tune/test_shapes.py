@@ -7,38 +7,42 @@ import pytest
 
 from gemmill.tuner.models import Layer, ModelError, layers_of, named_models, read_model
 from gemmill.tuner.shapes import ShapesError, read_misses, read_shapes
-from gemms import Op, Workload, gemm
+from gemms import MeasuredOp, Workload, gemm
 
-FP8 = (Op.FP8,)
+FP8 = (MeasuredOp.FP8,)
 
 
-def workload(m: int, n: int, k: int, op: Op = Op.FP8) -> Workload:
+def workload(m: int, n: int, k: int, op: MeasuredOp = MeasuredOp.FP8) -> Workload:
     return gemm(op=op, m=m, n=n, k=k)
 
 
 def test_json_with_lists_of_m(tmp_path) -> None:
     path = tmp_path / "shapes.json"
     path.write_text('[{"m": [1, 16], "n": 64, "k": 128}, {"op": "int8", "m": 3, "n": 64, "k": 128}]')
-    assert read_shapes(path, FP8) == [workload(1, 64, 128), workload(16, 64, 128), workload(3, 64, 128, Op.INT8)]
+    assert read_shapes(path, FP8) == [
+        workload(1, 64, 128),
+        workload(16, 64, 128),
+        workload(3, 64, 128, MeasuredOp.INT8),
+    ]
 
 
 def test_rows_without_m_or_op_take_the_callers(tmp_path) -> None:
     path = tmp_path / "shapes.json"
     path.write_text('[{"n": 64, "k": 128}]')
-    found = read_shapes(path, (Op.FP8, Op.INT8), (1, 2))
-    assert found == [workload(m, 64, 128, op) for op in (Op.FP8, Op.INT8) for m in (1, 2)]
+    found = read_shapes(path, (MeasuredOp.FP8, MeasuredOp.INT8), (1, 2))
+    assert found == [workload(m, 64, 128, op) for op in (MeasuredOp.FP8, MeasuredOp.INT8) for m in (1, 2)]
 
 
 def test_csv_and_repeated_rows(tmp_path) -> None:
     path = tmp_path / "shapes.csv"
     path.write_text("M, N, K, op\n1, 64, 128, int8_azp\n2,64,128,\n1,64,128,int8_azp\n")
-    assert read_shapes(path, FP8) == [workload(1, 64, 128, Op.INT8_AZP), workload(2, 64, 128)]
+    assert read_shapes(path, FP8) == [workload(1, 64, 128, MeasuredOp.INT8_AZP), workload(2, 64, 128)]
 
 
 def test_json_lines(tmp_path) -> None:
     path = tmp_path / "misses.jsonl"
     path.write_text('{"op": "fp8", "m": 1, "n": 2, "k": 3, "trust": "nearest"}\n\n')
-    assert read_shapes(path, (Op.INT8,)) == [workload(1, 2, 3)]
+    assert read_shapes(path, (MeasuredOp.INT8,)) == [workload(1, 2, 3)]
 
 
 @pytest.mark.parametrize(

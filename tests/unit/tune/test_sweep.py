@@ -20,14 +20,14 @@ from gemmill.tuner.candidates import MOST
 from gemmill.tuner.checking import Fault, Finding
 from gemmill.tuner.executors import LocalExecutor
 from gemmill.tuner.journal import Entry, Journal, JournalError, read_journal
-from gemmill.tuner.measure import Outcome
+from gemmill.tuner.measure import TaskOutcome
 from gemmill.tuner.program import TuneRequest, stand_in_build, tune
 from gemmill.tuner.sweep import Observer, SweepOptions, TaskLost
 from gemmill.tuner.worker import WorkerError
-from gemms import Op, Workload, gemm
+from gemms import MeasuredOp, Workload, gemm
 
 SOURCES = Path(__file__).parents[3] / "generator"
-WORKLOADS = [gemm(op=Op.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
+WORKLOADS = [gemm(op=MeasuredOp.FP8, m=m, n=64, k=128) for m in (1, 16, 64)]
 WRONG = "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8"
 
 
@@ -258,7 +258,7 @@ def test_what_is_known_is_on_disk_before_the_next_is_asked_for(tmp_path, monkeyp
         assert synced == [path.read_bytes()]
         journal.fault(WORKLOADS[0], "a", Finding(fault=Fault.NAN, detail="all of it"))
         assert len(synced) == 2 and synced[-1] == path.read_bytes() and synced[-1].endswith(b"\n")
-        outcome = Outcome(workload=WORKLOADS[0], rounds_us={}, findings={})
+        outcome = TaskOutcome(workload=WORKLOADS[0], rounds_us={}, findings={})
         journal.outcome(Entry(outcome=outcome, repeat=0, wave=0, present=None, date="2026-11-21"))
         assert len(synced) == 3 and synced[-1] == path.read_bytes() and synced[-1].count(b"\n") == 3
 

@@ -11,7 +11,7 @@ from gemmill.tuner.checking import Fault
 from gemmill.tuner.executors import LocalExecutor
 from gemmill.tuner.program import stand_in_build
 from gemmill.tuner.timed import time_variants
-from gemms import Op, gemm
+from gemms import MeasuredOp, gemm
 
 from .test_sweep import DirectWorker
 
@@ -33,7 +33,7 @@ def timed(*workloads, names=None, executor_of=Direct, **changes):
 
 
 def test_all_that_take_a_size_are_timed_the_fastest_first() -> None:
-    small, large = gemm(op=Op.FP8, m=16, n=64, k=128), gemm(op=Op.FP8, m=64, n=64, k=128)
+    small, large = gemm(op=MeasuredOp.FP8, m=16, n=64, k=128), gemm(op=MeasuredOp.FP8, m=64, n=64, k=128)
     rows = timed(large, small)
     assert [row.workload for row in rows] == [large] * (len(rows) // 2) + [small] * (len(rows) // 2)
     of_large = [row.median_us for row in rows if row.workload == large]
@@ -46,7 +46,7 @@ def test_all_that_take_a_size_are_timed_the_fastest_first() -> None:
 
 
 def test_named_variants_alone_and_why_none_takes_a_size() -> None:
-    workload = gemm(op=Op.FP8, m=16, n=64, k=128)
+    workload = gemm(op=MeasuredOp.FP8, m=16, n=64, k=128)
     assert [row.name for row in timed(workload, names=frozenset({SPLIT_K, OF_BF16}))] == [SPLIT_K]
     (row,) = timed(workload, names=frozenset({OF_BF16}))
     assert row.median_us is None and "it computes bf16 x bf16 to bf16" in row.fault
@@ -58,7 +58,7 @@ def test_a_fault_is_told_and_the_others_are_timed() -> None:
     def executor(spec):
         return Direct(FaultySpec(**vars(spec), faults={SPLIT_K: Fault.WRONG}))
 
-    rows = timed(gemm(op=Op.FP8, m=16, n=64, k=128), executor_of=executor)
+    rows = timed(gemm(op=MeasuredOp.FP8, m=16, n=64, k=128), executor_of=executor)
     (faulty,) = [row for row in rows if row.fault]
     assert faulty.name == SPLIT_K and faulty.fault.startswith("wrong: ") and rows[-1] is faulty
 

@@ -252,7 +252,7 @@ def _refusal(
         return f"build {build_id} has no variant for {name} with head dim {head_dim}: `gemmill build` compiles more"
     names = ", ".join(choice.entry.name for choice in chosen if choice.entry is not None)
     kind = {"layer": f"cache of {name}, head dim {head_dim}", "by": "GemmillTurboQuantImpl"}
-    served.took(served.Kind(**kind, variants=f"build {build_id} has {names}"))
+    served.took(served.ServedLayers(**kind, variants=f"build {build_id} has {names}"))
     return None
 
 

@@ -215,9 +215,8 @@ def before(theirs: type) -> type:
             cls: Any, moe_config: Any, weight_key: Any, activation_key: Any, activation_format: Any
         ) -> tuple[bool, str | None]:
             """As vLLM asks."""
-            given = moe_config, weight_key, activation_key
-            supports, reason = vllms.is_supported_config(cls, *given, activation_format)
-            return _or_left(*given) if supports else (False, reason)
+            supports, reason = vllms.is_supported_config(cls, moe_config, weight_key, activation_key, activation_format)
+            return _or_left(moe_config, weight_key, activation_key) if supports else (False, reason)
 
         @staticmethod
         def _supports_batch_invariance() -> bool:

@@ -47,7 +47,9 @@ def put_before() -> None:
         _libraries[name] = torch.library.Library(VLLM, "IMPL")
         _libraries[name].impl(name, _before(name, theirs.call_boxed), KEY, with_keyset=True, allow_override=True)
         served.took(
-            served.Kind(layer=f"call of vLLM's {name}", by=VLLM_PREFIX + name, variants=f"of build {build.build_id}")
+            served.ServedLayers(
+                layer=f"call of vLLM's {name}", by=VLLM_PREFIX + name, variants=f"of build {build.build_id}"
+            )
         )
 
 

@@ -33,7 +33,7 @@ _L2 = 46294.0
 """Bytes a nanosecond at which every column of tiles reads activations again."""
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """Facts of a variant. Mirrors `Facts` in kernels/blockscaled/model.h."""
 
     splits: int
@@ -59,7 +59,7 @@ class Facts(NamedTuple):
     """The number that K must be a multiple of."""
 
 
-def ctas_of(facts: Facts, m: int, n: int) -> int:
+def ctas_of(facts: RowFacts, m: int, n: int) -> int:
     """CTAs of a call; several multiprocessors that share a tile count as one."""
     return -(-m // facts.tile_m) * -(-n // facts.tile_n) * facts.splits
 
@@ -67,7 +67,7 @@ def ctas_of(facts: Facts, m: int, n: int) -> int:
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     m, n, k = call.sizes
-    facts: Facts = row.facts
+    facts: RowFacts = row.facts
     ctas, sms = ctas_of(facts, m, n), max(sm_count // facts.sms, 1)
     sms = max(sms * _REACHED[facts.ctas_of_sm > 1][facts.splits] // 1000, 1)
     on_sm = min(facts.ctas_of_sm, -(-ctas // sms))
@@ -81,7 +81,7 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     return _BEGIN_NS + max(working, memory) + _UNHIDDEN * min(working, memory)
 
 
-def _turn_ns(facts: Facts, k: int, on_sm: int) -> float:
+def _turn_ns(facts: RowFacts, k: int, on_sm: int) -> float:
     """Of CTAs of which so many share a multiprocessor."""
     all_steps = -(-k // facts.step_columns)
     steps = -(-all_steps // facts.splits)

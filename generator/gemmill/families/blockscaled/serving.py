@@ -19,8 +19,8 @@ from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.layout import BLOCK_COLUMNS
 from gemmill.formats.packed_rows import parted
 from gemmill.formats.quantise import products, unswizzle
+from gemmill.manifest import Manifest
 from gemmill.runtime import checks
-from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 from gemmill.vocab import Format
@@ -78,15 +78,15 @@ def _codes(rows: int, k: int, format: Format, codes: torch.Tensor, scales: torch
     return products(format, codes.view(torch.uint8), plain)
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
     judged = checks.check(op, call)
     pair, asked = list(Pair)[judged["pair"]], shaped_call_of(judged)
     sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
-    of_pair = sum(entry.config.pair is pair for entry in build.manifest.entries if entry.family == asked.family)
+    of_pair = sum(entry.config.pair is pair for entry in manifest.entries if entry.family == asked.family)
     packed = "; pack weights (gemmill.quantize)" if pair in WEIGHT_PAIRS and not judged["prepacked"] else ""
     return (
-        f"none of {count_of_variants(of_pair)} of {pair} in build {build.build_id} takes M, N, K = {sizes} with alignments of a, b, "
-        f"out and scales = {alignments} bytes and {judged['out'].dtype} results{packed}; `gemmill build --arch {build.manifest.arch} --select "
+        f"none of {count_of_variants(of_pair)} of {pair} in build {manifest.build_id} takes M, N, K = {sizes} with alignments of a, b, "
+        f"out and scales = {alignments} bytes and {judged['out'].dtype} results{packed}; `gemmill build --arch {manifest.arch} --select "
         f"default` builds those that there are"
     )
 

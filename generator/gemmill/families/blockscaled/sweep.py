@@ -13,7 +13,7 @@ from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import DType
 
 
-class Op(StrEnum):
+class MeasuredOp(StrEnum):
     """Measured classes of calls; results are bf16."""
 
     NVFP4_BF16 = "nvfp4_bf16"
@@ -36,7 +36,7 @@ class Op(StrEnum):
     @property
     def pair(self) -> Pair:
         """The operands of the product."""
-        return dict(zip(Op, Pair, strict=True))[self]
+        return dict(zip(MeasuredOp, Pair, strict=True))[self]
 
     @property
     def prepacked(self) -> bool:
@@ -49,7 +49,7 @@ class Op(StrEnum):
         return CLASSES.number_of(pair=self.pair, out_dtype=DType.BF16, prepacked=self.prepacked, grouped=False)
 
 
-def _measured(op: Op) -> Measured:
+def _measured(op: MeasuredOp) -> Measured:
     pair, number = op.pair, op.number
     a_bits = pair.a_bits
 
@@ -97,7 +97,7 @@ def _shown(config: AnyConfig) -> tuple[str, str]:
 
 
 SWEEP = Sweep(
-    measured=tuple(_measured(op) for op in Op),
+    measured=tuple(_measured(op) for op in MeasuredOp),
     steps=(1, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 4096),
     example={"m": [1, 16, 64], "n": 4096, "k": 4096},
     tiny={"m": 32, "n": 96, "k": 64},

@@ -1,17 +1,18 @@
 """How a call comes to one of the kernels that take it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.blockscaled.classes import CLASSES
 from gemmill.families.blockscaled.config import AnyConfig, FewConfig, ManyConfig, PairConfig
 from gemmill.families.blockscaled.design import FewLoop, ManyLoop
-from gemmill.families.blockscaled.model import Facts, model_ns, refuses
+from gemmill.families.blockscaled.model import RowFacts, model_ns, refuses
 from gemmill.families.blockscaled.order import order_of
 from gemmill.families.blockscaled.pairs import CODE_PAIRS, SPREAD_PAIRS
 from gemmill.families.blockscaled.shaped_call import SPREAD_BYTES
 from gemmill.families.blockscaled.steps import step_of
-from gemmill.families.blockscaled.sweep import SWEEP, Op
-from gemmill.family import Reach, Row, ShapedCall, Tuning
+from gemmill.families.blockscaled.sweep import SWEEP
+from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.vocab import Arch, Format
 
@@ -24,9 +25,9 @@ def _bits(format: Format) -> int:
     return int(128 * format.bytes_per_value)
 
 
-def _facts(config: AnyConfig) -> Facts:
+def _facts(config: AnyConfig) -> RowFacts:
     pair, step = config.pair, step_of(config)
-    return Facts(
+    return RowFacts(
         splits=config.splits,
         tile_m=config.design.tile_mn[0],
         tile_n=config.design.tile_mn[1],
@@ -78,15 +79,8 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
     )
 
 
-_MEASURED = {op.number: op.value for op in Op}
-
-
-def _measured_as(call: ShapedCall) -> str | None:
-    """The class by which tables know a call."""
-    return _MEASURED.get(call.call_class)
-
-
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=("m", "n", "k"),
     result=("m", "n"),
     aligned=("a", "b", "out", "scales"),
@@ -95,11 +89,9 @@ TUNING = Tuning(
     reach=Reach(few=8, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,
     order=order_of,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     refuses=refuses,
     model_ns=model_ns,
     offers=lambda config: {CLASSES.number(config): (config,)},
-    measured_as=_measured_as,
+    measured_as=SWEEP.measured_as,
     sweep=SWEEP,
 )

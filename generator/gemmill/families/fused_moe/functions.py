@@ -86,12 +86,7 @@ def fused_experts(
         )
     out = torch.empty_like(x) if out is None else out
     if format is not None:
-        if format not in _FORMATS:
-            *names, last = map(repr, _FORMATS)
-            raise ValueError(
-                f"format is {format!r}, expected {', '.join(names)} or {last}, or None for weights that are not packed"
-            )
-        _check_bases(format, w13_scales, w2_scales)
+        _check_format(format, w13_scales, w2_scales)
     given = (
         out, x, w13, w2, w13_scales, w2_scales, topk_ids, topk_weights, activation, alpha, limit, beta,
         *(() if format is None else (_FORMATS[format],)),
@@ -104,8 +99,13 @@ def fused_experts(
     return out
 
 
-def _check_bases(format: str, w13_scales: torch.Tensor | None, w2_scales: torch.Tensor | None) -> None:
-    """Raise RuntimeError where packed weights come without bases."""
+def _check_format(format: str, w13_scales: torch.Tensor | None, w2_scales: torch.Tensor | None) -> None:
+    """Raise ValueError for another format, and RuntimeError where packed weights come without bases."""
+    if format not in _FORMATS:
+        *names, last = map(repr, _FORMATS)
+        raise ValueError(
+            f"format is {format!r}, expected {', '.join(names)} or {last}, or None for weights that are not packed"
+        )
     for name, bases in (("w13_scales", w13_scales), ("w2_scales", w2_scales)):
         if bases is None:
             raise RuntimeError(f"fused_experts: format is {format!r} and {name} is None: packed weights have bases")

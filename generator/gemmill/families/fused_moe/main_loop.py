@@ -61,7 +61,7 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
 
 
 # Constants of gathered rows are from times of Qwen3-Next, DeepSeek V3 and V4 Flash; that of 16 rows is a guess. Others are from whole calls of
-# these (H200, 2026-11-23; docs/notes/experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first
+# these (H200, 2026-11-23; docs/notes/fused_moe.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first
 # launch takes longer.
 _BY_GROUPS = Body(
     header="packed_experts",

@@ -32,7 +32,7 @@ Constants of streamed weights and of grouped GEMMs are fitted to 46 calls of nin
 """
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """The inputs of the model for a variant. Mirrors `Facts` in kernels/fused_moe/model.h."""
 
     tile_tokens: int
@@ -52,7 +52,7 @@ class Facts(NamedTuple):
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     pairs, inner, hidden, weights = call.sizes
-    facts: Facts = row.facts
+    facts: RowFacts = row.facts
     if facts.apart:
         return _apart_ns(call, sm_count, facts.bits)
     if facts.streamed:
@@ -65,7 +65,7 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     return float(facts.begin_ns) + max(memory, working) + 0.1 * min(memory, working)
 
 
-def _streamed_ns(facts: Facts, call: ShapedCall, sm_count: int) -> float:
+def _streamed_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
     """The same of streamed weights. Tiles of 8 rows have two CTAs in the first product, with half of the weights' rows each."""
     pairs, inner, hidden, _ = call.sizes
     active, tiles = _dealt(call, facts.tile_tokens)

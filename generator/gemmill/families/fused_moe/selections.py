@@ -86,7 +86,7 @@ def smoke(arch: Arch) -> Iterator[ExpertsConfig]:
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """All kernels: larger tiles by warps with scales in groups, and every tile of packed weights, too (docs/notes/experts.md)."""
+    """All kernels: larger tiles by warps with scales in groups, and every tile of packed weights, too (docs/notes/fused_moe.md)."""
     yield from plain(arch)
     for tile in TILES[1:] if arch is Arch.SM90A else ():
         yield _of_codes(arch, GROUP, Design(tile_tokens=tile))

@@ -14,8 +14,8 @@ from gemmill.family.operand import Call
 from gemmill.formats.folded_blocks import FoldedBlocks
 from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.sparse_blocks import SparseFp4Blocks
+from gemmill.manifest import Manifest
 from gemmill.runtime import checks
-from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, none_takes
 from gemmill.vocab.activation import Activation
@@ -77,10 +77,10 @@ def _results(_call: Judged, given: dict[str, Any]) -> Iterator[Result]:
         yield given["workspace"], given["workspace"]  # scratch bytes of kernels
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
     asked = shaped_call_of(checks.check(op, call))
     sizes, operands = "pairs, inner, hidden, experts", "x, w13, w2"
-    return none_takes(build, asked, choice, kernels="fused experts", sizes=sizes, operands=operands, of_tma=True)
+    return none_takes(manifest, asked, choice, kernels="fused experts", sizes=sizes, operands=operands, of_tma=True)
 
 
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

@@ -1,21 +1,22 @@
 """How a call comes to one of the kernels that take it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import STREAMED_TILES, AnyConfig, PackedExpertsConfig
-from gemmill.families.fused_moe.model import Facts, model_ns
+from gemmill.families.fused_moe.model import RowFacts, model_ns
 from gemmill.families.fused_moe.order import order_of
-from gemmill.family import Needs, Reach, Row, Tuning
+from gemmill.family import Needs, Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 
 _TILE_PS = {8: 290, 16: 400, 32: 706}
 """Picoseconds for 1,024 bytes of weights, by a tile's rows.
 
-Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs/notes/experts.md).
+Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs/notes/fused_moe.md).
 """
 _STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
-"""The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/experts.md)."""
+"""The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/fused_moe.md)."""
 _BEGIN_NS, _SHARED_BEGIN_NS, _WARPS_BEGIN_NS = 12000, 10800, 17000
 """Nanoseconds of three launches of few tiles. Two CTAs share streamed tiles of 8 rows, so more multiprocessors read."""
 
@@ -41,7 +42,7 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         most=MOST_OF_TMA,
         alignments=(TMA_BYTES,) * 3,
         least=(0, 0, 0, 0),
-        facts=Facts(
+        facts=RowFacts(
             tile_tokens=config.tile_tokens,
             bits=config.dtype.bits if config.format is None else config.format.code.bits,
             tile_ps=0 if config.apart else _tile_ps(config),
@@ -61,7 +62,8 @@ def _needs(config: AnyConfig) -> Needs | None:
     return Needs(family="moe", config=needed | {"gathers": (False,), "biased": False})
 
 
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=("pairs", "inner", "hidden", "experts"),
     result=("pairs", "hidden"),
     aligned=("x", "w13", "w2"),
@@ -73,8 +75,6 @@ TUNING = Tuning(
     order=order_of,
     across={"pairs": (1, 8, 64, 512, 4096, 32768)},
     one_slice=1.0,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     model_ns=model_ns,
     offers=lambda config: {CLASSES.number(config): (config,)},
 )

@@ -18,7 +18,7 @@ _STEP = 128
 """Elements along K of a step."""
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """The inputs of the model for a variant. Mirrors `Facts` in kernels/gated_mm/model.h."""
 
     tile_m: int
@@ -36,7 +36,7 @@ class Facts(NamedTuple):
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     m, n, k, experts = call.sizes
-    facts: Facts = row.facts
+    facts: RowFacts = row.facts
     active = max(min(m, experts), 1)
     rows = -(-m // active)
     most = rows + rows // 4 if experts else rows

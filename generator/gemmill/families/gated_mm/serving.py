@@ -14,8 +14,8 @@ from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
 from gemmill.formats.gating import group_codes, group_scales
 from gemmill.formats.segments import gathered, segments
+from gemmill.manifest import Manifest
 from gemmill.runtime import checks
-from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result as Written
 from gemmill.runtime.serving import Serving, none_takes
@@ -98,11 +98,11 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Written]:
         yield given[name], value
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
     judged = checks.check(op, call)
     of_experts = bool(judged.get("of_experts"))
     return none_takes(
-        build,
+        manifest,
         shaped_call_of(judged),
         choice,
         kernels="gated GEMMs",

@@ -1,13 +1,14 @@
 """The choice among the gated GEMMs that take a call."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import AnyConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.facts import Facts as KernelFacts
-from gemmill.families.gated_mm.model import Facts, model_ns
+from gemmill.families.gated_mm.model import RowFacts, model_ns
 from gemmill.families.gated_mm.order import order_of
-from gemmill.family import Reach, Row, Tuning
+from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.gemm.expert_rows import gathering_ns
 
@@ -29,10 +30,10 @@ So this kernel is chosen only where no other takes the call.
 """
 
 
-def _facts(config: AnyConfig) -> Facts:
+def _facts(config: AnyConfig) -> RowFacts:
     if isinstance(config, UnalignedGatedConfig):
         tile_m, tile_n, _ = config.tile_shape_mnk
-        return Facts(tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=_UNALIGNED_STEP_PS, overlaps=0)
+        return RowFacts(tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=_UNALIGNED_STEP_PS, overlaps=0)
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
     if facts.promotes_each_mma:
@@ -40,7 +41,7 @@ def _facts(config: AnyConfig) -> Facts:
         products = max(products, facts.tile_m * facts.tile_n * _STEP // facts.promotion_k // promoted)
     loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // _LOADED
     gathered = gathering_ns(facts.tile_m) if config.operands.indexed else 0
-    return Facts(
+    return RowFacts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
         ctas_of_sm=facts.ctas_of_sm,
@@ -62,7 +63,8 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         )
 
 
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=("m", "n", "k", "experts"),
     result=("m", "n"),
     aligned=("a", "b", "out"),
@@ -71,8 +73,6 @@ TUNING = Tuning(
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,
     order=order_of,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     model_ns=model_ns,
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
 )

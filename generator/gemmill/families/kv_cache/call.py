@@ -6,7 +6,7 @@ from gemmill.families.kv_cache.config import (
     COMPILED,
     DTYPES,
     METHODS,
-    Kind,
+    KernelKind,
     KvCacheConfig,
     Operands,
     Slots,
@@ -54,7 +54,7 @@ def shaped_call_of(call: Judged) -> ShapedCall:
     """The inputs of a choice in a legal call."""
     if not call["works"]:
         sizes = 1, 0, 1, 1, 0
-    elif list(Kind)[call["kind"]] in ATTENTIONS:
+    elif list(KernelKind)[call["kind"]] in ATTENTIONS:
         sizes = call["batch"], call["rows"], call["heads"], call["kv_heads"], length_of(call)
     else:
         sizes = 1, 1, 1, 1, 0
@@ -64,7 +64,7 @@ def shaped_call_of(call: Judged) -> ShapedCall:
 def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
     """The config that serves a call which has passed the checks, with default launch settings: there is exactly one."""
     return KvCacheConfig(
-        kind=list(Kind)[call["kind"]],
+        kind=list(KernelKind)[call["kind"]],
         operands=Operands(
             dtype=_DTYPE_OF[call["element"]],
             head_dim=call["head_dim"],

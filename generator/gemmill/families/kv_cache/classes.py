@@ -3,7 +3,7 @@
 Slots come last. The binding takes them back from a call whose addresses no kernel of slots takes.
 """
 
-from gemmill.families.kv_cache.config import BITS, COMPILED, DTYPES, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import BITS, COMPILED, DTYPES, KernelKind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
@@ -11,7 +11,7 @@ from gemmill.family.operand import DTYPE_CODES
 _BITS = {bits: bits for bits in (0, *BITS)}
 CLASSES = Classes(
     (
-        ClassAxis(name="kind", expression="kind", values={x: i for i, x in enumerate(Kind)}),
+        ClassAxis(name="kind", expression="kind", values={x: i for i, x in enumerate(KernelKind)}),
         ClassAxis(name="dtype", expression="element", values={x: DTYPE_CODES[x.torch_name] for x in DTYPES}),
         ClassAxis(name="head_dim", expression="head_dim", values={columns: columns for columns in HEAD_DIMS}),
         ClassAxis(name="key_bits", expression="key_bits", values=_BITS),

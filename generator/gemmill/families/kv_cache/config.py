@@ -11,7 +11,7 @@ from gemmill.family import first_rejection
 from gemmill.vocab import Arch, DType
 
 
-class Kind(StrEnum):
+class KernelKind(StrEnum):
     """The function of a kernel. The binding knows a kind by its place."""
 
     HADAMARD = "hadamard"
@@ -76,23 +76,23 @@ MOST_OF_ANY = 256
 """The largest head dim of kernels that decode any format to tiles of f16: two tiles of 512 would not fit shared memory, nor a warp's
 sums its registers."""
 _TEMPLATE = {
-    Kind.HADAMARD: "hadamard",
-    Kind.COMPRESS: "compress",
-    Kind.DECODE: "decode_attention",
-    Kind.DECOMPRESS: "decompress",
-    Kind.PACK: "pack",
-    Kind.UNPACK: "unpack",
-    Kind.SCORES: "packed_scores",
-    Kind.ATTEND: "packed_attention",
+    KernelKind.HADAMARD: "hadamard",
+    KernelKind.COMPRESS: "compress",
+    KernelKind.DECODE: "decode_attention",
+    KernelKind.DECOMPRESS: "decompress",
+    KernelKind.PACK: "pack",
+    KernelKind.UNPACK: "unpack",
+    KernelKind.SCORES: "packed_scores",
+    KernelKind.ATTEND: "packed_attention",
 }
-OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
+OF_ANY_FORMAT = (KernelKind.PACK, KernelKind.UNPACK, KernelKind.SCORES, KernelKind.ATTEND)
 """Kinds of kernels that get formats at run time."""
-ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
+ATTENTIONS = (KernelKind.DECODE, KernelKind.ATTEND)
 HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
 SLICES = (1, 4, 16, 32)
 """How many slices each sequence may have, whatever the batch."""
-WITHOUT_BITS = (Kind.HADAMARD, *OF_ANY_FORMAT)
+WITHOUT_BITS = (KernelKind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
 """Methods whose codes a kernel of pages writes: those that store codes and a norm alone."""
@@ -126,7 +126,7 @@ class KvCacheConfig:
     run-time arguments: one binary serves all.
     """
 
-    kind: Kind
+    kind: KernelKind
     operands: Operands
     half_waves: int = HALF_WAVES[0]
     """How much of a device an attention's slices of tokens are to fill, in halves of the blocks that it holds at a
@@ -198,9 +198,9 @@ def _dtype(c: KvCacheConfig) -> Iterator[str]:
         yield f"dtype={dtype}: elements are {' or '.join(DTYPES)}, as tensor cores take them"
 
 
-def offered_head_dims(kind: Kind) -> tuple[int, ...]:
+def offered_head_dims(kind: KernelKind) -> tuple[int, ...]:
     """The head dims that a kind has kernels for."""
-    return tuple(d for d in HEAD_DIMS if kind is not Kind.SCORES or d <= MOST_OF_ANY)
+    return tuple(d for d in HEAD_DIMS if kind is not KernelKind.SCORES or d <= MOST_OF_ANY)
 
 
 def _sizes(c: KvCacheConfig) -> Iterator[str]:
@@ -212,11 +212,11 @@ def _sizes(c: KvCacheConfig) -> Iterator[str]:
         yield f"head_dim={head_dim} contradicts kind={c.kind}, which has {', '.join(map(str, offered))}"
 
 
-def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
+def offered_bits(kind: KernelKind, head_dim: int) -> tuple[tuple[int, int], ...]:
     """The pairs (bits of keys, bits of values) that a kind has kernels for."""
     if kind in WITHOUT_BITS:
         return ((0, 0),)
-    pairs = tuple(product(BITS, BITS)) if kind is Kind.COMPRESS else DECODED_BITS
+    pairs = tuple(product(BITS, BITS)) if kind is KernelKind.COMPRESS else DECODED_BITS
     return pairs if head_dim == COMMON_HEAD_DIM else tuple(pair for pair in pairs if pair[0] == pair[1])
 
 
@@ -230,9 +230,9 @@ def _bits(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-def offered_slots(kind: Kind, head_dim: int) -> tuple[Slots, ...]:
+def offered_slots(kind: KernelKind, head_dim: int) -> tuple[Slots, ...]:
     """The formats of slots for which a kind has kernels: any of them, and the compile-time ones."""
-    compiled = SLOT_FORMATS.get(head_dim, ()) if kind is Kind.ATTEND else ()
+    compiled = SLOT_FORMATS.get(head_dim, ()) if kind is KernelKind.ATTEND else ()
     return compiled if compiled and head_dim > MOST_OF_ANY else (Slots.ANY, *compiled)
 
 
@@ -260,27 +260,27 @@ def _fixed_slices(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-def settings_of(kind: Kind) -> tuple[tuple[int, int], ...]:
+def settings_of(kind: KernelKind) -> tuple[tuple[int, int], ...]:
     """The pairs (half_waves, slices) of a kind's launches."""
     if kind not in ATTENTIONS:
         return ((HALF_WAVES[0], 0),)
     return (*((n, 0) for n in HALF_WAVES), *((HALF_WAVES[0], n) for n in SLICES))
 
 
-def offered_kinds(arch: Arch) -> tuple[Kind, ...]:
+def offered_kinds(arch: Arch) -> tuple[KernelKind, ...]:
     """Kinds that an architecture has kernels of."""
-    return tuple(kind for kind in Kind if _MOST_SHARED.get(kind, 0) <= arch.shared_memory_bytes)
+    return tuple(kind for kind in KernelKind if _MOST_SHARED.get(kind, 0) <= arch.shared_memory_bytes)
 
 
-_MOST_SHARED = {Kind.DECODE: 227 * 1024, Kind.ATTEND: 227 * 1024, Kind.SCORES: 208 * 1024}
+_MOST_SHARED = {KernelKind.DECODE: 227 * 1024, KernelKind.ATTEND: 227 * 1024, KernelKind.SCORES: 208 * 1024}
 """Bytes of shared memory that the largest kernel of a kind takes. Other kinds take less than any architecture has."""
 _LONG_STORE = 143 * 1024
 """Bytes of shared memory of a store of 512 elements: eight warps have sixteen vectors each on their way or at hand."""
 
 
-def shared_memory(kind: Kind, head_dim: int) -> int:
+def shared_memory(kind: KernelKind, head_dim: int) -> int:
     """Bytes of shared memory that kernels of a kind take, at most; 0 where any architecture has enough."""
-    return _LONG_STORE if kind is Kind.COMPRESS and head_dim > MOST_OF_ANY else _MOST_SHARED.get(kind, 0)
+    return _LONG_STORE if kind is KernelKind.COMPRESS and head_dim > MOST_OF_ANY else _MOST_SHARED.get(kind, 0)
 
 
 def _shared_memory(c: KvCacheConfig) -> Iterator[str]:

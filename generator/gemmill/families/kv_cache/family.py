@@ -1,7 +1,7 @@
 """The declaration of the compressed cache's kernels."""
 
 from gemmill.families.kv_cache import NAME, selections
-from gemmill.families.kv_cache.config import HALF_WAVES, RULES, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import HALF_WAVES, RULES, KernelKind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.ops import OPS, SCHEMAS_OF
 from gemmill.families.kv_cache.questions import QUESTIONS
 from gemmill.families.kv_cache.spelling import spell
@@ -12,14 +12,14 @@ from gemmill.vocab import Compiler
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each kernel.
 _UNIT_SECONDS = 3.0
 _SECONDS = {
-    Kind.HADAMARD: 0.3,
-    Kind.COMPRESS: 0.6,
-    Kind.DECODE: 1.2,
-    Kind.DECOMPRESS: 0.5,
-    Kind.PACK: 0.6,
-    Kind.UNPACK: 0.5,
-    Kind.SCORES: 1.0,
-    Kind.ATTEND: 4.0,
+    KernelKind.HADAMARD: 0.3,
+    KernelKind.COMPRESS: 0.6,
+    KernelKind.DECODE: 1.2,
+    KernelKind.DECOMPRESS: 0.5,
+    KernelKind.PACK: 0.6,
+    KernelKind.UNPACK: 0.5,
+    KernelKind.SCORES: 1.0,
+    KernelKind.ATTEND: 4.0,
 }
 
 _SLOT_SECONDS = 3.0

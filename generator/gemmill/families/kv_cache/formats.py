@@ -55,7 +55,7 @@ class RotationKind(StrEnum):
     """The orthogonal factor of a Gaussian matrix of a seed."""
 
 
-class Layout(StrEnum):
+class PageLayout(StrEnum):
     """Where the fields of a page lie: see pages.py."""
 
     HEADS = "heads"
@@ -77,7 +77,7 @@ OFFERED_BITS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class VectorPart:
     """One part of a stored vector."""
 
     name: str
@@ -109,19 +109,19 @@ class VectorFormat:
         """Bits of an index into the codebook, or of a code."""
         return self.bits - 1 if self.method is Method.TURBOQUANT_PROD else self.bits
 
-    def fields(self, head_dim: int) -> tuple[Field, ...]:
+    def fields(self, head_dim: int) -> tuple[VectorPart, ...]:
         """The parts of a vector of `head_dim` elements, in the order in which slots hold them."""
-        codes = Field(name="codes", size=packed_size(head_dim, self.code_bits), is_metadata=False)
+        codes = VectorPart(name="codes", size=packed_size(head_dim, self.code_bits), is_metadata=False)
         match self.method:
             case Method.TURBOQUANT_PROD:
-                signs = Field(name="signs", size=packed_size(head_dim, 1), is_metadata=False)
+                signs = VectorPart(name="signs", size=packed_size(head_dim, 1), is_metadata=False)
                 return codes, signs, _scalar("norm"), _scalar("residual_norm")
             case Method.UNIFORM:
                 return codes, _scalar("scale"), _scalar("zero")
             case Method.E4M3:
                 return (codes,)
             case Method.E2M1:
-                return codes, Field(name="scales", size=head_dim // E2M1_GROUP, is_metadata=False)
+                return codes, VectorPart(name="scales", size=head_dim // E2M1_GROUP, is_metadata=False)
             case _:
                 return codes, _scalar("norm")
 
@@ -141,7 +141,7 @@ class CacheFormat:
     key_rotation: RotationKind
     """The rotation of keys before their quantisation. `value_rotation` is that of values."""
     value_rotation: RotationKind
-    layout: Layout
+    layout: PageLayout
     """Where the fields of a page lie."""
 
     def __post_init__(self) -> None:
@@ -262,7 +262,7 @@ def cache_format(
         values=values,
         key_rotation=rotation,
         value_rotation=rotation,
-        layout=Layout.HEADS,
+        layout=PageLayout.HEADS,
     )
 
 
@@ -281,8 +281,8 @@ def packed_size(elements: int, bits: int) -> int:
     return (elements * bits + 7) // 8
 
 
-def _scalar(name: str) -> Field:
-    return Field(name=name, size=SCALAR_BYTES, is_metadata=True)
+def _scalar(name: str) -> VectorPart:
+    return VectorPart(name=name, size=SCALAR_BYTES, is_metadata=True)
 
 
 def _either(choices: tuple[int, ...] | list[str]) -> str:
@@ -290,11 +290,11 @@ def _either(choices: tuple[int, ...] | list[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
-def _vllm(name: str, key_bits: int, value_bits: int, layout: Layout) -> CacheFormat:
-    centroids = Method.FOLDED_CENTROIDS if layout is Layout.SPLIT else Method.UNIT_CENTROIDS
+def _vllm(name: str, key_bits: int, value_bits: int, layout: PageLayout) -> CacheFormat:
+    centroids = Method.FOLDED_CENTROIDS if layout is PageLayout.SPLIT else Method.UNIT_CENTROIDS
     in_fp8 = key_bits == 8
     return CacheFormat(
-        name=f"{name}_split" if layout is Layout.SPLIT else name,
+        name=f"{name}_split" if layout is PageLayout.SPLIT else name,
         keys=VectorFormat(method=Method.E4M3 if in_fp8 else centroids, bits=key_bits),
         values=VectorFormat(method=Method.UNIFORM, bits=value_bits),
         key_rotation=RotationKind.NONE if in_fp8 else RotationKind.HADAMARD,
@@ -309,7 +309,7 @@ _ULTRAQUANT = CacheFormat(
     values=VectorFormat(method=Method.E2M1, bits=4),
     key_rotation=RotationKind.HADAMARD,
     value_rotation=RotationKind.NONE,
-    layout=Layout.SLOTS,
+    layout=PageLayout.SLOTS,
 )
 _TURBOQUANT_BITS = (
     ("turboquant_k8v4", 8, 4),
@@ -320,8 +320,8 @@ _TURBOQUANT_BITS = (
 PRESETS = {
     format.name: format
     for format in (
-        *(_vllm(*row, Layout.SLOTS) for row in _TURBOQUANT_BITS),
+        *(_vllm(*row, PageLayout.SLOTS) for row in _TURBOQUANT_BITS),
         _ULTRAQUANT,
-        *(_vllm(*row, Layout.SPLIT) for row in _TURBOQUANT_BITS),
+        *(_vllm(*row, PageLayout.SPLIT) for row in _TURBOQUANT_BITS),
     )
 }

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gemmill.family import Row, ShapedCall
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """The inputs of the model for a variant; zeros where it does not attend. Mirrors `Facts` in
     kernels/kv_cache/model.h.
     """
@@ -46,7 +46,7 @@ def slices_of(tiles: int, stages: int, blocks: int, half_waves: int, fixed: int 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call. It is 0 for a call that is no attention, where nothing is to be chosen."""
-    facts: Facts = row.facts
+    facts: RowFacts = row.facts
     if facts.half_waves == 0:
         return 0.0
     batch, rows, query_heads, kv_heads, length = call.sizes

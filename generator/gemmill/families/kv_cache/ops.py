@@ -8,7 +8,7 @@ from gemmill.families.kv_cache.config import (
     DTYPES,
     FORMATS,
     METHODS,
-    Kind,
+    KernelKind,
     KvCacheConfig,
     Operands,
     format_of,
@@ -38,10 +38,10 @@ DECOMPRESS = OpSchema(
     "kv_decompress(Tensor(a!) keys, Tensor(b!) values, Tensor cache, Tensor slot_mapping, str format, int seed=0) -> ()"
 )
 SCHEMAS_OF = {
-    Kind.HADAMARD: (HADAMARD,),
-    Kind.COMPRESS: (COMPRESS,),
-    Kind.DECODE: (DECODE,),
-    Kind.DECOMPRESS: (DECOMPRESS,),
+    KernelKind.HADAMARD: (HADAMARD,),
+    KernelKind.COMPRESS: (COMPRESS,),
+    KernelKind.DECODE: (DECODE,),
+    KernelKind.DECOMPRESS: (DECOMPRESS,),
     **PACKED_OF,
 }
 """The schemas of the ops that kernels of each kind serve."""
@@ -62,7 +62,7 @@ def _one_of(name: str, choices: tuple[int, ...], what: str) -> Require:
 
 _HADAMARD_OP = Op(
     schema=HADAMARD,
-    fixed={"kind": list(Kind).index(Kind.HADAMARD)},
+    fixed={"kind": list(KernelKind).index(KernelKind.HADAMARD)},
     tensors=(
         Tensor("x", "... head_dim", DTYPES, Layout.ROWS),
         Tensor("out", "... head_dim", Same("x"), Layout.ROWS),
@@ -145,11 +145,11 @@ _FORMAT_READ = (
 )
 
 
-def _of_tokens(schema: OpSchema, kind: Kind, format: tuple[Step, ...], strides: tuple[Step, ...]) -> Op:
+def _of_tokens(schema: OpSchema, kind: KernelKind, format: tuple[Step, ...], strides: tuple[Step, ...]) -> Op:
     """The op between vectors of tokens and their slots."""
     return Op(
         schema=schema,
-        fixed={"kind": list(Kind).index(kind)},
+        fixed={"kind": list(KernelKind).index(kind)},
         tensors=(
             Tensor("keys", "tokens heads head_dim", DTYPES),
             Tensor("values", "tokens heads head_dim", Same("keys")),
@@ -193,7 +193,7 @@ def _of_one_stride(name: str, stride: str) -> tuple[Step, ...]:
 
 _COMPRESS_OP = _of_tokens(
     COMPRESS,
-    Kind.COMPRESS,
+    KernelKind.COMPRESS,
     _FORMAT_STORED,
     (
         _vectors("keys"),
@@ -206,7 +206,7 @@ _COMPRESS_OP = _of_tokens(
 )
 _DECOMPRESS_OP = _of_tokens(
     DECOMPRESS,
-    Kind.DECOMPRESS,
+    KernelKind.DECOMPRESS,
     _FORMAT_READ,
     (
         *_of_one_stride("keys", "key_head"),
@@ -220,7 +220,7 @@ _LSE = Require(
 _DECODE_TENSORS = "q out cache block_table seq_lens sinks lse"
 _DECODE_OP = Op(
     schema=DECODE,
-    fixed={"kind": list(Kind).index(Kind.DECODE)},
+    fixed={"kind": list(KernelKind).index(KernelKind.DECODE)},
     tensors=(
         Tensor("q", "batch rows heads head_dim", DTYPES),
         Tensor("out", "batch rows heads head_dim", Same("q")),
@@ -271,7 +271,7 @@ _DECODE_OP = Op(
 OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP, *PACKED_OPS))
 
 
-def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
+def configs_of(kind: KernelKind, arch: Arch) -> tuple[KvCacheConfig, ...]:
     """Every config of a kind on an architecture, each once."""
     return tuple(
         KvCacheConfig(

@@ -11,8 +11,8 @@ from gemmill.families.kv_cache.formats import (
     HEAD_DIMS,
     PRESETS,
     CacheFormat,
-    Layout,
     Method,
+    PageLayout,
     RotationKind,
     VectorFormat,
     VectorSpec,
@@ -60,7 +60,7 @@ def preset_format(name: str) -> str:
     ValueError for another name."""
     if name in FP8_PRESETS:
         return f"k_{_E4M3.method.value}_v_{_E4M3.method.value}"
-    slots = {x.name: x for x in PRESETS.values() if x.layout is Layout.SLOTS}
+    slots = {x.name: x for x in PRESETS.values() if x.layout is PageLayout.SLOTS}
     if name not in slots:
         raise ValueError(
             f"Preset {name} was asked for; there are {', '.join((*slots, *FP8_PRESETS))}: choose one of these."

@@ -6,7 +6,7 @@ from gemmill.families.kv_cache.config import (
     DTYPES,
     MOST_OF_ANY,
     SLOT_FORMATS,
-    Kind,
+    KernelKind,
     Slots,
     offered_head_dims,
 )
@@ -42,10 +42,10 @@ ATTENTION = OpSchema(
     "bool rotated_out=False, Tensor? key_scales=None, Tensor? value_scales=None) -> ()"
 )
 PACKED_OF = {
-    Kind.PACK: (COMPRESS_KEYS, COMPRESS_VALUES),
-    Kind.UNPACK: (DECOMPRESS_KEYS, DECOMPRESS_VALUES),
-    Kind.SCORES: (SCORES,),
-    Kind.ATTEND: (ATTENTION,),
+    KernelKind.PACK: (COMPRESS_KEYS, COMPRESS_VALUES),
+    KernelKind.UNPACK: (DECOMPRESS_KEYS, DECOMPRESS_VALUES),
+    KernelKind.SCORES: (SCORES,),
+    KernelKind.ATTEND: (ATTENTION,),
 }
 _E2M1_PLACE = list(VALUE_FORMATS).index("e2m1")
 _E4M3_PLACE = list(KEY_FORMATS).index("e4m3")
@@ -86,7 +86,7 @@ def _rotatable(place: str) -> Require:
     )
 
 
-def _head_dim(kind: Kind) -> Require:
+def _head_dim(kind: KernelKind) -> Require:
     offered = offered_head_dims(kind)
     return Require(
         f"head_dim in {offered}", f"vectors have {{head_dim}} elements, expected {any_word(list(map(str, offered)))}"
@@ -146,15 +146,15 @@ _WRITTEN_VECTORS = Require(
 )
 
 
-def _of_vectors(schema: OpSchema, kind: Kind, side: str) -> Op:
+def _of_vectors(schema: OpSchema, kind: KernelKind, side: str) -> Op:
     """The op between vectors of one side and packed ones. Slots of pages may have keys and values in turn, so vectors
     may be apart."""
-    of_keys, stores = side == "key", kind is Kind.PACK
+    of_keys, stores = side == "key", kind is KernelKind.PACK
     formats = KEY_FORMATS if of_keys else VALUE_FORMATS
     every = "vectors packed slot_mapping scales"
     return Op(
         schema=schema,
-        fixed={"kind": list(Kind).index(kind), "of_values": int(not of_keys)},
+        fixed={"kind": list(KernelKind).index(kind), "of_values": int(not of_keys)},
         roles={"keys" if of_keys else "values": "vectors"},
         tensors=(
             Tensor("vectors", "tokens heads head_dim", DTYPES),
@@ -294,7 +294,7 @@ _Q_STRIDES = (Let("q_batch", "step(q, 0)"), Let("q_row", "step(q, 1)"), Let("q_h
 _SCORES_TENSORS = "q keys scores key_scales"
 _SCORES_OP = Op(
     schema=SCORES,
-    fixed={"kind": list(Kind).index(Kind.SCORES)},
+    fixed={"kind": list(KernelKind).index(KernelKind.SCORES)},
     tensors=(
         Tensor("q", "batch rows heads head_dim", DTYPES),
         Tensor("keys", "batch length kv_heads key_bytes", (DType.U8,)),
@@ -305,7 +305,7 @@ _SCORES_OP = Op(
         Check(Aspect.DTYPE, "q keys scores"),
         Check(Aspect.RANK, "q keys scores"),
         Check(Aspect.SHAPE, "q"),
-        _head_dim(Kind.SCORES),
+        _head_dim(KernelKind.SCORES),
         one_of_words(tuple(KEY_FORMATS)),
         _rotatable("format_index"),
         *_size("key", "format_index", _KEY_SCALARS),
@@ -338,7 +338,7 @@ _TABLE = (
 _ATTENTION_TENSORS = "q out keys values block_table seq_lens sinks lse key_scales value_scales"
 _ATTENTION_OP = Op(
     schema=ATTENTION,
-    fixed={"kind": list(Kind).index(Kind.ATTEND)},
+    fixed={"kind": list(KernelKind).index(KernelKind.ATTEND)},
     tensors=(
         Tensor("q", "batch rows heads head_dim", DTYPES),
         Tensor("out", "batch rows heads head_dim", Same("q")),
@@ -365,7 +365,7 @@ _ATTENTION_OP = Op(
         Check(Aspect.DTYPE, "q out keys values seq_lens"),
         Check(Aspect.RANK, "q out keys values seq_lens"),
         Check(Aspect.SHAPE, "q out"),
-        _head_dim(Kind.ATTEND),
+        _head_dim(KernelKind.ATTEND),
         Require(
             f"format in {CACHE_FORMATS}",
             f"format is {{format!r}}, expected k_K_v_V of a K of {', '.join(KEY_FORMATS)} and a V of {', '.join(VALUE_FORMATS)}",
@@ -432,10 +432,10 @@ _ATTENTION_OP = Op(
     ),
 )
 PACKED_OPS = (
-    _of_vectors(COMPRESS_KEYS, Kind.PACK, "key"),
-    _of_vectors(COMPRESS_VALUES, Kind.PACK, "value"),
-    _of_vectors(DECOMPRESS_KEYS, Kind.UNPACK, "key"),
-    _of_vectors(DECOMPRESS_VALUES, Kind.UNPACK, "value"),
+    _of_vectors(COMPRESS_KEYS, KernelKind.PACK, "key"),
+    _of_vectors(COMPRESS_VALUES, KernelKind.PACK, "value"),
+    _of_vectors(DECOMPRESS_KEYS, KernelKind.UNPACK, "key"),
+    _of_vectors(DECOMPRESS_VALUES, KernelKind.UNPACK, "value"),
     _SCORES_OP,
     _ATTENTION_OP,
 )

@@ -19,10 +19,10 @@ vLLM's sources: `v1/attention/backends/turboquant_attn.py`, `v1/attention/ops/tr
 import functools
 from dataclasses import dataclass
 
-from gemmill.families.kv_cache.formats import CacheSpec, Field, Layout
+from gemmill.families.kv_cache.formats import CacheSpec, PageLayout, VectorPart
 
 KEYS, VALUES = "keys", "values"
-Sides = list[tuple[str, Field]]
+Sides = list[tuple[str, VectorPart]]
 """Fields, each after the side whose field it is: "keys" or "values"."""
 
 
@@ -32,7 +32,7 @@ class Placement:
 
     side: str
     """Whose field it is: "keys" or "values"."""
-    field: Field
+    field: VectorPart
     offset: int
     """The byte of a page at which the field of token 0 and head 0 begins."""
     token_stride: int
@@ -61,12 +61,12 @@ def page_plan(spec: CacheSpec) -> PagePlan:
     ]
     size = _size(sides)
     match spec.format.layout:
-        case Layout.HEADS:
+        case PageLayout.HEADS:
             placements = _strips(spec, sides)
-        case Layout.SLOTS:
+        case PageLayout.SLOTS:
             size += size % 2
             placements = _slots(spec, sides, size)
-        case Layout.SPLIT:
+        case PageLayout.SPLIT:
             codes, scalars = ([pair for pair in sides if pair[1].is_metadata is metadata] for metadata in (False, True))
             behind = _size(codes) * spec.kv_heads * spec.page_size
             placements = [*_slots(spec, codes, _size(codes)), *_strips(spec, scalars, behind)]

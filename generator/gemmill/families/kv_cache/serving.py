@@ -6,7 +6,7 @@ import torch
 
 from gemmill.families import kv_cache
 from gemmill.families.kv_cache.call import config_of, shaped_call_of, sides_of, spec_of, stays_rotated
-from gemmill.families.kv_cache.config import Kind, shared_memory
+from gemmill.families.kv_cache.config import KernelKind, shared_memory
 from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
 from gemmill.families.kv_cache.reference.attention import decode_attention
@@ -16,38 +16,34 @@ from gemmill.families.kv_cache.reference.vectors import decompress
 from gemmill.families.kv_cache.selections import is_served
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
+from gemmill.manifest import Manifest
 from gemmill.runtime import checks
-from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
-from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.runtime.serving import Result, Serving, lacks_one
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch
 
-_INSTEAD = {Kind.COMPRESS: "call kv_compress_keys and kv_compress_values"}
+_INSTEAD = {KernelKind.COMPRESS: "call kv_compress_keys and kv_compress_values"}
 """The way around a kernel that an architecture has no room for."""
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    judged, arch = checks.check(op, call), Arch(build.manifest.arch)
-    kind, head_dim = list(Kind)[judged["kind"]], judged["head_dim"]
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
+    judged, arch = checks.check(op, call), Arch(manifest.arch)
+    kind, head_dim = list(KernelKind)[judged["kind"]], judged["head_dim"]
     if (needed := shared_memory(kind, head_dim)) > arch.shared_memory_bytes:
         instead = _INSTEAD.get(kind, "restore the vectors, then attend")
         return (
-            f"build {build.build_id} lacks a variant for such calls, and none can be built: kernels of {head_dim} elements take "
+            f"build {manifest.build_id} lacks a variant for such calls, and none can be built: kernels of {head_dim} elements take "
             f"up to {needed} bytes of shared memory, a block of {arch} has {arch.shared_memory_bytes}; {instead}"
         )
     wanted = config_of(judged, arch)
     selection = "default" if is_served(wanted) else "sweep"
-    return (
-        f"build {build.build_id} lacks {to_name(wanted)}, the variant for such calls, among its "
-        f"{count_of_variants(len(build.table.families.get(kv_cache.NAME, ())))} of compressed caches; "
-        f"`gemmill build --arch {build.manifest.arch} --select {selection}` builds it"
-    )
+    return lacks_one(manifest, kv_cache.NAME, to_name(wanted), kernels="compressed caches", selection=selection)
 
 
 def _results(call: Judged, given: Given) -> Iterator[Result]:
     if call["works"]:
-        yield from _COMPUTE[list(Kind)[call["kind"]]](call, given)
+        yield from _COMPUTE[list(KernelKind)[call["kind"]]](call, given)
 
 
 def _hadamard(call: Judged, given: Given) -> Iterator[Result]:
@@ -112,13 +108,13 @@ def attended(call: Judged, given: Given) -> Result:
 
 
 _COMPUTE = {
-    Kind.HADAMARD: _hadamard,
-    Kind.COMPRESS: _compress,
-    Kind.DECODE: _decode,
-    Kind.DECOMPRESS: _decompress,
-    Kind.PACK: pack,
-    Kind.UNPACK: unpack,
-    Kind.SCORES: scores,
-    Kind.ATTEND: attention,
+    KernelKind.HADAMARD: _hadamard,
+    KernelKind.COMPRESS: _compress,
+    KernelKind.DECODE: _decode,
+    KernelKind.DECOMPRESS: _decompress,
+    KernelKind.PACK: pack,
+    KernelKind.UNPACK: unpack,
+    KernelKind.SCORES: scores,
+    KernelKind.ATTEND: attention,
 }
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gemmill.families.kv_cache.codebooks import codebook
-from gemmill.families.kv_cache.config import OF_ANY_FORMAT, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import OF_ANY_FORMAT, KernelKind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import Method, VectorFormat
 from gemmill.families.kv_cache.packed import KEY_FORMATS, POWERS_OF_TWO, VALUE_FORMATS
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
@@ -22,13 +22,13 @@ def spell(config: KvCacheConfig) -> Spelled:
     values: dict[str, Any] = {"element": _CPP_ELEMENT[x.dtype], "head_dim": x.head_dim}
     sides = {"key": x.key_bits, "value": x.value_bits}
     match config.kind:
-        case Kind.COMPRESS:
+        case KernelKind.COMPRESS:
             for side, bits in sides.items():
                 values |= {f"{side}_bits": bits, f"{side}_book": _book(x.head_dim, bits)}
-        case Kind.DECODE | Kind.DECOMPRESS:
+        case KernelKind.DECODE | KernelKind.DECOMPRESS:
             values |= {f"{side}_bits": bits for side, bits in sides.items()}
             values["centroids"] = _centroids(x.head_dim, sides.values())
-        case Kind.ATTEND if x.slots is not Slots.ANY:
+        case KernelKind.ATTEND if x.slots is not Slots.ANY:
             keys, values_format = (
                 of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), x.slots.sides, strict=True)
             )

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from gemmill.families.kv_cache import NAME
 from gemmill.families.kv_cache.classes import CLASSES, class_of_config
-from gemmill.families.kv_cache.config import Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import KernelKind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS
 from gemmill.family import Measured, ShapedCall, Sizes, Sweep
@@ -14,7 +14,7 @@ HEAD_DIM = 128
 assert HEAD_DIM in HEAD_DIMS
 
 
-class Op(StrEnum):
+class MeasuredOp(StrEnum):
     """Measured classes of calls."""
 
     DECODE_4 = "kv_decode_4bit"
@@ -33,7 +33,7 @@ class Op(StrEnum):
     @property
     def bits(self) -> int:
         """Bits of an element in pages; 0 in slots."""
-        return {Op.DECODE_4: 4, Op.DECODE_3: 3, Op.DECODE_2: 2}.get(self, 0)
+        return {MeasuredOp.DECODE_4: 4, MeasuredOp.DECODE_3: 3, MeasuredOp.DECODE_2: 2}.get(self, 0)
 
     @property
     def slots(self) -> Slots:
@@ -44,7 +44,7 @@ class Op(StrEnum):
     def number(self) -> int:
         """The number of its class of calls."""
         return CLASSES.number_of(
-            kind=Kind.DECODE if self.bits else Kind.ATTEND,
+            kind=KernelKind.DECODE if self.bits else KernelKind.ATTEND,
             dtype=DType.BF16,
             head_dim=HEAD_DIM,
             key_bits=self.bits,
@@ -69,7 +69,7 @@ class Op(StrEnum):
         return KEY_FORMATS[keys].size(HEAD_DIM) + VALUE_FORMATS[values].size(HEAD_DIM)
 
 
-def _measured(op: Op) -> Measured:
+def _measured(op: MeasuredOp) -> Measured:
     def call(sizes: Sizes) -> ShapedCall:
         told = tuple(sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length"))
         return ShapedCall(family=NAME, call_class=op.number, sizes=told, alignments=())
@@ -92,7 +92,7 @@ def _shown(config: KvCacheConfig) -> tuple[str, str]:
 
 
 SWEEP = Sweep(
-    measured=tuple(_measured(op) for op in Op),
+    measured=tuple(_measured(op) for op in MeasuredOp),
     steps=(1024, 4096, 8192, 16384, 32768, 131072),
     example={"batch": 8, "rows": 1, "heads": 32, "kv_heads": 8, "length": [4096, 16384]},
     tiny={"batch": 2, "rows": 1, "heads": 4, "kv_heads": 2, "length": 64},

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemmill.families.kv_cache.classes import CLASSES, class_of_config
-from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, Kind, KvCacheConfig, Slots, offered_slots
-from gemmill.families.kv_cache.model import Facts, model_ns
-from gemmill.families.kv_cache.sweep import SWEEP, Op
-from gemmill.family import ALONE, Order, Reach, Row, ShapedCall, Tuning
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, KernelKind, KvCacheConfig, Slots, offered_slots
+from gemmill.families.kv_cache.model import RowFacts, model_ns
+from gemmill.families.kv_cache.sweep import SWEEP
+from gemmill.family import ALONE, Order, Reach, Row
 from gemmill.vocab import DType
 
 _MOST = 2**62
@@ -23,13 +23,13 @@ _WIDE_PERMILLE = 1600
 """The permille of `_NARROW_PS` that 16 rows take."""
 
 
-def _facts(config: KvCacheConfig) -> Facts:
+def _facts(config: KvCacheConfig) -> RowFacts:
     if not config.attends:
-        return Facts()
-    if config.kind is Kind.DECODE:
+        return RowFacts()
+    if config.kind is KernelKind.DECODE:
         most = 2**31 if config.operands.head_dim > 128 else 8
         stage = _NARROW_PS * config.operands.head_dim // 128
-        return Facts(
+        return RowFacts(
             half_waves=config.half_waves,
             most_narrow=most,
             narrow_rows=8,
@@ -47,7 +47,7 @@ def _facts(config: KvCacheConfig) -> Facts:
     if config.operands.slots is not Slots.ANY:
         share = min(config.operands.head_dim, _MOST_SHARE)
         tokens, stage = 128 * share // config.operands.head_dim, 2 * _NARROW_PS * share // _MOST_SHARE
-        return Facts(
+        return RowFacts(
             half_waves=config.half_waves,
             most_narrow=2**31,
             narrow_rows=8,
@@ -62,7 +62,7 @@ def _facts(config: KvCacheConfig) -> Facts:
             slice_ps=30_000,
             slices=config.slices,
         )
-    return Facts(
+    return RowFacts(
         half_waves=config.half_waves,
         most_narrow=32,
         narrow_rows=16,
@@ -82,7 +82,7 @@ def _facts(config: KvCacheConfig) -> Facts:
 def _rows(config: KvCacheConfig, kernel: int) -> Iterator[Row]:
     """A row of the config's own class. The kernel of any format has those of slots too that not every build has kernels for."""
     x, served = config.operands, [config]
-    if config.kind is Kind.ATTEND and x.slots is Slots.ANY and x.head_dim != COMMON_HEAD_DIM:
+    if config.kind is KernelKind.ATTEND and x.slots is Slots.ANY and x.head_dim != COMMON_HEAD_DIM:
         formats = (slots for slots in offered_slots(config.kind, x.head_dim) if slots is not Slots.ANY)
         served += [replace(config, operands=replace(x, slots=slots)) for slots in formats]
     for each in served:
@@ -115,15 +115,8 @@ def _order(config: KvCacheConfig) -> Order | None:
 
 
 _SIZES = ("batch", "rows", "heads", "kv_heads", "length")
-_MEASURED = {op.number: op.value for op in Op}
-
-
-def _measured_as(call: ShapedCall) -> str | None:
-    """The name of the class by which tables know a call; None for a class without measurements."""
-    return _MEASURED.get(call.call_class)
-
-
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=_SIZES,
     result=("batch", "rows", "heads"),
     near=("batch", "rows", "heads", "kv_heads"),
@@ -133,10 +126,8 @@ TUNING = Tuning(
     order=_order,
     across={"batch": (1, 8, 64), "length": (1024, 8192, 65536)},
     one_slice=1.0,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     model_ns=model_ns,
     offers=lambda config: {class_of_config(config): (config,)},
-    measured_as=_measured_as,
+    measured_as=SWEEP.measured_as,
     sweep=SWEEP,
 )

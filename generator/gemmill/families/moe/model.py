@@ -19,7 +19,7 @@ _BAND = 16
 """Tiles of an expert's rows that share a sweep over its columns (gemmill.gemm.experts)."""
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """Facts of a variant. Mirrors `Facts` in kernels/moe/model.h."""
 
     tile_m: int
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     m, n, k, experts = call.sizes
-    facts: Facts = row.facts
+    facts: RowFacts = row.facts
     active = max(min(m, experts), 1)
     rows = -(-m // active)
     tiles_of_expert = -(-(rows + rows // 4) // facts.tile_m)
@@ -62,5 +62,5 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
 def refuses(row: Row, call: ShapedCall) -> str | None:
     """Why a variant takes no call of such sizes, apart from the limits in its row."""
     _, n, _, _ = call.sizes
-    facts: Facts = row.facts
+    facts: RowFacts = row.facts
     return f"N is {n}, and 16 bytes of a row are stored at a time" if n % facts.n_multiple else None

@@ -11,8 +11,8 @@ from gemmill.families.moe.reference import Segment, gathered, packed_exact_mm, s
 from gemmill.families.moe.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema
 from gemmill.family.operand import Call
+from gemmill.manifest import Manifest
 from gemmill.runtime import checks
-from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, none_takes
 
@@ -116,10 +116,10 @@ def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
         yield part.out, segment_mm(part.a, part.b, *scales, part.out.dtype, part.alpha, part.bias)
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
     asked = shaped_call_of(checks.check(op, call))
     sizes, operands = "M, N, K, experts", "a, b, out"
-    return none_takes(build, asked, choice, kernels="grouped GEMMs", sizes=sizes, operands=operands)
+    return none_takes(manifest, asked, choice, kernels="grouped GEMMs", sizes=sizes, operands=operands)
 
 
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

@@ -12,7 +12,7 @@ from gemmill.vocab import DType, Format
 from gemmill.vocab.format import MXFP4, NVFP4
 
 
-class Op(StrEnum):
+class MeasuredOp(StrEnum):
     """Measured classes of calls."""
 
     FP8 = "experts_fp8"
@@ -36,23 +36,25 @@ class Op(StrEnum):
     @property
     def dtype(self) -> DType:
         """Dtype of A, and of unpacked weights."""
-        plain = dict.fromkeys((Op.BF16, Op.NVFP4_BF16, Op.MXFP4_BF16), DType.BF16)
-        return {Op.INT8: DType.S8, **plain}.get(self, DType.E4M3)
+        plain = dict.fromkeys((MeasuredOp.BF16, MeasuredOp.NVFP4_BF16, MeasuredOp.MXFP4_BF16), DType.BF16)
+        return {MeasuredOp.INT8: DType.S8, **plain}.get(self, DType.E4M3)
 
     @property
     def weights(self) -> Format | None:
         """Format of packed weights; None for unpacked ones."""
-        return {Op.NVFP4_BF16: NVFP4, Op.MXFP4_BF16: MXFP4, Op.MXFP4_FP8: MXFP4}.get(self)
+        return {MeasuredOp.NVFP4_BF16: NVFP4, MeasuredOp.MXFP4_BF16: MXFP4, MeasuredOp.MXFP4_FP8: MXFP4}.get(self)
 
     @property
     def group_size(self) -> int:
         """Columns along K that share a scale; 0 without scales in groups."""
-        return {Op.FP8_GROUPS: 128, Op.FP8_GROUPS_GATHERED: 128, Op.FP8_GROUPS_32: 32}.get(self, 0)
+        return {MeasuredOp.FP8_GROUPS: 128, MeasuredOp.FP8_GROUPS_GATHERED: 128, MeasuredOp.FP8_GROUPS_32: 32}.get(
+            self, 0
+        )
 
     @property
     def indexed(self) -> bool:
         """Whether the op gathers rows of A."""
-        return self in (Op.FP8_GATHERED, Op.FP8_GROUPS_GATHERED)
+        return self in (MeasuredOp.FP8_GATHERED, MeasuredOp.FP8_GROUPS_GATHERED)
 
     @property
     def number(self) -> int:
@@ -68,7 +70,7 @@ class Op(StrEnum):
         )
 
 
-def _measured(op: Op) -> Measured:
+def _measured(op: MeasuredOp) -> Measured:
     size = op.dtype.bits // 8
 
     def call(sizes: Sizes) -> ShapedCall:
@@ -113,7 +115,7 @@ def _shown(config: AnyConfig) -> tuple[str, str]:
 
 
 SWEEP = Sweep(
-    measured=tuple(_measured(op) for op in Op),
+    measured=tuple(_measured(op) for op in MeasuredOp),
     steps=(8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536),
     example={"m": [8, 128, 1024], "n": 4096, "k": 7168, "experts": 32},
     tiny={"m": 24, "n": 48, "k": 64, "experts": 4},

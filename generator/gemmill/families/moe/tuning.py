@@ -1,14 +1,15 @@
 """How a call comes to one of the kernels that take it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.moe.classes import CLASSES, classes_of
 from gemmill.families.moe.config import AnyConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts as KernelFacts
-from gemmill.families.moe.model import Facts, model_ns, refuses
+from gemmill.families.moe.model import RowFacts, model_ns, refuses
 from gemmill.families.moe.order import order_of
-from gemmill.families.moe.sweep import SWEEP, Op
-from gemmill.family import Reach, Row, ShapedCall, Tuning
+from gemmill.families.moe.sweep import SWEEP
+from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.formats.layout import SIDE
 from gemmill.gemm.expert_rows import gathering_ns
@@ -33,12 +34,12 @@ _STORED = 8
 """Results that fill 16 bytes."""
 
 
-def _facts(config: AnyConfig) -> Facts:
+def _facts(config: AnyConfig) -> RowFacts:
     size = config.operand_dtype.bits // 8
     if isinstance(config, UnalignedGroupedConfig):
         tile_m, tile_n, _ = config.tile_shape_mnk
         step_ps = _UNALIGNED_STEP_PS * size
-        return Facts(
+        return RowFacts(
             tile_m=tile_m,
             tile_n=tile_n,
             tiles_together=1,
@@ -57,7 +58,7 @@ def _facts(config: AnyConfig) -> Facts:
     promoted = facts.tile_m * facts.tile_n * _STEP // (fine * _PROMOTED) if fine else 0
     gathered = gathering_ns(facts.tile_m) * size if config.operands.indexed else 0
     is_pair, step_ns = config.group_size > 0 and facts.cluster_size > 1, max(products, loaded, promoted) + gathered
-    return Facts(
+    return RowFacts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
         tiles_together=facts.cluster_size,
@@ -75,11 +76,11 @@ _PACKED_BLOCK_NS, _PACKED_ROW_PS, _PACKED_END_NS = 120, 2400, 1500
 are predictions."""
 
 
-def _packed_facts(config: PackedGroupedConfig) -> Facts:
+def _packed_facts(config: PackedGroupedConfig) -> RowFacts:
     blocks = config.tile_n // SIDE
     by_row = _PACKED_ROW_PS * config.tile_m * config.dtype.bits // 16
     step_ps = blocks * (1000 * _PACKED_BLOCK_NS + by_row)
-    return Facts(
+    return RowFacts(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
         tiles_together=1,
@@ -105,15 +106,8 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         )
 
 
-_MEASURED = {op.number: op.value for op in Op}
-
-
-def _measured_as(call: ShapedCall) -> str | None:
-    """The class by which tables know a call."""
-    return _MEASURED.get(call.call_class)
-
-
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=("m", "n", "k", "experts"),
     result=("m", "n"),
     aligned=("a", "b", "out"),
@@ -122,11 +116,9 @@ TUNING = Tuning(
     reach=Reach(few=8, many=512, endless=16384, ratio=2, distance=0.1),
     rows=_rows,
     order=order_of,
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     refuses=refuses,
     model_ns=model_ns,
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
-    measured_as=_measured_as,
+    measured_as=SWEEP.measured_as,
     sweep=SWEEP,
 )

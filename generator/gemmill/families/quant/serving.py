@@ -24,10 +24,10 @@ from gemmill.formats.quantise import (
     unswizzle,
 )
 from gemmill.formats.vllm_blocks import quantise_as_vllm
+from gemmill.manifest import Manifest
 from gemmill.runtime import checks
-from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
-from gemmill.runtime.serving import Result, Serving, count_of_variants
+from gemmill.runtime.serving import Result, Serving, lacks_one
 from gemmill.space.names import to_name
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import ScaleRounding
@@ -36,20 +36,17 @@ Given = dict[str, Any]
 """Arguments by role."""
 
 
-def _wanted(build: Build, op: OpSchema, call: Call) -> QuantConfig:
-    return config_of(checks.check(op, call), Arch(build.manifest.arch))
+def _wanted(manifest: Manifest, op: OpSchema, call: Call) -> QuantConfig:
+    return config_of(checks.check(op, call), Arch(manifest.arch))
 
 
 def _asked(call: Judged) -> ShapedCall:
     return CLASSES.of_call(quant.NAME, call["class"])
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
-    return (
-        f"build {build.build_id} lacks {to_name(_wanted(build, op, call))}, the variant for such calls, among its "
-        f"{count_of_variants(len(build.table.families.get(quant.NAME, ())))} of quantisation kernels; "
-        f"`gemmill build --arch {build.manifest.arch} --select default` builds it"
-    )
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
+    wanted = to_name(_wanted(manifest, op, call))
+    return lacks_one(manifest, quant.NAME, wanted, kernels="quantisation kernels")
 
 
 def _results(call: Judged, given: Given) -> Iterator[Result]:

@@ -35,7 +35,7 @@ IN_MEMORY, IN_CLUSTER, IN_REGISTERS = 0, 1, 2
 """Where slices of K are added up: in memory, in the shared memory of a cluster, or by the one CTA that has them all."""
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """The inputs of the model for a variant. Mirrors `GemmFacts` in kernels/scaled_mm/model.h."""
 
     raster_order: int
@@ -143,7 +143,7 @@ class Terms(NamedTuple):
     """Bytes read from memory."""
     fetchers: Any
     """SMs that read these bytes."""
-    variant: Facts
+    variant: RowFacts
 
 
 class Arithmetic(NamedTuple):
@@ -226,23 +226,23 @@ def _fourth(x: Any) -> Any:
     return (x * x) * (x * x)
 
 
-def _room(row: Facts, sm_count: int) -> int:
+def _room(row: RowFacts, sm_count: int) -> int:
     """SMs in which clusters of a variant find room."""
     cluster = row.sharers_a * row.sharers_b * (row.splits if row.meets == IN_CLUSTER else 1)
     return max(1, sm_count * next((room for least, room in ROOM if cluster >= least), 132) // 132)
 
 
-def ctas_of(row: Facts, m: int, n: int) -> int:
+def ctas_of(row: RowFacts, m: int, n: int) -> int:
     """CTAs that a call would take if each computed one tile."""
     return tiles_of(row, m, n) * ctas_of_tile(row)
 
 
-def ctas_of_tile(row: Facts) -> int:
+def ctas_of_tile(row: RowFacts) -> int:
     """CTAs that divide a tile's K among them."""
     return 1 if row.meets == IN_REGISTERS else max(row.splits, 1)
 
 
-def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
+def bytes_read(row: RowFacts, m: int, n: int, k: int, resident: int) -> int:
     """Bytes of A and B that come from memory, for rows of `k` bytes and `resident` CTAs at a time.
 
     The tile scheduler visits tiles band by band. Operands across a band stay in L2 during its sweep. Every band reads
@@ -260,7 +260,7 @@ def bytes_read(row: Facts, m: int, n: int, k: int, resident: int) -> int:
     return across * across_bytes + bands * along * along_bytes
 
 
-def tiles_of(row: Facts, m: int, n: int) -> int:
+def tiles_of(row: RowFacts, m: int, n: int) -> int:
     """Tiles that a variant computes, empty ones too.
 
     Clusters that lie partly beyond the result have empty tiles. So have the bands that CUTLASS's scheduler fills in
@@ -285,7 +285,7 @@ def pads_more(row: Row, then: Sequence[int], now: Sequence[int]) -> bool:
     return 4 * grown > 5 * tiles_of(facts, *before) * _full_tiles(facts, *here)
 
 
-def _full_tiles(row: Facts, m: int, n: int) -> int:
+def _full_tiles(row: RowFacts, m: int, n: int) -> int:
     return _ceil_div(m, row.tile_m) * _ceil_div(n, row.tile_n)
 
 

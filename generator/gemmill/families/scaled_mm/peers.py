@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.numerics.measured import MeasuredWorkload, Peer
 
 INT_MM_FEWEST_ROWS = 17
@@ -35,13 +35,18 @@ def _int_mm(x: Any, i: int) -> Callable[[], Any]:
 
 
 PEERS = (
-    Peer(name="torch row-wise", bind=_scaled_mm, takes=lambda workload: workload.op == Op.FP8),
-    Peer(name="torch tensor-wise", bind=_scaled_mm, takes=lambda workload: workload.op == Op.FP8, given=_per_tensor),
-    Peer(name="torch mm", bind=_mm, takes=lambda workload: workload.op == Op.BF16),
+    Peer(name="torch row-wise", bind=_scaled_mm, takes=lambda workload: workload.op == MeasuredOp.FP8),
+    Peer(
+        name="torch tensor-wise",
+        bind=_scaled_mm,
+        takes=lambda workload: workload.op == MeasuredOp.FP8,
+        given=_per_tensor,
+    ),
+    Peer(name="torch mm", bind=_mm, takes=lambda workload: workload.op == MeasuredOp.BF16),
     Peer(
         name="torch._int_mm",
         bind=_int_mm,
-        takes=lambda workload: workload.op == Op.INT8 and workload.sizes["m"] >= INT_MM_FEWEST_ROWS,
+        takes=lambda workload: workload.op == MeasuredOp.INT8 and workload.sizes["m"] >= INT_MM_FEWEST_ROWS,
         complete=False,
     ),
 )
@@ -53,6 +58,6 @@ def vllm_takes(workload: MeasuredWorkload) -> bool:
     It refuses operands of 16 bits, and groups of 32. It ignores the strides of scales in groups: their columns must
     follow each other at multiples of 16 bytes.
     """
-    if workload.op in (Op.BF16, Op.FP8_GROUPS_32):
+    if workload.op in (MeasuredOp.BF16, MeasuredOp.FP8_GROUPS_32):
         return False
-    return workload.op != Op.FP8_GROUPS or workload.sizes["m"] % 4 == 0
+    return workload.op != MeasuredOp.FP8_GROUPS or workload.sizes["m"] % 4 == 0

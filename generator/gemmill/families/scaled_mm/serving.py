@@ -11,8 +11,8 @@ from gemmill.families.scaled_mm.shaped_call import shaped_call_of
 from gemmill.family import Judged, OpSchema, ShapedCall
 from gemmill.family.operand import Call
 from gemmill.gemm.traced import Traced, all_known
+from gemmill.manifest import Manifest
 from gemmill.runtime import checks
-from gemmill.runtime.library import Build
 from gemmill.runtime.select import Choice
 from gemmill.runtime.serving import Result, Serving, count_of_variants
 
@@ -36,21 +36,21 @@ def _epilogue(number: int) -> Traced:
     return next(traced for traced in all_known() if class_of_epilogue(traced) == number)
 
 
-def _lacks(build: Build, op: OpSchema, call: Call, choice: Choice) -> str:
+def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
     asked = _asked(checks.check(op, call))
     counts = Counter(rejected.reason for rejected in choice.trace)
     reasons = "\n".join(f"  {count_of_variants(count)}: {reason}" for reason, count in counts.most_common(MOST_REASONS))
     sizes, alignments = (", ".join(map(str, numbers)) for numbers in (asked.sizes, asked.alignments))
-    builds = f"`gemmill build --arch {build.manifest.arch} --select default` builds one for every shape"
+    builds = f"`gemmill build --arch {manifest.arch} --select default` builds one for every shape"
     if own := class_of(asked.call_class).own:
-        with_it = f"`gemmill build --arch {build.manifest.arch} --epilogue MODULE:FUNCTION`"
+        with_it = f"`gemmill build --arch {manifest.arch} --epilogue MODULE:FUNCTION`"
         if _epilogue(own).key in BUILT_IN:
-            with_it = f"`gemmill build --arch {build.manifest.arch} --select default`"
+            with_it = f"`gemmill build --arch {manifest.arch} --select default`"
         builds = (
             f"{with_it} builds those of an epilogue, which take K above 0 and rows and columns at multiples of 16 bytes"
         )
     return (
-        f"no variant of build {build.build_id} takes M, N, K = {sizes} with a, b, out aligned to {alignments} bytes; "
+        f"no variant of build {manifest.build_id} takes M, N, K = {sizes} with a, b, out aligned to {alignments} bytes; "
         f"{builds}\n{reasons}"
     )
 

@@ -12,7 +12,7 @@ from gemmill.family.operand import TMA_BYTES
 from gemmill.vocab import SCALE_GROUPS, DType, ScaleGranularity, ScaleGroups, TileScheduler
 
 
-class Op(StrEnum):
+class MeasuredOp(StrEnum):
     """Measured classes of calls."""
 
     FP8 = "fp8"
@@ -41,19 +41,19 @@ class Op(StrEnum):
 
 
 _OPERANDS = {
-    Op.FP8: DType.E4M3,
-    Op.INT8: DType.S8,
-    Op.INT8_AZP: DType.S8,
-    Op.FP8_GROUPS: DType.E4M3,
-    Op.FP8_GROUPS_32: DType.E4M3,
-    Op.BF16: DType.BF16,
+    MeasuredOp.FP8: DType.E4M3,
+    MeasuredOp.INT8: DType.S8,
+    MeasuredOp.INT8_AZP: DType.S8,
+    MeasuredOp.FP8_GROUPS: DType.E4M3,
+    MeasuredOp.FP8_GROUPS_32: DType.E4M3,
+    MeasuredOp.BF16: DType.BF16,
 }
-_GROUP_SIZES = {Op.FP8_GROUPS: 128, Op.FP8_GROUPS_32: 32}
+_GROUP_SIZES = {MeasuredOp.FP8_GROUPS: 128, MeasuredOp.FP8_GROUPS_32: 32}
 
 
-def _measured(op: Op) -> Measured:
+def _measured(op: MeasuredOp) -> Measured:
     element_bytes = op.operand.bits // 8
-    need = Need.AZP_TOKEN if op is Op.INT8_AZP else Need.SCALE
+    need = Need.AZP_TOKEN if op is MeasuredOp.INT8_AZP else Need.SCALE
     code = class_code(need, op.operand.torch_name, DType.BF16.torch_name, scales_code(op.groups, mn_major=True))
 
     def call(sizes: Sizes) -> ShapedCall:
@@ -90,7 +90,7 @@ def _shown(config: KernelConfig) -> tuple[str, str]:
 
 
 SWEEP = Sweep(
-    measured=tuple(_measured(op) for op in Op),
+    measured=tuple(_measured(op) for op in MeasuredOp),
     steps=(1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
     example={"m": [1, 16, 64], "n": 4096, "k": 4096},
     tiny={"m": 32, "n": 48, "k": 64},

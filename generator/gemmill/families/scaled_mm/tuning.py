@@ -13,9 +13,9 @@ from gemmill.families.scaled_mm.classes import (
     scales_codes_of,
 )
 from gemmill.families.scaled_mm.config import RESULTS_OF, Design, KernelConfig
-from gemmill.families.scaled_mm.model import IN_CLUSTER, IN_MEMORY, IN_REGISTERS, Facts, ctas_of, model_ns, pads_more
+from gemmill.families.scaled_mm.model import IN_CLUSTER, IN_MEMORY, IN_REGISTERS, RowFacts, ctas_of, model_ns, pads_more
 from gemmill.families.scaled_mm.own import operands_of, with_own
-from gemmill.families.scaled_mm.sweep import SWEEP, Op
+from gemmill.families.scaled_mm.sweep import SWEEP, MeasuredOp
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.gemm.facts import Facts as KernelFacts
 from gemmill.gemm.limits import PROMOTION
@@ -75,7 +75,7 @@ def _is_held_only(design: Design) -> bool:
     return design.tile_scheduler is TileScheduler.RESTARTED or design.slice_step is not None
 
 
-def _facts(config: KernelConfig) -> Facts:
+def _facts(config: KernelConfig) -> RowFacts:
     s, launch, element_bits = config.design, config.launch, config.operands.a_dtype.bits
     tile_m, tile_n, tile_k = s.tile_shape_mnk
     cluster_m, cluster_n, _ = s.cluster_shape_mnk
@@ -86,7 +86,7 @@ def _facts(config: KernelConfig) -> Facts:
         cluster_m, cluster_n = cluster_n, cluster_m
     of_cutlass = config.backend is Backend.CUTLASS and s.kernel_schedule.uses_tma
     meets = _MEETS.get(s.tile_scheduler, IN_MEMORY)
-    return Facts(
+    return RowFacts(
         raster_order=_RASTER_CODES[launch.raster_order],
         swizzle=launch.swizzle,
         splits=launch.splits,
@@ -176,7 +176,7 @@ def _measured_as(call: ShapedCall) -> str | None:
     if told.scales:
         if told.operand is not DType.E4M3:
             return None
-        codes = {op: scales_codes_of(op.groups, ScaleLayout.STRIDED) for op in Op if op.groups}
+        codes = {op: scales_codes_of(op.groups, ScaleLayout.STRIDED) for op in MeasuredOp if op.groups}
         return next((op.value for op, of_op in codes.items() if told.scales in of_op), None)
     if told.need in (Need.AZP_ROW, Need.AZP_TOKEN):
         return "int8_azp"

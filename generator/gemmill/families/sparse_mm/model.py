@@ -16,7 +16,7 @@ _STEP = 128
 """Elements along K of a step."""
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """The inputs of the model for a variant. Mirrors `Facts` in kernels/sparse_mm/model.h."""
 
     raster_order: int
@@ -34,7 +34,7 @@ class Facts(NamedTuple):
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
     m, n, k = call.sizes
-    facts: Facts = row.facts
+    facts: RowFacts = row.facts
     tiles = -(-m // facts.tile_m) * -(-n // facts.tile_n)
     waves = -(-tiles // sm_count)
     steps = -(-k // _STEP)

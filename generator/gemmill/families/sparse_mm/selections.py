@@ -29,7 +29,7 @@ class Candidate:
 
 _FEW = Candidate(tile=(64, 16, 512), schedule=BASIC, stages=3)
 """For a small M of 8 bits. Its stages leave room for the next kernel's CTA on the same multiprocessor
-(docs/notes/sparse.md).
+(docs/notes/sparse_mm.md).
 """
 _OF_8_BITS = (
     _FEW,

@@ -1,11 +1,12 @@
 """The choice among the sparse GEMMs that take a call."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemmill.families.sparse_mm.classes import CLASSES, classes_of
 from gemmill.families.sparse_mm.config import SparseConfig
-from gemmill.families.sparse_mm.model import Facts, model_ns
-from gemmill.family import Reach, Row, Tuning
+from gemmill.families.sparse_mm.model import RowFacts, model_ns
+from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.gemm.order import order_of_loop
 from gemmill.vocab import RasterOrder
@@ -21,14 +22,14 @@ _LOADED = 200
 """Bytes that one multiprocessor loads in a nanosecond."""
 
 
-def _facts(c: SparseConfig) -> Facts:
+def _facts(c: SparseConfig) -> RowFacts:
     bits = c.operand_dtype.bits
     tile_n, tile_m, _ = c.design.tile_shape_mnk
     cluster_n, cluster_m, _ = c.design.cluster_shape_mnk
     products = tile_m * tile_n * _STEP * bits // 8
     # CTAs along N share tiles of a, those along M tiles of weights; the next CTA's loads pass by the same L2.
     loaded = (tile_m // cluster_n * bits + tile_n // cluster_m * (bits // 2 + 1)) * _STEP // 8
-    return Facts(
+    return RowFacts(
         raster_order=_RASTER_CODES[c.raster_order],
         swizzle=c.swizzle,
         tile_m=tile_m,
@@ -51,7 +52,8 @@ def _rows(config: SparseConfig, kernel: int) -> Iterator[Row]:
         )
 
 
-TUNING = Tuning(
+TUNING = replace(
+    CLASSES.tuning,
     sizes=("m", "n", "k"),
     result=("m", "n"),
     aligned=("a", "bt_nzs", "bt_meta", "out"),
@@ -60,8 +62,6 @@ TUNING = Tuning(
     reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1),
     rows=_rows,
     order=lambda config: order_of_loop(config.operand_dtype, config.design, instruction="wgmma.sp"),
-    describe=CLASSES.tuning.describe,
-    differs=CLASSES.tuning.differs,
     model_ns=model_ns,
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
 )

@@ -4,22 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.emit import emit
-from gemmill.space.names import parse_name
+from rendered import hold, kept
 
 FOLDER = Path(__file__).parent / "fused_moe"
-NAMES = {
-    "fused_experts": "sm90a_fusedexperts_e4m3_bf16_group128_t16",
-    "streamed_experts": "sm90a_fusedexperts_e4m3_bf16_group128_t16s",
-    "apart_experts": "sm90a_fusedexperts_e4m3_bf16_group128_t128a",
-    "boxed_experts": "sm90a_fusedfp4experts_nvfp4_t64wo",
+CASES = {
+    "fused_experts.cu": "sm90a_fusedexperts_e4m3_bf16_group128_t16",
+    "streamed_experts.cu": "sm90a_fusedexperts_e4m3_bf16_group128_t16s",
+    "apart_experts.cu": "sm90a_fusedexperts_e4m3_bf16_group128_t128a",
+    "boxed_experts.cu": "sm90a_fusedfp4experts_nvfp4_t64wo",
 }
 
 
-@pytest.mark.parametrize("kind", NAMES)
-def test_rendering_is_the_reference(kind: str, update_golden: bool) -> None:
-    reference, text = FOLDER / f"{kind}.cu", emit(parse_name(NAMES[kind])).text
-    if update_golden:
-        reference.parent.mkdir(exist_ok=True)
-        reference.write_text(text)
-    assert text == reference.read_text(), "meant? pytest tests -k golden --update-golden"
+@pytest.mark.parametrize("file", CASES)
+def test_rendering_is_the_reference(file: str, update_golden: bool) -> None:
+    hold(CASES[file], FOLDER / file, update_golden)
+
+
+def test_no_reference_without_a_case() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == kept(CASES)

@@ -4,36 +4,31 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.emit import emit
 from gemmill.locations import templates_dir
-from gemmill.registry import REGISTRY
-from gemmill.space.names import parse_name
+from rendered import hold, kept, templates_of
 
 FOLDER = Path(__file__).parent / "kv_cache"
 CASES = {
-    "hadamard": "sm90a_kvcache_hadamard_f16_d256",
-    "compress": "sm90a_kvcache_compress_bf16_d128_k3v2",
-    "decompress": "sm90a_kvcache_decompress_f16_d96_k3v3",
-    "decode_attention": "sm90a_kvcache_decode_bf16_d128_k4v4",
-    "pack": "sm90a_kvcache_pack_bf16_d96",
-    "unpack": "sm90a_kvcache_unpack_f16_d64",
-    "packed_scores": "sm90a_kvcache_scores_bf16_d128",
-    "packed_attention": "sm90a_kvcache_attend_f16_d64",
-    "slot_attention": "sm90a_kvcache_attend_bf16_d128_prod3mse2",
+    "hadamard.cu": "sm90a_kvcache_hadamard_f16_d256",
+    "compress.cu": "sm90a_kvcache_compress_bf16_d128_k3v2",
+    "decompress.cu": "sm90a_kvcache_decompress_f16_d96_k3v3",
+    "decode_attention.cu": "sm90a_kvcache_decode_bf16_d128_k4v4",
+    "pack.cu": "sm90a_kvcache_pack_bf16_d96",
+    "unpack.cu": "sm90a_kvcache_unpack_f16_d64",
+    "packed_scores.cu": "sm90a_kvcache_scores_bf16_d128",
+    "packed_attention.cu": "sm90a_kvcache_attend_f16_d64",
+    "slot_attention.cu": "sm90a_kvcache_attend_bf16_d128_prod3mse2",
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
-    reference = FOLDER / f"{case}.cu"
-    text = emit(parse_name(CASES[case])).text
-    if update_golden:
-        FOLDER.mkdir(exist_ok=True)
-        reference.write_text(text)
-    assert text == reference.read_text(), "meant? pytest tests -k golden --update-golden"
+@pytest.mark.parametrize("file", CASES)
+def test_rendering_is_the_reference(file: str, update_golden: bool) -> None:
+    hold(CASES[file], FOLDER / file, update_golden)
+
+
+def test_no_reference_without_a_case() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == kept(CASES)
 
 
 def test_every_template_is_in_a_reference() -> None:
-    used = {REGISTRY.kernels_of(parse_name(name)).spell(parse_name(name)).template for name in CASES.values()}
-    assert used == {f"kv_cache/{path.name}" for path in (templates_dir() / "kv_cache").iterdir()}
-    assert {path.stem for path in FOLDER.iterdir()} == set(CASES)
+    assert templates_of(CASES) == {f"kv_cache/{path.name}" for path in (templates_dir() / "kv_cache").iterdir()}

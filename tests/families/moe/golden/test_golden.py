@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.emit import emit
-from gemmill.space.names import parse_name
+from rendered import hold, kept
 
-REFERENCES = Path(__file__).parent / "moe"
-NAMES = {
+FOLDER = Path(__file__).parent / "moe"
+CASES = {
     "biased_unaligned_grouped_mm.cu": "sm90a_groupedunaligned_e4m3_bf16_group128_bias",
     "unaligned_grouped_mm_group32_rows.cu": "sm90a_groupedunaligned_e4m3_bf16_group32_rows",
     "packed_grouped_mm.cu": "sm90a_groupedfp4_bf16_nvfp4_bf16_t8x64_s7",
@@ -16,10 +15,10 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("file", NAMES)
+@pytest.mark.parametrize("file", CASES)
 def test_rendering_is_the_reference(file: str, update_golden: bool) -> None:
-    text = emit(parse_name(NAMES[file])).text
-    if update_golden:
-        REFERENCES.mkdir(exist_ok=True)
-        (REFERENCES / file).write_text(text)
-    assert text == (REFERENCES / file).read_text(), "meant? pytest tests -k golden --update-golden"
+    hold(CASES[file], FOLDER / file, update_golden)
+
+
+def test_no_reference_without_a_case() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == kept(CASES)

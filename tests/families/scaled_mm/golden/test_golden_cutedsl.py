@@ -1,6 +1,5 @@
 """One reference rendering for each template of the cutedsl backend; `pytest tests -k golden --update-golden` rewrites them."""
 
-import difflib
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from gemmill.emit.adapter import ANY_CODE, emit_adapter, emit_host_code, read_he
 from gemmill.gemm.traced import learn, of_text
 from gemmill.locations import templates_dir
 from gemmill.space.names import parse_name
+from rendered import hold_text
 
 FOLDER = Path(__file__).parent / "cutedsl"
 NAME = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x256x128_c2x1x1_cooperative_promoted_persistent_swapab_s4_a16b16d8"
@@ -39,13 +39,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("case", TEXTS)
 def test_rendering_is_the_reference(case: str, update_golden: bool) -> None:
-    text = TEXTS[case]()
-    if update_golden:
-        FOLDER.mkdir(exist_ok=True)
-        (FOLDER / case).write_text(text)
-    expected = (FOLDER / case).read_text()
-    difference = difflib.unified_diff(expected.splitlines(), text.splitlines(), case, "rendered now", lineterm="")
-    assert text == expected, "\n" + "\n".join(difference) + "\n(meant? pytest tests -k golden --update-golden)"
+    hold_text(TEXTS[case](), FOLDER / case, update_golden)
 
 
 def test_every_template_has_its_reference() -> None:

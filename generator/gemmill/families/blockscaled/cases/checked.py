@@ -11,7 +11,7 @@ from gemmill.families.blockscaled.config import AnyConfig, ManyConfig, PackedCon
 from gemmill.families.blockscaled.ops import OPS, OPS_OF
 from gemmill.families.blockscaled.pairs import WEIGHT_PAIRS
 from gemmill.families.blockscaled.selections import smoke
-from gemmill.numerics.cases import Outcome, SpecCase, outcome_of, result_memory
+from gemmill.numerics.cases import CaseOutcome, SpecCase, outcome_of, result_memory
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import Arch, DType
@@ -48,7 +48,7 @@ class BlockScaledCase(SpecCase):
         memory = result_memory(getattr(torch, p.out_dtype.torch_name), (p.m, p.n), p.pad, where)
         return operands, memory, arguments_of(p.name, ROLES_OF[p.name], operands.given, memory.tensor("out"))
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Call the op on fresh operands, and hold the result against the reference."""
         operands, memory, arguments = self._made(device)
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)

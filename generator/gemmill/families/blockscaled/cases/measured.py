@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gemmill.families.blockscaled.cases import calls
 from gemmill.families.blockscaled.cases.checked import ROLES_OF
-from gemmill.families.blockscaled.sweep import Op
+from gemmill.families.blockscaled.sweep import MeasuredOp
 from gemmill.formats.quantise import BlockScaled, swizzle
 from gemmill.numerics.comparison import Comparison
 from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, OneResult, sampled_rows
@@ -104,4 +104,4 @@ def _given(call: calls.CallSpec, weights: BlockScaled) -> dict[str, Tensor]:
 
 def _call_of(workload: MeasuredWorkload) -> calls.CallSpec:
     m, n, k = (workload.sizes[name] for name in "mnk")
-    return calls.CallSpec(m=m, n=n, k=k, pair=Op(workload.op).pair)
+    return calls.CallSpec(m=m, n=n, k=k, pair=MeasuredOp(workload.op).pair)

@@ -12,6 +12,5 @@ CASES = Cases(
     asked=asked,
     drawn=drawn,
     judge=ExpertsJudge,
-    counts_are_final=True,
     is_lacking=is_lacking,
 )

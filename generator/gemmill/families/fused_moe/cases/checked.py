@@ -11,7 +11,7 @@ from gemmill.families.fused_moe.config import CODED, GROUP, AnyConfig, ExpertsCo
 from gemmill.families.fused_moe.functions import fused_experts_workspace
 from gemmill.families.fused_moe.ops import FUSED_EXPERTS
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
-from gemmill.numerics.cases import Outcome, SpecCase
+from gemmill.numerics.cases import CaseOutcome, SpecCase
 from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab.activation import Activation
@@ -48,7 +48,7 @@ class ExpertsCase(SpecCase):
             written["workspace"] = memory.tensor("workspace").view(-1)
         return given | written, memory
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Call the op twice on fresh operands, and hold the result against the reference. Both calls give the same bits."""
         given, memory = self._made(device)
         wanted = wanted_of(
@@ -68,7 +68,7 @@ class ExpertsCase(SpecCase):
             report = "the same call gave other bits when it was made again"
         if not report and (changed := memory.changed(before, written=True)).any():
             report = memory.places(changed)
-        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+        return CaseOutcome(report=report, worst_fraction=comparison.worst_fraction)
 
 
 def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:

@@ -12,6 +12,5 @@ CASES = Cases(
     asked=asked,
     drawn=drawn,
     judge=judge,
-    counts_are_final=True,
     is_lacking=is_lacking,
 )

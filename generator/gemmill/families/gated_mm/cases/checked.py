@@ -33,7 +33,7 @@ from gemmill.families.gated_mm.config import (
 )
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
-from gemmill.numerics.cases import Outcome, SpecCase
+from gemmill.numerics.cases import CaseOutcome, SpecCase
 from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
 
@@ -73,7 +73,7 @@ class GatedCase(SpecCase):
     def _shaped(self, written: Tensor) -> Tensor:
         return written
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Call the op on fresh operands, and hold the result against the reference."""
         given, memory = self._made(device)
         before = memory.bytes.clone()
@@ -82,7 +82,7 @@ class GatedCase(SpecCase):
         report = report_of(wrong_of(given, written, exactly=self.spec.data != "random"))
         if not report and (changed := memory.changed(before, written=True)).any():
             report = memory.places(changed)
-        return Outcome(report=report)
+        return CaseOutcome(report=report)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class ExpertGatedCase(GatedCase):
         p = self.spec
         return written.unflatten(0, (len(p.counts), p.slot)) if p.slot else written
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Call the op on fresh operands, and hold the result against the reference; rows of no expert stay poisoned."""
         given, memory = self._made(device)
         before = memory.bytes.clone()
@@ -117,7 +117,7 @@ class ExpertGatedCase(GatedCase):
         report = report_of(wrong_of_experts(self.op, given, written, was, exactly=self.spec.data != "random"))
         if not report and (changed := memory.changed(before, written=True)).any():
             report = memory.places(changed)
-        return Outcome(report=report)
+        return CaseOutcome(report=report)
 
 
 def of_config(config: AnyConfig) -> Iterator[GatedCase]:

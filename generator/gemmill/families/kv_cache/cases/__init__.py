@@ -17,7 +17,6 @@ CASES = Cases(
     asked=asked,
     drawn=drawn,
     judge=KvCacheJudge,
-    counts_are_final=True,
     limits=limits,
     ranges=ranges,
     is_lacking=lambda _call, text: all(words in text for words in LACKS),

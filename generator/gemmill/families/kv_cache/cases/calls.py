@@ -22,7 +22,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     is_common,
     of_packed_config,
 )
-from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, Kind, KvCacheConfig, Slots, format_of
+from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, KernelKind, KvCacheConfig, Slots, format_of
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
 from gemmill.families.kv_cache.packed_ops import MOST_SLOT_ROWS
@@ -51,8 +51,28 @@ class HadamardCase(MadeCall):
         return [out[:, : self.columns], x, self.columns**-0.5]
 
 
+class OfPages(MadeCall):
+    """A call whose cache has pages of heads."""
+
+    format: str
+    head_dim: int
+    kv_heads: int
+    page: int
+
+    @property
+    def spec(self) -> CacheSpec:
+        """The spec of the cache."""
+        return CacheSpec(
+            format=format_of(*FORMATS[self.format]),
+            head_dim=self.head_dim,
+            kv_heads=self.kv_heads,
+            page_size=self.page,
+            seed=SEED,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class CompressCase(MadeCall):
+class CompressCase(OfPages):
     """A call that stores keys and values of tokens."""
 
     tokens: int
@@ -73,17 +93,6 @@ class CompressCase(MadeCall):
     them.
     """
     schema = COMPRESS
-
-    @property
-    def spec(self) -> CacheSpec:
-        """The spec of the cache."""
-        return CacheSpec(
-            format=format_of(*FORMATS[self.format]),
-            head_dim=self.head_dim,
-            kv_heads=self.kv_heads,
-            page_size=self.page,
-            seed=SEED,
-        )
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Arguments of normally distributed data, with slots in any order."""
@@ -135,7 +144,7 @@ class DecompressCase(CompressCase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeCase(MadeCall):
+class DecodeCase(OfPages):
     """A call whose queries attend over a cache."""
 
     lengths: Sequence[int]
@@ -156,17 +165,6 @@ class DecodeCase(MadeCall):
     stays_rotated: bool = False
     """Whether the output stays rotated."""
     schema = DECODE
-
-    @property
-    def spec(self) -> CacheSpec:
-        """The spec of the cache."""
-        return CacheSpec(
-            format=format_of(*FORMATS[self.format]),
-            head_dim=self.head_dim,
-            kv_heads=self.kv_heads,
-            page_size=self.page,
-            seed=SEED,
-        )
 
     @property
     def seed(self) -> int:
@@ -234,11 +232,11 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
     if config.kind in OF_ANY_FORMAT:
         yield from of_packed_config(config)
     match config.kind:
-        case Kind.HADAMARD:
+        case KernelKind.HADAMARD:
             for rows, padding in ((1, 0), (7, 8), (64, 3), (65, 0), (1027, 1), (0, 0), (70_000, 16)):
                 yield HadamardCase(rows=rows, columns=x.head_dim, dtype=x.dtype, padding=padding)
-        case Kind.COMPRESS | Kind.DECOMPRESS:
-            kind_of_case = CompressCase if config.kind is Kind.COMPRESS else DecompressCase
+        case KernelKind.COMPRESS | KernelKind.DECOMPRESS:
+            kind_of_case = CompressCase if config.kind is KernelKind.COMPRESS else DecompressCase
             for tokens, heads, page, padding, method in (
                 (1, 1, 16, 0, Method.EDEN),
                 (9, 3, 32, 8, Method.EDEN),
@@ -255,7 +253,7 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
                     is_odd=tokens > 16,
                     **common,
                 )
-            if config.kind is Kind.COMPRESS:
+            if config.kind is KernelKind.COMPRESS:
                 for rotated_keys, rotated_values in ((True, True), (False, True)):
                     yield CompressCase(
                         tokens=35,
@@ -267,7 +265,7 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
                         rotated_values=rotated_values,
                         **common,
                     )
-        case Kind.DECODE:
+        case KernelKind.DECODE:
             common["format"] = _eden(config)
             for page, sizes in zip(cycle(PAGE_SIZES), _attended()):
                 yield DecodeCase(page=page, **common, **sizes)
@@ -300,14 +298,14 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
     lengths: tuple[int, ...] = (70,)
     if config.attends and "sequences" in sizes:
         count, lengths = 1, tuple(1 + 97 * i % 640 for i in range(sizes["sequences"]))
-    if config.kind is Kind.HADAMARD:
+    if config.kind is KernelKind.HADAMARD:
         return HadamardCase(rows=count, columns=x.head_dim, dtype=x.dtype)
     if config.kind in OF_ANY_FORMAT:
         return _sized_packed(config, count, lengths)
     common = common_of(config) | {"format": _eden(config)}
-    if config.kind is Kind.COMPRESS:
+    if config.kind is KernelKind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
-    if config.kind is Kind.DECOMPRESS:
+    if config.kind is KernelKind.DECOMPRESS:
         return DecompressCase(tokens=count, **common, kv_heads=2)
     return DecodeCase(rows=count, **common, lengths=lengths, heads=2, kv_heads=1)
 
@@ -315,11 +313,11 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
 def _sized_packed(config: KvCacheConfig, count: int, lengths: tuple[int, ...]) -> MadeCall:
     common = common_of(config)
     match config.kind:
-        case Kind.PACK:
+        case KernelKind.PACK:
             return PackCase(tokens=count, format="eden4", heads=2, **common)
-        case Kind.UNPACK:
+        case KernelKind.UNPACK:
             return UnpackCase(tokens=count, format="eden4", heads=2, **common)
-        case Kind.SCORES:
+        case KernelKind.SCORES:
             return ScoresCase(length=70, rows=count, heads=2, kv_heads=1, **common)
         case _:
             if config.operands.slots is not Slots.ANY:

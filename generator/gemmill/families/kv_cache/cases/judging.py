@@ -18,7 +18,7 @@ from gemmill.families.kv_cache.bounds import (
 from gemmill.families.kv_cache.call import sides_of, spec_of, stays_rotated
 from gemmill.families.kv_cache.cases import packed_judging
 from gemmill.families.kv_cache.cases.held import Given, Held
-from gemmill.families.kv_cache.config import Kind
+from gemmill.families.kv_cache.config import KernelKind
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
 from gemmill.families.kv_cache.pages import KEYS, VALUES, page_plan
 from gemmill.families.kv_cache.reference.asked import options_of
@@ -45,7 +45,7 @@ def parts(op: str, before: Given, after: Given) -> Parts:
     call = check(schema, of_arguments(schema, [before.get(name) for name in schema.arguments]))
     if not call["works"]:
         return {}
-    held = _HELD[list(Kind)[call["kind"]]](call, by_role(call, before), by_role(call, after))
+    held = _HELD[list(KernelKind)[call["kind"]]](call, by_role(call, before), by_role(call, after))
     return {name: x.part if isinstance(x, Held) else x for name, x in held.items()}
 
 
@@ -56,7 +56,7 @@ def limits(op: str, after: Given) -> dict[str, Tensor]:
     if not call["works"]:
         return {}
     given = by_role(call, after)
-    held = _HELD[list(Kind)[call["kind"]]](call, given, given)
+    held = _HELD[list(KernelKind)[call["kind"]]](call, given, given)
     return {name: x.limit + (x.got.double() - x.wanted).abs() for name, x in held.items() if isinstance(x, Held)}
 
 
@@ -72,7 +72,7 @@ def ranges(op: str, after: Given) -> dict[str, list[CodeRange]]:
     """
     schema = BY_NAME[op]
     call = check(schema, of_arguments(schema, [after.get(name) for name in schema.arguments]))
-    if not call["works"] or list(Kind)[call["kind"]] is not Kind.COMPRESS:
+    if not call["works"] or list(KernelKind)[call["kind"]] is not KernelKind.COMPRESS:
         return {}
     spec, slots, cache = spec_of(call), after["slot_mapping"].reshape(-1), after["cache"]
     exists = (slots >= 0) & (slots < call["pages"] * call["page"])
@@ -223,15 +223,15 @@ def _decode(call: Judged, before: Given, after: Given) -> Mapping[str, Tensor | 
     return found
 
 
-_HELD: dict[Kind, Callable[[Judged, Given, Given], Mapping[str, Tensor | Held]]] = {
-    Kind.HADAMARD: _hadamard,
-    Kind.COMPRESS: _compress,
-    Kind.DECODE: _decode,
-    Kind.DECOMPRESS: _decompress,
-    Kind.PACK: packed_judging.packed,
-    Kind.UNPACK: packed_judging.plain,
-    Kind.SCORES: packed_judging.scored,
-    Kind.ATTEND: packed_judging.attended,
+_HELD: dict[KernelKind, Callable[[Judged, Given, Given], Mapping[str, Tensor | Held]]] = {
+    KernelKind.HADAMARD: _hadamard,
+    KernelKind.COMPRESS: _compress,
+    KernelKind.DECODE: _decode,
+    KernelKind.DECOMPRESS: _decompress,
+    KernelKind.PACK: packed_judging.packed,
+    KernelKind.UNPACK: packed_judging.plain,
+    KernelKind.SCORES: packed_judging.scored,
+    KernelKind.ATTEND: packed_judging.attended,
 }
 
 

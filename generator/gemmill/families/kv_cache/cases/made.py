@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
-from gemmill.numerics.cases import Outcome
+from gemmill.numerics.cases import CaseOutcome
 from gemmill.runtime.schemas import NAMESPACE, OpSchema
 from gemmill.vocab import DType
 
@@ -32,13 +32,13 @@ class MadeCall(ABC):
     def arguments(self, device: torch.device | str) -> list[Any]:
         """Arguments in the order of the op's schema, outputs poisoned. On the meta device there is no data."""
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Make the call, and hold it against the reference on the same device."""
         after = dict(zip(self.schema.arguments, self.arguments(device), strict=True))
         before = {name: copied(value) if isinstance(value, Tensor) else value for name, value in after.items()}
         getattr(getattr(torch.ops, NAMESPACE), self.schema.name).default(*after.values())
         found = parts(self.schema.name, before, after)
-        return Outcome(report=report(found), worst_fraction=max(map(worst_part, found.values()), default=0.0))
+        return CaseOutcome(report=report(found), worst_fraction=max(map(worst_part, found.values()), default=0.0))
 
 
 def normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gemmill.families.kv_cache.cases.calls import DecodeCase, DecompressCase, empty_cache
 from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, packed_vectors, specs_of
-from gemmill.families.kv_cache.sweep import Op
+from gemmill.families.kv_cache.sweep import MeasuredOp
 from gemmill.numerics.comparison import Comparison
 from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload
 from gemmill.numerics.memory import Slot
@@ -168,7 +168,7 @@ class AttentionMaker:
 
     def make(self, workload: MeasuredWorkload) -> AttentionOperands:
         """Make as many copies of the operands as keep L2 from holding them."""
-        op, sizes = Op(workload.op), workload.sizes
+        op, sizes = MeasuredOp(workload.op), workload.sizes
         batch, rows, heads, kv_heads, length = (
             sizes[name] for name in ("batch", "rows", "heads", "kv_heads", "length")
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
-from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, COMPILED, Kind, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, COMPILED, KernelKind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import RotationKind, VectorSpec
 from gemmill.families.kv_cache.packed import (
     CACHE_FORMATS,
@@ -281,8 +281,8 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
     x, common = config.operands, common_of(config)
     keys = key_formats(x.head_dim)
     match config.kind:
-        case Kind.PACK | Kind.UNPACK:
-            kind_of_case = PackCase if config.kind is Kind.PACK else UnpackCase
+        case KernelKind.PACK | KernelKind.UNPACK:
+            kind_of_case = PackCase if config.kind is KernelKind.PACK else UnpackCase
             sides = [(False, keys), (True, tuple(VALUE_FORMATS))]
             for of_values, formats in sides:
                 for format, (tokens, heads, gap) in zip(
@@ -291,7 +291,7 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                     case: dict[str, Any] = {"tokens": tokens, "heads": heads, "gap": gap, "is_mapped": tokens == 67}
                     yield kind_of_case(format=format, of_values=of_values, is_odd=tokens > 1, **case, **common)
                 yield kind_of_case(format="e4m3", of_values=of_values, tokens=67, heads=3, has_scales=True, **common)
-            if config.kind is Kind.PACK:
+            if config.kind is KernelKind.PACK:
                 for of_values, formats in sides:
                     for format in filter(partial(takes_rotated, of_values), formats):
                         yield PackCase(
@@ -304,7 +304,7 @@ def of_packed_config(config: KvCacheConfig) -> Iterator[MadeCall]:
                             **common,
                         )
             yield kind_of_case(format=keys[0], tokens=0, heads=2, **common)
-        case Kind.SCORES:
+        case KernelKind.SCORES:
             sizes = cycle(((1, 1, 3, 1), (130, 2, 20, 2), (64, 3, 8, 8), (300, 17, 2, 1)))
             for format, (length, rows, heads, kv_heads) in zip(keys, sizes, strict=False):
                 yield ScoresCase(

@@ -13,7 +13,6 @@ CASES = Cases(
     asked=asked,
     drawn=drawn,
     judge=GroupedJudge,
-    counts_are_final=True,
     is_lacking=is_lacking,
     measured=GroupedMaker,
 )

@@ -11,7 +11,7 @@ from gemmill.families.moe.cases.calls import CallSpec, arguments_of, make_given,
 from gemmill.families.moe.config import AnyConfig, GroupedConfig, PackedGroupedConfig, UnalignedGroupedConfig
 from gemmill.families.moe.facts import Facts
 from gemmill.families.moe.selections import smoke
-from gemmill.numerics.cases import Outcome, SpecCase, outcome_of, result_memory
+from gemmill.numerics.cases import CaseOutcome, SpecCase, outcome_of, result_memory
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import Accumulation, Arch, DType
@@ -40,7 +40,7 @@ class GroupedCase(SpecCase):
         p = self.spec
         return out.unflatten(0, (len(p.counts), p.slot)) if p.slot else out
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Call the op on fresh operands, and hold the result against the reference; rows of no expert stay poisoned."""
         p = self.spec
         given, memory, arguments = self._made(device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gemmill.families.moe.cases import calls
 from gemmill.families.moe.config import SCALE_GROUPS
-from gemmill.families.moe.sweep import Op
+from gemmill.families.moe.sweep import MeasuredOp
 from gemmill.numerics.comparison import Comparison, Wanted
 from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, OneResult, take
 from gemmill.vocab import DType
@@ -101,7 +101,7 @@ class GroupedMaker:
         return None if x.call.dtype is DType.S8 else self._operands(x.workload, "integers", x.out)
 
     def _operands(self, workload: MeasuredWorkload, data: str, out: Tensor) -> GroupedOperands:
-        op, (m, n, k, experts) = Op(workload.op), (workload.sizes[name] for name in ("m", "n", "k", "experts"))
+        op, (m, n, k, experts) = MeasuredOp(workload.op), (workload.sizes[name] for name in ("m", "n", "k", "experts"))
         call = calls.CallSpec(
             counts=(m, *(0,) * (experts - 1)),
             n=n,

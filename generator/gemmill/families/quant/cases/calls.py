@@ -19,7 +19,7 @@ from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.families.quant.selections import smoke
 from gemmill.formats.layout import TILE_ROWS, padded_offsets, swizzled_shape
 from gemmill.formats.quantise import LARGEST_PRODUCT
-from gemmill.numerics.cases import Outcome
+from gemmill.numerics.cases import CaseOutcome
 from gemmill.runtime.checks import check
 from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.operands import of_arguments
@@ -214,13 +214,13 @@ class QuantCase:
         poison = torch.full((self.rows, self.hidden), torch.nan, device=device, dtype=torch.float32)
         return {"input": codes, "out": poison.to(getattr(torch, self.in_dtype.torch_name)), "scale": scales}
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Make the call, and hold it against the reference on the same device."""
         got = self.arguments(device)
         wanted = [_copied(value) if isinstance(value, Tensor) else value for value in got]
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*got)
         by_reference(BY_NAME[self.op], wanted)
-        return Outcome(report=differences(BY_NAME[self.op], got, wanted))
+        return CaseOutcome(report=differences(BY_NAME[self.op], got, wanted))
 
     def _zero_points(self, device: torch.device | str) -> Tensor | None:
         if not self.zero_points:

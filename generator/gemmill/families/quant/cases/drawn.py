@@ -25,7 +25,7 @@ from gemmill.numerics.layouts import (
     vector,
 )
 from gemmill.numerics.memory import Slot
-from gemmill.runtime.schemas import BY_NAME, Kind, OpSchema
+from gemmill.runtime.schemas import BY_NAME, ArgumentKind, OpSchema
 from gemmill.vocab.format import ScaleRounding
 
 Strides = tuple[int, ...]
@@ -92,7 +92,7 @@ class _Maker:
             slots["weight"] = vector(draw, self.in_dtype, h, self.data, ((h,),), reference_shape=(h,))
         if any(p.name == "residual" and (not p.optional or draw.chance(0.5)) for p in self.schema.parameters):
             slots["residual"] = self._matrix(self.in_dtype, self.hidden, self.data, written=True)
-        plain = {p.name: plain[p.name] for p in self.schema.parameters if p.kind is not Kind.TENSOR}
+        plain = {p.name: plain[p.name] for p in self.schema.parameters if p.kind is not ArgumentKind.TENSOR}
         ordered = {name: slots[name] for name in arguments if name in slots}
         return LegalCall(
             op=self.schema.name,

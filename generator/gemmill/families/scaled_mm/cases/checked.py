@@ -12,7 +12,7 @@ from gemmill.families.scaled_mm.cases import own
 from gemmill.families.scaled_mm.cases.calls import CallSpec, compare, make_call
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.own import OwnConfig
-from gemmill.numerics.cases import Outcome, SpecCase
+from gemmill.numerics.cases import CaseOutcome, SpecCase
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import SCALE_GROUPS, Accumulation, DType, ScaleGranularity, ScaleLayout
 
@@ -38,7 +38,7 @@ class GemmCase(SpecCase):
         """Arguments in the order of the op's schema."""
         return make_call(self.spec, torch.device(device)).arguments
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Call the op on fresh operands, and hold the result against the reference."""
         call = make_call(self.spec, torch.device(device))
         getattr(getattr(torch.ops, NAMESPACE), self.spec.op).default(*call.arguments)
@@ -46,7 +46,7 @@ class GemmCase(SpecCase):
         report = comparison.report
         if comparison.ok and not call.guards_hold():
             report = "elements outside the result were written"
-        return Outcome(report=report, worst_fraction=comparison.worst_fraction)
+        return CaseOutcome(report=report, worst_fraction=comparison.worst_fraction)
 
 
 def of_config(config: KernelConfig) -> Iterator[GemmCase | own.OwnCase]:

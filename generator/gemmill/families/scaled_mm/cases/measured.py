@@ -10,7 +10,7 @@ from torch import Tensor
 from gemmill.families.scaled_mm.bounds import exact_scaled_mm, tolerance
 from gemmill.families.scaled_mm.cases import calls
 from gemmill.families.scaled_mm.reference import scaled_mm
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.numerics.comparison import Comparison, Wanted
 from gemmill.numerics.measured import ROTATED_BYTES, MeasuredWorkload, OneResult, sampled_rows, take
 from gemmill.vocab import Accumulation, DType
@@ -133,15 +133,15 @@ class GemmMaker:
 
 
 def _call_of(workload: MeasuredWorkload) -> calls.CallSpec:
-    op = Op(workload.op)
-    of_bf16 = ("unit", "unit") if op is Op.BF16 else ("each", "each")
+    op = MeasuredOp(workload.op)
+    of_bf16 = ("unit", "unit") if op is MeasuredOp.BF16 else ("each", "each")
     kinds = ("one", "together") if op.groups else of_bf16
     return calls.CallSpec(
         m=workload.sizes["m"],
         n=workload.sizes["n"],
         k=workload.sizes["k"],
         a_dtype=op.operand,
-        azp="token" if op is Op.INT8_AZP else "none",
+        azp="token" if op is MeasuredOp.INT8_AZP else "none",
         groups=op.groups,
         a_scale=kinds[0],
         b_scale=kinds[1],

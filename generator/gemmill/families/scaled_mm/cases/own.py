@@ -22,7 +22,7 @@ from gemmill.families.scaled_mm.own import (
 from gemmill.family.operand import TMA_BYTES
 from gemmill.gemm.traced import Along, Input, Stored, Traced, all_known, of_text
 from gemmill.numerics.call import EXACT, WITHIN, LegalCall, Limits
-from gemmill.numerics.cases import Outcome
+from gemmill.numerics.cases import CaseOutcome
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.exact import powers_of_two
 from gemmill.numerics.layouts import matrix, one_value, torch_dtype, vector
@@ -90,7 +90,7 @@ class OwnCase:
                 given[roles[told.name]] = _values(p, told, count, generator)
         return given, call
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Call the op on fresh operands, and hold the result against the interval in which it must lie."""
         given, call = self._made(torch.device(device))
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*given.values())
@@ -99,7 +99,7 @@ class OwnCase:
         )
         if not report and not call.guards_hold():
             report = "elements outside the result were written"
-        return Outcome(report=report)
+        return CaseOutcome(report=report)
 
 
 def _values(p: CallSpec, told: Input, count: int, generator: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from gemmill.families.sparse_mm.cases.calls import CallSpec, arguments_of, make_given, torch_type, wanted_of
 from gemmill.families.sparse_mm.classes import Need, needs_of
 from gemmill.families.sparse_mm.config import SparseConfig
-from gemmill.numerics.cases import Outcome, SpecCase, outcome_of, result_memory
+from gemmill.numerics.cases import CaseOutcome, SpecCase, outcome_of, result_memory
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import NAMESPACE
 from gemmill.vocab import Accumulation, DType
@@ -40,7 +40,7 @@ class SparseCase(SpecCase):
         memory = result_memory(torch_type(p.out_dtype), (p.m, p.n), p.pad, where)
         return given, memory, arguments_of(p.op, given, memory.tensor("out"))
 
-    def run(self, device: str) -> Outcome:
+    def run(self, device: str) -> CaseOutcome:
         """Call the op on fresh operands, and hold the result against the reference."""
         p = self.spec
         given, memory, arguments = self._made(device)

@@ -12,7 +12,8 @@ from gemmill.families.blockscaled.ops import SCHEMAS
 from gemmill.families.blockscaled.shaped_call import shaped_call_of
 from gemmill.family import Judged, Row, ShapedCall
 from gemmill.registry import REGISTRY
-from gemmill.runtime.select import model_ns, select
+from gemmill.runtime.choosing import model_ns
+from gemmill.runtime.select import select
 
 pytestmark = pytest.mark.compile
 SMS = 132

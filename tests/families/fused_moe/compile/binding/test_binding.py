@@ -18,7 +18,8 @@ from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.shaped_call import shaped_call_of
 from gemmill.families.moe.classes import CLASSES
 from gemmill.family import Judged, Row, ShapedCall
-from gemmill.runtime.select import model_ns, select
+from gemmill.runtime.choosing import model_ns
+from gemmill.runtime.select import select
 from gemmill.vocab import DType
 from gemmill.vocab.activation import Activation
 from whole_calls import whole_call

@@ -13,7 +13,7 @@ from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.shaped_call import shaped_call_of
 from gemmill.family import ShapedCall
-from gemmill.runtime.select import model_ns
+from gemmill.runtime.choosing import model_ns
 from gemmill.vocab import DType
 
 pytestmark = pytest.mark.compile

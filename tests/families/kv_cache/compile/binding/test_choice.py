@@ -9,13 +9,14 @@ from gemmill.families import kv_cache
 from gemmill.families.kv_cache.call import shaped_call_of
 from gemmill.families.kv_cache.cases.calls import DecodeCase
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
-from gemmill.families.kv_cache.config import ATTENTIONS, HALF_WAVES, Kind, settings_of
+from gemmill.families.kv_cache.config import ATTENTIONS, HALF_WAVES, KernelKind, settings_of
 from gemmill.family import ShapedCall
 from gemmill.locations import kernels_dir
 from gemmill.numerics.recording import record
 from gemmill.runtime import checks, operands
+from gemmill.runtime.choosing import model_ns
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.runtime.select import model_ns, select
+from gemmill.runtime.select import select
 from gemmill.wheel.reproducer import read_arguments
 
 pytestmark = pytest.mark.compile
@@ -61,4 +62,4 @@ def test_both_choose_the_same_and_a_kernel_is_given_the_setting(probe, case: Any
         told = {field.name: field.value for field in fields}
         assert (told["half_waves"], told["slices"]) == (entry.config.half_waves, entry.config.slices)
         settings.add((entry.config.half_waves, entry.config.slices))
-    assert settings == set(settings_of(Kind.DECODE))
+    assert settings == set(settings_of(KernelKind.DECODE))

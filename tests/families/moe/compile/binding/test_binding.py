@@ -12,8 +12,8 @@ from gemmill.families.moe.ops import NAMES
 from gemmill.families.moe.packed_ops import FP4_NAMES
 from gemmill.families.moe.shaped_call import shaped_call_of
 from gemmill.family import Judged, Row, ShapedCall
+from gemmill.runtime.choosing import model_ns
 from gemmill.runtime.schemas import BY_NAME
-from gemmill.runtime.select import model_ns
 
 pytestmark = pytest.mark.compile
 SMS = 132

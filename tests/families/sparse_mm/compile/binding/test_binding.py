@@ -9,7 +9,7 @@ from gemmill.families import sparse_mm
 from gemmill.families.sparse_mm.ops import NAMES
 from gemmill.families.sparse_mm.shaped_call import shaped_call_of
 from gemmill.family import Judged, Row, ShapedCall
-from gemmill.runtime.select import model_ns
+from gemmill.runtime.choosing import model_ns
 
 pytestmark = pytest.mark.compile
 SMS = 132

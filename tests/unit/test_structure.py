@@ -1,0 +1,101 @@
+"""No circle of imports, and no function that is longer than a page."""
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("generator", "benchmarks", "tools")
+MOST_LINES = 80
+OF_THE_DSL = {"cute.jit", "cute.kernel"}
+"""Decorators of device code: the CuTe DSL traces a kernel as one body, in which names of a page serve to its end."""
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def name_of(path: Path, root: Path) -> str:
+    """A module's name below a root of imports."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.Module, package: str, known: Iterable[str]) -> Iterator[str]:
+    """Those of the known modules that a module of a package imports: at its top, in functions, and for types alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: 1 - node.level or None] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                yield from [name for name in (f"{base}.{alias.name}", base) if name in known][:1]
+
+
+def imports_below(root: Path) -> dict[str, set[str]]:
+    """The modules below a root that each of them imports."""
+    paths = {name_of(path, root): path for path in sorted(root.rglob("*.py"))}
+    return {
+        name: set(imported(_tree(path), name if path.stem == "__init__" else name.rpartition(".")[0], paths)) - {name}
+        for name, path in paths.items()
+    }
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[str]:
+    """The modules on circles of imports and between two: those left when modules without imports, or importers, of the rest go."""
+    left = {name: set(of) for name, of in imports.items()}
+    while True:
+        reached = {name for of in left.values() for name in of}
+        kept = {name: of & left.keys() for name, of in left.items() if of & left.keys() and name in reached}
+        if len(kept) == len(left):
+            return sorted(kept)
+        left = kept
+
+
+@pytest.mark.parametrize("folder", ["generator", "benchmarks", "tools"])
+def test_no_circle_of_imports(folder: str) -> None:
+    found = imports_below(ROOT / folder)
+    assert len(found) > 5
+    assert circles(found) == []
+
+
+def test_a_circle_is_found_wherever_its_imports_are(tmp_path: Path) -> None:
+    """In a function, for types alone, by a relative name, and through a third module; before and behind it are none."""
+    (tmp_path / "p").mkdir()
+    for name, text in {
+        "p/__init__": "",
+        "p/a": "def f():\n    from p import b\n",
+        "p/b": "from .c import x\n",
+        "p/c": "if TYPE_CHECKING:\n    import p.a\n",
+        "before": "import p.a\n",
+        "p/behind": "import os\n",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = imports_below(tmp_path)
+    assert circles(found) == ["p.a", "p.b", "p.c"]
+    assert circles(found | {"p.c": {"p.behind"}}) == []
+
+
+def long_functions(tree: ast.Module) -> list[str]:
+    """Functions, device code aside, of more lines than a page has."""
+    return [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= MOST_LINES
+        and not OF_THE_DSL & {ast.unparse(decorator) for decorator in node.decorator_list}
+    ]
+
+
+def test_no_function_is_longer_than_a_page() -> None:
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert {path.name: found for path in paths if (found := long_functions(_tree(path)))} == {}
+    body = "def f():\n" + "    pass\n" * MOST_LINES
+    assert long_functions(ast.parse(body)) == ["f"]
+    assert long_functions(ast.parse(body.removesuffix("    pass\n"))) == []
+    assert long_functions(ast.parse("@cute.kernel\n" + body)) == []
