@@ -121,30 +121,11 @@ struct BatchedMm : PackedMm<Products, Output_, row_groups, k_groups> {
     Ends const ends(params, n0);
     auto scale_of = [&](int token) { return params.scales[min(m0 + token, params.m - 1)]; };
     add_up_together<kTileM, kRows, kPitch, kConsumers>(buffer, rank, splits, scale_of, [&](int token, int row, float const(&quad)[4], float scale) {
-      if (m0 + token < params.m && n0 + row < params.n) store_quad(params, quad, ends, scale, m0 + token, n0 + row);
+      if (m0 + token < params.m && n0 + row < params.n) Base::store_quad(params, quad, ends, scale, m0 + token, n0 + row);
     });
     if (splits > 1) {
       cute::cluster_arrive_relaxed();  // nobody leaves while others still read its sums
       cute::cluster_wait();
-    }
-  }
-
-  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, float scale, int m, int n) {
-    Output* row = params.d + m * params.ldd + n;
-    float const factor = ends.alpha * scale;
-    cutlass::AlignedArray<Output, 4> values;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      float const scaled = quad[i] * ends.base[i] * factor;
-      values[i] = Output(params.bias == nullptr ? scaled : scaled + static_cast<float>(ends.bias[i]));
-    }
-    if (n + 4 <= params.n && params.whole_quads) {
-      *reinterpret_cast<cutlass::AlignedArray<Output, 4>*>(row) = values;
-    } else {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (n + i < params.n) row[i] = values[i];
-      }
     }
   }
 };

@@ -12,7 +12,7 @@ NAMES = {
     "fused_experts": "sm90a_fusedexperts_e4m3_bf16_group128_t16",
     "streamed_experts": "sm90a_fusedexperts_e4m3_bf16_group128_t16s",
     "apart_experts": "sm90a_fusedexperts_e4m3_bf16_group128_t128a",
-    "boxed_experts": "sm90a_fusedfp4experts_nvfp4_t64wo",
+    "persistent_upcast": "sm90a_fusedfp4experts_nvfp4_t64wo",
 }
 
 
