@@ -162,7 +162,7 @@ struct PackedPersistentMm : PackedMm<Products, Output_, row_groups, k_groups> {
         for (int j = 0; j < 8; ++j) {
           int const m = at.m0 + round * 128 + half * 64 + j * 8 + warp, n = at.n0 + column;
           float const quad[4] = {quads[j].x, quads[j].y, quads[j].z, quads[j].w};
-          if (m < params.m && n < params.n) Base::store_quad(params, quad, ends, scales[j], m, n);
+          if (m < params.m && n < params.n) Base::store_quad(params, quad, ends, [&] { return scales[j]; }, m, n);
         }
       }
     }

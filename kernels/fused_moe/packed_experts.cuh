@@ -111,7 +111,7 @@ struct OfRow {
   float weight, scale;
 };
 
-// The ending of the first product: two gates and their ups are two results.
+// The epilogue of the first product: two gates and their ups are two results.
 template <class Mm>
 struct GatedRows {
   using Args = PackedArgs;
@@ -185,7 +185,7 @@ struct GatedRows {
   }
 };
 
-// The ending of the second product: parts of pairs, summed when a token has them all.
+// The epilogue of the second product: parts of pairs, summed when a token has them all.
 template <class Mm>
 struct WeighedParts {
   using Args = PackedArgs;
@@ -219,7 +219,7 @@ struct WeighedParts {
     *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(x.layer.x.hidden) + n) = part;  // hidden is a multiple of 16
   }
 
-  // Of folded weights as in many_endings.cuh, so that a row's bits are those of a tile of many rows.
+  // Of folded weights as in prefill_epilogue.cuh, so that a row's bits are those of a tile of many rows.
   __device__ float weighed(Args const& x, float const (&quad)[4], int i, float weight, float of_row) const {
     if constexpr (!Mm::kScaled) return __fmul_rn(scaled(x, of_row, quad[i], i), weight);
     float const part = x.bias == nullptr ? scaled(x, __fmul_rn(of_row, weight), quad[i], i) : __fmul_rn(scaled(x, of_row, quad[i], i), weight);

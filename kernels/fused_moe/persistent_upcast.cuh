@@ -15,7 +15,7 @@
 namespace gemmill::fused_moe {
 
 // How a thread multiplies its part of a block of 64 rows and 64 columns: by rows in its registers, or in shared memory, where `at` describes
-// them. Sparse weights do otherwise (sparse_boxes.cuh).
+// them. Sparse weights do otherwise (sparse_upcast.cuh).
 template <class Block>
 struct UpcastProducts {
   static constexpr int kWords = 16;  // made of a block

@@ -294,7 +294,7 @@ struct StreamedMm {
   }
 
   // A thread's data of its columns at the end of a tile.
-  struct Ending {
+  struct Epilogue {
     int count, pairs[kColumns];
     float router[kColumns];
   };
@@ -308,13 +308,13 @@ struct StreamedMm {
       Tile const tile = tile_of(params, item);
       int const block = item % params.blocks;
       Sums total = {};
-      Ending ending;
+      Epilogue epilogue;
 #pragma unroll 1
-      for (int step = 0; step < params.steps; ++step, ring.next()) add_step(storage, total, ending, ring, group, step == params.steps - 1);
+      for (int step = 0; step < params.steps; ++step, ring.next()) add_step(storage, total, epilogue, ring, group, step == params.steps - 1);
       if constexpr (kFirst) {
-        end_up(params.p, storage, total, ending, tile, block, meetings);
+        gate(params.p, storage, total, epilogue, tile, block, meetings);
       } else {
-        store_parts(params.p, total, ending, tile.weights, block, group);
+        store_parts(params.p, total, epilogue, tile.weights, block, group);
         storage.seen[ends.stage].wait(ends.phase ^ 1);
         __syncwarp();
         if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
@@ -324,7 +324,7 @@ struct StreamedMm {
   }
 
   // A step's products, and their scales.
-  __device__ static void add_step(SharedStorage& storage, Sums& total, Ending& ending, Stages const& ring, int group, bool is_last) {
+  __device__ static void add_step(SharedStorage& storage, Sums& total, Epilogue& epilogue, Stages const& ring, int group, bool is_last) {
     int const stage = ring.stage, t = threadIdx.x % 4;
     storage.filled[stage].wait(ring.phase);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads bytes that threads have copied
@@ -347,10 +347,10 @@ struct StreamedMm {
 #pragma unroll
     for (int box = 0; box < kOwnBoxes; ++box) of_weights[box] = storage.of_weights[stage][kFirst && !kPaired ? box : group];
     if (is_last) {
-      ending.count = storage.count[stage];
+      epilogue.count = storage.count[stage];
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        ending.pairs[i] = storage.pairs[stage][i / 2 * 8 + t * 2 + i % 2], ending.router[i] = storage.router[stage][i / 2 * 8 + t * 2 + i % 2];
+        epilogue.pairs[i] = storage.pairs[stage][i / 2 * 8 + t * 2 + i % 2], epilogue.router[i] = storage.router[stage][i / 2 * 8 + t * 2 + i % 2];
       }
     }
     cute::warpgroup_wait<0>();
@@ -390,7 +390,7 @@ struct StreamedMm {
   __device__ static int row_of(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i; }
 
   // activation(gate) up of a tile's rows, and their codes. First gates and ups round, in shared memory.
-  __device__ static void end_up(Params const& p, SharedStorage& storage, Sums const& total, Ending const& ending, Tile const& tile, int block,
+  __device__ static void gate(Params const& p, SharedStorage& storage, Sums const& total, Epilogue const& epilogue, Tile const& tile, int block,
                                 PipelineState<2>& meetings) {
     auto const& x = p.x;
     int const group = threadIdx.x / 128, t = threadIdx.x % 4, first = kPaired ? 0 : group * 64;
@@ -414,10 +414,10 @@ struct StreamedMm {
         for (int box = 0; box < kOwnBoxes; ++box) {
           float value = total[box][column / 2 * 4 + 2 * i + column % 2];
           if (x.w13_bias != nullptr) value = __fadd_rn(value, biases[box][i]);
-          if (x.weight_on_input) value = __fmul_rn(value, ending.router[column]);
+          if (x.weight_on_input) value = __fmul_rn(value, epilogue.router[column]);
           halves[box] = bits_of(of_float<Half>(value));
         }
-        if (j >= ending.count) continue;
+        if (j >= epilogue.count) continue;
         if constexpr (kPaired) {
           reinterpret_cast<uint16_t*>(&storage.results[j][row_of(i)])[group] = static_cast<uint16_t>(halves[0]);
         } else {
@@ -430,10 +430,10 @@ struct StreamedMm {
     }
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     if constexpr (kPaired) {
-      code_share(p, storage, ending, tile, block, meetings);
+      code_share(p, storage, epilogue, tile, block, meetings);
       meetings.next();
     } else {
-      for (int j = threadIdx.x / 32; j < ending.count; j += kConsumerWarps) {
+      for (int j = threadIdx.x / 32; j < epilogue.count; j += kConsumerWarps) {
         int64_t const row = tile.first + j;
         auto const four = [&](int) { return results_of(p.x, storage, j); };
         code_group(four, reinterpret_cast<uint32_t*>(p.ws.inner_codes + row * x.inner), x.inner, block, p.ws.inner_scales + row * p.groups_of_inner + block);
@@ -450,10 +450,10 @@ struct StreamedMm {
   }
 
   // Codes of this CTA's half of a group, a row by each warp, with the scale of the whole group.
-  __device__ static void code_share(Params const& p, SharedStorage& storage, Ending const& ending, Tile const& tile, int block, PipelineState<2> const& meetings) {
+  __device__ static void code_share(Params const& p, SharedStorage& storage, Epilogue const& epilogue, Tile const& tile, int block, PipelineState<2> const& meetings) {
     static_assert(!kPaired || kTokens == kConsumerWarps, "a warp has a row");
     int const j = threadIdx.x / 32, lane = threadIdx.x % 32;
-    bool const own = j < ending.count && lane < kShare / 4;
+    bool const own = j < epilogue.count && lane < kShare / 4;
     float4 const values = own ? results_of(p.x, storage, j) : float4{};
     float const largest = quant::reduce_lanes<32>(largest_of(values, 0.0f), quant::Max{});
     auto& met = storage.met[meetings.stage];
@@ -485,7 +485,7 @@ struct StreamedMm {
   }
 
   // Rows of W2 times a tile's rows, in the order of the sum.
-  __device__ static void store_parts(Params const& p, Sums const& total, Ending const& ending, int expert, int block, int group) {
+  __device__ static void store_parts(Params const& p, Sums const& total, Epilogue const& epilogue, int expert, int block, int group) {
     auto const& x = p.x;
     int const t = threadIdx.x % 4;
 #pragma unroll
@@ -497,10 +497,10 @@ struct StreamedMm {
         float const bias = x.w2_bias != nullptr ? to_float(static_cast<Half const*>(x.w2_bias)[expert * int64_t(x.hidden) + n]) : 0.0f;
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
-          if (column / 2 * 8 + t * 2 + column % 2 >= ending.count) continue;
+          if (column / 2 * 8 + t * 2 + column % 2 >= epilogue.count) continue;
           float value = total[box][column / 2 * 4 + 2 * i + column % 2];
           if (x.w2_bias != nullptr) value = __fadd_rn(value, bias);
-          p.ws.parts[ending.pairs[column] * int64_t(x.hidden) + n] = __fmul_rn(value, ending.router[column]);
+          p.ws.parts[epilogue.pairs[column] * int64_t(x.hidden) + n] = __fmul_rn(value, epilogue.router[column]);
         }
       }
     }

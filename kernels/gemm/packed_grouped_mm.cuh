@@ -22,102 +22,6 @@ namespace gemmill::moe {
 
 inline constexpr int kMostExperts = 512;
 
-template <class Products, int k_groups>
-struct WarpTurns {
-  // The sums of `count` stages from the ring's place on, in the warp's registers.
-  template <class Storage>
-  __device__ static auto consume(Storage& storage, uint32_t told, PipelineState<Products::kStages>& ring, int count, int row_group, int part) {
-    typename Products::Sums sums{};
-    using Part = typename Products::Block;
-    int const lane = threadIdx.x % 32, first = part * Products::kEach;
-    uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Products::kBlocks * Part::kBytes;
-    uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + lane % 8 * 128;
-    for (int t = 0; t < count; ++t, ring.next()) {
-      storage.filled[ring.stage].wait(ring.phase);
-      CUTLASS_PRAGMA_UNROLL
-      for (int p = 0; p < Products::kEach; ++p) {
-        int const block = (first + p) / Part::kOfBlock, half = (first + p) % Part::kOfBlock;
-        typename Products::Tokens of_tokens;
-        Products::load_tokens(of_tokens, tokens + ring.stage * sizeof(storage.tokens[0]) + block * Products::kTileM * 128, half, lane);
-        uint32_t const own = weights + ring.stage * sizeof(storage.weights[0]) + block * Part::kBytes;
-        Products::multiply_part(sums, told, own, half, of_tokens, nullptr, 0, lane);
-      }
-      __syncwarp();
-      if (lane == 0) storage.freed[ring.stage].arrive();
-    }
-    return sums;
-  }
-
-  // A warp has all tokens of its rows.
-  template <int, int pitch, int, class Sums>
-  __device__ static void put(Sums const& sums, float* to) {
-    Products::template put<pitch>(sums, to);
-  }
-};
-
-template <class Products, int k_groups>
-struct WarpgroupTurns {
-  static_assert(k_groups == 1, "a group of 128 threads multiplies all columns of a stage");
-
-  // The same in a group's registers. While the tensor core multiplies one half of a block, the group makes the other.
-  template <class Storage>
-  __device__ static auto consume(Storage& storage, uint32_t told, PipelineState<Products::kStages>& ring, int count, int row_group, int) {
-    using namespace cute;
-    using Block = typename Products::Block;
-    using Input = typename Products::Input;
-    auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens[0][0])), typename Products::TokenLayout{});
-    typename Products::TiledMma mma;
-    int const thread = threadIdx.x % Products::kThreads;
-    auto thread_mma = mma.get_thread_slice(thread);
-    auto fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens));
-    auto sums = partition_fragment_C(mma, Shape<_64, Int<Products::kTileM>>{});
-    clear(sums);
-    auto left = make_tensor<Input>(typename Products::Fragment{}), right = make_tensor<Input>(typename Products::Fragment{});
-    uint32_t const own = cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Products::kBlocks * Block::kBytes;
-
-    auto multiply = [&](auto& fragment, int step, int stage) {
-      warpgroup_fence_operand(fragment);
-      warpgroup_fence_operand(sums);
-      warpgroup_arrive();
-      gemm(mma, fragment(_, _, 0), fragment_t(_, _, step, stage), sums);
-      gemm(mma, fragment(_, _, 1), fragment_t(_, _, step + 1, stage), sums);
-      warpgroup_commit_batch();
-      warpgroup_wait<1>();  // the other fragment is free again
-    };
-    int before = 0;
-    for (int t = 0; t < count; ++t, ring.next()) {
-      storage.filled[ring.stage].wait(ring.phase);
-      storage.show_to_tensor_core();
-      CUTLASS_PRAGMA_UNROLL
-      for (int b = 0; b < Products::kBlocks; ++b) {
-        Block block;
-        block.load(own + ring.stage * sizeof(storage.weights[0]) + b * Block::kBytes, thread);
-        block.template operand<0>(told, reinterpret_cast<uint32_t*>(&left(0)));
-        multiply(left, b * 4, ring.stage);
-        if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
-        block.template operand<1>(told, reinterpret_cast<uint32_t*>(&right(0)));
-        multiply(right, b * 4 + 2, ring.stage);
-      }
-      before = ring.stage;
-    }
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(sums);
-    if (count > 0 && thread % 32 == 0) storage.freed[before].arrive();
-    return sums;
-  }
-
-  // Some tokens to shared memory: eight of them are four sums of a thread, which has two of two rows.
-  template <int tokens, int pitch, int chunk, class Sums>
-  __device__ static void put(Sums const& sums, float* to) {
-    int const lane = threadIdx.x % 32, row = threadIdx.x % Products::kThreads / 32 * 16 + lane / 4;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < tokens / 2; ++i) {
-      int const token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      to[token * pitch + row + i / 2 % 2 * 8] = sums(chunk * tokens / 2 + i);
-    }
-  }
-};
-
 // The epilogue of a tile: it scales sums of a thread's four columns, and stores them as they are. Another epilogue has the same functions,
 // and arguments that begin with a grouped GEMM's.
 template <class Mm>
@@ -188,7 +92,6 @@ struct PackedGroupedMm {
   using Args = typename Epilogue::Args;
   using Input = typename Products::Input;
   using Block = typename Products::Block;
-  using Turns = std::conditional_t<Products::kThreads == 32, WarpTurns<Products, k_groups>, WarpgroupTurns<Products, k_groups>>;
   using Stages = PipelineState<Products::kStages>;
 
   static constexpr uint32_t kSpread = Mm::kSpread;
@@ -229,6 +132,7 @@ struct PackedGroupedMm {
     Freed stored[kEnds], finished[kEnds];  // between the threads that store tiles and finishers
     int32_t gathers;
     int32_t sources[std::max(Epilogue::Few::kMost, 1)];  // rows of A of few rows
+    static constexpr bool kPersistent = true;
 
     // Copies by other threads need a fence before the tensor core reads them, unlike TMA's.
     __device__ void show_to_tensor_core() const {
@@ -290,10 +194,10 @@ struct PackedGroupedMm {
       if constexpr (kRoomy) {
         Epilogue epilogue(params.x, tile.weights, n);
         if constexpr (kOneRow) epilogue.ask(params.x, min(tile.m0 + static_cast<int>(threadIdx.x) / (kRows / 4), tile.end - 1));
-        auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
+        auto const sums = multiply(params, storage, told, ring, row_group, part);
         store<0>(params, storage.sums, tile, sums, epilogue, row_group * 64, part);
       } else {
-        auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
+        auto const sums = multiply(params, storage, told, ring, row_group, part);
         store<0>(params, storage.sums, tile, sums, Epilogue(params.x, tile.weights, n), row_group * 64, part);
       }
       if constexpr (Epilogue::kFinishers > 0) {
@@ -305,6 +209,61 @@ struct PackedGroupedMm {
         Epilogue::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
       }
     }
+  }
+
+  // The sums of a tile, in registers.
+  __device__ static auto multiply(Params const& params, SharedStorage& storage, uint32_t told, Stages& ring, int row_group, int part) {
+    int const count = params.blocks / kBlocks;
+    if constexpr (Products::kThreads == 32) {
+      return Products::template consume<1, Products>(storage, told, ring, count, row_group, part * Products::kEach, 0);
+    } else {
+      return multiply_by_warpgroup(storage, told, ring, count, row_group);
+    }
+  }
+
+  // Those of a group of 128 threads, as WarpgroupProducts has them: with one function for both, ptxas allocates other registers.
+  __device__ static auto multiply_by_warpgroup(SharedStorage& storage, uint32_t told, Stages& ring, int count, int row_group) {
+    using namespace cute;
+    static_assert(k_groups == 1, "a group of 128 threads multiplies all columns of a stage");
+    auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens[0][0])), typename Products::TokenLayout{});
+    typename Products::TiledMma mma;
+    int const thread = threadIdx.x % Products::kThreads;
+    auto thread_mma = mma.get_thread_slice(thread);
+    auto fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens));
+    auto sums = partition_fragment_C(mma, Shape<_64, Int<Products::kTileM>>{});
+    clear(sums);
+    auto left = make_tensor<Input>(typename Products::Fragment{}), right = make_tensor<Input>(typename Products::Fragment{});
+    uint32_t const own = cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Products::kBlocks * Block::kBytes;
+
+    auto multiply = [&](auto& fragment, int step, int stage) {
+      warpgroup_fence_operand(fragment);
+      warpgroup_fence_operand(sums);
+      warpgroup_arrive();
+      gemm(mma, fragment(_, _, 0), fragment_t(_, _, step, stage), sums);
+      gemm(mma, fragment(_, _, 1), fragment_t(_, _, step + 1, stage), sums);
+      warpgroup_commit_batch();
+      warpgroup_wait<1>();  // the other fragment is free again
+    };
+    int before = 0;
+    for (int t = 0; t < count; ++t, ring.next()) {
+      storage.filled[ring.stage].wait(ring.phase);
+      storage.show_to_tensor_core();
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < Products::kBlocks; ++b) {
+        Block block;
+        block.load(own + ring.stage * sizeof(storage.weights[0]) + b * Block::kBytes, thread);
+        block.template operand<0>(told, reinterpret_cast<uint32_t*>(&left(0)));
+        multiply(left, b * 4, ring.stage);
+        if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
+        block.template operand<1>(told, reinterpret_cast<uint32_t*>(&right(0)));
+        multiply(right, b * 4 + 2, ring.stage);
+      }
+      before = ring.stage;
+    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(sums);
+    if (count > 0 && thread % 32 == 0) storage.freed[before].arrive();
+    return sums;
   }
 
   // Until tiles are known. A launch that another follows lets it begin when all ahead of both have ended.
@@ -511,7 +470,7 @@ struct PackedGroupedMm {
   template <int chunk, class Sums>
   __device__ static void store(Params const& params, float* buffer, WorkTile const& tile, Sums const& sums, Epilogue const& epilogue, int row, int part) {
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // all have read those before
-    Turns::template put<kChunk, kPitch, chunk>(sums, buffer + part * kChunk * kPitch + row);
+    Products::template put_chunk<kChunk, kPitch, chunk>(sums, buffer + part * kChunk * kPitch + row);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     int const m0 = tile.m0 + chunk * kChunk, n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
     if (m0 >= tile.end) return;

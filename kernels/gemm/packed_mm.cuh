@@ -95,6 +95,7 @@ struct PackedMm {
     alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
     Filled filled[kStages];
     Freed freed[kStages];
+    static constexpr bool kPersistent = false;
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
   static constexpr int kCtas = !kWide && kSharedBytes <= 113 * 1024 ? 2 : 1;  // on a multiprocessor
@@ -154,7 +155,8 @@ struct PackedMm {
     int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
     uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
     int const first_part = part % kTogether * Products::kEach;
-    auto const sums = Products::template consume<kTurns>(storage, told, slice.count, row_group, first_part, part / kTogether);
+    PipelineState<kStages> ring{part / kTogether, 0};
+    auto const sums = Products::template consume<kTurns, Products>(storage, told, ring, slice.count, row_group, first_part, part / kTogether);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
     auto* const buffer = reinterpret_cast<float*>(&storage);
     Products::template put<kPitch>(sums, buffer + part * kTileM * kPitch + row_group * 64);
@@ -251,10 +253,8 @@ struct PackedMm {
     }
     Ends const ends(params, n0);
     add_up<k_groups, kTileM, kRows, kPitch, kConsumers>(buffer, rank, splits, [&](int token, int row, float const(&quad)[4]) {
-      if (m0 + token >= params.m || n0 + row >= params.n) return;
-      float scale = 1.0f;
-      if constexpr (kScaled && !kGrouped) scale = params.scales[m0 + token];
-      store_quad(params, quad, ends, scale, m0 + token, n0 + row);
+      int const m = m0 + token;
+      if (m < params.m && n0 + row < params.n) store_quad(params, quad, ends, [&] { return params.scales[m]; }, m, n0 + row);
     });
     if (splits > 1) {
       cluster_arrive_relaxed();  // nobody leaves while others still read its sums
@@ -262,10 +262,12 @@ struct PackedMm {
     }
   }
 
-  // `scale`: that of the token.
-  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, float scale, int m, int n) {
+  // `scale_of` returns the token's scale.
+  template <class Scale>
+  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, Scale const& scale_of, int m, int n) {
     Output* row = params.d + m * params.ldd + n;
-    float const factor = ends.alpha * scale;
+    float factor = ends.alpha;
+    if constexpr (kScaled && !kGrouped) factor *= scale_of();
     cutlass::AlignedArray<Output, 4> values;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i) {

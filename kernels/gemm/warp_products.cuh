@@ -9,6 +9,7 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_types.h"
+#include "gemm/pipeline.cuh"
 
 namespace gemmill::blockscaled {
 
@@ -75,29 +76,35 @@ struct WarpProducts {
   };
   using Tokens = uint32_t[kEights][4][2];  // operand B of four steps of 16 columns
 
-  // The sums of `count` stages, in the warp's registers: from `turn` on every `turns`-th. `first_part` of each is its first.
-  template <int turns, class Storage>
-  __device__ static Sums consume(Storage& storage, uint32_t told, int count, int row_group, int first_part, int turn) {
+  // The sums of `count` stages, in the warp's registers: from `turn` on every `turns`-th. `first_part` of each is its first. `Products` is
+  // this class, or one that multiplies parts otherwise.
+  template <int turns, class Products, class Storage>
+  __device__ static Sums consume(Storage& storage, uint32_t told, PipelineState<stages>& ring, int count, int row_group, int first_part, int turn) {
     static_assert(turns <= stages, "a stage of each turn is there");
     Sums sums{};
     int const lane = threadIdx.x % 32;
     uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * kBlocks * Part::kBytes;
     uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + lane % 8 * 128;
-    int stage = turn, phase = 0;
     for (int t = turn; t < count; t += turns) {
-      storage.filled[stage].wait(phase);
+      int const stage = ring.stage;
+      storage.filled[stage].wait(ring.phase);
       CUTLASS_PRAGMA_UNROLL
       for (int p = 0; p < each; ++p) {
         int const block = (first_part + p) / Part::kOfBlock, half = (first_part + p) % Part::kOfBlock;
         Tokens of_tokens;
         load_tokens(of_tokens, tokens + stage * sizeof(storage.tokens[0]) + block * tile_m * 128, half, lane);
         uint32_t const own = weights + stage * sizeof(storage.weights[0]) + block * Part::kBytes;
-        float const* factors = grouped ? storage.factors[stage][block] : nullptr;
-        multiply_part(sums, told, own, half, of_tokens, factors, row_group * 64, lane);
+        float const* factors = nullptr;
+        if constexpr (grouped) factors = storage.factors[stage][block];
+        Products::multiply_part(sums, told, own, half, of_tokens, factors, row_group * 64, lane);
       }
       __syncwarp();
       if (lane == 0) storage.freed[stage].arrive();
-      if ((stage += turns) >= stages) stage -= stages, phase ^= 1;
+      if constexpr (Storage::kPersistent) {
+        ring.next();
+      } else {
+        if ((ring.stage += turns) >= stages) ring.stage -= stages, ring.phase ^= 1;
+      }
     }
     return sums;
   }
@@ -169,6 +176,11 @@ struct WarpProducts {
   // To shared memory, token by token: rows of `pitch` sums, of which this warp has 64.
   template <int pitch>
   __device__ static void put(Sums const& sums, float* to) {
+    put_sums<pitch>(sums.of, to);
+  }
+  template <int tokens, int pitch, int>
+  __device__ static void put_chunk(Sums const& sums, float* to) {
+    static_assert(tokens == tile_m, "a warp has all tokens of its rows");
     put_sums<pitch>(sums.of, to);
   }
 };
