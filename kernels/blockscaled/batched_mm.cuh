@@ -63,7 +63,7 @@ template <class Products, class Output_, int row_groups, int k_groups>
 struct BatchedMm : PackedMm<Products, Output_, row_groups, k_groups> {
   using Base = PackedMm<Products, Output_, row_groups, k_groups>;
   using typename Base::Block, typename Base::Ends, typename Base::Output, typename Base::Params, typename Base::SharedStorage, typename Base::Slice;
-  using Base::kConsumers, Base::kLoaderRegisters, Base::kPitch, Base::kRows, Base::kSumRegisters, Base::kThreads, Base::kTileM, Base::kTurns;
+  using Base::kConsumers, Base::kLoaderRegisters, Base::kPitch, Base::kRows, Base::kSumRegisters, Base::kThreads, Base::kTileM;
 
   static_assert(k_groups == 1 && Base::kWide && Base::kScaled && !Base::kGrouped, "sums of many tokens, each with a scale");
 
@@ -103,7 +103,8 @@ struct BatchedMm : PackedMm<Products, Output_, row_groups, k_groups> {
     cutlass::arch::warpgroup_reg_alloc<kSumRegisters>();
     int const row_group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0);
     uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
-    auto const sums = Products::template consume<kTurns>(storage, told, slice.count, row_group, 0, 0);
+    PipelineState<Base::kStages> ring;
+    auto const sums = Products::template consume<1, Products>(storage, told, ring, slice.count, row_group, 0, 0);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
     auto* const buffer = reinterpret_cast<float*>(&storage);
     Products::template put<kPitch>(sums, buffer + row_group * 64);
@@ -121,30 +122,11 @@ struct BatchedMm : PackedMm<Products, Output_, row_groups, k_groups> {
     Ends const ends(params, n0);
     auto scale_of = [&](int token) { return params.scales[min(m0 + token, params.m - 1)]; };
     add_up_together<kTileM, kRows, kPitch, kConsumers>(buffer, rank, splits, scale_of, [&](int token, int row, float const(&quad)[4], float scale) {
-      if (m0 + token < params.m && n0 + row < params.n) store_quad(params, quad, ends, scale, m0 + token, n0 + row);
+      if (m0 + token < params.m && n0 + row < params.n) Base::store_quad(params, quad, ends, [=] { return scale; }, m0 + token, n0 + row);
     });
     if (splits > 1) {
       cute::cluster_arrive_relaxed();  // nobody leaves while others still read its sums
       cute::cluster_wait();
-    }
-  }
-
-  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, float scale, int m, int n) {
-    Output* row = params.d + m * params.ldd + n;
-    float const factor = ends.alpha * scale;
-    cutlass::AlignedArray<Output, 4> values;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      float const scaled = quad[i] * ends.base[i] * factor;
-      values[i] = Output(params.bias == nullptr ? scaled : scaled + static_cast<float>(ends.bias[i]));
-    }
-    if (n + 4 <= params.n && params.whole_quads) {
-      *reinterpret_cast<cutlass::AlignedArray<Output, 4>*>(row) = values;
-    } else {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (n + i < params.n) row[i] = values[i];
-      }
     }
   }
 };

@@ -4,10 +4,12 @@
 // each row, or for 128 columns of it, so that it is one.
 #pragma once
 
+#include <climits>
 #include <cuda_fp8.h>
 #include <type_traits>
 
 #include "blockscaled/abi.h"
+#include "core/launch.cuh"
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_types.h"
 
@@ -287,7 +289,7 @@ struct InOrder : Operand {
 
 // The parameters of kernels that upcast codes.
 template <class Output>
-struct WidenedParams {
+struct UpcastParams {
   char const* a;
   char const* b;
   uint8_t const* a_sf;
@@ -302,9 +304,9 @@ struct WidenedParams {
   bool constant_weights;
 };
 
-// Host code: the arguments of a call.
+// Host code: the arguments of a call. A kernel with tensor maps describes these, too.
 template <class Output>
-WidenedParams<Output> widened_params(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
+UpcastParams<Output> upcast_params(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
   return {static_cast<char const*>(x.a),
           static_cast<char const*>(x.b),
           static_cast<uint8_t const*>(x.a_sf),
@@ -321,6 +323,26 @@ WidenedParams<Output> widened_params(gemmill_blockscaled_args const& x, gemmill_
           x.n,
           x.k,
           how.constant_weights != 0};
+}
+
+template <class Output>
+bool describe(UpcastParams<Output>& params, gemmill_blockscaled_args const& x, gemmill_launch const& how) {
+  params = upcast_params<Output>(x, how);
+  return true;
+}
+
+// A launch, of a CTA for each tile and slice of K.
+template <class Kernel, auto entry>
+int32_t launch_upcast_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
+  int64_t const tiles = ((int64_t{x.m} - 1) / Kernel::kTileM + 1) * ((int64_t{x.n} - 1) / Kernel::kTileN + 1);
+  if (tiles * x.splits > INT_MAX || x.k % Kernel::kColumnMultiple != 0 || (x.splits > 1 && !Kernel::kSliced)) return GEMMILL_CANNOT_IMPLEMENT;
+  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
+  typename Kernel::Params params{};
+  if (!describe(params, x, how)) return GEMMILL_CANNOT_IMPLEMENT;
+  void* parameters[] = {&params};
+  LaunchShape const shape{dim3(static_cast<unsigned>(tiles * x.splits)), dim3(Kernel::kThreads), dim3(static_cast<unsigned>(x.splits)),
+                          Kernel::kSharedBytes};
+  return launch_kernel<entry>(shape, how, parameters);
 }
 
 }  // namespace gemmill::blockscaled

@@ -67,6 +67,13 @@ __device__ __forceinline__ void visit_weights(gemmill_fused_experts_args const& 
   }
 }
 
+// The tile of a number, among those of all experts, and the next number, which CTAs take as they come.
+template <int tile_n, class Params>
+__device__ __forceinline__ WorkTile listed_work_tile(Params const& params, int index) {
+  return moe::work_tile_of(listed_tile(params.x, index / params.tiles_n), index, params.tiles_n, tile_n);
+}
+__device__ __forceinline__ int take_number(PackedArgs const& x, int counter) { return atomicAdd(x.layer.ws.tile_count + counter, 1); }
+
 template <int kTokens, bool kCoded, int kUnit = kTokens>
 struct PrepareOrdered {
   using Half = __nv_bfloat16;
@@ -261,9 +268,9 @@ struct PrepareOrdered {
   }
 };
 
-// Host code: three launches, of two products.
-template <class First, class Up, class Down, auto prepare, class UpProduct, class DownProduct>
-int32_t launch_in_order(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
+// Host code: three launches.
+template <class First, class Up, class Down, auto prepare, auto up, auto down>
+int32_t launch_ordered_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
   if (int64_t(x.tokens) * x.topk > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;
   constexpr bool kCoded = Up::Mm::kScaled;
   PackedWorkspace const ws(x, kCoded, static_cast<char*>(x.workspace != nullptr ? x.workspace : how.workspace));
@@ -274,7 +281,7 @@ int32_t launch_in_order(gemmill_fused_experts_args const& x, gemmill_launch cons
   PackedArgs first = first_of(p, kCoded), second = second_of(p, kCoded);
   first.a = p.rows, first.token_ids = nullptr, first.tokens = first.m, first.lda = x.hidden;
   first.a_scales = kCoded ? p.scales : p.weights, second.a_scales = p.weights;  // the factor of a row's results
-  return launch_three<prepare>(of_first, p, UpProduct(first, how), DownProduct(second, how), how);
+  return launch_three<prepare>(of_first, p, Product<Up, up>(first, how), Product<Down, down>(second, how), how);
 }
 
 }  // namespace gemmill::fused_moe

@@ -15,11 +15,12 @@
 #include "core/together.cuh"
 #include "fused_moe/prepare.cuh"
 #include "fused_moe/sums.cuh"
-#include "fused_moe/turned_products.cuh"
 #include "gemm/packed_grouped_mm.cuh"
 #include "coding/gating.cuh"
 
 namespace gemmill::fused_moe {
+
+using moe::WorkTile;
 
 // A layer's workspace, and behind it the facts of sorted rows that grouped GEMMs want. Mirrored by `packed_expression` in
 // gemmill.families.fused_moe.workspace.
@@ -110,7 +111,7 @@ struct OfRow {
   float weight, scale;
 };
 
-// The ending of the first product: two gates and their ups are two results.
+// The epilogue of the first product: two gates and their ups are two results.
 template <class Mm>
 struct GatedRows {
   using Args = PackedArgs;
@@ -184,7 +185,7 @@ struct GatedRows {
   }
 };
 
-// The ending of the second product: parts of pairs, summed when a token has them all.
+// The epilogue of the second product: parts of pairs, summed when a token has them all.
 template <class Mm>
 struct WeighedParts {
   using Args = PackedArgs;
@@ -218,7 +219,7 @@ struct WeighedParts {
     *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(x.layer.x.hidden) + n) = part;  // hidden is a multiple of 16
   }
 
-  // Of folded weights as in many_endings.cuh, so that a row's bits are those of a tile of many rows.
+  // Of folded weights as in prefill_epilogue.cuh, so that a row's bits are those of a tile of many rows.
   __device__ float weighed(Args const& x, float const (&quad)[4], int i, float weight, float of_row) const {
     if constexpr (!Mm::kScaled) return __fmul_rn(scaled(x, of_row, quad[i], i), weight);
     float const part = x.bias == nullptr ? scaled(x, __fmul_rn(of_row, weight), quad[i], i) : __fmul_rn(scaled(x, of_row, quad[i], i), weight);
@@ -246,30 +247,24 @@ struct PreparePacked {
 
 // Host code: three launches.
 
-// A product: its parameters, and its launch. `Boxes`: of rows in order.
-template <class Kernel, auto entry, class Boxes = Kernel>
+// A product: its parameters, and its launch. `describe` makes a kernel's tensor maps, and answers whether it can be launched.
+template <class Kernel, auto entry>
 struct Product {
   static constexpr auto kEntry = entry;
-  typename Kernel::Params params;
-  LaunchShape shape;
-  int32_t error;  // why it cannot be launched, or 0
+  typename Kernel::Params params{};
+  LaunchShape shape{dim3(1), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes};
+  int32_t error = GEMMILL_CANNOT_IMPLEMENT;  // why it cannot be launched, or 0
 
-  Product(PackedArgs const& x, gemmill_launch const& how) : params(told(x)), shape{dim3(1), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes} {
-    int64_t const tiles = std::min<int64_t>(x.m, int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
-    bool const described = x.token_ids != nullptr || moe::describe_rows<Boxes>(params.tokens, x) == CUDA_SUCCESS;
-    error = described && tiles <= INT_MAX / 2 ? static_cast<int32_t>(allow_shared_memory<entry>(how.device, Kernel::kSharedBytes)) : GEMMILL_CANNOT_IMPLEMENT;
-    shape.grid.x = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas));
-  }
-
- private:
-  static typename Kernel::Params told(PackedArgs const& x) {
+  Product(PackedArgs const& x, gemmill_launch const& how) {
     constexpr int64_t kStage = blockscaled::kStageColumns, kBlocks = kStage / Kernel::kColumns;
-    int32_t const tiles = (x.n - 1) / Kernel::kRows + 1, blocks = static_cast<int32_t>((x.k + kStage - 1) / kStage * kBlocks);
-    if constexpr (std::is_same_v<Boxes, Kernel>) {
-      return {{}, x, tiles, blocks, Kernel::kSpread, false};
-    } else {
-      return {{}, x, tiles, blocks, Kernel::kSpread};
-    }
+    params.x = x;
+    params.tiles_n = (x.n - 1) / Kernel::kRows + 1;
+    params.blocks = static_cast<int32_t>((x.k + kStage - 1) / kStage * kBlocks);
+    params.spread = Kernel::kSpread;
+    int64_t const tiles = std::min<int64_t>(x.m, int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
+    if (tiles > INT_MAX / 2 || !Kernel::describe(params, x)) return;
+    error = static_cast<int32_t>(allow_shared_memory<entry>(how.device, Kernel::kSharedBytes));
+    shape.grid.x = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas));
   }
 };
 

@@ -27,6 +27,8 @@
 #include "fused_moe/expert_mm.cuh"
 #include "fused_moe/prepare.cuh"
 #include "coding/gating.cuh"
+#include "gemm/pipeline.cuh"
+#include "gemm/tensor_map.h"
 
 namespace gemmill::fused_moe {
 
@@ -35,16 +37,6 @@ struct StreamedParams {
   Params p;
   int32_t blocks, steps;  // blocks of rows of a tile; steps along K
   uint64_t policy;        // of weights in L2
-};
-
-// A ring of stages: which is next, and how often all have been used, modulo two.
-template <int stages>
-struct StageRing {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void next() {
-    if (++stage == stages) stage = 0, phase ^= 1;
-  }
 };
 
 template <class Half_, int kTokens_, bool kFirst_>
@@ -75,7 +67,7 @@ struct StreamedMm {
   using Mma = decltype(cute::SM90::GMMA::ss_op_selector<cutlass::float_e4m3_t, cutlass::float_e4m3_t, float,
                                                         cute::Shape<cute::_64, cute::Int<kTokens>, cute::_32>>());
   using Sums = float[kOwnBoxes][kSums];
-  using Ring = StageRing<kStages>;
+  using Stages = PipelineState<kStages>;
 
   struct SharedStorage {
     alignas(1024) uint8_t weights[kStages][kBoxes * kBoxBytes];
@@ -186,7 +178,7 @@ struct StreamedMm {
     bool const few = kFirst && is_few(params);
     if (kFirst && !few) asm volatile("griddepcontrol.wait;" ::: "memory");
     auto const expert_of = [&](int item) { return few ? int(storage.experts[item / params.blocks]) : tile_of(params, item).weights; };
-    Ring ring;
+    Stages ring;
     int next = expert_of(cta());  // which there is room for, should there be no such tile
     int const items = few ? storage.tiles * params.blocks : items_of(params);
     for (int item = cta(); item < items; item += ctas()) {
@@ -245,7 +237,7 @@ struct StreamedMm {
     bool begun = kFirst;
     auto const tile_at = [&](int item) { return tile_of(params, item < items ? item : 0); };
     auto const pair_of = [&](Tile const& tile) { return __ldcg(params.p.ws.order + tile.first + min(first + lane % kRowsEach, tile.count - 1)); };
-    Ring ring;
+    Stages ring;
     if (item < items) {
       Tile next = tile_at(item + ctas());
       int pair = pair_of(tile);
@@ -302,27 +294,27 @@ struct StreamedMm {
   }
 
   // A thread's data of its columns at the end of a tile.
-  struct Ending {
+  struct Epilogue {
     int count, pairs[kColumns];
     float router[kColumns];
   };
 
   __device__ static void consume(StreamedParams const& params, SharedStorage& storage) {
     int const group = threadIdx.x / 128, items = items_of(params);
-    Ring ring;
-    StageRing<kSummers> ends;
-    StageRing<2> meetings;
+    Stages ring;
+    PipelineState<kSummers> ends;
+    PipelineState<2> meetings;
     for (int item = cta(); item < items; item += ctas()) {
       Tile const tile = tile_of(params, item);
       int const block = item % params.blocks;
       Sums total = {};
-      Ending ending;
+      Epilogue epilogue;
 #pragma unroll 1
-      for (int step = 0; step < params.steps; ++step, ring.next()) add_step(storage, total, ending, ring, group, step == params.steps - 1);
+      for (int step = 0; step < params.steps; ++step, ring.next()) add_step(storage, total, epilogue, ring, group, step == params.steps - 1);
       if constexpr (kFirst) {
-        end_up(params.p, storage, total, ending, tile, block, meetings);
+        gate(params.p, storage, total, epilogue, tile, block, meetings);
       } else {
-        store_parts(params.p, total, ending, tile.weights, block, group);
+        store_parts(params.p, total, epilogue, tile.weights, block, group);
         storage.seen[ends.stage].wait(ends.phase ^ 1);
         __syncwarp();
         if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
@@ -332,7 +324,7 @@ struct StreamedMm {
   }
 
   // A step's products, and their scales.
-  __device__ static void add_step(SharedStorage& storage, Sums& total, Ending& ending, Ring const& ring, int group, bool is_last) {
+  __device__ static void add_step(SharedStorage& storage, Sums& total, Epilogue& epilogue, Stages const& ring, int group, bool is_last) {
     int const stage = ring.stage, t = threadIdx.x % 4;
     storage.filled[stage].wait(ring.phase);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads bytes that threads have copied
@@ -355,10 +347,10 @@ struct StreamedMm {
 #pragma unroll
     for (int box = 0; box < kOwnBoxes; ++box) of_weights[box] = storage.of_weights[stage][kFirst && !kPaired ? box : group];
     if (is_last) {
-      ending.count = storage.count[stage];
+      epilogue.count = storage.count[stage];
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        ending.pairs[i] = storage.pairs[stage][i / 2 * 8 + t * 2 + i % 2], ending.router[i] = storage.router[stage][i / 2 * 8 + t * 2 + i % 2];
+        epilogue.pairs[i] = storage.pairs[stage][i / 2 * 8 + t * 2 + i % 2], epilogue.router[i] = storage.router[stage][i / 2 * 8 + t * 2 + i % 2];
       }
     }
     cute::warpgroup_wait<0>();
@@ -398,8 +390,8 @@ struct StreamedMm {
   __device__ static int row_of(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i; }
 
   // activation(gate) up of a tile's rows, and their codes. First gates and ups round, in shared memory.
-  __device__ static void end_up(Params const& p, SharedStorage& storage, Sums const& total, Ending const& ending, Tile const& tile, int block,
-                                StageRing<2>& meetings) {
+  __device__ static void gate(Params const& p, SharedStorage& storage, Sums const& total, Epilogue const& epilogue, Tile const& tile, int block,
+                                PipelineState<2>& meetings) {
     auto const& x = p.x;
     int const group = threadIdx.x / 128, t = threadIdx.x % 4, first = kPaired ? 0 : group * 64;
     float biases[kOwnBoxes][2] = {};
@@ -422,10 +414,10 @@ struct StreamedMm {
         for (int box = 0; box < kOwnBoxes; ++box) {
           float value = total[box][column / 2 * 4 + 2 * i + column % 2];
           if (x.w13_bias != nullptr) value = __fadd_rn(value, biases[box][i]);
-          if (x.weight_on_input) value = __fmul_rn(value, ending.router[column]);
+          if (x.weight_on_input) value = __fmul_rn(value, epilogue.router[column]);
           halves[box] = bits_of(of_float<Half>(value));
         }
-        if (j >= ending.count) continue;
+        if (j >= epilogue.count) continue;
         if constexpr (kPaired) {
           reinterpret_cast<uint16_t*>(&storage.results[j][row_of(i)])[group] = static_cast<uint16_t>(halves[0]);
         } else {
@@ -438,10 +430,10 @@ struct StreamedMm {
     }
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     if constexpr (kPaired) {
-      code_share(p, storage, ending, tile, block, meetings);
+      code_share(p, storage, epilogue, tile, block, meetings);
       meetings.next();
     } else {
-      for (int j = threadIdx.x / 32; j < ending.count; j += kConsumerWarps) {
+      for (int j = threadIdx.x / 32; j < epilogue.count; j += kConsumerWarps) {
         int64_t const row = tile.first + j;
         auto const four = [&](int) { return results_of(p.x, storage, j); };
         code_group(four, reinterpret_cast<uint32_t*>(p.ws.inner_codes + row * x.inner), x.inner, block, p.ws.inner_scales + row * p.groups_of_inner + block);
@@ -458,10 +450,10 @@ struct StreamedMm {
   }
 
   // Codes of this CTA's half of a group, a row by each warp, with the scale of the whole group.
-  __device__ static void code_share(Params const& p, SharedStorage& storage, Ending const& ending, Tile const& tile, int block, StageRing<2> const& meetings) {
+  __device__ static void code_share(Params const& p, SharedStorage& storage, Epilogue const& epilogue, Tile const& tile, int block, PipelineState<2> const& meetings) {
     static_assert(!kPaired || kTokens == kConsumerWarps, "a warp has a row");
     int const j = threadIdx.x / 32, lane = threadIdx.x % 32;
-    bool const own = j < ending.count && lane < kShare / 4;
+    bool const own = j < epilogue.count && lane < kShare / 4;
     float4 const values = own ? results_of(p.x, storage, j) : float4{};
     float const largest = quant::reduce_lanes<32>(largest_of(values, 0.0f), quant::Max{});
     auto& met = storage.met[meetings.stage];
@@ -493,7 +485,7 @@ struct StreamedMm {
   }
 
   // Rows of W2 times a tile's rows, in the order of the sum.
-  __device__ static void store_parts(Params const& p, Sums const& total, Ending const& ending, int expert, int block, int group) {
+  __device__ static void store_parts(Params const& p, Sums const& total, Epilogue const& epilogue, int expert, int block, int group) {
     auto const& x = p.x;
     int const t = threadIdx.x % 4;
 #pragma unroll
@@ -505,10 +497,10 @@ struct StreamedMm {
         float const bias = x.w2_bias != nullptr ? to_float(static_cast<Half const*>(x.w2_bias)[expert * int64_t(x.hidden) + n]) : 0.0f;
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
-          if (column / 2 * 8 + t * 2 + column % 2 >= ending.count) continue;
+          if (column / 2 * 8 + t * 2 + column % 2 >= epilogue.count) continue;
           float value = total[box][column / 2 * 4 + 2 * i + column % 2];
           if (x.w2_bias != nullptr) value = __fadd_rn(value, bias);
-          p.ws.parts[ending.pairs[column] * int64_t(x.hidden) + n] = __fmul_rn(value, ending.router[column]);
+          p.ws.parts[epilogue.pairs[column] * int64_t(x.hidden) + n] = __fmul_rn(value, epilogue.router[column]);
         }
       }
     }
@@ -613,13 +605,9 @@ struct StreamedExperts {
 // Host code: three launches.
 
 // Rows of e4m3 weights for boxes of 128 bytes.
-inline CUresult describe_weights(CUtensorMap& map, void const* data, int64_t rows, int64_t k, int64_t stride, int box_rows) {
-  cuuint64_t const dims[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)};
-  cuuint64_t const strides[1] = {static_cast<cuuint64_t>(stride)};
-  cuuint32_t const box[2] = {128, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
-  return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), dims, strides, box, steps,
-                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+inline bool describe_weights(CUtensorMap& map, void const* data, int64_t rows, int64_t k, int64_t stride, int box_rows) {
+  return encode_tensor_map<2>(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, data, {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)},
+                              {static_cast<cuuint64_t>(stride)}, {128, static_cast<cuuint32_t>(box_rows)}, true);
 }
 
 template <class Kernel>
@@ -645,8 +633,8 @@ int32_t launch_streamed_experts(gemmill_fused_experts_args const& x, gemmill_lau
   auto const policy = static_cast<uint64_t>(pairs * 2 <= int64_t(x.weights) * Kernel::kTokens ? Policy::EVICT_FIRST : Policy::EVICT_NORMAL);
   StreamedParams of_up{{}, params, x.inner / Up::kBlockRows, params.groups_of_hidden, policy};
   StreamedParams of_down{{}, params, params.down.blocks, params.groups_of_inner, policy};
-  if (describe_weights(of_up.weights, x.w13, rows_up, x.hidden, x.w13_stride_row, Up::kBoxRows) != CUDA_SUCCESS ||
-      describe_weights(of_down.weights, x.w2, rows_down, x.inner, x.w2_stride_row, Down::kBoxRows) != CUDA_SUCCESS) {
+  if (!describe_weights(of_up.weights, x.w13, rows_up, x.hidden, x.w13_stride_row, Up::kBoxRows) ||
+      !describe_weights(of_down.weights, x.w2, rows_down, x.inner, x.w2_stride_row, Down::kBoxRows)) {
     return GEMMILL_CANNOT_IMPLEMENT;
   }
   if (most_tiles * std::max(of_up.blocks, of_down.blocks) > INT_MAX / 2) return GEMMILL_CANNOT_IMPLEMENT;

@@ -31,6 +31,7 @@ struct Workspace {
   float* parts;       // of pairs: addends of the sums, [pairs, hidden]
   int64_t bytes;
 
+  Workspace() = default;
   Workspace(gemmill_fused_experts_args const& x, bool coded, char* base) {
     int64_t const pairs = int64_t(x.tokens) * x.topk, groups = (int64_t(x.inner) + kGroup - 1) / kGroup;
     int64_t const most_tiles = pairs / kFewestTileRows + std::min<int64_t>(pairs, x.weights);

@@ -14,120 +14,15 @@
 #pragma once
 
 #include "core/shared_memory.cuh"
-#include "gemm/experts.cuh"
 #include "gemm/packed_mm.cuh"
+#include "gemm/tensor_map.h"
+#include "gemm/work_tile.cuh"
 
 namespace gemmill::moe {
 
 inline constexpr int kMostExperts = 512;
 
-// Where the next stage lies, and how often all stages have been used, modulo two.
-template <int stages>
-struct Ring {
-  int stage = 0, phase = 0;
-
-  __device__ void next() {
-    if (++stage == stages) stage = 0, phase ^= 1;
-  }
-};
-
-template <class Products, int k_groups>
-struct WarpTurns {
-  // The sums of `count` stages from the ring's place on, in the warp's registers.
-  template <class Storage>
-  __device__ static auto consume(Storage& storage, uint32_t told, Ring<Products::kStages>& ring, int count, int row_group, int part) {
-    typename Products::Sums sums{};
-    using Part = typename Products::Block;
-    int const lane = threadIdx.x % 32, first = part * Products::kEach;
-    uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Products::kBlocks * Part::kBytes;
-    uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + lane % 8 * 128;
-    for (int t = 0; t < count; ++t, ring.next()) {
-      storage.filled[ring.stage].wait(ring.phase);
-      CUTLASS_PRAGMA_UNROLL
-      for (int p = 0; p < Products::kEach; ++p) {
-        int const block = (first + p) / Part::kOfBlock, half = (first + p) % Part::kOfBlock;
-        typename Products::Tokens of_tokens;
-        Products::load_tokens(of_tokens, tokens + ring.stage * sizeof(storage.tokens[0]) + block * Products::kTileM * 128, half, lane);
-        uint32_t const own = weights + ring.stage * sizeof(storage.weights[0]) + block * Part::kBytes;
-        Products::multiply_part(sums, told, own, half, of_tokens, nullptr, 0, lane);
-      }
-      __syncwarp();
-      if (lane == 0) storage.freed[ring.stage].arrive();
-    }
-    return sums;
-  }
-
-  // A warp has all tokens of its rows.
-  template <int, int pitch, int, class Sums>
-  __device__ static void put(Sums const& sums, float* to) {
-    Products::template put<pitch>(sums, to);
-  }
-};
-
-template <class Products, int k_groups>
-struct WarpgroupTurns {
-  static_assert(k_groups == 1, "a group of 128 threads multiplies all columns of a stage");
-
-  // The same in a group's registers. While the tensor core multiplies one half of a block, the group makes the other.
-  template <class Storage>
-  __device__ static auto consume(Storage& storage, uint32_t told, Ring<Products::kStages>& ring, int count, int row_group, int) {
-    using namespace cute;
-    using Block = typename Products::Block;
-    using Input = typename Products::Input;
-    auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens[0][0])), typename Products::TokenLayout{});
-    typename Products::TiledMma mma;
-    int const thread = threadIdx.x % Products::kThreads;
-    auto thread_mma = mma.get_thread_slice(thread);
-    auto fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens));
-    auto sums = partition_fragment_C(mma, Shape<_64, Int<Products::kTileM>>{});
-    clear(sums);
-    auto left = make_tensor<Input>(typename Products::Fragment{}), right = make_tensor<Input>(typename Products::Fragment{});
-    uint32_t const own = cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Products::kBlocks * Block::kBytes;
-
-    auto multiply = [&](auto& fragment, int step, int stage) {
-      warpgroup_fence_operand(fragment);
-      warpgroup_fence_operand(sums);
-      warpgroup_arrive();
-      gemm(mma, fragment(_, _, 0), fragment_t(_, _, step, stage), sums);
-      gemm(mma, fragment(_, _, 1), fragment_t(_, _, step + 1, stage), sums);
-      warpgroup_commit_batch();
-      warpgroup_wait<1>();  // the other fragment is free again
-    };
-    int before = 0;
-    for (int t = 0; t < count; ++t, ring.next()) {
-      storage.filled[ring.stage].wait(ring.phase);
-      storage.show_to_tensor_core();
-      CUTLASS_PRAGMA_UNROLL
-      for (int b = 0; b < Products::kBlocks; ++b) {
-        Block block;
-        block.load(own + ring.stage * sizeof(storage.weights[0]) + b * Block::kBytes, thread);
-        block.template operand<0>(told, reinterpret_cast<uint32_t*>(&left(0)));
-        multiply(left, b * 4, ring.stage);
-        if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
-        block.template operand<1>(told, reinterpret_cast<uint32_t*>(&right(0)));
-        multiply(right, b * 4 + 2, ring.stage);
-      }
-      before = ring.stage;
-    }
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(sums);
-    if (count > 0 && thread % 32 == 0) storage.freed[before].arrive();
-    return sums;
-  }
-
-  // Some tokens to shared memory: eight of them are four sums of a thread, which has two of two rows.
-  template <int tokens, int pitch, int chunk, class Sums>
-  __device__ static void put(Sums const& sums, float* to) {
-    int const lane = threadIdx.x % 32, row = threadIdx.x % Products::kThreads / 32 * 16 + lane / 4;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < tokens / 2; ++i) {
-      int const token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      to[token * pitch + row + i / 2 % 2 * 8] = sums(chunk * tokens / 2 + i);
-    }
-  }
-};
-
-// The epilogue of a tile: it scales sums of a thread's four columns, and stores them as they are. Another ending has the same functions,
+// The epilogue of a tile: it scales sums of a thread's four columns, and stores them as they are. Another epilogue has the same functions,
 // and arguments that begin with a grouped GEMM's.
 template <class Mm>
 struct StoredRows {
@@ -135,7 +30,7 @@ struct StoredRows {
   using Output = typename Mm::Output;
   // Threads that do the rest of a stored tile, while others go on. Without any, the threads that stored it do it.
   static constexpr int kFinishers = 0;
-  // Whether a launch before listed the tiles of rows, for Ending::tile_of.
+  // Whether a launch before listed the tiles of rows, for Epilogue::tile_of.
   static constexpr bool kListed = false;
   // Whether those tiles can be read before the last launch has ended: then the kernel loads weights, too.
   static constexpr bool kFollows = false;
@@ -190,28 +85,25 @@ struct StoredRows {
 
 // Groups of threads on different rows of weights, and groups that divide the columns of a stage, as in a PackedMm. `loaders` threads
 // load.
-template <class Products, class Output, int row_groups, int k_groups, int loaders, template <class> class Ending_ = StoredRows>
+template <class Products, class Output, int row_groups, int k_groups, int loaders, template <class> class Epilogue_ = StoredRows>
 struct PackedGroupedMm {
   using Mm = blockscaled::PackedMm<Products, Output, row_groups, k_groups>;
-  using Ending = Ending_<Mm>;
-  using Args = typename Ending::Args;
+  using Epilogue = Epilogue_<Mm>;
+  using Args = typename Epilogue::Args;
   using Input = typename Products::Input;
   using Block = typename Products::Block;
-  using Filled = typename Mm::Filled;
-  using Freed = typename Mm::Freed;
-  using Turns = std::conditional_t<Products::kThreads == 32, WarpTurns<Products, k_groups>, WarpgroupTurns<Products, k_groups>>;
-  using Ringed = Ring<Products::kStages>;
+  using Stages = PipelineState<Products::kStages>;
 
   static constexpr uint32_t kSpread = Mm::kSpread;
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kBlocks = Mm::kBlocks, kStages = Mm::kStages;
   static constexpr int kColumns = Mm::kColumns, kTileK = Mm::kTileK, kPitch = Mm::kPitch, kConsumers = Mm::kConsumers;
-  static constexpr int kThreads = kConsumers + loaders + Ending::kFinishers;
+  static constexpr int kThreads = kConsumers + loaders + Epilogue::kFinishers;
   static constexpr int kEnds = 4;                                                          // stored tiles with work left
   static constexpr int kChunk = Products::kThreads == 32 ? kTileM : std::min(kTileM, 16);  // tokens whose sums meet at a time
   static constexpr int kPiece = 16 / sizeof(Input);                                        // columns that a thread copies at a time
   static constexpr bool kRoomy = Products::kThreads == 32 || kTileM == 8;  // products leave registers for the epilogue's data
   // Whether a thread stores one row of a tile at most, so that it can load that row's data before it multiplies.
-  static constexpr bool kOneRow = Ending::kAsks && kRoomy && kChunk == kTileM && kConsumers / (kRows / 4) >= kTileM;
+  static constexpr bool kOneRow = Epilogue::kAsks && kRoomy && kChunk == kTileM && kConsumers / (kRows / 4) >= kTileM;
   static constexpr int kRowsAtOnce = loaders / 8, kOwnRows = kTileM / kRowsAtOnce;         // eight threads copy a row
 
   static_assert(!Products::kGrouped, "tokens have scales of rows");
@@ -228,24 +120,19 @@ struct PackedGroupedMm {
     bool whole_quads;  // whether rows of D begin at multiples of 8 bytes
   };
 
-  struct Tile {
-    int32_t weights;  // below 0 behind the last tile
-    int32_t m0, end;  // its first row of D, and the end of its expert's
-    int32_t n0;
-  };
-
   struct alignas(1024) SharedStorage {
     alignas(1024) char tokens[kStages][Mm::kTokenBytes];
     alignas(128) char weights[kStages][Mm::kWeightBytes];
     alignas(16) float sums[k_groups * kChunk * kPitch];
     alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
     int32_t first[kMostExperts + 1];  // tile of rows of each expert; the end
-    Tile tiles[kStages];              // of those whose first stage is that
+    WorkTile tiles[kStages];              // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
     Freed stored[kEnds], finished[kEnds];  // between the threads that store tiles and finishers
     int32_t gathers;
-    int32_t sources[std::max(Ending::Few::kMost, 1)];  // rows of A of few rows
+    int32_t sources[std::max(Epilogue::Few::kMost, 1)];  // rows of A of few rows
+    static constexpr bool kPersistent = true;
 
     // Copies by other threads need a fence before the tensor core reads them, unlike TMA's.
     __device__ void show_to_tensor_core() const {
@@ -256,10 +143,12 @@ struct PackedGroupedMm {
   static constexpr int kCtas = kSharedBytes <= most_shared(2) && kTileM <= 64 ? 2 : 1;  // on a multiprocessor
   static_assert(kSharedBytes <= most_shared(1), "as much as a multiprocessor has");
 
+  static bool describe(Params& params, Args const& x) { return x.token_ids != nullptr || describe_rows<Input>(params.tokens, x, kTileM); }
+
   // By an offset the compiler knows that it is of shared memory, by a rounded address it does not: that cost tiles by warps up to 392 bytes of
   // spilled registers. Others stay as they were timed.
   __device__ static char* base_of(char* shared) {
-    if constexpr (Ending::kListed && kRoomy) return shared + (-cute::cast_smem_ptr_to_uint(shared) & 1023);
+    if constexpr (Epilogue::kListed && kRoomy) return shared + (-cute::cast_smem_ptr_to_uint(shared) & 1023);
     return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t(1023));
   }
 
@@ -281,12 +170,12 @@ struct PackedGroupedMm {
     bool const finds = finds_tiles(params);
     begin(params, storage, finds);
     // Lists that the launch before the last made are read by plain loads: without the wait an L1 cache may answer with older ones.
-    if constexpr (Ending::kFollows) {
+    if constexpr (Epilogue::kFollows) {
       if (threadIdx.x < kConsumers || threadIdx.x >= kConsumers + loaders) cutlass::arch::wait_on_dependent_grids();
     }
-    if (finds && threadIdx.x < kConsumers) begin_after();
+    if (finds && threadIdx.x < kConsumers) wait_and_launch_dependents();
     if (threadIdx.x >= kConsumers + loaders) {
-      if constexpr (Ending::kFinishers > 0) finish_tiles(params, storage);
+      if constexpr (Epilogue::kFinishers > 0) finish_tiles(params, storage);
       return;
     }
     if (threadIdx.x >= kConsumers) {
@@ -295,68 +184,118 @@ struct PackedGroupedMm {
     }
     int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
     uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
-    Ringed ring;
-    Ring<kEnds> ends;
+    Stages ring;
+    PipelineState<kEnds> ends;
     while (true) {
       storage.filled[ring.stage].wait(ring.phase);
-      Tile const tile = storage.tiles[ring.stage];
+      WorkTile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) return;
       int const n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
       if constexpr (kRoomy) {
-        Ending ending(params.x, tile.weights, n);
-        if constexpr (kOneRow) ending.ask(params.x, min(tile.m0 + static_cast<int>(threadIdx.x) / (kRows / 4), tile.end - 1));
-        auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage.sums, tile, sums, ending, row_group * 64, part);
+        Epilogue epilogue(params.x, tile.weights, n);
+        if constexpr (kOneRow) epilogue.ask(params.x, min(tile.m0 + static_cast<int>(threadIdx.x) / (kRows / 4), tile.end - 1));
+        auto const sums = multiply(params, storage, told, ring, row_group, part);
+        store<0>(params, storage.sums, tile, sums, epilogue, row_group * 64, part);
       } else {
-        auto const sums = Turns::consume(storage, told, ring, params.blocks / kBlocks, row_group, part);
-        store<0>(params, storage.sums, tile, sums, Ending(params.x, tile.weights, n), row_group * 64, part);
+        auto const sums = multiply(params, storage, told, ring, row_group, part);
+        store<0>(params, storage.sums, tile, sums, Epilogue(params.x, tile.weights, n), row_group * 64, part);
       }
-      if constexpr (Ending::kFinishers > 0) {
+      if constexpr (Epilogue::kFinishers > 0) {
         storage.finished[ends.stage].wait(ends.phase ^ 1);
         __syncwarp();
         if (threadIdx.x % 32 == 0) storage.stored[ends.stage].arrive();
         ends.next();
       } else {
-        Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
+        Epilogue::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0);
       }
     }
+  }
+
+  // The sums of a tile, in registers.
+  __device__ static auto multiply(Params const& params, SharedStorage& storage, uint32_t told, Stages& ring, int row_group, int part) {
+    int const count = params.blocks / kBlocks;
+    if constexpr (Products::kThreads == 32) {
+      return Products::template consume<1, Products>(storage, told, ring, count, row_group, part * Products::kEach, 0);
+    } else {
+      return multiply_by_warpgroup(storage, told, ring, count, row_group);
+    }
+  }
+
+  // Those of a group of 128 threads, as WarpgroupProducts has them: with one function for both, ptxas allocates other registers.
+  __device__ static auto multiply_by_warpgroup(SharedStorage& storage, uint32_t told, Stages& ring, int count, int row_group) {
+    using namespace cute;
+    static_assert(k_groups == 1, "a group of 128 threads multiplies all columns of a stage");
+    auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens[0][0])), typename Products::TokenLayout{});
+    typename Products::TiledMma mma;
+    int const thread = threadIdx.x % Products::kThreads;
+    auto thread_mma = mma.get_thread_slice(thread);
+    auto fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens));
+    auto sums = partition_fragment_C(mma, Shape<_64, Int<Products::kTileM>>{});
+    clear(sums);
+    auto left = make_tensor<Input>(typename Products::Fragment{}), right = make_tensor<Input>(typename Products::Fragment{});
+    uint32_t const own = cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Products::kBlocks * Block::kBytes;
+
+    auto multiply = [&](auto& fragment, int step, int stage) {
+      warpgroup_fence_operand(fragment);
+      warpgroup_fence_operand(sums);
+      warpgroup_arrive();
+      gemm(mma, fragment(_, _, 0), fragment_t(_, _, step, stage), sums);
+      gemm(mma, fragment(_, _, 1), fragment_t(_, _, step + 1, stage), sums);
+      warpgroup_commit_batch();
+      warpgroup_wait<1>();  // the other fragment is free again
+    };
+    int before = 0;
+    for (int t = 0; t < count; ++t, ring.next()) {
+      storage.filled[ring.stage].wait(ring.phase);
+      storage.show_to_tensor_core();
+      CUTLASS_PRAGMA_UNROLL
+      for (int b = 0; b < Products::kBlocks; ++b) {
+        Block block;
+        block.load(own + ring.stage * sizeof(storage.weights[0]) + b * Block::kBytes, thread);
+        block.template operand<0>(told, reinterpret_cast<uint32_t*>(&left(0)));
+        multiply(left, b * 4, ring.stage);
+        if (b == 0 && t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
+        block.template operand<1>(told, reinterpret_cast<uint32_t*>(&right(0)));
+        multiply(right, b * 4 + 2, ring.stage);
+      }
+      before = ring.stage;
+    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(sums);
+    if (count > 0 && thread % 32 == 0) storage.freed[before].arrive();
+    return sums;
   }
 
   // Until tiles are known. A launch that another follows lets it begin when all ahead of both have ended.
   __device__ static void begin(Params const& params, SharedStorage& storage, bool finds) {
-    if constexpr (!Ending::kListed) {
+    if constexpr (!Epilogue::kListed) {
       cutlass::arch::launch_dependent_grids();
       cutlass::arch::wait_on_dependent_grids();
       count_tiles(params, storage.first);
     } else {
-      if constexpr (!Ending::kFollows) {
-        if (!finds) begin_after();
+      if constexpr (!Epilogue::kFollows) {
+        if (!finds) wait_and_launch_dependents();
       }
       __syncthreads();
     }
   }
-  // The launch ahead of this one has ended; the next one may begin.
-  __device__ static void begin_after() {
-    cutlass::arch::wait_on_dependent_grids();
-    cutlass::arch::launch_dependent_grids();
-  }
 
   // Whether threads that gather rows find tiles before the list has them.
   __device__ static bool finds_tiles(Params const& params) {
-    if constexpr (Ending::Few::kMost > 0 && loaders == 32) return params.x.token_ids != nullptr && params.x.m <= Ending::Few::kMost;
+    if constexpr (Epilogue::Few::kMost > 0 && loaders == 32) return params.x.token_ids != nullptr && params.x.m <= Epilogue::Few::kMost;
     return false;
   }
 
   // The rest of this CTA's tiles: warps of finishers take turns.
   __device__ static void finish_tiles(Params const& params, SharedStorage& storage) {
-    constexpr int kWarps = Ending::kFinishers / 32;
+    constexpr int kWarps = Epilogue::kFinishers / 32;
     static_assert(kEnds % kWarps == 0, "a warp has the same places in every round");
     for (int i = (threadIdx.x - kConsumers - loaders) / 32;; i += kWarps) {
-      Tile const tile = find(params, storage.first, blockIdx.x + i * gridDim.x);
+      WorkTile const tile = find(params, storage.first, blockIdx.x + i * gridDim.x);
       if (tile.weights < 0) return;
-      auto const asked = Ending::template ask_rows<PackedGroupedMm>(params.x, tile.m0, tile.end);
+      auto const asked = Epilogue::template ask_rows<PackedGroupedMm>(params.x, tile.m0, tile.end);
       storage.stored[i % kEnds].wait(i / kEnds % 2);
-      Ending::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0, asked);
+      Epilogue::template finish<PackedGroupedMm>(params.x, tile.m0, tile.end, tile.n0, asked);
       __syncwarp();
       if (threadIdx.x % 32 == 0) storage.finished[i % kEnds].arrive();
     }
@@ -393,12 +332,9 @@ struct PackedGroupedMm {
   }
 
   // The tile of a number, of all experts'.
-  __device__ static Tile find(Params const& params, int32_t const* first, int index) {
+  __device__ static WorkTile find(Params const& params, int32_t const* first, int index) {
     int const of_rows = index / params.tiles_n;
-    if constexpr (Ending::kListed) {
-      Span const span = Ending::tile_of(params.x, of_rows);
-      return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
-    }
+    if constexpr (Epilogue::kListed) return work_tile_of(Epilogue::tile_of(params.x, of_rows), index, params.tiles_n, kRows);
     int low = 0, high = params.x.experts;
     if (of_rows >= first[high]) return {-1, 0, 0, 0};
     while (high - low > 1) {
@@ -414,28 +350,27 @@ struct PackedGroupedMm {
   // is named next to the tile's first stage; behind the last tile comes a stage of none. The loader requests the tile after the next when
   // stages of one are on their way.
   __device__ static void produce(Params const& params, SharedStorage& storage, bool finds) {
-    Ringed ring;
+    Stages ring;
     bool const gathers = params.x.token_ids != nullptr;
     int const thread = threadIdx.x - kConsumers;
     int32_t const* ids = params.x.token_ids;
-    typename Ending::Few few;
-    if constexpr (Ending::Few::kMost > 0) {
+    typename Epilogue::Few few;
+    if constexpr (Epilogue::Few::kMost > 0) {
       if (finds) few.find(params.x, storage.sources), ids = storage.sources;
     }
-    auto const tile_at = [&](int index) -> Tile {
-      if constexpr (Ending::Few::kMost > 0) {
+    auto const tile_at = [&](int index) -> WorkTile {
+      if constexpr (Epilogue::Few::kMost > 0) {
         if (!finds) return find(params, storage.first, index);
-        Span const span = few.tile_of(index / params.tiles_n);
-        return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
+        return work_tile_of(few.tile_of(index / params.tiles_n), index, params.tiles_n, kRows);
       }
       return find(params, storage.first, index);
     };
-    Tile tile = tile_at(blockIdx.x), next = tile_at(blockIdx.x + gridDim.x);
+    WorkTile tile = tile_at(blockIdx.x), next = tile_at(blockIdx.x + gridDim.x);
     int early = 0;  // stages of which the weights are on their way
-    if (Ending::kFollows || (finds && Mm::kScaled)) {
+    if (Epilogue::kFollows || (finds && Mm::kScaled)) {
       early = load_early(params, storage, tile_at, tile, thread, gathers ? 0 : Mm::kTokenBytes);
       cutlass::arch::wait_on_dependent_grids();
-      if (Ending::kFollows) cutlass::arch::launch_dependent_grids();
+      if (Epilogue::kFollows) cutlass::arch::launch_dependent_grids();
     }
     int32_t asked[kOwnRows];
     if (gathers) ask_sources(params.x, ids, tile, thread, asked);
@@ -449,7 +384,7 @@ struct PackedGroupedMm {
         if (gathers) storage.filled[ring.stage].arrive();
         return;
       }
-      if (thread == 0) prefetch_ends(params, tile);
+      if (thread == 0) prefetch_scales<kRows>(params.x, tile);
       int32_t sources[kOwnRows];
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kOwnRows; ++i) sources[i] = asked[i];
@@ -463,11 +398,7 @@ struct PackedGroupedMm {
           copy_rows(params.x, storage, sources, tile.end - tile.m0, t * kTileK, ring.stage, thread);
           continue;
         }
-        for (int b = 0; b < kBlocks; ++b) {
-          cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&filled),
-                                       static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                       storage.tokens[ring.stage] + b * Mm::kBoxBytes, t * kTileK + b * kColumns, tile.m0);
-        }
+        for (int b = 0; b < kBlocks; ++b) load_box(params.tokens, filled, storage.tokens[ring.stage] + b * Mm::kBoxBytes, t * kTileK + b * kColumns, tile.m0);
       }
       index += gridDim.x;
       tile = next;
@@ -477,7 +408,7 @@ struct PackedGroupedMm {
 
   // Weights of the first stages.
   template <class TileAt>
-  __device__ static int load_early(Params const& params, SharedStorage& storage, TileAt const& tile_at, Tile tile, int thread, int others) {
+  __device__ static int load_early(Params const& params, SharedStorage& storage, TileAt const& tile_at, WorkTile tile, int thread, int others) {
     int stage = 0;
     for (int index = blockIdx.x; tile.weights >= 0;) {
       for (int t = 0; t < params.blocks / kBlocks && stage < kStages; ++t, ++stage) {
@@ -491,22 +422,18 @@ struct PackedGroupedMm {
   }
 
   // Announces all bytes that TMA brings for a stage, and loads its weights. Rows beyond the last 64 are that 64's again, and not stored.
-  __device__ static void load_weights(Params const& params, SharedStorage& storage, Tile const& tile, int t, int stage, int others) {
+  __device__ static void load_weights(Params const& params, SharedStorage& storage, WorkTile const& tile, int t, int stage, int others) {
     auto& filled = storage.filled[stage];
     filled.arrive_and_expect_tx(Mm::kWeightBytes + others);
     char const* const of_expert = static_cast<char const*>(params.x.b) + tile.weights * params.x.b_stride_expert;
     for (int g = 0; g < row_groups; ++g) {
       int64_t const row = min(tile.n0 / 64 + g, (params.x.n + 63) / 64 - 1);
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                   ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * Mm::kGroupBytes)),
-                     "l"(of_expert + (row * params.blocks + t * kBlocks) * Block::kBytes), "r"(Mm::kGroupBytes),
-                     "r"(cute::cast_smem_ptr_to_uint(&filled)), "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
-                   : "memory");
+      load_bulk(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * Mm::kGroupBytes), of_expert + (row * params.blocks + t * kBlocks) * Block::kBytes, Mm::kGroupBytes, filled);
     }
   }
 
   // Rows of A for those rows of a tile that this thread copies. Nothing here waits for them.
-  __device__ static void ask_sources(gemmill_grouped_mm_args const& x, int32_t const* ids, Tile const& tile, int thread, int32_t (&sources)[kOwnRows]) {
+  __device__ static void ask_sources(gemmill_grouped_mm_args const& x, int32_t const* ids, WorkTile const& tile, int thread, int32_t (&sources)[kOwnRows]) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kOwnRows; ++i) {
       int64_t const row = int64_t{tile.m0} + i * kRowsAtOnce + thread / 8;
@@ -536,22 +463,14 @@ struct PackedGroupedMm {
                        "l"(from + (inside ? column * static_cast<int64_t>(sizeof(Input)) : 0)), "r"(inside ? 16 : 0));
       }
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
-                 ::"r"(cute::cast_smem_ptr_to_uint(&storage.filled[stage])) : "memory");
-  }
-
-  // Into L2, where all writes meet.
-  __device__ static void prefetch_ends(Params const& params, Tile const& tile) {
-    for (int n = tile.n0; n < min(tile.n0 + kRows, params.x.n); n += 32) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(params.x.b_scales + int64_t{tile.weights} * params.x.n + n));
-    }
+    arrive_after_copies(storage.filled[stage]);
   }
 
   // Sums of some tokens at a time meet in shared memory, add up in order of K, and become rows of D.
   template <int chunk, class Sums>
-  __device__ static void store(Params const& params, float* buffer, Tile const& tile, Sums const& sums, Ending const& ending, int row, int part) {
+  __device__ static void store(Params const& params, float* buffer, WorkTile const& tile, Sums const& sums, Epilogue const& epilogue, int row, int part) {
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // all have read those before
-    Turns::template put<kChunk, kPitch, chunk>(sums, buffer + part * kChunk * kPitch + row);
+    Products::template put_chunk<kChunk, kPitch, chunk>(sums, buffer + part * kChunk * kPitch + row);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);
     int const m0 = tile.m0 + chunk * kChunk, n = tile.n0 + threadIdx.x % (kRows / 4) * 4;
     if (m0 >= tile.end) return;
@@ -564,29 +483,18 @@ struct PackedGroupedMm {
         float4 const part_of = from[p * kChunk * kPitch / 4];
         quad[0] += part_of.x, quad[1] += part_of.y, quad[2] += part_of.z, quad[3] += part_of.w;
       }
-      ending.template take<kOneRow>(params.x, params.whole_quads, quad, m0 + token, tile.end, n);
+      epilogue.template take<kOneRow>(params.x, params.whole_quads, quad, m0 + token, tile.end, n);
     }
-    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, buffer, tile, sums, ending, row, part);
+    if constexpr ((chunk + 1) * kChunk < kTileM) store<chunk + 1>(params, buffer, tile, sums, epilogue, row, part);
   }
 };
 
-// Host code: a launch. Rows of activations for boxes of 128 bytes.
-template <class Kernel>
-CUresult describe_rows(CUtensorMap& map, gemmill_grouped_mm_args const& x) {
-  constexpr int kBytes = sizeof(typename Kernel::Input);
-  CUtensorMapDataType const type = kBytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  cuuint64_t const dims[2] = {static_cast<cuuint64_t>(x.k), static_cast<cuuint64_t>(x.m)};
-  cuuint64_t const strides[1] = {static_cast<cuuint64_t>(x.lda) * kBytes};
-  cuuint32_t const box[2] = {Kernel::kColumns, Kernel::kTileM}, steps[2] = {1, 1};
-  return cuTensorMapEncodeTiled(&map, type, 2, const_cast<void*>(x.a), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-}
-
+// Host code: a launch.
 template <class Kernel, auto entry>
 int32_t launch_packed_grouped(gemmill_grouped_mm_args const& x, gemmill_launch const& how) {
   if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
   typename Kernel::Params params{};
-  if (x.token_ids == nullptr && describe_rows<Kernel>(params.tokens, x) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
+  if (!Kernel::describe(params, x)) return GEMMILL_CANNOT_IMPLEMENT;
   params.x = x;
   params.tiles_n = (x.n - 1) / Kernel::kRows + 1;
   params.blocks = static_cast<int32_t>((int64_t{x.k} + blockscaled::kStageColumns - 1) / blockscaled::kStageColumns *

@@ -20,14 +20,12 @@
 
 #include "gemm/fold_e2m1.cuh"
 #include "gemm/partial_sums.cuh"
+#include "gemm/pipeline.cuh"
 #include "gemm/warp_products.cuh"
 #include "gemm/warpgroup_products.cuh"
 #include "gemm/widen_e2m1.cuh"
 #include "core/launch.cuh"
 #include "cute/arch/cluster_sm90.hpp"
-#include "cute/arch/copy_sm90_tma.hpp"
-#include "cutlass/arch/barrier.h"
-#include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/array.h"
 
@@ -43,9 +41,8 @@ struct PackedMm {
   using Output = Output_;
   using Input = typename Products::Input;
   using Block = typename Products::Block;
-  using Filled = cutlass::arch::ClusterTransactionBarrier;
-  using Freed = cutlass::arch::ClusterBarrier;
 
+  static constexpr bool kPersistent = false;  // else a CTA has a tile
   static constexpr bool kGrouped = Products::kGrouped;
   static constexpr bool kScaled = sizeof(Input) == 1;  // whether tokens have scales
   static constexpr uint32_t kSpread = Block::kSpread;
@@ -98,6 +95,7 @@ struct PackedMm {
     alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
     Filled filled[kStages];
     Freed freed[kStages];
+    static constexpr bool kPersistent = false;
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
   static constexpr int kCtas = !kWide && kSharedBytes <= 113 * 1024 ? 2 : 1;  // on a multiprocessor
@@ -157,7 +155,8 @@ struct PackedMm {
     int const group = __shfl_sync(~0u, threadIdx.x / Products::kThreads, 0), row_group = group % row_groups, part = group / row_groups;
     uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
     int const first_part = part % kTogether * Products::kEach;
-    auto const sums = Products::template consume<kTurns>(storage, told, slice.count, row_group, first_part, part / kTogether);
+    PipelineState<kStages> ring{part / kTogether, 0};
+    auto const sums = Products::template consume<kTurns, Products>(storage, told, ring, slice.count, row_group, first_part, part / kTogether);
     cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
     auto* const buffer = reinterpret_cast<float*>(&storage);
     Products::template put<kPitch>(sums, buffer + part * kTileM * kPitch + row_group * 64);
@@ -178,9 +177,7 @@ struct PackedMm {
       if constexpr (kGrouped) load_factors(params, storage, (slice.first + t) * kBlocks, stage, n0, m0, lane);
       if (lane != 0) continue;
       for (int b = 0; b < kBlocks; ++b) {
-        cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&storage.filled[stage]),
-                                     static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST), storage.tokens[stage] + b * kBoxBytes,
-                                     (slice.first + t) * kTileK + b * kColumns, m0);
+        load_box(params.tokens, storage.filled[stage], storage.tokens[stage] + b * kBoxBytes, (slice.first + t) * kTileK + b * kColumns, m0);
       }
     }
   }
@@ -197,11 +194,7 @@ struct PackedMm {
     auto& filled = storage.filled[stage];
     filled.arrive_and_expect_tx(kWeightBytes + kTokenBytes);
     for (int g = 0; g < row_groups; ++g) {
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                   ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * kGroupBytes)), "l"(weights_of(params, first + t, n0, g)),
-                     "r"(kGroupBytes), "r"(cute::cast_smem_ptr_to_uint(&filled)),
-                     "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
-                   : "memory");
+      load_bulk(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * kGroupBytes), weights_of(params, first + t, n0, g), kGroupBytes, filled);
     }
   }
 
@@ -219,8 +212,7 @@ struct PackedMm {
                      : "memory");
       }
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
-                 ::"r"(cute::cast_smem_ptr_to_uint(&storage.filled[stage])) : "memory");
+    arrive_after_copies(storage.filled[stage]);
   }
 
   // The factors and addends of the sums of a thread's four columns. Threads fetch them long before: the end of a short kernel is no place
@@ -243,10 +235,9 @@ struct PackedMm {
   // Into L2, where all writes meet: so it need not wait for the kernel ahead.
   __device__ static void prefetch_ends(Params const& params, int n0) {
     int const line = threadIdx.x - kConsumers - 1;  // of 128 bytes
-    auto prefetch = [](void const* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); };
-    if (line == 0 && params.alpha != nullptr) prefetch(params.alpha);
-    if (!kGrouped && line < kRows / 32 && n0 + line * 32 < params.n) prefetch(params.base + n0 + line * 32);
-    if (line < kRows / 64 && n0 + line * 64 < params.n && params.bias != nullptr) prefetch(params.bias + n0 + line * 64);
+    if (line == 0 && params.alpha != nullptr) prefetch_to_l2(params.alpha);
+    if (!kGrouped && line < kRows / 32 && n0 + line * 32 < params.n) prefetch_to_l2(params.base + n0 + line * 32);
+    if (line < kRows / 64 && n0 + line * 64 < params.n && params.bias != nullptr) prefetch_to_l2(params.bias + n0 + line * 64);
   }
 
   // Partial sums lie in this CTA's shared memory, token by token. The cluster's CTAs divide the tile among them, add up all
@@ -262,7 +253,8 @@ struct PackedMm {
     }
     Ends const ends(params, n0);
     add_up<k_groups, kTileM, kRows, kPitch, kConsumers>(buffer, rank, splits, [&](int token, int row, float const(&quad)[4]) {
-      if (m0 + token < params.m && n0 + row < params.n) store_quad(params, quad, ends, m0 + token, n0 + row);
+      int const m = m0 + token;
+      if (m < params.m && n0 + row < params.n) store_quad(params, quad, ends, [&] { return params.scales[m]; }, m, n0 + row);
     });
     if (splits > 1) {
       cluster_arrive_relaxed();  // nobody leaves while others still read its sums
@@ -270,10 +262,12 @@ struct PackedMm {
     }
   }
 
-  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, int m, int n) {
+  // `scale_of` returns the token's scale.
+  template <class Scale>
+  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, Scale const& scale_of, int m, int n) {
     Output* row = params.d + m * params.ldd + n;
     float factor = ends.alpha;
-    if constexpr (kScaled && !kGrouped) factor *= params.scales[m];
+    if constexpr (kScaled && !kGrouped) factor *= scale_of();
     cutlass::AlignedArray<Output, 4> values;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < 4; ++i) {

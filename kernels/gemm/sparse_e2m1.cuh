@@ -8,9 +8,7 @@
 #pragma once
 
 #include "gemm/warp_products.cuh"
-#include "gemm/warpgroup_products.cuh"
 #include "gemm/widen_e2m1.cuh"
-#include "cute/arch/mma_sm90_gmma_sparse.hpp"
 
 namespace gemmill::blockscaled {
 
@@ -97,21 +95,6 @@ struct SparseWarpProducts : WarpProducts<Part, parts, each, tile_m, stages, grou
       for (int i = 0; i < 4; ++i) multiply_sparse<1>(sums.of[i][e], operands[i] + 4, tokens[e][2], tokens[e][3], of_rows[i].places);
     }
   }
-};
-
-template <int tokens, cute::GMMA::SparseSel selector>
-struct SparseWgmma;
-template <cute::GMMA::SparseSel selector>
-struct SparseWgmma<32, selector> : cute::SM90::GMMA::SPARSE::GMMA_64x32x32_F32BF16BF16_RS<cute::GMMA::Major::K, cute::GMMA::Major::K, cute::GMMA::ScaleIn::One, cute::GMMA::ScaleIn::One, selector> {};
-template <cute::GMMA::SparseSel selector>
-struct SparseWgmma<64, selector> : cute::SM90::GMMA::SPARSE::GMMA_64x64x32_F32BF16BF16_RS<cute::GMMA::Major::K, cute::GMMA::Major::K, cute::GMMA::ScaleIn::One, cute::GMMA::ScaleIn::One, selector> {};
-template <cute::GMMA::SparseSel selector>
-struct SparseWgmma<128, selector> : cute::SM90::GMMA::SPARSE::GMMA_64x128x32_F32BF16BF16_RS<cute::GMMA::Major::K, cute::GMMA::Major::K, cute::GMMA::ScaleIn::One, cute::GMMA::ScaleIn::One, selector> {};
-
-// A group of 128 threads multiplies 64 sparse rows of weights by the tokens of a tile: how it does is said where stages are taken.
-template <class Block, int blocks, int each, int tile_m, int stages, bool grouped>
-struct SparseWarpgroupProducts : WarpgroupProducts<Block, blocks, each, tile_m, stages, grouped> {
-  static_assert(!grouped && blocks % 2 == 0 && each == blocks, "blocks are taken in pairs: one is made while the other is multiplied");
 };
 
 }  // namespace gemmill::blockscaled

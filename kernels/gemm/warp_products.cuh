@@ -9,6 +9,7 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_types.h"
+#include "gemm/pipeline.cuh"
 
 namespace gemmill::blockscaled {
 
@@ -31,6 +32,13 @@ __device__ void multiply_warp(float (&d)[4], uint32_t const* a, uint32_t b0, uin
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+}
+
+// The same of bf16, which the compiler may move.
+__device__ __forceinline__ void mma_bf16(float* d, uint32_t const* a, uint32_t const (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // A warp's sums of 64 rows and some tokens to shared memory, token by token: rows of `pitch` sums.
@@ -68,29 +76,35 @@ struct WarpProducts {
   };
   using Tokens = uint32_t[kEights][4][2];  // operand B of four steps of 16 columns
 
-  // The sums of `count` stages, in the warp's registers: from `turn` on every `turns`-th. `first_part` of each is its first.
-  template <int turns, class Storage>
-  __device__ static Sums consume(Storage& storage, uint32_t told, int count, int row_group, int first_part, int turn) {
+  // The sums of `count` stages, in the warp's registers: from `turn` on every `turns`-th. `first_part` of each is its first. `Products` is
+  // this class, or one that multiplies parts otherwise.
+  template <int turns, class Products, class Storage>
+  __device__ static Sums consume(Storage& storage, uint32_t told, PipelineState<stages>& ring, int count, int row_group, int first_part, int turn) {
     static_assert(turns <= stages, "a stage of each turn is there");
     Sums sums{};
     int const lane = threadIdx.x % 32;
     uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * kBlocks * Part::kBytes;
     uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]) + lane % 8 * 128;
-    int stage = turn, phase = 0;
     for (int t = turn; t < count; t += turns) {
-      storage.filled[stage].wait(phase);
+      int const stage = ring.stage;
+      storage.filled[stage].wait(ring.phase);
       CUTLASS_PRAGMA_UNROLL
       for (int p = 0; p < each; ++p) {
         int const block = (first_part + p) / Part::kOfBlock, half = (first_part + p) % Part::kOfBlock;
         Tokens of_tokens;
         load_tokens(of_tokens, tokens + stage * sizeof(storage.tokens[0]) + block * tile_m * 128, half, lane);
         uint32_t const own = weights + stage * sizeof(storage.weights[0]) + block * Part::kBytes;
-        float const* factors = grouped ? storage.factors[stage][block] : nullptr;
-        multiply_part(sums, told, own, half, of_tokens, factors, row_group * 64, lane);
+        float const* factors = nullptr;
+        if constexpr (grouped) factors = storage.factors[stage][block];
+        Products::multiply_part(sums, told, own, half, of_tokens, factors, row_group * 64, lane);
       }
       __syncwarp();
       if (lane == 0) storage.freed[stage].arrive();
-      if ((stage += turns) >= stages) stage -= stages, phase ^= 1;
+      if constexpr (Storage::kPersistent) {
+        ring.next();
+      } else {
+        if ((ring.stage += turns) >= stages) ring.stage -= stages, ring.phase ^= 1;
+      }
     }
     return sums;
   }
@@ -163,6 +177,45 @@ struct WarpProducts {
   template <int pitch>
   __device__ static void put(Sums const& sums, float* to) {
     put_sums<pitch>(sums.of, to);
+  }
+  template <int tokens, int pitch, int>
+  __device__ static void put_chunk(Sums const& sums, float* to) {
+    static_assert(tokens == tile_m, "a warp has all tokens of its rows");
+    put_sums<pitch>(sums.of, to);
+  }
+};
+
+// A warp multiplies 64 dense rows of weights by few tokens, as WarpProducts does: products of different rows are interleaved, so that none
+// waits for the one before, and all rows' codes are on their way before the first product. WarpProducts stays as it was timed.
+template <class Part, int parts, int each, int tile_m, int stages, bool grouped>
+struct InterleavedWarpProducts : WarpProducts<Part, parts, each, tile_m, stages, grouped> {
+  using Dense = WarpProducts<Part, parts, each, tile_m, stages, grouped>;
+  static_assert(!grouped && std::is_same_v<typename Part::Widened, cutlass::bfloat16_t>, "tokens are of bf16, without scales");
+
+  __device__ static void multiply_part(typename Dense::Sums& sums, uint32_t told, uint32_t weights, int half, typename Dense::Tokens const& tokens,
+                                       float const*, int, int lane) {
+    Part of_rows[4];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) of_rows[i].load(weights, half, i * 32 + lane);
+    multiply_half<0>(sums, told, of_rows, tokens);
+    multiply_half<1>(sums, told, of_rows, tokens);
+  }
+
+ private:
+  // Two steps of 16 columns.
+  template <int half>
+  __device__ static void multiply_half(typename Dense::Sums& sums, uint32_t told, Part const (&of_rows)[4], typename Dense::Tokens const& tokens) {
+    uint32_t operands[4][8];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) of_rows[i].template operand<half>(told, operands[i]);
+    CUTLASS_PRAGMA_UNROLL
+    for (int step = 0; step < 2; ++step) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int e = 0; e < Dense::kEights; ++e) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 4; ++i) mma_bf16(sums.of[i][e], operands[i] + 4 * step, tokens[e][2 * half + step]);
+      }
+    }
   }
 };
 

@@ -4,6 +4,7 @@
 #include "cute/arch/mma_sm90_gmma.hpp"
 #include "cute/atom/mma_atom.hpp"
 #include "cute/tensor.hpp"
+#include "gemm/pipeline.cuh"
 
 namespace gemmill::blockscaled {
 
@@ -29,9 +30,9 @@ struct WarpgroupProducts {
   using Fragment = cute::Layout<cute::Shape<cute::Shape<OfWord, cute::_2, cute::_2>, cute::_1, cute::_2>,
                                 cute::Stride<cute::Stride<cute::_1, OfWord, cute::Int<2 * OfWord{}>>, cute::_0, cute::Int<4 * OfWord{}>>>;
 
-  // The sums of `count` stages, in the group's registers. `first_block` of each is its first.
-  template <int turns, class Storage>
-  __device__ static auto consume(Storage& storage, uint32_t told, int count, int row_group, int first_block, int) {
+  // The sums of `count` stages, in the group's registers. `first_block` of each is its first. The ring of a persistent kernel is elsewhere.
+  template <int turns, class Products, class Storage>
+  __device__ static auto consume(Storage& storage, uint32_t told, PipelineState<stages> const&, int count, int row_group, int first_block, int) {
     static_assert(turns == 1, "groups of 128 threads multiply every stage");
     using namespace cute;
     auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens[0][0])), TokenLayout{});
@@ -103,6 +104,17 @@ struct WarpgroupProducts {
     for (int i = 0; i < size(sums); ++i) {
       float const factor = factors[get<1>(places(i))] * factors[tile_m + row + get<0>(places(i))];
       sums(i) += part(i) * factor;
+    }
+  }
+
+  // Some tokens to shared memory: eight of them are four sums of a thread, which has two of two rows.
+  template <int tokens, int pitch, int chunk, class Sums>
+  __device__ static void put_chunk(Sums const& sums, float* to) {
+    int const lane = threadIdx.x % 32, row = threadIdx.x % kThreads / 32 * 16 + lane / 4;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < tokens / 2; ++i) {
+      int const token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      to[token * pitch + row + i / 2 % 2 * 8] = sums(chunk * tokens / 2 + i);
     }
   }
 

@@ -10,11 +10,11 @@ class FewLoop(StrEnum):
     """The path of codes into the registers of warps, for a small M."""
 
     REGISTERS = "registers"
-    """straight from memory: kernels/blockscaled/widened_few_mm.cuh"""
+    """straight from memory: kernels/blockscaled/skinny_mm.cuh"""
     RING = "ring"
-    """through stages of each warp, some steps ahead: ring_few_mm.cuh"""
+    """through stages of each warp, some steps ahead: skinny_cp_async_mm.cuh"""
     TMA = "tma"
-    """through stages that TMA fills, for weights packed in rows and 16-bit activations: tma_few_mm.cuh"""
+    """through stages that TMA fills, for weights packed in rows and 16-bit activations: skinny_tma_mm.cuh"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,11 @@ class ManyLoop(StrEnum):
     """The upcast of both operands' codes on their way into shared memory."""
 
     PIECES = "pieces"
-    """32 codes of each operand a thread, of any pair: kernels/blockscaled/widened_mm.cuh"""
+    """32 codes of each operand a thread, of any pair: kernels/blockscaled/general_mm.cuh"""
     WORDS = "words"
-    """4-bit codes of both operands in words of eight: widened_many_mm.cuh"""
+    """4-bit codes of both operands in words of eight: large_mm.cuh"""
     AHEAD = "ahead"
-    """the same, with a prefetch distance of two steps, nvfp4 to f16: ahead_many_mm.cuh"""
+    """the same, with a prefetch distance of two steps, nvfp4 to f16: large_prefetch_mm.cuh"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class PackedLoop(StrEnum):
     BATCHED = "batched"
     """the same; a thread reads eight quads of partial sums at a time, not one after another: batched_mm.cuh"""
     STAYS = "stays"
-    """as many CTAs as multiprocessors take tiles in turns, and load the next while they end one: staying_mm.cuh"""
+    """as many CTAs as multiprocessors take tiles in turns, and load the next while they end one: packed_persistent_mm.cuh"""
 
 
 @dataclass(frozen=True, kw_only=True)

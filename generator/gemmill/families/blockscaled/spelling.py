@@ -15,22 +15,21 @@ _CPP_BLOCK = {
 }
 """Class of a block, in kernels/gemm/widen_e2m1.cuh or fold_e2m1.cuh."""
 _CPP_PACKED = {
-    PackedLoop.TILE: ("packed_launch", "PackedMm", "launch_packed_mm"),
-    PackedLoop.BATCHED: ("batched_mm", "BatchedMm", "launch_packed_mm"),
-    PackedLoop.STAYS: ("staying_mm", "StayingMm", "launch_staying_mm"),
+    PackedLoop.TILE: ("packed_launch", "PackedMm"),
+    PackedLoop.BATCHED: ("batched_mm", "BatchedMm"),
+    PackedLoop.STAYS: ("packed_persistent_mm", "PackedPersistentMm"),
 }
-"""Header, class and launch of a body."""
+"""Header and class of a body."""
 
 
 def spell_packed(config: PackedConfig) -> Spelled:
     """The template, and the values of its holes."""
     d, warps = config.design, config.design.group is Group.WARP
     block = _CPP_BLOCK[config.pair]
-    header, body, launch = _CPP_PACKED[d.main_loop]
+    header, body = _CPP_PACKED[d.main_loop]
     values = {
         "header": header,
         "body": body,
-        "launch": launch,
         "products": "WarpProducts" if warps else "WarpgroupProducts",
         "block": block.replace("FoldedBlock", "FoldedHalf") if warps else block,
         "part_columns": config.part_columns,
@@ -50,7 +49,7 @@ _CPP_CODES = {NVFP4: "NvFp4Codes", MXFP4: "MxFp4Codes", MXFP6: "MxFp6Codes", MXF
 """Classes of codes in kernels/blockscaled/operands.cuh, which differ by where their scales lie."""
 _CPP_WORDS = {NVFP4: "NvFp4Words", MXFP4: "MxFp4Words"}
 _CPP_PIECES = {NVFP4: "NvFp4Piece", MXFP4: "MxFp4Piece", MXFP6: "MxFp6Piece", MXFP8: "MxFp8Piece"}
-"""Classes of pieces in kernels/blockscaled/ring_pieces.cuh."""
+"""Classes of pieces in kernels/blockscaled/shared_pieces.cuh."""
 
 
 def _operands(config: ManyConfig | FewConfig) -> dict[str, str]:
@@ -70,6 +69,30 @@ def _operands(config: ManyConfig | FewConfig) -> dict[str, str]:
     }
 
 
+_CPP_UPCAST = {
+    FewLoop.REGISTERS: (
+        "skinny_mm",
+        "SkinnyMm<{a_type}, {b_type}, {x_type}, {d_type}, {tile_m}, {warps}, Factors::{factors}, {ctas}>",
+    ),
+    FewLoop.RING: (
+        "skinny_cp_async_mm",
+        "SkinnyCpAsyncMm<{a_type}, {b_type}, {d_type}, {tile_m}, {warps}, {stages}, Factors::{factors}, {ctas}>",
+    ),
+    FewLoop.TMA: ("skinny_tma_mm", "SkinnyTmaMm<{b_type}, {d_type}, {tile_m}, {warps}, {stages}, {ctas}>"),
+    ManyLoop.PIECES: ("general_mm", "GeneralMm<{a_type}, {b_type}, {x_type}, {d_type}, {tile_m}, Factors::{factors}>"),
+    ManyLoop.WORDS: ("large_mm", "LargeMm<{words}, {d_type}, {tile_m}, {tile_n}>"),
+    ManyLoop.AHEAD: ("large_prefetch_mm", "LargePrefetchMm<{words}, {d_type}, {tile_m}, {tile_n}, {stages}>"),
+}
+"""Header and class of a main loop."""
+
+
+def _spell(loop: FewLoop | ManyLoop, values: dict[str, str | int]) -> Spelled:
+    header, kernel = _CPP_UPCAST[loop]
+    return Spelled(
+        template="blockscaled/upcast_mm.cu.jinja", values={"header": header, "kernel": kernel.format(**values)}
+    )
+
+
 def spell_few(config: FewConfig) -> Spelled:
     """The template, and the values of its holes."""
     d, operands, format = config.design, _operands(config), config.pair.b_format
@@ -83,19 +106,16 @@ def spell_few(config: FewConfig) -> Spelled:
         operands["a_type"] = operands["b_type"] = f"PieceOfRow<{_CPP_WORDS[format]}>"
     else:
         operands |= {name: f"InOrder<{operands[name]}>" for name in ("a_type", "b_type")}
-    template = {FewLoop.REGISTERS: "widened_few_mm", FewLoop.RING: "ring_few_mm", FewLoop.TMA: "tma_few_mm"}
-    values = {"tile_m": d.tile_m, "warps": d.warps, "stages": d.stages, "ctas": config.ctas_of_sm, **operands}
-    return Spelled(template=f"blockscaled/{template[d.main_loop]}.cu.jinja", values=values)
+    return _spell(
+        d.main_loop, {"warps": d.warps, "stages": d.stages, "ctas": config.ctas_of_sm, "tile_m": d.tile_m, **operands}
+    )
 
 
 def spell_many(config: ManyConfig) -> Spelled:
     """The template, and the values of its holes."""
-    d = config.design
-    template = {ManyLoop.PIECES: "widened_mm", ManyLoop.WORDS: "widened_many_mm", ManyLoop.AHEAD: "ahead_many_mm"}
-    values = {"tile_m": d.tile_mn[0], "tile_n": d.tile_mn[1], "stages": d.stages, **_operands(config)}
-    if d.main_loop is not ManyLoop.PIECES:
-        values["format"] = _CPP_WORDS[config.pair.b_format]
-    return Spelled(template=f"blockscaled/{template[d.main_loop]}.cu.jinja", values=values)
+    d, words = config.design, _CPP_WORDS.get(config.pair.b_format, "")
+    tile = {"tile_m": d.tile_mn[0], "tile_n": d.tile_mn[1]}
+    return _spell(d.main_loop, {"stages": d.stages, "words": words, **tile, **_operands(config)})
 
 
 _CPP_OPERAND = {

@@ -44,7 +44,7 @@ def _facts(config: AnyConfig) -> RowFacts:
 
 
 _COPIED_SCALES, _LOADED_COLUMNS = 4, 32
-"""Bytes of scales that a thread of ring_few_mm.cuh copies at once, and columns whose scales other kernels load at once."""
+"""Bytes of scales that a thread of skinny_cp_async_mm.cuh copies at once, and columns whose scales other kernels load at once."""
 
 
 def _alignments(config: AnyConfig) -> tuple[int, int, int, int]:

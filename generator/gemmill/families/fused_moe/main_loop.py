@@ -16,9 +16,9 @@ class MainLoop(StrEnum):
     WIDE = "wide"
     """the same; eight warps take 128 rows of weights, where four take 64"""
     PERSISTENT = "persistent"
-    """in the order of experts, as codes; warps that do not multiply end tiles: handed_experts.cuh, and of more rows many_experts.cuh"""
+    """in the order of experts, as codes; epilogue warps finish tiles: persistent_decode.cuh, and of more rows persistent_prefill.cuh"""
     BOXED = "boxed"
-    """in that order, in boxes, of which a tile loads and multiplies those that it has: boxed_experts.cuh"""
+    """in that order, in TMA boxes of eight rows, of which a tile loads and multiplies those that it has: persistent_upcast.cuh"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +26,21 @@ class Body:
     """A kernel of a main loop: the template's values, its tiles by an expert's rows, and the model's constants."""
 
     header: str
-    """File in kernels/fused_moe, and its launch."""
+    """File in kernels/fused_moe."""
     sparse_header: str = ""
     """The header of products with 2:4 sparse weights."""
+    launch: str = "launch_ordered_experts"
+    """Function of the launches."""
     first: str = "PrepareOrdered"
     """Class of the first launch."""
     params: str = "OrderedParams"
     """Class of the first launch's parameters."""
     product: str
-    """Type of a product, of a `block`'s class and of an `ending`'s."""
-    endings: tuple[str, str]
+    """Type of a product, of a `block`'s class and of an `epilogue`'s."""
+    epilogues: tuple[str, str]
     """Classes of the epilogues of both products."""
     products: tuple[str, str] = ("", "")
-    """Classes of products of 64 rows of dense and of sparse weights; empty where the body has its own."""
+    """Classes of products of 64 rows of dense and of sparse weights; empty where the body has its own, or none."""
     by_warps: bool = False
     """Whether warps multiply alone, few tokens each."""
     stages: Mapping[Packing, Mapping[int, int]]
@@ -65,39 +67,25 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
 # launch takes longer.
 _BY_GROUPS = Body(
     header="packed_experts",
-    sparse_header="gemm/sparse_turns.cuh",
+    sparse_header="gemm/sparse_e2m1.cuh",
+    launch="launch_packed_experts",
     first="PreparePacked",
     params="PackedParams",
-    product="gemmill::moe::PackedGroupedMm<Products, cutlass::bfloat16_t, kRowGroups, kGroups, kLoaders, {ending}>",
-    endings=("GatedRows", "WeighedParts"),
-    products=("WarpgroupProducts", "SparseWarpgroupProducts"),
-    stages=_of(_DENSE, {32: 5, 64: 4, 128: 5})
-    | _of(_SPARSE, {32: 6, 64: 4, 128: 5})
-    | _of(_FOLDED, {16: 8, 32: 6, 64: 5, 128: 6}),
+    product="gemmill::moe::PackedGroupedMm<Products, cutlass::bfloat16_t, kRowGroups, kGroups, kLoaders, {epilogue}>",
+    epilogues=("GatedRows", "WeighedParts"),
+    products=("WarpgroupProducts", ""),
+    stages=_of(_DENSE, {32: 5, 64: 4, 128: 5}) | _of(_FOLDED, {16: 8, 32: 6, 64: 5, 128: 6}),
     row_groups={16: 2, 32: 2, 64: 2, 128: 2},
     tile_ps={16: 370, 32: 440, 64: 560, 128: 1300},
     begin_ns=12000,
 )
 _BY_WARPS = replace(
     _BY_GROUPS,
-    products=("TurnedWarpProducts", "SparseWarpProducts"),
+    products=("InterleavedWarpProducts", "SparseWarpProducts"),
     by_warps=True,
     stages=_of(_DENSE, {8: 7, 16: 5}) | _of(_SPARSE, {8: 8, 16: 5}),
     row_groups={8: 1, 16: 1},
     tile_ps={8: 300, 16: 370},
-)
-_HANDED = Body(
-    header="handed_experts",
-    product="HandedMm<Products, cutlass::bfloat16_t, {ending}>",
-    endings=("HandedGatedRows", "HandedParts"),
-    products=("WarpgroupProducts", ""),
-    stages={
-        packing: {8: 4, 16: 3} if packing.format == NVFP4 else {8: 5, 16: 4}  # tables take the room of a stage
-        for packing in _FOLDED
-    },
-    row_groups={8: 2, 16: 2},
-    tile_ps={8: 215, 16: 255},
-    begin_ns=16000,
 )
 LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
     MainLoop.GATHERED: (_BY_WARPS, _BY_GROUPS),
@@ -111,12 +99,21 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
         ),
     ),
     MainLoop.PERSISTENT: (
-        _HANDED,
         Body(
-            header="many_experts",
-            first="PrepareMany",
-            product="ManyMm<{block}, kTokens, kStages, {ending}>",
-            endings=("ManyGatedRows", "ManyParts"),
+            header="persistent_decode",
+            product="DecodeMm<Products, cutlass::bfloat16_t, {epilogue}>",
+            epilogues=("DecodeGatedRows", "DecodeParts"),
+            products=("WarpgroupProducts", ""),
+            stages={x: {8: 4 if x.format == NVFP4 else 5} for x in _FOLDED},  # tables take the room of a stage
+            row_groups={8: 2},
+            tile_ps={8: 215},
+            begin_ns=16000,
+        ),
+        Body(
+            header="persistent_prefill",
+            first="PreparePrefill",
+            product="PrefillMm<{block}, kTokens, kStages, {epilogue}>",
+            epilogues=("PrefillGatedRows", "PrefillParts"),
             stages=_of(_FOLDED, {32: 7, 112: 8, 224: 4}),
             row_groups={32: 2, 112: 2, 224: 2},
             tile_ps={32: 280, 112: 450, 224: 600},
@@ -125,11 +122,11 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
     ),
     MainLoop.BOXED: (
         Body(
-            header="boxed_experts",
-            sparse_header="fused_moe/sparse_boxes.cuh",
-            product="BoxedMm<Products, cutlass::bfloat16_t, {ending}, kRowGroups>",
-            endings=("BoxedGatedRows", "BoxedParts"),
-            products=("WarpgroupProducts", "SparseWarpgroupProducts"),
+            header="persistent_upcast",
+            sparse_header="fused_moe/sparse_upcast.cuh",
+            product="UpcastMm<Products, cutlass::bfloat16_t, {epilogue}, kRowGroups>",
+            epilogues=("UpcastGatedRows", "UpcastParts"),
+            products=("WarpgroupProducts", "WarpgroupProducts"),
             stages=_of(_DENSE + _SPARSE, {16: 7, 64: 6}),
             row_groups={16: 2, 64: 4},
             tile_ps={16: 225, 64: 305},

@@ -42,9 +42,10 @@ _CPP_BLOCK = {
 def spell_packed(config: PackedExpertsConfig) -> Spelled:
     """The template of a PackedExpertsConfig, and the values of its holes."""
     body, block, sparse = config.body, _CPP_BLOCK[str(config.packing)], bool(config.sparse_group)
-    up, down = (body.product.format(block=block, ending=ending) for ending in body.endings)
+    up, down = (body.product.format(block=block, epilogue=epilogue) for epilogue in body.epilogues)
     values = {
         "kernels": body.header,
+        "launch": body.launch,
         "header": body.sparse_header if sparse else "",
         "first": body.first,
         "params": body.params,

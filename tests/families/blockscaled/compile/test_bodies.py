@@ -25,19 +25,19 @@ INSTANCES = {
 unit in a turn of the main loop, which limit the kernel. Less what a turn has of its own, a block of 64 x 64 has 28 of nvfp4 and 26 of
 mxfp4 in a group of 128 threads, and four times as many in a warp."""
 BOTH = (
-    "WidenedFewMm, PieceOfRow<NvFp4Words>, PieceOfRow<NvFp4Words>, Bf16, cutlass::bfloat16_t, 16, 4, Factors::OfTensor, 4",
-    "WidenedFewMm, PieceOfRow<MxFp4Words>, PieceOfRow<MxFp4Words>, Bf16, cutlass::half_t, 8, 4, Factors::OfTensor, 4",
-    "WidenedFewMm, InOrder<Plain>, InOrder<MxFp8Codes<BehindCodes>>, F16, cutlass::half_t, 16, 4, Factors::OfRows, 3",
-    "RingFewMm, NvFp4Piece<false>, NvFp4Piece<false>, cutlass::bfloat16_t, 16, 4, 2, Factors::OfTensor, 4",
-    "RingFewMm, Plain, MxFp8Piece<Bf16>, cutlass::bfloat16_t, 8, 4, 2, Factors::OfRows, 2",
-    "TmaFewMm, NvFp4Piece<true>, cutlass::half_t, 16, 4, 3, 1",
-    "TmaFewMm, MxFp4InOrder, cutlass::half_t, 8, 4, 2, 2",
-    "TmaFewMm, MxFp6Piece<Bf16>, cutlass::bfloat16_t, 16, 4, 2, 2",
-    "TmaFewMm, MxFp8Piece<Bf16>, cutlass::bfloat16_t, 32, 4, 3, 1",
-    "StayingMm, WarpgroupProducts<Fp4Block<MxFp4>, 1, 1, 256, 5, false>, cutlass::bfloat16_t, 2, 1",
-    "StayingMm, WarpgroupProducts<FoldedBlock<NvFp4Rounded>, 1, 1, 256, 5, false>, cutlass::bfloat16_t, 2, 1",
-    "WidenedManyMm, NvFp4Words, cutlass::bfloat16_t, 128, 256",
-    "AheadManyMm, NvFp4Words, cutlass::bfloat16_t, 128, 128, 3",
+    "SkinnyMm, PieceOfRow<NvFp4Words>, PieceOfRow<NvFp4Words>, Bf16, cutlass::bfloat16_t, 16, 4, Factors::OfTensor, 4",
+    "SkinnyMm, PieceOfRow<MxFp4Words>, PieceOfRow<MxFp4Words>, Bf16, cutlass::half_t, 8, 4, Factors::OfTensor, 4",
+    "SkinnyMm, InOrder<Plain>, InOrder<MxFp8Codes<BehindCodes>>, F16, cutlass::half_t, 16, 4, Factors::OfRows, 3",
+    "SkinnyCpAsyncMm, NvFp4Piece<false>, NvFp4Piece<false>, cutlass::bfloat16_t, 16, 4, 2, Factors::OfTensor, 4",
+    "SkinnyCpAsyncMm, Plain, MxFp8Piece<Bf16>, cutlass::bfloat16_t, 8, 4, 2, Factors::OfRows, 2",
+    "SkinnyTmaMm, NvFp4Piece<true>, cutlass::half_t, 16, 4, 3, 1",
+    "SkinnyTmaMm, MxFp4InOrder, cutlass::half_t, 8, 4, 2, 2",
+    "SkinnyTmaMm, MxFp6Piece<Bf16>, cutlass::bfloat16_t, 16, 4, 2, 2",
+    "SkinnyTmaMm, MxFp8Piece<Bf16>, cutlass::bfloat16_t, 32, 4, 3, 1",
+    "PackedPersistentMm, WarpgroupProducts<Fp4Block<MxFp4>, 1, 1, 256, 5, false>, cutlass::bfloat16_t, 2, 1",
+    "PackedPersistentMm, WarpgroupProducts<FoldedBlock<NvFp4Rounded>, 1, 1, 256, 5, false>, cutlass::bfloat16_t, 2, 1",
+    "LargeMm, NvFp4Words, cutlass::bfloat16_t, 128, 256",
+    "LargePrefetchMm, NvFp4Words, cutlass::bfloat16_t, 128, 128, 3",
 )
 """Instances that widen codes of rows: operands, the type of the result, rows of A, warps or rows of B."""
 LOGIC = ("LOP3", "SHF", "PRMT")
@@ -49,7 +49,7 @@ def compiled(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("fp4")
     source, binary = folder / "body.cu", folder / "body.cubin"
     source.write_text(
-        '#include "gemm/packed_mm.cuh"\n#include "blockscaled/tma_few_mm.cuh"\n#include "blockscaled/staying_mm.cuh"\n#include "blockscaled/ahead_many_mm.cuh"\nnamespace gemmill::blockscaled {\n'
+        '#include "gemm/packed_mm.cuh"\n#include "blockscaled/skinny_tma_mm.cuh"\n#include "blockscaled/packed_persistent_mm.cuh"\n#include "blockscaled/large_prefetch_mm.cuh"\nnamespace gemmill::blockscaled {\n'
         + "".join(
             f'using Kernel{i} = {_kernel(name)};\nextern "C" __global__ void __launch_bounds__(Kernel{i}::kThreads, Kernel{i}::kCtas)\n'
             f"entry{i}(__grid_constant__ Kernel{i}::Params const params) {{\n"
@@ -115,22 +115,22 @@ def test_weights_reach_the_tensor_core_from_registers(compiled, name: str) -> No
 def test_rows_reach_the_tensor_core(compiled, name: str) -> None:
     sass = compiled[1][name]
     assert not re.search(r"\b(LDL|STL)\b", sass)
-    if name.startswith("WidenedMany"):
+    if name.startswith("LargeMm"):
         assert len(re.findall(r"\bHGMMA\.64x256x16\.F32\.BF16\b", sass)) == 4
         return
-    if name.startswith("AheadMany"):  # a turn for each of two sets of registers
+    if name.startswith("LargePrefetch"):  # a turn for each of two sets of registers
         assert len(re.findall(r"\bHGMMA\.64x128x16\.F32 ", sass)) == 8
         return
-    if name.startswith("StayingMm"):
+    if name.startswith("PackedPersistentMm"):
         product = r"\bHGMMA\.64x256x16\.F32\.BF16\b" if "Fp4Block" in name else r"\bQGMMA\.64x256x32\.F32\.E4M3\.E4M3\b"
         assert len(re.findall(product, sass)) == 4
         return
     rows = int(re.search(r"_t, (\d+),", name)[1])
-    halves = ", F16," in name or "NvFp4Piece" in name or name.startswith("TmaFewMm, MxFp4")
+    halves = ", F16," in name or "NvFp4Piece" in name or name.startswith("SkinnyTmaMm, MxFp4")
     product = r"\bHMMA\.16816\.F32 " if halves else r"\bHMMA\.16816\.F32\.BF16\b"
-    steps = 2 if name.startswith("Tma") and "Fp4" in name else 1  # of 128 columns
+    steps = 2 if name.startswith("SkinnyTma") and "Fp4" in name else 1  # of 128 columns
     assert len(re.findall(product, sass)) == 4 * rows * steps
-    if name.startswith("Tma"):  # codes, scales, and boxes of 64 columns of A
+    if name.startswith("SkinnyTma"):  # codes, scales, and boxes of 64 columns of A
         loads = len(re.findall(r"\bUTMALDG\.2D\b", sass))
         assert loads >= 2 * (2 + 2 * steps) and loads % (2 + 2 * steps) == 0, "those ahead may be unrolled"
 

@@ -11,7 +11,7 @@ CASES = {
     "fused_experts.cu": "sm90a_fusedexperts_e4m3_bf16_group128_t16",
     "streamed_experts.cu": "sm90a_fusedexperts_e4m3_bf16_group128_t16s",
     "apart_experts.cu": "sm90a_fusedexperts_e4m3_bf16_group128_t128a",
-    "boxed_experts.cu": "sm90a_fusedfp4experts_nvfp4_t64wo",
+    "persistent_upcast.cu": "sm90a_fusedfp4experts_nvfp4_t64wo",
 }
 
 

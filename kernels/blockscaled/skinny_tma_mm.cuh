@@ -1,14 +1,13 @@
-// Packed rows of block-scaled weights on Hopper with a small M of 16-bit numbers: the computation of ring_few_mm.cuh, with loads by TMA.
+// Packed rows of block-scaled weights on Hopper with a small M of 16-bit numbers: the computation of skinny_cp_async_mm.cuh, with loads by TMA.
 //
 // Codes, scales and rows of A come by tensor maps into stages of each warp, so that one lane asks for 64 rows at a time. A stage has 256
 // columns of 4-bit codes, else 128. TMA swizzles codes of 128 bytes a row and rows of A by as many; 96 bytes a row need no swizzle.
 #pragma once
 
-#include <cuda.h>
-
-#include "blockscaled/ring_few_mm.cuh"
+#include "blockscaled/skinny_cp_async_mm.cuh"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cutlass/arch/barrier.h"
+#include "gemm/tensor_map.h"
 
 namespace gemmill::blockscaled {
 
@@ -47,13 +46,12 @@ __device__ void take_row(B& piece, uint32_t codes, uint32_t scales, int row, int
 }
 
 template <class B, class Output_, int tile_m, int warps, int stages, int ctas>
-struct TmaFewMm : RingFewMm<Plain, B, Output_, tile_m, warps, 2, Factors::OfRows, ctas> {
-  using Ring = RingFewMm<Plain, B, Output_, tile_m, warps, 2, Factors::OfRows, ctas>;
+struct SkinnyTmaMm : SkinnyCpAsyncMm<Plain, B, Output_, tile_m, warps, 2, Factors::OfRows, ctas> {
+  using Ring = SkinnyCpAsyncMm<Plain, B, Output_, tile_m, warps, 2, Factors::OfRows, ctas>;
   using Base = typename Ring::Base;
   using typename Ring::Sums, typename Ring::X;
   using Ring::kEights, Ring::kPitch, Ring::kRows;
   using Filled = cutlass::arch::ClusterTransactionBarrier;
-  using Weights = B;
 
   static constexpr int kColumns = B::kCodeBits == 4 ? 256 : 128, kHalves = kColumns / 128;  // of a stage
   static constexpr int kColumnMultiple = kColumns;
@@ -72,6 +70,24 @@ struct TmaFewMm : RingFewMm<Plain, B, Output_, tile_m, warps, 2, Factors::OfRows
   struct Params {
     CUtensorMap codes, scales, tokens;
     typename Base::Params base;
+
+    // Boxes of rows of codes, of 16 bytes that have their scales, and of A.
+    friend bool describe(Params& params, gemmill_blockscaled_args const& x, gemmill_launch const& how) {
+      constexpr auto kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+      constexpr auto kNumbers = std::is_same_v<X, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+      params.base = upcast_params<typename Base::Output>(x, how);
+      int64_t const of_codes = int64_t{x.k} * B::kCodeBits / 8, of_row = of_codes + x.k / B::kGroup;
+      auto const map = [](CUtensorMap& to, CUtensorMapDataType type, void const* data, int64_t row, int64_t rows, int64_t stride, int columns,
+                          int box_rows, bool swizzled) {
+        int64_t const any = (2 * row + 15) / 16 * 16;  // where there is one row
+        return encode_tensor_map<2>(to, type, data, {static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(rows)},
+                                    {static_cast<cuuint64_t>(rows == 1 ? any : stride)},
+                                    {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(box_rows)}, swizzled);
+      };
+      return map(params.codes, kBytes, x.b, of_codes, x.n, x.ldb, kCodeRow, kRows, kSwizzled) &&
+             map(params.scales, kBytes, x.b, of_row, x.n, x.ldb, kScaleRow, kRows, false) &&
+             map(params.tokens, kNumbers, x.a, x.k, x.m, x.lda * 2, kBoxColumns, tile_m, true);
+    }
   };
 
   __device__ static void run(Params const& params, char* shared) {
@@ -181,45 +197,5 @@ struct TmaFewMm : RingFewMm<Plain, B, Output_, tile_m, warps, 2, Factors::OfRows
     }
   }
 };
-
-// Host code: a launch. Rows of `row` elements, `stride` bytes apart, for boxes of `columns` elements and `box_rows` rows.
-struct MappedRows {
-  CUtensorMapDataType type;
-  void const* data;
-  int64_t row, rows, stride;
-  uint32_t columns, box_rows;
-  bool swizzled;
-};
-
-inline bool describe_rows(CUtensorMap& map, MappedRows const& x) {
-  cuuint64_t const dims[2] = {static_cast<cuuint64_t>(x.row), static_cast<cuuint64_t>(x.rows)};
-  cuuint64_t const strides[1] = {static_cast<cuuint64_t>(x.rows == 1 ? (2 * x.row + 15) / 16 * 16 : x.stride)};  // that of one row may be anything
-  cuuint32_t const box[2] = {x.columns, x.box_rows}, steps[2] = {1, 1};
-  return cuTensorMapEncodeTiled(&map, x.type, 2, const_cast<void*>(x.data), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                x.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-template <class Kernel, auto entry>
-int32_t launch_tma_few_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
-  using Piece = typename Kernel::Weights;
-  constexpr auto kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  constexpr auto kNumbers = std::is_same_v<typename Kernel::X, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  int64_t const tiles = ((int64_t{x.m} - 1) / Kernel::kTileM + 1) * ((int64_t{x.n} - 1) / Kernel::kRows + 1);
-  if (tiles * x.splits > INT_MAX || x.k % Kernel::kColumnMultiple != 0) return GEMMILL_CANNOT_IMPLEMENT;
-  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  typename Kernel::Params params{};
-  params.base = widened_params<typename Kernel::Output>(x, how);
-  int64_t const of_codes = int64_t{x.k} * Piece::kCodeBits / 8, of_row = of_codes + x.k / Piece::kGroup;
-  if (!describe_rows(params.codes, {kBytes, x.b, of_codes, x.n, x.ldb, Kernel::kCodeRow, Kernel::kRows, Kernel::kSwizzled}) ||
-      !describe_rows(params.scales, {kBytes, x.b, of_row, x.n, x.ldb, Kernel::kScaleRow, Kernel::kRows, false}) ||
-      !describe_rows(params.tokens, {kNumbers, x.a, x.k, x.m, x.lda * 2, Kernel::kBoxColumns, Kernel::kTileM, true})) {
-    return GEMMILL_CANNOT_IMPLEMENT;
-  }
-  void* parameters[] = {&params};
-  LaunchShape const shape{dim3(static_cast<unsigned>(tiles * x.splits)), dim3(Kernel::kThreads), dim3(static_cast<unsigned>(x.splits)),
-                          Kernel::kSharedBytes};
-  return launch_kernel<entry>(shape, how, parameters);
-}
 
 }  // namespace gemmill::blockscaled

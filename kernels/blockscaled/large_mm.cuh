@@ -5,11 +5,8 @@
 // eight codes becomes four pairs in an order of its own, which is that of both operands: sums do not see it.
 #pragma once
 
-#include <climits>
-
 #include "blockscaled/operands.cuh"
 #include "gemm/partial_sums.cuh"
-#include "core/launch.cuh"
 #include "cute/arch/copy_sm90.hpp"
 #include "cute/atom/mma_atom.hpp"
 #include "cute/tensor.hpp"
@@ -21,7 +18,7 @@ namespace gemmill::blockscaled {
 
 // Two groups of 128 threads lie one above the other where a tile has 128 rows of A, else side by side.
 template <class Format_, class Output_, int tile_m, int tile_n>
-struct WidenedManyMm {
+struct LargeMm {
   using Format = Format_;
   using Output = Output_;
   using X = cutlass::bfloat16_t;
@@ -30,6 +27,7 @@ struct WidenedManyMm {
   static constexpr int kTileM = tile_m, kTileN = tile_n;
   static constexpr int kThreads = 256, kStages = 2;
   static constexpr int kStep = 64;  // columns: rows of 128 bytes, the span of the tensor core's swizzle
+  static constexpr int kColumnMultiple = 32;  // of K
   static constexpr int kPiecesA = tile_m * 2, kPiecesB = tile_n * 2;
   static constexpr int kOfA = (kPiecesA + kThreads - 1) / kThreads, kOfB = kPiecesB / kThreads;  // of a thread
   static constexpr int kBytesA = tile_m * kStep * 2, kBytesB = tile_n * kStep * 2;
@@ -48,7 +46,7 @@ struct WidenedManyMm {
   template <int rows>
   using OperandLayout = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<X>{},
                                                      cute::Shape<cute::Int<rows>, cute::Int<kStep>, cute::Int<kStages>>{}));
-  using Params = WidenedParams<Output>;
+  using Params = UpcastParams<Output>;
 
   struct Pieces {
     Piece a[kOfA], b[kOfB];
@@ -178,18 +176,5 @@ struct WidenedManyMm {
     cute::cluster_wait();
   }
 };
-
-// Host code: a launch.
-template <class Kernel, auto entry>
-int32_t launch_widened_many_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
-  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  int64_t const tiles = ((int64_t{x.m} - 1) / Kernel::kTileM + 1) * ((int64_t{x.n} - 1) / Kernel::kTileN + 1);
-  if (tiles * x.splits > INT_MAX || x.k % 32 != 0 || (x.splits > 1 && !Kernel::kSliced)) return GEMMILL_CANNOT_IMPLEMENT;
-  auto params = widened_params<typename Kernel::Output>(x, how);
-  void* parameters[] = {&params};
-  LaunchShape const shape{dim3(static_cast<unsigned>(tiles * x.splits)), dim3(Kernel::kThreads), dim3(static_cast<unsigned>(x.splits)),
-                          Kernel::kSharedBytes};
-  return launch_kernel<entry>(shape, how, parameters);
-}
 
 }  // namespace gemmill::blockscaled

@@ -7,13 +7,9 @@
 // and then those of a cluster, in the order of their parts.
 #pragma once
 
-#include <climits>
-
-#include "blockscaled/abi.h"
 #include "blockscaled/operands.cuh"
 #include "gemm/partial_sums.cuh"
 #include "gemm/warp_products.cuh"
-#include "core/launch.cuh"
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/array.h"
 
@@ -21,11 +17,12 @@ namespace gemmill::blockscaled {
 
 // `warps` divide the columns of K that a CTA has. A and B are of one kind: words, or in order.
 template <class A, class B, class Wide, class Output_, int tile_m, int warps, Factors factors, int ctas>
-struct WidenedFewMm {
+struct SkinnyMm {
   using Output = Output_;
   using X = typename Wide::Element;
 
-  static constexpr int kTileM = tile_m, kRows = 64;
+  static constexpr int kTileM = tile_m, kRows = 64, kTileN = kRows;
+  static constexpr bool kSliced = true;  // K may be
   static constexpr int kThreads = 32 * warps;
   static constexpr int kStep = 4 * kPieceOfRow;  // columns that the four lanes of a row take together
   static constexpr int kEights = tile_m / 8;     // of rows of A
@@ -38,7 +35,7 @@ struct WidenedFewMm {
   static_assert(tile_m % 8 == 0 && tile_m <= 32, "sums of more rows of A do not fit beside the codes that are on their way");
   static_assert(factors != Factors::OfGroups, "sums are not multiplied before all columns are added");
 
-  using Params = WidenedParams<Output>;
+  using Params = UpcastParams<Output>;
   using Sums = float[4][kEights][4];  // 16 rows of B each
 
   __device__ static void run(Params const& params, char* shared) {
@@ -132,18 +129,5 @@ struct WidenedFewMm {
     }
   }
 };
-
-// Host code: a launch.
-template <class Kernel, auto entry>
-int32_t launch_widened_few_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
-  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  int64_t const tiles = ((int64_t{x.m} - 1) / Kernel::kTileM + 1) * ((int64_t{x.n} - 1) / Kernel::kRows + 1);
-  if (tiles * x.splits > INT_MAX || x.k % Kernel::kColumnMultiple != 0) return GEMMILL_CANNOT_IMPLEMENT;
-  auto params = widened_params<typename Kernel::Output>(x, how);
-  void* parameters[] = {&params};
-  LaunchShape const shape{dim3(static_cast<unsigned>(tiles * x.splits)), dim3(Kernel::kThreads), dim3(static_cast<unsigned>(x.splits)),
-                          Kernel::kSharedBytes};
-  return launch_kernel<entry>(shape, how, parameters);
-}
 
 }  // namespace gemmill::blockscaled

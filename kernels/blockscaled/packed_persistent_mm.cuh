@@ -9,11 +9,13 @@
 namespace gemmill::blockscaled {
 
 template <class Products, class Output_, int row_groups, int k_groups>
-struct StayingMm : PackedMm<Products, Output_, row_groups, k_groups> {
+struct PackedPersistentMm : PackedMm<Products, Output_, row_groups, k_groups> {
   using Base = PackedMm<Products, Output_, row_groups, k_groups>;
   using typename Base::Block, typename Base::Ends, typename Base::Output, typename Base::Params, typename Base::SharedStorage, typename Base::Input;
   using Base::kConsumers, Base::kLoaderRegisters, Base::kRows, Base::kSumRegisters, Base::kThreads, Base::kTileM, Base::kStages, Base::kBlocks, Base::kTileK,
       Base::kGroupBytes, Base::kWeightBytes, Base::kTokenBytes;
+
+  static constexpr bool kPersistent = true;
 
   static_assert(k_groups == 1 && row_groups == 2 && kTileM == 256, "two groups of 128 threads have the sums of a tile");
   static_assert(Base::kWide && !Base::kGrouped, "sums are multiplied by scales of rows, at the end");
@@ -76,14 +78,9 @@ struct StayingMm : PackedMm<Products, Output_, row_groups, k_groups> {
     auto& filled = storage.filled[stage];
     filled.arrive_and_expect_tx(kWeightBytes + kTokenBytes);
     for (int g = 0; g < row_groups; ++g) {
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                   ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * kGroupBytes)), "l"(Base::weights_of(params, t, at.n0, g)),
-                     "r"(kGroupBytes), "r"(cute::cast_smem_ptr_to_uint(&filled)),
-                     "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
-                   : "memory");
+      load_bulk(cute::cast_smem_ptr_to_uint(storage.weights[stage] + g * kGroupBytes), Base::weights_of(params, t, at.n0, g), kGroupBytes, filled);
     }
-    cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&filled), static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                 storage.tokens[stage], t * kTileK, at.m0);
+    load_box(params.tokens, filled, storage.tokens[stage], t * kTileK, at.m0);
   }
 
   // All tiles of this CTA, as WarpgroupProducts multiplies one.
@@ -165,7 +162,7 @@ struct StayingMm : PackedMm<Products, Output_, row_groups, k_groups> {
         for (int j = 0; j < 8; ++j) {
           int const m = at.m0 + round * 128 + half * 64 + j * 8 + warp, n = at.n0 + column;
           float const quad[4] = {quads[j].x, quads[j].y, quads[j].z, quads[j].w};
-          if (m < params.m && n < params.n) store_quad(params, quad, ends, scales[j], m, n);
+          if (m < params.m && n < params.n) Base::store_quad(params, quad, ends, [&] { return scales[j]; }, m, n);
         }
       }
     }
@@ -173,53 +170,6 @@ struct StayingMm : PackedMm<Products, Output_, row_groups, k_groups> {
     __syncwarp();
     if (lane == 0) storage.freed[last[0]].arrive(), storage.freed[last[1]].arrive();
   }
-
-  __device__ static void store_quad(Params const& params, float const (&quad)[4], Ends const& ends, float scale, int m, int n) {
-    Output* row = params.d + m * params.ldd + n;
-    float const factor = ends.alpha * scale;
-    cutlass::AlignedArray<Output, 4> values;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      float const scaled = quad[i] * ends.base[i] * factor;
-      values[i] = Output(params.bias == nullptr ? scaled : scaled + static_cast<float>(ends.bias[i]));
-    }
-    if (n + 4 <= params.n && params.whole_quads) {
-      *reinterpret_cast<cutlass::AlignedArray<Output, 4>*>(row) = values;
-    } else {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (n + i < params.n) row[i] = values[i];
-      }
-    }
-  }
 };
-
-// Host code: a launch of as many CTAs as multiprocessors, or as tiles.
-template <class Kernel, auto entry>
-int32_t launch_staying_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
-  using Output = typename Kernel::Output;
-  int64_t const blocks = (x.k + kStageColumns - 1) / kStageColumns * (kStageColumns / Kernel::kColumns);
-  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  if (x.splits != 1) return GEMMILL_CANNOT_IMPLEMENT;
-  typename Kernel::Params params{};
-  if (describe_tokens<Kernel>(params.tokens, x) != CUDA_SUCCESS) return GEMMILL_CANNOT_IMPLEMENT;
-  params.weights = static_cast<char const*>(x.b);
-  params.alpha = x.alpha;
-  params.base = static_cast<float const*>(x.b_sf);
-  params.scales = static_cast<float const*>(x.a_sf);
-  params.bias = static_cast<Output const*>(x.bias);
-  params.d = static_cast<Output*>(x.d);
-  params.ldd = x.ldd;
-  params.m = x.m, params.n = x.n;
-  params.blocks = static_cast<int32_t>(blocks);
-  params.groups = (x.k + kGroupColumns - 1) / kGroupColumns;
-  params.spread = Kernel::kSpread;
-  params.whole_quads = x.ldd % 4 == 0 && reinterpret_cast<uintptr_t>(x.d) % 8 == 0;
-  int64_t const tiles = (int64_t{x.m} + Kernel::kTileM - 1) / Kernel::kTileM * ((int64_t{x.n} + Kernel::kRows - 1) / Kernel::kRows);
-  if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
-  LaunchShape const shape{dim3(static_cast<unsigned>(std::min<int64_t>(tiles, how.sm_count))), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes};
-  void* parameters[] = {&params};
-  return launch_kernel<entry>(shape, how, parameters);
-}
 
 }  // namespace gemmill::blockscaled

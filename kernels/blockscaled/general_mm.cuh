@@ -6,11 +6,7 @@
 // begin at multiples of 8 bytes, and M, N and K are any.
 #pragma once
 
-#include <climits>
-
-#include "blockscaled/abi.h"
 #include "blockscaled/operands.cuh"
-#include "core/launch.cuh"
 #include "cute/arch/copy_sm90.hpp"
 #include "cute/atom/mma_atom.hpp"
 #include "cute/tensor.hpp"
@@ -21,13 +17,14 @@
 namespace gemmill::blockscaled {
 
 template <class A_, class B_, class Wide, class Output_, int tile, Factors factors>
-struct WidenedMm {
+struct GeneralMm {
   using A = A_;
   using B = B_;
   using Output = Output_;
   using X = typename Wide::Element;
 
-  static constexpr int kTile = tile;
+  static constexpr int kTileM = tile, kTileN = tile, kColumnMultiple = 1;  // of K
+  static constexpr bool kSliced = false;
   static constexpr int kStep = 2 * kPieceOfRow;  // columns: rows of 128 bytes, the span of the tensor core's swizzle
   static constexpr int kThreads = 2 * tile;      // two for a row of each operand; 128 multiply 64 rows of A
   static constexpr int kStages = 2;
@@ -44,7 +41,7 @@ struct WidenedMm {
   using OperandLayout = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<X>{},
                                                      cute::Shape<cute::Int<tile>, cute::Int<kStep>, cute::Int<kStages>>{}));
 
-  using Params = WidenedParams<Output>;
+  using Params = UpcastParams<Output>;
 
   __device__ static void run(Params const& params, char* shared) {
     using namespace cute;
@@ -151,17 +148,5 @@ struct WidenedMm {
     }
   }
 };
-
-// Host code: a launch.
-template <class Kernel, auto entry>
-int32_t launch_widened_mm(gemmill_blockscaled_args const& x, gemmill_launch const& how) {
-  if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  int64_t const tiles = ((int64_t{x.m} - 1) / Kernel::kTile + 1) * ((int64_t{x.n} - 1) / Kernel::kTile + 1);
-  if (tiles > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
-  auto params = widened_params<typename Kernel::Output>(x, how);
-  void* parameters[] = {&params};
-  LaunchShape const shape{dim3(static_cast<unsigned>(tiles)), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes};
-  return launch_kernel<entry>(shape, how, parameters);
-}
 
 }  // namespace gemmill::blockscaled

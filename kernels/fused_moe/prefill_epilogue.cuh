@@ -1,4 +1,4 @@
-// The epilogues of tiles with a large M, by warps that do not multiply (many_experts.cuh): activations and codes of the first product,
+// The epilogues of tiles with a large M, by warps that do not multiply (persistent_prefill.cuh): activations and codes of the first product,
 // parts of the second, and sums of tokens after the last part.
 #pragma once
 
@@ -40,11 +40,11 @@ __device__ __forceinline__ void gate_all(quant::Gating const& gating, float cons
   for (int i = 0; i < count; ++i) results[i] = gating(gates[i], ups[i]);
 }
 
-// The ending of the first product. Results are float32 until the last columns of their rows are there; then they become codes. The warp
-// that takes its number codes a share of a tile's rows: there are as many as finishers store parts of tiles, in the order of tiles. So
+// The epilogue of the first product. Results are float32 until the last columns of their rows are there; then they become codes. The warp
+// that takes its number codes a share of a tile's rows: there are as many as epilogue warps store parts of tiles, in the order of tiles. So
 // nobody codes for others, and comes late.
 template <class Kernel>
-struct ManyGatedRows {
+struct PrefillGatedRows {
   using Args = PackedArgs;
   static constexpr int kCounter = 1, kTaken = 4;
   static constexpr bool kPaired = false;
@@ -76,7 +76,7 @@ struct ManyGatedRows {
   __device__ static void gate(Args const& x, uint32_t ends, int first, int rows, int n0, int row, int piece) {
     auto const& of = x.layer.x;
     quant::Gating const gating{activation, of.alpha, of.limit, of.beta};
-    for (int i = row; i - row % kTogetherRows < rows; i += kTogetherRows * Kernel::kFinishers) {
+    for (int i = row; i - row % kTogetherRows < rows; i += kTogetherRows * Kernel::kEpilogueWarps) {
       float gates[8], ups[8], results[8];
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < 2; ++half) {
@@ -117,7 +117,7 @@ struct ManyGatedRows {
   template <int>
   __device__ static void end(Args const&) {}
 
-  __device__ static int shares_of(Args const& x) { return ((x.n - 1) / Kernel::kRows + 1) * Kernel::kFinishers; }
+  __device__ static int shares_of(Args const& x) { return ((x.n - 1) / Kernel::kRows + 1) * Kernel::kEpilogueWarps; }
   __device__ void take(Args const& x) {
     if (threadIdx.x % 32 == 0) share = atomicAdd(x.layer.ws.tile_count + kTaken, 1);
     else share = 0;
@@ -168,9 +168,9 @@ struct ManyGatedRows {
   }
 };
 
-// The ending of the second: parts of pairs, in bf16.
+// The epilogue of the second: parts of pairs, in bf16.
 template <class Kernel>
-struct ManyParts {
+struct PrefillParts {
   using Args = PackedArgs;
   static constexpr int kCounter = 2, kStored = 3;
   static constexpr bool kPaired = true;
@@ -185,7 +185,7 @@ struct ManyParts {
     int const n = n0 + piece * 8;
     auto* const parts = reinterpret_cast<__nv_bfloat16*>(x.layer.ws.parts) + n;
 #pragma unroll 4
-    for (int i = row; i < rows; i += kTogetherRows * Kernel::kFinishers) {
+    for (int i = row; i < rows; i += kTogetherRows * Kernel::kEpilogueWarps) {
       auto* const to = parts + pairs[i] * int64_t{x.n};
       uint4 const first = left_piece(ends, i, piece), second = left_piece(ends, i, piece + kLanesOfRow);
       if (n < x.n) *reinterpret_cast<uint4*>(to) = first;
@@ -207,7 +207,7 @@ struct ManyParts {
     auto meet = [] { cutlass::arch::NamedBarrier::sync(threads, 1); };
     meet();
     if (threadIdx.x == 0) {
-      int const expected = *x.layer.ws.tile_count * ((x.n - 1) / Kernel::kRows + 1) * Kernel::kFinishers;
+      int const expected = *x.layer.ws.tile_count * ((x.n - 1) / Kernel::kRows + 1) * Kernel::kEpilogueWarps;
       Patience<> patience;
       while (__ldcg(x.layer.ws.tile_count + kStored) < expected) {
         __nanosleep(100);

@@ -10,63 +10,14 @@
 #pragma once
 
 #include "fused_moe/ordered_experts.cuh"
+#include "gemm/wgmma.cuh"
 
 namespace gemmill::fused_moe {
 
-// D += A B of a group's 64 rows of weights: a thread's part of 16 of their columns by `rows` rows, which B describes.
-template <int rows>
-__device__ __forceinline__ void multiply_group(float (&d)[32], uint32_t const* a, uint64_t b) {
-  static_assert(rows == 24 || rows == 32 || rows == 40 || rows == 48 || rows == 64, "there are five instructions");
-#define GEMMILL_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define GEMMILL_OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
-  if constexpr (rows == 24) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1, 0;}"
-        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8)
-        : GEMMILL_OPERANDS);
-  } else if constexpr (rows == 32) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
-        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8), GEMMILL_FOUR(12)
-        : GEMMILL_OPERANDS);
-  } else if constexpr (rows == 40) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n40k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19}, {%20, %21, %22, %23}, %24, p, 1, 1, 0;}"
-        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8), GEMMILL_FOUR(12), GEMMILL_FOUR(16)
-        : GEMMILL_OPERANDS);
-  } else if constexpr (rows == 48) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23}, {%24, %25, %26, %27}, %28, p, 1, 1, 0;}"
-        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8), GEMMILL_FOUR(12), GEMMILL_FOUR(16), GEMMILL_FOUR(20)
-        : GEMMILL_OPERANDS);
-  } else {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
-        : GEMMILL_FOUR(0), GEMMILL_FOUR(4), GEMMILL_FOUR(8), GEMMILL_FOUR(12), GEMMILL_FOUR(16), GEMMILL_FOUR(20), GEMMILL_FOUR(24), GEMMILL_FOUR(28)
-        : GEMMILL_OPERANDS);
-  }
-#undef GEMMILL_OPERANDS
-#undef GEMMILL_FOUR
-}
-
-// The same of a warp's 16 rows of weights by eight rows.
-__device__ __forceinline__ void multiply_eight(float* d, uint32_t const* a, uint32_t const (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 // How a thread multiplies its part of a block of 64 rows and 64 columns: by rows in its registers, or in shared memory, where `at` describes
-// them. Sparse weights do otherwise (sparse_boxes.cuh).
+// them. Sparse weights do otherwise (sparse_upcast.cuh).
 template <class Block>
-struct BoxedProducts {
+struct UpcastProducts {
   static constexpr int kWords = 16;  // made of a block
 
   __device__ static void make(Block const& block, uint32_t told, uint32_t (&words)[kWords]) {
@@ -76,7 +27,7 @@ struct BoxedProducts {
   template <int rows>
   __device__ static void multiply_many(float (&sums)[32], uint32_t const (&words)[kWords], uint64_t at) {
     CUTLASS_PRAGMA_UNROLL
-    for (int step = 0; step < 4; ++step) multiply_group<rows>(sums, words + 4 * step, at + 2 * step);
+    for (int step = 0; step < 4; ++step) Wgmma<cutlass::bfloat16_t, rows>::add(sums, words + 4 * step, at + 2 * step);
   }
   template <int eights, int count>
   __device__ static void multiply_few(float (&sums)[count], Block const& block, uint32_t told, uint32_t const (&tokens)[eights][4][2]) {
@@ -92,16 +43,9 @@ struct BoxedProducts {
     CUTLASS_PRAGMA_UNROLL
     for (int step = 0; step < 2; ++step) {
       CUTLASS_PRAGMA_UNROLL
-      for (int e = 0; e < eights; ++e) multiply_eight(sums + 4 * e, operands + 4 * step, tokens[e][2 * half + step]);
+      for (int e = 0; e < eights; ++e) blockscaled::mma_bf16(sums + 4 * e, operands + 4 * step, tokens[e][2 * half + step]);
     }
   }
-};
-
-// Whose tile it is.
-struct BoxedTile {
-  int32_t weights;  // below 0 behind the last tile
-  int32_t m0, end;  // its rows
-  int32_t n0;
 };
 
 // Of few pairs a warp finds all tiles of rows in the order in which PrepareOrdered lists them, a lane for each pair.
@@ -129,7 +73,7 @@ struct FewExperts {
   }
 
   // Asked by all lanes.
-  __device__ BoxedTile tile_of(int index, int n0) const {
+  __device__ WorkTile tile_of(int index, int n0) const {
     int const lane = __ffs(__ballot_sync(~0u, index >= before && (index - before) * kTokens < count)) - 1;
     int const skipped = (index - __shfl_sync(~0u, before, lane)) * kTokens, m0 = __shfl_sync(~0u, first, lane) + skipped;
     return {__shfl_sync(~0u, weights, lane), m0, m0 + min(kTokens, __shfl_sync(~0u, count, lane) - skipped), n0};
@@ -137,17 +81,15 @@ struct FewExperts {
 };
 
 // `row_groups` times 64 rows of weights.
-template <class Products, class Output, template <class> class Ending_, int row_groups>
-struct BoxedMm {
+template <class Products, class Output, template <class> class Epilogue_, int row_groups>
+struct UpcastMm {
   using Mm = blockscaled::PackedMm<Products, Output, row_groups, 1>;
-  using Ending = Ending_<Mm>;
+  using Epilogue = Epilogue_<Mm>;
   using Args = PackedArgs;
   using Input = typename Products::Input;
   using Block = typename Products::Block;
-  using Multiplies = BoxedProducts<Block>;
-  using Filled = typename Mm::Filled;
-  using Freed = typename Mm::Freed;
-  using Ringed = moe::Ring<Products::kStages>;
+  using Multiplies = UpcastProducts<Block>;
+  using Stages = PipelineState<Products::kStages>;
 
   static constexpr uint32_t kSpread = Mm::kSpread;
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kStages = Mm::kStages, kColumns = Mm::kColumns, kBlocks = Mm::kBlocks;
@@ -163,11 +105,6 @@ struct BoxedMm {
   static constexpr int kCtas = kMany ? 1 : 4 / row_groups;  // on a multiprocessor
 
   static_assert(kBlocks == 2 && !Products::kGrouped && !Mm::kScaled && (kTileM == 64 || kTileM == 16), "stages of 128 columns, and rows for which there are instructions");
-  template <int rows>
-  struct Boxes {  // of rows
-    using Input = typename Products::Input;
-    static constexpr int kColumns = Mm::kColumns, kTileM = rows;
-  };
   struct Params {
     CUtensorMap few, many;  // boxes of rows of 128 bytes, swizzled by as many
     CUtensorMap weights;    // 64 rows of a stage's columns lie together, in pieces of 128 bytes
@@ -176,7 +113,6 @@ struct BoxedMm {
     int32_t blocks;   // of weights along K
     uint32_t spread;  // Block::kSpread, of which the compiler must know nothing
   };
-  using Tile = BoxedTile;
   struct OfEnd {
     float bases[kRows];
     int32_t pairs[kOfEnd];
@@ -187,7 +123,7 @@ struct BoxedMm {
     alignas(128) char weights[kStages][Mm::kWeightBytes];
     alignas(16) float sums[kConsumers / 32][kBoxRows * kPitch];
     alignas(16) OfEnd of_ends[kEnds];
-    Tile tiles[kEnds];
+    WorkTile tiles[kEnds];
     Filled filled[kStages];
     Freed freed[kStages];
     Filled told[kEnds];  // for the epilogue's data
@@ -195,6 +131,21 @@ struct BoxedMm {
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
   static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
+
+  // Pieces of tokens are numbered, too.
+  static bool describe(Params& params, Args const& x) {
+    return int64_t{x.m} * ((x.n - 1) / 128 + 1) <= INT_MAX / 2 && describe_rows<Input>(params.few, x, kBoxRows) &&
+           describe_rows<Input>(params.many, x, kManyRows) && describe_weights(params, x);
+  }
+
+  // Some 64 rows and the columns of a stage, in pieces of 128 bytes.
+  static bool describe_weights(Params& params, Args const& x) {
+    constexpr int kPiece = 128, kPieces = Block::kBytes / kPiece;
+    static_assert(Block::kBytes % kPiece == 0, "a block is whole pieces");
+    cuuint64_t const blocks = params.blocks, groups = (x.n + 63) / 64, experts = x.weights;
+    return encode_tensor_map<4>(params.weights, CU_TENSOR_MAP_DATA_TYPE_UINT64, x.b, {kPiece / 8, blocks * kPieces, groups, experts},
+                       {kPiece, blocks * Block::kBytes, static_cast<cuuint64_t>(x.b_stride_expert)}, {kPiece / 8, kBlocks * kPieces, kGroups, 1}, false);
+  }
 
   __device__ static void run(Params const& params, char* shared) {
     auto& storage = *reinterpret_cast<SharedStorage*>(shared + (-cute::cast_smem_ptr_to_uint(shared) & 1023));
@@ -209,9 +160,9 @@ struct BoxedMm {
     if (threadIdx.x < kConsumers) {
       if constexpr (kMany) cutlass::arch::warpgroup_reg_alloc<kSumRegisters>();
       int const count = multiply_tiles(params, storage);
-      if constexpr (Ending::kFollows) {
+      if constexpr (Epilogue::kFollows) {
         meet_all(params, storage, count);
-        Ending::template sum_tokens<kConsumers / 32>(params.x.layer);
+        Epilogue::template sum_tokens<kConsumers / 32>(params.x.layer);
       }
     } else {
       if constexpr (kMany) cutlass::arch::warpgroup_reg_dealloc<kOtherRegisters>();
@@ -225,14 +176,14 @@ struct BoxedMm {
     bool const leads = cute::elect_one_sync();
     auto const& ws = params.x.layer.ws;
     FewExperts<kTileM> few;
-    bool const finds = !Ending::kFollows && few.serves(params.x.layer.x);
+    bool const finds = !Epilogue::kFollows && few.serves(params.x.layer.x);
     if (finds) {
       few.find(params.x.layer.x);
-    } else if (!Ending::kFollows) {
-      begin_after();
+    } else if (!Epilogue::kFollows) {
+      wait_and_launch_dependents();
     }
     int const of_rows = finds ? few.all : __ldcg(ws.tile_count), all = of_rows * params.tiles_n;
-    auto const tile_at = [&](int index) -> Tile {
+    auto const tile_at = [&](int index) -> WorkTile {
       if (index >= all) return {-1, 0, 0, 0};
       int const n = index / of_rows, row = index - n * of_rows;
       if (finds) return few.tile_of(row, n * kRows);
@@ -240,27 +191,27 @@ struct BoxedMm {
       return {words.x, words.y, words.y + words.z, n * kRows};
     };
     // For the sums of tokens even its first tile is not a CTA's before it runs.
-    int const dealt = Ending::kFollows ? 0 : gridDim.x;
+    int const dealt = Epilogue::kFollows ? 0 : gridDim.x;
     auto const take = [&] {
       int taken = 0;
-      if (threadIdx.x % 32 == 0) taken = dealt + atomicAdd(ws.tile_count + Ending::kCounter, 1);
+      if (threadIdx.x % 32 == 0) taken = dealt + take_number(params.x, Epilogue::kCounter);
       return __shfl_sync(~0u, taken, 0);
     };
-    Tile tile = tile_at(Ending::kFollows ? take() : static_cast<int>(blockIdx.x));
+    WorkTile tile = tile_at(Epilogue::kFollows ? take() : static_cast<int>(blockIdx.x));
     int const stages = params.blocks / kBlocks;
-    Ringed ring;
+    Stages ring;
     int slot = 0, early = 0;
-    if (Ending::kFollows || finds) {
+    if (Epilogue::kFollows || finds) {
       if (tile.weights >= 0) {
         early = min(stages, kStages);
         if (leads) storage.tiles[slot] = tile;  // before its first stage is there
         for (int t = 0; t < early && leads; ++t) load_weights(params, storage, tile, t, t);
       }
       __syncwarp();
-      begin_after();
+      wait_and_launch_dependents();
     }
     for (int index = take(); tile.weights >= 0;) {
-      Tile const next = tile_at(index);  // while this one's stages load
+      WorkTile const next = tile_at(index);  // while this one's stages load
       index = take();
       for (int t = 0; t < stages; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
@@ -284,13 +235,13 @@ struct BoxedMm {
   }
 
   // A tile's loaded rows: as boxes of eight, or of 32.
-  __device__ static int loaded_of(Tile const& tile) {
+  __device__ static int loaded_of(WorkTile const& tile) {
     int const rows = tile.end - tile.m0;
     return rows > 16 && rows <= kManyRows ? kManyRows : rows > kTileM - kBoxRows ? kTileM : (rows + kBoxRows - 1) / kBoxRows * kBoxRows;
   }
 
   // The tile, and the data of its epilogue.
-  __device__ static void begin_tile(Params const& params, SharedStorage& storage, Tile const& tile, int slot) {
+  __device__ static void begin_tile(Params const& params, SharedStorage& storage, WorkTile const& tile, int slot) {
     int const lane = threadIdx.x % 32;
     if (lane == 0) storage.tiles[slot] = tile;
     __syncwarp();
@@ -307,11 +258,11 @@ struct BoxedMm {
       copy(of_end.pairs + i * 32 + lane, params.x.layer.ws.order + m);
       copy(of_end.router + i * 32 + lane, params.x.a_scales + m);
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&storage.told[slot])) : "memory");
+    arrive_after_copies(storage.told[slot]);
   }
 
   // Announces all bytes of a stage, and loads its weights.
-  __device__ static void load_weights(Params const& params, SharedStorage& storage, Tile const& tile, int t, int stage) {
+  __device__ static void load_weights(Params const& params, SharedStorage& storage, WorkTile const& tile, int t, int stage) {
     auto& filled = storage.filled[stage];
     filled.arrive_and_expect_tx(Mm::kWeightBytes + loaded_of(tile) * kBlocks * 128);
     cute::SM90_TMA_LOAD_4D::copy(&params.weights, reinterpret_cast<uint64_t*>(&filled), static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
@@ -319,36 +270,26 @@ struct BoxedMm {
   }
 
   // Boxes of rows.
-  __device__ static void load_rows(Params const& params, SharedStorage& storage, Tile const& tile, int t, int stage) {
-    auto* const filled = reinterpret_cast<uint64_t*>(&storage.filled[stage]);
-    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+  __device__ static void load_rows(Params const& params, SharedStorage& storage, WorkTile const& tile, int t, int stage) {
     for (int m = 0, loaded = loaded_of(tile); m < loaded;) {
       bool const many = loaded - m >= kManyRows;
-      CUtensorMap const* const map = many ? &params.many : &params.few;
+      CUtensorMap const& map = many ? params.many : params.few;
       CUTLASS_PRAGMA_UNROLL
       for (int b = 0; b < kBlocks; ++b) {
-        char* const to = storage.tokens[stage] + b * Mm::kBoxBytes + m * 128;
-        int const k = (t * kBlocks + b) * kColumns;
-        cute::SM90_TMA_LOAD_2D::copy(map, filled, kHint, to, k, tile.m0 + m);
+        load_box(map, storage.filled[stage], storage.tokens[stage] + b * Mm::kBoxBytes + m * 128, (t * kBlocks + b) * kColumns, tile.m0 + m);
       }
       m += many ? kManyRows : kBoxRows;
     }
   }
 
-  // The launch ahead of this one has ended; the next one may begin.
-  __device__ static void begin_after() {
-    cutlass::arch::wait_on_dependent_grids();
-    cutlass::arch::launch_dependent_grids();
-  }
-
   // Returns how many there were.
   __device__ static int multiply_tiles(Params const& params, SharedStorage& storage) {
-    Ringed ring;
-    moe::Ring<kEnds> slots;
+    Stages ring;
+    PipelineState<kEnds> slots;
     int const group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     for (int tiles = 0;; ++tiles, slots.next()) {
       storage.filled[ring.stage].wait(ring.phase);
-      Tile const tile = storage.tiles[slots.stage];
+      WorkTile const tile = storage.tiles[slots.stage];
       if (tile.weights < 0) return tiles;
       int const rows = __shfl_sync(~0u, tile.end - tile.m0, 0), count = params.blocks / kBlocks;
       float sums[kSums] = {};
@@ -370,7 +311,7 @@ struct BoxedMm {
     cutlass::arch::wait_on_dependent_grids();  // without it an L1 cache may answer with older lists
     meet();
     if (threadIdx.x == 0) {
-      int32_t* const stored = params.x.layer.ws.tile_count + Ending::kStoredCounter;
+      int32_t* const stored = params.x.layer.ws.tile_count + Epilogue::kStoredCounter;
       __threadfence();
       if (count > 0) atomicAdd(stored, count);
       Patience<> patience;
@@ -385,7 +326,7 @@ struct BoxedMm {
 
   // A warp's 16 rows of weights by 8 or 16 rows. A stage is free as soon as it is in registers.
   template <int eights>
-  __device__ static void multiply_few(SharedStorage& storage, uint32_t told, Ringed& ring, int count, int group, float (&sums)[kSums]) {
+  __device__ static void multiply_few(SharedStorage& storage, uint32_t told, Stages& ring, int count, int group, float (&sums)[kSums]) {
     using Few = blockscaled::WarpProducts<Block, kBlocks, kBlocks, 8 * eights, kStages, false>;
     int const thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + group * Mm::kGroupBytes;
@@ -406,7 +347,7 @@ struct BoxedMm {
   }
 
   // A group's 64 rows of weights by more rows. While the tensor core multiplies one block, the group makes the next.
-  __device__ static void multiply_many(SharedStorage& storage, uint32_t told, Ringed& ring, int count, int group, int rows, float (&sums)[kSums]) {
+  __device__ static void multiply_many(SharedStorage& storage, uint32_t told, Stages& ring, int count, int group, int rows, float (&sums)[kSums]) {
     int const thread = threadIdx.x % 128;
     uint32_t const weights = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + group * Mm::kGroupBytes;
     uint32_t const tokens = cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]);
@@ -461,12 +402,12 @@ struct BoxedMm {
   }
 
   // A warp's 16 columns of a tile, eight rows at a time.
-  __device__ static void store(Params const& params, SharedStorage& storage, int slot, Tile const& tile, int rows, float (&sums)[kSums]) {
+  __device__ static void store(Params const& params, SharedStorage& storage, int slot, WorkTile const& tile, int rows, float (&sums)[kSums]) {
     int const lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 + lane % 4 * 4, n = tile.n0 + own;
     auto const& of_end = storage.of_ends[slot];
     float* const buffer = storage.sums[threadIdx.x / 32];
     float4 const bases = *reinterpret_cast<float4 const*>(of_end.bases + own);
-    Ending const ending(params.x, tile.weights, n, bases);
+    Epilogue const epilogue(params.x, tile.weights, n, bases);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int row = lane / 4; ; row += kBoxRows) {
       CUTLASS_PRAGMA_UNROLL
@@ -474,7 +415,7 @@ struct BoxedMm {
       __syncwarp();
       float4 const found = *reinterpret_cast<float4 const*>(buffer + lane / 4 * kPitch + lane % 4 * 4);
       float const quad[4] = {found.x, found.y, found.z, found.w};
-      if (row < rows && n < params.x.n) ending.put_row(params.x, quad, tile.m0 + row, n, of_end.pairs[row], of_end.router[row]);
+      if (row < rows && n < params.x.n) epilogue.put_row(params.x, quad, tile.m0 + row, n, of_end.pairs[row], of_end.router[row]);
       if (row - lane / 4 + kBoxRows >= rows) break;
       __syncwarp();
       CUTLASS_PRAGMA_UNROLL
@@ -483,24 +424,24 @@ struct BoxedMm {
   }
 };
 
-// The ending of the first product.
+// The epilogue of the first product.
 template <class Mm>
-struct BoxedGatedRows : GatedRows<Mm> {
+struct UpcastGatedRows : GatedRows<Mm> {
   static constexpr int kCounter = 1;
 
-  __device__ BoxedGatedRows(PackedArgs const& x, int weights, int n, float4 bases) : GatedRows<Mm>(Scaled<Mm>(x, weights, n, bases)) {}
+  __device__ UpcastGatedRows(PackedArgs const& x, int weights, int n, float4 bases) : GatedRows<Mm>(Scaled<Mm>(x, weights, n, bases)) {}
 
   __device__ void put_row(PackedArgs const& x, float const (&quad)[4], int m, int n, int, float router) const {
     this->put(x, quad, m, n, x.layer.x.weight_on_input ? router : 1.0f, 1.0f);
   }
 };
 
-// The ending of the second.
+// The epilogue of the second.
 template <class Mm>
-struct BoxedParts : WeighedParts<Mm> {
+struct UpcastParts : WeighedParts<Mm> {
   static constexpr int kCounter = 2, kStoredCounter = 3;
 
-  __device__ BoxedParts(PackedArgs const& x, int weights, int n, float4 bases) : WeighedParts<Mm>(Scaled<Mm>(x, weights, n, bases)) {}
+  __device__ UpcastParts(PackedArgs const& x, int weights, int n, float4 bases) : WeighedParts<Mm>(Scaled<Mm>(x, weights, n, bases)) {}
 
   __device__ void put_row(PackedArgs const& x, float const (&quad)[4], int, int n, int pair, float router) const {
     this->put(x, quad, pair, n, x.layer.x.weight_on_input ? 1.0f : router, 1.0f);
@@ -521,50 +462,5 @@ struct BoxedParts : WeighedParts<Mm> {
     }
   }
 };
-
-// Host code: a product, which launches as others do.
-template <class Kernel, auto entry>
-struct BoxedProduct {
-  static constexpr auto kEntry = entry;
-  typename Kernel::Params params;
-  LaunchShape shape;
-  int32_t error;  // why it cannot be launched, or 0
-
-  BoxedProduct(PackedArgs const& x, gemmill_launch const& how)
-      : params{{}, {}, {}, x, (x.n - 1) / Kernel::kRows + 1, blocks_of(x), Kernel::kSpread},
-        shape{dim3(1), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes} {
-    int64_t const tiles = std::min<int64_t>(x.m, int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
-    bool const counted = tiles <= INT_MAX / 2 && int64_t{x.m} * ((x.n - 1) / 128 + 1) <= INT_MAX / 2;  // pieces of tokens, too
-    bool const described = moe::describe_rows<typename Kernel::template Boxes<Kernel::kBoxRows>>(params.few, x) == CUDA_SUCCESS &&
-                           moe::describe_rows<typename Kernel::template Boxes<Kernel::kManyRows>>(params.many, x) == CUDA_SUCCESS && describe_weights() == CUDA_SUCCESS;
-    error = described && counted ? static_cast<int32_t>(allow_shared_memory<entry>(how.device, Kernel::kSharedBytes)) : GEMMILL_CANNOT_IMPLEMENT;
-    shape.grid.x = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas));
-  }
-
- private:
-  static int32_t blocks_of(PackedArgs const& x) {
-    constexpr int64_t kStage = blockscaled::kStageColumns;
-    return static_cast<int32_t>((x.k + kStage - 1) / kStage * (kStage / Kernel::kColumns));
-  }
-
-  // Some 64 rows and the columns of a stage, in pieces of 128 bytes.
-  CUresult describe_weights() {
-    constexpr int kBytes = Kernel::Block::kBytes, kPiece = 128;
-    static_assert(kBytes % kPiece == 0, "a block is whole pieces");
-    auto const& x = params.x;
-    cuuint64_t const blocks = params.blocks, groups = (x.n + 63) / 64, experts = x.weights;
-    cuuint64_t const dims[4] = {kPiece / 8, blocks * (kBytes / kPiece), groups, experts};
-    cuuint64_t const strides[3] = {kPiece, blocks * kBytes, static_cast<cuuint64_t>(x.b_stride_expert)};
-    cuuint32_t const box[4] = {kPiece / 8, Kernel::kBlocks * kBytes / kPiece, Kernel::kGroups, 1}, steps[4] = {1, 1, 1, 1};
-    return cuTensorMapEncodeTiled(&params.weights, CU_TENSOR_MAP_DATA_TYPE_UINT64, 4, const_cast<void*>(x.b), dims, strides, box, steps,
-                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  }
-};
-
-template <class First, class Up, class Down, auto prepare, auto up, auto down>
-int32_t launch_boxed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
-  return launch_in_order<First, Up, Down, prepare, BoxedProduct<Up, up>, BoxedProduct<Down, down>>(x, how);
-}
 
 }  // namespace gemmill::fused_moe

@@ -1,11 +1,11 @@
-// Block-scaled codes on Hopper, small M, K a multiple of 128: the computation of widened_few_mm.cuh, with prefetched loads.
+// Block-scaled codes on Hopper, small M, K a multiple of 128: the computation of skinny_mm.cuh, with prefetched loads.
 //
 // A warp loads its operands some steps ahead, by cp.async into stages of its own: no register waits for memory, and no warp for another.
 // Rows begin at multiples of 16 bytes. A step is 128 columns, of which each of the four lanes of a row has 32.
 #pragma once
 
-#include "blockscaled/ring_pieces.cuh"
-#include "blockscaled/widened_few_mm.cuh"
+#include "blockscaled/shared_pieces.cuh"
+#include "blockscaled/skinny_mm.cuh"
 
 namespace gemmill::blockscaled {
 
@@ -20,10 +20,10 @@ __device__ void copy_ahead(uint32_t to, void const* from, bool inside) {
   }
 }
 
-// `A` is a piece too, or Plain: numbers of 16 bits as they are. The rest after the last product is WidenedFewMm's.
+// `A` is a piece too, or Plain: numbers of 16 bits as they are. The rest after the last product is SkinnyMm's.
 template <class A, class B, class Output_, int tile_m, int warps, int stages, Factors factors, int ctas>
-struct RingFewMm : WidenedFewMm<A, B, typename B::X, Output_, tile_m, warps, factors, ctas> {
-  using Base = WidenedFewMm<A, B, typename B::X, Output_, tile_m, warps, factors, ctas>;
+struct SkinnyCpAsyncMm : SkinnyMm<A, B, typename B::X, Output_, tile_m, warps, factors, ctas> {
+  using Base = SkinnyMm<A, B, typename B::X, Output_, tile_m, warps, factors, ctas>;
   using typename Base::Params, typename Base::Sums, typename Base::X;
   using Base::kEights, Base::kPitch, Base::kRows, Base::kStep;
 

@@ -1,67 +1,49 @@
-// Fused experts of packed 4-bit weights that fold, for tiles of up to 32, 112 or 224 rows: rows in order as in ordered_experts.cuh, with
-// a main loop and epilogues of its own.
+// Fused experts of packed 4-bit weights that fold, for tiles of up to 32, 112 or 224 rows: rows in order as in ordered_experts.cuh.
 //
 // CTAs are persistent; a tile is 128 rows of weights by the rows of an expert. Two groups of 128 threads multiply 64 rows of weights each
 // by all rows of the tile, so that a weight becomes a number once. They leave a tile's sums in shared memory, scaled and rounded to bf16,
 // and multiply the next.
 //
-// Next to them one warp loads. Three finish tiles: activations and codes of the first product, parts of the second. They need as long as
+// Next to them one warp loads. Three run epilogues: activations and codes of the first product, parts of the second. They need as long as
 // the others multiply, and no more. After the last part is there, all threads of all CTAs sum tokens.
 #pragma once
 
-#include "fused_moe/many_endings.cuh"
-#include "fused_moe/many_products.cuh"
+#include "fused_moe/prefill_epilogue.cuh"
+#include "gemm/wgmma.cuh"
 
 namespace gemmill::fused_moe {
 
 inline constexpr int kUnitRows = 16;  // multiplications take multiples of so many rows of a tile
 
-template <class Block_, int tile_m, int stages, template <class> class Ending_>
-struct ManyMm {
-  using Mm = ManyMm;
+template <class Block_, int tile_m, int stages, template <class> class Epilogue_>
+struct PrefillMm {
+  using Mm = PrefillMm;
   using Block = Block_;
-  using Ending = Ending_<ManyMm>;
+  using Epilogue = Epilogue_<PrefillMm>;
   using Args = PackedArgs;
   using Input = typename Block::Input;
-  using Filled = cutlass::arch::ClusterTransactionBarrier;
-  using Freed = cutlass::arch::ClusterBarrier;
 
   static constexpr bool kScaled = true;
+  static constexpr uint32_t kSpread = Block::kSpread;
   static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = tile_m <= 32 ? 2 : 1;  // on a multiprocessor
   static constexpr int kUnitBytes = kUnitRows * 128, kUnits = kTileM / kUnitRows;
   static constexpr int kBoxRows = kTileM < 64 ? 32 : 64, kUnitsOfBox = kBoxRows / kUnitRows;
   static constexpr int kWeightBytes = 2 * Block::kBytes;
-  static constexpr int kConsumers = 256, kFinishers = 3, kThreads = kConsumers + 32 + 32 * kFinishers;
+  static constexpr int kConsumers = 256, kEpilogueWarps = 3, kThreads = kConsumers + 32 + 32 * kEpilogueWarps;
   static constexpr int kAhead = 4;         // announced tiles without an epilogue yet
-  static constexpr int kEndBytes = 2 * kRows;  // of a row that is left to finishers
+  static constexpr int kEndBytes = 2 * kRows;  // of a row that is left to epilogue warps
   static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = kCtas == 1 ? 88 : 72;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;
 
   static_assert(sizeof(Input) == 1 && Block::kBytes % 16 == 0, "blocks of 64 rows and 128 columns fold into e4m3");
   static_assert(kTileM % kUnitRows == 0 && kUnits <= 15, "there is a product of so many rows");
 
-  struct Boxes {  // of rows, as describe_rows takes them
-    using Input = typename Block::Input;
-    static constexpr int kColumns = 128, kTileM = kBoxRows;
-  };
-  struct Units {
-    using Input = typename Block::Input;
-    static constexpr int kColumns = 128, kTileM = kUnitRows;
-  };
   struct Params {
     CUtensorMap boxes, units;  // of rows of 128 bytes, swizzled by as many
     Args x;
     int32_t tiles_n;  // of an expert's weights
     int32_t blocks;   // of weights along K
     uint32_t spread;  // Block::kSpread, of which the compiler must know nothing
-  };
-  struct Tile {
-    int32_t weights;  // below 0 behind the last tile
-    int32_t m0, end;  // its rows
-    int32_t n0;
-
-    __device__ int rows() const { return end - m0; }
-    __device__ int units() const { return (rows() + kUnitRows - 1) / kUnitRows; }
   };
   // The factors of a row's sums: `first` where nothing lies between, else that and, behind the bias, `second`.
   struct RowFactors {
@@ -75,7 +57,7 @@ struct ManyMm {
     int32_t pairs[2][kTileM];
     float columns[2][kRows];
     alignas(16) uint2 tables[std::max(Block::kEntries, 1)];
-    Tile tiles[kAhead];
+    WorkTile tiles[kAhead];
     Filled filled[kStages];
     Freed freed[kStages];
     Freed announced[kAhead], ready[kAhead], left[kAhead], done[kAhead];  // of tiles: told, factors there, sums there, sums read
@@ -83,8 +65,13 @@ struct ManyMm {
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
   static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
 
-  using Stages = moe::Ring<kStages>;
-  using Tiles = moe::Ring<kAhead>;
+  using Stages = PipelineState<kStages>;
+  using Tiles = PipelineState<kAhead>;
+
+  // The epilogue numbers as many parts of a tile as there are epilogue warps, in 16 bits.
+  static bool describe(Params& params, Args const& x) {
+    return params.tiles_n <= 0xFFFF / kEpilogueWarps && describe_rows<Input>(params.boxes, x, kBoxRows) && describe_rows<Input>(params.units, x, kUnitRows);
+  }
 
   __device__ static void run(Params const& params, char* shared) {
     auto base = reinterpret_cast<uintptr_t>(shared);
@@ -95,74 +82,60 @@ struct ManyMm {
       for (auto& barrier : storage.filled) barrier.init(1);
       for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
       for (auto& barrier : storage.announced) barrier.init(1);
-      for (auto& barrier : storage.ready) barrier.init(kFinishers);
+      for (auto& barrier : storage.ready) barrier.init(kEpilogueWarps);
       for (auto& barrier : storage.left) barrier.init(kConsumers / 32);
-      for (auto& barrier : storage.done) barrier.init(kFinishers);
+      for (auto& barrier : storage.done) barrier.init(kEpilogueWarps);
       cutlass::arch::fence_barrier_init();
     }
     if constexpr (Block::kEntries > 0) {
       for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
     }
     __syncthreads();
-    cutlass::arch::wait_on_dependent_grids();
-    cutlass::arch::launch_dependent_grids();
+    wait_and_launch_dependents();
     if (threadIdx.x >= kConsumers) {
       cutlass::arch::warpgroup_reg_dealloc<kOtherRegisters>();
       int const warp = __shfl_sync(~0u, (threadIdx.x - kConsumers) / 32, 0);
       if (warp > 0) {
-        finish_tiles(params, storage, warp - 1);
+        run_epilogues(params, storage, warp - 1);
       } else if (cute::elect_one_sync()) {  // of which ptxas knows that it is one: else it loops over threads at every copy
         produce(params, storage);
       }
       __syncwarp();
-      Ending::template end<kThreads>(params.x);
+      Epilogue::template end<kThreads>(params.x);
     } else {
       cutlass::arch::warpgroup_reg_alloc<kSumRegisters>();
       multiply_tiles(params, storage);
-      Ending::template end<kThreads>(params.x);
+      Epilogue::template end<kThreads>(params.x);
     }
   }
 
-  __device__ static Tile find(Params const& params, int index) {
-    moe::Span const span = listed_tile(params.x, index / params.tiles_n);
-    return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
-  }
+  __device__ static WorkTile find(Params const& params, int index) { return listed_work_tile<kRows>(params, index); }
+  __device__ static int units_of(WorkTile const& tile) { return (tile.rows() + kUnitRows - 1) / kUnitRows; }
   // The number of a CTA's next tile. CTAs take tiles as they come, the first too: so all taken tiles belong to CTAs that run.
-  __device__ static int take(Params const& params) { return atomicAdd(params.x.layer.ws.tile_count + Ending::kCounter, 1); }
+  __device__ static int take(Params const& params) { return take_number(params.x, Epilogue::kCounter); }
 
   // Stages of tile after tile.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     Stages ring;
     Tiles tiles;
-    Tile tile = find(params, take(params));
+    WorkTile tile = find(params, take(params));
     for (int index = take(params);; tiles.next()) {
       storage.done[tiles.stage].wait(tiles.phase ^ 1);
       storage.tiles[tiles.stage] = tile;
       storage.announced[tiles.stage].arrive();
       if (tile.weights < 0) return;
-      Tile const next = find(params, index);  // while this one's stages load
+      WorkTile const next = find(params, index);  // while this one's stages load
       index = take(params);
       char const* weights[2];
-      for (int g = 0; g < 2; ++g) {
-        int64_t const row = min(tile.n0 / 64 + g, (params.x.n + 63) / 64 - 1);  // beyond the last 64 that 64 again, and not stored
-        weights[g] = static_cast<char const*>(params.x.b) + tile.weights * params.x.b_stride_expert + row * params.blocks * Block::kBytes;
-      }
-      int const units = tile.units();
+      for (int g = 0; g < 2; ++g) weights[g] = moe::packed_rows<Block>(params.x, tile, g, params.blocks);
+      int const units = units_of(tile);
       for (int t = 0; t < params.blocks; ++t, ring.next()) {
         storage.freed[ring.stage].wait(ring.phase ^ 1);
         auto& filled = storage.filled[ring.stage];
         filled.arrive_and_expect_tx(kWeightBytes + units * kUnitBytes);
-        for (int g = 0; g < 2; ++g) {
-          asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                       ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[ring.stage] + g * Block::kBytes)), "l"(weights[g] + int64_t{t} * Block::kBytes),
-                         "r"(Block::kBytes), "r"(cute::cast_smem_ptr_to_uint(&filled)), "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
-                       : "memory");
-        }
+        for (int g = 0; g < 2; ++g) load_bulk(cute::cast_smem_ptr_to_uint(storage.weights[ring.stage] + g * Block::kBytes), weights[g] + int64_t{t} * Block::kBytes, Block::kBytes, filled);
         auto load = [&](CUtensorMap const& map, int unit) {
-          auto* const barrier = reinterpret_cast<uint64_t*>(&filled);
-          auto const hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
-          char* const to = storage.tokens[ring.stage] + unit * kUnitBytes;
-          cute::SM90_TMA_LOAD_2D::copy(&map, barrier, hint, to, t * kColumns, tile.m0 + unit * kUnitRows);
+          load_box(map, filled, storage.tokens[ring.stage] + unit * kUnitBytes, t * kColumns, tile.m0 + unit * kUnitRows);
         };
         int unit = 0;
         for (; unit + kUnitsOfBox <= units; unit += kUnitsOfBox) load(params.boxes, unit);
@@ -177,10 +150,10 @@ struct ManyMm {
     Tiles tiles;
     while (true) {
       storage.announced[tiles.stage].wait(tiles.phase);
-      Tile const tile = storage.tiles[tiles.stage];
+      WorkTile const tile = storage.tiles[tiles.stage];
       if (tile.weights < 0) break;
       float sums[kTileM / 2];
-      multiply_units<kUnits>(params, storage, ring, tile.units(), sums);
+      multiply_units<kUnits>(params, storage, ring, units_of(tile), sums);
       storage.ready[tiles.stage].wait(tiles.phase);
       storage.done[(tiles.stage + kAhead - 1) % kAhead].wait(tiles.phase ^ (tiles.stage == 0));  // sums of the tile before
       leave(params, storage, tile, tiles.stage % 2, sums);
@@ -230,8 +203,8 @@ struct ManyMm {
       fence(fragment);
       fence<rows / 2>(sums);
       cute::warpgroup_arrive();
-      RowsProduct<rows>::add(sums, fragment, from);
-      RowsProduct<rows>::add(sums, fragment + 4, from + 2);  // 32 bytes further
+      Wgmma<Input, rows>::add(sums, fragment, from);
+      Wgmma<Input, rows>::add(sums, fragment + 4, from + 2);  // 32 bytes further
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();  // the other fragment is free again
     };
@@ -253,12 +226,12 @@ struct ManyMm {
     if (thread % 32 == 0) storage.freed[before].arrive();
   }
 
-  // A warp's sums of 16 columns as numbers of bf16, row by row, for the finishers.
-  __device__ static void leave(Params const& params, SharedStorage& storage, Tile const& tile, int slot, float const (&sums)[kTileM / 2]) {
+  // A warp's sums of 16 columns as numbers of bf16, row by row, for the epilogue warps.
+  __device__ static void leave(Params const& params, SharedStorage& storage, WorkTile const& tile, int slot, float const (&sums)[kTileM / 2]) {
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = warp * 16 + lane / 4;
     float const factors[2] = {storage.columns[slot][column], storage.columns[slot][column + 8]};
     uint32_t const rows = cute::cast_smem_ptr_to_uint(storage.rows[slot] + lane % 4 * 2);
-    if (Ending::is_plain(params.x)) {
+    if (Epilogue::is_plain(params.x)) {
       put(storage, tile, rows, sums, [&](RowFactors const& row, float sum, int i) { return __fmul_rn(row.first, __fmul_rn(sum, factors[i])); });
       return;
     }
@@ -276,7 +249,7 @@ struct ManyMm {
 
   // A lane has two columns, eight apart, of two rows in each eight. The store transposes eights of columns by eights of rows.
   template <class Value>
-  __device__ static void put(SharedStorage& storage, Tile const& tile, uint32_t rows, float const (&sums)[kTileM / 2], Value const& value) {
+  __device__ static void put(SharedStorage& storage, WorkTile const& tile, uint32_t rows, float const (&sums)[kTileM / 2], Value const& value) {
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, piece = warp * 2 + lane / 8 % 2, row = lane / 16 * 8 + lane % 8;
     uint32_t const to = cute::cast_smem_ptr_to_uint(storage.ends) + row * kEndBytes + (piece ^ row % 8) * 16;
     int const count = tile.rows();
@@ -305,15 +278,15 @@ struct ManyMm {
   }
 
   // A warp has every third four rows of a tile.
-  __device__ static void finish_tiles(Params const& params, SharedStorage& storage, int warp) {
+  __device__ static void run_epilogues(Params const& params, SharedStorage& storage, int warp) {
     int const lane = threadIdx.x % 32;
     uint32_t const ends = cute::cast_smem_ptr_to_uint(storage.ends);
-    Ending ending;
-    Tile before{-1, 0, 0, 0};
+    Epilogue epilogue;
+    WorkTile before{-1, 0, 0, 0};
     Tiles tiles, last;
     for (;; tiles.next()) {
       storage.announced[tiles.stage].wait(tiles.phase);
-      Tile const tile = storage.tiles[tiles.stage];
+      WorkTile const tile = storage.tiles[tiles.stage];
       if (tile.weights >= 0) {
         ask(params, storage, tile, tiles.stage % 2, warp);
         __syncwarp();
@@ -322,28 +295,28 @@ struct ManyMm {
       if (before.weights >= 0) {
         storage.left[last.stage].wait(last.phase);
         int const slot = last.stage % 2;
-        ending.finish(params.x, ends, storage.pairs[slot], before.m0, before.rows(), before.n0, warp * kTogetherRows + lane / kLanesOfRow, lane % kLanesOfRow);
+        epilogue.finish(params.x, ends, storage.pairs[slot], before.m0, before.rows(), before.n0, warp * kTogetherRows + lane / kLanesOfRow, lane % kLanesOfRow);
         __syncwarp();
         if (lane == 0) storage.done[last.stage].arrive();
-        ending.stored(params.x, before.m0);
+        epilogue.stored(params.x, before.m0);
         last.next();
       }
       if (tile.weights < 0) break;
       before = tile;
     }
-    ending.left(params.x);
+    epilogue.left(params.x);
   }
 
   // The factors of a tile's sums: of a warp's own rows, and of every third 32 columns.
-  __device__ static void ask(Params const& params, SharedStorage& storage, Tile const& tile, int slot, int warp) {
+  __device__ static void ask(Params const& params, SharedStorage& storage, WorkTile const& tile, int slot, int warp) {
     int const lane = threadIdx.x % 32;
-    for (int i = lane; i / kTogetherRows * kTogetherRows * kFinishers < tile.rows(); i += 32) {
-      int const row = (i / kTogetherRows * kFinishers + warp) * kTogetherRows + i % kTogetherRows;
+    for (int i = lane; i / kTogetherRows * kTogetherRows * kEpilogueWarps < tile.rows(); i += 32) {
+      int const row = (i / kTogetherRows * kEpilogueWarps + warp) * kTogetherRows + i % kTogetherRows;
       if (row >= tile.rows()) continue;
-      storage.rows[slot][row] = Ending::factors_of(params.x, tile.m0 + row);
-      if constexpr (Ending::kPaired) storage.pairs[slot][row] = params.x.layer.ws.order[tile.m0 + row];
+      storage.rows[slot][row] = Epilogue::factors_of(params.x, tile.m0 + row);
+      if constexpr (Epilogue::kPaired) storage.pairs[slot][row] = params.x.layer.ws.order[tile.m0 + row];
     }
-    for (int i = warp * 32 + lane; i < kRows; i += 32 * kFinishers) {
+    for (int i = warp * 32 + lane; i < kRows; i += 32 * kEpilogueWarps) {
       storage.columns[slot][i] = __fmul_rn(params.x.b_scales[int64_t{tile.weights} * params.x.n + min(tile.n0 + i, params.x.n - 1)], Block::kShort);
     }
   }
@@ -351,39 +324,12 @@ struct ManyMm {
 
 // The first launch: tiles of an expert are as large as one another, and rows of results have no largest element yet.
 template <int kTokens, bool kCoded>
-struct PrepareMany : PrepareOrdered<kTokens, kCoded, kUnitRows> {
+struct PreparePrefill : PrepareOrdered<kTokens, kCoded, kUnitRows> {
   static __device__ void run(OrderedParams const& p) {
     PrepareOrdered<kTokens, kCoded, kUnitRows>::run(p);
-    int64_t const pairs = int64_t{p.layer.x.tokens} * p.layer.x.topk, step = int64_t{gridDim.x} * PrepareMany::kThreads;
-    for (int64_t i = int64_t{blockIdx.x} * PrepareMany::kThreads + threadIdx.x; i < pairs; i += step) p.layer.ws.inner_scales[i] = 0.0f;
+    int64_t const pairs = int64_t{p.layer.x.tokens} * p.layer.x.topk, step = int64_t{gridDim.x} * PreparePrefill::kThreads;
+    for (int64_t i = int64_t{blockIdx.x} * PreparePrefill::kThreads + threadIdx.x; i < pairs; i += step) p.layer.ws.inner_scales[i] = 0.0f;
   }
 };
-
-// Host code: three launches.
-
-// A product: its parameters, and its launch.
-template <class Kernel, auto entry>
-struct ManyProduct {
-  static constexpr auto kEntry = entry;
-  typename Kernel::Params params;
-  LaunchShape shape;
-  int32_t error;  // why it cannot be launched, or 0
-
-  ManyProduct(PackedArgs const& x, gemmill_launch const& how) : params{{}, {}, x, (x.n - 1) / Kernel::kRows + 1, 0, Kernel::Block::kSpread} {
-    constexpr int64_t kStage = blockscaled::kStageColumns;
-    params.blocks = static_cast<int32_t>((x.k + kStage - 1) / kStage * (kStage / Kernel::kColumns));
-    int64_t const tiles = std::min<int64_t>(x.m, int64_t{x.m} / Kernel::kTileM + std::min(x.m, x.experts)) * params.tiles_n;
-    int64_t const ctas = std::min<int64_t>(tiles, int64_t{how.sm_count} * Kernel::kCtas);
-    shape = {dim3(static_cast<unsigned>(ctas)), dim3(Kernel::kThreads), dim3(1), Kernel::kSharedBytes};
-    bool const described = moe::describe_rows<typename Kernel::Boxes>(params.boxes, x) == CUDA_SUCCESS && moe::describe_rows<typename Kernel::Units>(params.units, x) == CUDA_SUCCESS;
-    bool const counted = tiles <= INT_MAX / 2 && params.tiles_n <= 0xFFFF / Kernel::kFinishers;
-    error = described && counted ? static_cast<int32_t>(allow_shared_memory<entry>(how.device, Kernel::kSharedBytes)) : GEMMILL_CANNOT_IMPLEMENT;
-  }
-};
-
-template <class First, class Up, class Down, auto prepare, auto up, auto down>
-int32_t launch_many_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
-  return launch_in_order<First, Up, Down, prepare, ManyProduct<Up, up>, ManyProduct<Down, down>>(x, how);
-}
 
 }  // namespace gemmill::fused_moe

@@ -1,35 +1,35 @@
-// Both operands of 4-bit codes with block scales, on Hopper, large M, K a multiple of 64: the computation of widened_many_mm.cuh.
+// Both operands of 4-bit codes with block scales, on Hopper, large M, K a multiple of 64: the computation of large_mm.cuh.
 //
 // Codes have a prefetch distance of two steps, by turns into two sets of registers, so none is moved. nvfp4 becomes f16, whose scales one
 // conversion makes. Shared memory is written by its own addresses. With three stages a product is still under way when threads meet.
 #pragma once
 
-#include "blockscaled/ring_pieces.cuh"
-#include "blockscaled/widened_many_mm.cuh"
+#include "blockscaled/shared_pieces.cuh"
+#include "blockscaled/large_mm.cuh"
 
 namespace gemmill::blockscaled {
 
 // The columns of the tensor core's step, their type there, and where a row's scales of step t lie behind those of step 0.
 template <class Format>
-struct AheadOf;
+struct PrefetchOf;
 template <>
-struct AheadOf<NvFp4Words> {
+struct PrefetchOf<NvFp4Words> {
   using Piece = NvFp4Piece<false>;
   __device__ static int place(int step) { return step * 512 + threadIdx.x % 2 * 2; }
 };
 template <>
-struct AheadOf<MxFp4Words> {
+struct PrefetchOf<MxFp4Words> {
   using Piece = MxFp4Piece<Bf16>;
   __device__ static int place(int step) { return step / 2 * 512 + step % 2 * 2 + threadIdx.x % 2; }
 };
 
-// The rest after the last product is WidenedManyMm's.
+// The rest after the last product is LargeMm's.
 template <class Format, class Output_, int tile_m, int tile_n, int stages>
-struct AheadManyMm : WidenedManyMm<Format, Output_, tile_m, tile_n> {
-  using Base = WidenedManyMm<Format, Output_, tile_m, tile_n>;
+struct LargePrefetchMm : LargeMm<Format, Output_, tile_m, tile_n> {
+  using Base = LargeMm<Format, Output_, tile_m, tile_n>;
   using typename Base::Params;
   using Base::kAbove, Base::kBeside, Base::kBytesA, Base::kBytesB, Base::kOfA, Base::kOfB, Base::kPitch, Base::kStep, Base::kThreads;
-  using Piece = typename AheadOf<Format>::Piece;
+  using Piece = typename PrefetchOf<Format>::Piece;
   using X = typename Piece::X::Element;
 
   static constexpr int kStages = stages;
@@ -155,7 +155,7 @@ struct AheadManyMm : WidenedManyMm<Format, Output_, tile_m, tile_n> {
     raw.codes = uint4{}, raw.scales = 0;
     if (!inside) return;
     raw.codes = __ldg(reinterpret_cast<uint4 const*>(from.codes + int64_t{step} * 32));
-    raw.scales = __ldg(reinterpret_cast<typename Format::Bytes const*>(from.scales + AheadOf<Format>::place(step)));
+    raw.scales = __ldg(reinterpret_cast<typename Format::Bytes const*>(from.scales + PrefetchOf<Format>::place(step)));
   }
 
   __device__ static void keep(Raws const& raws, uint32_t operand_a, uint32_t operand_b) {

@@ -1,10 +1,9 @@
-// Fused experts of packed 4-bit weights that fold, for tiles of up to 16 rows, where the time of a call is that of reading weights. Rows
+// Fused experts of packed 4-bit weights that fold, for tiles of up to 8 rows, where the time of a call is that of reading weights. Rows
 // are in order as in ordered_experts.cuh.
 //
-// CTAs are persistent. Rows come in boxes of eight: a tile of fewer rows loads and multiplies one. Two groups of 128 threads multiply 64
-// rows of weights each, a block of 128 columns at a time, two of them a stage: while the tensor core multiplies one, they make the next.
-// At the end of a tile they hand its sums over in shared memory, and go on. Three warps end tiles: results, codes of whole rows, sums of
-// whole tokens.
+// CTAs are persistent. A tile's rows come in a TMA box of eight. Two groups of 128 threads multiply 64 rows of weights each, a block of 128
+// columns at a time, two of them a stage: while the tensor core multiplies one, they make the next. Then they hand the tile's sums over in
+// shared memory, and go on. Three epilogue warps make results, codes of whole rows, sums of whole tokens.
 //
 // Memory is read from the first launch's beginning to the last one's end. Loaders of the first product count pairs themselves, so they
 // know their first tile before the list has it; those of the second read the list while the first product ends. Both load weights of as
@@ -12,39 +11,33 @@
 #pragma once
 
 #include "fused_moe/ordered_experts.cuh"
-#include "fused_moe/quick_folds.cuh"
+#include "fused_moe/fold_block.cuh"
 
 namespace gemmill::fused_moe {
 
-template <class Products, class Output, template <class> class Ending_>
-struct HandedMm {
+template <class Products, class Output, template <class> class Epilogue_>
+struct DecodeMm {
   using Mm = blockscaled::PackedMm<Products, Output, 2, 1>;
-  using Ending = Ending_<Mm>;
+  using Epilogue = Epilogue_<Mm>;
   using Args = PackedArgs;
   using Input = typename Products::Input;
   using Block = QuickBlock<typename Products::Block>;
-  using Filled = typename Mm::Filled;
-  using Freed = typename Mm::Freed;
-  using Ringed = moe::Ring<Products::kStages>;
+  using Stages = PipelineState<Products::kStages>;
 
   static constexpr uint32_t kSpread = Block::kSpread;
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kStages = Mm::kStages, kColumns = Mm::kColumns;
   static constexpr int kBoxRows = 8, kBoxBytes = kBoxRows * 128;
   static constexpr int kCtas = 2;  // on a multiprocessor
-  static constexpr int kConsumers = Mm::kConsumers, kEnders = 3, kThreads = kConsumers + 32 * (1 + kEnders);
-  static constexpr int kPitch = kRows + 4;       // sums from one row to the next: 16-byte rows, banks apart
-  static constexpr int kHanded = kTileM == 8 ? 4 : 3;    // tiles whose sums wait for their end
+  static constexpr int kConsumers = Mm::kConsumers, kEpilogueWarps = 3, kThreads = kConsumers + 32 * (1 + kEpilogueWarps);
+  static constexpr int kPitch = kRows + 4;  // sums from one row to the next: 16-byte rows, banks apart
+  static constexpr int kSumStages = 4;      // tiles whose sums wait for their epilogue
   static constexpr int kPairBytes = 2 * Block::kBytes, kPairColumns = 2 * kColumns;  // of 64 rows of weights in a stage
-  static constexpr int kMostCounted = 1024;      // pairs that a warp counts sooner than the list has them
-  static constexpr int kUnknown = -2;            // the weights of a tile that is not yet taken
+  static constexpr int kMostCounted = 1024;  // pairs that a warp counts sooner than the list has them
+  static constexpr int kUnknown = -2;        // the weights of a tile that is not yet taken
 
   static_assert(Mm::kBlocks == 1 && !Products::kGrouped && Mm::kScaled && kConsumers == 256, "two groups, and codes of rows");
-  static_assert(kTileM <= 2 * kBoxRows, "threads have registers for the sums of so many rows beside two blocks");
+  static_assert(kTileM == kBoxRows, "a tile is a box of rows");
 
-  struct Boxes {  // of rows
-    using Input = typename Products::Input;
-    static constexpr int kColumns = Mm::kColumns, kTileM = kBoxRows;
-  };
   struct Params {
     CUtensorMap tokens;  // boxes of rows of 128 bytes, swizzled by as many
     Args x;
@@ -52,25 +45,22 @@ struct HandedMm {
     int32_t blocks;   // of weights along K
     uint32_t spread;  // Block::kSpread, of which the compiler must know nothing
   };
-  struct Tile {
-    int32_t weights;  // below 0 behind the last tile
-    int32_t m0, end;  // its rows
-    int32_t n0;
-  };
   struct alignas(1024) SharedStorage {
     alignas(1024) char tokens[kStages][2][kTileM * 128];
     alignas(128) char weights[kStages][2][kPairBytes];
-    alignas(16) float sums[kHanded][kTileM * kPitch];
+    alignas(16) float sums[kSumStages][kTileM * kPitch];
     alignas(16) uint2 tables[Block::kEntries];
-    Tile tiles[kStages];  // of those whose first stage is that
+    WorkTile tiles[kStages];  // of those whose first stage is that
     Filled filled[kStages];
     Freed freed[kStages];
-    Freed handed[kHanded], ended[kHanded];  // between the groups that multiply tiles and the warps of their epilogue
-    Tile ending[kHanded];                   // of those
+    Freed summed[kSumStages], stored[kSumStages];  // between the groups that multiply tiles and the epilogue warps
+    WorkTile summed_tiles[kSumStages];
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
   static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
   static_assert(kMostWeights * 4 <= sizeof(SharedStorage::sums), "pairs are counted where sums come to lie");
+
+  static bool describe(Params& params, Args const& x) { return describe_rows<Input>(params.tokens, x, kTileM); }
 
   __device__ static void run(Params const& params, char* shared) {
     auto base = reinterpret_cast<uintptr_t>(shared);
@@ -79,73 +69,55 @@ struct HandedMm {
       cute::prefetch_tma_descriptor(&params.tokens);
       for (auto& barrier : storage.filled) barrier.init(1);
       for (auto& barrier : storage.freed) barrier.init(kConsumers / 32);
-      for (auto& barrier : storage.handed) barrier.init(kConsumers / 32);
-      for (auto& barrier : storage.ended) barrier.init(1);
+      for (auto& barrier : storage.summed) barrier.init(kConsumers / 32);
+      for (auto& barrier : storage.stored) barrier.init(1);
       cutlass::arch::fence_barrier_init();
     }
     for (int i = threadIdx.x; i < Block::kEntries; i += kThreads) storage.tables[i] = Block::table(i);
     __syncthreads();
     int const warp = (static_cast<int>(threadIdx.x) - kConsumers) / 32;
     if (threadIdx.x >= kConsumers) {
-      if constexpr (kTileM > kBoxRows) cutlass::arch::warpgroup_reg_dealloc<64>();
       if (warp == 0) return produce(params, storage);
-      begin();
-      return end_tiles(params, storage, warp - 1);
+      wait_and_launch_dependents();
+      return run_epilogues(params, storage, warp - 1);
     }
-    if constexpr (kTileM > kBoxRows) cutlass::arch::warpgroup_reg_alloc<88>();  // with 80 ptxas serialises products of 16 rows
-    begin();
+    wait_and_launch_dependents();
     multiply_tiles(params, storage);
   }
 
-  // The launch ahead of this one has ended; the next one may begin.
-  __device__ static void begin() {
-    cutlass::arch::wait_on_dependent_grids();
-    cutlass::arch::launch_dependent_grids();
-  }
-
-  __device__ static Tile find(Params const& params, int index) {
-    moe::Span const span = Ending::tile_of(params.x, index / params.tiles_n);
-    return {span.weights, span.begin, span.end, index % params.tiles_n * kRows};
-  }
-  __device__ static int boxes_of(Tile const& tile) { return (tile.end - tile.m0 + kBoxRows - 1) / kBoxRows; }
+  __device__ static WorkTile find(Params const& params, int index) { return listed_work_tile<kRows>(params, index); }
+  __device__ static int boxes_of(WorkTile const& tile) { return (tile.rows() + kBoxRows - 1) / kBoxRows; }
 
   // The number of a CTA's next tile. CTAs take tiles as they come: one that codes or sums for others takes fewer.
-  __device__ static int take(Params const& params) { return gridDim.x + atomicAdd(params.x.layer.ws.tile_count + Ending::kCounter, 1); }
-
-  // Into L2, where all writes meet.
-  __device__ static void prefetch_ends(Params const& params, Tile const& tile) {
-    for (int n = tile.n0; n < min(tile.n0 + kRows, params.x.n); n += 32) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(params.x.b_scales + int64_t{tile.weights} * params.x.n + n));
-    }
-  }
+  __device__ static int take(Params const& params) { return gridDim.x + take_number(params.x, Epilogue::kCounter); }
 
   // Stages of tile after tile, by one lane of a warp: of an elected one all operands of copies are the same for all, and each is one
   // instruction. A stage's tile is named next to the tile's first stage; behind the last tile comes a stage of none. A loader takes a
   // tile when the one before has as many stages left as there are: a CTA that comes late takes fewer.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     int early = 0;  // stages whose weights are on their way
-    if constexpr (!Ending::kFollows) {
+    if constexpr (!Epilogue::kFollows) {
       if (params.x.m <= kMostCounted) {
-        Tile const first = count_first(params, reinterpret_cast<int*>(storage.sums));
+        WorkTile const first = count_first(params, reinterpret_cast<int*>(storage.sums));
         if (first.weights >= 0) early = min(kStages, params.blocks / 2);
         if (cute::elect_one_sync()) load_early(params, storage, first, 0);
       }
       __syncwarp();
-      begin();
+      wait_and_launch_dependents();
     }
     if (!cute::elect_one_sync()) return;
-    Tile tile = find(params, blockIdx.x), next{kUnknown, 0, 0, 0};
-    if constexpr (Ending::kFollows) {
+    WorkTile tile = find(params, blockIdx.x), next{kUnknown, 0, 0, 0};
+    if constexpr (Epilogue::kFollows) {
       early = load_early(params, storage, tile, 0);
       if (early == params.blocks / 2 && early < kStages) {
         next = find(params, take(params));
         early = load_early(params, storage, next, early);
       }
-      begin();
+      wait_and_launch_dependents();
     }
-    Ringed ring;
+    Stages ring;
     while (tile.weights >= 0) {
-      prefetch_ends(params, tile);
+      moe::prefetch_scales<kRows>(params.x, tile);
       int const stages = params.blocks / 2, boxes = boxes_of(tile);
       uint32_t const bytes = 2 * (kPairBytes + boxes * kBoxBytes);
       char const* const weights[2] = {weights_of(params, tile, 0), weights_of(params, tile, 1)};
@@ -158,8 +130,7 @@ struct HandedMm {
         if (takes && t == max(stages - kStages, 0)) index = take(params);
         if (early-- <= 0) load_weights(storage, weights, bytes, t, ring.stage);
         for (int b = 0; b < 2; ++b) {
-          load_box(params, storage, tile, t, b, 0, ring.stage);
-          if (kTileM > kBoxRows && boxes > 1) load_box(params, storage, tile, t, b, 1, ring.stage);
+          load_box(params.tokens, storage.filled[ring.stage], storage.tokens[ring.stage][b], t * kPairColumns + b * kColumns, tile.m0);
         }
       }
       tile = takes ? find(params, index) : next, next.weights = kUnknown;
@@ -170,7 +141,7 @@ struct HandedMm {
   }
 
   // Weights of a tile's first stages into those from `stage` on. Returns the first stage that is left.
-  __device__ static int load_early(Params const& params, SharedStorage& storage, Tile const& tile, int stage) {
+  __device__ static int load_early(Params const& params, SharedStorage& storage, WorkTile const& tile, int stage) {
     if (tile.weights < 0) return stage;
     int const count = min(kStages - stage, params.blocks / 2);
     char const* const weights[2] = {weights_of(params, tile, 0), weights_of(params, tile, 1)};
@@ -179,32 +150,20 @@ struct HandedMm {
     return stage + count;
   }
 
-  // A tile's first or second 64 rows of weights. Beyond the last 64 they are that 64's again, and not stored.
-  __device__ static char const* weights_of(Params const& params, Tile const& tile, int g) {
-    int64_t const row = min(tile.n0 / 64 + g, (params.x.n + 63) / 64 - 1);
-    return static_cast<char const*>(params.x.b) + tile.weights * params.x.b_stride_expert + row * params.blocks * Block::kBytes;
+  // A tile's first or second 64 rows of weights.
+  __device__ static char const* weights_of(Params const& params, WorkTile const& tile, int g) {
+    return moe::packed_rows<Block>(params.x, tile, g, params.blocks);
   }
 
   // Announces all bytes of a stage, and loads its weights.
   __device__ static void load_weights(SharedStorage& storage, char const* const (&weights)[2], uint32_t bytes, int t, int stage) {
     auto& filled = storage.filled[stage];
     filled.arrive_and_expect_tx(bytes);
-    for (int g = 0; g < 2; ++g) {
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                   ::"r"(cute::cast_smem_ptr_to_uint(storage.weights[stage][g])), "l"(weights[g] + t * kPairBytes),
-                     "r"(kPairBytes), "r"(cute::cast_smem_ptr_to_uint(&filled)), "l"(static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
-                   : "memory");
-    }
-  }
-
-  // Eight rows of a stage's first or second block.
-  __device__ static void load_box(Params const& params, SharedStorage& storage, Tile const& tile, int t, int b, int box, int stage) {
-    cute::SM90_TMA_LOAD_2D::copy(&params.tokens, reinterpret_cast<uint64_t*>(&storage.filled[stage]), static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                 storage.tokens[stage][b] + box * kBoxBytes, t * kPairColumns + b * kColumns, tile.m0 + box * kBoxRows);
+    for (int g = 0; g < 2; ++g) load_bulk(cute::cast_smem_ptr_to_uint(storage.weights[stage][g]), weights[g] + t * kPairBytes, kPairBytes, filled);
   }
 
   // This CTA's first tile, by a warp that counts pairs of each expert as the launch ahead does.
-  __device__ static Tile count_first(Params const& params, int* counts) {
+  __device__ static WorkTile count_first(Params const& params, int* counts) {
     constexpr int kOwn = kMostWeights / 32, kAhead = 10;
     int const lane = threadIdx.x % 32;
     for (int i = 0; i < kOwn / 4; ++i) reinterpret_cast<int4*>(counts)[i * 32 + lane] = make_int4(0, 0, 0, 0);
@@ -228,7 +187,7 @@ struct HandedMm {
     }
     int row = (up_to & 0xFFFF) - rows, before = (up_to >> 16) - tiles;
     int const wanted = blockIdx.x / params.tiles_n;
-    Tile tile{-1, 0, 0, static_cast<int>(blockIdx.x) % params.tiles_n * kRows};
+    WorkTile tile{-1, 0, 0, static_cast<int>(blockIdx.x) % params.tiles_n * kRows};
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       int const skipped = (wanted - before) * kTileM;
@@ -241,43 +200,38 @@ struct HandedMm {
   }
 
   __device__ static void multiply_tiles(Params const& params, SharedStorage& storage) {
-    Ringed ring;
-    moe::Ring<kHanded> handed;
+    Stages ring;
+    PipelineState<kSumStages> slot;
     while (true) {
       storage.filled[ring.stage].wait(ring.phase);
-      Tile const tile = storage.tiles[ring.stage];
+      WorkTile const tile = storage.tiles[ring.stage];
       if (tile.weights < 0) break;
-      if (kTileM == kBoxRows || boxes_of(tile) == 1) {
-        multiply<kBoxRows>(params, storage, ring, handed);
-      } else {
-        multiply<kTileM>(params, storage, ring, handed);
-      }
-      hand_over(storage, handed, tile);
+      multiply(params, storage, ring, slot);
+      hand_over(storage, slot, tile);
     }
-    for (int i = 0; i < kEnders; ++i) {
-      storage.ended[handed.stage].wait(handed.phase ^ 1);
-      hand_over(storage, handed, {-1, 0, 0, 0});
+    for (int i = 0; i < kEpilogueWarps; ++i) {
+      storage.stored[slot.stage].wait(slot.phase ^ 1);
+      hand_over(storage, slot, {-1, 0, 0, 0});
     }
   }
 
-  __device__ static void hand_over(SharedStorage& storage, moe::Ring<kHanded>& handed, Tile const& tile) {
-    if (threadIdx.x == 0) storage.ending[handed.stage] = tile;
+  __device__ static void hand_over(SharedStorage& storage, PipelineState<kSumStages>& slot, WorkTile const& tile) {
+    if (threadIdx.x == 0) storage.summed_tiles[slot.stage] = tile;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) storage.handed[handed.stage].arrive();
-    handed.next();
+    if (threadIdx.x % 32 == 0) storage.summed[slot.stage].arrive();
+    slot.next();
   }
 
-  // A tile's first `rows` rows. K has whole pairs of blocks.
-  template <int rows>
-  __device__ static void multiply(Params const& params, SharedStorage& storage, Ringed& ring, moe::Ring<kHanded> const& handed) {
+  // A tile. K has whole pairs of blocks.
+  __device__ static void multiply(Params const& params, SharedStorage& storage, Stages& ring, PipelineState<kSumStages> const& slot) {
     using namespace cute;
-    using Op = decltype(GMMA::rs_op_selector<Input, Input, float, Shape<_64, Int<rows>, Int<Products::kSpan>>>());
+    using Op = decltype(GMMA::rs_op_selector<Input, Input, float, Shape<_64, Int<kTileM>, Int<Products::kSpan>>>());
     decltype(make_tiled_mma(Op{})) mma;
     auto tokens = make_tensor(make_smem_ptr(reinterpret_cast<Input*>(&storage.tokens)), typename Products::TokenLayout{});
     int const thread = threadIdx.x % 128, row_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     auto thread_mma = typename Products::TiledMma{}.get_thread_slice(thread);
     auto const fragment_t = thread_mma.make_fragment_B(thread_mma.partition_B(tokens))(_, _, 0, 0);
-    auto sums = partition_fragment_C(mma, Shape<_64, Int<rows>>{});
+    auto sums = partition_fragment_C(mma, Shape<_64, Int<kTileM>>{});
     clear(sums);
     using Fragment = decltype(make_tensor<Input>(typename Products::Fragment{}));
     Fragment fragments[2][2];
@@ -318,41 +272,41 @@ struct HandedMm {
     warpgroup_fence_operand(sums);
     if (thread % 32 == 0) storage.freed[before].arrive();
 
-    storage.ended[handed.stage].wait(handed.phase ^ 1);
+    storage.stored[slot.stage].wait(slot.phase ^ 1);
     int const lane = threadIdx.x % 32;
-    float* const to = storage.sums[handed.stage] + threadIdx.x / 32 * 16 + lane / 4;
+    float* const to = storage.sums[slot.stage] + threadIdx.x / 32 * 16 + lane / 4;
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < rows / 2; ++i) to[(i / 4 * 8 + lane % 4 * 2 + i % 2) * kPitch + i / 2 % 2 * 8] = sums(i);
+    for (int i = 0; i < kTileM / 2; ++i) to[(i / 4 * 8 + lane % 4 * 2 + i % 2) * kPitch + i / 2 % 2 * 8] = sums(i);
   }
 
-  // Ends of this CTA's tiles: warps take turns.
-  __device__ static void end_tiles(Params const& params, SharedStorage& storage, int warp) {
+  // Epilogues of this CTA's tiles: warps take turns.
+  __device__ static void run_epilogues(Params const& params, SharedStorage& storage, int warp) {
     int const lane = threadIdx.x % 32;
-    for (int i = warp;; i += kEnders) {
-      int const place = i % kHanded;
-      storage.handed[place].wait(i / kHanded % 2);
-      Tile const tile = storage.ending[place];
+    for (int i = warp;; i += kEpilogueWarps) {
+      int const place = i % kSumStages;
+      storage.summed[place].wait(i / kSumStages % 2);
+      WorkTile const tile = storage.summed_tiles[place];
       if (tile.weights < 0) return;
       int const count = min(tile.end - tile.m0, kTileM), n = tile.n0 + lane * 4;
-      auto const own = Ending::row_of(params.x, tile.m0 + min(lane, count - 1));
-      Ending const ending(params.x, tile.weights, n);
-      auto const asked = Ending::ask(params.x, tile.m0, count);
+      auto const own = Epilogue::row_of(params.x, tile.m0 + min(lane, count - 1));
+      Epilogue const epilogue(params.x, tile.weights, n);
+      auto const asked = Epilogue::ask(params.x, tile.m0, count);
       for (int row = 0; row < count; ++row) {
         float4 const found = *reinterpret_cast<float4 const*>(storage.sums[place] + row * kPitch + lane * 4);
         float const quad[4] = {found.x, found.y, found.z, found.w};
-        auto const of_row = Ending::row_of_lane(own, row);
-        if (n < params.x.n) ending.put_row(params.x, quad, tile.m0 + row, n, of_row);
+        auto const of_row = Epilogue::row_of_lane(own, row);
+        if (n < params.x.n) epilogue.put_row(params.x, quad, tile.m0 + row, n, of_row);
       }
       __syncwarp();
-      if (lane == 0) storage.ended[place].arrive();
-      Ending::template finish_handed<HandedMm>(params.x, tile.m0, count, tile.n0, asked);
+      if (lane == 0) storage.stored[place].arrive();
+      Epilogue::template finish_tile<DecodeMm>(params.x, tile.m0, count, tile.n0, asked);
     }
   }
 };
 
 // The epilogue of the first product: the warp with the last part of a row codes it.
 template <class Mm>
-struct HandedGatedRows : GatedRows<Mm> {
+struct DecodeGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;
   static constexpr int kCounter = 1;
   using GatedRows<Mm>::GatedRows;
@@ -369,7 +323,7 @@ struct HandedGatedRows : GatedRows<Mm> {
   __device__ static int ask(Args const&, int, int) { return 0; }
 
   template <class Kernel>
-  __device__ static void finish_handed(Args const& x, int m0, int count, int, int) {
+  __device__ static void finish_tile(Args const& x, int m0, int count, int, int) {
     __threadfence();
     int last = 0;
     if (threadIdx.x % 32 == 0) last = atomicAdd(x.layer.ws.finished + m0, 1) == (x.n - 1) / Kernel::kRows;
@@ -400,9 +354,9 @@ struct HandedGatedRows : GatedRows<Mm> {
   }
 };
 
-// The ending of the second.
+// The epilogue of the second.
 template <class Mm>
-struct HandedParts : WeighedParts<Mm> {
+struct DecodeParts : WeighedParts<Mm> {
   using Args = PackedArgs;
   static constexpr int kCounter = 2;
   using WeighedParts<Mm>::WeighedParts;
@@ -417,15 +371,9 @@ struct HandedParts : WeighedParts<Mm> {
   __device__ void put_row(Args const& x, float const (&quad)[4], int, int n, Row const& row) const { this->put(x, quad, row.pair, n, row.weight, row.scale); }
   __device__ static AskedRow ask(Args const& x, int m0, int count) { return ask_row(x.layer, m0, count); }
   template <class Kernel>
-  __device__ static void finish_handed(Args const& x, int m0, int count, int n0, AskedRow const& asked) {
+  __device__ static void finish_tile(Args const& x, int m0, int count, int n0, AskedRow const& asked) {
     sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, count, n0, asked);
   }
 };
-
-// Host code: three launches.
-template <class First, class Up, class Down, auto prepare, auto up, auto down>
-int32_t launch_handed_experts(gemmill_fused_experts_args const& x, gemmill_launch const& how) {
-  return launch_in_order<First, Up, Down, prepare, Product<Up, up, typename Up::Boxes>, Product<Down, down, typename Down::Boxes>>(x, how);
-}
 
 }  // namespace gemmill::fused_moe
