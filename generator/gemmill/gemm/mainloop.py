@@ -336,6 +336,8 @@ def accumulate_by_turns(
     stage, phase = state
     wait(full + stage, phase)
     multiply_unit(plan, loop, 0, 0, stage)
+    if cutlass.const_expr(plan.factor_sets == 2):
+        read_unit_factors(plan, loop, 0, 0, stage, place)
     for _ in cutlass.range(count - 2, unroll=1):
         stage, phase = step_by_turns(plan, loop, (stage, phase), place, False, None)
     if count > 1:
@@ -355,8 +357,12 @@ def step_by_turns(
     meanwhile: cutlass.Constexpr,
 ):
     """One K step, whose first unit's multiplications run already. Returns the (stage, phase) of the next one, whose
-    first unit's do then."""
+    first unit's do then.
+
+    With two sets of factors, a unit's are read while the one before it is promoted.
+    """
     full, empty = loop.barriers
+    ahead = plan.factor_sets == 2
     stage, _ = state
     following, following_phase = advance(plan, state)
     for unit in cutlass.range_constexpr(plan.units):
@@ -364,10 +370,15 @@ def step_by_turns(
         ends = unit + 1 == plan.units
         if cutlass.const_expr(not ends):
             multiply_unit(plan, loop, unit + 1, 1 - turn, stage)
+            if cutlass.const_expr(ahead):
+                read_unit_factors(plan, loop, unit + 1, 1 - turn, stage, place)
         elif cutlass.const_expr(not is_last):
             wait(full + following, following_phase)
             multiply_unit(plan, loop, 0, 0, following)
-        read_unit_factors(plan, loop, unit, 0, stage, place)
+            if cutlass.const_expr(ahead):
+                read_unit_factors(plan, loop, 0, 0, following, place)
+        if cutlass.const_expr(not ahead):
+            read_unit_factors(plan, loop, unit, 0, stage, place)
         if cutlass.const_expr(ends and is_last):
             meanwhile(0)
             warpgroup.wait_group(0)
@@ -375,7 +386,7 @@ def step_by_turns(
             warpgroup.wait_group(1)
         if cutlass.const_expr(ends):
             release(plan, empty, stage)
-        promote(plan, loop, unit, turn, 0, place)
+        promote(plan, loop, unit, turn, turn if ahead else 0, place)
     return following, following_phase
 
 
