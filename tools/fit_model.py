@@ -4,6 +4,7 @@
     python tools/fit_model.py samples.jsonl.xz benchmarks/results/tune-*.jsonl.xz                       # the loss today
     python tools/fit_model.py samples.jsonl.xz benchmarks/results/tune-*.jsonl.xz --evaluations 4000    # and fitted anew
     The same command with --write puts the fitted constants into both files of the model.
+    python tools/fit_model.py groups32.jsonl --evaluations 400 --only promoted_elements,promoted_unit,promoted_columns --write
 
 Takes journals of `gemmill tune` and benchmarks/samples.py. A part of the weights is held out, never of the rows: the printed
 loss is theirs. The loss of a shape is (time of the variant that the model puts first) / (time of the fastest timed),
@@ -121,9 +122,15 @@ def objective(samples: Samples) -> Callable[[Constants], float]:
     return value
 
 
-def fitted(value: Callable[[Constants], float], begin: Constants, evaluations: int, seed: int = 0) -> Constants:
-    """CMA-ES with its customary settings, on logarithms, a tenth apart at first."""
-    generator, size = np.random.default_rng(seed), len(begin)
+def fitted(
+    value: Callable[[Constants], float],
+    begin: Constants,
+    evaluations: int,
+    seed: int = 0,
+    only: Sequence[str] = Constants._fields,
+) -> Constants:
+    """CMA-ES with its customary settings, on logarithms of the constants that `only` names, a tenth apart at first."""
+    generator, size = np.random.default_rng(seed), len(only)
     offspring = 4 + int(3 * math.log(size))
     parents = offspring // 2
     weights = math.log(parents + 0.5) - np.log(np.arange(1, parents + 1))
@@ -134,14 +141,15 @@ def fitted(value: Callable[[Constants], float], begin: Constants, evaluations: i
     for_many = min(1 - for_one, 2 * (mass - 2 + 1 / mass) / ((size + 2) ** 2 + mass))
     damping = 1 + 2 * max(0.0, math.sqrt((mass - 1) / (size + 1)) - 1) + for_step
     length = math.sqrt(size) * (1 - 1 / (4 * size) + 1 / (21 * size * size))
-    mean, step, covariance = np.log(np.array(begin)), 0.1, np.eye(size)
+    mean, step, covariance = np.log(np.array([getattr(begin, name) for name in only])), 0.1, np.eye(size)
     path, step_path = np.zeros(size), np.zeros(size)
     best, least = begin, value(begin)
     for _ in range(evaluations // offspring):
         scales, axes = np.linalg.eigh(covariance)
         scales = np.sqrt(np.maximum(scales, 1e-20))
         moves = (axes * scales @ generator.standard_normal((size, offspring))).T
-        found = [Constants(*np.exp(mean + step * move).tolist()) for move in moves]
+        tried = [np.exp(mean + step * move).tolist() for move in moves]
+        found = [begin._replace(**dict(zip(only, values, strict=True))) for values in tried]
         values = [value(constants) for constants in found]
         order = np.argsort(values)
         if values[order[0]] < least:
@@ -220,12 +228,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--evaluations", type=int, default=0, help="of the model on all samples; 0: nothing is fitted")
     parser.add_argument("--hold-out", type=float, default=0.25, help="share of the weights that nothing is fitted to")
     parser.add_argument("--seed", type=int, default=0, help="of what is held out, and of the search")
+    parser.add_argument("--only", metavar="NAMES", help="constants to fit, the others held; by default all")
     parser.add_argument("--write", action="store_true", help="put the constants into the model and its mirror")
     options = parser.parse_args(arguments)
+    only = tuple(options.only.split(",")) if options.only else Constants._fields
+    if unknown := sorted(set(only) - set(Constants._fields)):
+        parser.error(f"--only {','.join(unknown)}: the model's constants are {', '.join(Constants._fields)}")
     to_fit, to_judge = (samples_of(part) for part in parts_of(read(options.journals), options.hold_out, options.seed))
     constants = FITTED
     if options.evaluations:
-        constants = rounded(fitted(objective(to_fit), FITTED, options.evaluations, options.seed))
+        constants = rounded(fitted(objective(to_fit), FITTED, options.evaluations, options.seed, only))
     for title, of in (("today", FITTED), *([("fitted", constants)] if options.evaluations else [])):
         for part, samples in (("fitted to", to_fit), ("held out", to_judge)):
             print(f"{title}, {part}: {len(samples.us)} times", *loss_lines(samples, of), sep="\n")

@@ -113,6 +113,8 @@ WANTED = {
             "prepare_moe_nvfp4_layer_for_marlin",
         ],
         "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe": ["fused_marlin_moe"],
+        "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe": ["fused_experts"],
+        "sglang.srt.layers.moe.moe_runner.triton": ["fused_experts"],
         "sglang.srt.layers.deep_gemm_wrapper.entrypoint": [
             "grouped_gemm_nt_f8f8bf16_contig",
             "grouped_gemm_nt_f8f8bf16_masked",

@@ -81,7 +81,9 @@ constexpr double kProducts = 6232.0;
 constexpr double kSharedBytes = 241.7;
 constexpr double kPromoting = 1.091;
 constexpr double kPromotion = 0.8044;
-constexpr double kPromotedElements = 142.0;
+constexpr double kPromotedElements = 85.0;
+constexpr double kPromotedUnit = 115.0;
+constexpr double kPromotedColumns = 40.0;
 constexpr double kL2Bytes = 11470.0;
 constexpr double kStraddling = 1.136;
 constexpr double kParting = 0.6285;
@@ -117,9 +119,14 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double multiply = std::max(instructions * (64.0 * columns * 32.0) / kProducts,
                              (instructions * (2048.0 + 32.0 * columns) + written) / kSharedBytes);
   if (row.promotes) multiply = kPromoting * multiply + kPromotion * (row.tile_k / 128.0);
-  multiply = std::max(multiply, elements * static_cast<double>(row.promotes) * (row.tile_k / 128.0) / kPromotedElements);
+  bool const is_fine = row.promotes > 2;
+  double const promotions = static_cast<double>(row.promotes) * (row.tile_k / 128.0);
+  multiply = std::max(multiply, is_fine ? elements * promotions / kPromotedElements : 0.0);
+  double const units = static_cast<double>(std::max<int64_t>(row.tile_m * row.tile_n / row.columns / 128, 1)) * promotions;
+  double const share = columns < kPromotedColumns ? columns / kPromotedColumns : 1.0;
+  double const step = std::max(multiply * per_sm, is_fine ? units * share * kPromotedUnit : 0.0);
   double const store = kStoreElement * elements * per_sm;
-  double const body = steps * (multiply * per_sm) + store * (row.overlaps ? 1.0 + (waves - 1.0) * kStoredLate : waves);
+  double const body = steps * step + store * (row.overlaps ? 1.0 + (waves - 1.0) * kStoredLate : waves);
   double const pipeline = steps * kLatency / static_cast<double>(row.stages);
   double const rows = static_cast<double>(std::min(row.tile_m, m));
   double const traffic = (rows / row.sharers_a + static_cast<double>(row.tile_n) / row.sharers_b) * row.tile_k;

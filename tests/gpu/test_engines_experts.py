@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gemmill
 from engines import FP4_EXPERTS, MXFP4_EXPERTS, vllm_modules
-from gemmill.compat import fp4_experts
+from gemmill.compat import fp4_experts, fused_experts
 from gemmill.compat.sglang import experts as sglang_experts
 from gemmill.compat.vllm_plugin import fp4_experts as vllm_fp4_experts
 from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
@@ -224,7 +224,7 @@ def test_vllms_fp8_experts(vllm: dict[str, ModuleType], m: int, blocks: bool, de
         told = experts.apply(*given)
         return output if told is None else told
 
-    if m > vllm_fused_experts.MOST_TOKENS[blocks]:
+    if m > fused_experts.MOST_TOKENS[blocks]:
         assert call()[0] == "vLLM's"
         return
     if not gemmill.supports("fused_experts", dtype=E4M3, group_size=128 if blocks else 0):

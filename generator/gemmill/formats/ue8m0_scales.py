@@ -56,11 +56,13 @@ def as_float32(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int], *, c
     size = _size_of_words(op, a, b, k, sizes) if a.are_words or b.are_words else 0
     found = []
     for x in (a, b):
-        values = _unpacked(x, -(-k // size)) if x.are_words else x.values
-        if values.dtype in BYTES:
-            if check:
-                _refuse_nan(op, x.name, values.view(torch.uint8))
+        values = x.values
+        if x.are_words:
+            values = _of_words(x, -(-k // size))
+        elif values.dtype in BYTES:
             values = values.view(torch.float8_e8m0fnu).float()
+        if check and values is not x.values:
+            _refuse_nan(op, x.name, values)
         found.append(values)
     return found[0], found[1]
 
@@ -83,16 +85,19 @@ def _size_of_words(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int]) 
     )
 
 
-def _unpacked(x: Scales, groups: int) -> Tensor:
-    """Bytes of words. Those of one group lie next to each other, as kernels read scales of A fastest: all rows have one stride."""
-    words = x.values.movedim(x.along_k, 0)
-    shifts = torch.arange(0, 8 * OF_WORD, 8, dtype=torch.int32, device=words.device)
-    parts = words.unsqueeze(1) >> shifts.view(OF_WORD, *(1,) * (words.dim() - 1))
-    return parts.bitwise_and(NAN).to(torch.uint8).flatten(0, 1)[:groups].movedim(0, x.along_k)
+def _of_words(x: Scales, groups: int) -> Tensor:
+    """Float32 scales of words, by one pass over them. Those of one group lie next to each other, as kernels read scales of A fastest: all
+    rows have one stride."""
+    words = x.values.movedim(x.along_k, 0).unsqueeze(
+        -1
+    )  # a dimension of one word, which a view as bytes makes one of four
+    parts = words.view(torch.float8_e8m0fnu).movedim(-1, 1)
+    scales = parts.to(torch.float32, memory_format=torch.contiguous_format)
+    return scales.flatten(0, 1)[:groups].movedim(0, x.along_k)
 
 
 def _refuse_nan(op: str, name: str, values: Tensor) -> None:
-    wrong = (values == NAN).nonzero()
+    wrong = values.isnan().nonzero()
     if len(wrong):
         raise RuntimeError(
             f"{op}: {name}{wrong[0].tolist()} is ue8m0 byte {NAN}, which is NaN: scales are bytes of 0 to {NAN - 1}, for 2^-127 to 2^127"

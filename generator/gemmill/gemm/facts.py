@@ -10,6 +10,7 @@ from math import gcd
 
 from gemmill.gemm.config import GemmConfig
 from gemmill.gemm.limits import (
+    AHEAD_REGISTERS,
     CONSUMER_GROUPS,
     FEW_FACTORS,
     LARGE_BOX,
@@ -164,7 +165,8 @@ class Facts:
     def factor_sets(self) -> int:
         """Sets of a unit's scales in registers."""
         if self.alternates:
-            return 1
+            registers = (self.slabs + 2) * self.unit_registers + 2 * self.factors
+            return 2 if registers <= (AHEAD_REGISTERS if self.moves_registers else OVERLAP_REGISTERS) else 1
         return 2 if self.factors_ahead else self.partials
 
     # The division of the work -----------------------------------------------------------------------------------------

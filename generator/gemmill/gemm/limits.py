@@ -23,6 +23,10 @@ A tile of 128x208 in pingpong spilled 4,640 bytes and took twelve times as long 
 """
 OVERLAP_REGISTERS = 208
 """Registers for sums and scales, where the promotion of a K step's sums overlaps the next one's multiplications."""
+AHEAD_REGISTERS = 200
+"""The same with the next unit's scales, in kernels of two consumer groups. 128 x 128 needs 208 and spilled 116 bytes (nvcc
+13.0, groups of 32).
+"""
 PARTIAL_REGISTERS = 64
 """Registers a thread may spend on partial sums of several groups at once."""
 PREFETCH_BYTES = 128 * 1024

@@ -314,6 +314,8 @@ def accumulate_by_turns(
     """
     loop.pipeline.consumer_wait(state)
     multiply_unit(plan, loop, 0, 0, state.stage)
+    if cutlass.const_expr(plan.factor_sets == 2):
+        read_unit_factors(plan, loop, 0, 0, state.stage, place)
     for _ in cutlass.range(count - 2, unroll=1):
         state = step_by_turns(plan, loop, state, place, False, None)
     if count > 1:
@@ -333,18 +335,27 @@ def step_by_turns(
     meanwhile: cutlass.Constexpr,
 ):
     """One K step, whose first unit's multiplications run already. Returns the state of the next one, whose
-    first unit's do then."""
+    first unit's do then.
+
+    With two sets of factors, a unit's are read while the one before it is promoted.
+    """
     pipeline = loop.pipeline
+    ahead = plan.factor_sets == 2
     following = pipeline.advance(state)
     for unit in cutlass.range_constexpr(plan.units):
         turn = unit % 2
         ends = unit + 1 == plan.units
         if cutlass.const_expr(not ends):
             multiply_unit(plan, loop, unit + 1, 1 - turn, state.stage)
+            if cutlass.const_expr(ahead):
+                read_unit_factors(plan, loop, unit + 1, 1 - turn, state.stage, place)
         elif cutlass.const_expr(not is_last):
             pipeline.consumer_wait(following)
             multiply_unit(plan, loop, 0, 0, following.stage)
-        read_unit_factors(plan, loop, unit, 0, state.stage, place)
+            if cutlass.const_expr(ahead):
+                read_unit_factors(plan, loop, 0, 0, following.stage, place)
+        if cutlass.const_expr(not ahead):
+            read_unit_factors(plan, loop, unit, 0, state.stage, place)
         if cutlass.const_expr(ends and is_last):
             meanwhile(0)
             warpgroup.wait_group(0)
@@ -352,7 +363,7 @@ def step_by_turns(
             warpgroup.wait_group(1)
         if cutlass.const_expr(ends):
             pipeline.consumer_release(state)
-        promote(plan, loop, unit, turn, 0, place)
+        promote(plan, loop, unit, turn, turn if ahead else 0, place)
     return following
 
 

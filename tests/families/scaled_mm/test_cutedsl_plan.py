@@ -123,6 +123,25 @@ def test_each_wgmma_of_a_group_of_32_has_partial_sums(
     assert not (plan.overlapped or plan.factors_ahead)
 
 
+@pytest.mark.parametrize(
+    ("tile", "changes", "sets"),
+    [
+        ((64, 64, 128), {"swap_ab": True}, 2),
+        ((64, 128, 128), {}, 2),
+        ((128, 64, 128), {"swap_ab": True}, 2),
+        ((128, 96, 128), {"b_scale": ScaleGranularity.GROUP}, 2),
+        ((128, 128, 128), {}, 1),  # 208 registers for sums and scales spill
+    ],
+)
+def test_the_next_unit_s_scales_are_read_ahead_where_registers_are_left(
+    tile: tuple[int, int, int], changes: dict[str, Any], sets: int
+) -> None:
+    schedule = KernelSchedule.BASIC if tile[0] == 64 else KernelSchedule.COOPERATIVE
+    plan = Plan(config(group_size=32, tile_shape_mnk=tile, kernel_schedule=schedule, **changes))
+    assert plan.alternates
+    assert plan.factor_sets == sets
+
+
 @pytest.mark.parametrize("group_size", [0, 64, 128])
 def test_longer_groups_have_several_wgmmas(group_size: int) -> None:
     assert not Plan(config(group_size=group_size)).promotes_each_mma

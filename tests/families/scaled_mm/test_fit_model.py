@@ -97,3 +97,16 @@ def test_the_whole_program(tool, capsys):
     out = capsys.readouterr().out
     assert "today, held out: " in out and "fitted, fitted to: " in out and "model over measured, near the front:" in out
     assert re.search(r"fp8 +M +33 to +64: +\d+\.\d% in the mean", out) and "memory_bytes = " in out
+
+
+def test_constants_that_are_not_named_are_held(tool):
+    found = tool.fitted(lambda c: abs(c.promoted_unit - 60.0), FITTED, 400, only=("promoted_unit", "promoted_elements"))
+    assert abs(found.promoted_unit - 60.0) < 1
+    held = [name for name in FITTED._fields if name not in ("promoted_unit", "promoted_elements")]
+    assert all(getattr(found, name) == getattr(FITTED, name) for name in held)
+
+
+def test_a_constant_that_the_model_lacks_is_refused(tool, capsys):
+    with pytest.raises(SystemExit):
+        tool.main(["journal.jsonl", "--only", "promoted_unit,speed"])
+    assert "--only speed: the model's constants are products, shared_bytes, " in capsys.readouterr().err

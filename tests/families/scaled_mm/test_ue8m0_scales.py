@@ -1,10 +1,14 @@
 """Scales as ue8m0 bytes and as DeepSeek's words, in scaled and in grouped GEMMs."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gemmill
+from gemmill.formats.ue8m0_scales import Scales, as_float32
 from gemmill.vocab import SCALE_GROUPS, ScaleGroups
 
 M, N, K = 5, 200, 600
@@ -125,3 +129,34 @@ def test_what_is_no_scale_is_left_to_the_op() -> None:
     a, b, of_a, of_b = scaled(SCALE_GROUPS[4])
     with pytest.raises(RuntimeError, match=r"^cutlass_scaled_mm: a_scales is float64, expected float32"):
         gemmill.cutlass_scaled_mm(a, b, values(of_a).double(), of_b, torch.bfloat16)
+
+
+class Passes(TorchDispatchMode):
+    """Counts the ops that read or write elements: views launch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.made.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("along_k", [-1, -2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_words_are_converted_by_one_pass_whatever_their_layout(along_k: int, transposed: bool) -> None:
+    """A kernel for each step of the conversion took longer than a small GEMM."""
+    rows, groups, k = 5, 7, 7 * 32
+    codes = torch.randint(0, 255, (rows, 8), dtype=torch.uint8)
+    words = codes.view(torch.int32) if along_k == -1 else codes.view(torch.int32).t()
+    if transposed:
+        words = words.t().contiguous().t()
+    a = Scales(name="a_scales", values=words, along_k=along_k, rows=rows)
+    with Passes() as passes:
+        found, _ = as_float32("an_op", a, a, k, (32,), check=False)
+    assert len(passes.made) == 2, "one for each operand"
+    expected = torch.exp2(codes[:, :groups].double() - 127).float()
+    assert torch.equal(found if along_k == -1 else found.t(), expected)
+    assert found.stride(-3 - along_k) == 1

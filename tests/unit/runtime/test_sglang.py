@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import gemmill
 from engines import SGLANG, sglang_modules
 from gemmill.compat import linear
 from gemmill.compat.sglang import experts as sglang_experts
@@ -16,6 +17,8 @@ from gemmill.runtime import holding, ops
 from gemmill.runtime.choosing import Trust
 
 E4M3 = torch.float8_e4m3fn
+BY_NAME = (sglang_experts.around_marlin_experts, sglang_experts.around_triton_experts)
+"""Hooks that read a few of many arguments, which SGLang gives by name."""
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_hooks_take_what_sglangs_gemms_take() -> None:
     ):
         theirs = [given[0] for given in modules[module][name]["parameters"]]
         ours = inspect.signature(hook).parameters.values()
-        if hook is not sglang_experts.around_marlin_experts:  # it reads a few of many, all given by name
+        if hook not in BY_NAME:
             assert [parameter.name for parameter in ours] == ["original", *theirs]
 
 
@@ -112,3 +115,70 @@ def test_sglangs_deterministic_inference_is_gemmills_contract(served, monkeypatc
     old = holding.Holding(object(), lambda *_: (-1, Trust.MODEL), served.build_id)
     assert not sglang_plugin._may_serve() and not holding.holds_here()
     del old
+
+
+def fine_experts(tokens: int, **more: Any) -> dict[str, Any]:
+    """A call of SGLang's layer of four experts with blocks of 32 x 32, top 2: small integers, scales that are powers of two."""
+    experts, hidden, inner = 4, 64, 96
+    generator = torch.Generator().manual_seed(tokens)
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).float()
+
+    def scales(*shape: int) -> torch.Tensor:
+        return torch.exp2(torch.randint(-3, 0, shape, generator=generator).float())
+
+    config = {"activation": "silu", "is_gated": True, "apply_router_weight_on_input": False, "no_combine": False}
+    numbers = dict.fromkeys(("routed_scaling_factor", "gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit"))
+    of_config = {name: more.pop(name) for name in list(more) if name in config | numbers}
+    ids = torch.randint(0, experts, (tokens, 2), generator=generator, dtype=torch.int32)
+    return {
+        "hidden_states": whole(tokens, hidden).bfloat16(),
+        "w1": whole(experts, 2 * inner, hidden).to(E4M3),
+        "w2": whole(experts, hidden, inner).to(E4M3),
+        "topk_output": (torch.rand(tokens, 2, generator=generator), ids, None),
+        "moe_runner_config": SimpleNamespace(**(config | numbers | of_config)),
+        "use_fp8_w8a8": True,
+        "w1_scale": scales(experts, 2 * inner // 32, hidden // 32),
+        "w2_scale": scales(experts, hidden // 32, inner // 32),
+        "block_shape": [32, 32],
+        **dict.fromkeys(("b1", "b2", "a1_scale", "a2_scale", "a1_q")),
+    } | more
+
+
+def test_sglangs_experts_in_blocks_of_32_are_gemmills_whole(sglang, served, monkeypatch) -> None:
+    monkeypatch.setattr(linear, "refusal", lambda layer: None)
+    monkeypatch.setattr(sglang_experts.invariance, "of_sglang", lambda: None)
+    hook = sglang_experts.around_triton_experts
+    for tokens, factor in ((3, None), (3, 2.5), (200, 1.0)):
+        given = fine_experts(tokens, routed_scaling_factor=factor)
+        weights, ids, _ = given["topk_output"]
+        layer = (given[name] for name in ("w1", "w2", "w1_scale", "w2_scale"))
+        wanted = gemmill.fused_experts(given["hidden_states"], *layer, ids, weights * (factor or 1.0), "silu")
+        assert wanted.abs().max() > 0
+        assert torch.equal(hook(None, **given), wanted)
+    assert [kind["by"] for kind in gemmill.serving_report()["served"]] == ["fused_experts"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"use_fp8_w8a8": False},
+        {"block_shape": [128, 128]},
+        {"block_shape": None},
+        {"b1": torch.zeros(4, 192)},
+        {"a1_q": torch.zeros(3, 64)},
+        {"fuse_swiglu_interleaved": True},
+        {"activation": "relu2"},
+        {"is_gated": False},
+        {"swiglu_limit": 7.0},
+        {"no_combine": True},
+        {"apply_router_weight_on_input": True},
+        {"w1_scale": torch.ones(4, 2, 1)},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_other_experts_of_sglangs_stay_with_triton(sglang, served, more: dict[str, Any]) -> None:
+    given = fine_experts(3, **more)
+    asked = sglang_experts.around_triton_experts(lambda **named: named, **given)
+    assert asked == given, "all of the call goes on"

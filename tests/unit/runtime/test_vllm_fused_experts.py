@@ -11,6 +11,7 @@ from torch import Tensor
 import gemmill
 from builds import TableOnly
 from engines import CLASSES, VLLM, quant_key
+from gemmill.compat import fused_experts as whole_experts
 from gemmill.compat import linear, vllm_plugin
 from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
 from gemmill.families.fused_moe import selections
@@ -36,7 +37,7 @@ def served(make_manifest, table_of, monkeypatch) -> None:
 @pytest.fixture
 def apart(monkeypatch) -> None:
     """Grouped GEMMs compute many tokens, of layers as small as these, too."""
-    monkeypatch.setattr(vllm_fused_experts, "_goes_apart", lambda experts, build_id: True)
+    monkeypatch.setattr(whole_experts, "goes_apart", lambda experts, build_id: True)
 
 
 @pytest.fixture
@@ -317,7 +318,7 @@ def test_many_tokens_are_gemmills_in_pieces_where_grouped_gemms_compute_them(
     taken.clear()
     returned, _ = applied(experts, x, w1, w2, output=output)
     assert returned is None and taken == [(4096, 0, 0), (904, 1, 4096)]
-    monkeypatch.setattr(vllm_fused_experts, "MANY_TOKENS", {})
+    monkeypatch.setattr(whole_experts, "MANY_TOKENS", {})
     returned, _ = applied(experts, x, w1, w2)
     assert returned[0] == "vLLM's"
 
@@ -327,12 +328,12 @@ def test_the_build_says_whether_many_tokens_are_taken(make_manifest, table_of, m
     gemms = (c for c in tiled(Arch.SM90A) if c.operand_dtype in by)
     configs = (*selections.default(Arch.SM90A), *gemms)
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
-    vllm_fused_experts._goes_apart.cache_clear()
+    whole_experts.goes_apart.cache_clear()
     sizes = {"experts": 32, "hidden": 7168, "inner": 2048, "topk": 8}
     for blocks in (128, 32, 0):
-        experts = vllm_fused_experts.Experts(**sizes, dtype=torch.bfloat16, blocks=blocks)
+        experts = whole_experts.Experts(**sizes, dtype=torch.bfloat16, blocks=blocks)
         assert experts.takes(1) and experts.takes(8192) == bool(by), blocks
-    vllm_fused_experts._goes_apart.cache_clear()
+    whole_experts.goes_apart.cache_clear()
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -237,6 +237,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     f"{_GEMMS}.marlin_utils_fp4.apply_fp4_marlin_linear": around_fp4_linear,
     f"{_GEMMS}.marlin_utils_fp4.prepare_moe_nvfp4_layer_for_marlin": experts.around_fp4_experts_preparation,
     "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe.fused_marlin_moe": experts.around_marlin_experts,
+    "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts": experts.around_triton_experts,
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_contig": around_contiguous_experts,
     f"{_DEEP_GEMM}.grouped_gemm_nt_f8f8bf16_masked": around_masked_experts,
     "sglang.srt.layers.moe.cutlass_moe.fp8_blockwise_scaled_grouped_mm": around_cutlass_experts,

@@ -6,8 +6,7 @@ Layers with LoRA, with biases or limits, and those whose tokens travel between r
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, wraps
 from importlib import import_module
 from typing import Any
@@ -15,26 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import gemmill
 from gemmill.compat import invariance
+from gemmill.compat.fused_experts import ACTIVATIONS, Experts, experts_of, in_pieces
 from gemmill.compat.linear import BLOCK, FINE_BLOCK, block_of, called, refusal
 from gemmill.compat.vllm_plugin.blocks import replace
-from gemmill.runtime import ops, served
+from gemmill.runtime import served
 
 CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.fp8", "backend_to_kernel_cls"
 """vLLM's function that names the classes of a backend, of which it takes the first that supports a layer."""
 BACKEND = "TRITON"
-MOST_TOKENS: Mapping[int, int] = {BLOCK: 256, FINE_BLOCK: 256, 0: 1}
-"""The most tokens of a call that gemmill's kernels take, by the blocks of scales. No run compares blocks of 32 with Triton's yet.
-
-vLLM's Triton kernels take 1.08 to 1.46 times gemmill's time up to 256 tokens of Qwen3-30B-A3B with blocks of 128 (H200, 2026-11-23).
-Scales of rows have kernels by warps. Such kernels for blocks were slower than Triton's from two tokens on.
-"""
-MANY_TOKENS: Mapping[int, int] = {BLOCK: 257, FINE_BLOCK: 257, 0: 512}
-"""From so many tokens on calls are gemmill's again, where its build computes them by grouped GEMMs. Without an entry none are."""
-AT_ONCE = 4096
-"""Tokens of one call: more come in pieces, so that their workspace is that of so many."""
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 _CODES = torch.float8_e4m3fn
 _GROUPS = {
     ((BLOCK, BLOCK), (1, BLOCK)): BLOCK,
@@ -44,73 +32,6 @@ _GROUPS = {
 }
 """Blocks, by groups that share a scale, of weights and of activations; 0 for whole rows of both. vLLM says 128 of activations whatever the
 weights' blocks are, and quantises in groups as wide as those."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experts:
-    """A layer of experts, as far as a variant for it depends on it."""
-
-    experts: int
-    """The number of experts whose weights are here."""
-    hidden: int
-    inner: int
-    topk: int
-    dtype: torch.dtype
-    """The dtype of x and of the result."""
-    blocks: int
-    """Rows and columns of the blocks that share a scale; 0 where they are of rows."""
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The tokens for which the log names variants when gemmill takes the layer."""
-        return tuple(sorted({1, MOST_TOKENS[self.blocks]}))
-
-    def __str__(self) -> str:
-        scales = f"blocks of {self.blocks}" if self.blocks else "rows"
-        return f"layer of {self.experts} experts of {self.hidden} x {self.inner}, e4m3 weights with scales of {scales}, all in one call"
-
-    def call(self, m: int) -> tuple[Any, ...]:
-        """The op's name and its arguments for m tokens, on torch's meta device."""
-
-        def empty(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(shape, dtype=kind, device="meta")
-
-        e, k, inner = self.experts, self.hidden, self.inner
-        scales = empty(e, 2 * inner), empty(e, k)
-        if self.blocks:
-            across, down, back = (-(-extent // self.blocks) for extent in (2 * inner, k, inner))
-            scales = empty(e, across, down), empty(e, down, back)
-        weights = empty(e, 2 * inner, k, kind=_CODES), empty(e, k, inner, kind=_CODES)
-        ids, by = empty(m, self.topk, kind=torch.int32), empty(m, self.topk)
-        x, out = (empty(m, k, kind=self.dtype) for _ in range(2))
-        plain = ACTIVATIONS[0], 1.0, math.inf, 0.0, 0, False, False
-        return "fused_experts", out, x, *weights, *scales, ids, by, *plain, None, None, None, None
-
-    def takes(self, m: int) -> bool:
-        """Whether calls of m tokens are gemmill's. Raises nothing."""
-        many = MANY_TOKENS.get(self.blocks)
-        return m <= MOST_TOKENS[self.blocks] or (many is not None and m >= many and _goes_apart(self, _build_id()))
-
-    def most_at_once(self, m: int) -> int:
-        """The most tokens that gemmill computes at once of calls of up to m tokens."""
-        return min(m, AT_ONCE if self.takes(m) else MOST_TOKENS[self.blocks])
-
-
-def _build_id() -> str:
-    try:
-        return ops.active().build_id
-    except Exception:  # whatever is wrong with gemmill, the engine has kernels of its own
-        return ""
-
-
-@cache
-def _goes_apart(experts: Experts, build_id: str) -> bool:
-    """Whether a build computes many tokens by grouped GEMMs."""
-    try:
-        entry = ops.explain(*experts.call(AT_ONCE)).entry if build_id else None
-    except RuntimeError:
-        return False
-    return entry is not None and entry.config.apart
 
 
 def refusal_of(moe_config: Any, weight_key: Any, activation_key: Any) -> str | None:
@@ -152,13 +73,6 @@ def _blocks_in(w13: torch.Size, scales: Tensor) -> int:
     return 0 if scales.shape[1] == w13[1] else block_of(w13, scales.shape)
 
 
-@cache
-def experts_of(shape: torch.Size, topk: int, dtype: torch.dtype, blocks: int) -> Experts:
-    """The layer of w13 [E, 2 I, K], the same object for the same arguments."""
-    experts, rows, hidden = shape
-    return Experts(experts=experts, hidden=hidden, inner=rows // 2, topk=topk, dtype=dtype, blocks=blocks)
-
-
 def _or_left(moe_config: Any, weight_key: Any, activation_key: Any) -> tuple[bool, str | None]:
     """Whether gemmill serves a layer that vLLM's class supports, and the reason where not, which goes to the log."""
     reason = refusal_of(moe_config, weight_key, activation_key)
@@ -174,32 +88,6 @@ def _workspace_of(tokens: int, rows: int, hidden: int, topk: int, experts: int, 
     sizes = {"experts": experts, "hidden": hidden, "inner": rows // 2, "topk": topk}
     layer = Experts(**sizes, dtype=torch.bfloat16, blocks=blocks)
     return -(-fused_experts_workspace(layer.most_at_once(tokens), **sizes) // 2)
-
-
-def _in_pieces(
-    out: Tensor,
-    x: Tensor,
-    layer: tuple[Tensor, Tensor, Tensor, Tensor],
-    topk_ids: Tensor,
-    weights: Tensor,
-    activation: str,
-    expert_map: Tensor | None,
-    workspace: Tensor,
-) -> None:
-    """Write into out [M, K] the experts' results of x [M, K], of AT_ONCE tokens in a call; a layer is w13, w2 and their scales."""
-    weights = weights if weights.dtype == torch.float32 else weights.float()
-    for first in range(0, len(x), AT_ONCE):
-        piece = slice(first, first + AT_ONCE)
-        gemmill.fused_experts(
-            x[piece],
-            *layer,
-            topk_ids[piece],
-            weights[piece],
-            activation,
-            expert_map=expert_map,
-            out=out[piece],
-            workspace=workspace.view(-1).view(torch.uint8),
-        )
 
 
 @cache
@@ -275,7 +163,7 @@ def before(theirs: type) -> type:
                 # Where the router's weights are on the input, prepare has multiplied x.
                 weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
                 layer = w1, w2, self.w1_scale, self.w2_scale
-                _in_pieces(output, hidden_states, layer, topk_ids, weights, activation.value, expert_map, workspace2)
+                in_pieces(output, hidden_states, layer, topk_ids, weights, activation.value, expert_map, workspace2)
 
             layer = experts_of(w1.shape, topk_ids.shape[1], hidden_states.dtype, _blocks_in(w1.shape, self.w1_scale))
             if not layer.takes(hidden_states.shape[0]):

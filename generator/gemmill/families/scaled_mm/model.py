@@ -83,9 +83,13 @@ class Constants(NamedTuple):
     """The factor by which the tensor core takes longer where sums leave its accumulator."""
     promotion: float = 0.8044
     """The time to add up one tile's sums, for each 128 bytes of K."""
-    promoted_elements: float = 142.0
-    """Sums that an SM multiplies by their scales and adds up. It binds groups of 32 alone, and is predicted, not fitted:
-    64 x 128 of them take each scheduler 64 multiply-adds and 30 other instructions, at 1.63 GHz."""
+    promoted_elements: float = 85.0
+    """Sums in groups of 32 that an SM multiplies by their scales and adds up. This constant and the next two are fitted to 21
+    times alone (H200, 2026-11-27, 0207ade7, ca41f9da), which the model then meets within 8 %."""
+    promoted_unit: float = 115.0
+    """The time of a group of warps for one WGMMA of a group of 32 and its promotion, which each CTA waits for by itself."""
+    promoted_columns: float = 40.0
+    """Columns of a tile from which on that is so: of fewer all of a step's WGMMAs run while the first is promoted."""
     l2_bytes: float = 11470.0
     """Bytes from L2, of all SMs."""
     straddling: float = 1.136
@@ -204,9 +208,14 @@ def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
         (instructions * (2048.0 + 32.0 * v.columns) + written) / c.shared_bytes,
     )
     multiply = do.pick(v.promotes > 0, c.promoting * multiply + c.promotion * (v.tile_k / 128.0), multiply)
-    multiply = do.larger(multiply, tile_elements * v.promotes * (v.tile_k / 128.0) / c.promoted_elements)
+    is_fine = v.promotes > 2
+    promotions = v.promotes * (v.tile_k / 128.0)
+    multiply = do.larger(multiply, do.pick(is_fine, tile_elements * promotions / c.promoted_elements, 0.0))
+    units = do.larger(tile_elements // v.columns // 128, 1) * promotions
+    share = do.pick(v.columns < c.promoted_columns, v.columns / c.promoted_columns, 1.0)
+    step = do.larger(multiply * t.per_sm, do.pick(is_fine, units * share * c.promoted_unit, 0.0))
     store = c.store_element * tile_elements * t.per_sm
-    body = t.steps * (multiply * t.per_sm) + store * do.pick(v.overlaps, 1.0 + (t.waves - 1.0) * c.stored_late, t.waves)
+    body = t.steps * step + store * do.pick(v.overlaps, 1.0 + (t.waves - 1.0) * c.stored_late, t.waves)
     pipeline = t.steps * c.latency / v.stages
     crossing = do.pick(t.straddles, c.straddling, 1.0) + do.pick(t.parts, c.parting, 0.0)
     l2 = t.ctas * (t.traffic * crossing + c.filling * t.filled) / c.l2_bytes

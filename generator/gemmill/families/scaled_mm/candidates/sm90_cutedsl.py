@@ -299,6 +299,9 @@ GROUP_32_WIDEST = Tables(
     ),
     split_k=(
         *GROUP_32.split_k,
+        ((64, 48, 128), BASIC, 4),
+        ((64, 64, 128), BASIC, 4),
+        ((64, 96, 128), BASIC, 5),
         ((64, 16, 256), BASIC, 9),
         ((64, 16, 512), BASIC, 5),
         ((64, 32, 256), BASIC, 3),
