@@ -21,6 +21,12 @@ constexpr int kMostStages = 16;
 constexpr int kConsumerBarrier = 1;
 constexpr int kFields = 4;  // of a head's page: codes and norms of keys, then of values
 
+// Rows of a round: the largest power of two for which there is room, as a lane has rows in pairs.
+constexpr int round_rows(int room, int row_bytes, int rows) {
+  while (rows > 2 && rows * row_bytes > room) rows /= 2;
+  return rows;
+}
+
 template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows>
 struct DecodeShape {
   static constexpr int kHeadDim = kElements, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
@@ -51,10 +57,20 @@ struct DecodeShape {
   static constexpr int kBarriers = kStagesBelow * kStageBytes;
   static constexpr int kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
-  static constexpr int kScoreParts = kQueries + kQueryBytes, kSharedBytes = kScoreParts + kPartsBytes;
+  static constexpr int kScoreParts = kQueries + kQueryBytes, kEnd = kScoreParts + kPartsBytes;
+  // Sums of a block's slices but the last, in rounds of `kRoundRows` rows of all warps: behind the rest, or in place of a stage of each
+  // group in blocks of several slices. The last slice's sums take all memory.
   static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write to neighbouring words
-  static_assert(kStages >= kGroups && kSharedBytes <= kMostShared, "Stages fit beside the table.");
+  static constexpr int kStateBytes = kConsumerWarps * kRows * 8, kRowBytes = kConsumerWarps * kSumStride * 4;
+  static constexpr bool kSumsAreLast = kMostShared - kEnd >= kStateBytes + 2 * kRowBytes;
+  static constexpr int kRunStages = kSumsAreLast ? kStages : kStages - kGroups;
+  static constexpr int kSums = kSumsAreLast ? kEnd : kTable + kTableBytes + (kRunStages - kStagesBelow) * kStageBytes;
+  static constexpr int kRoundRows = round_rows((kSumsAreLast ? kMostShared : kQueries) - kSums - kStateBytes, kRowBytes, kRows);
+  static constexpr int kSharedBytes = kSumsAreLast ? kSums + kStateBytes + kRoundRows * kRowBytes : kEnd;
+  static_assert(kRunStages >= std::max(kGroups, kStagesBelow) && kSharedBytes <= kMostShared, "Stages fit next to the table.");
+  static_assert(kSums + kStateBytes + kRoundRows * kRowBytes <= kSharedBytes, "Sums of a round fit.");
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");
+  static_assert(kSums % 16 == 0 && kRowBytes % 16 == 0, "Lanes write 16 bytes.");
 
   static __device__ __forceinline__ uint8_t* stage(uint8_t* shared, int index) {
     return shared + (index < kStagesBelow ? index * kStageBytes : kTable + kTableBytes + (index - kStagesBelow) * kStageBytes);
@@ -75,34 +91,58 @@ struct DecodeParams {
   Signs<kHeadDim> signs;
   Centroids centroids;
   int tiles;                  // of rows, of a KV head and sequence
-  int slices;
+  int slices, blocks, least;  // of a tile, and the fewest stages of a slice (slices.h)
+  int stages;                 // of shared memory
   int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
   float scale;                // of scores, times log2(e); with a cap, of twice their part of it
   float cap;                  // times log2(e); 0 for none
+};
+
+// The slices of a sequence's stages, and a block's run of them. Slices have as many stages as any, but for the last one that has some:
+// how many follows from that sequence alone. The run's slices have `of_slice` each from `first_stage` on, up to `end_stage`.
+struct Run {
+  int of_slice, first_stage, end_stage;
+  int first_slice, end_slice;
+  int filled;  // slices that have stages
+
+  __device__ __forceinline__ Run(int begin, int count, int slices, int blocks, int least, int block) {
+    of_slice = max((count + slices - 1) / slices, least);
+    filled = (count + of_slice - 1) / of_slice;
+    first_slice = block * filled / blocks, end_slice = (block + 1) * filled / blocks;
+    first_stage = begin + first_slice * of_slice, end_stage = begin + min(end_slice * of_slice, count);
+  }
+  // Moves a group of warps, which takes each `groups`-th stage of a slice, to its next one. `slice_end` is where the stage's slice ends.
+  // Runs of several slices have slices of `groups` stages at least.
+  __device__ __forceinline__ void next(int& stage, int& slice_end, int group, int groups) const {
+    stage += groups;
+    if (stage >= slice_end) stage = slice_end + group, slice_end += of_slice;
+  }
 };
 
 // A block's part of the work.
 struct Place {
   int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
   int length;                         // of the sequence
-  int first_stage, end_stage;         // of 64 tokens, of this slice
+  int block;                          // of the tile's
+  int64_t first_sum;                  // of the tile's slices
 
   template <class Params>
   __device__ Place(Params const& params, int rows) {
     auto const& args = params.args;
-    uint32_t const slices = params.slices, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
-    uint32_t const tile = blockIdx.x / slices, of_heads = tile / tiles;
-    int const slice = static_cast<int>(blockIdx.x % slices);
+    uint32_t const blocks = params.blocks, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
+    uint32_t const tile = blockIdx.x / blocks, of_heads = tile / tiles;
+    block = static_cast<int>(blockIdx.x % blocks), first_sum = static_cast<int64_t>(tile) * params.slices;
     batch = of_heads / heads, kv_head = of_heads % heads;
     first_row = static_cast<int64_t>(tile % tiles) * rows;
     int64_t const reach = args.pages > 0 ? args.table_pages * args.page_size : 0;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
+  }
+  template <class Params>
+  __device__ Run run(Params const& params) const {
+    auto const& args = params.args;
     int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
     int const begin = static_cast<int>(max(first_seen, int64_t{0})) / kStageTokens;
-    int const count = (length + kStageTokens - 1) / kStageTokens - begin;
-    int const of_slice = (count + params.slices - 1) / params.slices;
-    first_stage = begin + min(slice * of_slice, count);
-    end_stage = begin + min((slice + 1) * of_slice, count);
+    return Run(begin, (length + kStageTokens - 1) / kStageTokens - begin, params.slices, params.blocks, params.least, block);
   }
 };
 

@@ -43,6 +43,7 @@ def _facts(config: KvCacheConfig) -> Facts:
             start_ps=4 * _WORD,
             slice_ps=125_000,
             slices=config.slices,
+            takes_runs=1,
         )
     if config.operands.slots is not Slots.ANY:
         share = min(config.operands.head_dim, _MOST_SHARE)
@@ -61,6 +62,7 @@ def _facts(config: KvCacheConfig) -> Facts:
             start_ps=8 * _WORD,
             slice_ps=30_000,
             slices=config.slices,
+            takes_runs=1,
         )
     return Facts(
         half_waves=config.half_waves,
