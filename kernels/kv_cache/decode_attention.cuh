@@ -169,24 +169,47 @@ __device__ __forceinline__ void join_sums(Partial<Shape::kHeadDim> const& partia
   }
 }
 
-// The running sums of all warps as those of a slice, `kCount` rows at a time. The memory may be in use until all warps are here.
-template <class Shape, int kCount>
-__device__ __forceinline__ void store_slice(Partial<Shape::kHeadDim> const& partial, Running<Shape> const& running, int64_t slice,
-                                            int valid_rows, uint8_t* memory) {
-  float2* const states = reinterpret_cast<float2*>(memory);
-  float* const sums = reinterpret_cast<float*>(memory + Shape::kStateBytes);
-  for (int first = 0; first < valid_rows; first += kCount) {
-    int const end = min(first + kCount, valid_rows);
-    sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-    leave_sums<Shape, kCount>(running, first, end, sums, states);
-    sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-    join_sums<Shape, kCount>(partial, slice * Shape::kRows, first, end, sums, states);
+// Makes sums of slices one after the other while warps go on. A round has `kRoundRows` rows: a warp leaves its sums of them where all have
+// joined the round before, and joins its part of them where all have left theirs.
+template <class Shape>
+struct Rounds {
+  float2* states;
+  float* sums;
+  uint64_t *joined, *left;
+  int phase = 0;
+  bool is_open = false;  // whether the last round of a slice is still to be joined
+
+  __device__ __forceinline__ explicit Rounds(uint8_t* shared)
+      : states(reinterpret_cast<float2*>(shared + Shape::kEnd)), sums(reinterpret_cast<float*>(shared + Shape::kSums)),
+        joined(reinterpret_cast<uint64_t*>(shared + Shape::kSumBarriers)), left(joined + 1) {}
+
+  __device__ __forceinline__ void initialise_barriers() const {
+    initialise(joined, Shape::kConsumerWarps), initialise(left, Shape::kConsumerWarps);
   }
-}
+  static __device__ __forceinline__ void tell(uint64_t* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(barrier);
+  }
+  // Leaves a slice's running sums, and joins all rounds but the last.
+  __device__ __forceinline__ void leave(Partial<Shape::kHeadDim> const& partial, Running<Shape> const& running, int64_t slice, int rows) {
+    for (int first = 0;; first += Shape::kRoundRows) {
+      wait(joined, phase ^ 1);
+      leave_sums<Shape, Shape::kRoundRows>(running, first, min(first + Shape::kRoundRows, rows), sums, states);
+      tell(left), is_open = true;
+      if (first + Shape::kRoundRows >= rows) return;
+      join(partial, slice, first, rows);
+    }
+  }
+  __device__ __forceinline__ void join(Partial<Shape::kHeadDim> const& partial, int64_t slice, int first, int rows) {
+    wait(left, phase);
+    join_sums<Shape, Shape::kRoundRows>(partial, slice * Shape::kRows, first, min(first + Shape::kRoundRows, rows), sums, states);
+    tell(joined), phase ^= 1, is_open = false;
+  }
+};
 
 template <class Shape>
 __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& params, Running<Shape>& running, Place const& at,
-                                        Run const& run, int valid_rows, uint8_t* shared, uint64_t* full, uint64_t* empty) {
+                                        Run const& run, uint8_t* shared, uint64_t* full, uint64_t* empty) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   Shares<Shape::kShares> shares(shared + Shape::kScoreParts, warp);
   // Summed places 2t, 2t + 1, 2t + 8, 2t + 9 of step k are elements n / 4 t + 4 k to n / 4 t + 4 k + 3 of the warp's n: the lane's part.
@@ -211,10 +234,18 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
 
   static_assert(Shape::kStages % Shape::kGroups == 0 && Shape::kRunStages % Shape::kGroups == 0, "A group's slots keep their remainder.");
   int const group = warp / Shape::kGroupWarps;
+  Rounds<Shape> rounds(shared);
   int slot = group, phase = 0, slice_begin = run.first_stage;
   for (int slice = run.first_slice;; ++slice, slice_begin += run.of_slice) {
     int const slice_end = min(slice_begin + run.of_slice, run.end_stage);
-    for (int stage = slice_begin + group; stage < slice_end; stage += Shape::kGroups) {
+    for (int stage = slice_begin + group;; stage += Shape::kGroups) {
+      // The slice before is joined behind the first stage, when all warps are likely to have left it.
+      bool const ends = stage >= slice_end;
+      if (rounds.is_open && (ends || stage >= slice_begin + Shape::kGroups)) {
+        TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
+        rounds.join(params.partial, of_tile.first + slice - 1, (of_tile.rows - 1) / Shape::kRoundRows * Shape::kRoundRows, of_tile.rows);
+      }
+      if (ends) break;
       uint8_t const* const bytes = Shape::stage(shared, slot);
       int const token = stage * kStageTokens + place;
       wait(&full[slot], phase);
@@ -243,7 +274,8 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
       if ((slot += Shape::kGroups) >= params.stages) slot -= params.stages, phase ^= 1;
     }
     if (slice + 1 >= run.end_slice) break;
-    store_slice<Shape, Shape::kRoundRows>(params.partial, running, at.first_sum + slice, valid_rows, shared + Shape::kSums);
+    TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
+    rounds.leave(params.partial, running, of_tile.first + slice, of_tile.rows);
     running = Running<Shape>();
   }
 }
@@ -251,8 +283,9 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
 // States of slices without stages, whose sums nobody reads: a block leaves its share of them.
 template <class Params>
 __device__ __forceinline__ void leave_empty_slices(Params const& params, Place const& at, Run const& run, int rows) {
+  int64_t const first = TileSums(params, blockIdx.x, rows).first;
   for (int slice = run.filled + at.block; slice < params.slices; slice += params.blocks) {
-    if (threadIdx.x < rows) params.partial.max_sum[(at.first_sum + slice) * rows + threadIdx.x] = make_float2(kNothing, 0.0f);
+    if (threadIdx.x < rows) params.partial.max_sum[(first + slice) * rows + threadIdx.x] = make_float2(kNothing, 0.0f);
   }
 }
 
@@ -266,6 +299,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     if (shared_address(shared) != kReserved) __trap();  // the table would not begin where its addresses say
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], Shape::kGroupWarps);
+    Rounds<Shape>(shared).initialise_barriers();
     publish_barriers();
   }
   __syncthreads();
@@ -275,8 +309,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   Place const at(params, Shape::kRows);
   Running<Shape> running;
-  int64_t const rows_left = params.args.rows * params.group - at.first_row;
-  int const valid_rows = static_cast<int>(min(rows_left, int64_t{Shape::kRows}));
   Run const run = at.run(params);
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
@@ -288,9 +320,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (run.first_slice == run.end_slice) return;
   rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-  consume<Shape>(params, running, at, run, valid_rows, shared, full, empty);
-  // Every copy has landed and been read behind a barrier: the memory is free.
-  store_slice<Shape, Shape::kRows>(params.partial, running, at.first_sum + run.end_slice - 1, valid_rows, shared);
+  consume<Shape>(params, running, at, run, shared, full, empty);
+  float2* const states = reinterpret_cast<float2*>(shared);
+  float* const sums = reinterpret_cast<float*>(shared + Shape::kStateBytes);
+  sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);  // every copy has landed and been read: the memory is free
+  TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
+  leave_sums<Shape, Shape::kRows>(running, 0, of_tile.rows, sums, states);
+  sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
+  join_sums<Shape, Shape::kRows>(params.partial, (of_tile.first + at.run(params).end_slice - 1) * Shape::kRows, 0, of_tile.rows, sums, states);
 }
 
 // Host code: launches.

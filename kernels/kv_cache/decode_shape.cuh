@@ -58,19 +58,20 @@ struct DecodeShape {
   static constexpr int kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
   static constexpr int kScoreParts = kQueries + kQueryBytes, kEnd = kScoreParts + kPartsBytes;
-  // Sums of a block's slices but the last, in rounds of `kRoundRows` rows of all warps: behind the rest, or in place of a stage of each
-  // group in blocks of several slices. The last slice's sums take all memory.
+  // Of a block's slices but the last: states, two barriers, and sums in rounds of `kRoundRows` rows of all warps. Sums lie behind the rest,
+  // or in place of a stage of each group where blocks have several slices. The last slice's sums take all memory.
   static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write to neighbouring words
   static constexpr int kStateBytes = kConsumerWarps * kRows * 8, kRowBytes = kConsumerWarps * kSumStride * 4;
-  static constexpr bool kSumsAreLast = kMostShared - kEnd >= kStateBytes + 2 * kRowBytes;
+  static constexpr int kSumBarriers = kEnd + kStateBytes, kBehind = kSumBarriers + 16;
+  static constexpr bool kSumsAreLast = kMostShared - kBehind >= 4 * kRowBytes;
   static constexpr int kRunStages = kSumsAreLast ? kStages : kStages - kGroups;
-  static constexpr int kSums = kSumsAreLast ? kEnd : kTable + kTableBytes + (kRunStages - kStagesBelow) * kStageBytes;
-  static constexpr int kRoundRows = round_rows((kSumsAreLast ? kMostShared : kQueries) - kSums - kStateBytes, kRowBytes, kRows);
-  static constexpr int kSharedBytes = kSumsAreLast ? kSums + kStateBytes + kRoundRows * kRowBytes : kEnd;
+  static constexpr int kSums = kSumsAreLast ? kBehind : kTable + kTableBytes + (kRunStages - kStagesBelow) * kStageBytes;
+  static constexpr int kRoundRows = round_rows((kSumsAreLast ? kMostShared : kQueries) - kSums, kRowBytes, kRows);
+  static constexpr int kSharedBytes = kSumsAreLast ? kSums + kRoundRows * kRowBytes : kBehind;
   static_assert(kRunStages >= std::max(kGroups, kStagesBelow) && kSharedBytes <= kMostShared, "Stages fit next to the table.");
-  static_assert(kSums + kStateBytes + kRoundRows * kRowBytes <= kSharedBytes, "Sums of a round fit.");
+  static_assert(kSums + kRoundRows * kRowBytes <= (kSumsAreLast ? kSharedBytes : kQueries), "Sums of a round fit.");
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");
-  static_assert(kSums % 16 == 0 && kRowBytes % 16 == 0, "Lanes write 16 bytes.");
+  static_assert(kSums % 16 == 0 && kBehind % 16 == 0 && kRowBytes % 16 == 0, "Lanes write 16 bytes.");
 
   static __device__ __forceinline__ uint8_t* stage(uint8_t* shared, int index) {
     return shared + (index < kStagesBelow ? index * kStageBytes : kTable + kTableBytes + (index - kStagesBelow) * kStageBytes);
@@ -119,19 +120,39 @@ struct Run {
   }
 };
 
+// A number from which the compiler precomputes nothing: registers of loops are few.
+template <class Number>
+__device__ __forceinline__ Number fresh(Number x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// The sums of a block's tile: where those of its slices begin, and how many rows it has.
+struct TileSums {
+  int64_t first;
+  int rows;
+
+  template <class Params>
+  __device__ __forceinline__ TileSums(Params const& params, uint32_t block, int rows_of_tile) {
+    uint32_t const tile = block / static_cast<uint32_t>(params.blocks);
+    first = static_cast<int64_t>(tile) * params.slices;
+    int64_t const left = params.args.rows * params.group - static_cast<int64_t>(tile % static_cast<uint32_t>(params.tiles)) * rows_of_tile;
+    rows = static_cast<int>(min(left, int64_t{rows_of_tile}));
+  }
+};
+
 // A block's part of the work.
 struct Place {
   int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
   int length;                         // of the sequence
   int block;                          // of the tile's
-  int64_t first_sum;                  // of the tile's slices
 
   template <class Params>
   __device__ Place(Params const& params, int rows) {
     auto const& args = params.args;
     uint32_t const blocks = params.blocks, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
     uint32_t const tile = blockIdx.x / blocks, of_heads = tile / tiles;
-    block = static_cast<int>(blockIdx.x % blocks), first_sum = static_cast<int64_t>(tile) * params.slices;
+    block = static_cast<int>(blockIdx.x % blocks);
     batch = of_heads / heads, kv_head = of_heads % heads;
     first_row = static_cast<int64_t>(tile % tiles) * rows;
     int64_t const reach = args.pages > 0 ? args.table_pages * args.page_size : 0;

@@ -18,13 +18,6 @@
 
 namespace gemmill::kv_cache {
 
-// A number from which the compiler precomputes nothing: registers of loops are few.
-template <class Number>
-__device__ __forceinline__ Number fresh(Number x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Queries of the block's heads in the keys' basis as f16, [heads][rows][parts][d]: a warp takes a row at a time.
 template <class Element, class Shape>
 __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& params, SlotPlace const& at, __half* queries) {

@@ -36,8 +36,8 @@ class Facts(NamedTuple):
     """Picoseconds that it takes to add a slice to the others."""
     slices: int = 0
     """Slices of each sequence, whatever the batch; 0: as many as half waves say."""
-    takes_runs: int = 0
-    """1 where a block takes a run of slices, 0 where it takes one."""
+    sum_ps: int = 0
+    """Picoseconds in which a block sums a slice before its next one; 0 where blocks take no runs of slices."""
 
 
 def slices_of(tiles: int, stages: int, blocks: int, half_waves: int, fixed: int = 0) -> int:
@@ -96,15 +96,15 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     stages = -(-length // ((facts.wide_tokens if is_wide else facts.narrow_tokens) // heads))
     capacity = sm_count * facts.blocks_of_sm
     stage_ps = facts.wide_ps if is_wide else facts.narrow_ps
-    if facts.takes_runs:
+    if facts.sum_ps:
         slices, blocks, least = deal_of(tiles, stages, capacity, facts.half_waves, facts.slices)
         of_slice = max(-(-stages // slices), least)
         slices = max(-(-stages // of_slice), 1)
         of_block = -(-slices // blocks)
-        of_all = min(of_block * of_slice, stages) + max(of_block - 1, 0) * SUM_STAGES
+        of_all = min(of_block * of_slice, stages)
     else:
         slices = blocks = slices_of(tiles, stages, capacity, facts.half_waves, facts.slices)
-        of_all = -(-stages // slices)
+        of_all, of_block = -(-stages // slices), 1
     rounds = -(-tiles * blocks // capacity)
-    block = float(of_all) * float(stage_ps) + float(facts.start_ps)
+    block = float(of_all) * float(stage_ps) + float(facts.start_ps + max(of_block - 1, 0) * facts.sum_ps)
     return (float(rounds) * block + float(slices) * float(facts.slice_ps)) / 1000.0
