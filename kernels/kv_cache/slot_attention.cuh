@@ -225,8 +225,8 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
   int const key_begin = begin_of(params.keys, params.spans[0]), value_begin = begin_of(params.values, params.spans[1]);
   float const scale = Shape::Values::kIsScaled ? params.scale * scale_of_head(params.args.key_scales, at.first_head + head) : params.scale;
   int const group = warp / kSlotGroupWarps;
-  int slot = group, phase = 0, slice_begin = run.first_stage;
-  for (int slice = run.first_slice;; ++slice, slice_begin += run.of_slice) {
+  int slot = group, phase = 0;
+  for (int slice_begin = run.first_stage;; slice_begin += run.of_slice) {
     int const slice_end = min(slice_begin + run.of_slice, run.end_stage);
     for (int stage = slice_begin + group; stage < slice_end; stage += kSlotGroups) {
       int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
@@ -248,7 +248,8 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
       if (lane == 0) arrive(&empty[slot]);
       if ((slot += kSlotGroups) >= params.stages) slot -= params.stages, phase ^= 1;
     }
-    if (slice + 1 >= run.end_slice) break;
+    if (slice_end >= run.end_stage) break;
+    int const slice = (slice_begin - at.first_stage(params)) / run.of_slice;
     store_slot_slice<Shape, Shape::kRoundRows>(params, running, values, slice, shared + Shape::kSums);
     running = Running<Shape>(), values = typename Shape::Values();
   }

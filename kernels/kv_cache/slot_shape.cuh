@@ -109,11 +109,15 @@ struct SlotPlace : SlotBlock {
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
     stage_tokens = kWarpTokens * Params::Shape::kGroupTiles / params.heads;
   }
+  // The first stage of which a row sees tokens.
+  template <class Params>
+  __device__ __forceinline__ int first_stage(Params const& params) const {
+    int64_t const first_seen = params.args.window > 0 ? length - params.args.rows + 1 - params.args.window : 0;  // by the first row
+    return static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
+  }
   template <class Params>
   __device__ Run run(Params const& params) const {
-    auto const& args = params.args;
-    int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
-    int const begin = static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
+    int const begin = first_stage(params);
     return Run(begin, (length + stage_tokens - 1) / stage_tokens - begin, params.slices, params.blocks, params.least, block);
   }
 };
