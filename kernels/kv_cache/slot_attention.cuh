@@ -322,6 +322,8 @@ struct SlotPlan {
     deal = deal_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices);
     blocks = all_tiles / heads * deal.blocks;
   }
+  // Gives each slice a block.
+  void share_nothing() { deal.blocks = deal.slices, blocks = all_tiles / heads * deal.slices; }
   template <int kHeadDim>
   int64_t partial_bytes() const {
     return (Partial<kHeadDim>::bytes(all_tiles * deal.slices * kRowsOfTile) + 15) / 16 * 16;
@@ -387,7 +389,7 @@ void lay_out(SlotParams<Shape>& params, SlotPlan const& plan) {
 template <class Variant, class Element, class Shape>
 int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
   constexpr int kHeadDim = Shape::kHeadDim;
-  SlotPlan const plan(args, how, Shape::kGroupTiles);
+  SlotPlan plan(args, how, Shape::kGroupTiles);
   if (plan.all_tiles == 0) return 0;
   Projection projection{};
   if constexpr (Shape::Keys::kParts == 2) {
@@ -399,14 +401,16 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   params.args = args, params.projection = projection, params.centroids = centroids;
   params.partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * kRowsOfTile);
   params.signs = Shape::Keys::kRotation == kHadamardOfSigns ? own : Signs<kHeadDim>{};
+  params.heads = plan.heads;
+  lay_out(params, plan);
+  if (params.stages < kSlotGroups) plan.share_nothing(), lay_out(params, plan);  // tokens far apart leave no room for sums of runs
+  if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
   params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.deal.slices), params.group = static_cast<int>(plan.group);
   params.blocks = static_cast<int>(plan.deal.blocks), params.least = static_cast<int>(plan.deal.least);
-  params.heads = plan.heads, params.head_groups = static_cast<int>(args.kv_heads / plan.heads), params.scale = args.scale * kLog2E;
+  params.head_groups = static_cast<int>(args.kv_heads / plan.heads), params.scale = args.scale * kLog2E;
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
   params.unseen = args.causal != 0 ? static_cast<int>(args.rows - 1) : 0;
-  lay_out(params, plan);
-  if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
   constexpr auto attend = attend_slots<Variant, Element, Shape>;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, Shape::kEnd); error != cudaSuccess) return error;
   void* to_attend[] = {&params};

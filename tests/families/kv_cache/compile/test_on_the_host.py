@@ -301,6 +301,24 @@ def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctyp
         assert all(torch.equal(x, y[i : i + 1]) for x, y in zip(alone, whole, strict=True)), i
 
 
+def test_heads_far_apart_leave_no_room_for_runs_of_slices(kernels: ctypes.CDLL) -> None:
+    """Then each slice has a block, and the bits are the same: the most bytes from head to head that kernels of slots take."""
+    name, far = "attend_f16_d128_3bitnc", 208
+    case = AttendCase(
+        lengths=(300,), heads=8, kv_heads=8, format=cache_format_of(Slots.NC3), dtype=DType.F16, are_apart=True
+    )
+    near = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    apart = {n: torch.full((*near[n].shape[:3], far), 0x77, dtype=torch.uint8) for n in ("keys", "values")}
+    wide = near | {n: x[..., : near[n].shape[3]].copy_(near[n]) for n, x in apart.items()}
+    found = []
+    for given, sm_count in ((near, 1), (wide, 1), (wide, 40)):
+        given["out"].fill_(torch.nan)
+        before, after = launched(kernels, name, given, sm_count, slices=4)
+        assert not report(parts(case.schema.name, before, after))
+        found.append(after["out"].view(torch.uint8).clone())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 def test_pages_and_lengths_that_the_cache_has_not(kernels: ctypes.CDLL) -> None:
     case = DecodeCase(lengths=(40, 40, 5), heads=2, kv_heads=1, page=16, dtype=DType.F16)
     lengths = torch.tensor([1000, -7, 5], dtype=torch.int32)
