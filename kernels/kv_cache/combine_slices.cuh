@@ -19,7 +19,7 @@ constexpr int kCombineThreads = 128, kManyThreads = 256;
 template <int kHeadDim>
 struct Partial {
   float* out;         // and [head dim]: not divided by the sum
-  float2* max_sum;    // the maximum in units of log 2, and the sum
+  float2* max_sum;    // the maximum in units of log 2, and the sum; of a slice without tokens the sum is 0, and `out` has nothing
 
   static int64_t bytes(int64_t rows) { return rows * (kHeadDim + 2) * 4; }
   static Partial at(void* workspace, int64_t rows) {
@@ -132,13 +132,15 @@ __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int
     state.sum = state.sum * shrink + sum_of_warp(own * of_slice.y);
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) y[j] *= shrink;
+    unsigned const filled = __ballot_sync(0xFFFFFFFFu, of_slice.y != 0.0f);
     int const count = min(32, slices - begin);
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
       float const share = __shfl_sync(0xFFFFFFFFu, own, i);
+      bool const is_filled = (filled >> i & 1) != 0;
       float const* const out = partial.out + (first + (begin + i) * rows) * kHeadDim + lane;
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) y[j] += share * out[32 * j];
+      for (int j = 0; j < kOwn; ++j) y[j] += share * (is_filled ? out[32 * j] : 0.0f);
     }
   }
 }

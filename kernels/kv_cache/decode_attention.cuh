@@ -88,8 +88,8 @@ struct Pieces {
 
 // Brings a group's stages, one after the other.
 template <class Shape>
-__device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, Place const& at, uint8_t* shared, uint64_t* full,
-                                        uint64_t* empty) {
+__device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, int stages, Place const& at, Run const& run, uint8_t* shared,
+                                        uint64_t* full, uint64_t* empty) {
   int const lane = threadIdx.x % 32, group = threadIdx.x / 32 - Shape::kConsumerWarps;
   int const page_size = static_cast<int>(args.page_size), last_page = static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}));
   int const end_page = (at.length + page_size - 1) / page_size;
@@ -97,15 +97,16 @@ __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, P
   int32_t const* const pages = args.block_table + at.batch * args.table_stride;
   uint8_t const* const head = args.cache + at.kv_head * page_size * Shape::kTokenBytes + pieces.from;
   auto const exists = [&](int stage) {
-    return stage < at.end_stage && lane < pieces.count && pieces.page_of(stage, lane) < end_page;
+    return stage < run.end_stage && lane < pieces.count && pieces.page_of(stage, lane) < end_page;
   };
-  int const first = at.first_stage + group;
-  int known = exists(first) ? pages[pieces.page_of(first, lane)] : 0;
+  int next = run.first_stage + group, slice_end = run.first_stage + run.of_slice;
+  int known = exists(next) ? pages[pieces.page_of(next, lane)] : 0;
   int slot = group, phase = 1;
-  for (int stage = first; stage < at.end_stage; stage += Shape::kGroups) {
+  while (next < run.end_stage) {
     int64_t const page = min(max(known, 0), last_page);
+    int const stage = next;
     bool const copies = exists(stage);
-    int const next = stage + Shape::kGroups;
+    run.next(next, slice_end, group, Shape::kGroups);
     known = exists(next) ? pages[pieces.page_of(next, lane)] : 0;
     wait(&empty[slot], phase);
     if (lane == 0) {
@@ -117,13 +118,98 @@ __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, P
       uint8_t const* const from = head + page * args.page_stride + (stage % 2) * pieces.from_odd;
       bulk_copy(Shape::stage(shared, slot) + pieces.to, from, pieces.bytes, &full[slot]);
     }
-    if ((slot += Shape::kGroups) >= Shape::kStages) slot -= Shape::kStages, phase ^= 1;
+    if ((slot += Shape::kGroups) >= stages) slot -= stages, phase ^= 1;
   }
 }
 
+// A warp's sums of up to `kCount` rows from `first` on to shared memory, [warps][kCount][kSumStride], and all rows' states, [warps][rows].
+template <class Shape, int kCount>
+__device__ __forceinline__ void leave_sums(Running<Shape> const& running, int first, int end, float* sums, float2* states) {
+  constexpr int kOwn = Shape::kShareDim / 8;
+  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
+    int const r = i / 2, row = i % 2, at = 8 * r + 2 * t + row;
+    if (first == 0) {
+      float sum = running.sum[r][row];
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+      if (g == 0) states[warp * Shape::kRows + at] = make_float2(running.max[r][row], sum);
+    }
+    if (at < first || at >= end) continue;
+    float* const to = sums + (warp * kCount + at - first) * Shape::kSumStride + kOwn * g;
+#pragma unroll
+    for (int j = 0; j < Shape::kSteps; j += 2) {
+      float const(&low)[4] = running.out[r][j], (&high)[4] = running.out[r][j + 1];
+      reinterpret_cast<float4*>(to)[j / 2] = make_float4(low[row], low[2 + row], high[row], high[2 + row]);
+    }
+  }
+}
+
+// The warps' sums of those rows to one, in the warps' order, and to memory. Products and sums are fused by name: every copy of this code
+// gives the same bits.
+template <class Shape, int kCount>
+__device__ __forceinline__ void join_sums(Partial<Shape::kHeadDim> const& partial, int64_t to, int first, int end, float const* sums,
+                                          float2 const* states) {
+  constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows, kShares = Shape::kShares, kShareDim = Shape::kShareDim;
+  for (int i = threadIdx.x; i < (end - first) * kHeadDim; i += 32 * Shape::kConsumerWarps) {
+    int const row = i / kHeadDim, which = i % kHeadDim / kShareDim, element = i % kShareDim;
+    float largest = kNothing, sum = 0.0f, out = 0.0f;
+#pragma unroll
+    for (int w = 0; w < Shape::kConsumerWarps; w += kShares) largest = fmaxf(largest, states[w * kRows + first + row].x);
+#pragma unroll
+    for (int w = 0; w < Shape::kConsumerWarps; w += kShares) {
+      float2 const state = states[(w + which) * kRows + first + row];
+      float const share = power_of_two(state.x - largest);
+      sum = __fmaf_rn(share, state.y, sum);
+      out = __fmaf_rn(share, sums[((w + which) * kCount + row) * Shape::kSumStride + element], out);
+    }
+    partial.out[(to + first) * kHeadDim + i] = out;
+    if (i % kHeadDim == 0) partial.max_sum[to + first + row] = make_float2(largest, sum);
+  }
+}
+
+// Makes sums of slices one after the other while warps go on. A round has `kRoundRows` rows: a warp leaves its sums of them where all have
+// joined the round before, and joins its part of them where all have left theirs.
+template <class Shape>
+struct Rounds {
+  float2* states;
+  float* sums;
+  uint64_t *joined, *left;
+  int phase = 0;
+  bool is_open = false;  // whether the last round of a slice is still to be joined
+
+  __device__ __forceinline__ explicit Rounds(uint8_t* shared)
+      : states(reinterpret_cast<float2*>(shared + Shape::kEnd)), sums(reinterpret_cast<float*>(shared + Shape::kSums)),
+        joined(reinterpret_cast<uint64_t*>(shared + Shape::kSumBarriers)), left(joined + 1) {}
+
+  __device__ __forceinline__ void initialise_barriers() const {
+    initialise(joined, Shape::kConsumerWarps), initialise(left, Shape::kConsumerWarps);
+  }
+  static __device__ __forceinline__ void tell(uint64_t* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(barrier);
+  }
+  // Leaves a slice's running sums, and joins all rounds but the last.
+  __device__ __forceinline__ void leave(Partial<Shape::kHeadDim> const& partial, Running<Shape> const& running, int64_t slice, int rows) {
+    for (int first = 0;; first += Shape::kRoundRows) {
+      wait(joined, phase ^ 1);
+      leave_sums<Shape, Shape::kRoundRows>(running, first, min(first + Shape::kRoundRows, rows), sums, states);
+      tell(left), is_open = true;
+      if (first + Shape::kRoundRows >= rows) return;
+      join(partial, slice, first, rows);
+    }
+  }
+  __device__ __forceinline__ void join(Partial<Shape::kHeadDim> const& partial, int64_t slice, int first, int rows) {
+    wait(left, phase);
+    join_sums<Shape, Shape::kRoundRows>(partial, slice * Shape::kRows, first, min(first + Shape::kRoundRows, rows), sums, states);
+    tell(joined), phase ^= 1, is_open = false;
+  }
+};
+
 template <class Shape>
 __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& params, Running<Shape>& running, Place const& at,
-                                        uint8_t* shared, uint64_t* full, uint64_t* empty) {
+                                        Run const& run, uint8_t* shared, uint64_t* full, uint64_t* empty) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   Shares<Shape::kShares> shares(shared + Shape::kScoreParts, warp);
   // Summed places 2t, 2t + 1, 2t + 8, 2t + 9 of step k are elements n / 4 t + 4 k to n / 4 t + 4 k + 3 of the warp's n: the lane's part.
@@ -146,85 +232,64 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& par
   int const value_codes = piece + Shape::field(2, tokens) + within * Shape::kValueBytes + shares.share * (Shape::kValueBytes / Shape::kShares);
   int const value_norms = piece + Shape::field(3, tokens) + within * 2;
 
-  static_assert(Shape::kStages % Shape::kGroups == 0, "A group's slots keep their remainder.");
-  int slot = warp / Shape::kGroupWarps, phase = 0;
-  for (int stage = at.first_stage + slot; stage < at.end_stage; stage += Shape::kGroups) {
-    uint8_t const* const bytes = Shape::stage(shared, slot);
-    int const token = stage * kStageTokens + place;
-    wait(&full[slot], phase);
-    if (token < at.length) {
-      float s[Shape::kRowTiles][4] = {};
-      uint32_t p[Shape::kRowTiles][2];
-      score_tile<Shape>(s, bytes + key_codes, q, key_pairs, g, t);
-      if constexpr (Shape::kShares > 1) {
-        float none[2];
-        shares.template add<false>(s[0], none, lane);
+  static_assert(Shape::kStages % Shape::kGroups == 0 && Shape::kRunStages % Shape::kGroups == 0, "A group's slots keep their remainder.");
+  int const group = warp / Shape::kGroupWarps;
+  Rounds<Shape> rounds(shared);
+  int slot = group, phase = 0, slice_begin = run.first_stage;
+  for (int slice = run.first_slice;; ++slice, slice_begin += run.of_slice) {
+    int const slice_end = min(slice_begin + run.of_slice, run.end_stage);
+    for (int stage = slice_begin + group;; stage += Shape::kGroups) {
+      // The slice before is joined behind the first stage, when all warps are likely to have left it.
+      bool const ends = stage >= slice_end;
+      if (rounds.is_open && (ends || stage >= slice_begin + Shape::kGroups)) {
+        TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
+        rounds.join(params.partial, of_tile.first + slice - 1, (of_tile.rows - 1) / Shape::kRoundRows * Shape::kRoundRows, of_tile.rows);
       }
-      ValueCodes<Shape> of_token[4];
-      if constexpr (Shape::kLoadsAhead) load_values<Shape>(of_token, bytes + value_codes, g, t);
-      __half const* const of_keys = reinterpret_cast<__half const*>(bytes + key_norms);
-      __half const* const of_values = reinterpret_cast<__half const*>(bytes + value_norms);
-      if (seen.all(token) && params.cap == 0.0f) {
-        softmax_tile<true>(p, s, running, seen, of_keys, of_values, token, params.scale, params.cap, g);
-      } else {
-        softmax_tile<false>(p, s, running, seen, of_keys, of_values, token, params.scale, params.cap, g);
+      if (ends) break;
+      uint8_t const* const bytes = Shape::stage(shared, slot);
+      int const token = stage * kStageTokens + place;
+      wait(&full[slot], phase);
+      if (token < at.length) {
+        float s[Shape::kRowTiles][4] = {};
+        uint32_t p[Shape::kRowTiles][2];
+        score_tile<Shape>(s, bytes + key_codes, q, key_pairs, g, t);
+        if constexpr (Shape::kShares > 1) {
+          float none[2];
+          shares.template add<false>(s[0], none, lane);
+        }
+        ValueCodes<Shape> of_token[4];
+        if constexpr (Shape::kLoadsAhead) load_values<Shape>(of_token, bytes + value_codes, g, t);
+        __half const* const of_keys = reinterpret_cast<__half const*>(bytes + key_norms);
+        __half const* const of_values = reinterpret_cast<__half const*>(bytes + value_norms);
+        if (seen.all(token) && params.cap == 0.0f) {
+          softmax_tile<true>(p, s, running, seen, of_keys, of_values, token, params.scale, params.cap, g);
+        } else {
+          softmax_tile<false>(p, s, running, seen, of_keys, of_values, token, params.scale, params.cap, g);
+        }
+        if constexpr (!Shape::kLoadsAhead) load_values<Shape>(of_token, bytes + value_codes, g, t);
+        weigh_tile<Shape>(running, of_token, p, value_pairs);
       }
-      if constexpr (!Shape::kLoadsAhead) load_values<Shape>(of_token, bytes + value_codes, g, t);
-      weigh_tile<Shape>(running, of_token, p, value_pairs);
+      __syncwarp();
+      if (lane == 0) arrive(&empty[slot]);
+      if ((slot += Shape::kGroups) >= params.stages) slot -= params.stages, phase ^= 1;
     }
-    __syncwarp();
-    if (lane == 0) arrive(&empty[slot]);
-    if ((slot += Shape::kGroups) >= Shape::kStages) slot -= Shape::kStages, phase ^= 1;
+    if (slice + 1 >= run.end_slice) break;
+    TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
+    rounds.leave(params.partial, running, of_tile.first + slice, of_tile.rows);
+    running = Running<Shape>();
   }
 }
 
-// A warp's sums and states to shared memory: [warps][rows][kSumStride] and [warps][rows].
-template <class Shape>
-__device__ __forceinline__ void leave_sums(Running<Shape> const& running, int valid_rows, float* sums, float2* states) {
-  constexpr int kOwn = Shape::kShareDim / 8;
-  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
-    int const r = i / 2, row = i % 2, at = 8 * r + 2 * t + row;
-    float sum = running.sum[r][row];
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
-    if (g == 0) states[warp * Shape::kRows + at] = make_float2(running.max[r][row], sum);
-    if (at >= valid_rows) continue;
-    float* const to = sums + (warp * Shape::kRows + at) * Shape::kSumStride + kOwn * g;
-#pragma unroll
-    for (int j = 0; j < Shape::kSteps; j += 2) {
-      float const(&first)[4] = running.out[r][j], (&second)[4] = running.out[r][j + 1];
-      reinterpret_cast<float4*>(to)[j / 2] = make_float4(first[row], first[2 + row], second[row], second[2 + row]);
-    }
+// States of slices without stages, whose sums nobody reads: a block leaves its share of them.
+template <class Params>
+__device__ __forceinline__ void leave_empty_slices(Params const& params, Place const& at, Run const& run, int rows) {
+  int64_t const first = TileSums(params, blockIdx.x, rows).first;
+  for (int slice = run.filled + at.block; slice < params.slices; slice += params.blocks) {
+    if (threadIdx.x < rows) params.partial.max_sum[(first + slice) * rows + threadIdx.x] = make_float2(kNothing, 0.0f);
   }
 }
 
-// The warps' sums to one, in the warps' order, and to memory.
-template <class Shape>
-__device__ __forceinline__ void store_slice(Partial<Shape::kHeadDim> const& partial, int valid_rows, float const* sums,
-                                            float2 const* states) {
-  constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows, kShares = Shape::kShares, kShareDim = Shape::kShareDim;
-  int64_t const first = static_cast<int64_t>(blockIdx.x) * kRows;
-  for (int i = threadIdx.x; i < valid_rows * kHeadDim; i += 32 * Shape::kConsumerWarps) {
-    int const row = i / kHeadDim, which = i % kHeadDim / kShareDim, element = i % kShareDim;
-    float largest = kNothing, sum = 0.0f, out = 0.0f;
-#pragma unroll
-    for (int w = 0; w < Shape::kConsumerWarps; w += kShares) largest = fmaxf(largest, states[w * kRows + row].x);
-#pragma unroll
-    for (int w = 0; w < Shape::kConsumerWarps; w += kShares) {
-      int const from = (w + which) * kRows + row;
-      float2 const state = states[from];
-      float const share = power_of_two(state.x - largest);
-      sum += share * state.y;
-      out += share * sums[from * Shape::kSumStride + element];
-    }
-    partial.out[first * kHeadDim + i] = out;
-    if (i % kHeadDim == 0) partial.max_sum[first + row] = make_float2(largest, sum);
-  }
-}
-
-// Grid: batch, KV heads, tiles of rows and slices in one number, slices first.
+// Grid: batch, KV heads, tiles of rows and blocks of a tile in one number, blocks first.
 template <class Variant, class Element, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attend_slice(__grid_constant__ DecodeParams<Shape::kHeadDim> const params) {
@@ -234,6 +299,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     if (shared_address(shared) != kReserved) __trap();  // the table would not begin where its addresses say
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], Shape::kGroupWarps);
+    Rounds<Shape>(shared).initialise_barriers();
     publish_barriers();
   }
   __syncthreads();
@@ -243,23 +309,25 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   Place const at(params, Shape::kRows);
   Running<Shape> running;
-  int64_t const rows_left = params.args.rows * params.group - at.first_row;
-  int const valid_rows = static_cast<int>(min(rows_left, int64_t{Shape::kRows}));
-  float* const sums = reinterpret_cast<float*>(shared);
-  float2* const states = reinterpret_cast<float2*>(sums + Shape::kConsumerWarps * Shape::kRows * Shape::kSumStride);
+  Run const run = at.run(params);
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x / 32 < Shape::kConsumerWarps + Shape::kGroups) produce<Shape>(params.args, at, shared, full, empty);
+    if (threadIdx.x / 32 < Shape::kConsumerWarps + Shape::kGroups) produce<Shape>(params.args, params.stages, at, run, shared, full, empty);
     return;
   }
   if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();
+  leave_empty_slices(params, at, run, Shape::kRows);
+  if (run.first_slice == run.end_slice) return;
   rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-  consume<Shape>(params, running, at, shared, full, empty);
+  consume<Shape>(params, running, at, run, shared, full, empty);
+  float2* const states = reinterpret_cast<float2*>(shared);
+  float* const sums = reinterpret_cast<float*>(shared + Shape::kStateBytes);
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);  // every copy has landed and been read: the memory is free
-  leave_sums(running, valid_rows, sums, states);
+  TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
+  leave_sums<Shape, Shape::kRows>(running, 0, of_tile.rows, sums, states);
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-  store_slice<Shape>(params.partial, valid_rows, sums, states);
+  join_sums<Shape, Shape::kRows>(params.partial, (of_tile.first + at.run(params).end_slice - 1) * Shape::kRows, 0, of_tile.rows, sums, states);
 }
 
 // Host code: launches.
@@ -268,7 +336,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 struct DecodePlan {
   int64_t tiles;  // of rows, of one KV head and sequence
   int64_t all_tiles;
-  int64_t slices;
+  Deal deal;
 
   DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows) {
     int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
@@ -276,7 +344,7 @@ struct DecodePlan {
     all_tiles = args.batch * args.kv_heads * tiles;
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
-    slices = all_tiles == 0 ? 1 : slices_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices);
+    deal = all_tiles == 0 ? Deal{1, 1, 1} : deal_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices);
   }
 };
 
@@ -291,7 +359,7 @@ template <int kHeadDim>
 int64_t decode_workspace(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
   int const tile_rows = tile_rows_of<kHeadDim>(args);
   DecodePlan const plan(args, how, tile_rows);
-  return Partial<kHeadDim>::bytes(plan.all_tiles * plan.slices * tile_rows);
+  return Partial<kHeadDim>::bytes(plan.all_tiles * plan.deal.slices * tile_rows);
 }
 
 template <class Variant, class Element, class Shape>
@@ -299,17 +367,17 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   constexpr int kHeadDim = Shape::kHeadDim, kSharedBytes = Shape::kSharedBytes;
   DecodePlan const plan(args, how, Shape::kRows);
   if (plan.all_tiles == 0) return 0;
-  int64_t const blocks = plan.all_tiles * plan.slices;
-  auto const partial = Partial<kHeadDim>::at(how.workspace, blocks * Shape::kRows);
+  auto const partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * Shape::kRows);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
-  int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.slices);
-  int const tiles = static_cast<int>(plan.tiles);
-  DecodeParams<kHeadDim> params{args, partial, signs, centroids, tiles, slices, group, args.scale * kLog2E, 0.0f};
+  int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices);
+  int const tiles = static_cast<int>(plan.tiles), blocks = static_cast<int>(plan.deal.blocks), least = static_cast<int>(plan.deal.least);
+  int const stages = blocks < slices ? Shape::kRunStages : Shape::kStages;
+  DecodeParams<kHeadDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, stages, group, args.scale * kLog2E, 0.0f};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   constexpr auto attend = attend_slice<Variant, Element, Shape>;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
   void* to_attend[] = {&params};
-  LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
+  LaunchShape const attends{dim3(static_cast<unsigned>(plan.all_tiles * plan.deal.blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
                                       args.out_stride, signs, args.seed >= 0 && args.rotated_out == 0, nullptr};

@@ -21,6 +21,12 @@ constexpr int kMostStages = 16;
 constexpr int kConsumerBarrier = 1;
 constexpr int kFields = 4;  // of a head's page: codes and norms of keys, then of values
 
+// Rows of a round: the largest power of two for which there is room, as a lane has rows in pairs.
+constexpr int round_rows(int room, int row_bytes, int rows) {
+  while (rows > 2 && rows * row_bytes > room) rows /= 2;
+  return rows;
+}
+
 template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows>
 struct DecodeShape {
   static constexpr int kHeadDim = kElements, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
@@ -51,10 +57,21 @@ struct DecodeShape {
   static constexpr int kBarriers = kStagesBelow * kStageBytes;
   static constexpr int kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
-  static constexpr int kScoreParts = kQueries + kQueryBytes, kSharedBytes = kScoreParts + kPartsBytes;
+  static constexpr int kScoreParts = kQueries + kQueryBytes, kEnd = kScoreParts + kPartsBytes;
+  // Of a block's slices but the last: states, two barriers, and sums in rounds of `kRoundRows` rows of all warps. Sums lie behind the rest,
+  // or in place of a stage of each group where blocks have several slices. The last slice's sums take all memory.
   static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write to neighbouring words
-  static_assert(kStages >= kGroups && kSharedBytes <= kMostShared, "Stages fit beside the table.");
+  static constexpr int kStateBytes = kConsumerWarps * kRows * 8, kRowBytes = kConsumerWarps * kSumStride * 4;
+  static constexpr int kSumBarriers = kEnd + kStateBytes, kBehind = kSumBarriers + 16;
+  static constexpr bool kSumsAreLast = kMostShared - kBehind >= 4 * kRowBytes;
+  static constexpr int kRunStages = kSumsAreLast ? kStages : kStages - kGroups;
+  static constexpr int kSums = kSumsAreLast ? kBehind : kTable + kTableBytes + (kRunStages - kStagesBelow) * kStageBytes;
+  static constexpr int kRoundRows = round_rows((kSumsAreLast ? kMostShared : kQueries) - kSums, kRowBytes, kRows);
+  static constexpr int kSharedBytes = kSumsAreLast ? kSums + kRoundRows * kRowBytes : kBehind;
+  static_assert(kRunStages >= std::max(kGroups, kStagesBelow) && kSharedBytes <= kMostShared, "Stages fit next to the table.");
+  static_assert(kSums + kRoundRows * kRowBytes <= (kSumsAreLast ? kSharedBytes : kQueries), "Sums of a round fit.");
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");
+  static_assert(kSums % 16 == 0 && kBehind % 16 == 0 && kRowBytes % 16 == 0, "Lanes write 16 bytes.");
 
   static __device__ __forceinline__ uint8_t* stage(uint8_t* shared, int index) {
     return shared + (index < kStagesBelow ? index * kStageBytes : kTable + kTableBytes + (index - kStagesBelow) * kStageBytes);
@@ -75,34 +92,78 @@ struct DecodeParams {
   Signs<kHeadDim> signs;
   Centroids centroids;
   int tiles;                  // of rows, of a KV head and sequence
-  int slices;
+  int slices, blocks, least;  // of a tile, and the fewest stages of a slice (slices.h)
+  int stages;                 // of shared memory
   int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
   float scale;                // of scores, times log2(e); with a cap, of twice their part of it
   float cap;                  // times log2(e); 0 for none
+};
+
+// The slices of a sequence's stages, and a block's run of them. Slices have as many stages as any, but for the last one that has some:
+// how many follows from that sequence alone. The run's slices have `of_slice` each from `first_stage` on, up to `end_stage`.
+struct Run {
+  int of_slice, first_stage, end_stage;
+  int first_slice, end_slice;
+  int filled;  // slices that have stages
+
+  __device__ __forceinline__ Run(int begin, int count, int slices, int blocks, int least, int block) {
+    of_slice = max((count + slices - 1) / slices, least);
+    filled = (count + of_slice - 1) / of_slice;
+    first_slice = block * filled / blocks, end_slice = (block + 1) * filled / blocks;
+    first_stage = begin + first_slice * of_slice, end_stage = begin + min(end_slice * of_slice, count);
+  }
+  // Moves a group of warps, which takes each `groups`-th stage of a slice, to its next one. `slice_end` is where the stage's slice ends.
+  // Runs of several slices have slices of `groups` stages at least.
+  __device__ __forceinline__ void next(int& stage, int& slice_end, int group, int groups) const {
+    stage += groups;
+    if (stage >= slice_end) stage = slice_end + group, slice_end += of_slice;
+  }
+};
+
+// A number from which the compiler precomputes nothing: registers of loops are few.
+template <class Number>
+__device__ __forceinline__ Number fresh(Number x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// The sums of a block's tile: where those of its slices begin, and how many rows it has.
+struct TileSums {
+  int64_t first;
+  int rows;
+
+  template <class Params>
+  __device__ __forceinline__ TileSums(Params const& params, uint32_t block, int rows_of_tile) {
+    uint32_t const tile = block / static_cast<uint32_t>(params.blocks);
+    first = static_cast<int64_t>(tile) * params.slices;
+    int64_t const left = params.args.rows * params.group - static_cast<int64_t>(tile % static_cast<uint32_t>(params.tiles)) * rows_of_tile;
+    rows = static_cast<int>(min(left, int64_t{rows_of_tile}));
+  }
 };
 
 // A block's part of the work.
 struct Place {
   int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
   int length;                         // of the sequence
-  int first_stage, end_stage;         // of 64 tokens, of this slice
+  int block;                          // of the tile's
 
   template <class Params>
   __device__ Place(Params const& params, int rows) {
     auto const& args = params.args;
-    uint32_t const slices = params.slices, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
-    uint32_t const tile = blockIdx.x / slices, of_heads = tile / tiles;
-    int const slice = static_cast<int>(blockIdx.x % slices);
+    uint32_t const blocks = params.blocks, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
+    uint32_t const tile = blockIdx.x / blocks, of_heads = tile / tiles;
+    block = static_cast<int>(blockIdx.x % blocks);
     batch = of_heads / heads, kv_head = of_heads % heads;
     first_row = static_cast<int64_t>(tile % tiles) * rows;
     int64_t const reach = args.pages > 0 ? args.table_pages * args.page_size : 0;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
+  }
+  template <class Params>
+  __device__ Run run(Params const& params) const {
+    auto const& args = params.args;
     int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
     int const begin = static_cast<int>(max(first_seen, int64_t{0})) / kStageTokens;
-    int const count = (length + kStageTokens - 1) / kStageTokens - begin;
-    int const of_slice = (count + params.slices - 1) / params.slices;
-    first_stage = begin + min(slice * of_slice, count);
-    end_stage = begin + min((slice + 1) * of_slice, count);
+    return Run(begin, (length + kStageTokens - 1) / kStageTokens - begin, params.slices, params.blocks, params.least, block);
   }
 };
 

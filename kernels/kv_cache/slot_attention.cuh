@@ -18,13 +18,6 @@
 
 namespace gemmill::kv_cache {
 
-// A number from which the compiler precomputes nothing: registers of loops are few.
-template <class Number>
-__device__ __forceinline__ Number fresh(Number x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Queries of the block's heads in the keys' basis as f16, [heads][rows][parts][d]: a warp takes a row at a time.
 template <class Element, class Shape>
 __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& params, SlotPlace const& at, __half* queries) {
@@ -69,6 +62,7 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
 template <class Shape>
 __device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, SlotPlace const& at, uint8_t* shared, uint64_t* full,
                                               uint64_t* empty) {
+  Run const run = at.run(params);
   auto const& args = params.args;
   int const lane = threadIdx.x % 32, piece = lane % 16, group = threadIdx.x / 32 - kSlotConsumers;
   bool const takes_second = lane >= 16 && params.span_count == 2;
@@ -82,19 +76,21 @@ __device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, S
   int const page_size = static_cast<int>(args.page_size), last_page = static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}));
   int32_t const* const table = args.block_table == nullptr ? nullptr : args.block_table + at.batch * args.table_stride;
   auto const token_of_stage = [&](int stage) { return stage * at.stage_tokens + piece * tokens; };
-  auto const exists = [&](int stage) { return is_used && stage < at.end_stage && token_of_stage(stage) < at.length; };
+  auto const exists = [&](int stage) { return is_used && stage < run.end_stage && token_of_stage(stage) < at.length; };
   auto const page_of = [&](int stage) {
     return table == nullptr ? static_cast<int>(at.batch) : exists(stage) ? table[token_of_stage(stage) / page_size] : 0;
   };
-  int known = page_of(at.first_stage + group), slot = group, phase = 1;
+  int next = run.first_stage + group, slice_end = run.first_stage + run.of_slice, known = page_of(next), slot = group, phase = 1;
 #pragma unroll 1
-  for (int stage = at.first_stage + group; stage < at.end_stage; stage += kSlotGroups) {
+  while (next < run.end_stage) {
+    int const stage = next;
     int64_t const page = min(max(known, 0), last_page);
     bool const copies = exists(stage);
     int const place = token_of_stage(stage) % page_size, count = min(tokens, page_size - place);
     int const wanted = misaligned + (count - 1) * span.token_stride + span.token_bytes;
     int const bytes = copies ? (wanted + 15) / 16 * 16 : 0;
-    known = page_of(stage + kSlotGroups);
+    run.next(next, slice_end, group, kSlotGroups);
+    known = page_of(next);
     int const all = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(bytes)));
     wait(&empty[slot], phase);
     if (lane == 0) expect_bytes(&full[slot], all);
@@ -119,9 +115,91 @@ __device__ __forceinline__ void weigh_slots(float (&s)[1][4], Running<Shape>& ru
   values.template add<kPlain>(running, s, seen, token, of_values, pairs, g, t);
 }
 
+// A warp's sums and states to shared memory, as decode_attention leaves them.
+template <class Shape, int kCount>
+__device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, typename Shape::Values const& values, int first, int end,
+                                                float* sums, float2* states) {
+  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    int const at = 2 * t + row;
+    float sum = running.sum[0][row], zeros = running.zeros[0][row];
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+      if constexpr (Shape::kHasZeros) zeros += __shfl_xor_sync(0xFFFFFFFFu, zeros, distance);
+    }
+    if (g == 0 && first == 0) states[warp * Shape::kRows + at] = make_float2(running.max[0][row], sum);
+    if (at < first || at >= end) continue;
+    float* const to = sums + (warp * kCount + at - first) * Shape::kSumStride;
+#pragma unroll
+    for (int step = 0; step < Shape::kSteps; ++step) {
+      float const(&own)[4] = running.out[0][step];
+      *reinterpret_cast<float2*>(to + Shape::Values::element(g, step)) =
+          make_float2(__fmaf_rn(own[row], values.factor(2 * step), zeros), __fmaf_rn(own[2 + row], values.factor(2 * step + 1), zeros));
+    }
+  }
+}
+
+// The sums of each head's warps to one, in the warps' order, and to memory. A warp takes a share of a row at a time, a lane as many of
+// its elements as any.
+template <class Shape, int kCount>
+__device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, SlotBlock const& at, int slice, int first, int end,
+                                               float const* sums, float2 const* states) {
+  constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
+  constexpr int kShares = Shape::kShares, kShareDim = Shape::kShareDim, kOwn = kShareDim / 32;
+  static_assert(kOwn == 2 || kOwn == 4, "A lane's elements are one load.");
+  using Own = std::conditional_t<kOwn == 4, float4, float2>;
+  int const lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < params.heads * (end - first) * kShares; i += kSlotConsumers) {
+    int const which = i % kShares, head = i / kShares % params.heads, row = i / kShares / params.heads;
+    float largest = kNothing, sum = 0.0f, out[kOwn] = {};
+    for (int w = head; w < kSlotConsumers / kShares; w += params.heads) largest = fmaxf(largest, states[w * kShares * kRows + first + row].x);
+    for (int w = head; w < kSlotConsumers / kShares; w += params.heads) {
+      int const warp = w * kShares + which;
+      float2 const state = states[warp * kRows + first + row];
+      float const share = power_of_two(state.x - largest);
+      Own const loaded = reinterpret_cast<Own const*>(sums + (warp * kCount + row) * Shape::kSumStride)[lane];
+      float own[kOwn];
+      memcpy(own, &loaded, sizeof own);
+      sum = __fmaf_rn(share, state.y, sum);
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) out[j] = __fmaf_rn(share, own[j], out[j]);
+    }
+    if constexpr (Shape::Values::kIsScaled) {
+      float const scale = scale_of_head(params.args.value_scales, at.first_head + head);
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) out[j] *= scale;
+    }
+    int64_t const heads = static_cast<int64_t>(at.batch) * params.args.kv_heads + at.first_head + head;
+    int64_t const to = ((heads * params.tiles + at.tile) * params.slices + slice) * kRows + first + row;
+    Own stored;
+    memcpy(&stored, out, sizeof stored);
+    reinterpret_cast<Own*>(params.partial.out + to * kHeadDim + which * kShareDim)[lane] = stored;
+    if (lane == 0 && which == 0) params.partial.max_sum[to] = make_float2(largest, sum);
+  }
+}
+
+// The running sums of all warps as those of a slice, as decode_attention stores them.
+template <class Shape, int kCount>
+__device__ __forceinline__ void store_slot_slice(SlotParams<Shape> const& params, Running<Shape> const& running,
+                                                 typename Shape::Values const& values, int slice, uint8_t* memory) {
+  SlotBlock const at(params, fresh(blockIdx.x));
+  int const valid_rows = static_cast<int>(min(params.args.rows * params.group - at.first_row(), int64_t{Shape::kRows}));
+  float2* const states = reinterpret_cast<float2*>(memory);
+  float* const sums = reinterpret_cast<float*>(memory + Shape::kStateBytes);
+  for (int first = 0; first < valid_rows; first += kCount) {
+    int const end = min(first + kCount, valid_rows);
+    sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
+    leave_slot_sums<Shape, kCount>(running, values, first, end, sums, states);
+    sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
+    join_slot_sums<Shape, kCount>(params, at, slice, first, end, sums, states);
+  }
+}
+
 template <class Shape>
 __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, Running<Shape>& running, typename Shape::Values& values,
-                                              SlotPlace const& at, uint8_t* shared, uint64_t* full, uint64_t* empty) {
+                                              SlotPlace const& at, Run const& run, uint8_t* shared, uint64_t* full, uint64_t* empty) {
   using Keys = typename Shape::Keys;
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   Shares<Shape::kShares> shares(shared + Shape::kScoreParts, warp);
@@ -146,95 +224,50 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
   };
   int const key_begin = begin_of(params.keys, params.spans[0]), value_begin = begin_of(params.values, params.spans[1]);
   float const scale = Shape::Values::kIsScaled ? params.scale * scale_of_head(params.args.key_scales, at.first_head + head) : params.scale;
-  int slot = warp / kSlotGroupWarps, phase = 0;
-  for (int stage = at.first_stage + slot; stage < at.end_stage; stage += kSlotGroups) {
-    int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
-    wait(&full[slot], phase);
-    if (token < at.length) {
-      SlotTile const of_keys{shared, begin + key_begin, fresh(params.keys.stride), shares.share};
-      SlotTile const of_values{shared, begin + value_begin, fresh(params.values.stride), shares.share};
-      float s[1][4] = {}, square[2] = {}, of_key[2] = {scale, scale};
-      Keys::score(s[0], square, of_keys, q, key_pairs, g, t);
-      shares.template add<Keys::kHasSquares>(s[0], square, lane);
-      Keys::factor(of_key, square, of_keys, g);
-      if (at.length - token <= params.reach && token + kWarpTokens <= at.length - params.unseen && params.cap == 0.0f) {
-        weigh_slots<true, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
-      } else {
-        weigh_slots<false, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
+  int const group = warp / kSlotGroupWarps;
+  int slot = group, phase = 0;
+  for (int slice_begin = run.first_stage;; slice_begin += run.of_slice) {
+    int const slice_end = min(slice_begin + run.of_slice, run.end_stage);
+    for (int stage = slice_begin + group; stage < slice_end; stage += kSlotGroups) {
+      int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
+      wait(&full[slot], phase);
+      if (token < at.length) {
+        SlotTile const of_keys{shared, begin + key_begin, fresh(params.keys.stride), shares.share};
+        SlotTile const of_values{shared, begin + value_begin, fresh(params.values.stride), shares.share};
+        float s[1][4] = {}, square[2] = {}, of_key[2] = {scale, scale};
+        Keys::score(s[0], square, of_keys, q, key_pairs, g, t);
+        shares.template add<Keys::kHasSquares>(s[0], square, lane);
+        Keys::factor(of_key, square, of_keys, g);
+        if (at.length - token <= params.reach && token + kWarpTokens <= at.length - params.unseen && params.cap == 0.0f) {
+          weigh_slots<true, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
+        } else {
+          weigh_slots<false, Shape>(s, running, values, params, at, of_key, of_values, token, value_pairs);
+        }
       }
+      __syncwarp();
+      if (lane == 0) arrive(&empty[slot]);
+      if ((slot += kSlotGroups) >= params.stages) slot -= params.stages, phase ^= 1;
     }
-    __syncwarp();
-    if (lane == 0) arrive(&empty[slot]);
-    if ((slot += kSlotGroups) >= params.stages) slot -= params.stages, phase ^= 1;
+    if (slice_end >= run.end_stage) break;
+    int const slice = (slice_begin - at.first_stage(params)) / run.of_slice;
+    store_slot_slice<Shape, Shape::kRoundRows>(params, running, values, slice, shared + Shape::kSums);
+    running = Running<Shape>(), values = typename Shape::Values();
   }
 }
 
-// A warp's sums and states to shared memory: [warps][rows][kSumStride] and [warps][rows].
+// States of slices without stages, whose sums nobody reads: a block leaves its share of them.
 template <class Shape>
-__device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, typename Shape::Values const& values, int valid_rows,
-                                                float* sums, float2* states) {
-  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    int const at = warp * Shape::kRows + 2 * t + row;
-    float sum = running.sum[0][row], zeros = running.zeros[0][row];
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
-      if constexpr (Shape::kHasZeros) zeros += __shfl_xor_sync(0xFFFFFFFFu, zeros, distance);
-    }
-    if (g == 0) states[at] = make_float2(running.max[0][row], sum);
-    if (2 * t + row >= valid_rows) continue;
-    float* const to = sums + at * Shape::kSumStride;
-#pragma unroll
-    for (int step = 0; step < Shape::kSteps; ++step) {
-      float const(&own)[4] = running.out[0][step];
-      *reinterpret_cast<float2*>(to + Shape::Values::element(g, step)) =
-          make_float2(own[row] * values.factor(2 * step) + zeros, own[2 + row] * values.factor(2 * step + 1) + zeros);
-    }
+__device__ __forceinline__ void leave_empty_slot_slices(SlotParams<Shape> const& params, SlotPlace const& at, Run const& run) {
+  int64_t const heads = static_cast<int64_t>(at.batch) * params.args.kv_heads + at.first_head;
+  int const head = static_cast<int>(threadIdx.x) / kRowsOfTile, row = static_cast<int>(threadIdx.x) % kRowsOfTile;
+  if (head >= params.heads) return;
+  for (int slice = run.filled + at.block; slice < params.slices; slice += params.blocks) {
+    int64_t const to = (((heads + head) * params.tiles + at.tile) * params.slices + slice) * kRowsOfTile + row;
+    params.partial.max_sum[to] = make_float2(kNothing, 0.0f);
   }
 }
 
-// The sums of each head's warps to one, in the warps' order, and to memory. A warp takes a share of a row at a time, a lane as many of
-// its elements as any.
-template <class Shape>
-__device__ __forceinline__ void store_slot_slices(SlotParams<Shape> const& params, SlotBlock const& at, int valid_rows,
-                                                  float const* sums, float2 const* states) {
-  constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
-  constexpr int kShares = Shape::kShares, kShareDim = Shape::kShareDim, kOwn = kShareDim / 32;
-  static_assert(kOwn == 2 || kOwn == 4, "A lane's elements are one load.");
-  using Own = std::conditional_t<kOwn == 4, float4, float2>;
-  int const lane = threadIdx.x % 32;
-  for (int i = threadIdx.x / 32; i < params.heads * valid_rows * kShares; i += kSlotConsumers) {
-    int const which = i % kShares, head = i / kShares % params.heads, row = i / kShares / params.heads;
-    float largest = kNothing, sum = 0.0f, out[kOwn] = {};
-    for (int w = head; w < kSlotConsumers / kShares; w += params.heads) largest = fmaxf(largest, states[w * kShares * kRows + row].x);
-    for (int w = head; w < kSlotConsumers / kShares; w += params.heads) {
-      int const from = (w * kShares + which) * kRows + row;
-      float2 const state = states[from];
-      float const share = power_of_two(state.x - largest);
-      Own const loaded = reinterpret_cast<Own const*>(sums + from * Shape::kSumStride)[lane];
-      float own[kOwn];
-      memcpy(own, &loaded, sizeof own);
-      sum += share * state.y;
-#pragma unroll
-      for (int j = 0; j < kOwn; ++j) out[j] += share * own[j];
-    }
-    if constexpr (Shape::Values::kIsScaled) {
-      float const scale = scale_of_head(params.args.value_scales, at.first_head + head);
-#pragma unroll
-      for (int j = 0; j < kOwn; ++j) out[j] *= scale;
-    }
-    int64_t const heads = at.batch * params.args.kv_heads + at.first_head + head;
-    int64_t const to = ((heads * params.tiles + at.tile) * params.slices + at.slice) * kRows + row;
-    Own stored;
-    memcpy(&stored, out, sizeof stored);
-    reinterpret_cast<Own*>(params.partial.out + to * kHeadDim + which * kShareDim)[lane] = stored;
-    if (lane == 0 && which == 0) params.partial.max_sum[to] = make_float2(largest, sum);
-  }
-}
-
-// Grid: batch, blocks' heads, tiles of rows and slices in one number, slices first.
+// Grid: batch, blocks' heads, tiles of rows and blocks of a tile in one number, blocks first.
 template <class Variant, class Element, class Shape>
 __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant__ SlotParams<Shape> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -257,28 +290,24 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   }
   take_registers<Shape::kConsumerRegisters>();
   SlotPlace const at(params);
+  Run const run = at.run(params);
+  leave_empty_slot_slices<Shape>(params, at, run);
+  if (run.first_slice == run.end_slice) return;
   Running<Shape> running;
   typename Shape::Values values;
   load_slot_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
   sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
-  consume_slots<Shape>(params, running, values, at, shared, full, empty);
-  sync_threads(kConsumerBarrier, 32 * kSlotConsumers);  // every copy has landed and been read: the memory is free
-
-  SlotBlock const again(params, fresh(blockIdx.x));
-  int64_t const rows_left = params.args.rows * params.group - again.first_row();
-  int const valid_rows = static_cast<int>(min(rows_left, int64_t{Shape::kRows}));
-  float* const sums = reinterpret_cast<float*>(shared);
-  float2* const states = reinterpret_cast<float2*>(sums + kSlotConsumers * Shape::kRows * Shape::kSumStride);
-  leave_slot_sums<Shape>(running, values, valid_rows, sums, states);
-  sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
-  store_slot_slices<Shape>(params, again, valid_rows, sums, states);
+  consume_slots<Shape>(params, running, values, at, run, shared, full, empty);
+  // Every copy has landed and been read behind a barrier: the memory is free.
+  store_slot_slice<Shape, Shape::kRows>(params, running, values, at.run(params).end_slice - 1, shared);
 }
 
 // Host code: launches.
 
 struct SlotPlan {
   int heads = 1;  // of a block
-  int64_t group = 0, tiles = 0, all_tiles = 0, blocks = 0, slices = 1;
+  int64_t group = 0, tiles = 0, all_tiles = 0, blocks = 0;
+  Deal deal{1, 1, 1};
 
   // `group_tiles` are those of a shape.
   SlotPlan(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how, int group_tiles) {
@@ -290,12 +319,14 @@ struct SlotPlan {
     int64_t const tokens = kWarpTokens * group_tiles / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
-    slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices);
-    blocks = all_tiles / heads * slices;
+    deal = deal_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices);
+    blocks = all_tiles / heads * deal.blocks;
   }
+  // Gives each slice a block.
+  void share_nothing() { deal.blocks = deal.slices, blocks = all_tiles / heads * deal.slices; }
   template <int kHeadDim>
   int64_t partial_bytes() const {
-    return (Partial<kHeadDim>::bytes(all_tiles * slices * kRowsOfTile) + 15) / 16 * 16;
+    return (Partial<kHeadDim>::bytes(all_tiles * deal.slices * kRowsOfTile) + 15) / 16 * 16;
   }
 };
 
@@ -351,14 +382,14 @@ void lay_out(SlotParams<Shape>& params, SlotPlan const& plan) {
   params.keys = field(params.spans[0], key_at, key_head), params.values = field(params.spans[1], value_at, value_head);
   params.stage_bytes = (params.stage_bytes + 127) / 128 * 128;
   int const below = std::min((Shape::kTable - Shape::kFirstStages) / params.stage_bytes, kMostSlotStages);
-  int const above = (Shape::kEnd - Shape::kMoreStages) / params.stage_bytes;
+  int const end = plan.deal.blocks < plan.deal.slices ? Shape::kSums : Shape::kEnd, above = (end - Shape::kMoreStages) / params.stage_bytes;
   params.stages = std::min(below + above, kMostSlotStages) / kSlotGroups * kSlotGroups, params.stages_below = below;
 }
 
 template <class Variant, class Element, class Shape>
 int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
   constexpr int kHeadDim = Shape::kHeadDim;
-  SlotPlan const plan(args, how, Shape::kGroupTiles);
+  SlotPlan plan(args, how, Shape::kGroupTiles);
   if (plan.all_tiles == 0) return 0;
   Projection projection{};
   if constexpr (Shape::Keys::kParts == 2) {
@@ -368,15 +399,18 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   Signs<kHeadDim> const own = args.seed >= 0 ? signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)) : Signs<kHeadDim>{};
   SlotParams<Shape> params{};
   params.args = args, params.projection = projection, params.centroids = centroids;
-  params.partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.slices * kRowsOfTile);
+  params.partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * kRowsOfTile);
   params.signs = Shape::Keys::kRotation == kHadamardOfSigns ? own : Signs<kHeadDim>{};
-  params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.slices), params.group = static_cast<int>(plan.group);
-  params.heads = plan.heads, params.head_groups = static_cast<int>(args.kv_heads / plan.heads), params.scale = args.scale * kLog2E;
+  params.heads = plan.heads;
+  lay_out(params, plan);
+  if (params.stages < kSlotGroups) plan.share_nothing(), lay_out(params, plan);  // tokens far apart leave no room for sums of runs
+  if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
+  params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.deal.slices), params.group = static_cast<int>(plan.group);
+  params.blocks = static_cast<int>(plan.deal.blocks), params.least = static_cast<int>(plan.deal.least);
+  params.head_groups = static_cast<int>(args.kv_heads / plan.heads), params.scale = args.scale * kLog2E;
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
   params.unseen = args.causal != 0 ? static_cast<int>(args.rows - 1) : 0;
-  lay_out(params, plan);
-  if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
   constexpr auto attend = attend_slots<Variant, Element, Shape>;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, Shape::kEnd); error != cudaSuccess) return error;
   void* to_attend[] = {&params};

@@ -55,7 +55,9 @@ struct SlotShape {
   static constexpr int kQueries = kTable + (kHasTable ? kTableBytes : 0), kQueryBytes = kMostHeads * kRows * Keys::kParts * kHeadDim * 2;
   static constexpr int kScoreParts = kQueries + kQueryBytes;
   static constexpr int kMoreStages = kScoreParts + Shares<kShares>::bytes(kConsumerWarps), kEnd = kMostShared / 128 * 128;
-  static constexpr int kSumStride = kShareDim + 4;
+  // Sums as decode_attention has them: where blocks take several slices, those but the last lie behind the stages, two rows a round.
+  static constexpr int kSumStride = kShareDim + 4, kStateBytes = kConsumerWarps * kRows * 8, kRoundRows = 2;
+  static constexpr int kSums = kEnd - kStateBytes - kRoundRows * kConsumerWarps * kSumStride * 4;
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kEnd, "Sums reuse it.");
 };
 
@@ -72,7 +74,7 @@ struct SlotParams {
   int span_count;
   bool by_token;               // whether each token has a copy of its own
   int stage_bytes, stages, stages_below;
-  int tiles, slices, group;    // as decode_attention has them
+  int tiles, slices, blocks, least, group;  // as decode_attention has them
   int heads, head_groups;      // KV heads of a block, and how many such there are
   int reach, unseen;           // of a sequence's tokens: as many as every row sees back from its end, but for the last so many
   float scale, cap;
@@ -82,24 +84,23 @@ struct SlotParams {
   }
 };
 
-// Which block it is.
+// Which block it is, of a tile's blocks.
 struct SlotBlock {
-  int batch, first_head, tile, slice;
+  int batch, first_head, tile, block;
   __device__ __forceinline__ int64_t first_row() const { return static_cast<int64_t>(tile) * kRowsOfTile; }
 
   template <class Params>
-  __device__ SlotBlock(Params const& params, uint32_t block) {
-    uint32_t const slices = params.slices, tiles = params.tiles, groups = params.head_groups;
-    uint32_t const of_tiles = block / slices, of_groups = of_tiles / tiles;
-    slice = static_cast<int>(block % slices), tile = static_cast<int>(of_tiles % tiles);
+  __device__ SlotBlock(Params const& params, uint32_t index) {
+    uint32_t const blocks = params.blocks, tiles = params.tiles, groups = params.head_groups;
+    uint32_t const of_tiles = index / blocks, of_groups = of_tiles / tiles;
+    block = static_cast<int>(index % blocks), tile = static_cast<int>(of_tiles % tiles);
     batch = static_cast<int>(of_groups / groups), first_head = static_cast<int>(of_groups % groups * params.heads);
   }
 };
 
 // Its part of the work.
 struct SlotPlace : SlotBlock {
-  int length;
-  int stage_tokens, first_stage, end_stage;
+  int length, stage_tokens;
 
   template <class Params>
   __device__ explicit SlotPlace(Params const& params) : SlotBlock(params, blockIdx.x) {
@@ -107,12 +108,17 @@ struct SlotPlace : SlotBlock {
     int64_t const reach = args.pages == 0 ? 0 : args.block_table == nullptr ? args.page_size : args.table_pages * args.page_size;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
     stage_tokens = kWarpTokens * Params::Shape::kGroupTiles / params.heads;
-    int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
-    int const begin = static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
-    int const count = (length + stage_tokens - 1) / stage_tokens - begin;
-    int const of_slice = (count + params.slices - 1) / params.slices;
-    first_stage = begin + min(slice * of_slice, count);
-    end_stage = begin + min((slice + 1) * of_slice, count);
+  }
+  // The first stage of which a row sees tokens.
+  template <class Params>
+  __device__ __forceinline__ int first_stage(Params const& params) const {
+    int64_t const first_seen = params.args.window > 0 ? length - params.args.rows + 1 - params.args.window : 0;  // by the first row
+    return static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
+  }
+  template <class Params>
+  __device__ Run run(Params const& params) const {
+    int const begin = first_stage(params);
+    return Run(begin, (length + stage_tokens - 1) / stage_tokens - begin, params.slices, params.blocks, params.least, block);
   }
 };
 

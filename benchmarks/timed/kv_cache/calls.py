@@ -76,6 +76,8 @@ class KvCacheWorkload:
     kind: str
     shape: tuple[int, ...]
     page: int = 64
+    is_ragged: bool = False
+    """Whether sequence i of n has i / n of the length, where each has one query row."""
 
     @property
     def op(self) -> str:
@@ -120,6 +122,12 @@ class KvCacheWorkload:
         return DecodeCase(lengths=(length,) * batch, rows=rows, page=self.page, format=self.format)
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence."""
+        batch, length = self.shape
+        return tuple(-(-length * i // batch) for i in range(1, batch + 1)) if self.is_ragged else (length,) * batch
+
+    @property
     def flops(self) -> float:
         """Of prefilling: two products of the keys that each row sees. Of others none that count."""
         if self.op != "prefill":
@@ -139,10 +147,10 @@ class KvCacheWorkload:
         if self.op in ("store", "restore"):
             return self.shape[0] * (KV_HEADS * HEAD_DIM * 4 + token)
         rows = self.shape[1] if self.op == "prefill" else 1
-        return self.shape[0] * (self.shape[1] * token + rows * HEADS * HEAD_DIM * 4)
+        return sum(self.lengths) * token + self.shape[0] * rows * HEADS * HEAD_DIM * 4
 
     def __str__(self) -> str:
-        return f"{self.kind} {' x '.join(map(str, self.shape))}"
+        return f"{self.kind} {' x '.join(map(str, self.shape))}{' ragged' if self.is_ragged else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +180,9 @@ class KvCacheMaker:
     def _copy(self, workload: KvCacheWorkload) -> dict[str, Any]:
         case = workload.case
         if isinstance(case, AttendCase | DecodeCase):
-            return attention_arguments(case, self._device)
+            given = attention_arguments(case, self._device)
+            lengths = torch.tensor(workload.lengths, dtype=torch.int32, device=self._device)
+            return given | {"seq_lens": lengths} if workload.is_ragged else given
         values = self._restored(case) if isinstance(case, DecompressCase) else case.arguments(self._device)
         return dict(zip(case.schema.arguments, values, strict=True))
 
@@ -194,12 +204,14 @@ def workloads_of(options: Namespace) -> list[KvCacheWorkload]:
     found = [kind for kind in KINDS if any(part in kind for part in options.op.split(","))]
     if not found:
         raise ValueError(f"no kind has {options.op!r} in its name: there are {', '.join(KINDS)}")
-    return [workload for kind in found for workload in _of_kind(kind, options.page)]
+    return [workload for kind in found for workload in _of_kind(kind, options.page, options.ragged)]
 
 
-def _of_kind(kind: str, page: int) -> Iterator[KvCacheWorkload]:
-    for shape in SHAPES[kind.split()[0]]:
-        yield KvCacheWorkload(kind=kind, shape=shape, page=page)
+def _of_kind(kind: str, page: int, ragged: bool) -> Iterator[KvCacheWorkload]:
+    op = kind.split()[0]
+    for shape in SHAPES[op]:
+        if not ragged or (op in ("decode", "attend") and shape[0] > 1):
+            yield KvCacheWorkload(kind=kind, shape=shape, page=page, is_ragged=ragged)
 
 
 def small(kind: str) -> KvCacheWorkload:
@@ -210,3 +222,6 @@ def add_options(parser: ArgumentParser) -> None:
     """Of the compressed cache alone."""
     parser.add_argument("--op", "--ops", default="", help="only kinds with one of these in their name, with commas")
     parser.add_argument("--page", type=int, default=64, help="tokens of a page (64)")
+    parser.add_argument(
+        "--ragged", action="store_true", help="batches of decode and attend whose lengths rise evenly to the longest"
+    )

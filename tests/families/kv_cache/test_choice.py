@@ -24,7 +24,7 @@ from gemmill.families.kv_cache.config import (
     Slots,
     offered_kinds,
 )
-from gemmill.families.kv_cache.model import RowFacts, slices_of
+from gemmill.families.kv_cache.model import LEAST_STAGES, RowFacts, deal_of, slices_of
 from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.serving import SERVING
 from gemmill.families.kv_cache.sweep import SWEEP, MeasuredOp
@@ -83,7 +83,7 @@ def test_settings_are_of_a_launch_and_of_attention_alone() -> None:
 
 def test_fixed_slices_are_of_a_launch_and_have_an_order() -> None:
     settings = [KvCacheConfig(**(vars(DECODE) | {"slices": n})) for n in SLICES]
-    assert [to_name(config).rpartition("_")[2] for config in settings] == ["s1", "s4", "s16", "s32"]
+    assert [to_name(config).rpartition("_")[2] for config in settings] == ["s1", "s4", "s16", "s32", "s64", "s128"]
     assert {config.compiled for config in settings} == {DECODE} and {symbol_of(c) for c in settings} == {
         symbol_of(DECODE)
     }
@@ -128,6 +128,26 @@ def test_an_attention_holds_one_number_of_slices_whatever_the_batch(
 def test_slices_fill_the_device(tiles: int, stages: int, half_waves: int, slices: int) -> None:
     assert slices_of(tiles, stages, SMS, half_waves) == slices
     assert slices_of(tiles, stages, SMS, half_waves, 16) == 16
+    assert deal_of(tiles, stages, SMS, half_waves) == (slices, slices, 1)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "stages", "fixed", "blocks"),
+    [
+        (8, 256, 16, 16),
+        (64, 256, 16, 2),
+        (256, 64, 16, 1),
+        (8, 64, 16, 8),
+        (8, 2048, 32, 16),
+        (24, 256, 16, 4),
+        (1, 7, 128, 1),
+    ],
+)
+def test_blocks_share_fixed_slices_as_the_device_wants(tiles: int, stages: int, fixed: int, blocks: int) -> None:
+    """Slices and their least length are the same for any number of tiles and on any device."""
+    assert deal_of(tiles, stages, SMS, 2, fixed) == (fixed, blocks, LEAST_STAGES)
+    for other in (1, 5, 1000):
+        assert deal_of(other, stages, 78, 8, fixed)[::2] == (fixed, LEAST_STAGES)
 
 
 @pytest.mark.parametrize("op", MeasuredOp)

@@ -90,8 +90,8 @@ OF_ANY_FORMAT = (KernelKind.PACK, KernelKind.UNPACK, KernelKind.SCORES, KernelKi
 ATTENTIONS = (KernelKind.DECODE, KernelKind.ATTEND)
 HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
-SLICES = (1, 4, 16, 32)
-"""How many slices each sequence may have, whatever the batch."""
+SLICES = (1, 4, 16, 32, 64, 128)
+"""How many slices each sequence may have at most, whatever the batch."""
 WITHOUT_BITS = (KernelKind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
@@ -136,6 +136,8 @@ class KvCacheConfig:
     """
     slices: int = 0
     """Slices that an attention deals the tokens of each sequence out in, whatever the batch; 0: as many as `half_waves` says.
+
+    Kernels of pages and of slots make fewer of a short sequence (`model.LEAST_STAGES`). Their blocks take runs of slices.
 
     It is a setting of the launch.
     """

@@ -15,6 +15,9 @@ _MOST = 2**62
 _WORD = 1_000_000
 _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
+_SUM_PS = 100_000
+"""Picoseconds in which a block of pages sums a slice: 200 clocks of shared memory and of issue, predicted. Slots, whose warps wait for each
+other meanwhile, take four times as long."""
 _STEP = 64
 """Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
 _MOST_SHARE = 128
@@ -43,6 +46,7 @@ def _facts(config: KvCacheConfig) -> RowFacts:
             start_ps=4 * _WORD,
             slice_ps=125_000,
             slices=config.slices,
+            sum_ps=_SUM_PS,
         )
     if config.operands.slots is not Slots.ANY:
         share = min(config.operands.head_dim, _MOST_SHARE)
@@ -61,6 +65,7 @@ def _facts(config: KvCacheConfig) -> RowFacts:
             start_ps=8 * _WORD,
             slice_ps=30_000,
             slices=config.slices,
+            sum_ps=4 * _SUM_PS,
         )
     return RowFacts(
         half_waves=config.half_waves,

@@ -114,11 +114,15 @@ def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory)
     return loaded
 
 
-def launched(kernels: ctypes.CDLL, name: str, given: dict[str, Any], sm_count: int = 132) -> tuple[Given, Given]:
-    """Arguments before and after a launch of a kernel on a device of so many multiprocessors."""
+def launched(
+    kernels: ctypes.CDLL, name: str, given: dict[str, Any], sm_count: int = 132, slices: int = 0
+) -> tuple[Given, Given]:
+    """Arguments before and after a launch of a kernel on a device of so many multiprocessors. `slices` is an attention's setting."""
     before = {n: v.clone(memory_format=torch.preserve_format) if isinstance(v, Tensor) else v for n, v in given.items()}
     symbol, how = f"gemmill_sm90a_kvcache_{name}", Launch(sm_count=sm_count)
     args = arguments_of(given)
+    if slices:
+        args.slices = slices
     if hasattr(kernels, f"{symbol}_workspace"):
         size = getattr(kernels, f"{symbol}_workspace")(ctypes.byref(args), ctypes.byref(how))
         memory = torch.full((size,), 0xFF, dtype=torch.uint8)
@@ -257,6 +261,60 @@ def test_attends(kernels: ctypes.CDLL, kernel: tuple[DType, int, int, int, int],
     assert_right(kernels, DECODES[kernel], case, sm_count=3)
     if sum(sizes["lengths"]) > 400:
         assert_right(kernels, DECODES[kernel], case, sm_count=40)
+
+
+DEALT = {
+    "decode_f16_d128_k4v4": (DecodeCase, {"dtype": DType.F16, "heads": 5, "rows": 1, "page": 64}),
+    "decode_bf16_d512_k4v4": (DecodeCase, {"head_dim": 512, "heads": 2, "rows": 1, "page": 64, "has_sinks": True}),
+    "attend_f16_d128_3bitnc": (
+        AttendCase,
+        {"format": cache_format_of(Slots.NC3), "dtype": DType.F16, "heads": 6, "rows": 1},
+    ),
+    "attend_bf16_d128_ultraquant": (
+        AttendCase,
+        {"format": cache_format_of(Slots.ULTRAQUANT), "heads": 2, "window": 900},
+    ),
+}
+"""Attentions whose blocks share a tile's slices in runs."""
+
+
+@pytest.mark.parametrize("name", DEALT)
+def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctypes.CDLL, name: str) -> None:
+    """By the device, from one block for all slices to a block for each; and in a batch of others' lengths."""
+    kind, sizes = DEALT[name]
+    told: dict[str, Any] = {"format": "k_eden4_v_eden4", "kv_heads": 1} | sizes
+    case = kind(lengths=(1100, 0, 600), **told)
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+
+    def found(sm_count: int, which: slice = slice(None)) -> list[Tensor]:
+        own = {n: x[which] if n in ("q", "out", "lse", "block_table", "seq_lens") else x for n, x in given.items()}
+        own |= {n: torch.full_like(x, torch.nan) for n, x in own.items() if n in ("out", "lse")}
+        before, after = launched(kernels, name, own, sm_count, slices=4)
+        assert not report(parts(case.schema.name, before, after))
+        return [after[n].contiguous().view(torch.uint8) for n in ("out", "lse")]
+
+    whole = found(3)
+    for sm_count in (6, 9, 12):
+        assert all(map(torch.equal, found(sm_count), whole)), sm_count
+    for i in (0, 2):
+        alone = found(4, slice(i, i + 1))
+        assert all(torch.equal(x, y[i : i + 1]) for x, y in zip(alone, whole, strict=True)), i
+
+
+def test_heads_far_apart_leave_no_room_for_runs_of_slices(kernels: ctypes.CDLL) -> None:
+    """Then each slice has a block, and the bits are the same: nearly the most bytes from head to head that kernels of slots take."""
+    name, far = "attend_bf16_d128_prod3mse2", 206
+    case = AttendCase(lengths=(300,), heads=8, kv_heads=8, format=cache_format_of(Slots.PROD3), are_apart=True)
+    near = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    apart = {n: torch.full((*near[n].shape[:3], far), 0x77, dtype=torch.uint8) for n in ("keys", "values")}
+    wide = near | {n: x[..., : near[n].shape[3]].copy_(near[n]) for n, x in apart.items()}
+    found = []
+    for given, sm_count in ((near, 1), (wide, 1), (wide, 40)):
+        given["out"].fill_(torch.nan)
+        before, after = launched(kernels, name, given, sm_count, slices=4)
+        assert not report(parts(case.schema.name, before, after))
+        found.append(after["out"].view(torch.uint8).clone())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 def test_pages_and_lengths_that_the_cache_has_not(kernels: ctypes.CDLL) -> None:
