@@ -99,6 +99,7 @@ TUNING = Tuning(
     differs=CLASSES.tuning.differs,
     refuses=refuses,
     model_ns=model_ns,
+    usual=lambda number: {"m": (1, 8192, 1), "n": (512, 40960, 128), "k": (512, 40960, 128)},
     offers=lambda config: {CLASSES.number(config): (config,)},
     measured_as=_measured_as,
     sweep=SWEEP,

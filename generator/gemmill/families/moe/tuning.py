@@ -126,6 +126,7 @@ TUNING = Tuning(
     differs=CLASSES.tuning.differs,
     refuses=refuses,
     model_ns=model_ns,
+    usual=lambda number: {"m": (1, 65536, 1), "n": (256, 16384, 128), "k": (256, 16384, 128), "experts": (8, 384, 1)},
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
     measured_as=_measured_as,
     sweep=SWEEP,

@@ -63,5 +63,6 @@ TUNING = Tuning(
     describe=CLASSES.tuning.describe,
     differs=CLASSES.tuning.differs,
     model_ns=model_ns,
+    usual=lambda number: {"m": (1, 8192, 1), "n": (512, 40960, 128), "k": (512, 40960, 128)},
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
 )
