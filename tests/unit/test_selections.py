@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,8 @@ from gemmill.space import selections
 from gemmill.space.names import to_name
 from gemmill.space.selections import SELECTIONS, select
 from gemmill.vocab import Accumulation, Arch, Backend, Compiler, DType
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("arch", Arch)
@@ -72,24 +75,18 @@ def _classes_of(configs: Iterable[Config]) -> set[tuple[str, int]]:
     return {(family.name, row.call_class) for family, config in families for row in family.tuning.rows(config, 0)}
 
 
-def _kernels_of(configs: Iterable[Config]) -> tuple[set[str], set[str]]:
-    """Of the families that the journals have, and of the others."""
-    kernels: tuple[set[str], set[str]] = set(), set()
-    for config in configs:
-        kernels[REGISTRY.family_of(config).name not in ("scaled_mm", "blockscaled")].add(to_name(config.compiled))
-    return kernels
+BF16 = r"^(?!.*(?<!b)f16)(?!.*_quant_[a-z]+_f32_)"
+"""Of names: neither f16, nor float32 before quantisation."""
 
 
 def test_serving_answers_what_default_answers_in_bf16() -> None:
     """Where a kernel has another name, or is new: `gemmill prune` as docs/tuning.md has it writes the file again."""
     serving, default = select("serving").configs, select("default").configs
     assert set(serving) <= set(default)
-    in_bf16 = [config for config in default if not re.search(r"(?<!b)f16", to_name(config))]
+    in_bf16 = [config for config in default if re.search(BF16, to_name(config))]
     assert _classes_of(serving) == _classes_of(in_bf16)
-    measured, others = _kernels_of(serving)
-    all_measured, all_others = _kernels_of(in_bf16)
-    assert others == all_others, "no journal has them"
-    assert len(measured) < 300 < 450 < len(all_measured)
+    assert BF16 in (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8"), "the command that writes the file"
+    assert len({to_name(config.compiled) for config in serving}) < 650
 
 
 def test_every_call_of_a_quantisation_op_has_one_variant() -> None:

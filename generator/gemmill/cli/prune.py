@@ -1,6 +1,7 @@
 """`gemmill prune`: the smallest set of variants that is nearly as good as all of them."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +39,15 @@ def prune(
             "--within", parser=parse_share, metavar="SHARE", help="How far behind the best it may be at any shape."
         ),
     ] = 0.03,
+    calls: Annotated[
+        int,
+        typer.Option(
+            "--random",
+            metavar="N",
+            min=0,
+            help="Of classes of calls that nothing measured keep the kernels within --within by the model, at so many random calls of each; 0 keeps all.",
+        ),
+    ] = 0,
     select: Annotated[
         str, typer.Option("--select", metavar="NAME", help="Take the variants from this set.")
     ] = "default",
@@ -57,7 +67,8 @@ def prune(
     """Write the smallest selection that is near the best everywhere.
 
     It is within --within of the best at each measured shape, or at each shape that options name. A table has the times
-    of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay.
+    of a shape's best four variants only. Variants for unaligned operands and other kinds of kernels stay; with --random
+    other kinds have to be within --within of the model's choice.
 
     Examples:
 
@@ -82,7 +93,7 @@ def prune(
         raise UsageError(
             f"no variant of {select} was measured at any of {count(len(times), 'shape')}: name another --select"
         )
-    selection = selection_of(pruned, everything, out.stem)
+    selection = selection_of(pruned, everything, out.stem, calls, within)
     text = {
         "schema_version": 1,
         "name": selection.name,
@@ -92,9 +103,10 @@ def prune(
     }
     write_whole(out, json.dumps(text, indent=1) + "\n")
     worst = max(pruned.losses.items(), key=lambda pair: pair[1])
+    mean = math.fsum(pruned.losses.values()) / len(pruned.losses)
     typer.echo(
-        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {worst[1]:z.1%} behind the best at worst "
-        f"({worst[0]}); with what was not measured {count(len(selection.configs), 'variant')}: {out}"
+        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {mean:z.1%} behind the best in the mean and "
+        f"{worst[1]:z.1%} at worst ({worst[0]}); with what was not measured {count(len(selection.configs), 'variant')}: {out}"
     )
     if left := len(times) - len(pruned.losses):
         typer.echo(f"gemmill: left out: {count(left, 'shape')} of which no variant of {select} was measured", err=True)

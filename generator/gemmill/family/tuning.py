@@ -138,6 +138,9 @@ class Tuning:
     """Whether a variant measured at the first sizes does much worse for its kind at the second."""
     offers: Callable[[Any], Mapping[int, tuple[Any, ...]]] = lambda config: {}
     """The configs that a measured one stands for, best first, by the class that they serve."""
+    usual: Callable[[int], Mapping[str, tuple[int, int, int]]] = lambda call_class: {}
+    """The least and most of each size in models' calls of a class, and a number of which it is a multiple, by name: `gemmill
+    prune --random` takes calls between them. None where nobody says so."""
     measured_as: Callable[[ShapedCall], str | None] = lambda call: None
     """The class by which tables know a call; None for a class without tuning."""
     sweep: Sweep | None = None

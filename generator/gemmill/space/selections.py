@@ -107,7 +107,7 @@ def _without_dsl(arch: Arch) -> Iterable[Config]:
 
 
 def _serving(arch: Arch) -> Iterable[Config]:
-    """The default configs that suffice for models in bf16, as `gemmill prune` listed them (docs/notes/tables.md). Nothing was measured
+    """The default configs that suffice for models in bf16, as `gemmill prune` listed them (docs/tuning.md). Nothing was measured
     on other architectures, or of families that the list does not have: there they are the default ones."""
     if arch is not Arch.SM90A:
         return _of_families("default", arch)

@@ -17,6 +17,7 @@ from gemmill.runtime.table_file import TunedTable
 from gemmill.space.names import parse_name, to_name
 from gemmill.space.selections import Selection
 from gemmill.tuner.candidates import BuildFacts
+from gemmill.tuner.cover import fewest, modelled
 from gemmill.tuner.record import Record
 from gemmill.tuner.sweep import runs_of, variants_only
 from gemmill.tuner.workloads import Workload, workload_of
@@ -101,19 +102,12 @@ def prune(times: Times, within: float, among: Selection | None = None) -> Pruned
         if known:
             fit[workload] = {name: time for name, time in known.items() if time <= (1 + within) * min(known.values())}
     kernel_of = {name: _compiled(name) for us in fit.values() for name in us}
-    left, kernels = set(fit), []
-    while left:
-        serves: dict[str, list[float]] = {}
-        for workload in left:
-            best: dict[str, float] = {}
-            for name, us in fit[workload].items():
-                kernel = kernel_of[name]
-                best[kernel] = min(best.get(kernel, math.inf), us / min(fit[workload].values()))
-            for kernel, ratio in best.items():
-                serves.setdefault(kernel, []).append(ratio)
-        chosen = min(serves, key=lambda k: (-len(serves[k]), math.fsum(serves[k]), k))
-        kernels.append(chosen)
-        left = {workload for workload in left if all(kernel_of[name] != chosen for name in fit[workload])}
+    ratios: dict[Workload, dict[str, float]] = {}
+    for workload, us in fit.items():
+        best = ratios.setdefault(workload, {})
+        for name, time in us.items():
+            best[kernel_of[name]] = min(best.get(kernel_of[name], math.inf), time / min(us.values()))
+    kernels = fewest(ratios)
     kept = set(kernels)
     winners: dict[str, None] = {}
     losses: dict[Workload, float] = {}
@@ -128,23 +122,27 @@ def _compiled(name: str) -> str:
     return to_name(parse_name(name).compiled)
 
 
-def selection_of(pruned: Pruned, everything: Selection, name: str) -> Selection:
+def selection_of(pruned: Pruned, everything: Selection, name: str, calls: int = 0, within: float = 0.0) -> Selection:
     """The pruned variants among `everything`, with unmeasured ones: the same schedules for other outputs and epilogues.
-    Variants without alignment needs and the other families always stay, so that every call keeps an answer.
+    Variants without alignment needs stay.
+
+    Classes of calls that nothing measured keep all their variants. With `calls` they keep the fewest kernels that are within
+    `within` of the fastest by the model, at so many random calls of each. So every call keeps an answer.
     """
     measured = {workload.family for workload in pruned.losses}
     kin = {_kin(parse_name(variant)) for variant in pruned.variants}
     wanted = set(pruned.variants)
 
     def keeps(config: Config) -> bool:
-        if REGISTRY.family_of(config).name not in measured or to_name(config) in wanted:
-            return True
-        return _sweep(config).is_last_resort(config) or _kin(config) in kin
+        if REGISTRY.family_of(config).name not in measured:
+            return False
+        return to_name(config) in wanted or _sweep(config).is_last_resort(config) or _kin(config) in kin
 
     kept = set(filter(keeps, everything.configs))
     served = {served for config in kept for served in _classes(config)}
-    configs = tuple(config for config in everything.configs if config in kept or not _classes(config) <= served)
-    return replace(everything, name=name, configs=configs)
+    others = [config for config in everything.configs if config not in kept and not _classes(config) <= served]
+    kept |= modelled(others, served, calls, within, everything.arch.sm_count) if calls else set(others)
+    return replace(everything, name=name, configs=tuple(config for config in everything.configs if config in kept))
 
 
 def _classes(config: Config) -> frozenset[tuple[str, int]]:

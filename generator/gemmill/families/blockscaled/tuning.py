@@ -91,6 +91,7 @@ TUNING = replace(
     order=order_of,
     refuses=refuses,
     model_ns=model_ns,
+    usual=lambda number: {"m": (1, 8192, 1), "n": (512, 40960, 128), "k": (512, 40960, 128)},
     offers=lambda config: {CLASSES.number(config): (config,)},
     measured_as=SWEEP.measured_as,
     sweep=SWEEP,

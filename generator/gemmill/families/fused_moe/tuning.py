@@ -76,5 +76,11 @@ TUNING = replace(
     across={"pairs": (1, 8, 64, 512, 4096, 32768)},
     one_slice=1.0,
     model_ns=model_ns,
+    usual=lambda number: {
+        "pairs": (1, 65536, 1),
+        "inner": (128, 8192, 128),
+        "hidden": (1024, 8192, 128),
+        "experts": (8, 384, 1),
+    },
     offers=lambda config: {CLASSES.number(config): (config,)},
 )

@@ -63,6 +63,11 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
         )
 
 
+def _usual(number: int) -> dict[str, tuple[int, int, int]]:
+    experts = (8, 384, 1) if dict(CLASSES.told(number))["by_expert"] else (0, 0, 1)
+    return {"m": (1, 65536, 1), "n": (512, 40960, 128), "k": (512, 16384, 128), "experts": experts}
+
+
 TUNING = replace(
     CLASSES.tuning,
     sizes=("m", "n", "k", "experts"),
@@ -74,5 +79,6 @@ TUNING = replace(
     rows=_rows,
     order=order_of,
     model_ns=model_ns,
+    usual=_usual,
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
 )

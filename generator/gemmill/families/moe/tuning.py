@@ -118,6 +118,7 @@ TUNING = replace(
     order=order_of,
     refuses=refuses,
     model_ns=model_ns,
+    usual=lambda number: {"m": (1, 65536, 1), "n": (256, 16384, 128), "k": (256, 16384, 128), "experts": (8, 384, 1)},
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
     measured_as=SWEEP.measured_as,
     sweep=SWEEP,

@@ -198,6 +198,7 @@ TUNING = Tuning(
     differs=lambda has, needs: f"it computes {describe_class(has)}, the call needs {describe_class(needs)}",
     refuses=_refuses,
     model_ns=model_ns,
+    usual=lambda number: {"m": (1, 8192, 1), "n": (512, 40960, 128), "k": (512, 40960, 128)},
     wastes=pads_more,
     offers=_offers,
     measured_as=_measured_as,

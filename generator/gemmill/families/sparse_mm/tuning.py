@@ -63,5 +63,6 @@ TUNING = replace(
     rows=_rows,
     order=lambda config: order_of_loop(config.operand_dtype, config.design, instruction="wgmma.sp"),
     model_ns=model_ns,
+    usual=lambda number: {"m": (1, 8192, 1), "n": (512, 40960, 128), "k": (512, 40960, 128)},
     offers=lambda config: dict.fromkeys(classes_of(config), (config,)),
 )
