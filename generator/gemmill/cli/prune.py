@@ -17,7 +17,7 @@ from gemmill.vocab import Arch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmill.tuner.prune import Times
+    from gemmill.tuner.prune import Pruned, Times
     from gemmill.tuner.workloads import Workload
 
 
@@ -94,22 +94,21 @@ def prune(
             f"no variant of {select} was measured at any of {count(len(times), 'shape')}: name another --select"
         )
     selection = selection_of(pruned, everything, out.stem, calls, within)
-    text = {
-        "schema_version": 1,
-        "name": selection.name,
-        "arch": str(selection.arch),
-        "within": within,
-        "variants": [to_name(config) for config in selection.configs],
-    }
-    write_whole(out, json.dumps(text, indent=1) + "\n")
-    worst = max(pruned.losses.items(), key=lambda pair: pair[1])
-    mean = math.fsum(pruned.losses.values()) / len(pruned.losses)
-    typer.echo(
-        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {mean:z.1%} behind the best in the mean and "
-        f"{worst[1]:z.1%} at worst ({worst[0]}); with what was not measured {count(len(selection.configs), 'variant')}: {out}"
-    )
+    names = [to_name(config) for config in selection.configs]
+    text = {"schema_version": 1, "name": selection.name, "arch": str(selection.arch), "within": within}
+    write_whole(out, json.dumps(text | {"variants": names}, indent=1) + "\n")
+    typer.echo(_told(pruned, count(len(selection.configs), "variant"), out))
     if left := len(times) - len(pruned.losses):
         typer.echo(f"gemmill: left out: {count(left, 'shape')} of which no variant of {select} was measured", err=True)
+
+
+def _told(pruned: "Pruned", variants: str, out: Path) -> str:
+    worst = max(pruned.losses.items(), key=lambda pair: pair[1])
+    mean = math.fsum(pruned.losses.values()) / len(pruned.losses)
+    return (
+        f"{count(len(pruned.kernels), 'kernel')} suffice for {count(len(pruned.losses), 'shape')}, {mean:z.1%} behind the best in the mean and "
+        f"{worst[1]:z.1%} at worst ({worst[0]}); with what was not measured {variants}: {out}"
+    )
 
 
 def _times_of(measured: list[Path], wanted: "Sequence[Workload] | None") -> "Times":
