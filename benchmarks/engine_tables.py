@@ -45,8 +45,9 @@ def _parts(source: str, record: Json) -> Iterator[str]:
         f"[JSON](../{source}): {versions}; prompts of {settings['length']} tokens, {settings['tokens']} new ones, medians of "
         f"{settings['rounds']} rounds, {mode}."
     )
-    for lines in (_rates(record), _agreement(record)):
-        yield "\n".join(lines)
+    for lines in (_rates(record), _steps(record), _agreement(record)):
+        if text := "\n".join(lines):
+            yield text
 
 
 def _run(record: Json) -> str:
@@ -63,18 +64,45 @@ def _rates(record: Json) -> Iterator[str]:
     yield "| --- |" + " --- |" * (len(batches) + 1)
     for row in record["rows"]:
         decoded = row.get("decode_tokens_per_s", {})
-        cells = [_rate(found) for found in (*map(decoded.get, batches), row.get("prefill_tokens_per_s"))]
-        yield f"| {row['model']} | {' | '.join(cells)} |"
+        found = [*map(decoded.get, batches), row.get("prefill_tokens_per_s")]
+        yield f"| {row['model']} | {' | '.join(map(_rate, found))} |"
+        if OTHER in row["sides"]:
+            cells = " | ".join(_rate(rates, OTHER) for rates in found)
+            yield f"| {row['model']}, vLLM with {_settings(record)} | {cells} |"
     for row in record["rows"]:
         for side, why in row["failures"].items():
             yield f"| {row['model']}: {side} failed: {_cell(why)} |" + " - |" * (len(batches) + 1)
 
 
-def _rate(found: Json | None) -> str:
-    """Median and ratio. Where gemmill has none, vLLM's median alone."""
+def _settings(record: Json) -> str:
+    return " ".join(f"{name}={value}" for name, value in record["settings"]["other"])
+
+
+def _steps(record: Json) -> Iterator[str]:
+    """Of each side and batch the time of a decode step, and its part in which no kernel ran."""
+    rows = [
+        (f"{row['model']}, {who}", row["sides"][side]["step_kernels"])
+        for row in record["rows"]
+        for side, who in ((ENGINE, "vLLM"), (SUBJECT, "gemmill"), (OTHER, f"vLLM with {_settings(record)}"))
+        if "step_kernels" in row["sides"].get(side, ())
+    ]
+    if rows:
+        batches = list(dict.fromkeys(batch for _, of_batch in rows for batch in of_batch))
+        yield f"| {_run(record)}: us of a decode step on the GPU (without a kernel), less is better, at batch | {' | '.join(batches)} |"
+        yield "| --- |" + " --- |" * len(batches)
+        for name, of_batch in rows:
+            yield f"| {name} | {' | '.join(_step(of_batch.get(batch)) for batch in batches)} |"
+
+
+def _step(found: Json | None) -> str:
+    return "-" if found is None or found["step_us"] is None else f"{found['step_us']:.0f} ({found['idle_us']:.0f})"
+
+
+def _rate(found: Json | None, side: str = SUBJECT) -> str:
+    """Median and ratio. Where the side has none, vLLM's median alone."""
     if found is None:
         return "-"
-    median, ratio = found["median"].get(SUBJECT), found["ratio"].get(SUBJECT)
+    median, ratio = found["median"].get(side), found["ratio"].get(side)
     if median is None or ratio is None:
         return f"- (vLLM {_number(found['median'].get(ENGINE))})"
     return f"{_number(median)} ({ratio:.2f})"
@@ -90,8 +118,7 @@ def _cell(text: str) -> str:
 
 def _agreement(record: Json) -> Iterator[str]:
     """Each cell has positions with the same most likely token, of how many, and differences of log-probabilities."""
-    other = " ".join(f"{name}={value}" for name, value in record["settings"]["other"])
-    sides = {ENGINE: "vLLM", SUBJECT: "gemmill", OTHER: f"vLLM with {other}"}
+    sides = {ENGINE: "vLLM", SUBJECT: "gemmill", OTHER: f"vLLM with {_settings(record)}"}
     sides = {name: sides[name] for name in sides if any(name in row["sides"] for row in record["rows"])}
     compared = [name for name in sides if name != ENGINE]
     heads = [f"{sides[name]} and vLLM" for name in compared]

@@ -288,6 +288,8 @@ def recorded(paper_engine, folder: Path, monkeypatch) -> dict:
     rates = {"median": {"engine": 284.96, "gemmill": 308.2}, "ratio": {"gemmill": 1.0812}, "rounds": {}}
     first["decode_tokens_per_s"] = {"1": rates, "16": rates | {"ratio": {}, "median": {"engine": 4024.0}}}
     first["prefill_tokens_per_s"] = rates
+    first["sides"]["engine"]["step_kernels"] = {"1": {"step_us": 3443.6, "idle_us": 60.2}}
+    first["sides"]["gemmill"]["step_kernels"] = {"16": {"step_us": 4090.1, "idle_us": 51.0}}
     second |= {"failures": {"gemmill": "gemmill: RuntimeError: b is bf16 |\n pass f32"}, "sides": {}, "agreement": {}}
     del second["decode_tokens_per_s"], second["prefill_tokens_per_s"]
     return record
@@ -300,7 +302,7 @@ def test_the_page_has_a_table_of_each_result(paper_engine, tmp_path, monkeypatch
     monkeypatch.setattr(engine_tables, "RESULTS", tmp_path)
     results = engine_tables.committed()
     made = engine_tables.page(f"# Page\n\n{engine_tables.BEGIN}\n\nold\n\n{engine_tables.END}\n\nmore\n", results)
-    told, rates, outputs = made.split("\n\n")[2:5]
+    told, rates, steps, outputs = made.split("\n\n")[2:6]
     assert told == (
         "[JSON](../engine-x.json): vllm 0.33.0, gemmill 1.0; prompts of 8 tokens, 4 new ones, medians of 2 rounds, with CUDA graphs "
         "and torch.compile."
@@ -311,8 +313,15 @@ def test_the_page_has_a_table_of_each_result(paper_engine, tmp_path, monkeypatch
         "| 1 | 16 | prefill of 8 x 4096 |",
         "| --- | --- | --- | --- |",
         f"| {one} | 308 (1.08) | - (vLLM 4024) | 308 (1.08) |",
+        f"| {one}, vLLM with linear_backend=triton | - (vLLM 285) | - (vLLM 4024) | - (vLLM 285) |",
         f"| {other} | - | - | - |",
         f"| {other}: gemmill failed: gemmill: RuntimeError: b is bf16 / pass f32 | - | - | - |",
+    ]
+    assert steps.splitlines() == [
+        "| NVIDIA H200, 2026-11-24, abc1234: us of a decode step on the GPU (without a kernel), less is better, at batch | 1 | 16 |",
+        "| --- | --- | --- |",
+        f"| {one}, vLLM | 3444 (60) | - |",
+        f"| {one}, gemmill | - | 4090 (51) |",
     ]
     triton = "vLLM with linear_backend=triton"
     heads = " | ".join(

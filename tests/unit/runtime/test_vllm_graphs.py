@@ -367,10 +367,11 @@ def test_a_platform_with_a_manager_of_its_own_keeps_it(platform) -> None:
         ("1", ("-quant_fp8",), True, ["-quant_fp8"]),
         ("1", ("none",), True, ["none"]),
         ("1", ("+rms_norm",), True, ["+rms_norm", "+quant_fp8"]),
-        (None, (), True, []),
+        (None, (), True, ["+quant_fp8"]),
+        ("0", (), True, []),
     ],
 )
-def test_vllms_ops_quantise_where_that_is_asked_for(platform, monkeypatch, setting, custom, quantised, wanted) -> None:
+def test_vllms_ops_quantise_unless_a_user_says_otherwise(platform, monkeypatch, setting, custom, quantised, wanted) -> None:
     fusion.put_before()
     if setting is not None:
         monkeypatch.setenv("GEMMILL_VLLM_OPS", setting)

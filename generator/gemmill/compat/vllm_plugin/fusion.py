@@ -1,8 +1,8 @@
 """Puts gemmill's passes behind those that vLLM compiles a model's graph with, by the names that vLLM asks its platform for.
 
 The configuration of an engine says which builds are there, for vLLM keeps compiled graphs by a hash of it: a process without
-gemmill, or with another build, compiles again. GEMMILL_VLLM_OPS=0 leaves graphs as they are. With 1 layers of FP8 that vLLM leaves
-to Inductor quantise by vLLM's ops too, which its passes fuse with norms, and gemmill's kernels compute.
+gemmill, or with another build, compiles again. Layers of FP8 that vLLM leaves to Inductor quantise by vLLM's ops, which its passes
+fuse with norms, and gemmill's kernels compute. GEMMILL_VLLM_OPS=0 leaves graphs as they are.
 """
 
 from functools import wraps
@@ -56,5 +56,5 @@ def _note(config: Any) -> None:
     config.additional_config[_KEY] = f"{__version__}, {chosen} of {', '.join(found)}"
     custom = config.compilation_config.custom_ops
     given = {"all", "none", f"+{_QUANT_OP}", f"-{_QUANT_OP}"}
-    if settings.quantises("vLLM") and config.quant_config is not None and not given.intersection(custom):
+    if config.quant_config is not None and not given.intersection(custom):
         custom.append(f"+{_QUANT_OP}")
