@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import product
 from typing import ClassVar, Self
 
-from gemmill.families.kv_cache.formats import HEAD_DIMS, CacheFormat, Method, VectorFormat, cache_format
+from gemmill.families.kv_cache.formats import HEAD_DIMS, VALUE_DIMS, CacheFormat, Method, VectorFormat, cache_format
 from gemmill.family import first_rejection
 from gemmill.vocab import Arch, DType
 
@@ -87,6 +87,8 @@ _TEMPLATE = {
 }
 OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
 """Kinds of kernels that get formats at run time."""
+OF_PAGES = (Kind.COMPRESS, Kind.DECODE, Kind.DECOMPRESS)
+"""Kinds of kernels of keys and values in pages."""
 ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
 HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
@@ -110,10 +112,12 @@ class Operands:
     dtype: DType
     """Type of rows, keys and values, or queries."""
     head_dim: int
-    """Elements of a vector; columns of a transform."""
+    """Elements of a vector, or of a key; columns of a transform."""
     key_bits: int = 0
     """Bits of a key's element; 0 without a stored key."""
     value_bits: int = 0
+    value_dim: int = 0
+    """Elements of a value in a page; 0: as many as a key has."""
     slots: Slots = Slots.ANY
     """The formats of packed keys and values in slots."""
 
@@ -212,6 +216,21 @@ def _sizes(c: KvCacheConfig) -> Iterator[str]:
         yield f"head_dim={head_dim} contradicts kind={c.kind}, which has {', '.join(map(str, offered))}"
 
 
+def offered_value_dims(kind: Kind, head_dim: int) -> tuple[int, ...]:
+    """Elements of values that a kind has kernels for; 0 stands for those of keys."""
+    return (0, *VALUE_DIMS.get(head_dim, ())) if kind in OF_PAGES else (0,)
+
+
+def _value_dim(c: KvCacheConfig) -> Iterator[str]:
+    """Signs of a value are the first of its key's."""
+    x = c.operands
+    if x.value_dim not in (offered := offered_value_dims(c.kind, x.head_dim)):
+        yield (
+            f"value_dim={x.value_dim} contradicts kind={c.kind} of {x.head_dim} elements, which has {', '.join(map(str, offered))}: 0 "
+            "is as many as keys have"
+        )
+
+
 def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
     """The pairs (bits of keys, bits of values) that a kind has kernels for."""
     if kind in WITHOUT_BITS:
@@ -292,4 +311,4 @@ def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-RULES = (_dtype, _sizes, _bits, _slots, _half_waves, _fixed_slices, _shared_memory)
+RULES = (_dtype, _sizes, _value_dim, _bits, _slots, _half_waves, _fixed_slices, _shared_memory)

@@ -31,6 +31,7 @@ GRAMMAR = Grammar(
         Field("{kind}"),
         Field("{operands.dtype}"),
         Field("d{operands.head_dim}"),
+        Field("vd{operands.value_dim}", default=0),
         Field("{operands.slots}", default=Slots.ANY),
         Field("k{operands.key_bits}v{operands.value_bits}", default=(0, 0)),
         Field("w{half_waves}", default=HALF_WAVES[0]),

@@ -53,8 +53,9 @@ def kv_compress(
 ) -> None:
     """Store keys and values of new tokens in a cache, token t at slot_mapping[t].
 
-    `keys` and `values` are [tokens, heads, head dim], bf16 or f16. Head dims are 64, 96, 128, 192 and 256. Keys and
-    values have different numbers of bits with head dim 128 alone.
+    `keys` and `values` are [tokens, heads, head dim], bf16 or f16. Head dims are 64, 96, 128, 192, 256 and 512. Values
+    have as many elements as keys, or 128 where keys have 192. Keys and values have different numbers of bits with head
+    dim 128 alone.
 
     `cache` is u8 [pages, heads, page, bytes], each page contiguous. bytes counts a key's and a value's bits over 8,
     plus 4 for their norms. Pages have 16, 32, 64 or 128 tokens.
@@ -75,13 +76,18 @@ def kv_decompress(
     format: str = "k_eden4_v_eden4",
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
+    *,
+    value_dim: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return stored keys and values of slots, each [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
+
+    Values have `value_dim` elements, where keys have `head_dim`; None stands for as many.
 
     `cache`, `slot_mapping` (int64 [tokens]), `format` and `seed` are as in kv_compress. A slot that the cache does not
     have gives zeros. Formats are those that kv_decode_attention reads.
     """
-    keys, values = (_plain("kv_decompress", cache, head_dim, slot_mapping, dtype) for _ in range(2))
+    dims = head_dim, head_dim if value_dim is None else value_dim
+    keys, values = (_plain("kv_decompress", cache, elements, slot_mapping, dtype) for elements in dims)
     _ops.kv_decompress.default(keys, values, cache, slot_mapping, format, seed)
     return keys, values
 
@@ -100,21 +106,23 @@ def kv_decode_attention(
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
     rotated_out: bool = False,
+    value_dim: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend over a cache: return out [batch, rows, heads, head dim] in q's dtype, and lse f32 [batch, heads, rows].
+    """Attend over a cache: return out [batch, rows, heads, value dim] in q's dtype, and lse f32 [batch, heads, rows].
 
     `q` is [batch, rows, heads, head dim], bf16 or f16. Rows are the last tokens of their sequence. `cache` is
     kv_compress's. `block_table` is int32 [batch, pages of the longest], `seq_lens` int32 [batch]. The nearest page or
     length of the cache replaces one that it does not have.
 
-    A `scale` of None stands for 1 / sqrt(head dim). A window or softcap of 0 is none. With a softcap, scores are
-    softcap times tanh(score / softcap). `sinks` are f32 logits [heads].
+    A `scale` of None stands for 1 / sqrt(head dim), a `value_dim` of None for as many elements of a value as of a key. A
+    window or softcap of 0 is none. With a softcap, scores are softcap times tanh(score / softcap). `sinks` are f32
+    logits [heads].
 
     With a seed of -1, q comes rotated and out stays rotated. With `rotated_out` only out stays rotated: see
     `gemmill.quantize.fold_rotation`.
     """
     batch, rows, heads, head_dim = sizes(q, 4)
-    out = q.new_empty(q.shape)
+    out = q.new_empty((batch, rows, heads, head_dim if value_dim is None else _known("kv_decode_attention", value_dim)))
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
     factor = max(head_dim, 1) ** -0.5 if scale is None else scale
     _ops.kv_decode_attention.default(
@@ -196,12 +204,18 @@ def kv_decompress_values(
     return values
 
 
+def _known(op: str, elements: int) -> int:
+    """Elements of vectors that there are. Raises RuntimeError for others, of which there may be no memory."""
+    if elements not in HEAD_DIMS:
+        raise RuntimeError(f"{op}: vectors have {elements} elements, expected {any_of(list(map(str, HEAD_DIMS)))}")
+    return elements
+
+
 def _plain(
     op: str, packed: torch.Tensor, head_dim: int, slot_mapping: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Memory for vectors of slots. Raises RuntimeError for sizes that vectors do not have, of which there may be no memory."""
-    if head_dim not in HEAD_DIMS:
-        raise RuntimeError(f"{op}: vectors have {head_dim} elements, expected {any_of(list(map(str, HEAD_DIMS)))}")
+    """Memory for vectors of slots. Raises RuntimeError for sizes that vectors do not have."""
+    head_dim = _known(op, head_dim)
     tokens = size(packed, 0) if slot_mapping is None else slot_mapping.numel()
     return packed.new_empty((tokens, size(packed, 1), head_dim), dtype=dtype)
 

@@ -28,7 +28,8 @@ def _facts(config: KvCacheConfig) -> Facts:
         return Facts()
     if config.kind is Kind.DECODE:
         most = 2**31 if config.operands.head_dim > 128 else 8
-        stage = _NARROW_PS * config.operands.head_dim // 128
+        elements = config.operands.head_dim + (config.operands.value_dim or config.operands.head_dim)
+        stage = _NARROW_PS * elements // 256
         return Facts(
             half_waves=config.half_waves,
             most_narrow=most,

@@ -64,6 +64,12 @@ DECODES = {
     (DType.BF16, 64, 512, 4, 4): "decode_bf16_d512_k4v4",
     (DType.F16, 128, 512, 3, 3): "decode_f16_d512_k3v3",
 }
+FEWER = tuple(
+    f"{name}_d192_vd128_k{bits}v{bits}"
+    for bits in (4, 3)
+    for name in ("compress_bf16", "decompress_f16", "decode_bf16")
+)
+"""Kernels of keys of 192 elements and values of 128."""
 SMALL = "decode_f16_d128_k4v4"
 PACKED = {
     kind: tuple(f"{kind}_{of}" for of in ("bf16_d128", "f16_d64", "f16_d96"))
@@ -92,6 +98,7 @@ NAMES = (
     *COMPRESSES.values(),
     *DECOMPRESSES.values(),
     *DECODES.values(),
+    *FEWER,
     *(name for names in PACKED.values() for name in names),
     *SLOTS,
     *SHARED_SLOTS,
@@ -257,6 +264,23 @@ def test_attends(kernels: ctypes.CDLL, kernel: tuple[DType, int, int, int, int],
     assert_right(kernels, DECODES[kernel], case, sm_count=3)
     if sum(sizes["lengths"]) > 400:
         assert_right(kernels, DECODES[kernel], case, sm_count=40)
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_values_may_have_fewer_elements_than_keys(kernels: ctypes.CDLL, name: str) -> None:
+    x = parse_name(f"sm90a_kvcache_{name}").operands
+    common: dict[str, Any] = {"head_dim": x.head_dim, "value_dim": x.value_dim, "dtype": x.dtype}
+    common["format"] = f"k_eden{x.key_bits}_v_eden{x.value_bits}"
+    if name.startswith("decode"):
+        for page, sizes in zip((16, 32, 64, 128, 64), DECODED, strict=True):
+            assert_right(kernels, name, DecodeCase(page=page, **common, **sizes), sm_count=3)
+        return
+    case_of = CompressCase if name.startswith("compress") else DecompressCase
+    for tokens, page, padding in ((1, 16, 0), (21, 32, 3), (21, 128, 8)):
+        case = case_of(tokens=tokens, kv_heads=3, page=page, padding=padding, is_odd=tokens > 10, **common)
+        assert_right(kernels, name, case)
+        if case_of is CompressCase:
+            assert_right(kernels, name, replace(case, rotated_keys=True))
 
 
 def test_pages_and_lengths_that_the_cache_has_not(kernels: ctypes.CDLL) -> None:

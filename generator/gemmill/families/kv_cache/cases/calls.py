@@ -22,7 +22,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     is_common,
     of_packed_config,
 )
-from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, Kind, KvCacheConfig, Slots, format_of
+from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, OF_PAGES, Kind, KvCacheConfig, Slots, format_of
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
 from gemmill.families.kv_cache.packed_ops import MOST_SLOT_ROWS
@@ -59,6 +59,8 @@ class CompressCase(MadeCall):
     format: str
     dtype: DType = DType.BF16
     head_dim: int = 128
+    value_dim: int = 0
+    """Elements of a value; 0: as many as a key has."""
     kv_heads: int = 8
     page: int = 64
     padding: int = 0
@@ -80,6 +82,7 @@ class CompressCase(MadeCall):
         return CacheSpec(
             format=format_of(*FORMATS[self.format]),
             head_dim=self.head_dim,
+            value_dim=self.value_dim,
             kv_heads=self.kv_heads,
             page_size=self.page,
             seed=SEED,
@@ -91,10 +94,12 @@ class CompressCase(MadeCall):
 
     def told(self, device: torch.device | str) -> list[Any]:
         """The tensor arguments: cache, keys, values and slot mapping."""
-        width = self.kv_heads * self.head_dim
-        both = normal((self.tokens, 2 * width + self.padding), self.dtype, device)
+        elements = [vectors.head_dim for vectors in (self.spec.keys, self.spec.values)]
+        widths = [self.kv_heads * each for each in elements]
+        both = normal((self.tokens, sum(widths) + self.padding), self.dtype, device)
         keys, values = (
-            both[:, i * width : (i + 1) * width].unflatten(1, (self.kv_heads, self.head_dim)) for i in (0, 1)
+            side.unflatten(1, (self.kv_heads, each))
+            for side, each in zip(both[:, : sum(widths)].split(widths, 1), elements, strict=True)
         )
         pages = -(-self.tokens // self.page) + 1
         cache = empty_cache(self.spec, pages, device)
@@ -123,11 +128,11 @@ class DecompressCase(CompressCase):
         """Arguments of normally distributed data, with slots in any order. Outputs have `padding` elements behind each
         vector."""
         cache, keys, values, slots = self.told(device)
-        shape = (self.tokens, self.kv_heads, self.head_dim + self.padding)
-        out = [
-            torch.full(shape, torch.nan, device=device, dtype=torch.float32).to(keys.dtype)[..., : self.head_dim]
-            for _ in range(2)
-        ]
+        out = []
+        for like in (keys, values):
+            shape = (self.tokens, self.kv_heads, like.shape[-1] + self.padding)
+            wide = torch.full(shape, torch.nan, device=device, dtype=torch.float32).to(like.dtype)
+            out.append(wide[..., : like.shape[-1]])
         if str(device) != "meta":
             exists = (slots >= 0) & (slots < cache.shape[0] * self.page)
             write(cache, self.spec, keys, values, torch.where(exists, slots, NO_SLOT), torch.float32)
@@ -144,6 +149,8 @@ class DecodeCase(MadeCall):
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 128
+    value_dim: int = 0
+    """Elements of a value; 0: as many as a key has."""
     page: int = 64
     dtype: DType = DType.BF16
     format: str = "k_eden4_v_eden4"
@@ -163,6 +170,7 @@ class DecodeCase(MadeCall):
         return CacheSpec(
             format=format_of(*FORMATS[self.format]),
             head_dim=self.head_dim,
+            value_dim=self.value_dim,
             kv_heads=self.kv_heads,
             page_size=self.page,
             seed=SEED,
@@ -180,7 +188,8 @@ class DecodeCase(MadeCall):
         """
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
         q = normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
-        out = torch.full(q.shape, torch.nan, device=device, dtype=torch.float32).to(q.dtype)
+        shape = (*q.shape[:3], self.spec.values.head_dim)
+        out = torch.full(shape, torch.nan, device=device, dtype=torch.float32).to(q.dtype)
         lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device, dtype=torch.float32)
         sinks = normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
         cache = empty_cache(self.spec, batch * widest, device).fill_(0xFF)
@@ -201,6 +210,7 @@ class DecodeCase(MadeCall):
             tokens = torch.arange(length, dtype=torch.int64, device="cpu")
             slots = table[row, tokens // self.page] * self.page + tokens % self.page
             keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
+            values = values[..., : self.spec.values.head_dim]
             write(cache, self.spec, keys, values, slots.to(cache.device), torch.float32)
             table[row, -(-length // self.page) :] = 10**6
         return table
@@ -208,7 +218,7 @@ class DecodeCase(MadeCall):
 
 def empty_cache(spec: CacheSpec, pages: int, device: torch.device | str) -> Tensor:
     """A poisoned cache as ops take it: u8 [pages, KV heads, page, bytes of a key and a value]."""
-    size = sum(vectors.format.size(spec.head_dim) for vectors in (spec.keys, spec.values))
+    size = sum(vectors.format.size(vectors.head_dim) for vectors in (spec.keys, spec.values))
     return torch.full((pages, spec.kv_heads, spec.page_size, size), POISON, dtype=torch.uint8, device=device)
 
 
@@ -231,6 +241,8 @@ _SLICED = 300
 
 def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
     x, common = config.operands, common_of(config)
+    if config.kind in OF_PAGES:
+        common["value_dim"] = x.value_dim
     if config.kind in OF_ANY_FORMAT:
         yield from of_packed_config(config)
     match config.kind:
@@ -304,7 +316,7 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
         return HadamardCase(rows=count, columns=x.head_dim, dtype=x.dtype)
     if config.kind in OF_ANY_FORMAT:
         return _sized_packed(config, count, lengths)
-    common = common_of(config) | {"format": _eden(config)}
+    common = common_of(config) | {"format": _eden(config), "value_dim": x.value_dim}
     if config.kind is Kind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
     if config.kind is Kind.DECOMPRESS:

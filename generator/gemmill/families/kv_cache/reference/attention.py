@@ -101,7 +101,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over a compressed cache: out [batch, rows, heads, head_dim] and lse [batch, heads, rows], in `dtype`.
+    """Attention over a compressed cache: out [batch, rows, heads, elements of a value] and lse [batch, heads, rows], in `dtype`.
 
     q is [batch, rows, heads, head_dim], and cache u8 [pages, ...]. sinks are [heads]. block_table is whole numbers
     [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. It reads
