@@ -212,7 +212,7 @@ def test_each_class_is_known_by_its_calls(op: Op) -> None:
 
 def test_blackwell_has_the_kernels_that_fit_its_shared_memory() -> None:
     assert offered_kinds(Arch.SM100A) == tuple(Kind)
-    assert set(Kind) - set(offered_kinds(Arch.SM120F)) == {Kind.DECODE, Kind.ATTEND, Kind.SCORES}
+    assert set(Kind) - set(offered_kinds(Arch.SM120F)) == {Kind.DECODE, Kind.ATTEND, Kind.SCORES, Kind.LATENT}
     found = list(default(Arch.SM120F))
     assert {config.arch for config in found} == {Arch.SM120F}
     longest = {kind: max(c.operands.head_dim for c in found if c.kind is kind) for kind in offered_kinds(Arch.SM120F)}

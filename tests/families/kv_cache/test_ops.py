@@ -13,6 +13,7 @@ from families.kv_cache.rotated import exact
 from gemmill.families.kv_cache.call import config_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.judging import limits, parts
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase
 from gemmill.families.kv_cache.cases.made import MadeCall
 from gemmill.families.kv_cache.cases.packed_calls import (
     AttendCase,
@@ -211,7 +212,7 @@ def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
         schema = BY_NAME[case.schema.name]
         judged = checks.check(schema, operands.of_arguments(schema, case.arguments("meta")))
         served.add(config_of(judged, Arch.SM90A))
-    assert served == {config.compiled for config in configs} and len(served) == 244
+    assert served == {config.compiled for config in configs} and len(served) == 246
     assert {config for config in configs if is_served(config)} == set(default(Arch.SM90A))
 
 
@@ -292,6 +293,7 @@ def _cases() -> list[MadeCall]:
             for c in HEAD_DIMS
             for d in dtypes
         ),
+        *(LatentCase(lengths=(1,), dtype=d) for d in dtypes),
         *(ScoresCase(length=1, dtype=d, head_dim=c) for c in HEAD_DIMS if c <= MOST_OF_ANY for d in dtypes),
         *(AttendCase(lengths=(1,), dtype=d, head_dim=c) for c in HEAD_DIMS if c <= MOST_OF_ANY for d in dtypes),
         *(

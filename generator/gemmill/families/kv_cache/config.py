@@ -7,6 +7,7 @@ from itertools import product
 from typing import ClassVar, Self
 
 from gemmill.families.kv_cache.formats import HEAD_DIMS, VALUE_DIMS, CacheFormat, Method, VectorFormat, cache_format
+from gemmill.families.kv_cache.latent import LATENT_BITS, LATENT_DIM
 from gemmill.family import first_rejection
 from gemmill.vocab import Arch, DType
 
@@ -30,6 +31,8 @@ class Kind(StrEnum):
     """multiplies queries and packed keys"""
     ATTEND = "attend"
     """attends over packed keys and values, in any format"""
+    LATENT = "latent"
+    """attends over latents in 4 bits, which are keys and values of all heads (MLA)"""
 
 
 class Slots(StrEnum):
@@ -84,12 +87,13 @@ _TEMPLATE = {
     Kind.UNPACK: "unpack",
     Kind.SCORES: "packed_scores",
     Kind.ATTEND: "packed_attention",
+    Kind.LATENT: "latent_attention",
 }
 OF_ANY_FORMAT = (Kind.PACK, Kind.UNPACK, Kind.SCORES, Kind.ATTEND)
 """Kinds of kernels that get formats at run time."""
 OF_PAGES = (Kind.COMPRESS, Kind.DECODE, Kind.DECOMPRESS)
 """Kinds of kernels of keys and values in pages."""
-ATTENTIONS = (Kind.DECODE, Kind.ATTEND)
+ATTENTIONS = (Kind.DECODE, Kind.ATTEND, Kind.LATENT)
 HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
 SLICES = (1, 4, 16, 32)
@@ -204,6 +208,8 @@ def _dtype(c: KvCacheConfig) -> Iterator[str]:
 
 def offered_head_dims(kind: Kind) -> tuple[int, ...]:
     """The head dims that a kind has kernels for."""
+    if kind is Kind.LATENT:
+        return (LATENT_DIM,)
     return tuple(d for d in HEAD_DIMS if kind is not Kind.SCORES or d <= MOST_OF_ANY)
 
 
@@ -235,6 +241,8 @@ def offered_bits(kind: Kind, head_dim: int) -> tuple[tuple[int, int], ...]:
     """The pairs (bits of keys, bits of values) that a kind has kernels for."""
     if kind in WITHOUT_BITS:
         return ((0, 0),)
+    if kind is Kind.LATENT:
+        return ((LATENT_BITS, LATENT_BITS),)
     pairs = tuple(product(BITS, BITS)) if kind is Kind.COMPRESS else DECODED_BITS
     return pairs if head_dim == COMMON_HEAD_DIM else tuple(pair for pair in pairs if pair[0] == pair[1])
 
@@ -291,7 +299,7 @@ def offered_kinds(arch: Arch) -> tuple[Kind, ...]:
     return tuple(kind for kind in Kind if _MOST_SHARED.get(kind, 0) <= arch.shared_memory_bytes)
 
 
-_MOST_SHARED = {Kind.DECODE: 227 * 1024, Kind.ATTEND: 227 * 1024, Kind.SCORES: 208 * 1024}
+_MOST_SHARED = {Kind.DECODE: 227 * 1024, Kind.ATTEND: 227 * 1024, Kind.SCORES: 208 * 1024, Kind.LATENT: 205 * 1024}
 """Bytes of shared memory that the largest kernel of a kind takes. Other kinds take less than any architecture has."""
 _LONG_STORE = 143 * 1024
 """Bytes of shared memory of a store of 512 elements: eight warps have sixteen vectors each on their way or at hand."""

@@ -20,6 +20,7 @@ _SECONDS = {
     Kind.UNPACK: 0.5,
     Kind.SCORES: 1.0,
     Kind.ATTEND: 4.0,
+    Kind.LATENT: 3.0,
 }
 
 _SLOT_SECONDS = 3.0

@@ -20,6 +20,7 @@ from gemmill.families.kv_cache.config import (
     shared_memory,
 )
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES, VALUE_DIMS
+from gemmill.families.kv_cache.latent_ops import LATENT, LATENT_OP
 from gemmill.families.kv_cache.packed_ops import PACKED_OF, PACKED_OPS, one_of_words
 from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, OpSet, Require, Same, Step, Tensor
 from gemmill.family import any_of as any_word
@@ -43,6 +44,7 @@ SCHEMAS_OF = {
     Kind.COMPRESS: (COMPRESS,),
     Kind.DECODE: (DECODE,),
     Kind.DECOMPRESS: (DECOMPRESS,),
+    Kind.LATENT: (LATENT,),
     **PACKED_OF,
 }
 """The schemas of the ops that kernels of each kind serve."""
@@ -282,7 +284,7 @@ _DECODE_OP = Op(
 )
 
 
-OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP, *PACKED_OPS))
+OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP, *PACKED_OPS, LATENT_OP))
 
 
 def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:

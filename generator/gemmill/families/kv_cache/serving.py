@@ -11,6 +11,7 @@ from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
 from gemmill.families.kv_cache.reference.attention import decode_attention
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
+from gemmill.families.kv_cache.reference.latent import latent_attention
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import decompress
 from gemmill.families.kv_cache.selections import is_served
@@ -120,5 +121,6 @@ _COMPUTE = {
     Kind.UNPACK: unpack,
     Kind.SCORES: scores,
     Kind.ATTEND: attention,
+    Kind.LATENT: latent_attention,
 }
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

@@ -33,6 +33,8 @@ def spell(config: KvCacheConfig) -> Spelled:
             values["dims"] = ", ".join(map(str, own_dims))
             values["sizes"] = ", ".join(map(str, (head_dim, x.key_bits, x.value_bits, *value_dim)))
             values["centroids"] = _centroids((dims[side], bits) for side, bits in sides.items())
+        case Kind.LATENT:
+            values["centroids"] = _centroids((x.head_dim, bits) for bits in sides.values())
         case Kind.ATTEND if x.slots is not Slots.ANY:
             keys, values_format = (
                 of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), x.slots.sides, strict=True)

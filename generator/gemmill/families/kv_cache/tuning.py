@@ -15,6 +15,10 @@ _MOST = 2**62
 _WORD = 1_000_000
 _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
+_LATENT_PS = 1_500_000
+"""Picoseconds of 64 latents by 16 rows: an estimate from clocks of shared memory, not measured."""
+_WIDE_LATENT_PERMILLE = 2300
+"""The permille of `_LATENT_PS` that 64 rows take, by the same estimate."""
 _STEP = 64
 """Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
 _MOST_SHARE = 128
@@ -41,6 +45,22 @@ def _facts(config: KvCacheConfig) -> Facts:
             blocks_of_sm=1,
             narrow_ps=stage,
             wide_ps=stage * _WIDE_PERMILLE // 1000,
+            start_ps=4 * _WORD,
+            slice_ps=125_000,
+            slices=config.slices,
+        )
+    if config.kind is Kind.LATENT:
+        return Facts(
+            half_waves=config.half_waves,
+            most_narrow=16,
+            narrow_rows=16,
+            wide_rows=64,
+            narrow_tokens=64,
+            wide_tokens=64,
+            heads=1,
+            blocks_of_sm=1,
+            narrow_ps=_LATENT_PS,
+            wide_ps=_LATENT_PS * _WIDE_LATENT_PERMILLE // 1000,
             start_ps=4 * _WORD,
             slice_ps=125_000,
             slices=config.slices,

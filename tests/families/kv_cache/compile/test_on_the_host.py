@@ -18,6 +18,7 @@ from gemmill.emit import emit
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.held import Given
 from gemmill.families.kv_cache.cases.judging import parts, ranges, report
+from gemmill.families.kv_cache.cases.latent_calls import SIZES, LatentCase
 from gemmill.families.kv_cache.cases.packed_calls import (
     AttendCase,
     PackCase,
@@ -70,6 +71,7 @@ FEWER = tuple(
     for name in ("compress_bf16", "decompress_f16", "decode_bf16")
 )
 """Kernels of keys of 192 elements and values of 128."""
+LATENTS = ("latent_bf16_d512_k4v4", "latent_f16_d512_k4v4")
 SMALL = "decode_f16_d128_k4v4"
 PACKED = {
     kind: tuple(f"{kind}_{of}" for of in ("bf16_d128", "f16_d64", "f16_d96"))
@@ -99,6 +101,7 @@ NAMES = (
     *DECOMPRESSES.values(),
     *DECODES.values(),
     *FEWER,
+    *LATENTS,
     *(name for names in PACKED.values() for name in names),
     *SLOTS,
     *SHARED_SLOTS,
@@ -281,6 +284,32 @@ def test_values_may_have_fewer_elements_than_keys(kernels: ctypes.CDLL, name: st
         assert_right(kernels, name, case)
         if case_of is CompressCase:
             assert_right(kernels, name, replace(case, rotated_keys=True))
+
+
+@pytest.mark.parametrize(("which", "sizes"), tuple(enumerate(SIZES[:6])), ids=str)
+def test_attends_over_latents(kernels: ctypes.CDLL, which: int, sizes: dict[str, Any]) -> None:
+    """Tiles of 16 and of 64 rows, in one slice and in several."""
+    name, page, format = LATENTS[which % 2], (16, 32, 64, 128)[which % 4], ("eden4", "turboquant_mse4")[which // 2 % 2]
+    case = LatentCase(page=page, format=format, dtype=(DType.BF16, DType.F16)[which % 2], **sizes)
+    assert_right(kernels, name, case, sm_count=3 if which % 3 else 40)
+
+
+def test_nan_of_a_latent_or_a_rotary_part_shows_in_rows_that_see_it(kernels: ctypes.CDLL) -> None:
+    """In the last token, which the second of two rows alone sees; and behind the length."""
+    for byte in (256, 272):
+        case = LatentCase(lengths=(9,), rows=2, heads=2, page=16)
+        given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+        given["cache"][0, 8:, byte : byte + 2] = 0xFF
+        before, after = launched(kernels, LATENTS[0], given)
+        assert bool(after["out"][0, 1].isnan().all()) and not bool(after["out"][0, 0].isnan().any())
+        assert not report(parts(case.schema.name, before, after))
+
+
+def test_pages_and_lengths_that_a_cache_of_latents_has_not(kernels: ctypes.CDLL) -> None:
+    case = LatentCase(lengths=(40, 40, 5), heads=2, page=16)
+    lengths = torch.tensor([1000, -7, 5], dtype=torch.int32)
+    table = torch.tensor([[0, -5, 10**9], [0, 0, 0], [2**31 - 1, 0, 0]], dtype=torch.int32)
+    assert_right(kernels, LATENTS[0], case, seq_lens=lengths, block_table=table)
 
 
 def test_pages_and_lengths_that_the_cache_has_not(kernels: ctypes.CDLL) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase, of_latent_config
 from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
 from gemmill.families.kv_cache.cases.packed_calls import (
     MANY,
@@ -231,7 +232,7 @@ def of_config(config: KvCacheConfig) -> Iterator[MadeCall]:
         yield from _of_compiled(config)
         return
     for case in _of_compiled(config.compiled):
-        if isinstance(case, DecodeCase | AttendCase) and max(case.lengths, default=0) >= _SLICED:
+        if isinstance(case, DecodeCase | AttendCase | LatentCase) and max(case.lengths, default=0) >= _SLICED:
             yield case
 
 
@@ -279,6 +280,8 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
                         rotated_values=rotated_values,
                         **common,
                     )
+        case Kind.LATENT:
+            yield from of_latent_config(config)
         case Kind.DECODE:
             common["format"] = _eden(config)
             for page, sizes in zip(cycle(PAGE_SIZES), _attended()):
@@ -316,6 +319,8 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
         return HadamardCase(rows=count, columns=x.head_dim, dtype=x.dtype)
     if config.kind in OF_ANY_FORMAT:
         return _sized_packed(config, count, lengths)
+    if config.kind is Kind.LATENT:
+        return LatentCase(lengths=lengths, rows=count, heads=2, dtype=x.dtype)
     common = common_of(config) | {"format": _eden(config), "value_dim": x.value_dim}
     if config.kind is Kind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)

@@ -5,9 +5,11 @@ import math
 import torch
 
 from gemmill.families.kv_cache.cases.laid import DATA, call, vectors
+from gemmill.families.kv_cache.cases.latent import drawn_latent
 from gemmill.families.kv_cache.cases.packed_drawn import MOST_OF_GROUP, PACKED_NAMES, drawn_packed
 from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, DTYPES, FORMATS
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES, VALUE_DIMS
+from gemmill.families.kv_cache.latent_ops import LATENT
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECODED, HADAMARD, STORED
 from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.draw import Draw
@@ -26,6 +28,8 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         return drawn_packed(op, draw, limits)
     if op == HADAMARD.name:
         return _hadamard(draw, limits)
+    if op == LATENT.name:
+        return drawn_latent(draw)
     return _decode(draw) if op == DECODE.name else _of_tokens(op, draw, limits)
 
 

@@ -16,7 +16,7 @@ from gemmill.families.kv_cache.bounds import (
     outside,
 )
 from gemmill.families.kv_cache.call import sides_of, spec_of, stays_rotated
-from gemmill.families.kv_cache.cases import packed_judging
+from gemmill.families.kv_cache.cases import latent, packed_judging
 from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.config import Kind
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
@@ -233,6 +233,7 @@ _HELD: dict[Kind, Callable[[Judged, Given, Given], Mapping[str, Tensor | Held]]]
     Kind.UNPACK: packed_judging.plain,
     Kind.SCORES: packed_judging.scored,
     Kind.ATTEND: packed_judging.attended,
+    Kind.LATENT: latent.held,
 }
 
 
