@@ -122,7 +122,8 @@ def _decode(draw: Draw) -> LegalCall:
 
 def _value_dim(draw: Draw, head_dim: int) -> int:
     """Elements of a value: as many as a key has, or fewer."""
-    return draw.one_of((head_dim, *VALUE_DIMS.get(head_dim, ())))
+    found: int = draw.one_of((head_dim, *VALUE_DIMS.get(head_dim, ())))
+    return found
 
 
 def _token_bytes(format: str, head_dim: int, value_dim: int) -> int:
