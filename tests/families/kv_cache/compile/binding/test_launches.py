@@ -39,7 +39,7 @@ CASES = (
     DecodeCase(**ATTENDS, head_dim=192, value_dim=128),
     CompressCase(tokens=9, format="k_eden4_v_eden4", head_dim=192, value_dim=128),
     LatentCase(lengths=(100, 3), rows=2, heads=4, stays_rotated=True),
-    LatentCase(lengths=(100,), heads=16, dtype=DType.F16, is_rotated=True),
+    LatentCase(lengths=(100, 3), rows=2, heads=16, dtype=DType.F16, is_rotated=True),
 )
 
 
