@@ -18,7 +18,7 @@ from gemmill.emit import emit
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.held import Given
 from gemmill.families.kv_cache.cases.judging import parts, ranges, report
-from gemmill.families.kv_cache.cases.latent_calls import SIZES, LatentCase
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase
 from gemmill.families.kv_cache.cases.packed_calls import (
     AttendCase,
     PackCase,
@@ -286,7 +286,17 @@ def test_values_may_have_fewer_elements_than_keys(kernels: ctypes.CDLL, name: st
             assert_right(kernels, name, replace(case, rotated_keys=True))
 
 
-@pytest.mark.parametrize(("which", "sizes"), tuple(enumerate(SIZES[:6])), ids=str)
+LATENT_SIZES = (
+    {"lengths": (37,), "heads": 16},
+    {"lengths": (130, 0, 1), "heads": 8},
+    {"lengths": (70, 2), "rows": 3, "heads": 16},
+    {"lengths": (100,), "rows": 2, "heads": 20, "causal": False},
+    {"lengths": (130,), "heads": 72, "is_rotated": True},
+    {"lengths": (64, 3), "heads": 5, "stays_rotated": True},
+)
+
+
+@pytest.mark.parametrize(("which", "sizes"), tuple(enumerate(LATENT_SIZES)), ids=str)
 def test_attends_over_latents(kernels: ctypes.CDLL, which: int, sizes: dict[str, Any]) -> None:
     """Tiles of 16 and of 64 rows, in one slice and in several."""
     name, page, format = LATENTS[which % 2], (16, 32, 64, 128)[which % 4], ("eden4", "turboquant_mse4")[which // 2 % 2]
