@@ -256,6 +256,7 @@ def test_blackwell_has_the_kernels_that_fit_its_shared_memory() -> None:
         KernelKind.DECODE,
         KernelKind.ATTEND,
         KernelKind.SCORES,
+        KernelKind.LATENT,
     }
     found = list(default(Arch.SM120F))
     assert {config.arch for config in found} == {Arch.SM120F}

@@ -20,6 +20,7 @@ _SECONDS = {
     KernelKind.UNPACK: 0.5,
     KernelKind.SCORES: 1.0,
     KernelKind.ATTEND: 4.0,
+    KernelKind.LATENT: 3.0,
 }
 
 _SLOT_SECONDS = 3.0
@@ -31,6 +32,7 @@ GRAMMAR = Grammar(
         Field("{kind}"),
         Field("{operands.dtype}"),
         Field("d{operands.head_dim}"),
+        Field("vd{operands.value_dim}", default=0),
         Field("{operands.slots}", default=Slots.ANY),
         Field("k{operands.key_bits}v{operands.value_bits}", default=(0, 0)),
         Field("w{half_waves}", default=HALF_WAVES[0]),

@@ -10,6 +10,8 @@ _SERVED_SLOTS = {256: (Slots.K8V4, Slots.NC4), 512: (Slots.K8V4, Slots.NC4)}
 """Formats of slots that people serve with head dims other than 128."""
 _SERVED_BITS = {512: 4}
 """Bits in use with a head dim of which the default selection has only some."""
+_SERVED_BITS_OF_FEWER = 4
+"""Bits in use where values have fewer elements than keys."""
 
 
 def is_served(config: KvCacheConfig) -> bool:
@@ -17,6 +19,8 @@ def is_served(config: KvCacheConfig) -> bool:
     x = config.operands
     if x.slots is not Slots.ANY:
         return x.head_dim == COMMON_HEAD_DIM or x.slots in _SERVED_SLOTS.get(x.head_dim, ())
+    if x.value_dim:
+        return x.key_bits == _SERVED_BITS_OF_FEWER
     return x.key_bits in (0, _SERVED_BITS.get(x.head_dim, x.key_bits))
 
 

@@ -18,6 +18,10 @@ _NARROW_PS = 330_000
 _SUM_PS = 100_000
 """Picoseconds in which a block of pages sums a slice: 200 clocks of shared memory and of issue, predicted. Slots, whose warps wait for each
 other meanwhile, take four times as long."""
+_LATENT_PS = 1_500_000
+"""Picoseconds of 64 latents by 16 rows: an estimate from clocks of shared memory, not measured."""
+_WIDE_LATENT_PERMILLE = 2300
+"""The permille of `_LATENT_PS` that 64 rows take, by the same estimate."""
 _STEP = 64
 """Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
 _MOST_SHARE = 128
@@ -31,7 +35,8 @@ def _facts(config: KvCacheConfig) -> RowFacts:
         return RowFacts()
     if config.kind is KernelKind.DECODE:
         most = 2**31 if config.operands.head_dim > 128 else 8
-        stage = _NARROW_PS * config.operands.head_dim // 128
+        elements = config.operands.head_dim + (config.operands.value_dim or config.operands.head_dim)
+        stage = _NARROW_PS * elements // 256
         return RowFacts(
             half_waves=config.half_waves,
             most_narrow=most,
@@ -47,6 +52,22 @@ def _facts(config: KvCacheConfig) -> RowFacts:
             slice_ps=125_000,
             slices=config.slices,
             sum_ps=_SUM_PS,
+        )
+    if config.kind is KernelKind.LATENT:
+        return RowFacts(
+            half_waves=config.half_waves,
+            most_narrow=16,
+            narrow_rows=16,
+            wide_rows=64,
+            narrow_tokens=64,
+            wide_tokens=64,
+            heads=1,
+            blocks_of_sm=1,
+            narrow_ps=_LATENT_PS,
+            wide_ps=_LATENT_PS * _WIDE_LATENT_PERMILLE // 1000,
+            start_ps=4 * _WORD,
+            slice_ps=125_000,
+            slices=config.slices,
         )
     if config.operands.slots is not Slots.ANY:
         share = min(config.operands.head_dim, _MOST_SHARE)
