@@ -15,6 +15,7 @@ from gemmill.families.kv_cache.config import (
     offered_bits,
     offered_head_dims,
     offered_slots,
+    offered_tile_rows,
     settings_of,
     shared_memory,
 )
@@ -277,6 +278,7 @@ def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
         KvCacheConfig(
             kind=kind,
             operands=Operands(dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, slots=slots),
+            tile_rows=tile_rows,
             half_waves=half_waves,
             slices=slices,
             arch=arch,
@@ -286,5 +288,6 @@ def configs_of(kind: Kind, arch: Arch) -> tuple[KvCacheConfig, ...]:
         if shared_memory(kind, head_dim) <= arch.shared_memory_bytes
         for keys, values in offered_bits(kind, head_dim)
         for slots in offered_slots(kind, head_dim)
+        for tile_rows in offered_tile_rows(arch, kind, head_dim, (keys, values))
         for half_waves, slices in settings_of(kind)
     )

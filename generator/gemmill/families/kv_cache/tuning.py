@@ -19,6 +19,8 @@ _STEP = 64
 """Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
 _MOST_SHARE = 128
 """Elements of a vector that a warp takes of slots."""
+_ROWS_PS = 800_000
+"""Picoseconds that WGMMA takes of as many tokens by 128 rows: predicted, 1,400 clocks of which the tensor core needs 1,024."""
 _WIDE_PERMILLE = 1600
 """The permille of `_NARROW_PS` that 16 rows take."""
 
@@ -26,6 +28,23 @@ _WIDE_PERMILLE = 1600
 def _facts(config: KvCacheConfig) -> Facts:
     if not config.attends:
         return Facts()
+    if config.tile_rows:
+        stage = _ROWS_PS * config.operands.head_dim // 128
+        return Facts(
+            half_waves=config.half_waves,
+            most_narrow=2**31,
+            narrow_rows=config.tile_rows,
+            wide_rows=config.tile_rows,
+            narrow_tokens=64,
+            wide_tokens=64,
+            heads=1,
+            blocks_of_sm=1,
+            narrow_ps=stage,
+            wide_ps=stage,
+            start_ps=8 * _WORD,
+            slice_ps=125_000,
+            slices=config.slices,
+        )
     if config.kind is Kind.DECODE:
         most = 2**31 if config.operands.head_dim > 128 else 8
         stage = _NARROW_PS * config.operands.head_dim // 128
@@ -105,7 +124,7 @@ def _order(config: KvCacheConfig) -> Order | None:
         return None
     step, joined = (_STEP, "float32, in the order of tokens") if config.slices > 1 else (0, "")
     return Order(
-        instruction="mma.sync",
+        instruction="wgmma" if config.tile_rows else "mma.sync",
         accumulator=DType.F32,
         slices=config.slices,
         slice_step=step,

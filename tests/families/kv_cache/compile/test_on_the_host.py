@@ -3,6 +3,7 @@ are spelled out (host/). Launches, shared memory, barriers and index maps are th
 
 import ctypes
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,9 @@ NAMES = (
 )
 
 
-@pytest.fixture(scope="module")
-def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("kernels")
-    configs = [parse_name(f"sm90a_kvcache_{name}") for name in NAMES]
+def library(names: Sequence[str], toolchain: ToolchainPaths, folder: Path) -> ctypes.CDLL:
+    """The emitted kernels of sm90a of these names, compiled for the host."""
+    configs = [parse_name(f"sm90a_kvcache_{name}") for name in names]
     (folder / "kernels.cpp").write_text("\n".join(emit(config).text for config in configs))
     includes = [f"-I{HERE / 'host'}", f"-I{kernels_dir()}", *(f"-isystem{path}" for path in toolchain.include_dirs)]
     options = ["-std=c++20", "-O1", "-ffp-contract=off", "-w", "-fPIC", "-shared"]
@@ -112,6 +112,11 @@ def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory)
         if hasattr(loaded, workspace := f"{symbol_of(config)}_workspace"):
             getattr(loaded, workspace).restype = ctypes.c_int64
     return loaded
+
+
+@pytest.fixture(scope="module")
+def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return library(NAMES, toolchain, tmp_path_factory.mktemp("kernels"))
 
 
 def launched(kernels: ctypes.CDLL, name: str, given: dict[str, Any], sm_count: int = 132) -> tuple[Given, Given]:
