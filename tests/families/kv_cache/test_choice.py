@@ -15,7 +15,16 @@ from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_c
 from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
 from gemmill.families.kv_cache.classes import class_of_config
-from gemmill.families.kv_cache.config import HALF_WAVES, SLICES, Kind, KvCacheConfig, Operands, Slots, offered_kinds
+from gemmill.families.kv_cache.config import (
+    HALF_WAVES,
+    MANY_ROWS,
+    SLICES,
+    Kind,
+    KvCacheConfig,
+    Operands,
+    Slots,
+    offered_kinds,
+)
 from gemmill.families.kv_cache.model import Facts, slices_of
 from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.serving import SERVING
@@ -243,4 +252,4 @@ def test_many_rows_are_attended_by_wgmma_and_few_are_not(table_of: Callable[...,
     table = table_of(*configs_of(op), *many)
     for rows, is_many in ((1, False), (4, False), (128, True), (4096, True)):
         chosen = select(table, call_of(op, rows=rows, length=65536), SMS)
-        assert bool(chosen.entry.config.tile_rows) is is_many, rows
+        assert (chosen.entry.config.tile_rows == MANY_ROWS) is is_many, rows

@@ -92,8 +92,8 @@ HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
 SLICES = (1, 4, 16, 32)
 """How many slices each sequence may have, whatever the batch."""
-TILE_ROWS = 128
-"""Flat rows of a tile whose rows are those of WGMMA: 64 for each of two warpgroups."""
+FEW_ROWS, MANY_ROWS = 16, 128
+"""Flat rows of a tile: of drafts, by twelve warps; of those of WGMMA, 64 for each of two warpgroups."""
 WITHOUT_BITS = (Kind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
@@ -131,10 +131,10 @@ class KvCacheConfig:
     kind: Kind
     operands: Operands
     tile_rows: int = 0
-    """Flat rows (query rows times query heads of a KV head) of a tile of attention over pages by WGMMA, which decodes each
-    stage of keys and values once for all of them.
+    """Flat rows (query rows times query heads of a KV head) of a tile of attention over pages.
 
-    0: tiles of 8 or 16 rows by mma.sync, whose other operand are tokens.
+    0: 8 or 16 of them, as a call has more than 8, by mma.sync, whose other operand are tokens. `FEW_ROWS`: always 16, by more
+    warps. `MANY_ROWS`: by WGMMA, which decodes each stage of keys and values once for all of them.
     """
     half_waves: int = HALF_WAVES[0]
     """How much of a device an attention's slices of tokens are to fill, in halves of the blocks that it holds at a
@@ -160,7 +160,7 @@ class KvCacheConfig:
     def template(self) -> str:
         """The path of its template below templates/kv_cache/."""
         if self.tile_rows:
-            return "prefill_attention"
+            return "draft_attention" if self.tile_rows == FEW_ROWS else "prefill_attention"
         return _TEMPLATE[self.kind] if self.operands.slots is Slots.ANY else "slot_attention"
 
     @property
@@ -273,7 +273,7 @@ def _fixed_slices(c: KvCacheConfig) -> Iterator[str]:
 def offered_tile_rows(arch: Arch, kind: Kind, head_dim: int, bits: tuple[int, int]) -> tuple[int, ...]:
     """The numbers of a tile's rows for which a kind has kernels."""
     has_wgmma = arch is Arch.SM90A and kind is Kind.DECODE and head_dim in _OF_WGMMA and min(bits) > 2
-    return (0, TILE_ROWS) if has_wgmma else (0,)
+    return (0, FEW_ROWS, MANY_ROWS) if has_wgmma else (0,)
 
 
 def _tile_rows(c: KvCacheConfig) -> Iterator[str]:

@@ -23,12 +23,12 @@ _SECONDS = {
 }
 
 _SLOT_SECONDS = 3.0
-_WGMMA_SECONDS = 3.0
+_TILE_SECONDS = 3.0
 
 
 def _seconds(config: KvCacheConfig) -> float:
     if config.tile_rows:
-        return _WGMMA_SECONDS
+        return _TILE_SECONDS
     return _SECONDS[config.kind] if config.operands.slots is Slots.ANY else _SLOT_SECONDS
 
 

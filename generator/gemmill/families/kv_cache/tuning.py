@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemmill.families.kv_cache.classes import CLASSES, class_of_config
-from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, Kind, KvCacheConfig, Slots, offered_slots
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, MANY_ROWS, Kind, KvCacheConfig, Slots, offered_slots
 from gemmill.families.kv_cache.model import Facts, model_ns
 from gemmill.families.kv_cache.sweep import SWEEP, Op
 from gemmill.family import ALONE, Order, Reach, Row, ShapedCall, Tuning
@@ -22,14 +22,15 @@ _MOST_SHARE = 128
 _ROWS_PS = 800_000
 """Picoseconds that WGMMA takes of as many tokens by 128 rows: predicted, 1,400 clocks of which the tensor core needs 1,024."""
 _WIDE_PERMILLE = 1600
-"""The permille of `_NARROW_PS` that 16 rows take."""
+"""The permille of `_NARROW_PS` that 16 rows take. Twelve warps count as eight do until somebody has measured them."""
 
 
 def _facts(config: KvCacheConfig) -> Facts:
     if not config.attends:
         return Facts()
     if config.tile_rows:
-        stage = _ROWS_PS * config.operands.head_dim // 128
+        is_many = config.tile_rows == MANY_ROWS
+        stage = (_ROWS_PS if is_many else _NARROW_PS * _WIDE_PERMILLE // 1000) * config.operands.head_dim // 128
         return Facts(
             half_waves=config.half_waves,
             most_narrow=2**31,
@@ -41,7 +42,7 @@ def _facts(config: KvCacheConfig) -> Facts:
             blocks_of_sm=1,
             narrow_ps=stage,
             wide_ps=stage,
-            start_ps=8 * _WORD,
+            start_ps=(8 if is_many else 4) * _WORD,
             slice_ps=125_000,
             slices=config.slices,
         )
@@ -124,12 +125,12 @@ def _order(config: KvCacheConfig) -> Order | None:
         return None
     step, joined = (_STEP, "float32, in the order of tokens") if config.slices > 1 else (0, "")
     return Order(
-        instruction="wgmma" if config.tile_rows else "mma.sync",
+        instruction="wgmma" if config.tile_rows == MANY_ROWS else "mma.sync",
         accumulator=DType.F32,
         slices=config.slices,
         slice_step=step,
         joined=joined,
-        loop="softmax",
+        loop=f"softmax of {config.tile_rows} rows" if config.tile_rows else "softmax",
     )
 
 

@@ -1,4 +1,4 @@
-"""Attention of many query rows by WGMMA, whole, on the CPU against its reference (test_on_the_host.py says how)."""
+"""Attention of tiles of many query rows by WGMMA, and of 16 by twelve warps, whole, on the CPU against its reference (test_on_the_host.py says how)."""
 
 import ctypes
 from typing import Any
@@ -18,12 +18,17 @@ MANY = {
     "decode_f16_d128_k4v3_r128": "k_eden4_v_eden3",
     "decode_f16_d64_k3v3_r128": "k_turboquant_mse3_v_turboquant_mse3",
 }
+FEW = {
+    "decode_bf16_d128_k4v4_r16": "k_eden4_v_eden4",
+    "decode_f16_d64_k3v3_r16": "k_turboquant_mse3_v_turboquant_mse3",
+}
+FORMATS = MANY | FEW
 FIRST = next(iter(MANY))
 SIZES: tuple[dict[str, Any], ...] = (
     {"lengths": (300,), "rows": 70, "heads": 2, "kv_heads": 1, "page": 64},
     {"lengths": (140, 0, 1), "rows": 3, "heads": 4, "kv_heads": 1, "page": 16},
     {"lengths": (150, 2), "rows": 40, "heads": 4, "kv_heads": 1, "page": 128, "has_sinks": True, "softcap": 1.5},
-    {"lengths": (330,), "rows": 150, "heads": 1, "kv_heads": 1, "page": 32, "window": 40},
+    {"lengths": (210,), "rows": 130, "heads": 1, "kv_heads": 1, "page": 32, "window": 40},
     {"lengths": (330,), "rows": 2, "heads": 4, "kv_heads": 2, "page": 128, "causal": False, "stays_rotated": True},
     {"lengths": (90,), "rows": 90, "heads": 2, "kv_heads": 2, "page": 64, "is_rotated": True},
 )
@@ -31,12 +36,12 @@ SIZES: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return library(tuple(MANY), toolchain, tmp_path_factory.mktemp("many"))
+    return library(tuple(FORMATS), toolchain, tmp_path_factory.mktemp("many"))
 
 
 def _case(name: str, **sizes: Any) -> DecodeCase:
     _, dtype, head_dim, *_ = name.split("_")
-    return DecodeCase(dtype=DType(dtype), head_dim=int(head_dim[1:]), format=MANY[name], **sizes)
+    return DecodeCase(dtype=DType(dtype), head_dim=int(head_dim[1:]), format=FORMATS[name], **sizes)
 
 
 @pytest.mark.parametrize("which", range(len(SIZES)))
@@ -45,6 +50,13 @@ def test_attends_with_many_rows(kernels: ctypes.CDLL, name: str, which: int) -> 
     """By one slice, which writes results, or by several, whose sums are added."""
     is_sliced = (which + list(MANY).index(name)) % 2 == 0
     assert_right(kernels, name, _case(name, **SIZES[which]), sm_count=6 if is_sliced else 1)
+
+
+@pytest.mark.parametrize("sizes", SIZES[1:3], ids=["few", "more"])
+@pytest.mark.parametrize("name", FEW)
+def test_attends_with_tiles_of_16_rows(kernels: ctypes.CDLL, name: str, sizes: dict[str, Any]) -> None:
+    for rows, sm_count in ((4, 40), (9, 1)):
+        assert_right(kernels, name, _case(name, **sizes | {"rows": rows}), sm_count=sm_count)
 
 
 def test_a_chunk_gives_the_bits_of_the_whole(kernels: ctypes.CDLL) -> None:

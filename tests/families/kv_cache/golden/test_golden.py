@@ -15,6 +15,7 @@ CASES = {
     "compress": "sm90a_kvcache_compress_bf16_d128_k3v2",
     "decompress": "sm90a_kvcache_decompress_f16_d96_k3v3",
     "decode_attention": "sm90a_kvcache_decode_bf16_d128_k4v4",
+    "draft_attention": "sm90a_kvcache_decode_f16_d64_k3v3_r16",
     "prefill_attention": "sm90a_kvcache_decode_bf16_d128_k4v4_r128",
     "pack": "sm90a_kvcache_pack_bf16_d96",
     "unpack": "sm90a_kvcache_unpack_f16_d64",
