@@ -1,5 +1,5 @@
-// Queries that meet centroids and signs: rotated, and projected by S, once for all slices of a sequence's tokens. In each block of
-// attention they took 33 us: a block read S, 64 KiB, once for every row.
+// Queries that meet centroids and signs: rotated, and projected by S, once for all slices of a sequence's tokens. A block of attention
+// would read S, 64 KiB, once for each of its rows.
 //
 // They lie behind S and its transpose as f16, [batch, KV heads, flat rows, parts, d].
 #pragma once

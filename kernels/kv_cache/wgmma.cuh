@@ -17,7 +17,7 @@ __device__ __forceinline__ uint64_t columns_along_rows(uint32_t address) {
   return uint64_t{address} >> 4 & 0x3FFF | uint64_t{kChunkBytes / 16} << 16 | 0x4000004000000000;
 }
 
-// Registers of operands are ready; products that were begun since the last end are a group; all groups but the latest `kPending` ended.
+// Registers of operands are ready; products since the last end of a group are a group; all groups but the latest `kPending` ended.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_group_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
