@@ -27,8 +27,9 @@ constexpr int round_rows(int room, int row_bytes, int rows) {
   return rows;
 }
 
-template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows, int kElementsOfValues = kElements>
-struct DecodeShape {
+// `kAskedWarps`: of consumers of 128 elements at most; 0 for 16 of a tile of eight rows, and 8 of others.
+template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows, int kAskedWarps, int kElementsOfValues = kElements>
+struct DecodeShapeOfWarps {
   static constexpr int kHeadDim = kElements, kValueDim = kElementsOfValues, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
   static constexpr int kRowTiles = kTilesOfRows, kRows = kRowsOfTile * kRowTiles;
   // Warps that share vectors, where one would have too few registers for its queries and sums: 6 d rows / 128 of them.
@@ -43,12 +44,12 @@ struct DecodeShape {
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;
   // Groups of warps take stages in turn, as many as registers allow.
   static constexpr int kGroupWarps = kStageTiles * kShares;
-  static constexpr int kGroups = (kRowTiles == 1 && kKeyShareDim <= 128 ? 16 : 8) / kGroupWarps;
+  static constexpr int kGroups = (kAskedWarps > 0 ? kAskedWarps : kRowTiles == 1 && kKeyShareDim <= 128 ? 16 : 8) / kGroupWarps;
   static constexpr int kConsumerWarps = kGroups * kGroupWarps;
   static constexpr bool kHasChains = kRowTiles == 1;  // two tiles of rows are two chains of products by themselves
-  static constexpr bool kGivesRegisters = kConsumerWarps == 16;  // four warps do it together, so some produce nothing
+  static constexpr bool kGivesRegisters = kConsumerWarps >= 12;  // four warps do it together, so some produce nothing
   static constexpr int kThreads = 32 * (kConsumerWarps + (kGivesRegisters ? 4 : kGroups));  // each group has a producer
-  static constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;
+  static constexpr int kConsumerRegisters = kConsumerWarps == 12 ? 160 : 112, kProducerRegisters = 32;
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages, the queries and parts of scores.
   static constexpr int kQueryBytes = kRows * kHeadDim * 2, kPartsBytes = Shares<kShares>::bytes(kConsumerWarps);
   static constexpr int kMostBelow = std::min((kTableBytes - kReserved - kMostStages * 16) / kStageBytes, kMostStages);
@@ -85,6 +86,9 @@ struct DecodeShape {
     return (index == 0 ? kKeyBytes : index == 2 ? kValueBytes : 2) * tokens;
   }
 };
+
+template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows, int kElementsOfValues = kElements>
+struct DecodeShape : DecodeShapeOfWarps<kElements, kBitsOfKeys, kBitsOfValues, kTilesOfRows, 0, kElementsOfValues> {};
 
 template <int kHeadDim, int kValueDim>
 struct DecodeParams {

@@ -98,6 +98,8 @@ HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
 SLICES = (1, 4, 16, 32, 64, 128)
 """How many slices each sequence may have at most, whatever the batch."""
+FEW_ROWS, MANY_ROWS = 16, 128
+"""Flat rows of a tile: of drafts, by twelve warps; of those of WGMMA, 64 for each of two warpgroups."""
 WITHOUT_BITS = (KernelKind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
@@ -136,6 +138,12 @@ class KvCacheConfig:
 
     kind: KernelKind
     operands: Operands
+    tile_rows: int = 0
+    """Flat rows (query rows times query heads of a KV head) of a tile of attention over pages.
+
+    0: 8 or 16 of them, as a call has more than 8, by mma.sync, whose other operand are tokens. `FEW_ROWS`: always 16, by more
+    warps. `MANY_ROWS`: by WGMMA, which decodes each stage of keys and values once for all of them.
+    """
     half_waves: int = HALF_WAVES[0]
     """How much of a device an attention's slices of tokens are to fill, in halves of the blocks that it holds at a
     time.
@@ -161,6 +169,8 @@ class KvCacheConfig:
     @property
     def template(self) -> str:
         """The path of its template below templates/kv_cache/."""
+        if self.tile_rows:
+            return "draft_attention" if self.tile_rows == FEW_ROWS else "prefill_attention"
         return _TEMPLATE[self.kind] if self.operands.slots is Slots.ANY else "slot_attention"
 
     @property
@@ -289,6 +299,23 @@ def _fixed_slices(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
+def offered_tile_rows(arch: Arch, kind: KernelKind, head_dim: int, bits: tuple[int, int]) -> tuple[int, ...]:
+    """The numbers of a tile's rows for which a kind has kernels."""
+    has_wgmma = arch is Arch.SM90A and kind is KernelKind.DECODE and head_dim in _OF_WGMMA and min(bits) > 2
+    return (0, FEW_ROWS, MANY_ROWS) if has_wgmma else (0,)
+
+
+def _tile_rows(c: KvCacheConfig) -> Iterator[str]:
+    """WGMMA is sm90a's; a row of shared memory has 64 elements; byte permutations have tables of eight centroids."""
+    x = c.operands
+    offered = offered_tile_rows(c.arch, c.kind, x.head_dim, (x.key_bits, x.value_bits))
+    if c.tile_rows not in offered:
+        yield (
+            f"tile_rows={c.tile_rows} contradict kind={c.kind} of {x.head_dim} elements in {x.key_bits} and {x.value_bits} bits on "
+            f"arch={c.arch}, which has {', '.join(map(str, offered))}"
+        )
+
+
 def settings_of(kind: KernelKind) -> tuple[tuple[int, int], ...]:
     """The pairs (half_waves, slices) of a kind's launches."""
     if kind not in ATTENTIONS:
@@ -301,6 +328,8 @@ def offered_kinds(arch: Arch) -> tuple[KernelKind, ...]:
     return tuple(kind for kind in KernelKind if _MOST_SHARED.get(kind, 0) <= arch.shared_memory_bytes)
 
 
+_OF_WGMMA = (64, 128)
+"""Head dims of attention by WGMMA: 64 elements are a row of shared memory, and a thread has half a row of sums in registers."""
 _MOST_SHARED = {
     KernelKind.DECODE: 227 * 1024,
     KernelKind.ATTEND: 227 * 1024,
@@ -326,4 +355,4 @@ def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-RULES = (_dtype, _sizes, _value_dim, _bits, _slots, _half_waves, _fixed_slices, _shared_memory)
+RULES = (_dtype, _sizes, _value_dim, _bits, _slots, _tile_rows, _half_waves, _fixed_slices, _shared_memory)

@@ -15,6 +15,7 @@ from gemmill.families.kv_cache.config import (
     offered_bits,
     offered_head_dims,
     offered_slots,
+    offered_tile_rows,
     offered_value_dims,
     settings_of,
     shared_memory,
@@ -295,6 +296,7 @@ def configs_of(kind: KernelKind, arch: Arch) -> tuple[KvCacheConfig, ...]:
             operands=Operands(
                 dtype=dtype, head_dim=head_dim, value_dim=value_dim, key_bits=keys, value_bits=values, slots=slots
             ),
+            tile_rows=tile_rows,
             half_waves=half_waves,
             slices=slices,
             arch=arch,
@@ -305,5 +307,6 @@ def configs_of(kind: KernelKind, arch: Arch) -> tuple[KvCacheConfig, ...]:
         for value_dim in offered_value_dims(kind, head_dim)
         for keys, values in offered_bits(kind, head_dim)
         for slots in offered_slots(kind, head_dim)
+        for tile_rows in offered_tile_rows(arch, kind, head_dim, (keys, values))
         for half_waves, slices in settings_of(kind)
     )

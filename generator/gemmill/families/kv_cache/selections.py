@@ -35,11 +35,15 @@ def default(arch: Arch) -> Iterator[KvCacheConfig]:
     yield from filter(is_served, sweep(arch))
 
 
+def _is_plain(config: KvCacheConfig) -> bool:
+    return config == config.compiled and not config.tile_rows
+
+
 def smoke(arch: Arch) -> Iterator[KvCacheConfig]:
     """One config of each op: bf16, 128 elements, 4 bits; on sm90a alone."""
     for config in default(arch) if arch is Arch.SM90A else ():
         x = config.operands
         is_stored = x.key_bits in (0, 4) and x.value_bits in (0, 4)
         is_common = x.dtype is DType.BF16 and x.head_dim == COMMON_HEAD_DIM
-        if is_common and is_stored and x.slots in (Slots.ANY, Slots.NC4) and config == config.compiled:
+        if is_common and is_stored and x.slots in (Slots.ANY, Slots.NC4) and _is_plain(config):
             yield config

@@ -3,6 +3,7 @@ are spelled out (host/). Launches, shared memory, barriers and index maps are th
 
 import ctypes
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,9 @@ NAMES = (
 )
 
 
-@pytest.fixture(scope="module")
-def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("kernels")
-    configs = [parse_name(f"sm90a_kvcache_{name}") for name in NAMES]
+def library(names: Sequence[str], toolchain: ToolchainPaths, folder: Path) -> ctypes.CDLL:
+    """The emitted kernels of sm90a of these names, compiled for the host."""
+    configs = [parse_name(f"sm90a_kvcache_{name}") for name in names]
     (folder / "kernels.cpp").write_text("\n".join(emit(config).text for config in configs))
     includes = [f"-I{HERE / 'host'}", f"-I{kernels_dir()}", *(f"-isystem{path}" for path in toolchain.include_dirs)]
     options = ["-std=c++20", "-O1", "-ffp-contract=off", "-w", "-fPIC", "-shared"]
@@ -122,6 +122,11 @@ def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory)
         if hasattr(loaded, workspace := f"{symbol_of(config)}_workspace"):
             getattr(loaded, workspace).restype = ctypes.c_int64
     return loaded
+
+
+@pytest.fixture(scope="module")
+def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return library(NAMES, toolchain, tmp_path_factory.mktemp("kernels"))
 
 
 def launched(
@@ -288,12 +293,8 @@ DEALT = {
 """Attentions whose blocks share a tile's slices in runs."""
 
 
-@pytest.mark.parametrize("name", DEALT)
-def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctypes.CDLL, name: str) -> None:
-    """By the device, from one block for all slices to a block for each; and in a batch of others' lengths."""
-    kind, sizes = DEALT[name]
-    told: dict[str, Any] = {"format": "k_eden4_v_eden4", "kv_heads": 1} | sizes
-    case = kind(lengths=(1100, 0, 600), **told)
+def assert_same_however_dealt(kernels: ctypes.CDLL, name: str, case: Any) -> None:
+    """By the device, from one block for all slices to a block for each; and in a batch of others' lengths: three sequences, the second empty."""
     given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
 
     def found(sm_count: int, which: slice = slice(None)) -> list[Tensor]:
@@ -309,6 +310,13 @@ def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctyp
     for i in (0, 2):
         alone = found(4, slice(i, i + 1))
         assert all(torch.equal(x, y[i : i + 1]) for x, y in zip(alone, whole, strict=True)), i
+
+
+@pytest.mark.parametrize("name", DEALT)
+def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctypes.CDLL, name: str) -> None:
+    kind, sizes = DEALT[name]
+    told: dict[str, Any] = {"format": "k_eden4_v_eden4", "kv_heads": 1} | sizes
+    assert_same_however_dealt(kernels, name, kind(lengths=(1100, 0, 600), **told))
 
 
 def test_heads_far_apart_leave_no_room_for_runs_of_slices(kernels: ctypes.CDLL) -> None:

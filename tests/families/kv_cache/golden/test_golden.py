@@ -13,6 +13,8 @@ CASES = {
     "compress.cu": "sm90a_kvcache_compress_bf16_d128_k3v2",
     "decompress.cu": "sm90a_kvcache_decompress_f16_d96_k3v3",
     "decode_attention.cu": "sm90a_kvcache_decode_bf16_d128_k4v4",
+    "draft_attention.cu": "sm90a_kvcache_decode_f16_d64_k3v3_r16",
+    "prefill_attention.cu": "sm90a_kvcache_decode_bf16_d128_k4v4_r128",
     "latent_attention.cu": "sm90a_kvcache_latent_bf16_d512_k4v4",
     "pack.cu": "sm90a_kvcache_pack_bf16_d96",
     "unpack.cu": "sm90a_kvcache_unpack_f16_d64",

@@ -25,6 +25,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
 )
 from gemmill.families.kv_cache.config import (
     FORMATS,
+    MANY_ROWS,
     OF_ANY_FORMAT,
     OF_PAGES,
     KernelKind,
@@ -292,7 +293,10 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
             common["format"] = _eden(config)
             for page, sizes in zip(cycle(PAGE_SIZES), _attended()):
                 yield DecodeCase(page=page, **common, **sizes)
-            if is_common(config):
+            if config.tile_rows == MANY_ROWS:
+                yield DecodeCase(page=128, lengths=(700, 300), rows=200, heads=4, kv_heads=2, has_sinks=True, **common)
+                yield DecodeCase(page=16, lengths=(640, 90), rows=300, heads=3, kv_heads=1, window=200, **common)
+            elif is_common(config) and not config.tile_rows:
                 yield DecodeCase(**common, **MANY)
 
 
