@@ -20,6 +20,8 @@ from timed.kv_cache.contenders import (
 )
 
 OPS = ("decode", "attend", "prefill")
+CHUNK = "chunk"
+"""Rows that are not as many as keys: torch's attention would let them see the first keys, not the last."""
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -45,8 +47,11 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
                 f"FlashAttention 3's library {options.fa3_so} cannot be used: {first_line(error)}"
             ) from None
         for name, dtype in (("fa3_bf16", torch.bfloat16), ("fa3_fp8", torch.float8_e4m3fn)):
-            found += [KvCachePeer(name=name, op=op, bind=partial(flash_attention_3, dtype)) for op in OPS]
+            found += [KvCachePeer(name=name, op=op, bind=partial(flash_attention_3, dtype)) for op in (*OPS, CHUNK)]
         found += _restoring("fa3", plain_flash_attention_3)
+        found.append(
+            PrefillPeer(name="restored_fa3", op=CHUNK, bind=partial(restore_then_attend, plain_flash_attention_3))
+        )
     return found
 
 

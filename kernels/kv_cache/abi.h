@@ -119,4 +119,23 @@ struct gemmill_kv_scores_args {
   int64_t reserved;             // 0: `gemmill export` knows a struct by its size, and gemmill_kv_compress_args has that without it
 };
 
+// Attention of the last tokens of each sequence over latents, which are keys and values of all heads.
+struct gemmill_kv_latent_attention_args {
+  void* out;                    // [batch, rows, heads, 512], of q's type, vectors at one stride
+  float* lse;                   // [batch, heads, rows], natural; null where nobody asks
+  void const* q;                // [batch, rows, heads, 512 + 64]: of the latent, then of the rotary part
+  uint8_t const* cache;         // [pages, page_size, bytes of a token], pages at a stride of their own
+  int32_t const* block_table;   // [batch, table_pages]
+  int32_t const* seq_lens;      // [batch]
+  int64_t batch, rows, heads, pages, page_size;
+  int64_t out_stride, page_stride;
+  int64_t q_batch_stride, q_row_stride, q_head_stride;
+  int64_t table_pages, table_stride;
+  int64_t causal;
+  int64_t seed;                 // of the rotation's signs; below 0: q's latent part comes rotated, out stays so
+  int64_t rotated_out;          // out stays rotated, whatever q does
+  int64_t half_waves, slices;   // as of gemmill_kv_attention_args
+  float scale;
+};
+
 }  // extern "C"

@@ -19,7 +19,7 @@ enum Value {
   kKeyFormat, kValueFormat, kKeyPageStride, kKeyTokenStride, kKeyHeadStride, kValuePageStride, kValueTokenStride, kValueHeadStride,
   kRotatedOut, kSlots, kIsPlain, kRotatedKeys, kRotatedValues, kRotated, kValueAlignment,
 };
-enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend };  // as config.Kind
+enum Kind { kHadamard, kCompress, kDecode, kDecompress, kPack, kUnpack, kScoresOfKeys, kAttend, kLatent };  // as config.Kind
 
 template <class Element>
 Element* data(OpCall const& x, Role role) { return static_cast<Element*>(x.tensor(role).data); }
@@ -40,7 +40,7 @@ int64_t length_of(OpCall const& x) {
 bool asks(OpCall const& x, Call& asked) {
   if (x.value(kSlots) != 0 && !in_slots(x)) asked.call_class -= x.value(kSlots);
   if (x.value(kWorks) == 0) return false;
-  bool const attends = x.value(kKind) == kDecode || x.value(kKind) == kAttend;
+  bool const attends = x.value(kKind) == kDecode || x.value(kKind) == kAttend || x.value(kKind) == kLatent;
   asked.sizes[kSizeBatch] = attends ? x.value(kBatch) : 1, asked.sizes[kSizeRows] = attends ? x.value(kRows) : 1;
   asked.sizes[kSizeHeads] = attends ? x.value(kHeads) : 1, asked.sizes[kSizeKvHeads] = attends ? x.value(kKvHeads) : 1;
   asked.sizes[kSizeLength] = attends ? length_of(x) : 0;
@@ -78,6 +78,16 @@ void launch_decode(OpCall const& x, Chosen const& chosen) {
       x.value(kOutStride), x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages), x.value(kTableStride),
       x.value(kWindow), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), facts_of(chosen.row).half_waves, facts_of(chosen.row).slices, static_cast<float>(x.real(kScale)),
       static_cast<float>(x.real(kSoftcap))};
+  chosen.launch(&args);
+}
+
+void launch_latent(OpCall const& x, Chosen const& chosen) {
+  gemmill_kv_latent_attention_args const args{
+      x.tensor(kOut).data, data<float>(x, kLse), x.tensor(kQ).data, data<uint8_t>(x, kCache), data<int32_t>(x, kBlockTable),
+      data<int32_t>(x, kSeqLens), x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kPages), x.value(kPage),
+      x.value(kOutStride), x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages),
+      x.value(kTableStride), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), facts_of(chosen.row).half_waves,
+      facts_of(chosen.row).slices, static_cast<float>(x.real(kScale))};
   chosen.launch(&args);
 }
 
@@ -124,6 +134,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
     case kUnpack: return launch_vectors(x, chosen);
     case kScoresOfKeys: return launch_scores(x, chosen);
     case kAttend: return launch_attend(x, chosen);
+    case kLatent: return launch_latent(x, chosen);
     default: return launch_decode(x, chosen);
   }
 }

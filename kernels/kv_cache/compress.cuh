@@ -261,21 +261,22 @@ __device__ __forceinline__ void fill_bins(Bins const& bins, uint8_t* shared) {
 }
 
 // Bytes of a token and head, and shared memory: signs, bins of one or both sides, then copies in flight.
-template <class Element, int kHeadDim, class Keys, class Values>
+template <class Element, int kHeadDim, int kValueDim, class Keys, class Values>
 struct CompressPlan {
-  static constexpr bool kAlike = std::is_same_v<Keys, Values>;
-  static constexpr int kKeyBytes = kHeadDim * Keys::kBits / 8, kValueBytes = kHeadDim * Values::kBits / 8;
+  static_assert(kValueDim <= kHeadDim, "The first signs of keys are those of values.");
+  static constexpr bool kAlike = std::is_same_v<Keys, Values> && kValueDim == kHeadDim;
+  static constexpr int kKeyBytes = kHeadDim * Keys::kBits / 8, kValueBytes = kValueDim * Values::kBits / 8;
   static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * kNormBytes;
   static constexpr int kStaging = kBinsBegin + (kAlike ? 1 : 2) * kBinsBytes;
   static constexpr int kShared = kStaging + kCompressThreads / 32 * Staging<Element, kHeadDim>::kWarpBytes;
 };
 
-// Grid: as many blocks as the device holds. Keys and values of as many bits share a table and the code.
-template <class Variant, class Element, int kHeadDim, class Keys, class Values>
+// Grid: as many blocks as the device holds. Keys and values of as many bits and elements share a table and the code.
+template <class Variant, class Element, int kHeadDim, int kValueDim, class Keys, class Values>
 __global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm<kHeadDim>)
     compress_tokens(__grid_constant__ CompressParams<kHeadDim, Keys, Values> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
-  using Plan = CompressPlan<Element, kHeadDim, Keys, Values>;
+  using Plan = CompressPlan<Element, kHeadDim, kValueDim, Keys, Values>;
   auto const& args = params.args;
   uint32_t* const flips = reinterpret_cast<uint32_t*>(shared);
   if (shared_address(shared) != kReserved) __trap();  // bins would not begin where their addresses say
@@ -307,20 +308,21 @@ __global__ void __launch_bounds__(kCompressThreads, kBlocksOfSm<kHeadDim>)
     }
   } else {
     group = store_side<Keys>(args, side, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned) - groups;
-    store_side<Values>(args, values, flips, staging, group, step, Plan::kTokenBytes, params.is_aligned);
+    Staging<Element, kValueDim> const of_values{staging.own};
+    store_side<Values>(args, values, flips, of_values, group, step, Plan::kTokenBytes, params.is_aligned);
   }
 }
 
 // Host code: a launch. Vectors that would need 2^32 numbers do not fit into any memory.
-template <class Variant, class Element, int kHeadDim, class Keys, class Values>
+template <class Variant, class Element, int kHeadDim, int kValueDim = kHeadDim, class Keys, class Values>
 int32_t compress(gemmill_kv_compress_args const& args, gemmill_launch const& how, Keys const& keys, Values const& values) {
   if (args.tokens == 0 || args.kv_heads == 0) return 0;
   uint64_t const strides = args.key_token_stride | args.key_head_stride | args.value_token_stride | args.value_head_stride;
   uint64_t const places =
       reinterpret_cast<uintptr_t>(args.keys) | reinterpret_cast<uintptr_t>(args.values) | strides * sizeof(Element);
   CompressParams<kHeadDim, Keys, Values> params{args, signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)), keys, values, places % 16 == 0};
-  constexpr auto compress = compress_tokens<Variant, Element, kHeadDim, Keys, Values>;
-  constexpr int kShared = CompressPlan<Element, kHeadDim, Keys, Values>::kShared;
+  constexpr auto compress = compress_tokens<Variant, Element, kHeadDim, kValueDim, Keys, Values>;
+  constexpr int kShared = CompressPlan<Element, kHeadDim, kValueDim, Keys, Values>::kShared;
   if (cudaError_t error = allow_shared_memory<compress>(how.device, kShared); error != cudaSuccess) return error;
   int64_t const groups = 2 * ((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
   int64_t const held = static_cast<int64_t>(how.sm_count) * kBlocksOfSm<kHeadDim>;

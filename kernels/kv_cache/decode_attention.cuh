@@ -30,7 +30,8 @@ namespace gemmill::kv_cache {
 
 // The tile's queries in the rotated basis as f16, [rows][d]: a warp takes a row at a time.
 template <class Element, class Shape>
-__device__ __forceinline__ void rotate_queries(DecodeParams<Shape::kHeadDim> const& params, Place const& at, __half* queries) {
+__device__ __forceinline__ void rotate_queries(DecodeParams<Shape::kHeadDim, Shape::kValueDim> const& params, Place const& at,
+                                               __half* queries) {
   constexpr int kHeadDim = Shape::kHeadDim, kOwn = kHeadDim / 32;
   auto const& args = params.args;
   int const lane = threadIdx.x % 32;
@@ -149,11 +150,11 @@ __device__ __forceinline__ void leave_sums(Running<Shape> const& running, int fi
 // The warps' sums of those rows to one, in the warps' order, and to memory. Products and sums are fused by name: every copy of this code
 // gives the same bits.
 template <class Shape, int kCount>
-__device__ __forceinline__ void join_sums(Partial<Shape::kHeadDim> const& partial, int64_t to, int first, int end, float const* sums,
+__device__ __forceinline__ void join_sums(Partial<Shape::kValueDim> const& partial, int64_t to, int first, int end, float const* sums,
                                           float2 const* states) {
-  constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows, kShares = Shape::kShares, kShareDim = Shape::kShareDim;
-  for (int i = threadIdx.x; i < (end - first) * kHeadDim; i += 32 * Shape::kConsumerWarps) {
-    int const row = i / kHeadDim, which = i % kHeadDim / kShareDim, element = i % kShareDim;
+  constexpr int kValueDim = Shape::kValueDim, kRows = Shape::kRows, kShares = Shape::kShares, kShareDim = Shape::kShareDim;
+  for (int i = threadIdx.x; i < (end - first) * kValueDim; i += 32 * Shape::kConsumerWarps) {
+    int const row = i / kValueDim, which = i % kValueDim / kShareDim, element = i % kShareDim;
     float largest = kNothing, sum = 0.0f, out = 0.0f;
 #pragma unroll
     for (int w = 0; w < Shape::kConsumerWarps; w += kShares) largest = fmaxf(largest, states[w * kRows + first + row].x);
@@ -164,8 +165,8 @@ __device__ __forceinline__ void join_sums(Partial<Shape::kHeadDim> const& partia
       sum = __fmaf_rn(share, state.y, sum);
       out = __fmaf_rn(share, sums[((w + which) * kCount + row) * Shape::kSumStride + element], out);
     }
-    partial.out[(to + first) * kHeadDim + i] = out;
-    if (i % kHeadDim == 0) partial.max_sum[to + first + row] = make_float2(largest, sum);
+    partial.out[(to + first) * kValueDim + i] = out;
+    if (i % kValueDim == 0) partial.max_sum[to + first + row] = make_float2(largest, sum);
   }
 }
 
@@ -191,7 +192,7 @@ struct Rounds {
     if (threadIdx.x % 32 == 0) arrive(barrier);
   }
   // Leaves a slice's running sums, and joins all rounds but the last.
-  __device__ __forceinline__ void leave(Partial<Shape::kHeadDim> const& partial, Running<Shape> const& running, int64_t slice, int rows) {
+  __device__ __forceinline__ void leave(Partial<Shape::kValueDim> const& partial, Running<Shape> const& running, int64_t slice, int rows) {
     for (int first = 0;; first += Shape::kRoundRows) {
       wait(joined, phase ^ 1);
       leave_sums<Shape, Shape::kRoundRows>(running, first, min(first + Shape::kRoundRows, rows), sums, states);
@@ -200,7 +201,7 @@ struct Rounds {
       join(partial, slice, first, rows);
     }
   }
-  __device__ __forceinline__ void join(Partial<Shape::kHeadDim> const& partial, int64_t slice, int first, int rows) {
+  __device__ __forceinline__ void join(Partial<Shape::kValueDim> const& partial, int64_t slice, int first, int rows) {
     wait(left, phase);
     join_sums<Shape, Shape::kRoundRows>(partial, slice * Shape::kRows, first, min(first + Shape::kRoundRows, rows), sums, states);
     tell(joined), phase ^= 1, is_open = false;
@@ -208,17 +209,17 @@ struct Rounds {
 };
 
 template <class Shape>
-__device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim> const& params, Running<Shape>& running, Place const& at,
-                                        Run const& run, uint8_t* shared, uint64_t* full, uint64_t* empty) {
+__device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kValueDim> const& params, Running<Shape>& running,
+                                        Place const& at, Run const& run, uint8_t* shared, uint64_t* full, uint64_t* empty) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   Shares<Shape::kShares> shares(shared + Shape::kScoreParts, warp);
   // Summed places 2t, 2t + 1, 2t + 8, 2t + 9 of step k are elements n / 4 t + 4 k to n / 4 t + 4 k + 3 of the warp's n: the lane's part.
-  uint2 q[Shape::kRowTiles][Shape::kSteps];
+  uint2 q[Shape::kRowTiles][Shape::kKeySteps];
 #pragma unroll
   for (int r = 0; r < Shape::kRowTiles; ++r) {
-    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) + (8 * r + g) * Shape::kHeadDim + shares.share * Shape::kShareDim;
+    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) + (8 * r + g) * Shape::kHeadDim + shares.share * Shape::kKeyShareDim;
 #pragma unroll
-    for (int step = 0; step < Shape::kSteps; ++step) q[r][step] = reinterpret_cast<uint2 const*>(row + Shape::kShareDim / 4 * t)[step];
+    for (int step = 0; step < Shape::kKeySteps; ++step) q[r][step] = reinterpret_cast<uint2 const*>(row + Shape::kKeyShareDim / 4 * t)[step];
   }
   Seen<Shape> const seen(params, at.first_row, at.length, t);
   uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + (Shape::kIsStepped ? 0 : 128);
@@ -292,7 +293,7 @@ __device__ __forceinline__ void leave_empty_slices(Params const& params, Place c
 // Grid: batch, KV heads, tiles of rows and blocks of a tile in one number, blocks first.
 template <class Variant, class Element, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    attend_slice(__grid_constant__ DecodeParams<Shape::kHeadDim> const params) {
+    attend_slice(__grid_constant__ DecodeParams<Shape::kHeadDim, Shape::kValueDim> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + Shape::kBarriers);
   uint64_t* const empty = full + Shape::kStages;
@@ -355,47 +356,49 @@ int tile_rows_of(gemmill_kv_attention_args const& args) {
   return is_narrow || kHeadDim > 128 ? kRowsOfTile : 2 * kRowsOfTile;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, int kValueDim = kHeadDim>
 int64_t decode_workspace(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
   int const tile_rows = tile_rows_of<kHeadDim>(args);
   DecodePlan const plan(args, how, tile_rows);
-  return Partial<kHeadDim>::bytes(plan.all_tiles * plan.deal.slices * tile_rows);
+  return Partial<kValueDim>::bytes(plan.all_tiles * plan.deal.slices * tile_rows);
 }
 
 template <class Variant, class Element, class Shape>
 int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
-  constexpr int kHeadDim = Shape::kHeadDim, kSharedBytes = Shape::kSharedBytes;
+  constexpr int kHeadDim = Shape::kHeadDim, kValueDim = Shape::kValueDim, kSharedBytes = Shape::kSharedBytes;
   DecodePlan const plan(args, how, Shape::kRows);
   if (plan.all_tiles == 0) return 0;
-  auto const partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * Shape::kRows);
+  auto const partial = Partial<kValueDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * Shape::kRows);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices);
   int const tiles = static_cast<int>(plan.tiles), blocks = static_cast<int>(plan.deal.blocks), least = static_cast<int>(plan.deal.least);
   int const stages = blocks < slices ? Shape::kRunStages : Shape::kStages;
-  DecodeParams<kHeadDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, stages, group, args.scale * kLog2E, 0.0f};
+  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, stages, group, args.scale * kLog2E, 0.0f};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   constexpr auto attend = attend_slice<Variant, Element, Shape>;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
   void* to_attend[] = {&params};
   LaunchShape const attends{dim3(static_cast<unsigned>(plan.all_tiles * plan.deal.blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
-  ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
-                                      args.out_stride, signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
-  CombineParams<kHeadDim> combining{result, partial, tiles, slices, Shape::kRows, group};
+  Signs<kValueDim> value_signs;
+  std::copy_n(signs.words, kValueDim / 32, value_signs.words);
+  ResultParams<kValueDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
+                                       args.out_stride, value_signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
+  CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};
-  return launch_kernel<combine_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
+  return launch_kernel<combine_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
 }
 
-template <class Variant, class Element, int kHeadDim, int kKeyBits, int kValueBits>
+template <class Variant, class Element, int kHeadDim, int kKeyBits, int kValueBits, int kValueDim = kHeadDim>
 int32_t decode_attention(gemmill_kv_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
   if constexpr (kHeadDim <= 128) {
     if (tile_rows_of<kHeadDim>(args) > kRowsOfTile) {
-      return attend_and_combine<Variant, Element, DecodeShape<kHeadDim, kKeyBits, kValueBits, 2>>(args, how, centroids);
+      return attend_and_combine<Variant, Element, DecodeShape<kHeadDim, kKeyBits, kValueBits, 2, kValueDim>>(args, how, centroids);
     }
   }
-  return attend_and_combine<Variant, Element, DecodeShape<kHeadDim, kKeyBits, kValueBits, 1>>(args, how, centroids);
+  return attend_and_combine<Variant, Element, DecodeShape<kHeadDim, kKeyBits, kValueBits, 1, kValueDim>>(args, how, centroids);
 }
 
 }  // namespace gemmill::kv_cache

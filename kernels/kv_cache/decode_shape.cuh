@@ -27,27 +27,29 @@ constexpr int round_rows(int room, int row_bytes, int rows) {
   return rows;
 }
 
-template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows>
-struct DecodeShape {
-  static constexpr int kHeadDim = kElements, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
+// `kAskedWarps`: of consumers of 128 elements at most; 0 for 16 of a tile of eight rows, and 8 of others.
+template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows, int kAskedWarps, int kElementsOfValues = kElements>
+struct DecodeShapeOfWarps {
+  static constexpr int kHeadDim = kElements, kValueDim = kElementsOfValues, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
   static constexpr int kRowTiles = kTilesOfRows, kRows = kRowsOfTile * kRowTiles;
   // Warps that share vectors, where one would have too few registers for its queries and sums: 6 d rows / 128 of them.
-  static constexpr int kShares = kHeadDim > 256 ? kHeadDim / 128 : 1, kShareDim = kHeadDim / kShares;
-  static constexpr int kSteps = kShareDim / 16;
+  static constexpr int kShares = kHeadDim > 256 ? kHeadDim / 128 : 1, kKeyShareDim = kHeadDim / kShares, kShareDim = kValueDim / kShares;
+  static constexpr int kKeySteps = kKeyShareDim / 16, kSteps = kShareDim / 16;  // of keys, of values
+  static_assert(kValueDim <= kHeadDim, "The first signs of keys are those of values.");
   static constexpr bool kHasZeros = false;
-  static constexpr bool kIsStepped = kKeyBits == 3 && kValueBits == 3;  // both sides' tables are one: entries in turn begin at bits 0 and 2
+  static constexpr bool kIsStepped = kKeyBits == 3 && kValueBits == 3 && kHeadDim == kValueDim;  // both sides' tables are one: entries in turn begin at bits 0 and 2
   static constexpr bool kLoadsAhead = kIsStepped;  // codes of values before the softmax: of 4 bits registers were spilled
-  static constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kHeadDim * kValueBits / 8;
+  static constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kValueDim * kValueBits / 8;
   static constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * 2;
   static constexpr int kStageBytes = kStageTokens * kTokenBytes;
   // Groups of warps take stages in turn, as many as registers allow.
   static constexpr int kGroupWarps = kStageTiles * kShares;
-  static constexpr int kGroups = (kRowTiles == 1 && kShareDim <= 128 ? 16 : 8) / kGroupWarps;
+  static constexpr int kGroups = (kAskedWarps > 0 ? kAskedWarps : kRowTiles == 1 && kKeyShareDim <= 128 ? 16 : 8) / kGroupWarps;
   static constexpr int kConsumerWarps = kGroups * kGroupWarps;
   static constexpr bool kHasChains = kRowTiles == 1;  // two tiles of rows are two chains of products by themselves
-  static constexpr bool kGivesRegisters = kConsumerWarps == 16;  // four warps do it together, so some produce nothing
+  static constexpr bool kGivesRegisters = kConsumerWarps >= 12;  // four warps do it together, so some produce nothing
   static constexpr int kThreads = 32 * (kConsumerWarps + (kGivesRegisters ? 4 : kGroups));  // each group has a producer
-  static constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;
+  static constexpr int kConsumerRegisters = kConsumerWarps == 12 ? 160 : 112, kProducerRegisters = 32;
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages, the queries and parts of scores.
   static constexpr int kQueryBytes = kRows * kHeadDim * 2, kPartsBytes = Shares<kShares>::bytes(kConsumerWarps);
   static constexpr int kMostBelow = std::min((kTableBytes - kReserved - kMostStages * 16) / kStageBytes, kMostStages);
@@ -85,11 +87,14 @@ struct DecodeShape {
   }
 };
 
-template <int kHeadDim>
+template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows, int kElementsOfValues = kElements>
+struct DecodeShape : DecodeShapeOfWarps<kElements, kBitsOfKeys, kBitsOfValues, kTilesOfRows, 0, kElementsOfValues> {};
+
+template <int kHeadDim, int kValueDim>
 struct DecodeParams {
   gemmill_kv_attention_args args;
-  Partial<kHeadDim> partial;
-  Signs<kHeadDim> signs;
+  Partial<kValueDim> partial;
+  Signs<kHeadDim> signs;      // of which the first are those of values
   Centroids centroids;
   int tiles;                  // of rows, of a KV head and sequence
   int slices, blocks, least;  // of a tile, and the fewest stages of a slice (slices.h)

@@ -53,13 +53,13 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t base, Codes const& codes, i
 // Raw scores: s[0] and s[1] are both rows of token token_of(g), s[2] and s[3] of that and 8.
 template <class Shape>
 __device__ __forceinline__ void score_tile(float (&s)[Shape::kRowTiles][4], uint8_t const* codes,
-                                           uint2 const (&q)[Shape::kRowTiles][Shape::kSteps], uint32_t table, int g, int t) {
-  PackedCodes<Shape::kKeyBits, Shape::kShareDim / 4> low, high;
+                                           uint2 const (&q)[Shape::kRowTiles][Shape::kKeySteps], uint32_t table, int g, int t) {
+  PackedCodes<Shape::kKeyBits, Shape::kKeyShareDim / 4> low, high;
   low.load(codes + token_of(g) * Shape::kKeyBytes, t);
   high.load(codes + (8 + token_of(g)) * Shape::kKeyBytes, t);
   float odd[Shape::kRowTiles][4] = {};  // the second of two chains of products: one would wait for each before the next
 #pragma unroll
-  for (int step = 0; step < Shape::kSteps; ++step) {
+  for (int step = 0; step < Shape::kKeySteps; ++step) {
     constexpr bool kIsStepped = Shape::kIsStepped;
     uint32_t const a[4] = {pair_of<kIsStepped>(table, low, 2 * step), pair_of<kIsStepped>(table, high, 2 * step),
                            pair_of<kIsStepped>(table, low, 2 * step + 1), pair_of<kIsStepped>(table, high, 2 * step + 1)};

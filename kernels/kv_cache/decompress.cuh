@@ -71,7 +71,10 @@ struct Flips {
   static constexpr int kPiece = HadamardTile<__half, kHeadDim>::kPiece, kPieces = HadamardTile<__half, kHeadDim>::kPieces;
   uint32_t words[2][kPiece / 2];
 
-  __device__ __forceinline__ Flips(Signs<kHeadDim> const& signs, int g) {
+  // Of as many elements or more, of which the first count.
+  template <int kSigns>
+  __device__ __forceinline__ Flips(Signs<kSigns> const& signs, int g) {
+    static_assert(kHeadDim <= kSigns, "Every element has a sign.");
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       int const first = (g + 8 * i) % kPieces * kPiece;
@@ -127,10 +130,9 @@ __device__ __forceinline__ void restore_vectors(StoredPieces<kBits, kHeadDim> co
 
 // A side's vectors, eight at a time, from `group` times eight on; returns the group behind the last.
 template <int kBits, int kHeadDim, class Element>
-__device__ __forceinline__ uint32_t restore_side(DecompressParams<kHeadDim> const& params, Plain<Element> const& side,
+__device__ __forceinline__ uint32_t restore_side(gemmill_kv_decompress_args const& args, bool is_aligned, Plain<Element> const& side,
                                                  HadamardTile<__half, kHeadDim> const& tile, Flips<kHeadDim> const& flips,
                                                  uint32_t group, uint32_t step, int token_bytes) {
-  auto const& args = params.args;
   int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   uint32_t const heads = static_cast<uint32_t>(args.kv_heads);
   int64_t const vectors = args.tokens * args.kv_heads;
@@ -146,7 +148,7 @@ __device__ __forceinline__ uint32_t restore_side(DecompressParams<kHeadDim> cons
     at = ahead, ahead.advance(by);
     next.load(args, slot, at.head, side.begin, token_bytes, t);
     slot = slot_of(ahead);
-    restore_vectors(stored, side, tile, flips, kVectorsOfWarp * group, vectors, params.is_aligned);
+    restore_vectors(stored, side, tile, flips, kVectorsOfWarp * group, vectors, is_aligned);
     stored = next;
   }
   return group;
@@ -163,18 +165,19 @@ __device__ __forceinline__ void fill_pairs(uint16_t const (&centroids)[16], uint
   }
 }
 
-// Grid: as many blocks as the device holds. Keys and values of as many bits share a table.
-template <class Variant, class Element, int kHeadDim, int kKeyBits, int kValueBits>
+// Grid: as many blocks as the device holds. Keys and values of as many bits and elements share a table.
+template <class Variant, class Element, int kHeadDim, int kKeyBits, int kValueBits, int kValueDim>
 __global__ void __launch_bounds__(kDecompressThreads, kDecompressBlocks<kHeadDim>)
     decompress_tokens(__grid_constant__ DecompressParams<kHeadDim> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
-  constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kHeadDim * kValueBits / 8;
+  constexpr bool kAlike = kKeyBits == kValueBits && kHeadDim == kValueDim;
+  constexpr int kKeyBytes = kHeadDim * kKeyBits / 8, kValueBytes = kValueDim * kValueBits / 8;
   constexpr int kTokenBytes = kKeyBytes + kValueBytes + 2 * kNormBytes;
   auto const& args = params.args;
   uint32_t* const key_pairs = reinterpret_cast<uint32_t*>(shared);
-  uint32_t* const value_pairs = key_pairs + (kKeyBits == kValueBits ? 0 : kPairsBytes / 4);
+  uint32_t* const value_pairs = key_pairs + (kAlike ? 0 : kPairsBytes / 4);
   fill_pairs<kKeyBits>(params.centroids.bits[0], key_pairs);
-  if constexpr (kKeyBits != kValueBits) fill_pairs<kValueBits>(params.centroids.bits[1], value_pairs);
+  if constexpr (!kAlike) fill_pairs<kValueBits>(params.centroids.bits[1], value_pairs);
   wait_for_predecessor();
   __syncthreads();
 
@@ -187,20 +190,26 @@ __global__ void __launch_bounds__(kDecompressThreads, kDecompressBlocks<kHeadDim
   uint32_t const groups = static_cast<uint32_t>((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
   uint32_t const step = kDecompressThreads / 32 * gridDim.x;
   uint32_t const behind =
-      restore_side<kKeyBits>(params, keys, tile, flips, threadIdx.x / 32 * gridDim.x + blockIdx.x, step, kTokenBytes);
-  restore_side<kValueBits>(params, values, tile, flips, behind - groups, step, kTokenBytes);
+      restore_side<kKeyBits>(args, params.is_aligned, keys, tile, flips, threadIdx.x / 32 * gridDim.x + blockIdx.x, step, kTokenBytes);
+  if constexpr (kHeadDim == kValueDim) {
+    restore_side<kValueBits>(args, params.is_aligned, values, tile, flips, behind - groups, step, kTokenBytes);
+  } else {
+    HadamardTile<__half, kValueDim> const of_values(lane / 4, lane % 4);
+    Flips<kValueDim> const value_flips(params.signs, lane / 4);
+    restore_side<kValueBits>(args, params.is_aligned, values, of_values, value_flips, behind - groups, step, kTokenBytes);
+  }
 }
 
 // Host code: a launch. Vectors that would need 2^32 numbers do not fit into any memory.
-template <class Variant, class Element, int kHeadDim, int kKeyBits, int kValueBits>
+template <class Variant, class Element, int kHeadDim, int kKeyBits, int kValueBits, int kValueDim = kHeadDim>
 int32_t decompress(gemmill_kv_decompress_args const& args, gemmill_launch const& how, Centroids const& centroids) {
   if (args.tokens == 0 || args.kv_heads == 0) return 0;
   uint64_t const strides = args.key_stride | args.value_stride;
   uint64_t const places =
       reinterpret_cast<uintptr_t>(args.keys) | reinterpret_cast<uintptr_t>(args.values) | strides * sizeof(Element);
   DecompressParams<kHeadDim> params{args, signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)), centroids, places % 16 == 0};
-  constexpr auto restore = decompress_tokens<Variant, Element, kHeadDim, kKeyBits, kValueBits>;
-  constexpr int kShared = kPairsBytes * (kKeyBits == kValueBits ? 1 : 2);
+  constexpr auto restore = decompress_tokens<Variant, Element, kHeadDim, kKeyBits, kValueBits, kValueDim>;
+  constexpr int kShared = kPairsBytes * (kKeyBits == kValueBits && kHeadDim == kValueDim ? 1 : 2);
   if (cudaError_t error = allow_shared_memory<restore>(how.device, kShared); error != cudaSuccess) return error;
   int64_t const groups = 2 * ((args.tokens * args.kv_heads + kVectorsOfWarp - 1) / kVectorsOfWarp);
   int64_t const held = static_cast<int64_t>(how.sm_count) * kDecompressBlocks<kHeadDim>;

@@ -14,7 +14,7 @@
 #include "core/launch.cuh"
 #include "core/programmatic.cuh"
 #include "kv_cache/decode_attention.cuh"
-#include "kv_cache/slot_shape.cuh"
+#include "kv_cache/slot_queries.cuh"
 
 namespace gemmill::kv_cache {
 
@@ -50,11 +50,6 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
     if (turns && exists(i)) turn<kHeadDim>(y, Keys::kRotation, params.signs);
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) to[32 * k] = to_element<__half>(turns ? y[k] * kInverseRoot<kHeadDim> : y[k]);
-    if constexpr (Keys::kParts == 2) {
-      if (exists(i)) projected_of_warp<kHeadDim>(y, params.projection.columns, x);
-#pragma unroll
-      for (int k = 0; k < kOwn; ++k) to[kHeadDim + 32 * k] = to_element<__half>(y[k]);
-    }
   }
 }
 
@@ -295,7 +290,9 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   if (run.first_slice == run.end_slice) return;
   Running<Shape> running;
   typename Shape::Values values;
-  load_slot_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
+  __half* const queries = reinterpret_cast<__half*>(shared + Shape::kQueries);
+  if constexpr (Shape::Keys::kParts == 2) copy_slot_queries<Shape>(params, at, queries);
+  else load_slot_queries<Element, Shape>(params, at, queries);
   sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
   consume_slots<Shape>(params, running, values, at, run, shared, full, empty);
   // Every copy has landed and been read behind a barrier: the memory is free.
@@ -332,7 +329,8 @@ struct SlotPlan {
 
 template <class Shape>
 int64_t slot_workspace(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how) {
-  return SlotPlan(args, how, Shape::kGroupTiles).template partial_bytes<Shape::kHeadDim>() + (Shape::Keys::kParts == 2 ? kProjectionBytes<Shape::kHeadDim> : 0);
+  int64_t const of_slices = SlotPlan(args, how, Shape::kGroupTiles).template partial_bytes<Shape::kHeadDim>();
+  return of_slices + (Shape::Keys::kParts == 2 ? kProjectionBytes<Shape::kHeadDim> + slot_query_bytes<Shape>(args) : 0);
 }
 
 // How a span of `bytes` of each head's slot from `first` on lies in memory and in a stage.
@@ -411,6 +409,9 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
   params.unseen = args.causal != 0 ? static_cast<int>(args.rows - 1) : 0;
+  if constexpr (Shape::Keys::kParts == 2) {
+    if (int32_t const error = launch_slot_queries<Variant, Element, Shape>(params, how); error != 0) return error;
+  }
   constexpr auto attend = attend_slots<Variant, Element, Shape>;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, Shape::kEnd); error != cudaSuccess) return error;
   void* to_attend[] = {&params};

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kv_cache/slot_codes.cuh"
+#include "kv_cache/slot_two_bits.cuh"
 #include "kv_cache/vector_coding.cuh"
 
 namespace gemmill::kv_cache {
@@ -72,7 +73,8 @@ struct CentroidKeys {
 template <int kHeadDim, int kBits>
 struct ProdKeys {
   static constexpr int kDim = kHeadDim, kShare = kSlotShare<kHeadDim>;
-  using Codes = LaneCodes<kBits - 1, 4, kShare>;
+  static_assert(kBits == 3, "Codes without their signs have two bits.");
+  using Codes = TwoBitCodes<4, kShare>;
   static constexpr int kTableBits = kBits - 1, kCodeBytes = kHeadDim * kTableBits / 8, kSignBytes = kHeadDim / 8;
   static constexpr int kShareBytes = kShare * kTableBits / 8, kShareSigns = kShare / 8;
   static constexpr int kScalars = kCodeBytes + kSignBytes, kBytes = kScalars + 2 * kNormBytes;
@@ -89,6 +91,7 @@ struct ProdKeys {
   static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile,
                                                SlotQuery<kHeadDim> const (&q)[kParts], uint32_t table, int g, int t) {
     int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g)), own_signs = kCodeBytes + tile.share * kShareSigns + 4 * t;
+    FourCentroids const centroids(table);
     Codes of_low, of_high;
     of_low.load(tile.shared, low + tile.share * kShareBytes, t);
     of_high.load(tile.shared, high + tile.share * kShareBytes, t);
@@ -97,8 +100,8 @@ struct ProdKeys {
     float of_signs[4] = {};
 #pragma unroll
     for (int step = 0; step < kSlotSteps<kHeadDim>; ++step) {
-      uint32_t const a[4] = {of_low.pair(table, 2 * step), of_high.pair(table, 2 * step), of_low.pair(table, 2 * step + 1),
-                             of_high.pair(table, 2 * step + 1)};
+      uint32_t const a[4] = {of_low.pair(centroids, 2 * step), of_high.pair(centroids, 2 * step), of_low.pair(centroids, 2 * step + 1),
+                             of_high.pair(centroids, 2 * step + 1)};
       mma_16x8x16<__half>(s, a, q[0][step].x, q[0][step].y);
       uint32_t const signs[4] = {two_signs_of(low_signs, 2 * step), two_signs_of(high_signs, 2 * step),
                                  two_signs_of(low_signs, 2 * step + 1), two_signs_of(high_signs, 2 * step + 1)};

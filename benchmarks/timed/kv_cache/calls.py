@@ -21,15 +21,18 @@ SHAPES = {
     "decode": ((1, 16384), (1, 131072), (8, 16384), (32, 4096), (64, 8192)),
     "attend": ((1, 16384), (8, 16384), (32, 4096), (64, 8192)),
     "prefill": ((1, 4096), (1, 16384)),
+    "chunk": ((1, 4096, 69632), (1, 512, 66048), (8, 4, 16384), (8, 2, 16384), (8, 1, 16384)),
     "pack": ((1,), (4096,), (16384,)),
 }
-"""Rows and columns; tokens; sequences and their length, of which prefilling has as many query rows."""
+"""Rows and columns; tokens; sequences and their length, of which prefilling has as many query rows; sequences, their last query rows
+and their length: a chunk of a prompt over 64K tokens, drafts."""
 _SEQUENCES = ("batch", "length")
 SIZES = {
     "hadamard": ("rows", "columns"),
     "store": ("tokens",),
     "restore": ("tokens",),
     "pack": ("tokens",),
+    "chunk": ("batch", "rows", "length"),
 } | dict.fromkeys(("decode", "attend", "prefill"), _SEQUENCES)
 PRESETS = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc", "ultraquant_4bit")
 KINDS = (
@@ -45,6 +48,8 @@ KINDS = (
     "attend k_eden4_v_eden4",
     "prefill k_eden4_v_eden4",
     "prefill 4 bits",
+    "chunk 4 bits",
+    "chunk 3 bits",
     "pack eden4",
     "pack turboquant_prod3",
     "pack unit_centroids4",
@@ -58,6 +63,7 @@ TINY = {
     "decode": _TINY,
     "attend": _TINY,
     "prefill": _TINY,
+    "chunk": (2, 3, 33),
 }
 WARM = {
     "hadamard": (1 << 18, 128),
@@ -103,14 +109,18 @@ class KvCacheWorkload:
         return dict(zip(SIZES[self.op], self.shape, strict=True))
 
     @property
+    def rows(self) -> int:
+        """Query rows of a sequence."""
+        return self.shape[1] if self.op in ("prefill", "chunk") else 1
+
+    @property
     def case(self) -> HadamardCase | CompressCase | DecompressCase | DecodeCase | AttendCase | PackCase:
         """The call."""
         if self.op == "pack":
             return PackCase(tokens=self.shape[0], format=self.format)
-        rows = self.shape[-1] if self.op == "prefill" else 1
         if self.op in ("attend", "prefill") and not self.bits:
             batch, length = self.shape
-            return AttendCase(lengths=(length,) * batch, rows=rows, page=self.page, format=self.format)
+            return AttendCase(lengths=(length,) * batch, rows=self.rows, page=self.page, format=self.format)
         match self.op:
             case "hadamard":
                 return HadamardCase(rows=self.shape[0], columns=self.shape[1])
@@ -118,22 +128,22 @@ class KvCacheWorkload:
                 return CompressCase(tokens=self.shape[0], format=self.format, page=self.page)
             case "restore":
                 return DecompressCase(tokens=self.shape[0], format=self.format, page=self.page)
-        batch, length = self.shape
-        return DecodeCase(lengths=(length,) * batch, rows=rows, page=self.page, format=self.format)
+        batch, length = self.shape[0], self.shape[-1]
+        return DecodeCase(lengths=(length,) * batch, rows=self.rows, page=self.page, format=self.format)
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence."""
-        batch, length = self.shape
+        batch, length = self.shape[0], self.shape[-1]
         return tuple(-(-length * i // batch) for i in range(1, batch + 1)) if self.is_ragged else (length,) * batch
 
     @property
     def flops(self) -> float:
-        """Of prefilling: two products of the keys that each row sees. Of others none that count."""
-        if self.op != "prefill":
+        """Of many rows: two products of the keys that each row sees. Of others none that count."""
+        if self.op not in ("prefill", "chunk"):
             return 0.0
-        batch, length = self.shape
-        return 4.0 * batch * HEADS * HEAD_DIM * length * (length + 1) / 2
+        batch, rows, length = self.shape[0], self.rows, self.shape[-1]
+        return 4.0 * batch * HEADS * HEAD_DIM * rows * (2 * length - rows + 1) / 2
 
     @property
     def bytes(self) -> int:
@@ -146,8 +156,7 @@ class KvCacheWorkload:
         token = KV_HEADS * sum(spec.format.size(HEAD_DIM) for spec in specs_of(self.format, HEAD_DIM))
         if self.op in ("store", "restore"):
             return self.shape[0] * (KV_HEADS * HEAD_DIM * 4 + token)
-        rows = self.shape[1] if self.op == "prefill" else 1
-        return sum(self.lengths) * token + self.shape[0] * rows * HEADS * HEAD_DIM * 4
+        return sum(self.lengths) * token + self.shape[0] * self.rows * HEADS * HEAD_DIM * 4
 
     def __str__(self) -> str:
         return f"{self.kind} {' x '.join(map(str, self.shape))}{' ragged' if self.is_ragged else ''}"

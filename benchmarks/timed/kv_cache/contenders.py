@@ -106,7 +106,7 @@ def torch_attention(given: dict[str, Any], workload: KvCacheWorkload) -> Callabl
 
 def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
     """vLLM's FlashAttention 3 over pages, as its backend calls it."""
-    batch, length = workload.shape
+    batch, length = workload.shape[0], workload.shape[-1]
     q, (keys, values) = given["q"].flatten(0, 1).to(dtype), plain_pages(given, dtype)
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
     rows = given["q"].shape[1]
@@ -156,7 +156,7 @@ class PrefillPeer(KvCachePeer):
 
 def restore_then_attend(attention: Attention, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
     """`kv_decompress` and an attention, by hand: a sequence at a time, into memory that is there already."""
-    (batch, length), cache = workload.shape, given["cache"]
+    batch, length, cache = workload.shape[0], workload.shape[-1], given["cache"]
     page, q, table = cache.shape[2], given["q"], given["block_table"].long()
     places = torch.arange(page, device=q.device)
     slots = [(row[:, None] * page + places).flatten()[:length] for row in table]
@@ -174,7 +174,7 @@ def restore_then_attend(attention: Attention, given: dict[str, Any], workload: K
 
 def prefill_of_class(attention: Attention, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
     """`CompressedKVCache.prefill` over the same pages."""
-    (batch, length), data, q = workload.shape, given["cache"], given["q"]
+    batch, length, data, q = workload.shape[0], workload.shape[-1], given["cache"], given["q"]
     sizes = {"kv_heads": data.shape[1], "head_dim": q.shape[3], "page": data.shape[2], "format": given["format"]}
     cache = CompressedKVCache(pages=len(data), seed=given["seed"], device=data.device, **sizes)
     cache.data = data[None]

@@ -103,8 +103,8 @@ def _check_device(device: torch.device | str) -> None:
 class CompressedKVCache:
     """Keys and values of the layers of a model in 2 to 4 bits an element.
 
-    `pages` pages of `page` tokens hold `kv_heads` heads of `head_dim` elements, for each of `layers` layers. Formats
-    are those of `gemmill.kv_decode_attention`. The arithmetic is that of the ops: see docs/kv_cache.md. Errors are one
+    `pages` pages of `page` tokens hold `kv_heads` heads of `head_dim` elements, for each of `layers` layers. Values have
+    `value_dim` elements; None stands for as many as keys. Formats are those of `gemmill.kv_decode_attention`. The arithmetic is that of the ops: see docs/kv_cache.md. Errors are one
     sentence, and leave the cache as it was.
     """
 
@@ -114,6 +114,7 @@ class CompressedKVCache:
         pages: int,
         kv_heads: int,
         head_dim: int = 128,
+        value_dim: int | None = None,
         layers: int = 1,
         format: str = "k_eden4_v_eden4",
         page: int = 64,
@@ -134,9 +135,14 @@ class CompressedKVCache:
         _check_device(device)
         self.format = format
         self.spec = CacheSpec(
-            format=format_of(*FORMATS[format]), head_dim=head_dim, kv_heads=kv_heads, page_size=page, seed=seed
+            format=format_of(*FORMATS[format]),
+            head_dim=head_dim,
+            value_dim=head_dim if value_dim is None else value_dim,
+            kv_heads=kv_heads,
+            page_size=page,
+            seed=seed,
         )
-        size = sum(vectors.format.size(head_dim) for vectors in (self.spec.keys, self.spec.values))
+        size = sum(vectors.format.size(vectors.head_dim) for vectors in (self.spec.keys, self.spec.values))
         self.data = torch.zeros((layers, pages, kv_heads, page, size), dtype=torch.uint8, device=device)
         """u8 [layers, pages, kv_heads, page, bytes of a key and a value]; `data[layer]` is an operand of the ops."""
         self._free = list(range(pages - 1, -1, -1))
@@ -218,7 +224,7 @@ class CompressedKVCache:
         rotated_keys: bool = False,
         rotated_values: bool = False,
     ) -> None:
-        """Store keys and values [new tokens of all sequences, kv_heads, head_dim] (bf16 or f16) of a step.
+        """Store keys and values [new tokens of all sequences, kv_heads, elements] (bf16 or f16) of a step.
 
         With `rotated_keys` or `rotated_values` those come rotated by the cache's seed: see
         gemmill.quantize.fold_rotation. Raises ValueError for an ended step.
@@ -252,7 +258,8 @@ class CompressedKVCache:
         options = {"scale": scale, "causal": causal, "window": window, "sinks": sinks, "softcap": softcap}
         where = (self.data[layer], step.block_table, step.seq_lens, self.format)
         seed = -1 if rotated else self.spec.seed
-        return kv_decode_attention(q, *where, seed=seed, rotated_out=rotated_out, **options)  # type: ignore[arg-type]
+        elements = self.spec.values.head_dim
+        return kv_decode_attention(q, *where, seed=seed, rotated_out=rotated_out, value_dim=elements, **options)  # type: ignore[arg-type]
 
     def prefill(
         self,
@@ -266,7 +273,7 @@ class CompressedKVCache:
     ) -> Tensor:
         """Attend as `attend` does, by restored keys and values: the way for many new tokens.
 
-        q is [sequences, new tokens of each, heads, head_dim], as is the result. It restores one sequence after the
+        q is [sequences, new tokens of each, heads, head_dim]; the result has a value's elements. It restores one sequence after the
         other, and attends over it by `attention`, or by torch's scaled_dot_product_attention. Neither q nor the result
         is in the rotated basis. Raises ValueError as `attend`.
         """
@@ -274,13 +281,14 @@ class CompressedKVCache:
         _check_queries(step, q)
         factor = self.spec.head_dim**-0.5 if scale is None else scale
         attended = attention or attend_by_torch
-        out, page = torch.empty_like(q), self.spec.page_size
+        elements, page = self.spec.values.head_dim, self.spec.page_size
+        out = q.new_empty((*q.shape[:3], elements))
         within = torch.arange(page, device=q.device, dtype=torch.int64)
         for i, length in enumerate(step.lengths):
             table = step.block_table[i, : -(-length // page)].long()
             slots = (table[:, None] * page + within).flatten()[:length]
             where = self.data[layer], slots, self.spec.head_dim, self.format, self.spec.seed
-            out[i] = attended(q[i], *kv_decompress(*where, q.dtype), factor, causal)
+            out[i] = attended(q[i], *kv_decompress(*where, q.dtype, value_dim=elements), factor, causal)
         return out
 
     def load_pages(self, data: Tensor, tag: str) -> None:

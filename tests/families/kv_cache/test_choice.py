@@ -17,6 +17,7 @@ from gemmill.families.kv_cache.cases.packed_calls import AttendCase
 from gemmill.families.kv_cache.classes import class_of_config
 from gemmill.families.kv_cache.config import (
     HALF_WAVES,
+    MANY_ROWS,
     SLICES,
     KernelKind,
     KvCacheConfig,
@@ -48,8 +49,9 @@ TINY = {"batch": 2, "rows": 2, "heads": 4, "kv_heads": 2, "length": 70}
 
 
 def configs_of(op: MeasuredOp) -> list[KvCacheConfig]:
-    """Those that serve a measured class, with as many slices as fill the device."""
-    return [config for config in default(Arch.SM90A) if op.number in TUNING.offers(config) and not config.slices]
+    """Those for few rows that serve a measured class, with as many slices as fill the device."""
+    offered = (config for config in default(Arch.SM90A) if op.number in TUNING.offers(config) and not config.slices)
+    return [config for config in offered if not config.tile_rows]
 
 
 def row_of(config: KvCacheConfig) -> Row:
@@ -256,6 +258,7 @@ def test_blackwell_has_the_kernels_that_fit_its_shared_memory() -> None:
         KernelKind.DECODE,
         KernelKind.ATTEND,
         KernelKind.SCORES,
+        KernelKind.LATENT,
     }
     found = list(default(Arch.SM120F))
     assert {config.arch for config in found} == {Arch.SM120F}
@@ -273,3 +276,17 @@ def test_a_kernel_without_room_is_no_build_away() -> None:
         "build 0123456789ab lacks a variant for such calls, and none can be built: kernels of 512 elements take up to 146432 "
         "bytes of shared memory, a block of sm120f has 101376; call kv_compress_keys and kv_compress_values"
     )
+
+
+def test_many_rows_are_attended_by_wgmma_and_few_are_not(table_of: Callable[..., Any]) -> None:
+    """Rows of a step of decoding or of drafts, and those of a chunk of a prompt; a chunk of few tiles has several slices."""
+    op = MeasuredOp.DECODE_4
+    many = [
+        config
+        for config in default(Arch.SM90A)
+        if op.number in TUNING.offers(config) and not config.slices and config.tile_rows
+    ]
+    table = table_of(*configs_of(op), *many)
+    for rows, is_many in ((1, False), (4, False), (128, True), (4096, True)):
+        chosen = select(table, call_of(op, rows=rows, length=65536), SMS)
+        assert (chosen.entry.config.tile_rows == MANY_ROWS) is is_many, rows

@@ -7,7 +7,7 @@ import pytest
 from gemmill.families.kv_cache.cases.calls import DecodeCase, of_config
 from gemmill.families.kv_cache.cases.drawn import drawn
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
-from gemmill.families.kv_cache.config import MOST_OF_ANY, SLOT_FORMATS, KvCacheConfig, Slots
+from gemmill.families.kv_cache.config import MOST_OF_ANY, SLOT_FORMATS, KernelKind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
 from gemmill.families.kv_cache.ops import DECODE
 from gemmill.families.kv_cache.packed import KEY_FORMATS, VALUE_FORMATS
@@ -24,10 +24,10 @@ ATTENTIONS = {"pages": DECODE.name, "any format": ATTENTION.name, "slots": ATTEN
 
 @cache
 def checked() -> dict[str, dict[KvCacheConfig, list[DecodeCase | AttendCase]]]:
-    """Calls of each attention's kernels, settings of launches left out."""
+    """Calls of each attention's kernels over keys and values, settings of launches left out."""
     found: dict[str, dict[KvCacheConfig, list[DecodeCase | AttendCase]]] = {name: {} for name in ATTENTIONS}
     for config in sweep(Arch.SM90A):
-        if config.attends and config == config.compiled:
+        if config.attends and config.kind is not KernelKind.LATENT and config == config.compiled:
             cases = [case for case in of_config(config) if isinstance(case, DecodeCase | AttendCase)]
             name = (
                 "slots"

@@ -89,6 +89,16 @@ def test_no_byte_has_two_owners(format: CacheFormat, page_size: int) -> None:
         assert plan.placements[0].head_stride % 16 == 0
 
 
+def test_values_of_fewer_elements_have_fewer_bytes() -> None:
+    spec = CacheSpec(format=eden(), head_dim=192, value_dim=128, kv_heads=8, page_size=16)
+    assert bytes_of_token_and_head(spec) == (192 + 128) // 2 + 4
+    assert [vectors.head_dim for vectors in (spec.keys, spec.values)] == [192, 128]
+    assert (
+        CacheSpec(format=eden(), head_dim=192, value_dim=192, kv_heads=8, page_size=16).tag
+        == spec_of(eden(), head_dim=192).tag
+    )
+
+
 def test_refused_bits_and_sizes() -> None:
     with pytest.raises(
         ValueError, match=r"^eden in 5 bits was asked for; it is offered in 2, 3 and 4: choose one of these\.$"
@@ -104,6 +114,15 @@ def test_refused_bits_and_sizes() -> None:
         ValueError, match=r"^A turboquant_3bit_nc cache of head dim 96 was asked for; 64, 128, 256 and 512 are off"
     ):
         spec_of(preset("turboquant_3bit_nc"), head_dim=96)
+    with pytest.raises(
+        ValueError,
+        match=r"^A k_eden4_v_eden4 cache of keys of 192 elements and values of 96 was asked for; such values have 192 and 128: choose",
+    ):
+        CacheSpec(format=eden(), head_dim=192, value_dim=96, kv_heads=8, page_size=16)
+    with pytest.raises(
+        ValueError, match=r"keys of 256 elements and values of 128 was asked for; such values have 256: choose one"
+    ):
+        CacheSpec(format=eden(), head_dim=256, value_dim=128, kv_heads=8, page_size=16)
     with pytest.raises(
         ValueError, match=r"^Pages of 48 tokens were asked for; 16, 32, 64 and 128 are offered: choose one"
     ):
@@ -140,8 +159,10 @@ def test_a_tag_names_everything_that_the_bytes_depend_on() -> None:
         spec_of(eden(), kv_heads=4),
         spec_of(eden(), page_size=32),
         CacheSpec(format=eden(), head_dim=128, kv_heads=8, page_size=16, seed=1),
+        spec_of(eden(), head_dim=192),
+        CacheSpec(format=eden(), head_dim=192, value_dim=128, kv_heads=8, page_size=16),
     ]
-    assert len({base.tag, *(other.tag for other in others)}) == 7
+    assert len({base.tag, *(other.tag for other in others)}) == 9
     check_tag(base.tag, base)
     for other in others:
         with pytest.raises(

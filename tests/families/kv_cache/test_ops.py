@@ -13,6 +13,7 @@ from families.kv_cache.rotated import exact
 from gemmill.families.kv_cache.call import config_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.judging import limits, parts
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase
 from gemmill.families.kv_cache.cases.made import MadeCall
 from gemmill.families.kv_cache.cases.packed_calls import (
     AttendCase,
@@ -31,7 +32,7 @@ from gemmill.families.kv_cache.config import (
     Operands,
     Slots,
 )
-from gemmill.families.kv_cache.formats import HEAD_DIMS
+from gemmill.families.kv_cache.formats import HEAD_DIMS, VALUE_DIMS
 from gemmill.families.kv_cache.ops import DECODED, SCHEMAS_OF, STORED
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate
 from gemmill.families.kv_cache.selections import default, is_served, sweep
@@ -69,6 +70,33 @@ def test_a_transform_is_its_own_inverse_but_for_the_scale() -> None:
     y = gemmill.hadamard_transform(x, 0.125)
     assert torch.equal(y, hadamard_transform(x.double()).half())
     assert torch.allclose(gemmill.hadamard_transform(y, 0.125).float(), x.float(), atol=2e-3)
+
+
+def test_values_may_have_fewer_elements_than_keys() -> None:
+    """The bytes of each side are those of a cache that has as many elements of both."""
+    random = torch.Generator().manual_seed(4)
+    keys, values = (torch.randn(5, 2, d, generator=random).bfloat16() for d in (192, 128))
+    cache, wide, narrow = (torch.zeros(1, 2, 16, size, dtype=torch.uint8) for size in (164, 196, 132))
+    slots = torch.arange(5)
+    gemmill.kv_compress(cache, keys, values, slots, seed=9)
+    gemmill.kv_compress(wide, keys, keys.clone(), slots, seed=9)
+    gemmill.kv_compress(narrow, values.clone(), values, slots, seed=9)
+    of_head = [x.flatten(2)[0] for x in (cache, wide, narrow)]
+    assert torch.equal(of_head[0][:, : 16 * 98], of_head[1][:, : 16 * 98])
+    assert torch.equal(of_head[0][:, 16 * 98 :], of_head[2][:, 16 * 66 :])
+    table, lengths = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
+    q = torch.randn(1, 1, 4, 192, generator=random).bfloat16()
+    out, lse = gemmill.kv_decode_attention(q, cache, table, lengths, seed=9, value_dim=128)
+    _, of_keys = gemmill.kv_decode_attention(q, wide, table, lengths, seed=9)
+    restored = gemmill.kv_decompress(cache, slots, 192, seed=9, value_dim=128)
+    weights = torch.softmax(
+        torch.einsum("hd,nhd->hn", q[0, 0].double(), restored[0].repeat_interleave(2, 1).double()) / 192**0.5, -1
+    )
+    wanted = torch.einsum("hn,nhd->hd", weights, restored[1].repeat_interleave(2, 1).double())
+    assert out.shape == (1, 1, 4, 128) and torch.equal(lse, of_keys)
+    assert (out[0, 0].double() - wanted).abs().max() < 0.02
+    with pytest.raises(RuntimeError, match="kv_decode_attention: vectors have 100 elements, expected 64, 96"):
+        gemmill.kv_decode_attention(q, cache, table, lengths, seed=9, value_dim=100)
 
 
 def test_what_is_stored_is_restored() -> None:
@@ -162,6 +190,10 @@ def narrower(tensor: Tensor) -> Tensor:
         (RESTORE, {"slot_mapping": Tensor.int}, "slot_mapping is int32, expected int64"),
         (RESTORE, {"keys": lambda k: k[:1].expand(5, 2, 128)}, "keys of [5, 2, 128] has strides [0, 128, 1]: its vectors must follow one another at one stride"),
         (DECODE, {"softcap": lambda _: -1.0}, "softcap is -1.0, expected a positive number, or 0 for none"),
+        (DECODE, {"out": lambda o: o[..., :64]}, "keys have 128 elements and values 64, expected as many of both, or 192 and 128"),
+        (STORE, {"values": lambda v: v[..., :96]}, "keys have 128 elements and values 96, expected as many of both, or 192 and 128"),
+        (replace(RESTORE, head_dim=192), {"values": lambda v: v[..., :96]}, "keys have 192 elements and values 96, expected as many of both, or 192 and 128"),
+        (replace(DECODE, head_dim=192), {"out": lambda o: o[..., :128]}, "cache is [4, 2, 16, 196], expected [pages, KV heads, page, 164]"),
         (DecodeCase(lengths=(3,), head_dim=64), {"format": lambda _: "k_eden4_v_eden3"}, "format is 'k_eden4_v_eden3' with vectors of 64 elements, expected as many bits"),
         (DECODE, {"lse": lambda x: x[..., :1]}, "lse has shape [2, 4, 1] and strides [8, 2, 1], expected three dimensions without gaps"),
         (ScoresCase(length=3, heads=2, kv_heads=1), {"q": lambda q: q.repeat(1, 1, 1, 4)}, "vectors have 512 elements, expected 64, 96, 128, 192 or 256"),
@@ -188,7 +220,7 @@ def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
         schema = BY_NAME[case.schema.name]
         judged = checks.check(schema, operands.of_arguments(schema, case.arguments("meta")))
         served.add(config_of(judged, Arch.SM90A))
-    assert served == {config.compiled for config in configs} and len(served) == 226
+    assert served == {replace(config.compiled, tile_rows=0) for config in configs} and len(served) == 246
     assert {config for config in configs if is_served(config)} == set(default(Arch.SM90A))
 
 
@@ -255,11 +287,23 @@ def _cases() -> list[MadeCall]:
         *(DecompressCase(tokens=1, format=name, dtype=d, head_dim=c) for name, c in _fitting(DECODED) for d in dtypes),
         *(DecodeCase(lengths=(1,), dtype=d, format=name, head_dim=c) for name, c in _fitting(DECODED) for d in dtypes),
         *(
+            case(**sizes, dtype=d, format=name, head_dim=c, value_dim=fewer)
+            for case, sizes, formats in (
+                (CompressCase, {"tokens": 1}, STORED),
+                (DecompressCase, {"tokens": 1}, DECODED),
+                (DecodeCase, {"lengths": (1,)}, DECODED),
+            )
+            for name, c in _fitting(formats)
+            for fewer in VALUE_DIMS.get(c, ())
+            for d in dtypes
+        ),
+        *(
             case(tokens=1, format="eden4", dtype=d, head_dim=c)
             for case in (PackCase, UnpackCase)
             for c in HEAD_DIMS
             for d in dtypes
         ),
+        *(LatentCase(lengths=(1,), dtype=d) for d in dtypes),
         *(ScoresCase(length=1, dtype=d, head_dim=c) for c in HEAD_DIMS if c <= MOST_OF_ANY for d in dtypes),
         *(AttendCase(lengths=(1,), dtype=d, head_dim=c) for c in HEAD_DIMS if c <= MOST_OF_ANY for d in dtypes),
         *(
@@ -310,13 +354,17 @@ def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> N
         ),
         (
             "sm90a_kvcache_compress_bf16_d128_eden_k4v4",
-            "field 'eden', expected any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant, prod3mse2 or fp8; or k and a number, v and a number; or w and a number; or s and a number; or nothing more",
+            "field 'eden', expected vd and a number; or any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant, prod3mse2 or fp8; or k and a number, v and a number; or r and a number; or w and a number; or s and a number; or nothing more",
         ),
         (
             "sm90a_kvcache_decode_bf16_d128_k4",
-            "field 'k4', expected any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant, prod3mse2 or fp8; or k and a number, v and a number; or w and a number; or s and a number; or nothing more",
+            "field 'k4', expected vd and a number; or any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant, prod3mse2 or fp8; or k and a number, v and a number; or r and a number; or w and a number; or s and a number; or nothing more",
         ),
         ("sm90a_kvcache_decode_bf16_128_k4v4", "head_dim '128', expected d and a number"),
+        (
+            "sm90a_kvcache_decode_bf16_d256_vd128_k4v4",
+            "value_dim=128 contradicts kind=decode of 256 elements, which has 0: 0 is as many as keys have (value_dim)",
+        ),
         (
             "sm90a_kvcache_attend_bf16_d128_k4v4",
             "key_bits=4 value_bits=4 contradict kind=attend of 128 elements, which has 0 and 0 (bits)",

@@ -58,6 +58,18 @@ def test_rotations_of_the_seed_may_be_left_to_the_caller() -> None:
         assert (found.float() - rotated).norm() < 0.01 * rotated.norm()
 
 
+def test_values_may_have_fewer_elements() -> None:
+    random = torch.Generator().manual_seed(1)
+    cache = small(head_dim=192, value_dim=128)
+    assert cache.data.shape[-1] == (192 + 128) // 2 + 4 and ":d192v128:" in cache.tag
+    step = cache.append({cache.allocate(): 20})
+    k, v, q = (torch.randn(20, heads, d, generator=random).bfloat16() for heads, d in ((2, 192), (2, 128), (4, 192)))
+    cache.store(step, k, v)
+    wanted, _ = attention(q.float(), k.float(), v.float(), AttentionOptions(scale=192**-0.5))
+    for out in (cache.attend(step, q[None])[0], cache.prefill(step, q[None])):
+        assert out.shape == (1, 20, 4, 128) and (out[0].float() - wanted).norm() < 0.25 * wanted.norm()
+
+
 def test_sequences_keep_apart_and_lengths_grow() -> None:
     cache = small()
     first, second = cache.allocate(), cache.allocate()

@@ -245,13 +245,18 @@ def stored_attention_bound(
     sinks: Tensor | None = None,
     *,
     rotated_out: bool = False,
+    beyond: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """`attention_bound` of stored keys and values. A soft cap only lessens errors of scores."""
+    """`attention_bound` of stored keys and values. A soft cap only lessens errors of scores.
+
+    `beyond` adds to the inner products: sums of exact products, and of their magnitudes, each [heads, rows, length].
+    """
     q, heads = q.double(), q.shape[1]
     key_spec, value_spec = stored.key_spec, stored.value_spec
     query, key = joined(transformed_queries(q, key_spec)), for_query_heads(joined(decode(stored.keys, key_spec)), heads)
     seen = visible(q.shape[0], length, options).to(q.device)
-    weights, _ = softmax(torch.einsum("rhd,nhd->hrn", query, key), seen, options, sinks)
+    raw = torch.einsum("rhd,nhd->hrn", query, key)
+    weights, _ = softmax(raw if beyond is None else raw + beyond[0], seen, options, sinks)
     part = for_query_heads(joined(decode(stored.values, value_spec)), heads)
     back = _back(value_spec, rotated_out=rotated_out).to(q.device)
     value = part @ back
@@ -275,9 +280,10 @@ def stored_attention_bound(
     float32 = magnitude * (
         sum_loss(length) + 4 * FLOAT32_UNIT + rotation_loss(value_spec.rotation, value_spec.head_dim)
     )
-    score_errors = (
-        options.scale * products.abs().sum(-1, keepdim=True) * score_loss(key_spec) + _EXP_STEPS * FLOAT32_UNIT
-    )
+    magnitudes = products.abs().sum(-1, keepdim=True)
+    if beyond is not None:
+        magnitudes = magnitudes + torch.where(seen, beyond[1], 0.0).permute(1, 2, 0)[..., None]
+    score_errors = options.scale * magnitudes * score_loss(key_spec) + _EXP_STEPS * FLOAT32_UNIT
     full = full + float32 + (score_errors * moved.abs()).sum(1)
     return (DEVIATIONS * random.sqrt() + full) * _SECOND_ORDER
 

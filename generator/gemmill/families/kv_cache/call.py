@@ -70,6 +70,7 @@ def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
             head_dim=call["head_dim"],
             key_bits=call.get("key_bits") or 0,
             value_bits=call.get("value_bits") or 0,
+            value_dim=call["value_dim"] if call.get("has_fewer") else 0,
             slots=slots_of(call),
         ),
         arch=arch,
@@ -84,6 +85,7 @@ def spec_of(call: Judged) -> CacheSpec:
     return CacheSpec(
         format=format_of(METHODS[call.get("method") or 0], call["key_bits"], call["value_bits"]),
         head_dim=call["head_dim"],
+        value_dim=call["value_dim"],
         kv_heads=call["kv_heads"],
         page_size=call["page"],
         seed=max(call["seed"], 0),

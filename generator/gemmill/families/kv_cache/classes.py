@@ -16,6 +16,7 @@ CLASSES = Classes(
         ClassAxis(name="head_dim", expression="head_dim", values={columns: columns for columns in HEAD_DIMS}),
         ClassAxis(name="key_bits", expression="key_bits", values=_BITS),
         ClassAxis(name="value_bits", expression="value_bits", values=_BITS),
+        ClassAxis(name="value_dim", expression="has_fewer", values={0: 0, 128: 1}),
         ClassAxis(name="slots", expression="slots", values={Slots.ANY: 0} | {x: i + 1 for i, x in enumerate(COMPILED)}),
     )
 )

@@ -6,7 +6,8 @@ from enum import StrEnum
 from itertools import product
 from typing import ClassVar, Self
 
-from gemmill.families.kv_cache.formats import HEAD_DIMS, CacheFormat, Method, VectorFormat, cache_format
+from gemmill.families.kv_cache.formats import HEAD_DIMS, VALUE_DIMS, CacheFormat, Method, VectorFormat, cache_format
+from gemmill.families.kv_cache.latent import LATENT_BITS, LATENT_DIM
 from gemmill.family import first_rejection
 from gemmill.vocab import Arch, DType
 
@@ -30,6 +31,8 @@ class KernelKind(StrEnum):
     """multiplies queries and packed keys"""
     ATTEND = "attend"
     """attends over packed keys and values, in any format"""
+    LATENT = "latent"
+    """attends over latents in 4 bits, which are keys and values of all heads (MLA)"""
 
 
 class Slots(StrEnum):
@@ -84,14 +87,19 @@ _TEMPLATE = {
     KernelKind.UNPACK: "unpack",
     KernelKind.SCORES: "packed_scores",
     KernelKind.ATTEND: "packed_attention",
+    KernelKind.LATENT: "latent_attention",
 }
 OF_ANY_FORMAT = (KernelKind.PACK, KernelKind.UNPACK, KernelKind.SCORES, KernelKind.ATTEND)
 """Kinds of kernels that get formats at run time."""
-ATTENTIONS = (KernelKind.DECODE, KernelKind.ATTEND)
+OF_PAGES = (KernelKind.COMPRESS, KernelKind.DECODE, KernelKind.DECOMPRESS)
+"""Kinds of kernels of keys and values in pages."""
+ATTENTIONS = (KernelKind.DECODE, KernelKind.ATTEND, KernelKind.LATENT)
 HALF_WAVES = (2, 1, 4, 8)
 """How many half waves slices may fill. The first is the default."""
 SLICES = (1, 4, 16, 32, 64, 128)
 """How many slices each sequence may have at most, whatever the batch."""
+FEW_ROWS, MANY_ROWS = 16, 128
+"""Flat rows of a tile: of drafts, by twelve warps; of those of WGMMA, 64 for each of two warpgroups."""
 WITHOUT_BITS = (KernelKind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
@@ -110,10 +118,12 @@ class Operands:
     dtype: DType
     """Type of rows, keys and values, or queries."""
     head_dim: int
-    """Elements of a vector; columns of a transform."""
+    """Elements of a vector, or of a key; columns of a transform."""
     key_bits: int = 0
     """Bits of a key's element; 0 without a stored key."""
     value_bits: int = 0
+    value_dim: int = 0
+    """Elements of a value in a page; 0: as many as a key has."""
     slots: Slots = Slots.ANY
     """The formats of packed keys and values in slots."""
 
@@ -128,6 +138,12 @@ class KvCacheConfig:
 
     kind: KernelKind
     operands: Operands
+    tile_rows: int = 0
+    """Flat rows (query rows times query heads of a KV head) of a tile of attention over pages.
+
+    0: 8 or 16 of them, as a call has more than 8, by mma.sync, whose other operand are tokens. `FEW_ROWS`: always 16, by more
+    warps. `MANY_ROWS`: by WGMMA, which decodes each stage of keys and values once for all of them.
+    """
     half_waves: int = HALF_WAVES[0]
     """How much of a device an attention's slices of tokens are to fill, in halves of the blocks that it holds at a
     time.
@@ -153,6 +169,8 @@ class KvCacheConfig:
     @property
     def template(self) -> str:
         """The path of its template below templates/kv_cache/."""
+        if self.tile_rows:
+            return "draft_attention" if self.tile_rows == FEW_ROWS else "prefill_attention"
         return _TEMPLATE[self.kind] if self.operands.slots is Slots.ANY else "slot_attention"
 
     @property
@@ -202,6 +220,8 @@ def _dtype(c: KvCacheConfig) -> Iterator[str]:
 
 def offered_head_dims(kind: KernelKind) -> tuple[int, ...]:
     """The head dims that a kind has kernels for."""
+    if kind is KernelKind.LATENT:
+        return (LATENT_DIM,)
     return tuple(d for d in HEAD_DIMS if kind is not KernelKind.SCORES or d <= MOST_OF_ANY)
 
 
@@ -214,10 +234,27 @@ def _sizes(c: KvCacheConfig) -> Iterator[str]:
         yield f"head_dim={head_dim} contradicts kind={c.kind}, which has {', '.join(map(str, offered))}"
 
 
+def offered_value_dims(kind: KernelKind, head_dim: int) -> tuple[int, ...]:
+    """Elements of values that a kind has kernels for; 0 stands for those of keys."""
+    return (0, *VALUE_DIMS.get(head_dim, ())) if kind in OF_PAGES else (0,)
+
+
+def _value_dim(c: KvCacheConfig) -> Iterator[str]:
+    """Signs of a value are the first of its key's."""
+    x = c.operands
+    if x.value_dim not in (offered := offered_value_dims(c.kind, x.head_dim)):
+        yield (
+            f"value_dim={x.value_dim} contradicts kind={c.kind} of {x.head_dim} elements, which has {', '.join(map(str, offered))}: 0 "
+            "is as many as keys have"
+        )
+
+
 def offered_bits(kind: KernelKind, head_dim: int) -> tuple[tuple[int, int], ...]:
     """The pairs (bits of keys, bits of values) that a kind has kernels for."""
     if kind in WITHOUT_BITS:
         return ((0, 0),)
+    if kind is KernelKind.LATENT:
+        return ((LATENT_BITS, LATENT_BITS),)
     pairs = tuple(product(BITS, BITS)) if kind is KernelKind.COMPRESS else DECODED_BITS
     return pairs if head_dim == COMMON_HEAD_DIM else tuple(pair for pair in pairs if pair[0] == pair[1])
 
@@ -262,6 +299,23 @@ def _fixed_slices(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
+def offered_tile_rows(arch: Arch, kind: KernelKind, head_dim: int, bits: tuple[int, int]) -> tuple[int, ...]:
+    """The numbers of a tile's rows for which a kind has kernels."""
+    has_wgmma = arch is Arch.SM90A and kind is KernelKind.DECODE and head_dim in _OF_WGMMA and min(bits) > 2
+    return (0, FEW_ROWS, MANY_ROWS) if has_wgmma else (0,)
+
+
+def _tile_rows(c: KvCacheConfig) -> Iterator[str]:
+    """WGMMA is sm90a's; a row of shared memory has 64 elements; byte permutations have tables of eight centroids."""
+    x = c.operands
+    offered = offered_tile_rows(c.arch, c.kind, x.head_dim, (x.key_bits, x.value_bits))
+    if c.tile_rows not in offered:
+        yield (
+            f"tile_rows={c.tile_rows} contradict kind={c.kind} of {x.head_dim} elements in {x.key_bits} and {x.value_bits} bits on "
+            f"arch={c.arch}, which has {', '.join(map(str, offered))}"
+        )
+
+
 def settings_of(kind: KernelKind) -> tuple[tuple[int, int], ...]:
     """The pairs (half_waves, slices) of a kind's launches."""
     if kind not in ATTENTIONS:
@@ -274,7 +328,14 @@ def offered_kinds(arch: Arch) -> tuple[KernelKind, ...]:
     return tuple(kind for kind in KernelKind if _MOST_SHARED.get(kind, 0) <= arch.shared_memory_bytes)
 
 
-_MOST_SHARED = {KernelKind.DECODE: 227 * 1024, KernelKind.ATTEND: 227 * 1024, KernelKind.SCORES: 208 * 1024}
+_OF_WGMMA = (64, 128)
+"""Head dims of attention by WGMMA: 64 elements are a row of shared memory, and a thread has half a row of sums in registers."""
+_MOST_SHARED = {
+    KernelKind.DECODE: 227 * 1024,
+    KernelKind.ATTEND: 227 * 1024,
+    KernelKind.SCORES: 208 * 1024,
+    KernelKind.LATENT: 205 * 1024,
+}
 """Bytes of shared memory that the largest kernel of a kind takes. Other kinds take less than any architecture has."""
 _LONG_STORE = 143 * 1024
 """Bytes of shared memory of a store of 512 elements: eight warps have sixteen vectors each on their way or at hand."""
@@ -294,4 +355,4 @@ def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-RULES = (_dtype, _sizes, _bits, _slots, _half_waves, _fixed_slices, _shared_memory)
+RULES = (_dtype, _sizes, _value_dim, _bits, _slots, _tile_rows, _half_waves, _fixed_slices, _shared_memory)

@@ -20,9 +20,17 @@ _SECONDS = {
     KernelKind.UNPACK: 0.5,
     KernelKind.SCORES: 1.0,
     KernelKind.ATTEND: 4.0,
+    KernelKind.LATENT: 3.0,
 }
 
 _SLOT_SECONDS = 3.0
+_TILE_SECONDS = 3.0
+
+
+def _seconds(config: KvCacheConfig) -> float:
+    if config.tile_rows:
+        return _TILE_SECONDS
+    return _SECONDS[config.kind] if config.operands.slots is Slots.ANY else _SLOT_SECONDS
 
 
 GRAMMAR = Grammar(
@@ -31,8 +39,10 @@ GRAMMAR = Grammar(
         Field("{kind}"),
         Field("{operands.dtype}"),
         Field("d{operands.head_dim}"),
+        Field("vd{operands.value_dim}", default=0),
         Field("{operands.slots}", default=Slots.ANY),
         Field("k{operands.key_bits}v{operands.value_bits}", default=(0, 0)),
+        Field("r{tile_rows}", default=0),
         Field("w{half_waves}", default=HALF_WAVES[0]),
         Field("s{slices}", default=0),
     ),
@@ -46,7 +56,7 @@ KV_CACHE = Kernels(
     rules=RULES,
     spell=spell,
     compiler=Compiler.NVCC,
-    seconds=lambda config: _SECONDS[config.kind] if config.operands.slots is Slots.ANY else _SLOT_SECONDS,
+    seconds=_seconds,
     unit_seconds=_UNIT_SECONDS,
     unit_size=24,
 )

@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 HEAD_DIMS = (64, 96, 128, 192, 256, 512)
+VALUE_DIMS = {192: (128,)}
+"""Elements of values that are fewer than those of their keys, by head dim."""
 PAGE_SIZES = (16, 32, 64, 128)
 SCALAR_BYTES = 2
 MOST_SEED = 2**63 - 1
@@ -185,18 +187,26 @@ class CacheSpec:
 
     format: CacheFormat
     head_dim: int
-    """Elements of a key or value."""
+    """Elements of a key."""
     kv_heads: int
     page_size: int
     """Tokens of a page."""
     seed: int = 0
     """The seed of rotations and projections. Presets of vLLM have none and ignore it."""
+    value_dim: int = 0
+    """Elements of a value; 0: as many as a key has."""
 
     def __post_init__(self) -> None:
         if self.head_dim not in self.format.head_dims:
             raise ValueError(
                 f"A {self.format.name} cache of head dim {self.head_dim} was asked for; "
                 f"{_either(self.format.head_dims)} are offered: choose one of these."
+            )
+        fewer = VALUE_DIMS.get(self.head_dim, ()) if self.format.layout is PageLayout.HEADS else ()
+        if self.value_dim and self.value_dim not in (self.head_dim, *fewer):
+            raise ValueError(
+                f"A {self.format.name} cache of keys of {self.head_dim} elements and values of {self.value_dim} was asked for; such "
+                f"values have {_either((self.head_dim, *fewer))}: choose one of these."
             )
         if self.page_size not in PAGE_SIZES:
             raise ValueError(
@@ -214,22 +224,25 @@ class CacheSpec:
     @property
     def keys(self) -> VectorSpec:
         """The spec of the cache's keys."""
-        return self._vectors(self.format.keys, self.format.key_rotation)
+        return self._vectors(self.format.keys, self.format.key_rotation, self.head_dim)
 
     @property
     def values(self) -> VectorSpec:
         """The spec of the cache's values."""
-        return self._vectors(self.format.values, self.format.value_rotation)
+        return self._vectors(self.format.values, self.format.value_rotation, self.value_dim or self.head_dim)
 
-    def _vectors(self, format: VectorFormat, rotation: RotationKind) -> VectorSpec:
-        return VectorSpec(format=format, head_dim=self.head_dim, rotation=rotation, seed=self.seed)
+    def _vectors(self, format: VectorFormat, rotation: RotationKind, elements: int) -> VectorSpec:
+        return VectorSpec(format=format, head_dim=elements, rotation=rotation, seed=self.seed)
 
     @property
     def tag(self) -> str:
         """The text that a cache object carries, so that it is not read as another format or by another seed."""
         rotations = f"{self.format.key_rotation.value},{self.format.value_rotation.value}"
+        elements = (
+            f"d{self.head_dim}" if self.values.head_dim == self.head_dim else f"d{self.head_dim}v{self.value_dim}"
+        )
         return (
-            f"{self.format.name}:d{self.head_dim}:h{self.kv_heads}:p{self.page_size}:{self.format.layout.value}:"
+            f"{self.format.name}:{elements}:h{self.kv_heads}:p{self.page_size}:{self.format.layout.value}:"
             f"{rotations}:s{self.seed}"
         )
 

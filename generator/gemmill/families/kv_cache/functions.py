@@ -7,6 +7,7 @@ gemmill.families.kv_cache.reference.
 import torch
 
 from gemmill.families.kv_cache.formats import HEAD_DIMS, preset
+from gemmill.families.kv_cache.latent import LATENT_BYTES, LATENT_DIM, ROTARY_AT, TOKEN_BYTES
 from gemmill.families.kv_cache.packed import preset_format, slot_sizes
 from gemmill.family import any_of
 from gemmill.runtime.sizes import size, sizes
@@ -23,6 +24,8 @@ __all__ = [
     "kv_decompress",
     "kv_decompress_keys",
     "kv_decompress_values",
+    "kv_latent_attention",
+    "latent_cache",
     "vllm_cache",
 ]
 
@@ -53,8 +56,9 @@ def kv_compress(
 ) -> None:
     """Store keys and values of new tokens in a cache, token t at slot_mapping[t].
 
-    `keys` and `values` are [tokens, heads, head dim], bf16 or f16. Head dims are 64, 96, 128, 192 and 256. Keys and
-    values have different numbers of bits with head dim 128 alone.
+    `keys` and `values` are [tokens, heads, head dim], bf16 or f16. Head dims are 64, 96, 128, 192, 256 and 512. Values
+    have as many elements as keys, or 128 where keys have 192. Keys and values have different numbers of bits with head
+    dim 128 alone.
 
     `cache` is u8 [pages, heads, page, bytes], each page contiguous. bytes counts a key's and a value's bits over 8,
     plus 4 for their norms. Pages have 16, 32, 64 or 128 tokens.
@@ -75,13 +79,18 @@ def kv_decompress(
     format: str = "k_eden4_v_eden4",
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
+    *,
+    value_dim: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return stored keys and values of slots, each [tokens, heads, head dim] in `dtype` (bf16 or f16), rotated back.
+
+    Values have `value_dim` elements, where keys have `head_dim`; None stands for as many.
 
     `cache`, `slot_mapping` (int64 [tokens]), `format` and `seed` are as in kv_compress. A slot that the cache does not
     have gives zeros. Formats are those that kv_decode_attention reads.
     """
-    keys, values = (_plain("kv_decompress", cache, head_dim, slot_mapping, dtype) for _ in range(2))
+    dims = head_dim, head_dim if value_dim is None else value_dim
+    keys, values = (_plain("kv_decompress", cache, elements, slot_mapping, dtype) for elements in dims)
     _ops.kv_decompress.default(keys, values, cache, slot_mapping, format, seed)
     return keys, values
 
@@ -100,21 +109,23 @@ def kv_decode_attention(
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
     rotated_out: bool = False,
+    value_dim: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend over a cache: return out [batch, rows, heads, head dim] in q's dtype, and lse f32 [batch, heads, rows].
+    """Attend over a cache: return out [batch, rows, heads, value dim] in q's dtype, and lse f32 [batch, heads, rows].
 
     `q` is [batch, rows, heads, head dim], bf16 or f16. Rows are the last tokens of their sequence. `cache` is
     kv_compress's. `block_table` is int32 [batch, pages of the longest], `seq_lens` int32 [batch]. The nearest page or
     length of the cache replaces one that it does not have.
 
-    A `scale` of None stands for 1 / sqrt(head dim). A window or softcap of 0 is none. With a softcap, scores are
-    softcap times tanh(score / softcap). `sinks` are f32 logits [heads].
+    A `scale` of None stands for 1 / sqrt(head dim), a `value_dim` of None for as many elements of a value as of a key. A
+    window or softcap of 0 is none. With a softcap, scores are softcap times tanh(score / softcap). `sinks` are f32
+    logits [heads].
 
     With a seed of -1, q comes rotated and out stays rotated. With `rotated_out` only out stays rotated: see
     `gemmill.quantize.fold_rotation`.
     """
     batch, rows, heads, head_dim = sizes(q, 4)
-    out = q.new_empty(q.shape)
+    out = q.new_empty((batch, rows, heads, head_dim if value_dim is None else _known("kv_decode_attention", value_dim)))
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
     factor = max(head_dim, 1) ** -0.5 if scale is None else scale
     _ops.kv_decode_attention.default(
@@ -196,12 +207,18 @@ def kv_decompress_values(
     return values
 
 
+def _known(op: str, elements: int) -> int:
+    """Elements of vectors that there are. Raises RuntimeError for others, of which there may be no memory."""
+    if elements not in HEAD_DIMS:
+        raise RuntimeError(f"{op}: vectors have {elements} elements, expected {any_of(list(map(str, HEAD_DIMS)))}")
+    return elements
+
+
 def _plain(
     op: str, packed: torch.Tensor, head_dim: int, slot_mapping: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Memory for vectors of slots. Raises RuntimeError for sizes that vectors do not have, of which there may be no memory."""
-    if head_dim not in HEAD_DIMS:
-        raise RuntimeError(f"{op}: vectors have {head_dim} elements, expected {any_of(list(map(str, HEAD_DIMS)))}")
+    """Memory for vectors of slots. Raises RuntimeError for sizes that vectors do not have."""
+    head_dim = _known(op, head_dim)
     tokens = size(packed, 0) if slot_mapping is None else slot_mapping.numel()
     return packed.new_empty((tokens, size(packed, 1), head_dim), dtype=dtype)
 
@@ -276,6 +293,60 @@ def kv_attention(
         value_scales,
     )
     return out, lse
+
+
+def kv_latent_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    format: str = "eden4",
+    *,
+    scale: float,
+    seed: int = 0,
+    causal: bool = True,
+    rotated_out: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend over a cache of latents (MLA): return out [batch, rows, heads, 512] in q's dtype, and lse f32 [batch, heads,
+    rows].
+
+    `q` is [batch, rows, heads, 576], bf16 or f16: 512 elements that meet the latent, then 64 of the rotary part. `cache`
+    is u8 [pages, page, 400], as `latent_cache` cuts it: pages of 16, 32, 64 or 128 tokens, whose rotary parts have q's
+    dtype. Keys of all heads are the latent and the rotary part, values the latent. `format` is eden4 or turboquant_mse4.
+    `scale` is the model's, most often 1 / sqrt(192). The rest is as in kv_decode_attention.
+    """
+    batch, rows, heads, _ = sizes(q, 4)
+    out = q.new_empty((batch, rows, heads, LATENT_DIM))
+    lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
+    _ops.kv_latent_attention.default(
+        out, q, cache, block_table, seq_lens, format, scale, seed, causal, lse, rotated_out
+    )
+    return out, lse
+
+
+def latent_cache(cache: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the packed latents u8 [slots, 1, 258] of a cache of latents and its rotary parts [slots, 64] in `dtype` (bf16 or
+    f16), which share its memory.
+
+    `cache` is u8 [pages, page, 400] without gaps. Store latents [tokens, 1, 512] by kv_compress_keys, and rotary parts by
+    an assignment to slots. Raises ValueError for another cache or dtype.
+    """
+    if (
+        cache.dim() != 3
+        or cache.dtype is not torch.uint8
+        or cache.shape[-1] != TOKEN_BYTES
+        or not cache.is_contiguous()
+    ):
+        raise ValueError(
+            f"A cache {cache.dtype} {list(cache.shape)} was given; latents lie in contiguous torch.uint8 [pages, page, "
+            f"{TOKEN_BYTES}]: allocate it so."
+        )
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"Rotary parts in {dtype} were asked for; they are bfloat16 or float16: choose the queries' type."
+        )
+    slots = cache.flatten(0, 1)
+    return slots[:, None, :LATENT_BYTES], slots[:, ROTARY_AT:].view(dtype)
 
 
 def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,10 +15,13 @@ from gemmill.families.kv_cache.config import (
     offered_bits,
     offered_head_dims,
     offered_slots,
+    offered_tile_rows,
+    offered_value_dims,
     settings_of,
     shared_memory,
 )
-from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
+from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES, VALUE_DIMS
+from gemmill.families.kv_cache.latent_ops import LATENT, LATENT_OP
 from gemmill.families.kv_cache.packed_ops import PACKED_OF, PACKED_OPS, one_of_words
 from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, OpSet, Require, Same, Step, Tensor
 from gemmill.family import any_of as any_word
@@ -42,6 +45,7 @@ SCHEMAS_OF = {
     KernelKind.COMPRESS: (COMPRESS,),
     KernelKind.DECODE: (DECODE,),
     KernelKind.DECOMPRESS: (DECOMPRESS,),
+    KernelKind.LATENT: (LATENT,),
     **PACKED_OF,
 }
 """The schemas of the ops that kernels of each kind serve."""
@@ -89,7 +93,7 @@ def _cache() -> tuple[Step, ...]:
         Let("kv_heads", "size(cache, 1)"),
         Let("page", "size(cache, 2)"),
         _one_of("page", PAGE_SIZES, "pages of {cache.name} have {page} tokens"),
-        Let("token_bytes", "head_dim * (key_bits + value_bits) // 8 + 4"),
+        Let("token_bytes", "(head_dim * key_bits + value_dim * value_bits) // 8 + 4"),
         Let("pages", "size(cache, 0)"),
         Require(
             "size(cache, 3) == token_bytes",
@@ -116,6 +120,17 @@ _BITS_FIT = Require(
     f"head_dim == {COMMON_HEAD_DIM} or key_bits == value_bits",
     f"format is {{format!r}} with vectors of {{head_dim}} elements, expected as many bits of keys as of values: other formats have "
     f"vectors of {COMMON_HEAD_DIM}",
+)
+_FEWER = [(keys, values) for keys, of_keys in VALUE_DIMS.items() for values in of_keys]
+_VALUE_DIM = (
+    Require(
+        " or ".join(
+            ("head_dim == value_dim", *(f"head_dim == {keys} and value_dim == {values}" for keys, values in _FEWER))
+        ),
+        "keys have {head_dim} elements and values {value_dim}, expected as many of both, or "
+        + _any_of(tuple(f"{keys} and {values}" for keys, values in _FEWER)),
+    ),
+    Let("has_fewer", "(head_dim - value_dim) // 64"),
 )
 _SEED = Require("seed >= 0", "seed is {seed}, expected 0 or more")
 
@@ -152,7 +167,7 @@ def _of_tokens(schema: OpSchema, kind: KernelKind, format: tuple[Step, ...], str
         fixed={"kind": list(KernelKind).index(kind)},
         tensors=(
             Tensor("keys", "tokens heads head_dim", DTYPES),
-            Tensor("values", "tokens heads head_dim", Same("keys")),
+            Tensor("values", "tokens heads value_dim", Same("keys")),
             _CACHE,
             Tensor("slot_mapping", "tokens", (DType.S64,), Layout.VECTOR),
         ),
@@ -161,6 +176,7 @@ def _of_tokens(schema: OpSchema, kind: KernelKind, format: tuple[Step, ...], str
             Check(Aspect.RANK, _STORED_TENSORS),
             Check(Aspect.SHAPE, "keys values"),
             _HEAD_DIM,
+            *_VALUE_DIM,
             *format,
             *_cache(),
             Require(
@@ -180,11 +196,11 @@ def _of_tokens(schema: OpSchema, kind: KernelKind, format: tuple[Step, ...], str
     )
 
 
-def _of_one_stride(name: str, stride: str) -> tuple[Step, ...]:
+def _of_one_stride(name: str, stride: str, elements: str) -> tuple[Step, ...]:
     return (
         Let(stride, f"row_stride({name})"),
         Require(
-            f"{stride} >= head_dim",
+            f"{stride} >= {elements}",
             f"{{{name}.name}} of {{{name}.shape}} has strides {{{name}.strides}}: its vectors must follow one another at one "
             "stride, and not overlap",
         ),
@@ -209,8 +225,8 @@ _DECOMPRESS_OP = _of_tokens(
     KernelKind.DECOMPRESS,
     _FORMAT_READ,
     (
-        *_of_one_stride("keys", "key_head"),
-        *_of_one_stride("values", "value_head"),
+        *_of_one_stride("keys", "key_head", "head_dim"),
+        *_of_one_stride("values", "value_head", "value_dim"),
     ),
 )
 _LSE = Require(
@@ -223,7 +239,7 @@ _DECODE_OP = Op(
     fixed={"kind": list(KernelKind).index(KernelKind.DECODE)},
     tensors=(
         Tensor("q", "batch rows heads head_dim", DTYPES),
-        Tensor("out", "batch rows heads head_dim", Same("q")),
+        Tensor("out", "batch rows heads value_dim", Same("q")),
         _CACHE,
         Tensor("block_table", "batch table_pages", (DType.S32,), Layout.ROWS),
         Tensor("seq_lens", "batch", (DType.S32,), Layout.VECTOR),
@@ -235,6 +251,7 @@ _DECODE_OP = Op(
         Check(Aspect.RANK, "q out cache block_table seq_lens"),
         Check(Aspect.SHAPE, "q out"),
         _HEAD_DIM,
+        *_VALUE_DIM,
         *_FORMAT_READ,
         *_cache(),
         Require(
@@ -248,7 +265,7 @@ _DECODE_OP = Op(
             "step(q, 3) == 1",
             "{q.name} has strides {q.strides}: elements of a vector must be contiguous (last stride 1)",
         ),
-        *_of_one_stride("out", "out_stride"),
+        *_of_one_stride("out", "out_stride", "value_dim"),
         Require("window >= 0", "window is {window}, expected a number of keys, or 0 for all"),
         Require("softcap >= 0.0", "softcap is {softcap}, expected a positive number, or 0 for none"),
         Require(
@@ -268,7 +285,7 @@ _DECODE_OP = Op(
 )
 
 
-OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP, *PACKED_OPS))
+OPS = OpSet(ops=(_HADAMARD_OP, _COMPRESS_OP, _DECODE_OP, _DECOMPRESS_OP, *PACKED_OPS, LATENT_OP))
 
 
 def configs_of(kind: KernelKind, arch: Arch) -> tuple[KvCacheConfig, ...]:
@@ -276,7 +293,10 @@ def configs_of(kind: KernelKind, arch: Arch) -> tuple[KvCacheConfig, ...]:
     return tuple(
         KvCacheConfig(
             kind=kind,
-            operands=Operands(dtype=dtype, head_dim=head_dim, key_bits=keys, value_bits=values, slots=slots),
+            operands=Operands(
+                dtype=dtype, head_dim=head_dim, value_dim=value_dim, key_bits=keys, value_bits=values, slots=slots
+            ),
+            tile_rows=tile_rows,
             half_waves=half_waves,
             slices=slices,
             arch=arch,
@@ -284,7 +304,9 @@ def configs_of(kind: KernelKind, arch: Arch) -> tuple[KvCacheConfig, ...]:
         for dtype in DTYPES
         for head_dim in offered_head_dims(kind)
         if shared_memory(kind, head_dim) <= arch.shared_memory_bytes
+        for value_dim in offered_value_dims(kind, head_dim)
         for keys, values in offered_bits(kind, head_dim)
         for slots in offered_slots(kind, head_dim)
+        for tile_rows in offered_tile_rows(arch, kind, head_dim, (keys, values))
         for half_waves, slices in settings_of(kind)
     )

@@ -57,7 +57,7 @@ def page_plan(spec: CacheSpec) -> PagePlan:
     sides = [
         (side, field)
         for side, vectors in ((KEYS, spec.keys), (VALUES, spec.values))
-        for field in vectors.format.fields(spec.head_dim)
+        for field in vectors.format.fields(vectors.head_dim)
     ]
     size = _size(sides)
     match spec.format.layout:

@@ -10,6 +10,8 @@ _SERVED_SLOTS = {256: (Slots.K8V4, Slots.NC4), 512: (Slots.K8V4, Slots.NC4)}
 """Formats of slots that people serve with head dims other than 128."""
 _SERVED_BITS = {512: 4}
 """Bits in use with a head dim of which the default selection has only some."""
+_SERVED_BITS_OF_FEWER = 4
+"""Bits in use where values have fewer elements than keys."""
 
 
 def is_served(config: KvCacheConfig) -> bool:
@@ -17,6 +19,8 @@ def is_served(config: KvCacheConfig) -> bool:
     x = config.operands
     if x.slots is not Slots.ANY:
         return x.head_dim == COMMON_HEAD_DIM or x.slots in _SERVED_SLOTS.get(x.head_dim, ())
+    if x.value_dim:
+        return x.key_bits == _SERVED_BITS_OF_FEWER
     return x.key_bits in (0, _SERVED_BITS.get(x.head_dim, x.key_bits))
 
 
@@ -31,11 +35,15 @@ def default(arch: Arch) -> Iterator[KvCacheConfig]:
     yield from filter(is_served, sweep(arch))
 
 
+def _is_plain(config: KvCacheConfig) -> bool:
+    return config == config.compiled and not config.tile_rows
+
+
 def smoke(arch: Arch) -> Iterator[KvCacheConfig]:
     """One config of each op: bf16, 128 elements, 4 bits; on sm90a alone."""
     for config in default(arch) if arch is Arch.SM90A else ():
         x = config.operands
         is_stored = x.key_bits in (0, 4) and x.value_bits in (0, 4)
         is_common = x.dtype is DType.BF16 and x.head_dim == COMMON_HEAD_DIM
-        if is_common and is_stored and x.slots in (Slots.ANY, Slots.NC4) and config == config.compiled:
+        if is_common and is_stored and x.slots in (Slots.ANY, Slots.NC4) and _is_plain(config):
             yield config

@@ -11,6 +11,7 @@ from gemmill.families.kv_cache.pages import KEYS, VALUES
 from gemmill.families.kv_cache.reference.asked import Given, attention, options_of, pack, scores, unpack
 from gemmill.families.kv_cache.reference.attention import decode_attention
 from gemmill.families.kv_cache.reference.cache import NO_SLOT, read, write
+from gemmill.families.kv_cache.reference.latent import latent_attention
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform, rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import decompress
 from gemmill.families.kv_cache.selections import is_served
@@ -60,14 +61,14 @@ def _compress(call: Judged, given: Given) -> Iterator[Result]:
 
 
 def restored(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a call's slots, float64 [tokens, heads, head_dim]; zeros where the cache has no such slot."""
+    """Keys and values of a call's slots, float64 [tokens, heads, elements]; zeros where the cache has no such slot."""
     spec, slots = spec_of(call), given["slot_mapping"].reshape(-1)
     cache, end = given["cache"].contiguous(), call["pages"] * call["page"]
     exists, pages = (slots >= 0) & (slots < end), torch.arange(call["pages"], device=slots.device, dtype=torch.int64)
     found = []
     for side, vectors in ((KEYS, spec.keys), (VALUES, spec.values)):
         fields = read(cache, spec, side, pages, end)
-        out = torch.zeros(given["keys"].shape, dtype=torch.float64, device=slots.device)
+        out = torch.zeros(given[side].shape, dtype=torch.float64, device=slots.device)
         out[exists] = decompress({name: field[slots[exists]] for name, field in fields.items()}, vectors)
         found.append(out)
     return found[0], found[1]
@@ -94,7 +95,7 @@ def within_cache(call: Judged, given: Given) -> tuple[torch.Tensor, torch.Tensor
 
 
 def attended(call: Judged, given: Given) -> Result:
-    """Output [batch, rows, heads, head_dim] and log-sum-exp [batch, heads, rows] of a call in float64.
+    """Output [batch, rows, heads, elements of a value] and log-sum-exp [batch, heads, rows] of a call in float64.
 
     Lengths and pages are those that its cache has (`within_cache`).
     """
@@ -116,5 +117,6 @@ _COMPUTE = {
     KernelKind.UNPACK: unpack,
     KernelKind.SCORES: scores,
     KernelKind.ATTEND: attention,
+    KernelKind.LATENT: latent_attention,
 }
 SERVING = Serving(results=_results, asked=shaped_call_of, lacks=_lacks)

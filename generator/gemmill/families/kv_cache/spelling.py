@@ -21,13 +21,20 @@ def spell(config: KvCacheConfig) -> Spelled:
     x = config.operands
     values: dict[str, Any] = {"element": _CPP_ELEMENT[x.dtype], "head_dim": x.head_dim}
     sides = {"key": x.key_bits, "value": x.value_bits}
+    dims = {"key": x.head_dim, "value": x.value_dim or x.head_dim}
+    own_dims = (x.head_dim, x.value_dim) if x.value_dim else (x.head_dim,)
     match config.kind:
         case KernelKind.COMPRESS:
             for side, bits in sides.items():
-                values |= {f"{side}_bits": bits, f"{side}_book": _book(x.head_dim, bits)}
+                values |= {f"{side}_bits": bits, f"{side}_book": _book(dims[side], bits)}
+            values["dims"] = ", ".join(map(str, own_dims))
         case KernelKind.DECODE | KernelKind.DECOMPRESS:
-            values |= {f"{side}_bits": bits for side, bits in sides.items()}
-            values["centroids"] = _centroids(x.head_dim, sides.values())
+            head_dim, *value_dim = own_dims
+            values["dims"] = ", ".join(map(str, own_dims))
+            values["sizes"] = ", ".join(map(str, (head_dim, x.key_bits, x.value_bits, *value_dim)))
+            values["centroids"] = _centroids((dims[side], bits) for side, bits in sides.items())
+        case KernelKind.LATENT:
+            values["centroids"] = _centroids((x.head_dim, bits) for bits in sides.values())
         case KernelKind.ATTEND if x.slots is not Slots.ANY:
             keys, values_format = (
                 of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), x.slots.sides, strict=True)
@@ -57,9 +64,9 @@ def _books(head_dim: int) -> str:
     return _braced(spelled)
 
 
-def _centroids(head_dim: int, sides: Iterable[int]) -> str:
-    """`Centroids` in C++: all centroids of keys and of values as bits of f16."""
-    books = (codebook(head_dim, bits).centroids for bits in sides)
+def _centroids(sides: Iterable[tuple[int, int]]) -> str:
+    """`Centroids` in C++: all centroids of keys and of values as bits of f16, from elements and bits of each."""
+    books = (codebook(*side).centroids for side in sides)
     return _braced([_braced([_braced(map(_bits_of_f16, book)) for book in books])])
 
 

@@ -49,6 +49,7 @@ class MeasuredOp(StrEnum):
             head_dim=HEAD_DIM,
             key_bits=self.bits,
             value_bits=self.bits,
+            value_dim=0,
             slots=self.slots,
         )
 

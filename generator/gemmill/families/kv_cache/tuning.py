@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemmill.families.kv_cache.classes import CLASSES, class_of_config
-from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, KernelKind, KvCacheConfig, Slots, offered_slots
+from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, MANY_ROWS, KernelKind, KvCacheConfig, Slots, offered_slots
 from gemmill.families.kv_cache.model import RowFacts, model_ns
 from gemmill.families.kv_cache.sweep import SWEEP
 from gemmill.family import ALONE, Order, Reach, Row
@@ -18,55 +18,113 @@ _NARROW_PS = 330_000
 _SUM_PS = 100_000
 """Picoseconds in which a block of pages sums a slice: 200 clocks of shared memory and of issue, predicted. Slots, whose warps wait for each
 other meanwhile, take four times as long."""
+_LATENT_PS = 1_500_000
+"""Picoseconds of 64 latents by 16 rows: an estimate from clocks of shared memory, not measured."""
+_WIDE_LATENT_PERMILLE = 2300
+"""The permille of `_LATENT_PS` that 64 rows take, by the same estimate."""
 _STEP = 64
 """Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
 _MOST_SHARE = 128
 """Elements of a vector that a warp takes of slots."""
+_ROWS_PS = 800_000
+"""Picoseconds that WGMMA takes of as many tokens by 128 rows: predicted, 1,400 clocks of which the tensor core needs 1,024."""
 _WIDE_PERMILLE = 1600
-"""The permille of `_NARROW_PS` that 16 rows take."""
+"""The permille of `_NARROW_PS` that 16 rows take. Twelve warps count as eight do until somebody has measured them."""
 
 
 def _facts(config: KvCacheConfig) -> RowFacts:
     if not config.attends:
         return RowFacts()
     if config.kind is KernelKind.DECODE:
-        most = 2**31 if config.operands.head_dim > 128 else 8
-        stage = _NARROW_PS * config.operands.head_dim // 128
-        return RowFacts(
-            half_waves=config.half_waves,
-            most_narrow=most,
-            narrow_rows=8,
-            wide_rows=16,
-            narrow_tokens=64,
-            wide_tokens=64,
-            heads=1,
-            blocks_of_sm=1,
-            narrow_ps=stage,
-            wide_ps=stage * _WIDE_PERMILLE // 1000,
-            start_ps=4 * _WORD,
-            slice_ps=125_000,
-            slices=config.slices,
-            sum_ps=_SUM_PS,
-        )
-    if config.operands.slots is not Slots.ANY:
-        share = min(config.operands.head_dim, _MOST_SHARE)
-        tokens, stage = 128 * share // config.operands.head_dim, 2 * _NARROW_PS * share // _MOST_SHARE
-        return RowFacts(
-            half_waves=config.half_waves,
-            most_narrow=2**31,
-            narrow_rows=8,
-            wide_rows=8,
-            narrow_tokens=tokens,
-            wide_tokens=tokens,
-            heads=tokens // 16,
-            blocks_of_sm=1,
-            narrow_ps=stage,
-            wide_ps=stage,
-            start_ps=8 * _WORD,
-            slice_ps=30_000,
-            slices=config.slices,
-            sum_ps=4 * _SUM_PS,
-        )
+        return _facts_of_tiles(config) if config.tile_rows else _facts_of_pages(config)
+    if config.kind is KernelKind.LATENT:
+        return _facts_of_latents(config)
+    return _facts_of_any(config) if config.operands.slots is Slots.ANY else _facts_of_slots(config)
+
+
+def _facts_of_tiles(config: KvCacheConfig) -> RowFacts:
+    is_many = config.tile_rows == MANY_ROWS
+    stage = (_ROWS_PS if is_many else _NARROW_PS * _WIDE_PERMILLE // 1000) * config.operands.head_dim // 128
+    return RowFacts(
+        half_waves=config.half_waves,
+        most_narrow=2**31,
+        narrow_rows=config.tile_rows,
+        wide_rows=config.tile_rows,
+        narrow_tokens=64,
+        wide_tokens=64,
+        heads=1,
+        blocks_of_sm=1,
+        narrow_ps=stage,
+        wide_ps=stage,
+        start_ps=(8 if is_many else 4) * _WORD,
+        slice_ps=125_000,
+        slices=config.slices,
+        sum_ps=0 if is_many else _SUM_PS,
+    )
+
+
+def _facts_of_pages(config: KvCacheConfig) -> RowFacts:
+    most = 2**31 if config.operands.head_dim > 128 else 8
+    elements = config.operands.head_dim + (config.operands.value_dim or config.operands.head_dim)
+    stage = _NARROW_PS * elements // 256
+    return RowFacts(
+        half_waves=config.half_waves,
+        most_narrow=most,
+        narrow_rows=8,
+        wide_rows=16,
+        narrow_tokens=64,
+        wide_tokens=64,
+        heads=1,
+        blocks_of_sm=1,
+        narrow_ps=stage,
+        wide_ps=stage * _WIDE_PERMILLE // 1000,
+        start_ps=4 * _WORD,
+        slice_ps=125_000,
+        slices=config.slices,
+        sum_ps=_SUM_PS,
+    )
+
+
+def _facts_of_latents(config: KvCacheConfig) -> RowFacts:
+    return RowFacts(
+        half_waves=config.half_waves,
+        most_narrow=16,
+        narrow_rows=16,
+        wide_rows=64,
+        narrow_tokens=64,
+        wide_tokens=64,
+        heads=1,
+        blocks_of_sm=1,
+        narrow_ps=_LATENT_PS,
+        wide_ps=_LATENT_PS * _WIDE_LATENT_PERMILLE // 1000,
+        start_ps=4 * _WORD,
+        slice_ps=125_000,
+        slices=config.slices,
+    )
+
+
+def _facts_of_slots(config: KvCacheConfig) -> RowFacts:
+    share = min(config.operands.head_dim, _MOST_SHARE)
+    tokens, stage = 128 * share // config.operands.head_dim, 2 * _NARROW_PS * share // _MOST_SHARE
+    return RowFacts(
+        half_waves=config.half_waves,
+        most_narrow=2**31,
+        narrow_rows=8,
+        wide_rows=8,
+        narrow_tokens=tokens,
+        wide_tokens=tokens,
+        heads=tokens // 16,
+        blocks_of_sm=1,
+        narrow_ps=stage,
+        wide_ps=stage,
+        start_ps=8 * _WORD,
+        slice_ps=30_000,
+        slices=config.slices,
+        sum_ps=4 * _SUM_PS,
+    )
+
+
+def _facts_of_any(config: KvCacheConfig) -> RowFacts:
     return RowFacts(
         half_waves=config.half_waves,
         most_narrow=32,
@@ -110,12 +168,12 @@ def _order(config: KvCacheConfig) -> Order | None:
         return None
     step, joined = (_STEP, "float32, in the order of tokens") if config.slices > 1 else (0, "")
     return Order(
-        instruction="mma.sync",
+        instruction="wgmma" if config.tile_rows == MANY_ROWS else "mma.sync",
         accumulator=DType.F32,
         slices=config.slices,
         slice_step=step,
         joined=joined,
-        loop="softmax",
+        loop=f"softmax of {config.tile_rows} rows" if config.tile_rows else "softmax",
     )
 
 

@@ -19,6 +19,9 @@ _Vectors, _Scores, _Packed = (
 )
 
 
+_Latent = struct_of("kv_cache/abi.h", "gemmill_kv_latent_attention_args")
+
+
 def _filled(struct: type[ctypes.Structure], **given: Any) -> ctypes.Structure:
     of = dict(struct._fields_)
     assert set(of) == set(given), set(of) ^ set(given)
@@ -36,6 +39,8 @@ def arguments_of(given: dict[str, Any]) -> ctypes.Structure:
         return _packed_attention(**given)
     if "x" in given:
         return _hadamard(**given)
+    if "q" in given and given["cache"].dim() == 3:
+        return _latent_attention(**given)
     if "q" in given:
         return _attention(**given)
     return _compress(**given) if next(iter(given)) == "cache" else _decompress(**given)
@@ -108,6 +113,27 @@ def _attention(
         q_head_stride=q.stride(2),
         table_pages=block_table.shape[1],
         table_stride=block_table.stride(0),
+    )
+
+
+def _latent_attention(
+    q: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor, format: str, **others: Any
+) -> ctypes.Structure:
+    return _filled(
+        _Latent,
+        half_waves=HALF_WAVES[0],
+        slices=0,
+        cache=cache,
+        block_table=block_table,
+        seq_lens=seq_lens,
+        **(others | {name: int(others[name]) for name in ("causal", "rotated_out")}),
+        pages=cache.shape[0],
+        page_size=cache.shape[1],
+        out_stride=others["out"].stride(2),
+        page_stride=cache.stride(0),
+        table_pages=block_table.shape[1],
+        table_stride=block_table.stride(0),
+        **_of_queries(q),
     )
 
 

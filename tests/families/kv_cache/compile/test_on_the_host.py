@@ -3,6 +3,7 @@ are spelled out (host/). Launches, shared memory, barriers and index maps are th
 
 import ctypes
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gemmill.emit import emit
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.held import Given
 from gemmill.families.kv_cache.cases.judging import parts, ranges, report
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase
 from gemmill.families.kv_cache.cases.packed_calls import (
     AttendCase,
     PackCase,
@@ -64,6 +66,13 @@ DECODES = {
     (DType.BF16, 64, 512, 4, 4): "decode_bf16_d512_k4v4",
     (DType.F16, 128, 512, 3, 3): "decode_f16_d512_k3v3",
 }
+FEWER = tuple(
+    f"{name}_d192_vd128_k{bits}v{bits}"
+    for bits in (4, 3)
+    for name in ("compress_bf16", "decompress_f16", "decode_bf16")
+)
+"""Kernels of keys of 192 elements and values of 128."""
+LATENTS = ("latent_bf16_d512_k4v4", "latent_f16_d512_k4v4")
 SMALL = "decode_f16_d128_k4v4"
 PACKED = {
     kind: tuple(f"{kind}_{of}" for of in ("bf16_d128", "f16_d64", "f16_d96"))
@@ -92,16 +101,17 @@ NAMES = (
     *COMPRESSES.values(),
     *DECOMPRESSES.values(),
     *DECODES.values(),
+    *FEWER,
+    *LATENTS,
     *(name for names in PACKED.values() for name in names),
     *SLOTS,
     *SHARED_SLOTS,
 )
 
 
-@pytest.fixture(scope="module")
-def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("kernels")
-    configs = [parse_name(f"sm90a_kvcache_{name}") for name in NAMES]
+def library(names: Sequence[str], toolchain: ToolchainPaths, folder: Path) -> ctypes.CDLL:
+    """The emitted kernels of sm90a of these names, compiled for the host."""
+    configs = [parse_name(f"sm90a_kvcache_{name}") for name in names]
     (folder / "kernels.cpp").write_text("\n".join(emit(config).text for config in configs))
     includes = [f"-I{HERE / 'host'}", f"-I{kernels_dir()}", *(f"-isystem{path}" for path in toolchain.include_dirs)]
     options = ["-std=c++20", "-O1", "-ffp-contract=off", "-w", "-fPIC", "-shared"]
@@ -112,6 +122,11 @@ def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory)
         if hasattr(loaded, workspace := f"{symbol_of(config)}_workspace"):
             getattr(loaded, workspace).restype = ctypes.c_int64
     return loaded
+
+
+@pytest.fixture(scope="module")
+def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return library(NAMES, toolchain, tmp_path_factory.mktemp("kernels"))
 
 
 def launched(
@@ -278,12 +293,8 @@ DEALT = {
 """Attentions whose blocks share a tile's slices in runs."""
 
 
-@pytest.mark.parametrize("name", DEALT)
-def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctypes.CDLL, name: str) -> None:
-    """By the device, from one block for all slices to a block for each; and in a batch of others' lengths."""
-    kind, sizes = DEALT[name]
-    told: dict[str, Any] = {"format": "k_eden4_v_eden4", "kv_heads": 1} | sizes
-    case = kind(lengths=(1100, 0, 600), **told)
+def assert_same_however_dealt(kernels: ctypes.CDLL, name: str, case: Any) -> None:
+    """By the device, from one block for all slices to a block for each; and in a batch of others' lengths: three sequences, the second empty."""
     given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
 
     def found(sm_count: int, which: slice = slice(None)) -> list[Tensor]:
@@ -301,6 +312,13 @@ def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctyp
         assert all(torch.equal(x, y[i : i + 1]) for x, y in zip(alone, whole, strict=True)), i
 
 
+@pytest.mark.parametrize("name", DEALT)
+def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctypes.CDLL, name: str) -> None:
+    kind, sizes = DEALT[name]
+    told: dict[str, Any] = {"format": "k_eden4_v_eden4", "kv_heads": 1} | sizes
+    assert_same_however_dealt(kernels, name, kind(lengths=(1100, 0, 600), **told))
+
+
 def test_heads_far_apart_leave_no_room_for_runs_of_slices(kernels: ctypes.CDLL) -> None:
     """Then each slice has a block, and the bits are the same: nearly the most bytes from head to head that kernels of slots take."""
     name, far = "attend_bf16_d128_prod3mse2", 206
@@ -315,6 +333,59 @@ def test_heads_far_apart_leave_no_room_for_runs_of_slices(kernels: ctypes.CDLL) 
         assert not report(parts(case.schema.name, before, after))
         found.append(after["out"].view(torch.uint8).clone())
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_values_may_have_fewer_elements_than_keys(kernels: ctypes.CDLL, name: str) -> None:
+    x = parse_name(f"sm90a_kvcache_{name}").operands
+    common: dict[str, Any] = {"head_dim": x.head_dim, "value_dim": x.value_dim, "dtype": x.dtype}
+    common["format"] = f"k_eden{x.key_bits}_v_eden{x.value_bits}"
+    if name.startswith("decode"):
+        for page, sizes in zip((16, 32, 64, 128, 64), DECODED, strict=True):
+            assert_right(kernels, name, DecodeCase(page=page, **common, **sizes), sm_count=3)
+        return
+    case_of = CompressCase if name.startswith("compress") else DecompressCase
+    for tokens, page, padding in ((1, 16, 0), (21, 32, 3), (21, 128, 8)):
+        case = case_of(tokens=tokens, kv_heads=3, page=page, padding=padding, is_odd=tokens > 10, **common)
+        assert_right(kernels, name, case)
+        if case_of is CompressCase:
+            assert_right(kernels, name, replace(case, rotated_keys=True))
+
+
+LATENT_SIZES = (
+    {"lengths": (37,), "heads": 16},
+    {"lengths": (130, 0, 1), "heads": 8},
+    {"lengths": (70, 2), "rows": 3, "heads": 16},
+    {"lengths": (100,), "rows": 2, "heads": 20, "causal": False},
+    {"lengths": (130,), "heads": 72, "is_rotated": True},
+    {"lengths": (64, 3), "heads": 5, "stays_rotated": True},
+)
+
+
+@pytest.mark.parametrize(("which", "sizes"), tuple(enumerate(LATENT_SIZES)), ids=str)
+def test_attends_over_latents(kernels: ctypes.CDLL, which: int, sizes: dict[str, Any]) -> None:
+    """Tiles of 16 and of 64 rows, in one slice and in several."""
+    name, page, format = LATENTS[which % 2], (16, 32, 64, 128)[which % 4], ("eden4", "turboquant_mse4")[which // 2 % 2]
+    case = LatentCase(page=page, format=format, dtype=(DType.BF16, DType.F16)[which % 2], **sizes)
+    assert_right(kernels, name, case, sm_count=3 if which % 3 else 40)
+
+
+def test_nan_of_a_latent_or_a_rotary_part_shows_in_rows_that_see_it(kernels: ctypes.CDLL) -> None:
+    """In the last token, which the second of two rows alone sees; and behind the length."""
+    for byte in (256, 272):
+        case = LatentCase(lengths=(9,), rows=2, heads=2, page=16)
+        given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+        given["cache"][0, 8:, byte : byte + 2] = 0xFF
+        before, after = launched(kernels, LATENTS[0], given)
+        assert bool(after["out"][0, 1].isnan().all()) and not bool(after["out"][0, 0].isnan().any())
+        assert not report(parts(case.schema.name, before, after))
+
+
+def test_pages_and_lengths_that_a_cache_of_latents_has_not(kernels: ctypes.CDLL) -> None:
+    case = LatentCase(lengths=(40, 40, 5), heads=2, page=16)
+    lengths = torch.tensor([1000, -7, 5], dtype=torch.int32)
+    table = torch.tensor([[0, -5, 10**9], [0, 0, 0], [2**31 - 1, 0, 0]], dtype=torch.int32)
+    assert_right(kernels, LATENTS[0], case, seq_lens=lengths, block_table=table)
 
 
 def test_pages_and_lengths_that_the_cache_has_not(kernels: ctypes.CDLL) -> None:

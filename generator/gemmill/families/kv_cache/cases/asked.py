@@ -4,8 +4,11 @@ options."""
 from typing import Any
 
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase
 from gemmill.families.kv_cache.config import FORMATS
+from gemmill.families.kv_cache.latent import LATENT_FORMATS
+from gemmill.families.kv_cache.latent_ops import LATENT
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
 from gemmill.families.kv_cache.packed import CACHE_FORMATS, KEY_FORMATS, VALUE_FORMATS
 from gemmill.families.kv_cache.packed_ops import (
@@ -28,6 +31,7 @@ _READ: dict[str, tuple[str, ...]] = {
     (x.name for x in (COMPRESS_KEYS, COMPRESS_VALUES, DECOMPRESS_KEYS, DECOMPRESS_VALUES)),
     ("m", "dtype", "head_dim", "format", "kv_heads"),
 )
+_READ[LATENT.name] = ("m", "dtype", "format", "batch", "heads", "length", "page")
 _READ[SCORES.name] = ("m", "dtype", "head_dim", "format", "batch", "heads", "kv_heads", "length")
 _READ[ATTENTION.name] = (*_READ[SCORES.name], "page")
 """The options that each op has a meaning for."""
@@ -69,6 +73,9 @@ def asked(op: str, question: Question) -> list[Any]:
         vectors = {"format": told["format"], "head_dim": told["head_dim"], "dtype": dtype}
         return case_of(tokens=told["m"], **vectors, **sides).arguments("meta")
     lengths = (told["length"],) * told["batch"]
+    if op == LATENT.name:
+        latent = {name: told[name] for name in ("format", "heads", "page")}
+        return LatentCase(lengths=lengths, rows=told["m"], dtype=dtype, **latent).arguments("meta")
     if op == SCORES.name:
         del own["page"]
         return ScoresCase(
@@ -85,4 +92,6 @@ def _formats(op: str) -> tuple[tuple[str, ...], str]:
         return tuple(VALUE_FORMATS), "eden4"
     if op in (COMPRESS_KEYS.name, DECOMPRESS_KEYS.name, SCORES.name):
         return tuple(KEY_FORMATS), "eden4"
+    if op == LATENT.name:
+        return tuple(LATENT_FORMATS), "eden4"
     return CACHE_FORMATS if op == ATTENTION.name else tuple(FORMATS), _DEFAULTS["format"]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase, of_latent_config
 from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
 from gemmill.families.kv_cache.cases.packed_calls import (
     MANY,
@@ -22,7 +23,16 @@ from gemmill.families.kv_cache.cases.packed_calls import (
     is_common,
     of_packed_config,
 )
-from gemmill.families.kv_cache.config import FORMATS, OF_ANY_FORMAT, KernelKind, KvCacheConfig, Slots, format_of
+from gemmill.families.kv_cache.config import (
+    FORMATS,
+    MANY_ROWS,
+    OF_ANY_FORMAT,
+    OF_PAGES,
+    KernelKind,
+    KvCacheConfig,
+    Slots,
+    format_of,
+)
 from gemmill.families.kv_cache.formats import PAGE_SIZES, CacheSpec, Method
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECOMPRESS, HADAMARD
 from gemmill.families.kv_cache.packed_ops import MOST_SLOT_ROWS
@@ -56,6 +66,7 @@ class OfPages(MadeCall):
 
     format: str
     head_dim: int
+    value_dim: int
     kv_heads: int
     page: int
 
@@ -65,6 +76,7 @@ class OfPages(MadeCall):
         return CacheSpec(
             format=format_of(*FORMATS[self.format]),
             head_dim=self.head_dim,
+            value_dim=self.value_dim,
             kv_heads=self.kv_heads,
             page_size=self.page,
             seed=SEED,
@@ -79,6 +91,8 @@ class CompressCase(OfPages):
     format: str
     dtype: DType = DType.BF16
     head_dim: int = 128
+    value_dim: int = 0
+    """Elements of a value; 0: as many as a key has."""
     kv_heads: int = 8
     page: int = 64
     padding: int = 0
@@ -100,10 +114,12 @@ class CompressCase(OfPages):
 
     def told(self, device: torch.device | str) -> list[Any]:
         """The tensor arguments: cache, keys, values and slot mapping."""
-        width = self.kv_heads * self.head_dim
-        both = normal((self.tokens, 2 * width + self.padding), self.dtype, device)
+        elements = [vectors.head_dim for vectors in (self.spec.keys, self.spec.values)]
+        widths = [self.kv_heads * each for each in elements]
+        both = normal((self.tokens, sum(widths) + self.padding), self.dtype, device)
         keys, values = (
-            both[:, i * width : (i + 1) * width].unflatten(1, (self.kv_heads, self.head_dim)) for i in (0, 1)
+            side.unflatten(1, (self.kv_heads, each))
+            for side, each in zip(both[:, : sum(widths)].split(widths, 1), elements, strict=True)
         )
         pages = -(-self.tokens // self.page) + 1
         cache = empty_cache(self.spec, pages, device)
@@ -132,11 +148,11 @@ class DecompressCase(CompressCase):
         """Arguments of normally distributed data, with slots in any order. Outputs have `padding` elements behind each
         vector."""
         cache, keys, values, slots = self.told(device)
-        shape = (self.tokens, self.kv_heads, self.head_dim + self.padding)
-        out = [
-            torch.full(shape, torch.nan, device=device, dtype=torch.float32).to(keys.dtype)[..., : self.head_dim]
-            for _ in range(2)
-        ]
+        out = []
+        for like in (keys, values):
+            shape = (self.tokens, self.kv_heads, like.shape[-1] + self.padding)
+            wide = torch.full(shape, torch.nan, device=device, dtype=torch.float32).to(like.dtype)
+            out.append(wide[..., : like.shape[-1]])
         if str(device) != "meta":
             exists = (slots >= 0) & (slots < cache.shape[0] * self.page)
             write(cache, self.spec, keys, values, torch.where(exists, slots, NO_SLOT), torch.float32)
@@ -153,6 +169,8 @@ class DecodeCase(OfPages):
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 128
+    value_dim: int = 0
+    """Elements of a value; 0: as many as a key has."""
     page: int = 64
     dtype: DType = DType.BF16
     format: str = "k_eden4_v_eden4"
@@ -178,7 +196,8 @@ class DecodeCase(OfPages):
         """
         batch, widest = len(self.lengths), max([1, *(-(-length // self.page) for length in self.lengths)])
         q = normal((batch, self.rows, self.heads + 1, self.head_dim), self.dtype, device)[:, :, : self.heads]
-        out = torch.full(q.shape, torch.nan, device=device, dtype=torch.float32).to(q.dtype)
+        shape = (*q.shape[:3], self.spec.values.head_dim)
+        out = torch.full(shape, torch.nan, device=device, dtype=torch.float32).to(q.dtype)
         lse = torch.full((batch, self.heads, self.rows), torch.nan, device=device, dtype=torch.float32)
         sinks = normal((1, self.heads), DType.F32, device)[0] if self.has_sinks else None
         cache = empty_cache(self.spec, batch * widest, device).fill_(0xFF)
@@ -199,6 +218,7 @@ class DecodeCase(OfPages):
             tokens = torch.arange(length, dtype=torch.int64, device="cpu")
             slots = table[row, tokens // self.page] * self.page + tokens % self.page
             keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
+            values = values[..., : self.spec.values.head_dim]
             write(cache, self.spec, keys, values, slots.to(cache.device), torch.float32)
             table[row, -(-length // self.page) :] = 10**6
         return table
@@ -206,7 +226,7 @@ class DecodeCase(OfPages):
 
 def empty_cache(spec: CacheSpec, pages: int, device: torch.device | str) -> Tensor:
     """A poisoned cache as ops take it: u8 [pages, KV heads, page, bytes of a key and a value]."""
-    size = sum(vectors.format.size(spec.head_dim) for vectors in (spec.keys, spec.values))
+    size = sum(vectors.format.size(vectors.head_dim) for vectors in (spec.keys, spec.values))
     return torch.full((pages, spec.kv_heads, spec.page_size, size), POISON, dtype=torch.uint8, device=device)
 
 
@@ -219,7 +239,7 @@ def of_config(config: KvCacheConfig) -> Iterator[MadeCall]:
         yield from _of_compiled(config)
         return
     for case in _of_compiled(config.compiled):
-        if isinstance(case, DecodeCase | AttendCase) and max(case.lengths, default=0) >= _SLICED:
+        if isinstance(case, DecodeCase | AttendCase | LatentCase) and max(case.lengths, default=0) >= _SLICED:
             yield case
 
 
@@ -229,6 +249,8 @@ _SLICED = 300
 
 def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
     x, common = config.operands, common_of(config)
+    if config.kind in OF_PAGES:
+        common["value_dim"] = x.value_dim
     if config.kind in OF_ANY_FORMAT:
         yield from of_packed_config(config)
     match config.kind:
@@ -265,11 +287,16 @@ def _of_compiled(config: KvCacheConfig) -> Iterator[MadeCall]:
                         rotated_values=rotated_values,
                         **common,
                     )
+        case KernelKind.LATENT:
+            yield from of_latent_config(config)
         case KernelKind.DECODE:
             common["format"] = _eden(config)
             for page, sizes in zip(cycle(PAGE_SIZES), _attended()):
                 yield DecodeCase(page=page, **common, **sizes)
-            if is_common(config):
+            if config.tile_rows == MANY_ROWS:
+                yield DecodeCase(page=128, lengths=(700, 300), rows=200, heads=4, kv_heads=2, has_sinks=True, **common)
+                yield DecodeCase(page=16, lengths=(640, 90), rows=300, heads=3, kv_heads=1, window=200, **common)
+            elif is_common(config) and not config.tile_rows:
                 yield DecodeCase(**common, **MANY)
 
 
@@ -302,7 +329,9 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
         return HadamardCase(rows=count, columns=x.head_dim, dtype=x.dtype)
     if config.kind in OF_ANY_FORMAT:
         return _sized_packed(config, count, lengths)
-    common = common_of(config) | {"format": _eden(config)}
+    if config.kind is KernelKind.LATENT:
+        return LatentCase(lengths=lengths, rows=count, heads=2, dtype=x.dtype)
+    common = common_of(config) | {"format": _eden(config), "value_dim": x.value_dim}
     if config.kind is KernelKind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)
     if config.kind is KernelKind.DECOMPRESS:

@@ -5,9 +5,11 @@ import math
 import torch
 
 from gemmill.families.kv_cache.cases.laid import DATA, call, vectors
+from gemmill.families.kv_cache.cases.latent import drawn_latent
 from gemmill.families.kv_cache.cases.packed_drawn import MOST_OF_GROUP, PACKED_NAMES, drawn_packed
 from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, DTYPES, FORMATS
-from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES
+from gemmill.families.kv_cache.formats import HEAD_DIMS, PAGE_SIZES, VALUE_DIMS
+from gemmill.families.kv_cache.latent_ops import LATENT
 from gemmill.families.kv_cache.ops import COMPRESS, DECODE, DECODED, HADAMARD, STORED
 from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.draw import Draw
@@ -26,6 +28,8 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         return drawn_packed(op, draw, limits)
     if op == HADAMARD.name:
         return _hadamard(draw, limits)
+    if op == LATENT.name:
+        return drawn_latent(draw)
     return _decode(draw) if op == DECODE.name else _of_tokens(op, draw, limits)
 
 
@@ -69,12 +73,12 @@ def _of_tokens(op: str, draw: Draw, limits: Limits) -> LegalCall:
     )
     page, pages, tidy = draw.one_of(PAGE_SIZES), draw.below(4), draw.chance(TIDY)
     tokens = draw.size(max(1, min(_MOST_SLOTS, limits.elements // (heads * head_dim))))
-    _, key_bits, value_bits = FORMATS[format]
-    shape = (pages, heads, page, head_dim * (key_bits + value_bits) // 8 + 4)
+    value_dim = _value_dim(draw, head_dim)
+    shape = (pages, heads, page, _token_bytes(format, head_dim, value_dim))
     slots = {
         "cache": _cache(draw, shape, "codes" if stores else draw.one_of(_BYTES), written=stores),
         "keys": vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
-        "values": vectors(draw, dtype, (tokens, heads, head_dim), tidy, written=not stores),
+        "values": vectors(draw, dtype, (tokens, heads, value_dim), tidy, written=not stores),
         "slot_mapping": vector(draw, torch.int64, tokens, "places", ((tokens,),), reference_shape=(tokens,)),
     }
     plain = {"format": format, "seed": draw.below(1 << 40)}
@@ -89,14 +93,11 @@ def _decode(draw: Draw) -> LegalCall:
     batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 1, 3, 8)), kv_heads * group
     seed = -1 if draw.chance(0.2) else draw.below(1 << 40)
     format, head_dim = _stored(draw, DECODED)
-    shape_of_q = (batch, rows, heads, head_dim)
-    _, key_bits, value_bits = FORMATS[format]
+    value_dim = _value_dim(draw, head_dim)
     slots = {
-        "out": vectors(draw, dtype, shape_of_q, draw.chance(TIDY), written=True),
-        "q": vectors(draw, dtype, shape_of_q, draw.chance(TIDY)),
-        "cache": _cache(
-            draw, (pages, kv_heads, page, head_dim * (key_bits + value_bits) // 8 + 4), draw.one_of(_BYTES)
-        ),
+        "out": vectors(draw, dtype, (batch, rows, heads, value_dim), draw.chance(TIDY), written=True),
+        "q": vectors(draw, dtype, (batch, rows, heads, head_dim), draw.chance(TIDY)),
+        "cache": _cache(draw, (pages, kv_heads, page, _token_bytes(format, head_dim, value_dim)), draw.one_of(_BYTES)),
         "block_table": matrix(draw, torch.int32, batch, table_pages, "codes"),
         "seq_lens": vector(draw, torch.int32, batch, "codes", ((batch,),), reference_shape=(batch,)),
     }
@@ -117,6 +118,17 @@ def _decode(draw: Draw) -> LegalCall:
         "rotated_out": draw.chance(0.2),
     }
     return call(DECODE.name, draw, slots, plain)
+
+
+def _value_dim(draw: Draw, head_dim: int) -> int:
+    """Elements of a value: as many as a key has, or fewer."""
+    found: int = draw.one_of((head_dim, *VALUE_DIMS.get(head_dim, ())))
+    return found
+
+
+def _token_bytes(format: str, head_dim: int, value_dim: int) -> int:
+    _, key_bits, value_bits = FORMATS[format]
+    return (head_dim * key_bits + value_dim * value_bits) // 8 + 4
 
 
 def _stored(draw: Draw, formats: tuple[str, ...]) -> tuple[str, int]:

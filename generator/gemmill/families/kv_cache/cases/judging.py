@@ -16,7 +16,7 @@ from gemmill.families.kv_cache.bounds import (
     outside,
 )
 from gemmill.families.kv_cache.call import sides_of, spec_of, stays_rotated
-from gemmill.families.kv_cache.cases import packed_judging
+from gemmill.families.kv_cache.cases import latent, packed_judging
 from gemmill.families.kv_cache.cases.held import Given, Held
 from gemmill.families.kv_cache.config import KernelKind
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
@@ -83,8 +83,9 @@ def ranges(op: str, after: Given) -> dict[str, list[CodeRange]]:
     found = []
     for placement in page_plan(spec).placements:
         field, name = stored[placement.side][placement.field.name], placement.field.name
-        bits = spec.keys.format.code_bits if placement.side == KEYS else spec.values.format.code_bits
-        codes = unpack_codes(field, bits, spec.head_dim) if name == "codes" else _as_numbers(field)
+        vectors = spec.keys if placement.side == KEYS else spec.values
+        bits, elements = vectors.format.code_bits, vectors.head_dim
+        codes = unpack_codes(field, bits, elements) if name == "codes" else _as_numbers(field)
         low, high = (codes.unflatten(0, (-1, spec.page_size)).clone() for _ in range(2))
         own = may_be[placement.side]
         low[where], high[where] = own.codes if name == "codes" else _norm_bits(*own.norms)
@@ -195,7 +196,7 @@ def _decompress(call: Judged, before: Given, after: Given) -> Mapping[str, Tenso
     ):
         fields = _stored(cache, spec, side, slots[exists])
         limit = torch.zeros_like(wanted)
-        limit[exists] = decompress_limit(fields, of_side, before["keys"].dtype)
+        limit[exists] = decompress_limit(fields, of_side, before[name].dtype)
         found[name] = Held(after[name], wanted, limit, lost=~limit.isfinite())
     return found
 
@@ -232,6 +233,7 @@ _HELD: dict[KernelKind, Callable[[Judged, Given, Given], Mapping[str, Tensor | H
     KernelKind.UNPACK: packed_judging.plain,
     KernelKind.SCORES: packed_judging.scored,
     KernelKind.ATTEND: packed_judging.attended,
+    KernelKind.LATENT: latent.held,
 }
 
 

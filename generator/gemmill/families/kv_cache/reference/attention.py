@@ -101,7 +101,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over a compressed cache: out [batch, rows, heads, head_dim] and lse [batch, heads, rows], in `dtype`.
+    """Attention over a compressed cache: out [batch, rows, heads, elements of a value] and lse [batch, heads, rows], in `dtype`.
 
     q is [batch, rows, heads, head_dim], and cache u8 [pages, ...]. sinks are [heads]. block_table is whole numbers
     [batch, pages of the longest]. seq_lens is whole numbers [batch], the query rows' own tokens included. It reads
@@ -129,15 +129,23 @@ def decode_attention(
     return torch.stack(outs), torch.stack(lses)
 
 
-def attend(q: Tensor, stored: Stored, options: AttentionOptions, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor,
+    stored: Stored,
+    options: AttentionOptions,
+    sinks: Tensor | None = None,
+    *,
+    beyond: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Attention of one sequence over stored keys and values: out [rows, heads, d] and lse [heads, rows], in q's dtype.
 
-    q [rows, heads, d]; sinks [heads].
+    q [rows, heads, d]; sinks [heads]. `beyond` [heads, rows, length] adds to the inner products.
     """
     values = decode(stored.values, stored.value_spec, q.dtype)
     seen = visible(q.shape[0], values.rotated.shape[0], options).to(q.device)
     row_sinks = None if sinks is None else sinks.to(q.dtype)
-    weights, lse = softmax(_scores(q, stored.keys, stored.key_spec), seen, options, row_sinks)
+    scores = _scores(q, stored.keys, stored.key_spec)
+    weights, lse = softmax(scores if beyond is None else scores + beyond, seen, options, row_sinks)
     return assemble(_weigh_decoded(weights, seen, values, q.shape[1]), stored.value_spec), lse
 
 

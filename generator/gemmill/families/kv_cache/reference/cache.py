@@ -25,7 +25,7 @@ def write(
     dtype: torch.dtype = torch.float64,
     sides: tuple[VectorSpec, VectorSpec] | None = None,
 ) -> None:
-    """Compress keys and values [tokens, kv_heads, head_dim] into `cache`, token t at slot_mapping[t].
+    """Compress keys and values [tokens, kv_heads, elements] into `cache`, token t at slot_mapping[t].
 
     cache is u8 [pages, ...], contiguous, with the bytes of a page after the first dimension. slot_mapping is whole
     numbers [tokens]. A slot is page * page_size + place in the page, or -1 for a token without a place. `dtype` is that
@@ -34,8 +34,8 @@ def write(
     Raises ValueError for another shape, dtype or slot, before it writes anything.
     """
     pages = _pages(cache, spec)
-    expected = (slot_mapping.shape[0], spec.kv_heads, spec.head_dim)
-    for side, tensor in ((KEYS, keys), (VALUES, values)):
+    for side, tensor, vectors in ((KEYS, keys, spec.keys), (VALUES, values, spec.values)):
+        expected = (slot_mapping.shape[0], spec.kv_heads, vectors.head_dim)
         if tensor.shape != expected:
             raise ValueError(
                 f"{side.capitalize()} {list(tensor.shape)} were to be stored at {slot_mapping.shape[0]} slots; the cache "
@@ -51,10 +51,8 @@ def write(
     stored = slots != NO_SLOT
     page, place = slots[stored] // spec.page_size, slots[stored] % spec.page_size
     fields = {
-        side: compress(vectors[stored], of_side, dtype)
-        for side, vectors, of_side in zip(
-            (KEYS, VALUES), (keys, values), sides or (spec.keys, spec.values), strict=True
-        )
+        side: compress(tensor[stored], of_side, dtype)
+        for side, tensor, of_side in zip((KEYS, VALUES), (keys, values), sides or (spec.keys, spec.values), strict=True)
     }
     for placement in page_plan(spec).placements:
         _view(cache, spec, placement)[page, place] = fields[placement.side][placement.field.name]

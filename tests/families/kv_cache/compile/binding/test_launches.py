@@ -8,12 +8,14 @@ import torch
 from families.kv_cache.compile.structs import arguments_of
 from gemmill.families.kv_cache.call import shaped_call_of
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, ScoresCase, UnpackCase
 from gemmill.families.kv_cache.config import Slots
 from gemmill.family import OpSchema
 from gemmill.locations import kernels_dir
 from gemmill.runtime import checks, operands
 from gemmill.runtime.select import select
+from gemmill.vocab import DType
 from gemmill.wheel.reproducer import read_arguments
 
 pytestmark = pytest.mark.compile
@@ -34,6 +36,10 @@ CASES = (
     ScoresCase(length=70, rows=3, batch=2, format="e4m3", has_scales=True),
     AttendCase(**ATTENDS, format="k_e4m3_v_e4m3", has_scales=True),
     AttendCase(**ATTENDS, format="k_e4m3_v_e4m3", has_scales=True, gap=3),
+    DecodeCase(**ATTENDS, head_dim=192, value_dim=128),
+    CompressCase(tokens=9, format="k_eden4_v_eden4", head_dim=192, value_dim=128),
+    LatentCase(lengths=(100, 3), rows=2, heads=4, stays_rotated=True),
+    LatentCase(lengths=(100, 3), rows=2, heads=16, dtype=DType.F16, is_rotated=True),
 )
 
 

@@ -1,0 +1,159 @@
+"""Decode over caches whose values have fewer elements than keys, and over latents (MLA), next to attention in bf16.
+
+    python benchmarks/cache_dims.py --fa3-so _vllm_fa3_C.abi3.so
+    python benchmarks/cache_dims.py --cpu
+
+One query row a sequence. Each size is checked first: gemmill's output against exact attention over the restored vectors, by a relative
+error of 2^-6 at most. Then all sides are timed in turns, by CUDA graphs over copies that do not fit L2, and the median of the rounds is
+printed. torch's SDPA reads keys and values without pages, for latents as one KV head. FlashAttention 3 reads pages of its own.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import gemmill
+from gemmill.tuner.timing import Graph, settle
+
+ROUNDS, PAGE, SEED, SCALE, L2_BYTES, MOST_ERROR = 15, 64, 7, 192**-0.5, 2e8, 2.0**-6
+FEWER = ((8, 16384, 64, 4), (32, 4096, 64, 4), (8, 16384, 16, 8))
+"""Sequences, length, query heads and KV heads, of keys of 192 and values of 128 elements."""
+LATENTS = ((16, 8192, 16), (16, 8192, 128), (1, 32768, 128), (64, 4096, 16))
+"""Sequences, length and query heads."""
+TINY_FEWER, TINY_LATENTS = ((2, 64, 4, 2),), ((2, 64, 16),)
+Call = Callable[[], object]
+
+
+def random(*shape: int, device: str) -> Tensor:
+    """Normally distributed values, bf16."""
+    return torch.randn(shape, dtype=torch.float32, device=device).bfloat16()
+
+
+def exact(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of q [heads, d] over keys and values [length, KV heads, d] in float64."""
+    group = q.shape[0] // keys.shape[1]
+    keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
+    weights = (torch.einsum("hd,nhd->hn", q.double(), keys) * SCALE).softmax(-1)
+    return torch.einsum("hn,nhd->hd", weights, values)
+
+
+def check(out: Tensor, wanted: Tensor) -> None:
+    """Raise ValueError where an output is farther off than roundings to f16 and bf16 explain."""
+    error = float((out.double() - wanted).norm() / wanted.norm())
+    if not error < MOST_ERROR:
+        raise ValueError(f"the output's relative error is {error:.3g}, expected {MOST_ERROR:.3g} at most")
+
+
+def flash_attention_3(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, latent: Tensor | None = None
+) -> Call:
+    """vLLM's FlashAttention 3 over pages in bf16, q [sequences, heads, d]; of latents, q and keys are rotary parts."""
+    batch, heads, _ = q.shape
+    out = q.new_empty(batch, heads, values.shape[-1])
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+    sizes = (starts, None, None, None, lengths, 1, table.shape[1] * PAGE, table)
+    chosen = (None, 0, None, 0, None, 1, 0, None)
+    arguments = (None, None, latent, out, *sizes, *(None,) * 8, SCALE, True, -1, -1, 0.0, True, *chosen)
+    return partial(torch.ops._vllm_fa3_C.fwd, q, keys, values, *arguments)
+
+
+def fewer(batch: int, length: int, heads: int, kv_heads: int, device: str, *, has_fa3: bool) -> dict[str, Call]:
+    """The sides of one copy, gemmill's checked."""
+    keys, values = (random(batch * length, kv_heads, d, device=device) for d in (192, 128))
+    pages = batch * length // PAGE
+    cache = torch.zeros(pages, kv_heads, PAGE, (192 + 128) // 2 + 4, dtype=torch.uint8, device=device)
+    slots = torch.arange(batch * length, device=device)
+    gemmill.kv_compress(cache, keys, values, slots, seed=SEED)
+    table = torch.arange(pages, dtype=torch.int32, device=device).reshape(batch, -1)
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+    q = random(batch, 1, heads, 192, device=device)
+    options = {"scale": SCALE, "seed": SEED, "value_dim": 128}
+    call = partial(gemmill.kv_decode_attention, q, cache, table, lengths, **options)
+    restored = gemmill.kv_decompress(cache, slots[:length], 192, seed=SEED, value_dim=128)
+    check(call()[0][0, 0], exact(q[0, 0], *restored))
+    plain = [x.unflatten(0, (batch, length)).transpose(1, 2) for x in (keys, values)]
+    sdpa = partial(scaled_dot_product_attention, q.transpose(1, 2), *plain, scale=SCALE, enable_gqa=True)
+    sides: dict[str, Call] = {"gemmill 4 bits": call, "sdpa bf16": sdpa}
+    if has_fa3:
+        paged = [x.unflatten(0, (pages, PAGE)) for x in (keys, values)]
+        sides["fa3 bf16"] = flash_attention_3(q[:, 0], *paged, table, lengths)
+    return sides
+
+
+def latents(batch: int, length: int, heads: int, device: str, *, has_fa3: bool) -> dict[str, Call]:
+    """The same of latents."""
+    whole = random(batch * length, 1, 576, device=device)
+    latent, rotary = whole[..., :512].contiguous(), whole[..., 512:].contiguous()
+    pages = batch * length // PAGE
+    cache = torch.zeros(pages, PAGE, 400, dtype=torch.uint8, device=device)
+    packed, of_rotary = gemmill.latent_cache(cache)
+    gemmill.kv_compress_keys(packed, latent, format="eden4", seed=SEED)
+    of_rotary.copy_(rotary[:, 0])
+    table = torch.arange(pages, dtype=torch.int32, device=device).reshape(batch, -1)
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+    q = random(batch, 1, heads, 576, device=device)
+    call = partial(gemmill.kv_latent_attention, q, cache, table, lengths, scale=SCALE, seed=SEED)
+    restored = gemmill.kv_decompress_keys(packed[:length], 512, format="eden4", seed=SEED)
+    check(call()[0][0, 0], exact(q[0, 0], torch.cat((restored, rotary[:length]), -1), restored))
+    k = whole.unflatten(0, (batch, length)).transpose(1, 2)
+    sdpa = partial(scaled_dot_product_attention, q.transpose(1, 2), k, k[..., :512], scale=SCALE, enable_gqa=True)
+    sides: dict[str, Call] = {"gemmill 4 bits": call, "sdpa bf16": sdpa}
+    if has_fa3:
+        paged = [x.unflatten(0, (pages, PAGE)) for x in (rotary, latent)]
+        queries = q[:, 0, :, 512:].contiguous(), q[:, 0, :, :512].contiguous()
+        sides["fa3 bf16"] = flash_attention_3(queries[0], *paged, table, lengths, queries[1])
+    return sides
+
+
+def timed(copies: Sequence[dict[str, Call]]) -> dict[str, float | str]:
+    """Microseconds of each side, or why it has none."""
+    graphs: dict[str, Graph] = {}
+    found: dict[str, float | str] = {}
+    for name in copies[0]:
+        try:
+            graphs[name] = Graph([copy[name] for copy in copies])
+        except (RuntimeError, NotImplementedError, torch.OutOfMemoryError) as error:
+            found[name] = str(error).splitlines()[0][:80]
+    rounds = [{name: graph.round() for name, graph in graphs.items()} for _ in range(ROUNDS)]
+    return found | {name: round(median(each[name] for each in rounds), 1) for name in graphs}
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Print a row for each size. Return 1 where an output is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--fa3-so", metavar="PATH", help="vLLM's _vllm_fa3_C.abi3.so")
+    parser.add_argument("--cpu", action="store_true", help="only check small sizes, by the references")
+    told = parser.parse_args(given)
+    device, wrong = "cpu" if told.cpu else "cuda", 0
+    if told.fa3_so:
+        torch.ops.load_library(told.fa3_so)
+    lists = (
+        (fewer, "192 and 128", TINY_FEWER if told.cpu else FEWER, 164),
+        (latents, "latents", TINY_LATENTS if told.cpu else LATENTS, 400),
+    )
+    for make, name, sizes, token_bytes in lists:
+        for size in sizes:
+            own_bytes = token_bytes * size[0] * size[1] * (size[3] if len(size) > 3 else 1)
+            count = 1 if told.cpu else min(8, 1 + int(L2_BYTES // own_bytes))
+            try:
+                copies = [make(*size, device, has_fa3=bool(told.fa3_so)) for _ in range(count)]
+            except (ValueError, RuntimeError) as error:
+                print(name, *size, f"wrong: {str(error).splitlines()[0]}", flush=True)
+                wrong = 1
+                continue
+            if told.cpu:
+                print(name, *size, "right", flush=True)
+                continue
+            settle(copies[0]["gemmill 4 bits"])
+            print(name, *size, timed(copies), f"bytes {own_bytes / 4.2e6:.1f} us", flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
