@@ -371,7 +371,9 @@ def test_a_platform_with_a_manager_of_its_own_keeps_it(platform) -> None:
         ("0", (), True, []),
     ],
 )
-def test_vllms_ops_quantise_unless_a_user_says_otherwise(platform, monkeypatch, setting, custom, quantised, wanted) -> None:
+def test_vllms_ops_quantise_unless_a_user_says_otherwise(
+    platform, monkeypatch, setting, custom, quantised, wanted
+) -> None:
     fusion.put_before()
     if setting is not None:
         monkeypatch.setenv("GEMMILL_VLLM_OPS", setting)
