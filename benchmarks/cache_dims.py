@@ -4,15 +4,18 @@
     python benchmarks/cache_dims.py --cpu
 
 One query row a sequence. Each size is checked first: gemmill's output against exact attention over the restored vectors, by a relative
-error of 2^-6 at most. Then all sides are timed in turns, by CUDA graphs over copies that do not fit L2, and the median of the rounds is
-printed. torch's SDPA reads keys and values without pages, for latents as one KV head. FlashAttention 3 reads pages of its own.
+error of 2^-6 at most. Then all sides are timed in turns, by CUDA graphs over copies that do not fit L2; the medians of the rounds are
+printed, and written as JSON. torch's SDPA reads keys and values without pages, for latents as one KV head. FlashAttention 3 reads pages of its own.
 """
 
 import argparse
+import datetime
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +23,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import gemmill
 from gemmill.tuner.timing import Graph, settle
+from harness import devices
+from harness.written import write_json
 
+RESULTS = Path(__file__).resolve().parent / "results"
 ROUNDS, PAGE, SEED, SCALE, L2_BYTES, MOST_ERROR = 15, 64, 7, 192**-0.5, 2e8, 2.0**-6
 FEWER = ((8, 16384, 64, 4), (32, 4096, 64, 4), (8, 16384, 16, 8))
 """Sequences, length, query heads and KV heads, of keys of 192 and values of 128 elements."""
@@ -129,8 +135,12 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--fa3-so", metavar="PATH", help="vLLM's _vllm_fa3_C.abi3.so")
     parser.add_argument("--cpu", action="store_true", help="only check small sizes, by the references")
+    parser.add_argument("--out-dir", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="cache-dims", help="file name of the results, without suffix")
+    parser.add_argument("--commit", help="of sources in no checkout")
     told = parser.parse_args(given)
     device, wrong = "cpu" if told.cpu else "cuda", 0
+    rows: list[dict[str, Any]] = []
     if told.fa3_so:
         torch.ops.load_library(told.fa3_so)
     lists = (
@@ -151,7 +161,18 @@ def main(given: Sequence[str] | None = None) -> int:
                 print(name, *size, "right", flush=True)
                 continue
             settle(copies[0]["gemmill 4 bits"])
-            print(name, *size, timed(copies), f"bytes {own_bytes / 4.2e6:.1f} us", flush=True)
+            rows.append({"cache": name, "size": size, "cache_bytes": own_bytes, "us": timed(copies)})
+            print(name, *size, rows[-1]["us"], f"cache {own_bytes / 1e6:.1f} MB", flush=True)
+    if not told.cpu:
+        record = {
+            "schema_version": 1,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "environment": devices.environment(),
+            "commit": told.commit or devices.commit_of(Path(__file__).parent),
+            "rounds": ROUNDS,
+            "rows": rows,
+        }
+        write_json(record, told.out_dir / f"{told.name}.json")
     return wrong
 
 
