@@ -1,7 +1,8 @@
-"""No circle of imports, and no function that is longer than a page."""
+"""No circle of imports, no include of another family, and no function that is longer than a page."""
 
 import ast
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -99,3 +100,31 @@ def test_no_function_is_longer_than_a_page() -> None:
     assert long_functions(ast.parse(body)) == ["f"]
     assert long_functions(ast.parse(body.removesuffix("    pass\n"))) == []
     assert long_functions(ast.parse("@cute.kernel\n" + body)) == []
+
+
+SHARED = {"coding", "core", "emulation", "extension", "gemm"}
+"""Folders of kernels/ that belong to no family."""
+INCLUDE = re.compile(r'^\s*#\s*include "(\w+)/', re.MULTILINE)
+
+
+def abroad(folder: Path, rooms: set[str]) -> list[str]:
+    """Files below a family's folder of kernels or templates, or a shared one, that include a header of another family."""
+    own = SHARED if folder.name in SHARED else SHARED | {folder.name}
+    return [
+        f"{path.relative_to(folder.parent)} includes {room}/"
+        for path in sorted(folder.rglob("*.*"))
+        for room in INCLUDE.findall(path.read_text(encoding="utf-8"))
+        if room in rooms - own
+    ]
+
+
+def test_no_family_includes_another() -> None:
+    rooms = {folder.name for folder in (ROOT / "kernels").iterdir() if folder.is_dir()}
+    folders = [folder for part in ("kernels", "templates") for folder in (ROOT / part).iterdir() if folder.is_dir()]
+    assert [line for folder in folders for line in abroad(folder, rooms)] == []
+
+
+def test_an_include_of_another_family_is_found(tmp_path: Path) -> None:
+    (tmp_path / "moe").mkdir()
+    (tmp_path / "moe" / "a.cuh").write_text('#include "moe/b.cuh"\n#include "core/c.h"\n#include "quant/d.cuh"\n')
+    assert abroad(tmp_path / "moe", {"moe", "core", "quant"}) == ["moe/a.cuh includes quant/"]
