@@ -25,7 +25,7 @@ from torch import Tensor
 
 import gemmill
 from gemmill.families.scaled_mm.cases.measured import GemmMaker, GemmOperands
-from gemmill.families.scaled_mm.sweep import Op
+from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.manifest import ManifestError
 from gemmill.numerics.measured import ROTATED_BYTES
 from gemmill.tuner.device import now
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes = DRY_SIZES if dry else {"n": n, "k": k}
         for m in options.rows:
             if time.perf_counter() < deadline:
-                layer = layer_of(makers[0], workload_of(Op.FP8_GROUPS_32, {"m": m} | sizes))
+                layer = layer_of(makers[0], workload_of(MeasuredOp.FP8_GROUPS_32, {"m": m} | sizes))
                 rows.append(record_of(f"{n} x {k}", m, measure(layer, contenders, timer, METHOD)))  # type: ignore[arg-type]
     for kind in () if options.no_experts else (FINE, "bf16"):
         for m in options.rows:

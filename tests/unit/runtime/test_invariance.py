@@ -191,7 +191,7 @@ def test_what_follows_from_the_batch_promises_nothing():
     by_batch = {(str(c.scaling), c.vllm) for c in configs("quant") if quant.tuning.order(c) is None}
     assert by_batch == {("tensor", False), ("tensor", True), ("rmsgroup", True), ("rmsstatic", True)}
     of_cache = {str(c.kind): cache.tuning.order(c) for c in configs("kv_cache") if not c.slices}
-    assert {name for name, order in of_cache.items() if order is None} == {"decode", "attend"}
+    assert {name for name, order in of_cache.items() if order is None} == {"decode", "attend", "latent"}
     assert {c.slices for c in configs("kv_cache") if c.attends and cache.tuning.order(c) is None} == {0}
 
 
