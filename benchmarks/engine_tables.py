@@ -1,4 +1,4 @@
-"""The tables of docs/engine.md, made of benchmarks/results/engine-*.json, which benchmarks/engine.py writes.
+"""The tables of docs/engine.md, made of benchmarks/results/engine-*.json, packed or not, which benchmarks/engine.py writes.
 
     python benchmarks/engine_tables.py
 
@@ -175,15 +175,18 @@ def _between(text: str, begin: str, end: str, body: str) -> str:
 
 def committed() -> list[tuple[str, Json]]:
     """The committed results, by their names."""
-    return [(path.relative_to(ROOT).as_posix(), read_result(path)) for path in sorted(RESULTS.glob("engine-*.json"))]
+    found = {path: read_result(path) for path in RESULTS.glob("engine-*.json")} | _packed("engine-*.json.xz")
+    return [(path.relative_to(ROOT).as_posix(), found[path]) for path in sorted(found)]
 
 
 def tried() -> list[tuple[str, Json]]:
     """The results of switches, by their names."""
-    return [
-        (path.relative_to(ROOT).as_posix(), json.loads(lzma.decompress(path.read_bytes())))
-        for path in sorted(RESULTS.glob("switches-engine-*.json.xz"))
-    ]
+    found = _packed("switches-engine-*.json.xz")
+    return [(path.relative_to(ROOT).as_posix(), found[path]) for path in sorted(found)]
+
+
+def _packed(pattern: str) -> dict[Path, Json]:
+    return {path: json.loads(lzma.decompress(path.read_bytes())) for path in RESULTS.glob(pattern)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
