@@ -26,8 +26,8 @@ def whole_call(op: OpSchema, device: torch.device | str = "cpu") -> Call:
 
 @cache
 def _drawn(op: OpSchema) -> LegalCall:
-    """The first call of as many tensors as one can have, with a tensor of bfloat16 where the op takes one, and of whole 16 bytes:
-    every build has variants for that."""
+    """The first call of as many tensors as one can have, with a tensor of bfloat16 where the op takes one, of whole 16 bytes, and of
+    4 bits where formats have some: every build has variants for that."""
     calls = [draw_call(op.name, 1, index, CPU_LIMITS)[0] for index in range(500)]
     most = max(len(call.slots) for call in calls)
     whole = [call for call in calls if len(call.slots) == most and all(s.numel for s in call.slots.values())]
@@ -37,6 +37,7 @@ def _drawn(op: OpSchema) -> LegalCall:
             torch.bfloat16 in {x.dtype for x in call.slots.values()},
             all(x.row_stride >= x.columns or x.column_stride >= x.rows for x in call.slots.values()),
             _is_aligned(call),
+            str(call.plain.get("format", "")).count("4"),
             min((min(x.shape) for x in call.slots.values() if x.dtype.itemsize == 1 and len(x.shape) == 2), default=0),
         ),
     )
