@@ -12,6 +12,7 @@ says how far gemmill's has to. Needs vLLM, an installed wheel of gemmill and a G
 
 import argparse
 import datetime
+import json
 import os
 import random
 import sys
@@ -115,13 +116,23 @@ def started(model: Model, given: str, options: argparse.Namespace, stack: ExitSt
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
     sides = []
     for name, setting in settings.items():
-        given_arguments = arguments(model, given, options, folder / "model") | setting
+        given_arguments = _joined(arguments(model, given, options, folder / "model"), setting)
         side = Side(name, given_arguments, folder / name)
         stack.callback(side.stop)
         sides.append(side)
         if options.one_at_a_time:
             _first_answer(side, row)
     return row, sides
+
+
+def _joined(arguments: Json, setting: Json) -> Json:
+    """The arguments with a setting; of two objects, both ones' fields."""
+    both = {
+        name: arguments[name] | value
+        for name, value in setting.items()
+        if isinstance(value, dict) and name in arguments
+    }
+    return arguments | setting | both
 
 
 def measured(row: Json, sides: Sequence[Side], options: argparse.Namespace) -> Json:
@@ -275,7 +286,12 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--together", action="store_true", help="start the engines of all models at once, if the GPU has the memory"
     )
     parser.add_argument(
-        "--other", action="append", default=[], type=_setting, metavar="SETTING=VALUE", help="of vLLM's LLM"
+        "--other",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="SETTING=VALUE",
+        help="of vLLM's LLM, objects as JSON",
     )
     parser.add_argument("--commit", help="of sources in no checkout")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
@@ -288,11 +304,16 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def _setting(text: str) -> tuple[str, str]:
+def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a setting and its value, as linear_backend=triton")
-    return name, value
+    if not value.startswith(("{", "[")):
+        return name, value
+    try:
+        return name, json.loads(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: its value is no JSON, {error}") from None
 
 
 if __name__ == "__main__":

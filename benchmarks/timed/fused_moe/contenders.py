@@ -158,7 +158,7 @@ def _coded(x: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True, kw_only=True)
 class VllmTriton(_Timed):
     """vLLM's fused_moe_kernel, read from its file, with the kernels that vLLM calls around it: codes, sorting, activation, codes, sum.
-    Tile sizes are those of the JSON file of this layer and device next to it."""
+    Tile sizes are those of the JSON file of this layer and device next to it; FP8 in blocks without a file has vLLM's default."""
 
     name: str
     source: Path
@@ -166,15 +166,13 @@ class VllmTriton(_Timed):
     loosely = True
 
     def takes(self, workload: ExpertsWorkload) -> bool:
-        """Whether there are sizes of tiles for it; for blocks of 32, of which vLLM has no files, those are its default."""
-        return workload.kind == FINE or (
-            (workload.grouped or workload.kind == "bf16") and self._sizes(workload).is_file()
-        )
+        """Whether scales are of blocks, or vLLM has a file of tile sizes for the layer in bf16."""
+        return bool(workload.group_size) or (workload.kind == "bf16" and self._sizes(workload).is_file())
 
     def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         p = operands.workload
-        if p.kind == FINE:
+        if p.kind == FINE or not self._sizes(p).is_file():
             return partial(self._layer, _kernel(self.source), _default_sizes(p), operands, operands.ids[i])
         sizes = json.loads(self._sizes(p).read_text())
         nearest = min((int(m) for m in sizes if m.isdigit()), key=lambda m: abs(m - p.tokens))

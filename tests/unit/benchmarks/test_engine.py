@@ -399,3 +399,24 @@ def test_a_setting_needs_a_value(capsys):
     with pytest.raises(SystemExit):
         program.parse(["llama-3.1-8b-fp8", "--other", "triton"])
     assert "'triton': expected a setting and its value, as linear_backend=triton" in capsys.readouterr().err
+
+
+def test_a_setting_of_the_third_engine_may_be_an_object() -> None:
+    given = [
+        "llama-3.1-8b-fp8",
+        "--other",
+        "linear_backend=triton",
+        "--other",
+        'compilation_config={"custom_ops": ["+quant_fp8"]}',
+    ]
+    other = dict(program.parse(given).other)
+    assert other == {"linear_backend": "triton", "compilation_config": {"custom_ops": ["+quant_fp8"]}}
+    joined = program._joined({"seed": 0, "compilation_config": {"cudagraph_capture_sizes": [1]}}, other)
+    assert joined["compilation_config"] == {"cudagraph_capture_sizes": [1], "custom_ops": ["+quant_fp8"]}
+    assert joined["linear_backend"] == "triton" and joined["seed"] == 0
+
+
+def test_a_setting_of_broken_json_is_refused(capsys) -> None:
+    with pytest.raises(SystemExit):
+        program.parse(["llama-3.1-8b-fp8", "--other", "compilation_config={custom_ops"])
+    assert "its value is no JSON" in capsys.readouterr().err
